@@ -1,0 +1,99 @@
+/**
+ * Configuration: validated at start, unknown keys refused. A service reads it from `--config FILE` (JSON) or, under
+ * the supervisor, from the environment variable KVTIER_CONFIG (the same JSON).
+ */
+import { readFileSync } from 'node:fs';
+import { KvError } from '@kvtier/errors';
+import { z } from 'zod';
+
+const bytes = z.number().int().positive();
+const logLevel = z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info');
+
+export const cacheNodeSchema = z.strictObject({
+  /** Unix socket of the session link. */
+  socketPath: z.string().min(1),
+  /** Everything persistent of this node; one node at a time (locked). */
+  dataDir: z.string().min(1),
+  arena: z.strictObject({
+    bytes: bytes.min(1 << 20),
+    /** Folder of the shared-memory file. */
+    dir: z.string().default('/dev/shm'),
+  }),
+  /** null: no disk tier. */
+  disk: z
+    .strictObject({
+      bytes: bytes.min(8 << 20),
+      ioBackend: z.enum(['auto', 'io_uring', 'threads']).default('auto'),
+      segmentBytes: bytes.optional(),
+    })
+    .nullable(),
+  logLevel,
+});
+export type CacheNodeConfig = z.infer<typeof cacheNodeSchema>;
+
+export const engineWorkerSchema = z.strictObject({
+  modelDir: z.string().min(1),
+  servedName: z.string().min(1),
+  /** gRPC address, "unix:/path" or "127.0.0.1:port". */
+  listen: z.string().min(1),
+  /** Unix socket of the cache node; null: no tier. */
+  cacheNodeSocket: z.string().min(1).nullable(),
+  blockTokens: z.number().int().min(1).max(256).default(16),
+  /** Bytes of the engine's own KV block pool. */
+  kvBytes: bytes,
+  maxStepTokens: z.number().int().min(16).default(512),
+  maxSequences: z.number().int().min(1).default(64),
+  /** Requests that may wait; more are refused with BUSY. */
+  maxWaiting: z.number().int().min(1).default(1024),
+  threads: z.number().int().min(1).optional(),
+  hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
+  /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
+  hashSeed: z.string().default('vllm-none-hash'),
+  loadDeadlineMs: z.number().int().min(1).default(5000),
+  logLevel,
+});
+export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
+
+export const coordinatorSchema = z.strictObject({
+  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
+  port: z.number().int().min(0).max(65535),
+  /** gRPC address of the engine worker. */
+  engine: z.string().min(1),
+  logLevel,
+});
+export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
+
+/** One line for the first problem, with its path; KvError CONFIG. */
+export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: string): T {
+  const result = schema.safeParse(value);
+  if (result.success) return result.data;
+  const issue = result.error.issues[0]!;
+  const where = issue.path.length > 0 ? issue.path.join('.') : 'top level';
+  throw new KvError('CONFIG', `${source}: ${where}: ${issue.message}; correct it and start again`);
+}
+
+/** Configuration of a service process, see the head of this file. */
+export function readServiceConfig<T>(schema: z.ZodType<T>, argv = process.argv, env = process.env): T {
+  const flag = argv.indexOf('--config');
+  if (flag !== -1) {
+    const file = argv[flag + 1];
+    if (!file) throw new KvError('CONFIG', 'command line: --config needs a file name');
+    let text: string;
+    try {
+      text = readFileSync(file, 'utf8');
+    } catch (error) {
+      throw new KvError('CONFIG', `${file}: cannot be read (${(error as Error).message}); name a readable JSON file`);
+    }
+    return parseConfig(schema, parseJson(text, file), file);
+  }
+  if (env.KVTIER_CONFIG) return parseConfig(schema, parseJson(env.KVTIER_CONFIG, 'KVTIER_CONFIG'), 'KVTIER_CONFIG');
+  throw new KvError('CONFIG', 'command line: no configuration; give --config FILE (JSON)');
+}
+
+function parseJson(text: string, source: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new KvError('CONFIG', `${source}: not valid JSON (${(error as Error).message})`);
+  }
+}

@@ -1,0 +1,67 @@
+/**
+ * What the scheduler sees of the tier. The law here is "never in the way": nothing below throws, and nothing waits
+ * without a deadline. Whatever goes wrong looks like a shorter hit or a store that did not happen.
+ *
+ * Life of a request (after vLLM's KV connector API, made asynchronous throughout):
+ *   match()  asked while the request waits; 'pending' at first, later 'known'; `onWake` of the constructor fires between
+ *   load()   into blocks that the scheduler has allocated; one callback at the end with the count that may be used
+ *   store()  as blocks fill up; the scheduler holds the blocks until the callback
+ *   forget() when the request is gone
+ */
+import type { Buffer } from 'node:buffer';
+
+/** Tokens or blocks by the tier they came from, e.g. {arena: 12, disk: 40}. */
+export type ByTier = Readonly<Record<string, number>>;
+
+export type Match = { readonly state: 'pending' } | { readonly state: 'known'; readonly blocks: number };
+
+export interface LoadResult {
+  /** Blocks that are in the KV cache and verified, from the first of the load on, without a gap. */
+  readonly loaded: number;
+  readonly byTier: ByTier;
+  readonly elapsedUs: number;
+}
+
+export interface Connector {
+  /** A cache node is attached right now. */
+  readonly attached: boolean;
+  /**
+   * How many blocks of the chain, beyond the first `localBlocks` that the engine holds itself, should be loaded. The
+   * planner has already weighed the time to load them against the time to compute them. Ask again while 'pending'.
+   * @param hashes all full-block hashes of the request, packed, in chain order
+   */
+  match(requestId: string, hashes: Buffer, localBlocks: number): Match;
+  /**
+   * Bring `blockIds.length` blocks of the chain, from block `firstBlock` on, into the KV cache.
+   * `onDone` is called exactly once, never from inside this call, at the latest shortly after the deadline; the block
+   * ids belong to the connector until then.
+   */
+  load(
+    requestId: string,
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onDone: (result: LoadResult) => void,
+  ): void;
+  /**
+   * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`. `onReleased` is called
+   * exactly once, never from inside this call, when their bytes are no longer needed.
+   */
+  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void;
+  /** The request ended or was aborted: a match in flight is dropped. A load in flight still calls back. */
+  forget(requestId: string): void;
+  /** How fast this engine computes, for the planner: called after each step that only prefilled. */
+  observePrefill(tokens: number, elapsedUs: number): void;
+  close(): Promise<void>;
+}
+
+/** The connector of an engine that runs without a tier. */
+export const noConnector: Connector = {
+  attached: false,
+  match: () => ({ state: 'known', blocks: 0 }),
+  load: (_id, _hashes, _first, _blocks, onDone) => queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),
+  store: (_hashes, _first, _blocks, onReleased) => queueMicrotask(onReleased),
+  forget: () => {},
+  observePrefill: () => {},
+  close: async () => {},
+};

@@ -1,0 +1,116 @@
+/**
+ * The interface of model execution. `cpu` implements it (and is the reference); `cuda` will.
+ *
+ * The KV cache is paged: `blockCount` blocks of `kv.blockTokens` tokens; one block's bytes are contiguous, laid out
+ * [layer][K,V][kv head][token][head dim], so that one block is one piece of memory for export and import.
+ * Block 0 exists and is never named by a block table (vLLM's null block).
+ *
+ * One step runs at a time, on native threads; copies run beside it. A block named by a copy must not be written by a
+ * step until the copy's promise has settled: the caller holds it.
+ */
+
+/** What the model is; read from config.json and checked against the weights. */
+export interface ModelShape {
+  /** "llama" | "mistral" | "qwen2" | "qwen3" */
+  readonly family: string;
+  readonly vocabSize: number;
+  readonly hiddenSize: number;
+  readonly intermediateSize: number;
+  readonly layers: number;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly maxModelTokens: number;
+  readonly parameters: number;
+}
+
+/** How KV blocks look in memory: equal layouts, and only those, may exchange blocks. */
+export interface KvLayout {
+  readonly layers: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly dtype: 'f32' | 'bf16' | 'f16';
+  readonly blockTokens: number;
+  /** layers × 2 × kvHeads × headDim × blockTokens × bytes per element */
+  readonly blockBytes: number;
+  /** Names the order of dimensions: "layer,kv,head,token,dim". */
+  readonly order: string;
+}
+
+export interface ExecutorOptions {
+  /** A Hugging Face model folder: config.json, *.safetensors. */
+  readonly modelDir: string;
+  readonly blockTokens: number;
+  readonly blockCount: number;
+  /** Worker threads for compute; default: all cores. */
+  readonly threads?: number;
+  /** Upper bounds of one step; buffers are sized by them at start. */
+  readonly maxStepTokens: number;
+  readonly maxStepSequences: number;
+}
+
+/** One forward pass over a batch of sequences: prefill chunks and decodes mixed. All arrays are indexed by sequence. */
+export interface Step {
+  /** New token ids of all sequences, one after another: sum(queryTokens). */
+  readonly tokenIds: Int32Array;
+  /** New tokens per sequence, ≥ 1. */
+  readonly queryTokens: Int32Array;
+  /** Tokens whose KV is already in the sequence's blocks. */
+  readonly computedTokens: Int32Array;
+  /** Block ids, row-major [sequence][blockTableStride]. */
+  readonly blockTables: Int32Array;
+  readonly blockTableStride: number;
+  /** 1: sample a token after the sequence's last new token. 0: a prefill chunk that is not the last. */
+  readonly sample: Uint8Array;
+  /** 0 = greedy. */
+  readonly temperature: Float32Array;
+  /** 0 = off. */
+  readonly topK: Int32Array;
+  /** 1 = off. */
+  readonly topP: Float32Array;
+  /** Seed of this draw: already mixed with the position by the caller, so that a replay draws the same token. */
+  readonly seed: BigUint64Array;
+  /** Also return the logits of the sampled rows (tests, numerics). */
+  readonly wantLogits?: boolean;
+}
+
+export interface StepResult {
+  /** One per sequence; -1 where none was sampled. */
+  readonly tokenIds: Int32Array;
+  /** [sampled rows × vocabSize], only with wantLogits. */
+  readonly logits: Float32Array | null;
+  readonly elapsedUs: number;
+}
+
+export interface Executor {
+  readonly backend: 'cpu' | 'cuda';
+  readonly model: ModelShape;
+  readonly kv: KvLayout;
+  readonly blockCount: number;
+  /** Content digest of the weights and the parts of config.json that change results; part of the namespace. */
+  readonly modelDigest: Uint8Array;
+
+  execute(step: Step): Promise<StepResult>;
+
+  /** Map a cache node's arena for the copies below. Throws if the file is not that arena. */
+  attachArena(path: string, bytes: number, id: bigint): number;
+  /** Unmap after the copies in flight have ended. */
+  detachArena(arena: number): Promise<void>;
+  /**
+   * Copy blocks out of the KV cache into arena payload offsets. Returns the XXH3-64 (seed 0) of each payload, computed
+   * while copying.
+   */
+  exportBlocks(arena: number, blockIds: Int32Array, offsets: Float64Array): Promise<BigUint64Array>;
+  /**
+   * Copy payloads from the arena into blocks of the KV cache. Returns one byte per block: 1 when the bytes that
+   * arrived match the checksum, 0 when not (the block's content is then undefined and must not be used).
+   */
+  importBlocks(
+    arena: number,
+    blockIds: Int32Array,
+    offsets: Float64Array,
+    checksums: BigUint64Array,
+  ): Promise<Uint8Array>;
+
+  close(): Promise<void>;
+}

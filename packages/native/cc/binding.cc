@@ -1,0 +1,12 @@
+// The native data plane as one Node-API module. Each area registers its functions under the names of
+// packages/native/src/binding.ts; nothing is decided here.
+#include "binding.h"
+
+static Napi::Object Init(Napi::Env env, Napi::Object exports) {
+  kvtier::RegisterIdentity(env, exports);
+  kvtier::RegisterArena(env, exports);
+  kvtier::RegisterIo(env, exports);
+  return exports;
+}
+
+NODE_API_MODULE(kvtier_native, Init)

@@ -1,0 +1,10 @@
+#pragma once
+#include <napi.h>
+
+namespace kvtier {
+
+void RegisterIdentity(Napi::Env env, Napi::Object exports);
+void RegisterArena(Napi::Env env, Napi::Object exports);
+void RegisterIo(Napi::Env env, Napi::Object exports);
+
+}  // namespace kvtier

@@ -1,0 +1,88 @@
+/**
+ * The one TypeScript mirror of the native data plane (`packages/native/cc/`). Same names, same order as in the C++
+ * `binding_*.cc` files. The boundary is thin: arguments are validated in TypeScript above it; `null` means absent;
+ * errors are thrown as `Error("CODE: message")` and turned into KvError by the callers (KvError.from).
+ *
+ * Offsets and byte counts are JavaScript numbers (exact below 2^53). Checksums are XXH3-64 with seed 0, as bigint.
+ */
+
+/** A mapped arena. Opaque; closed by `arenaClose` or when collected. */
+export type ArenaHandle = { readonly __arena: never };
+/** An I/O engine with its ring or threads. Opaque. */
+export type IoHandle = { readonly __io: never };
+
+export interface NativeBinding {
+  // -- identity (binding_identity.cc) ---------------------------------------------------------------------------
+  /**
+   * Chained block hashes of a whole prompt in one call.
+   * `algorithm`: 0 sha256 · 1 sha256_cbor · 2 xxhash · 3 xxhash_cbor. `parent`: the root or the last hash so far.
+   * `tokens`: count × blockTokens ids. `extras`: one per block, the extra keys already serialised for this algorithm
+   * (CBOR array or pickle tuple), or null for none; `null` when no block has any.
+   * `out`: receives count × hashBytes bytes. Returns the count.
+   */
+  hashBlocks(
+    algorithm: number,
+    parent: Uint8Array,
+    tokens: Uint32Array,
+    blockTokens: number,
+    extras: (Uint8Array | null)[] | null,
+    out: Uint8Array,
+  ): number;
+  /** One-shot digests: SHA-256 (32 bytes), XXH3-128 (16 bytes big-endian), XXH3-64. */
+  sha256(bytes: Uint8Array): Uint8Array;
+  xxh3_128(bytes: Uint8Array): Uint8Array;
+  xxh3_64(bytes: Uint8Array): bigint;
+
+  // -- arena (binding_arena.cc) ---------------------------------------------------------------------------------
+  /**
+   * Create the shared file at `path` (mode 0600, must not exist), reserve all of `bytes` (posix_fallocate: a full
+   * /dev/shm is an error here, never a SIGBUS later), map it, touch its pages with `threads` threads.
+   * Its first page holds a magic, the format version, `bytes` and a random `id`.
+   */
+  arenaCreate(path: string, bytes: number, threads: number): ArenaHandle;
+  /** Map an existing arena; refuses a wrong magic, size or id. */
+  arenaOpen(path: string, bytes: number, id: bigint): ArenaHandle;
+  arenaId(arena: ArenaHandle): bigint;
+  /** Unmap now. Offsets in flight must have ended. The creator unlinks the file itself. */
+  arenaClose(arena: ArenaHandle): void;
+  /** Copy bytes in and out: headers and tests only, never payloads on a hot path (law 4). */
+  arenaWrite(arena: ArenaHandle, offset: number, bytes: Uint8Array): void;
+  arenaRead(arena: ArenaHandle, offset: number, bytes: number): Buffer;
+  /** Copy within the arena, off the JavaScript thread: `count` pieces of `bytes` each. */
+  arenaCopy(arena: ArenaHandle, sources: Float64Array, targets: Float64Array, bytes: number): Promise<void>;
+  /** XXH3-64 of pieces, off the JavaScript thread. */
+  arenaChecksum(arena: ArenaHandle, offsets: Float64Array, bytes: number): Promise<BigUint64Array>;
+  /** Put bytes from outside into the arena and back, with checksums: the reference path of `bench arena`. */
+
+  // -- files (binding_io.cc) ------------------------------------------------------------------------------------
+  /** flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED. */
+  lockFile(path: string): number;
+  unlock(lock: number): void;
+  /** Credentials of the process at the other end of a Unix socket. */
+  peerCredentials(fd: number): { pid: number; uid: number };
+
+  /**
+   * An asynchronous O_DIRECT reader and writer between files and one arena. `backend` "auto" takes io_uring (registered
+   * arena memory, registered files) where the kernel allows it, else "threads".
+   * `onComplete` is called on the JavaScript thread with parallel arrays, many completions at a time:
+   * tags as given, and results: bytes moved, or a negative errno, or -EBADMSG (-74) when `verify` failed.
+   */
+  ioOpen(
+    arena: ArenaHandle,
+    options: { backend: 'auto' | 'io_uring' | 'threads'; depth: number; ioBytes: number },
+    onComplete: (tags: Float64Array, results: Float64Array) => void,
+  ): IoHandle;
+  /** Which backend it became, and why not io_uring ("" if it is). */
+  ioBackend(io: IoHandle): { backend: 'io_uring' | 'threads'; reason: string };
+  /** Open a file for O_DIRECT I/O; returns a file number of this engine. `create` preallocates `bytes`. */
+  ioOpenFile(io: IoHandle, path: string, options: { create: boolean; bytes: number }): number;
+  ioCloseFile(io: IoHandle, file: number): void;
+  /**
+   * Submit operations, one row of 6 numbers each: [tag, kind (0 read, 1 write), file, fileOffset, arenaOffset, bytes].
+   * All 4096-aligned. Adjacent rows that continue each other in the file travel as one vectored I/O; rows larger than
+   * `ioBytes` are split. Rows complete singly. Returns at once.
+   */
+  ioSubmit(io: IoHandle, rows: Float64Array): void;
+  /** Waits for everything in flight, then frees the engine. */
+  ioClose(io: IoHandle): Promise<void>;
+}

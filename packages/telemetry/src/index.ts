@@ -1,0 +1,2 @@
+export { createLogger, type Logger } from './log.ts';
+export { runService, type RunningService } from './service.ts';
