@@ -1,0 +1,28 @@
+export { FrameReader, maxFrameBytes, maxPendingBytes, writeFrame } from './frame.ts';
+export { KvFailure } from './generated/kvtier/v1/errors.ts';
+export {
+  Abort,
+  Attach,
+  Attached,
+  ClientFrame,
+  Commit,
+  Done,
+  Load,
+  LoadDone,
+  Lookup,
+  LookupResult,
+  Pin,
+  Ready,
+  Release,
+  Reserve,
+  Reserved,
+  ReserveStatus,
+  ServerFrame,
+  StatsRequest,
+  StatsResult,
+  TierSpan,
+  TierStats,
+  Unpin,
+} from './generated/kvtier/v1/session.ts';
+/** The version that `Attach.protocol` carries. */
+export const sessionProtocol = 1;
