@@ -1,0 +1,199 @@
+/**
+ * gRPC, for what crosses hosts and for administration (never KV bytes, never the session link): start and stop a
+ * server, and carry a KvError through a status without losing its code.
+ *
+ * Invariants: a Unix socket is mode 0600 from its first instant; a socket that a live server answers on is never
+ * replaced (LOCKED), one that a dead server left behind is. Every status that we send carries the whole KvFailure in
+ * the metadata key `kvtier-failure-bin`; a status from elsewhere maps to the nearest code.
+ */
+import { unlinkSync } from 'node:fs';
+import { createConnection } from 'node:net';
+import {
+  type ChannelOptions,
+  credentials,
+  type handleUnaryCall,
+  logVerbosity,
+  Metadata,
+  Server,
+  ServerCredentials,
+  type ServiceError,
+  setLogVerbosity,
+  status,
+} from '@grpc/grpc-js';
+import { codes, KvError, type KvErrorCode } from '@kvtier/errors';
+import { KvFailure } from './generated/kvtier/v1/errors.ts';
+
+export * from './generated/kvtier/v1/engine.ts';
+export { KvFailure } from './generated/kvtier/v1/errors.ts';
+
+/** Prompts travel as token ids: a million of them fit. */
+const maxMessageBytes = 8 << 20;
+const probeTimeoutMs = 1_000;
+const failureKey = 'kvtier-failure-bin';
+
+// Whatever the library would print reaches us as an error as well, and is reported there, once and in our words.
+setLogVerbosity(logVerbosity.NONE);
+
+export const channelOptions: ChannelOptions = {
+  'grpc.max_receive_message_length': maxMessageBytes,
+  'grpc.max_send_message_length': maxMessageBytes,
+  // A restarted worker is found again within a second.
+  'grpc.initial_reconnect_backoff_ms': 50,
+  'grpc.max_reconnect_backoff_ms': 1_000,
+};
+
+/** What a client needs to reach `address`: plain text, since only loopback and Unix sockets are served so far. */
+export const clientCredentials = () => credentials.createInsecure();
+
+/** The `deadline` of a call that may take `ms` milliseconds from now. */
+export const deadlineAfter = (ms: number): Date => new Date(Date.now() + ms);
+
+export interface RunningGrpcServer {
+  /** As given, with the port that was chosen for port 0. */
+  readonly address: string;
+  /** Ends new calls, gives running ones `graceMs` to finish, then cuts them. */
+  close(graceMs?: number): Promise<void>;
+}
+
+/**
+ * Serve `addServices` at "unix:/path" or "host:port".
+ * @throws KvError LOCKED when a live server holds the address, IO when the system refuses it
+ */
+export async function startGrpcServer(
+  address: string,
+  addServices: (server: Server) => void,
+): Promise<RunningGrpcServer> {
+  const path = address.startsWith('unix:') ? address.slice('unix:'.length) : undefined;
+  if (path !== undefined) await replaceStaleSocket(path);
+  const server = new Server(channelOptions);
+  addServices(server);
+  // The umask, not a chmod afterwards: there must be no instant at which another user can connect.
+  const umask = path === undefined ? undefined : process.umask(0o177);
+  let port: number;
+  try {
+    port = await new Promise<number>((resolve, reject) =>
+      server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
+        error ? reject(error) : resolve(bound),
+      ),
+    );
+  } catch (error) {
+    server.forceShutdown();
+    const message = (error as Error).message;
+    if (message.includes('EADDRINUSE')) {
+      throw new KvError('LOCKED', `${address}: already in use by another process; choose another address or stop it`);
+    }
+    throw new KvError('IO', `${address}: cannot listen (${message}); check the folder, its permissions and the port`);
+  } finally {
+    if (umask !== undefined) process.umask(umask);
+  }
+  return {
+    address: path === undefined ? address.replace(/:0$/, `:${port}`) : address,
+    close: (graceMs = 1_000) =>
+      new Promise((resolve) => {
+        const timer = setTimeout(() => server.forceShutdown(), graceMs);
+        server.tryShutdown(() => {
+          clearTimeout(timer);
+          resolve();
+        });
+      }),
+  };
+}
+
+async function replaceStaleSocket(path: string): Promise<void> {
+  const socket = createConnection(path);
+  const outcome = await new Promise<string>((resolve) => {
+    socket.setTimeout(probeTimeoutMs, () => resolve('live')); // its backlog is full: somebody is there
+    socket.once('connect', () => resolve('live'));
+    socket.once('error', (error: NodeJS.ErrnoException) => resolve(error.code ?? 'unknown'));
+  });
+  socket.destroy();
+  if (outcome === 'live') {
+    throw new KvError('LOCKED', `${path}: another process serves this socket; stop it or choose another address`);
+  }
+  if (outcome !== 'ECONNREFUSED') return; // nothing there; what is wrong otherwise, listening will say
+  unlinkSync(path);
+}
+
+const statusOf: Readonly<Record<KvErrorCode, status>> = {
+  CONFIG: status.FAILED_PRECONDITION,
+  MODEL: status.FAILED_PRECONDITION,
+  REQUEST: status.INVALID_ARGUMENT,
+  TOO_LONG: status.OUT_OF_RANGE,
+  CANCELLED: status.CANCELLED,
+  BUSY: status.RESOURCE_EXHAUSTED,
+  DEADLINE: status.DEADLINE_EXCEEDED,
+  CAPACITY: status.RESOURCE_EXHAUSTED,
+  CORRUPT: status.DATA_LOSS,
+  IO: status.INTERNAL,
+  LOCKED: status.ABORTED,
+  PROTOCOL: status.UNIMPLEMENTED,
+  DISCONNECTED: status.UNAVAILABLE,
+  SETUP: status.FAILED_PRECONDITION,
+};
+
+const codeOf: Partial<Record<status, KvErrorCode>> = {
+  [status.INVALID_ARGUMENT]: 'REQUEST',
+  [status.OUT_OF_RANGE]: 'TOO_LONG',
+  [status.CANCELLED]: 'CANCELLED',
+  [status.RESOURCE_EXHAUSTED]: 'BUSY',
+  [status.DEADLINE_EXCEEDED]: 'DEADLINE',
+  [status.DATA_LOSS]: 'CORRUPT',
+  [status.ABORTED]: 'LOCKED',
+  [status.UNIMPLEMENTED]: 'PROTOCOL',
+  [status.UNAVAILABLE]: 'DISCONNECTED',
+  [status.FAILED_PRECONDITION]: 'SETUP',
+};
+
+export function toFailure(thrown: unknown): KvFailure {
+  const error = KvError.from(thrown);
+  return { code: error.code, message: error.message, retry: error.retry, tier: error.tier ?? '' };
+}
+
+/** A failure that a peer sent. A code of a newer version than ours becomes IO, its name kept in the message. */
+export function fromFailure(failure: KvFailure): KvError {
+  const known = Object.hasOwn(codes, failure.code);
+  return new KvError(
+    known ? (failure.code as KvErrorCode) : 'IO',
+    known ? failure.message : `${failure.code}: ${failure.message}`,
+    { retry: failure.retry, ...(failure.tier === '' ? {} : { tier: failure.tier }) },
+  );
+}
+
+/** Any thrown value as the status that a gRPC handler answers with. */
+export function toStatus(thrown: unknown): Pick<ServiceError, 'code' | 'details' | 'metadata'> {
+  const failure = toFailure(thrown);
+  const metadata = new Metadata();
+  metadata.set(failureKey, Buffer.from(KvFailure.encode(failure).finish()));
+  return { code: statusOf[failure.code as KvErrorCode], details: failure.message, metadata };
+}
+
+/** The error of a gRPC call as a KvError. */
+export function fromStatus(error: unknown): KvError {
+  if (error instanceof KvError) return error;
+  const { code, details, metadata } = error as Partial<ServiceError>;
+  if (code === undefined) return KvError.from(error);
+  const packed = metadata?.get(failureKey)[0];
+  if (Buffer.isBuffer(packed)) {
+    try {
+      return fromFailure(KvFailure.decode(packed));
+    } catch {
+      // not ours after all: the status itself still says something
+    }
+  }
+  const retry = code === status.UNAVAILABLE || code === status.RESOURCE_EXHAUSTED;
+  return new KvError(codeOf[code] ?? 'IO', details || status[code] || 'unknown status', { retry, cause: error });
+}
+
+/** A unary handler out of an async function; whatever it throws becomes a status. */
+export function unary<Request, Response>(
+  handle: (request: Request) => Promise<Response> | Response,
+): handleUnaryCall<Request, Response> {
+  return (call, callback) => {
+    Promise.resolve()
+      .then(() => handle(call.request))
+      .then(
+        (response) => callback(null, response),
+        (error: unknown) => callback(toStatus(error)),
+      );
+  };
+}
