@@ -11,10 +11,7 @@
 #include <cstring>
 #include <type_traits>
 
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-#include <xxhash.h>
+#include "xxh3.h"
 
 namespace kvtier {
 
