@@ -20,9 +20,11 @@ import {
   setLogVerbosity,
   status,
 } from '@grpc/grpc-js';
-import { codes, KvError, type KvErrorCode } from '@kvtier/errors';
+import { KvError, type KvErrorCode } from '@kvtier/errors';
+import { fromFailure, toFailure } from './failure.ts';
 import { KvFailure } from './generated/kvtier/v1/errors.ts';
 
+export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
 
@@ -143,21 +145,6 @@ const codeOf: Partial<Record<status, KvErrorCode>> = {
   [status.UNAVAILABLE]: 'DISCONNECTED',
   [status.FAILED_PRECONDITION]: 'SETUP',
 };
-
-export function toFailure(thrown: unknown): KvFailure {
-  const error = KvError.from(thrown);
-  return { code: error.code, message: error.message, retry: error.retry, tier: error.tier ?? '' };
-}
-
-/** A failure that a peer sent. A code of a newer version than ours becomes IO, its name kept in the message. */
-export function fromFailure(failure: KvFailure): KvError {
-  const known = Object.hasOwn(codes, failure.code);
-  return new KvError(
-    known ? (failure.code as KvErrorCode) : 'IO',
-    known ? failure.message : `${failure.code}: ${failure.message}`,
-    { retry: failure.retry, ...(failure.tier === '' ? {} : { tier: failure.tier }) },
-  );
-}
 
 /** Any thrown value as the status that a gRPC handler answers with. */
 export function toStatus(thrown: unknown): Pick<ServiceError, 'code' | 'details' | 'metadata'> {

@@ -1,3 +1,4 @@
+export { fromFailure, toFailure } from './failure.ts';
 export { FrameReader, maxFrameBytes, maxPendingBytes, writeFrame } from './frame.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
 export {
