@@ -1,0 +1,258 @@
+/**
+ * What one session holds of the store: slots reserved for writing, leases for reading, pins.
+ *
+ * Life of a slot:   reserve → (engine writes) → commit → visible        or abort → free
+ * Life of a lease:  load → ready … → release
+ *
+ * Invariants: everything here belongs to exactly one session and is bounded; a block becomes visible only by `commit` of
+ * the session that reserved it, never by abort or by a broken connection. After `disconnect` nothing new begins and no
+ * load goes on, but slots that the engine may still be copying stay taken until `end`: the session layer decides when
+ * that is safe.
+ */
+import { KvError } from '@kvtier/errors';
+import type { HashKey } from '@kvtier/identity';
+import { Load, type LoadEvents } from './load.ts';
+import type { NamespaceState } from './namespaces.ts';
+import type { StoreParts } from './store.ts';
+
+export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
+
+export interface Reservation {
+  readonly status: ReserveStatus;
+  /** Offset of the slot's header; undefined unless 'reserved'. */
+  readonly slot: number | undefined;
+}
+
+interface Reserved {
+  readonly hash: HashKey;
+  readonly parent: HashKey | null;
+}
+
+export class Holdings {
+  readonly state: NamespaceState;
+  readonly #parts: StoreParts;
+  readonly #blockTokens: number;
+  readonly #reserved = new Map<number, Reserved>();
+  readonly #loads = new Map<bigint, Load>();
+  /** Pinned blocks and how to cancel the end of their time. */
+  readonly #pins = new Map<HashKey, () => void>();
+  #connected = true;
+  #ended = false;
+
+  constructor(parts: StoreParts, state: NamespaceState, blockTokens: number) {
+    this.#parts = parts;
+    this.state = state;
+    this.#blockTokens = blockTokens;
+  }
+
+  /** Slots or leases are out that an engine's copy may be using. */
+  get holdsSlots(): boolean {
+    return this.#reserved.size > 0 || this.#loads.size > 0;
+  }
+
+  get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number } {
+    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.size };
+  }
+
+  /**
+   * Slots for new blocks of one chain; `parent` precedes the first. What follows a refused block is refused too: without
+   * its parent it could never be found.
+   */
+  reserve(parent: HashKey | null, hashes: readonly HashKey[]): Reservation[] {
+    const { arena, limits, counters, failpoint } = this.#parts;
+    const { namespace, payloadBytes, writing } = this.state;
+    const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
+    let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
+    let before = parent;
+    const out: Reservation[] = [];
+    for (const hash of hashes) {
+      let status: ReserveStatus = 'refused';
+      let slot: number | undefined;
+      if (this.#isHeld(hash)) status = 'held';
+      else if (writing.has(hash)) status = 'busy';
+      else if (refusal === '') {
+        const stranger = arena.get(namespace, hash) !== undefined;
+        if (stranger) refusal = 'other_size';
+        else if (this.#reserved.size >= maxReserved) refusal = 'session_limit';
+        else {
+          slot = arena.allocate(namespace, payloadBytes);
+          if (slot === undefined) refusal = 'no_space';
+        }
+      }
+      if (slot !== undefined) {
+        status = 'reserved';
+        writing.add(hash);
+        this.#reserved.set(slot, { hash, parent: before });
+        failpoint?.('store.reserve.allocated');
+      }
+      if (status === 'refused') counters.add(`reserve.refused.${refusal}`);
+      else counters.add(`reserve.${status}`);
+      out.push({ status, slot });
+      before = hash;
+    }
+    return out;
+  }
+
+  /** The bytes are in place: make the blocks visible and send them down. Returns the count. */
+  commit(slots: readonly number[], checksums: readonly bigint[]): number {
+    const { arena, writeDowns, counters, failpoint } = this.#parts;
+    const { namespace, payloadBytes, writing } = this.state;
+    for (const slot of slots) this.#mustBeReserved(slot, 'commit');
+    failpoint?.('store.commit.before');
+    const published: HashKey[] = [];
+    for (const [index, slot] of slots.entries()) {
+      const { hash, parent } = this.#mustBeReserved(slot, 'commit');
+      this.#reserved.delete(slot);
+      writing.delete(hash);
+      if (arena.get(namespace, hash) !== undefined) {
+        arena.free(slot); // promoted from a lower tier meanwhile
+        counters.add('commit.duplicate');
+        continue;
+      }
+      const checksum = checksums[index]!;
+      arena.publish(namespace, { hash, parent, tokenCount: this.#blockTokens, payloadBytes, checksum }, slot);
+      published.push(hash);
+      failpoint?.('store.commit.published');
+      for (const writeDown of writeDowns) writeDown.add(namespace, hash, payloadBytes);
+    }
+    this.#parts.touch(namespace, published); // parents at least as recent as their children
+    counters.add('commit.blocks', published.length);
+    for (const writeDown of writeDowns) writeDown.pump();
+    return slots.length;
+  }
+
+  /** Give reserved slots back unwritten. Returns the count. */
+  abort(slots: readonly number[]): number {
+    for (const slot of slots) this.#mustBeReserved(slot, 'abort');
+    for (const slot of slots) this.#drop(slot);
+    this.#parts.counters.add('abort.blocks', slots.length);
+    return slots.length;
+  }
+
+  /** Begin to bring a chain into the arena. KvError BUSY beyond the session's loads. `id` is free again after `release`. */
+  load(id: bigint, hashes: readonly HashKey[], deadlineMs: number, events: LoadEvents): void {
+    const { limits, counters } = this.#parts;
+    if (this.#loads.has(id))
+      throw new KvError('PROTOCOL', `load: id ${id} is leased already; use a new id for each load`);
+    if (this.#loads.size >= limits.maxLoads) {
+      counters.add('load.refused.session_limit');
+      throw new KvError('BUSY', `load: this session holds ${limits.maxLoads} loads; release some first`, {
+        retry: true,
+      });
+    }
+    let leased = 0;
+    for (const load of this.#loads.values()) leased += load.leasedBlocks;
+    const maxBlocks = Math.max(0, Math.floor(limits.maxLeasedBytes / this.state.payloadBytes) - leased);
+    const load = new Load(
+      this.state,
+      hashes,
+      { ...this.#parts, maxBlocks },
+      {
+        onReady: events.onReady,
+        onDone: (loaded, reason) => {
+          this.#parts.touch(this.state.namespace, hashes.slice(0, loaded));
+          events.onDone(loaded, reason);
+        },
+      },
+    );
+    this.#loads.set(id, load);
+    counters.add('load.blocks.asked', hashes.length);
+    load.start(Math.min(deadlineMs, limits.maxDeadlineMs));
+  }
+
+  /** End a lease; `corrupt` are indexes into its hashes whose bytes were wrong. Returns false for an unknown lease. */
+  release(id: bigint, corrupt: readonly number[]): boolean {
+    const load = this.#loads.get(id);
+    if (load === undefined) return false;
+    this.#loads.delete(id);
+    load.release();
+    const wrong = corrupt.filter((index) => index < load.hashes.length).map((index) => load.hashes[index]!);
+    if (wrong.length > 0) this.#parts.removeCorrupt(this.state.namespace, wrong);
+    return true;
+  }
+
+  /** Keep blocks of the arena from eviction for a time. Returns how many of `hashes` are kept now. */
+  pin(hashes: readonly HashKey[], ttlMs: number): number {
+    const { arena, limits, clock, counters } = this.#parts;
+    const { namespace, payloadBytes } = this.state;
+    const maxPins = Math.floor(limits.maxPinnedBytes / payloadBytes);
+    let count = 0;
+    for (const hash of hashes) {
+      this.unpin([hash]); // its time begins anew
+      if (arena.get(namespace, hash)?.payloadBytes !== payloadBytes) continue;
+      if (this.#pins.size >= maxPins) {
+        counters.add('pin.refused.session_limit');
+        continue;
+      }
+      arena.pin(namespace, hash);
+      this.#pins.set(
+        hash,
+        clock.after(Math.min(ttlMs, limits.maxPinTtlMs), () => void this.unpin([hash])),
+      );
+      count++;
+    }
+    return count;
+  }
+
+  /** Returns how many of `hashes` were pinned by this session. */
+  unpin(hashes: readonly HashKey[]): number {
+    let count = 0;
+    for (const hash of hashes) {
+      const cancelTimer = this.#pins.get(hash);
+      if (cancelTimer === undefined) continue;
+      cancelTimer();
+      this.#pins.delete(hash);
+      this.#parts.arena.unpin(this.state.namespace, hash);
+      count++;
+    }
+    return count;
+  }
+
+  /** The connection ended: nothing goes on, but slots stay taken (see the head of this file). */
+  disconnect(): void {
+    if (!this.#connected) return;
+    this.#connected = false;
+    this.unpin([...this.#pins.keys()]);
+    for (const load of this.#loads.values()) load.cancel();
+    // Another engine may write these blocks anew, into other slots: this session can no longer commit them.
+    for (const { hash } of this.#reserved.values()) this.state.writing.delete(hash);
+  }
+
+  /** No copy of this session can be under way any more: give everything back. */
+  end(): void {
+    if (this.#ended) return;
+    this.disconnect();
+    this.#ended = true;
+    for (const slot of this.#reserved.keys()) this.#parts.arena.free(slot);
+    this.#reserved.clear();
+    for (const load of this.#loads.values()) load.release();
+    this.#loads.clear();
+    this.#parts.namespaces.release(this.state);
+  }
+
+  #drop(slot: number): void {
+    const { hash } = this.#mustBeReserved(slot, 'abort');
+    this.#reserved.delete(slot);
+    this.state.writing.delete(hash);
+    this.#parts.arena.free(slot);
+  }
+
+  #mustBeReserved(slot: number, call: string): Reserved {
+    const reserved = this.#reserved.get(slot);
+    if (reserved !== undefined) return reserved;
+    throw new KvError(
+      'PROTOCOL',
+      `${call}: the slot at ${slot} is not reserved by this session; commit or abort each slot once`,
+    );
+  }
+
+  #isHeld(hash: HashKey): boolean {
+    const { arena, locate } = this.#parts;
+    const inArena = arena.get(this.state.namespace, hash)?.payloadBytes === this.state.payloadBytes;
+    return inArena || this.state.fetching.has(hash) || locate(this.state, hash) !== undefined;
+  }
+
+  #isKnown(hash: HashKey): boolean {
+    return this.state.writing.has(hash) || this.#isHeld(hash);
+  }
+}

@@ -1,0 +1,50 @@
+/** Every bound of the store, in one place. Bytes are payload bytes. */
+import { invariant } from '@kvtier/errors';
+
+export interface StoreLimits {
+  /** Reserved and not yet committed, one session: an engine that never commits must leave room for the others. */
+  readonly maxReservedBytes: number;
+  /** Leased for reading, one session. */
+  readonly maxLeasedBytes: number;
+  /** Loads that have not ended or are not released, one session. */
+  readonly maxLoads: number;
+  /** Asked from the tiers below and not yet arrived, all sessions. */
+  readonly maxFetchBytes: number;
+  /** One read of a lower tier: large enough for its bandwidth, small enough to share it between loads. */
+  readonly fetchBatchBytes: number;
+  /** Waiting for or in a write to one lower tier; these blocks cannot be evicted from the arena. */
+  readonly maxWriteDownBytes: number;
+  readonly writeDownBatchBytes: number;
+  /** Writes in flight to one tier while nothing is being loaded, and while something is. */
+  readonly writeDownsIdle: number;
+  readonly writeDownsUnderDemand: number;
+  /** Kept by Pin, one session. */
+  readonly maxPinnedBytes: number;
+  readonly maxPinTtlMs: number;
+  readonly maxDeadlineMs: number;
+  /** A read that takes longer is not waited for by new loads: the tier counts as empty until it answers. */
+  readonly stuckReadMs: number;
+  /** What is still queued for lower tiers when the store closes gets this long. */
+  readonly closeDrainMs: number;
+}
+
+export function defaultLimits(arenaBytes: number): StoreLimits {
+  invariant(arenaBytes > 0, 'store limits: an empty arena');
+  const share = (parts: number): number => Math.floor(arenaBytes / parts);
+  return {
+    maxReservedBytes: share(2),
+    maxLeasedBytes: share(2),
+    maxLoads: 256,
+    maxFetchBytes: Math.min(256 << 20, share(4)),
+    fetchBatchBytes: 16 << 20,
+    maxWriteDownBytes: share(2),
+    writeDownBatchBytes: 16 << 20,
+    writeDownsIdle: 4,
+    writeDownsUnderDemand: 1,
+    maxPinnedBytes: share(8),
+    maxPinTtlMs: 600_000,
+    maxDeadlineMs: 60_000,
+    stuckReadMs: 10_000,
+    closeDrainMs: 5_000,
+  };
+}

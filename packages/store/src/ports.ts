@@ -1,0 +1,62 @@
+/**
+ * What the store needs from the world, as constructor arguments: the arena, a clock, a log, a reader of headers. With
+ * fakes of these it runs in a simulation; nothing in this package touches a byte of KV or the wall clock by itself.
+ */
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { Tier } from '@kvtier/tiers';
+
+/** A block that lies in the arena. `slot` is the offset of its header. */
+export interface ArenaBlock {
+  readonly slot: number;
+  readonly payloadBytes: number;
+  /** XXH3-64 of the payload. */
+  readonly checksum: bigint;
+}
+
+/** What a header says beyond the namespace. */
+export interface BlockFields {
+  readonly hash: HashKey;
+  /** null at the root of a chain. */
+  readonly parent: HashKey | null;
+  readonly tokenCount: number;
+  readonly payloadBytes: number;
+  readonly checksum: bigint;
+}
+
+/** The top tier: `ArenaTier` of packages/tiers, or a fake. */
+export interface ArenaTop extends Tier {
+  /** A slot for header + payload, evicting unpinned blocks when there is no free one; undefined: all that is left is pinned. */
+  allocate(namespace: Namespace, payloadBytes: number): number | undefined;
+  /** Give back a slot that was never published. */
+  free(slot: number): void;
+  /** Write the header and make the block visible. */
+  publish(namespace: Namespace, block: BlockFields, slot: number): void;
+  get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined;
+  /** Counted. A block that is removed while pinned is unlisted at once and freed at its last unpin. */
+  pin(namespace: Namespace, hash: HashKey): void;
+  unpin(namespace: Namespace, hash: HashKey): void;
+}
+
+export interface Clock {
+  /** Monotonic microseconds. */
+  nowUs(): number;
+  /** Runs `fn` once after `ms`; the returned function cancels it. */
+  after(ms: number, fn: () => void): () => void;
+}
+
+export const systemClock: Clock = {
+  nowUs: () => performance.now() * 1000,
+  after: (ms, fn) => {
+    const timer = setTimeout(fn, ms);
+    return () => clearTimeout(timer);
+  },
+};
+
+export interface Log {
+  info(fields: object, message: string): void;
+  warn(fields: object, message: string): void;
+  error(fields: object, message: string): void;
+}
+
+/** The header of the object in a slot, as a tier has just verified it. */
+export type ReadHeader = (slot: number) => BlockFields;
