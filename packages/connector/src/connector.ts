@@ -59,7 +59,8 @@ export interface Connector {
 export const noConnector: Connector = {
   attached: false,
   match: () => ({ state: 'known', blocks: 0 }),
-  load: (_id, _hashes, _first, _blocks, onDone) => queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),
+  load: (_id, _hashes, _first, _blocks, onDone) =>
+    queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),
   store: (_hashes, _first, _blocks, onReleased) => queueMicrotask(onReleased),
   forget: () => {},
   observePrefill: () => {},

@@ -25,7 +25,10 @@ test('loads what is near and computes what is far', () => {
   // at 500 µs each it pays
   expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 20_000 }, 0).blocks).toBe(50);
   // a slow span in the middle is crossed when what lies behind it pays for it
-  const crossed = [{ tier: 'disk', count: 1 }, { tier: 'arena', count: 50 }];
+  const crossed = [
+    { tier: 'disk', count: 1 },
+    { tier: 'arena', count: 50 },
+  ];
   expect(p.plan({ spans: crossed, estimatedUs: 3_000 }, 0).blocks).toBe(51);
 });
 

@@ -1,0 +1,53 @@
+/** What the connector did, counted for telemetry. Every outcome that is not a success has a reason. */
+
+export interface ConnectorCounters {
+  /** Sessions that were attached, since the start; more than 1: the node was away in between. */
+  sessions: number;
+  /** Times that a silent node was left alone until it answered again (the circuit breaker opened). */
+  suspensions: number;
+  lookups: number;
+  /** Blocks that lookups found. */
+  heldBlocks: number;
+  /** Of those, blocks that the planner chose to load. */
+  plannedBlocks: number;
+  loads: number;
+  loadedBlocks: number;
+  loadedBytes: number;
+  loadUs: number;
+  stores: number;
+  storedBlocks: number;
+  storedBytes: number;
+  /** By operation and reason, e.g. "load: deadline" or "store: held": loads that fell short, blocks not stored. */
+  readonly reasons: Record<string, number>;
+}
+
+export const newCounters = (): ConnectorCounters => ({
+  sessions: 0,
+  suspensions: 0,
+  lookups: 0,
+  heldBlocks: 0,
+  plannedBlocks: 0,
+  loads: 0,
+  loadedBlocks: 0,
+  loadedBytes: 0,
+  loadUs: 0,
+  stores: 0,
+  storedBlocks: 0,
+  storedBytes: 0,
+  reasons: {},
+});
+
+/** A reason may come from the peer: beyond this many different ones they are counted together. */
+const maxReasons = 64;
+
+export function count(
+  counters: ConnectorCounters,
+  operation: 'lookup' | 'load' | 'store',
+  reason: string,
+  by = 1,
+): void {
+  let name = `${operation}: ${reason}`;
+  const { reasons } = counters;
+  if (!Object.hasOwn(reasons, name) && Object.keys(reasons).length >= maxReasons) name = `${operation}: other`;
+  reasons[name] = (reasons[name] ?? 0) + by;
+}

@@ -1,0 +1,124 @@
+/**
+ * One store: reserve slots for the blocks that the node does not have, copy them out, and only then make them visible.
+ *
+ *      Reserve ──► Reserved ──► exportBlocks ──► bytes no longer needed ──► Commit ──► Done
+ *                     │              └─ failed ──► Abort
+ *                     └─ too late, or nothing to write ──► (Abort) ──► bytes no longer needed
+ *
+ * Invariants: Commit names exactly the slots whose copy has completed, with the checksums computed while copying; every
+ * other slot that we were given is aborted. `onReleased` fires exactly once, and never while a copy reads the blocks.
+ */
+import { KvError } from '@kvtier/errors';
+import type { Executor } from '@kvtier/executor';
+import { type Reserved, ReserveStatus } from '@kvtier/wire';
+import { type ConnectorCounters, count } from './counters.ts';
+import type { Session } from './session-client.ts';
+
+export interface StoreContext {
+  readonly session: Session;
+  readonly executor: Pick<Executor, 'exportBlocks'>;
+  readonly counters: ConnectorCounters;
+  readonly blockBytes: number;
+}
+
+const reserveDeadlineMs = 1_000;
+const commitDeadlineMs = 10_000;
+
+/** Statuses other than RESERVED, as they are counted. */
+const whyNot: Readonly<Record<number, string>> = {
+  [ReserveStatus.RESERVE_STATUS_HELD]: 'held',
+  [ReserveStatus.RESERVE_STATUS_BUSY]: 'busy',
+  [ReserveStatus.RESERVE_STATUS_REFUSED]: 'refused',
+};
+
+/**
+ * Store `blockIds.length` blocks. The Reserve is on its way when this returns, so that stores of one chain reserve in
+ * the order of the calls. Never rejects; resolves when the node has confirmed or all is lost.
+ * @param parent hash before the first block, empty at the root
+ */
+export async function runStore(
+  context: StoreContext,
+  parent: Buffer,
+  hashes: Buffer,
+  blockIds: Int32Array,
+  onReleased: () => void,
+): Promise<void> {
+  let slots: Slots | undefined;
+  let checksums: BigUint64Array | undefined;
+  try {
+    slots = await reserve(context, parent, hashes, blockIds);
+    if (slots !== undefined) {
+      const { session, executor } = context;
+      const { ids, offsets } = slots;
+      checksums = await session.copy(() => executor.exportBlocks(session.arena, ids, offsets));
+    }
+  } catch (error) {
+    count(context.counters, 'store', KvError.from(error).code.toLowerCase(), blockIds.length);
+  }
+  onReleased();
+  if (slots === undefined) return;
+  if (checksums === undefined) abort(context.session, slots.wire);
+  else await commit(context, slots.wire, [...checksums]);
+}
+
+interface Slots {
+  readonly ids: Int32Array;
+  readonly offsets: Float64Array;
+  readonly wire: bigint[];
+}
+
+async function reserve(
+  { session, counters }: StoreContext,
+  parent: Buffer,
+  hashes: Buffer,
+  blockIds: Int32Array,
+): Promise<Slots | undefined> {
+  const answer = await session.link.call(
+    { $case: 'reserve', value: { parent, hashes } },
+    'reserved',
+    reserveDeadlineMs,
+    {
+      onLate: (late) => abort(session, givenSlots(late)),
+    },
+  );
+  if (answer.status.length !== blockIds.length || answer.offsets.length !== blockIds.length) {
+    const error = new KvError('PROTOCOL', `${answer.status.length} answers to a Reserve of ${blockIds.length} blocks`);
+    session.link.end(error);
+    throw error;
+  }
+  for (const status of answer.status) {
+    if (status !== ReserveStatus.RESERVE_STATUS_RESERVED) count(counters, 'store', whyNot[status] ?? 'unknown');
+  }
+  const wire = givenSlots(answer);
+  if (wire.length === 0) return undefined;
+  try {
+    const given = (_: unknown, i: number): boolean => answer.status[i] === ReserveStatus.RESERVE_STATUS_RESERVED;
+    return { ids: blockIds.filter(given), offsets: session.offsets(wire), wire };
+  } catch (error) {
+    session.link.end(KvError.from(error));
+    throw error;
+  }
+}
+
+const givenSlots = ({ status, offsets }: Reserved): bigint[] =>
+  offsets.filter((_, i) => status[i] === ReserveStatus.RESERVE_STATUS_RESERVED);
+
+function abort(session: Session, offsets: bigint[]): void {
+  if (offsets.length === 0) return;
+  // Whether it arrives is the node's concern: it takes the slots back itself when the session ends.
+  session.link.call({ $case: 'abort', value: { offsets } }, 'done', commitDeadlineMs, { owed: true }).catch(() => {});
+}
+
+async function commit(context: StoreContext, offsets: bigint[], checksums: bigint[]): Promise<void> {
+  const { session, counters, blockBytes } = context;
+  try {
+    const body = { $case: 'commit', value: { offsets, checksums } } as const;
+    const { count: stored } = await session.link.call(body, 'done', commitDeadlineMs, { owed: true });
+    counters.storedBlocks += stored;
+    counters.storedBytes += stored * blockBytes;
+    if (stored < offsets.length) count(counters, 'store', 'commit', offsets.length - stored);
+  } catch (error) {
+    // The node may have committed or not: both are right. Not an Abort: that could take back what is visible.
+    count(counters, 'store', `commit ${KvError.from(error).code.toLowerCase()}`, offsets.length);
+  }
+}
