@@ -1,0 +1,82 @@
+/**
+ * System packages: found by what they provide (a program or a header), so that any distribution will do; installed with
+ * apt-get where we may, otherwise the exact command is printed and the run ends.
+ */
+import { spawnSync } from 'node:child_process';
+import { existsSync, readdirSync } from 'node:fs';
+import { command, onPath, SetupError } from './command.mjs';
+import { step } from './progress.mjs';
+
+const header =
+  (...names) =>
+  () =>
+    names.some((name) => ['/usr/include', '/usr/local/include', ...multiarch()].some((dir) => existsSync(`${dir}/${name}`)));
+const program = (name) => () => onPath(name);
+
+/** What the build needs: Debian's name → how to see that it is there. */
+export const buildPackages = {
+  cmake: program('cmake'),
+  'ninja-build': program('ninja'),
+  'g++': program('g++'),
+  'libopenblas-dev': header('cblas.h', 'openblas/cblas.h', 'openblas-pthread/cblas.h'),
+  'liburing-dev': header('liburing.h'),
+  'libxxhash-dev': header('xxhash.h'),
+};
+
+/** Packages that a bench suite may ask for. Others are looked up with dpkg-query. */
+const morePackages = { fio: program('fio'), git: program('git') };
+
+function multiarch() {
+  try {
+    return readdirSync('/usr/include')
+      .filter((name) => name.endsWith('-linux-gnu'))
+      .map((name) => `/usr/include/${name}`);
+  } catch {
+    return [];
+  }
+}
+
+function isThere(name) {
+  const probe = buildPackages[name] ?? morePackages[name];
+  if (probe) return probe();
+  const found = spawnSync('dpkg-query', ['-W', '-f', `\${Status}`, name], { encoding: 'utf8' });
+  return found.status === 0 && found.stdout === 'install ok installed';
+}
+
+/** Installs what is missing of `names`; throws SetupError with the exact command when that is not possible. */
+export async function ensureSystemPackages(names = Object.keys(buildPackages)) {
+  const missing = names.filter((name) => !isThere(name));
+  if (missing.length === 0) return;
+  const list = missing.join(' ');
+  if (!onPath('apt-get')) {
+    throw new SetupError(`system packages are missing: ${list} (Debian's names); install them and run this again`);
+  }
+  const isRoot = process.getuid?.() === 0;
+  const sudo = isRoot ? [] : spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0 ? ['sudo', '-n'] : null;
+  const remedy = `install by hand and run this again: ${isRoot ? '' : 'sudo '}apt-get update && ${isRoot ? '' : 'sudo '}apt-get install -y --no-install-recommends ${list}`;
+  if (sudo === null) throw new SetupError(`system packages are missing: ${list}; ${remedy}`);
+
+  const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };
+  const aptGet = (args, note) =>
+    command(sudo[0] ?? 'apt-get', [...sudo.slice(1), ...(sudo.length ? ['apt-get'] : []), ...args], { env, note, remedy });
+  const install = ['install', '-y', '--no-install-recommends', ...missing];
+  await step(`system packages (${list})`, async (note) => {
+    if (!hasPackageLists()) await aptGet(['update'], note);
+    try {
+      await aptGet(install, note);
+    } catch {
+      await aptGet(['update'], note); // lists may be older than the archive
+      await aptGet(install, note);
+    }
+  });
+  const still = missing.filter((name) => !isThere(name));
+  if (still.length > 0) throw new SetupError(`installed, but still not found: ${still.join(' ')}; ${remedy}`);
+}
+
+function hasPackageLists() {
+  try {
+    return readdirSync('/var/lib/apt/lists').some((name) => name.endsWith('_Packages') || name.includes('_Packages.'));
+  } catch {
+    return false;
+  }
+}

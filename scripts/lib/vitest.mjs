@@ -1,0 +1,53 @@
+/**
+ * Runs vitest and returns what happened as counts, read from its JSON report, so that the closing line never depends on how a
+ * reporter words itself.
+ */
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { foreground, root } from './command.mjs';
+
+/**
+ * @param {readonly string[]} projects
+ * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
+ * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[]}>}
+ */
+export async function runVitest(projects, args) {
+  const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
+  try {
+    const report = join(folder, 'report.json');
+    const code = await foreground(process.execPath, [
+      join(root, 'node_modules/vitest/vitest.mjs'),
+      'run',
+      ...projects.flatMap((project) => ['--project', project]),
+      '--reporter=default',
+      '--reporter=json',
+      `--outputFile.json=${report}`,
+      ...args,
+    ]);
+    const counts = { code, passed: 0, failed: 0, skipped: [] };
+    let files;
+    try {
+      files = JSON.parse(readFileSync(report, 'utf8')).testResults;
+    } catch {
+      return { ...counts, code: code || 1 }; // it broke before it could report; its own output says why
+    }
+    for (const file of files) {
+      if (file.status === 'failed' && file.assertionResults.length === 0) counts.failed += 1; // could not be loaded
+      for (const test of file.assertionResults) {
+        if (test.status === 'passed') counts.passed += 1;
+        else if (test.status === 'failed') counts.failed += 1;
+        else counts.skipped.push(test.fullName);
+      }
+    }
+    return counts;
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+/** Prints what was skipped and, as the very last line, the counts that CI reads. */
+export function closingLine({ passed, failed, skipped }) {
+  for (const name of skipped) process.stdout.write(`skipped: ${name}\n`);
+  process.stdout.write(`${passed} passed, ${failed} failed, ${skipped.length} skipped\n`);
+}

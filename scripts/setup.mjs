@@ -1,0 +1,44 @@
+/**
+ * All set-up that the other commands need: Node's version, system packages, npm packages, native modules. Plain JavaScript on
+ * Node's own modules, because it runs before anything is installed. A run with nothing to do takes well under a second.
+ *
+ *   import { setup } from './setup.mjs';  await setup();          or: npm run build
+ */
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { root, SetupError, script } from './lib/command.mjs';
+import { withLock } from './lib/lock.mjs';
+import { ensureNative, nativeIsCurrent } from './lib/native.mjs';
+import { ensureNpmPackages, npmIsCurrent } from './lib/npm.mjs';
+import { ensureSystemPackages } from './lib/system.mjs';
+
+const minimumNode = [20, 19];
+
+export function checkNode(version = process.versions.node) {
+  const [major, minor] = version.split('.').map(Number);
+  if (major > minimumNode[0] || (major === minimumNode[0] && minor >= minimumNode[1])) return;
+  throw new SetupError(`Node ${version} is too old: ${minimumNode.join('.')} or newer is needed (nodejs.org, nvm install 22)`);
+}
+
+/**
+ * @param {{need?: readonly ('npm' | 'native')[], packages?: readonly string[]}} options `packages`: more Debian packages
+ */
+export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
+  checkNode();
+  if (process.platform !== 'linux') {
+    throw new SetupError(`${process.platform} is not served: io_uring, /dev/shm and O_DIRECT are Linux; use a Linux machine`);
+  }
+  if (packages.length > 0) await ensureSystemPackages(packages);
+  const current = () =>
+    (!need.includes('npm') || npmIsCurrent()) && (!need.includes('native') || nativeIsCurrent());
+  if (current()) return;
+  await withLock(join(root, 'build/.setup.lock'), async () => {
+    if (need.includes('native')) await ensureSystemPackages();
+    if (need.includes('npm')) await ensureNpmPackages();
+    if (need.includes('native')) await ensureNative();
+  });
+  if (!existsSync(join(root, 'node_modules/tsx'))) throw new SetupError('node_modules/tsx is missing; run: npm ci');
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1] ?? '').href) await script(() => setup());

@@ -1,0 +1,10 @@
+/** npm start [-- OPTIONS]: set-up, then `kvtier up OPTIONS` in this process. */
+import { script } from './lib/command.mjs';
+import { importTypeScript } from './lib/typescript.mjs';
+import { setup } from './setup.mjs';
+
+await script(async (args) => {
+  await setup();
+  const { main } = await importTypeScript('packages/cli/src/main.ts');
+  return main(['up', ...args]);
+});
