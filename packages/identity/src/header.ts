@@ -113,8 +113,8 @@ export function decodeHeader(bytes: Uint8Array): Header | { readonly error: Head
   if (!sound) return { error: 'fields' };
   return {
     namespace: Uint8Array.prototype.slice.call(source, at.namespace, at.namespace + 32),
-    hash: source.latin1Slice(at.hash, at.hash + hashBytes) as HashKey,
-    parent: parentBytes === 0 ? null : (source.latin1Slice(at.parentHash, at.parentHash + parentBytes) as HashKey),
+    hash: source.toString('latin1', at.hash, at.hash + hashBytes) as HashKey,
+    parent: parentBytes === 0 ? null : (source.toString('latin1', at.parentHash, at.parentHash + parentBytes) as HashKey),
     tokenCount: source.readUInt32LE(at.tokenCount),
     codec: source.readUInt16LE(at.codec),
     flags: source.readUInt16LE(at.flags),

@@ -1,1 +1,43 @@
+/** Identity: how a block is named, everywhere (law 6). Hashes, extra keys, namespaces, and the header of a stored object. */
+export {
+  defaultRootSeed,
+  hashAlgorithms,
+  hashBytesOf,
+  hashValue,
+  parseHashAlgorithm,
+  rootHash,
+  serialize,
+} from './algorithm.ts';
+export { ChainHasher, SequenceHashes, type TokenIds } from './chain.ts';
+export { encodeCbor, encodePickle, type HashValue } from './encode.ts';
+export { type MmFeature, type PromptEmbeds, type RequestIdentity, serializeExtraKeys } from './extra-keys.ts';
+export {
+  decodeHeader,
+  encodeHeader,
+  type Header,
+  type HeaderFault,
+  type HeaderFields,
+  headerBytes,
+  headerVersion,
+  slotAlignment,
+  slotBytesFor,
+} from './header.ts';
+export {
+  groupKey,
+  hashKeyAt,
+  hashKeyOf,
+  hashOfKey,
+  integerForm,
+  packHashKeys,
+  splitGroupKey,
+  unpackHashKeys,
+} from './keys.ts';
+export {
+  type BlockLayout,
+  type HeadRange,
+  layoutFingerprint,
+  type NamespaceFields,
+  namespaceFromDigest,
+  namespaceOf,
+} from './namespace.ts';
 export type * from './types.ts';

@@ -16,14 +16,14 @@ export interface NativeBinding {
   /**
    * Chained block hashes of a whole prompt in one call.
    * `algorithm`: 0 sha256 · 1 sha256_cbor · 2 xxhash · 3 xxhash_cbor. `parent`: the root or the last hash so far.
-   * `tokens`: count × blockTokens ids. `extras`: one per block, the extra keys already serialised for this algorithm
+   * `tokens`: count × blockTokens ids, 64 bits wide where an id does not fit into 32. `extras`: one per block, the extra keys already serialised for this algorithm
    * (CBOR array or pickle tuple), or null for none; `null` when no block has any.
    * `out`: receives count × hashBytes bytes. Returns the count.
    */
   hashBlocks(
     algorithm: number,
     parent: Uint8Array,
-    tokens: Uint32Array,
+    tokens: Uint32Array | BigUint64Array,
     blockTokens: number,
     extras: (Uint8Array | null)[] | null,
     out: Uint8Array,
