@@ -1,0 +1,27 @@
+/** Every bound of the session link, in one place. */
+export interface SessionLimits {
+  /** Connections, attached or not, and quarantined sessions together. */
+  readonly maxSessions: number;
+  /** Hashes in one request: a million tokens at 16 per block. Bounds the turn that one engine can take from the others. */
+  readonly maxHashes: number;
+  /** Time from connecting to Attach. */
+  readonly attachDeadlineMs: number;
+  /** Unread answers beyond which a session's requests are not read, until it has caught up. */
+  readonly pauseBytes: number;
+  /** Unread answers beyond which a session is disconnected. */
+  readonly maxPendingBytes: number;
+  /** Blocks in one Ready. */
+  readonly readyBlocks: number;
+  /** How often the processes behind quarantined slots are looked at. */
+  readonly quarantinePollMs: number;
+}
+
+export const defaultSessionLimits: SessionLimits = {
+  maxSessions: 256,
+  maxHashes: 65_536,
+  attachDeadlineMs: 10_000,
+  pauseBytes: 1 << 20,
+  maxPendingBytes: 32 << 20,
+  readyBlocks: 4096,
+  quarantinePollMs: 200,
+};
