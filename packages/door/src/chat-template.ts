@@ -1,0 +1,40 @@
+/** A model's chat template: messages in, the prompt's text out. The template is the model's own (Jinja, from its folder). */
+import { Template } from '@huggingface/jinja';
+import { KvError } from '@kvtier/errors';
+
+export interface ChatMessage {
+  readonly role: 'system' | 'user' | 'assistant';
+  readonly content: string;
+}
+
+export class ChatTemplate {
+  readonly #template: Template;
+  readonly #specialTokens: Readonly<Record<string, string>>;
+
+  /** @throws KvError MODEL when the template does not parse */
+  constructor(text: string, specialTokens: Readonly<Record<string, string>>, source: string) {
+    try {
+      this.#template = new Template(text);
+    } catch (error) {
+      throw new KvError('MODEL', `${source}: the chat template does not parse (${oneLine(error)}); correct it`);
+    }
+    this.#specialTokens = specialTokens;
+  }
+
+  /** @throws KvError REQUEST when the template refuses these messages (for example two users in a row) */
+  render(messages: readonly ChatMessage[]): string {
+    try {
+      return this.#template.render({
+        ...this.#specialTokens,
+        messages,
+        add_generation_prompt: true,
+        tools: null,
+        documents: null,
+      });
+    } catch (error) {
+      throw new KvError('REQUEST', `messages: the model's chat template refuses them (${oneLine(error)})`);
+    }
+  }
+}
+
+const oneLine = (error: unknown): string => String((error as Error).message).split('\n', 1)[0]!;

@@ -1,0 +1,240 @@
+/**
+ * The door: an HTTP server on loopback with OpenAI's API in front of one engine worker.
+ *
+ *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
+ *   GET /health · GET /metrics · POST /admin/reset_prefix_cache
+ *
+ * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
+ * shape; an engine that is down makes /health 503 and comes back by itself.
+ */
+import { randomUUID } from 'node:crypto';
+import type { IncomingMessage } from 'node:http';
+import { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
+import { EngineLink, type Model } from './engine-link.ts';
+import { HttpError, toHttpError } from './errors.ts';
+import { Generation, unknownModel } from './generation.ts';
+import { DoorMetrics, metricsContentType } from './metrics.ts';
+
+export interface DoorOptions {
+  /** 127.0.0.1, ::1 or localhost */
+  readonly host: string;
+  /** 0: any free one */
+  readonly port: number;
+  /** gRPC address of the engine worker: "unix:/path" or "127.0.0.1:port" */
+  readonly engine: string;
+  readonly logger: Logger;
+  /** How long the start waits for the engine; without it the door opens all the same and answers 503. */
+  readonly firstContactMs?: number;
+  readonly limits?: Partial<DoorLimits>;
+}
+
+/** All the door's limits in one place. */
+export interface DoorLimits {
+  /** A prompt of a million token ids fits. */
+  readonly bodyBytes: number;
+  /** For a request's head and body to arrive. */
+  readonly receiveMs: number;
+  readonly connections: number;
+  /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
+  readonly answersRunning: number;
+  /** A running answer without a token for so long: /health says 503. */
+  readonly stallMs: number;
+  /** The engine is given up on for one request after so long without a token. */
+  readonly silenceMs: number;
+  /** What running answers get at close before they are cut. */
+  readonly closeGraceMs: number;
+}
+
+const defaultLimits: DoorLimits = {
+  bodyBytes: 16 << 20,
+  receiveMs: 60_000,
+  connections: 4_096,
+  answersRunning: 2_048,
+  stallMs: 120_000,
+  silenceMs: 600_000,
+  closeGraceMs: 2_000,
+};
+
+/** For an aborted answer to tell its client so. */
+const cutAfterMs = 1_000;
+
+const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
+
+export interface Door {
+  readonly url: string;
+  close(): Promise<void>;
+}
+
+/** @throws KvError CONFIG (not loopback), LOCKED (port taken), SETUP (port not permitted), MODEL (see loadTokenizer) */
+export async function startDoor(options: DoorOptions): Promise<Door> {
+  if (!loopback.has(options.host)) {
+    throw new KvError(
+      'CONFIG',
+      `host ${options.host}: the door has no login and listens on loopback only; use 127.0.0.1`,
+    );
+  }
+  const limits = { ...defaultLimits, ...options.limits };
+  const { logger } = options;
+  const link = new EngineLink({ address: options.engine, logger, silenceDeadlineMs: limits.silenceMs });
+  const metrics = new DoorMetrics();
+  const generation = new Generation({ link, metrics, logger, maxRunning: limits.answersRunning });
+  const app = createApp(limits, metrics, logger);
+  addRoutes(app, link, generation, metrics, limits.stallMs);
+
+  const close = async (): Promise<void> => {
+    const closed = app.close(); // takes no new request, waits for the running ones
+    const grace = setTimeout(() => generation.abortAll(), limits.closeGraceMs);
+    const cut = setTimeout(() => app.server.closeAllConnections(), limits.closeGraceMs + cutAfterMs);
+    // A connection that is kept alive becomes idle only after its answer.
+    const sweep = setInterval(() => app.server.closeIdleConnections(), 20);
+    await closed;
+    clearTimeout(grace);
+    clearTimeout(cut);
+    clearInterval(sweep);
+    link.close();
+  };
+  try {
+    const url = await listen(app, options.host, options.port);
+    await link.start(options.firstContactMs ?? 10_000);
+    return { url, close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+async function listen(app: FastifyInstance, host: string, port: number): Promise<string> {
+  try {
+    return await app.listen({ host, port });
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    if (code === 'EADDRINUSE') {
+      throw new KvError('LOCKED', `${host}:${port}: another process listens there; choose another port with --port`);
+    }
+    throw new KvError(
+      'SETUP',
+      `${host}:${port}: cannot listen (${code ?? message}); choose a port above 1023 with --port`,
+    );
+  }
+}
+
+function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): FastifyInstance {
+  const app = fastify({
+    bodyLimit: limits.bodyBytes,
+    requestTimeout: limits.receiveMs,
+    forceCloseConnections: 'idle',
+    // A client may name its request, for its logs and ours.
+    genReqId: (request: IncomingMessage) => {
+      const given = request.headers['x-request-id'];
+      return typeof given === 'string' && /^[\w.:-]{1,128}$/.test(given) ? given : randomUUID();
+    },
+    frameworkErrors: (error, _request, reply) => void sendError(reply, toHttpError(error)),
+    clientErrorHandler: (error, socket) => {
+      if (error.code === 'ECONNRESET' || !socket.writable) return void socket.destroy();
+      const status = error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? '408 Request Timeout' : '400 Bad Request';
+      const { body } = new HttpError(400, `Not a complete HTTP request (${error.code}).`, { code: 'invalid_http' });
+      const text = JSON.stringify(body);
+      socket.end(
+        `HTTP/1.1 ${status}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(text)}\r\n` +
+          `connection: close\r\n\r\n${text}`,
+      );
+    },
+  });
+  app.removeContentTypeParser('text/plain'); // JSON alone: a web page's plain form must not reach the engine
+  app.server.maxConnections = limits.connections;
+  app.addHook('onRequest', async (request, reply) => {
+    reply.header('x-request-id', request.id);
+  });
+  app.addHook('onResponse', async (request, reply) => {
+    const route = request.routeOptions.url ?? 'unknown';
+    metrics.requests.inc({ route, status: String(reply.raw.headersSent ? reply.raw.statusCode : 499) });
+  });
+  app.setNotFoundHandler((request, reply) =>
+    sendError(
+      reply,
+      new HttpError(404, `Unknown request: ${request.method} ${request.url.slice(0, 200)}.`, { code: 'unknown_url' }),
+    ),
+  );
+  app.setErrorHandler((error: FastifyError, request, reply) => {
+    const failure = toHttpError(error);
+    if (failure.body.error.code === 'internal_error')
+      logger.error({ request: request.id, err: error }, 'request failed');
+    else if (failure.status >= 500) logger.warn({ request: request.id }, failure.message);
+    return sendError(reply, failure);
+  });
+  return app;
+}
+
+function addRoutes(
+  app: FastifyInstance,
+  link: EngineLink,
+  generation: Generation,
+  metrics: DoorMetrics,
+  stallMs: number,
+): void {
+  app.post('/v1/completions', (request, reply) => generation.completions(request, reply));
+  app.post('/v1/chat/completions', (request, reply) => generation.chat(request, reply));
+  app.get('/v1/models', async () => ({ object: 'list', data: [modelCard(link.model())] }));
+  app.get<{ Params: { '*': string } }>('/v1/models/*', async (request) => {
+    const name = request.params['*']; // served names may hold a slash
+    const model = link.model();
+    if (name !== model.description.model) throw unknownModel(name);
+    return modelCard(model);
+  });
+  app.get('/health', (_request, reply) => health(reply, link, generation, stallMs));
+  app.get('/metrics', async (_request, reply) => {
+    const engineText = await link.metrics().catch(() => '');
+    metrics.engineUp.set(engineText === '' && !link.reachable ? 0 : 1);
+    return reply.header('content-type', metricsContentType).send(await metrics.text(engineText));
+  });
+  app.post('/admin/reset_prefix_cache', async () => ({ done: await link.resetPrefixCache() }));
+}
+
+const modelCard = ({ description, createdSeconds }: Model) => ({
+  id: description.model,
+  object: 'model',
+  created: createdSeconds,
+  owned_by: 'kvtier',
+  max_model_len: description.maxModelTokens,
+});
+
+/** 200 only when the engine answers now and running answers move. */
+async function health(
+  reply: FastifyReply,
+  link: EngineLink,
+  generation: Generation,
+  stallMs: number,
+): Promise<unknown> {
+  const progress = generation.progress;
+  try {
+    const engine = await link.look();
+    if (progress.silentMs > stallMs) {
+      throw new KvError(
+        'DEADLINE',
+        `engine: ${progress.running} answers run, without a token for ${progress.silentMs} ms`,
+      );
+    }
+    return {
+      status: 'ok',
+      engine: {
+        model: engine.model,
+        backend: engine.backend,
+        max_model_tokens: engine.maxModelTokens,
+        tier_attached: engine.tierAttached,
+        block_tokens: engine.blockTokens,
+        block_count: Number(engine.blockCount),
+        block_bytes: Number(engine.blockBytes),
+      },
+      progress: { running: progress.running, finished: progress.finished, silent_ms: progress.silentMs },
+    };
+  } catch (error) {
+    return reply.code(503).send({ status: 'unavailable', ...toHttpError(error).body });
+  }
+}
+
+function sendError(reply: FastifyReply, failure: HttpError): FastifyReply {
+  if (failure.retryAfterSeconds !== undefined) reply.header('retry-after', String(failure.retryAfterSeconds));
+  return reply.code(failure.status).send(failure.body);
+}

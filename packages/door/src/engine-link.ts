@@ -1,0 +1,236 @@
+/**
+ * The door's line to its engine worker (gRPC). It asks Describe again and again, loads the tokenizer of the model that
+ * answers, and finds the engine again by itself after it was down.
+ *
+ * Invariants: every wait has a deadline; a call that its caller no longer wants is cancelled, which frees its blocks.
+ */
+
+import { setTimeout as setTimer } from 'node:timers/promises';
+import { type ClientReadableStream, Metadata, type ServiceError } from '@grpc/grpc-js';
+import { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import {
+  channelOptions,
+  clientCredentials,
+  type Description,
+  deadlineAfter,
+  EngineClient,
+  fromFailure,
+  fromStatus,
+  type GenerateEvent,
+  type GenerateRequest,
+} from '@kvtier/wire/grpc';
+import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
+
+/** Between two looks at an engine that is not there. */
+const searchMs = 100;
+
+export interface Model {
+  readonly description: Description;
+  readonly tokenizer: Tokenizer;
+  /** When this door met the model, seconds since 1970: `created` of /v1/models. */
+  readonly createdSeconds: number;
+}
+
+export interface EngineLinkOptions {
+  /** "unix:/path" or "127.0.0.1:port" */
+  readonly address: string;
+  readonly logger: Logger;
+  /** Between two looks at the engine. */
+  readonly pollMs?: number;
+  /** For Describe, Metrics and ResetPrefixCache. */
+  readonly unaryDeadlineMs?: number;
+  /** A running request without any event for so long is given up. */
+  readonly silenceDeadlineMs?: number;
+}
+
+export class EngineLink {
+  readonly #client: EngineClient;
+  readonly #address: string;
+  readonly #logger: Logger;
+  readonly #pollMs: number;
+  readonly #unaryDeadlineMs: number;
+  readonly #silenceDeadlineMs: number;
+  #model: Model | undefined;
+  #problem: KvError;
+  #reachable = false;
+  #timer: NodeJS.Timeout | undefined;
+  #closed = false;
+
+  constructor(options: EngineLinkOptions) {
+    this.#address = options.address;
+    this.#logger = options.logger;
+    this.#pollMs = options.pollMs ?? 1_000;
+    this.#unaryDeadlineMs = options.unaryDeadlineMs ?? 2_000;
+    this.#silenceDeadlineMs = options.silenceDeadlineMs ?? 600_000;
+    this.#problem = new KvError('DISCONNECTED', `engine at ${this.#address}: not reached yet; try again in a moment`, {
+      retry: true,
+    });
+    this.#client = new EngineClient(options.address, clientCredentials(), {
+      ...channelOptions,
+      // A peer that vanished without a word is noticed, also while requests wait for tokens.
+      'grpc.keepalive_time_ms': 15_000,
+      'grpc.keepalive_timeout_ms': 15_000,
+    });
+  }
+
+  /** The last look at the engine found it. */
+  get reachable(): boolean {
+    return this.#reachable;
+  }
+
+  /** The model that is served. @throws KvError: why there is none at the moment. */
+  model(): Model {
+    if (!this.#model) throw this.#problem;
+    return this.#model;
+  }
+
+  /**
+   * Looks for the engine until it is found or `firstContactMs` have passed, and keeps looking after that.
+   * An engine that is not there yet is no failure: it may come. @throws KvError MODEL when its model cannot be served
+   */
+  async start(firstContactMs: number): Promise<void> {
+    const end = performance.now() + firstContactMs;
+    while (!this.#reachable) {
+      try {
+        await this.look();
+      } catch (error) {
+        if (error instanceof KvError && error.code === 'MODEL') throw error;
+        if (performance.now() + searchMs >= end) break;
+        await setTimer(searchMs);
+      }
+    }
+    this.#schedule();
+  }
+
+  /** One look at the engine. @throws KvError */
+  async look(): Promise<Description> {
+    try {
+      const description = await this.#unary<Description>((deadline, done) =>
+        this.#client.describe({}, new Metadata(), { deadline }, done),
+      );
+      if (!this.#model || !sameModel(this.#model.description, description)) {
+        const tokenizer = loadTokenizer(description.modelDir);
+        this.#model = { description, tokenizer, createdSeconds: Math.floor(Date.now() / 1000) };
+      }
+      this.#model = { ...this.#model, description };
+      if (!this.#reachable) this.#logger.info({ model: description.model, engine: this.#address }, 'engine reached');
+      this.#reachable = true;
+      return description;
+    } catch (error) {
+      const failure = KvError.from(error);
+      if (failure.code === 'MODEL') this.#model = undefined;
+      if (this.#reachable || failure.message !== this.#problem.message) {
+        this.#logger.warn({ engine: this.#address, code: failure.code }, failure.message);
+      }
+      this.#problem = failure;
+      this.#reachable = false;
+      throw failure;
+    }
+  }
+
+  /**
+   * One request; its events as they come. Ends after the event with a finish reason.
+   * Leaving the loop, or `signal`, cancels the call. @throws KvError, or the reason of `signal`
+   */
+  async *generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
+    if (signal.aborted) throw signal.reason;
+    const call: ClientReadableStream<GenerateEvent> = this.#client.generate(request);
+    call.on('error', ignore); // the loop below reports it; one that comes after the loop was left has nobody to tell
+    const cancel = (): void => call.cancel();
+    signal.addEventListener('abort', cancel, { once: true });
+    let silent = false;
+    const watchdog = setTimeout(() => {
+      silent = true;
+      call.cancel();
+    }, this.#silenceDeadlineMs);
+    try {
+      for await (const event of call as AsyncIterable<GenerateEvent>) {
+        watchdog.refresh();
+        if (event.failure) throw fromFailure(event.failure);
+        yield event;
+        if (event.finishReason !== '') return;
+      }
+      throw new KvError(
+        'PROTOCOL',
+        `engine at ${this.#address}: the answer ended without a finish reason; see its log`,
+      );
+    } catch (error) {
+      if (signal.aborted) throw signal.reason;
+      if (silent) {
+        throw new KvError(
+          'DEADLINE',
+          `engine: no token for ${this.#silenceDeadlineMs / 1000} s; the request was given up`,
+        );
+      }
+      throw this.#describeFailure(fromStatus(error));
+    } finally {
+      clearTimeout(watchdog);
+      signal.removeEventListener('abort', cancel);
+      call.cancel(); // of no effect on a call that has ended
+    }
+  }
+
+  /** The engine's own metrics in Prometheus' text form. @throws KvError */
+  async metrics(): Promise<string> {
+    const answer = await this.#unary<{ prometheus: string }>((deadline, done) =>
+      this.#client.metrics({}, new Metadata(), { deadline }, done),
+    );
+    return answer.prometheus;
+  }
+
+  /** Whether the engine's own prefix cache was dropped; false while blocks are held. @throws KvError */
+  async resetPrefixCache(): Promise<boolean> {
+    const answer = await this.#unary<{ done: boolean }>((deadline, done) =>
+      this.#client.resetPrefixCache({}, new Metadata(), { deadline }, done),
+    );
+    return answer.done;
+  }
+
+  close(): void {
+    this.#closed = true;
+    clearTimeout(this.#timer);
+    this.#client.close();
+  }
+
+  #schedule(): void {
+    if (this.#closed) return;
+    this.#timer = setTimeout(
+      () => {
+        void this.look()
+          .catch(ignore) // kept as #problem, logged once
+          .finally(() => this.#schedule());
+      },
+      this.#reachable ? this.#pollMs : searchMs,
+    );
+    this.#timer.unref();
+  }
+
+  #unary<T>(start: (deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown): Promise<T> {
+    return new Promise<T>((resolve, reject) => {
+      start(deadlineAfter(this.#unaryDeadlineMs), (error, value) => (error ? reject(error) : resolve(value)));
+    }).catch((error: unknown) => {
+      const failure = this.#describeFailure(fromStatus(error));
+      // Nobody answers: for a client of the door that is the same as nobody there.
+      throw failure.code === 'DEADLINE' ? this.#gone('does not answer') : failure;
+    });
+  }
+
+  /** grpc's words for a lost connection say little to a user. */
+  #describeFailure(failure: KvError): KvError {
+    if (failure.code === 'DISCONNECTED') return this.#gone('cannot be reached');
+    // The call was cut by the other side: its server is closing.
+    return failure.code === 'CANCELLED' ? this.#gone('ended the request') : failure;
+  }
+
+  #gone(what: string): KvError {
+    return new KvError('DISCONNECTED', `engine at ${this.#address}: ${what}; it may be restarting, try again`, {
+      retry: true,
+    });
+  }
+}
+
+const ignore = (): void => {};
+
+const sameModel = (a: Description, b: Description): boolean =>
+  a.model === b.model && a.modelDir === b.modelDir && a.vocabSize === b.vocabSize;

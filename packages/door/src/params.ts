@@ -1,0 +1,210 @@
+/**
+ * The bodies of /v1/completions and /v1/chat/completions, checked. OpenAI's names and defaults; `null` means absent.
+ *
+ * Invariant: nothing that would change the answer is ignored. A parameter that we do not serve is refused by name,
+ * unless it has its neutral value; labels that never change an answer (user, metadata, ...) are accepted.
+ * Extensions, by the names that vLLM gave them: top_k, ignore_eos, stop_token_ids, cache_salt.
+ */
+import { z } from 'zod';
+import type { ChatMessage } from './chat-template.ts';
+import { badParameter } from './errors.ts';
+
+/** Answers of one HTTP request: prompts × n. */
+export const maxChoices = 128;
+const maxStopChars = 4_096;
+
+const maxUint32 = 0xffff_ffff;
+const tokenId = z.number().int().min(0).max(maxUint32);
+const empty = (value: unknown): boolean =>
+  typeof value === 'object' && value !== null && Object.keys(value).length === 0;
+/** Accepted only where it changes nothing. */
+const neutral = (test: (value: unknown) => boolean) =>
+  z.unknown().refine(test, { error: 'is not supported by this server; leave it out' }).optional();
+const label = z.unknown().optional();
+
+const shared = {
+  model: z.string().optional(),
+  temperature: z.number().min(0).max(2).default(1),
+  top_p: z.number().min(0).max(1).default(1),
+  top_k: z.number().int().min(-1).max(maxUint32).default(0),
+  n: z.number().int().min(1).max(maxChoices).default(1),
+  seed: z.number().int().min(Number.MIN_SAFE_INTEGER).max(Number.MAX_SAFE_INTEGER).optional(),
+  stop: z.union([z.string().min(1).max(maxStopChars), z.array(z.string().min(1).max(maxStopChars)).max(4)]).default([]),
+  stop_token_ids: z.array(tokenId).max(64).default([]),
+  ignore_eos: z.boolean().default(false),
+  cache_salt: z.string().max(1_024).default(''),
+  stream: z.boolean().default(false),
+  stream_options: z
+    .strictObject({ include_usage: z.boolean().optional(), include_obfuscation: z.boolean().optional() })
+    .optional(),
+
+  user: label,
+  metadata: label,
+  store: label,
+  service_tier: label,
+  safety_identifier: label,
+  prompt_cache_key: label,
+  prompt_cache_retention: label,
+  presence_penalty: neutral((value) => value === 0),
+  frequency_penalty: neutral((value) => value === 0),
+  repetition_penalty: neutral((value) => value === 1),
+  min_p: neutral((value) => value === 0),
+  logit_bias: neutral(empty),
+};
+
+const completionSchema = z.strictObject({
+  ...shared,
+  // Its shapes are told apart below: a union's error would say little.
+  prompt: z.unknown().refine((value) => value !== undefined, { error: 'is required' }),
+  max_tokens: z.number().int().min(1).max(maxUint32).optional(),
+  echo: z.boolean().default(false),
+  best_of: neutral((value) => value === 1),
+  suffix: neutral((value) => value === ''),
+  logprobs: neutral(() => false),
+});
+
+const textPart = z.strictObject({ type: z.literal('text'), text: z.string() });
+const messageSchema = z.object({
+  role: z.enum(['system', 'developer', 'user', 'assistant']),
+  content: z.union([z.string(), z.array(textPart)], { error: 'must be a text or a list of {type: "text", text}' }),
+  tool_calls: neutral((value) => Array.isArray(value) && value.length === 0),
+});
+
+const chatSchema = z.strictObject({
+  ...shared,
+  messages: z.array(messageSchema).min(1),
+  max_tokens: z.number().int().min(1).max(maxUint32).optional(),
+  max_completion_tokens: z.number().int().min(1).max(maxUint32).optional(),
+  logprobs: neutral((value) => value === false),
+  top_logprobs: neutral((value) => value === 0),
+  response_format: neutral((value) => (value as { type?: unknown })?.type === 'text'),
+  tools: neutral((value) => Array.isArray(value) && value.length === 0),
+  tool_choice: neutral((value) => value === 'none' || value === 'auto'),
+  parallel_tool_calls: label, // says nothing without tools
+  modalities: neutral((value) => JSON.stringify(value) === '["text"]'),
+});
+
+/** A prompt as text or as token ids. */
+export type Prompt = string | readonly number[];
+
+export interface SamplingParams {
+  readonly temperature: number;
+  readonly topP: number;
+  readonly topK: number;
+  readonly seed: number | undefined;
+  readonly ignoreEos: boolean;
+  readonly stopTokenIds: readonly number[];
+  readonly cacheSalt: string;
+}
+
+export interface GenerationParams {
+  readonly model: string | undefined;
+  /** Answers per prompt. */
+  readonly n: number;
+  readonly maxTokens: number | undefined;
+  /** The name under which the client gave maxTokens. */
+  readonly maxTokensParam: string;
+  readonly stops: readonly string[];
+  readonly stream: boolean;
+  readonly includeUsage: boolean;
+  readonly sampling: SamplingParams;
+}
+
+export interface CompletionParams extends GenerationParams {
+  readonly prompts: readonly Prompt[];
+  readonly echo: boolean;
+}
+
+export interface ChatParams extends GenerationParams {
+  readonly messages: readonly ChatMessage[];
+}
+
+/** @throws HttpError 400 that names the parameter */
+export function parseCompletion(body: unknown): CompletionParams {
+  const given = parse(completionSchema, body);
+  const prompts = parsePrompts(given.prompt);
+  if (prompts.length * given.n > maxChoices) {
+    throw badParameter('n', `prompts × n is ${prompts.length * given.n}; at most ${maxChoices} answers per request.`);
+  }
+  const { max_tokens: maxTokens, echo } = given;
+  return { ...generationParams(given), prompts, echo, maxTokens, maxTokensParam: 'max_tokens' };
+}
+
+/** @throws HttpError 400 that names the parameter */
+export function parseChat(body: unknown): ChatParams {
+  const given = parse(chatSchema, body);
+  const messages = given.messages.map(
+    ({ role, content }): ChatMessage => ({
+      role: role === 'developer' ? 'system' : role,
+      content: typeof content === 'string' ? content : content.map((part) => part.text).join(''),
+    }),
+  );
+  return {
+    ...generationParams(given),
+    messages,
+    maxTokens: given.max_completion_tokens ?? given.max_tokens,
+    maxTokensParam: given.max_completion_tokens === undefined ? 'max_tokens' : 'max_completion_tokens',
+  };
+}
+
+type Shared = Pick<z.infer<typeof chatSchema>, Exclude<keyof typeof shared, 'user'>>;
+
+function generationParams(given: Shared): Omit<GenerationParams, 'maxTokens' | 'maxTokensParam'> {
+  if (given.stream_options && !given.stream) {
+    throw badParameter('stream_options', 'stream_options: only allowed when stream is true.');
+  }
+  return {
+    model: given.model,
+    n: given.n,
+    stops: typeof given.stop === 'string' ? [given.stop] : given.stop,
+    stream: given.stream,
+    includeUsage: given.stream_options?.include_usage ?? false,
+    sampling: {
+      temperature: given.temperature,
+      // A nucleus of nothing is the most likely token alone.
+      topP: given.top_p === 0 ? 1 : given.top_p,
+      topK: given.top_p === 0 ? 1 : Math.max(0, given.top_k),
+      seed: given.seed,
+      ignoreEos: given.ignore_eos,
+      stopTokenIds: given.stop_token_ids,
+      cacheSalt: given.cache_salt,
+    },
+  };
+}
+
+/** string | string[] | ids | ids[] */
+function parsePrompts(prompt: unknown): readonly Prompt[] {
+  const isIds = (value: unknown): value is number[] =>
+    Array.isArray(value) && value.length > 0 && value.every((id) => Number.isInteger(id) && id >= 0 && id <= maxUint32);
+  if (typeof prompt === 'string') return [prompt];
+  if (isIds(prompt)) return [prompt];
+  if (Array.isArray(prompt) && prompt.length > 0) {
+    if (prompt.every((item) => typeof item === 'string') || prompt.every(isIds)) return prompt as Prompt[];
+  }
+  throw badParameter('prompt', 'prompt: must be a text, a list of texts, a list of token ids or a list of such lists.');
+}
+
+function parse<T>(schema: z.ZodType<T>, body: unknown): T {
+  if (typeof body !== 'object' || body === null || Array.isArray(body)) {
+    throw badParameter(undefined, 'The body must be a JSON object.', 'invalid_json');
+  }
+  const present = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== null));
+  const result = schema.safeParse(present);
+  if (result.success) return result.data;
+  const issue = result.error.issues[0]!;
+  const path = issue.path.reduce<string>(
+    (text, step) =>
+      typeof step === 'number' ? `${text}[${step}]` : text === '' ? String(step) : `${text}.${String(step)}`,
+    '',
+  );
+  if (issue.code === 'unrecognized_keys') {
+    const name = path === '' ? issue.keys[0]! : `${path}.${issue.keys[0]!}`;
+    throw badParameter(name, `Unknown parameter: '${name}'; leave it out.`, 'unknown_parameter');
+  }
+  if (issue.code === 'invalid_type' && issue.input === undefined && issue.path.length > 0) {
+    const owner = issue.path.slice(0, -1).reduce<unknown>((value, step) => (value as never)?.[step as never], present);
+    const missing = !(typeof owner === 'object' && owner !== null && Object.hasOwn(owner, issue.path.at(-1)!));
+    if (missing) throw badParameter(path, `${path}: is required.`, 'missing_required_parameter');
+  }
+  throw badParameter(path, `${path}: ${issue.message}`);
+}

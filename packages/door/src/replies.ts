@@ -1,0 +1,85 @@
+/** The JSON that OpenAI's clients expect: whole answers and chunks of a stream, for both endpoints. */
+import type { Delta, FinishReason, Totals } from './answers.ts';
+
+export type Endpoint = 'completion' | 'chat';
+
+export interface ReplyHead {
+  readonly id: string;
+  readonly created: number;
+  readonly model: string;
+}
+
+/** One finished answer. */
+export interface Answer {
+  text: string;
+  finishReason: FinishReason | null;
+}
+
+export const usageOf = (totals: Totals) => ({
+  prompt_tokens: totals.promptTokens,
+  completion_tokens: totals.completionTokens,
+  total_tokens: totals.promptTokens + totals.completionTokens,
+  prompt_tokens_details: { cached_tokens: totals.cachedTokens },
+});
+
+/** Our extension: where cached tokens came from and where the time before the first token went. */
+export const kvtierOf = (totals: Totals) => ({
+  tokens_by_tier: totals.tokensByTier,
+  queue_us: totals.queueUs,
+  load_us: totals.loadUs,
+  prefill_us: totals.prefillUs,
+});
+
+export function wholeReply(endpoint: Endpoint, head: ReplyHead, answers: readonly Answer[], totals: Totals) {
+  const choices = answers.map(({ text, finishReason }, index) =>
+    endpoint === 'chat'
+      ? {
+          index,
+          message: { role: 'assistant', content: text, refusal: null },
+          logprobs: null,
+          finish_reason: finishReason,
+        }
+      : { index, text, logprobs: null, finish_reason: finishReason },
+  );
+  return {
+    id: head.id,
+    object: endpoint === 'chat' ? 'chat.completion' : 'text_completion',
+    created: head.created,
+    model: head.model,
+    choices,
+    usage: usageOf(totals),
+    kvtier: kvtierOf(totals),
+  };
+}
+
+const chunkOf = (endpoint: Endpoint, head: ReplyHead, choices: readonly unknown[]) => ({
+  id: head.id,
+  object: endpoint === 'chat' ? 'chat.completion.chunk' : 'text_completion',
+  created: head.created,
+  model: head.model,
+  choices,
+});
+
+/** The chunks of one delta: a chat answer opens with its role; an empty text is not worth a chunk. */
+export function chunksOf(endpoint: Endpoint, head: ReplyHead, delta: Delta) {
+  const { index, text, finishReason } = delta;
+  const chunk = (choice: object) => chunkOf(endpoint, head, [choice]);
+  if (endpoint === 'completion') {
+    const wanted = text !== '' || finishReason !== null;
+    return wanted ? [chunk({ index, text, logprobs: null, finish_reason: finishReason })] : [];
+  }
+  const say = (part: object, reason: FinishReason | null) =>
+    chunk({ index, delta: part, logprobs: null, finish_reason: reason });
+  return [
+    ...(delta.first ? [say({ role: 'assistant', content: '', refusal: null }, null)] : []),
+    ...(text !== '' ? [say({ content: text }, null)] : []),
+    ...(finishReason !== null ? [say({}, finishReason)] : []),
+  ];
+}
+
+/** The last chunk when usage is asked for: no choices. */
+export const usageChunk = (endpoint: Endpoint, head: ReplyHead, totals: Totals) => ({
+  ...chunkOf(endpoint, head, []),
+  usage: usageOf(totals),
+  kvtier: kvtierOf(totals),
+});

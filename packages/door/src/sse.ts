@@ -1,0 +1,64 @@
+/**
+ * Server-sent events to one client.
+ *
+ * Invariant: at most one chunk per answer waits beyond the socket's buffer; a client that does not read for
+ * `stallMs` is cut off.
+ */
+import type { ServerResponse } from 'node:http';
+import { KvError } from '@kvtier/errors';
+
+const stallMs = 60_000;
+
+export class EventStream {
+  readonly #response: ServerResponse;
+  #drained: Promise<void> | undefined;
+
+  constructor(response: ServerResponse, requestId: string) {
+    this.#response = response;
+    response.writeHead(200, {
+      'content-type': 'text/event-stream; charset=utf-8',
+      'cache-control': 'no-cache',
+      'x-accel-buffering': 'no', // a proxy must not collect what is meant to be seen at once
+      'x-request-id': requestId,
+    });
+  }
+
+  /** Resolves when the client can take more. @throws KvError CANCELLED when it is gone or does not read */
+  async send(chunk: unknown): Promise<void> {
+    if (!this.#response.write(`data: ${JSON.stringify(chunk)}\n\n`)) await this.#drain();
+  }
+
+  end(): void {
+    this.#response.end('data: [DONE]\n\n');
+  }
+
+  /** After a failure in the middle: what went wrong, and no [DONE]. */
+  fail(body: unknown): void {
+    if (!this.#response.destroyed) this.#response.end(`data: ${JSON.stringify(body)}\n\n`);
+  }
+
+  /** One wait for all the answers of a request. */
+  #drain(): Promise<void> {
+    this.#drained ??= new Promise<void>((resolve, reject) => {
+      const response = this.#response;
+      const settle = (failed: string | undefined): void => {
+        clearTimeout(timer);
+        response.off('drain', onDrain);
+        response.off('close', onClose);
+        this.#drained = undefined;
+        if (failed === undefined) resolve();
+        else reject(new KvError('CANCELLED', failed));
+      };
+      const onDrain = (): void => settle(undefined);
+      const onClose = (): void => settle('the client ended the request');
+      const timer = setTimeout(() => {
+        response.destroy();
+        settle(`the client did not read for ${stallMs / 1000} s`);
+      }, stallMs);
+      response.once('drain', onDrain);
+      response.once('close', onClose);
+      if (response.destroyed) onClose();
+    });
+    return this.#drained;
+  }
+}

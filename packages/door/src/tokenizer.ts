@@ -1,0 +1,165 @@
+/**
+ * A model's text side, loaded from its Hugging Face folder: tokenizer.json, tokenizer_config.json,
+ * special_tokens_map.json and the chat template (in tokenizer_config.json or chat_template.jinja).
+ *
+ * Whatever is missing or damaged is one KvError MODEL that names the file.
+ */
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+import { type ChatMessage, ChatTemplate } from './chat-template.ts';
+import { type DecoderConfig, Detokenizer, TokenTable, tokenToBytes } from './detokenizer.ts';
+import { accelerate, type PreTokenizerConfig } from './fast-encode.ts';
+import { LibraryTokenizer } from './library.ts';
+
+interface AddedToken {
+  readonly id: number;
+  readonly content: string;
+  readonly special?: boolean;
+  readonly lstrip?: boolean;
+  readonly rstrip?: boolean;
+}
+
+interface TokenizerFile {
+  readonly model: { readonly type?: string };
+  readonly decoder: DecoderConfig | null;
+  readonly pre_tokenizer: PreTokenizerConfig | null;
+  readonly normalizer: unknown;
+  readonly added_tokens: readonly AddedToken[];
+}
+
+export class Tokenizer {
+  readonly #library: LibraryTokenizer;
+  readonly #table: TokenTable;
+  readonly #chat: ChatTemplate | undefined;
+  /** No token covers more characters of a prompt than this; Infinity where that cannot be said. */
+  readonly #maxTokenChars: number;
+
+  constructor(library: LibraryTokenizer, table: TokenTable, chat: ChatTemplate | undefined, maxTokenChars: number) {
+    this.#library = library;
+    this.#table = table;
+    this.#chat = chat;
+    this.#maxTokenChars = maxTokenChars;
+  }
+
+  /** Token ids of `text`. `addSpecialTokens`: as the model's post-processor does (a leading <s>, for example). */
+  encode(text: string, options: { readonly addSpecialTokens: boolean }): number[] {
+    return this.#library.encode(text, { add_special_tokens: options.addSpecialTokens }).ids;
+  }
+
+  /** At least so many tokens, known without encoding: refuses a hopeless prompt before seconds are spent on it. */
+  leastTokens(text: string): number {
+    return Math.ceil(text.length / this.#maxTokenChars);
+  }
+
+  /** Text of `ids` without special tokens; an unfinished last character is left out. */
+  decode(ids: readonly number[]): string {
+    const detokenizer = this.detokenizer();
+    return ids.map((id) => detokenizer.push(id)).join('');
+  }
+
+  detokenizer(): Detokenizer {
+    return new Detokenizer(this.#table);
+  }
+
+  /** The prompt of a conversation, as text. @throws KvError REQUEST without a template or when it refuses them */
+  chatPrompt(messages: readonly ChatMessage[]): string {
+    if (!this.#chat) {
+      throw new KvError('REQUEST', 'messages: this model has no chat template; use /v1/completions with a prompt');
+    }
+    return this.#chat.render(messages);
+  }
+}
+
+/** Reads the folder; for a vocabulary of 128,000 tokens this takes about a second. @throws KvError MODEL */
+export function loadTokenizer(modelDir: string): Tokenizer {
+  const path = join(modelDir, 'tokenizer.json');
+  const file = readJson(path, true) as unknown as TokenizerFile;
+  const config = readJson(join(modelDir, 'tokenizer_config.json'), false);
+  const specialTokens = namedTokens({ ...readJson(join(modelDir, 'special_tokens_map.json'), false), ...config });
+  const damaged = (what: string): KvError =>
+    new KvError('MODEL', `${path}: ${what}; copy the file again from where the model came from`);
+  if (!Array.isArray(file.added_tokens) || typeof file.model !== 'object' || file.model === null) {
+    throw damaged('not a tokenizer (no "model" or no "added_tokens")');
+  }
+  const toBytes = tokenToBytes(file.decoder, path);
+  let library: LibraryTokenizer;
+  try {
+    library = new LibraryTokenizer(file, config);
+    accelerate(library, file.pre_tokenizer);
+    // A vocabulary that lost its letters fails here and not at the first request.
+    const probe = library.encode('probe', { add_special_tokens: false }).ids;
+    if (probe.length === 0 || !probe.every(Number.isInteger)) throw new Error('the vocabulary cannot spell a word');
+  } catch (error) {
+    throw damaged(`cannot be used (${String((error as Error).message).split('\n', 1)[0]})`);
+  }
+  const vocabulary = library.model.vocab;
+  const special = new Set(file.added_tokens.filter((token) => token.special).map((token) => token.id));
+  const added = new Set(file.added_tokens.map((token) => token.id));
+  // A byte-level token of k characters covers k bytes, so at most k characters. A normalizer or a stripping token may
+  // swallow any number of them.
+  const countable =
+    file.normalizer === null &&
+    vocabulary.every((token) => token !== undefined) &&
+    !file.added_tokens.some((token) => token.lstrip || token.rstrip);
+  const maxTokenChars = countable
+    ? vocabulary.reduce((most, token) => Math.max(most, token?.length ?? 0), 1)
+    : Number.POSITIVE_INFINITY;
+  const table = new TokenTable(vocabulary, toBytes, special, added);
+  return new Tokenizer(library, table, loadChatTemplate(modelDir, config, specialTokens), maxTokenChars);
+}
+
+function loadChatTemplate(
+  modelDir: string,
+  config: Readonly<Record<string, unknown>>,
+  specialTokens: Readonly<Record<string, string>>,
+): ChatTemplate | undefined {
+  const file = join(modelDir, 'chat_template.jinja');
+  if (existsSync(file)) return new ChatTemplate(readText(file), specialTokens, file);
+  const source = join(modelDir, 'tokenizer_config.json');
+  const given = config.chat_template;
+  if (given === undefined || given === null) return undefined;
+  // One template, or several with names; "default" is the one for plain conversation.
+  const text = Array.isArray(given)
+    ? given.find((entry: { name?: unknown; template?: unknown }) => entry?.name === 'default')?.template
+    : given;
+  if (typeof text !== 'string') {
+    throw new KvError('MODEL', `${source}: chat_template is neither a text nor a list with a "default"; correct it`);
+  }
+  return new ChatTemplate(text, specialTokens, source);
+}
+
+/** bos_token and the like, written either as text or as {content}. */
+function namedTokens(config: Readonly<Record<string, unknown>>): Record<string, string> {
+  const tokens: Record<string, string> = {};
+  for (const [name, value] of Object.entries(config)) {
+    if (!name.endsWith('_token')) continue;
+    const content = typeof value === 'string' ? value : (value as { content?: unknown } | null)?.content;
+    if (typeof content === 'string') tokens[name] = content;
+  }
+  return tokens;
+}
+
+function readJson(path: string, required: boolean): Record<string, unknown> {
+  if (!required && !existsSync(path)) return {};
+  const text = readText(path);
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    throw new KvError('MODEL', `${path}: not valid JSON, perhaps cut off; copy the file again`);
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw new KvError('MODEL', `${path}: not a JSON object; copy the file again`);
+  }
+  return value as Record<string, unknown>;
+}
+
+function readText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    const code = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
+    throw new KvError('MODEL', `${path}: cannot be read (${code}); --model must name a Hugging Face model folder`);
+  }
+}
