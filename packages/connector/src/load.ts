@@ -113,7 +113,8 @@ export class LoadRun {
       this.#ready += offsets.length;
       this.#pump();
     } catch (error) {
-      this.#context.session.link.end(KvError.from(error, 'PROTOCOL')); // ends this load as well
+      this.#context.session.link.end(KvError.from(error, 'PROTOCOL'));
+      this.#close('protocol', true);
     }
   }
 
@@ -142,9 +143,9 @@ export class LoadRun {
       this.#context.onCopied(end - first, (timers.nowMs() - startedAtMs) * 1_000);
       this.#verified.set(flags.subarray(0, end - first), first);
       for (let i = first; i < end; i++) if (this.#verified[i] !== 1) this.#corrupt.push(i);
-      if (this.#corrupt.length > 0) this.#close('checksum', true);
-    } catch {
-      this.#close('copy', true);
+      if (this.#corrupt.length > 0) this.#fail('checksum');
+    } catch (error) {
+      this.#fail(KvError.from(error).code.toLowerCase());
     }
     this.#copies--;
     this.#pump();
@@ -156,6 +157,12 @@ export class LoadRun {
     this.#closed = true;
     this.#halted ||= halt;
     this.#pump();
+  }
+
+  /** Ours, not the node's: it may have said already that all is well. */
+  #fail(reason: string): void {
+    if (!this.#halted) count(this.#context.counters, 'load', reason);
+    this.#close('', true);
   }
 
   #end(): void {

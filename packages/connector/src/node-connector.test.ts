@@ -1,0 +1,205 @@
+/** The connector against a scripted node: what it does when all goes well, and for each way in which a node misbehaves. */
+import { afterEach, expect, test } from 'vitest';
+import { chainOf, hashOf } from './testing/memory.ts';
+import { fastTimers, Rig, until } from './testing/rig.ts';
+
+let rig: Rig;
+afterEach(async () => {
+  await rig.close();
+  expect(rig.executor.mapped.size, 'arenas still mapped').toBe(0);
+  expect(rig.node.wrongs).toEqual([]);
+});
+
+const ids = (first: number, count: number): number[] => Array.from({ length: count }, (_, i) => first + i);
+const reasons = () => rig.connector.counters.reasons;
+
+test('what was stored is matched and loaded, byte for byte', async () => {
+  rig = new Rig();
+  await rig.attach();
+  expect(rig.node.attaches[0]).toMatchObject({ protocol: 1, payloadBytes: 32n, blockTokens: 4, hashBytes: 8 });
+  expect(rig.node.attaches[0]!.previousSession).toHaveLength(0);
+  await rig.store(1, 0, ids(10, 6));
+  await rig.store(1, 6, ids(16, 4));
+  await until(() => rig.connector.counters.storedBlocks === 10, 'the commits');
+  expect(rig.node.reserved.size).toBe(0);
+
+  expect(rig.connector.match('r', chainOf(1, 12), 0)).toEqual({ state: 'pending' });
+  expect(await rig.matched('r', chainOf(1, 12), 0)).toBe(10);
+  expect(rig.wakes).toBe(1);
+  expect(rig.connector.match('r', chainOf(1, 12), 4)).toEqual({ state: 'known', blocks: 6 });
+  const result = await rig.load('r', 1, 4, ids(100, 6));
+  expect(result).toMatchObject({ loaded: 6, byTier: { arena: 6 } });
+  for (let i = 0; i < 6; i++) expect(rig.holds(100 + i, 1, 4 + i)).toBe(true);
+  await until(() => rig.node.leases.size === 0, 'the release');
+  expect(rig.connector.counters).toMatchObject({ lookups: 1, loads: 1, loadedBlocks: 6, loadedBytes: 192, stores: 2 });
+  expect(reasons()).toEqual({});
+});
+
+test('without a node nothing is matched, loaded or stored, and nothing waits', async () => {
+  rig = new Rig();
+  expect(rig.connector.attached).toBe(false);
+  expect(rig.connector.match('r', chainOf(1, 4), 0)).toEqual({ state: 'known', blocks: 0 });
+  expect(await rig.load('r', 1, 0, [1, 2])).toEqual({ loaded: 0, byTier: {}, elapsedUs: 0 });
+  await rig.store(1, 0, [1, 2]);
+  expect(await rig.connector.stats()).toBeNull();
+  expect(reasons()).toEqual({ 'load: no session': 1, 'store: no session': 2 });
+  await until(() => rig.warnings.length > 0, 'a warning');
+  expect(rig.warnings).toEqual(['no session with the cache node yet']);
+});
+
+test('a lookup without an answer is a miss at its deadline; a forgotten one wakes nobody', async () => {
+  rig = new Rig({ lookupDeadlineMs: 20 });
+  await rig.attach();
+  rig.node.seed(hashOf(1, 0));
+  rig.node.fault = () => 'silent';
+  expect(await rig.matched('r', chainOf(1, 1), 0)).toBe(0);
+  expect(rig.wakes).toBe(1);
+  rig.connector.match('gone', chainOf(1, 1), 0);
+  rig.connector.forget('gone');
+  await until(() => rig.connector.counters.reasons['lookup: deadline'] === 2, 'the second deadline');
+  expect(rig.wakes).toBe(1);
+});
+
+test('a hit that would be slower than computing is left alone', async () => {
+  rig = new Rig();
+  await rig.attach();
+  for (let i = 0; i < 8; i++) rig.node.seed(hashOf(1, i));
+  rig.node.spans = () => [
+    { tier: 'arena', count: 3 },
+    { tier: 'disk', count: 5 },
+  ];
+  rig.node.estimatedUs = 100_000;
+  rig.connector.observePrefill(400, 400_000); // 4,000 µs per block
+  expect(await rig.matched('r', chainOf(1, 8), 0)).toBe(3);
+  expect(reasons()).toEqual({ 'lookup: slower than computing': 5 });
+});
+
+test('a block with wrong bytes ends the prefix and is reported', async () => {
+  rig = new Rig();
+  await rig.attach();
+  for (let i = 0; i < 9; i++) rig.node.seed(hashOf(1, i));
+  rig.node.fault = (body) => (body.$case === 'load' ? 'wrong bytes' : 'none');
+  const result = await rig.load('r', 1, 0, ids(50, 9));
+  expect(result.loaded).toBe(4);
+  for (let i = 0; i < 4; i++) expect(rig.holds(50 + i, 1, i)).toBe(true);
+  await until(() => rig.node.corruptReports.length === 1, 'the report');
+  expect(rig.node.corruptReports[0]!.corrupt).toEqual([4]);
+  expect(reasons()).toEqual({ 'load: checksum': 1 });
+});
+
+test('a load keeps what is contiguous when the node stops in the middle; its late lease is released', async () => {
+  rig = new Rig({ loadDeadlineMs: 60 });
+  await rig.attach();
+  for (let i = 0; i < 5; i++) rig.node.seed(hashOf(1, i));
+  expect((await rig.load('r', 1, 0, ids(50, 8))).loaded).toBe(5);
+  expect(reasons()).toEqual({ 'load: missing': 1 });
+  rig.node.stopped = true;
+  const startedAtMs = performance.now();
+  const result = await rig.load('r', 1, 0, ids(60, 5));
+  expect(result.loaded).toBe(0);
+  expect(performance.now() - startedAtMs).toBeLessThan(1_000);
+  rig.node.go();
+  await until(() => rig.node.log.filter((name) => name === 'release').length === 2, 'the release');
+  expect(rig.node.leases.size).toBe(0);
+});
+
+test('a node that dies in the middle: what was being copied counts, once it is verified', async () => {
+  rig = new Rig();
+  await rig.attach();
+  for (let i = 0; i < 6; i++) rig.node.seed(hashOf(1, i));
+  rig.node.readyBlocks = 2;
+  const gates: (() => void)[] = [];
+  rig.executor.beforeCopy = () => new Promise((resolve) => gates.push(resolve));
+  const loading = rig.load('r', 1, 0, ids(50, 6));
+  await until(() => gates.length === 2, 'two copies');
+  await rig.node.kill();
+  await until(() => !rig.connector.attached, 'the end of the session');
+  await rig.node.start();
+  expect(rig.node.attaches, 'no new session while copies run').toHaveLength(1);
+  expect(rig.executor.mapped.size, 'the arena stays mapped while copies run').toBe(1);
+  for (const open of gates) open();
+  expect((await loading).loaded).toBe(4);
+  for (let i = 0; i < 4; i++) expect(rig.holds(50 + i, 1, i)).toBe(true);
+  expect(reasons()).toEqual({ 'load: disconnected': 1 });
+  await rig.attached();
+});
+
+test('the session comes back, with another arena after a restart, and names the one before', async () => {
+  rig = new Rig();
+  await rig.attach();
+  await rig.store(1, 0, [1, 2]);
+  await rig.node.kill();
+  await until(() => !rig.connector.attached, 'the end of the session');
+  await rig.attach();
+  expect(rig.node.attaches[1]!.previousSession).toEqual(rig.node.sessions[0]);
+  expect(rig.executor.mapped.size).toBe(1);
+  expect(await rig.matched('r', chainOf(1, 2), 0)).toBe(0);
+  await rig.store(1, 0, [1, 2]);
+  await until(() => rig.connector.counters.storedBlocks >= 2, 'the commit');
+  expect(await rig.matched('s', chainOf(1, 2), 0)).toBe(2);
+  expect(rig.connector.counters.sessions).toBe(2);
+});
+
+test('a silent node is left alone, and asked again as soon as it answers', async () => {
+  rig = new Rig({ lookupDeadlineMs: 10 });
+  await rig.attach();
+  rig.node.seed(hashOf(1, 0));
+  rig.node.stopped = true;
+  await rig.matched('a', chainOf(1, 1), 0);
+  await rig.matched('b', chainOf(1, 1), 0);
+  expect(rig.connector.suspended).toBe(true);
+  expect(rig.connector.attached).toBe(false);
+  expect(rig.connector.match('c', chainOf(1, 1), 0)).toEqual({ state: 'known', blocks: 0 });
+  await rig.store(1, 0, [1]);
+  expect(rig.connector.counters.lookups).toBe(2);
+  rig.node.go();
+  await rig.attached();
+  expect(await rig.matched('d', chainOf(1, 1), 0)).toBe(1);
+  expect(rig.connector.counters).toMatchObject({ suspensions: 1, sessions: 1 });
+});
+
+test('a copy that fails aborts the store, and nothing is committed', async () => {
+  rig = new Rig();
+  await rig.attach();
+  rig.executor.beforeCopy = () => Promise.reject(new Error('IO: no'));
+  await rig.store(1, 0, [1, 2, 3]);
+  await until(() => rig.node.log.includes('abort'), 'the abort');
+  await until(() => rig.node.reserved.size === 0, 'the slots');
+  expect(rig.node.log).not.toContain('commit');
+  expect(reasons()).toEqual({ 'store: io': 3 });
+});
+
+test('a Reserve that is answered too late is aborted', async () => {
+  rig = new Rig({ timers: fastTimers(20) });
+  await rig.attach();
+  rig.node.stopped = true;
+  await rig.store(1, 0, [1, 2]);
+  expect(reasons()).toEqual({ 'store: deadline': 2 });
+  rig.node.go();
+  await until(() => rig.node.log.includes('abort'), 'the abort');
+  expect(rig.node.reserved.size).toBe(0);
+});
+
+test('stores beyond the bound keep the first blocks of the chain and release the rest', async () => {
+  rig = new Rig({ maxStoreBlocks: 4 });
+  await rig.attach();
+  await Promise.all([rig.store(1, 0, ids(1, 6)), rig.store(2, 0, ids(11, 3))]);
+  await until(() => rig.connector.storingBlocks === 0, 'the commits');
+  expect(rig.node.held.size).toBe(4);
+  expect(reasons()).toEqual({ 'store: too many in flight': 5 });
+});
+
+test.each(['garbage', 'foreign', 'wrong order', 'wrong offset', 'hang up'] as const)(
+  'a node that answers a load with %s loses the session, not the request',
+  async (fault) => {
+    rig = new Rig();
+    await rig.attach();
+    for (let i = 0; i < 4; i++) rig.node.seed(hashOf(1, i));
+    rig.node.fault = (body) => (body.$case === 'load' ? fault : 'none');
+    expect((await rig.load('r', 1, 0, ids(50, 4))).loaded).toBe(0);
+    rig.node.fault = () => 'none';
+    await until(() => rig.connector.counters.sessions === 2, 'another session');
+    await rig.attached();
+    expect((await rig.load('r', 1, 0, ids(50, 4))).loaded).toBe(4);
+  },
+);
