@@ -112,9 +112,10 @@ export function decodeHeader(bytes: Uint8Array): Header | { readonly error: Head
     Number.isSafeInteger(sequence);
   if (!sound) return { error: 'fields' };
   return {
-    namespace: Uint8Array.prototype.slice.call(source, at.namespace, at.namespace + 32),
+    namespace: new Uint8Array(source.subarray(at.namespace, at.namespace + 32)),
     hash: source.toString('latin1', at.hash, at.hash + hashBytes) as HashKey,
-    parent: parentBytes === 0 ? null : (source.toString('latin1', at.parentHash, at.parentHash + parentBytes) as HashKey),
+    parent:
+      parentBytes === 0 ? null : (source.toString('latin1', at.parentHash, at.parentHash + parentBytes) as HashKey),
     tokenCount: source.readUInt32LE(at.tokenCount),
     codec: source.readUInt16LE(at.codec),
     flags: source.readUInt16LE(at.flags),
