@@ -1,0 +1,95 @@
+/**
+ * The free blocks of a pool in eviction order: the front is reused next.
+ *
+ *     sentinel ⇄ front ⇄ … ⇄ back ⇄ sentinel        next[], prev[]: two Int32Arrays, one entry per block + sentinel
+ *
+ * Every operation on one block is O(1), `remove` from the middle included, which is what makes a hit on a free block
+ * cheap. Invariant: a block is linked exactly when `has(block)`; `count` is the number of linked blocks.
+ * After vLLM's FreeKVCacheBlockQueue, with the links of lru-cache (parallel typed arrays instead of node objects).
+ */
+import { invariant } from '@kvtier/errors';
+
+const unlinked = -1;
+
+export class FreeQueue {
+  readonly #next: Int32Array;
+  readonly #prev: Int32Array;
+  readonly #sentinel: number;
+  #count = 0;
+
+  /** Room for blocks 0..blockCount-1; empty at first. */
+  constructor(blockCount: number) {
+    this.#sentinel = blockCount;
+    this.#next = new Int32Array(blockCount + 1).fill(unlinked);
+    this.#prev = new Int32Array(blockCount + 1).fill(unlinked);
+    this.#next[blockCount] = blockCount;
+    this.#prev[blockCount] = blockCount;
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  has(block: number): boolean {
+    return this.#next[block] !== unlinked;
+  }
+
+  /** Take the block that is reused next. The queue must not be empty. */
+  popFront(): number {
+    const front = this.#next[this.#sentinel]!;
+    invariant(front !== this.#sentinel, 'free queue: no free block to take; callers check count first');
+    this.remove(front);
+    return front;
+  }
+
+  append(block: number): void {
+    this.#link(block, this.#prev[this.#sentinel]!, this.#sentinel);
+  }
+
+  prepend(block: number): void {
+    this.#link(block, this.#sentinel, this.#next[this.#sentinel]!);
+  }
+
+  remove(block: number): void {
+    const next = this.#next[block]!;
+    const prev = this.#prev[block]!;
+    invariant(next !== unlinked, () => `free queue: block ${block} is not in it`);
+    this.#next[prev] = next;
+    this.#prev[next] = prev;
+    this.#next[block] = unlinked;
+    this.#prev[block] = unlinked;
+    this.#count--;
+  }
+
+  /** All free blocks, next to be reused first. For tests and statistics. */
+  toArray(): number[] {
+    const blocks: number[] = [];
+    for (let at = this.#next[this.#sentinel]!; at !== this.#sentinel; at = this.#next[at]!) {
+      blocks.push(at);
+      invariant(blocks.length <= this.#count, 'free queue: more links than blocks');
+    }
+    return blocks;
+  }
+
+  checkIntegrity(): void {
+    let at = this.#sentinel;
+    let seen = -1;
+    do {
+      const next = this.#next[at]!;
+      invariant(next >= 0 && this.#prev[next] === at, () => `free queue: links around block ${at} do not agree`);
+      at = next;
+      seen++;
+      invariant(seen <= this.#count, 'free queue: more links than blocks');
+    } while (at !== this.#sentinel);
+    invariant(seen === this.#count, () => `free queue: ${seen} blocks linked, ${this.#count} counted`);
+  }
+
+  #link(block: number, prev: number, next: number): void {
+    invariant(this.#next[block] === unlinked && block !== this.#sentinel, () => `free queue: block ${block} is in it`);
+    this.#next[prev] = block;
+    this.#prev[block] = prev;
+    this.#next[block] = next;
+    this.#prev[next] = block;
+    this.#count++;
+  }
+}

@@ -1,0 +1,204 @@
+/**
+ * The engine's KV-cache manager: which physical blocks each request's tokens live in, and which prefix of a new request
+ * is there already. The life of a request here:
+ *
+ *   1. getComputedBlocks    the longest cached prefix; nothing is held yet
+ *   2. allocateSlots        hold that prefix, add blocks for the tokens of the next step (and for those that a connector
+ *                           will load); null when they do not fit, and then nothing has changed
+ *   3. allocateSlots …      more, step by step; full blocks become findable as they are allocated, or, with
+ *                           `delayCacheBlocks`, when the caller says so with cacheBlocks
+ *   4. free                 last block first; content stays findable until the block is reused
+ *
+ * Invariant: a hit never includes the last token, because its logits must be computed; hits being whole blocks, a full
+ * hit recomputes the last block. Synchronous, pure, no clock. Semantics and names after vLLM V1's KVCacheManager.
+ */
+import { invariant } from '@kvtier/errors';
+import type { HashKey } from '@kvtier/identity';
+import { BlockPool } from './block-pool.ts';
+import { type CacheHit, type Coordinator, type GroupBlocks, UnitaryCoordinator } from './coordinator.ts';
+import { EventLog, type KvCacheEvent } from './events.ts';
+import type { CacheRequest } from './request.ts';
+import { PrefixCacheStats, type PrefixCacheStatsSnapshot } from './stats.ts';
+
+export interface KvCacheManagerOptions {
+  /** Physical blocks, the null block (0) included. */
+  readonly blockCount: number;
+  readonly blockTokens: number;
+  readonly maxModelTokens: number;
+  /** Off: blocks are only allocated and freed. Default on. */
+  readonly enableCaching?: boolean;
+  /** Share of the blocks that admission leaves free for those already running; default 0. */
+  readonly watermark?: number;
+  /** Collect events for takeEvents; default off. */
+  readonly enableEvents?: boolean;
+}
+
+export interface AllocateOptions {
+  /** The hit that getComputedBlocks found; only for a request that holds nothing yet. */
+  readonly computed?: CacheHit;
+  /** Tokens after the hit that a connector will load. */
+  readonly externalComputedTokens?: number;
+  /** Room for tokens that may be drafted ahead; never cached. */
+  readonly lookaheadTokens?: number;
+  /** The content is not there yet: do not make it findable; the caller will with cacheBlocks. */
+  readonly delayCacheBlocks?: boolean;
+  /** Refuse unless the whole request would fit, not just this step's share. */
+  readonly fullSequenceMustFit?: boolean;
+  /** Free blocks that are promised to others. */
+  readonly reservedBlocks?: number;
+  /** Others run in this step: the watermark applies. Default true. */
+  readonly hasScheduledRequests?: boolean;
+}
+
+const noHit: CacheHit = { blocks: [[]], tokens: 0, sharedPrefixBoundary: 0 };
+
+export class KvCacheManager {
+  readonly blockTokens: number;
+  readonly #enableCaching: boolean;
+  readonly #maxModelTokens: number;
+  readonly #watermarkBlocks: number;
+  readonly #events: EventLog;
+  readonly #pool: BlockPool;
+  readonly #coordinator: Coordinator;
+  readonly #stats = new PrefixCacheStats();
+
+  constructor(options: KvCacheManagerOptions) {
+    this.blockTokens = options.blockTokens;
+    this.#enableCaching = options.enableCaching ?? true;
+    this.#maxModelTokens = options.maxModelTokens;
+    this.#watermarkBlocks = Math.floor((options.watermark ?? 0) * options.blockCount);
+    this.#events = new EventLog(options.enableEvents ?? false);
+    this.#pool = new BlockPool({
+      blockCount: options.blockCount,
+      enableCaching: this.#enableCaching,
+      groupCount: 1,
+      events: this.#events,
+    });
+    this.#coordinator = new UnitaryCoordinator(this.#pool, options.blockTokens);
+  }
+
+  /** Blocks, the null block included. */
+  get blockCount(): number {
+    return this.#pool.blockCount;
+  }
+
+  get freeBlockCount(): number {
+    return this.#pool.freeCount;
+  }
+
+  /** Blocks that can be found by their hash. */
+  get cachedBlockCount(): number {
+    return this.#pool.cachedCount;
+  }
+
+  /** Share of the blocks that are held, 0..1. */
+  get usage(): number {
+    return this.#pool.usage;
+  }
+
+  /** The longest cached prefix of a request, without its last token. Nothing is held or counted yet. */
+  getComputedBlocks(request: CacheRequest): CacheHit {
+    if (!this.#enableCaching || request.skipReadingPrefixCache) return noHit;
+    return this.#coordinator.findLongestCacheHit(request.hashes, request.tokenCount - 1);
+  }
+
+  /**
+   * Blocks for the next `newTokens` tokens of a request. Returns the blocks added for them, by group (not the hit, not
+   * the external ones: `blockTables` has all), or null when they do not fit.
+   * `newTokens` may be 0 only with external tokens: an asynchronous load that computes nothing yet.
+   */
+  allocateSlots(request: CacheRequest, newTokens: number, options: AllocateOptions = {}): GroupBlocks | null {
+    const external = options.externalComputedTokens ?? 0;
+    invariant(newTokens > 0 || external > 0, () => `request ${request.id}: nothing to allocate for`);
+    const computed = options.computed ?? noHit;
+    const localTokens = request.computedTokens + computed.tokens;
+    const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
+    const applyWatermark = (options.hasScheduledRequests ?? true) && !request.running;
+    const watermark = applyWatermark ? this.#watermarkBlocks : 0;
+    const demand = (tokens: number): number =>
+      this.#coordinator.blocksToAllocate(request.id, Math.min(tokens, this.#maxModelTokens), computed.blocks) +
+      watermark;
+
+    if (options.fullSequenceMustFit && demand(request.tokenCount) > this.#pool.freeCount) return null;
+    const slotTokens = Math.min(computedTokens + newTokens + (options.lookaheadTokens ?? 0), this.#maxModelTokens);
+    if (demand(slotTokens) > this.#pool.freeCount - (options.reservedBlocks ?? 0)) return null;
+
+    // Two phases: all hits are held before anything is allocated, or an allocation could evict a hit.
+    if (computed.tokens > 0) this.#coordinator.addComputedBlocks(request.id, computed.blocks);
+    if (external > 0) this.#coordinator.allocateBlocks(request.id, computedTokens);
+    const added = this.#coordinator.allocateBlocks(request.id, slotTokens);
+    if (this.#enableCaching && !options.delayCacheBlocks)
+      this.#coordinator.cacheBlocks(request, Math.min(computedTokens + newTokens, request.tokenCount));
+    return added;
+  }
+
+  /** Make the full blocks among the first `tokens` tokens findable: their content is there. */
+  cacheBlocks(request: CacheRequest, tokens: number): void {
+    if (this.#enableCaching) this.#coordinator.cacheBlocks(request, tokens);
+  }
+
+  /** Let a request's blocks go, last one first. A request that holds none is fine. */
+  free(requestId: string): void {
+    this.#coordinator.free(requestId);
+  }
+
+  /** Block table per group. Valid until the next call that changes it. */
+  blockTables(requestId: string): GroupBlocks {
+    return this.#coordinator.tables(requestId);
+  }
+
+  /** Hold blocks beyond their request's life, e.g. while they are exported. */
+  holdBlocks(blocks: Iterable<number>): void {
+    this.#pool.touch(blocks);
+  }
+
+  /** Undo holdBlocks. */
+  releaseBlocks(blocks: readonly number[]): void {
+    this.#pool.release(blocks);
+  }
+
+  /** Forget what these blocks cache; their holders keep them. */
+  evictBlocks(blocks: Iterable<number>): void {
+    this.#pool.evict(blocks);
+  }
+
+  /** Forget everything cached; false, and nothing done, while any block is held. */
+  resetPrefixCache(): boolean {
+    if (!this.#pool.reset()) return false;
+    this.#stats.recordReset();
+    return true;
+  }
+
+  /** Leading blocks of a request, per group, that all requests with blocks share; 0 with caching off, as in vLLM. */
+  commonPrefixBlocks(requestId: string): number[] {
+    return this.#coordinator.managers.map((manager) =>
+      this.#enableCaching ? manager.commonPrefixBlocks(requestId) : 0,
+    );
+  }
+
+  /** Events since the last call; [] when they are off. */
+  takeEvents(): KvCacheEvent[] {
+    return this.#events.take();
+  }
+
+  /** Count a lookup. Called at admission, because a request that waits is looked up many times. */
+  recordLookup(queriedTokens: number, hitTokens: number, preempted: boolean): void {
+    if (this.#enableCaching) this.#stats.recordLookup(queriedTokens, hitTokens, preempted);
+  }
+
+  /** Lookups since the last call. */
+  takeStats(): PrefixCacheStatsSnapshot {
+    return this.#stats.take();
+  }
+
+  /** The pool as it is, for tests and debugging. */
+  snapshot(): ReturnType<BlockPool['snapshot']> & { cachedHash(block: number): HashKey | undefined } {
+    return { ...this.#pool.snapshot(), cachedHash: (block) => this.#pool.hashOf(block) };
+  }
+
+  /** O(blocks). Throws InvariantError at the first thing that does not hold. */
+  checkIntegrity(): void {
+    this.#pool.checkIntegrity();
+    this.#coordinator.checkIntegrity();
+  }
+}

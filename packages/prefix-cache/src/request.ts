@@ -1,0 +1,33 @@
+/** What the KV-cache manager sees of a request. It reads these and changes none of them. */
+import type { HashKey } from '@kvtier/identity';
+
+/** The chain hashes of a request's full blocks; `SequenceHashes` of packages/identity is one. */
+export interface BlockHashes {
+  readonly blockCount: number;
+  keyAt(block: number): HashKey;
+}
+
+export interface CacheRequest {
+  readonly id: string;
+  /** Prompt and generated tokens so far. */
+  readonly tokenCount: number;
+  /** Tokens whose KV is in the request's blocks. */
+  readonly computedTokens: number;
+  /** In the running batch: admission's watermark does not apply to it any more. */
+  readonly running: boolean;
+  readonly hashes: BlockHashes;
+  /** Compute everything, e.g. because the caller wants the logits of the prompt. */
+  readonly skipReadingPrefixCache?: boolean;
+  /** Needed only when events are on. */
+  readonly description?: RequestDescription;
+}
+
+/** What a BlockStored event says about a request beyond its hashes. */
+export interface RequestDescription {
+  readonly loraId: number | null;
+  readonly loraName: string | null;
+  /** Token ids first..end-1. */
+  tokenIds(first: number, end: number): readonly number[];
+  /** What went into the hash of this block beyond parent and tokens; null when nothing did. */
+  extraKeys(block: number): readonly unknown[] | null;
+}
