@@ -9,7 +9,7 @@ import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { namespaceFromDigest, slotBytesFor } from '@kvtier/identity';
-import type { Holdings, Store } from '@kvtier/store';
+import type { Holdings } from '@kvtier/store';
 import { type Attach, ClientFrame, FrameReader, ServerFrame, sessionProtocol, writeFrame } from '@kvtier/wire';
 import type { SessionLimits } from './limits.ts';
 import type { PeerProcess } from './peer.ts';
@@ -21,6 +21,8 @@ export interface ConnectionOptions extends SessionServerOptions {
   readonly limits: SessionLimits;
   readonly peer: PeerProcess;
   readonly quarantine: Quarantine;
+  /** The peer says that the copies of this session of its own have ended. */
+  readonly endPrevious: (session: string, peer: PeerProcess) => void;
   readonly gauges: () => Readonly<Record<string, number>>;
   readonly onClosed: (connection: Connection) => void;
 }
@@ -28,10 +30,11 @@ export interface ConnectionOptions extends SessionServerOptions {
 export class Connection {
   readonly #socket: Socket;
   readonly #options: ConnectionOptions;
-  readonly #session = randomBytes(16);
+  readonly #id = randomBytes(16);
+  readonly session = this.#id.toString('hex');
   #context: RequestContext | undefined;
   #client = '';
-  #cancelAttachDeadline: () => void;
+  #cancelDeadline: () => void;
 
   constructor(socket: Socket, options: ConnectionOptions) {
     this.#socket = socket;
@@ -49,7 +52,7 @@ export class Connection {
     socket.on('drain', () => socket.resume());
     socket.on('error', (error) => this.#warn('connection ended', error));
     socket.on('close', () => this.#onClose());
-    this.#cancelAttachDeadline = clock.after(limits.attachDeadlineMs, () => {
+    this.#cancelDeadline = clock.after(limits.attachDeadlineMs, () => {
       this.#fail(
         0n,
         new KvError('PROTOCOL', `session link: no Attach within ${limits.attachDeadlineMs} ms; send it first`),
@@ -57,8 +60,18 @@ export class Connection {
     });
   }
 
-  /** Ends the session now. */
+  get peer(): PeerProcess {
+    return this.#options.peer;
+  }
+
+  /** Ends the session now; slots in use go to quarantine. */
   destroy(): void {
+    this.#socket.destroy();
+  }
+
+  /** Ends the session now; its peer says that no copy is under way any more. */
+  endSafely(): void {
+    this.#context?.holdings.end();
     this.#socket.destroy();
   }
 
@@ -84,18 +97,19 @@ export class Connection {
   }
 
   #attach(id: bigint, attach: Attach): void {
-    const { arenaBytes, headerBytes, arenaPath, arenaId, store, quarantine, peer, limits, gauges, log } = this.#options;
+    const { arenaBytes, headerBytes, arenaPath, arenaId, store, endPrevious, peer, limits, gauges, log } =
+      this.#options;
     checkAttach(attach, arenaBytes);
-    if (attach.previousSession.length > 0) quarantine.lift(attach.previousSession.toString('hex'), peer);
+    if (attach.previousSession.length > 0) endPrevious(attach.previousSession.toString('hex'), peer);
     const namespace = namespaceFromDigest(attach.namespace);
     const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens);
-    this.#cancelAttachDeadline();
+    this.#cancelDeadline();
     this.#client = attach.client.slice(0, 200);
     const send = (to: bigint, body: ServerBody): void => this.#send(to, body);
     this.#context = { store, holdings, hashBytes: attach.hashBytes, headerBytes, limits, gauges, send };
     store.counters.add('session.attached');
-    log.info({ session: this.#session.toString('hex'), client: this.#client, pid: peer.pid }, 'session attached');
-    const value = { session: this.#session, arenaPath, arenaBytes: BigInt(arenaBytes), headerBytes, arenaId };
+    log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
+    const value = { session: this.#id, arenaPath, arenaBytes: BigInt(arenaBytes), headerBytes, arenaId };
     this.#send(id, { $case: 'attached', value });
   }
 
@@ -113,23 +127,21 @@ export class Connection {
     if (code !== 'PROTOCOL' && this.#context !== undefined) return;
     this.#warn('session refused', error);
     this.#socket.end();
-    this.#socket.destroySoon();
+    this.#cancelDeadline();
+    this.#cancelDeadline = this.#options.clock.after(this.#options.limits.goodbyeMs, () => this.#socket.destroy());
   }
 
   #warn(what: string, error: Error): void {
     const { log, peer } = this.#options;
-    log.warn(
-      { session: this.#session.toString('hex'), client: this.#client, pid: peer.pid, reason: error.message },
-      what,
-    );
+    log.warn({ session: this.session, client: this.#client, pid: peer.pid, reason: error.message }, what);
   }
 
   #onClose(): void {
-    this.#cancelAttachDeadline();
+    this.#cancelDeadline();
     const { quarantine, peer, onClosed } = this.#options;
     const holdings = this.#context?.holdings;
     holdings?.disconnect();
-    if (holdings?.holdsSlots) quarantine.add(this.#session.toString('hex'), holdings, peer);
+    if (holdings?.holdsSlots) quarantine.add(this.session, holdings, peer);
     else holdings?.end();
     onClosed(this);
   }

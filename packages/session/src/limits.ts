@@ -6,6 +6,8 @@ export interface SessionLimits {
   readonly maxHashes: number;
   /** Time from connecting to Attach. */
   readonly attachDeadlineMs: number;
+  /** Time for a refused peer to read why. */
+  readonly goodbyeMs: number;
   /** Unread answers beyond which a session's requests are not read, until it has caught up. */
   readonly pauseBytes: number;
   /** Unread answers beyond which a session is disconnected. */
@@ -20,6 +22,7 @@ export const defaultSessionLimits: SessionLimits = {
   maxSessions: 256,
   maxHashes: 65_536,
   attachDeadlineMs: 10_000,
+  goodbyeMs: 1_000,
   pauseBytes: 1 << 20,
   maxPendingBytes: 32 << 20,
   readyBlocks: 4096,

@@ -9,7 +9,7 @@ import { KvError } from '@kvtier/errors';
 import type { Clock, Log, Store } from '@kvtier/store';
 import { Connection } from './connection.ts';
 import { defaultSessionLimits, type SessionLimits } from './limits.ts';
-import { peerProcess } from './peer.ts';
+import { isSameProcess, type PeerProcess, peerProcess } from './peer.ts';
 import { Quarantine } from './quarantine.ts';
 import { listenPrivately, removeSocket } from './socket.ts';
 
@@ -74,6 +74,14 @@ export class SessionServer {
     this.#quarantine.close();
   }
 
+  /** The new connection may be faster than the news that the old one has ended. */
+  #endPrevious(session: string, peer: PeerProcess): void {
+    if (this.#quarantine.lift(session, peer)) return;
+    for (const connection of this.#connections) {
+      if (connection.session === session && isSameProcess(connection.peer, peer)) connection.endSafely();
+    }
+  }
+
   #accept(socket: net.Socket): void {
     const { store, limits, log, peerCredentials } = this.#options;
     const refuse = (why: string, fields: object): void => {
@@ -100,6 +108,7 @@ export class SessionServer {
       ...this.#options,
       peer: peerProcess(credentials.pid),
       quarantine: this.#quarantine,
+      endPrevious: (session, peer) => this.#endPrevious(session, peer),
       gauges: () => ({ 'session.open': this.#connections.size, 'quarantine.open': this.#quarantine.size }),
       onClosed: (closed) => {
         this.#connections.delete(closed);

@@ -15,6 +15,7 @@ import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { StoreLimits } from './limits.ts';
 import type { NamespaceState } from './namespaces.ts';
+import type { Pins } from './pins.ts';
 import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
 import { RateMeter } from './rate.ts';
 
@@ -47,6 +48,7 @@ export interface Fetch {
 
 export interface FetcherOptions {
   readonly arena: ArenaTop;
+  readonly pins: Pins;
   readonly lower: readonly Tier[];
   readonly readHeader: ReadHeader;
   readonly clock: Clock;
@@ -190,12 +192,13 @@ export class Fetcher {
   }
 
   #settle(state: NamespaceState, fetch: Fetch, read: ReadStatus): void {
-    const { arena, counters, readHeader, failpoint } = this.#options;
+    const { arena, pins, counters, readHeader, failpoint } = this.#options;
     state.fetching.delete(fetch.hash);
     this.#inFlightBytes -= state.payloadBytes;
     const header = read === 'ready' ? readHeader(fetch.slot) : undefined;
     // The tier has verified all of it; the size is what this session's slots and offsets were made for.
-    const status = header === undefined || header.payloadBytes === state.payloadBytes ? read : 'corrupt';
+    const usable = header?.payloadBytes === state.payloadBytes && !pins.isLeaving(state.namespace, fetch.hash);
+    const status = read === 'ready' && !usable ? 'corrupt' : read;
     if (header !== undefined && status === 'ready') {
       if (arena.get(state.namespace, fetch.hash) === undefined) {
         arena.publish(state.namespace, header, fetch.slot);

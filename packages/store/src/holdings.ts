@@ -59,7 +59,7 @@ export class Holdings {
    * its parent it could never be found.
    */
   reserve(parent: HashKey | null, hashes: readonly HashKey[]): Reservation[] {
-    const { arena, limits, counters, failpoint } = this.#parts;
+    const { arena, pins, limits, counters, failpoint } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
     const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
     let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
@@ -69,7 +69,7 @@ export class Holdings {
       let status: ReserveStatus = 'refused';
       let slot: number | undefined;
       if (this.#isHeld(hash)) status = 'held';
-      else if (writing.has(hash)) status = 'busy';
+      else if (writing.has(hash) || pins.isLeaving(namespace, hash)) status = 'busy';
       else if (refusal === '') {
         const stranger = arena.get(namespace, hash) !== undefined;
         if (stranger) refusal = 'other_size';
@@ -173,7 +173,7 @@ export class Holdings {
 
   /** Keep blocks of the arena from eviction for a time. Returns how many of `hashes` are kept now. */
   pin(hashes: readonly HashKey[], ttlMs: number): number {
-    const { arena, limits, clock, counters } = this.#parts;
+    const { arena, pins, limits, clock, counters } = this.#parts;
     const { namespace, payloadBytes } = this.state;
     const maxPins = Math.floor(limits.maxPinnedBytes / payloadBytes);
     let count = 0;
@@ -184,7 +184,7 @@ export class Holdings {
         counters.add('pin.refused.session_limit');
         continue;
       }
-      arena.pin(namespace, hash);
+      pins.pin(namespace, hash);
       this.#pins.set(
         hash,
         clock.after(Math.min(ttlMs, limits.maxPinTtlMs), () => void this.unpin([hash])),
@@ -202,7 +202,7 @@ export class Holdings {
       if (cancelTimer === undefined) continue;
       cancelTimer();
       this.#pins.delete(hash);
-      this.#parts.arena.unpin(this.state.namespace, hash);
+      this.#parts.pins.unpin(this.state.namespace, hash);
       count++;
     }
     return count;

@@ -12,6 +12,7 @@ import type { Tier } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { FetchClient, Fetcher, FetchFailure, FetchRequest } from './fetcher.ts';
 import type { NamespaceState } from './namespaces.ts';
+import type { Pins } from './pins.ts';
 import type { ArenaBlock, ArenaTop, Clock } from './ports.ts';
 
 /** '' = complete. 'cancelled': released, or its session ended, before it was complete. */
@@ -26,6 +27,7 @@ export interface LoadEvents {
 
 export interface LoadOptions {
   readonly arena: ArenaTop;
+  readonly pins: Pins;
   readonly fetcher: Fetcher;
   readonly clock: Clock;
   readonly counters: Counters;
@@ -135,18 +137,18 @@ export class Load implements FetchClient {
   }
 
   #pin(index: number, tier: string): void {
-    const { arena } = this.#options;
+    const { arena, pins } = this.#options;
     const { namespace } = this.state;
     const hash = this.hashes[index]!;
     const block = arena.get(namespace, hash)!;
-    arena.pin(namespace, hash);
+    pins.pin(namespace, hash);
     this.#arrived[index] = { slot: block.slot, payloadBytes: block.payloadBytes, checksum: block.checksum, tier };
   }
 
   #unpin(index: number): void {
     if (this.#arrived[index] === undefined) return;
     this.#arrived[index] = undefined;
-    this.#options.arena.unpin(this.state.namespace, this.hashes[index]!);
+    this.#options.pins.unpin(this.state.namespace, this.hashes[index]!);
   }
 
   /** The chain ends at `index`. */

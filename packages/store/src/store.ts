@@ -15,6 +15,7 @@ import { Fetcher } from './fetcher.ts';
 import { Holdings } from './holdings.ts';
 import { defaultLimits, type StoreLimits } from './limits.ts';
 import { type NamespaceState, Namespaces } from './namespaces.ts';
+import { Pins } from './pins.ts';
 import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
 import { WriteDown } from './write-down.ts';
 
@@ -32,6 +33,7 @@ export interface StoreOptions {
 /** What the parts of the store share. */
 export interface StoreParts {
   readonly arena: ArenaTop;
+  readonly pins: Pins;
   readonly clock: Clock;
   readonly limits: StoreLimits;
   readonly counters: Counters;
@@ -67,7 +69,7 @@ export class Store {
   constructor(options: StoreOptions) {
     const { arena, lower, clock, log, failpoint } = options;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
-    const shared = { arena, clock, log, limits, counters: this.counters, failpoint };
+    const shared = { arena, pins: new Pins(arena), clock, log, limits, counters: this.counters, failpoint };
     this.#lower = lower;
     const fetcher: Fetcher = new Fetcher({ ...shared, lower, readHeader: options.readHeader }, () =>
       this.#pumpWriteDowns(),
@@ -126,10 +128,11 @@ export class Store {
   }
 
   stats(): { readonly tiers: readonly TierStats[]; readonly counters: Readonly<Record<string, number>> } {
-    const { arena, fetcher, writeDowns, namespaces } = this.#parts;
+    const { arena, pins, fetcher, writeDowns, namespaces } = this.#parts;
     const gauges: Record<string, number> = {
       'fetch.inflight_bytes': fetcher.inFlightBytes,
       'namespaces.open': namespaces.count,
+      'arena.pinned_blocks': pins.blockCount,
     };
     for (const [index, tier] of this.#lower.entries()) {
       gauges[`writedown.${tier.name}.pending_bytes`] = writeDowns[index]!.pendingBytes;
@@ -153,13 +156,15 @@ export class Store {
   }
 
   #locate(state: NamespaceState, hash: HashKey): Tier | undefined {
+    if (this.#parts.pins.isLeaving(state.namespace, hash)) return undefined;
     const one = [hash];
     return this.#lower.find((tier) => tier.lookup(state.namespace, one) === 1 && !this.#parts.fetcher.isStuck(tier));
   }
 
   #removeCorrupt(namespace: Namespace, hashes: readonly HashKey[]): void {
     this.counters.add('release.corrupt', hashes.length);
-    for (const tier of [this.#parts.arena, ...this.#lower]) tier.remove(namespace, hashes, 'corrupt');
+    this.#parts.pins.removeCorrupt(namespace, hashes);
+    for (const tier of this.#lower) tier.remove(namespace, hashes, 'corrupt');
   }
 
   #pumpWriteDowns(): void {

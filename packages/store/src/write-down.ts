@@ -11,11 +11,13 @@ import type { Tier, WriteStatus } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { StoreLimits } from './limits.ts';
+import type { Pins } from './pins.ts';
 import type { ArenaTop, Clock, Log } from './ports.ts';
 
 export interface WriteDownOptions {
   readonly tier: Tier;
   readonly arena: ArenaTop;
+  readonly pins: Pins;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits: StoreLimits;
@@ -52,7 +54,7 @@ export class WriteDown {
 
   /** The block has just been published in the arena. Returns false, counted, when it will not be written. */
   add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
-    const { tier, arena, limits, counters } = this.#options;
+    const { tier, arena, pins, limits, counters } = this.#options;
     const refused = this.#closed
       ? 'closing'
       : this.#bytes + payloadBytes > limits.maxWriteDownBytes
@@ -62,7 +64,7 @@ export class WriteDown {
       counters.add(`writedown.${tier.name}.refused.${refused}`);
       return false;
     }
-    arena.pin(namespace, hash);
+    pins.pin(namespace, hash);
     this.#queue.push({ namespace, hash, slot: arena.get(namespace, hash)!.slot, payloadBytes });
     this.#bytes += payloadBytes;
     return true;
@@ -141,6 +143,6 @@ export class WriteDown {
 
   #forget(entry: Entry): void {
     this.#bytes -= entry.payloadBytes;
-    this.#options.arena.unpin(entry.namespace, entry.hash);
+    this.#options.pins.unpin(entry.namespace, entry.hash);
   }
 }
