@@ -76,9 +76,11 @@ describe('completions', () => {
     const prompt = '# Employees\nAnswer:';
     const response = await post('/v1/completions', { prompt, max_tokens: 8, temperature: 0 });
     expect(response.status).toBe(200);
-    const id = response.headers.get('x-request-id')!;
+    expect(response.headers.get('x-request-id')).toMatch(/^[0-9a-f-]{36}$/);
+    const { requestId } = engine.seen[0]!.request;
+    expect(requestId).toMatch(/^[0-9a-f-]{36}$/);
     expect(await response.json()).toEqual({
-      id: `cmpl-${id}`,
+      id: `cmpl-${requestId}`,
       object: 'text_completion',
       created: expect.any(Number),
       model: 'demo',
@@ -92,7 +94,7 @@ describe('completions', () => {
       kvtier: { tokens_by_tier: { engine: 1, disk: 3 }, queue_us: 10, load_us: 20, prefill_us: 30 },
     });
     expect(engine.seen[0]!.request).toEqual({
-      requestId: id,
+      requestId,
       promptTokenIds: ids(prompt),
       maxTokens: 8,
       temperature: 0,
@@ -401,22 +403,32 @@ describe('a client that leaves', () => {
   });
 
   it('that does not read holds the engine’s stream back instead of filling memory', async () => {
-    let written = 0;
+    const tokensPerEvent = 2_000;
+    const text = ' Photographer'.repeat(tokensPerEvent);
+    const tokenIds = ids(text);
+    const wantedBytes = 64 << 20; // far beyond what the kernel and the streams between may hold
+    let writtenBytes = 0;
+    let stalled = false;
     engine.script = async (call) => {
-      const word = ids(' Engineer')[0]!;
-      while (!call.cancelled && written < 40_000) {
-        written += 100;
-        if (!call.write(event({ tokenIds: Array<number>(100).fill(word) }))) {
-          await new Promise((resolve) => call.once('drain', resolve).once('cancelled', resolve));
-        }
+      while (writtenBytes < wantedBytes && !stalled) {
+        writtenBytes += text.length;
+        if (call.write(event({ tokenIds }))) continue;
+        stalled = await new Promise<boolean>((resolve) => {
+          const timer = setTimeout(resolve, 1_000, true);
+          call.once('drain', () => {
+            clearTimeout(timer);
+            resolve(false);
+          });
+        });
       }
     };
     const body = JSON.stringify({ prompt: 'a', stream: true, max_tokens: 4_000 });
-    const socket = connect(Number(new URL(door.url).port), '127.0.0.1');
+    const socket = connect(Number(new URL(door.url).port), '127.0.0.1').pause();
     socket.write(
       `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
     );
-    await vi.waitUntil(() => written > 0);
+    await vi.waitUntil(() => stalled || writtenBytes >= wantedBytes, { timeout: 20_000 });
+    expect(writtenBytes).toBeLessThan(wantedBytes / 2);
     socket.destroy();
     await engine.seen[0]!.cancelled;
   });

@@ -8,7 +8,8 @@
  * shape; an engine that is down makes /health 503 and comes back by itself.
  */
 import { randomUUID } from 'node:crypto';
-import type { IncomingMessage } from 'node:http';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
@@ -81,14 +82,14 @@ export async function startDoor(options: DoorOptions): Promise<Door> {
   const metrics = new DoorMetrics();
   const generation = new Generation({ link, metrics, logger, maxRunning: limits.answersRunning });
   const app = createApp(limits, metrics, logger);
+  const closeIdle = trackConnections(app);
   addRoutes(app, link, generation, metrics, limits.stallMs);
 
   const close = async (): Promise<void> => {
     const closed = app.close(); // takes no new request, waits for the running ones
     const grace = setTimeout(() => generation.abortAll(), limits.closeGraceMs);
     const cut = setTimeout(() => app.server.closeAllConnections(), limits.closeGraceMs + cutAfterMs);
-    // A connection that is kept alive becomes idle only after its answer.
-    const sweep = setInterval(() => app.server.closeIdleConnections(), 20);
+    const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
     await closed;
     clearTimeout(grace);
     clearTimeout(cut);
@@ -120,11 +121,31 @@ async function listen(app: FastifyInstance, host: string, port: number): Promise
   }
 }
 
+/**
+ * Returns what closes every connection without a request in progress. Node's closeIdleConnections leaves those that
+ * never carried one, which clients open ahead of need.
+ */
+function trackConnections(app: FastifyInstance): () => void {
+  const idle = new Set<Socket>();
+  app.server.on('connection', (socket: Socket) => {
+    idle.add(socket);
+    socket.once('close', () => idle.delete(socket));
+  });
+  app.server.on('request', ({ socket }: IncomingMessage, response: ServerResponse) => {
+    idle.delete(socket);
+    response.once('close', () => {
+      if (!socket.destroyed) idle.add(socket);
+    });
+  });
+  return () => {
+    for (const socket of idle) socket.destroy();
+  };
+}
+
 function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): FastifyInstance {
   const app = fastify({
     bodyLimit: limits.bodyBytes,
     requestTimeout: limits.receiveMs,
-    forceCloseConnections: 'idle',
     // A client may name its request, for its logs and ours.
     genReqId: (request: IncomingMessage) => {
       const given = request.headers['x-request-id'];
@@ -146,10 +167,11 @@ function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): Fa
   app.server.maxConnections = limits.connections;
   app.addHook('onRequest', async (request, reply) => {
     reply.header('x-request-id', request.id);
-  });
-  app.addHook('onResponse', async (request, reply) => {
     const route = request.routeOptions.url ?? 'unknown';
-    metrics.requests.inc({ route, status: String(reply.raw.headersSent ? reply.raw.statusCode : 499) });
+    // 'close' comes after every answer, and alone when the client left before it was complete.
+    reply.raw.once('close', () => {
+      metrics.requests.inc({ route, status: String(reply.raw.writableFinished ? reply.raw.statusCode : 499) });
+    });
   });
   app.setNotFoundHandler((request, reply) =>
     sendError(

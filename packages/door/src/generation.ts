@@ -6,6 +6,7 @@
  * Invariants: until the first token nothing is written, so every failure before it has its HTTP status. A client that
  * leaves, at any moment, ends its calls at the engine. Answers running at once are bounded.
  */
+import { randomUUID } from 'node:crypto';
 import { setImmediate } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
@@ -90,7 +91,7 @@ export class Generation {
 
   async #answer(
     endpoint: Endpoint,
-    request: FastifyRequest,
+    _request: FastifyRequest,
     reply: FastifyReply,
     params: GenerationParams,
     prompts: readonly Prompt[],
@@ -112,11 +113,13 @@ export class Generation {
     const onClose = (): void => abort.abort(gone); // also after a complete answer, then of no effect
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
+    // Unique, unlike x-request-id, which a client may choose: the engine tells its requests apart by it.
+    const requestId = randomUUID();
     const job: Job = {
       endpoint,
-      plan: { requestId: request.id, model, prompts: tokens, params },
+      plan: { requestId, model, prompts: tokens, params },
       head: {
-        id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${request.id}`,
+        id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
         created: Math.floor(Date.now() / 1000),
         model: model.description.model,
       },
@@ -154,7 +157,7 @@ export class Generation {
     const onDelta = async (delta: Delta): Promise<void> => {
       if (!events) {
         reply.hijack();
-        events = new EventStream(reply.raw, plan.requestId);
+        events = new EventStream(reply.raw, reply.request.id);
       }
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
       const chunks: object[] = chunksOf(endpoint, head, { ...delta, text });
@@ -171,7 +174,8 @@ export class Generation {
       if (!events) throw error;
       // The status is out already: the client learns from an event.
       const failure = toHttpError(error);
-      this.#logger.warn({ request: plan.requestId }, `stream ended: ${failure.message}`);
+      const level = failure.status === 499 ? 'debug' : 'warn';
+      this.#logger[level]({ request: plan.requestId }, `stream ended: ${failure.message}`);
       events.fail(failure.body);
     }
     return reply;
