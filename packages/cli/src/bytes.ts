@@ -1,0 +1,24 @@
+/** Byte counts as people write them on a command line: "1GiB", "512m", "64 KiB", "1073741824". */
+import { KvError } from '@kvtier/errors';
+
+const units: Readonly<Record<string, number>> = { '': 1, k: 2 ** 10, m: 2 ** 20, g: 2 ** 30, t: 2 ** 40 };
+
+/** @throws KvError CONFIG naming `option`. */
+export function parseBytes(text: string, option: string): number {
+  const match = /^(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?$/i.exec(text.trim());
+  const bytes = match ? Math.floor(Number(match[1]) * units[match[2]!.toLowerCase()]!) : Number.NaN;
+  if (Number.isSafeInteger(bytes) && bytes > 0) return bytes;
+  throw new KvError('CONFIG', `${option}: "${text}" is not a number of bytes; write for example 512MiB or 2GiB`);
+}
+
+export function formatBytes(bytes: number): string {
+  for (const [unit, size] of [
+    ['TiB', 2 ** 40],
+    ['GiB', 2 ** 30],
+    ['MiB', 2 ** 20],
+    ['KiB', 2 ** 10],
+  ] as const) {
+    if (bytes >= size) return `${Number((bytes / size).toFixed(bytes % size === 0 ? 0 : 1))} ${unit}`;
+  }
+  return `${bytes} B`;
+}

@@ -1,0 +1,13 @@
+export {
+  type Completion,
+  type CompletionRequest,
+  complete,
+  metricValues,
+  resetPrefixCache,
+  waitUntil,
+  waitUntilServing,
+} from './client.ts';
+export { type Launched, launch } from './launch.ts';
+export { parseUp, type UpOptions } from './options.ts';
+export { type ServiceSpec, Supervisor } from './supervisor.ts';
+export { type System, type SystemEvents, startSystem } from './system.ts';

@@ -1,0 +1,133 @@
+/** The options of `kvtier up`. Unknown flags are refused with the nearest known one; every problem is one line. */
+import { homedir } from 'node:os';
+import { join, resolve } from 'node:path';
+import { parseArgs } from 'node:util';
+import { KvError } from '@kvtier/errors';
+import { parseBytes } from './bytes.ts';
+
+export interface UpOptions {
+  readonly port: number;
+  readonly dataDir: string;
+  /** "demo", "random:25m" or a folder. */
+  readonly model: string;
+  readonly tier: boolean;
+  /** null: chosen to fit the machine. */
+  readonly arenaBytes: number | null;
+  readonly diskBytes: number | null;
+  readonly kvBytes: number;
+  readonly threads: number | null;
+  readonly jsonLog: boolean;
+  readonly logLevel: 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'silent';
+}
+
+const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const;
+
+export const upHelp = `kvtier up: the whole system on this machine, on loopback, until Ctrl-C
+
+  --port N             port of the OpenAI-compatible door (8000)
+  --data-dir DIR       everything persistent; one system at a time (~/.cache/kvtier)
+  --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
+  --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
+  --disk-bytes SIZE    disk tier, a hard cap (8GiB, less where the disk is smaller)
+  --kv-bytes SIZE      the engine's own KV block pool (256MiB)
+  --threads N          compute threads of the engine (all cores)
+  --no-tier            engine and door only, to compare
+  --json-log           log lines of the services as JSON, from level info on
+  --log-level LEVEL    ${logLevels.join(', ')} (warn; info with --json-log)
+  --help               this text
+`;
+
+const flags = {
+  port: { type: 'string' },
+  'data-dir': { type: 'string' },
+  model: { type: 'string' },
+  'no-tier': { type: 'boolean' },
+  'arena-bytes': { type: 'string' },
+  'disk-bytes': { type: 'string' },
+  'kv-bytes': { type: 'string' },
+  threads: { type: 'string' },
+  'json-log': { type: 'boolean' },
+  'log-level': { type: 'string' },
+  help: { type: 'boolean', short: 'h' },
+} as const;
+
+export function defaultDataDir(env = process.env): string {
+  return join(env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'kvtier');
+}
+
+/** null: help was asked for. @throws KvError CONFIG */
+export function parseUp(args: readonly string[]): UpOptions | null {
+  const { values, positionals } = parseFlags(args, flags, 'kvtier up --help');
+  if (values.help) return null;
+  if (positionals.length > 0) {
+    throw new KvError('CONFIG', `kvtier up: "${positionals[0]}" is not an option; see kvtier up --help`);
+  }
+  const jsonLog = values['json-log'] === true;
+  const logLevel = values['log-level'] ?? (jsonLog ? 'info' : 'warn');
+  if (!isLogLevel(logLevel)) {
+    throw new KvError('CONFIG', `--log-level: "${logLevel}" is not one of ${logLevels.join(', ')}`);
+  }
+  const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes'): number | null =>
+    values[name] === undefined ? null : parseBytes(values[name], `--${name}`);
+  return {
+    port: values.port === undefined ? 8000 : whole(values.port, '--port', 0, 65_535),
+    dataDir: resolve(values['data-dir'] ?? defaultDataDir()),
+    model: values.model ?? 'demo',
+    tier: values['no-tier'] !== true,
+    arenaBytes: size('arena-bytes'),
+    diskBytes: size('disk-bytes'),
+    kvBytes: size('kv-bytes') ?? 256 * 2 ** 20,
+    threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
+    jsonLog,
+    logLevel,
+  };
+}
+
+function isLogLevel(level: string): level is UpOptions['logLevel'] {
+  return (logLevels as readonly string[]).includes(level);
+}
+
+function whole(text: string, option: string, min: number, max: number): number {
+  const value = /^\d+$/.test(text) ? Number(text) : Number.NaN;
+  if (value >= min && value <= max) return value;
+  throw new KvError('CONFIG', `${option}: "${text}" is not a whole number from ${min} to ${max}`);
+}
+
+type Flags = NonNullable<Parameters<typeof parseArgs>[0]>['options'];
+
+/** `parseArgs` with errors for people: one line, and the nearest known flag. */
+export function parseFlags<const F extends NonNullable<Flags>>(args: readonly string[], options: F, help: string) {
+  for (const arg of args) {
+    if (arg === '--') break;
+    const name = /^--([^=]+)/.exec(arg)?.[1];
+    if (name === undefined || name in options) continue;
+    const near = nearest(name, Object.keys(options));
+    throw new KvError('CONFIG', `--${name}: unknown option; ${near ? `did you mean --${near}?` : `see ${help}`}`);
+  }
+  try {
+    return parseArgs({ args: [...args], options, allowPositionals: true, strict: true });
+  } catch (error) {
+    throw new KvError('CONFIG', `${(error as Error).message.split('\n')[0]!.replace(/\.$/, '')}; see ${help}`);
+  }
+}
+
+/** The candidate within two edits of `word` (or that starts with it), if any. */
+export function nearest(word: string, candidates: readonly string[]): string | undefined {
+  const scored = candidates.map((name) => ({
+    name,
+    edits: name.startsWith(word) && word.length > 1 ? 0 : editDistance(word, name),
+  }));
+  return scored.filter(({ edits }) => edits <= 2).sort((a, b) => a.edits - b.edits)[0]?.name;
+}
+
+function editDistance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) {
+      next[j] = Math.min(row[j]! + 1, next[j - 1]! + 1, row[j - 1]! + (a[i - 1] === b[j - 1] ? 0 : 1));
+    }
+    row = next;
+  }
+  return row[b.length]!;
+}

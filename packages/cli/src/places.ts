@@ -1,0 +1,168 @@
+/**
+ * Where a system on this machine keeps what. The data folder may lie deep, but a Unix socket's path is limited to 108 bytes, so
+ * sockets live in a short run folder (mode 0700, owner checked) whose name is derived from the data folder.
+ */
+import { createHash } from 'node:crypto';
+import { accessSync, constants, lstatSync, mkdirSync, readdirSync, realpathSync, rmSync, statfsSync } from 'node:fs';
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+import { formatBytes } from './bytes.ts';
+
+export const arenaDir = '/dev/shm';
+
+/** Smallest arena that is of any use; the cache node refuses less than 1 MiB. */
+const minArenaBytes = 8 * 2 ** 20;
+const minDiskBytes = 64 * 2 ** 20;
+const defaultArenaBytes = 2 ** 30;
+const defaultDiskBytes = 8 * 2 ** 30;
+
+/** Creates the data folder (0700) and returns its real path. @throws KvError CONFIG */
+export function openDataDir(dataDir: string): string {
+  try {
+    mkdirSync(dataDir, { recursive: true, mode: 0o700 });
+    accessSync(dataDir, constants.R_OK | constants.W_OK | constants.X_OK);
+    return realpathSync(dataDir);
+  } catch (error) {
+    const reason = (error as Error).message.split(',')[0];
+    throw new KvError(
+      'CONFIG',
+      `${dataDir}: cannot be used as the data folder (${reason}); name another with --data-dir`,
+    );
+  }
+}
+
+/** Short name of a data folder, equal in every life of the system that owns it. */
+export function placeDigest(dataDir: string): string {
+  return createHash('sha256').update(dataDir).digest('hex').slice(0, 8);
+}
+
+/** Creates the run folder anew and empty. Call it only under the data folder's lock. @throws KvError SETUP */
+export function openRunDir(dataDir: string, env = process.env): string {
+  const base = env.XDG_RUNTIME_DIR;
+  const name = `kvtier-${placeDigest(dataDir)}`;
+  const short = base && base.length < 60 && isUsable(base);
+  const path = short ? join(base, name) : `/tmp/kvtier-${process.getuid!()}-${placeDigest(dataDir)}`;
+  try {
+    rmSync(path, { recursive: true, force: true });
+    mkdirSync(path, { mode: 0o700 });
+    const stat = lstatSync(path);
+    if (!stat.isDirectory() || stat.uid !== process.getuid!()) throw new Error('it belongs to another user');
+    return path;
+  } catch (error) {
+    throw new KvError(
+      'SETUP',
+      `${path}: cannot hold our sockets (${(error as Error).message}); remove it and start again`,
+    );
+  }
+}
+
+function isUsable(folder: string): boolean {
+  try {
+    accessSync(folder, constants.W_OK | constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Removes arena files that a former life of this data folder's cache node left. Call it only under the lock. */
+export function removeStaleArenas(dataDir: string, dir = arenaDir): number {
+  const prefix = `kvtier-${placeDigest(dataDir)}-`;
+  const stale = listDir(dir).filter((name) => name.startsWith(prefix));
+  for (const name of stale) rmSync(join(dir, name), { force: true });
+  return stale.length;
+}
+
+function listDir(dir: string): string[] {
+  try {
+    return readdirSync(dir);
+  } catch {
+    return [];
+  }
+}
+
+export interface Budget {
+  readonly bytes: number;
+  /** Set when it is less than the default, for a person to read. */
+  readonly remark?: string;
+}
+
+/** Arena bytes: as asked, else 1 GiB or 90 % of what /dev/shm has free. @throws KvError CONFIG */
+export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaDir)): Budget {
+  if (asked !== null) {
+    if (asked > freeBytes) {
+      throw new KvError(
+        'CONFIG',
+        `--arena-bytes: ${formatBytes(asked)} is more than ${arenaDir} has free (${formatBytes(freeBytes)}); ` +
+          `ask for less, or enlarge it: mount -o remount,size=2G ${arenaDir} (docker run --shm-size=2g)`,
+      );
+    }
+    return { bytes: asked };
+  }
+  const fits = floorTo(freeBytes * 0.9, 2 ** 20);
+  if (fits >= defaultArenaBytes) return { bytes: defaultArenaBytes };
+  if (fits < minArenaBytes) {
+    throw new KvError(
+      'CONFIG',
+      `${arenaDir}: only ${formatBytes(freeBytes)} free, the arena needs ${formatBytes(minArenaBytes)}; ` +
+        `enlarge it: mount -o remount,size=2G ${arenaDir} (docker run --shm-size=2g)`,
+    );
+  }
+  return { bytes: fits, remark: `arena of ${formatBytes(fits)}: ${arenaDir} has only ${formatBytes(freeBytes)} free` };
+}
+
+/**
+ * Disk bytes: as asked, else 8 GiB or 80 % of what is free for us. `ownBytes`: what the data folder holds already; it counts as
+ * free, because it is within the same cap. @throws KvError CONFIG
+ */
+export function diskBudget(
+  asked: number | null,
+  dataDir: string,
+  freeBytes = freeBytesOf(dataDir),
+  ownBytes = bytesBelow(dataDir),
+): Budget {
+  const available = freeBytes + ownBytes;
+  if (asked !== null) {
+    if (asked > available) {
+      throw new KvError(
+        'CONFIG',
+        `--disk-bytes: ${formatBytes(asked)} is more than the disk of ${dataDir} has free (${formatBytes(available)}); ask for less`,
+      );
+    }
+    return { bytes: asked };
+  }
+  const fits = floorTo(available * 0.8, 2 ** 20);
+  if (fits >= defaultDiskBytes) return { bytes: defaultDiskBytes };
+  if (fits < minDiskBytes) {
+    throw new KvError(
+      'CONFIG',
+      `${dataDir}: only ${formatBytes(available)} free, the disk tier needs ${formatBytes(minDiskBytes)}; ` +
+        'free some space or name a folder on another disk with --data-dir',
+    );
+  }
+  return { bytes: fits, remark: `disk tier of ${formatBytes(fits)}: only ${formatBytes(available)} free there` };
+}
+
+const floorTo = (bytes: number, unit: number): number => Math.floor(bytes / unit) * unit;
+
+function freeBytesOf(dir: string): number {
+  try {
+    const stat = statfsSync(dir);
+    return stat.bavail * stat.bsize;
+  } catch (error) {
+    throw new KvError('SETUP', `${dir}: cannot be examined (${(error as Error).message}); is it mounted?`);
+  }
+}
+
+function bytesBelow(dir: string): number {
+  let bytes = 0;
+  for (const name of readdirSync(dir, { recursive: true, encoding: 'utf8' })) {
+    try {
+      const stat = lstatSync(join(dir, name));
+      if (stat.isFile()) bytes += stat.blocks * 512;
+    } catch {
+      // gone meanwhile
+    }
+  }
+  return bytes;
+}

@@ -1,0 +1,171 @@
+/**
+ * The whole system on one machine with embedded defaults: cache node, engine worker, coordinator. `startSystem` is what
+ * `kvtier up`, the demo, the benches and the end-to-end tests share.
+ *
+ * Invariant: while a system runs it holds `DATA_DIR/up.lock`; everything outside the data folder (run folder with the sockets,
+ * arena file) is created and removed only under that lock, so leftovers of a killed life can be cleared without looking twice.
+ */
+import { rmSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import type { CacheNodeConfig, CoordinatorConfig, EngineWorkerConfig } from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import { resolveModel } from '@kvtier/executor';
+import { native } from '@kvtier/native';
+import type { UpOptions } from './options.ts';
+import { arenaBudget, arenaDir, diskBudget, openDataDir, openRunDir, removeStaleArenas } from './places.ts';
+import { type ServiceSpec, Supervisor } from './supervisor.ts';
+
+export interface System {
+  /** The door, e.g. "http://127.0.0.1:8000". */
+  readonly url: string;
+  readonly model: { readonly name: string; readonly dir: string };
+  readonly dataDir: string;
+  readonly arenaBytes: number;
+  readonly diskBytes: number;
+  /** Process ids of the services that run now, by name: cache-node, engine-worker, coordinator. */
+  pids(): Map<string, number>;
+  /** SIGKILL for every service; they come back unless the system is being stopped. */
+  kill(): void;
+  /** Stops door, engine and node in that order and leaves nothing but the data folder. */
+  stop(): Promise<void>;
+}
+
+export interface SystemEvents {
+  /** Every line of a service. */
+  onLine(service: string, line: string): void;
+  /** For a person: what is going on, smaller budgets than usual, deaths and restarts. */
+  onEvent(message: string): void;
+}
+
+const host = '127.0.0.1';
+const loader = import.meta.resolve('tsx');
+const mainOf = (service: string): string =>
+  fileURLToPath(new URL(`../../../services/${service}/src/main.ts`, import.meta.url));
+
+/** @throws KvError: one line that says what, where and how to mend it; nothing is left running. */
+export async function startSystem(options: UpOptions, events: SystemEvents): Promise<System> {
+  await requireFreePort(options.port);
+  const dataDir = openDataDir(options.dataDir);
+  const lock = lockDataDir(dataDir);
+  let runDir: string | undefined;
+  const cleanUp = (): void => {
+    if (runDir) rmSync(runDir, { recursive: true, force: true });
+    removeStaleArenas(dataDir);
+    native.unlock(lock);
+  };
+  try {
+    runDir = openRunDir(dataDir);
+    removeStaleArenas(dataDir);
+    const model = await resolveModel(options.model, events.onEvent);
+    const budgets = options.tier ? planBudgets(options, dataDir, events) : { arenaBytes: 0, diskBytes: 0 };
+    const supervisor = new Supervisor({
+      services: planServices(options, { dataDir, runDir, model, ...budgets }),
+      ...events,
+    });
+    const ready = await supervisor.start();
+    return {
+      url: String(ready.get('coordinator')!.url),
+      model,
+      dataDir,
+      ...budgets,
+      pids: () => supervisor.pids(),
+      kill: () => supervisor.kill(),
+      stop: async () => {
+        await supervisor.stop();
+        cleanUp();
+      },
+    };
+  } catch (error) {
+    cleanUp();
+    throw error;
+  }
+}
+
+function lockDataDir(dataDir: string): number {
+  try {
+    return native.lockFile(join(dataDir, 'up.lock'));
+  } catch (error) {
+    const failure = KvError.from(error);
+    if (failure.code !== 'LOCKED') throw failure;
+    throw new KvError(
+      'LOCKED',
+      `${dataDir}: another kvtier uses this data folder; stop it or name another with --data-dir`,
+    );
+  }
+}
+
+function planBudgets(options: UpOptions, dataDir: string, events: SystemEvents) {
+  const arena = arenaBudget(options.arenaBytes);
+  const disk = diskBudget(options.diskBytes, dataDir);
+  for (const { remark } of [arena, disk]) if (remark) events.onEvent(remark);
+  return { arenaBytes: arena.bytes, diskBytes: disk.bytes };
+}
+
+interface Plan {
+  readonly dataDir: string;
+  readonly runDir: string;
+  readonly model: { readonly name: string; readonly dir: string };
+  readonly arenaBytes: number;
+  readonly diskBytes: number;
+}
+
+/** The services in the order in which they are stopped: door, engine, node. */
+function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
+  const { logLevel } = options;
+  const nodeSocket = join(plan.runDir, 'node.sock');
+  const engine = `unix:${join(plan.runDir, 'engine.sock')}`;
+  const coordinator: CoordinatorConfig = { host, port: options.port, engine, logLevel };
+  const worker: Partial<EngineWorkerConfig> = {
+    modelDir: plan.model.dir,
+    servedName: plan.model.name,
+    listen: engine,
+    cacheNodeSocket: options.tier ? nodeSocket : null,
+    kvBytes: options.kvBytes,
+    ...(options.threads === null ? {} : { threads: options.threads }),
+    logLevel,
+  };
+  const node: Partial<CacheNodeConfig> = {
+    socketPath: nodeSocket,
+    dataDir: plan.dataDir,
+    arena: { bytes: plan.arenaBytes, dir: arenaDir },
+    disk: { bytes: plan.diskBytes, ioBackend: 'auto' },
+    logLevel,
+  };
+  const service = (name: string, config: object): ServiceSpec => ({
+    name,
+    nodeArgs: ['--import', loader, mainOf(name)],
+    env: { KVTIER_CONFIG: JSON.stringify(config) },
+  });
+  return [
+    service('coordinator', coordinator),
+    service('engine-worker', worker),
+    ...(options.tier ? [service('cache-node', node)] : []),
+  ];
+}
+
+/** Says so before anything is started; the coordinator still has the last word when it binds. */
+async function requireFreePort(port: number): Promise<void> {
+  const probe = createServer();
+  try {
+    await new Promise<void>((resolve, reject) => {
+      probe.once('error', reject);
+      probe.listen(port, host, resolve);
+    });
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    const reason =
+      code === 'EADDRINUSE'
+        ? 'is taken'
+        : code === 'EACCES'
+          ? 'may not be used by this user'
+          : `cannot be used (${message})`;
+    throw new KvError(
+      'CONFIG',
+      `port ${port} on ${host} ${reason}; choose another: npm start -- --port ${port < 65_000 ? port + 1 : 8001}`,
+    );
+  } finally {
+    if (probe.listening) await new Promise((resolve) => probe.close(resolve));
+  }
+}

@@ -1,0 +1,68 @@
+/** `kvtier up`: starts the system, says how to use it, serves until SIGINT or SIGTERM. */
+import { formatBytes } from './bytes.ts';
+import { humanLine, jsonLine } from './log-lines.ts';
+import { parseUp, upHelp } from './options.ts';
+import { type System, startSystem } from './system.ts';
+
+/** npm passes Ctrl-C on, so the first press may arrive twice; one that comes this much later is meant. */
+const secondPressMs = 2_000;
+
+export async function run(args: readonly string[]): Promise<number> {
+  const options = parseUp(args);
+  if (options === null) {
+    process.stdout.write(upHelp);
+    return 0;
+  }
+  const format = options.jsonLog ? jsonLine : humanLine;
+  const say = (line: string): void => void process.stderr.write(`${line}\n`);
+  const stopped = stopSignal();
+  const begin = Date.now();
+  const system = await startSystem(options, {
+    onLine: (service, line) => say(format(service, line)),
+    onEvent: (message) => say(options.jsonLog ? jsonLine('kvtier', message) : `kvtier: ${message}`),
+  });
+  process.stdout.write(greeting(system, Date.now() - begin, options.tier));
+  await stopped.first;
+  stopped.onSecond = () => system.kill();
+  await system.stop();
+  return 0;
+}
+
+function stopSignal(): { first: Promise<void>; onSecond: () => void } {
+  let firstAt = 0;
+  const state = { first: Promise.resolve(), onSecond: (): void => {} };
+  state.first = new Promise((resolve) => {
+    const onSignal = (): void => {
+      if (firstAt === 0) firstAt = Date.now();
+      else if (Date.now() - firstAt > secondPressMs) state.onSecond();
+      resolve();
+    };
+    process.on('SIGINT', onSignal);
+    process.on('SIGTERM', onSignal);
+    process.on('SIGHUP', onSignal);
+  });
+  return state;
+}
+
+function greeting(system: System, elapsedMs: number, tier: boolean): string {
+  const where = tier
+    ? `  data   ${system.dataDir} (disk tier up to ${formatBytes(system.diskBytes)}, arena ${formatBytes(system.arenaBytes)} in shared memory)\n`
+    : '  data   none: running without a tier\n';
+  return `
+kvtier is up after ${(elapsedMs / 1000).toFixed(1)} s
+
+  door   ${system.url}/v1  (OpenAI-compatible; model "${system.model.name}")
+${where}  try    ${curlExample(system)}
+
+Ctrl-C stops it.
+`;
+}
+
+/** One line to paste into a shell. The demo model answers look-ups in a table; any model continues it. */
+function curlExample({ url, model }: System): string {
+  const prompt =
+    '# Employees\n| 1 | John Doe | 29 | Engineer | Canada |\n| 2 | Jane Smith | 34 | Doctor | Brazil |\n' +
+    'Question: What is the country of Jane Smith?\nAnswer:';
+  const body = JSON.stringify({ model: model.name, prompt, max_tokens: 4, temperature: 0 });
+  return `curl ${url}/v1/completions -H 'content-type: application/json' -d '${body}'`;
+}
