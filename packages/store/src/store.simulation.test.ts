@@ -1,0 +1,240 @@
+/**
+ * Random engines, a random disk and random time over one small store. Watched at every step: leases hold the right
+ * bytes, a lookup never claims what nobody committed, slots are neither lost nor shared, bounds hold. At the end
+ * everything comes back.
+ */
+import { invariant } from '@kvtier/errors';
+import type { HashKey } from '@kvtier/identity';
+import fc from 'fast-check';
+import { test } from 'vitest';
+import { Bench, chain, type Engine } from './testing/bench.ts';
+import { settled } from './testing/model.ts';
+
+const slotCount = 10;
+const limits = {
+  maxReservedBytes: 4,
+  maxLeasedBytes: 7,
+  maxLoads: 3,
+  maxFetchBytes: 4,
+  fetchBatchBytes: 2,
+  maxWriteDownBytes: 5,
+  writeDownBatchBytes: 3,
+  writeDownsIdle: 2,
+  maxPinnedBytes: 2,
+};
+
+interface Reserved {
+  readonly slot: number;
+  readonly hash: HashKey;
+}
+
+class World {
+  readonly bench = new Bench(slotCount, limits);
+  readonly engines: Engine[] = [];
+  readonly reserved = new Map<Engine, Reserved[]>();
+  readonly gone: Engine[] = [];
+  readonly committed = new Set<string>();
+
+  constructor() {
+    for (const namespace of ['n', 'n', 'm']) this.join(namespace);
+  }
+
+  join(namespace: string): void {
+    const engine = this.bench.engine(namespace);
+    this.engines.push(engine);
+    this.reserved.set(engine, []);
+  }
+
+  reserve(engine: Engine, name: string, first: number, count: number): void {
+    const parent = first === 0 ? null : chain(name, 1, first - 1)[0]!;
+    const hashes = chain(name, count, first);
+    for (const [index, { slot, status }] of engine.holdings.reserve(parent, hashes).entries()) {
+      invariant((slot !== undefined) === (status === 'reserved'), 'a slot and only then');
+      if (slot === undefined) continue;
+      invariant(!this.bench.arena.content.has(slot), `slot ${slot} is still in use`);
+      this.bench.arena.content.set(slot, engine.namespace.key + hashes[index]!);
+      this.reserved.get(engine)!.push({ slot, hash: hashes[index]! });
+    }
+  }
+
+  finish(engine: Engine, count: number, commit: boolean): void {
+    const part = this.reserved.get(engine)!.splice(0, count);
+    const slots = part.map(({ slot }) => slot);
+    if (!commit) engine.holdings.abort(slots);
+    else {
+      for (const { hash } of part) this.committed.add(engine.namespace.key + hash);
+      engine.holdings.commit(
+        slots,
+        slots.map(() => 0n),
+      );
+    }
+  }
+
+  check(): void {
+    this.bench.store.checkIntegrity();
+    for (const engine of [...this.engines, ...this.gone]) {
+      engine.checkLeases();
+      invariant(engine.holdings.counts.reserved <= limits.maxReservedBytes, 'reservations are bounded');
+      invariant(engine.holdings.counts.loads <= limits.maxLoads, 'loads are bounded');
+      let leased = 0;
+      for (const view of engine.loads.values()) leased += view.blocks.length;
+      invariant(leased <= limits.maxLeasedBytes, 'leases are bounded');
+      for (const { slot, hash } of this.reserved.get(engine)!) {
+        invariant(
+          this.bench.arena.content.get(slot) === engine.namespace.key + hash,
+          'a reserved slot is nobody else’s',
+        );
+      }
+    }
+  }
+}
+
+type Step = (world: World) => void;
+const steps: fc.Arbitrary<Step> = (() => {
+  const who = fc.nat(2);
+  const name = fc.constantFrom('a', 'b');
+  const some = fc.integer({ min: 1, max: 6 });
+  const engineOf = (world: World, index: number): Engine => world.engines[index % world.engines.length]!;
+  return fc.oneof(
+    {
+      weight: 4,
+      arbitrary: fc.tuple(who, name, fc.nat(4), some).map(
+        ([at, n, first, count]): Step =>
+          (w) =>
+            w.reserve(engineOf(w, at), n, first, count),
+      ),
+    },
+    {
+      weight: 4,
+      arbitrary: fc.tuple(who, some, fc.boolean()).map(
+        ([at, count, commit]): Step =>
+          (w) =>
+            w.finish(engineOf(w, at), count, commit || count > 3),
+      ),
+    },
+    {
+      weight: 4,
+      arbitrary: fc.tuple(who, name, some, fc.constantFrom(0, 10, 1000)).map(
+        ([at, n, count, deadlineMs]): Step =>
+          (w) => {
+            const engine = engineOf(w, at);
+            if (engine.holdings.counts.loads < limits.maxLoads) engine.load(chain(n, count), deadlineMs);
+          },
+      ),
+    },
+    {
+      weight: 3,
+      arbitrary: fc.tuple(who, fc.boolean()).map(
+        ([at, corrupt]): Step =>
+          (w) => {
+            const engine = engineOf(w, at);
+            const oldest = [...engine.loads].find(([, view]) => view.reason !== undefined);
+            if (oldest !== undefined)
+              engine.release(oldest[0], corrupt && oldest[1].loaded > 0 ? [oldest[1].loaded - 1] : []);
+          },
+      ),
+    },
+    {
+      weight: 3,
+      arbitrary: fc.tuple(who, name, some).map(
+        ([at, n, count]): Step =>
+          (w) => {
+            const engine = engineOf(w, at);
+            const { held, spans } = engine.lookup(chain(n, count));
+            invariant(spans.reduce((sum, span) => sum + span.count, 0) === held, 'spans sum to held');
+            for (const hash of chain(n, held))
+              invariant(w.committed.has(engine.namespace.key + hash), 'held but never committed');
+          },
+      ),
+    },
+    {
+      weight: 4,
+      arbitrary: fc
+        .constantFrom('ready' as const, 'ready' as const, 'ready' as const, 'corrupt' as const, 'failed' as const)
+        .map(
+          (as): Step =>
+            (w) =>
+              void w.bench.answer('read', as),
+        ),
+    },
+    {
+      weight: 4,
+      arbitrary: fc.constantFrom('stored' as const, 'stored' as const, 'refused' as const).map(
+        (as): Step =>
+          (w) =>
+            void w.bench.answer('write', as),
+      ),
+    },
+    {
+      weight: 1,
+      arbitrary: fc.tuple(who, name, fc.integer({ min: 1, max: 100 })).map(
+        ([at, n, ttl]): Step =>
+          (w) =>
+            void engineOf(w, at).holdings.pin(chain(n, 3), ttl),
+      ),
+    },
+    {
+      weight: 2,
+      arbitrary: fc.integer({ min: 1, max: 60 }).map(
+        (ms): Step =>
+          (w) =>
+            w.bench.clock.advance(ms),
+      ),
+    },
+    {
+      weight: 1,
+      arbitrary: who.map(
+        (at): Step =>
+          (w) => {
+            const [engine] = w.engines.splice(at % w.engines.length, 1);
+            engine!.holdings.disconnect();
+            w.gone.push(engine!);
+            w.join(engine!.namespace.key);
+          },
+      ),
+    },
+    {
+      weight: 1,
+      arbitrary: fc.constant<Step>((w) => {
+        const engine = w.gone.shift();
+        if (engine === undefined) return;
+        engine.loads.clear();
+        w.reserved.set(engine, []);
+        engine.holdings.end();
+      }),
+    },
+  );
+})();
+
+test('a random life keeps every invariant, and everything comes back at its end', async () => {
+  await fc.assert(
+    fc.asyncProperty(fc.array(steps, { maxLength: 120 }), fc.boolean(), async (life, settle) => {
+      const world = new World();
+      for (const step of life) {
+        step(world);
+        if (settle) await settled();
+        world.check();
+      }
+      await settled();
+      world.check();
+      const { bench } = world;
+      for (const engine of [...world.engines, ...world.gone]) {
+        engine.loads.clear();
+        world.reserved.set(engine, []);
+        engine.holdings.end();
+      }
+      for (let turn = 0; bench.answer('read', 'ready') || bench.answer('write', 'stored'); turn++) {
+        await settled();
+        invariant(turn < 1000, 'the disk has work for ever');
+      }
+      bench.clock.advance(100_000);
+      world.check();
+      invariant(bench.arena.busySlots === 0, () => `${bench.arena.busySlots} slots did not come back`);
+      invariant(bench.clock.pending === 0, 'a timer was left');
+      invariant(bench.store.stats().counters['namespaces.open'] === 0, 'a namespace was left');
+      invariant(bench.store.stats().counters['fetch.inflight_bytes'] === 0, 'a fetch was left');
+      invariant(bench.store.stats().counters['arena.pinned_blocks'] === 0, 'a pin was left');
+    }),
+    { numRuns: 1000 },
+  );
+});

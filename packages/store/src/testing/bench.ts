@@ -1,0 +1,129 @@
+/** A store over the model world, and engines in it that write and read "bytes" by name. */
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { StoreLimits } from '../limits.ts';
+import type { LoadReason } from '../load.ts';
+import type { ArenaBlock } from '../ports.ts';
+import { Store } from '../store.ts';
+import { ManualClock, ModelArena, SteppedTier, silent } from './model.ts';
+
+/** A block is one "byte" here, so that limits in bytes are limits in blocks. */
+export const payloadBytes = 1;
+
+export function namespaceNamed(name: string): Namespace {
+  return { digest: new Uint8Array(32), key: name };
+}
+
+/** Names of a chain's blocks: "a0", "a1", ... */
+export function chain(name: string, count: number, first = 0): HashKey[] {
+  return Array.from({ length: count }, (_, index) => `${name}${first + index}` as HashKey);
+}
+
+export class Bench {
+  readonly clock = new ManualClock();
+  readonly arena: ModelArena;
+  readonly disk: SteppedTier;
+  readonly store: Store;
+
+  constructor(slotCount: number, limits: Partial<StoreLimits> = {}) {
+    this.arena = new ModelArena(slotCount);
+    this.disk = new SteppedTier('disk', this.arena);
+    const generous = { maxReservedBytes: 1000, maxLeasedBytes: 1000, maxFetchBytes: 1000, maxWriteDownBytes: 1000 };
+    this.store = new Store({
+      arena: this.arena,
+      lower: [this.disk],
+      readHeader: (slot) => this.arena.headers.get(slot)!,
+      clock: this.clock,
+      log: silent,
+      limits: { ...generous, fetchBatchBytes: 4, writeDownBatchBytes: 4, ...limits },
+    });
+  }
+
+  engine(namespace = 'n'): Engine {
+    return new Engine(this, namespaceNamed(namespace));
+  }
+
+  /** Answer the oldest job of this kind; returns false when there is none. */
+  answer(kind: 'read' | 'write', as: 'ready' | 'corrupt' | 'failed' | 'missing' | 'stored' | 'refused'): boolean {
+    const index = this.disk.jobs.findIndex((job) => job.kind === kind);
+    if (index === -1) return false;
+    this.disk.jobs.splice(index, 1)[0]!.finish(as);
+    return true;
+  }
+}
+
+export interface LoadView {
+  readonly hashes: readonly HashKey[];
+  readonly blocks: ArenaBlock[];
+  readonly tiers: string[];
+  loaded: number;
+  reason: LoadReason | undefined;
+}
+
+export class Engine {
+  readonly bench: Bench;
+  readonly namespace: Namespace;
+  readonly holdings;
+  readonly loads = new Map<bigint, LoadView>();
+  #nextLoad = 1n;
+
+  constructor(bench: Bench, namespace: Namespace) {
+    this.bench = bench;
+    this.namespace = namespace;
+    this.holdings = bench.store.open(namespace, payloadBytes, 16);
+  }
+
+  /** Reserve, write and commit what can be; returns the statuses. */
+  put(hashes: readonly HashKey[], parent: HashKey | null = null): string[] {
+    const reserved = this.holdings.reserve(parent, hashes);
+    const slots: number[] = [];
+    for (const [index, { slot }] of reserved.entries()) {
+      if (slot === undefined) continue;
+      this.bench.arena.content.set(slot, this.namespace.key + hashes[index]!);
+      slots.push(slot);
+    }
+    this.holdings.commit(
+      slots,
+      slots.map(() => 0n),
+    );
+    return reserved.map(({ status }) => status);
+  }
+
+  load(hashes: readonly HashKey[], deadlineMs = 1000): bigint {
+    const id = this.#nextLoad++;
+    const view: LoadView = { hashes, blocks: [], tiers: [], loaded: -1, reason: undefined };
+    this.loads.set(id, view);
+    this.holdings.load(id, hashes, deadlineMs, {
+      onReady: (first, blocks, tier) => {
+        if (first !== view.blocks.length || view.reason !== undefined) throw new Error('ready out of order');
+        view.blocks.push(...blocks);
+        view.tiers.push(...blocks.map(() => tier));
+      },
+      onDone: (loaded, reason) => {
+        if (view.reason !== undefined) throw new Error('done twice');
+        view.loaded = loaded;
+        view.reason = reason;
+      },
+    });
+    return id;
+  }
+
+  lookup(hashes: readonly HashKey[]) {
+    return this.bench.store.lookup(this.holdings.state, hashes);
+  }
+
+  /** Every leased slot holds the bytes of its block. */
+  checkLeases(): void {
+    for (const view of this.loads.values()) {
+      for (const [index, { slot }] of view.blocks.entries()) {
+        const found = this.bench.arena.content.get(slot);
+        const expected = this.namespace.key + view.hashes[index]!;
+        if (found !== expected) throw new Error(`leased slot ${slot} holds ${found}, not ${expected}`);
+      }
+    }
+  }
+
+  release(id: bigint, corrupt: number[] = []): void {
+    this.loads.delete(id);
+    this.holdings.release(id, corrupt);
+  }
+}
