@@ -1,1 +1,5 @@
+export { createExecutor } from './cpu.ts';
+export { cacheDir } from './digest.ts';
 export * from './executor.ts';
+export { type ModelConfig, readModelConfig } from './model-config.ts';
+export { type ResolvedModel, resolveModel } from './resolve-model.ts';

@@ -1,0 +1,142 @@
+#include "attention.h"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels.h"
+
+namespace kvtier {
+namespace {
+
+constexpr int64_t kQueryTile = 128;  // tokens; rows of a tile are tokens x heads of the group
+constexpr int64_t kKeyTile = 256;    // tokens; a tile of keys and one of values stay in L2
+constexpr int64_t kFewRows = 8;      // below, sgemm's packing costs more than it gives
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+Attention::Attention(const Shape& shape, const KvPool& pool, int threads)
+    : shape_(shape), pool_(pool), group_(shape.heads / shape.kv_heads) {
+  const int64_t rows = kQueryTile * group_;
+  // queries, outputs [rows, dim]; keys, values [tile, dim]; scores [rows, tile]; max, sum [rows]
+  scratch_floats_ = 2 * rows * shape.head_dim + 2 * kKeyTile * shape.head_dim + rows * kKeyTile + 2 * rows;
+  scratch_floats_ = (scratch_floats_ + 1023) & ~1023;
+  scratch_ = Memory(static_cast<size_t>(scratch_floats_ * threads) * 4, "attention");
+}
+
+void Attention::Run(int64_t layer, const std::vector<Sequence>& batch, const float* qkv, float* out,
+                    ThreadPool& threads) {
+  tasks_.clear();
+  for (const auto& sequence : batch) {
+    for (int64_t first = 0; first < sequence.queries; first += kQueryTile) {
+      const int64_t count = std::min(kQueryTile, sequence.queries - first);
+      for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+        tasks_.push_back({&sequence, first, count, head, count * (sequence.computed + first + count)});
+      }
+    }
+  }
+  // Longest first: the short ones fill the gaps at the end.
+  std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  threads.For(static_cast<int64_t>(tasks_.size()), [&](int64_t task, int thread) {
+    Tile(tasks_[static_cast<size_t>(task)], layer, qkv, out, scratch_.floats() + thread * scratch_floats_);
+  });
+}
+
+void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* out, float* scratch) const {
+  const int64_t dim = shape_.head_dim, columns = shape_.qkv_columns(), out_columns = shape_.q_columns();
+  const int64_t rows = task.count * group_;
+  float* queries = scratch;
+  float* result = queries + kQueryTile * group_ * dim;
+  float* keys = result + kQueryTile * group_ * dim;
+  float* values = keys + kKeyTile * dim;
+  float* scores = values + kKeyTile * dim;
+  float* maxima = scores + kQueryTile * group_ * kKeyTile;
+  float* sums = maxima + kQueryTile * group_;
+
+  // Row = token * group + head, scaled here once instead of every score.
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* source = qkv + (task.sequence->row + task.first + row / group_) * columns +
+                          (task.kv_head * group_ + row % group_) * dim;
+    for (int64_t i = 0; i < dim; ++i) queries[row * dim + i] = source[i] * scale;
+    maxima[row] = kNothing;
+    sums[row] = 0;
+  }
+  std::fill(result, result + rows * dim, 0.0f);
+
+  const int64_t first_position = task.sequence->computed + task.first;
+  const int64_t end = first_position + task.count;
+  const int64_t window = shape_.windows[static_cast<size_t>(layer)];
+  const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, first_position - window + 1);
+
+  for (int64_t tile = begin / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
+    const int64_t tokens = std::min(kKeyTile, end - tile);
+    // Gather the tile: pieces of up to one block, each contiguous [token][dim].
+    for (int64_t token = 0; token < tokens;) {
+      const int64_t position = tile + token, slot = position % pool_.block_tokens;
+      const int64_t count = std::min(pool_.block_tokens - slot, tokens - token);
+      const int64_t block = task.sequence->table[position / pool_.block_tokens];
+      const size_t bytes = static_cast<size_t>(count * dim) * 4;
+      memcpy(keys + token * dim, pool_.head(block, layer, 0, task.kv_head) + slot * dim, bytes);
+      memcpy(values + token * dim, pool_.head(block, layer, 1, task.kv_head) + slot * dim, bytes);
+      token += count;
+    }
+    const bool few = rows <= kFewRows;
+    if (few) {
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t key = 0; key < tokens; ++key) {
+          scores[row * kKeyTile + key] = Dot(queries + row * dim, keys + key * dim, dim);
+        }
+      }
+    } else {
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(rows), static_cast<int>(tokens),
+                  static_cast<int>(dim), 1.0f, queries, static_cast<int>(dim), keys, static_cast<int>(dim), 0.0f, scores,
+                  static_cast<int>(kKeyTile));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      float* score = scores + row * kKeyTile;
+      const int64_t position = first_position + row / group_;
+      // Keys of this tile that the query sees: [low, high).
+      const int64_t high = std::clamp<int64_t>(position + 1 - tile, 0, tokens);
+      const int64_t low = window == 0 ? 0 : std::clamp<int64_t>(position - window + 1 - tile, 0, high);
+      if (low >= high) {
+        std::fill(score, score + tokens, 0.0f);
+        continue;
+      }
+      const float max = std::max(maxima[row], Max(score + low, high - low));
+      const float shrink = Exp(maxima[row] - max);
+      std::fill(score, score + low, 0.0f);
+      std::fill(score + high, score + tokens, 0.0f);
+      sums[row] = sums[row] * shrink + ExpSum(score + low, max, high - low);
+      maxima[row] = max;
+      if (shrink != 1.0f) {
+        for (int64_t i = 0; i < dim; ++i) result[row * dim + i] *= shrink;
+      }
+    }
+    if (few) {
+      for (int64_t key = 0; key < tokens; ++key) {
+        for (int64_t row = 0; row < rows; ++row) {
+          const float weight = scores[row * kKeyTile + key];
+          float* target = result + row * dim;
+          for (int64_t i = 0; i < dim; ++i) target[i] += weight * values[key * dim + i];
+        }
+      }
+    } else {
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(rows), static_cast<int>(dim),
+                  static_cast<int>(tokens), 1.0f, scores, static_cast<int>(kKeyTile), values, static_cast<int>(dim),
+                  1.0f, result, static_cast<int>(dim));
+    }
+  }
+
+  for (int64_t row = 0; row < rows; ++row) {
+    float* target = out + (task.sequence->row + task.first + row / group_) * out_columns +
+                    (task.kv_head * group_ + row % group_) * dim;
+    const float inverse = 1.0f / sums[row];
+    for (int64_t i = 0; i < dim; ++i) target[i] = result[row * dim + i] * inverse;
+  }
+}
+
+}  // namespace kvtier

@@ -1,0 +1,173 @@
+// What stands beside the executor: the content digest of weight files, and the machine's own limits, measured by the
+// benches in the same run as the figures. All of it runs on a libuv thread and answers by promise.
+#include <cblas.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "binding.h"
+#include "memory.h"
+#include "xxh3.h"
+
+namespace kvtier {
+namespace {
+
+class Task : public Napi::AsyncWorker {
+ public:
+  Task(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish)
+      : AsyncWorker(env), deferred_(Napi::Promise::Deferred::New(env)), work_(std::move(work)), finish_(std::move(finish)) {}
+  Napi::Promise Start() {
+    const auto promise = deferred_.Promise();
+    Queue();
+    return promise;
+  }
+
+ protected:
+  void Execute() override { work_(); }
+  void OnOK() override { deferred_.Resolve(finish_(Env())); }
+  void OnError(const Napi::Error& error) override { deferred_.Reject(error.Value()); }
+
+ private:
+  Napi::Promise::Deferred deferred_;
+  std::function<void()> work_;
+  std::function<Napi::Value(Napi::Env)> finish_;
+};
+
+XXH128_canonical_t DigestFile(const std::string& path) {
+  const auto fail = [&] { return std::runtime_error("MODEL: " + path + ": cannot be read: " + strerror(errno)); };
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw fail();
+  posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+  constexpr size_t kPiece = 1 << 20;
+  const auto buffer = std::make_unique<uint8_t[]>(kPiece);
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  for (;;) {
+    const ssize_t count = read(fd, buffer.get(), kPiece);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      const auto error = fail();
+      close(fd);
+      throw error;
+    }
+    if (count == 0) break;
+    XXH3_128bits_update(&state, buffer.get(), static_cast<size_t>(count));
+  }
+  close(fd);
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
+  return canonical;
+}
+
+Napi::Value Digest(const Napi::CallbackInfo& info) {
+  auto digest = std::make_shared<XXH128_canonical_t>();
+  return (new Task(
+              info.Env(), [path = info[0].ToString().Utf8Value(), digest] { *digest = DigestFile(path); },
+              [digest](Napi::Env env) -> Napi::Value {
+                auto bytes = Napi::Uint8Array::New(env, sizeof digest->digest);
+                memcpy(bytes.Data(), digest->digest, sizeof digest->digest);
+                return bytes;
+              }))
+      ->Start();
+}
+
+// Best rate per second over a few rounds of `round(thread)`, which does `amount` units on each of `threads` threads.
+double BestRate(int threads, double amount, const std::function<void(int)>& round) {
+  double best = 0;
+  for (int repeat = 0; repeat < 7; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<std::thread> running;
+    for (int t = 1; t < threads; ++t) running.emplace_back(round, t);
+    round(0);
+    for (auto& thread : running) thread.join();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    best = std::max(best, amount * threads / seconds);
+  }
+  return best;
+}
+
+Napi::Value RateTask(const Napi::CallbackInfo& info, std::function<double()> measure) {
+  auto rate = std::make_shared<double>(0);
+  return (new Task(
+              info.Env(), [rate, measure = std::move(measure)] { *rate = measure(); },
+              [rate](Napi::Env env) -> Napi::Value { return Napi::Number::New(env, *rate); }))
+      ->Start();
+}
+
+// FLOP/s of one big square sgemm of OpenBLAS with its own threads: the machine's ceiling for prefill.
+Napi::Value SgemmRate(const Napi::CallbackInfo& info) {
+  const int size = info[0].ToNumber().Int32Value(), threads = info[1].ToNumber().Int32Value();
+  return RateTask(info, [size, threads] {
+    const auto n = static_cast<size_t>(size);
+    Memory memory(3 * n * n * 4, "the sgemm measurement");
+    std::minstd_rand random(1);
+    for (size_t i = 0; i < 2 * n * n; ++i) memory.floats()[i] = static_cast<float>(random() % 1000) / 1000.0f - 0.5f;
+    openblas_set_num_threads(threads);
+    const double rate = BestRate(1, 2.0 * size * size * size, [&](int) {
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size, size, size, 1.0f, memory.floats(), size,
+                  memory.floats() + n * n, size, 0.0f, memory.floats() + 2 * n * n, size);
+    });
+    openblas_set_num_threads(1);
+    return rate;
+  });
+}
+
+// Bytes per second of memcpy in pieces of `pieceBytes`, over memory far larger than the caches.
+Napi::Value MemcpyRate(const Napi::CallbackInfo& info) {
+  const auto piece = static_cast<size_t>(info[0].ToNumber().Int64Value());
+  const auto total = static_cast<size_t>(info[1].ToNumber().Int64Value()) / piece * piece;
+  const int threads = info[2].ToNumber().Int32Value();
+  return RateTask(info, [piece, total, threads] {
+    Memory source(total, "the memcpy measurement"), target(total, "the memcpy measurement");
+    memset(source.data(), 1, total);
+    memset(target.data(), 2, total);
+    const size_t share = total / static_cast<size_t>(threads) / piece;
+    return BestRate(threads, static_cast<double>(share * piece), [&](int thread) {
+      for (size_t i = 0; i < share; ++i) {
+        const size_t at = (static_cast<size_t>(thread) * share + i) * piece;
+        memcpy(target.data() + at, source.data() + at, piece);
+      }
+    });
+  });
+}
+
+// Bytes per second of plain reading, the ceiling of decode.
+Napi::Value ReadRate(const Napi::CallbackInfo& info) {
+  const auto total = static_cast<size_t>(info[0].ToNumber().Int64Value());
+  const int threads = info[1].ToNumber().Int32Value();
+  return RateTask(info, [total, threads] {
+    Memory memory(total, "the read measurement");
+    memset(memory.data(), 1, total);
+    const size_t share = total / 4 / static_cast<size_t>(threads);
+    std::vector<float> sums(static_cast<size_t>(threads) * 16);
+    const double rate = BestRate(threads, static_cast<double>(share * 4), [&](int thread) {
+      const float* from = memory.floats() + static_cast<size_t>(thread) * share;
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (size_t i = 0; i < share; ++i) sum += from[i];
+      sums[static_cast<size_t>(thread) * 16] = sum;
+    });
+    volatile float keep = sums[0];
+    (void)keep;
+    return rate;
+  });
+}
+
+}  // namespace
+
+void RegisterTools(Napi::Env env, Napi::Object exports) {
+  exports.Set("digestFile", Napi::Function::New(env, Digest));
+  exports.Set("sgemmRate", Napi::Function::New(env, SgemmRate));
+  exports.Set("memcpyRate", Napi::Function::New(env, MemcpyRate));
+  exports.Set("readRate", Napi::Function::New(env, ReadRate));
+}
+
+}  // namespace kvtier

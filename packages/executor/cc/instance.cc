@@ -1,0 +1,109 @@
+#include "instance.h"
+
+#include <algorithm>
+
+namespace kvtier {
+namespace {
+
+constexpr int kCopyThreads = 2;         // two streams fill the memory bus of the machines this was measured on
+constexpr size_t kQueuedCopies = 8192;  // pieces of work, at most one per copy thread and call
+
+void CloseAtExit(void* instance) { static_cast<Instance*>(instance)->Close(); }
+
+}  // namespace
+
+struct Instance::Job {
+  Job(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish)
+      : deferred(Napi::Promise::Deferred::New(env)), finish(std::move(finish)) {}
+  Napi::Promise::Deferred deferred;
+  std::function<Napi::Value(Napi::Env)> finish;
+  std::string error;
+  std::function<void(size_t)> piece;
+  size_t pieces = 0;
+  std::atomic<size_t> next{0};
+  std::atomic<size_t> runners{0};
+};
+
+std::shared_ptr<Instance> Instance::Create(Napi::Env env) { return std::shared_ptr<Instance>(new Instance(env)); }
+
+Instance::Instance(Napi::Env env)
+    : env_(env), copies_(std::min<int>(kCopyThreads, static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))), kQueuedCopies) {
+  auto nothing = Napi::Function::New(env, [](const Napi::CallbackInfo&) {});
+  back_ = Napi::ThreadSafeFunction::New(env, nothing, "kvtier executor", 0, 1);
+  back_.Unref(env);
+  napi_add_env_cleanup_hook(env, CloseAtExit, this);
+}
+
+Instance::~Instance() { Close(); }
+
+void Instance::Close() {
+  if (closed_) return;
+  closed_ = true;
+  napi_remove_env_cleanup_hook(env_, CloseAtExit, this);
+  steps_.Stop();
+  copies_.Stop();
+  back_.Release();
+  arenas.clear();
+  transformer.reset();
+}
+
+std::shared_ptr<Instance::Job> Instance::NewJob(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish) {
+  if (in_flight_++ == 0) back_.Ref(env);
+  return std::make_shared<Job>(env, std::move(finish));
+}
+
+void Instance::Discard(Napi::Env env) {
+  if (--in_flight_ == 0) back_.Unref(env);
+}
+
+// On a worker's thread. The callback keeps the instance alive until JavaScript has its answer.
+void Instance::Complete(std::shared_ptr<Job> job) {
+  back_.BlockingCall([self = shared_from_this(), job](Napi::Env env, Napi::Function) {
+    if (static_cast<napi_env>(env) == nullptr) return;  // the environment is ending: nobody waits any more
+    Napi::HandleScope scope(env);
+    if (!self->closed_) self->Discard(env);
+    if (!job->error.empty()) {
+      job->deferred.Reject(Napi::Error::New(env, job->error).Value());
+    } else {
+      job->deferred.Resolve(job->finish(env));
+    }
+  });
+}
+
+Napi::Promise Instance::RunStep(Napi::Env env, std::function<void()> work,
+                                std::function<Napi::Value(Napi::Env)> finish) {
+  auto job = NewJob(env, std::move(finish));
+  const bool posted = steps_.Post({[this, job, work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      job->error = error.what();
+    }
+    Complete(job);
+  }});
+  if (!posted) {
+    Discard(env);
+    throw Napi::Error::New(env, "step: another step is running, or the executor is closed");
+  }
+  return job->deferred.Promise();
+}
+
+Napi::Promise Instance::RunCopies(Napi::Env env, size_t pieces, std::function<void(size_t)> piece,
+                                  std::function<Napi::Value(Napi::Env)> finish) {
+  auto job = NewJob(env, std::move(finish));
+  job->piece = std::move(piece);
+  job->pieces = pieces;
+  const size_t runners = std::clamp<size_t>(pieces, 1, copies_.threads());
+  job->runners = runners;
+  std::vector<std::function<void()>> work(runners, [this, job] {
+    for (size_t i = job->next.fetch_add(1); i < job->pieces; i = job->next.fetch_add(1)) job->piece(i);
+    if (job->runners.fetch_sub(1) == 1) Complete(job);
+  });
+  if (!copies_.Post(std::move(work))) {
+    Discard(env);
+    throw Napi::Error::New(env, "BUSY: too many copies are waiting, or the executor is closed");
+  }
+  return job->deferred.Promise();
+}
+
+}  // namespace kvtier

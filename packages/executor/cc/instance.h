@@ -1,0 +1,49 @@
+// One executor of one JavaScript environment: its transformer, its threads, its arenas, and the way back to JavaScript.
+#pragma once
+#include <napi.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "block_copy.h"
+#include "transformer.h"
+#include "workers.h"
+
+namespace kvtier {
+
+class Instance : public std::enable_shared_from_this<Instance> {
+ public:
+  static std::shared_ptr<Instance> Create(Napi::Env env);
+  ~Instance();
+
+  // Runs `work` on the step thread; `finish` turns its result into a value on JavaScript's thread. One at a time.
+  Napi::Promise RunStep(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish);
+  // Runs piece(i) for i in [0, pieces) over the copy threads.
+  Napi::Promise RunCopies(Napi::Env env, size_t pieces, std::function<void(size_t)> piece,
+                          std::function<Napi::Value(Napi::Env)> finish);
+  // Ends the threads after what is queued, frees everything. Idempotent, JavaScript's thread only.
+  void Close();
+
+  std::unique_ptr<Transformer> transformer;
+  std::map<int, std::shared_ptr<ArenaMap>> arenas;
+  int next_arena = 1;
+
+ private:
+  struct Job;
+  explicit Instance(Napi::Env env);
+  std::shared_ptr<Job> NewJob(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish);
+  void Complete(std::shared_ptr<Job> job);
+  void Discard(Napi::Env env);
+
+  napi_env env_;
+  Napi::ThreadSafeFunction back_;
+  int in_flight_ = 0;  // JavaScript's thread only; while it is 0 the process may end
+  bool closed_ = false;
+  Workers steps_{1, 1};
+  Workers copies_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,199 @@
+#include "transformer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+
+#include "gemm.h"
+#include "kernels.h"
+
+namespace kvtier {
+namespace {
+
+constexpr int64_t kRowsPerTask = 16;
+
+Memory Floats(int64_t count) { return Memory(static_cast<size_t>(count) * 4, "a step's activations"); }
+
+// Rows in pieces over the pool: fn(row).
+template <class Fn>
+void ForRows(ThreadPool& threads, int64_t rows, const Fn& fn) {
+  threads.For((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task, int) {
+    for (int64_t row = task * kRowsPerTask; row < std::min(rows, (task + 1) * kRowsPerTask); ++row) fn(row);
+  });
+}
+
+void Require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument("step: " + message);
+}
+
+}  // namespace
+
+Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limits)
+    : shape_(std::move(shape)),
+      limits_(limits),
+      threads_(static_cast<int>(limits.threads)),
+      weights_((GemmSetup(), LoadWeights(plan, threads_))),
+      pool_(shape_, limits.block_tokens, limits.blocks),
+      attention_(shape_, pool_, static_cast<int>(limits.threads)),
+      hidden_(Floats(limits.max_step_tokens * shape_.hidden)),
+      normed_(Floats(limits.max_step_tokens * shape_.hidden)),
+      qkv_(Floats(limits.max_step_tokens * shape_.qkv_columns())),
+      mixed_(Floats(limits.max_step_tokens * shape_.q_columns())),
+      gate_up_(Floats(limits.max_step_tokens * 2 * shape_.intermediate)),
+      logits_(Floats(limits.max_step_sequences * shape_.vocab)),
+      cos_(Floats(limits.max_step_tokens * shape_.head_dim / 2)),
+      sin_(Floats(limits.max_step_tokens * shape_.head_dim / 2)),
+      row_sequence_(static_cast<size_t>(limits.max_step_tokens)) {}
+
+void Transformer::Check(const Step& step) const {
+  const size_t sequences = step.query_tokens.size();
+  Require(sequences >= 1 && static_cast<int64_t>(sequences) <= limits_.max_step_sequences,
+          std::to_string(sequences) + " sequences, allowed are 1 to " + std::to_string(limits_.max_step_sequences));
+  Require(step.computed_tokens.size() == sequences && step.sample.size() == sequences &&
+              step.sampling.size() == sequences,
+          "arrays of different lengths");
+  Require(step.block_table_stride >= 1 &&
+              step.block_tables.size() == sequences * static_cast<size_t>(step.block_table_stride),
+          "blockTables is not sequences x blockTableStride");
+  int64_t rows = 0;
+  for (size_t i = 0; i < sequences; ++i) {
+    const int64_t queries = step.query_tokens[i], computed = step.computed_tokens[i];
+    const std::string name = "sequence " + std::to_string(i) + ": ";
+    Require(queries >= 1 && computed >= 0, name + "queryTokens must be at least 1, computedTokens at least 0");
+    Require(queries + computed <= shape_.max_tokens, name + "longer than the model's " + std::to_string(shape_.max_tokens) + " tokens");
+    const int64_t blocks = (queries + computed + limits_.block_tokens - 1) / limits_.block_tokens;
+    Require(blocks <= step.block_table_stride, name + "its block table is too short for its tokens");
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int32_t id = step.block_tables[i * static_cast<size_t>(step.block_table_stride) + static_cast<size_t>(b)];
+      Require(id >= 1 && id < limits_.blocks, name + "block id " + std::to_string(id) + " is not in the pool");
+    }
+    Require(step.sampling[i].temperature >= 0 && step.sampling[i].top_k >= 0 && step.sampling[i].top_p > 0 &&
+                step.sampling[i].top_p <= 1,
+            name + "temperature >= 0, topK >= 0 and 0 < topP <= 1 must hold");
+    rows += queries;
+  }
+  Require(rows == static_cast<int64_t>(step.token_ids.size()), "tokenIds is not sum(queryTokens) long");
+  Require(rows <= limits_.max_step_tokens, std::to_string(rows) + " tokens, allowed are " + std::to_string(limits_.max_step_tokens));
+  for (const int32_t id : step.token_ids) {
+    Require(id >= 0 && id < shape_.vocab, "token id " + std::to_string(id) + " is not in the vocabulary");
+  }
+}
+
+StepResult Transformer::Run(const Step& step) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto sequences = static_cast<int64_t>(step.query_tokens.size());
+  const auto rows = static_cast<int64_t>(step.token_ids.size());
+  std::vector<Sequence> batch;
+  for (int64_t i = 0, row = 0; i < sequences; ++i) {
+    const auto index = static_cast<size_t>(i);
+    const Sequence sequence{row, step.query_tokens[index], step.computed_tokens[index],
+                            step.block_tables.data() + i * step.block_table_stride};
+    std::fill_n(row_sequence_.begin() + row, sequence.queries, static_cast<int32_t>(i));
+    row += sequence.queries;
+    batch.push_back(sequence);
+  }
+
+  const int64_t half = shape_.head_dim / 2;
+  ForRows(threads_, rows, [&](int64_t row) {
+    const auto& sequence = batch[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
+    memcpy(hidden_.floats() + row * shape_.hidden,
+           weights_.embedding + step.token_ids[static_cast<size_t>(row)] * shape_.hidden,
+           static_cast<size_t>(shape_.hidden) * 4);
+    const auto position = static_cast<float>(sequence.computed + row - sequence.row);
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle = position * shape_.rope_freqs[static_cast<size_t>(i)];
+      cos_.floats()[row * half + i] = std::cos(angle) * shape_.rope_scale;
+      sin_.floats()[row * half + i] = std::sin(angle) * shape_.rope_scale;
+    }
+  });
+
+  Layers(batch, rows);
+
+  // Only rows that are sampled go through the LM head; their norms are gathered to the top of normed_.
+  StepResult result;
+  result.token_ids.assign(static_cast<size_t>(sequences), -1);
+  std::vector<int64_t> sampled;
+  for (int64_t i = 0; i < sequences; ++i) {
+    if (step.sample[static_cast<size_t>(i)] == 0) continue;
+    const auto& sequence = batch[static_cast<size_t>(i)];
+    RmsNorm(normed_.floats() + static_cast<int64_t>(sampled.size()) * shape_.hidden,
+            hidden_.floats() + (sequence.row + sequence.queries - 1) * shape_.hidden, weights_.norm, shape_.hidden,
+            shape_.rms_eps);
+    sampled.push_back(i);
+  }
+  const auto count = static_cast<int64_t>(sampled.size());
+  if (count > 0) {
+    Gemm({logits_.floats(), shape_.vocab, normed_.floats(), shape_.hidden, weights_.lm_head, count, shape_.vocab,
+          shape_.hidden, false},
+         threads_);
+    std::atomic<bool> finite{true};
+    threads_.For(count, [&](int64_t task, int) {
+      const auto index = static_cast<size_t>(sampled[static_cast<size_t>(task)]);
+      const int32_t token = Sample(logits_.floats() + task * shape_.vocab, shape_.vocab, step.sampling[index]);
+      if (token < 0) finite = false;
+      result.token_ids[index] = token;
+    });
+    if (!finite) throw std::runtime_error("MODEL: the logits are not finite numbers; the model's weights are damaged");
+    if (step.want_logits) result.logits.assign(logits_.floats(), logits_.floats() + count * shape_.vocab);
+  }
+  result.elapsed_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+void Transformer::Layers(const std::vector<Sequence>& batch, int64_t rows) {
+  const int64_t hidden = shape_.hidden, inter = shape_.intermediate;
+  const auto norm = [&](const float* weight) {
+    ForRows(threads_, rows, [&](int64_t row) {
+      RmsNorm(normed_.floats() + row * hidden, hidden_.floats() + row * hidden, weight, hidden, shape_.rms_eps);
+    });
+  };
+  for (int64_t l = 0; l < shape_.layers; ++l) {
+    const Layer& layer = weights_.layers[static_cast<size_t>(l)];
+    norm(layer.input_norm);
+    Gemm({qkv_.floats(), shape_.qkv_columns(), normed_.floats(), hidden, layer.qkv, rows, shape_.qkv_columns(), hidden,
+          false},
+         threads_);
+    RotateAndStore(l, batch, rows);
+    attention_.Run(l, batch, qkv_.floats(), mixed_.floats(), threads_);
+    Gemm({hidden_.floats(), hidden, mixed_.floats(), shape_.q_columns(), layer.o, rows, hidden, shape_.q_columns(), true},
+         threads_);
+    if (layer.o_bias != nullptr) {
+      ForRows(threads_, rows, [&](int64_t row) { AddBias(hidden_.floats() + row * hidden, layer.o_bias, hidden); });
+    }
+    norm(layer.post_norm);
+    Gemm({gate_up_.floats(), 2 * inter, normed_.floats(), hidden, layer.gate_up, rows, 2 * inter, hidden, false}, threads_);
+    ForRows(threads_, rows, [&](int64_t row) {
+      float* gate = gate_up_.floats() + row * 2 * inter;
+      SwiGlu(gate, gate + inter, inter);
+    });
+    Gemm({hidden_.floats(), hidden, gate_up_.floats(), 2 * inter, layer.down, rows, hidden, inter, true}, threads_);
+  }
+}
+
+// Bias, q/k norm and rotation of each row's heads; then its key and value go to their place in the pool.
+void Transformer::RotateAndStore(int64_t l, const std::vector<Sequence>& batch, int64_t rows) {
+  const Layer& layer = weights_.layers[static_cast<size_t>(l)];
+  const int64_t dim = shape_.head_dim, half = dim / 2;
+  ForRows(threads_, rows, [&](int64_t row) {
+    const auto& sequence = batch[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
+    float* qkv = qkv_.floats() + row * shape_.qkv_columns();
+    if (layer.qkv_bias != nullptr) AddBias(qkv, layer.qkv_bias, shape_.qkv_columns());
+    for (int64_t head = 0; head < shape_.heads + shape_.kv_heads; ++head) {
+      float* vector = qkv + head * dim;
+      const float* weight = head < shape_.heads ? layer.q_norm : layer.k_norm;
+      if (weight != nullptr) RmsNorm(vector, vector, weight, dim, shape_.rms_eps);
+      Rope(vector, cos_.floats() + row * half, sin_.floats() + row * half, half);
+    }
+    const int64_t position = sequence.computed + row - sequence.row;
+    const int64_t block = sequence.table[position / pool_.block_tokens], slot = position % pool_.block_tokens;
+    for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const size_t bytes = static_cast<size_t>(dim) * 4;
+      const float* key = qkv + shape_.q_columns() + head * dim;
+      memcpy(pool_.head(block, l, 0, head) + slot * dim, key, bytes);
+      memcpy(pool_.head(block, l, 1, head) + slot * dim, key + shape_.kv_columns(), bytes);
+    }
+  });
+}
+
+}  // namespace kvtier

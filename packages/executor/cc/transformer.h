@@ -1,0 +1,58 @@
+// One forward pass over a mixed batch. Owns the weights, the KV pool and all scratch, sized once; nothing is allocated
+// in a step that grows with the model.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "kv_pool.h"
+#include "model.h"
+#include "sampling.h"
+#include "thread_pool.h"
+
+namespace kvtier {
+
+// A copy of the caller's step (packages/executor/src/executor.ts), checked by Transformer::Check.
+struct Step {
+  std::vector<int32_t> token_ids, query_tokens, computed_tokens, block_tables;
+  int64_t block_table_stride;
+  std::vector<uint8_t> sample;
+  std::vector<Sampling> sampling;
+  bool want_logits;
+};
+
+struct StepResult {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logits;
+  double elapsed_us = 0;
+};
+
+struct Limits {
+  int64_t block_tokens, blocks, threads, max_step_tokens, max_step_sequences;
+};
+
+class Transformer {
+ public:
+  Transformer(Shape shape, const WeightPlan& plan, const Limits& limits);
+
+  // Throws std::invalid_argument naming the first thing that is wrong; a checked step cannot touch foreign memory.
+  void Check(const Step& step) const;
+  StepResult Run(const Step& step);
+
+  const KvPool& pool() const { return pool_; }
+
+ private:
+  void Layers(const std::vector<Sequence>& batch, int64_t rows);
+  void RotateAndStore(int64_t layer, const std::vector<Sequence>& batch, int64_t rows);
+
+  const Shape shape_;
+  const Limits limits_;
+  ThreadPool threads_;
+  Weights weights_;
+  KvPool pool_;
+  Attention attention_;
+  Memory hidden_, normed_, qkv_, mixed_, gate_up_, logits_, cos_, sin_;
+  std::vector<int32_t> row_sequence_;  // row -> index in the batch
+};
+
+}  // namespace kvtier

@@ -1,0 +1,133 @@
+/**
+ * The one TypeScript mirror of the native executor (`packages/executor/cc/binding*.cc`): same names, same order. The boundary
+ * is thin: files are read and checked in TypeScript above it, steps and copies are checked in C++ below it, because they
+ * must never touch foreign memory. Errors are thrown as `Error("CODE: message")`; without a code they are defects.
+ */
+import { createRequire } from 'node:module';
+import { fileURLToPath } from 'node:url';
+import { InvariantError, KvError } from '@kvtier/errors';
+import type { Step, StepResult } from './executor.ts';
+
+/** An open executor. Opaque. */
+export type ExecutorHandle = { readonly __executor: never };
+
+/** Element types of weights: index into this list is the native number. */
+export const dtypes = ['F32', 'F16', 'BF16'] as const;
+
+/** Where one tensor's elements lie: `file` is an index into `WeightPlan.files`, `offset` in bytes, `count` in elements. */
+export interface TensorRef {
+  readonly file: number;
+  readonly offset: number;
+  readonly count: number;
+  readonly dtype: number;
+}
+
+/** Tensors that become one matrix, stacked by rows; empty where the family has none. */
+export type TensorStack = readonly TensorRef[];
+
+export interface LayerPlan {
+  readonly inputNorm: TensorStack;
+  readonly qkv: TensorStack;
+  readonly qkvBias: TensorStack;
+  readonly qNorm: TensorStack;
+  readonly kNorm: TensorStack;
+  readonly o: TensorStack;
+  readonly oBias: TensorStack;
+  readonly postNorm: TensorStack;
+  readonly gateUp: TensorStack;
+  readonly down: TensorStack;
+}
+
+export interface WeightPlan {
+  readonly files: readonly string[];
+  readonly embedding: TensorStack;
+  readonly norm: TensorStack;
+  /** Empty: tied to the embedding. */
+  readonly lmHead: TensorStack;
+  readonly layers: readonly LayerPlan[];
+}
+
+/** The numbers of the forward pass. */
+export interface NativeShape {
+  readonly vocabSize: number;
+  readonly hiddenSize: number;
+  readonly intermediateSize: number;
+  readonly layers: number;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly maxModelTokens: number;
+  readonly rmsEps: number;
+  /** Multiplies cos and sin. */
+  readonly ropeScale: number;
+  /** [headDim / 2], radians per position. */
+  readonly ropeFreqs: Float32Array;
+  /** Per layer, the tokens a query sees, itself included; 0 = all. */
+  readonly windows: readonly number[];
+}
+
+export interface NativeLimits {
+  readonly blockTokens: number;
+  readonly blockCount: number;
+  readonly threads: number;
+  readonly maxStepTokens: number;
+  readonly maxStepSequences: number;
+}
+
+export interface ExecutorBinding {
+  // -- executor (binding.cc) --------------------------------------------------------------------------------------
+  /** Load weights, allocate the KV pool and all scratch, on a native thread. */
+  open(shape: NativeShape, plan: WeightPlan, limits: NativeLimits): Promise<ExecutorHandle>;
+  execute(executor: ExecutorHandle, step: Step): Promise<StepResult>;
+  attachArena(executor: ExecutorHandle, path: string, bytes: number, id: bigint): number;
+  /** False when no such arena is attached. Unmapped when the copies in flight have ended. */
+  detachArena(executor: ExecutorHandle, arena: number): boolean;
+  exportBlocks(
+    executor: ExecutorHandle,
+    arena: number,
+    blockIds: Int32Array,
+    offsets: Float64Array,
+  ): Promise<BigUint64Array>;
+  importBlocks(
+    executor: ExecutorHandle,
+    arena: number,
+    blockIds: Int32Array,
+    offsets: Float64Array,
+    checksums: BigUint64Array,
+  ): Promise<Uint8Array>;
+  /** Ends its threads, frees its memory. Blocks until a step in flight has ended: await that first. */
+  close(executor: ExecutorHandle): void;
+
+  // -- tools (binding_tools.cc) -----------------------------------------------------------------------------------
+  /** XXH3-128 of a file's bytes, 16 bytes big-endian. */
+  digestFile(path: string): Promise<Uint8Array>;
+  /** FLOP/s of one big square sgemm on OpenBLAS's own threads. */
+  sgemmRate(size: number, threads: number): Promise<number>;
+  /** Bytes/s of memcpy in pieces over `totalBytes`. */
+  memcpyRate(pieceBytes: number, totalBytes: number, threads: number): Promise<number>;
+  /** Bytes/s of reading `totalBytes`. */
+  readRate(totalBytes: number, threads: number): Promise<number>;
+}
+
+function load(): ExecutorBinding {
+  const file = fileURLToPath(new URL('../../../build/executor/kvtier_executor.node', import.meta.url));
+  try {
+    return createRequire(import.meta.url)(file) as ExecutorBinding;
+  } catch (error) {
+    throw new KvError('SETUP', `${file}: cannot be loaded (${(error as Error).message}); run: npm run build`);
+  }
+}
+
+let loaded: ExecutorBinding | undefined;
+/** The native module, loaded at first use, so that reading a model's config does not need a build. */
+export function binding(): ExecutorBinding {
+  loaded ??= load();
+  return loaded;
+}
+
+/** What native code threw: "CODE: ..." is the world's doing, anything else is a defect of the caller. */
+export function translate(thrown: unknown): Error {
+  const message = thrown instanceof Error ? thrown.message : String(thrown);
+  const known = KvError.from(thrown, 'IO');
+  return known.message === message ? new InvariantError(message) : known;
+}

@@ -1,0 +1,47 @@
+/**
+ * The model's content digest: SHA-256 over the canonical config and the XXH3-128 of each weight file. XXH3 runs at memory
+ * speed, and the digest guards against mix-ups, not against whoever may write the model folder: he decides the answers
+ * anyway. Files are hashed once: the result is kept beside path, size and change times, so that a start does not re-read.
+ */
+import { createHash } from 'node:crypto';
+import { mkdir, readFile, realpath, rename, stat, writeFile } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import { binding, translate } from './binding.ts';
+import type { ModelConfig } from './model-config.ts';
+
+/** `~/.cache/kvtier`, or below XDG_CACHE_HOME. */
+export function cacheDir(): string {
+  const base = process.env.XDG_CACHE_HOME;
+  return join(base?.startsWith('/') ? base : join(homedir(), '.cache'), 'kvtier');
+}
+
+/** 32 bytes. Throws KvError('MODEL') when a file cannot be read; a cache that cannot be used is only slower. */
+export async function modelDigest(config: ModelConfig, files: readonly string[]): Promise<Uint8Array> {
+  const hash = createHash('sha256').update('kvtier model 1\n').update(config.canonical);
+  for (const file of files) hash.update(`\n${await fileDigest(file)}`);
+  return new Uint8Array(hash.digest());
+}
+
+async function fileDigest(file: string): Promise<string> {
+  const path = await realpath(file);
+  const { size, mtimeNs, ctimeNs, ino } = await stat(path, { bigint: true });
+  const facts = `${path}\n${size} ${mtimeNs} ${ctimeNs} ${ino}`;
+  const folder = join(cacheDir(), 'digests');
+  const entry = join(folder, createHash('sha256').update(path).digest('hex').slice(0, 32));
+  const [known, digest] = (await readFile(entry, 'utf8').catch(() => '')).split('\n\n');
+  if (known === facts && /^[0-9a-f]{32}$/.test(digest ?? '')) return digest!;
+
+  const fresh = await binding()
+    .digestFile(path)
+    .catch((error: unknown) => {
+      throw translate(error);
+    });
+  const text = Buffer.from(fresh).toString('hex');
+  const temporary = `${entry}.${process.pid}.${process.hrtime.bigint()}`;
+  await mkdir(folder, { recursive: true, mode: 0o700 })
+    .then(() => writeFile(temporary, `${facts}\n\n${text}`, { mode: 0o600 }))
+    .then(() => rename(temporary, entry))
+    .catch(() => {}); // a home that cannot be written costs the next start a re-read, nothing else
+  return text;
+}

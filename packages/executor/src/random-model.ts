@@ -1,0 +1,207 @@
+/**
+ * A Llama of a given size with seeded random weights, as ordinary Hugging Face files: for measuring, where speed matters
+ * and answers do not. The same size gives the same bytes on every machine. Scales are chosen so that attention is neither
+ * flat nor one-hot and logits have clear winners: a wrong KV block shows as a different greedy token.
+ */
+import { copyFile, type FileHandle, mkdir, open, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+
+export interface RandomShape {
+  readonly hiddenSize: number;
+  readonly layers: number;
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly intermediateSize: number;
+}
+
+const headDim = 64;
+/** In the config, so that a later generator does not take an older one's files for its own. */
+const generatorVersion = 1;
+const tokenizerFiles = ['tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'];
+
+/** The shape nearest to `parameters`, embeddings included: depth and width grow together, GQA with two heads per group. */
+export function randomShape(parameters: number, vocabSize: number): RandomShape {
+  // A layer has about (3 x 2.75 + 3) hidden^2 parameters; with hidden = 64 x layers that is 46,080 layers^3.
+  const depth = Math.cbrt(parameters / 46_080);
+  const hiddenSize = Math.max(128, 128 * Math.round((64 * depth) / 128));
+  const intermediateSize = 64 * Math.round((2.75 * hiddenSize) / 64);
+  const perLayer = 3 * hiddenSize * intermediateSize + 3 * hiddenSize * hiddenSize;
+  const layers = Math.max(1, Math.round((parameters - 2 * vocabSize * hiddenSize) / perLayer));
+  const heads = hiddenSize / headDim;
+  return { hiddenSize, layers, heads, kvHeads: heads / 2, intermediateSize };
+}
+
+/** Name, shape and standard deviation (0: all ones) of every tensor, in the order of the file. */
+function tensorsOf(shape: RandomShape, vocabSize: number): [string, number[], number][] {
+  const { hiddenSize: hidden, intermediateSize: inner, heads, kvHeads } = shape;
+  const unit = 1 / Math.sqrt(hidden);
+  const out: [string, number[], number][] = [
+    ['model.embed_tokens.weight', [vocabSize, hidden], 1],
+    ['lm_head.weight', [vocabSize, hidden], 2 * unit],
+    ['model.norm.weight', [hidden], 0],
+  ];
+  for (let i = 0; i < shape.layers; i++) {
+    const at = `model.layers.${i}`;
+    out.push([`${at}.input_layernorm.weight`, [hidden], 0]);
+    out.push([`${at}.post_attention_layernorm.weight`, [hidden], 0]);
+    out.push([`${at}.self_attn.q_proj.weight`, [heads * headDim, hidden], unit]);
+    out.push([`${at}.self_attn.k_proj.weight`, [kvHeads * headDim, hidden], unit]);
+    out.push([`${at}.self_attn.v_proj.weight`, [kvHeads * headDim, hidden], unit]);
+    out.push([`${at}.self_attn.o_proj.weight`, [hidden, heads * headDim], unit]);
+    out.push([`${at}.mlp.gate_proj.weight`, [inner, hidden], unit]);
+    out.push([`${at}.mlp.up_proj.weight`, [inner, hidden], unit]);
+    out.push([`${at}.mlp.down_proj.weight`, [hidden, inner], 1 / Math.sqrt(inner)]);
+  }
+  return out;
+}
+
+/**
+ * Makes `modelDir` unless it is there already; whole or not at all (temporary folder, then rename).
+ * `tokenizerDir`: the folder whose tokenizer the model borrows. `onProgress`: share done, 0..1.
+ */
+export async function makeRandomModel(
+  modelDir: string,
+  parameters: number,
+  tokenizerDir: string,
+  onProgress: (share: number) => void = () => {},
+): Promise<void> {
+  if (await isOurs(modelDir)) return;
+  const temporary = `${modelDir}.${process.pid}.tmp`;
+  try {
+    await rm(temporary, { recursive: true, force: true });
+    await mkdir(temporary, { recursive: true });
+    await writeModel(temporary, parameters, tokenizerDir, onProgress);
+    if (await isOurs(modelDir)) return; // another process was faster
+    await rm(modelDir, { recursive: true, force: true });
+    await rename(temporary, modelDir);
+  } catch (error) {
+    if (await isOurs(modelDir)) return;
+    throw error instanceof KvError
+      ? error
+      : new KvError('MODEL', `${modelDir}: the random model cannot be written (${(error as Error).message})`);
+  } finally {
+    await rm(temporary, { recursive: true, force: true });
+  }
+}
+
+async function isOurs(modelDir: string): Promise<boolean> {
+  try {
+    const config = JSON.parse(await readFile(join(modelDir, 'config.json'), 'utf8')) as Record<string, unknown>;
+    return config.kvtier_generator === generatorVersion;
+  } catch {
+    return false;
+  }
+}
+
+async function writeModel(
+  folder: string,
+  parameters: number,
+  tokenizerDir: string,
+  onProgress: (share: number) => void,
+): Promise<void> {
+  const source = JSON.parse(await readFile(join(tokenizerDir, 'config.json'), 'utf8')) as Record<string, number>;
+  const vocabSize = 64 * Math.ceil(source.vocab_size! / 64);
+  const shape = randomShape(parameters, vocabSize);
+  for (const name of tokenizerFiles) await copyFile(join(tokenizerDir, name), join(folder, name));
+  const config = {
+    architectures: ['LlamaForCausalLM'],
+    model_type: 'llama',
+    vocab_size: vocabSize,
+    hidden_size: shape.hiddenSize,
+    intermediate_size: shape.intermediateSize,
+    num_hidden_layers: shape.layers,
+    num_attention_heads: shape.heads,
+    num_key_value_heads: shape.kvHeads,
+    head_dim: headDim,
+    hidden_act: 'silu',
+    rms_norm_eps: 1e-5,
+    max_position_embeddings: 16_384,
+    rope_theta: 1_000_000,
+    tie_word_embeddings: false,
+    bos_token_id: source.bos_token_id,
+    eos_token_id: source.eos_token_id,
+    pad_token_id: source.pad_token_id,
+    torch_dtype: 'bfloat16',
+    kvtier_generator: generatorVersion,
+  };
+
+  const tensors = tensorsOf(shape, vocabSize);
+  const header: Record<string, unknown> = {};
+  let offset = 0;
+  for (const [name, size] of tensors) {
+    const bytes = 2 * size.reduce((product, n) => product * n, 1);
+    header[name] = { dtype: 'BF16', shape: size, data_offsets: [offset, offset + bytes] };
+    offset += bytes;
+  }
+  let json = JSON.stringify(header);
+  json += ' '.repeat((8 - (json.length % 8)) % 8);
+  const prefix = Buffer.alloc(8);
+  prefix.writeBigUInt64LE(BigInt(json.length));
+
+  const file = await open(join(folder, 'model.safetensors'), 'wx');
+  try {
+    await file.write(Buffer.concat([prefix, Buffer.from(json)]));
+    let done = 0;
+    for (const [index, [, size, deviation]] of tensors.entries()) {
+      const count = size.reduce((product, n) => product * n, 1);
+      await writeTensor(file, count, deviation, index + 1);
+      done += 2 * count;
+      onProgress(done / offset);
+    }
+    await file.sync();
+  } finally {
+    await file.close();
+  }
+  await writeFile(join(folder, 'config.json'), `${JSON.stringify(config, null, 2)}\n`);
+}
+
+/** `count` bfloat16 numbers, in pieces so that the event loop breathes. */
+async function writeTensor(file: FileHandle, count: number, deviation: number, seed: number): Promise<void> {
+  const random = gaussian(seed);
+  for (let done = 0; done < count; ) {
+    const piece = Math.min(1 << 20, count - done);
+    const floats = new Float32Array(piece);
+    for (let i = 0; i < piece; i++) floats[i] = deviation === 0 ? 1 : deviation * random();
+    const bits = new Uint32Array(floats.buffer);
+    const halves = new Uint16Array(piece);
+    for (let i = 0; i < piece; i++) halves[i] = (bits[i]! + 0x8000) >>> 16; // rounds to nearest
+    await file.write(new Uint8Array(halves.buffer));
+    done += piece;
+  }
+}
+
+/** Normal deviates by Marsaglia's polar method over sfc32 (Doty-Humphrey): 32-bit integer steps, fast in JavaScript. */
+function gaussian(seed: number): () => number {
+  let a = 0x9e3779b9;
+  let b = seed | 0;
+  let c = 0x243f6a88;
+  let counter = 1;
+  const next = (): number => {
+    const t = (((a + b) | 0) + counter) | 0;
+    counter = (counter + 1) | 0;
+    a = b ^ (b >>> 9);
+    b = (c + (c << 3)) | 0;
+    c = ((c << 21) | (c >>> 11)) + t;
+    c |= 0;
+    return (t >>> 0) / 2 ** 31 - 1; // [-1, 1)
+  };
+  for (let i = 0; i < 16; i++) next();
+  let spare = Number.NaN;
+  return () => {
+    if (!Number.isNaN(spare)) {
+      const value = spare;
+      spare = Number.NaN;
+      return value;
+    }
+    for (;;) {
+      const x = next();
+      const y = next();
+      const s = x * x + y * y;
+      if (s === 0 || s >= 1) continue;
+      const factor = Math.sqrt((-2 * Math.log(s)) / s);
+      spare = y * factor;
+      return x * factor;
+    }
+  };
+}

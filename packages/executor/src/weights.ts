@@ -1,0 +1,64 @@
+/**
+ * Which tensors make up a model of the Llama family, checked against what the files hold. The plan that comes out names,
+ * for each matrix of the forward pass, the byte ranges to stack; native code converts them to f32.
+ */
+import { KvError } from '@kvtier/errors';
+import { dtypes, type LayerPlan, type TensorRef, type WeightPlan } from './binding.ts';
+import type { ModelConfig } from './model-config.ts';
+import type { TensorTable } from './safetensors.ts';
+
+/** Throws KvError('MODEL') naming the first tensor that is missing or has the wrong shape or dtype. */
+export function planWeights(
+  config: ModelConfig,
+  table: TensorTable,
+  modelDir: string,
+): WeightPlan & { parameters: number } {
+  let parameters = 0;
+  const ref = (name: string, ...shape: number[]): TensorRef => {
+    const tensor = table.tensors.get(name);
+    if (!tensor) throw new KvError('MODEL', `${modelDir}: tensor ${name} is missing; config.json and weights disagree`);
+    const fail = (what: string) => new KvError('MODEL', `${table.files[tensor.file]}: tensor ${name} ${what}`);
+    const dtype = dtypes.indexOf(tensor.dtype as (typeof dtypes)[number]);
+    if (dtype < 0) throw fail(`has dtype ${tensor.dtype}; served are ${dtypes.join(', ')}`);
+    if (tensor.shape.length !== shape.length || tensor.shape.some((size, i) => size !== shape[i])) {
+      throw fail(`has shape [${tensor.shape}], config.json says [${shape}]`);
+    }
+    const count = shape.reduce((product, size) => product * size, 1);
+    parameters += count;
+    return { file: tensor.file, offset: tensor.offset, count, dtype };
+  };
+
+  const { hiddenSize: hidden, intermediateSize: inner, headDim } = config;
+  const queries = config.heads * headDim;
+  const keys = config.kvHeads * headDim;
+  const layers = Array.from({ length: config.layers }, (_, i): LayerPlan => {
+    const at = `model.layers.${i}`;
+    const attention = `${at}.self_attn`;
+    return {
+      inputNorm: [ref(`${at}.input_layernorm.weight`, hidden)],
+      qkv: [
+        ref(`${attention}.q_proj.weight`, queries, hidden),
+        ref(`${attention}.k_proj.weight`, keys, hidden),
+        ref(`${attention}.v_proj.weight`, keys, hidden),
+      ],
+      qkvBias: config.qkvBias
+        ? [
+            ref(`${attention}.q_proj.bias`, queries),
+            ref(`${attention}.k_proj.bias`, keys),
+            ref(`${attention}.v_proj.bias`, keys),
+          ]
+        : [],
+      qNorm: config.qkNorm ? [ref(`${attention}.q_norm.weight`, headDim)] : [],
+      kNorm: config.qkNorm ? [ref(`${attention}.k_norm.weight`, headDim)] : [],
+      o: [ref(`${attention}.o_proj.weight`, hidden, queries)],
+      oBias: config.outputBias ? [ref(`${attention}.o_proj.bias`, hidden)] : [],
+      postNorm: [ref(`${at}.post_attention_layernorm.weight`, hidden)],
+      gateUp: [ref(`${at}.mlp.gate_proj.weight`, inner, hidden), ref(`${at}.mlp.up_proj.weight`, inner, hidden)],
+      down: [ref(`${at}.mlp.down_proj.weight`, hidden, inner)],
+    };
+  });
+  const embedding = [ref('model.embed_tokens.weight', config.vocabSize, hidden)];
+  const norm = [ref('model.norm.weight', hidden)];
+  const lmHead = config.tiedEmbeddings ? [] : [ref('lm_head.weight', config.vocabSize, hidden)];
+  return { files: table.files, embedding, norm, lmHead, layers, parameters };
+}
