@@ -7,7 +7,7 @@ import { Buffer } from 'node:buffer';
 import { invariant, KvError } from '@kvtier/errors';
 import { native } from '@kvtier/native';
 import { hashAlgorithms, hashBytesOf, isCbor, rootHash } from './algorithm.ts';
-import { pickleFrameBytesMax } from './encode.ts';
+import { type HashValue, pickleFrameBytesMax } from './encode.ts';
 import { ExtraKeys, type RequestIdentity, serializeExtraKeys } from './extra-keys.ts';
 import { hashKeyAt } from './keys.ts';
 import type { HashAlgorithm, HashKey } from './types.ts';
@@ -50,7 +50,7 @@ export class ChainHasher {
 
   /**
    * Hashes of the full blocks of `tokens`, packed; a tail that is not a full block is left out.
-   * `parent`: the last hash before them; null or empty is the root. `extras`: per block, see serializeExtraKeys.
+   * `parent`: the last hash before them; null or empty is the root. `extras`: per block, see extraBytes.
    */
   hashBlocks(parent: Uint8Array | null, tokens: TokenIds, extras: (Uint8Array | null)[] | null = null): Buffer {
     const count = Math.floor(tokens.length / this.blockTokens);
@@ -59,18 +59,26 @@ export class ChainHasher {
     return out;
   }
 
-  /** The same into `out`; `tokens` is a whole number of blocks. Returns how many. KvError REQUEST: extra keys too long. */
+  /** Extra keys of one block as hashBlocks takes them. KvError REQUEST when they are longer than any sane request's. */
+  extraBytes(keys: readonly HashValue[]): Buffer {
+    const bytes = serializeExtraKeys(this.algorithm, keys);
+    if (bytes.length > this.#extraBytesMax) {
+      throw new KvError(
+        'REQUEST',
+        `adapter, salt and content hashes of one block take ${bytes.length} bytes; shorten them`,
+      );
+    }
+    return bytes;
+  }
+
+  /** The same into `out`; `tokens` is a whole number of blocks. Returns how many. */
   hashInto(
     out: Uint8Array,
     parent: Uint8Array | null,
     tokens: TokenIds,
     extras: (Uint8Array | null)[] | null = null,
   ): number {
-    for (const extra of extras ?? []) {
-      if (extra !== null && extra.length > this.#extraBytesMax) {
-        throw new KvError('REQUEST', `the extra cache keys of one block take ${extra.length} bytes; shorten them`);
-      }
-    }
+    for (const extra of extras ?? []) invariant(extra === null || extra.length <= this.#extraBytesMax, 'extra keys');
     const from = parent === null || parent.length === 0 ? this.root : parent;
     return native.hashBlocks(this.#number, from, tokens, this.blockTokens, extras, out);
   }
@@ -86,13 +94,15 @@ export class SequenceHashes {
   #hashes: Buffer = Buffer.alloc(0);
   #blockCount = 0;
   /** Tokens behind the last full block: fewer than blockTokens. */
-  #tail: TokenIds = new Uint32Array(0);
+  #tail: TokenIds;
+  #tailCount = 0;
   readonly #keys: HashKey[] = [];
 
   constructor(hasher: ChainHasher, identity: RequestIdentity = {}) {
     this.hasher = hasher;
     const extras = new ExtraKeys(identity);
     this.#extras = extras.none ? null : extras;
+    this.#tail = new Uint32Array(hasher.blockTokens);
   }
 
   /** Full blocks so far. */
@@ -101,7 +111,7 @@ export class SequenceHashes {
   }
 
   get tokenCount(): number {
-    return this.#blockCount * this.hasher.blockTokens + this.#tail.length;
+    return this.#blockCount * this.hasher.blockTokens + this.#tailCount;
   }
 
   /** All hashes in chain order: a view, blockCount × hashBytes bytes. */
@@ -123,25 +133,51 @@ export class SequenceHashes {
 
   /** More tokens; hashes the blocks that became full and returns how many. Keeps no reference to `tokens`. */
   append(tokens: TokenIds): number {
-    const { blockTokens, hashBytes } = this.hasher;
-    const all = this.#tail.length === 0 ? tokens : concatTokens(this.#tail, tokens);
-    const added = Math.floor(all.length / blockTokens);
-    if (added > 0) {
-      const extras = this.#extrasOf(added);
-      this.#reserve(this.#blockCount + added);
-      const at = this.#blockCount * hashBytes;
-      const parent = at === 0 ? null : this.#hashes.subarray(at - hashBytes, at);
-      this.hasher.hashInto(this.#hashes.subarray(at), parent, all.subarray(0, added * blockTokens), extras);
-      this.#blockCount += added;
+    const { blockTokens } = this.hasher;
+    const ids = this.#widthOf(tokens);
+    const added = Math.floor((this.#tailCount + ids.length) / blockTokens);
+    // All extra keys before anything changes: they may be refused.
+    const extras = this.#extrasOf(added);
+    this.#reserve(this.#blockCount + added);
+    let taken = 0;
+    if (this.#tailCount > 0) {
+      taken = Math.min(blockTokens - this.#tailCount, ids.length);
+      this.#fillTail(ids, 0, taken);
+      if (this.#tailCount === blockTokens) {
+        this.#tailCount = 0;
+        this.#hash(this.#tail, extras && extras.slice(0, 1));
+      }
     }
-    this.#tail = all.slice(added * blockTokens);
+    const whole = taken + Math.floor((ids.length - taken) / blockTokens) * blockTokens;
+    if (whole > taken) this.#hash(ids.subarray(taken, whole), extras && extras.slice(taken > 0 ? 1 : 0));
+    this.#fillTail(ids, whole, ids.length);
     return added;
+  }
+
+  #hash(ids: TokenIds, extras: (Buffer | null)[] | null): void {
+    const { hashBytes } = this.hasher;
+    const at = this.#blockCount * hashBytes;
+    const parent = at === 0 ? null : this.#hashes.subarray(at - hashBytes, at);
+    this.#blockCount += this.hasher.hashInto(this.#hashes.subarray(at), parent, ids, extras);
+  }
+
+  /** Tail and new tokens must be of one width; both become wide with the first wide id. */
+  #widthOf(tokens: TokenIds): TokenIds {
+    if (tokens instanceof BigUint64Array) {
+      if (this.#tail instanceof Uint32Array) this.#tail = widen(this.#tail);
+      return tokens;
+    }
+    return this.#tail instanceof Uint32Array ? tokens : widen(tokens);
+  }
+
+  #fillTail(ids: TokenIds, first: number, end: number): void {
+    for (let i = first; i < end; i++) this.#tail[this.#tailCount++] = ids[i]!;
   }
 
   #extrasOf(added: number): (Buffer | null)[] | null {
     const keys = this.#extras;
-    if (keys === null) return null;
-    const { blockTokens, algorithm } = this.hasher;
+    if (keys === null || added === 0) return null;
+    const { blockTokens } = this.hasher;
     const start = this.#blockCount * blockTokens;
     keys.beginRun(start);
     return Array.from({ length: added }, (_, i) => {
@@ -149,7 +185,7 @@ export class SequenceHashes {
       if (values === null) return null;
       const only = values.length === 1 && typeof values[0] === 'string' ? values[0] : null;
       if (only !== null && only === this.#lastKeys && this.#lastExtra !== null) return this.#lastExtra;
-      const extra = serializeExtraKeys(algorithm, values);
+      const extra = this.hasher.extraBytes(values);
       if (only !== null) {
         this.#lastKeys = only;
         this.#lastExtra = extra;
@@ -167,15 +203,6 @@ export class SequenceHashes {
   }
 }
 
-function concatTokens(left: TokenIds, right: TokenIds): TokenIds {
-  if (left instanceof Uint32Array && right instanceof Uint32Array) {
-    const joined = new Uint32Array(left.length + right.length);
-    joined.set(left);
-    joined.set(right, left.length);
-    return joined;
-  }
-  const joined = new BigUint64Array(left.length + right.length);
-  let at = 0;
-  for (const part of [left, right]) for (const id of part) joined[at++] = BigInt(id);
-  return joined;
+function widen(tokens: Uint32Array): BigUint64Array {
+  return BigUint64Array.from(tokens, BigInt);
 }

@@ -10,7 +10,7 @@ export {
 } from './algorithm.ts';
 export { ChainHasher, SequenceHashes, type TokenIds } from './chain.ts';
 export { encodeCbor, encodePickle, type HashValue } from './encode.ts';
-export { type MmFeature, type PromptEmbeds, type RequestIdentity, serializeExtraKeys } from './extra-keys.ts';
+export type { MmFeature, PromptEmbeds, RequestIdentity } from './extra-keys.ts';
 export {
   decodeHeader,
   encodeHeader,

@@ -16,7 +16,6 @@ import {
   rootHash,
   SequenceHashes,
   serialize,
-  serializeExtraKeys,
   splitGroupKey,
   type TokenIds,
 } from './index.ts';
@@ -102,7 +101,7 @@ describe.each(hashAlgorithms)('%s', (algorithm: HashAlgorithm) => {
     if (block.token_ids.length === 0) return; // an encoder check: no block is empty
     const rootSeed = block.pythonhashseed ?? undefined;
     const hasher = new ChainHasher({ algorithm, blockTokens: block.token_ids.length, rootSeed });
-    const extras = extra && [serializeExtraKeys(algorithm, extra)];
+    const extras = extra && [hasher.extraBytes(extra)];
     const hashed = hasher.hashBlocks(block.parent ? hex(block.parent) : null, tokenIds(block.token_ids), extras);
     expect(hashed.toString('hex')).toBe(block.hash);
   });
