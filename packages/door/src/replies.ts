@@ -60,12 +60,15 @@ const chunkOf = (endpoint: Endpoint, head: ReplyHead, choices: readonly unknown[
   choices,
 });
 
-/** The chunks of one delta: a chat answer opens with its role; an empty text is not worth a chunk. */
+/**
+ * The chunks of one delta. The first token always makes one, so that a client can time it; a chat answer opens with its
+ * role. After that an empty text (half a character, what may become a stop string) is not worth a chunk.
+ */
 export function chunksOf(endpoint: Endpoint, head: ReplyHead, delta: Delta) {
   const { index, text, finishReason } = delta;
   const chunk = (choice: object) => chunkOf(endpoint, head, [choice]);
   if (endpoint === 'completion') {
-    const wanted = text !== '' || finishReason !== null;
+    const wanted = delta.first || text !== '' || finishReason !== null;
     return wanted ? [chunk({ index, text, logprobs: null, finish_reason: finishReason })] : [];
   }
   const say = (part: object, reason: FinishReason | null) =>
