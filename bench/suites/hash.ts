@@ -56,15 +56,17 @@ class Reference {
   }
 }
 
-/** Median of a few runs in a row: the first one after Python's turn meets cold caches. */
+/** Median over runs in a row for about as long as Python's turn takes, so that a busy machine disturbs both alike. */
 function nsPerBlockOf(work: () => void): number {
-  return median(
-    Array.from({ length: 5 }, () => {
-      const start = process.hrtime.bigint();
-      work();
-      return Number(process.hrtime.bigint() - start) / blocks;
-    }),
-  );
+  const samples: number[] = [];
+  const begin = process.hrtime.bigint();
+  for (let now = begin; samples.length < 3 || now - begin < 20_000_000n; ) {
+    work();
+    const end = process.hrtime.bigint();
+    samples.push(Number(end - now) / blocks);
+    now = end;
+  }
+  return median(samples);
 }
 
 /** Bytes that `algorithm` digests for the whole prompt: every serialised block, for SHA-256 padded to whole pieces. */

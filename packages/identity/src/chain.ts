@@ -145,11 +145,11 @@ export class SequenceHashes {
       this.#fillTail(ids, 0, taken);
       if (this.#tailCount === blockTokens) {
         this.#tailCount = 0;
-        this.#hash(this.#tail, extras && extras.slice(0, 1));
+        this.#hash(this.#tail, extras?.slice(0, 1) ?? null);
       }
     }
     const whole = taken + Math.floor((ids.length - taken) / blockTokens) * blockTokens;
-    if (whole > taken) this.#hash(ids.subarray(taken, whole), extras && extras.slice(taken > 0 ? 1 : 0));
+    if (whole > taken) this.#hash(ids.subarray(taken, whole), extras?.slice(taken > 0 ? 1 : 0) ?? null);
     this.#fillTail(ids, whole, ids.length);
     return added;
   }
