@@ -1,0 +1,37 @@
+/**
+ * The interface of an eviction policy. Pure: no I/O, no clock of its own, replayable on traces. An entry is a small
+ * integer that its owner assigns and may reuse after `remove`; the owner keeps everything else about it.
+ *
+ * (The shape is that of CacheLib's navy `EvictionPolicy`: track, touch, evict, and nothing about storage.)
+ */
+import type { LruPolicy } from './lru.ts';
+
+/** An owner's number for one thing that may be evicted: an index into the owner's own table, from 0, dense. */
+export type EntryIndex = number;
+
+export interface InsertHint {
+  /**
+   * The entry that this one depends on, when it is tracked too: a block's parent in its chain. A policy keeps the
+   * dependent no warmer than it, so that chains shrink from their tail.
+   */
+  readonly parent?: EntryIndex | undefined;
+}
+
+export interface EvictionPolicy {
+  readonly name: PolicyName;
+  /** Entries tracked. */
+  readonly count: number;
+  insert(entry: EntryIndex, nowUs: number, hint?: InsertHint): void;
+  touch(entry: EntryIndex, nowUs: number): void;
+  remove(entry: EntryIndex): void;
+  has(entry: EntryIndex): boolean;
+  /** The entry to evict next among those that may be; undefined when none may. Does not remove it. */
+  victim(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined;
+  /** Entries in the order in which they would be evicted. */
+  coldestFirst(): Iterable<EntryIndex>;
+  /** Throws InvariantError when its structure is broken. */
+  checkIntegrity(): void;
+}
+
+/** The policies that can be configured; more come with their own issue. */
+export type PolicyName = LruPolicy['name'];

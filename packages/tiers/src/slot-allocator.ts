@@ -1,0 +1,206 @@
+/**
+ * Slots of several sizes in one arena, in O(1): a slab allocator over offsets (after Linux SLUB and memcached's slabs).
+ *
+ *     0      4096
+ *     ┌──────┬─────────┬─────────┬─────────┬─────────┬──
+ *     │ page │ chunk 0 │ chunk 1 │ chunk 2 │ chunk 3 │ …
+ *     └──────┴─────────┴─────────┴─────────┴─────────┴──
+ *             └ slab: slots of size A ───┘ └ slab: B ┘     a slab is a run of whole chunks, cut into slots of one size
+ *
+ * Invariant: allocated slots are disjoint, 4096-aligned, inside the arena, and each belongs to exactly one slab. A slab
+ * without allocated slots may be given up for another size at any time.
+ */
+import { invariant } from '@kvtier/errors';
+import { slotAlignment } from '@kvtier/identity';
+
+/** A slab is made longer until it wastes at most this share of its bytes. */
+const maxWaste = 1 / 8;
+const longestSlabChunks = 64;
+
+interface Slab {
+  readonly firstChunk: number;
+  readonly chunkCount: number;
+  readonly slotBytes: number;
+  readonly slotCount: number;
+  /** Indexes of free slots, a stack of `freeCount`. */
+  readonly freeSlots: Int32Array;
+  freeCount: number;
+  /** 1 where the slot is allocated. */
+  readonly allocated: Uint8Array;
+}
+
+export class SlotAllocator {
+  /** The first page of an arena is its own header. */
+  static readonly firstOffset = slotAlignment;
+  readonly chunkBytes: number;
+  readonly #chunks: (Slab | undefined)[];
+  /** Slabs of a slot size that have free slots; an insertion-ordered set. */
+  readonly #open = new Map<number, Set<Slab>>();
+  #allocatedBytes = 0;
+
+  /** `chunkBytes` defaults to about 1/64 of the arena, a power of two between 256 KiB and 64 MiB. */
+  constructor(arenaBytes: number, chunkBytes = defaultChunkBytes(arenaBytes)) {
+    invariant(chunkBytes % slotAlignment === 0, 'slot allocator: chunks are whole pages');
+    this.chunkBytes = chunkBytes;
+    const chunkCount = Math.floor((arenaBytes - SlotAllocator.firstOffset) / chunkBytes);
+    this.#chunks = new Array<Slab | undefined>(Math.max(0, chunkCount)).fill(undefined);
+  }
+
+  /** Bytes that can ever be allocated. */
+  get capacityBytes(): number {
+    return this.#chunks.length * this.chunkBytes;
+  }
+
+  get allocatedBytes(): number {
+    return this.#allocatedBytes;
+  }
+
+  /** The largest slot that an empty arena can hold. */
+  get maxSlotBytes(): number {
+    return Math.min(this.#chunks.length, longestSlabChunks) * this.chunkBytes;
+  }
+
+  /** A free slot of `slotBytes` (a multiple of 4096), or undefined when there is none. */
+  allocate(slotBytes: number): number | undefined {
+    invariant(slotBytes > 0 && slotBytes % slotAlignment === 0, () => `slot allocator: ${slotBytes} is not whole pages`);
+    let slab = this.#open.get(slotBytes)?.values().next().value;
+    slab ??= this.#newSlab(slotBytes);
+    if (slab === undefined) return undefined;
+    const index = slab.freeSlots[--slab.freeCount]!;
+    slab.allocated[index] = 1;
+    if (slab.freeCount === 0) this.#open.get(slotBytes)!.delete(slab);
+    this.#allocatedBytes += slotBytes;
+    return this.#offsetOf(slab) + index * slotBytes;
+  }
+
+  free(slot: number): void {
+    const { slab, index } = this.#locate(slot);
+    slab.allocated[index] = 0;
+    slab.freeSlots[slab.freeCount++] = index;
+    this.#openSlabs(slab.slotBytes).add(slab);
+    this.#allocatedBytes -= slab.slotBytes;
+  }
+
+  slotBytesOf(slot: number): number {
+    return this.#locate(slot).slab.slotBytes;
+  }
+
+  /** The allocated slots that share a slab with this one: all of them must go before the slab can change its size. */
+  neighbours(slot: number): number[] {
+    const { slab } = this.#locate(slot);
+    const slots: number[] = [];
+    for (let index = 0; index < slab.slotCount; index++) {
+      if (slab.allocated[index] === 1) slots.push(this.#offsetOf(slab) + index * slab.slotBytes);
+    }
+    return slots;
+  }
+
+  checkIntegrity(): void {
+    let allocatedBytes = 0;
+    const slabs = new Set(this.#chunks.filter((slab) => slab !== undefined));
+    for (const slab of slabs) {
+      for (let chunk = slab.firstChunk; chunk < slab.firstChunk + slab.chunkCount; chunk++) {
+        invariant(this.#chunks[chunk] === slab, () => `slot allocator: chunk ${chunk} belongs to two slabs`);
+      }
+      const used = slab.allocated.reduce((sum, bit) => sum + bit, 0);
+      invariant(used + slab.freeCount === slab.slotCount, 'slot allocator: a slab lost a slot');
+      const free = new Set(slab.freeSlots.subarray(0, slab.freeCount));
+      invariant(free.size === slab.freeCount, 'slot allocator: a slot is free twice');
+      for (const index of free) invariant(slab.allocated[index] === 0, 'slot allocator: a free slot is allocated');
+      invariant(
+        (this.#open.get(slab.slotBytes)?.has(slab) ?? false) === slab.freeCount > 0,
+        'slot allocator: open slabs and free slots disagree',
+      );
+      allocatedBytes += used * slab.slotBytes;
+    }
+    invariant(allocatedBytes === this.#allocatedBytes, 'slot allocator: accounting is off');
+  }
+
+  #newSlab(slotBytes: number): Slab | undefined {
+    const wanted = slabChunks(slotBytes, this.chunkBytes);
+    const least = Math.ceil(slotBytes / this.chunkBytes);
+    let firstChunk = this.#findRun(wanted);
+    if (firstChunk === undefined && this.#giveUpEmptySlabs()) firstChunk = this.#findRun(wanted);
+    let chunkCount = wanted;
+    if (firstChunk === undefined) {
+      chunkCount = least;
+      firstChunk = this.#findRun(least);
+    }
+    if (firstChunk === undefined) return undefined;
+    const slotCount = Math.floor((chunkCount * this.chunkBytes) / slotBytes);
+    const slab: Slab = {
+      firstChunk,
+      chunkCount,
+      slotBytes,
+      slotCount,
+      freeSlots: Int32Array.from({ length: slotCount }, (_, index) => slotCount - 1 - index),
+      freeCount: slotCount,
+      allocated: new Uint8Array(slotCount),
+    };
+    this.#chunks.fill(slab, firstChunk, firstChunk + chunkCount);
+    this.#openSlabs(slotBytes).add(slab);
+    return slab;
+  }
+
+  /** First fit; rare: once per slab. */
+  #findRun(length: number): number | undefined {
+    let run = 0;
+    for (let chunk = 0; chunk < this.#chunks.length; chunk++) {
+      run = this.#chunks[chunk] === undefined ? run + 1 : 0;
+      if (run === length) return chunk - length + 1;
+    }
+    return undefined;
+  }
+
+  #giveUpEmptySlabs(): boolean {
+    let found = false;
+    for (const [slotBytes, slabs] of this.#open) {
+      for (const slab of slabs) {
+        if (slab.freeCount < slab.slotCount) continue;
+        slabs.delete(slab);
+        this.#chunks.fill(undefined, slab.firstChunk, slab.firstChunk + slab.chunkCount);
+        found = true;
+      }
+      if (slabs.size === 0) this.#open.delete(slotBytes);
+    }
+    return found;
+  }
+
+  #openSlabs(slotBytes: number): Set<Slab> {
+    let slabs = this.#open.get(slotBytes);
+    if (slabs === undefined) {
+      slabs = new Set();
+      this.#open.set(slotBytes, slabs);
+    }
+    return slabs;
+  }
+
+  #offsetOf(slab: Slab): number {
+    return SlotAllocator.firstOffset + slab.firstChunk * this.chunkBytes;
+  }
+
+  #locate(slot: number): { slab: Slab; index: number } {
+    const slab = this.#chunks[Math.floor((slot - SlotAllocator.firstOffset) / this.chunkBytes)];
+    const index = slab === undefined ? -1 : (slot - this.#offsetOf(slab)) / slab.slotBytes;
+    invariant(
+      slab !== undefined && Number.isInteger(index) && slab.allocated[index] === 1,
+      () => `slot allocator: ${slot} is not an allocated slot`,
+    );
+    return { slab, index };
+  }
+}
+
+function defaultChunkBytes(arenaBytes: number): number {
+  const wanted = 2 ** Math.floor(Math.log2(Math.max(1, arenaBytes / 64)));
+  return Math.min(64 << 20, Math.max(256 << 10, wanted));
+}
+
+/** Chunks per slab: the fewest that hold a slot and waste little. */
+function slabChunks(slotBytes: number, chunkBytes: number): number {
+  const least = Math.ceil(slotBytes / chunkBytes);
+  for (let count = least; count <= Math.min(longestSlabChunks, least * 8); count++) {
+    const bytes = count * chunkBytes;
+    if ((bytes % slotBytes) / bytes <= maxWaste) return count;
+  }
+  return least;
+}
