@@ -78,11 +78,18 @@ export interface NativeBinding {
   ioOpenFile(io: IoHandle, path: string, options: { create: boolean; bytes: number }): number;
   ioCloseFile(io: IoHandle, file: number): void;
   /**
-   * Submit operations, one row of 6 numbers each: [tag, kind (0 read, 1 write), file, fileOffset, arenaOffset, bytes].
-   * All 4096-aligned. Adjacent rows that continue each other in the file travel as one vectored I/O; rows larger than
-   * `ioBytes` are split. Rows complete singly. Returns at once.
+   * Create a file of `bytes` (must not exist, 0600) and write zeros all over it, off the JavaScript thread: writes into
+   * space that was written before are 2 to 10 times as fast. Rejects with "IO: ..." and leaves nothing behind.
    */
-  ioSubmit(io: IoHandle, rows: Float64Array): void;
+  prepareFile(path: string, bytes: number): Promise<void>;
+  /**
+   * Submit operations, one row of 6 numbers each: [tag, kind (0 read, 1 write, 2 verified read of one object), file,
+   * fileOffset, arenaOffset, bytes]. All 4096-aligned. Adjacent rows that continue each other in the file travel as one
+   * vectored I/O; rows larger than `ioBytes` are split. Rows complete singly. Returns at once.
+   * `identities`: 64 bytes a row (namespace digest, hash zero padded to 32), needed for kind 2: the object's header,
+   * namespace, hash, length and payload checksum are verified before the row completes.
+   */
+  ioSubmit(io: IoHandle, rows: Float64Array, identities?: Uint8Array): void;
   /** Waits for everything in flight, then frees the engine. */
   ioClose(io: IoHandle): Promise<void>;
 }
