@@ -11,3 +11,4 @@ export { type Launched, launch } from './launch.ts';
 export { parseUp, type UpOptions } from './options.ts';
 export { type ServiceSpec, Supervisor } from './supervisor.ts';
 export { type System, type SystemEvents, startSystem } from './system.ts';
+export { waitForWriteDown } from './write-down.ts';

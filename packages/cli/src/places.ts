@@ -112,14 +112,14 @@ export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaD
 }
 
 /**
- * Disk bytes: as asked, else 8 GiB or 80 % of what is free for us. `ownBytes`: what the data folder holds already; it counts as
+ * Disk bytes: as asked, else 8 GiB or 80 % of what is free for us. `ownBytes`: what the disk tier holds already; it counts as
  * free, because it is within the same cap. @throws KvError CONFIG
  */
 export function diskBudget(
   asked: number | null,
   dataDir: string,
   freeBytes = freeBytesOf(dataDir),
-  ownBytes = bytesBelow(dataDir),
+  ownBytes = bytesBelow(join(dataDir, 'segments')),
 ): Budget {
   const available = freeBytes + ownBytes;
   if (asked !== null) {
@@ -154,15 +154,7 @@ function freeBytesOf(dir: string): number {
   }
 }
 
+/** Nobody else changes the folder: it is ours by the lock. */
 function bytesBelow(dir: string): number {
-  let bytes = 0;
-  for (const name of readdirSync(dir, { recursive: true, encoding: 'utf8' })) {
-    try {
-      const stat = lstatSync(join(dir, name));
-      if (stat.isFile()) bytes += stat.blocks * 512;
-    } catch {
-      // gone meanwhile
-    }
-  }
-  return bytes;
+  return listDir(dir).reduce((bytes, name) => bytes + lstatSync(join(dir, name)).blocks * 512, 0);
 }

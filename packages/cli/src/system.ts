@@ -44,8 +44,11 @@ const loader = import.meta.resolve('tsx');
 const mainOf = (service: string): string =>
   fileURLToPath(new URL(`../../../services/${service}/src/main.ts`, import.meta.url));
 
-/** @throws KvError: one line that says what, where and how to mend it; nothing is left running. */
-export async function startSystem(options: UpOptions, events: SystemEvents): Promise<System> {
+/**
+ * `abort` ends a start that is still under way.
+ * @throws KvError: one line that says what, where and how to mend it; nothing is left running
+ */
+export async function startSystem(options: UpOptions, events: SystemEvents, abort?: AbortSignal): Promise<System> {
   await requireFreePort(options.port);
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);
@@ -58,13 +61,17 @@ export async function startSystem(options: UpOptions, events: SystemEvents): Pro
   try {
     runDir = openRunDir(dataDir);
     removeStaleArenas(dataDir);
-    const model = await resolveModel(options.model, events.onEvent);
+    const model = await resolveModel(options.model, quarters(events.onEvent));
     const budgets = options.tier ? planBudgets(options, dataDir, events) : { arenaBytes: 0, diskBytes: 0 };
     const supervisor = new Supervisor({
       services: planServices(options, { dataDir, runDir, model, ...budgets }),
       ...events,
     });
+    const onAbort = (): void => void supervisor.stop();
+    abort?.throwIfAborted();
+    abort?.addEventListener('abort', onAbort, { once: true });
     const ready = await supervisor.start();
+    abort?.removeEventListener('abort', onAbort);
     return {
       url: String(ready.get('coordinator')!.url),
       model,
@@ -79,8 +86,18 @@ export async function startSystem(options: UpOptions, events: SystemEvents): Pro
     };
   } catch (error) {
     cleanUp();
-    throw error;
+    throw abort?.aborted ? new KvError('CANCELLED', 'the start was interrupted') : error;
   }
+}
+
+/** Progress at 0, 25, 50 and 75 %: enough to see that it moves. */
+function quarters(onEvent: (message: string) => void): (line: string, share: number) => void {
+  let next = 0;
+  return (line, share) => {
+    if (share < next || share >= 1) return;
+    next = Math.floor(share * 4) / 4 + 0.25;
+    onEvent(`${line}: ${Math.floor(share * 100)} %`);
+  };
 }
 
 function lockDataDir(dataDir: string): number {

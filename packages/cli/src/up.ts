@@ -17,10 +17,13 @@ export async function run(args: readonly string[]): Promise<number> {
   const say = (line: string): void => void process.stderr.write(`${line}\n`);
   const stopped = stopSignal();
   const begin = Date.now();
-  const system = await startSystem(options, {
-    onLine: (service, line) => say(format(service, line)),
-    onEvent: (message) => say(options.jsonLog ? jsonLine('kvtier', message) : `kvtier: ${message}`),
-  });
+  const interrupted = new AbortController();
+  void stopped.first.then(() => interrupted.abort());
+  const events = {
+    onLine: (service: string, line: string) => say(format(service, line)),
+    onEvent: (message: string) => say(options.jsonLog ? jsonLine('kvtier', message) : `kvtier: ${message}`),
+  };
+  const system = await startSystem(options, events, interrupted.signal);
   process.stdout.write(greeting(system, Date.now() - begin, options.tier));
   await stopped.first;
   stopped.onSecond = () => system.kill();

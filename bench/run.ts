@@ -1,0 +1,84 @@
+/**
+ * `npm run bench -- SUITE [--json]` and `--list`. A table for a person; with --json that goes to stderr and stdout ends with one
+ * JSON object {suite, figures} on its last line. What a suite logs goes to stderr.
+ */
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { KvError } from '@kvtier/errors';
+import type { Figure, Suite } from './figures.ts';
+
+/** From scripts/lib/system.mjs, which runs before TypeScript can. */
+export interface BenchHost {
+  ensureSystemPackages(names: readonly string[]): Promise<void>;
+}
+
+const suitesDir = fileURLToPath(new URL('./suites', import.meta.url));
+/** On the local disk, unlike /tmp on many machines. */
+const scratchRoot = fileURLToPath(new URL('../build/scratch', import.meta.url));
+
+const names = (): string[] =>
+  readdirSync(suitesDir)
+    .filter((file) => file.endsWith('.ts') && !file.endsWith('.test.ts'))
+    .map((file) => file.slice(0, -'.ts'.length))
+    .sort();
+
+async function load(name: string): Promise<Suite> {
+  return ((await import(join(suitesDir, `${name}.ts`))) as { default: Suite }).default;
+}
+
+export async function main(args: readonly string[], host: BenchHost): Promise<number> {
+  try {
+    if (args.includes('--list')) return await list();
+    const [name, ...rest] = args.filter((arg) => arg !== '--json');
+    if (name === undefined || !existsSync(join(suitesDir, `${name}.ts`)) || !names().includes(name)) {
+      const what = name === undefined ? 'name a suite' : `${name}: no such suite`;
+      throw new KvError('CONFIG', `bench: ${what}; there are: ${names().join(', ')}`);
+    }
+    return await runSuite(await load(name), rest, args.includes('--json'), host);
+  } catch (error) {
+    if (!(error instanceof KvError)) throw error;
+    process.stderr.write(`kvtier: ${error.message}\n`);
+    return 1;
+  }
+}
+
+async function list(): Promise<number> {
+  for (const name of names()) process.stdout.write(`${name.padEnd(10)} ${(await load(name)).description}\n`);
+  return 0;
+}
+
+async function runSuite(suite: Suite, args: readonly string[], json: boolean, host: BenchHost): Promise<number> {
+  if (suite.needs) await host.ensureSystemPackages(suite.needs);
+  mkdirSync(scratchRoot, { recursive: true });
+  const scratchDir = mkdtempSync(join(scratchRoot, `${suite.name}-`));
+  const cleanUp = (): void => rmSync(scratchDir, { recursive: true, force: true });
+  process.once('exit', cleanUp);
+  try {
+    const figures = await suite.run({ args, scratchDir, log: (line) => process.stderr.write(`${line}\n`) });
+    (json ? process.stderr : process.stdout).write(table(figures));
+    if (json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures })}\n`);
+    return 0;
+  } finally {
+    cleanUp();
+    process.off('exit', cleanUp);
+  }
+}
+
+const digits = (value: number): string => (Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3));
+
+/** One row a figure: name, value, unit, limit, ratio, what the limit is. */
+export function table(figures: readonly Figure[]): string {
+  const rows = [
+    ['figure', 'value', 'limit', 'unit', 'ratio', 'limit is'],
+    ...figures.map((f) => [f.name, digits(f.value), digits(f.limit), f.unit, f.ratio.toFixed(3), f.limitName]),
+  ];
+  const widths = rows[0]!.map((_, column) => Math.max(...rows.map((row) => row[column]!.length)));
+  const isNumber = (column: number): boolean => column === 1 || column === 2 || column === 4;
+  const line = (row: readonly string[]): string =>
+    row
+      .map((cell, i) => (isNumber(i) ? cell.padStart(widths[i]!) : cell.padEnd(widths[i]!)))
+      .join('  ')
+      .trimEnd();
+  return `\n${rows.map(line).join('\n')}\n`;
+}

@@ -1,0 +1,18 @@
+import { expect, it } from 'vitest';
+import { humanLine, jsonLine } from './log-lines.ts';
+
+it('turns a service’s JSON into a line for a person', () => {
+  const line = '{"level":40,"time":1,"pid":7,"name":"cache-node","tier":"disk","blocks":3,"msg":"out of service"}';
+  expect(humanLine('cache-node', line)).toBe('[cache-node] warn: out of service tier=disk blocks=3');
+  expect(jsonLine('cache-node', line)).toBe(line);
+});
+
+it('passes what is not JSON with the service’s name', () => {
+  expect(humanLine('engine-worker', 'Segmentation fault')).toBe('[engine-worker] Segmentation fault');
+  expect(humanLine('engine-worker', '{broken')).toBe('[engine-worker] {broken');
+  expect(JSON.parse(jsonLine('engine-worker', 'boom'))).toMatchObject({
+    level: 50,
+    name: 'engine-worker',
+    msg: 'boom',
+  });
+});

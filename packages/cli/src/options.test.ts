@@ -1,0 +1,80 @@
+import { describe, expect, it } from 'vitest';
+import { formatBytes, parseBytes } from './bytes.ts';
+import { parseUp } from './options.ts';
+
+describe('byte counts', () => {
+  it.each([
+    ['1GiB', 2 ** 30],
+    ['1g', 2 ** 30],
+    ['512 MiB', 512 * 2 ** 20],
+    ['1.5KB', 1536],
+    ['4096', 4096],
+    ['2T', 2 ** 41],
+  ])('reads %s', (text, bytes) => expect(parseBytes(text, '--x')).toBe(bytes));
+
+  it.each(['', 'GiB', '-1', '0', '1 PiB', '1e3', '99999999999999999999'])('refuses "%s"', (text) =>
+    expect(() => parseBytes(text, '--arena-bytes')).toThrow(
+      `--arena-bytes: "${text}" is not a number of bytes; write for example 512MiB or 2GiB`,
+    ),
+  );
+
+  it('writes them for a person', () => {
+    expect([2 ** 30, 1.5 * 2 ** 30, 64 * 2 ** 20, 2048, 17].map(formatBytes)).toEqual([
+      '1 GiB',
+      '1.5 GiB',
+      '64 MiB',
+      '2 KiB',
+      '17 B',
+    ]);
+  });
+});
+
+describe('kvtier up', () => {
+  it('has embedded defaults', () => {
+    expect(parseUp([])).toMatchObject({
+      port: 8000,
+      model: 'demo',
+      tier: true,
+      arenaBytes: null,
+      diskBytes: null,
+      kvBytes: 256 * 2 ** 20,
+      threads: null,
+      jsonLog: false,
+      logLevel: 'warn',
+    });
+  });
+
+  it('takes every option', () => {
+    const args =
+      '--port 0 --data-dir /d --model random:25m --no-tier --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --json-log';
+    expect(parseUp(args.split(' '))).toEqual({
+      port: 0,
+      dataDir: '/d',
+      model: 'random:25m',
+      tier: false,
+      arenaBytes: 2 ** 20,
+      diskBytes: 2 ** 30,
+      kvBytes: 2 ** 21,
+      threads: 2,
+      jsonLog: true,
+      logLevel: 'info',
+    });
+  });
+
+  it('answers --help with null', () => expect(parseUp(['--help'])).toBeNull());
+
+  it.each([
+    [['--prot', '1'], '--prot: unknown option; did you mean --port?'],
+    [['--data', 'x'], '--data: unknown option; did you mean --data-dir?'],
+    [['--frobnicate'], '--frobnicate: unknown option; see kvtier up --help'],
+    [['--port', '70000'], '--port: "70000" is not a whole number from 0 to 65535'],
+    [['--port', '80x'], '--port: "80x" is not a whole number from 0 to 65535'],
+    [['--threads', '0'], '--threads: "0" is not a whole number from 1 to 1024'],
+    [['--log-level', 'loud'], '--log-level: "loud" is not one of trace, debug, info, warn, error, silent'],
+    [['demo'], 'kvtier up: "demo" is not an option; see kvtier up --help'],
+  ])('refuses %j in one line', (args, message) => expect(() => parseUp(args)).toThrow(message));
+
+  it('refuses an option without its value in one line', () => {
+    expect(() => parseUp(['--port'])).toThrow(/^Option '--port <value>' argument missing; see kvtier up --help$/);
+  });
+});

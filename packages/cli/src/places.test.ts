@@ -1,0 +1,78 @@
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { arenaBudget, diskBudget, openDataDir, openRunDir, placeDigest, removeStaleArenas } from './places.ts';
+
+const MiB = 2 ** 20;
+const GiB = 2 ** 30;
+let folder: string;
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'kvtier-places-'));
+});
+afterEach(() => rmSync(folder, { recursive: true, force: true }));
+
+describe('budgets', () => {
+  it('gives the arena 1 GiB where it fits, else 90 % of what is free, and says so', () => {
+    expect(arenaBudget(null, 24 * GiB)).toEqual({ bytes: GiB });
+    expect(arenaBudget(null, 64 * MiB)).toEqual({
+      bytes: 57 * MiB,
+      remark: 'arena of 57 MiB: /dev/shm has only 64 MiB free',
+    });
+  });
+
+  it('refuses an arena that cannot fit, with the remedy', () => {
+    expect(() => arenaBudget(2 * GiB, GiB)).toThrow(/2 GiB is more than \/dev\/shm has free \(1 GiB\).*--shm-size/);
+    expect(() => arenaBudget(null, MiB)).toThrow(/only 1 MiB free, the arena needs 8 MiB.*--shm-size/);
+  });
+
+  it('counts what the data folder holds already as free for the disk tier', () => {
+    expect(diskBudget(null, '/d', 100 * GiB, 0)).toEqual({ bytes: 8 * GiB });
+    expect(diskBudget(null, '/d', 2 * GiB, 8 * GiB)).toEqual({ bytes: 8 * GiB });
+    expect(diskBudget(null, '/d', GiB, 0)).toEqual({
+      bytes: 819 * MiB,
+      remark: 'disk tier of 819 MiB: only 1 GiB free there',
+    });
+    expect(() => diskBudget(null, '/d', 10 * MiB, 0)).toThrow(/^\/d: only 10 MiB free, the disk tier needs 64 MiB/);
+    expect(() => diskBudget(2 * GiB, '/d', GiB, 0)).toThrow(
+      /--disk-bytes: 2 GiB is more than the disk of \/d has free/,
+    );
+  });
+});
+
+describe('folders', () => {
+  it('names a short private run folder after the data folder, however deep that is', () => {
+    const dataDir = join(folder, 'x'.repeat(120));
+    mkdirSync(dataDir);
+    const runDir = openRunDir(dataDir, {});
+    try {
+      expect(join(runDir, 'engine.sock').length).toBeLessThan(60);
+      expect(runDir).toContain(placeDigest(dataDir));
+      expect(statSync(runDir).mode & 0o777).toBe(0o700);
+      writeFileSync(join(runDir, 'left-behind.sock'), '');
+      expect(openRunDir(dataDir, {})).toBe(runDir);
+      expect(readdirSync(runDir)).toEqual([]);
+    } finally {
+      rmSync(runDir, { recursive: true, force: true });
+    }
+  });
+
+  it('takes XDG_RUNTIME_DIR when it is usable', () => {
+    expect(openRunDir('/data', { XDG_RUNTIME_DIR: folder })).toBe(join(folder, `kvtier-${placeDigest('/data')}`));
+  });
+
+  it('creates the data folder privately and refuses a file in its place', () => {
+    expect(openDataDir(join(folder, 'a/b'))).toMatch(/a\/b$/);
+    expect(statSync(join(folder, 'a/b')).mode & 0o777).toBe(0o700);
+    writeFileSync(join(folder, 'file'), '');
+    expect(() => openDataDir(join(folder, 'file'))).toThrow(
+      /file: cannot be used as the data folder \(EEXIST: file already exists\); name another with --data-dir$/,
+    );
+  });
+
+  it('removes the arenas of this data folder only', () => {
+    for (const dir of ['/mine', '/other']) writeFileSync(join(folder, `kvtier-${placeDigest(dir)}-17`), '');
+    expect(removeStaleArenas('/mine', folder)).toBe(1);
+    expect(readdirSync(folder)).toEqual([`kvtier-${placeDigest('/other')}-17`]);
+  });
+});
