@@ -2,9 +2,11 @@
 // are copied here, on JavaScript's thread, and checked before a thread touches memory; every mistake is thrown.
 #include "binding.h"
 
+#include <algorithm>
 #include <cmath>
 #include <thread>
 
+#include "block_copy.h"
 #include "instance.h"
 
 namespace kvtier {
@@ -126,10 +128,11 @@ Napi::Value AttachArena(const Napi::CallbackInfo& info) {
   auto instance = Get(info);
   bool lossless = false;
   try {
-    auto arena = std::make_shared<ArenaMap>(info[1].ToString(), static_cast<uint64_t>(info[2].ToNumber().Int64Value()),
-                                            info[3].As<Napi::BigInt>().Uint64Value(&lossless));
+    auto arena = Arena::Open(info[1].ToString(), static_cast<uint64_t>(info[2].ToNumber().Int64Value()),
+                             info[3].As<Napi::BigInt>().Uint64Value(&lossless));
+    std::jthread populate([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
     const int number = instance->next_arena++;
-    instance->arenas[number] = std::move(arena);
+    instance->arenas[number] = {std::move(arena), std::move(populate)};
     return Napi::Number::New(info.Env(), number);
   } catch (const std::runtime_error& error) {
     throw Napi::Error::New(info.Env(), error.what());
@@ -142,7 +145,7 @@ Napi::Value DetachArena(const Napi::CallbackInfo& info) {
 
 // What exports and imports have in common: which block, which payload.
 struct Copies {
-  std::shared_ptr<ArenaMap> arena;
+  std::shared_ptr<Arena> arena;
   std::vector<uint8_t*> blocks, payloads;
 };
 
@@ -155,16 +158,15 @@ std::shared_ptr<Copies> ReadCopies(const Napi::CallbackInfo& info, const Instanc
   if (ids.ElementLength() != offsets.ElementLength()) throw fail("blockIds and offsets differ in length");
   const auto& pool = instance.transformer->pool();
   auto copies = std::make_shared<Copies>();
-  copies->arena = found->second;
-  const auto limit = static_cast<double>(copies->arena->bytes()) - static_cast<double>(pool.block_bytes);
+  copies->arena = found->second.arena;
   for (size_t i = 0; i < ids.ElementLength(); ++i) {
     if (ids[i] < 1 || ids[i] >= pool.blocks) throw fail("block id " + std::to_string(ids[i]) + " is not in the pool");
-    // The first page is the arena's own; the comparison also refuses NaN.
-    if (!(offsets[i] >= 4096 && offsets[i] <= limit) || offsets[i] != std::floor(offsets[i])) {
+    const bool whole = offsets[i] >= 0 && offsets[i] < 0x1p53 && offsets[i] == std::floor(offsets[i]);  // no NaN
+    if (!whole || !copies->arena->Contains(static_cast<uint64_t>(offsets[i]), pool.block_bytes)) {
       throw fail("offset " + std::to_string(offsets[i]) + " is not in the arena");
     }
     copies->blocks.push_back(pool.block(ids[i]));
-    copies->payloads.push_back(copies->arena->data() + static_cast<uint64_t>(offsets[i]));
+    copies->payloads.push_back(copies->arena->base() + static_cast<uint64_t>(offsets[i]));
   }
   return copies;
 }

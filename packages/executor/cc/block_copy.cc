@@ -1,15 +1,9 @@
 #include "block_copy.h"
 
-#include <fcntl.h>
 #include <immintrin.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <stdexcept>
 
 #include "xxh3.h"
 
@@ -56,32 +50,6 @@ uint64_t CopyAndHash(uint8_t* target, const uint8_t* source, size_t bytes) {
   }
   _mm_sfence();  // streaming stores are visible before anyone is told that the copy has ended
   return XXH3_64bits_digest(&state);
-}
-
-void StreamCopy(uint8_t* target, const uint8_t* source, size_t bytes) {
-  StreamPiece(target, source, bytes);
-  _mm_sfence();
-}
-
-ArenaMap::ArenaMap(const std::string& path, uint64_t bytes, uint64_t id) : bytes_(bytes) {
-  const auto fail = [&](const std::string& why) {
-    if (data_ != nullptr) munmap(data_, bytes_);
-    throw std::runtime_error("IO: " + path + ": " + why + "; attach to the cache node again");
-  };
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) fail(std::string("the arena cannot be opened: ") + strerror(errno));
-  struct stat info {};
-  const bool sized = fstat(fd, &info) == 0 && static_cast<uint64_t>(info.st_size) == bytes && bytes >= 4096;
-  void* base = sized ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-  close(fd);
-  if (!sized) fail("the arena is not " + std::to_string(bytes) + " bytes long");
-  if (base == MAP_FAILED) fail(std::string("the arena cannot be mapped: ") + strerror(errno));
-  data_ = static_cast<uint8_t*>(base);
-  (void)id;
-}
-
-ArenaMap::~ArenaMap() {
-  if (data_ != nullptr) munmap(data_, bytes_);
 }
 
 }  // namespace kvtier

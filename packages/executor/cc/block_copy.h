@@ -8,29 +8,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 namespace kvtier {
 
 uint64_t CopyAndHash(uint8_t* target, const uint8_t* source, size_t bytes);
-// The same path without the hash.
-void StreamCopy(uint8_t* target, const uint8_t* source, size_t bytes);
-
-// A cache node's arena, mapped; unmapped with the last copy that uses it.
-class ArenaMap {
- public:
-  // Throws std::runtime_error("IO: ...") when the file is not that arena.
-  ArenaMap(const std::string& path, uint64_t bytes, uint64_t id);
-  ~ArenaMap();
-  ArenaMap(const ArenaMap&) = delete;
-  uint8_t* data() const { return data_; }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  uint64_t bytes_ = 0;
-};
 
 }  // namespace kvtier

@@ -8,11 +8,17 @@
 #include <memory>
 #include <string>
 
-#include "block_copy.h"
+#include "arena.h"
 #include "transformer.h"
 #include "workers.h"
 
 namespace kvtier {
+
+// A cache node's arena, mapped; a thread fills its page tables, so that first copies need not fault page by page.
+struct AttachedArena {
+  std::shared_ptr<Arena> arena;
+  std::jthread populate;
+};
 
 class Instance : public std::enable_shared_from_this<Instance> {
  public:
@@ -28,7 +34,7 @@ class Instance : public std::enable_shared_from_this<Instance> {
   void Close();
 
   std::unique_ptr<Transformer> transformer;
-  std::map<int, std::shared_ptr<ArenaMap>> arenas;
+  std::map<int, AttachedArena> arenas;
   int next_arena = 1;
 
  private:

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
+#include <utility>
 
 namespace kvtier {
 
@@ -40,5 +42,14 @@ class Memory {
   void* base_ = nullptr;
   size_t bytes_ = 0;
 };
+
+// Fills the page tables of [base, base + bytes) in pieces; stops early when asked. A kernel that cannot: no harm.
+inline void Populate(uint8_t* base, size_t bytes, const std::stop_token& stop = {}) {
+  constexpr size_t kPiece = 32 << 20;
+  for (size_t done = 0; done < bytes && !stop.stop_requested(); done += kPiece) {
+    const size_t piece = bytes - done < kPiece ? bytes - done : kPiece;
+    if (madvise(base + done, piece, MADV_POPULATE_WRITE) != 0) return;
+  }
+}
 
 }  // namespace kvtier

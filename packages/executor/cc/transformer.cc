@@ -44,7 +44,14 @@ Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limi
       logits_(Floats(limits.max_step_sequences * shape_.vocab)),
       cos_(Floats(limits.max_step_tokens * shape_.head_dim / 2)),
       sin_(Floats(limits.max_step_tokens * shape_.head_dim / 2)),
-      row_sequence_(static_cast<size_t>(limits.max_step_tokens)) {}
+      row_sequence_(static_cast<size_t>(limits.max_step_tokens)) {
+  // The pool is promised memory: take it now, so that too little shows at start, and no request pays for page faults.
+  constexpr size_t kPiece = 64 << 20;
+  threads_.For(static_cast<int64_t>((pool_.memory.bytes() + kPiece - 1) / kPiece), [&](int64_t task, int) {
+    const size_t start = static_cast<size_t>(task) * kPiece;
+    Populate(pool_.memory.data() + start, std::min(kPiece, pool_.memory.bytes() - start));
+  });
+}
 
 void Transformer::Check(const Step& step) const {
   const size_t sequences = step.query_tokens.size();

@@ -1,0 +1,74 @@
+/**
+ * Export and import of KV blocks between the executor's pool and the shared arena, checksums included, against memcpy in
+ * pieces of the same size on the same number of threads. Both sides are far larger than the caches; rounds alternate, so that
+ * a busy machine slows both.
+ */
+import { randomBytes } from 'node:crypto';
+import { rm } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
+import { createExecutor, resolveModel } from '@kvtier/executor';
+import { native } from '@kvtier/native';
+import { binding } from '../../packages/executor/src/binding.ts';
+import { type Figure, median, rate, type Suite } from '../figures.ts';
+
+const blocks = 2048; // 512 MiB of the 25m shape
+const rounds = 9;
+
+const suite: Suite = {
+  name: 'arena',
+  description: 'export and import of KV blocks, with checksums, against memcpy',
+  async run({ log }): Promise<Figure[]> {
+    const { dir } = await resolveModel('random:25m', (line, share) => log(`${line}: ${Math.round(100 * share)} %`));
+    const threads = Math.min(2, availableParallelism());
+    const executor = await createExecutor({
+      modelDir: dir,
+      blockTokens: 16,
+      blockCount: blocks + 1,
+      maxStepTokens: 16,
+      maxStepSequences: 1,
+    });
+    const { blockBytes } = executor.kv;
+    // A slot is one page of header and the payload, as a cache node lays them out.
+    const slotBytes = 4096 + Math.ceil(blockBytes / 4096) * 4096;
+    const bytes = 4096 + blocks * slotBytes;
+    const path = `/dev/shm/kvtier-bench-${process.pid}-${randomBytes(4).toString('hex')}`;
+    const arena = native.arenaCreate(path, bytes, threads);
+    try {
+      const number = executor.attachArena(path, bytes, native.arenaId(arena));
+      const ids = Int32Array.from({ length: blocks }, (_, i) => i + 1);
+      const offsets = Float64Array.from({ length: blocks }, (_, i) => 4096 + i * slotBytes + 4096);
+      const total = blocks * blockBytes;
+      const memcpy: number[] = [];
+      const exports: number[] = [];
+      const imports: number[] = [];
+      for (let round = 0; round < rounds; round++) {
+        memcpy.push(
+          Math.max(
+            await binding().memcpyRate(blockBytes, total, 1),
+            await binding().memcpyRate(blockBytes, total, threads),
+          ),
+        );
+        let start = performance.now();
+        const checksums = await executor.exportBlocks(number, ids, offsets);
+        exports.push(total / (performance.now() - start) / 1e6);
+        start = performance.now();
+        const good = await executor.importBlocks(number, ids, offsets, checksums);
+        imports.push(total / (performance.now() - start) / 1e6);
+        if (good.some((flag) => flag !== 1)) throw new Error('arena bench: a block did not come back as it went');
+      }
+      const limit = median(memcpy.slice(1)) / 1e9;
+      const name = `memcpy, ${blockBytes / 1024} KiB pieces, ${threads} threads or 1`;
+      log(`blocks of ${blockBytes} bytes, ${blocks} of them; page faults of the first round are left out`);
+      return [
+        rate('export', median(exports.slice(1)), 'GB/s', limit, name),
+        rate('import', median(imports.slice(1)), 'GB/s', limit, name),
+      ];
+    } finally {
+      await executor.close();
+      native.arenaClose(arena);
+      await rm(path, { force: true });
+    }
+  },
+};
+
+export default suite;
