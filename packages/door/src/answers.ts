@@ -4,6 +4,7 @@
  * Invariant: when this returns or throws, no call of the request is still running at the engine. The first failure
  * cancels the others; a stop string cancels its own call.
  */
+import { KvError } from '@kvtier/errors';
 import type { CacheUse, GenerateRequest } from '@kvtier/wire/grpc';
 import type { EngineLink, Model } from './engine-link.ts';
 import { badParameter } from './errors.ts';
@@ -64,7 +65,15 @@ export function promptTokens(
   if (typeof prompt === 'string' && model.tokenizer.leastTokens(prompt) >= maxModelTokens) {
     throw tooLong(model.tokenizer.leastTokens(prompt), false);
   }
-  const ids = typeof prompt === 'string' ? model.tokenizer.encode(prompt, { addSpecialTokens }) : prompt;
+  let ids: readonly number[];
+  try {
+    ids =
+      typeof prompt === 'string'
+        ? model.tokenizer.encode(prompt, { addSpecialTokens, maxTokens: maxModelTokens })
+        : prompt;
+  } catch (error) {
+    throw error instanceof KvError && error.code === 'TOO_LONG' ? tooLong(maxModelTokens, false) : error;
+  }
   if (ids.length === 0) throw badParameter('prompt', 'prompt: has no tokens; give at least one character.');
   const foreign = typeof prompt === 'string' ? undefined : ids.find((id) => id >= vocabSize);
   if (foreign !== undefined) {

@@ -46,6 +46,14 @@ describe('encode', () => {
     expect(tokenizer.leastTokens('x'.repeat(1_000_000))).toBeGreaterThan(4_096);
   });
 
+  it('gives up early on what no model takes', () => {
+    const encode = (text: string, maxTokens: number) => tokenizer.encode(text, { addSpecialTokens: true, maxTokens });
+    expect(encode(' John'.repeat(10), 10)).toHaveLength(10);
+    expect(() => encode(' John'.repeat(11), 10)).toThrow('prompt: more than 10 tokens');
+    expect(() => encode('x'.repeat(300_000), 1e9)).toThrow('300000 characters without a break');
+    expect(encode(' John'.repeat(11), 1e9)).toHaveLength(11);
+  });
+
   it('keeps a bounded cache', () => {
     const cache = new GenerationCache<number>(10);
     for (let key = 0; key < 1_000; key++) {

@@ -9,15 +9,13 @@ import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { type ChatMessage, ChatTemplate } from './chat-template.ts';
 import { type DecoderConfig, Detokenizer, TokenTable, tokenToBytes } from './detokenizer.ts';
-import { accelerate, type PreTokenizerConfig } from './fast-encode.ts';
+import { boundedEncoder, type PreTokenizerConfig } from './fast-encode.ts';
 import { LibraryTokenizer } from './library.ts';
 
 interface AddedToken {
   readonly id: number;
   readonly content: string;
   readonly special?: boolean;
-  readonly lstrip?: boolean;
-  readonly rstrip?: boolean;
 }
 
 interface TokenizerFile {
@@ -28,23 +26,31 @@ interface TokenizerFile {
   readonly added_tokens: readonly AddedToken[];
 }
 
+type Encode = ReturnType<typeof boundedEncoder>;
+
+/** Normalization (NFC) may make a text shorter, by less than this. */
+const normalizerShrink = 4;
+
 export class Tokenizer {
-  readonly #library: LibraryTokenizer;
+  readonly #encode: Encode;
   readonly #table: TokenTable;
   readonly #chat: ChatTemplate | undefined;
-  /** No token covers more characters of a prompt than this; Infinity where that cannot be said. */
+  /** No token covers more characters of a prompt than this. */
   readonly #maxTokenChars: number;
 
-  constructor(library: LibraryTokenizer, table: TokenTable, chat: ChatTemplate | undefined, maxTokenChars: number) {
-    this.#library = library;
+  constructor(encode: Encode, table: TokenTable, chat: ChatTemplate | undefined, maxTokenChars: number) {
+    this.#encode = encode;
     this.#table = table;
     this.#chat = chat;
     this.#maxTokenChars = maxTokenChars;
   }
 
-  /** Token ids of `text`. `addSpecialTokens`: as the model's post-processor does (a leading <s>, for example). */
-  encode(text: string, options: { readonly addSpecialTokens: boolean }): number[] {
-    return this.#library.encode(text, { add_special_tokens: options.addSpecialTokens }).ids;
+  /**
+   * Token ids of `text`. `addSpecialTokens`: as the model's post-processor does (a leading <s>, for example).
+   * @throws KvError TOO_LONG early, when there will be more than `maxTokens`
+   */
+  encode(text: string, options: { readonly addSpecialTokens: boolean; readonly maxTokens?: number }): number[] {
+    return this.#encode(text, options.addSpecialTokens, options.maxTokens ?? Number.POSITIVE_INFINITY);
   }
 
   /** At least so many tokens, known without encoding: refuses a hopeless prompt before seconds are spent on it. */
@@ -84,11 +90,12 @@ export function loadTokenizer(modelDir: string): Tokenizer {
   }
   const toBytes = tokenToBytes(file.decoder, path);
   let library: LibraryTokenizer;
+  let encode: Encode;
   try {
     library = new LibraryTokenizer(file, config);
-    accelerate(library, file.pre_tokenizer);
+    encode = boundedEncoder(library, file.pre_tokenizer);
     // A vocabulary that lost its letters fails here and not at the first request.
-    const probe = library.encode('probe', { add_special_tokens: false }).ids;
+    const probe = encode('probe', false, Number.POSITIVE_INFINITY);
     if (probe.length === 0 || !probe.every(Number.isInteger)) throw new Error('the vocabulary cannot spell a word');
   } catch (error) {
     throw damaged(`cannot be used (${String((error as Error).message).split('\n', 1)[0]})`);
@@ -96,17 +103,11 @@ export function loadTokenizer(modelDir: string): Tokenizer {
   const vocabulary = library.model.vocab;
   const special = new Set(file.added_tokens.filter((token) => token.special).map((token) => token.id));
   const added = new Set(file.added_tokens.map((token) => token.id));
-  // A byte-level token of k characters covers k bytes, so at most k characters. A normalizer or a stripping token may
-  // swallow any number of them.
-  const countable =
-    file.normalizer === null &&
-    vocabulary.every((token) => token !== undefined) &&
-    !file.added_tokens.some((token) => token.lstrip || token.rstrip);
-  const maxTokenChars = countable
-    ? vocabulary.reduce((most, token) => Math.max(most, token?.length ?? 0), 1)
-    : Number.POSITIVE_INFINITY;
+  // A token of k characters covers k bytes or k characters, so at most k characters of the normalized text.
+  const longest = vocabulary.reduce((most, token) => Math.max(most, token?.length ?? 0), 1);
+  const maxTokenChars = file.normalizer === null ? longest : longest * normalizerShrink;
   const table = new TokenTable(vocabulary, toBytes, special, added);
-  return new Tokenizer(library, table, loadChatTemplate(modelDir, config, specialTokens), maxTokenChars);
+  return new Tokenizer(encode, table, loadChatTemplate(modelDir, config, specialTokens), maxTokenChars);
 }
 
 function loadChatTemplate(
