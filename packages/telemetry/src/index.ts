@@ -1,2 +1,3 @@
 export { createLogger, type Logger } from './log.ts';
-export { runService, type RunningService } from './service.ts';
+export { Counter, Gauge, Histogram, Registry, secondsBuckets } from './metrics.ts';
+export { type RunningService, runService } from './service.ts';

@@ -1,0 +1,92 @@
+/**
+ * The gRPC service `Engine` over the scheduler: requests in, tokens out, errors as KvFailure.
+ *
+ * Invariants: each call ends exactly once, with a finish reason or a failure; a call that its client cancelled aborts
+ * its request, at whatever moment, so that its blocks are free again. Nothing a client sends throws in here.
+ */
+import type { CacheUse, Engine, Output, GenerateRequest as ScheduledRequest } from '@kvtier/scheduler';
+import {
+  type Description,
+  type EngineServer,
+  type GenerateEvent,
+  type GenerateRequest,
+  toFailure,
+  unary,
+} from '@kvtier/wire/grpc';
+import type { WorkerMetrics } from './metrics.ts';
+
+export interface EngineServiceOptions {
+  readonly engine: Pick<Engine, 'submit' | 'abort' | 'resetPrefixCache'>;
+  readonly describe: () => Description;
+  readonly metrics: WorkerMetrics;
+}
+
+export function engineService({ engine, describe, metrics }: EngineServiceOptions): EngineServer {
+  let calls = 0;
+  return {
+    describe: unary(describe),
+    resetPrefixCache: unary(() => ({ done: engine.resetPrefixCache() })),
+    metrics: unary(async () => ({ prometheus: await metrics.text() })),
+    generate: (call) => {
+      const arrivedAtMs = performance.now();
+      // Two clients may choose the same name: what the scheduler sees is ours.
+      const requestId = `${call.request.requestId}@${calls++}`;
+      let ended = false;
+      const end = (outcome: string, last: GenerateEvent): void => {
+        ended = true;
+        metrics.observeEnd(outcome);
+        call.write(last);
+        call.end();
+      };
+      const onOutput = (output: Output): void => {
+        if (ended) return;
+        const { tokenIds, finishReason, cache, error } = output;
+        if (error) {
+          end(error.code, event({ failure: toFailure(error) }));
+          return;
+        }
+        metrics.observeTokens(tokenIds.length);
+        if (cache) metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
+        const fields = { tokenIds: [...tokenIds], finishReason, ...(cache && { cache: wireCacheUse(cache) }) };
+        if (finishReason === '') call.write(event(fields));
+        else end(finishReason, event(fields));
+      };
+      call.on('cancelled', () => {
+        if (ended) return;
+        ended = true;
+        metrics.observeEnd('CANCELLED');
+        engine.abort(requestId);
+      });
+      try {
+        engine.submit(scheduled(requestId, call.request), onOutput);
+      } catch (error) {
+        const failure = toFailure(error);
+        if (!ended) end(failure.code, event({ failure }));
+      }
+    },
+  };
+}
+
+const event = (fields: Partial<GenerateEvent>): GenerateEvent => ({
+  tokenIds: [],
+  finishReason: '',
+  cache: undefined,
+  failure: undefined,
+  ...fields,
+});
+
+const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
+  promptTokens: use.promptTokens,
+  cachedTokens: use.cachedTokens,
+  tokensByTier: { ...use.tokensByTier },
+  queueUs: Math.round(use.queueUs),
+  loadUs: Math.round(use.loadUs),
+  prefillUs: Math.round(use.prefillUs),
+});
+
+/** What a client sent, as the scheduler takes it; it checks the values. */
+const scheduled = (requestId: string, request: GenerateRequest): ScheduledRequest => ({
+  ...request,
+  requestId,
+  promptTokenIds: Uint32Array.from(request.promptTokenIds),
+});

@@ -1,0 +1,122 @@
+/**
+ * Puts an engine worker together: model → executor → identity → connector → scheduler → gRPC, and takes it apart in the
+ * opposite order. Nothing is served before the model is loaded; the cache node may come and go at any time.
+ */
+import type { EngineWorkerConfig } from '@kvtier/config';
+import { createConnector, noConnector } from '@kvtier/connector';
+import { invariant, KvError } from '@kvtier/errors';
+import { createExecutor, type Executor, readModelConfig } from '@kvtier/executor';
+import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
+import { Engine } from '@kvtier/scheduler';
+import type { Logger, RunningService } from '@kvtier/telemetry';
+import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
+import { WorkerMetrics } from './metrics.ts';
+import { engineService } from './service.ts';
+import { readStopTokenIds } from './stop-ids.ts';
+
+/** Fewer make no engine: block 0 is never used, and a request needs two to make progress. */
+const minBlocks = 4;
+/** Calls that run when the worker stops may finish within this. */
+const graceMs = 1_000;
+
+export async function startWorker(config: EngineWorkerConfig, logger: Logger): Promise<RunningService> {
+  const executor = await openExecutor(config);
+  const hasher = new ChainHasher({
+    algorithm: config.hashAlgorithm,
+    blockTokens: config.blockTokens,
+    rootSeed: config.hashSeed,
+  });
+  const stopTokenIds = readStopTokenIds(config.modelDir, executor.model.vocabSize);
+  const connector =
+    config.cacheNodeSocket === null
+      ? null
+      : createConnector({
+          socketPath: config.cacheNodeSocket,
+          executor,
+          namespace: namespaceOfWorker(executor, hasher).digest,
+          hashBytes: hasher.hashBytes,
+          loadDeadlineMs: config.loadDeadlineMs,
+          logger,
+          onWake: () => engine.wake(),
+        });
+  const engine = new Engine({
+    executor,
+    connector: connector ?? noConnector,
+    hasher,
+    eosTokenIds: stopTokenIds,
+    limits: {
+      maxStepTokens: config.maxStepTokens,
+      maxSequences: config.maxSequences,
+      maxWaiting: config.maxWaiting,
+    },
+    logger,
+    onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
+    onDefect: () => {
+      // Failed requests reach their clients first; then the supervisor starts a sound worker.
+      setTimeout(() => process.exit(1), graceMs);
+    },
+  });
+  const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector });
+  const { model, kv } = executor;
+  const description = {
+    model: config.servedName,
+    modelDir: config.modelDir,
+    maxModelTokens: model.maxModelTokens,
+    blockTokens: kv.blockTokens,
+    vocabSize: model.vocabSize,
+    stopTokenIds,
+    backend: executor.backend,
+    blockCount: BigInt(executor.blockCount),
+    blockBytes: BigInt(kv.blockBytes),
+  };
+  const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
+  const server = await startGrpcServer(config.listen, (grpc) =>
+    grpc.addService(EngineService, engineService({ engine, describe, metrics })),
+  );
+  logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
+  return {
+    ready: { address: server.address, model: config.servedName },
+    close: async () => {
+      await server.close(graceMs);
+      await engine.close();
+      await connector?.close();
+      await executor.close();
+    },
+  };
+}
+
+/** The executor with as many KV blocks as fit the configured bytes. */
+async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
+  const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads } = config;
+  const { layers, kvHeads, headDim } = await readModelConfig(modelDir);
+  const blockBytes = layers * 2 * kvHeads * headDim * blockTokens * Float32Array.BYTES_PER_ELEMENT;
+  const blockCount = Math.floor(kvBytes / blockBytes);
+  if (blockCount < minBlocks) {
+    const needed = minBlocks * blockBytes;
+    throw new KvError(
+      'CONFIG',
+      `kvBytes ${kvBytes}: one KV block of this model takes ${blockBytes} bytes; give ${needed} or more`,
+    );
+  }
+  const executor = await createExecutor({
+    modelDir,
+    blockTokens,
+    blockCount,
+    maxStepTokens,
+    maxStepSequences: maxSequences,
+    ...(threads === undefined ? {} : { threads }),
+  });
+  invariant(executor.kv.blockBytes === blockBytes, 'the executor lays out its blocks in another way');
+  return executor;
+}
+
+function namespaceOfWorker(executor: Executor, hasher: ChainHasher): Namespace {
+  return namespaceOf({
+    modelDigest: executor.modelDigest,
+    kvDtype: executor.kv.dtype,
+    blockTokens: executor.kv.blockTokens,
+    algorithm: hasher.algorithm,
+    root: hasher.root,
+    layoutFingerprint: layoutFingerprint(executor.kv),
+  });
+}

@@ -1,0 +1,110 @@
+/**
+ * The engine worker while its cache node is killed, stopped and restarted: requests go on, their greedy outputs equal
+ * those of an engine without a tier, and the session returns by itself.
+ */
+import type { EngineClient } from '@kvtier/wire/grpc';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { ask, describe, EngineRig, metricsText, resetPrefixCache, until } from './engine-rig.ts';
+
+let rig: EngineRig;
+let client: EngineClient;
+let judge: EngineClient;
+
+beforeAll(async () => {
+  rig = new EngineRig();
+  await Promise.all([rig.node.start(), rig.worker.start(), rig.judge.start()]);
+  client = rig.client('worker');
+  judge = rig.client('judge');
+  await attached();
+});
+afterAll(async () => {
+  await rig.close();
+  expect(rig.newArenas(), 'arena files left behind').toEqual([]);
+});
+
+const attached = () => until(async () => (await describe(client)).tierAttached, 'the session');
+const reset = () => until(() => resetPrefixCache(client), 'blocks to come back');
+
+async function check(table: number, row: number): Promise<Awaited<ReturnType<typeof ask>>> {
+  const prompt = rig.prompt(table, row);
+  const [answer, right] = await Promise.all([ask(client, prompt), rig.right(judge, prompt)]);
+  expect(answer.tokenIds).toEqual(right);
+  return answer;
+}
+
+test('a prefix that left the pool comes back from the tier, and the answer is the same', async () => {
+  const cold = await check(1, 3);
+  expect(cold.cache).toMatchObject({ cachedTokens: 0, tokensByTier: {} });
+  await reset();
+  const warm = await check(1, 7);
+  const blocks = Math.floor(rig.prompt(1, 7).length / 16);
+  expect(warm.cache!.cachedTokens).toBeGreaterThanOrEqual(16 * (blocks - 3));
+  expect(warm.cache!.tokensByTier).toEqual({ arena: warm.cache!.cachedTokens });
+  const text = await metricsText(client);
+  expect(text).toContain(`kvtier_engine_cached_tokens_total{tier="arena"} ${warm.cache!.cachedTokens}`);
+  expect(text).toContain('kvtier_connector_attached 1');
+  expect(text).toMatch(/kvtier_tier_blocks\{tier="arena"\} [1-9]/);
+});
+
+test('the node is killed and started again: from disk, and no request failed', async () => {
+  await check(2, 1);
+  await reset();
+  await rig.node.signal('SIGKILL');
+  await check(2, 2); // computed, or from the pool: nobody waits for a dead node
+  await rig.node.start();
+  await attached();
+  await reset();
+  const { cache } = await check(1, 9);
+  expect(cache!.cachedTokens).toBeGreaterThan(0);
+  expect(Object.keys(cache!.tokensByTier)).toContain('disk');
+});
+
+test('a node that is stopped costs a request no more than a moment, and is used again when it goes on', async () => {
+  await check(3, 1);
+  await reset();
+  await rig.node.signal('SIGSTOP');
+  for (let row = 2; row < 6; row++) {
+    const startedAtMs = performance.now();
+    await check(3 + row, row);
+    expect(performance.now() - startedAtMs).toBeLessThan(15_000);
+  }
+  expect((await describe(client)).tierAttached).toBe(false);
+  await rig.node.signal('SIGCONT');
+  await attached();
+  await reset();
+  const { cache } = await check(3, 8);
+  expect(cache!.cachedTokens).toBeGreaterThan(0);
+});
+
+test('requests run on while the node is killed, stopped and restarted at random moments', async () => {
+  let stop = false;
+  const storm = (async () => {
+    for (let round = 0; round < 8; round++) {
+      await new Promise((resolve) => setTimeout(resolve, 150 + Math.random() * 700));
+      if (round % 2 === 0) {
+        await rig.node.signal('SIGKILL');
+        await new Promise((resolve) => setTimeout(resolve, Math.random() * 300));
+        await rig.node.start();
+      } else {
+        await rig.node.signal('SIGSTOP');
+        await new Promise((resolve) => setTimeout(resolve, Math.random() * 800));
+        await rig.node.signal('SIGCONT');
+      }
+    }
+    stop = true;
+  })();
+  let answers = 0;
+  const user = async (number: number): Promise<void> => {
+    for (let i = 0; !stop || i < 3; i++) {
+      await check(20 + ((number + i) % 5), (number * 7 + i) % 40);
+      answers++;
+    }
+  };
+  await Promise.all([storm, user(0), user(1), user(2)]);
+  expect(answers).toBeGreaterThan(8);
+  await attached();
+  await reset();
+  await check(20, 0);
+  await reset();
+  expect((await check(20, 1)).cache!.cachedTokens).toBeGreaterThan(0);
+});

@@ -1,0 +1,200 @@
+/**
+ * Real processes for the fault tests of the engine worker: a cache node and two workers of the demo model, one with the
+ * tier and one without, as the judge of what is right.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import {
+  type CacheUse,
+  channelOptions,
+  clientCredentials,
+  type Description,
+  deadlineAfter,
+  EngineClient,
+  fromFailure,
+  fromStatus,
+  type GenerateEvent,
+} from '@kvtier/wire/grpc';
+import { DemoTable } from '../../packages/cli/src/demo-table.ts';
+import { loadTokenizer } from '../../packages/door/src/tokenizer.ts';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+export const modelDir = join(root, 'models/demo/model');
+
+export interface Answer {
+  readonly tokenIds: number[];
+  readonly finishReason: string;
+  readonly cache: CacheUse | undefined;
+}
+
+/** A service process; killed with the test run whatever happens. */
+export class Service {
+  readonly #name: string;
+  readonly #config: object;
+  #child: ChildProcess | undefined;
+  said = '';
+
+  constructor(name: string, config: object) {
+    this.#name = name;
+    this.#config = config;
+  }
+
+  get pid(): number | undefined {
+    return this.#child?.pid;
+  }
+
+  /** Resolves when it is ready. */
+  async start(): Promise<void> {
+    const main = join(root, 'services', this.#name, 'src/main.ts');
+    const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), main], {
+      stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
+      env: { ...process.env, KVTIER_CONFIG: JSON.stringify(this.#config) },
+    });
+    this.#child = child;
+    child.stderr!.setEncoding('utf8').on('data', (text: string) => {
+      this.said = (this.said + text).slice(-20_000);
+    });
+    const ready = await Promise.race([once(child, 'message').then(() => true), once(child, 'exit').then(() => false)]);
+    if (!ready) throw new Error(`${this.#name} did not start: ${this.said}`);
+  }
+
+  /** Send a signal; after SIGKILL or SIGTERM wait for the end and return the exit code. */
+  async signal(signal: NodeJS.Signals): Promise<number | null> {
+    const child = this.#child;
+    if (child === undefined || child.exitCode !== null || child.signalCode !== null) return null;
+    child.kill(signal);
+    if (signal !== 'SIGKILL' && signal !== 'SIGTERM') return null;
+    await once(child, 'exit');
+    return child.exitCode;
+  }
+}
+
+export class EngineRig {
+  readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-engine-'));
+  readonly node = new Service('cache-node', {
+    socketPath: join(this.folder, 'n/s'),
+    dataDir: join(this.folder, 'data'),
+    arena: { bytes: 96 << 20 },
+    disk: { bytes: 256 << 20 },
+    logLevel: 'warn',
+  });
+  readonly worker = this.#worker('worker', join(this.folder, 'n/s'));
+  readonly judge = this.#worker('judge', null);
+  readonly #clients: EngineClient[] = [];
+  readonly #tokenizer = loadTokenizer(modelDir);
+  readonly #arenasBefore = arenaFiles();
+  readonly #right = new Map<string, number[]>();
+
+  #worker(name: string, cacheNodeSocket: string | null): Service {
+    return new Service('engine-worker', {
+      modelDir,
+      servedName: 'demo',
+      listen: `unix:${join(this.folder, name)}`,
+      cacheNodeSocket,
+      // Small, so that prefixes leave the pool and come back from the tier.
+      kvBytes: 32 << 20,
+      maxSequences: 8,
+      threads: 1,
+      loadDeadlineMs: 2_000,
+      logLevel: 'warn',
+    });
+  }
+
+  client(name: 'worker' | 'judge'): EngineClient {
+    const client = new EngineClient(`unix:${join(this.folder, name)}`, clientCredentials(), channelOptions);
+    this.#clients.push(client);
+    return client;
+  }
+
+  /** Question `row` about table `table`, as token ids. */
+  prompt(table: number, row: number, rows = 40): number[] {
+    return this.#tokenizer.encode(new DemoTable(rows, 1_000 + table).question(row, 'age').prompt, {
+      addSpecialTokens: false,
+    });
+  }
+
+  /** What an engine without a tier answers. */
+  async right(judge: EngineClient, prompt: number[]): Promise<number[]> {
+    const name = prompt.join();
+    const known = this.#right.get(name) ?? (await ask(judge, prompt)).tokenIds;
+    this.#right.set(name, known);
+    return known;
+  }
+
+  /** Arena files that were not there before. */
+  newArenas = (): string[] => arenaFiles().filter((name) => !this.#arenasBefore.includes(name));
+
+  async close(): Promise<void> {
+    for (const client of this.#clients) client.close();
+    await this.node.signal('SIGCONT');
+    await Promise.all([this.worker.signal('SIGTERM'), this.judge.signal('SIGTERM'), this.node.signal('SIGTERM')]);
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+}
+
+const arenaFiles = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith('kvtier'));
+
+/** One greedy request. @throws KvError */
+export function ask(client: EngineClient, promptTokenIds: number[], maxTokens = 6): Promise<Answer> {
+  return new Promise((resolve, reject) => {
+    const call = client.generate(
+      {
+        requestId: 'test',
+        promptTokenIds,
+        maxTokens,
+        temperature: 0,
+        topK: 0,
+        topP: 1,
+        seed: undefined,
+        ignoreEos: false,
+        stopTokenIds: [],
+        cacheSalt: '',
+        loraName: '',
+      },
+      undefined,
+      { deadline: deadlineAfter(60_000) },
+    );
+    const tokenIds: number[] = [];
+    let finishReason = '';
+    let cache: CacheUse | undefined;
+    call.on('data', (event: GenerateEvent) => {
+      if (event.failure) reject(fromFailure(event.failure));
+      tokenIds.push(...event.tokenIds);
+      finishReason = event.finishReason;
+      cache ??= event.cache;
+    });
+    call.on('error', (error) => reject(fromStatus(error)));
+    call.on('end', () => resolve({ tokenIds, finishReason, cache }));
+  });
+}
+
+export function describe(client: EngineClient): Promise<Description> {
+  return new Promise((resolve, reject) =>
+    client.describe({}, (error, answer) => (error ? reject(fromStatus(error)) : resolve(answer))),
+  );
+}
+
+export function resetPrefixCache(client: EngineClient): Promise<boolean> {
+  return new Promise((resolve, reject) =>
+    client.resetPrefixCache({}, (error, answer) => (error ? reject(fromStatus(error)) : resolve(answer.done))),
+  );
+}
+
+export function metricsText(client: EngineClient): Promise<string> {
+  return new Promise((resolve, reject) =>
+    client.metrics({}, (error, answer) => (error ? reject(fromStatus(error)) : resolve(answer.prometheus))),
+  );
+}
+
+/** Ask again until `condition` holds. */
+export async function until(condition: () => Promise<boolean>, what: string, deadlineMs = 20_000): Promise<void> {
+  const end = performance.now() + deadlineMs;
+  while (!(await condition())) {
+    if (performance.now() > end) throw new Error(`still waiting after ${deadlineMs} ms: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}
