@@ -1,4 +1,4 @@
-/** A store over the model world, and engines in it that write and read "bytes" by name. */
+/** A store over the model world, and engines in it that write and read "bytes" by name. For tests, also of other rooms. */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { StoreLimits } from '../limits.ts';
 import type { LoadReason } from '../load.ts';
@@ -127,3 +127,5 @@ export class Engine {
     this.holdings.release(id, corrupt);
   }
 }
+
+export { ManualClock, ModelArena, SteppedTier, settled, silent } from './model.ts';
