@@ -17,8 +17,8 @@ const untracked = -2;
 
 export class LruPolicy implements EvictionPolicy {
   readonly name = 'lru';
-  #warmer = new Int32Array(64).fill(untracked);
-  #colder = new Int32Array(64).fill(untracked);
+  #warmer: Int32Array = new Int32Array(64).fill(untracked);
+  #colder: Int32Array = new Int32Array(64).fill(untracked);
   #head: EntryIndex = none;
   #tail: EntryIndex = none;
   #count = 0;

@@ -24,7 +24,8 @@ describe('SlotAllocator', () => {
             expect(slot % page).toBe(0);
             expect(slot).toBeGreaterThanOrEqual(SlotAllocator.firstOffset);
             expect(slot + sizes[which]!).toBeLessThanOrEqual(arenaBytes);
-            for (const [other, bytes] of live) expect(slot + sizes[which]! <= other || other + bytes <= slot).toBe(true);
+            for (const [other, bytes] of live)
+              expect(slot + sizes[which]! <= other || other + bytes <= slot).toBe(true);
             live.set(slot, sizes[which]!);
           } else if (live.size > 0) {
             const slot = [...live.keys()][which % live.size]!;

@@ -62,7 +62,10 @@ export class SlotAllocator {
 
   /** A free slot of `slotBytes` (a multiple of 4096), or undefined when there is none. */
   allocate(slotBytes: number): number | undefined {
-    invariant(slotBytes > 0 && slotBytes % slotAlignment === 0, () => `slot allocator: ${slotBytes} is not whole pages`);
+    invariant(
+      slotBytes > 0 && slotBytes % slotAlignment === 0,
+      () => `slot allocator: ${slotBytes} is not whole pages`,
+    );
     let slab = this.#open.get(slotBytes)?.values().next().value;
     slab ??= this.#newSlab(slotBytes);
     if (slab === undefined) return undefined;

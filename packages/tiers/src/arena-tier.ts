@@ -1,0 +1,368 @@
+/**
+ * The arena as a tier: the CPU tier, and the place through which every block passes.
+ *
+ * A block's life here:   allocate ──▶ (someone writes the payload) ──▶ publish ──▶ evicted or removed ──▶ slot free
+ *                            └──────── free (it never became a block)      │
+ *                                                                 pin/unpin: stays while pinned
+ *
+ * Beyond `Tier` it offers what the store needs of the top tier, without copies. Invariants: a listed block's slot holds
+ * its header and payload; a pinned block's bytes are neither moved nor given away, even when it was removed meanwhile;
+ * at most the arena's bytes are ever held.
+ */
+
+import { invariant } from '@kvtier/errors';
+import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
+import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
+import { type ArenaHandle, native } from '@kvtier/native';
+import { SlotAllocator } from './slot-allocator.ts';
+import type { ReadStatus, SlotBlock, Tier, TierStats, WriteStatus } from './tier.ts';
+
+/** What becomes the object header when a block is published. */
+export interface BlockFields {
+  readonly hash: HashKey;
+  /** null at the root of a chain. */
+  readonly parent: HashKey | null;
+  readonly tokenCount: number;
+  readonly payloadBytes: number;
+  /** XXH3-64 of the payload. */
+  readonly checksum: bigint;
+}
+
+/** A listed block. `slot` is the offset of its header; the payload follows it. */
+export interface ArenaBlock {
+  readonly slot: number;
+  readonly payloadBytes: number;
+  readonly checksum: bigint;
+}
+
+interface Entry extends ArenaBlock {
+  readonly namespace: Namespace;
+  readonly hash: HashKey;
+  readonly slotBytes: number;
+  /** Its number in the policy of its slot size. */
+  readonly index: number;
+  pins: number;
+}
+
+/** Blocks of one slot size: they can take each other's place, so eviction looks among them first. */
+interface SizeClass {
+  readonly policy: EvictionPolicy;
+  readonly entries: (Entry | undefined)[];
+  readonly freeIndexes: number[];
+}
+
+export interface ArenaTierOptions {
+  readonly arena: ArenaHandle;
+  readonly arenaBytes: number;
+  readonly nowUs: () => number;
+  readonly policy?: PolicyName;
+  readonly chunkBytes?: number;
+  readonly onEvict?: (namespace: Namespace, hash: HashKey) => void;
+}
+
+export class ArenaTier implements Tier {
+  readonly name = 'arena';
+  readonly supports = { persistent: false, shared: false };
+  readonly #arena: ArenaHandle;
+  readonly #nowUs: () => number;
+  readonly #policyName: PolicyName;
+  readonly #onEvict: (namespace: Namespace, hash: HashKey) => void;
+  readonly #allocator: SlotAllocator;
+  readonly #index = new Map<string, Map<HashKey, Entry>>();
+  readonly #classes = new Map<number, SizeClass>();
+  readonly #bySlot = new Map<number, Entry>();
+  /** Removed while pinned, by namespace and hash; freed at the last unpin. */
+  readonly #leaving = new Map<string, Entry>();
+  /** Allocated and not yet published. */
+  readonly #unpublished = new Set<number>();
+  readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
+
+  constructor(options: ArenaTierOptions) {
+    this.#arena = options.arena;
+    this.#nowUs = options.nowUs;
+    this.#policyName = options.policy ?? 'lru';
+    this.#onEvict = options.onEvict ?? (() => {});
+    this.#allocator = new SlotAllocator(options.arenaBytes, options.chunkBytes);
+  }
+
+  /** The largest payload that an empty arena could hold. */
+  get maxPayloadBytes(): number {
+    return this.#allocator.maxSlotBytes - headerBytes;
+  }
+
+  /**
+   * A slot for header + payload, evicting unpinned blocks when none is free; undefined when all that is left is pinned
+   * or unpublished. Give it back with `free`, or make it a block with `publish`.
+   */
+  allocate(_namespace: Namespace, payloadBytes: number): number | undefined {
+    const slotBytes = slotBytesFor(payloadBytes);
+    const slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
+    if (slot === undefined) this.#counts.refused++;
+    else this.#unpublished.add(slot);
+    return slot;
+  }
+
+  /** Give back a slot that was never published. */
+  free(slot: number): void {
+    invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);
+    this.#allocator.free(slot);
+  }
+
+  /** Write the header in front of the payload and list the block. From now on the slot belongs to the tier. */
+  publish(namespace: Namespace, block: BlockFields, slot: number): void {
+    const { hash, parent, tokenCount, payloadBytes, checksum } = block;
+    invariant(this.get(namespace, hash) === undefined, 'arena: the block is listed already');
+    invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);
+    const slotBytes = this.#allocator.slotBytesOf(slot);
+    invariant(slotBytes === slotBytesFor(payloadBytes), 'arena: the payload does not fit its slot');
+    const header = encodeHeader({
+      namespace: namespace.digest,
+      hash,
+      parent,
+      tokenCount,
+      payloadBytes,
+      payloadChecksum: checksum,
+    });
+    native.arenaWrite(this.#arena, slot, header);
+    const sizeClass = this.#classOf(slotBytes);
+    const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
+    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins: 0 };
+    sizeClass.entries[index] = entry;
+    const parentEntry = parent === null ? undefined : this.#find(namespace, parent);
+    sizeClass.policy.insert(index, this.#nowUs(), {
+      parent: parentEntry?.slotBytes === slotBytes ? parentEntry.index : undefined,
+    });
+    this.#bySlot.set(slot, entry);
+    let blocks = this.#index.get(namespace.key);
+    if (blocks === undefined) {
+      blocks = new Map();
+      this.#index.set(namespace.key, blocks);
+    }
+    blocks.set(hash, entry);
+  }
+
+  get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
+    return this.#find(namespace, hash);
+  }
+
+  /** Counted. Balanced by `unpin`. */
+  pin(namespace: Namespace, hash: HashKey): void {
+    const entry = this.#find(namespace, hash);
+    invariant(entry !== undefined, 'arena: pin of a block that is not listed');
+    entry.pins++;
+  }
+
+  unpin(namespace: Namespace, hash: HashKey): void {
+    const key = namespace.key + hash;
+    const leaving = this.#leaving.get(key);
+    const entry = leaving ?? this.#find(namespace, hash);
+    invariant(entry !== undefined && entry.pins > 0, 'arena: unpin of a block that is not pinned');
+    entry.pins--;
+    if (leaving !== undefined && entry.pins === 0) {
+      this.#leaving.delete(key);
+      this.#allocator.free(entry.slot);
+    }
+  }
+
+  lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
+    const blocks = this.#index.get(namespace.key);
+    let held = 0;
+    while (held < hashes.length && blocks?.has(hashes[held]!)) held++;
+    this.#counts.hits += held;
+    if (held < hashes.length) this.#counts.misses++;
+    return held;
+  }
+
+  touch(namespace: Namespace, hashes: readonly HashKey[]): void {
+    const nowUs = this.#nowUs();
+    for (let at = hashes.length - 1; at >= 0; at--) {
+      const entry = this.#find(namespace, hashes[at]!);
+      if (entry !== undefined) this.#classOf(entry.slotBytes).policy.touch(entry.index, nowUs);
+    }
+  }
+
+  /** Copies from other slots of the same arena. (The store publishes in place instead.) */
+  async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
+    const statuses: WriteStatus[] = [];
+    for (const { hash, slot: source } of blocks) statuses.push(await this.#writeOne(namespace, hash, source));
+    return statuses;
+  }
+
+  async read(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    for (const [index, { hash, slot }] of blocks.entries()) onDone(index, await this.#readOne(namespace, hash, slot));
+  }
+
+  /** A pinned block is unlisted now and its slot freed at the last unpin. */
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+    let count = 0;
+    for (const hash of hashes) {
+      const entry = this.#find(namespace, hash);
+      if (entry === undefined) continue;
+      this.#unlist(entry);
+      count++;
+      if (reason === 'corrupt') this.#counts.corrupt++;
+      if (reason === 'evicted') this.#counts.evictions++;
+      const key = namespace.key + hash;
+      invariant(entry.pins === 0 || !this.#leaving.has(key), 'arena: two pinned blocks of one name are leaving');
+      if (entry.pins > 0) this.#leaving.set(key, entry);
+      else this.#allocator.free(entry.slot);
+    }
+    return count;
+  }
+
+  stats(): TierStats {
+    return {
+      tier: this.name,
+      blocks: this.#bySlot.size,
+      bytes: this.#allocator.allocatedBytes,
+      capacityBytes: this.#allocator.capacityBytes,
+      ...this.#counts,
+      inService: true,
+      outOfServiceReason: '',
+    };
+  }
+
+  checkIntegrity(): void {
+    this.#allocator.checkIntegrity();
+    let listed = 0;
+    for (const [slotBytes, { policy, entries }] of this.#classes) {
+      policy.checkIntegrity();
+      const live = entries.filter((entry) => entry !== undefined);
+      invariant(policy.count === live.length, 'arena: policy and entries disagree');
+      for (const entry of live) {
+        invariant(entry.slotBytes === slotBytes && policy.has(entry.index), 'arena: an entry is in a wrong class');
+        invariant(this.#find(entry.namespace, entry.hash) === entry, 'arena: index and entries disagree');
+        invariant(this.#bySlot.get(entry.slot) === entry, 'arena: slots and entries disagree');
+      }
+      listed += live.length;
+    }
+    invariant(listed === this.#bySlot.size, 'arena: a slot has no entry');
+    let bytes = 0;
+    for (const slot of [
+      ...this.#bySlot.keys(),
+      ...this.#unpublished,
+      ...[...this.#leaving.values()].map((e) => e.slot),
+    ]) {
+      bytes += this.#allocator.slotBytesOf(slot);
+    }
+    invariant(bytes === this.#allocator.allocatedBytes, 'arena: a slot is allocated and nobody has it');
+  }
+
+  async close(): Promise<void> {}
+
+  #find(namespace: Namespace, hash: HashKey): Entry | undefined {
+    return this.#index.get(namespace.key)?.get(hash);
+  }
+
+  #classOf(slotBytes: number): SizeClass {
+    let sizeClass = this.#classes.get(slotBytes);
+    if (sizeClass === undefined) {
+      sizeClass = { policy: createPolicy(this.#policyName), entries: [], freeIndexes: [] };
+      this.#classes.set(slotBytes, sizeClass);
+    }
+    return sizeClass;
+  }
+
+  /** Take the place of the coldest block of the same size, else of a slab of another size that can be emptied. */
+  #allocateByEviction(slotBytes: number): number | undefined {
+    if (this.#evictOne(slotBytes)) return this.#allocator.allocate(slotBytes);
+    for (const other of this.#classes.keys()) {
+      if (other === slotBytes) continue;
+      for (;;) {
+        const slab = this.#coldestFreeableSlab(other);
+        if (slab === undefined) break;
+        for (const entry of slab) this.#evict(entry);
+        const slot = this.#allocator.allocate(slotBytes);
+        if (slot !== undefined) return slot;
+      }
+    }
+    return undefined;
+  }
+
+  #evictOne(slotBytes: number): boolean {
+    const sizeClass = this.#classes.get(slotBytes);
+    const victim = sizeClass?.policy.victim((index) => sizeClass.entries[index]!.pins === 0);
+    if (sizeClass === undefined || victim === undefined) return false;
+    this.#evict(sizeClass.entries[victim]!);
+    return true;
+  }
+
+  /** All blocks of the slab that holds the coldest block of this size, if none of them is in use. */
+  #coldestFreeableSlab(slotBytes: number): Entry[] | undefined {
+    const { policy, entries } = this.#classOf(slotBytes);
+    const idle = (slot: number): boolean => this.#bySlot.get(slot)?.pins === 0;
+    const coldest = policy.victim((index) => this.#allocator.neighbours(entries[index]!.slot).every(idle));
+    if (coldest === undefined) return undefined;
+    return this.#allocator.neighbours(entries[coldest]!.slot).map((slot) => this.#bySlot.get(slot)!);
+  }
+
+  #evict(entry: Entry): void {
+    this.#unlist(entry);
+    this.#allocator.free(entry.slot);
+    this.#counts.evictions++;
+    this.#onEvict(entry.namespace, entry.hash);
+  }
+
+  #unlist(entry: Entry): void {
+    const blocks = this.#index.get(entry.namespace.key)!;
+    blocks.delete(entry.hash);
+    if (blocks.size === 0) this.#index.delete(entry.namespace.key);
+    this.#bySlot.delete(entry.slot);
+    const sizeClass = this.#classOf(entry.slotBytes);
+    sizeClass.policy.remove(entry.index);
+    sizeClass.entries[entry.index] = undefined;
+    sizeClass.freeIndexes.push(entry.index);
+  }
+
+  async #writeOne(namespace: Namespace, hash: HashKey, source: number): Promise<WriteStatus> {
+    if (this.#find(namespace, hash) !== undefined) return 'held';
+    const header = decodeHeader(native.arenaRead(this.#arena, source, headerBytes));
+    if ('error' in header || header.hash !== hash) return 'refused';
+    const slot = this.allocate(namespace, header.payloadBytes);
+    if (slot === undefined) return 'refused';
+    await native.arenaCopy(
+      this.#arena,
+      Float64Array.of(source + headerBytes),
+      Float64Array.of(slot + headerBytes),
+      header.payloadBytes,
+    );
+    if (this.#find(namespace, hash) !== undefined) {
+      this.free(slot);
+      return 'held';
+    }
+    const { parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
+    this.publish(namespace, { hash, parent, tokenCount, payloadBytes, checksum }, slot);
+    return 'stored';
+  }
+
+  async #readOne(namespace: Namespace, hash: HashKey, target: number): Promise<ReadStatus> {
+    const entry = this.#find(namespace, hash);
+    if (entry === undefined) return 'missing';
+    this.pin(namespace, hash);
+    try {
+      const bytes = headerBytes + entry.payloadBytes;
+      await native.arenaCopy(this.#arena, Float64Array.of(entry.slot), Float64Array.of(target), bytes);
+      const [checksum] = await native.arenaChecksum(
+        this.#arena,
+        Float64Array.of(target + headerBytes),
+        entry.payloadBytes,
+      );
+      const header = decodeHeader(native.arenaRead(this.#arena, target, headerBytes));
+      const sound =
+        !('error' in header) &&
+        header.hash === hash &&
+        Buffer.compare(header.namespace, namespace.digest) === 0 &&
+        header.payloadBytes === entry.payloadBytes &&
+        header.payloadChecksum === checksum;
+      if (sound) return 'ready';
+      this.remove(namespace, [hash], 'corrupt');
+      return 'corrupt';
+    } finally {
+      this.unpin(namespace, hash);
+    }
+  }
+}
