@@ -52,6 +52,7 @@ export class EngineLink {
   readonly #unaryDeadlineMs: number;
   readonly #silenceDeadlineMs: number;
   #model: Model | undefined;
+  #isSearching = false;
   #problem: KvError;
   #reachable = false;
   #timer: NodeJS.Timeout | undefined;
@@ -91,6 +92,7 @@ export class EngineLink {
    */
   async start(firstContactMs: number): Promise<void> {
     const end = performance.now() + firstContactMs;
+    this.#isSearching = true;
     while (!this.#reachable) {
       try {
         await this.look();
@@ -100,6 +102,8 @@ export class EngineLink {
         await setTimer(searchMs);
       }
     }
+    this.#isSearching = false;
+    if (!this.#reachable) this.#logger.warn({ engine: this.#address, code: this.#problem.code }, this.#problem.message);
     this.#schedule();
   }
 
@@ -121,7 +125,9 @@ export class EngineLink {
       const failure = KvError.from(error);
       if (failure.code === 'MODEL') this.#model = undefined;
       if (this.#reachable || failure.message !== this.#problem.message) {
-        this.#logger.warn({ engine: this.#address, code: failure.code }, failure.message);
+        // While everything starts, an engine that is not there yet is no news.
+        const level = this.#isSearching && failure.code !== 'MODEL' ? 'info' : 'warn';
+        this.#logger[level]({ engine: this.#address, code: failure.code }, failure.message);
       }
       this.#problem = failure;
       this.#reachable = false;
