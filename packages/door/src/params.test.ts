@@ -1,3 +1,4 @@
+/** Bodies of every kind: parameters, or a 400 that names the culprit. */
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { HttpError } from './errors.ts';

@@ -1,3 +1,4 @@
+/** Stop strings in text cut anywhere, against a naive search. */
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { StopMatcher } from './stop-matcher.ts';

@@ -1,3 +1,4 @@
+/** Text to ids and back against the plain library, chat templates, and folders that are damaged. */
 import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
