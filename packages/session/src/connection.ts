@@ -8,7 +8,7 @@
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
-import { namespaceFromDigest, slotBytesFor } from '@kvtier/identity';
+import { namespaceFromDigest } from '@kvtier/identity';
 import type { Holdings } from '@kvtier/store';
 import { type Attach, ClientFrame, FrameReader, ServerFrame, sessionProtocol, writeFrame } from '@kvtier/wire';
 import type { SessionLimits } from './limits.ts';
@@ -97,9 +97,20 @@ export class Connection {
   }
 
   #attach(id: bigint, attach: Attach): void {
-    const { arenaBytes, headerBytes, arenaPath, arenaId, store, endPrevious, peer, limits, gauges, log } =
-      this.#options;
-    checkAttach(attach, arenaBytes);
+    const {
+      arenaBytes,
+      maxPayloadBytes,
+      headerBytes,
+      arenaPath,
+      arenaId,
+      store,
+      endPrevious,
+      peer,
+      limits,
+      gauges,
+      log,
+    } = this.#options;
+    checkAttach(attach, maxPayloadBytes);
     if (attach.previousSession.length > 0) endPrevious(attach.previousSession.toString('hex'), peer);
     const namespace = namespaceFromDigest(attach.namespace);
     const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens);
@@ -148,7 +159,7 @@ export class Connection {
 }
 
 /** KvError PROTOCOL for what this node cannot speak, CAPACITY for blocks that the arena cannot hold. */
-function checkAttach(attach: Attach, arenaBytes: number): void {
+function checkAttach(attach: Attach, maxPayloadBytes: number): void {
   const refuse = (what: string): never => {
     throw new KvError('PROTOCOL', `attach: ${what}`);
   };
@@ -165,9 +176,8 @@ function checkAttach(attach: Attach, arenaBytes: number): void {
     refuse('payload_bytes is out of range');
   const previous = attach.previousSession.length;
   if (previous !== 0 && previous !== 16) refuse(`previous_session has ${previous} bytes, not 16`);
-  const needed = 4 * slotBytesFor(Number(attach.payloadBytes));
-  if (needed > arenaBytes) {
-    const what = `attach: four blocks of ${attach.payloadBytes} bytes do not fit the arena of ${arenaBytes} bytes`;
-    throw new KvError('CAPACITY', `${what}; set arena.bytes to ${needed} or more`);
+  if (attach.payloadBytes > BigInt(maxPayloadBytes)) {
+    const what = `attach: blocks of ${attach.payloadBytes} bytes, the arena takes ${maxPayloadBytes} at most`;
+    throw new KvError('CAPACITY', `${what}; give the cache node a larger arena.bytes`);
   }
 }

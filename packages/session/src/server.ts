@@ -19,6 +19,8 @@ export interface SessionServerOptions {
   readonly arenaPath: string;
   readonly arenaBytes: number;
   readonly arenaId: bigint;
+  /** Larger blocks are refused at Attach. */
+  readonly maxPayloadBytes: number;
   /** Bytes of a header, between a slot and its payload. */
   readonly headerBytes: number;
   /** Differs after every start. */

@@ -3,25 +3,9 @@
  * fakes of these it runs in a simulation; nothing in this package touches a byte of KV or the wall clock by itself.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
-import type { Tier } from '@kvtier/tiers';
+import type { ArenaBlock, BlockFields, Tier } from '@kvtier/tiers';
 
-/** A block that lies in the arena. `slot` is the offset of its header. */
-export interface ArenaBlock {
-  readonly slot: number;
-  readonly payloadBytes: number;
-  /** XXH3-64 of the payload. */
-  readonly checksum: bigint;
-}
-
-/** What a header says beyond the namespace. */
-export interface BlockFields {
-  readonly hash: HashKey;
-  /** null at the root of a chain. */
-  readonly parent: HashKey | null;
-  readonly tokenCount: number;
-  readonly payloadBytes: number;
-  readonly checksum: bigint;
-}
+export type { ArenaBlock, BlockFields };
 
 /** The top tier: `ArenaTier` of packages/tiers, or a fake. */
 export interface ArenaTop extends Tier {
@@ -58,5 +42,5 @@ export interface Log {
   error(fields: object, message: string): void;
 }
 
-/** The header of the object in a slot, as a tier has just verified it. */
-export type ReadHeader = (slot: number) => BlockFields;
+/** The header of the object in a slot, as a tier has just verified it; undefined when there is none after all. */
+export type ReadHeader = (slot: number) => BlockFields | undefined;

@@ -97,6 +97,7 @@ export class Store {
     const counts = new Map<string, number>();
     const spans: { tier: string; count: number }[] = [];
     let held = 0;
+    arena.lookup(state.namespace, hashes); // for its own count of hits and misses
     for (const hash of hashes) {
       const inArena = arena.get(state.namespace, hash)?.payloadBytes === state.payloadBytes;
       const tier = inArena ? arena.name : this.#locate(state, hash)?.name;

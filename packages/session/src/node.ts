@@ -1,0 +1,113 @@
+/**
+ * A cache node, put together: data folder and its lock, arena, tiers, store, session server.
+ *
+ * Invariant: whatever was opened is closed in reverse order, on a clean end and when a later step of the start fails, so
+ * that neither leaves a lock, a shared-memory file or a socket behind.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdirSync, realpathSync } from 'node:fs';
+import path from 'node:path';
+import { KvError } from '@kvtier/errors';
+import { decodeHeader, headerBytes } from '@kvtier/identity';
+import { type ArenaHandle, native } from '@kvtier/native';
+import { type BlockFields, type Clock, type Failpoint, type Log, Store } from '@kvtier/store';
+import { ArenaTier } from '@kvtier/tiers';
+import { createArenaFile } from './arena-file.ts';
+import { type DiskOptions, openLower } from './lower.ts';
+import { SessionServer } from './server.ts';
+
+export interface CacheNodeOptions {
+  readonly socketPath: string;
+  readonly dataDir: string;
+  readonly arena: { readonly bytes: number; readonly dir: string };
+  /** null: no disk tier. */
+  readonly disk: DiskOptions | null;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly failpoint?: Failpoint | undefined;
+}
+
+export interface CacheNode {
+  readonly arenaPath: string;
+  readonly store: Store;
+  readonly server: SessionServer;
+  /** Stop accepting, end all sessions, write down what is queued, close the tiers, remove arena and socket. */
+  close(): Promise<void>;
+}
+
+/** KvError with one line that says what is wrong and how to mend it; then nothing is left open. */
+export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNode> {
+  const { clock, log, failpoint } = options;
+  const undo: (() => void | Promise<void>)[] = [];
+  const close = async (): Promise<void> => {
+    for (let step = undo.pop(); step !== undefined; step = undo.pop()) await step();
+  };
+  try {
+    const dataDir = makeDataDir(options.dataDir);
+    const lock = lockDataDir(dataDir);
+    undo.push(() => native.unlock(lock));
+    const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes);
+    undo.push(() => arenaFile.close());
+    if (arenaFile.removed > 0) log.info({ files: arenaFile.removed }, 'removed the arena of a node that was killed');
+    const arena = new ArenaTier({
+      arena: arenaFile.handle,
+      arenaBytes: options.arena.bytes,
+      nowUs: () => clock.nowUs(),
+    });
+    const lower = await openLower(options.disk, dataDir, arenaFile.handle, clock, log);
+    const readHeader = (slot: number): BlockFields | undefined => readBlockFields(arenaFile.handle, slot);
+    const store = new Store({ arena, lower, readHeader, clock, log, failpoint });
+    undo.push(() => store.close()); // and with it the tiers
+    const server = await SessionServer.listen({
+      socketPath: options.socketPath,
+      store,
+      arenaPath: arenaFile.path,
+      arenaBytes: options.arena.bytes,
+      arenaId: arenaFile.id,
+      maxPayloadBytes: arena.maxPayloadBytes,
+      headerBytes,
+      bootEpoch: randomBytes(8).readBigUInt64LE(),
+      peerCredentials: (fd) => native.peerCredentials(fd),
+      clock,
+      log,
+    });
+    undo.push(() => server.close());
+    return { arenaPath: arenaFile.path, store, server, close };
+  } catch (error) {
+    await close();
+    throw KvError.from(error, 'SETUP');
+  }
+}
+
+function makeDataDir(dataDir: string): string {
+  try {
+    mkdirSync(dataDir, { recursive: true, mode: 0o700 });
+    return realpathSync(dataDir);
+  } catch (error) {
+    const why = (error as Error).message;
+    throw new KvError(
+      'SETUP',
+      `dataDir: ${dataDir} cannot be made or read (${why}); choose a folder that you may write to`,
+    );
+  }
+}
+
+function lockDataDir(dataDir: string): number {
+  try {
+    return native.lockFile(path.join(dataDir, 'node.lock'));
+  } catch (error) {
+    const failure = KvError.from(error);
+    if (failure.code !== 'LOCKED') throw failure;
+    throw new KvError('LOCKED', `dataDir: ${dataDir} is in use by another cache node (${failure.message})`, {
+      cause: error,
+    });
+  }
+}
+
+/** The header that a tier has just verified; undefined when it is not one after all. */
+function readBlockFields(arena: ArenaHandle, slot: number): BlockFields | undefined {
+  const header = decodeHeader(native.arenaRead(arena, slot, headerBytes));
+  if ('error' in header) return undefined;
+  const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
+  return { hash, parent, tokenCount, payloadBytes, checksum };
+}

@@ -1,0 +1,17 @@
+/** The cache node as a process: configuration in, a node that runs until it is told to stop. */
+import { cacheNodeSchema, readServiceConfig } from '@kvtier/config';
+import { openCacheNode } from '@kvtier/session';
+import { failpointFromEnv, systemClock } from '@kvtier/store';
+import { createLogger, runService } from '@kvtier/telemetry';
+
+runService('cache-node', async () => {
+  const config = readServiceConfig(cacheNodeSchema);
+  const log = createLogger('cache-node', config.logLevel);
+  const failpoint = failpointFromEnv(process.env);
+  const node = await openCacheNode({ ...config, clock: systemClock, log, failpoint });
+  log.info({ socket: config.socketPath, arena: node.arenaPath, dataDir: config.dataDir }, 'the cache node serves');
+  return {
+    ready: { socketPath: config.socketPath, arenaPath: node.arenaPath },
+    close: () => node.close(),
+  };
+});
