@@ -1,0 +1,42 @@
+/** Requests in order of arrival: first come, first served, and a preempted one is back at its old place. */
+import { invariant } from '@kvtier/errors';
+import type { EngineRequest } from './request.ts';
+
+export class ArrivalList {
+  readonly #requests: EngineRequest[] = [];
+
+  get count(): number {
+    return this.#requests.length;
+  }
+
+  add(request: EngineRequest): void {
+    this.#requests.splice(this.#placeOf(request.arrival), 0, request);
+  }
+
+  remove(request: EngineRequest): void {
+    const at = this.#placeOf(request.arrival);
+    invariant(this.#requests[at] === request, () => `request ${request.id} is not in the list`);
+    this.#requests.splice(at, 1);
+  }
+
+  /** A copy, so that the list may change while it is walked. */
+  toArray(): EngineRequest[] {
+    return [...this.#requests];
+  }
+
+  [Symbol.iterator](): Iterator<EngineRequest> {
+    return this.#requests[Symbol.iterator]();
+  }
+
+  /** Index of the first request that did not arrive before `arrival`. */
+  #placeOf(arrival: number): number {
+    let low = 0;
+    let high = this.#requests.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.#requests[middle]!.arrival < arrival) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+}

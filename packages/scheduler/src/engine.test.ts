@@ -1,0 +1,295 @@
+/** What the engine promises, one rule at a time, over an executor whose outputs show every wrong block. */
+import { describe, expect, it } from 'vitest';
+import { vocabSize } from './testing/content-executor.ts';
+import { naiveAnswer, prompt, Rig } from './testing/rig.ts';
+
+describe('answers', () => {
+  it('are those of a model without blocks, in chunks and token by token', async () => {
+    const rig = new Rig();
+    expect(await rig.generate('a', prompt(1, 41), { maxTokens: 9 })).toEqual(naiveAnswer(prompt(1, 41), 9));
+    expect(rig.last('a').finishReason).toBe('length');
+    expect(rig.executor.steps.map((step) => step.tokenIds.length)).toEqual([16, 16, 9, 1, 1, 1, 1, 1, 1, 1, 1]);
+    expect(rig.executor.steps.map((step) => step.sample[0])).toEqual([0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    expect(rig.connector.prefills).toEqual([16, 16, 9]);
+  });
+
+  it('end at an end-of-sequence token, which is put out, and not when it is to be ignored', async () => {
+    const answer = naiveAnswer(prompt(2, 10), 20);
+    const eos = answer[3]!;
+    const stopped = naiveAnswer(prompt(2, 10), 20, [eos]);
+    const rig = new Rig({ eosTokenIds: [eos] });
+    expect(await rig.generate('a', prompt(2, 10), { maxTokens: 20 })).toEqual(stopped);
+    expect(rig.last('a').finishReason).toBe('stop');
+    expect(await rig.generate('b', prompt(2, 10), { maxTokens: 20, ignoreEos: true })).toEqual(answer);
+    const params = { maxTokens: 20, ignoreEos: true, stopTokenIds: [eos] };
+    expect(await rig.generate('c', prompt(2, 10), params)).toEqual(stopped);
+  });
+
+  it('end where the model or the pool ends', async () => {
+    const model = new Rig({ maxModelTokens: 20 });
+    expect(await model.generate('a', prompt(1, 15), { maxTokens: 50 })).toHaveLength(5);
+    const pool = new Rig({ blockCount: 6 });
+    expect(await pool.generate('a', prompt(1, 15), { maxTokens: 50 })).toHaveLength(5);
+    expect(pool.last('a').finishReason).toBe('length');
+  });
+
+  it('are drawn by seed and position alone', async () => {
+    const sampled = { temperature: 1, seed: 42n, maxTokens: 12 };
+    const rig = new Rig();
+    const alone = await rig.generate('a', prompt(1, 9), sampled);
+    for (let i = 0; i < 5; i++) rig.submit(`other${i}`, prompt(i, 30), { maxTokens: 12 });
+    expect(await rig.generate('b', prompt(1, 9), sampled)).toEqual(alone);
+    expect(await rig.generate('c', prompt(1, 9), { ...sampled, seed: 43n })).not.toEqual(alone);
+  });
+});
+
+describe('the prefix cache', () => {
+  it('serves the next turn of a conversation, generated tokens too', async () => {
+    const rig = new Rig({ attached: false });
+    const first = await rig.generate('first', prompt(1, 20), { maxTokens: 13 });
+    const next = [...prompt(1, 20), ...first, 3, 4, 5];
+    expect(await rig.generate('second', next)).toEqual(naiveAnswer(next, 4));
+    // 32 of the 33 tokens of the first turn have their KV: the last one was drawn, never computed.
+    expect(rig.outputs.get('second')![0]!.cache).toMatchObject({
+      promptTokens: 36,
+      cachedTokens: 32,
+      tokensByTier: { engine: 32 },
+    });
+    expect(rig.outputs.get('second')![1]!.cache).toBeUndefined();
+  });
+
+  it('is not shared between salts', async () => {
+    const rig = new Rig({ attached: false });
+    await rig.generate('a', prompt(1, 20), { cacheSalt: 'one' });
+    await rig.generate('b', prompt(1, 20), { cacheSalt: 'two' });
+    await rig.generate('c', prompt(1, 20), { cacheSalt: 'one' });
+    expect(rig.outputs.get('b')![0]!.cache!.cachedTokens).toBe(0);
+    expect(rig.outputs.get('c')![0]!.cache!.cachedTokens).toBe(16);
+  });
+
+  it('is reset only when nothing is held', async () => {
+    const rig = new Rig({ attached: false });
+    rig.submit('a', prompt(1, 20));
+    await rig.world.advance();
+    expect(rig.engine.resetPrefixCache()).toBe(false);
+    await rig.world.until(() => rig.allEnded());
+    expect(rig.engine.resetPrefixCache()).toBe(true);
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 31, cachedBlocks: 0 });
+  });
+});
+
+describe('the tier', () => {
+  it('gives back after a reset what was exported, and a full hit computes one token', async () => {
+    const rig = new Rig();
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(rig.connector.tier.size).toBe(10);
+    expect(rig.engine.resetPrefixCache()).toBe(true);
+    const stepsBefore = rig.executor.steps.length;
+    expect(await rig.generate('b', prompt(1, 40))).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(rig.executor.steps[stepsBefore]!.tokenIds).toHaveLength(1);
+    expect(rig.outputs.get('b')![0]!.cache).toMatchObject({ cachedTokens: 39, tokensByTier: { arena: 39 } });
+    await rig.drain();
+    // What came from the tier is not offered again; only the block that decode filled is new.
+    expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 10, freeBlocks: 31, loads: 1, shortLoads: 0 });
+  });
+
+  it('continues where the engine’s own pool ends', async () => {
+    const rig = new Rig();
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    rig.connector.attached = false;
+    await rig.generate('b', prompt(1, 21));
+    rig.connector.attached = true;
+    expect(await rig.generate('c', prompt(1, 42))).toEqual(naiveAnswer(prompt(1, 42), 4));
+    expect(rig.outputs.get('c')![0]!.cache!.tokensByTier).toEqual({ engine: 20, arena: 20 });
+  });
+
+  it.each([0, 1, 4])('that brings %i of 10 blocks: the rest is computed', async (brought) => {
+    let shorten = 10;
+    const rig = new Rig({ faults: { shorten: () => shorten } });
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    shorten = brought;
+    expect(await rig.generate('b', prompt(1, 40))).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(rig.outputs.get('b')![0]!.cache!.cachedTokens).toBe(brought * 4);
+    expect(rig.engine.stats()).toMatchObject({ loads: 1, shortLoads: 1 });
+  });
+
+  it('that never answers costs its deadline and no more, and others go on meanwhile', async () => {
+    const rig = new Rig({ faults: { silentMatch: () => true }, limits: { matchDeadlineMs: 50 } });
+    rig.submit('a', prompt(1, 20));
+    await rig.world.advance();
+    expect(rig.world.clock.nowUs()).toBe(50_000);
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.tokens('a')).toEqual(naiveAnswer(prompt(1, 20), 4));
+    expect(rig.engine.stats().expiredMatches).toBe(1);
+  });
+
+  it('that breaks its own deadline loses the request, and keeps the blocks until it calls back', async () => {
+    let late = false;
+    const rig = new Rig({ faults: { lateLoad: () => late } });
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    late = true;
+    expect(await rig.generate('b', prompt(1, 40))).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(rig.engine.stats()).toMatchObject({ expiredLoads: 1, freeBlocks: 21 });
+    await rig.drain();
+    expect(rig.engine.stats().freeBlocks).toBe(31);
+    rig.engine.checkIntegrity();
+  });
+
+  it('does not get more of the pool than its share, and loses nothing of a chain while the request lives', async () => {
+    const rig = new Rig({ limits: { exportShare: 0.1 } });
+    await rig.generate('a', prompt(1, 40), { maxTokens: 12 });
+    const { exportedBlocks, skippedExportBlocks } = rig.engine.stats();
+    expect(exportedBlocks + skippedExportBlocks).toBe(12);
+    await rig.drain();
+    expect(rig.connector.tier.size).toBe(exportedBlocks);
+    expect(rig.engine.stats()).toMatchObject({ exportBlocks: 0, freeBlocks: 31 });
+  });
+});
+
+describe('many requests', () => {
+  it('run together, decodes before prefills', async () => {
+    const rig = new Rig({ attached: false });
+    rig.submit('short', prompt(1, 3), { maxTokens: 6 });
+    await rig.world.until(() => rig.tokens('short').length === 1);
+    rig.submit('long', prompt(2, 50), { maxTokens: 2 });
+    await rig.world.until(() => rig.allEnded());
+    const mixed = rig.executor.steps.filter((step) => step.queryTokens.length === 2);
+    expect(mixed.slice(0, 3).map((step) => [...step.queryTokens])).toEqual([
+      [1, 15],
+      [1, 15],
+      [1, 15],
+    ]);
+    expect(rig.tokens('long')).toEqual(naiveAnswer(prompt(2, 50), 2));
+  });
+
+  it('that outgrow the pool: the latest starts over, and every answer is right', async () => {
+    const rig = new Rig({ blockCount: 12, attached: false });
+    for (let i = 0; i < 4; i++) rig.submit(`r${i}`, prompt(i, 7), { maxTokens: 25 });
+    await rig.world.until(() => rig.allEnded());
+    for (let i = 0; i < 4; i++) expect(rig.tokens(`r${i}`)).toEqual(naiveAnswer(prompt(i, 7), 25));
+    expect(rig.engine.stats().preemptions).toBeGreaterThan(0);
+    expect(rig.engine.stats().freeBlocks).toBe(11);
+  });
+
+  it('beyond what may wait are refused with BUSY', () => {
+    const rig = new Rig({ limits: { maxWaiting: 2 } });
+    rig.submit('a', prompt(1, 4));
+    rig.submit('b', prompt(1, 4));
+    expect(() => rig.submit('c', prompt(1, 4))).toThrow(expect.objectContaining({ code: 'BUSY', retry: true }));
+  });
+});
+
+describe('an abort', () => {
+  it('while waiting, mid-step and mid-load ends the request at once and frees its blocks when it is safe', async () => {
+    const rig = new Rig();
+    await rig.generate('warm', prompt(1, 40));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    rig.submit('loading', prompt(1, 40));
+    await rig.world.until(() => rig.engine.stats().loading === 1);
+    expect(rig.engine.abort('loading')).toBe(true);
+    expect(rig.last('loading')).toEqual({ tokenIds: [], finishReason: 'abort' });
+    expect(rig.engine.stats()).toMatchObject({ loading: 1, freeBlocks: 21 });
+    await rig.drain();
+    expect(rig.engine.stats()).toMatchObject({ loading: 0, freeBlocks: 31, waiting: 0 });
+
+    rig.connector.attached = false;
+    const stepsBefore = rig.executor.steps.length;
+    rig.submit('running', prompt(2, 40));
+    rig.submit('running too', prompt(3, 8));
+    while (rig.executor.steps.length === stepsBefore) await new Promise(setImmediate);
+    rig.submit('waiting', prompt(4, 8));
+    rig.engine.abort('running');
+    rig.engine.abort('waiting');
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 27 });
+    expect(rig.engine.abort('running')).toBe(false);
+    await rig.world.until(() => rig.ended('running too'));
+    expect(rig.tokens('running too')).toEqual(naiveAnswer(prompt(3, 8), 4));
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 31, aborted: 3 });
+    // The same id may be used again at once.
+    expect(await rig.generate('running', prompt(2, 40))).toEqual(naiveAnswer(prompt(2, 40), 4));
+  });
+
+  it('out of another request’s output callback, in the same step', async () => {
+    const rig = new Rig({ attached: false });
+    const params = { maxTokens: 5, temperature: 0, topK: 0, topP: 1, promptTokenIds: Int32Array.from([1, 2, 3, 4]) };
+    const seen: string[] = [];
+    rig.engine.submit({ ...params, requestId: 'a' }, (output) => {
+      seen.push(`a ${output.finishReason}`);
+      rig.engine.abort('b');
+      throw new Error('the callback fails, too');
+    });
+    rig.engine.submit({ ...params, requestId: 'b' }, (output) => seen.push(`b ${output.finishReason}`));
+    await rig.world.until(() => seen.length >= 3);
+    expect(seen).toEqual(['a ', 'b abort', 'a abort']);
+    await rig.drain();
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 31, running: 0 });
+    expect(rig.defects).toEqual([]);
+  });
+});
+
+describe('a step that fails', () => {
+  it('fails its requests, leaves nothing of its blocks to be found, and the engine goes on', async () => {
+    let fail = true;
+    const rig = new Rig({ stepFailure: () => (fail ? new Error('the device is gone') : undefined) });
+    await rig.generate('a', prompt(1, 20));
+    expect(rig.last('a').error).toMatchObject({ code: 'IO', message: 'the device is gone' });
+    for (let i = 0; i < 3; i++) await rig.generate(`b${i}`, prompt(1, 20));
+    expect(rig.executor.steps).toHaveLength(4);
+    fail = false;
+    expect(await rig.generate('c', prompt(1, 20))).toEqual(naiveAnswer(prompt(1, 20), 4));
+    expect(rig.outputs.get('c')![0]!.cache!.cachedTokens).toBe(0);
+    await rig.drain();
+    expect(rig.engine.stats()).toMatchObject({ failed: 4, failedSteps: 4, finished: 1, freeBlocks: 31 });
+  });
+});
+
+describe('what cannot be served is refused at once', () => {
+  const rig = new Rig({ blockCount: 6, maxModelTokens: 100 });
+  it.each([
+    ['TOO_LONG', 'at most 19', prompt(1, 20), {}],
+    ['REQUEST', 'empty', [], {}],
+    ['REQUEST', 'maxTokens', [1], { maxTokens: 0 }],
+    ['REQUEST', 'vocabulary', [vocabSize], {}],
+    ['REQUEST', 'vocabulary', [-1], {}],
+    ['REQUEST', 'temperature', [1], { temperature: Number.NaN }],
+    ['REQUEST', 'topP', [1], { topP: 0 }],
+    ['REQUEST', 'topK', [1], { topK: -1 }],
+    ['REQUEST', 'stopTokenIds', [1], { stopTokenIds: [999] }],
+    ['REQUEST', 'adapter', [1], { loraName: 'poet' }],
+  ])('%s: %s', (code, words, tokens, params) => {
+    const refused = expect.objectContaining({ code, message: expect.stringContaining(words) });
+    expect(() => rig.submit('r', tokens, params)).toThrow(refused);
+  });
+
+  it('REQUEST: an id that is in use', () => {
+    rig.submit('twice', [1, 2]);
+    expect(() => rig.submit('twice', [1, 2])).toThrow(expect.objectContaining({ code: 'REQUEST' }));
+  });
+});
+
+describe('closing', () => {
+  it('fails what is left, waits for what is in flight, and takes nothing more', async () => {
+    const rig = new Rig();
+    rig.submit('a', prompt(1, 20));
+    rig.submit('b', prompt(2, 20));
+    await rig.world.until(() => rig.engine.stats().running > 0);
+    let closed = false;
+    const closing = rig.engine.close().then(() => {
+      closed = true;
+    });
+    expect(rig.last('a').error).toMatchObject({ code: 'CANCELLED' });
+    expect(rig.last('b').error).toMatchObject({ code: 'CANCELLED' });
+    expect(() => rig.submit('c', [1])).toThrow(expect.objectContaining({ code: 'CANCELLED' }));
+    await rig.world.until(() => closed);
+    await closing;
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 31, running: 0, waiting: 0 });
+  });
+});

@@ -1,0 +1,359 @@
+/**
+ * The engine: requests in, tokens out. One loop puts a step together, runs it on the executor's native threads, and
+ * hands out what it drew. While a step runs the event loop is free: requests arrive, are hashed and looked up in the
+ * tier, and loads and exports end.
+ *
+ * Invariants: every submitted request ends with exactly one output that has a finish reason or an error; a failed step
+ * fails the requests in it and no others; the loop sleeps only when nothing can be computed, and whatever changes that
+ * wakes it.
+ */
+import { randomBytes } from 'node:crypto';
+import type { Connector } from '@kvtier/connector';
+import { InvariantError, KvError } from '@kvtier/errors';
+import type { Executor, StepResult } from '@kvtier/executor';
+import type { ChainHasher } from '@kvtier/identity';
+import { type KvCacheEvent, KvCacheManager } from '@kvtier/prefix-cache';
+import { buildStep, type Share, samples } from './batch.ts';
+import { EngineRequest } from './request.ts';
+import { Scheduler } from './scheduler.ts';
+import {
+  type CacheUse,
+  type Clock,
+  type EngineLimits,
+  type EngineStats,
+  type GenerateRequest,
+  type OnOutput,
+  type Output,
+  systemClock,
+} from './types.ts';
+import { checkRequest } from './validate.ts';
+
+export interface StepInfo {
+  readonly sequences: number;
+  readonly tokens: number;
+  readonly elapsedUs: number;
+}
+
+export interface EngineOptions {
+  readonly executor: Executor;
+  /** Its wake callback should call `wake()`. Closed by its owner, after the engine. */
+  readonly connector: Connector;
+  readonly hasher: ChainHasher;
+  /** End-of-sequence ids. */
+  readonly eosTokenIds: readonly number[];
+  readonly limits: EngineLimits;
+  /** KV events for routers, drained with takeEvents; default off. */
+  readonly enableEvents?: boolean;
+  readonly clock?: Clock;
+  readonly logger?: { error(details: object, message: string): void };
+  /** After each step, for metrics. */
+  readonly onStep?: (info: StepInfo) => void;
+  /** A broken invariant ended the loop: every request has failed and the process should end. */
+  readonly onDefect?: (error: Error) => void;
+  /** Seeds of requests that bring none. */
+  readonly randomSeed?: () => bigint;
+}
+
+/** How long close waits for the connector to let go of blocks. */
+const closeDeadlineMs = 5_000;
+
+export class Engine {
+  /** Prompt and answer together are never longer: the model's limit, or what the block pool holds. */
+  readonly maxTotalTokens: number;
+  readonly #options: EngineOptions;
+  readonly #clock: Clock;
+  readonly #kv: KvCacheManager;
+  readonly #scheduler: Scheduler;
+  readonly #requests = new Map<string, EngineRequest>();
+  readonly #counts = {
+    steps: 0,
+    failedSteps: 0,
+    prefillTokens: 0,
+    decodeTokens: 0,
+    finished: 0,
+    aborted: 0,
+    failed: 0,
+  };
+  readonly #loop: Promise<void>;
+  #arrivals = 0;
+  #woken = false;
+  #resume: (() => void) | undefined;
+  /** Why nothing is served any more. */
+  #ended: KvError | undefined;
+  #closed: Promise<void> | undefined;
+
+  constructor(options: EngineOptions) {
+    const { executor, limits } = options;
+    const { blockTokens } = executor.kv;
+    if (options.hasher.blockTokens !== blockTokens) {
+      const found = `${options.hasher.blockTokens} tokens, the executor's blocks ${blockTokens}`;
+      throw new KvError('CONFIG', `engine: the hasher's blocks have ${found}; configure one block size`);
+    }
+    if (executor.blockCount < 2)
+      throw new KvError('CONFIG', `engine: a pool of ${executor.blockCount} blocks holds nothing; raise kvBytes`);
+    this.#options = options;
+    this.#clock = options.clock ?? systemClock;
+    this.maxTotalTokens = Math.min(executor.model.maxModelTokens, (executor.blockCount - 1) * blockTokens);
+    this.#kv = new KvCacheManager({
+      blockCount: executor.blockCount,
+      blockTokens,
+      maxModelTokens: this.maxTotalTokens,
+      enableEvents: options.enableEvents ?? false,
+    });
+    this.#scheduler = new Scheduler({
+      kv: this.#kv,
+      connector: options.connector,
+      clock: this.#clock,
+      maxStepTokens: limits.maxStepTokens,
+      maxSequences: Math.min(limits.maxSequences, limits.maxStepTokens), // each running request gets a token a step
+      maxExportBlocks: Math.max(1, Math.floor((limits.exportShare ?? 0.5) * (executor.blockCount - 1))),
+      matchDeadlineMs: limits.matchDeadlineMs ?? 2_000,
+      loadDeadlineMs: limits.loadDeadlineMs ?? 30_000,
+      wake: () => this.wake(),
+    });
+    this.#loop = this.#run();
+  }
+
+  /**
+   * Take a request in; its outputs follow, from the loop. Throws KvError: REQUEST (cannot be served as asked), TOO_LONG
+   * (could never fit), BUSY (as many wait as may), CANCELLED (the engine is closing).
+   */
+  submit(params: GenerateRequest, onOutput: OnOutput): void {
+    const { executor, hasher, limits, eosTokenIds } = this.#options;
+    if (this.#ended) throw this.#ended;
+    checkRequest(params, executor.model.vocabSize, this.maxTotalTokens);
+    if (this.#requests.has(params.requestId))
+      throw new KvError('REQUEST', `request ${params.requestId}: that id is in use; choose another`);
+    if (this.#scheduler.waiting.count >= limits.maxWaiting) {
+      const waiting = `${limits.maxWaiting} requests wait already`;
+      throw new KvError('BUSY', `request ${params.requestId}: ${waiting}; try again later`, { retry: true });
+    }
+    const request = new EngineRequest({
+      params,
+      arrival: this.#arrivals++,
+      maxTotalTokens: Math.min(params.promptTokenIds.length + params.maxTokens, this.maxTotalTokens),
+      seed: params.seed ?? (this.#options.randomSeed ?? randomSeed)(),
+      stopTokenIds: new Set([...(params.stopTokenIds ?? []), ...(params.ignoreEos ? [] : eosTokenIds)]),
+      hasher,
+      submittedUs: this.#clock.nowUs(),
+      onOutput,
+    });
+    this.#requests.set(params.requestId, request);
+    this.#scheduler.add(request);
+    this.wake();
+  }
+
+  /** End a request now: its last output says 'abort'. False when there is no such request (any more). */
+  abort(requestId: string): boolean {
+    const request = this.#requests.get(requestId);
+    if (!request) return false;
+    this.#counts.aborted++;
+    this.#finish(request, { tokenIds: [], finishReason: 'abort' });
+    this.wake();
+    return true;
+  }
+
+  /** Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held. */
+  resetPrefixCache(): boolean {
+    return this.#kv.resetPrefixCache();
+  }
+
+  /** Something outside may let a waiting request go on: the connector's answer to a match. */
+  wake(): void {
+    this.#woken = true;
+    this.#resume?.();
+  }
+
+  takeEvents(): KvCacheEvent[] {
+    return this.#kv.takeEvents();
+  }
+
+  stats(): EngineStats {
+    const { waiting, running, loads, exports, counts } = this.#scheduler;
+    return {
+      waiting: waiting.count,
+      running: running.count,
+      loading: loads.count,
+      blockCount: this.#kv.blockCount,
+      freeBlocks: this.#kv.freeBlockCount,
+      cachedBlocks: this.#kv.cachedBlockCount,
+      exportBlocks: exports.heldBlocks,
+      exportedBlocks: exports.exportedBlocks,
+      skippedExportBlocks: exports.skippedBlocks,
+      expiredLoads: loads.expiredCount,
+      ...counts,
+      ...this.#counts,
+    };
+  }
+
+  /** Every block's place and count agree. O(blocks); for tests. */
+  checkIntegrity(): void {
+    this.#kv.checkIntegrity();
+  }
+
+  /** Fail what is left with CANCELLED, wait for the step, the loads and the exports in flight (these with a deadline). */
+  close(): Promise<void> {
+    this.#closed ??= this.#close();
+    return this.#closed;
+  }
+
+  async #close(): Promise<void> {
+    this.#endAll(new KvError('CANCELLED', 'engine: is closing; send the request to another one', { retry: true }));
+    await this.#loop;
+    let late = false;
+    const cancel = this.#clock.after(closeDeadlineMs, () => {
+      late = true;
+      this.wake();
+    });
+    const { loads, exports } = this.#scheduler;
+    while (!late && loads.count + exports.heldBlocks > 0) await this.#sleep();
+    cancel();
+  }
+
+  async #run(): Promise<void> {
+    try {
+      while (!this.#ended) {
+        const batch = this.#scheduler.schedule();
+        if (batch.length === 0) await this.#sleep();
+        else await this.#step(batch);
+      }
+    } catch (thrown) {
+      // Only a defect of ours comes here; what the world does was caught where it happened.
+      const error = thrown instanceof Error ? thrown : new Error(String(thrown));
+      this.#options.logger?.error({ err: error }, 'engine: stopped by a defect');
+      this.#ended ??= new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, { cause: error });
+      // The blocks are in an unknown state: only the callers are told, nothing is freed.
+      for (const request of this.#requests.values())
+        this.#emit(request, { tokenIds: [], finishReason: '', error: this.#ended });
+      this.#requests.clear();
+      this.#options.onDefect?.(error);
+    }
+  }
+
+  /** Until the next wake, or not at all when one came since the last sleep. */
+  async #sleep(): Promise<void> {
+    if (!this.#woken) {
+      await new Promise<void>((resolve) => {
+        this.#resume = resolve;
+      });
+      this.#resume = undefined;
+    }
+    this.#woken = false;
+  }
+
+  async #step(batch: readonly Share[]): Promise<void> {
+    const step = buildStep(batch, this.#kv);
+    for (const { request } of batch) request.executing = true;
+    this.#counts.steps++;
+    let result: StepResult | KvError;
+    try {
+      result = await this.#options.executor.execute(step);
+    } catch (thrown) {
+      if (thrown instanceof InvariantError) throw thrown;
+      result = KvError.from(thrown);
+    }
+    if (result instanceof KvError) this.#failed(batch, result);
+    else this.#executed(batch, result);
+  }
+
+  #failed(batch: readonly Share[], error: KvError): void {
+    this.#counts.failedSteps++;
+    this.#options.logger?.error({ err: error, sequences: batch.length }, 'engine: a step failed');
+    for (const { request } of batch) {
+      request.executing = false; // one by one: an output callback may abort another request of this step
+      if (request.state === 'finished') this.#scheduler.remove(request);
+      else this.#fail(request, error);
+    }
+  }
+
+  #executed(batch: readonly Share[], result: StepResult): void {
+    let prefillTokens = 0;
+    let decodeTokens = 0;
+    batch.forEach((share, i) => {
+      const { request, count } = share;
+      if (request.computedTokens < request.promptTokens) prefillTokens += count;
+      else decodeTokens += count;
+      const drawn = samples(share) ? result.tokenIds[i]! : undefined;
+      this.#scheduler.computed(request, count);
+      if (request.state === 'finished') this.#scheduler.remove(request);
+      else if (drawn !== undefined) this.#drawn(request, drawn);
+    });
+    this.#counts.prefillTokens += prefillTokens;
+    this.#counts.decodeTokens += decodeTokens;
+    if (decodeTokens === 0) this.#options.connector.observePrefill(prefillTokens, result.elapsedUs);
+    const tokens = prefillTokens + decodeTokens;
+    this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });
+  }
+
+  #drawn(request: EngineRequest, tokenId: number): void {
+    if (tokenId < 0 || tokenId >= this.#options.executor.model.vocabSize) {
+      const drew = `the executor drew token ${tokenId}, which is not in the vocabulary`;
+      this.#fail(request, new KvError('MODEL', `request ${request.requestId}: ${drew}; check the model's weights`));
+      return;
+    }
+    request.append(tokenId);
+    const output = { tokenIds: [tokenId], finishReason: request.finishReason(), ...this.#cacheUse(request) };
+    if (output.finishReason === '') {
+      this.#emit(request, output);
+      return;
+    }
+    this.#counts.finished++;
+    this.#finish(request, output);
+  }
+
+  /** With the first token only. */
+  #cacheUse(request: EngineRequest): { cache?: CacheUse } {
+    if (request.firstOutputDone) return {};
+    request.firstOutputDone = true;
+    const { promptTokens } = request;
+    const tokensByTier: Record<string, number> = {};
+    let cachedTokens = 0;
+    const add = (tier: string, tokens: number): void => {
+      const counted = Math.min(tokens, promptTokens - 1 - cachedTokens); // the last one was computed in any case
+      if (counted <= 0) return;
+      tokensByTier[tier] = (tokensByTier[tier] ?? 0) + counted;
+      cachedTokens += counted;
+    };
+    add('engine', request.engineHitTokens);
+    for (const [tier, blocks] of Object.entries(request.loadedByTier)) add(tier, blocks * this.#kv.blockTokens);
+    const startedUs = request.startedUs ?? request.submittedUs;
+    const cache = {
+      promptTokens,
+      cachedTokens,
+      tokensByTier,
+      queueUs: Math.max(0, Math.round(startedUs - request.submittedUs - request.loadUs)),
+      loadUs: Math.round(request.loadUs),
+      prefillUs: Math.round(this.#clock.nowUs() - startedUs),
+    };
+    return { cache };
+  }
+
+  #fail(request: EngineRequest, error: KvError): void {
+    this.#counts.failed++;
+    this.#finish(request, { tokenIds: [], finishReason: '', error });
+  }
+
+  #finish(request: EngineRequest, output: Output): void {
+    this.#requests.delete(request.requestId);
+    this.#scheduler.remove(request);
+    this.#emit(request, output);
+  }
+
+  #emit(request: EngineRequest, output: Output): void {
+    try {
+      request.onOutput(output);
+    } catch (error) {
+      this.#options.logger?.error({ err: error, requestId: request.requestId }, 'engine: an output callback threw');
+      this.abort(request.requestId);
+    }
+  }
+
+  /** No further step; everybody who is here ends with this error. */
+  #endAll(error: KvError): void {
+    this.#ended ??= error;
+    for (const request of [...this.#requests.values()]) this.#fail(request, error);
+    this.wake();
+  }
+}
+
+const randomSeed = (): bigint => randomBytes(8).readBigUInt64LE();

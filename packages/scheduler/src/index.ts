@@ -1,0 +1,3 @@
+export { Engine, type EngineOptions, type StepInfo } from './engine.ts';
+export { drawSeed } from './seed.ts';
+export * from './types.ts';

@@ -1,0 +1,113 @@
+/**
+ * One request inside the engine.
+ *
+ *     waiting ──admit──▶ running ──▶ finished
+ *      ▲  │                 │
+ *      │  └─admit─▶ loading │        finished is reached from every state (abort, failure)
+ *      │               │    │
+ *      └────done───────┴────┘ preempt
+ *
+ * Invariant: blocks are held in 'running', in 'loading', in 'waiting' after a load (`holdsBlocks`), and in 'finished'
+ * only while a step or a load still uses them (`executing`, or an entry of `Loads`).
+ */
+import { type ChainHasher, SequenceHashes } from '@kvtier/identity';
+import type { CacheRequest } from '@kvtier/prefix-cache';
+import type { GenerateRequest, OnOutput } from './types.ts';
+
+export type RequestState = 'waiting' | 'loading' | 'running' | 'finished';
+
+export class EngineRequest implements CacheRequest {
+  /** Names the request to the block pool and the connector; never used twice, unlike the caller's id. */
+  id: string;
+  readonly requestId: string;
+  /** First come, first served; the latest is preempted first. */
+  readonly arrival: number;
+  readonly promptTokens: number;
+  /** Prompt and answer together never get longer. */
+  readonly maxTotalTokens: number;
+  readonly params: GenerateRequest;
+  readonly stopTokenIds: ReadonlySet<number>;
+  readonly seed: bigint;
+  readonly hashes: SequenceHashes;
+  readonly onOutput: OnOutput;
+
+  state: RequestState = 'waiting';
+  computedTokens = 0;
+  holdsBlocks = false;
+  /** In the step that runs now. */
+  executing = false;
+  /** Blocks before this one were hits or have been offered to the tier. */
+  offeredBlocks = 0;
+  /** false once the tier has let this request down: it is not asked again. */
+  mayLoad = true;
+  cancelMatchDeadline: (() => void) | undefined;
+
+  readonly submittedUs: number;
+  /** Start of the first step; undefined until then. */
+  startedUs: number | undefined;
+  loadUs = 0;
+  /** Of the prompt, at first admission. */
+  engineHitTokens = 0;
+  loadedByTier: Readonly<Record<string, number>> = {};
+  firstOutputDone = false;
+
+  #tokens: Int32Array;
+  #tokenCount: number;
+
+  constructor(options: {
+    params: GenerateRequest;
+    arrival: number;
+    maxTotalTokens: number;
+    seed: bigint;
+    stopTokenIds: ReadonlySet<number>;
+    hasher: ChainHasher;
+    submittedUs: number;
+    onOutput: OnOutput;
+  }) {
+    const { params } = options;
+    this.params = params;
+    this.requestId = params.requestId;
+    this.arrival = options.arrival;
+    this.id = `${params.requestId}#${options.arrival}`;
+    this.promptTokens = params.promptTokenIds.length;
+    this.maxTotalTokens = options.maxTotalTokens;
+    this.seed = options.seed;
+    this.stopTokenIds = options.stopTokenIds;
+    this.submittedUs = options.submittedUs;
+    this.onOutput = options.onOutput;
+    this.#tokens = Int32Array.from(params.promptTokenIds);
+    this.#tokenCount = this.promptTokens;
+    this.hashes = new SequenceHashes(options.hasher, params.cacheSalt ? { cacheSalt: params.cacheSalt } : {});
+    this.hashes.append(Uint32Array.from(params.promptTokenIds));
+  }
+
+  get tokenCount(): number {
+    return this.#tokenCount;
+  }
+
+  get running(): boolean {
+    return this.state === 'running';
+  }
+
+  /** Tokens first..end-1: a view. */
+  tokenIds(first: number, end: number): Int32Array {
+    return this.#tokens.subarray(first, end);
+  }
+
+  /** A generated token; the chain of hashes grows with it, so that the next turn of a conversation hits it. */
+  append(tokenId: number): void {
+    if (this.#tokenCount === this.#tokens.length) {
+      const grown = new Int32Array(Math.min(this.maxTotalTokens, Math.max(16, this.#tokens.length * 2)));
+      grown.set(this.#tokens);
+      this.#tokens = grown;
+    }
+    this.#tokens[this.#tokenCount++] = tokenId;
+    this.hashes.append(Uint32Array.of(tokenId));
+  }
+
+  /** Why the request ends after its last token; '' when it does not. */
+  finishReason(): '' | 'stop' | 'length' {
+    if (this.stopTokenIds.has(this.#tokens[this.#tokenCount - 1]!)) return 'stop';
+    return this.#tokenCount >= this.maxTotalTokens ? 'length' : '';
+  }
+}

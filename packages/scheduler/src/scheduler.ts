@@ -1,0 +1,310 @@
+/**
+ * Which requests take part in the next step, and with how many tokens. Continuous batching after vLLM V1, without its
+ * prefill and decode phases: a request has tokens and computed tokens, and a step brings the second nearer to the first.
+ *
+ * A step is put together in this order, under one budget of tokens:
+ *   1. running requests that decode (one token each), so that a long prompt never stalls an answer;
+ *   2. running requests that prefill, oldest first, in chunks;
+ *   3. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
+ *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
+ * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later.
+ *
+ * Invariants: the oldest request that holds blocks is never preempted for a younger one, so something always advances;
+ * blocks become findable only when the step or load that fills them has ended, so a failed one leaves nothing behind.
+ */
+import type { Connector } from '@kvtier/connector';
+import { invariant } from '@kvtier/errors';
+import type { CacheHit, KvCacheManager } from '@kvtier/prefix-cache';
+import { ArrivalList } from './arrival-list.ts';
+import type { Share } from './batch.ts';
+import { Exports } from './exports.ts';
+import { type LoadEnd, Loads } from './loads.ts';
+import type { EngineRequest } from './request.ts';
+import type { Clock } from './types.ts';
+
+export interface SchedulerOptions {
+  readonly kv: KvCacheManager;
+  readonly connector: Connector;
+  readonly clock: Clock;
+  readonly maxStepTokens: number;
+  readonly maxSequences: number;
+  readonly maxExportBlocks: number;
+  readonly matchDeadlineMs: number;
+  readonly loadDeadlineMs: number;
+  /** Something that may let a waiting request go on has happened. */
+  readonly wake: () => void;
+}
+
+/** What became of a waiting request: 'later' passes it over, 'full' ends the pass. */
+type Admission = 'admitted' | 'loading' | 'later' | 'full';
+
+export class Scheduler {
+  readonly waiting = new ArrivalList();
+  readonly running = new ArrivalList();
+  readonly loads: Loads;
+  readonly exports: Exports;
+  readonly counts = {
+    preemptions: 0,
+    promptTokens: 0,
+    hitTokens: 0,
+    loadedTokens: 0,
+    loads: 0,
+    shortLoads: 0,
+    expiredMatches: 0,
+  };
+  readonly #options: SchedulerOptions;
+  readonly #kv: KvCacheManager;
+  /** The step that is being put together. */
+  #batch = new Map<EngineRequest, number>();
+  #budget = 0;
+
+  constructor(options: SchedulerOptions) {
+    const { kv, connector, clock, wake } = options;
+    this.#options = options;
+    this.#kv = kv;
+    this.exports = new Exports(kv, connector, options.maxExportBlocks, wake);
+    this.loads = new Loads({
+      kv,
+      connector,
+      clock,
+      deadlineMs: options.loadDeadlineMs,
+      onEnd: (request, end) => this.#loadEnded(request, end),
+      onFreed: wake,
+    });
+  }
+
+  /** A new request: its lookup in the tier begins at once, while the current step runs. */
+  add(request: EngineRequest): void {
+    this.waiting.add(request);
+    if (this.waiting.count <= this.#options.maxSequences)
+      this.#blocksToLoad(request, this.#kv.getComputedBlocks(request));
+  }
+
+  /**
+   * A request has ended: out of every list, its blocks free as soon as nothing writes them any more. Call again when
+   * the step that it was `executing` in is over.
+   */
+  remove(request: EngineRequest): void {
+    const { state } = request;
+    request.state = 'finished';
+    if (state === 'waiting') this.waiting.remove(request);
+    if (state === 'running') this.running.remove(request);
+    if (state !== 'finished') this.#options.connector.forget(request.id);
+    request.cancelMatchDeadline?.();
+    if (state === 'loading') this.loads.abandon(request);
+    else if (!request.executing && request.holdsBlocks) this.#release(request);
+  }
+
+  /** The next step; empty when nothing can be computed now. */
+  schedule(): Share[] {
+    this.#batch = new Map();
+    this.#budget = this.#options.maxStepTokens;
+    const decodes = (request: EngineRequest): boolean => request.tokenCount - request.computedTokens === 1;
+    const running = this.running.toArray();
+    for (const request of running) if (decodes(request)) this.#continue(request);
+    for (const request of running) if (!decodes(request)) this.#continue(request);
+    this.#admitWaiting();
+    return [...this.#batch].map(([request, count]) => ({ request, count }));
+  }
+
+  /** The step is over for this request: `count` more tokens are computed. Full blocks are findable, and offered. */
+  computed(request: EngineRequest, count: number): void {
+    request.executing = false;
+    request.computedTokens += count;
+    this.#kv.cacheBlocks(request, request.computedTokens);
+    if (request.state === 'running') this.exports.offer(request);
+  }
+
+  #continue(request: EngineRequest): void {
+    const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
+    if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
+    while (!this.#kv.allocateSlots(request, count, { delayCacheBlocks: true })) {
+      const victim = this.#latestHolder();
+      invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
+      this.#preempt(victim);
+      if (victim === request) return;
+    }
+    this.#take(request, count);
+  }
+
+  #admitWaiting(): void {
+    for (const request of this.waiting.toArray()) {
+      if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
+      let admission = this.#admit(request);
+      while (admission === 'full' && this.running.count === 0) {
+        // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
+        const victim = this.#latestHolder(request);
+        if (!victim) break;
+        this.#preempt(victim);
+        admission = this.#admit(request);
+      }
+      if (admission !== 'full') continue;
+      const othersHold = this.running.count + this.loads.count + this.exports.heldBlocks > 0;
+      invariant(othersHold, () => `request ${request.id}: does not fit into an empty pool`);
+      return;
+    }
+  }
+
+  #admit(request: EngineRequest): Admission {
+    const kv = this.#kv;
+    let computed: CacheHit | undefined;
+    if (!request.holdsBlocks) {
+      computed = kv.getComputedBlocks(request);
+      const toLoad = this.#blocksToLoad(request, computed);
+      if (toLoad === 'pending') return 'later';
+      if (toLoad > 0) return this.#load(request, computed, toLoad);
+    }
+    const hitTokens = computed?.tokens ?? 0;
+    const count = Math.min(request.tokenCount - request.computedTokens - hitTokens, this.#budget);
+    const admitted = kv.allocateSlots(request, count, {
+      ...(computed ? { computed } : {}),
+      delayCacheBlocks: true,
+      fullSequenceMustFit: true,
+    });
+    if (!admitted) return 'full';
+    if (computed) this.#hit(request, computed);
+    this.waiting.remove(request);
+    this.running.add(request);
+    request.state = 'running';
+    if (request.startedUs === undefined) {
+      request.startedUs = this.#options.clock.nowUs();
+      this.counts.promptTokens += request.promptTokens;
+    }
+    this.#take(request, count);
+    return 'admitted';
+  }
+
+  /** Blocks beyond the local hit that should come from the tier. Asking costs no time; the answer may be still out. */
+  #blocksToLoad(request: EngineRequest, hit: CacheHit): number | 'pending' {
+    const { connector, clock, matchDeadlineMs, wake } = this.#options;
+    const localBlocks = hit.tokens / this.#kv.blockTokens;
+    const missing = request.hashes.blockCount - localBlocks;
+    if (!request.mayLoad || missing === 0 || !connector.attached) return 0;
+    const match = connector.match(request.id, request.hashes.packed, localBlocks);
+    if (match.state === 'known') {
+      request.cancelMatchDeadline?.();
+      request.cancelMatchDeadline = undefined;
+      return Math.min(match.blocks, missing);
+    }
+    request.cancelMatchDeadline ??= clock.after(matchDeadlineMs, () => {
+      request.cancelMatchDeadline = undefined;
+      // A request deep in the queue is not asked again until its turn comes: perhaps the answer is there.
+      if (connector.match(request.id, request.hashes.packed, localBlocks).state === 'pending') {
+        request.mayLoad = false;
+        this.counts.expiredMatches++;
+        connector.forget(request.id);
+      }
+      wake();
+    });
+    return 'pending';
+  }
+
+  #load(request: EngineRequest, computed: CacheHit, blocks: number): Admission {
+    if (this.loads.count >= this.#options.maxSequences) return 'later';
+    const admitted = this.#kv.allocateSlots(request, 0, {
+      computed,
+      externalComputedTokens: blocks * this.#kv.blockTokens,
+      delayCacheBlocks: true,
+      fullSequenceMustFit: true,
+      reservedBlocks: this.#promisedBlocks(),
+    });
+    if (!admitted) return 'full';
+    this.#hit(request, computed);
+    this.waiting.remove(request);
+    request.state = 'loading';
+    request.loadUs -= this.#options.clock.nowUs(); // until the end is added
+    this.counts.loads++;
+    this.loads.start(request, computed.tokens / this.#kv.blockTokens, blocks);
+    return 'loading';
+  }
+
+  /** A load is over; the request goes on where its good blocks end. */
+  #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
+    request.loadUs += this.#options.clock.nowUs();
+    request.state = 'waiting';
+    if (end) {
+      const { blockTokens } = this.#kv;
+      // At least the last token is computed, for its logits.
+      request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
+      request.offeredBlocks = end.firstBlock + end.loaded;
+      this.#kv.cacheBlocks(request, request.computedTokens);
+      if (request.startedUs === undefined) request.loadedByTier = end.byTier;
+      this.counts.loadedTokens += end.loaded * blockTokens;
+    } else {
+      request.computedTokens = 0;
+      request.offeredBlocks = 0;
+      request.engineHitTokens = 0;
+      request.holdsBlocks = false;
+    }
+    if (!end || end.loaded < end.wanted) {
+      request.mayLoad = false;
+      this.counts.shortLoads++;
+    }
+    this.waiting.add(request);
+    this.#options.wake();
+  }
+
+  /** The hit is the request's now. */
+  #hit(request: EngineRequest, hit: CacheHit): void {
+    const first = request.startedUs === undefined;
+    request.holdsBlocks = true;
+    request.computedTokens = hit.tokens;
+    request.offeredBlocks = hit.tokens / this.#kv.blockTokens;
+    if (first) {
+      request.engineHitTokens = hit.tokens;
+      request.loadedByTier = {};
+    }
+    this.counts.hitTokens += hit.tokens;
+    this.#kv.recordLookup(request.tokenCount, hit.tokens, !first);
+  }
+
+  #take(request: EngineRequest, count: number): void {
+    this.#batch.set(request, count);
+    this.#budget -= count;
+  }
+
+  /** Who arrived last of those that hold blocks and can give them up at once, other than `except`. */
+  #latestHolder(except?: EngineRequest): EngineRequest | undefined {
+    let latest: EngineRequest | undefined;
+    const consider = (request: EngineRequest): void => {
+      if (request.holdsBlocks && request !== except && request.arrival > (latest?.arrival ?? -1)) latest = request;
+    };
+    for (const request of this.running) consider(request);
+    for (const request of this.waiting) consider(request);
+    return latest;
+  }
+
+  /** Back to the queue, at its old place, with nothing computed; its blocks can be hit again until they are reused. */
+  #preempt(request: EngineRequest): void {
+    this.#budget += this.#batch.get(request) ?? 0;
+    this.#batch.delete(request);
+    this.#release(request);
+    this.counts.preemptions++;
+    if (request.state !== 'running') return;
+    request.state = 'waiting';
+    this.running.remove(request);
+    this.waiting.add(request);
+  }
+
+  #release(request: EngineRequest): void {
+    this.exports.giveUp(request);
+    this.#kv.free(request.id);
+    request.holdsBlocks = false;
+    request.computedTokens = 0;
+    request.offeredBlocks = 0;
+  }
+
+  /** Blocks that requests which hold some already still need to finish their prefill. */
+  #promisedBlocks(): number {
+    let blocks = 0;
+    const promise = (request: EngineRequest): void => {
+      if (!request.holdsBlocks) return;
+      const needed = Math.ceil(request.tokenCount / this.#kv.blockTokens);
+      blocks += Math.max(needed - this.#kv.blockTables(request.id)[0]!.length, 0);
+    };
+    for (const request of this.running) promise(request);
+    for (const request of this.waiting) promise(request);
+    for (const request of this.loads.requests()) promise(request);
+    return blocks;
+  }
+}

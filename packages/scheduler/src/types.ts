@@ -1,0 +1,114 @@
+/** What goes into the engine and what comes out; the same words as proto/kvtier/v1/engine.proto. */
+import type { KvError } from '@kvtier/errors';
+
+export interface GenerateRequest {
+  /** Unique among the requests in the engine. */
+  readonly requestId: string;
+  readonly promptTokenIds: Int32Array | Uint32Array;
+  /** Tokens to generate at most, ≥ 1. */
+  readonly maxTokens: number;
+  /** 0 = greedy. */
+  readonly temperature: number;
+  /** 0 = off. */
+  readonly topK: number;
+  /** 1 = off. */
+  readonly topP: number;
+  /** Same seed, same prompt: same tokens. undefined: a random one. */
+  readonly seed?: bigint | undefined;
+  readonly ignoreEos?: boolean;
+  readonly stopTokenIds?: readonly number[];
+  /** Requests share blocks only with requests of the same salt. */
+  readonly cacheSalt?: string;
+  readonly loraName?: string;
+}
+
+/** Where the prompt's cached tokens came from. `engine` = the engine's own block pool. */
+export interface CacheUse {
+  readonly promptTokens: number;
+  readonly cachedTokens: number;
+  /** Sums to cachedTokens. */
+  readonly tokensByTier: Readonly<Record<string, number>>;
+  /** Waiting for room and for the tier's answer. */
+  readonly queueUs: number;
+  readonly loadUs: number;
+  /** From the first step to the first token. */
+  readonly prefillUs: number;
+}
+
+/** '' while the request runs. A stop token that ends the request is among the token ids, as in vLLM. */
+export type FinishReason = '' | 'stop' | 'length' | 'abort';
+
+export interface Output {
+  /** New since the last output. */
+  readonly tokenIds: readonly number[];
+  readonly finishReason: FinishReason;
+  /** With the first token. */
+  readonly cache?: CacheUse;
+  /** Ends the request. */
+  readonly error?: KvError;
+}
+
+/** Called in order, from the engine's loop; what it throws aborts its own request and nothing else. */
+export type OnOutput = (output: Output) => void;
+
+export interface EngineLimits {
+  /** Tokens computed per step. */
+  readonly maxStepTokens: number;
+  /** Requests that run at the same time, and as many that load. */
+  readonly maxSequences: number;
+  /** Requests that wait; more are refused with BUSY. */
+  readonly maxWaiting: number;
+  /** Share of the block pool that exports in flight may hold; default 0.5. */
+  readonly exportShare?: number;
+  /** A tier that has not said by then what it holds holds nothing; default 2000. */
+  readonly matchDeadlineMs?: number;
+  /** A load that has not ended by then is given up: the connector has broken its own deadline. Default 30000. */
+  readonly loadDeadlineMs?: number;
+}
+
+export interface EngineStats {
+  readonly waiting: number;
+  readonly running: number;
+  readonly loading: number;
+  readonly blockCount: number;
+  readonly freeBlocks: number;
+  readonly cachedBlocks: number;
+  /** Blocks held by exports in flight. */
+  readonly exportBlocks: number;
+  readonly steps: number;
+  readonly failedSteps: number;
+  readonly prefillTokens: number;
+  readonly decodeTokens: number;
+  /** Prompt tokens at first admission, and how many of them were in the engine's pool or loaded. */
+  readonly promptTokens: number;
+  readonly hitTokens: number;
+  readonly loadedTokens: number;
+  readonly loads: number;
+  /** Loads that brought less than they set out to. */
+  readonly shortLoads: number;
+  readonly expiredMatches: number;
+  readonly expiredLoads: number;
+  readonly exportedBlocks: number;
+  /** Full blocks that were never offered to the tier because exports held their share of the pool. */
+  readonly skippedExportBlocks: number;
+  readonly preemptions: number;
+  readonly finished: number;
+  readonly aborted: number;
+  readonly failed: number;
+}
+
+/** Time as an argument: tests have their own. */
+export interface Clock {
+  nowUs(): number;
+  /** Call once after a delay; returns the cancellation. */
+  after(delayMs: number, call: () => void): () => void;
+}
+
+export const systemClock: Clock = {
+  nowUs: () => performance.now() * 1000,
+  after: (delayMs, call) => {
+    const timer = setTimeout(call, delayMs);
+    timer.unref(); // a guard must not keep the process alive
+    return () => clearTimeout(timer);
+  },
+};
