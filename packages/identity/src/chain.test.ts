@@ -127,6 +127,22 @@ test('in one pass, a block is keyed by exactly the multimodal inputs that overla
   );
 });
 
+test('resumed hashing sees the last image only, as vLLM does, unless it shall be exact', () => {
+  const hashesOf = (first: string, mmResume: 'vllm' | 'exact') => {
+    const mmFeatures = [
+      { identifier: first, offset: 9, length: 1 },
+      { identifier: 'B', offset: 11, length: 2 },
+    ];
+    const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens: 8 });
+    const hashes = new SequenceHashes(hasher, { mmFeatures, mmResume });
+    hashes.append(new Uint32Array(14));
+    hashes.append(new Uint32Array(2));
+    return hashes.keyAt(1);
+  };
+  expect(hashesOf('A', 'vllm')).toBe(hashesOf('a', 'vllm'));
+  expect(hashesOf('A', 'exact')).not.toBe(hashesOf('a', 'exact'));
+});
+
 describe('what separates two requests with equal tokens', () => {
   const ids = Uint32Array.from({ length: 64 }, (_, i) => i);
   const last = (identity: ConstructorParameters<typeof SequenceHashes>[1], rootSeed?: string) => {

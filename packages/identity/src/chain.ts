@@ -80,6 +80,7 @@ export class ChainHasher {
   ): number {
     for (const extra of extras ?? []) invariant(extra === null || extra.length <= this.#extraBytesMax, 'extra keys');
     const from = parent === null || parent.length === 0 ? this.root : parent;
+    invariant(from.length === this.hashBytes, () => `a parent hash of ${from.length} bytes for ${this.algorithm}`);
     return native.hashBlocks(this.#number, from, tokens, this.blockTokens, extras, out);
   }
 }

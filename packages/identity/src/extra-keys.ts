@@ -37,6 +37,12 @@ export interface RequestIdentity {
   /** Sorted by offset. */
   readonly mmFeatures?: readonly MmFeature[] | undefined;
   readonly promptEmbeds?: PromptEmbeds | undefined;
+  /**
+   * What hashing that resumes in the middle of the prompt considers. 'vllm' (default): the last multimodal input only, as
+   * vLLM does, so that hashes are equal everywhere. 'exact': every input. They differ only where several inputs end in a
+   * block that was not yet full when the prompt ended; there, 'vllm' cannot tell the earlier inputs apart.
+   */
+  readonly mmResume?: 'vllm' | 'exact' | undefined;
 }
 
 /** Extra keys of consecutive blocks of one request. Holds the position in the multimodal inputs. */
@@ -46,6 +52,7 @@ export class ExtraKeys {
   readonly #features: readonly MmFeature[];
   readonly #embeds: PromptEmbeds | undefined;
   readonly #featureEnd: number;
+  readonly #resumeAtLast: boolean;
   #feature = 0;
 
   constructor(identity: RequestIdentity) {
@@ -53,6 +60,7 @@ export class ExtraKeys {
     this.#salt = identity.cacheSalt || undefined;
     this.#features = identity.mmFeatures ?? [];
     this.#embeds = identity.promptEmbeds;
+    this.#resumeAtLast = identity.mmResume !== 'exact';
     for (let i = 1; i < this.#features.length; i++) {
       invariant(this.#features[i]!.offset >= this.#features[i - 1]!.offset, 'multimodal features are not sorted');
     }
@@ -65,12 +73,9 @@ export class ExtraKeys {
     return !this.#lora && !this.#salt && this.#features.length === 0 && !this.#embeds;
   }
 
-  /**
-   * A run of blocks begins at token `start`. vLLM's quirk, kept because the hashes must equal: a run that resumes behind
-   * earlier blocks considers the last multimodal input only.
-   */
+  /** A run of blocks begins at token `start`: see mmResume. */
   beginRun(start: number): void {
-    this.#feature = start > 0 ? Math.max(this.#features.length - 1, 0) : 0;
+    this.#feature = start > 0 && this.#resumeAtLast ? Math.max(this.#features.length - 1, 0) : 0;
   }
 
   /** Keys of the block of tokens [start, end), or null. Blocks are asked for in order. */

@@ -17,7 +17,7 @@ if (!gtest) console.warn('SKIPPED: native identity under sanitizers; install it:
 test.skipIf(!gtest)('SHA-256, chains and the object header in C++', { timeout: 240_000 }, () => {
   const binary = join(folder, 'identity_test');
   const sources = ['test/identity_test.cc', 'test/sha256_emulated.cc', 'sha256.cc', 'sha256_ni.cc', 'hash_blocks.cc'];
-  const flags = ['-std=c++20', '-O1', '-g', '-march=native', '-Wall', '-Wextra', '-Werror', '-fno-strict-aliasing'];
+  const flags = ['-std=c++20', '-O0', '-g1', '-march=native', '-Wall', '-Wextra', '-Werror', '-fno-strict-aliasing'];
   const sanitizers = ['-fsanitize=address,undefined', '-fno-sanitize-recover=all'];
   const inputs = sources.map((source) => join(cc, source));
   const build = spawnSync('g++', [...flags, ...sanitizers, ...inputs, '-lgtest', '-pthread', '-o', binary]);
