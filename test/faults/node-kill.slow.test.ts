@@ -1,0 +1,114 @@
+/**
+ * The node is killed at every step of a store, and at moments of its own choosing: what is served afterwards is right,
+ * the cap holds, and the arena of the former life is gone.
+ */
+import { existsSync } from 'node:fs';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { type Engine, NodeRig } from './node-rig.ts';
+
+const chainBlocks = 24;
+let rig: NodeRig;
+beforeEach(() => {
+  rig = new NodeRig();
+});
+afterEach(() => rig.dispose());
+
+/** Put and load chains until the node is gone; returns the chains whose commit was answered, with their block counts. */
+async function workUntilDeath(engine: Engine): Promise<Map<string, number>> {
+  const taken = new Map<string, number>();
+  try {
+    for (let round = 0; round < 200; round++) {
+      const name = `c${round}`;
+      for (let first = 0; first < chainBlocks; first += 8) {
+        const count = await engine.put(name, 8, first);
+        taken.set(name, (taken.get(name) ?? 0) + count);
+      }
+      await engine.load(`c${round >> 1}`, chainBlocks);
+    }
+  } catch (error) {
+    if ((error as Error).message !== 'the connection ended') throw error;
+    return taken;
+  }
+  throw new Error('the node survived');
+}
+
+/** A fresh node over the same folder: everything it serves is right. Returns the blocks that it serves. */
+async function checkAfterwards(taken: ReadonlyMap<string, number>): Promise<number> {
+  const before = rig.arenaPath;
+  await rig.start();
+  expect(existsSync(before)).toBe(false);
+  expect(rig.arenaFiles.length).toBe(1);
+  expect(rig.diskUsage).toBeLessThanOrEqual(rig.diskBytes! + 8192);
+  const engine = await rig.attach();
+  let served = 0;
+  for (const name of [...taken.keys(), 'never-put']) {
+    const { held } = await engine.lookup(name, chainBlocks);
+    expect(held).toBeLessThanOrEqual(taken.get(name) ?? 0);
+    const { loaded, reason } = await engine.load(name, chainBlocks);
+    if (reason !== 'corrupt') expect(loaded).toBe(held); // torn at the moment of death: found, counted, removed
+    served += loaded;
+  }
+  expect(await engine.put('after', chainBlocks)).toBe(chainBlocks);
+  expect(await engine.load('after', chainBlocks)).toMatchObject({ loaded: chainBlocks, reason: '' });
+  expect(rig.diskUsage).toBeLessThanOrEqual(rig.diskBytes! + 8192);
+  await engine.end();
+  expect(await rig.stop()).toEqual({ code: 0, signal: null });
+  expect(existsSync(rig.socketPath)).toBe(false);
+  expect(rig.arenaFiles).toEqual([]);
+  return served;
+}
+
+test.each([
+  'store.reserve.allocated:kill:30',
+  'store.commit.before:kill:5',
+  'store.commit.published:kill:1',
+  'store.commit.published:kill:61',
+  'store.writedown.before:kill:9',
+  'store.writedown.after:kill:9',
+  'store.load.read:kill:1',
+  'store.load.published:kill:3',
+])('killed at %s', async (fault) => {
+  await rig.start({ fault });
+  const engine = await rig.attach();
+  const taken = await workUntilDeath(engine);
+  expect(await rig.exit).toEqual({ code: null, signal: 'SIGKILL' });
+  await engine.end();
+  await checkAfterwards(taken);
+});
+
+test('killed at any moment, again and again over the same folder', async () => {
+  for (const afterMs of [40, 90, 170, 260, 333]) {
+    await rig.start();
+    const engine = await rig.attach();
+    const timer = setTimeout(() => rig.child!.kill('SIGKILL'), afterMs);
+    const taken = await workUntilDeath(engine);
+    clearTimeout(timer);
+    await rig.exit;
+    await engine.end();
+    await checkAfterwards(taken);
+  }
+});
+
+test('killed while closing, and after a clean end everything that was committed is still there', async () => {
+  await rig.start({ fault: 'store.close.before:kill' });
+  const first = await rig.attach();
+  await first.put('a', chainBlocks);
+  await first.end();
+  expect(await rig.stop()).toEqual({ code: null, signal: 'SIGKILL' });
+  await checkAfterwards(new Map([['a', chainBlocks]]));
+
+  await rig.start();
+  const second = await rig.attach();
+  await second.put('b', chainBlocks);
+  await second.end();
+  expect(await rig.stop()).toEqual({ code: 0, signal: null });
+  await rig.start();
+  const third = await rig.attach();
+  expect(await third.load('b', chainBlocks)).toEqual({
+    loaded: chainBlocks,
+    reason: '',
+    tiers: Array(chainBlocks).fill('disk'),
+  });
+  expect((await third.load('b', chainBlocks)).tiers).toEqual(Array(chainBlocks).fill('arena'));
+  await third.end();
+});

@@ -1,0 +1,65 @@
+/** What cannot work at the start is one clear line and exit code 1; a node in use is left alone. */
+import { chmodSync, existsSync, mkdirSync, writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { NodeRig } from './node-rig.ts';
+
+let rig: NodeRig;
+beforeEach(() => {
+  rig = new NodeRig();
+});
+afterEach(() => rig.dispose());
+
+const refusals: readonly [string, (rig: NodeRig) => object, RegExp][] = [
+  ['an unknown key', () => ({ colour: 1 }), /^cache-node: CONFIG: .*colour/],
+  ['an arena larger than shared memory', () => ({ arena: { bytes: 2 ** 50 } }), /^cache-node: [A-Z]+: .*arena|shm/],
+  [
+    'no folder for the arena',
+    () => ({ arena: { bytes: 1 << 24, dir: '/nowhere' } }),
+    /^cache-node: CONFIG: .*\/nowhere/,
+  ],
+  ['a disk cap that is too small', () => ({ disk: { bytes: 1000 } }), /^cache-node: CONFIG: .*disk\.bytes/],
+  [
+    'a data folder that is a file',
+    ({ folder, dataDir }) => {
+      writeFileSync(dataDir, '');
+      return { dataDir: path.join(folder, 'data') };
+    },
+    /^cache-node: SETUP: .*dataDir/,
+  ],
+];
+
+test.each(refusals)('%s', async (_what, prepare, line) => {
+  const config = prepare(rig);
+  const failed = rig.start({ config });
+  await expect(failed).rejects.toThrow(line);
+  expect(rig.stderr.trim().split('\n').length).toBe(1);
+  expect(await rig.exit).toEqual({ code: 1, signal: null });
+  expect(existsSync(rig.socketPath)).toBe(false);
+});
+
+test('a data folder, or a socket, that another node serves is LOCKED, and that node goes on', async () => {
+  await rig.start();
+  const engine = await rig.attach();
+  await engine.put('a', 4);
+  const [child, exit, arenaPath] = [rig.child, rig.exit, rig.arenaPath];
+  await expect(rig.start({ config: { socketPath: path.join(rig.folder, 'other.sock') } })).rejects.toThrow(
+    /LOCKED: .*dataDir/,
+  );
+  await expect(rig.start({ config: { dataDir: path.join(rig.folder, 'other') } })).rejects.toThrow(/LOCKED: .*socket/);
+  Object.assign(rig, { child, exit, arenaPath });
+  expect(existsSync(arenaPath)).toBe(true);
+  expect((await engine.load('a', 4)).loaded).toBe(4);
+  await engine.end();
+  expect(await rig.stop()).toEqual({ code: 0, signal: null });
+});
+
+test('a data folder without permission', async (context) => {
+  if (process.getuid?.() === 0) {
+    console.warn('SKIPPED: root may write everywhere, so a folder without permission cannot be tried as root');
+    context.skip();
+  }
+  mkdirSync(rig.dataDir);
+  chmodSync(rig.dataDir, 0o500);
+  await expect(rig.start()).rejects.toThrow(/^cache-node: (SETUP|IO): /);
+});
