@@ -2,6 +2,8 @@
  * The engine worker while its cache node is killed, stopped and restarted: requests go on, their greedy outputs equal
  * those of an engine without a tier, and the session returns by itself.
  */
+import { closeSync, fstatSync, openSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
 import type { EngineClient } from '@kvtier/wire/grpc';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { ask, describe, EngineRig, metricsText, resetPrefixCache, until } from './engine-rig.ts';
@@ -23,6 +25,9 @@ afterAll(async () => {
 });
 
 const attached = () => until(async () => (await describe(client)).tierAttached, 'the session');
+/** Everything on its way to the tier has arrived there. */
+const stored = () =>
+  until(async () => /kvtier_connector_storing_blocks 0/.test(await metricsText(client)), 'stores to be confirmed');
 const reset = () => until(() => resetPrefixCache(client), 'blocks to come back');
 
 async function check(table: number, row: number): Promise<Awaited<ReturnType<typeof ask>>> {
@@ -35,6 +40,7 @@ async function check(table: number, row: number): Promise<Awaited<ReturnType<typ
 test('a prefix that left the pool comes back from the tier, and the answer is the same', async () => {
   const cold = await check(1, 3);
   expect(cold.cache).toMatchObject({ cachedTokens: 0, tokensByTier: {} });
+  await stored();
   await reset();
   const warm = await check(1, 7);
   const blocks = Math.floor(rig.prompt(1, 7).length / 16);
@@ -61,6 +67,7 @@ test('the node is killed and started again: from disk, and no request failed', a
 
 test('a node that is stopped costs a request no more than a moment, and is used again when it goes on', async () => {
   await check(3, 1);
+  await stored();
   await reset();
   await rig.node.signal('SIGSTOP');
   for (let row = 2; row < 6; row++) {
@@ -74,6 +81,39 @@ test('a node that is stopped costs a request no more than a moment, and is used 
   await reset();
   const { cache } = await check(3, 8);
   expect(cache!.cachedTokens).toBeGreaterThan(0);
+});
+
+test('bytes that changed in the arena are noticed, reported and computed anew', async () => {
+  await check(7, 1);
+  await stored();
+  await reset();
+  const [arena] = rig.newArenas();
+  const file = openSync(join('/dev/shm', arena!), 'r+');
+  const { size } = fstatSync(file);
+  for (let at = 8192; at < size; at += 32_768) writeSync(file, Buffer.from([0x5a, 0xa5]), 0, 2, at);
+  closeSync(file);
+  const { cache } = await check(7, 2);
+  expect(cache!.cachedTokens).toBe(0);
+  expect(await metricsText(client)).toMatch(/connector_reasons_total\{reason="load: checksum"\} [1-9]/);
+  await stored();
+  await reset();
+  expect((await check(7, 3)).cache!.cachedTokens).toBeGreaterThan(0); // removed, and stored anew
+});
+
+test('the worker is killed while it loads and stores: its slots come back, and a new one answers right', async () => {
+  for (let round = 0; round < 3; round++) {
+    const fates = [0, 1, 2].map((row) => ask(client, rig.prompt(10 + round, row)).catch(() => undefined));
+    await new Promise((resolve) => setTimeout(resolve, 30 + round * 60));
+    await rig.worker.signal('SIGKILL');
+    await Promise.all(fates);
+    await rig.worker.start();
+    await attached();
+    await check(10 + round, 5);
+  }
+  await until(
+    async () => /kvtier_node_events\{event="quarantine.open"\} 0/.test(await metricsText(client)),
+    'quarantine',
+  );
 });
 
 test('requests run on while the node is killed, stopped and restarted at random moments', async () => {
@@ -105,6 +145,7 @@ test('requests run on while the node is killed, stopped and restarted at random 
   await attached();
   await reset();
   await check(20, 0);
+  await stored();
   await reset();
   expect((await check(20, 1)).cache!.cachedTokens).toBeGreaterThan(0);
 });
