@@ -61,6 +61,8 @@ describe('kvtier up', () => {
     });
   });
 
+  it('takes 0 for no disk tier', () => expect(parseUp(['--disk-bytes', '0'])).toMatchObject({ diskBytes: 0 }));
+
   it('answers --help with null', () => expect(parseUp(['--help'])).toBeNull());
 
   it.each([

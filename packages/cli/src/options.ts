@@ -13,6 +13,7 @@ export interface UpOptions {
   readonly tier: boolean;
   /** null: chosen to fit the machine. */
   readonly arenaBytes: number | null;
+  /** null: chosen to fit the machine; 0: no disk tier. */
   readonly diskBytes: number | null;
   readonly kvBytes: number;
   readonly threads: number | null;
@@ -28,7 +29,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --data-dir DIR       everything persistent; one system at a time (~/.cache/kvtier)
   --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
   --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
-  --disk-bytes SIZE    disk tier, a hard cap (8GiB, less where the disk is smaller)
+  --disk-bytes SIZE    disk tier, a hard cap; 0: none (8GiB, less where the disk is smaller)
   --kv-bytes SIZE      the engine's own KV block pool (256MiB)
   --threads N          compute threads of the engine (all cores)
   --no-tier            engine and door only, to compare
@@ -75,7 +76,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     model: values.model ?? 'demo',
     tier: values['no-tier'] !== true,
     arenaBytes: size('arena-bytes'),
-    diskBytes: size('disk-bytes'),
+    diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes'),
     kvBytes: size('kv-bytes') ?? 256 * 2 ** 20,
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
     jsonLog,

@@ -147,7 +147,7 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     socketPath: nodeSocket,
     dataDir: plan.dataDir,
     arena: { bytes: plan.arenaBytes, dir: arenaDir },
-    disk: { bytes: plan.diskBytes, ioBackend: 'auto' },
+    disk: plan.diskBytes === 0 ? null : { bytes: plan.diskBytes, ioBackend: 'auto' },
     logLevel,
   };
   const service = (name: string, config: object): ServiceSpec => ({

@@ -48,8 +48,9 @@ function stopSignal(): { first: Promise<void>; onSecond: () => void } {
 }
 
 function greeting(system: System, elapsedMs: number, tier: boolean): string {
+  const disk = system.diskBytes === 0 ? 'no disk tier' : `disk tier up to ${formatBytes(system.diskBytes)}`;
   const where = tier
-    ? `  data   ${system.dataDir} (disk tier up to ${formatBytes(system.diskBytes)}, arena ${formatBytes(system.arenaBytes)} in shared memory)\n`
+    ? `  data   ${system.dataDir} (${disk}, arena ${formatBytes(system.arenaBytes)} in shared memory)\n`
     : '  data   none: running without a tier\n';
   return `
 kvtier is up after ${(elapsedMs / 1000).toFixed(1)} s
