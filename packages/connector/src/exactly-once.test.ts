@@ -95,6 +95,6 @@ test('exactly once, and never wrong', { timeout: 120_000 }, async () => {
         expect(callbacks).toBe(calls);
       },
     ),
-    { numRuns: 150 },
+    { numRuns: 100 },
   );
 });

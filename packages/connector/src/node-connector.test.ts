@@ -203,3 +203,64 @@ test.each(['garbage', 'foreign', 'wrong order', 'wrong offset', 'hang up'] as co
     expect((await rig.load('r', 1, 0, ids(50, 4))).loaded).toBe(4);
   },
 );
+
+test.each(['failure', 'garbage', 'hang up', 'silent'] as const)(
+  'an Attach that ends with %s is tried again',
+  async (fault) => {
+    rig = new Rig({ timers: fastTimers(20) });
+    let refusals = 0;
+    rig.node.attachFault = () => (refusals++ < 3 ? fault : 'none');
+    await rig.attach();
+    expect(refusals).toBe(4);
+    expect(new Set(rig.warnings).size, rig.warnings.join()).toBeLessThanOrEqual(1);
+  },
+);
+
+test('an arena that cannot be mapped is no session; it is tried again', async () => {
+  rig = new Rig();
+  const { attachArena } = rig.executor;
+  let attempts = 0;
+  rig.executor.attachArena = (...args) => {
+    if (attempts++ < 2) throw new Error('SETUP: the arena is of another node');
+    return attachArena.apply(rig.executor, args);
+  };
+  await rig.attach();
+  expect(attempts).toBe(3);
+  expect(rig.warnings.length, 'two reasons, each told once: no node yet, no arena').toBeLessThanOrEqual(2);
+});
+
+test('a match is remembered, asked anew when it is stale or too short, and cut after a load that fell short', async () => {
+  rig = new Rig({ timers: fastTimers(20) });
+  await rig.attach();
+  for (let i = 0; i < 6; i++) rig.node.seed(hashOf(1, i));
+  const hashes = chainOf(1, 8);
+  const lookups = () => rig.connector.counters.lookups;
+  expect(await rig.matched('r', hashes, 2)).toBe(4);
+  expect(await rig.matched('r', hashes, 5)).toBe(1);
+  expect(await rig.matched('r', hashes, 8)).toBe(0);
+  expect(lookups()).toBe(1);
+  expect(await rig.matched('r', hashes, 0)).toBe(6); // the engine lost its own blocks
+  expect(lookups()).toBe(2);
+  rig.node.fault = (body) => (body.$case === 'load' ? 'failure' : 'none');
+  expect((await rig.load('r', 1, 0, ids(50, 6))).loaded).toBe(0);
+  expect(await rig.matched('r', hashes, 0)).toBe(0); // not the same again
+  expect(lookups()).toBe(2);
+  await new Promise((resolve) => setTimeout(resolve, 300)); // 6 s of its time
+  rig.node.fault = () => 'none';
+  expect(await rig.matched('r', hashes, 0)).toBe(6);
+  expect((await rig.load('r', 1, 0, ids(50, 6))).loaded).toBe(6);
+  expect(await rig.matched('r', hashes, 0)).toBe(6); // e.g. preempted: asked anew
+  expect(lookups()).toBe(4);
+  expect(reasons()).toEqual({ 'load: capacity': 1 });
+});
+
+test('a connection that stays silent is dropped for another one', async () => {
+  rig = new Rig({ timers: fastTimers(100), lookupDeadlineMs: 100 });
+  await rig.attach();
+  rig.node.fault = () => 'silent';
+  await rig.matched('a', chainOf(1, 1), 0);
+  await rig.matched('b', chainOf(1, 1), 0);
+  expect(rig.connector.suspended).toBe(true);
+  await until(() => rig.connector.counters.sessions === 2, 'another session');
+  await rig.attached();
+});

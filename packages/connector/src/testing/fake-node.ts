@@ -29,6 +29,7 @@ export class FakeNode {
   readonly #path: string;
   readonly attaches: Attach[] = [];
   readonly sessions: Buffer[] = [];
+  attachFault: () => Fault = () => 'none';
   /** Asked for each request but Attach, in order of arrival. */
   fault: (body: ClientBody) => Fault = () => 'none';
   /** Keep requests unread, as a stopped process does. */
@@ -127,7 +128,7 @@ export class FakeNode {
       writeFrame(socket, ServerFrame.encode({ id, bootEpoch: this.#epoch, body: answer }).finish());
     };
     this.log.push(body.$case);
-    const fault = body.$case === 'attach' ? 'none' : this.fault(body);
+    const fault = body.$case === 'attach' ? this.attachFault() : this.fault(body);
     switch (fault) {
       case 'silent':
         if (body.$case === 'release') this.leases.delete(body.value.loadId);
