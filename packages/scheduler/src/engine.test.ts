@@ -186,6 +186,54 @@ describe('many requests', () => {
   });
 });
 
+describe('when blocks are short', () => {
+  it('a request that decodes gives up its place in the very step to an older one that prefills', async () => {
+    let silent = true;
+    const rig = new Rig({ blockCount: 12, limits: { maxStepTokens: 8 }, faults: { silentMatch: () => silent } });
+    rig.submit('older', prompt(1, 32));
+    silent = false;
+    rig.submit('younger', prompt(2, 8), { maxTokens: 12 });
+    await rig.world.until(() => rig.tokens('younger').length === 2);
+    rig.world.fireNextTimer();
+    await rig.world.until(() => rig.allEnded());
+    expect(rig.engine.stats().preemptions).toBeGreaterThan(0);
+    expect(rig.tokens('older')).toEqual(naiveAnswer(prompt(1, 32), 4));
+    expect(rig.tokens('younger')).toEqual(naiveAnswer(prompt(2, 8), 12));
+  });
+
+  it('what a younger request has loaded is given up for an older one', async () => {
+    let silent = false;
+    const rig = new Rig({ blockCount: 12, faults: { silentMatch: () => silent } });
+    await rig.generate('warm', prompt(2, 20));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    silent = true;
+    rig.submit('older', prompt(1, 36));
+    silent = false;
+    rig.submit('younger', prompt(2, 22));
+    await rig.world.until(() => rig.engine.stats().loading === 1);
+    rig.world.fireNextTimer();
+    await rig.world.until(() => rig.allEnded());
+    expect(rig.defects).toEqual([]);
+    expect(rig.engine.stats()).toMatchObject({ preemptions: 1, expiredMatches: 1 });
+    expect(rig.tokens('older')).toEqual(naiveAnswer(prompt(1, 36), 4));
+    expect(rig.tokens('younger')).toEqual(naiveAnswer(prompt(2, 22), 4));
+  });
+
+  it('a request waits for an export to end, and goes on when it does', async () => {
+    const rig = new Rig({ blockCount: 12, limits: { exportShare: 1 } });
+    const exports: (() => void)[] = [];
+    rig.connector.store = (_hashes, _first, _blocks, onReleased) => exports.push(onReleased);
+    await rig.generate('a', prompt(1, 40));
+    rig.submit('b', prompt(2, 40));
+    await rig.world.until(() => rig.world.pendingCount === 0);
+    expect(rig.engine.stats()).toMatchObject({ waiting: 1, running: 0, exportBlocks: 10 });
+    for (const release of exports.splice(0)) release();
+    await rig.world.until(() => rig.ended('b'));
+    expect(rig.tokens('b')).toEqual(naiveAnswer(prompt(2, 40), 4));
+  });
+});
+
 describe('an abort', () => {
   it('while waiting, mid-step and mid-load ends the request at once and frees its blocks when it is safe', async () => {
     const rig = new Rig();
