@@ -54,7 +54,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       arenaBytes: options.arena.bytes,
       nowUs: () => clock.nowUs(),
     });
-    const lower = await openLower(options.disk, dataDir, arenaFile.handle, clock, log);
+    const lower = await openLower({ disk: options.disk, dataDir, arena: arenaFile.handle, slots: arena, log });
     const readHeader = (slot: number): BlockFields | undefined => readBlockFields(arenaFile.handle, slot);
     const store = new Store({ arena, lower, readHeader, clock, log, failpoint });
     undo.push(() => store.close()); // and with it the tiers
