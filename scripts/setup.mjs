@@ -18,7 +18,9 @@ const minimumNode = [20, 19];
 export function checkNode(version = process.versions.node) {
   const [major, minor] = version.split('.').map(Number);
   if (major > minimumNode[0] || (major === minimumNode[0] && minor >= minimumNode[1])) return;
-  throw new SetupError(`Node ${version} is too old: ${minimumNode.join('.')} or newer is needed (nodejs.org, nvm install 22)`);
+  throw new SetupError(
+    `Node ${version} is too old: ${minimumNode.join('.')} or newer is needed (nodejs.org, nvm install 22)`,
+  );
 }
 
 /**
@@ -27,11 +29,12 @@ export function checkNode(version = process.versions.node) {
 export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
   checkNode();
   if (process.platform !== 'linux') {
-    throw new SetupError(`${process.platform} is not served: io_uring, /dev/shm and O_DIRECT are Linux; use a Linux machine`);
+    throw new SetupError(
+      `${process.platform} is not served: io_uring, /dev/shm and O_DIRECT are Linux; use a Linux machine`,
+    );
   }
   if (packages.length > 0) await ensureSystemPackages(packages);
-  const current = () =>
-    (!need.includes('npm') || npmIsCurrent()) && (!need.includes('native') || nativeIsCurrent());
+  const current = () => (!need.includes('npm') || npmIsCurrent()) && (!need.includes('native') || nativeIsCurrent());
   if (current()) return;
   await withLock(join(root, 'build/.setup.lock'), async () => {
     if (need.includes('native')) await ensureSystemPackages();

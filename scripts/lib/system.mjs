@@ -10,7 +10,9 @@ import { step } from './progress.mjs';
 const header =
   (...names) =>
   () =>
-    names.some((name) => ['/usr/include', '/usr/local/include', ...multiarch()].some((dir) => existsSync(`${dir}/${name}`)));
+    names.some((name) =>
+      ['/usr/include', '/usr/local/include', ...multiarch()].some((dir) => existsSync(`${dir}/${name}`)),
+    );
 const program = (name) => () => onPath(name);
 
 /** What the build needs: Debian's name → how to see that it is there. */
@@ -52,13 +54,21 @@ export async function ensureSystemPackages(names = Object.keys(buildPackages)) {
     throw new SetupError(`system packages are missing: ${list} (Debian's names); install them and run this again`);
   }
   const isRoot = process.getuid?.() === 0;
-  const sudo = isRoot ? [] : spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0 ? ['sudo', '-n'] : null;
+  const sudo = isRoot
+    ? []
+    : spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0
+      ? ['sudo', '-n']
+      : null;
   const remedy = `install by hand and run this again: ${isRoot ? '' : 'sudo '}apt-get update && ${isRoot ? '' : 'sudo '}apt-get install -y --no-install-recommends ${list}`;
   if (sudo === null) throw new SetupError(`system packages are missing: ${list}; ${remedy}`);
 
   const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };
   const aptGet = (args, note) =>
-    command(sudo[0] ?? 'apt-get', [...sudo.slice(1), ...(sudo.length ? ['apt-get'] : []), ...args], { env, note, remedy });
+    command(sudo[0] ?? 'apt-get', [...sudo.slice(1), ...(sudo.length ? ['apt-get'] : []), ...args], {
+      env,
+      note,
+      remedy,
+    });
   const install = ['install', '-y', '--no-install-recommends', ...missing];
   await step(`system packages (${list})`, async (note) => {
     if (!hasPackageLists()) await aptGet(['update'], note);

@@ -203,7 +203,8 @@ class Service {
     createInterface({ input: stream, crlfDelay: Number.POSITIVE_INFINITY }).on('line', (line) => {
       if (line.trim() === '') return;
       this.#lastLine = line;
-      this.#options.onLine(this.name, line);
+      // Why a start failed is told once, by whoever called `start`.
+      if (this.#wasReady || !line.startsWith(`${this.name}: `)) this.#options.onLine(this.name, line);
     });
   }
 }

@@ -1,0 +1,37 @@
+/** The demo's own claims, as `npm run demo -- --json` states them. */
+import { expect, it } from 'vitest';
+import { kvtier } from './kvtier-up.ts';
+
+interface DemoRequest {
+  readonly name: string;
+  readonly promptTokens: number;
+  readonly cachedTokens: number;
+  readonly tier: string;
+  readonly ttftMs: number;
+  readonly text: string;
+  readonly right: boolean;
+}
+
+it('answers right and identically, cold, warm and after SIGKILL', async () => {
+  const { code, stdout, stderr } = await kvtier('demo', '--json');
+  expect({ code, stderr }).toMatchObject({ code: 0 });
+  const { identical, requests, ratios } = JSON.parse(stdout.trimEnd().split('\n').at(-1)!) as {
+    identical: boolean;
+    requests: DemoRequest[];
+    ratios: { warm: number; restart: number };
+  };
+  expect(identical).toBe(true);
+  expect(requests.map(({ name, tier, right }) => ({ name, tier, right }))).toEqual([
+    { name: 'cold', tier: '', right: true },
+    { name: 'warm', tier: 'arena', right: true },
+    { name: 'restart', tier: 'disk', right: true },
+  ]);
+  const [cold, warm, restart] = requests as [DemoRequest, DemoRequest, DemoRequest];
+  expect(cold.cachedTokens).toBe(0);
+  for (const { cachedTokens, promptTokens } of [warm, restart]) {
+    expect(cachedTokens).toBeGreaterThanOrEqual(0.95 * (promptTokens - 15)); // the question is 15 tokens
+  }
+  // The figures are the bench's affair; here only that a hit is no slower than computing.
+  expect(ratios.warm).toBeGreaterThan(1);
+  expect(ratios.restart).toBeGreaterThan(1);
+});

@@ -1,0 +1,144 @@
+/** The system as a user sees it: it starts, answers, survives its own processes' deaths, and leaves nothing behind. */
+
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { createServer, type Server } from 'node:net';
+import { join } from 'node:path';
+import { complete, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { kvtier, Machine, pidOf } from './kvtier-up.ts';
+
+let machine: Machine;
+beforeEach(() => {
+  machine = new Machine();
+});
+afterEach(() => machine.close());
+
+const table = Array.from(
+  { length: 20 },
+  (_, i) => `| ${i + 1} | Alice ${['Doe', 'Smith', 'Lee', 'Hill', 'King'][i % 5]} | ${20 + i} | Chef | Peru |\n`,
+);
+const prompt =
+  `# Employees\n${table.slice(0, 5).join('')}| 6 | Jane Brown | 34 | Doctor | Brazil |\n| 7 | John Davis | 29 | Engineer | Canada |\n` +
+  'Question: What is the country of Jane Brown?\nAnswer:';
+const ask = (url: string) => complete(url, { prompt, max_tokens: 4, temperature: 0 });
+
+describe('kvtier up', () => {
+  it('serves, caches, and leaves nothing after Ctrl-C', async () => {
+    const system = await machine.up();
+    expect(system.pids()).toHaveLength(4);
+    const cold = await ask(system.url);
+    expect(cold).toMatchObject({ text: ' Brazil', cachedTokens: 0, finishReason: 'stop' });
+    await resetPrefixCache(system.url);
+    const warm = await ask(system.url);
+    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
+    expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { arena: shared } });
+    expect(machine.left()).toHaveLength(2); // run folder and arena
+    expect(await system.stop()).toBe(0);
+    expect(machine.left()).toEqual([]);
+  });
+
+  it('serves from disk after SIGKILL of everything, and clears what the killed life left', async () => {
+    const killed = await machine.up();
+    await ask(killed.url);
+    const cold = await complete(killed.url, { prompt, max_tokens: 1, temperature: 0 });
+    await waitForWriteDown(killed.url);
+    await killed.killAll();
+    expect(machine.left()).toHaveLength(2);
+    const system = await machine.up();
+    const warm = await ask(system.url);
+    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
+    expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { disk: shared } });
+    expect(await system.stop()).toBe(0);
+    expect(machine.left()).toEqual([]);
+  });
+
+  it.each(['cache-node', 'engine-worker', 'coordinator'])('comes back after SIGKILL of the %s', async (service) => {
+    const system = await machine.up();
+    expect((await ask(system.url)).text).toBe(' Brazil');
+    const pid = pidOf(system, service);
+    process.kill(pid, 'SIGKILL');
+    if (service === 'cache-node') expect((await ask(system.url)).text).toBe(' Brazil'); // never in the way
+    await vi.waitUntil(() => system.pids().length === 4 && !system.pids().includes(pid), { timeout: 60_000 });
+    await vi.waitUntil(
+      () =>
+        waitUntilServing(system.url, true, 1_000).then(
+          () => true,
+          () => false,
+        ),
+      { timeout: 60_000 },
+    );
+    await resetPrefixCache(system.url);
+    expect((await ask(system.url)).text).toBe(' Brazil');
+    expect(await system.stop()).toBe(0);
+    expect(machine.left()).toEqual([]);
+  });
+
+  it('serves without a tier', async () => {
+    const system = await machine.up('--no-tier');
+    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: {} });
+    expect(await system.stop()).toBe(0);
+  });
+});
+
+describe('what cannot work is one line and exit code 1', () => {
+  const refused = async (message: RegExp, ...args: string[]): Promise<void> => {
+    const { code, stdout, stderr } = await kvtier(...args);
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
+    expect(stderr).toMatch(message);
+    expect(
+      stderr
+        .trim()
+        .split('\n')
+        .filter((line) => line.startsWith('kvtier: ')),
+    ).toHaveLength(1);
+    expect(machine.left()).toEqual([]);
+  };
+
+  it('a port that is taken', async () => {
+    const server: Server = createServer();
+    const port = await new Promise<number>((resolve) => {
+      server.listen(0, '127.0.0.1', () => resolve((server.address() as { port: number }).port));
+    });
+    try {
+      await refused(
+        new RegExp(
+          `^kvtier: port ${port} on 127.0.0.1 is taken; choose another: npm start -- --port ${port < 65_000 ? port + 1 : 8001}\n$`,
+        ),
+        ...['up', '--port', String(port), '--data-dir', machine.dataDir],
+      );
+    } finally {
+      server.close();
+    }
+  });
+
+  it('a data folder that another kvtier holds', async () => {
+    const system = await machine.up();
+    const { code, stderr } = await kvtier('up', '--port', '0', '--data-dir', machine.dataDir);
+    expect(code).toBe(1);
+    expect(stderr).toBe(
+      `kvtier: ${machine.dataDir}: another kvtier uses this data folder; stop it or name another with --data-dir\n`,
+    );
+    expect((await ask(system.url)).text).toBe(' Brazil');
+    expect(await system.stop()).toBe(0);
+  });
+
+  it('a model folder that is not there, or damaged', async () => {
+    const up = ['up', '--port', '0', '--data-dir', machine.dataDir, '--no-tier', '--model'];
+    await refused(/^kvtier: --model \/nowhere: no such folder; /, ...up, '/nowhere');
+    const broken = join(machine.folder, 'broken');
+    mkdirSync(broken);
+    writeFileSync(join(broken, 'config.json'), '{');
+    await refused(/^kvtier: engine-worker: MODEL: .*broken\/config\.json/m, ...up, broken);
+  });
+
+  it('an unknown option, and an unknown command', async () => {
+    await refused(/^kvtier: --prot: unknown option; did you mean --port\?\n$/, 'up', '--prot', '1');
+    await refused(/^kvtier: kvtier upp: unknown command; did you mean kvtier up\?\n$/, 'upp');
+  });
+
+  it('more memory than the machine shares', async () => {
+    const up = ['up', '--port', '0', '--data-dir', machine.dataDir];
+    await refused(/^kvtier: --arena-bytes: 900 TiB is more than \/dev\/shm has free/, ...up, '--arena-bytes', '900TiB');
+    await refused(/^kvtier: --disk-bytes: 900 TiB is more than the disk/, ...up, '--disk-bytes', '900TiB');
+  });
+});
