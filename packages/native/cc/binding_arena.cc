@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "object_header.h"
 #include "xxh3.h"
 
 namespace kvtier {
@@ -113,6 +114,25 @@ Napi::Value ArenaChecksum(const Napi::CallbackInfo& info) {
   });
 }
 
+Napi::Value ArenaObjects(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto arena = ArenaOf(info[0]);
+  const auto slots = OffsetsOf(env, *arena, info[1], kHeaderBytes);
+  const auto identities = info[2].As<Napi::Uint8Array>();
+  if (identities.ByteLength() != slots.size() * 64) throw Napi::RangeError::New(env, "64 bytes of identity a slot");
+  auto out = Napi::Float64Array::New(env, slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    ObjectHeader header;
+    const uint8_t* identity = identities.Data() + i * 64;
+    const bool sound = DecodeHeader(arena->base() + slots[i], &header) == HeaderFault::kNone &&
+                       std::memcmp(header.namespaceDigest.data(), identity, 32) == 0 &&
+                       std::memcmp(header.hash.data(), identity + 32, 32) == 0 &&
+                       arena->Contains(slots[i], SlotBytesFor(header.payloadBytes));
+    out[i] = sound ? static_cast<double>(SlotBytesFor(header.payloadBytes)) : 0;
+  }
+  return out;
+}
+
 }  // namespace
 
 std::shared_ptr<Arena> ArenaOf(const Napi::Value& value) {
@@ -131,6 +151,7 @@ void RegisterArena(Napi::Env env, Napi::Object exports) {
   exports["arenaRead"] = Napi::Function::New(env, ArenaRead);
   exports["arenaCopy"] = Napi::Function::New(env, ArenaCopy);
   exports["arenaChecksum"] = Napi::Function::New(env, ArenaChecksum);
+  exports["arenaObjects"] = Napi::Function::New(env, ArenaObjects);
 }
 
 }  // namespace kvtier

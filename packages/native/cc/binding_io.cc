@@ -12,6 +12,7 @@
 #include "binding.h"
 #include "binding_arena.h"
 #include "io_engine.h"
+#include "object_header.h"
 
 namespace kvtier {
 namespace {
@@ -200,6 +201,15 @@ Napi::Value PrepareFile(const Napi::CallbackInfo& info) {
   return Background::Run(env, [=] { Prepare(path, bytes); }, [](Napi::Env e) { return e.Undefined(); });
 }
 
+// Put the writer's sequence (the first 8 bytes of a row's identity) into the header of an object.
+void Stamp(uint8_t* object, const uint8_t* sequence) {
+  ObjectHeader header;
+  std::memcpy(&header, object, sizeof(header));
+  std::memcpy(&header.sequence, sequence, sizeof(header.sequence));
+  header.headerChecksum = HeaderChecksum(header);
+  std::memcpy(object, &header, sizeof(header));
+}
+
 void IoSubmit(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const IoHandle box = BoxOf(info[0]);
@@ -218,9 +228,9 @@ void IoSubmit(const Napi::CallbackInfo& info) {
     const double* given = numbers.Data() + i * 6;
     const auto row = std::make_shared<IoRow>();
     const uint64_t kind = WholeOf(env, given[1], "kind");
-    if (kind > 2 || (kind == 2 && !identified)) throw Napi::RangeError::New(env, "kind of a row");
+    if (kind > 3 || (kind >= 2 && !identified)) throw Napi::RangeError::New(env, "kind of a row");
     row->tag = given[0];
-    row->kind = static_cast<IoKind>(kind);
+    row->kind = kind == 3 ? IoKind::kWrite : static_cast<IoKind>(kind);
     row->file = box->engine->File(static_cast<uint32_t>(WholeOf(env, given[2], "file")));
     if (!row->file) throw Napi::RangeError::New(env, "no such file");
     row->fileOffset = WholeOf(env, given[3], "fileOffset");
@@ -232,6 +242,9 @@ void IoSubmit(const Napi::CallbackInfo& info) {
     if (!box->arena->Contains(row->arenaOffset, row->bytes)) throw Napi::RangeError::New(env, "row outside the arena");
     if (kind == 2) std::memcpy(row->identity.data(), identities + i * 64, 64);
     rows[i] = row;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (numbers.Data()[i * 6 + 1] == 3) Stamp(box->arena->base() + rows[i]->arenaOffset, identities + i * 64);
   }
   if (count == 0) return;
   if (box->inFlightCount == 0) box->callback.Ref(env);

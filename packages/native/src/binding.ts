@@ -52,7 +52,11 @@ export interface NativeBinding {
   arenaCopy(arena: ArenaHandle, sources: Float64Array, targets: Float64Array, bytes: number): Promise<void>;
   /** XXH3-64 of pieces, off the JavaScript thread. */
   arenaChecksum(arena: ArenaHandle, offsets: Float64Array, bytes: number): Promise<BigUint64Array>;
-  /** Put bytes from outside into the arena and back, with checksums: the reference path of `bench arena`. */
+  /**
+   * Bytes (whole pages) of the objects in `slots`; 0 where the header is not sound or not that of the identity: 64 bytes a
+   * slot, namespace digest and hash zero padded to 32.
+   */
+  arenaObjects(arena: ArenaHandle, slots: Float64Array, identities: Uint8Array): Float64Array;
 
   // -- files (binding_io.cc) ------------------------------------------------------------------------------------
   /** flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED. */
@@ -83,11 +87,12 @@ export interface NativeBinding {
    */
   prepareFile(path: string, bytes: number): Promise<void>;
   /**
-   * Submit operations, one row of 6 numbers each: [tag, kind (0 read, 1 write, 2 verified read of one object), file,
-   * fileOffset, arenaOffset, bytes]. All 4096-aligned. Adjacent rows that continue each other in the file travel as one
+   * Submit operations, one row of 6 numbers each: [tag, kind, file, fileOffset, arenaOffset, bytes]. Kinds: 0 read ·
+   * 1 write · 2 verified read of one object · 3 write of one object, its header's `sequence` set before (in the arena). All 4096-aligned. Adjacent rows that continue each other in the file travel as one
    * vectored I/O; rows larger than `ioBytes` are split. Rows complete singly. Returns at once.
-   * `identities`: 64 bytes a row (namespace digest, hash zero padded to 32), needed for kind 2: the object's header,
-   * namespace, hash, length and payload checksum are verified before the row completes.
+   * `identities`: 64 bytes a row, needed for kinds 2 and 3. Kind 2: namespace digest, then the hash zero padded to 32; the
+   * object's header, namespace, hash, length and payload checksum are verified before the row completes. Kind 3: the
+   * sequence as a u64, little-endian; the rest is ignored.
    */
   ioSubmit(io: IoHandle, rows: Float64Array, identities?: Uint8Array): void;
   /** Waits for everything in flight, then frees the engine. */

@@ -102,6 +102,11 @@ export class ArenaTier implements Tier {
     return slot;
   }
 
+  /** Bytes of an allocated slot, published or not: what a reader may write there. */
+  slotBytesOf(slot: number): number {
+    return this.#allocator.slotBytesOf(slot);
+  }
+
   /** Give back a slot that was never published. */
   free(slot: number): void {
     invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);

@@ -1,0 +1,177 @@
+/**
+ * The one suite that every tier passes: the contract of `tier.ts`, as tests. A backend calls it in a few lines.
+ *
+ *     tierConformance('disk on threads', (bench) => DiskTier.open({...}), { persistent: true });
+ */
+import fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { hashNamed, namespaceNamed, TestBench } from './testing/objects.ts';
+import type { Tier } from './tier.ts';
+
+export interface ConformanceOptions {
+  readonly persistent: boolean;
+  /** Payload bytes of its blocks; the tier must hold at least 16 of them. */
+  readonly payloadBytes?: number;
+  /** Runs of the property test. */
+  readonly runs?: number;
+}
+
+export function tierConformance(
+  name: string,
+  makeTier: (bench: TestBench) => Promise<Tier>,
+  options: ConformanceOptions,
+): void {
+  const payloadBytes = options.payloadBytes ?? 20_000;
+  const space = namespaceNamed('one');
+  const other = namespaceNamed('two');
+  const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
+
+  describe(`tier conformance: ${name}`, () => {
+    let bench: TestBench;
+    let tier: Tier;
+    beforeEach(async () => {
+      bench = new TestBench();
+      tier = await makeTier(bench);
+    });
+    afterEach(async () => {
+      tier.checkIntegrity();
+      await tier.close();
+      bench.dispose();
+    });
+
+    it('finds what it stored, and delivers exactly that', async () => {
+      expect(tier.lookup(space, chain)).toBe(0);
+      expect(await bench.write(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+      expect(tier.lookup(space, chain)).toBe(8);
+      expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+      expect(tier.stats()).toMatchObject({ blocks: 8, hits: 8, corrupt: 0, inService: true, outOfServiceReason: '' });
+    });
+
+    it('keeps namespaces apart', async () => {
+      await bench.write(tier, space, chain, payloadBytes);
+      expect(tier.lookup(other, chain)).toBe(0);
+      expect(await bench.read(tier, other, chain.slice(0, 2), payloadBytes)).toEqual(['missing', 'missing']);
+      await bench.write(tier, other, chain.slice(0, 2), payloadBytes);
+      expect(await bench.read(tier, other, chain.slice(0, 2), payloadBytes)).toEqual(['ready', 'ready']);
+      expect(await bench.read(tier, space, chain.slice(0, 2), payloadBytes)).toEqual(['ready', 'ready']);
+    });
+
+    it('counts the contiguous prefix only', async () => {
+      const holed = chain.filter((_, i) => i !== 3);
+      await bench.write(tier, space, holed, payloadBytes);
+      expect(tier.lookup(space, chain)).toBe(3);
+      expect(tier.lookup(space, chain.slice(4))).toBe(4);
+      expect(await bench.read(tier, space, chain.slice(2, 5), payloadBytes)).toEqual(['ready', 'missing', 'ready']);
+    });
+
+    it('holds a block once', async () => {
+      expect(await bench.write(tier, space, chain.slice(0, 2), payloadBytes)).toEqual(['stored', 'stored']);
+      expect(await bench.write(tier, space, chain.slice(0, 3), payloadBytes)).toEqual(['held', 'held', 'stored']);
+      expect(tier.stats().blocks).toBe(3);
+    });
+
+    it('lists a write only when it has ended', async () => {
+      const slot = bench.filledSlot(space, chain[0]!, payloadBytes);
+      const writing = tier.write(space, [{ hash: chain[0]!, slot }]);
+      expect(tier.lookup(space, chain)).toBe(0);
+      expect(await writing).toEqual(['stored']);
+      expect(tier.lookup(space, chain)).toBe(1);
+      bench.tier.free(slot);
+    });
+
+    it('refuses what is not the object that the slot is said to hold', async () => {
+      const slot = bench.filledSlot(space, chain[0]!, payloadBytes);
+      expect(await tier.write(space, [{ hash: chain[1]!, slot }])).toEqual(['refused']);
+      const empty = bench.emptySlot(payloadBytes);
+      expect(await tier.write(space, [{ hash: chain[1]!, slot: empty }])).toEqual(['refused']);
+      expect(tier.lookup(space, [chain[1]!])).toBe(0);
+      for (const each of [slot, empty]) bench.tier.free(each);
+    });
+
+    it('forgets what it is told to, and counts why', async () => {
+      await bench.write(tier, space, chain, payloadBytes);
+      expect(tier.remove(space, [chain[7]!, hashNamed('none')], 'asked')).toBe(1);
+      expect(tier.remove(space, [chain[6]!], 'corrupt')).toBe(1);
+      expect(tier.remove(space, [chain[6]!], 'corrupt')).toBe(0);
+      expect(tier.lookup(space, chain)).toBe(6);
+      expect(await bench.read(tier, space, chain.slice(5), payloadBytes)).toEqual(['ready', 'missing', 'missing']);
+      expect(tier.stats()).toMatchObject({ blocks: 6, corrupt: 1 });
+      expect(await bench.write(tier, space, [chain[6]!], payloadBytes)).toEqual(['stored']);
+    });
+
+    it('stays within its budget however much is written, and keeps what is used', async () => {
+      const favourite = [hashNamed('favourite')];
+      await bench.write(tier, space, favourite, payloadBytes);
+      const { capacityBytes } = tier.stats();
+      const rounds = Math.ceil((1.5 * capacityBytes) / payloadBytes / 16);
+      for (let round = 0; round < rounds; round++) {
+        const hashes = Array.from({ length: 16 }, (_, i) => hashNamed(`${round}.${i}`));
+        await bench.write(tier, space, hashes, payloadBytes);
+        tier.touch(space, favourite);
+        expect(tier.stats().bytes).toBeLessThanOrEqual(capacityBytes);
+      }
+      expect(tier.stats().evictions).toBeGreaterThan(0);
+      expect(await bench.read(tier, space, favourite, payloadBytes)).toEqual(['ready']);
+    });
+
+    it('behaves like a map under any sequence of operations, but for eviction', async () => {
+      const keys = Array.from({ length: 12 }, (_, i) => hashNamed(`key ${i}`));
+      const operation = fc.record({
+        kind: fc.constantFrom('write', 'write', 'read', 'remove', 'touch', 'lookup'),
+        keys: fc.uniqueArray(fc.nat(keys.length - 1), { minLength: 1, maxLength: 5 }),
+        spaceNumber: fc.nat(1),
+      });
+      const property = fc.asyncProperty(fc.array(operation, { maxLength: 30 }), async (operations) => {
+        const held = new Set<string>();
+        for (const namespace of [space, other]) tier.remove(namespace, keys, 'asked');
+        const evictionsBefore = tier.stats().evictions;
+        for (const { kind, keys: numbers, spaceNumber } of operations) {
+          const namespace = spaceNumber === 0 ? space : other;
+          const hashes = numbers.map((number) => keys[number]!);
+          const names = numbers.map((number) => `${spaceNumber}:${number}`);
+          const evicted = () => tier.stats().evictions > evictionsBefore;
+          if (kind === 'write') {
+            const statuses = await bench.write(tier, namespace, hashes, payloadBytes);
+            names.forEach((name, i) => {
+              if (!evicted()) expect(statuses[i]).toBe(held.has(name) ? 'held' : 'stored');
+              held.add(name);
+            });
+          } else if (kind === 'read') {
+            const statuses = await bench.read(tier, namespace, hashes, payloadBytes);
+            names.forEach((name, i) => {
+              const expected = held.has(name) ? (evicted() ? ['ready', 'missing'] : ['ready']) : ['missing'];
+              expect(expected).toContain(statuses[i]);
+            });
+          } else if (kind === 'remove') {
+            const count = tier.remove(namespace, hashes, 'asked');
+            const expected = names.filter((name) => held.delete(name)).length;
+            if (evicted()) expect(count).toBeLessThanOrEqual(expected);
+            else expect(count).toBe(expected);
+          } else if (kind === 'touch') tier.touch(namespace, hashes);
+          else {
+            const gap = names.findIndex((name) => !held.has(name));
+            const expected = gap === -1 ? names.length : gap;
+            const count = tier.lookup(namespace, hashes);
+            if (evicted()) expect(count).toBeLessThanOrEqual(expected);
+            else expect(count).toBe(expected);
+          }
+          tier.checkIntegrity();
+          expect(tier.stats().bytes).toBeLessThanOrEqual(tier.stats().capacityBytes);
+        }
+      });
+      await fc.assert(property, { numRuns: options.runs ?? 20 });
+    });
+
+    it('ends overlapping reads and writes, each block once', async () => {
+      const all = Array.from({ length: 40 }, (_, i) => hashNamed(`overlap ${i}`));
+      const batches = Array.from({ length: 8 }, (_, i) => all.slice(i * 5, i * 5 + 5));
+      const writes = batches.map((batch) => bench.write(tier, space, batch, payloadBytes));
+      const reads = batches.map((batch) => bench.read(tier, space, batch, payloadBytes));
+      for (const statuses of await Promise.all(reads)) {
+        for (const status of statuses) expect(['ready', 'missing']).toContain(status);
+      }
+      expect((await Promise.all(writes)).flat()).toEqual(all.map(() => 'stored'));
+      expect((await bench.read(tier, space, all, payloadBytes)).every((status) => status === 'ready')).toBe(true);
+    });
+  });
+}
