@@ -145,7 +145,7 @@ const tierOf = ({ tokensByTier }: Completion): string =>
 
 function report(asked: readonly Asked[], { identical, right, ratios }: Verdict): string {
   const row = (cells: readonly string[]): string =>
-    `  ${cells.map((cell, i) => (i < 2 ? cell.padEnd([8, 14][i]!) : cell.padStart([7, 7, 11, 9][i - 2]!))).join('  ')}`;
+    `  ${cells.map((cell, i) => (i < 2 ? cell.padEnd([8, 20][i]!) : cell.padStart([7, 7, 11, 9][i - 2]!))).join('  ')}`;
   const lines = asked.map(({ name, question, completion }) =>
     row([
       name,
