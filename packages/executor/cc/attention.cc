@@ -67,6 +67,7 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
   }
   std::fill(result, result + rows * dim, 0.0f);
 
+  const bool few = rows <= kFewRows;
   const int64_t first_position = task.sequence->computed + task.first;
   const int64_t end = first_position + task.count;
   const int64_t window = shape_.windows[static_cast<size_t>(layer)];
@@ -74,24 +75,32 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
 
   for (int64_t tile = begin / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
     const int64_t tokens = std::min(kKeyTile, end - tile);
-    // Gather the tile: pieces of up to one block, each contiguous [token][dim].
-    for (int64_t token = 0; token < tokens;) {
-      const int64_t position = tile + token, slot = position % pool_.block_tokens;
-      const int64_t count = std::min(pool_.block_tokens - slot, tokens - token);
-      const int64_t block = task.sequence->table[position / pool_.block_tokens];
-      const size_t bytes = static_cast<size_t>(count * dim) * 4;
-      memcpy(keys + token * dim, pool_.head(block, layer, 0, task.kv_head) + slot * dim, bytes);
-      memcpy(values + token * dim, pool_.head(block, layer, 1, task.kv_head) + slot * dim, bytes);
-      token += count;
-    }
-    const bool few = rows <= kFewRows;
-    if (few) {
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t key = 0; key < tokens; ++key) {
-          scores[row * kKeyTile + key] = Dot(queries + row * dim, keys + key * dim, dim);
-        }
+    // The tile lies in pieces of up to one block, each contiguous [token][dim]: fn(first token, count, piece).
+    const auto for_pieces = [&](int64_t kv, const auto& fn) {
+      for (int64_t token = 0; token < tokens;) {
+        const int64_t position = tile + token, slot = position % pool_.block_tokens;
+        const int64_t count = std::min(pool_.block_tokens - slot, tokens - token);
+        const int64_t block = task.sequence->table[position / pool_.block_tokens];
+        fn(token, count, pool_.head(block, layer, kv, task.kv_head) + slot * dim);
+        token += count;
       }
+    };
+    if (few) {  // decode: each key is read once, where it lies
+      for_pieces(0, [&](int64_t token, int64_t count, const float* piece) {
+        for (int64_t key = 0; key < count; ++key) {
+          for (int64_t row = 0; row < rows; ++row) {
+            scores[row * kKeyTile + token + key] = Dot(queries + row * dim, piece + key * dim, dim);
+          }
+        }
+      });
     } else {
+      const auto gather_to = [&](float* target) {
+        return [=](int64_t token, int64_t count, const float* piece) {
+          memcpy(target + token * dim, piece, static_cast<size_t>(count * dim) * 4);
+        };
+      };
+      for_pieces(0, gather_to(keys));
+      for_pieces(1, gather_to(values));
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(rows), static_cast<int>(tokens),
                   static_cast<int>(dim), 1.0f, queries, static_cast<int>(dim), keys, static_cast<int>(dim), 0.0f, scores,
                   static_cast<int>(kKeyTile));
@@ -117,13 +126,13 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
       }
     }
     if (few) {
-      for (int64_t key = 0; key < tokens; ++key) {
-        for (int64_t row = 0; row < rows; ++row) {
-          const float weight = scores[row * kKeyTile + key];
-          float* target = result + row * dim;
-          for (int64_t i = 0; i < dim; ++i) target[i] += weight * values[key * dim + i];
+      for_pieces(1, [&](int64_t token, int64_t count, const float* piece) {
+        for (int64_t key = 0; key < count; ++key) {
+          for (int64_t row = 0; row < rows; ++row) {
+            AddScaled(result + row * dim, piece + key * dim, scores[row * kKeyTile + token + key], dim);
+          }
         }
-      }
+      });
     } else {
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(rows), static_cast<int>(dim),
                   static_cast<int>(tokens), 1.0f, scores, static_cast<int>(kKeyTile), values, static_cast<int>(dim),

@@ -79,10 +79,12 @@ Napi::Value Digest(const Napi::CallbackInfo& info) {
       ->Start();
 }
 
-// Best rate per second over a few rounds of `round(thread)`, which does `amount` units on each of `threads` threads.
-double BestRate(int threads, double amount, const std::function<void(int)>& round) {
+constexpr int kRepeats = 7;
+
+// Best rate per second over `repeats` rounds of `round(thread)`, which does `amount` units on each of `threads` threads.
+double BestRate(int repeats, int threads, double amount, const std::function<void(int)>& round) {
   double best = 0;
-  for (int repeat = 0; repeat < 7; ++repeat) {
+  for (int repeat = 0; repeat < repeats; ++repeat) {
     const auto start = std::chrono::steady_clock::now();
     std::vector<std::thread> running;
     for (int t = 1; t < threads; ++t) running.emplace_back(round, t);
@@ -111,7 +113,7 @@ Napi::Value SgemmRate(const Napi::CallbackInfo& info) {
     std::minstd_rand random(1);
     for (size_t i = 0; i < 2 * n * n; ++i) memory.floats()[i] = static_cast<float>(random() % 1000) / 1000.0f - 0.5f;
     openblas_set_num_threads(threads);
-    const double rate = BestRate(1, 2.0 * size * size * size, [&](int) {
+    const double rate = BestRate(kRepeats, 1, 2.0 * size * size * size, [&](int) {
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size, size, size, 1.0f, memory.floats(), size,
                   memory.floats() + n * n, size, 0.0f, memory.floats() + 2 * n * n, size);
     });
@@ -124,13 +126,13 @@ Napi::Value SgemmRate(const Napi::CallbackInfo& info) {
 Napi::Value MemcpyRate(const Napi::CallbackInfo& info) {
   const auto piece = static_cast<size_t>(info[0].ToNumber().Int64Value());
   const auto total = static_cast<size_t>(info[1].ToNumber().Int64Value()) / piece * piece;
-  const int threads = info[2].ToNumber().Int32Value();
-  return RateTask(info, [piece, total, threads] {
+  const int threads = info[2].ToNumber().Int32Value(), repeats = info[3].ToNumber().Int32Value();
+  return RateTask(info, [piece, total, threads, repeats] {
     Memory source(total, "the memcpy measurement"), target(total, "the memcpy measurement");
     memset(source.data(), 1, total);
     memset(target.data(), 2, total);
     const size_t share = total / static_cast<size_t>(threads) / piece;
-    return BestRate(threads, static_cast<double>(share * piece), [&](int thread) {
+    return BestRate(repeats, threads, static_cast<double>(share * piece), [&](int thread) {
       for (size_t i = 0; i < share; ++i) {
         const size_t at = (static_cast<size_t>(thread) * share + i) * piece;
         memcpy(target.data() + at, source.data() + at, piece);
@@ -148,7 +150,7 @@ Napi::Value ReadRate(const Napi::CallbackInfo& info) {
     memset(memory.data(), 1, total);
     const size_t share = total / 4 / static_cast<size_t>(threads);
     std::vector<float> sums(static_cast<size_t>(threads) * 16);
-    const double rate = BestRate(threads, static_cast<double>(share * 4), [&](int thread) {
+    const double rate = BestRate(kRepeats, threads, static_cast<double>(share * 4), [&](int thread) {
       const float* from = memory.floats() + static_cast<size_t>(thread) * share;
       float sum = 0;
 #pragma omp simd reduction(+ : sum)

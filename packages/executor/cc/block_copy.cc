@@ -10,43 +10,44 @@
 namespace kvtier {
 namespace {
 
-constexpr size_t kStageBytes = 16 << 10;
+constexpr size_t kStageBytes = 2 << 10;
+constexpr size_t kLineBytes = 64;
+constexpr size_t kPrefetchBytes = 2 << 10;  // ahead, also over the hash of the stage; never faults
 
-// Whole 64-byte lines past the caches; target aligned to 64.
-void StreamLines(uint8_t* target, const uint8_t* source, size_t lines) {
-  for (size_t line = 0; line < lines; ++line, target += 64, source += 64) {
+// One line to the stage and past the caches to the target, both aligned to 64; the source need not be.
+inline void CopyLine(uint8_t* target, uint8_t* stage, const uint8_t* source) {
 #if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(target), _mm512_loadu_si512(source));
-#elif defined(__AVX__)
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(target), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + 32),
-                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + 32)));
+  const __m512i line = _mm512_loadu_si512(source);
+  _mm512_store_si512(stage, line);
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(target), line);
 #else
-    memcpy(target, source, 64);
+  for (size_t i = 0; i < kLineBytes; i += 16) {
+    const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i));
+    _mm_store_si128(reinterpret_cast<__m128i*>(stage + i), part);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(target + i), part);
+  }
 #endif
-  }
-}
-
-void StreamPiece(uint8_t* target, const uint8_t* source, size_t bytes) {
-  if (reinterpret_cast<uintptr_t>(target) % 64 != 0) {
-    memcpy(target, source, bytes);
-    return;
-  }
-  StreamLines(target, source, bytes / 64);
-  memcpy(target + bytes / 64 * 64, source + bytes / 64 * 64, bytes % 64);
 }
 
 }  // namespace
 
 uint64_t CopyAndHash(uint8_t* target, const uint8_t* source, size_t bytes) {
-  alignas(64) uint8_t stage[kStageBytes];
+  alignas(kLineBytes) uint8_t stage[kStageBytes];
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
+  const bool aligned = reinterpret_cast<uintptr_t>(target) % kLineBytes == 0;
   for (size_t done = 0; done < bytes; done += kStageBytes) {
     const size_t piece = std::min(kStageBytes, bytes - done);
-    memcpy(stage, source + done, piece);
+    if (aligned && piece == kStageBytes) {
+      for (size_t i = 0; i < kStageBytes; i += kLineBytes) {
+        _mm_prefetch(reinterpret_cast<const char*>(source + done + i + kPrefetchBytes), _MM_HINT_T0);
+        CopyLine(target + done + i, stage + i, source + done + i);
+      }
+    } else {
+      memcpy(stage, source + done, piece);
+      memcpy(target + done, stage, piece);
+    }
     XXH3_64bits_update(&state, stage, piece);
-    StreamPiece(target + done, stage, piece);
   }
   _mm_sfence();  // streaming stores are visible before anyone is told that the copy has ended
   return XXH3_64bits_digest(&state);

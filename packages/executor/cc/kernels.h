@@ -25,6 +25,18 @@ inline float Exp(float x) {
   return x < -87.0f ? 0.0f : p * scale;
 }
 
+inline float Dot(const float* a, const float* b, int64_t count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+inline void AddScaled(float* target, const float* source, float scale, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) target[i] += scale * source[i];
+}
+
 // target[i] = source[i] / rms(source) * weight[i]
 void RmsNorm(float* target, const float* source, const float* weight, int64_t count, float eps);
 // Rotates one head in place, Hugging Face's half split: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
@@ -32,7 +44,6 @@ void Rope(float* head, const float* cos, const float* sin, int64_t half);
 // gate[i] = gate[i] * sigmoid(gate[i]) * up[i]
 void SwiGlu(float* gate, const float* up, int64_t count);
 void AddBias(float* row, const float* bias, int64_t count);
-float Dot(const float* a, const float* b, int64_t count);
 // row[i] = exp(row[i] - max); returns the sum.
 float ExpSum(float* row, float max, int64_t count);
 float Max(const float* row, int64_t count);

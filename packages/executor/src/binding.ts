@@ -103,8 +103,8 @@ export interface ExecutorBinding {
   digestFile(path: string): Promise<Uint8Array>;
   /** FLOP/s of one big square sgemm on OpenBLAS's own threads. */
   sgemmRate(size: number, threads: number): Promise<number>;
-  /** Bytes/s of memcpy in pieces over `totalBytes`. */
-  memcpyRate(pieceBytes: number, totalBytes: number, threads: number): Promise<number>;
+  /** Bytes/s of memcpy in pieces over `totalBytes`, the best of `repeats`. */
+  memcpyRate(pieceBytes: number, totalBytes: number, threads: number, repeats: number): Promise<number>;
   /** Bytes/s of reading `totalBytes`. */
   readRate(totalBytes: number, threads: number): Promise<number>;
 }
