@@ -13,7 +13,8 @@ import type { Timers } from './timers.ts';
 
 export interface MatchOptions {
   readonly hashBytes: number;
-  readonly lookupDeadlineMs: number;
+  /** undefined: as the planner says. */
+  readonly lookupDeadlineMs: number | undefined;
   readonly planner: LoadPlanner;
   readonly timers: Timers;
   readonly counters: ConnectorCounters;
@@ -90,7 +91,8 @@ export class MatchTable {
   }
 
   #lookUp(session: Session, requestId: string, entry: Entry, hashes: Buffer): void {
-    const { counters, timers, planner, lookupDeadlineMs, onWake } = this.#options;
+    const { counters, timers, planner, hashBytes, onWake } = this.#options;
+    const deadlineMs = this.#options.lookupDeadlineMs ?? planner.lookupDeadlineMs(hashes.length / hashBytes);
     const askedAtMs = timers.nowMs();
     counters.lookups++;
     const known = (hit: Hit): void => {
@@ -98,12 +100,12 @@ export class MatchTable {
       this.#know(entry, hit);
       onWake();
     };
-    session.link.call({ $case: 'lookup', value: { hashes } }, 'lookup', lookupDeadlineMs).then(
+    session.link.call({ $case: 'lookup', value: { hashes } }, 'lookup', deadlineMs).then(
       (answer) => {
         planner.observeRoundTrip((timers.nowMs() - askedAtMs) * 1_000);
         const hit = { spans: answer.spans, estimatedUs: answer.estimatedUs };
         const held = heldOf(hit);
-        if (held !== answer.held || held * this.#options.hashBytes > hashes.length) {
+        if (held !== answer.held || held * hashBytes > hashes.length) {
           session.link.end(new KvError('PROTOCOL', `${answer.held} blocks held in spans of ${held} blocks`));
           return known({ spans: [], estimatedUs: 0 });
         }

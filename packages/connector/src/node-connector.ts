@@ -26,7 +26,7 @@ export interface ConnectorOptions {
   readonly hashBytes: number;
   /** No load takes longer, whatever it saves. */
   readonly loadDeadlineMs: number;
-  /** A lookup that takes longer counts as a miss. */
+  /** A lookup that takes longer counts as a miss; default: a share of the time to compute what it asks for. */
   readonly lookupDeadlineMs?: number;
   /** Blocks that may be on their way out at a time. */
   readonly maxStoreBlocks?: number;
@@ -46,7 +46,6 @@ export interface NodeConnector extends Connector {
   stats(deadlineMs?: number): Promise<StatsResult | null>;
 }
 
-const defaultLookupDeadlineMs = 50;
 const defaultMaxStoreBlocks = 4_096;
 /** When closing, stores in flight may take this long to be confirmed. */
 const drainDeadlineMs = 2_000;
@@ -76,7 +75,7 @@ class CacheNodeConnector implements NodeConnector {
     this.#planner = new LoadPlanner(kv.blockTokens, options.loadDeadlineMs);
     this.#matches = new MatchTable({
       hashBytes: options.hashBytes,
-      lookupDeadlineMs: options.lookupDeadlineMs ?? defaultLookupDeadlineMs,
+      lookupDeadlineMs: options.lookupDeadlineMs,
       planner: this.#planner,
       timers: this.#timers,
       counters: this.counters,

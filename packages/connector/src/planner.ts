@@ -64,6 +64,10 @@ const maxCorrection = 32;
 const correctionHalfLifeMs = 10_000;
 /** A deadline shorter than this only cuts loads because of a hiccup of the machine. */
 const minDeadlineMs = 250;
+/** A lookup may cost this share of the time to compute what it asks for, within bounds. */
+const lookupShare = 0.2;
+const minLookupMs = 100;
+const maxLookupMs = 500;
 
 export class LoadPlanner {
   readonly #blockTokens: number;
@@ -126,7 +130,7 @@ export class LoadPlanner {
       // Cost is linear inside a span, so that its end is the best of it, unless the deadline cuts it.
       const each = copyUs + (span.tier === arenaTier ? 0 : bringUs);
       const left = this.#loadDeadlineMs * 1_000 - loadUs;
-      const fits = each > 0 ? Math.min(span.count, Math.max(0, Math.floor(left / each))) : span.count;
+      const fits = left < 0 ? 0 : each > 0 ? Math.min(span.count, Math.floor(left / each)) : span.count;
       blocks += fits;
       loadUs += fits * each;
       const computeUs = (perBlockUs ?? 0) * (held - blocks);
@@ -143,5 +147,12 @@ export class LoadPlanner {
     const computeUs = this.computeUs(blocks);
     if (computeUs === undefined) return this.#loadDeadlineMs;
     return Math.min(this.#loadDeadlineMs, Math.max(minDeadlineMs, Math.ceil(computeUs / 1_000)));
+  }
+
+  /** How long a lookup of `blocks` blocks may take before it counts as a miss. */
+  lookupDeadlineMs(blocks: number): number {
+    const computeUs = this.computeUs(blocks);
+    if (computeUs === undefined) return maxLookupMs; // a process that has just started is slow itself
+    return Math.min(maxLookupMs, Math.max(minLookupMs, Math.ceil((computeUs * lookupShare) / 1_000)));
   }
 }
