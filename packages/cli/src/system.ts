@@ -6,7 +6,7 @@
  * arena file) is created and removed only under that lock, so leftovers of a killed life can be cleared without looking twice.
  */
 import { rmSync } from 'node:fs';
-import { createServer } from 'node:net';
+import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import type { CacheNodeConfig, CoordinatorConfig, EngineWorkerConfig } from '@kvtier/config';
@@ -49,7 +49,7 @@ const mainOf = (service: string): string =>
  * @throws KvError: one line that says what, where and how to mend it; nothing is left running
  */
 export async function startSystem(options: UpOptions, events: SystemEvents, abort?: AbortSignal): Promise<System> {
-  await requireFreePort(options.port);
+  const port = await freePort(options.port);
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);
   let runDir: string | undefined;
@@ -64,7 +64,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     const model = await resolveModel(options.model, quarters(events.onEvent));
     const budgets = options.tier ? planBudgets(options, dataDir, events) : { arenaBytes: 0, diskBytes: 0 };
     const supervisor = new Supervisor({
-      services: planServices(options, { dataDir, runDir, model, ...budgets }),
+      services: planServices(options, { port, dataDir, runDir, model, ...budgets }),
       ...events,
     });
     const onAbort = (): void => void supervisor.stop();
@@ -121,6 +121,7 @@ function planBudgets(options: UpOptions, dataDir: string, events: SystemEvents) 
 }
 
 interface Plan {
+  readonly port: number;
   readonly dataDir: string;
   readonly runDir: string;
   readonly model: { readonly name: string; readonly dir: string };
@@ -133,7 +134,7 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   const { logLevel } = options;
   const nodeSocket = join(plan.runDir, 'node.sock');
   const engine = `unix:${join(plan.runDir, 'engine.sock')}`;
-  const coordinator: CoordinatorConfig = { host, port: options.port, engine, logLevel };
+  const coordinator: CoordinatorConfig = { host, port: plan.port, engine, logLevel };
   const worker: Partial<EngineWorkerConfig> = {
     modelDir: plan.model.dir,
     servedName: plan.model.name,
@@ -162,14 +163,18 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   ];
 }
 
-/** Says so before anything is started; the coordinator still has the last word when it binds. */
-async function requireFreePort(port: number): Promise<void> {
+/**
+ * The port, or for 0 a free one, which a door that starts again keeps. A taken port is told before anything is started; the
+ * coordinator still has the last word when it binds.
+ */
+async function freePort(port: number): Promise<number> {
   const probe = createServer();
   try {
     await new Promise<void>((resolve, reject) => {
       probe.once('error', reject);
       probe.listen(port, host, resolve);
     });
+    return (probe.address() as AddressInfo).port;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     const reason =
