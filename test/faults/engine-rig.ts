@@ -4,7 +4,7 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -37,6 +37,8 @@ export class Service {
   readonly #config: object;
   #child: ChildProcess | undefined;
   said = '';
+  /** What it said when it was ready, at each start. */
+  readonly ready: Record<string, unknown>[] = [];
 
   constructor(name: string, config: object) {
     this.#name = name;
@@ -58,8 +60,9 @@ export class Service {
     child.stderr!.setEncoding('utf8').on('data', (text: string) => {
       this.said = (this.said + text).slice(-20_000);
     });
-    const ready = await Promise.race([once(child, 'message').then(() => true), once(child, 'exit').then(() => false)]);
-    if (!ready) throw new Error(`${this.#name} did not start: ${this.said}`);
+    const message = await Promise.race([once(child, 'message'), once(child, 'exit').then(() => undefined)]);
+    if (message === undefined) throw new Error(`${this.#name} did not start: ${this.said}`);
+    this.ready.push((message as [{ ready: Record<string, unknown> }])[0].ready);
   }
 
   /** Send a signal; after SIGKILL or SIGTERM wait for the end and return the exit code. */
@@ -86,7 +89,6 @@ export class EngineRig {
   readonly judge = this.#worker('judge', null);
   readonly #clients: EngineClient[] = [];
   readonly #tokenizer = loadTokenizer(modelDir);
-  readonly #arenasBefore = arenaFiles();
   readonly #right = new Map<string, number[]>();
 
   #worker(name: string, cacheNodeSocket: string | null): Service {
@@ -125,8 +127,8 @@ export class EngineRig {
     return known;
   }
 
-  /** Arena files that were not there before. */
-  newArenas = (): string[] => arenaFiles().filter((name) => !this.#arenasBefore.includes(name));
+  /** Arena files of all lives of the node that are there now. */
+  arenas = (): string[] => this.node.ready.map(({ arenaPath }) => String(arenaPath)).filter(existsSync);
 
   async close(): Promise<void> {
     for (const client of this.#clients) client.close();
@@ -135,8 +137,6 @@ export class EngineRig {
     rmSync(this.folder, { recursive: true, force: true });
   }
 }
-
-const arenaFiles = (): string[] => readdirSync('/dev/shm').filter((name) => name.startsWith('kvtier'));
 
 /** One greedy request. @throws KvError */
 export function ask(client: EngineClient, promptTokenIds: number[], maxTokens = 6): Promise<Answer> {
