@@ -12,8 +12,9 @@ export interface StoreLimits {
   readonly maxFetchBytes: number;
   /** One read of a lower tier: large enough for its bandwidth, small enough to share it between loads. */
   readonly fetchBatchBytes: number;
-  /** Waiting for or in a write to one lower tier; these blocks cannot be evicted from the arena. */
+  /** Waiting for or in a write to one lower tier. */
   readonly maxWriteDownBytes: number;
+  /** One write. What is being written cannot be evicted from the arena. */
   readonly writeDownBatchBytes: number;
   /** Writes in flight to one tier while nothing is being loaded, and while something is. */
   readonly writeDownsIdle: number;
@@ -37,8 +38,8 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxLoads: 256,
     maxFetchBytes: Math.min(256 << 20, share(4)),
     fetchBatchBytes: 16 << 20,
-    maxWriteDownBytes: share(2),
-    writeDownBatchBytes: 16 << 20,
+    maxWriteDownBytes: arenaBytes,
+    writeDownBatchBytes: Math.min(16 << 20, share(16)),
     writeDownsIdle: 4,
     writeDownsUnderDemand: 1,
     maxPinnedBytes: share(8),

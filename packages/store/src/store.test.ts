@@ -72,7 +72,7 @@ describe('reserve and commit', () => {
 });
 
 describe('write-down', () => {
-  test('committed blocks are pinned until the tier has answered; refusals are counted and keep the block', async () => {
+  test('blocks are pinned while they are written; refusals are counted and keep the block', async () => {
     const bench = new Bench(2);
     const engine = bench.engine();
     engine.put(chain('x', 2));
@@ -82,6 +82,18 @@ describe('write-down', () => {
     expect(bench.store.counters.get('writedown.disk.refused.tier')).toBe(2);
     expect(engine.lookup(chain('x', 2)).held).toBe(2);
     expect(engine.put(chain('y', 1))).toEqual(['reserved']);
+  });
+
+  test('a slow disk does not keep new blocks out: what waits may be evicted, and is counted', async () => {
+    const bench = new Bench(4, { writeDownsIdle: 1, writeDownBatchBytes: 1 });
+    const engine = bench.engine();
+    engine.put(chain('x', 4));
+    expect(engine.put(chain('y', 3))).toEqual(['reserved', 'reserved', 'reserved']);
+    expect(engine.lookup(chain('x', 4)).held).toBe(1); // the one that is being written
+    while (bench.answer('write', 'stored')) await settled();
+    expect(bench.store.counters.get('writedown.disk.refused.evicted')).toBe(3);
+    expect(bench.disk.stats().blocks).toBe(4);
+    expect(bench.store.stats().counters['writedown.disk.pending_bytes']).toBe(0);
   });
 
   test('the queue is bounded', () => {

@@ -1,9 +1,10 @@
 /**
  * Write-through of committed blocks to one lower tier, in the background.
  *
- * Invariants: at most `maxWriteDownBytes` wait or are written, and only these are pinned for it; a block that does not
- * fit, or that the tier refuses, is counted under its reason and stays in the arena as it was; reads of the tier go
- * first; whatever a batch ends with, its pins go and the queue moves on.
+ * Invariants: at most `maxWriteDownBytes` wait; only what is being written is pinned, so that a slow disk never keeps new
+ * blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from their tail, so what
+ * is left is still a prefix) or that the tier refuses is counted under its reason. Reads of the tier go first. Whatever
+ * a batch ends with, its pins go and the queue moves on.
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -54,7 +55,7 @@ export class WriteDown {
 
   /** The block has just been published in the arena. Returns false, counted, when it will not be written. */
   add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
-    const { tier, arena, pins, limits, counters } = this.#options;
+    const { tier, arena, limits, counters } = this.#options;
     const refused = this.#closed
       ? 'closing'
       : this.#bytes + payloadBytes > limits.maxWriteDownBytes
@@ -64,7 +65,6 @@ export class WriteDown {
       counters.add(`writedown.${tier.name}.refused.${refused}`);
       return false;
     }
-    pins.pin(namespace, hash);
     this.#queue.push({ namespace, hash, slot: arena.get(namespace, hash)!.slot, payloadBytes });
     this.#bytes += payloadBytes;
     return true;
@@ -76,8 +76,10 @@ export class WriteDown {
     while (this.#head < this.#queue.length) {
       if (this.#inFlight >= (hasDemand() && !this.#closed ? limits.writeDownsUnderDemand : limits.writeDownsIdle))
         return;
+      const batch = this.#takeBatch();
+      if (batch.length === 0) continue; // evicted, all of them
       this.#inFlight++;
-      void this.#write(this.#takeBatch());
+      void this.#write(batch);
     }
     if (this.#inFlight === 0) this.#onIdle?.();
   }
@@ -97,19 +99,27 @@ export class WriteDown {
     if (drained) return;
     const dropped = this.#queue.splice(this.#head);
     counters.add(`writedown.${tier.name}.refused.closing`, dropped.length);
-    for (const entry of dropped) this.#forget(entry);
+    for (const { payloadBytes } of dropped) this.#bytes -= payloadBytes;
     log.warn({ tier: tier.name, blocks: dropped.length }, 'closing: blocks were not written down in time');
   }
 
+  /** The next blocks of one namespace that are still there, pinned. */
   #takeBatch(): Entry[] {
+    const { arena, pins, counters, tier } = this.#options;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
     let bytes = 0;
     for (let entry = this.#queue[this.#head]; entry?.namespace.key === namespace.key; entry = this.#queue[this.#head]) {
       if (batch.length > 0 && bytes + entry.payloadBytes > this.#options.limits.writeDownBatchBytes) break;
+      this.#head++;
+      if (arena.get(namespace, entry.hash)?.slot !== entry.slot) {
+        counters.add(`writedown.${tier.name}.refused.evicted`);
+        this.#bytes -= entry.payloadBytes;
+        continue;
+      }
+      pins.pin(namespace, entry.hash);
       batch.push(entry);
       bytes += entry.payloadBytes;
-      this.#head++;
     }
     if (this.#head > 1024 && this.#head * 2 > this.#queue.length) {
       this.#queue = this.#queue.slice(this.#head);
