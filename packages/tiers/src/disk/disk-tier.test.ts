@@ -1,0 +1,345 @@
+/** The disk tier over restarts, damage and a world that refuses. What every tier must do is in conformance.test.ts. */
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+import { decodeHeader, type HashKey, headerBytes, slotBytesFor } from '@kvtier/identity';
+import fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { hashNamed, namespaceNamed, silentLog, TestBench } from '../testing/objects.ts';
+import { DiskTier, type DiskTierOptions } from './disk-tier.ts';
+
+const payloadBytes = 12_000;
+const space = namespaceNamed('disk');
+const capacityBytes = 4 << 20;
+const segmentBytes = 256 << 10;
+const names = (prefix: string, count: number): HashKey[] =>
+  Array.from({ length: count }, (_, i) => hashNamed(`${prefix}${i}`));
+
+let bench: TestBench;
+let dir: string;
+beforeEach(() => {
+  bench = new TestBench();
+  dir = join(bench.dir, 'segments');
+});
+afterEach(() => bench.dispose());
+
+const open = (options: Partial<DiskTierOptions> = {}): Promise<DiskTier> =>
+  DiskTier.open({
+    ...{
+      dir,
+      capacityBytes,
+      segmentBytes,
+      arena: bench.arena,
+      slots: bench.tier,
+      log: silentLog,
+      io: { backend: 'threads' },
+    },
+    ...options,
+  });
+const segmentFiles = (): string[] => readdirSync(dir).filter((name) => name.endsWith('.kvs'));
+const bytesOnDisk = (): number =>
+  readdirSync(dir).reduce((sum, name) => sum + statSync(join(dir, name)).blocks * 512, statSync(dir).blocks * 512);
+/** Everything as it lies on the disk now, as after SIGKILL: no close, no checkpoint. */
+function crash(tier: DiskTier): () => Promise<void> {
+  const copies = readdirSync(dir).map((name) => ({ name, bytes: readFileSync(join(dir, name)) }));
+  return async () => {
+    await tier.close();
+    rmSync(dir, { recursive: true });
+    mkdirSync(dir);
+    for (const { name, bytes } of copies) writeFileSync(join(dir, name), bytes);
+  };
+}
+
+describe('restart', () => {
+  it('finds everything after a clean close, in the order of its use', async () => {
+    const chain = names('clean', 40);
+    let tier = await open();
+    await bench.write(tier, space, chain, payloadBytes);
+    tier.touch(space, chain.slice(0, 3));
+    await tier.close();
+    expect(existsSync(join(dir, 'checkpoint.kvc'))).toBe(true);
+    tier = await open();
+    expect(existsSync(join(dir, 'checkpoint.kvc'))).toBe(false);
+    expect(tier.lookup(space, chain)).toBe(40);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    tier.checkIntegrity();
+    await tier.close();
+  });
+
+  it('finds every stored block after a crash, in sealed and in open segments', async () => {
+    const chain = names('crash', 50); // 16 to a segment: three sealed, one open
+    const tier = await open();
+    for (let from = 0; from < 50; from += 5) await bench.write(tier, space, chain.slice(from, from + 5), payloadBytes);
+    const restore = crash(tier);
+    const before = tier.stats();
+    await restore();
+    const again = await open();
+    expect(again.lookup(space, chain)).toBe(50);
+    expect(await bench.read(again, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    expect(again.stats().blocks).toBe(before.blocks);
+    expect(again.stats().bytes).toBeLessThanOrEqual(capacityBytes);
+    again.checkIntegrity();
+    await bench.write(again, space, names('more', 20), payloadBytes);
+    expect(again.lookup(space, chain)).toBe(50);
+    await again.close();
+  });
+
+  it('does not bring back what a former generation of a recycled file held', async () => {
+    const tier = await open();
+    for (let round = 0; round < 40; round++) await bench.write(tier, space, names(`round ${round}.`, 16), payloadBytes);
+    const held = new Set<number>();
+    for (let round = 0; round < 40; round++) if (tier.lookup(space, names(`round ${round}.`, 1)) === 1) held.add(round);
+    const { blocks } = tier.stats();
+    await crash(tier)();
+    const again = await open();
+    expect(again.stats().blocks).toBeGreaterThanOrEqual(blocks); // what was just evicted may still lie there whole
+    for (let round = 0; round < 40; round++) {
+      const statuses = await bench.read(again, space, names(`round ${round}.`, 16), payloadBytes);
+      if (held.has(round)) expect(statuses[0]).toBe('ready');
+      for (const status of statuses) expect(['ready', 'missing']).toContain(status);
+    }
+    expect(again.stats().corrupt).toBe(0);
+    await again.close();
+  });
+
+  it('does not bring back what was removed', async () => {
+    const chain = names('removed', 30);
+    const tier = await open();
+    await bench.write(tier, space, chain, payloadBytes);
+    expect(tier.remove(space, [chain[0]!, chain[29]!], 'corrupt')).toBe(2);
+    await tier.close(); // the marks are written
+    rmSync(join(dir, 'checkpoint.kvc'));
+    const again = await open();
+    const statuses = await bench.read(again, space, chain, payloadBytes);
+    expect([statuses[0], statuses[29]]).not.toContain('ready');
+    expect(statuses.slice(1, 29)).toEqual(chain.slice(1, 29).map(() => 'ready'));
+    await again.close();
+  });
+
+  it('keeps to a budget that became smaller, and leaves foreign files alone', async () => {
+    const tier = await open();
+    await bench.write(tier, space, names('shrink', 200), payloadBytes);
+    await tier.close();
+    writeFileSync(join(dir, 'notes.txt'), 'mine');
+    writeFileSync(join(dir, 'segment-7.kvs'), 'not one of ours by name');
+    const smaller = await open({ capacityBytes: 1 << 20 });
+    expect(smaller.stats().bytes).toBeLessThanOrEqual(1 << 20);
+    await bench.write(smaller, space, names('later', 100), payloadBytes);
+    expect(segmentFiles().length * segmentBytes).toBeLessThanOrEqual(1 << 20);
+    expect(readFileSync(join(dir, 'notes.txt'), 'utf8')).toBe('mine');
+    expect(existsSync(join(dir, 'segment-7.kvs'))).toBe(true);
+    rmSync(join(dir, 'segment-7.kvs'));
+    await smaller.close();
+    const other = await open({ segmentBytes: 128 << 10 }); // files of two sizes
+    for (let i = 0; i < 20; i++) await bench.write(other, space, names(`two sizes ${i}.`, 16), payloadBytes);
+    other.checkIntegrity();
+    expect(bytesOnDisk()).toBeLessThanOrEqual(capacityBytes);
+    await other.close();
+  });
+
+  it('is held by one at a time', async () => {
+    const tier = await open();
+    await expect(open()).rejects.toThrow(expect.objectContaining({ code: 'LOCKED' }));
+    await tier.close();
+    await (await open()).close();
+  });
+});
+
+describe('damage', () => {
+  const chain = names('damage', 20);
+  /** The bytes of a folder of 20 blocks: one sealed segment, one open one. */
+  async function stored(): Promise<{ name: string; bytes: Buffer }[]> {
+    const tier = await open();
+    await bench.write(tier, space, chain, payloadBytes);
+    await crash(tier)();
+    return segmentFiles().map((name) => ({ name, bytes: readFileSync(join(dir, name)) }));
+  }
+  function put(files: { name: string; bytes: Buffer }[]): void {
+    for (const { name, bytes } of files) writeFileSync(join(dir, name), bytes);
+    rmSync(join(dir, 'checkpoint.kvc'), { force: true });
+  }
+  /** Reads everything; TestBench.read throws on a wrong block. Returns how many are right. */
+  async function survivors(): Promise<number> {
+    const tier = await open();
+    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    for (const status of statuses) expect(['ready', 'missing', 'corrupt']).toContain(status);
+    expect(tier.stats().corrupt).toBe(statuses.filter((status) => status === 'corrupt').length);
+    expect(tier.stats().inService).toBe(true);
+    tier.checkIntegrity();
+    expect(bytesOnDisk()).toBeLessThanOrEqual(capacityBytes);
+    await tier.close();
+    return statuses.filter((status) => status === 'ready').length;
+  }
+
+  it('never delivers a wrong block for any flipped byte', async () => {
+    const files = await stored();
+    expect(await survivors()).toBe(20);
+    const objectBytes = slotBytesFor(payloadBytes);
+    const places = [
+      ...Array.from({ length: 24 }, (_, i) => i * 3), // segment header
+      ...Array.from({ length: 36 }, (_, i) => 4096 + i * 7), // object header
+      ...Array.from({ length: 20 }, (_, i) => 4096 + headerBytes + i * 599), // payload
+      4096 + objectBytes + 120, // length of the second object's payload
+      ...Array.from({ length: 20 }, (_, i) => segmentBytes - 1 - i * 61), // footer
+    ];
+    const property = fc.asyncProperty(
+      fc.constantFrom(...files.keys()),
+      fc.integer({ min: 1, max: 255 }),
+      fc.integer({ min: 0, max: segmentBytes - 1 }),
+      async (number, mask, random) => {
+        put(files.map((file, i) => (i === number ? { ...file, bytes: flipped(file.bytes, random, mask) } : file)));
+        await survivors();
+      },
+    );
+    await fc.assert(property, { numRuns: 40 });
+    for (const at of places) {
+      put(files.map((file, i) => (i === 0 ? { ...file, bytes: flipped(file.bytes, at, 0x41) } : file)));
+      await survivors();
+    }
+  });
+
+  it('never delivers a wrong block from a file that was cut, also under its feet', async () => {
+    const files = await stored();
+    for (const bytes of [0, 1, 4095, 4096, 4097, 20_000, 16 * 4096, segmentBytes - 4096, segmentBytes - 1]) {
+      put(files);
+      truncateSync(join(dir, files[0]!.name), bytes);
+      expect(await survivors()).toBeGreaterThanOrEqual(4);
+    }
+    put(files);
+    const tier = await open();
+    truncateSync(join(dir, files[0]!.name), 40_000);
+    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    expect(statuses.filter((status) => status === 'ready').length).toBeLessThan(20);
+    expect(statuses).toContain('corrupt');
+    await tier.close();
+  });
+
+  it('takes a whole object of another place for what it is', async () => {
+    const files = await stored();
+    const sealed = files[0]!.bytes;
+    const objectBytes = slotBytesFor(payloadBytes);
+    const swapped = Buffer.from(sealed); // two sound objects change places
+    sealed.copy(swapped, 4096, 4096 + objectBytes, 4096 + 2 * objectBytes);
+    sealed.copy(swapped, 4096 + objectBytes, 4096, 4096 + objectBytes);
+    put([{ ...files[0]!, bytes: swapped }, ...files.slice(1)]);
+    expect(await survivors()).toBe(18);
+    put(files); // segments that exchanged their names
+    renameSync(join(dir, files[0]!.name), join(dir, 'x'));
+    renameSync(join(dir, files[1]!.name), join(dir, files[0]!.name));
+    renameSync(join(dir, 'x'), join(dir, files[1]!.name));
+    expect(await survivors()).toBe(0);
+  });
+
+  it('does without a damaged checkpoint', async () => {
+    const tier = await open();
+    await bench.write(tier, space, chain, payloadBytes);
+    await tier.close();
+    const path = join(dir, 'checkpoint.kvc');
+    writeFileSync(path, flipped(readFileSync(path), 100, 1));
+    expect(await survivors()).toBe(20);
+  });
+
+  const flipped = (bytes: Buffer, at: number, mask: number): Buffer => {
+    const copy = Buffer.from(bytes);
+    copy[at] = copy[at]! ^ mask;
+    return copy;
+  };
+});
+
+describe('a world that refuses', () => {
+  it('refuses a capacity that holds no two segments, and a folder that cannot be written', async () => {
+    await expect(open({ capacityBytes: 300 << 10 })).rejects.toThrow(expect.objectContaining({ code: 'CONFIG' }));
+    writeFileSync(join(bench.dir, 'file'), '');
+    await expect(open({ dir: join(bench.dir, 'file', 'segments') })).rejects.toThrow(KvError);
+  });
+
+  it('refuses what is too large, and writes beyond its bound', async () => {
+    const tier = await open({ maxPendingBytes: 3 * slotBytesFor(payloadBytes) });
+    expect(await bench.write(tier, space, [hashNamed('large')], segmentBytes)).toEqual(['refused']);
+    const statuses = await bench.write(tier, space, names('bound', 5), payloadBytes);
+    expect(statuses).toEqual(['stored', 'stored', 'stored', 'refused', 'refused']);
+    expect(await bench.write(tier, space, names('bound', 5).slice(3), payloadBytes)).toEqual(['stored', 'stored']);
+    expect(tier.stats().refused).toBe(3);
+    await tier.close();
+  });
+
+  it('shares one write of a block between two that ask for it', async () => {
+    const tier = await open();
+    const both = [hashNamed('twice')];
+    const results = await Promise.all([1, 2].map(() => bench.write(tier, space, both, payloadBytes)));
+    expect(results).toEqual([['stored'], ['held']]);
+    await tier.close();
+  });
+
+  it('never writes an object into a slot that is too small for it', async () => {
+    const tier = await open();
+    const hash = hashNamed('long');
+    await bench.write(tier, space, [hash], 40_000);
+    expect(await bench.read(tier, space, [hash], 1000)).toEqual(['corrupt']);
+    expect(tier.stats().corrupt).toBe(1);
+    await tier.close();
+  });
+
+  it('stamps each object with the generation of its segment', async () => {
+    const tier = await open();
+    await bench.write(tier, space, names('stamp', 1), payloadBytes);
+    await tier.close();
+    const bytes = readFileSync(join(dir, segmentFiles()[0]!));
+    expect(decodeHeader(bytes.subarray(4096, 4096 + headerBytes))).toMatchObject({ sequence: 1, payloadBytes });
+  });
+
+  it('goes out of service, loudly and once, when it cannot make a segment', async () => {
+    const reasons: string[] = [];
+    const tier = await open({ onOutOfService: (reason) => reasons.push(reason) });
+    const chain = names('out', 12);
+    await bench.write(tier, space, chain, payloadBytes);
+    for (const name of ['00000003', '00000004', '00000005']) writeFileSync(join(dir, `segment-${name}.kvs.new`), '');
+    for (let i = 0; i < 8; i++) await bench.write(tier, space, names(`fill ${i}.`, 12), payloadBytes);
+    expect(tier.stats()).toMatchObject({ inService: false, blocks: 0 });
+    expect(reasons).toEqual([tier.stats().outOfServiceReason]);
+    expect(reasons[0]).toMatch(/segment-0000000\d.kvs.new: cannot be created/);
+    expect(tier.lookup(space, chain)).toBe(0);
+    expect(await bench.write(tier, space, names('after', 2), payloadBytes)).toEqual(['refused', 'refused']);
+    expect(await bench.read(tier, space, chain.slice(0, 1), payloadBytes)).toEqual(['missing']);
+    await tier.close();
+    const again = await open(); // what was stored is still there
+    expect(again.lookup(space, chain)).toBe(12);
+    await again.close();
+  });
+});
+
+describe('eviction', () => {
+  it('carries over what was used, whatever is written meanwhile', async () => {
+    const tier = await open();
+    const hot = names('hot', 3);
+    await bench.write(tier, space, hot, payloadBytes);
+    for (let round = 0; round < 100; round++) {
+      tier.touch(space, hot);
+      await bench.write(tier, space, names(`cold ${round}.`, 8), payloadBytes);
+      expect(bytesOnDisk()).toBeLessThanOrEqual(capacityBytes);
+    }
+    expect(await bench.read(tier, space, hot, payloadBytes)).toEqual(['ready', 'ready', 'ready']);
+    tier.checkIntegrity();
+    await tier.close();
+  });
+
+  it('evicts what was used longest ago', async () => {
+    const evicted: HashKey[] = [];
+    const tier = await open({ onEvict: (_, hash) => evicted.push(hash) });
+    const rounds = Array.from({ length: 30 }, (_, i) => names(`lru ${i}.`, 16));
+    for (const round of rounds) await bench.write(tier, space, round, payloadBytes);
+    expect(evicted.slice(0, 16)).toEqual(rounds[0]);
+    expect(tier.stats().evictions).toBe(evicted.length);
+    await tier.close();
+  });
+});
