@@ -28,15 +28,15 @@ const suite: Suite = {
       maxStepSequences: 1,
     });
     const { blockBytes } = executor.kv;
-    // A slot is one page of header and the payload, as a cache node lays them out.
-    const slotBytes = 4096 + Math.ceil(blockBytes / 4096) * 4096;
+    // A slot is a header of 256 bytes and the payload, in whole pages, as a cache node lays them out.
+    const slotBytes = Math.ceil((256 + blockBytes) / 4096) * 4096;
     const bytes = 4096 + blocks * slotBytes;
     const path = `/dev/shm/kvtier-bench-${process.pid}-${randomBytes(4).toString('hex')}`;
     const arena = native.arenaCreate(path, bytes, threads);
     try {
       const number = executor.attachArena(path, bytes, native.arenaId(arena));
       const ids = Int32Array.from({ length: blocks }, (_, i) => i + 1);
-      const offsets = Float64Array.from({ length: blocks }, (_, i) => 4096 + i * slotBytes + 4096);
+      const offsets = Float64Array.from({ length: blocks }, (_, i) => 4096 + i * slotBytes + 256);
       const total = blocks * blockBytes;
       const memcpy: number[] = [];
       const exports: number[] = [];

@@ -33,13 +33,6 @@ export async function createExecutor(options: ExecutorOptions): Promise<Executor
   const config = await readModelConfig(modelDir);
   const table = await readTensorTable(modelDir);
   const { parameters, ...plan } = planWeights(config, table, modelDir);
-  const digest = await modelDigest(config, table.files);
-  const handle = await binding()
-    .open({ ...config, ropeFreqs: config.rope.freqs, ropeScale: config.rope.scale }, plan, limits)
-    .catch((error: unknown) => {
-      throw translate(error);
-    });
-
   const { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens } = config;
   const shape = { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens };
   const kv: KvLayout = {
@@ -51,6 +44,22 @@ export async function createExecutor(options: ExecutorOptions): Promise<Executor
     blockBytes: layers * 2 * kvHeads * headDim * blockTokens * elementBytes,
     order: 'layer,kv,head,token,dim',
   };
+  const needed = kv.blockBytes * blockCount + elementBytes * parameters;
+  // The pool is touched at start; where it does not fit the kernel would kill a process instead of failing a call.
+  if (needed > process.availableMemory()) {
+    throw new KvError(
+      'CONFIG',
+      `executor: weights and ${blockCount} KV blocks need ${needed} bytes, ${process.availableMemory()} are free; ` +
+        'choose fewer blocks or a smaller model',
+    );
+  }
+  const digest = await modelDigest(config, table.files);
+  const handle = await binding()
+    .open({ ...config, ropeFreqs: config.rope.freqs, ropeScale: config.rope.scale }, plan, limits)
+    .catch((error: unknown) => {
+      throw translate(error);
+    });
+
   return new CpuExecutor(handle, { ...shape, parameters }, kv, blockCount, digest);
 }
 

@@ -3,8 +3,8 @@
  * and answers do not. The same size gives the same bytes on every machine. Scales are chosen so that attention is neither
  * flat nor one-hot and logits have clear winners: a wrong KV block shows as a different greedy token.
  */
-import { copyFile, type FileHandle, mkdir, open, readFile, rename, rm, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { copyFile, type FileHandle, mkdir, mkdtemp, open, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 
 export interface RandomShape {
@@ -67,21 +67,30 @@ export async function makeRandomModel(
   onProgress: (share: number) => void = () => {},
 ): Promise<void> {
   if (await isOurs(modelDir)) return;
-  const temporary = `${modelDir}.${process.pid}.tmp`;
+  let temporary = '';
   try {
-    await rm(temporary, { recursive: true, force: true });
-    await mkdir(temporary, { recursive: true });
+    await mkdir(dirname(modelDir), { recursive: true });
+    temporary = await mkdtemp(`${modelDir}.tmp-`);
     await writeModel(temporary, parameters, tokenizerDir, onProgress);
-    if (await isOurs(modelDir)) return; // another process was faster
-    await rm(modelDir, { recursive: true, force: true });
+    await publish(temporary, modelDir);
+  } catch (error) {
+    if (error instanceof KvError) throw error;
+    throw new KvError('MODEL', `${modelDir}: the random model cannot be written (${(error as Error).message})`);
+  } finally {
+    if (temporary) await rm(temporary, { recursive: true, force: true });
+  }
+}
+
+/** A folder cannot be renamed onto a full one: whoever is first wins, and only files of another generator are removed. */
+async function publish(temporary: string, modelDir: string): Promise<void> {
+  try {
     await rename(temporary, modelDir);
   } catch (error) {
     if (await isOurs(modelDir)) return;
-    throw error instanceof KvError
-      ? error
-      : new KvError('MODEL', `${modelDir}: the random model cannot be written (${(error as Error).message})`);
-  } finally {
-    await rm(temporary, { recursive: true, force: true });
+    const { code } = error as NodeJS.ErrnoException;
+    if (code !== 'ENOTEMPTY' && code !== 'EEXIST') throw error;
+    await rm(modelDir, { recursive: true, force: true });
+    await rename(temporary, modelDir);
   }
 }
 
