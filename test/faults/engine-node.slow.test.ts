@@ -27,6 +27,13 @@ const attached = () => until(async () => (await describe(client)).tierAttached, 
 /** Everything on its way to the tier has arrived there. */
 const stored = () =>
   until(async () => /kvtier_connector_storing_blocks 0/.test(await metricsText(client)), 'stores to be confirmed');
+const written = () =>
+  until(async () => {
+    const text = await metricsText(client);
+    const blocks = (tier: string): number =>
+      Number(new RegExp(`tier_blocks\\{tier="${tier}"\\} (\\d+)`).exec(text)?.[1]);
+    return blocks('disk') >= blocks('arena');
+  }, 'the arena to be on disk');
 const reset = () => until(() => resetPrefixCache(client), 'blocks to come back');
 
 async function check(table: number, row: number): Promise<Awaited<ReturnType<typeof ask>>> {
@@ -53,14 +60,16 @@ test('a prefix that left the pool comes back from the tier, and the answer is th
 
 test('the node is killed and started again: from disk, and no request failed', async () => {
   await check(2, 1);
+  await stored();
+  await written();
   await reset();
   await rig.node.signal('SIGKILL');
   await check(2, 2); // computed, or from the pool: nobody waits for a dead node
   await rig.node.start();
   await attached();
   await reset();
-  const { cache } = await check(1, 9);
-  expect(cache!.cachedTokens).toBeGreaterThan(0);
+  const { cache } = await check(2, 9);
+  expect(cache!.cachedTokens, await metricsText(client)).toBeGreaterThan(0);
   expect(Object.keys(cache!.tokensByTier)).toContain('disk');
 });
 
