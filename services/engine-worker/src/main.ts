@@ -3,7 +3,7 @@ import { engineWorkerSchema, readServiceConfig } from '@kvtier/config';
 import { createLogger, runService } from '@kvtier/telemetry';
 import { startWorker } from './worker.ts';
 
-runService('engine-worker', () => {
+runService('engine-worker', async () => {
   const config = readServiceConfig(engineWorkerSchema);
-  return startWorker(config, createLogger('engine-worker', config.logLevel));
+  return await startWorker(config, createLogger('engine-worker', config.logLevel));
 });
