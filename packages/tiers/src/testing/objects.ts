@@ -3,7 +3,7 @@
  * is a function of its namespace and hash, so that a wrong block is always recognised as one.
  */
 import { createHash } from 'node:crypto';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
@@ -27,12 +27,15 @@ export function payloadOf(namespace: Namespace, hash: HashKey, bytes: number): B
 
 /** A folder and an arena, and slots in it. `dispose` removes all of it. */
 export class TestBench {
-  readonly dir = mkdtempSync(join(tmpdir(), 'kvtier-tier-'));
+  readonly dir: string;
   readonly arena: ArenaHandle;
   readonly tier: ArenaTier;
   readonly #scratch = namespaceNamed('scratch');
 
-  constructor(arenaBytes = 32 << 20) {
+  /** `dir`: a folder to use, made if it is not there. */
+  constructor(arenaBytes = 32 << 20, dir = mkdtempSync(join(tmpdir(), 'kvtier-tier-'))) {
+    this.dir = dir;
+    mkdirSync(dir, { recursive: true });
     this.arena = native.arenaCreate(join(this.dir, 'arena'), arenaBytes, 2);
     this.tier = new ArenaTier({ arena: this.arena, arenaBytes, nowUs: () => performance.now() * 1000 });
   }
