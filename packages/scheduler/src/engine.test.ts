@@ -118,6 +118,18 @@ describe('the tier', () => {
     expect(rig.engine.stats()).toMatchObject({ loads: 1, shortLoads: 1 });
   });
 
+  it('gets back what it has lost and the engine’s own pool still holds', async () => {
+    const rig = new Rig();
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    const held = new Set(rig.connector.tier.keys());
+    expect(held.size).toBe(10);
+    rig.connector.tier.clear(); // as a node without a disk that was killed
+    await rig.generate('b', prompt(1, 40));
+    await rig.drain();
+    expect(new Set(rig.connector.tier.keys())).toEqual(held);
+  });
+
   it('that never answers costs its deadline and no more, and others go on meanwhile', async () => {
     const rig = new Rig({ faults: { silentMatch: () => true }, limits: { matchDeadlineMs: 50 } });
     rig.submit('a', prompt(1, 20));

@@ -40,7 +40,7 @@ export class Exports {
     return this.#skippedBlocks;
   }
 
-  /** Offer the computed full blocks of a request that have not been offered and were not hits. */
+  /** Offer the full blocks of a request that it has not offered yet: its hits too, the tier may have lost them. */
   offer(request: EngineRequest): void {
     if (!this.#connector.attached) return;
     const first = request.offeredBlocks;

@@ -36,7 +36,7 @@ export class EngineRequest implements CacheRequest {
   holdsBlocks = false;
   /** In the step that runs now. */
   executing = false;
-  /** Blocks before this one were hits or have been offered to the tier. */
+  /** Blocks before this one came from the tier or have been offered to it. */
   offeredBlocks = 0;
   /** false once the tier has let this request down: it is not asked again. */
   mayLoad = true;

@@ -226,7 +226,7 @@ export class Scheduler {
       const { blockTokens } = this.#kv;
       // At least the last token is computed, for its logits.
       request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
-      request.offeredBlocks = end.firstBlock + end.loaded;
+      if (end.firstBlock === 0) request.offeredBlocks = end.loaded;
       this.#kv.cacheBlocks(request, request.computedTokens);
       if (request.startedUs === undefined) request.loadedByTier = end.byTier;
       this.counts.loadedTokens += end.loaded * blockTokens;
@@ -249,7 +249,7 @@ export class Scheduler {
     const first = request.startedUs === undefined;
     request.holdsBlocks = true;
     request.computedTokens = hit.tokens;
-    request.offeredBlocks = hit.tokens / this.#kv.blockTokens;
+    request.offeredBlocks = 0; // hits are offered again: the tier may have lost them, and what it holds it touches
     if (first) {
       request.engineHitTokens = hit.tokens;
       request.loadedByTier = {};
