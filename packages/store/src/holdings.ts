@@ -90,6 +90,11 @@ export class Holdings {
       out.push({ status, slot });
       before = hash;
     }
+    // What an engine holds itself it never looks up here; that it is still in use shows when it offers it again.
+    this.#parts.touch(
+      namespace,
+      hashes.filter((_, index) => out[index]!.status === 'held'),
+    );
     return out;
   }
 
@@ -115,7 +120,6 @@ export class Holdings {
       failpoint?.('store.commit.published');
       for (const writeDown of writeDowns) writeDown.add(namespace, hash, payloadBytes);
     }
-    this.#parts.touch(namespace, published); // parents at least as recent as their children
     counters.add('commit.blocks', published.length);
     for (const writeDown of writeDowns) writeDown.pump();
     return slots.length;
