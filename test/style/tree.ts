@@ -58,4 +58,5 @@ function packageName(specifier: string): string {
     .join('/');
 }
 
-export const isTest = (path: string): boolean => /\.(slow\.)?test\.ts$|\/testing\/|\/test\//.test(path);
+export const isTest = (path: string): boolean =>
+  /\.(slow\.)?test\.ts$|\/testing\/|\/test\/|\/conformance\.ts$/.test(path);
