@@ -178,7 +178,7 @@ export class FakeNode {
         );
         const offsets = hashes.map((hash, i) => {
           if (status[i] !== ReserveStatus.RESERVE_STATUS_RESERVED) return 0n;
-          const offset = BigInt(fault === 'wrong offset' ? 1e9 : this.#slot());
+          const offset = BigInt((fault === 'wrong offset' ? 1e9 : 0) + this.#slot());
           this.reserved.set(offset, key(hash));
           return offset;
         });
