@@ -1,7 +1,7 @@
 /**
  * How fast the CPU executor computes: prefill's share of the machine's sgemm peak, decode's share of its memory bandwidth.
- * Peak and bandwidth are measured in the same run, in turns; the best of each counts, so that other processes
- * disturb neither.
+ * The peak is measured in turns with prefill, over as many FLOP, medians of both: neighbours on the machine slow
+ * both alike. Decode and bandwidth: the best of each.
  */
 import { availableParallelism } from 'node:os';
 import { createExecutor, type Executor, resolveModel } from '@kvtier/executor';
@@ -13,6 +13,7 @@ const repeats = 5;
 const decodeTokens = 32;
 const blockTokens = 16;
 const elementBytes = 4;
+const peakSize = 2048;
 
 /** One sequence, its blocks 1, 2, …; returns the step's elapsedUs. */
 async function step(executor: Executor, computed: number, queries: number): Promise<number> {
@@ -62,23 +63,18 @@ const suite: Suite = {
     const figures: Figure[] = [];
     try {
       await step(executor, 0, 512); // warm up
-      let peak = 0;
-      const measurePeak = async () => {
-        peak = Math.max(peak, await binding().sgemmRate(2048, threads));
-      };
-      const best = new Map<number, number>();
       for (const tokens of prompts) {
         const times: number[] = [];
+        const peaks: number[] = [];
+        const flop = prefillFlop(executor, tokens);
         for (let i = 0; i < repeats; i++) {
-          await measurePeak();
+          peaks.push(await binding().sgemmRate(peakSize, threads, Math.ceil(flop / (2 * peakSize ** 3))));
           times.push(await step(executor, 0, tokens));
         }
-        best.set(tokens, Math.min(...times));
-      }
-      for (const [tokens, timeUs] of best) {
-        const gflops = prefillFlop(executor, tokens) / timeUs / 1e3;
+        const timeUs = median(times);
         log(`${tokens} tokens: ${Math.round((tokens / timeUs) * 1e6)} tokens/s, ${(timeUs / 1e3).toFixed(0)} ms`);
-        figures.push(rate(`prefill-${tokens}`, gflops, 'GFLOP/s', peak / 1e9, 'sgemm 2048³, all threads'));
+        const name = `sgemm ${peakSize}³, ${threads} threads`;
+        figures.push(rate(`prefill-${tokens}`, flop / timeUs / 1e3, 'GFLOP/s', median(peaks) / 1e9, name));
       }
 
       const bandwidth = await binding().readRate(1 << 29, threads);

@@ -9,6 +9,9 @@ namespace {
 
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kFewOutputs = 64;  // outputs per task when few rows: 64 rows of weights, 128 KiB at 512 inputs
+constexpr int64_t kManyRows = 1024;
+constexpr int64_t kFewColumns = 256;
+constexpr int64_t kPiecesPerThread = 4;
 
 // Dots of one weight row with R source rows at once, so that the weight is loaded once.
 template <int R>
@@ -64,11 +67,10 @@ void Gemm(const GemmArgs& a, ThreadPool& pool) {
     });
     return;
   }
-  // Each piece packs its own operands: pieces must be large for that to vanish, and many enough to balance two cores.
-  const int64_t row_piece = a.rows <= 512 ? a.rows : 384;
-  const int64_t wanted = 2 * pool.threads() / std::max<int64_t>(1, Pieces(a.rows, row_piece));
-  const int64_t column_piece =
-      std::max<int64_t>(std::min<int64_t>(a.outputs, 128), Pieces(a.outputs, std::max<int64_t>(1, wanted)));
+  // Each piece packs its own operands, so pieces are large in both directions; four per thread balance shared cores.
+  const int64_t row_piece = Pieces(a.rows, Pieces(a.rows, kManyRows));
+  const int64_t wanted = std::max<int64_t>(1, kPiecesPerThread * pool.threads() / Pieces(a.rows, row_piece));
+  const int64_t column_piece = std::max(std::min(a.outputs, kFewColumns), Pieces(a.outputs, wanted));
   const int64_t columns = Pieces(a.outputs, column_piece);
   pool.For(Pieces(a.rows, row_piece) * columns, [&](int64_t task, int) {
     const int64_t row = task / columns * row_piece, column = task % columns * column_piece;

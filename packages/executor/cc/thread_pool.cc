@@ -4,8 +4,9 @@
 
 namespace kvtier {
 
-// Spinning this long bridges the gaps between the loops of one layer; a futex wake costs more than that.
-constexpr int kSpins = 2000;
+// Spinning this long bridges the gaps between the loops of one layer; a futex wake costs more than that. About
+// 15 µs; longer would take the core from others where cores are shared.
+constexpr int kSpins = 300;
 
 ThreadPool::ThreadPool(int threads) {
   for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { Work(thread); });

@@ -101,8 +101,8 @@ export interface ExecutorBinding {
   // -- tools (binding_tools.cc) -----------------------------------------------------------------------------------
   /** XXH3-128 of a file's bytes, 16 bytes big-endian. */
   digestFile(path: string): Promise<Uint8Array>;
-  /** FLOP/s of one big square sgemm on OpenBLAS's own threads. */
-  sgemmRate(size: number, threads: number): Promise<number>;
+  /** FLOP/s of big square sgemms on OpenBLAS's own threads, the mean of `repeats`. */
+  sgemmRate(size: number, threads: number, repeats: number): Promise<number>;
   /** Bytes/s of memcpy in pieces over `totalBytes`, the best of `repeats`. */
   memcpyRate(pieceBytes: number, totalBytes: number, threads: number, repeats: number): Promise<number>;
   /** Bytes/s of reading `totalBytes`. */
