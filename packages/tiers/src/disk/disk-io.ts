@@ -88,7 +88,13 @@ export class DiskIo {
       const { file, offset, slot, bytes, onDone } = rows[i]!;
       const tag = this.#freeTags.pop() ?? this.#callbacks.length;
       this.#callbacks[tag] = onDone;
-      numbers.set([tag, kind, file, offset, slot, bytes], i * 6);
+      const at = i * 6;
+      numbers[at] = tag;
+      numbers[at + 1] = kind;
+      numbers[at + 2] = file;
+      numbers[at + 3] = offset;
+      numbers[at + 4] = slot;
+      numbers[at + 5] = bytes;
     }
     native.ioSubmit(this.#io, numbers, identities);
   }

@@ -16,7 +16,8 @@ import { decodeHeader, type HashKey, headerBytes, slotBytesFor } from '@kvtier/i
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../testing/objects.ts';
-import { DiskTier, type DiskTierOptions } from './disk-tier.ts';
+import { DiskTier } from './disk-tier.ts';
+import type { DiskTierOptions } from './options.ts';
 
 const payloadBytes = 12_000;
 const space = namespaceNamed('disk');

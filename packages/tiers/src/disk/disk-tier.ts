@@ -12,72 +12,20 @@ import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
-import { type ArenaHandle, native } from '@kvtier/native';
+import { native } from '@kvtier/native';
 import type { ReadStatus, SlotBlock, Tier, TierStats, WriteStatus } from '../tier.ts';
 import { Appender, type WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
-import { badMessage, DiskIo, type IoSettings, identitiesOf, type ObjectRow, placeOf } from './disk-io.ts';
+import { badMessage, DiskIo, identitiesOf, type ObjectRow, placeOf } from './disk-io.ts';
 import { encodeImage, imageBytes, pageBytes } from './format.ts';
+import { type DiskTierOptions, defaultIo, defaultMaxPendingBytes, planCapacity } from './options.ts';
 import { checkpointName, type RecoveredSegment, recoverSegments, segmentName, unfinishedSuffix } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import { type DiskEntry, maxObjectBytes, type Segment } from './segment.ts';
-import { type DiskStep, imageOf, SegmentPool } from './segment-pool.ts';
+import { imageOf, SegmentPool } from './segment-pool.ts';
 
-export interface DiskLog {
-  info(fields: object, message: string): void;
-  warn(fields: object, message: string): void;
-  error(fields: object, message: string): void;
-}
-
-/** What the tier needs of the arena tier above it: the size of a slot, and slots on loan for reinsertion. */
-export interface ArenaSlots {
-  slotBytesOf(slot: number): number;
-  allocate(namespace: Namespace, payloadBytes: number): number | undefined;
-  free(slot: number): void;
-}
-
-export interface DiskTierOptions {
-  /** The folder of the segments; made when it is not there. One tier at a time (locked). */
-  readonly dir: string;
-  readonly capacityBytes: number;
-  readonly arena: ArenaHandle;
-  readonly slots: ArenaSlots;
-  readonly log: DiskLog;
-  /** Default: an eighth of the capacity, at most 256 MiB. */
-  readonly segmentBytes?: number | undefined;
-  readonly io?: Partial<IoSettings>;
-  /** Writes that may wait or be in flight; more are refused. */
-  readonly maxPendingBytes?: number;
-  readonly onOutOfService?: (reason: string) => void;
-  readonly onEvict?: (namespace: Namespace, hash: HashKey) => void;
-  /** Called at named steps; tests stop the process there. */
-  readonly onStep?: (step: DiskStep) => void;
-}
-
-const defaultIo: IoSettings = { backend: 'auto', depth: 32, ioBytes: 1 << 20 };
-const defaultMaxPendingBytes = 256 << 20;
-const defaultMaxSegmentBytes = 256 << 20;
-const minSegmentBytes = 16 * pageBytes;
-/** Kept out of the segments' share: the checkpoint, the lock, the folder itself and the file system's extent blocks. */
-const metadataShare = 64;
-const minMetadataBytes = 64 << 10;
 /** A namespace that no engine has: marks an erased object, so that a walk over the headers can step over it. */
 const erasedNamespace = new Uint8Array(32);
-
-/** How a capacity is divided. KvError CONFIG when it is too small. */
-export function planCapacity(capacityBytes: number, segmentBytes: number | undefined) {
-  const metadataBytes = Math.max(minMetadataBytes, Math.floor(capacityBytes / metadataShare / pageBytes) * pageBytes);
-  const limitBytes = capacityBytes - metadataBytes;
-  const share = Math.min(defaultMaxSegmentBytes, Math.max(minSegmentBytes, limitBytes / 8));
-  const bytes = Math.floor((segmentBytes ?? share) / pageBytes) * pageBytes;
-  if (bytes < minSegmentBytes || limitBytes < 2 * bytes) {
-    throw new KvError(
-      'CONFIG',
-      `disk: ${capacityBytes} bytes hold no two segments of ${bytes} (at least ${minSegmentBytes}) and ${metadataBytes} of metadata; raise the disk tier's bytes or lower segmentBytes`,
-    );
-  }
-  return { segmentBytes: bytes, limitBytes, metadataBytes };
-}
 
 export class DiskTier implements Tier {
   readonly name = 'disk';
@@ -89,8 +37,8 @@ export class DiskTier implements Tier {
   readonly #pool: SegmentPool;
   /** Made when recovery has ended. */
   #appender!: Appender;
-  /** Writes in flight by namespace and hash, so that one block is not written twice. */
-  readonly #writing = new Map<string, Promise<boolean>>();
+  /** Writes in flight by namespace and hash, with who else waits for them: one block is not written twice. */
+  readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #metadataBytes: number;
   readonly #segmentBytes: number;
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
@@ -158,45 +106,47 @@ export class DiskTier implements Tier {
     }
   }
 
-  async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
-    const statuses: (WriteStatus | Promise<WriteStatus>)[] = [];
-    const jobs: WriteJob[] = [];
-    const identities = identitiesOf(
-      namespace,
-      blocks.map(({ hash }) => hash),
-    );
+  write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
+    const names = blocks.map(({ hash }) => hash);
     const slots = Float64Array.from(blocks, ({ slot }) => slot);
-    const sizes = native.arenaObjects(this.#options.arena, slots, identities);
-    let waitingBytes = 0;
-    for (const [i, { hash, slot }] of blocks.entries()) {
-      const bytes = sizes[i]!;
-      const entry = this.#index.get(namespace, hash);
-      const key = namespace.key + hash;
-      const other = this.#writing.get(key);
-      if (!this.#inService) statuses.push(this.#refuse());
-      else if (entry !== undefined) {
-        this.#index.touch(entry);
-        statuses.push('held');
-      } else if (other !== undefined) {
-        statuses.push(other.then((stored) => (stored ? 'held' : this.#refuse())));
-      } else if (bytes === 0 || bytes > maxObjectBytes(this.#segmentBytes)) statuses.push(this.#refuse());
-      else if (!this.#appender.hasRoom(waitingBytes + bytes)) statuses.push(this.#refuse());
-      else {
-        waitingBytes += bytes;
-        const done = new Promise<boolean>((resolve) => {
-          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, onDone: resolve });
-        });
-        this.#writing.set(key, done);
-        statuses.push(
-          done.then((stored) => {
+    const sizes = native.arenaObjects(this.#options.arena, slots, identitiesOf(namespace, names));
+    return new Promise((resolve) => {
+      const statuses: WriteStatus[] = [];
+      const jobs: WriteJob[] = [];
+      let open = blocks.length;
+      let waitingBytes = 0;
+      const end = (index: number, status: WriteStatus): void => {
+        if (status === 'refused') this.#counts.refused++;
+        statuses[index] = status;
+        if (--open === 0) resolve(statuses);
+      };
+      for (const [index, { hash, slot }] of blocks.entries()) {
+        const bytes = sizes[index]!;
+        const entry = this.#index.get(namespace, hash);
+        const key = namespace.key + hash;
+        const others = this.#writing.get(key);
+        const fits = bytes > 0 && bytes <= maxObjectBytes(this.#segmentBytes);
+        if (!this.#inService) end(index, 'refused');
+        else if (entry !== undefined) {
+          this.#index.touch(entry);
+          end(index, 'held');
+        } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
+        else if (!fits || !this.#appender.hasRoom(waitingBytes + bytes)) end(index, 'refused');
+        else {
+          waitingBytes += bytes;
+          const waiters: ((stored: boolean) => void)[] = [];
+          this.#writing.set(key, waiters);
+          const onDone = (stored: boolean): void => {
             this.#writing.delete(key);
-            return stored ? 'stored' : this.#refuse();
-          }),
-        );
+            end(index, stored ? 'stored' : 'refused');
+            for (const tell of waiters) tell(stored);
+          };
+          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, onDone });
+        }
       }
-    }
-    this.#appender.append(jobs);
-    return Promise.all(statuses);
+      this.#appender.append(jobs);
+      if (blocks.length === 0) resolve(statuses);
+    });
   }
 
   async read(
@@ -293,11 +243,6 @@ export class DiskTier implements Tier {
 
   get #inService(): boolean {
     return this.#outOfServiceReason === '' && !this.#closed;
-  }
-
-  #refuse(): 'refused' {
-    this.#counts.refused++;
-    return 'refused';
   }
 
   /** Out of service, once and loudly. The node lives; what was held is a miss from now on. */

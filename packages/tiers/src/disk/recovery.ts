@@ -9,8 +9,8 @@ import { Buffer } from 'node:buffer';
 import { closeSync, fstatSync, openSync, readdirSync, readFileSync, readSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { decodeHeader, type HashKey, headerBytes, slotBytesFor } from '@kvtier/identity';
-import type { DiskLog } from './disk-tier.ts';
 import { decodeImage, decodeSegmentHeader, type IndexImage, imageBytesOf, pageBytes } from './format.ts';
+import type { DiskLog } from './options.ts';
 
 export const segmentName = (id: number): string => `segment-${String(id).padStart(8, '0')}.kvs`;
 /** While a segment is being prepared. */

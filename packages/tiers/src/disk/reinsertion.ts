@@ -8,8 +8,8 @@ import { headerBytes } from '@kvtier/identity';
 import type { ReadStatus } from '../tier.ts';
 import type { Appender, WriteJob } from './appender.ts';
 import { type DiskIo, identitiesOf, placeOf } from './disk-io.ts';
-import type { ArenaSlots } from './disk-tier.ts';
 import { pageBytes } from './format.ts';
+import type { ArenaSlots } from './options.ts';
 import { type DiskEntry, reinsertionShare, type Segment } from './segment.ts';
 
 const batchBytes = 8 << 20;

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import { ArenaTier } from '../arena-tier.ts';
-import type { DiskLog } from '../disk/disk-tier.ts';
+import type { DiskLog } from '../disk/options.ts';
 import type { Tier } from '../tier.ts';
 
 export const silentLog: DiskLog = { info: () => {}, warn: () => {}, error: () => {} };

@@ -1,0 +1,56 @@
+/** A file system that is full: the tier goes out of service with the reason; what it held is back after a restart. */
+import { spawnSync } from 'node:child_process';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { hashNamed, namespaceNamed, silentLog, TestBench } from '../testing/objects.ts';
+import { DiskTier } from './disk-tier.ts';
+
+const payloadBytes = 60_000;
+const space = namespaceNamed('full');
+let bench: TestBench;
+let mount: string;
+let mounted: boolean;
+
+beforeEach(() => {
+  bench = new TestBench();
+  mount = join(bench.dir, 'small');
+  mkdirSync(mount);
+  mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=3m', 'kvtier-test', mount]).status === 0;
+});
+afterEach(() => {
+  if (mounted) expect(spawnSync('umount', [mount]).status).toBe(0);
+  bench.dispose();
+});
+
+it('goes out of service on ENOSPC, and lives', async (context) => {
+  if (!mounted) {
+    console.warn('SKIPPED: the full disk is not tested: mount needs root');
+    context.skip();
+  }
+  const reasons: string[] = [];
+  const options = { dir: join(mount, 'segments'), capacityBytes: 16 << 20, segmentBytes: 1 << 20 };
+  const make = () =>
+    DiskTier.open({
+      ...{ ...options, arena: bench.arena, slots: bench.tier, log: silentLog },
+      onOutOfService: (reason) => reasons.push(reason),
+    });
+  const tier = await make();
+  const hashes = Array.from({ length: 60 }, (_, i) => hashNamed(i));
+  const statuses: string[] = [];
+  for (let from = 0; from < 60; from += 4) {
+    statuses.push(...(await bench.write(tier, space, hashes.slice(from, from + 4), payloadBytes)));
+  }
+  const storedCount = statuses.indexOf('refused');
+  expect(storedCount).toBeGreaterThan(0);
+  expect(statuses.slice(storedCount).every((status) => status === 'refused')).toBe(true);
+  expect(reasons).toHaveLength(1);
+  expect(reasons[0]).toMatch(/no space for 1048576 bytes \(No space left on device\)/);
+  expect(tier.stats()).toMatchObject({ inService: false, outOfServiceReason: reasons[0] });
+  expect(tier.lookup(space, hashes)).toBe(0);
+  await tier.close();
+  const again = await make();
+  // Writes in flight at that moment were refused, to be safe, although they may have arrived.
+  expect(again.lookup(space, hashes)).toBeGreaterThanOrEqual(storedCount);
+  await again.close();
+});
