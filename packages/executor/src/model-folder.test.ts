@@ -146,17 +146,83 @@ describe('safetensors', () => {
   it.each<[string, (header: Record<string, Record<string, unknown>>) => unknown, RegExp]>([
     ['not JSON', () => '{"a":', /not JSON/],
     ['not an object', () => '[1, 2]', /not a JSON object/],
-    ['unknown dtype', (h) => void (h[key]!.dtype = 'F12'), /unknown dtype "F12"/],
-    ['no shape', (h) => void delete h[key]!.shape, /no proper shape/],
-    ['negative size', (h) => void (h[key]!.shape = [-96, -64]), /no proper shape/],
-    ['no offsets', (h) => void delete h[key]!.data_offsets, /no proper data_offsets/],
-    ['entry is null', (h) => void ((h as Record<string, unknown>)[key] = null), /unknown dtype/],
-    ['too few bytes', (h) => void ((h[key]!.data_offsets as number[])[1]! -= 4), /its shape and dtype need/],
-    ['past the end', (h) => void (h[key]!.data_offsets = [10_000_000, 10_000_000 + 96 * 64 * 4]), /ends at byte/],
-    ['overlap', (h) => void (h[key]!.data_offsets = h['model.layers.0.mlp.up_proj.weight']!.data_offsets), /overlap/],
-    ['missing tensor', (h) => void delete h[key], /up_proj\.weight is missing/],
-    ['other shape', (h) => void (h[key]!.shape = [64, 96]), /has shape \[64,96\], config.json says \[96,64\]/],
-    ['integers', (h) => void (h[key]!.dtype = 'I32'), /dtype I32; served are F32, F16, BF16/],
+    [
+      'unknown dtype',
+      (h) => {
+        h[key]!.dtype = 'F12';
+      },
+      /unknown dtype "F12"/,
+    ],
+    [
+      'no shape',
+      (h) => {
+        delete h[key]!.shape;
+      },
+      /no proper shape/,
+    ],
+    [
+      'negative size',
+      (h) => {
+        h[key]!.shape = [-96, -64];
+      },
+      /no proper shape/,
+    ],
+    [
+      'no offsets',
+      (h) => {
+        delete h[key]!.data_offsets;
+      },
+      /no proper data_offsets/,
+    ],
+    [
+      'entry is null',
+      (h) => {
+        (h as Record<string, unknown>)[key] = null;
+      },
+      /unknown dtype/,
+    ],
+    [
+      'too few bytes',
+      (h) => {
+        (h[key]!.data_offsets as number[])[1]! -= 4;
+      },
+      /its shape and dtype need/,
+    ],
+    [
+      'past the end',
+      (h) => {
+        h[key]!.data_offsets = [10_000_000, 10_000_000 + 96 * 64 * 4];
+      },
+      /ends at byte/,
+    ],
+    [
+      'overlap',
+      (h) => {
+        h[key]!.data_offsets = h['model.layers.0.mlp.up_proj.weight']!.data_offsets;
+      },
+      /overlap/,
+    ],
+    [
+      'missing tensor',
+      (h) => {
+        delete h[key];
+      },
+      /up_proj\.weight is missing/,
+    ],
+    [
+      'other shape',
+      (h) => {
+        h[key]!.shape = [64, 96];
+      },
+      /has shape \[64,96\], config.json says \[96,64\]/,
+    ],
+    [
+      'integers',
+      (h) => {
+        h[key]!.dtype = 'I32';
+      },
+      /dtype I32; served are F32, F16, BF16/,
+    ],
   ])('%s', async (_name, change, pattern) => {
     await copy();
     await changeHeader(change);
