@@ -80,7 +80,8 @@ struct IoBox {
   Napi::ThreadSafeFunction callback;
   Napi::FunctionReference onComplete;
   uint64_t inFlightCount = 0;
-  bool closed = false;
+  bool closing = false;  // JavaScript may not use it any more
+  bool closed = false;   // nothing of it is left
 
   ~IoBox() {
     if (closed) return;
@@ -107,7 +108,7 @@ using IoHandle = std::shared_ptr<IoBox>;
 IoHandle BoxOf(const Napi::Value& value) {
   if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not an I/O handle");
   const IoHandle box = *value.As<Napi::External<IoHandle>>().Data();
-  if (box->closed) throw Napi::Error::New(value.Env(), "the I/O engine is closed");
+  if (box->closing) throw Napi::Error::New(value.Env(), "the I/O engine is closed");
   return box;
 }
 
@@ -139,7 +140,7 @@ Napi::Value IoOpen(const Napi::CallbackInfo& info) {
   try {
     box->engine = std::make_unique<IoEngine>(box->arena, IoOptions{backend, static_cast<unsigned>(depth), ioBytes}, wake);
   } catch (const std::exception& error) {
-    box->closed = true;
+    box->closing = box->closed = true;
     box->callback.Release();
     throw Napi::Error::New(env, error.what());
   }
@@ -254,12 +255,15 @@ void IoSubmit(const Napi::CallbackInfo& info) {
 
 Napi::Value IoClose(const Napi::CallbackInfo& info) {
   const IoHandle box = BoxOf(info[0]);
+  box->closing = true;
   return Background::Run(
       info.Env(), [box] { box->engine->Close(); },
       [box](Napi::Env env) -> Napi::Value {
         box->Deliver(env);  // what ended last
         box->closed = true;
         box->callback.Release();
+        box->engine.reset();  // now, not when the handle is collected: the mapping goes with the last user
+        box->arena.reset();
         return env.Undefined();
       });
 }

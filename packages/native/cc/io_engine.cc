@@ -164,6 +164,9 @@ std::vector<IoCompletion> IoEngine::Take() {
   return std::exchange(completed_, {});
 }
 
-void IoEngine::Close() { backend_.reset(); }
+void IoEngine::Close() {
+  backend_.reset();
+  files_.clear();
+}
 
 }  // namespace kvtier

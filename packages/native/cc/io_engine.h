@@ -112,7 +112,7 @@ class IoEngine {
 
   void Submit(std::vector<std::shared_ptr<IoRow>> rows);
   std::vector<IoCompletion> Take();
-  // Waits for everything in flight. Callable from any thread, once.
+  // Waits for everything in flight and closes all files. Callable from any thread when no other uses the engine any more.
   void Close();
 
  private:

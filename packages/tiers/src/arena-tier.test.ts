@@ -86,6 +86,29 @@ describe('ArenaTier', () => {
     tier.checkIntegrity();
   });
 
+  test('a name that comes back while its former block is still pinned: neither goes before the last pin', () => {
+    const tier = makeTier();
+    const stored: { slot: number; checksum: bigint }[] = [];
+    for (let life = 0; life < 3; life++) {
+      put(tier, 1, 5000);
+      stored.push(tier.get(namespace, hash(1))!);
+      tier.pin(namespace, hash(1));
+      if (life < 2) tier.remove(namespace, [hash(1)], 'corrupt');
+    }
+    for (let unpins = 0; unpins < 2; unpins++) {
+      tier.unpin(namespace, hash(1)); // whose pin this was, nobody can say
+      const { evictions } = tier.stats();
+      while (tier.stats().evictions === evictions) put(tier, tier.stats().blocks + 1000 * (unpins + 1), 5000);
+      for (const { slot, checksum } of stored) {
+        expect(native.xxh3_64(native.arenaRead(arena, slot + headerBytes, 5000))).toBe(checksum);
+      }
+      tier.checkIntegrity();
+    }
+    tier.unpin(namespace, hash(1));
+    expect(tier.get(namespace, hash(1))).toBeDefined();
+    tier.checkIntegrity();
+  });
+
   test('another block size takes whole slabs when its own has nothing to give', () => {
     const tier = makeTier();
     let small = 0;

@@ -41,7 +41,8 @@ interface Entry extends ArenaBlock {
   readonly slotBytes: number;
   /** Its number in the policy of its slot size. */
   readonly index: number;
-  pins: number;
+  /** Shared by all blocks of one name, as pins are given back by name: none of them goes before the last pin. */
+  readonly pins: { count: number };
 }
 
 /** Blocks of one slot size: they can take each other's place, so eviction looks among them first. */
@@ -72,7 +73,7 @@ export class ArenaTier implements Tier {
   readonly #classes = new Map<number, SizeClass>();
   readonly #bySlot = new Map<number, Entry>();
   /** Removed while pinned, by namespace and hash; freed at the last unpin. */
-  readonly #leaving = new Map<string, Entry>();
+  readonly #leaving = new Map<string, Entry[]>();
   /** Allocated and not yet published. */
   readonly #unpublished = new Set<number>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
@@ -131,7 +132,8 @@ export class ArenaTier implements Tier {
     native.arenaWrite(this.#arena, slot, header);
     const sizeClass = this.#classOf(slotBytes);
     const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
-    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins: 0 };
+    const pins = this.#leaving.get(namespace.key + hash)?.[0]?.pins ?? { count: 0 };
+    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins };
     sizeClass.entries[index] = entry;
     const parentEntry = parent === null ? undefined : this.#find(namespace, parent);
     sizeClass.policy.insert(index, this.#nowUs(), {
@@ -154,19 +156,18 @@ export class ArenaTier implements Tier {
   pin(namespace: Namespace, hash: HashKey): void {
     const entry = this.#find(namespace, hash);
     invariant(entry !== undefined, 'arena: pin of a block that is not listed');
-    entry.pins++;
+    entry.pins.count++;
   }
 
   unpin(namespace: Namespace, hash: HashKey): void {
     const key = namespace.key + hash;
     const leaving = this.#leaving.get(key);
-    const entry = leaving ?? this.#find(namespace, hash);
-    invariant(entry !== undefined && entry.pins > 0, 'arena: unpin of a block that is not pinned');
-    entry.pins--;
-    if (leaving !== undefined && entry.pins === 0) {
-      this.#leaving.delete(key);
-      this.#allocator.free(entry.slot);
-    }
+    const pins = (leaving?.[0] ?? this.#find(namespace, hash))?.pins;
+    invariant(pins !== undefined && pins.count > 0, 'arena: unpin of a block that is not pinned');
+    pins.count--;
+    if (leaving === undefined || pins.count > 0) return;
+    this.#leaving.delete(key);
+    for (const { slot } of leaving) this.#allocator.free(slot);
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -212,9 +213,8 @@ export class ArenaTier implements Tier {
       if (reason === 'corrupt') this.#counts.corrupt++;
       if (reason === 'evicted') this.#counts.evictions++;
       const key = namespace.key + hash;
-      invariant(entry.pins === 0 || !this.#leaving.has(key), 'arena: two pinned blocks of one name are leaving');
-      if (entry.pins > 0) this.#leaving.set(key, entry);
-      else this.#allocator.free(entry.slot);
+      if (entry.pins.count === 0) this.#allocator.free(entry.slot);
+      else this.#leaving.set(key, [...(this.#leaving.get(key) ?? []), entry]);
     }
     return count;
   }
@@ -250,7 +250,7 @@ export class ArenaTier implements Tier {
     for (const slot of [
       ...this.#bySlot.keys(),
       ...this.#unpublished,
-      ...[...this.#leaving.values()].map((e) => e.slot),
+      ...[...this.#leaving.values()].flat().map((e) => e.slot),
     ]) {
       bytes += this.#allocator.slotBytesOf(slot);
     }
@@ -290,7 +290,7 @@ export class ArenaTier implements Tier {
 
   #evictOne(slotBytes: number): boolean {
     const sizeClass = this.#classes.get(slotBytes);
-    const victim = sizeClass?.policy.victim((index) => sizeClass.entries[index]!.pins === 0);
+    const victim = sizeClass?.policy.victim((index) => sizeClass.entries[index]!.pins.count === 0);
     if (sizeClass === undefined || victim === undefined) return false;
     this.#evict(sizeClass.entries[victim]!);
     return true;
@@ -299,7 +299,7 @@ export class ArenaTier implements Tier {
   /** All blocks of the slab that holds the coldest block of this size, if none of them is in use. */
   #coldestFreeableSlab(slotBytes: number): Entry[] | undefined {
     const { policy, entries } = this.#classOf(slotBytes);
-    const idle = (slot: number): boolean => this.#bySlot.get(slot)?.pins === 0;
+    const idle = (slot: number): boolean => this.#bySlot.get(slot)?.pins.count === 0;
     const coldest = policy.victim((index) => this.#allocator.neighbours(entries[index]!.slot).every(idle));
     if (coldest === undefined) return undefined;
     return this.#allocator.neighbours(entries[coldest]!.slot).map((slot) => this.#bySlot.get(slot)!);
