@@ -41,7 +41,7 @@ export interface DiskTierOptions {
 }
 
 /** Deep enough for a device with many queues: fio reaches its best with 2 to 4 jobs of depth 32. */
-export const defaultIo: IoSettings = { backend: 'auto', depth: 128, ioBytes: 1 << 20 };
+export const defaultIo: IoSettings = { backend: 'auto', depth: 64, ioBytes: 512 << 10 };
 export const defaultMaxPendingBytes = 256 << 20;
 const defaultMaxSegmentBytes = 256 << 20;
 const minSegmentBytes = 16 * pageBytes;
