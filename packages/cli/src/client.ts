@@ -11,6 +11,8 @@ export interface CompletionRequest {
 
 export interface Completion {
   readonly text: string;
+  /** What the engine generated, with a token that ended the answer. */
+  readonly tokenIds: readonly number[];
   readonly finishReason: string;
   readonly promptTokens: number;
   readonly completionTokens: number;
@@ -22,7 +24,11 @@ export interface Completion {
 }
 
 interface Chunk {
-  readonly choices: readonly { readonly text: string; readonly finish_reason: string | null }[];
+  readonly choices: readonly {
+    readonly text: string;
+    readonly finish_reason: string | null;
+    readonly token_ids: readonly number[];
+  }[];
   readonly usage?: {
     readonly prompt_tokens: number;
     readonly completion_tokens: number;
@@ -36,7 +42,8 @@ const deadlineMs = 300_000;
 
 /** @throws KvError REQUEST with the door's own message, DISCONNECTED when there is no door */
 export async function complete(url: string, request: CompletionRequest): Promise<Completion> {
-  const body = JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } });
+  const options = { stream: true, stream_options: { include_usage: true }, return_token_ids: true };
+  const body = JSON.stringify({ ...request, ...options });
   const begin = performance.now();
   const response = await ask(`${url}/v1/completions`, {
     method: 'POST',
@@ -46,6 +53,7 @@ export async function complete(url: string, request: CompletionRequest): Promise
   if (!response.ok || !response.body)
     throw new KvError('REQUEST', `${url}: ${response.status} ${await response.text()}`);
   let text = '';
+  const tokenIds: number[] = [];
   let finishReason = '';
   let ttftMs = Number.NaN;
   let last: Chunk | undefined;
@@ -54,12 +62,14 @@ export async function complete(url: string, request: CompletionRequest): Promise
     if (Number.isNaN(ttftMs)) ttftMs = performance.now() - begin;
     const choice = chunk.choices[0];
     text += choice?.text ?? '';
+    tokenIds.push(...(choice?.token_ids ?? []));
     finishReason = choice?.finish_reason ?? finishReason;
     if (chunk.usage) last = chunk;
   }
   if (!last?.usage) throw new KvError('PROTOCOL', `${url}: the stream ended without usage`);
   return {
     text,
+    tokenIds,
     finishReason,
     promptTokens: last.usage.prompt_tokens,
     completionTokens: last.usage.completion_tokens,

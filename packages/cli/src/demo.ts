@@ -132,9 +132,8 @@ function judge(asked: readonly Asked[]): Verdict {
   };
 }
 
-/** Text, its number of tokens and how it ended. */
 const isSame = (a: Completion, b: Completion): boolean =>
-  a.text === b.text && a.completionTokens === b.completionTokens && a.finishReason === b.finishReason;
+  a.tokenIds.length > 0 && a.tokenIds.join() === b.tokenIds.join() && a.finishReason === b.finishReason;
 
 /** "arena", or "arena+disk" where both gave some; "" when all was computed. */
 const tierOf = ({ tokensByTier }: Completion): string =>

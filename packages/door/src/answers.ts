@@ -19,6 +19,8 @@ export interface Delta {
   /** Index of the answer: prompt index × n + number of the answer to it. */
   readonly index: number;
   readonly text: string;
+  /** The engine's tokens of this delta, with one that ended the answer. */
+  readonly tokenIds: readonly number[];
   /** The first of its answer. */
   readonly first: boolean;
   readonly finishReason: FinishReason | null;
@@ -160,13 +162,13 @@ async function runAnswer(
       const matched = matcher.push(detokenizer.push(id));
       text += matched.text;
       if (matched.stopped) {
-        await onDelta({ index, text, first, finishReason: 'stop' });
+        await onDelta({ index, text, tokenIds: event.tokenIds.slice(0, at + 1), first, finishReason: 'stop' });
         return; // leaving the loop cancels the call
       }
     }
     if (finishReason !== null) text += matcher.flush();
     if (event.tokenIds.length === 0 && finishReason === null) continue;
-    await onDelta({ index, text, first, finishReason });
+    await onDelta({ index, text, tokenIds: event.tokenIds, first, finishReason });
     first = false;
   }
 }

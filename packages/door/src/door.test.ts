@@ -52,6 +52,18 @@ describe('completions', () => {
     });
   });
 
+  it('gives the generated token ids when asked to, whole and streamed, with the one that ended the answer', async () => {
+    at.engine.script = say([...ids(' 34'), eos], 'stop');
+    type Reply = { choices: { token_ids?: number[] }[] };
+    const ask = async (part: object): Promise<Reply> =>
+      (await at.post('/v1/completions', { prompt: 'a', ...part })).json() as Promise<Reply>;
+    expect((await ask({ return_token_ids: true })).choices[0]!.token_ids).toEqual([...ids(' 34'), eos]);
+    const response = await at.post('/v1/completions', { prompt: 'a', return_token_ids: true, stream: true });
+    const chunks = (await eventsOf(response)).filter((event) => event !== '[DONE]') as Reply[];
+    expect(chunks.flatMap(({ choices }) => choices[0]!.token_ids)).toEqual([...ids(' 34'), eos]);
+    expect((await ask({})).choices[0]).not.toHaveProperty('token_ids');
+  });
+
   it('has OpenAI’s defaults and passes every sampling parameter on', async () => {
     at.engine.script = say(ids(' 34'), 'length');
     await at.client.completions.create({ model: 'demo', prompt: 'a' });

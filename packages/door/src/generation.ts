@@ -140,9 +140,13 @@ export class Generation {
   }
 
   async #collect(job: Job): Promise<unknown> {
-    const answers = job.echoes.map((text): Answer => ({ text, finishReason: null }));
-    const totals = await this.#run(job, ({ index, text, finishReason }) => {
+    const { returnTokenIds } = job.plan.params;
+    const answers = job.echoes.map(
+      (text): Answer => ({ text, tokenIds: returnTokenIds ? [] : undefined, finishReason: null }),
+    );
+    const totals = await this.#run(job, ({ index, text, tokenIds, finishReason }) => {
       answers[index]!.text += text;
+      answers[index]!.tokenIds?.push(...tokenIds);
       answers[index]!.finishReason = finishReason;
     });
     return wholeReply(job.endpoint, job.head, answers, totals);
@@ -150,7 +154,7 @@ export class Generation {
 
   async #stream(job: Job, reply: FastifyReply): Promise<unknown> {
     const { endpoint, head, plan } = job;
-    const { includeUsage } = plan.params;
+    const { includeUsage, returnTokenIds } = plan.params;
     let events: EventStream | undefined;
     let open = job.echoes.length; // answers without a finish reason yet
     let last: object | undefined;
@@ -160,7 +164,7 @@ export class Generation {
         events = new EventStream(reply.raw, reply.request.id);
       }
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
-      const chunks: object[] = chunksOf(endpoint, head, { ...delta, text });
+      const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
       if (delta.finishReason !== null && --open === 0) last = chunks.pop(); // it goes out with the totals
       for (const chunk of chunks) await events.send(includeUsage ? { ...chunk, usage: null } : chunk);
     };

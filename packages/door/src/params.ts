@@ -3,7 +3,7 @@
  *
  * Invariant: nothing that would change the answer is ignored. A parameter that we do not serve is refused by name,
  * unless it has its neutral value; labels that never change an answer (user, metadata, ...) are accepted.
- * Extensions, by the names that vLLM gave them: top_k, ignore_eos, stop_token_ids, cache_salt.
+ * Extensions, by the names that vLLM gave them: top_k, ignore_eos, stop_token_ids, cache_salt, return_token_ids.
  */
 import { z } from 'zod';
 import type { ChatMessage } from './chat-template.ts';
@@ -33,6 +33,7 @@ const shared = {
   stop_token_ids: z.array(tokenId).max(64).default([]),
   ignore_eos: z.boolean().default(false),
   cache_salt: z.string().max(1_024).default(''),
+  return_token_ids: z.boolean().default(false),
   stream: z.boolean().default(false),
   stream_options: z
     .strictObject({ include_usage: z.boolean().optional(), include_obfuscation: z.boolean().optional() })
@@ -107,6 +108,8 @@ export interface GenerationParams {
   readonly stops: readonly string[];
   readonly stream: boolean;
   readonly includeUsage: boolean;
+  /** Choices carry `token_ids`: what the engine generated, token by token. */
+  readonly returnTokenIds: boolean;
   readonly sampling: SamplingParams;
 }
 
@@ -159,6 +162,7 @@ function generationParams(given: Shared): Omit<GenerationParams, 'maxTokens' | '
     stops: typeof given.stop === 'string' ? [given.stop] : given.stop,
     stream: given.stream,
     includeUsage: given.stream_options?.include_usage ?? false,
+    returnTokenIds: given.return_token_ids,
     sampling: {
       temperature: given.temperature,
       // A nucleus of nothing is the most likely token alone.

@@ -12,6 +12,8 @@ export interface ReplyHead {
 /** One finished answer. */
 export interface Answer {
   text: string;
+  /** Present when the client asked for `return_token_ids`. */
+  readonly tokenIds: number[] | undefined;
   finishReason: FinishReason | null;
 }
 
@@ -30,17 +32,16 @@ export const kvtierOf = (totals: Totals) => ({
   prefill_us: totals.prefillUs,
 });
 
+const withTokenIds = (tokenIds: readonly number[] | undefined) => (tokenIds ? { token_ids: tokenIds } : {});
+
 export function wholeReply(endpoint: Endpoint, head: ReplyHead, answers: readonly Answer[], totals: Totals) {
-  const choices = answers.map(({ text, finishReason }, index) =>
-    endpoint === 'chat'
-      ? {
-          index,
-          message: { role: 'assistant', content: text, refusal: null },
-          logprobs: null,
-          finish_reason: finishReason,
-        }
-      : { index, text, logprobs: null, finish_reason: finishReason },
-  );
+  const choices = answers.map(({ text, tokenIds, finishReason }, index) => ({
+    index,
+    ...(endpoint === 'chat' ? { message: { role: 'assistant', content: text, refusal: null } } : { text }),
+    logprobs: null,
+    finish_reason: finishReason,
+    ...withTokenIds(tokenIds),
+  }));
   return {
     id: head.id,
     object: endpoint === 'chat' ? 'chat.completion' : 'text_completion',
@@ -64,18 +65,21 @@ const chunkOf = (endpoint: Endpoint, head: ReplyHead, choices: readonly unknown[
  * The chunks of one delta. The first token always makes one, so that a client can time it; a chat answer opens with its
  * role. After that an empty text (half a character, what may become a stop string) is not worth a chunk.
  */
-export function chunksOf(endpoint: Endpoint, head: ReplyHead, delta: Delta) {
+export function chunksOf(endpoint: Endpoint, head: ReplyHead, delta: Delta, returnTokenIds = false) {
   const { index, text, finishReason } = delta;
+  const ids = withTokenIds(returnTokenIds ? delta.tokenIds : undefined);
   const chunk = (choice: object) => chunkOf(endpoint, head, [choice]);
   if (endpoint === 'completion') {
-    const wanted = delta.first || text !== '' || finishReason !== null;
-    return wanted ? [chunk({ index, text, logprobs: null, finish_reason: finishReason })] : [];
+    const wanted = delta.first || text !== '' || finishReason !== null || returnTokenIds;
+    return wanted ? [chunk({ index, text, logprobs: null, finish_reason: finishReason, ...ids })] : [];
   }
   const say = (part: object, reason: FinishReason | null) =>
     chunk({ index, delta: part, logprobs: null, finish_reason: reason });
   return [
     ...(delta.first ? [say({ role: 'assistant', content: '', refusal: null }, null)] : []),
-    ...(text !== '' ? [say({ content: text }, null)] : []),
+    ...(text !== '' || returnTokenIds
+      ? [chunk({ index, delta: { content: text }, logprobs: null, finish_reason: null, ...ids })]
+      : []),
     ...(finishReason !== null ? [say({}, finishReason)] : []),
   ];
 }
