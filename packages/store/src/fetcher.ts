@@ -199,6 +199,10 @@ export class Fetcher {
     // The tier has verified all of it; the size is what this session's slots and offsets were made for.
     const usable = header?.payloadBytes === state.payloadBytes && !pins.isLeaving(state.namespace, fetch.hash);
     const status = read === 'ready' && !usable ? 'corrupt' : read;
+    // A foreign layout: removed, or it would count as held, and keep its name from being written, for ever.
+    if (header !== undefined && header.payloadBytes !== state.payloadBytes) {
+      fetch.tier.remove(state.namespace, [fetch.hash], 'corrupt');
+    }
     if (header !== undefined && status === 'ready') {
       if (arena.get(state.namespace, fetch.hash) === undefined) {
         arena.publish(state.namespace, header, fetch.slot);

@@ -100,7 +100,7 @@ export class Holdings {
 
   /** The bytes are in place: make the blocks visible and send them down. Returns the count. */
   commit(slots: readonly number[], checksums: readonly bigint[]): number {
-    const { arena, writeDowns, counters, failpoint } = this.#parts;
+    const { arena, pins, writeDowns, counters, failpoint } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
     for (const slot of slots) this.#mustBeReserved(slot, 'commit');
     failpoint?.('store.commit.before');
@@ -109,8 +109,8 @@ export class Holdings {
       const { hash, parent } = this.#mustBeReserved(slot, 'commit');
       this.#reserved.delete(slot);
       writing.delete(hash);
-      if (arena.get(namespace, hash) !== undefined) {
-        arena.free(slot); // promoted from a lower tier meanwhile
+      if (arena.get(namespace, hash) !== undefined || pins.isLeaving(namespace, hash)) {
+        arena.free(slot); // promoted from a lower tier meanwhile, and perhaps found corrupt and still leased
         counters.add('commit.duplicate');
         continue;
       }

@@ -1,5 +1,5 @@
-import { describe, expect, test } from 'vitest';
-import { Bench, chain } from './testing/bench.ts';
+import { describe, expect, test, vi } from 'vitest';
+import { Bench, chain, namespaceNamed } from './testing/bench.ts';
 import { settled } from './testing/model.ts';
 
 const done = (loaded: number, reason: string) => expect.objectContaining({ loaded, reason });
@@ -245,6 +245,39 @@ describe('corrupt reports', () => {
     b.release(inB);
     expect(a.put(chain('x', 1, 1), 'x0' as never)).toEqual(['reserved']);
     expect(bench.store.counters.get('release.corrupt')).toBe(2 - 1);
+  });
+
+  test('a block that came from disk and was found corrupt while another session wrote it is not made twice', async () => {
+    const bench = new Bench(8, { stuckReadMs: 100 });
+    await onDisk(bench, 'x', 2);
+    const [a, b, c] = [bench.engine(), bench.engine(), bench.engine()];
+    a.load(chain('x', 1), 50);
+    bench.clock.advance(101);
+    const slot = a.holdings.reserve(null, chain('x', 1, 1))[0]!.slot!; // the tier is stuck: nobody seems to hold it
+    bench.answer('read', 'ready');
+    await settled();
+    const [inB, inC] = [b.load(chain('x', 1, 1)), c.load(chain('x', 1, 1))];
+    bench.answer('read', 'ready');
+    await settled();
+    b.release(inB, [0]);
+    expect(a.holdings.commit([slot], [0n])).toBe(1);
+    expect(bench.store.counters.get('commit.duplicate')).toBe(1);
+    c.checkLeases();
+    c.release(inC);
+    expect(a.put(chain('x', 1, 1))).toEqual(['reserved']);
+    bench.store.checkIntegrity();
+  });
+
+  test('an object of another size than the session has is removed, so that its name can be written again', async () => {
+    const bench = new Bench(4);
+    await onDisk(bench, 'x', 1);
+    const wide = bench.store.open(namespaceNamed('n'), 2, 16);
+    const onDone = vi.fn();
+    wide.load(1n, chain('x', 1), 1000, { onReady: () => {}, onDone });
+    bench.answer('read', 'ready');
+    await settled();
+    expect(onDone).toHaveBeenCalledExactlyOnceWith(0, 'corrupt');
+    expect(wide.reserve(null, chain('x', 1))[0]!.status).toBe('reserved');
   });
 });
 
