@@ -1,6 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import net from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/native';
@@ -146,6 +147,17 @@ describe('attach', () => {
     const twice = await attached();
     await expect(twice.attach()).rejects.toMatchObject({ code: 'PROTOCOL' });
     await (await connect()).ended;
+  });
+
+  test('a connection that the kernel cannot hand over costs nobody else anything', async () => {
+    const listening = vi.spyOn(net, 'createServer');
+    await start();
+    const client = await attached();
+    listening.mock.results[0]!.value.emit('error', new Error('accept EMFILE'));
+    expect(bench.store.counters.get('session.refused.accept')).toBe(1);
+    await put(client, 'x', 1);
+    await attached();
+    listening.mockRestore();
   });
 
   test('sessions are bounded; processes of other users are not let in', async () => {

@@ -52,6 +52,11 @@ export class SessionServer {
   static async listen(options: SessionServerOptions): Promise<SessionServer> {
     const server = new SessionServer(options);
     server.#socketInode = await listenPrivately(server.#server, options.socketPath);
+    // One connection could not be accepted (no descriptors, no memory): the sessions that there are go on.
+    server.#server.on('error', (error) => {
+      options.store.counters.add('session.refused.accept');
+      options.log.warn({ reason: error.message }, 'a connection could not be accepted');
+    });
     return server;
   }
 
