@@ -5,6 +5,7 @@
  * fires whenever a pending match became known. At most `maxEntries` requests are remembered.
  */
 import { KvError } from '@kvtier/errors';
+import { maxHashesPerFrame } from '@kvtier/wire';
 import type { Match } from './connector.ts';
 import { type ConnectorCounters, count } from './counters.ts';
 import type { Hit, LoadPlanner, Plan } from './planner.ts';
@@ -63,7 +64,8 @@ export class MatchTable {
       }
       entry = { first: localBlocks, hit: undefined, plan: undefined, knownAtMs: 0 };
       this.#entries.set(requestId, entry);
-      this.#lookUp(session, requestId, entry, hashes.subarray(localBlocks * hashBytes));
+      const end = (localBlocks + maxHashesPerFrame) * hashBytes;
+      this.#lookUp(session, requestId, entry, hashes.subarray(localBlocks * hashBytes, end));
     }
     if (entry.hit === undefined) return pending;
     if (entry.plan?.localBlocks !== localBlocks) this.#plan(entry, localBlocks);

@@ -1,4 +1,6 @@
 /** Every bound of the session link, in one place. */
+import { maxHashesPerFrame } from '@kvtier/wire';
+
 export interface SessionLimits {
   /** Connections, attached or not, and quarantined sessions together. */
   readonly maxSessions: number;
@@ -20,7 +22,7 @@ export interface SessionLimits {
 
 export const defaultSessionLimits: SessionLimits = {
   maxSessions: 256,
-  maxHashes: 65_536,
+  maxHashes: maxHashesPerFrame,
   attachDeadlineMs: 10_000,
   goodbyeMs: 1_000,
   pauseBytes: 1 << 20,

@@ -3,6 +3,8 @@
  *
  * Invariant (law 1): a slot that somebody may still be writing is not given to anybody else. It comes back when the
  * process is dead, or when a new session of the same process names the old one: it does so only after its copies ended.
+ * Where the process cannot be seen (another pid namespace), it comes back after a time that no copy takes; should one be
+ * later still, the checksum of every import and every read from disk stands between it and a wrong block.
  * Bounded by the server, which counts quarantined sessions among its sessions.
  */
 import type { Clock, Counters, Holdings, Log } from '@kvtier/store';
@@ -11,7 +13,11 @@ import { isAlive, isSameProcess, type PeerProcess } from './peer.ts';
 interface Entry {
   readonly holdings: Holdings;
   readonly peer: PeerProcess;
+  readonly sinceUs: number;
 }
+
+/** Copies take milliseconds. */
+const unseenProcessMs = 60_000;
 
 export interface QuarantineOptions {
   readonly clock: Clock;
@@ -36,8 +42,8 @@ export class Quarantine {
 
   /** Take over what a disconnected session still holds. */
   add(session: string, holdings: Holdings, peer: PeerProcess): void {
-    const { log, counters } = this.#options;
-    this.#entries.set(session, { holdings, peer });
+    const { clock, log, counters } = this.#options;
+    this.#entries.set(session, { holdings, peer, sinceUs: clock.nowUs() });
     counters.add('quarantine.sessions');
     log.info({ session, pid: peer.pid, ...holdings.counts }, 'session ended with slots in use: quarantined');
     this.#schedule();
@@ -62,7 +68,11 @@ export class Quarantine {
     if (this.#cancelPoll !== undefined || this.#entries.size === 0) return;
     this.#cancelPoll = this.#options.clock.after(this.#options.pollMs, () => {
       this.#cancelPoll = undefined;
-      for (const [session, entry] of this.#entries) if (!isAlive(entry.peer)) this.#end(session, entry, 'process_dead');
+      const unseenSinceUs = this.#options.clock.nowUs() - unseenProcessMs * 1000;
+      for (const [session, entry] of this.#entries) {
+        if (!isAlive(entry.peer)) this.#end(session, entry, 'process_dead');
+        else if (entry.peer.pid <= 0 && entry.sinceUs <= unseenSinceUs) this.#end(session, entry, 'process_unseen');
+      }
       this.#schedule();
     });
   }

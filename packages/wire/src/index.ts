@@ -29,3 +29,5 @@ export {
 } from './generated/kvtier/v1/session.ts';
 /** The version that `Attach.protocol` carries. */
 export const sessionProtocol = 1;
+/** Hashes that one frame of the session link may carry: what is held beyond them is not asked for. */
+export const maxHashesPerFrame = 65_536;
