@@ -70,6 +70,10 @@ describe('folders', () => {
     );
   });
 
+  it('refuses a folder below one that takes none', () => {
+    expect(() => openDataDir('/proc/kvtier')).toThrow(/^\/proc\/kvtier: cannot be used as the data folder \(ENOENT/);
+  });
+
   it('removes the arenas of this data folder only', () => {
     for (const dir of ['/mine', '/other']) writeFileSync(join(folder, `kvtier-${placeDigest(dir)}-17`), '');
     expect(removeStaleArenas('/mine', folder)).toBe(1);

@@ -3,8 +3,19 @@
  * sockets live in a short run folder (mode 0700, owner checked) whose name is derived from the data folder.
  */
 import { createHash } from 'node:crypto';
-import { accessSync, constants, lstatSync, mkdirSync, readdirSync, realpathSync, rmSync, statfsSync } from 'node:fs';
-import { join } from 'node:path';
+import {
+  accessSync,
+  constants,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  realpathSync,
+  rmSync,
+  statfsSync,
+  statSync,
+} from 'node:fs';
+import { dirname, join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { formatBytes } from './bytes.ts';
 
@@ -19,7 +30,7 @@ const defaultDiskBytes = 8 * 2 ** 30;
 /** Creates the data folder (0700) and returns its real path. @throws KvError CONFIG */
 export function openDataDir(dataDir: string): string {
   try {
-    mkdirSync(dataDir, { recursive: true, mode: 0o700 });
+    makeFolder(dataDir);
     accessSync(dataDir, constants.R_OK | constants.W_OK | constants.X_OK);
     return realpathSync(dataDir);
   } catch (error) {
@@ -28,6 +39,19 @@ export function openDataDir(dataDir: string): string {
       'CONFIG',
       `${dataDir}: cannot be used as the data folder (${reason}); name another with --data-dir`,
     );
+  }
+}
+
+/** `mkdir -p`. Node's own `recursive` never returns where a parent exists but takes no folders, such as /proc. */
+function makeFolder(path: string): void {
+  try {
+    mkdirSync(path, { mode: 0o700 });
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === 'EEXIST' && statSync(path).isDirectory()) return;
+    if (code !== 'ENOENT' || existsSync(dirname(path))) throw error;
+    makeFolder(dirname(path));
+    makeFolder(path);
   }
 }
 
