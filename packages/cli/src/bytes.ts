@@ -4,10 +4,13 @@ import { KvError } from '@kvtier/errors';
 const units: Readonly<Record<string, number>> = { '': 1, k: 2 ** 10, m: 2 ** 20, g: 2 ** 30, t: 2 ** 40 };
 
 /** @throws KvError CONFIG naming `option`. */
-export function parseBytes(text: string, option: string): number {
+export function parseBytes(text: string, option: string, minBytes = 1): number {
   const match = /^(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?$/i.exec(text.trim());
   const bytes = match ? Math.floor(Number(match[1]) * units[match[2]!.toLowerCase()]!) : Number.NaN;
-  if (Number.isSafeInteger(bytes) && bytes > 0) return bytes;
+  if (Number.isSafeInteger(bytes) && bytes >= minBytes) return bytes;
+  if (bytes < minBytes) {
+    throw new KvError('CONFIG', `${option}: "${text}" is too little; ask for ${formatBytes(minBytes)} or more`);
+  }
   throw new KvError('CONFIG', `${option}: "${text}" is not a number of bytes; write for example 512MiB or 2GiB`);
 }
 

@@ -12,11 +12,14 @@ describe('byte counts', () => {
     ['2T', 2 ** 41],
   ])('reads %s', (text, bytes) => expect(parseBytes(text, '--x')).toBe(bytes));
 
-  it.each(['', 'GiB', '-1', '0', '1 PiB', '1e3', '99999999999999999999'])('refuses "%s"', (text) =>
+  it.each(['', 'GiB', '-1', '1 PiB', '1e3', '99999999999999999999'])('refuses "%s"', (text) =>
     expect(() => parseBytes(text, '--arena-bytes')).toThrow(
       `--arena-bytes: "${text}" is not a number of bytes; write for example 512MiB or 2GiB`,
     ),
   );
+
+  it('refuses less than what is needed', () =>
+    expect(() => parseBytes('0', '--arena-bytes')).toThrow('--arena-bytes: "0" is too little; ask for 1 B or more'));
 
   it('writes them for a person', () => {
     expect([2 ** 30, 1.5 * 2 ** 30, 64 * 2 ** 20, 2048, 17].map(formatBytes)).toEqual([
@@ -60,6 +63,9 @@ describe('kvtier up', () => {
       logLevel: 'info',
     });
   });
+
+  it('says how much a tier needs at least', () =>
+    expect(() => parseUp(['--disk-bytes', '1'])).toThrow('--disk-bytes: "1" is too little; ask for 8 MiB or more'));
 
   it('takes 0 for no disk tier', () => expect(parseUp(['--disk-bytes', '0'])).toMatchObject({ diskBytes: 0 }));
 

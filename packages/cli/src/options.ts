@@ -68,16 +68,16 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   if (!isLogLevel(logLevel)) {
     throw new KvError('CONFIG', `--log-level: "${logLevel}" is not one of ${logLevels.join(', ')}`);
   }
-  const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes'): number | null =>
-    values[name] === undefined ? null : parseBytes(values[name], `--${name}`);
+  const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes', minBytes: number): number | null =>
+    values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
   return {
     port: values.port === undefined ? 8000 : whole(values.port, '--port', 0, 65_535),
     dataDir: resolve(values['data-dir'] ?? defaultDataDir()),
     model: values.model ?? 'demo',
     tier: values['no-tier'] !== true,
-    arenaBytes: size('arena-bytes'),
-    diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes'),
-    kvBytes: size('kv-bytes') ?? 256 * 2 ** 20,
+    arenaBytes: size('arena-bytes', 2 ** 20),
+    diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes', 8 * 2 ** 20),
+    kvBytes: size('kv-bytes', 2 ** 20) ?? 256 * 2 ** 20,
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
     jsonLog,
     logLevel,
