@@ -34,6 +34,8 @@ export class MambaManager extends SingleTypeManager {
   readonly #running = new Set<string>();
   /** Where the state was before the last growth: the copy's source, let go one step later (align). */
   readonly #lastState = new Map<string, number>();
+  /** Blocks that were registered for a prompt that ends inside them, by the request that goes on writing there. */
+  readonly #promptTails = new Map<string, number>();
 
   constructor(options: ManagerOptions, spec: MambaSpec) {
     super(options);
@@ -65,7 +67,8 @@ export class MambaManager extends SingleTypeManager {
     let count = this.#alignedBlocks(growth) - computed.length - this.table(requestId).length;
     const endsInside = computed.length > 0 && growth.localTokens % this.blockTokens !== 0;
     if (count > 0) count = this.#running.has(requestId) ? 1 : 1 + this.#speculative;
-    return Math.max(count, 0) + this.freeAmong(computed) + (endsInside ? 1 : 0);
+    const copied = endsInside || this.#sharedTail(requestId) !== undefined;
+    return Math.max(count, 0) + this.freeAmong(computed) + (copied ? 1 : 0);
   }
 
   override allocateBlocks(requestId: string, growth: Growth): number[] {
@@ -74,6 +77,7 @@ export class MambaManager extends SingleTypeManager {
     const { blocks } = table;
     const target = this.replacePartialHit(table);
     const first = target === undefined ? [] : [target];
+    this.#leaveTail(requestId);
     const required = this.#alignedBlocks(growth);
     const held = blocks.length;
     if (required <= held) return first;
@@ -119,6 +123,7 @@ export class MambaManager extends SingleTypeManager {
   override free(requestId: string): void {
     this.#running.delete(requestId);
     this.#lastState.delete(requestId);
+    this.#promptTails.delete(requestId);
     super.free(requestId);
   }
 
@@ -144,7 +149,29 @@ export class MambaManager extends SingleTypeManager {
     if (tokens % this.blockTokens === 0) return;
     const block = this.table(request.id)[Math.floor(tokens / this.blockTokens)]!;
     this.pool.cachePartialBlock({ request, block, tokens, hashTokens, group, kind: this.kind });
+    this.#promptTails.set(request.id, block);
     this.#noteCached(block);
+  }
+
+  /** The block of this request's prompt tail, while it is findable as such. */
+  #sharedTail(requestId: string): number | undefined {
+    const block = this.#promptTails.get(requestId);
+    if (block === undefined || this.pool.hashTokensOf(block) % this.blockTokens === 0) return undefined;
+    return block;
+  }
+
+  /**
+   * The request goes on and overwrites the state that others may want: they get a copy of it. The table keeps the block,
+   * because the running step may have its id already.
+   */
+  #leaveTail(requestId: string): void {
+    const source = this.#sharedTail(requestId);
+    this.#promptTails.delete(requestId);
+    if (source === undefined) return;
+    const target = this.pool.allocate(1)[0]!;
+    this.pool.moveHashes(source, target);
+    this.pool.touch([source]);
+    this.addCopy(source, target);
   }
 
   #noteCached(block: number): void {

@@ -280,14 +280,14 @@ export abstract class SingleTypeManager {
     if (at === undefined) return undefined;
     table.partialHit = undefined;
     const target = this.pool.allocate(1)[0]!;
+    this.pool.touch([target]);
     this.addCopy(table.blocks[at]!, target);
     table.blocks[at] = target;
     return target;
   }
 
-  /** The source's reference passes to the copy; the target gets one more. */
+  /** One reference of each, source and target, passes to the copy. */
   protected addCopy(source: number, target: number): void {
-    this.pool.touch([target]);
     this.#copies.push({ source, target });
   }
 
