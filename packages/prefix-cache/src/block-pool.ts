@@ -69,6 +69,7 @@ export class BlockPool {
   /** Tokens of the chain up to and including the block; valid where there is a hash. */
   readonly #hashTokens: Int32Array;
   readonly #groups: Uint8Array;
+  #reservedCount = 0;
   /** Further hashes of a block, of boundaries inside it. */
   readonly #interior = new Map<number, HashKey[]>();
   readonly #indexes: readonly HashIndex[];
@@ -159,6 +160,12 @@ export class BlockPool {
       blocks[i] = block;
     }
     return blocks;
+  }
+
+  /** Take blocks for the life of the pool: a reset does not wait for them. */
+  reserve(count: number): number[] {
+    this.#reservedCount += count;
+    return this.allocate(count);
   }
 
   /** Hold blocks once more; a free one is taken out of the queue with its content. */
@@ -291,7 +298,7 @@ export class BlockPool {
 
   /** Forget everything that is cached; refused while any block is held. */
   reset(): boolean {
-    if (this.#free.count !== this.blockCount - 1) return false;
+    if (this.#free.count !== this.blockCount - 1 - this.#reservedCount) return false;
     for (const index of this.#indexes) index.clear();
     this.#hashes.fill(undefined);
     this.#interior.clear();
@@ -299,11 +306,12 @@ export class BlockPool {
     return true;
   }
 
-  /** The whole pool, for tests: free queue in order, counts of held blocks, [block, hash, group, tokens]. */
+  /** The whole pool, for tests: free queue in order, counts of held blocks, hashed blocks, and every key of each. */
   snapshot(): {
     free: number[];
     refs: Map<number, number>;
     hashed: { block: number; hash: HashKey; group: number; tokens: number }[];
+    keys: { block: number; hash: HashKey; group: number }[];
   } {
     const refs = new Map<number, number>();
     const hashed: { block: number; hash: HashKey; group: number; tokens: number }[] = [];
@@ -313,7 +321,10 @@ export class BlockPool {
       if (hash !== undefined)
         hashed.push({ block, hash, group: this.#groups[block]!, tokens: this.#hashTokens[block]! });
     }
-    return { free: this.#free.toArray(), refs, hashed };
+    const keys = this.#indexes.flatMap((index, group) =>
+      [...index.entries()].map(([hash, block]) => ({ block, hash, group })),
+    );
+    return { free: this.#free.toArray(), refs, hashed, keys };
   }
 
   /** O(blocks). Throws InvariantError at the first thing that does not hold. */

@@ -51,6 +51,10 @@ export abstract class Coordinator {
     return count;
   }
 
+  blocksBeyondDemand(requestId: string, growth: Growth): number {
+    return this.managers.reduce((sum, manager) => sum + manager.blocksBeyondDemand(requestId, growth), 0);
+  }
+
   /** Two phases: all groups hold their hits before any allocates, or an allocation could evict a hit. */
   addComputedBlocks(requestId: string, growth: Growth, computed: GroupBlocks): void {
     this.managers.forEach((manager, group) => {

@@ -50,6 +50,12 @@ export function createCoordinator(pool: BlockPool, config: CoordinatorConfig): C
   const eagleGroups = eagleGroupsOf(config, specs.length);
   const partialHits = allowsPartialHits(specs, blockTokens, hashTokens, contextParallel);
   check(config, specs, { schedulerTokens, hashTokens, blockTokens, anyEagle: eagleGroups.size > 0 });
+  const sinkBlocks = specs.reduce(
+    (sum, spec) => sum + (spec.kind === 'sink_full_attention' ? spec.sinkTokens / spec.blockTokens : 0),
+    0,
+  );
+  if (sinkBlocks > pool.freeCount)
+    throw new KvError('CONFIG', `prefix cache: sinks take ${sinkBlocks} of ${pool.freeCount} blocks; give it more`);
   const managers = specs.map((spec, group) =>
     createManager(spec, {
       pool,

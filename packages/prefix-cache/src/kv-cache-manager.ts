@@ -131,7 +131,11 @@ export class KvCacheManager {
     this.#coordinator.removeSkippedBlocks(request.id, Math.max(0, computedTokens - (request.inFlightTokens ?? 0)));
     const endTokens = computedTokens + newTokens;
     const step = growth(endTokens + (options.lookaheadTokens ?? 0), endTokens);
-    if (demand(step, false) > this.#pool.freeCount - (options.reservedBlocks ?? 0)) return null;
+    const demanded = demand(step, false);
+    if (demanded > this.#pool.freeCount - (options.reservedBlocks ?? 0)) return null;
+    // vLLM would fail here; there is nothing to be equal to, so it waits.
+    const taken = demanded - watermark + this.#coordinator.blocksBeyondDemand(request.id, step);
+    if (taken > this.#pool.freeCount) return null;
 
     if (computed.tokens > 0 || external > 0) this.#coordinator.addComputedBlocks(request.id, step, computed.blocks);
     const added = this.#coordinator.allocateBlocks(request.id, step);

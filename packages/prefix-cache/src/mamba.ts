@@ -71,6 +71,13 @@ export class MambaManager extends SingleTypeManager {
     return Math.max(count, 0) + this.freeAmong(computed) + (copied ? 1 : 0);
   }
 
+  /** After an external load its state has a block of its own, before the running one: the prediction knows of one. */
+  override blocksBeyondDemand(requestId: string, growth: Growth): number {
+    const external = growth.computedTokens > growth.localTokens;
+    if (!this.#aligned || !external || this.tables.has(requestId)) return 0;
+    return growth.mainModelTokens > this.blocksFor(growth.computedTokens) * this.blockTokens ? 1 : 0;
+  }
+
   override allocateBlocks(requestId: string, growth: Growth): number[] {
     if (!this.#aligned) return super.allocateBlocks(requestId, this.#withSpeculative(growth));
     const table = this.tableFor(requestId);

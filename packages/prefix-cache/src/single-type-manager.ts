@@ -6,8 +6,8 @@
  *     table:  null null null | held held held held     null: skipped by the window, or never there
  *             └── skipped ──┘         ▲ cachedCount: blocks before it are findable, or were not worth it
  *
- * Invariant: a table only grows, and its entries only turn to null or are replaced by a copy; `blocksToAllocate` predicts
- * exactly what `addComputedBlocks`, `allocateExternal` and `allocateBlocks` then take from the free queue.
+ * Invariant: a table only grows, and its entries only turn to null or are replaced by a copy; `blocksToAllocate` is never
+ * less, with `blocksBeyondDemand`, than what the admission then takes from the free queue.
  * After vLLM's SingleTypeKVCacheManager.
  */
 import { invariant } from '@kvtier/errors';
@@ -128,6 +128,11 @@ export abstract class SingleTypeManager {
     const skipped = held > 0 ? 0 : this.#skippedBlocks(growth.computedTokens);
     const fresh = Math.max(required - Math.max(skipped, computed.length + held), 0);
     return fresh + this.freeAmong(computed, skipped) + (this.#endsInside(growth.localTokens, computed) ? 1 : 0);
+  }
+
+  /** Blocks that an admission takes on top of `blocksToAllocate`: where vLLM's own prediction, which decides, is short. */
+  blocksBeyondDemand(_requestId: string, _growth: Growth): number {
+    return 0;
   }
 
   /** First phase of an admission: hold the hit and start the table with it; blocks that the window skips stay null. */

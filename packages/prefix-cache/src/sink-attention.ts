@@ -11,6 +11,6 @@ export class SinkAttentionManager extends FullAttentionManager {
 
   constructor(options: ManagerOptions, sinkTokens: number) {
     super(options, 'sink_full_attention');
-    this.sinkBlocks = this.pool.allocate(Math.ceil(sinkTokens / this.blockTokens));
+    this.sinkBlocks = this.pool.reserve(Math.ceil(sinkTokens / this.blockTokens));
   }
 }
