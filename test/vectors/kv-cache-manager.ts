@@ -174,10 +174,15 @@ export interface ReplayReport {
   readonly first: Difference | undefined;
 }
 
-/** The runs of a recorded file, gzipped or not. */
-export function readRuns(path: string | URL): Run[] {
+/** What a recorded file holds, gzipped or not. */
+export function readRecorded(path: string | URL): unknown {
   const bytes = readFileSync(path);
-  return JSON.parse((bytes[0] === 0x1f ? gunzipSync(bytes) : bytes).toString('utf8')) as Run[];
+  return JSON.parse((bytes[0] === 0x1f ? gunzipSync(bytes) : bytes).toString('utf8'));
+}
+
+/** Whether a file's content is a list of runs. */
+export function areRuns(content: unknown): content is Run[] {
+  return Array.isArray(content) && content.every((run) => run?.config?.groups && Array.isArray(run.ops));
 }
 
 /** Replay every run; a run ends at its first difference, because everything after it only follows from it. */

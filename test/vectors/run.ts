@@ -4,7 +4,8 @@
  */
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Difference, readRuns, replayRuns } from './kv-cache-manager.ts';
+import { type HashFile, replayHashes } from './hashes.ts';
+import { areRuns, type Difference, type ReplayReport, readRecorded, replayRuns } from './kv-cache-manager.ts';
 
 const usage = 'usage: npm run vectors -- DIR    replay the recorded runs (*.json, *.json.gz) in DIR\n';
 
@@ -20,19 +21,27 @@ export function main(args: readonly string[]): number {
   let failed = files.length === 0 ? 1 : 0;
   const width = Math.max(...files.map((name) => name.length), 0);
   for (const name of files) {
-    const runs: unknown = readRuns(join(folder, name));
-    if (!Array.isArray(runs) || !runs.every((run) => run?.config?.groups && Array.isArray(run.ops))) {
-      process.stdout.write(`${name.padEnd(width)}  not replayed: no runs of a KV-cache manager\n`);
+    const report = replay(name, readRecorded(join(folder, name)));
+    if (!report) {
+      process.stdout.write(
+        `${name.padEnd(width)}  not replayed: neither runs of a KV-cache manager nor block hashes\n`,
+      );
       failed++;
       continue;
     }
-    const { equal, total, first } = replayRuns(runs);
+    const { equal, total, first } = report;
     process.stdout.write(`${name.padEnd(width)}  ${equal} / ${total} operations equal\n`);
     if (first) process.stdout.write(contextOf(first));
     if (equal !== total) failed++;
   }
   process.stdout.write(`${files.length - failed} of ${files.length} files equal\n`);
   return failed === 0 ? 0 : 1;
+}
+
+function replay(name: string, content: unknown): ReplayReport | undefined {
+  if (areRuns(content)) return replayRuns(content);
+  const isHashFile = typeof content === 'object' && content !== null && 'none_hash' in content && 'chains' in content;
+  return isHashFile ? replayHashes(name, content as HashFile) : undefined;
 }
 
 function contextOf({ run, index, op, what, expected, actual }: Difference): string {
