@@ -8,7 +8,8 @@
  *
  * Invariant: a block is in the free queue exactly when its reference count is 0; block 0, the null block, is never
  * free, never hashed, and its count means nothing. A block that carries a hash is in the index of its group, and only
- * there. Freed blocks without a hash go to the front (they hold nothing worth keeping), those with one to the back.
+ * there. A block that is shared only in part carries the hash of an interior boundary, and gives it up for the hash of the
+ * whole when it fills up. Freed blocks without a hash go to the front (they hold nothing worth keeping), those with one to the back.
  * After vLLM's BlockPool.
  */
 import { invariant } from '@kvtier/errors';
@@ -28,8 +29,24 @@ export interface FullBlocks {
   readonly first: number;
   readonly end: number;
   readonly blockTokens: number;
+  /** Tokens per hash; divides blockTokens. A block's hash is the last one inside it. */
+  readonly hashTokens: number;
   readonly group: number;
   /** For the event: "full_attention" and the like. */
+  readonly kind: string;
+  /** For the event: a sliding window's size. */
+  readonly windowTokens: number | null;
+  /** Which of the blocks are worth it; undefined: all. */
+  readonly keep: ((i: number) => boolean) | undefined;
+}
+
+/** The first `tokens` tokens of a request end inside this block, at a hash boundary: make them findable. */
+export interface PartialBlock {
+  readonly request: CacheRequest;
+  readonly block: number;
+  readonly tokens: number;
+  readonly hashTokens: number;
+  readonly group: number;
   readonly kind: string;
 }
 
@@ -52,6 +69,9 @@ export class BlockPool {
   /** Tokens of the chain up to and including the block; valid where there is a hash. */
   readonly #hashTokens: Int32Array;
   readonly #groups: Uint8Array;
+  #reservedCount = 0;
+  /** Further hashes of a block, of boundaries inside it. */
+  readonly #interior = new Map<number, HashKey[]>();
   readonly #indexes: readonly HashIndex[];
 
   constructor(options: BlockPoolOptions) {
@@ -91,6 +111,11 @@ export class BlockPool {
     return this.#free.has(block);
   }
 
+  /** Tokens of the chain that the block's hash stands for; 0 without one. */
+  hashTokensOf(block: number): number {
+    return this.#hashes[block] === undefined ? 0 : this.#hashTokens[block]!;
+  }
+
   hashOf(block: number): HashKey | undefined {
     return this.#hashes[block];
   }
@@ -98,6 +123,30 @@ export class BlockPool {
   /** The block that holds this hash for a group. Not touched: it may be free and be reused by the next allocation. */
   find(hash: HashKey, group: number): number | undefined {
     return this.#indexes[group]!.get(hash);
+  }
+
+  /** The blocks that hold this hash for each of these groups; undefined if any group misses. */
+  findAll(hash: HashKey, groups: readonly number[]): number[] | undefined {
+    const blocks: number[] = [];
+    for (const group of groups) {
+      const block = this.find(hash, group);
+      if (block === undefined) return undefined;
+      blocks.push(block);
+    }
+    return blocks;
+  }
+
+  /** As `findAll`, with the blocks appended to one column per group; false, and nothing appended, on a miss. */
+  findEach(hash: HashKey, groups: readonly number[], columns: readonly number[][]): boolean {
+    for (let g = 0; g < groups.length; g++) {
+      const block = this.find(hash, groups[g]!);
+      if (block === undefined) {
+        for (let done = 0; done < g; done++) columns[done]!.pop();
+        return false;
+      }
+      columns[g]!.push(block);
+    }
+    return true;
   }
 
   /** Take `count` blocks from the front of the free queue, evicting what they cached. At most `freeCount`. */
@@ -111,6 +160,12 @@ export class BlockPool {
       blocks[i] = block;
     }
     return blocks;
+  }
+
+  /** Take blocks for the life of the pool: a reset does not wait for them. */
+  reserve(count: number): number[] {
+    this.#reservedCount += count;
+    return this.allocate(count);
   }
 
   /** Hold blocks once more; a free one is taken out of the queue with its content. */
@@ -144,44 +199,93 @@ export class BlockPool {
     }
   }
 
-  /** Register full blocks under their hashes; null blocks are skipped. One BlockStored for the whole range. */
+  /** Register full blocks under their hashes; null and unwanted ones are skipped. One BlockStored for the whole range. */
   cacheFullBlocks(full: FullBlocks): void {
     const { request, table, first, end, blockTokens, group } = full;
     if (first >= end) return;
     const { hashes } = request;
-    invariant(end <= hashes.blockCount, () => `block pool: ${end} full blocks, ${hashes.blockCount} hashes`);
-    const index = this.#indexes[group]!;
+    const hashesPerBlock = blockTokens / full.hashTokens;
+    const keyOf = (i: number): HashKey => hashes.keyAt((i + 1) * hashesPerBlock - 1);
+    invariant(end * hashesPerBlock <= hashes.blockCount, () => `block pool: ${end} full blocks past the last hash`);
     const stored: HashKey[] = [];
     const extraKeys: (readonly unknown[] | null)[] = [];
     for (let i = first; i < end; i++) {
       const block = table[i]!;
-      if (block === nullBlock) continue;
-      invariant(this.#hashes[block] === undefined, () => `block pool: block ${block} carries a hash already`);
-      const hash = hashes.keyAt(i);
-      this.#hashes[block] = hash;
-      this.#hashTokens[block] = (i + 1) * blockTokens;
-      this.#groups[block] = group;
-      index.add(hash, block);
+      if (block === nullBlock || (full.keep && !full.keep(i))) continue;
+      const hash = keyOf(i);
+      this.#promote(block, (i + 1) * blockTokens);
+      this.#name(block, hash, (i + 1) * blockTokens, group);
       if (this.#events.enabled) {
         stored.push(hash);
-        extraKeys.push(request.description?.extraKeys(i) ?? null);
+        extraKeys.push(request.description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
       }
     }
     if (!this.#events.enabled) return;
     this.#events.add({
       type: 'BlockStored',
       blockHashes: stored,
-      parentBlockHash: first === 0 ? null : hashes.keyAt(first - 1),
+      parentBlockHash: first === 0 ? null : keyOf(first - 1),
       tokenIds: request.description?.tokenIds(first * blockTokens, end * blockTokens) ?? [],
       blockSize: blockTokens,
       loraId: request.description?.loraId ?? null,
       loraName: request.description?.loraName ?? null,
       medium: 'GPU',
-      extraKeys,
+      extraKeys: stored.length > 0 ? extraKeys : null,
       groupIdx: group,
       kvCacheSpecKind: full.kind,
+      kvCacheSpecSlidingWindow: full.windowTokens,
+    });
+  }
+
+  /** Register a block under a boundary inside it, beside the hash of the whole; a shorter boundary is given up. */
+  cachePartialBlock(partial: PartialBlock): void {
+    const { request, block, tokens, hashTokens, group } = partial;
+    if (block === nullBlock) return;
+    const index = tokens / hashTokens - 1;
+    const hash = request.hashes.keyAt(index);
+    if (this.#hashes[block] === hash || this.#interior.get(block)?.includes(hash)) return;
+    if (this.hashTokensOf(block) > tokens) {
+      this.#interior.set(block, [...(this.#interior.get(block) ?? []), hash]);
+      this.#indexes[group]!.add(hash, block);
+    } else {
+      this.#evict(block);
+      this.#name(block, hash, tokens, group);
+    }
+    if (!this.#events.enabled) return;
+    const { description } = request;
+    this.#events.add({
+      type: 'BlockStored',
+      blockHashes: [request.hashes.keyAt(index)],
+      parentBlockHash: index === 0 ? null : request.hashes.keyAt(index - 1),
+      tokenIds: description?.tokenIds(tokens - hashTokens, tokens) ?? [],
+      blockSize: hashTokens,
+      loraId: description?.loraId ?? null,
+      loraName: description?.loraName ?? null,
+      medium: 'GPU',
+      extraKeys: [description?.extraKeys(tokens - hashTokens, tokens) ?? null],
+      groupIdx: group,
+      kvCacheSpecKind: partial.kind,
       kvCacheSpecSlidingWindow: null,
     });
+  }
+
+  /** What `source` caches is cached in `target` from now on: its content is being copied there. */
+  moveHashes(source: number, target: number): void {
+    const hash = this.#hashes[source];
+    invariant(hash !== undefined, () => `block pool: block ${source} has no hash to move`);
+    invariant(this.#hashes[target] === undefined, () => `block pool: block ${target} carries a hash already`);
+    const group = this.#groups[source]!;
+    this.#indexes[group]!.remove(hash, source);
+    this.#hashes[source] = undefined;
+    this.#name(target, hash, this.#hashTokens[source]!, group);
+    const interior = this.#interior.get(source);
+    if (!interior) return;
+    this.#interior.delete(source);
+    this.#interior.set(target, interior);
+    for (const one of interior) {
+      this.#indexes[group]!.remove(one, source);
+      this.#indexes[group]!.add(one, target);
+    }
   }
 
   /** Forget what these blocks cache. They may be held; their holders keep them. */
@@ -194,18 +298,20 @@ export class BlockPool {
 
   /** Forget everything that is cached; refused while any block is held. */
   reset(): boolean {
-    if (this.#free.count !== this.blockCount - 1) return false;
+    if (this.#free.count !== this.blockCount - 1 - this.#reservedCount) return false;
     for (const index of this.#indexes) index.clear();
     this.#hashes.fill(undefined);
+    this.#interior.clear();
     this.#events.add({ type: 'AllBlocksCleared' });
     return true;
   }
 
-  /** The whole pool, for tests: free queue in order, counts of held blocks, [block, hash, group, tokens]. */
+  /** The whole pool, for tests: free queue in order, counts of held blocks, hashed blocks, and every key of each. */
   snapshot(): {
     free: number[];
     refs: Map<number, number>;
     hashed: { block: number; hash: HashKey; group: number; tokens: number }[];
+    keys: { block: number; hash: HashKey; group: number }[];
   } {
     const refs = new Map<number, number>();
     const hashed: { block: number; hash: HashKey; group: number; tokens: number }[] = [];
@@ -215,7 +321,10 @@ export class BlockPool {
       if (hash !== undefined)
         hashed.push({ block, hash, group: this.#groups[block]!, tokens: this.#hashTokens[block]! });
     }
-    return { free: this.#free.toArray(), refs, hashed };
+    const keys = this.#indexes.flatMap((index, group) =>
+      [...index.entries()].map(([hash, block]) => ({ block, hash, group })),
+    );
+    return { free: this.#free.toArray(), refs, hashed, keys };
   }
 
   /** O(blocks). Throws InvariantError at the first thing that does not hold. */
@@ -227,17 +336,33 @@ export class BlockPool {
     for (let block = 1; block < this.blockCount; block++) {
       const refs = this.#refs[block]!;
       invariant(this.#free.has(block) === (refs === 0), () => `block pool: block ${block} has ${refs} references`);
-      if (this.#hashes[block] !== undefined) hashedCount++;
+      if (this.#hashes[block] !== undefined) hashedCount += 1 + (this.#interior.get(block)?.length ?? 0);
     }
     let indexedCount = 0;
     this.#indexes.forEach((index, group) => {
       for (const [hash, block] of index.entries()) {
-        const agrees = this.#hashes[block] === hash && this.#groups[block] === group;
+        const carries = this.#hashes[block] === hash || this.#interior.get(block)?.includes(hash);
+        const agrees = carries && this.#groups[block] === group;
         invariant(agrees, () => `block pool: block ${block} is indexed under a hash it does not carry`);
         indexedCount++;
       }
     });
     invariant(hashedCount === indexedCount, () => `block pool: ${hashedCount} hashed, ${indexedCount} indexed`);
+  }
+
+  #name(block: number, hash: HashKey, tokens: number, group: number): void {
+    this.#hashes[block] = hash;
+    this.#hashTokens[block] = tokens;
+    this.#groups[block] = group;
+    this.#indexes[group]!.add(hash, block);
+  }
+
+  /** A block may only change its hash for one that covers more of it. */
+  #promote(block: number, tokens: number): void {
+    if (this.#hashes[block] === undefined) return;
+    const covers = this.#hashTokens[block]!;
+    invariant(covers < tokens, () => `block pool: block ${block} carries the hash of ${covers} tokens already`);
+    this.#evict(block);
   }
 
   #evict(block: number): void {
@@ -247,5 +372,12 @@ export class BlockPool {
     this.#indexes[group]!.remove(hash, block);
     this.#hashes[block] = undefined;
     this.#events.add({ type: 'BlockRemoved', blockHashes: [hash], medium: 'GPU', groupIdx: group });
+    const interior = this.#interior.get(block);
+    if (!interior) return;
+    this.#interior.delete(block);
+    for (const one of interior) {
+      this.#indexes[group]!.remove(one, block);
+      this.#events.add({ type: 'BlockRemoved', blockHashes: [one], medium: 'GPU', groupIdx: group });
+    }
   }
 }

@@ -1,12 +1,15 @@
 /**
- * What the manager asks of all attention groups together. A model with one kind of attention has one group, and then
- * this only passes on (vLLM's UnitaryKVCacheCoordinator); a hybrid model's coordinator reconciles the groups' hits.
- * Arrays are indexed by group.
+ * What the manager asks of all attention groups together. Allocation and release go through the groups in order; what
+ * coordinators differ in is how the groups' hits become one (and what is cached so that they can):
+ *
+ *   UncachedCoordinator   no hits at all
+ *   UnitaryCoordinator    one group: its hit
+ *   HybridCoordinator     several: the longest hit that all of them have (hybrid-coordinator.ts)
+ *
+ * Arrays are indexed by group. After vLLM's KVCacheCoordinator.
  */
-import type { BlockPool } from './block-pool.ts';
-import { FullAttentionManager } from './full-attention.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
-import type { SingleTypeManager } from './single-type-manager.ts';
+import type { BlockCopy, Growth, Retention, SingleTypeManager } from './single-type-manager.ts';
 
 export type GroupBlocks = readonly (readonly number[])[];
 
@@ -18,58 +21,112 @@ export interface CacheHit {
   readonly sharedPrefixBoundary: number;
 }
 
-export interface Coordinator {
+export interface CoordinatorOptions {
   readonly managers: readonly SingleTypeManager[];
-  findLongestCacheHit(hashes: BlockHashes, maxTokens: number): CacheHit;
-  blocksToAllocate(requestId: string, tokens: number, computed: GroupBlocks): number;
-  addComputedBlocks(requestId: string, computed: GroupBlocks): void;
-  allocateBlocks(requestId: string, tokens: number): GroupBlocks;
-  cacheBlocks(request: CacheRequest, tokens: number): void;
-  free(requestId: string): void;
-  tables(requestId: string): GroupBlocks;
-  checkIntegrity(): void;
+  /** Groups whose last block the draft model computes again. */
+  readonly eagleGroups: ReadonlySet<number>;
+  /** Tokens at the end that the draft model may compute again: never cached. */
+  readonly reprefillableTokens: number;
+  readonly retentionIntervalTokens: number | undefined;
 }
 
-/** One group of full attention. */
-export class UnitaryCoordinator implements Coordinator {
+export abstract class Coordinator {
   readonly managers: readonly SingleTypeManager[];
-  readonly #manager: SingleTypeManager;
+  protected readonly options: CoordinatorOptions;
 
-  constructor(pool: BlockPool, blockTokens: number) {
-    this.#manager = new FullAttentionManager(pool, 0, blockTokens);
-    this.managers = [this.#manager];
+  constructor(options: CoordinatorOptions) {
+    this.managers = options.managers;
+    this.options = options;
   }
 
-  findLongestCacheHit(hashes: BlockHashes, maxTokens: number): CacheHit {
-    const blocks = this.#manager.findLongestCacheHit(hashes, maxTokens);
-    return { blocks: [blocks], tokens: blocks.length * this.#manager.blockTokens, sharedPrefixBoundary: 0 };
+  abstract findLongestCacheHit(hashes: BlockHashes, maxTokens: number): CacheHit;
+
+  /** Make the full blocks among the first `tokens` tokens findable, except those that may be computed again. */
+  abstract cacheBlocks(request: CacheRequest, tokens: number): void;
+
+  blocksToAllocate(requestId: string, growth: Growth, computed: GroupBlocks, capped: boolean): number {
+    let count = 0;
+    for (let group = 0; group < this.managers.length; group++)
+      count += this.managers[group]!.blocksToAllocate(requestId, growth, computed[group]!, capped);
+    return count;
   }
 
-  blocksToAllocate(requestId: string, tokens: number, computed: GroupBlocks): number {
-    return this.#manager.blocksToAllocate(requestId, tokens, computed[0]!);
+  blocksBeyondDemand(requestId: string, growth: Growth): number {
+    return this.managers.reduce((sum, manager) => sum + manager.blocksBeyondDemand(requestId, growth), 0);
   }
 
-  addComputedBlocks(requestId: string, computed: GroupBlocks): void {
-    this.#manager.addComputedBlocks(requestId, computed[0]!);
+  /** Two phases: all groups hold their hits before any allocates, or an allocation could evict a hit. */
+  addComputedBlocks(requestId: string, growth: Growth, computed: GroupBlocks): void {
+    this.managers.forEach((manager, group) => {
+      manager.addComputedBlocks(requestId, growth, computed[group]!);
+    });
+    if (growth.computedTokens === growth.localTokens) return;
+    for (const manager of this.managers) manager.allocateExternal(requestId, growth);
   }
 
-  allocateBlocks(requestId: string, tokens: number): GroupBlocks {
-    return [this.#manager.allocateBlocks(requestId, tokens)];
+  allocateBlocks(requestId: string, growth: Growth): GroupBlocks {
+    return this.managers.map((manager) => manager.allocateBlocks(requestId, growth));
   }
 
-  cacheBlocks(request: CacheRequest, tokens: number): void {
-    this.#manager.cacheBlocks(request, tokens);
+  removeSkippedBlocks(requestId: string, processedTokens: number): void {
+    for (const manager of this.managers) manager.removeSkippedBlocks(requestId, processedTokens);
   }
 
   free(requestId: string): void {
-    this.#manager.free(requestId);
+    for (const manager of this.managers) manager.free(requestId);
   }
 
   tables(requestId: string): GroupBlocks {
-    return [this.#manager.table(requestId)];
+    return this.managers.map((manager) => manager.table(requestId));
+  }
+
+  newStepStarts(): void {
+    for (const manager of this.managers) manager.newStepStarts();
+  }
+
+  takeCopies(): BlockCopy[] {
+    return this.managers.flatMap((manager) => manager.takeCopies());
   }
 
   checkIntegrity(): void {
-    this.#manager.checkIntegrity();
+    for (const manager of this.managers) manager.checkIntegrity();
+  }
+
+  /** Where later requests can pick up this one's prefix. */
+  protected retentionFor(request: CacheRequest): Retention {
+    const boundaries: number[] = [];
+    if (request.promptTokens !== undefined) boundaries.push(request.promptTokens - 1);
+    if (request.sharedPrefixBoundary) boundaries.push(request.sharedPrefixBoundary);
+    return { intervalTokens: this.options.retentionIntervalTokens, boundaries };
+  }
+}
+
+export class UncachedCoordinator extends Coordinator {
+  findLongestCacheHit(): CacheHit {
+    return { blocks: this.managers.map(() => []), tokens: 0, sharedPrefixBoundary: 0 };
+  }
+
+  cacheBlocks(): void {}
+}
+
+/** One group. */
+export class UnitaryCoordinator extends Coordinator {
+  readonly #groups = [0];
+
+  findLongestCacheHit(hashes: BlockHashes, maxTokens: number): CacheHit {
+    const manager = this.managers[0]!;
+    const { columns, tokens } = manager.findLongestCacheHit({
+      hashes,
+      maxTokens,
+      groups: this.#groups,
+      dropEagleBlock: this.options.eagleGroups.has(0),
+      alignmentTokens: manager.blockTokens,
+    });
+    return { blocks: columns, tokens, sharedPrefixBoundary: 0 };
+  }
+
+  cacheBlocks(request: CacheRequest, tokens: number): void {
+    const finalTokens = Math.max(tokens - this.options.reprefillableTokens, 0);
+    this.managers[0]!.cacheBlocks(request, finalTokens, this.retentionFor(request));
   }
 }

@@ -16,7 +16,8 @@ export interface BlockStored {
   readonly loraId: number | null;
   readonly loraName: string | null;
   readonly medium: 'GPU';
-  readonly extraKeys: readonly (readonly unknown[] | null)[];
+  /** One entry per hash; null when there is no hash. */
+  readonly extraKeys: readonly (readonly unknown[] | null)[] | null;
   readonly groupIdx: number;
   readonly kvCacheSpecKind: string;
   readonly kvCacheSpecSlidingWindow: number | null;

@@ -1,117 +1,70 @@
 /**
  * Full attention: every token attends to all before it, so a hit is the unbroken run of blocks from the root, and no
- * block may be let go while its request runs. After vLLM's FullAttentionManager.
+ * block may be let go while its request runs. With partial hits the run may end inside a block, where a prompt ended.
+ * After vLLM's FullAttentionManager.
  */
-import { invariant } from '@kvtier/errors';
-import type { BlockPool } from './block-pool.ts';
-import type { BlockHashes, CacheRequest } from './request.ts';
-import type { SingleTypeManager } from './single-type-manager.ts';
+import type { CacheRequest } from './request.ts';
+import {
+  type Hit,
+  type HitQuery,
+  type ManagerOptions,
+  type Retention,
+  SingleTypeManager,
+} from './single-type-manager.ts';
 
-interface Table {
-  readonly blocks: number[];
-  /** Leading blocks that are findable or were hits; the rest of the full ones is registered by cacheBlocks. */
-  cachedCount: number;
-}
+export class FullAttentionManager extends SingleTypeManager {
+  readonly kind: string;
 
-const noBlocks: readonly number[] = [];
-
-export class FullAttentionManager implements SingleTypeManager {
-  readonly kind = 'full_attention';
-  readonly blockTokens: number;
-  readonly #pool: BlockPool;
-  readonly #group: number;
-  readonly #tables = new Map<string, Table>();
-
-  constructor(pool: BlockPool, group: number, blockTokens: number) {
-    this.#pool = pool;
-    this.#group = group;
-    this.blockTokens = blockTokens;
+  constructor(options: ManagerOptions, kind = 'full_attention') {
+    super(options);
+    this.kind = kind;
   }
 
-  get requestCount(): number {
-    return this.#tables.size;
+  findLongestCacheHit(query: HitQuery): Hit {
+    const { hashes, maxTokens, groups, alignmentTokens } = query;
+    const columns: number[][] = groups.map(() => []);
+    const maxBlocks = Math.min(
+      Math.floor(maxTokens / this.blockTokens),
+      Math.floor(hashes.blockCount / this.hashesPerBlock),
+    );
+    let count = 0;
+    while (count < maxBlocks && this.pool.findEach(this.keyOf(hashes, count), groups, columns)) count++;
+    let tokens = count * this.blockTokens;
+    if (alignmentTokens < this.blockTokens) tokens = this.#extendInside(query, columns, tokens);
+    if (query.dropEagleBlock && tokens > 0) tokens -= Math.min(alignmentTokens, this.blockTokens);
+    tokens -= tokens % alignmentTokens;
+    for (const column of columns) column.length = this.blocksFor(tokens);
+    return { columns, tokens };
   }
 
-  findLongestCacheHit(hashes: BlockHashes, maxTokens: number): number[] {
-    const blocks: number[] = [];
-    const maxBlocks = Math.min(Math.floor(maxTokens / this.blockTokens), hashes.blockCount);
-    for (let i = 0; i < maxBlocks; i++) {
-      const block = this.#pool.find(hashes.keyAt(i), this.#group);
-      if (block === undefined) break;
-      blocks.push(block);
-    }
-    return blocks;
+  override cacheBlocks(request: CacheRequest, tokens: number, retention: Retention): void {
+    super.cacheBlocks(request, tokens, retention);
+    this.#cachePromptTail(request, tokens);
   }
 
-  blocksToAllocate(requestId: string, tokens: number, computed: readonly number[]): number {
-    const held = this.#tables.get(requestId)?.blocks.length ?? 0;
-    let count = Math.max(this.#blocksFor(tokens) - held - computed.length, 0);
-    for (const block of computed) if (this.#pool.isFree(block)) count++;
-    return count;
-  }
-
-  addComputedBlocks(requestId: string, computed: readonly number[]): void {
-    invariant(!this.#tables.has(requestId), () => `request ${requestId}: a hit may only start a table`);
-    this.#pool.touch(computed);
-    this.#tables.set(requestId, { blocks: [...computed], cachedCount: computed.length });
-  }
-
-  allocateBlocks(requestId: string, tokens: number): number[] {
-    let table = this.#tables.get(requestId);
-    if (!table) {
-      table = { blocks: [], cachedCount: 0 };
-      this.#tables.set(requestId, table);
-    }
-    const added = this.#pool.allocate(Math.max(this.#blocksFor(tokens) - table.blocks.length, 0));
-    for (const block of added) table.blocks.push(block);
-    return added;
-  }
-
-  cacheBlocks(request: CacheRequest, tokens: number): void {
-    const table = this.#tables.get(request.id);
-    invariant(table, () => `request ${request.id}: has no blocks to cache`);
-    const first = table.cachedCount;
-    const end = Math.floor(tokens / this.blockTokens);
-    if (end <= first) return;
-    const { blocks } = table;
-    invariant(end <= blocks.length, () => `request ${request.id}: ${end} full blocks in a table of ${blocks.length}`);
-    const { blockTokens, kind } = this;
-    this.#pool.cacheFullBlocks({ request, table: blocks, first, end, blockTokens, group: this.#group, kind });
-    table.cachedCount = end;
-  }
-
-  free(requestId: string): void {
-    const table = this.#tables.get(requestId);
-    if (!table) return;
-    this.#tables.delete(requestId);
-    this.#pool.release(table.blocks.reverse());
-  }
-
-  table(requestId: string): readonly number[] {
-    return this.#tables.get(requestId)?.blocks ?? noBlocks;
-  }
-
-  commonPrefixBlocks(requestId: string): number {
+  override commonPrefixBlocks(requestId: string): number {
     const blocks = this.table(requestId);
     let count = 0;
-    while (count < blocks.length && this.#pool.refCount(blocks[count]!) === this.#tables.size) count++;
+    while (count < blocks.length && this.pool.refCount(blocks[count]!) === this.tables.size) count++;
     return count;
   }
 
-  checkIntegrity(): void {
-    const holders = new Map<number, number>();
-    for (const [requestId, { blocks, cachedCount }] of this.#tables) {
-      invariant(cachedCount <= blocks.length, () => `request ${requestId}: more blocks cached than held`);
-      for (const block of blocks) holders.set(block, (holders.get(block) ?? 0) + 1);
-    }
-    // Others (exports) may hold blocks besides the tables, so the pool's count is an upper bound.
-    for (const [block, count] of holders) {
-      const refs = this.#pool.refCount(block);
-      invariant(refs >= count, () => `block ${block}: in ${count} tables with ${refs} references`);
-    }
+  /** The highest hash boundary inside the next block that is findable. */
+  #extendInside(query: HitQuery, columns: number[][], tokens: number): number {
+    const { hashTokens } = this.options;
+    const last = Math.min(query.maxTokens, tokens + this.blockTokens - 1, query.hashes.blockCount * hashTokens);
+    for (let end = last - (last % hashTokens); end > tokens; end -= hashTokens)
+      if (this.pool.findEach(query.hashes.keyAt(end / hashTokens - 1), query.groups, columns)) return end;
+    return tokens;
   }
 
-  #blocksFor(tokens: number): number {
-    return Math.ceil(tokens / this.blockTokens);
+  /** Where the prompt ends inside a block: its last hash boundary is findable too. */
+  #cachePromptTail(request: CacheRequest, tokens: number): void {
+    const { hashTokens, group } = this.options;
+    if (hashTokens === this.blockTokens || request.promptTokens === undefined) return;
+    const end = request.promptTokens - (request.promptTokens % hashTokens);
+    if (end % this.blockTokens === 0 || tokens < end) return;
+    const block = this.table(request.id)[Math.floor(end / this.blockTokens)]!;
+    this.pool.cachePartialBlock({ request, block, tokens: end, hashTokens, group, kind: this.kind });
   }
 }

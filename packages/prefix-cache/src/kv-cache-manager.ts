@@ -4,7 +4,7 @@
  *
  *   1. getComputedBlocks    the longest cached prefix; nothing is held yet
  *   2. allocateSlots        hold that prefix, add blocks for the tokens of the next step (and for those that a connector
- *                           will load); null when they do not fit, and then nothing has changed
+ *                           will load); null when they do not fit, and then nothing has been taken
  *   3. allocateSlots …      more, step by step; full blocks become findable as they are allocated, or, with
  *                           `delayCacheBlocks`, when the caller says so with cacheBlocks
  *   4. free                 last block first; content stays findable until the block is reused
@@ -15,18 +15,16 @@
 import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import { BlockPool } from './block-pool.ts';
-import { type CacheHit, type Coordinator, type GroupBlocks, UnitaryCoordinator } from './coordinator.ts';
+import type { CacheHit, Coordinator, GroupBlocks } from './coordinator.ts';
+import { type CoordinatorConfig, createCoordinator } from './create-coordinator.ts';
 import { EventLog, type KvCacheEvent } from './events.ts';
 import type { CacheRequest } from './request.ts';
+import type { BlockCopy, Growth } from './single-type-manager.ts';
 import { PrefixCacheStats, type PrefixCacheStatsSnapshot } from './stats.ts';
 
-export interface KvCacheManagerOptions {
+export interface KvCacheManagerOptions extends CoordinatorConfig {
   /** Physical blocks, the null block (0) included. */
   readonly blockCount: number;
-  readonly blockTokens: number;
-  readonly maxModelTokens: number;
-  /** Off: blocks are only allocated and freed. Default on. */
-  readonly enableCaching?: boolean;
   /** Share of the blocks that admission leaves free for those already running; default 0. */
   readonly watermark?: number;
   /** Collect events for takeEvents; default off. */
@@ -42,6 +40,8 @@ export interface AllocateOptions {
   readonly lookaheadTokens?: number;
   /** The content is not there yet: do not make it findable; the caller will with cacheBlocks. */
   readonly delayCacheBlocks?: boolean;
+  /** Tokens of the encoder's input, for groups of cross attention. */
+  readonly encoderTokens?: number;
   /** Refuse unless the whole request would fit, not just this step's share. */
   readonly fullSequenceMustFit?: boolean;
   /** Free blocks that are promised to others. */
@@ -49,8 +49,6 @@ export interface AllocateOptions {
   /** Others run in this step: the watermark applies. Default true. */
   readonly hasScheduledRequests?: boolean;
 }
-
-const noHit: CacheHit = { blocks: [[]], tokens: 0, sharedPrefixBoundary: 0 };
 
 export class KvCacheManager {
   readonly blockTokens: number;
@@ -60,6 +58,7 @@ export class KvCacheManager {
   readonly #events: EventLog;
   readonly #pool: BlockPool;
   readonly #coordinator: Coordinator;
+  readonly #noHit: CacheHit;
   readonly #stats = new PrefixCacheStats();
 
   constructor(options: KvCacheManagerOptions) {
@@ -71,10 +70,11 @@ export class KvCacheManager {
     this.#pool = new BlockPool({
       blockCount: options.blockCount,
       enableCaching: this.#enableCaching,
-      groupCount: 1,
+      groupCount: options.groups?.length ?? 1,
       events: this.#events,
     });
-    this.#coordinator = new UnitaryCoordinator(this.#pool, options.blockTokens);
+    this.#coordinator = createCoordinator(this.#pool, options);
+    this.#noHit = { blocks: this.#coordinator.managers.map(() => []), tokens: 0, sharedPrefixBoundary: 0 };
   }
 
   /** Blocks, the null block included. */
@@ -98,7 +98,7 @@ export class KvCacheManager {
 
   /** The longest cached prefix of a request, without its last token. Nothing is held or counted yet. */
   getComputedBlocks(request: CacheRequest): CacheHit {
-    if (!this.#enableCaching || request.skipReadingPrefixCache) return noHit;
+    if (!this.#enableCaching || request.skipReadingPrefixCache) return this.#noHit;
     return this.#coordinator.findLongestCacheHit(request.hashes, request.tokenCount - 1);
   }
 
@@ -110,26 +110,51 @@ export class KvCacheManager {
   allocateSlots(request: CacheRequest, newTokens: number, options: AllocateOptions = {}): GroupBlocks | null {
     const external = options.externalComputedTokens ?? 0;
     invariant(newTokens > 0 || external > 0, () => `request ${request.id}: nothing to allocate for`);
-    const computed = options.computed ?? noHit;
+    const computed = options.computed ?? this.#noHit;
     const localTokens = request.computedTokens + computed.tokens;
     const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
     const applyWatermark = (options.hasScheduledRequests ?? true) && !request.running;
     const watermark = applyWatermark ? this.#watermarkBlocks : 0;
-    const demand = (tokens: number): number =>
-      this.#coordinator.blocksToAllocate(request.id, Math.min(tokens, this.#maxModelTokens), computed.blocks) +
-      watermark;
+    const growth = (tokens: number, mainModelTokens: number): Growth => ({
+      tokens: Math.min(tokens, this.#maxModelTokens),
+      mainModelTokens: Math.min(mainModelTokens, this.#maxModelTokens),
+      computedTokens,
+      localTokens,
+      encoderTokens: options.encoderTokens ?? 0,
+    });
+    const demand = (grown: Growth, capped: boolean): number =>
+      this.#coordinator.blocksToAllocate(request.id, grown, computed.blocks, capped) + watermark;
 
-    if (options.fullSequenceMustFit && demand(request.tokenCount) > this.#pool.freeCount) return null;
-    const slotTokens = Math.min(computedTokens + newTokens + (options.lookaheadTokens ?? 0), this.#maxModelTokens);
-    if (demand(slotTokens) > this.#pool.freeCount - (options.reservedBlocks ?? 0)) return null;
+    const whole = growth(request.tokenCount, request.tokenCount);
+    if (options.fullSequenceMustFit && demand(whole, true) > this.#pool.freeCount) return null;
+    // Before the demand, which it lowers; and it holds whether or not the rest fits.
+    this.#coordinator.removeSkippedBlocks(request.id, Math.max(0, computedTokens - (request.inFlightTokens ?? 0)));
+    const endTokens = computedTokens + newTokens;
+    const step = growth(endTokens + (options.lookaheadTokens ?? 0), endTokens);
+    const demanded = demand(step, false);
+    if (demanded > this.#pool.freeCount - (options.reservedBlocks ?? 0)) return null;
+    // vLLM would fail here; there is nothing to be equal to, so it waits.
+    const taken = demanded - watermark + this.#coordinator.blocksBeyondDemand(request.id, step);
+    if (taken > this.#pool.freeCount) return null;
 
-    // Two phases: all hits are held before anything is allocated, or an allocation could evict a hit.
-    if (computed.tokens > 0) this.#coordinator.addComputedBlocks(request.id, computed.blocks);
-    if (external > 0) this.#coordinator.allocateBlocks(request.id, computedTokens);
-    const added = this.#coordinator.allocateBlocks(request.id, slotTokens);
+    if (computed.tokens > 0 || external > 0) this.#coordinator.addComputedBlocks(request.id, step, computed.blocks);
+    const added = this.#coordinator.allocateBlocks(request.id, step);
     if (this.#enableCaching && !options.delayCacheBlocks)
-      this.#coordinator.cacheBlocks(request, Math.min(computedTokens + newTokens, request.tokenCount));
+      this.#coordinator.cacheBlocks(request, Math.min(endTokens, request.tokenCount));
     return added;
+  }
+
+  /** A scheduling step begins: what was cached in the last one is written by now. */
+  newStepStarts(): void {
+    this.#coordinator.newStepStarts();
+  }
+
+  /**
+   * Block copies that the worker must make before the step runs. Source and target of each are held for it: give them
+   * back with releaseBlocks, in this order, once the copies are queued before everything that could overwrite them.
+   */
+  takeBlockCopies(): BlockCopy[] {
+    return this.#coordinator.takeCopies();
   }
 
   /** Make the full blocks among the first `tokens` tokens findable: their content is there. */

@@ -1,7 +1,9 @@
 /** What the KV-cache manager sees of a request. It reads these and changes none of them. */
 import type { HashKey } from '@kvtier/identity';
 
-/** The chain hashes of a request's full blocks; `SequenceHashes` of packages/identity is one. */
+/**
+ * The chain hashes of a request's tokens, one per `hashTokens`; groups with larger blocks use the last one in each. `SequenceHashes` of packages/identity is one.
+ */
 export interface BlockHashes {
   readonly blockCount: number;
   keyAt(block: number): HashKey;
@@ -16,6 +18,12 @@ export interface CacheRequest {
   /** In the running batch: admission's watermark does not apply to it any more. */
   readonly running: boolean;
   readonly hashes: BlockHashes;
+  /** Tokens of the prompt: where it ends is worth caching in groups that cache sparsely. */
+  readonly promptTokens?: number;
+  /** Where this request's prefix parts from others that are cached (CacheHit.sharedPrefixBoundary at admission). */
+  readonly sharedPrefixBoundary?: number;
+  /** Tokens of steps that still run: what they look at is not let go yet. Default 0. */
+  readonly inFlightTokens?: number;
   /** Compute everything, e.g. because the caller wants the logits of the prompt. */
   readonly skipReadingPrefixCache?: boolean;
   /** Needed only when events are on. */
@@ -28,6 +36,6 @@ export interface RequestDescription {
   readonly loraName: string | null;
   /** Token ids first..end-1. */
   tokenIds(first: number, end: number): readonly number[];
-  /** What went into the hash of this block beyond parent and tokens; null when nothing did. */
-  extraKeys(block: number): readonly unknown[] | null;
+  /** What went into the hash of the block of tokens first..end-1 beyond parent and tokens; null when nothing did. */
+  extraKeys(first: number, end: number): readonly unknown[] | null;
 }

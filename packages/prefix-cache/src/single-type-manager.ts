@@ -1,47 +1,312 @@
 /**
- * The blocks of all requests for one attention group. What differs between attention types is which blocks a hit needs
- * and which may be let go while the request runs; sliding window, chunked and state-space managers implement the same.
+ * The blocks of all requests for one attention group: what is common to every attention type. What differs is which
+ * blocks a hit needs (`findLongestCacheHit`), how many tokens at the front nobody looks at any more (`skippedTokens`),
+ * and which full blocks are worth finding again (`worthCaching`).
  *
- * Invariant: tables are append-only (a block id once given stays at its place until the request is freed), and
- * `blocksToAllocate` predicts exactly what the allocation takes from the free queue. After vLLM's
- * SingleTypeKVCacheManager.
+ *     table:  null null null | held held held held     null: skipped by the window, or never there
+ *             └── skipped ──┘         ▲ cachedCount: blocks before it are findable, or were not worth it
+ *
+ * Invariant: a table only grows, and its entries only turn to null or are replaced by a copy; `blocksToAllocate` is never
+ * less, with `blocksBeyondDemand`, than what the admission then takes from the free queue.
+ * After vLLM's SingleTypeKVCacheManager.
  */
+import { invariant } from '@kvtier/errors';
+import { type BlockPool, nullBlock } from './block-pool.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
-export interface SingleTypeManager {
-  /** Attention type as events name it. */
-  readonly kind: string;
+export interface Table {
+  readonly blocks: number[];
+  /** Leading blocks that are findable, were hits, or were passed over; cacheBlocks goes on from here. */
+  cachedCount: number;
+  /** Place of a hit block that is shared only in part: allocation replaces it with a copy. */
+  partialHit: number | undefined;
+}
+
+/** What a lookup asks for. */
+export interface HitQuery {
+  readonly hashes: BlockHashes;
+  readonly maxTokens: number;
+  /** Groups of one spec, looked up together: a block counts when all of them have it. */
+  readonly groups: readonly number[];
+  /** The draft model needs the last block computed again: look for one more and drop it. */
+  readonly dropEagleBlock: boolean;
+  /** The hit must end on a multiple of this. */
+  readonly alignmentTokens: number;
+}
+
+export interface Hit {
+  /** One column per group of the query, in chain order, null blocks where nothing is needed. */
+  readonly columns: number[][];
+  readonly tokens: number;
+}
+
+/** How far a request grows. */
+export interface Growth {
+  /** Room wanted, tokens that may be drafted ahead included. */
+  readonly tokens: number;
+  /** The same without those. */
+  readonly mainModelTokens: number;
+  /** Tokens computed before this step: held, hit or loaded from outside. */
+  readonly computedTokens: number;
+  /** The same without those from outside. */
+  readonly localTokens: number;
+  /** Tokens of the encoder's input, for cross attention. */
+  readonly encoderTokens: number;
+}
+
+/** Which boundaries a later request can reach; decides what sparse groups keep. */
+export interface Retention {
+  /** Undefined: every aligned boundary; 0: only `boundaries`; else also every multiple. Tokens. */
+  readonly intervalTokens: number | undefined;
+  readonly boundaries: readonly number[];
+}
+
+/** The worker must copy a block before the step runs. */
+export interface BlockCopy {
+  readonly source: number;
+  readonly target: number;
+}
+
+export interface ManagerOptions {
+  readonly pool: BlockPool;
+  readonly group: number;
+  /** Tokens per block, context parallelism included. */
   readonly blockTokens: number;
+  /** Tokens per hash; divides blockTokens. */
+  readonly hashTokens: number;
+  /** Hits end on multiples of this: what sparse groups keep is laid out by it. */
+  readonly alignmentTokens: number;
+  readonly useEagle: boolean;
+  /** Hits may end inside a block, at a hash boundary. */
+  readonly partialHits: boolean;
+  /** Most tokens that can be in flight for one request, and its most tokens at all: bound the admission gate. */
+  readonly maxInFlightTokens: number;
+  readonly maxModelTokens: number;
+}
 
-  /** Longest prefix held, at most `maxTokens`, as block ids in chain order. Nothing is touched. */
-  findLongestCacheHit(hashes: BlockHashes, maxTokens: number): number[];
+const noBlocks: readonly number[] = [];
 
-  /**
-   * Blocks that leave the free queue when the request grows to `tokens`, given that `computed` blocks (a hit) are
-   * taken over: a hit on a free block counts, because it is taken out of the queue too.
-   */
-  blocksToAllocate(requestId: string, tokens: number, computed: readonly number[]): number;
+export abstract class SingleTypeManager {
+  /** Attention type as events name it. */
+  abstract readonly kind: string;
+  readonly blockTokens: number;
+  protected readonly pool: BlockPool;
+  protected readonly options: ManagerOptions;
+  protected readonly tables = new Map<string, Table>();
+  protected readonly hashesPerBlock: number;
+  #copies: BlockCopy[] = [];
 
-  /** First phase of an admission: hold the hit and start the table with it. */
-  addComputedBlocks(requestId: string, computed: readonly number[]): void;
+  constructor(options: ManagerOptions) {
+    this.options = options;
+    this.pool = options.pool;
+    this.blockTokens = options.blockTokens;
+    this.hashesPerBlock = options.blockTokens / options.hashTokens;
+  }
 
-  /** Grow the table to hold `tokens`; returns only the blocks added. Second phase for external tokens, too. */
-  allocateBlocks(requestId: string, tokens: number): number[];
+  /** Longest prefix held, at most `maxTokens`. Nothing is touched. */
+  abstract findLongestCacheHit(query: HitQuery): Hit;
 
-  /** Make the full blocks among the first `tokens` tokens findable. */
-  cacheBlocks(request: CacheRequest, tokens: number): void;
-
-  /** Let the request's blocks go, last one first, so that a chain is evicted from its tail. Unknown ids are fine. */
-  free(requestId: string): void;
-
-  /** The request's table; empty when there is none. */
-  table(requestId: string): readonly number[];
-
-  /** Leading blocks of this request that every request with blocks shares. */
-  commonPrefixBlocks(requestId: string): number;
+  /** For events; null for all but windows. */
+  get windowTokens(): number | null {
+    return null;
+  }
 
   /** Requests that have a table. */
-  readonly requestCount: number;
+  get requestCount(): number {
+    return this.tables.size;
+  }
 
-  checkIntegrity(): void;
+  /**
+   * Blocks that leave the free queue when the request grows, given that `computed` blocks (a hit) are taken over: a hit
+   * on a free block counts, because it is taken out of the queue too. `capped`: count no more than the request can hold
+   * at any one time, for the admission gate.
+   */
+  blocksToAllocate(requestId: string, growth: Growth, computed: readonly number[], capped: boolean): number {
+    const held = this.tables.get(requestId)?.blocks.length ?? 0;
+    const required = Math.min(this.blocksFor(growth.tokens), capped ? this.mostBlocksAtOnce() : Infinity);
+    // A request that runs holds its skipped blocks as null entries; only a first admission may pass over blocks.
+    const skipped = held > 0 ? 0 : this.#skippedBlocks(growth.computedTokens);
+    const fresh = Math.max(required - Math.max(skipped, computed.length + held), 0);
+    return fresh + this.freeAmong(computed, skipped) + (this.#endsInside(growth.localTokens, computed) ? 1 : 0);
+  }
+
+  /** Blocks that an admission takes on top of `blocksToAllocate`: where vLLM's own prediction, which decides, is short. */
+  blocksBeyondDemand(_requestId: string, _growth: Growth): number {
+    return 0;
+  }
+
+  /** First phase of an admission: hold the hit and start the table with it; blocks that the window skips stay null. */
+  addComputedBlocks(requestId: string, growth: Growth, computed: readonly number[]): void {
+    if (computed.length === 0 && this.tables.has(requestId)) return;
+    invariant(!this.tables.has(requestId), () => `request ${requestId}: a hit may only start a table`);
+    const skipped = this.#skippedBlocks(growth.computedTokens);
+    const kept = computed.slice(skipped);
+    this.pool.touch(kept);
+    const blocks = [...new Array<number>(skipped).fill(nullBlock), ...kept];
+    const partialHit =
+      kept.length > 0 && this.#endsInside(growth.localTokens, computed) ? blocks.length - 1 : undefined;
+    this.tables.set(requestId, { blocks, cachedCount: partialHit ?? blocks.length, partialHit });
+  }
+
+  /** Second phase: room for what a connector loads, as far as the window sees it. */
+  allocateExternal(requestId: string, growth: Growth): void {
+    const { blocks } = this.tableFor(requestId);
+    this.#append(blocks, this.blocksFor(growth.computedTokens) - blocks.length);
+  }
+
+  /** Grow the table; returns only the blocks added, a copy's target first. */
+  allocateBlocks(requestId: string, growth: Growth): number[] {
+    const table = this.tableFor(requestId);
+    const target = this.replacePartialHit(table);
+    const added = this.#append(table.blocks, this.blocksFor(growth.tokens) - table.blocks.length);
+    return target === undefined ? added : [target, ...added];
+  }
+
+  /** Make the full blocks among the first `tokens` tokens findable. */
+  cacheBlocks(request: CacheRequest, tokens: number, retention: Retention): void {
+    const table = this.tables.get(request.id);
+    invariant(table, () => `request ${request.id}: has no blocks to cache`);
+    const first = table.cachedCount;
+    const end = Math.floor(tokens / this.blockTokens);
+    if (end <= first) return;
+    const { blocks } = table;
+    invariant(end <= blocks.length, () => `request ${request.id}: ${end} full blocks in a table of ${blocks.length}`);
+    const { group, hashTokens } = this.options;
+    this.pool.cacheFullBlocks({
+      request,
+      table: blocks,
+      first,
+      end,
+      blockTokens: this.blockTokens,
+      hashTokens,
+      group,
+      kind: this.kind,
+      windowTokens: this.windowTokens,
+      keep: this.worthCaching(first, end, retention),
+    });
+    table.cachedCount = end;
+  }
+
+  /** Let go of blocks that no later token looks at. They are found backwards: before a null entry all are null. */
+  removeSkippedBlocks(requestId: string, processedTokens: number): void {
+    const blocks = this.tables.get(requestId)?.blocks;
+    if (!blocks) return;
+    const removed: number[] = [];
+    for (let i = Math.min(this.#skippedBlocks(processedTokens), blocks.length) - 1; i >= 0; i--) {
+      if (blocks[i] === nullBlock) break;
+      removed.push(blocks[i]!);
+      blocks[i] = nullBlock;
+    }
+    if (removed.length > 0) this.pool.release(removed);
+  }
+
+  /** Let the request's blocks go, last one first, so that a chain is evicted from its tail. Unknown ids are fine. */
+  free(requestId: string): void {
+    const table = this.tables.get(requestId);
+    if (!table) return;
+    this.tables.delete(requestId);
+    this.pool.release(table.blocks.reverse());
+  }
+
+  /** The request's table; empty when there is none. */
+  table(requestId: string): readonly number[] {
+    return this.tables.get(requestId)?.blocks ?? noBlocks;
+  }
+
+  /** Leading blocks of this request that every request with blocks shares. */
+  commonPrefixBlocks(_requestId: string): number {
+    return 0;
+  }
+
+  newStepStarts(): void {}
+
+  /** Copies to make before the step runs. Source and target of each stay held until the caller releases them. */
+  takeCopies(): BlockCopy[] {
+    const copies = this.#copies;
+    this.#copies = [];
+    return copies;
+  }
+
+  checkIntegrity(): void {
+    const holders = new Map<number, number>();
+    for (const [requestId, { blocks, cachedCount }] of this.tables) {
+      invariant(cachedCount <= blocks.length, () => `request ${requestId}: more blocks cached than held`);
+      for (const block of blocks) if (block !== nullBlock) holders.set(block, (holders.get(block) ?? 0) + 1);
+    }
+    // Others (exports, copies) may hold blocks besides the tables, so the pool's count is an upper bound.
+    for (const [block, count] of holders) {
+      const refs = this.pool.refCount(block);
+      invariant(refs >= count, () => `block ${block}: in ${count} tables with ${refs} references`);
+    }
+  }
+
+  /** Leading tokens that the token after the first `computedTokens` does not look at. */
+  protected skippedTokens(_computedTokens: number): number {
+    return 0;
+  }
+
+  /** Which of the blocks first..end-1 a later hit can need; undefined: all. */
+  protected worthCaching(_first: number, _end: number, _retention: Retention): ((i: number) => boolean) | undefined {
+    return undefined;
+  }
+
+  /** The most blocks that one request holds at any one time. */
+  protected mostBlocksAtOnce(): number {
+    return Infinity;
+  }
+
+  protected blocksFor(tokens: number): number {
+    return Math.ceil(tokens / this.blockTokens);
+  }
+
+  protected tableFor(requestId: string): Table {
+    let table = this.tables.get(requestId);
+    if (!table) {
+      table = { blocks: [], cachedCount: 0, partialHit: undefined };
+      this.tables.set(requestId, table);
+    }
+    return table;
+  }
+
+  /** The key of block `i`: the last hash inside it. */
+  protected keyOf(hashes: BlockHashes, i: number) {
+    return hashes.keyAt((i + 1) * this.hashesPerBlock - 1);
+  }
+
+  protected freeAmong(blocks: readonly number[], first = 0): number {
+    let count = 0;
+    for (let i = first; i < blocks.length; i++) if (this.pool.isFree(blocks[i]!)) count++;
+    return count;
+  }
+
+  /** A hit that ends inside a block: take a block to copy it to. The source keeps the hit's reference until then. */
+  protected replacePartialHit(table: Table): number | undefined {
+    const at = table.partialHit;
+    if (at === undefined) return undefined;
+    table.partialHit = undefined;
+    const target = this.pool.allocate(1)[0]!;
+    this.pool.touch([target]);
+    this.addCopy(table.blocks[at]!, target);
+    table.blocks[at] = target;
+    return target;
+  }
+
+  /** One reference of each, source and target, passes to the copy. */
+  protected addCopy(source: number, target: number): void {
+    this.#copies.push({ source, target });
+  }
+
+  #append(blocks: number[], count: number): number[] {
+    const added = this.pool.allocate(Math.max(count, 0));
+    for (const block of added) blocks.push(block);
+    return added;
+  }
+
+  #skippedBlocks(computedTokens: number): number {
+    return Math.max(Math.floor(this.skippedTokens(computedTokens) / this.blockTokens), 0);
+  }
+
+  #endsInside(localTokens: number, computed: readonly number[]): boolean {
+    return computed.length > 0 && localTokens % this.blockTokens !== 0;
+  }
 }
