@@ -67,28 +67,37 @@ inline Vector Sigma1(Vector x) {
   return Rotr(x, 17) ^ Rotr(x, 19) ^ (x >> 10);
 }
 
-// The schedule of one piece, four words at a time: out[t] = K[t] + W[t]. The upper two of each four need the lower two.
-inline void PrepareOne(const uint8_t* piece, uint32_t* out) {
+// The schedule of one piece, four words at a time: words[t] = K[t] + W[t]. Written in step with the rounds, 16 words ahead
+// of them, so that the vector units work while the scalar rounds wait for each other.
+struct Schedule {
   Quad w[4];
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) w[i][j] = LoadBigEndian(piece + 16 * i + 4 * j);
-    const Quad kw = w[i] + *reinterpret_cast<const Quad*>(kSha256K + 4 * i);
-    std::memcpy(out + 4 * i, &kw, 16);
+  alignas(64) uint32_t words[64];
+
+  __attribute__((always_inline)) explicit Schedule(const uint8_t* piece) {
+    for (size_t i = 0; i < 4; ++i) {
+      for (size_t j = 0; j < 4; ++j) w[i][j] = LoadBigEndian(piece + 16 * i + 4 * j);
+      Put(i, w[i]);
+    }
   }
-#pragma GCC unroll 12
-  for (int i = 4; i < 16; ++i) {
-    const Quad w16 = w[0], w12 = w[1], w8 = w[2], w4 = w[3];
+
+  // Words 4i to 4i+3, i ≥ 4. The upper two need the lower two.
+  __attribute__((always_inline)) void Extend(size_t i) {
+    const Quad w16 = w[i % 4], w12 = w[(i + 1) % 4], w8 = w[(i + 2) % 4], w4 = w[(i + 3) % 4];
     const Quad w15 = __builtin_shuffle(w16, w12, Quad{1, 2, 3, 4});
     const Quad w7 = __builtin_shuffle(w8, w4, Quad{1, 2, 3, 4});
     const Quad zero = {};
     Quad next = w16 + Sigma0(w15) + w7;
     next += __builtin_shuffle(Sigma1(w4), zero, Quad{2, 3, 4, 4});
     next += __builtin_shuffle(Sigma1(next), zero, Quad{4, 4, 0, 1});
-    w[0] = w12, w[1] = w8, w[2] = w4, w[3] = next;
-    const Quad kw = next + *reinterpret_cast<const Quad*>(kSha256K + 4 * i);
-    std::memcpy(out + 4 * i, &kw, 16);
+    w[i % 4] = next;
+    Put(i, next);
   }
-}
+
+  __attribute__((always_inline)) void Put(size_t i, Quad quad) {
+    const Quad kw = quad + *reinterpret_cast<const Quad*>(kSha256K + 4 * i);
+    std::memcpy(words + 4 * i, &kw, 16);
+  }
+};
 
 // 32 bytes of each piece from `offset` on, as 8 big-endian words, transposed: out[t][lane] is word t of piece `lane`.
 inline void LoadTransposed(const uint8_t* const* pieces, size_t count, size_t offset, Lanes* out) {
@@ -120,10 +129,12 @@ inline void LoadTransposed(const uint8_t* const* pieces, size_t count, size_t of
 }  // namespace
 
 void Sha256CompressPortable(Sha256State& state, const uint8_t* pieces, size_t count) {
-  alignas(64) uint32_t words[64];
   for (size_t i = 0; i < count; ++i) {
-    PrepareOne(pieces + i * kSha256Piece, words);
-    Rounds(state, [&](size_t t) { return words[t]; });
+    Schedule schedule(pieces + i * kSha256Piece);
+    Rounds(state, [&](size_t t) __attribute__((always_inline)) {
+      if (t % 4 == 0 && t < 48) schedule.Extend(t / 4 + 4);
+      return schedule.words[t];
+    });
   }
 }
 
