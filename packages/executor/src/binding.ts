@@ -6,7 +6,7 @@
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { InvariantError, KvError } from '@kvtier/errors';
-import type { Step, StepResult } from './executor.ts';
+import type { ModelShape, Step, StepResult } from './executor.ts';
 
 /** An open executor. Opaque. */
 export type ExecutorHandle = { readonly __executor: never };
@@ -48,15 +48,7 @@ export interface WeightPlan {
 }
 
 /** The numbers of the forward pass. */
-export interface NativeShape {
-  readonly vocabSize: number;
-  readonly hiddenSize: number;
-  readonly intermediateSize: number;
-  readonly layers: number;
-  readonly heads: number;
-  readonly kvHeads: number;
-  readonly headDim: number;
-  readonly maxModelTokens: number;
+export interface NativeShape extends Omit<ModelShape, 'family' | 'parameters'> {
   readonly rmsEps: number;
   /** Multiplies cos and sin. */
   readonly ropeScale: number;

@@ -5,6 +5,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
+import type { ModelShape } from './executor.ts';
 import { type Rope, ropeOf } from './rope.ts';
 
 const families: Readonly<Record<string, string>> = {
@@ -14,16 +15,7 @@ const families: Readonly<Record<string, string>> = {
   Qwen3ForCausalLM: 'qwen3',
 };
 
-export interface ModelConfig {
-  readonly family: string;
-  readonly vocabSize: number;
-  readonly hiddenSize: number;
-  readonly intermediateSize: number;
-  readonly layers: number;
-  readonly heads: number;
-  readonly kvHeads: number;
-  readonly headDim: number;
-  readonly maxModelTokens: number;
+export interface ModelConfig extends Omit<ModelShape, 'parameters'> {
   readonly rmsEps: number;
   readonly rope: Rope;
   /** Per layer, the tokens a query sees, itself included; 0 = all. */
