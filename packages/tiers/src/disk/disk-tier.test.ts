@@ -48,8 +48,12 @@ const open = (options: Partial<DiskTierOptions> = {}): Promise<DiskTier> =>
     ...options,
   });
 const segmentFiles = (): string[] => readdirSync(dir).filter((name) => name.endsWith('.kvs'));
+/** A segment may be renamed or removed between the listing and its turn: then it counts as nothing. */
 const bytesOnDisk = (): number =>
-  readdirSync(dir).reduce((sum, name) => sum + statSync(join(dir, name)).blocks * 512, statSync(dir).blocks * 512);
+  readdirSync(dir).reduce(
+    (sum, name) => sum + (statSync(join(dir, name), { throwIfNoEntry: false })?.blocks ?? 0) * 512,
+    statSync(dir).blocks * 512,
+  );
 /** Everything as it lies on the disk now, as after SIGKILL: no close, no checkpoint. */
 function crash(tier: DiskTier): () => Promise<void> {
   const copies = readdirSync(dir).map((name) => ({ name, bytes: readFileSync(join(dir, name)) }));

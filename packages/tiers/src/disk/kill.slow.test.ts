@@ -58,7 +58,7 @@ async function live(life: Life): Promise<number[]> {
 
 const bytesOnDisk = (): number =>
   readdirSync(join(dir, 'segments')).reduce(
-    (sum, name) => sum + statSync(join(dir, 'segments', name)).blocks * 512,
+    (sum, name) => sum + (statSync(join(dir, 'segments', name), { throwIfNoEntry: false })?.blocks ?? 0) * 512,
     statSync(join(dir, 'segments')).blocks * 512,
   );
 
