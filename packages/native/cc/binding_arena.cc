@@ -83,6 +83,48 @@ Napi::Value ArenaRead(const Napi::CallbackInfo& info) {
   return Napi::Buffer<uint8_t>::Copy(info.Env(), arena->base() + offset, bytes);
 }
 
+// The array keeps the mapping alive, as JavaScript may hold it longer than the arena is open.
+Napi::Value ArenaView(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto arena = ArenaOf(info[0]);
+  const uint64_t bytes = WholeOf(env, NumberOf(info[2]), "bytes");
+  const uint64_t offset = OffsetOf(env, *arena, NumberOf(info[1]), bytes);
+  auto* base = arena->base() + offset;
+  auto* owner = new std::shared_ptr<Arena>(std::move(arena));
+  return Napi::Buffer<uint8_t>::New(
+      env, base, bytes, [](Napi::Env, uint8_t*, std::shared_ptr<Arena>* kept) { delete kept; }, owner);
+}
+
+Napi::Value ArenaVerify(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto arena = ArenaOf(info[0]);
+  const auto slots = OffsetsOf(env, *arena, info[1], kHeaderBytes);
+  const auto given = info[2].As<Napi::Float64Array>();
+  const auto names = info[3].As<Napi::Uint8Array>();
+  if (given.ElementLength() != slots.size()) throw Napi::RangeError::New(env, "arenaVerify: bytes for each slot");
+  if (names.ByteLength() != slots.size() * 64) throw Napi::RangeError::New(env, "64 bytes of identity a slot");
+  std::vector<uint64_t> sizes(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    sizes[i] = WholeOf(env, given[i], "bytes");
+    OffsetOf(env, *arena, static_cast<double>(slots[i]), sizes[i]);
+  }
+  const std::vector<uint8_t> identities(names.Data(), names.Data() + names.ByteLength());
+  const auto faults = std::make_shared<std::vector<uint8_t>>(slots.size());
+  const auto work = [arena, slots, sizes, identities, faults] {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      ObjectHeader header;
+      const uint8_t* identity = identities.data() + i * 64;
+      (*faults)[i] = static_cast<uint8_t>(
+          VerifyObject(arena->base() + slots[i], sizes[i], identity, identity + 32, &header));
+    }
+  };
+  return Background::Run(env, work, [faults](Napi::Env e) -> Napi::Value {
+    auto out = Napi::Uint8Array::New(e, faults->size());
+    std::copy(faults->begin(), faults->end(), out.Data());
+    return out;
+  });
+}
+
 Napi::Value ArenaCopy(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto arena = ArenaOf(info[0]);
@@ -149,6 +191,8 @@ void RegisterArena(Napi::Env env, Napi::Object exports) {
   exports["arenaClose"] = Napi::Function::New(env, ArenaClose);
   exports["arenaWrite"] = Napi::Function::New(env, ArenaWrite);
   exports["arenaRead"] = Napi::Function::New(env, ArenaRead);
+  exports["arenaView"] = Napi::Function::New(env, ArenaView);
+  exports["arenaVerify"] = Napi::Function::New(env, ArenaVerify);
   exports["arenaCopy"] = Napi::Function::New(env, ArenaCopy);
   exports["arenaChecksum"] = Napi::Function::New(env, ArenaChecksum);
   exports["arenaObjects"] = Napi::Function::New(env, ArenaObjects);

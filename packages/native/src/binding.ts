@@ -48,6 +48,22 @@ export interface NativeBinding {
   /** Copy bytes in and out: headers and tests only, never payloads on a hot path (law 4). */
   arenaWrite(arena: ArenaHandle, offset: number, bytes: Uint8Array): void;
   arenaRead(arena: ArenaHandle, offset: number, bytes: number): Buffer;
+  /**
+   * The arena's own memory as a Buffer, without a copy: for sockets that receive into it and send out of it. It keeps the
+   * mapping alive, not the slot: whoever holds the slot decides how long it may be used. About 1 µs: one per transfer.
+   */
+  arenaView(arena: ArenaHandle, offset: number, bytes: number): Buffer;
+  /**
+   * Verify whole objects in slots, off the JavaScript thread: header, namespace, hash (64 bytes of identity a slot, as for
+   * `arenaObjects`), length and payload checksum. `bytes`: how many arrived in each slot. Returns one byte a slot: 0 sound,
+   * else the `HeaderFault` of object_header.h.
+   */
+  arenaVerify(
+    arena: ArenaHandle,
+    slots: Float64Array,
+    bytes: Float64Array,
+    identities: Uint8Array,
+  ): Promise<Uint8Array>;
   /** Copy within the arena, off the JavaScript thread: `count` pieces of `bytes` each. */
   arenaCopy(arena: ArenaHandle, sources: Float64Array, targets: Float64Array, bytes: number): Promise<void>;
   /** XXH3-64 of pieces, off the JavaScript thread. */

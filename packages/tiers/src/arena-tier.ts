@@ -14,8 +14,9 @@ import { invariant } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
 import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
+import { Followers } from './followers.ts';
 import { SlotAllocator } from './slot-allocator.ts';
-import type { ReadStatus, SlotBlock, Tier, TierStats, WriteStatus } from './tier.ts';
+import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from './tier.ts';
 
 /** What becomes the object header when a block is published. */
 export interface BlockFields {
@@ -63,7 +64,8 @@ export interface ArenaTierOptions {
 
 export class ArenaTier implements Tier {
   readonly name = 'arena';
-  readonly supports = { persistent: false, shared: false };
+  readonly supports = { persistent: false, shared: false, writable: true, evicts: true };
+  readonly #followers = new Followers();
   readonly #arena: ArenaHandle;
   readonly #nowUs: () => number;
   readonly #policyName: PolicyName;
@@ -146,6 +148,7 @@ export class ArenaTier implements Tier {
       this.#index.set(namespace.key, blocks);
     }
     blocks.set(hash, entry);
+    this.#followers.stored(namespace, [hash]);
   }
 
   get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
@@ -217,6 +220,14 @@ export class ArenaTier implements Tier {
       else this.#leaving.set(key, [...(this.#leaving.get(key) ?? []), entry]);
     }
     return count;
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    const held = [...this.#index.values()].map((blocks) => {
+      const [first] = blocks.values();
+      return [first!.namespace, [...blocks.keys()]] as const;
+    });
+    return this.#followers.follow(listener, held);
   }
 
   stats(): TierStats {
@@ -321,6 +332,7 @@ export class ArenaTier implements Tier {
     sizeClass.policy.remove(entry.index);
     sizeClass.entries[entry.index] = undefined;
     sizeClass.freeIndexes.push(entry.index);
+    this.#followers.removed(entry.namespace, [entry.hash]);
   }
 
   async #writeOne(namespace: Namespace, hash: HashKey, source: number): Promise<WriteStatus> {

@@ -162,6 +162,37 @@ export function tierConformance(
       await fc.assert(property, { numRuns: options.runs ?? 20 });
     });
 
+    it('tells its followers every change of what it holds', async () => {
+      await bench.write(tier, space, chain.slice(0, 2), payloadBytes);
+      const held = new Set<string>();
+      const end = tier.follow((change) => {
+        for (const hash of change.hashes) {
+          const name = (change.namespace?.key ?? '') + hash;
+          if (change.kind === 'stored') expect(held.has(name)).toBe(false);
+          else expect(held.has(name)).toBe(true);
+          if (change.kind === 'stored') held.add(name);
+          else held.delete(name);
+        }
+        if (change.kind === 'cleared') held.clear();
+      });
+      expect(held).toEqual(new Set(chain.slice(0, 2).map((hash) => space.key + hash)));
+      await bench.write(tier, space, chain, payloadBytes);
+      await bench.write(tier, other, chain.slice(0, 3), payloadBytes);
+      tier.remove(space, chain.slice(0, 2), 'asked');
+      const { capacityBytes } = tier.stats();
+      for (let written = 0; written < 1.5 * capacityBytes; written += 8 * payloadBytes) {
+        const hashes = Array.from({ length: 8 }, (_, i) => hashNamed(`${written}.${i}`));
+        await bench.write(tier, space, hashes, payloadBytes);
+        for (const hash of [...hashes, ...chain]) {
+          expect(held.has(space.key + hash)).toBe(tier.lookup(space, [hash]) === 1);
+        }
+      }
+      expect(held.size).toBe(tier.stats().blocks);
+      end();
+      tier.remove(other, chain, 'asked');
+      expect(held.size).toBeGreaterThan(0);
+    });
+
     it('ends overlapping reads and writes, each block once', async () => {
       const all = Array.from({ length: 40 }, (_, i) => hashNamed(`overlap ${i}`));
       const batches = Array.from({ length: 8 }, (_, i) => all.slice(i * 5, i * 5 + 5));

@@ -1,7 +1,10 @@
 /** Tiers: the interface, the arena, and what lies below it. */
+
+export { ArenaMemory } from './arena-memory.ts';
 export { type ArenaBlock, ArenaTier, type ArenaTierOptions, type BlockFields } from './arena-tier.ts';
 export { DiskTier } from './disk/disk-tier.ts';
 export { type ArenaSlots, type DiskLog, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export type { DiskStep } from './disk/segment-pool.ts';
+export { Followers } from './followers.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';

@@ -7,16 +7,32 @@
  *  - a read that does not match namespace, hash, layout and checksum is 'corrupt': counted, removed, never delivered;
  *  - bytes held never exceed `capacityBytes`, at any instant and after any crash (law 3);
  *  - what `write` reported as 'stored' is found by `lookup` until evicted or removed; a write in flight is not;
- *  - a tier that the world broke (ENOSPC, EIO) goes out of service: lookups miss, writes are 'refused', stats say why.
+ *  - every read and write ends within the tier's own time limit ('failed', 'refused'); when `onDone` was called for a slot,
+ *    the tier never touches that slot again, whatever still arrives from a disk or a socket;
+ *  - a tier that the world broke (ENOSPC, EIO, a server that is gone) goes out of service: lookups miss, writes are
+ *    'refused', stats say why. It tries by itself, with a backoff, to come back, and then lists what is still there.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 
+/** What a tier is, for the store and for `conformance.ts`, which tests what is claimed here. */
 export interface TierSupports {
   /** Contents survive the process. */
   readonly persistent: boolean;
-  /** Other processes may change the contents. */
+  /** Other processes change the contents, too: blocks come and go without this process doing it. */
   readonly shared: boolean;
+  /** false: `write` refuses everything; contents come from elsewhere (a peer). */
+  readonly writable: boolean;
+  /** A write into a full tier makes room by evicting; false: it is refused. */
+  readonly evicts: boolean;
 }
+
+/**
+ * A change of what `lookup` says. 'cleared': nothing is held any more, in any namespace (the tier went out of service, or
+ * its server lost its contents); then `namespace` is null and `hashes` empty.
+ */
+export type TierChange =
+  | { readonly kind: 'stored' | 'removed'; readonly namespace: Namespace; readonly hashes: readonly HashKey[] }
+  | { readonly kind: 'cleared'; readonly namespace: null; readonly hashes: readonly [] };
 
 /** One object in a slot of the arena. `slot` is the offset of its header; the payload follows the header. */
 export interface SlotBlock {
@@ -40,6 +56,8 @@ export interface TierStats {
   readonly refused: number;
   readonly inService: boolean;
   readonly outOfServiceReason: string;
+  /** Numbers that only this kind of tier has, by metric name ("saved_bytes"). */
+  readonly detail?: Readonly<Record<string, number>>;
 }
 
 export interface Tier {
@@ -63,6 +81,12 @@ export interface Tier {
   ): Promise<void>;
   /** Forget blocks; `reason` "corrupt" is counted as such. Returns how many were held. */
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number;
+  /**
+   * Tell `listener` of every change of what `lookup` says, in order, from inside the turn that changes it; first, before
+   * `follow` returns, everything that is held now, as 'stored'. A listener must not call back into the tier. Returns the
+   * end of it.
+   */
+  follow(listener: (change: TierChange) => void): () => void;
   stats(): TierStats;
   /** Throws InvariantError when index, accounting and policy disagree. */
   checkIntegrity(): void;

@@ -4,7 +4,15 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import type { ReadStatus, SlotBlock, Tier, TierStats, WriteStatus } from '@kvtier/tiers';
+import {
+  Followers,
+  type ReadStatus,
+  type SlotBlock,
+  type Tier,
+  type TierChange,
+  type TierStats,
+  type WriteStatus,
+} from '@kvtier/tiers';
 import type { ArenaBlock, ArenaTop, BlockFields, Clock, Log } from '../ports.ts';
 
 export const silent: Log = { info: () => {}, warn: () => {}, error: () => {} };
@@ -36,6 +44,7 @@ export class ManualClock implements Clock {
 }
 
 interface Listed extends BlockFields {
+  readonly namespace: Namespace;
   readonly slot: number;
   pins: number;
 }
@@ -45,7 +54,8 @@ const zeroStats = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0, in
 /** `slotCount` slots; slot numbers start at 1. `content` is what lies in each: the name of a payload. */
 export class ModelArena implements ArenaTop {
   readonly name = 'arena';
-  readonly supports = { persistent: false, shared: false };
+  readonly supports = { persistent: false, shared: false, writable: true, evicts: true };
+  readonly #followers = new Followers();
   readonly content = new Map<number, string>();
   /** The header in each slot, published or put there by a read. */
   readonly headers = new Map<number, BlockFields>();
@@ -68,6 +78,7 @@ export class ModelArena implements ArenaTop {
       const victim = [...this.#listed].find(([, block]) => block.pins === 0);
       if (victim === undefined) return undefined;
       this.#listed.delete(victim[0]);
+      this.#followers.removed(victim[1].namespace, [victim[1].hash]);
       this.#release(victim[1].slot);
       this.evictions++;
     }
@@ -86,7 +97,8 @@ export class ModelArena implements ArenaTop {
     const key = namespace.key + block.hash;
     invariant(!this.#listed.has(key), 'published twice');
     this.headers.set(slot, block);
-    this.#listed.set(key, { ...block, slot, pins: 0 });
+    this.#listed.set(key, { ...block, namespace, slot, pins: 0 });
+    this.#followers.stored(namespace, [block.hash]);
   }
 
   get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
@@ -138,6 +150,7 @@ export class ModelArena implements ArenaTop {
       const block = this.#listed.get(key);
       if (block === undefined) continue;
       this.#listed.delete(key);
+      this.#followers.removed(namespace, [hash]);
       count++;
       if (block.pins === 0) this.#release(block.slot);
       else this.#zombies.set(key, [...(this.#zombies.get(key) ?? []), block]);
@@ -151,6 +164,11 @@ export class ModelArena implements ArenaTop {
 
   read(): Promise<void> {
     throw new Error('the store never reads from its top tier');
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    const held = [...this.#listed.values()].map(({ namespace, hash }) => [namespace, [hash]] as const);
+    return this.#followers.follow(listener, held);
   }
 
   stats(): TierStats {
@@ -192,11 +210,15 @@ export interface Job {
 
 /** A lower tier that does nothing until the test answers a job. */
 export class SteppedTier implements Tier {
-  readonly supports = { persistent: true, shared: false };
+  readonly supports = { persistent: true, shared: false, writable: true, evicts: false };
+  readonly #followers = new Followers();
   readonly name: string;
   readonly jobs: Job[] = [];
   readonly #arena: ModelArena;
-  readonly #held = new Map<string, { readonly content: string; readonly fields: BlockFields }>();
+  readonly #held = new Map<
+    string,
+    { readonly namespace: Namespace; readonly content: string; readonly fields: BlockFields }
+  >();
 
   constructor(name: string, arena: ModelArena) {
     this.name = name;
@@ -215,8 +237,9 @@ export class SteppedTier implements Tier {
       const finish = (answer: ReadStatus | WriteStatus): void => {
         for (const { hash, slot } of blocks) {
           const content = this.#arena.content.get(slot)!;
-          if (answer === 'stored')
-            this.#held.set(namespace.key + hash, { content, fields: this.#arena.headers.get(slot)! });
+          if (answer !== 'stored') continue;
+          this.#held.set(namespace.key + hash, { namespace, content, fields: this.#arena.headers.get(slot)! });
+          this.#followers.stored(namespace, [hash]);
         }
         resolve(blocks.map(() => answer as WriteStatus));
       };
@@ -238,7 +261,7 @@ export class SteppedTier implements Tier {
           if (answer === 'ready') {
             this.#arena.content.set(slot, found!.content);
             this.#arena.headers.set(slot, found!.fields);
-          } else if (answer === 'corrupt') this.#held.delete(namespace.key + hash);
+          } else if (answer === 'corrupt') this.remove(namespace, [hash]);
           onDone(index, answer);
           if (--open === 0) resolve();
         };
@@ -248,7 +271,14 @@ export class SteppedTier implements Tier {
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[]): number {
-    return hashes.filter((hash) => this.#held.delete(namespace.key + hash)).length;
+    const removed = hashes.filter((hash) => this.#held.delete(namespace.key + hash));
+    this.#followers.removed(namespace, removed);
+    return removed.length;
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    const held = [...this.#held.values()].map(({ namespace, fields }) => [namespace, [fields.hash]] as const);
+    return this.#followers.follow(listener, held);
   }
 
   stats(): TierStats {

@@ -4,10 +4,15 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
+import { Followers } from '../followers.ts';
+import type { TierChange } from '../tier.ts';
 import type { DiskEntry, Segment } from './segment.ts';
 
 export class BlockIndex {
   readonly #blocks = new Map<string, Map<HashKey, DiskEntry>>();
+  readonly #followers = new Followers();
+  /** Out of service: what is listed here counts as not held. */
+  #hidden = false;
   /** The logical clock of recency. */
   #tick = 0;
   count = 0;
@@ -18,6 +23,20 @@ export class BlockIndex {
 
   of(namespace: Namespace): ReadonlyMap<HashKey, DiskEntry> | undefined {
     return this.#blocks.get(namespace.key);
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    const held = [...this.#blocks.values()].flatMap((blocks) => {
+      const [first] = blocks.values();
+      return first === undefined || this.#hidden ? [] : [[first.namespace, [...blocks.keys()]] as const];
+    });
+    return this.#followers.follow(listener, held);
+  }
+
+  /** From now on nothing counts as held. */
+  hide(): void {
+    this.#hidden = true;
+    this.#followers.cleared();
   }
 
   /** List a block; one of the same name before it is forgotten. `lastUse` keeps a recency from before. */
@@ -37,6 +56,7 @@ export class BlockIndex {
     segment.listedCount++;
     segment.useSum += use;
     this.count++;
+    if (before === undefined && !this.#hidden) this.#followers.stored(namespace, [hash]);
     return entry;
   }
 
@@ -53,6 +73,7 @@ export class BlockIndex {
     blocks.delete(entry.hash);
     if (blocks.size === 0) this.#blocks.delete(entry.namespace.key);
     this.#unlist(entry);
+    if (!this.#hidden) this.#followers.removed(entry.namespace, [entry.hash]);
   }
 
   checkIntegrity(segments: Iterable<Segment>): void {

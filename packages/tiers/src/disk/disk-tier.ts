@@ -13,7 +13,7 @@ import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import type { ReadStatus, SlotBlock, Tier, TierStats, WriteStatus } from '../tier.ts';
+import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import { Appender, type WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
 import { badMessage, DiskIo, identitiesOf, type ObjectRow, placeOf } from './disk-io.ts';
@@ -29,7 +29,7 @@ const erasedNamespace = new Uint8Array(32);
 
 export class DiskTier implements Tier {
   readonly name = 'disk';
-  readonly supports = { persistent: true, shared: false };
+  readonly supports = { persistent: true, shared: false, writable: true, evicts: true };
   readonly #options: DiskTierOptions;
   readonly #io: DiskIo;
   readonly #lock: number;
@@ -203,6 +203,10 @@ export class DiskTier implements Tier {
     return count;
   }
 
+  follow(listener: (change: TierChange) => void): () => void {
+    return this.#index.follow(listener);
+  }
+
   stats(): TierStats {
     return {
       tier: this.name,
@@ -249,6 +253,7 @@ export class DiskTier implements Tier {
   #fail(error: unknown): void {
     if (this.#outOfServiceReason !== '') return;
     this.#outOfServiceReason = KvError.from(error).message;
+    this.#index.hide();
     this.#appender?.stop();
     this.#pool.stop();
     const fields = { tier: this.name, dir: this.#options.dir, reason: this.#outOfServiceReason };

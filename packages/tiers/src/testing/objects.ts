@@ -9,6 +9,7 @@ import { join } from 'node:path';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import { ArenaTier } from '../arena-tier.ts';
+import { identitiesOf } from '../disk/disk-io.ts';
 import type { DiskLog } from '../disk/options.ts';
 import type { Tier } from '../tier.ts';
 
@@ -60,6 +61,19 @@ export class TestBench {
     const fields = { namespace: namespace.digest, hash, parent: null, tokenCount: 16, payloadBytes, payloadChecksum };
     native.arenaWrite(this.arena, slot, Buffer.concat([encodeHeader(fields), payload]));
     return slot;
+  }
+
+  /** A slot with the object of that name in namespace "one", and its 64 bytes of identity. */
+  filledObject(name: string, payloadBytes: number): { slot: number; identity: Buffer } {
+    const namespace = namespaceNamed('one');
+    const identity = identitiesOf(namespace, [hashNamed(name)]);
+    return { slot: this.filledSlot(namespace, hashNamed(name), payloadBytes), identity };
+  }
+
+  /** Flip one bit of the arena. */
+  flip(offset: number): void {
+    const [byte] = native.arenaRead(this.arena, offset, 1);
+    native.arenaWrite(this.arena, offset, Uint8Array.of(byte! ^ 1));
   }
 
   payloadAt(slot: number, payloadBytes: number): Buffer {
