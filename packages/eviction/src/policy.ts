@@ -4,7 +4,6 @@
  *
  * (The shape is that of CacheLib's navy `EvictionPolicy`: track, touch, evict, and nothing about storage.)
  */
-import type { LruPolicy } from './lru.ts';
 
 /** An owner's number for one thing that may be evicted: an index into the owner's own table, from 0, dense. */
 export type EntryIndex = number;
@@ -15,6 +14,11 @@ export interface InsertHint {
    * dependent no warmer than it, so that chains shrink from their tail.
    */
   readonly parent?: EntryIndex | undefined;
+  /**
+   * What the entry is, in 52 bits of its hash: policies that remember what they evicted (ghosts) know it again by this, as
+   * entries' numbers are reused.
+   */
+  readonly name?: number | undefined;
 }
 
 export interface EvictionPolicy {
@@ -34,4 +38,5 @@ export interface EvictionPolicy {
 }
 
 /** The policies that can be configured; more come with their own issue. */
-export type PolicyName = LruPolicy['name'];
+export const policyNames = ['lru', 'lfu', 'fifo', 's3-fifo'] as const;
+export type PolicyName = (typeof policyNames)[number];

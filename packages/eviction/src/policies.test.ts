@@ -1,0 +1,221 @@
+/** Every policy: against a naive model of itself, as a map of entries, and on chains. */
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { createPolicy, type EvictionPolicy, type PolicyName, policyNames, S3FifoPolicy } from './index.ts';
+
+/** The oracles sort plain records; `order` is when an entry came to its place, fractions put a child before its parent. */
+interface Naive {
+  readonly entry: number;
+  list: 'small' | 'main';
+  order: number;
+  uses: number;
+  name: number | undefined;
+  parent: Naive | undefined;
+}
+
+class Oracle {
+  readonly kind: PolicyName;
+  items: Naive[] = [];
+  ghosts: number[] = [];
+  #clock = 0;
+  constructor(kind: PolicyName) {
+    this.kind = kind;
+  }
+  find(entry: number): Naive | undefined {
+    return this.items.find((item) => item.entry === entry);
+  }
+  #group(item: Naive): string {
+    return this.kind === 'lfu' ? String(item.uses) : item.list;
+  }
+  #sorted(): Naive[] {
+    return [...this.items].sort((a, b) =>
+      this.kind === 'lfu' && a.uses !== b.uses ? a.uses - b.uses : a.order - b.order,
+    );
+  }
+  insert(entry: number, parent: number | undefined, name: number | undefined): void {
+    const returns = this.kind === 's3-fifo' && name !== undefined && this.ghosts.includes(name);
+    const item: Naive = {
+      entry,
+      list: returns ? 'main' : 'small',
+      order: ++this.#clock,
+      uses: 0,
+      name,
+      parent: undefined,
+    };
+    const above = parent === undefined ? undefined : this.find(parent);
+    item.parent = above;
+    const besides =
+      above !== undefined &&
+      (this.kind === 'lfu' ? above.uses === 0 : this.kind !== 's3-fifo' || above.list === 'small' || returns);
+    if (besides) {
+      item.list = above.list;
+      const colder = this.items.filter((one) => this.#group(one) === this.#group(above) && one.order < above.order);
+      item.order = (Math.max(above.order - 1, ...colder.map(({ order }) => order)) + above.order) / 2;
+    }
+    this.ghosts = this.ghosts.filter((ghost) => !returns || ghost !== name);
+    this.items.push(item);
+  }
+  touch(entry: number): void {
+    const item = this.find(entry)!;
+    item.uses = Math.min(item.uses + 1, this.kind === 's3-fifo' ? 3 : 254);
+    if (this.kind === 'lru' || this.kind === 'lfu') item.order = ++this.#clock;
+  }
+  remove(entry: number, evicted = false): void {
+    const { list, name } = this.find(entry)!;
+    this.items = this.items.filter((item) => item.entry !== entry);
+    if (evicted && this.kind === 's3-fifo' && list === 'small' && name !== undefined) {
+      this.ghosts = [...this.ghosts.filter((ghost) => ghost !== name), name];
+    }
+    this.ghosts = this.ghosts.slice(-Math.max(1, this.items.length));
+  }
+  victim(mayEvict: (entry: number) => boolean): number | undefined {
+    const leaf = (entry: number): boolean =>
+      mayEvict(entry) && !this.items.some(({ parent }) => parent === this.find(entry));
+    if (this.kind !== 's3-fifo') return this.#sorted().find(({ entry }) => mayEvict(entry))?.entry;
+    const smallCount = this.items.filter(({ list }) => list === 'small').length;
+    const order = smallCount * 10 >= this.items.length ? (['small', 'main'] as const) : (['main', 'small'] as const);
+    for (const list of order) {
+      const found = list === 'small' ? this.#fromSmall(leaf) : this.#fromMain(leaf);
+      if (found !== undefined) return found;
+    }
+    return undefined;
+  }
+  #fromSmall(mayEvict: (entry: number) => boolean): number | undefined {
+    for (const item of this.#sorted().filter(({ list }) => list === 'small')) {
+      if (item.uses >= 2) Object.assign(item, { list: 'main', uses: 0, order: ++this.#clock });
+      else if (mayEvict(item.entry)) return item.entry;
+    }
+    return undefined;
+  }
+  #fromMain(mayEvict: (entry: number) => boolean): number | undefined {
+    for (let round = 0; round < 4; round++) {
+      for (const item of this.#sorted().filter(({ list }) => list === 'main')) {
+        if (!mayEvict(item.entry)) continue;
+        if (item.uses === 0) return item.entry;
+        item.uses--;
+        item.order = ++this.#clock;
+      }
+    }
+    return undefined;
+  }
+}
+
+const operation = fc.record({
+  kind: fc.constantFrom('insert', 'insert', 'child', 'touch', 'touch', 'remove', 'evict', 'evict'),
+  entry: fc.nat(60),
+  other: fc.nat(60),
+  name: fc.option(fc.nat(20), { nil: undefined }),
+});
+
+describe.each(policyNames)('%s', (kind) => {
+  it('equals its naive model on random operations', () => {
+    fc.assert(
+      fc.property(fc.array(operation, { maxLength: 200 }), fc.nat(7), (operations, pinned) => {
+        const policy: EvictionPolicy = createPolicy(kind);
+        const oracle = new Oracle(kind);
+        for (const { kind: act, entry, other, name } of operations) {
+          const held = oracle.find(entry) !== undefined;
+          expect(policy.has(entry)).toBe(held);
+          if ((act === 'insert' || act === 'child') && !held) {
+            const parent = act === 'child' ? other : undefined;
+            policy.insert(entry, 0, { parent, name });
+            oracle.insert(entry, parent, name);
+          } else if (act === 'touch' && held) {
+            policy.touch(entry, 0);
+            oracle.touch(entry);
+          } else if (act === 'remove' && held) {
+            // As an owner does that does not evict: another victim was chosen since, or none.
+            policy.victim(() => false);
+            oracle.victim(() => false);
+            policy.remove(entry);
+            oracle.remove(entry);
+          } else if (act === 'evict') {
+            const mayEvict = (candidate: number): boolean => candidate % 8 !== pinned;
+            const victim = policy.victim(mayEvict);
+            expect(victim).toBe(oracle.victim(mayEvict));
+            if (victim !== undefined) {
+              policy.remove(victim);
+              oracle.remove(victim, true);
+            }
+          }
+          policy.checkIntegrity();
+          expect(policy.count).toBe(oracle.items.length);
+        }
+        const foretold = [...policy.coldestFirst()];
+        const happened = foretold.map(() => {
+          const victim = policy.victim(() => true)!;
+          policy.remove(victim);
+          return victim;
+        });
+        expect(foretold).toEqual(happened);
+        expect(policy.count).toBe(0);
+      }),
+      { numRuns: 300 },
+    );
+  });
+
+  it('evicts children before their parents, however chains are used', () => {
+    const step = fc.record({ chain: fc.nat(5), length: fc.integer({ min: 1, max: 8 }) });
+    fc.assert(
+      fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
+        const policy = createPolicy(kind);
+        const entryOf = (chain: number, at: number): number => chain * 8 + at;
+        for (const { chain, length } of steps) {
+          // As the tiers do: use what is there, children first, then append what is not.
+          for (let at = length - 1; at >= 0; at--) {
+            if (policy.has(entryOf(chain, at))) policy.touch(entryOf(chain, at), 0);
+          }
+          for (let at = 0; at < length; at++) {
+            if (policy.has(entryOf(chain, at))) continue;
+            const parent = at === 0 ? undefined : entryOf(chain, at - 1);
+            policy.insert(entryOf(chain, at), 0, { parent, name: entryOf(chain, at) });
+          }
+          if (policy.count > 24) evict(policy);
+        }
+        while (policy.count > 0) evict(policy);
+      }),
+    );
+    function evict(policy: EvictionPolicy): void {
+      const victim = policy.victim(() => true)!;
+      policy.remove(victim);
+      if (victim % 8 < 7) expect(policy.has(victim + 1), `${victim} went before its child`).toBe(false);
+    }
+  });
+
+  it('misuse is a defect, not a state', () => {
+    const policy = createPolicy(kind);
+    policy.insert(3, 0);
+    expect(() => policy.insert(3, 0)).toThrow(`${kind}: entry 3 is tracked already`);
+    expect(() => policy.touch(4, 0)).toThrow(`${kind}: entry 4 is not tracked`);
+    expect(() => policy.remove(4)).toThrow(`${kind}: entry 4 is not tracked`);
+    expect(() => policy.insert(-1, 0)).toThrow(`${kind}: -1 is not an entry`);
+  });
+});
+
+it('s3-fifo keeps what is used through a scan, where lru does not', () => {
+  const survivors = (policy: EvictionPolicy): number => {
+    const held = new Map<number, number>(); // name -> entry
+    const free = Array.from({ length: 100 }, (_, i) => i);
+    const use = (name: number): void => {
+      const entry = held.get(name);
+      if (entry !== undefined) {
+        policy.touch(entry, 0);
+        return;
+      }
+      if (free.length === 0) {
+        const victim = policy.victim(() => true)!;
+        policy.remove(victim);
+        for (const [other, at] of held) if (at === victim) held.delete(other);
+        free.push(victim);
+      }
+      const taken = free.pop()!;
+      held.set(name, taken);
+      policy.insert(taken, 0, { name });
+    };
+    for (let round = 0; round < 4; round++) for (let name = 0; name < 50; name++) use(name);
+    for (let name = 1000; name < 2000; name++) use(name);
+    return [...held.keys()].filter((name) => name < 50).length;
+  };
+  expect(survivors(new S3FifoPolicy())).toBe(50);
+  expect(survivors(createPolicy('lru'))).toBe(0);
+});
