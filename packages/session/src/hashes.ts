@@ -2,9 +2,10 @@
 import type { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, unpackHashKeys } from '@kvtier/identity';
+import type { PackedHashes } from '@kvtier/store';
 
-/** KvError PROTOCOL when the bytes are no whole number of hashes, or too many. */
-export function unpackHashes(packed: Buffer, hashBytes: number, maxHashes: number, call: string): HashKey[] {
+/** As they came, without a string for each. KvError PROTOCOL when the bytes are no whole number of hashes, or too many. */
+export function checkHashes(packed: Buffer, hashBytes: number, maxHashes: number, call: string): PackedHashes {
   const count = packed.length / hashBytes;
   if (!Number.isInteger(count) || count > maxHashes) {
     throw new KvError(
@@ -12,7 +13,12 @@ export function unpackHashes(packed: Buffer, hashBytes: number, maxHashes: numbe
       `${call}: ${packed.length} bytes are not 0 to ${maxHashes} hashes of ${hashBytes} bytes; send whole hashes, fewer at once`,
     );
   }
-  return unpackHashKeys(packed, hashBytes);
+  return { packed, hashBytes };
+}
+
+/** KvError PROTOCOL when the bytes are no whole number of hashes, or too many. */
+export function unpackHashes(packed: Buffer, hashBytes: number, maxHashes: number, call: string): HashKey[] {
+  return unpackHashKeys(checkHashes(packed, hashBytes, maxHashes, call).packed, hashBytes);
 }
 
 /** One hash, or null for an empty field. */

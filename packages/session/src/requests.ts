@@ -6,7 +6,7 @@ import type { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { Holdings, Store } from '@kvtier/store';
 import { type ClientFrame, ReserveStatus, type ServerFrame } from '@kvtier/wire';
-import { unpackHashes, unpackParent } from './hashes.ts';
+import { checkHashes, unpackHashes, unpackParent } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
 
 export type ClientBody = NonNullable<ClientFrame['body']>;
@@ -39,7 +39,10 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
   const done = (count: number): ServerBody => ({ $case: 'done', value: { count } });
   switch (request.$case) {
     case 'lookup': {
-      const { held, spans, estimatedUs } = context.store.lookup(holdings.state, hashesOf(request.value.hashes));
+      const { held, spans, estimatedUs } = context.store.lookup(
+        holdings.state,
+        checkHashes(request.value.hashes, context.hashBytes, context.limits.maxHashes, request.$case),
+      );
       const value = { held, spans: [...spans], estimatedUs: Math.min(estimatedUs, 0xffff_ffff) };
       return { $case: 'lookup', value };
     }

@@ -91,10 +91,8 @@ export class Holdings {
       before = hash;
     }
     // What an engine holds itself it never looks up here; that it is still in use shows when it offers it again.
-    this.#parts.touch(
-      namespace,
-      hashes.filter((_, index) => out[index]!.status === 'held'),
-    );
+    const held = hashes.filter((_, index) => out[index]!.status === 'held');
+    this.#parts.recency.used(namespace, held, held.length);
     return out;
   }
 
@@ -154,7 +152,7 @@ export class Holdings {
       {
         onReady: events.onReady,
         onDone: (loaded, reason) => {
-          this.#parts.touch(this.state.namespace, hashes.slice(0, loaded));
+          this.#parts.recency.used(this.state.namespace, hashes, loaded);
           events.onDone(loaded, reason);
         },
       },

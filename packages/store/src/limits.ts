@@ -25,6 +25,10 @@ export interface StoreLimits {
   readonly maxDeadlineMs: number;
   /** A read that takes longer is not waited for by new loads: the tier counts as empty until it answers. */
   readonly stuckReadMs: number;
+  /** Blocks whose use is told to the tiers in one turn; longer chains are told over several, from their tail. */
+  readonly touchBatchBlocks: number;
+  /** Blocks whose use is still to be told; what comes beyond is dropped, counted. */
+  readonly maxTouchBlocks: number;
   /** What is still queued for lower tiers when the store closes gets this long. */
   readonly closeDrainMs: number;
 }
@@ -46,6 +50,8 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxPinTtlMs: 600_000,
     maxDeadlineMs: 60_000,
     stuckReadMs: 10_000,
+    touchBatchBlocks: 256,
+    maxTouchBlocks: 1 << 18,
     closeDrainMs: 5_000,
   };
 }

@@ -8,6 +8,7 @@
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaTop } from './ports.ts';
+import { type Chain, keysOf } from './residency.ts';
 
 export class Pins {
   readonly #arena: ArenaTop;
@@ -45,6 +46,13 @@ export class Pins {
 
   isLeaving(namespace: Namespace, hash: HashKey): boolean {
     return this.#leaving.size > 0 && this.#leaving.has(namespace.key + hash);
+  }
+
+  /** Index of the first of the chain's first `count` blocks that is leaving, `count` when none is. */
+  firstLeaving(namespace: Namespace, chain: Chain, count: number): number {
+    if (this.#leaving.size === 0) return count;
+    const leaving = keysOf(chain, 0, count).findIndex((hash) => this.isLeaving(namespace, hash));
+    return leaving === -1 ? count : leaving;
   }
 
   /** Unlist corrupt blocks now. */

@@ -17,6 +17,8 @@ import { defaultLimits, type StoreLimits } from './limits.ts';
 import { type NamespaceState, Namespaces } from './namespaces.ts';
 import { Pins } from './pins.ts';
 import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
+import { Recency } from './recency.ts';
+import { type Chain, hashCount, Residency } from './residency.ts';
 import { WriteDown } from './write-down.ts';
 
 export interface StoreOptions {
@@ -42,8 +44,7 @@ export interface StoreParts {
   readonly writeDowns: readonly WriteDown[];
   readonly namespaces: Namespaces;
   readonly locate: (state: NamespaceState, hash: HashKey) => Tier | undefined;
-  /** These blocks were used, in chain order. */
-  readonly touch: (namespace: Namespace, hashes: readonly HashKey[]) => void;
+  readonly recency: Recency;
   readonly removeCorrupt: (namespace: Namespace, hashes: readonly HashKey[]) => void;
 }
 
@@ -64,13 +65,23 @@ export interface LookupResult {
 export class Store {
   readonly counters = new Counters();
   readonly #lower: readonly Tier[];
+  readonly #names: readonly string[];
   readonly #parts: StoreParts;
+  readonly #residency = new Residency();
+  /** Of each tier, by bit: blocks that lookups found there first, and blocks that they asked it for in vain. */
+  readonly #hits: number[];
+  readonly #misses: number[];
 
   constructor(options: StoreOptions) {
     const { arena, lower, clock, log, failpoint } = options;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
     const shared = { arena, pins: new Pins(arena), clock, log, limits, counters: this.counters, failpoint };
     this.#lower = lower;
+    const tiers = [arena, ...lower];
+    for (const [bit, tier] of tiers.entries()) this.#residency.follow(tier, bit);
+    this.#names = tiers.map(({ name }) => name);
+    this.#hits = tiers.map(() => 0);
+    this.#misses = tiers.map(() => 0);
     const fetcher: Fetcher = new Fetcher({ ...shared, lower, readHeader: options.readHeader }, () =>
       this.#pumpWriteDowns(),
     );
@@ -81,7 +92,7 @@ export class Store {
       writeDowns,
       namespaces: new Namespaces(),
       locate: (state, hash) => this.#locate(state, hash),
-      touch: (namespace, hashes) => this.touch(namespace, hashes),
+      recency: new Recency({ tiers, residency: this.#residency, clock, limits, counters: this.counters }),
       removeCorrupt: (namespace, hashes) => this.#removeCorrupt(namespace, hashes),
     };
   }
@@ -91,41 +102,38 @@ export class Store {
     return new Holdings(this.#parts, this.#parts.namespaces.acquire(namespace, payloadBytes), blockTokens);
   }
 
-  /** The longest held prefix. Counts as use: parents end up at least as recent as their children. */
-  lookup(state: NamespaceState, hashes: readonly HashKey[]): LookupResult {
-    const { arena, fetcher, counters } = this.#parts;
-    const counts = new Map<string, number>();
+  /** The longest held prefix, from one pass over one index. Counts as use: parents end up at least as recent as their children. */
+  lookup(state: NamespaceState, chain: Chain): LookupResult {
+    const { pins, recency, fetcher, counters } = this.#parts;
+    const available = this.#available();
+    const { held: listed, found } = this.#residency.lookup(state.namespace, chain, available, this.#nowS());
+    const held = pins.firstLeaving(state.namespace, chain, listed);
+    const counts = new Array<number>(this.#hits.length).fill(0);
     const spans: { tier: string; count: number }[] = [];
-    let held = 0;
-    arena.lookup(state.namespace, hashes); // for its own count of hits and misses
-    for (const hash of hashes) {
-      const inArena = arena.get(state.namespace, hash)?.payloadBytes === state.payloadBytes;
-      const tier = inArena ? arena.name : this.#locate(state, hash)?.name;
-      if (tier === undefined) break;
-      held++;
-      counts.set(tier, (counts.get(tier) ?? 0) + 1);
-      const last = spans.at(-1);
-      if (last?.tier === tier) last.count++;
-      else spans.push({ tier, count: 1 });
+    for (let at = 0; at < held; ) {
+      const bit = lowestBit(found[at]! & available);
+      const first = at;
+      while (at < held && lowestBit(found[at]! & available) === bit) at++;
+      counts[bit]! += at - first;
+      spans.push({ tier: this.#names[bit]!, count: at - first });
     }
-    this.touch(state.namespace, hashes.slice(0, held));
+    recency.used(state.namespace, chain, held, found);
+    const asked = hashCount(chain);
     counters.add('lookup.calls');
-    counters.add('lookup.blocks.asked', hashes.length);
+    counters.add('lookup.blocks.asked', asked);
     let estimatedUs = 0;
-    for (const [tier, count] of counts) {
-      counters.add(`lookup.blocks.held.${tier}`, count);
+    let missing = held < asked ? held + 1 : held;
+    for (const [bit, count] of counts.entries()) {
+      this.#hits[bit]! += count;
+      missing -= count;
+      if ((available & (1 << bit)) !== 0) this.#misses[bit]! += missing;
+      if (count === 0) continue;
+      counters.add(`lookup.blocks.held.${this.#names[bit]}`, count);
       // Tiers deliver side by side: the slowest one decides.
-      if (tier !== arena.name)
-        estimatedUs = Math.max(estimatedUs, fetcher.estimateUs(tier, count * state.payloadBytes));
+      if (bit > 0)
+        estimatedUs = Math.max(estimatedUs, fetcher.estimateUs(this.#names[bit]!, count * state.payloadBytes));
     }
     return { held, spans, estimatedUs };
-  }
-
-  /** These blocks were used, in chain order. */
-  touch(namespace: Namespace, hashes: readonly HashKey[]): void {
-    if (hashes.length === 0) return;
-    this.#parts.arena.touch(namespace, hashes);
-    for (const tier of this.#lower) tier.touch(namespace, hashes);
   }
 
   stats(): { readonly tiers: readonly TierStats[]; readonly counters: Readonly<Record<string, number>> } {
@@ -134,32 +142,55 @@ export class Store {
       'fetch.inflight_bytes': fetcher.inFlightBytes,
       'namespaces.open': namespaces.count,
       'arena.pinned_blocks': pins.blockCount,
+      'index.blocks': this.#residency.count,
+      'index.bytes': this.#residency.bytes,
+      'touch.pending_blocks': this.#parts.recency.pendingBlocks,
     };
     for (const [index, tier] of this.#lower.entries()) {
       gauges[`writedown.${tier.name}.pending_bytes`] = writeDowns[index]!.pendingBytes;
     }
     return {
-      tiers: [arena, ...this.#lower].map((tier) => tier.stats()),
+      tiers: [arena, ...this.#lower].map((tier, bit) => ({
+        ...tier.stats(),
+        hits: this.#hits[bit]!,
+        misses: this.#misses[bit]!,
+      })),
       counters: { ...this.counters.snapshot(), ...gauges },
     };
   }
 
   checkIntegrity(): void {
-    for (const tier of [this.#parts.arena, ...this.#lower]) tier.checkIntegrity();
+    const tiers = [this.#parts.arena, ...this.#lower];
+    for (const tier of tiers) tier.checkIntegrity();
+    this.#residency.checkIntegrity(tiers);
   }
 
   /** Writes down what is queued, within its time, then closes all tiers, the arena last. Sessions have ended before. */
   async close(): Promise<void> {
     this.#parts.failpoint?.('store.close.before');
+    this.#parts.recency.close();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
     for (const tier of this.#lower) await tier.close();
     await this.#parts.arena.close();
+    this.#residency.close();
   }
 
+  /** The fastest lower tier that holds the block and answers. */
   #locate(state: NamespaceState, hash: HashKey): Tier | undefined {
     if (this.#parts.pins.isLeaving(state.namespace, hash)) return undefined;
-    const one = [hash];
-    return this.#lower.find((tier) => tier.lookup(state.namespace, one) === 1 && !this.#parts.fetcher.isStuck(tier));
+    const tiers = this.#residency.tiers(state.namespace, hash) & this.#available() & ~1;
+    return tiers === 0 ? undefined : this.#lower[lowestBit(tiers) - 1];
+  }
+
+  /** The tiers that may be asked now, as bits. */
+  #available(): number {
+    let bits = 1;
+    for (const [index, tier] of this.#lower.entries()) if (!this.#parts.fetcher.isStuck(tier)) bits |= 2 << index;
+    return bits;
+  }
+
+  #nowS(): number {
+    return Math.floor(this.#parts.clock.nowUs() / 1e6);
   }
 
   #removeCorrupt(namespace: Namespace, hashes: readonly HashKey[]): void {
@@ -172,3 +203,5 @@ export class Store {
     for (const writeDown of this.#parts.writeDowns) writeDown.pump();
   }
 }
+
+const lowestBit = (bits: number): number => 31 - Math.clz32(bits & -bits);
