@@ -74,6 +74,15 @@ export interface NativeBinding {
    */
   arenaObjects(arena: ArenaHandle, slots: Float64Array, identities: Uint8Array): Float64Array;
 
+  // -- codec (binding_codec.cc) ---------------------------------------------------------------------------------
+  /**
+   * The byte planes of `bytes` at `offset`, taken as elements of `width` (2 or 4) bytes: all first bytes, then all second
+   * bytes, and so on. Off the JavaScript thread.
+   */
+  arenaSplitPlanes(arena: ArenaHandle, offset: number, bytes: number, width: number): Promise<Buffer>;
+  /** The inverse: one plane for each byte of an element, all of one length, none of them in the target. */
+  arenaJoinPlanes(arena: ArenaHandle, offset: number, planes: readonly Uint8Array[]): Promise<void>;
+
   // -- files (binding_io.cc) ------------------------------------------------------------------------------------
   /** flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED. */
   lockFile(path: string): number;

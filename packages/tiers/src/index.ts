@@ -2,6 +2,7 @@
 
 export { ArenaMemory } from './arena-memory.ts';
 export { type ArenaBlock, ArenaTier, type ArenaTierOptions, type BlockFields } from './arena-tier.ts';
+export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './codec/codec-tier.ts';
 export { DiskTier } from './disk/disk-tier.ts';
 export { type ArenaSlots, type DiskLog, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export type { DiskStep } from './disk/segment-pool.ts';
