@@ -2,13 +2,17 @@
  * One index over all tiers: for every block that any tier holds, which ones. Fed by `Tier.follow`, so that a lookup asks no
  * tier: it reads one small record per block, in typed arrays, without making a string.
  *
- *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing
- *     record, 24 bytes:  [ word0 | word1 | word2 | word3 | tiers 8 · tenant 12 · marks 12 | expires, s ]
+ *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing ──▶ record number
+ *     records, in chunks, 24 bytes each:
+ *       [ word0 | word1 | word2 | word3 | tiers 8 · tenant 12 | expires, s ]
+ *
+ * Blocks of a chain come one after another, and so their records lie side by side: a lookup tries the neighbour of the last
+ * record first, and asks the table only where a chain was interrupted. That is what keeps it out of memory's latency.
  *
  * Invariants: a record exists exactly while at least one tier holds the block; a shard is at most 80 % full and grows
- * alone, by half, so that no turn pays for the whole table; deletion shifts back, so there are no tombstones. The table is
- * a hint, never a proof: tiers verify the full name when they read. (Open addressing with backward shift: Knuth 6.4 R;
- * "fast range" in place of a modulus: Lemire.)
+ * alone, by half, so that no turn pays for the whole table; deletion shifts back, so there are no tombstones. The index is
+ * a hint, never a proof: tiers verify the full name when they read. (Linear probing with backward shift: Knuth 6.4 R; a
+ * multiplication in place of a modulus: Lemire's fast range.)
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
@@ -23,26 +27,31 @@ export type Chain = readonly HashKey[] | PackedHashes;
 
 /** At most this many tiers, the arena included. */
 export const maxTiers = 8;
+export const maxTenants = 1 << 12;
 const recordWords = 6;
-const tiersMask = 0xff;
 const metaAt = 4;
 const expiresAt = 5;
+const tiersMask = 0xff;
 const tenantShift = 8;
-export const maxTenants = 1 << 12;
-/** Shards: one grows at a time. */
+/** Records of one chunk: memory comes in pieces of 384 KiB. */
+const chunkBits = 14;
+const chunkRecords = 1 << chunkBits;
+const chunkMask = chunkRecords - 1;
 const shardBits = 8;
 const shardCount = 1 << shardBits;
 const firstSlots = 16;
+/** Not a record. */
+const none = -1;
 
+/** Slots hold record numbers + 1; 0 is free. */
 interface Shard {
-  words: Uint32Array;
-  slots: number;
+  slots: Int32Array;
   count: number;
 }
 
 /** The 128 bits that stand for a namespace, from its key. */
-function tagOf(key: string): Uint32Array {
-  const tag = Uint32Array.of(0x9e3779b9, 0x85ebca6b, 0xc2b2ae35, 0x27d4eb2f);
+function tagOf(key: string): Int32Array {
+  const tag = Int32Array.of(0x9e3779b9, 0x85ebca6b, 0xc2b2ae35, 0x27d4eb2f);
   for (let at = 0; at < key.length; at++) {
     for (let lane = 0; lane < 4; lane++) {
       const mixed = Math.imul(tag[lane]! ^ (key.charCodeAt(at) + 1 + lane), 0x01000193 + 2 * lane);
@@ -52,11 +61,14 @@ function tagOf(key: string): Uint32Array {
   return tag;
 }
 
-function mix(a: number, b: number, c: number, d: number): number {
-  let h = Math.imul(a ^ Math.imul(b, 0x85ebca6b), 0xcc9e2d51) ^ Math.imul(c ^ (d << 7) ^ (d >>> 25), 0x1b873593);
+/** 32 well mixed bits of a name: 4 words from `from` on. */
+function mix(name: Int32Array, from: number): number {
+  const d = name[from + 3]!;
+  let h = Math.imul(name[from]! ^ Math.imul(name[from + 1]!, 0x85ebca6b), 0xcc9e2d51);
+  h ^= Math.imul(name[from + 2]! ^ (d << 7) ^ (d >>> 25), 0x1b873593);
   h = Math.imul(h ^ (h >>> 16), 0x85ebca6b);
   h = Math.imul(h ^ (h >>> 13), 0xc2b2ae35);
-  return (h ^ (h >>> 16)) >>> 0;
+  return h ^ (h >>> 16);
 }
 
 export const hashCount = (chain: Chain): number =>
@@ -75,19 +87,22 @@ export function keysOf(chain: Chain, from = 0, to = hashCount(chain)): HashKey[]
 
 export class Residency {
   readonly #shards: Shard[] = [];
-  readonly #tags = new Map<string, Uint32Array>();
+  readonly #chunks: Int32Array[] = [];
+  /** Records that were given back: the last one, each leads to the one before in its first word. */
+  #free = none;
+  /** Records that were ever used. */
+  #used = 0;
+  #count = 0;
+  readonly #tags = new Map<string, Int32Array>();
   readonly #unfollow: (() => void)[] = [];
   /** Where `lookup` leaves the tiers of each block that it found. */
   #found: Uint8Array = new Uint8Array(1024);
-  #words: Uint32Array = new Uint32Array(4 * 1024);
+  #words: Int32Array = new Int32Array(4 * 1024);
   #packed: Uint8Array = new Uint8Array(this.#words.buffer);
-  readonly #one = new Uint32Array(4);
-  #count = 0;
+  readonly #one = new Int32Array(4);
 
   constructor() {
-    for (let i = 0; i < shardCount; i++) {
-      this.#shards.push({ words: new Uint32Array(firstSlots * recordWords), slots: firstSlots, count: 0 });
-    }
+    for (let i = 0; i < shardCount; i++) this.#shards.push({ slots: new Int32Array(firstSlots), count: 0 });
   }
 
   /** Blocks that at least one tier holds. */
@@ -95,10 +110,10 @@ export class Residency {
     return this.#count;
   }
 
-  /** Memory of the table. */
+  /** Memory of the index. */
   get bytes(): number {
-    let bytes = 0;
-    for (const { words } of this.#shards) bytes += words.byteLength;
+    let bytes = this.#chunks.length * chunkRecords * recordWords * 4;
+    for (const { slots } of this.#shards) bytes += slots.byteLength;
     return bytes;
   }
 
@@ -133,60 +148,49 @@ export class Residency {
   /** These tiers hold the block now. */
   set(namespace: Namespace, hash: HashKey, tiers: number): void {
     const words = this.#wordsOf(namespace, hash);
-    const h = mix(words[0]!, words[1]!, words[2]!, words[3]!);
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    let at = this.#find(shard, h, words[0]!, words[1]!, words[2]!, words[3]!);
-    if (at < 0) {
-      if ((shard.count + 1) * 5 > shard.slots * 4) {
-        this.#grow(shard);
-        at = this.#find(shard, h, words[0]!, words[1]!, words[2]!, words[3]!);
-      }
-      at = -1 - at;
-      shard.words.set(words, at);
-      shard.words[at + metaAt] = 0;
-      shard.words[at + expiresAt] = 0;
-      shard.count++;
-      this.#count++;
+    let record = this.#find(words, 0);
+    if (record === none) {
+      record = this.#take();
+      const chunk = this.#chunks[record >>> chunkBits]!;
+      const at = (record & chunkMask) * recordWords;
+      chunk.set(words, at);
+      chunk[at + metaAt] = 0;
+      chunk[at + expiresAt] = 0;
+      this.#insert(record);
     }
-    shard.words[at + metaAt]! |= tiers;
+    this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]! |= tiers;
   }
 
   /** These tiers do not hold the block any more. */
   clear(namespace: Namespace, hash: HashKey, tiers: number): void {
-    const words = this.#wordsOf(namespace, hash);
-    const h = mix(words[0]!, words[1]!, words[2]!, words[3]!);
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const at = this.#find(shard, h, words[0]!, words[1]!, words[2]!, words[3]!);
-    if (at < 0) return;
-    shard.words[at + metaAt]! &= ~tiers;
-    if ((shard.words[at + metaAt]! & tiersMask) === 0) this.#delete(shard, at);
+    const record = this.#find(this.#wordsOf(namespace, hash), 0);
+    if (record !== none) this.#drop(record, tiers);
   }
 
   /** Which tiers hold the block, as bits; 0: none. */
   tiers(namespace: Namespace, hash: HashKey): number {
-    const { shard, at } = this.#record(namespace, hash);
-    return at < 0 ? 0 : shard.words[at + metaAt]! & tiersMask;
+    return this.#read(namespace, hash, metaAt) & tiersMask;
   }
 
   /** Second of expiry, on the store's clock; 0: none. */
   expiresS(namespace: Namespace, hash: HashKey): number {
-    const { shard, at } = this.#record(namespace, hash);
-    return at < 0 ? 0 : shard.words[at + expiresAt]!;
+    return this.#read(namespace, hash, expiresAt);
   }
 
-  /** Who pays for the block (0: nobody in particular) and when it ends. Nothing happens when no tier holds it. */
+  /** Number of the tenant who pays for the block. */
+  tenant(namespace: Namespace, hash: HashKey): number {
+    return (this.#read(namespace, hash, metaAt) >>> tenantShift) & (maxTenants - 1);
+  }
+
+  /** Who pays for the block, and when it ends (0: never). Nothing happens when no tier holds it. */
   mark(namespace: Namespace, hash: HashKey, tenant: number, expiresS: number): void {
     invariant(tenant < maxTenants, 'residency: too many tenants');
-    const { shard, at } = this.#record(namespace, hash);
-    if (at < 0) return;
-    shard.words[at + metaAt] =
-      (shard.words[at + metaAt]! & ~((maxTenants - 1) << tenantShift)) | (tenant << tenantShift);
-    shard.words[at + expiresAt] = expiresS;
-  }
-
-  tenant(namespace: Namespace, hash: HashKey): number {
-    const { shard, at } = this.#record(namespace, hash);
-    return at < 0 ? 0 : (shard.words[at + metaAt]! >>> tenantShift) & (maxTenants - 1);
+    const record = this.#find(this.#wordsOf(namespace, hash), 0);
+    if (record === none) return;
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords;
+    chunk[at + metaAt] = (chunk[at + metaAt]! & tiersMask) | (tenant << tenantShift);
+    chunk[at + expiresAt] = expiresS;
   }
 
   /**
@@ -196,25 +200,45 @@ export class Residency {
   lookup(namespace: Namespace, chain: Chain, available: number, nowS: number): { held: number; found: Uint8Array } {
     const count = hashCount(chain);
     const words = this.#load(chain, count);
-    const tag = this.#tagOf(namespace);
-    const [t0, t1, t2, t3] = [tag[0]!, tag[1]!, tag[2]!, tag[3]!];
-    const found = this.#found;
-    const shards = this.#shards;
     const stride = 'packed' in chain ? chain.hashBytes >>> 2 : 4;
+    const tag = this.#tagOf(namespace);
+    const t0 = tag[0]!;
+    const t1 = tag[1]!;
+    const t2 = tag[2]!;
+    const t3 = tag[3]!;
+    const found = this.#found;
+    const one = this.#one;
+    let record = none;
+    let step = 1;
     let held = 0;
     for (let source = 0; held < count; held++, source += stride) {
-      const a = (words[source]! ^ t0) >>> 0;
-      const b = (words[source + 1]! ^ t1) >>> 0;
-      const c = (words[source + 2]! ^ t2) >>> 0;
-      const d = (words[source + 3]! ^ t3) >>> 0;
-      const h = mix(a, b, c, d);
-      const shard = shards[h >>> (32 - shardBits)]!;
-      const at = this.#find(shard, h, a, b, c, d);
-      if (at < 0) break;
-      const meta = shard.words[at + metaAt]!;
-      if ((meta & available) === 0) break;
-      const expires = shard.words[at + expiresAt]!;
-      if (expires !== 0 && expires <= nowS) break;
+      const a = words[source]! ^ t0;
+      const b = words[source + 1]! ^ t1;
+      const c = words[source + 2]! ^ t2;
+      const d = words[source + 3]! ^ t3;
+      let next = record + step;
+      let chunk = this.#chunks[next >>> chunkBits];
+      let at = (next & chunkMask) * recordWords;
+      if (
+        record === none ||
+        chunk === undefined ||
+        !(chunk[at] === a && chunk[at + 1] === b && chunk[at + 2] === c && chunk[at + 3] === d) ||
+        (chunk[at + metaAt]! & tiersMask) === 0
+      ) {
+        one[0] = a;
+        one[1] = b;
+        one[2] = c;
+        one[3] = d;
+        next = this.#find(one, 0);
+        if (next === none) break;
+        chunk = this.#chunks[next >>> chunkBits]!;
+        at = (next & chunkMask) * recordWords;
+        step = next === record - 1 ? -1 : 1;
+      }
+      record = next;
+      const meta = chunk[at + metaAt]!;
+      const expires = chunk[at + expiresAt]!;
+      if ((meta & available) === 0 || (expires !== 0 && expires <= nowS)) break;
       found[held] = meta & tiersMask;
     }
     return { held, found };
@@ -235,23 +259,26 @@ export class Residency {
     let total = 0;
     for (const [number, shard] of this.#shards.entries()) {
       let used = 0;
-      for (let at = 0; at < shard.words.length; at += recordWords) {
-        const tiersOfRecord = shard.words[at + metaAt]! & tiersMask;
-        if (tiersOfRecord === 0) continue;
+      for (const entry of shard.slots) {
+        if (entry === 0) continue;
         used++;
-        const [a, b, c, d] = shard.words.subarray(at, at + 4) as unknown as [number, number, number, number];
-        const h = mix(a, b, c, d);
-        invariant(h >>> (32 - shardBits) === number, 'residency: a record lies in a wrong shard');
-        invariant(this.#find(shard, h, a, b, c, d) === at, 'residency: a record cannot be found');
-        invariant(held.get(`${a},${b},${c},${d}`) === tiersOfRecord, 'residency: a record names the wrong tiers');
+        const name = this.#nameOf(entry - 1);
+        const tiersOfRecord =
+          this.#chunks[(entry - 1) >>> chunkBits]![((entry - 1) & chunkMask) * recordWords + metaAt]!;
+        invariant(mix(name, 0) >>> (32 - shardBits) === number, 'residency: a record is listed in a wrong shard');
+        invariant(this.#find(name, 0) === entry - 1, 'residency: a record cannot be found');
+        invariant(held.get(name.join()) === (tiersOfRecord & tiersMask), 'residency: a record names the wrong tiers');
       }
       invariant(used === shard.count, 'residency: a shard miscounts');
       total += used;
     }
+    let free = 0;
+    for (let record = this.#free; record !== none; record = this.#nameOf(record)[0]!) free++;
     invariant(total === this.#count && held.size === total, 'residency: a block that a tier holds is not listed');
+    invariant(free + total === this.#used, 'residency: a record is lost');
   }
 
-  #tagOf(namespace: Namespace): Uint32Array {
+  #tagOf(namespace: Namespace): Int32Array {
     let tag = this.#tags.get(namespace.key);
     if (tag === undefined) {
       // Namespaces come from outside: the memory of their tags is bounded, and a tag can be made again.
@@ -262,26 +289,24 @@ export class Residency {
     return tag;
   }
 
-  #wordsOf(namespace: Namespace, hash: HashKey): Uint32Array {
+  #wordsOf(namespace: Namespace, hash: HashKey): Int32Array {
     const tag = this.#tagOf(namespace);
     writeWords(hash, this.#one, 0);
     for (let lane = 0; lane < 4; lane++) this.#one[lane]! ^= tag[lane]!;
     return this.#one;
   }
 
-  #record(namespace: Namespace, hash: HashKey): { shard: Shard; at: number } {
-    const words = this.#wordsOf(namespace, hash);
-    const h = mix(words[0]!, words[1]!, words[2]!, words[3]!);
-    const shard = this.#shards[h >>> (32 - shardBits)]!;
-    return { shard, at: this.#find(shard, h, words[0]!, words[1]!, words[2]!, words[3]!) };
+  #read(namespace: Namespace, hash: HashKey, word: number): number {
+    const record = this.#find(this.#wordsOf(namespace, hash), 0);
+    return record === none ? 0 : this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + word]!;
   }
 
   /** The chain's first 16 bytes of each hash, aligned. */
-  #load(chain: Chain, count: number): Uint32Array {
+  #load(chain: Chain, count: number): Int32Array {
     if (this.#found.length < count) this.#found = new Uint8Array(count * 2);
     const bytes = 'packed' in chain ? chain.packed.length : count * 16;
     if (this.#packed.length < bytes) {
-      this.#words = new Uint32Array((bytes * 2 + 15) >>> 2);
+      this.#words = new Int32Array((bytes * 2 + 15) >>> 2);
       this.#packed = new Uint8Array(this.#words.buffer);
     }
     if ('packed' in chain) {
@@ -291,64 +316,101 @@ export class Residency {
     return this.#words;
   }
 
-  /** Offset of the record in the shard's words; when there is none, -1 - the offset of the slot that is free for it. */
-  #find(shard: Shard, h: number, a: number, b: number, c: number, d: number): number {
-    const { words, slots } = shard;
-    let at = homeOf(h, slots) * recordWords;
-    for (;;) {
-      if (words[at + metaAt] === 0) return -1 - at;
-      if (words[at] === a && words[at + 1] === b && words[at + 2] === c && words[at + 3] === d) return at;
-      at += recordWords;
-      if (at === words.length) at = 0;
+  /** The record of a name (4 words from `from` on), `none` when there is none. */
+  #find(name: Int32Array, from: number): number {
+    const h = mix(name, from);
+    const { slots } = this.#shards[h >>> (32 - shardBits)]!;
+    const chunks = this.#chunks;
+    for (let slot = homeOf(h, slots.length); ; ) {
+      const record = slots[slot]! - 1;
+      if (record === none) return none;
+      const chunk = chunks[record >>> chunkBits]!;
+      const at = (record & chunkMask) * recordWords;
+      if (
+        chunk[at] === name[from] &&
+        chunk[at + 1] === name[from + 1] &&
+        chunk[at + 2] === name[from + 2] &&
+        chunk[at + 3] === name[from + 3]
+      )
+        return record;
+      if (++slot === slots.length) slot = 0;
     }
   }
 
-  #grow(shard: Shard): void {
-    const before = shard.words;
-    shard.slots += shard.slots >>> 1;
-    shard.words = new Uint32Array(shard.slots * recordWords);
-    for (let at = 0; at < before.length; at += recordWords) {
-      if (before[at + metaAt] !== 0) this.#copy(shard, before, at);
-    }
+  #nameOf(record: number): Int32Array {
+    const at = (record & chunkMask) * recordWords;
+    return this.#chunks[record >>> chunkBits]!.subarray(at, at + 4);
   }
 
-  #copy(shard: Shard, from: Uint32Array, at: number): void {
-    const [a, b, c, d] = [from[at]!, from[at + 1]!, from[at + 2]!, from[at + 3]!];
-    const free = -1 - this.#find(shard, mix(a, b, c, d), a, b, c, d);
-    for (let word = 0; word < recordWords; word++) shard.words[free + word] = from[at + word]!;
+  /** An unused record: the one given back last, so that a chain that shrank from its tail leaves room in chain order. */
+  #take(): number {
+    const record = this.#free;
+    if (record !== none) {
+      this.#free = this.#nameOf(record)[0]!;
+      return record;
+    }
+    if (this.#used === this.#chunks.length * chunkRecords)
+      this.#chunks.push(new Int32Array(chunkRecords * recordWords));
+    return this.#used++;
   }
 
-  /** Backward shift: what stands further from its home than the hole may take the hole's place. */
-  #delete(shard: Shard, at: number): void {
-    const { words, slots } = shard;
-    let hole = at / recordWords;
-    for (let next = hole + 1; ; next++) {
-      if (next === slots) next = 0;
-      const from = next * recordWords;
-      if (words[from + metaAt] === 0) break;
-      const home = homeOf(mix(words[from]!, words[from + 1]!, words[from + 2]!, words[from + 3]!), slots);
-      if ((next - home + slots) % slots < (next - hole + slots) % slots) continue;
-      words.copyWithin(hole * recordWords, from, from + recordWords);
-      hole = next;
+  #insert(record: number): void {
+    const h = mix(this.#nameOf(record), 0);
+    const shard = this.#shards[h >>> (32 - shardBits)]!;
+    if ((shard.count + 1) * 5 > shard.slots.length * 4) {
+      const before = shard.slots;
+      shard.slots = new Int32Array(before.length + (before.length >>> 1));
+      for (const entry of before) if (entry !== 0) this.#place(shard.slots, mix(this.#nameOf(entry - 1), 0), entry);
     }
-    words.fill(0, hole * recordWords, (hole + 1) * recordWords);
-    shard.count--;
+    this.#place(shard.slots, h, record + 1);
+    shard.count++;
+    this.#count++;
+  }
+
+  #place(slots: Int32Array, h: number, entry: number): void {
+    let slot = homeOf(h, slots.length);
+    while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
+    slots[slot] = entry;
+  }
+
+  /** Unlist it from these tiers; from the last one it goes altogether. */
+  #drop(record: number, tiers: number): void {
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords;
+    chunk[at + metaAt]! &= ~tiers;
+    if ((chunk[at + metaAt]! & tiersMask) !== 0) return;
+    this.#unlist(record);
+    chunk.fill(0, at, at + recordWords);
+    chunk[at] = this.#free;
+    this.#free = record;
     this.#count--;
   }
 
+  /** Backward shift: what stands at or after its home beyond the hole may take the hole's place. */
+  #unlist(record: number): void {
+    const h = mix(this.#nameOf(record), 0);
+    const shard = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots } = shard;
+    const { length } = slots;
+    let hole = homeOf(h, length);
+    while (slots[hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
+    for (let next = hole; ; ) {
+      next = next + 1 === length ? 0 : next + 1;
+      const entry = slots[next]!;
+      if (entry === 0) break;
+      const home = homeOf(mix(this.#nameOf(entry - 1), 0), length);
+      if ((next - home + length) % length < (next - hole + length) % length) continue;
+      slots[hole] = entry;
+      hole = next;
+    }
+    slots[hole] = 0;
+    shard.count--;
+  }
+
   #clear(tiers: number): void {
-    for (const shard of this.#shards) {
-      const before = shard.words;
-      shard.words = new Uint32Array(before.length);
-      this.#count -= shard.count;
-      shard.count = 0;
-      for (let at = 0; at < before.length; at += recordWords) {
-        before[at + metaAt]! &= ~tiers;
-        if ((before[at + metaAt]! & tiersMask) === 0) continue;
-        this.#copy(shard, before, at);
-        shard.count++;
-      }
-      this.#count += shard.count;
+    for (let record = this.#used - 1; record >= 0; record--) {
+      const meta = this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]!;
+      if ((meta & tiers) !== 0) this.#drop(record, tiers);
     }
   }
 }
@@ -359,7 +421,7 @@ function homeOf(h: number, slots: number): number {
 }
 
 /** The first 16 bytes of a hash, little-endian; shorter names (of tests) are padded. */
-function writeWords(hash: HashKey, words: Uint32Array, at: number): void {
+function writeWords(hash: HashKey, words: Int32Array, at: number): void {
   for (let lane = 0; lane < 4; lane++) {
     const i = 4 * lane;
     words[at + lane] =
