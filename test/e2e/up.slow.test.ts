@@ -73,6 +73,17 @@ describe('kvtier up', () => {
     expect(machine.left()).toEqual([]);
   });
 
+  it('answers alike with the radix tree as its prefix cache', async () => {
+    const system = await machine.up('--prefix-cache', 'radix');
+    const cold = await ask(system.url);
+    expect(cold).toMatchObject({ text: ' Brazil', cachedTokens: 0 });
+    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
+    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: { engine: shared } });
+    await resetPrefixCache(system.url);
+    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: { arena: shared } });
+    expect(await system.stop()).toBe(0);
+  });
+
   it('serves without a tier', async () => {
     const system = await machine.up('--no-tier');
     expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: {} });

@@ -42,6 +42,7 @@ describe('kvtier up', () => {
       diskBytes: null,
       kvBytes: 256 * 2 ** 20,
       threads: null,
+      prefixCache: 'blocks',
       jsonLog: false,
       logLevel: 'warn',
     });
@@ -49,7 +50,7 @@ describe('kvtier up', () => {
 
   it('takes every option', () => {
     const args =
-      '--port 0 --data-dir /d --model random:25m --no-tier --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --json-log';
+      '--port 0 --data-dir /d --model random:25m --no-tier --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --prefix-cache radix --json-log';
     expect(parseUp(args.split(' '))).toEqual({
       port: 0,
       dataDir: '/d',
@@ -59,6 +60,7 @@ describe('kvtier up', () => {
       diskBytes: 2 ** 30,
       kvBytes: 2 ** 21,
       threads: 2,
+      prefixCache: 'radix',
       jsonLog: true,
       logLevel: 'info',
     });

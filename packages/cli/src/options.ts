@@ -17,10 +17,13 @@ export interface UpOptions {
   readonly diskBytes: number | null;
   readonly kvBytes: number;
   readonly threads: number | null;
+  /** The structure of the engine's own prefix cache. */
+  readonly prefixCache: 'blocks' | 'radix';
   readonly jsonLog: boolean;
   readonly logLevel: 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'silent';
 }
 
+const prefixCaches = ['blocks', 'radix'] as const;
 const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const;
 
 export const upHelp = `kvtier up: the whole system on this machine, on loopback, until Ctrl-C
@@ -32,6 +35,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --disk-bytes SIZE    disk tier, a hard cap; 0: none (8GiB, less where the disk is smaller)
   --kv-bytes SIZE      the engine's own KV block pool (256MiB)
   --threads N          compute threads of the engine (all cores)
+  --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
   --no-tier            engine and door only, to compare
   --json-log           log lines of the services as JSON, from level info on
   --log-level LEVEL    ${logLevels.join(', ')} (warn; info with --json-log)
@@ -47,6 +51,7 @@ const flags = {
   'disk-bytes': { type: 'string' },
   'kv-bytes': { type: 'string' },
   threads: { type: 'string' },
+  'prefix-cache': { type: 'string' },
   'json-log': { type: 'boolean' },
   'log-level': { type: 'string' },
   help: { type: 'boolean', short: 'h' },
@@ -65,8 +70,12 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   }
   const jsonLog = values['json-log'] === true;
   const logLevel = values['log-level'] ?? (jsonLog ? 'info' : 'warn');
-  if (!isLogLevel(logLevel)) {
+  if (!isOneOf(logLevels, logLevel)) {
     throw new KvError('CONFIG', `--log-level: "${logLevel}" is not one of ${logLevels.join(', ')}`);
+  }
+  const prefixCache = values['prefix-cache'] ?? 'blocks';
+  if (!isOneOf(prefixCaches, prefixCache)) {
+    throw new KvError('CONFIG', `--prefix-cache: "${prefixCache}" is not one of ${prefixCaches.join(', ')}`);
   }
   const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes', minBytes: number): number | null =>
     values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
@@ -79,13 +88,14 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes', 8 * 2 ** 20),
     kvBytes: size('kv-bytes', 2 ** 20) ?? 256 * 2 ** 20,
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
+    prefixCache,
     jsonLog,
     logLevel,
   };
 }
 
-function isLogLevel(level: string): level is UpOptions['logLevel'] {
-  return (logLevels as readonly string[]).includes(level);
+function isOneOf<T extends string>(names: readonly T[], name: string): name is T {
+  return (names as readonly string[]).includes(name);
 }
 
 function whole(text: string, option: string, min: number, max: number): number {

@@ -141,6 +141,7 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     listen: engine,
     cacheNodeSocket: options.tier ? nodeSocket : null,
     kvBytes: options.kvBytes,
+    prefixCache: options.prefixCache,
     ...(options.threads === null ? {} : { threads: options.threads }),
     logLevel,
   };

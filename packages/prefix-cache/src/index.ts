@@ -4,6 +4,22 @@ export type { CacheHit, Coordinator, GroupBlocks } from './coordinator.ts';
 export type { AllBlocksCleared, BlockRemoved, BlockStored, KvCacheEvent } from './events.ts';
 export { FreeQueue } from './free-queue.ts';
 export { type AllocateOptions, KvCacheManager, type KvCacheManagerOptions } from './kv-cache-manager.ts';
+export {
+  type PrefixCache,
+  type PrefixCacheKind,
+  type PrefixCacheRequest,
+  prefixCacheKinds,
+} from './prefix-cache.ts';
+export { type RadixPolicy, radixPolicies } from './radix/eviction-queue.ts';
+export { RadixCache, type RadixCacheOptions } from './radix/radix-cache.ts';
+export type { RadixNode } from './radix/radix-node.ts';
+export {
+  type InsertOptions,
+  type RadixInsert,
+  type RadixMatch,
+  RadixTree,
+  type RadixTreeOptions,
+} from './radix/radix-tree.ts';
 export type { BlockHashes, CacheRequest, RequestDescription } from './request.ts';
 export type { BlockCopy, Growth, SingleTypeManager } from './single-type-manager.ts';
 export type { PrefixCacheStatsSnapshot } from './stats.ts';

@@ -18,6 +18,7 @@ import { BlockPool } from './block-pool.ts';
 import type { CacheHit, Coordinator, GroupBlocks } from './coordinator.ts';
 import { type CoordinatorConfig, createCoordinator } from './create-coordinator.ts';
 import { EventLog, type KvCacheEvent } from './events.ts';
+import type { PrefixCache } from './prefix-cache.ts';
 import type { CacheRequest } from './request.ts';
 import type { BlockCopy, Growth } from './single-type-manager.ts';
 import { PrefixCacheStats, type PrefixCacheStatsSnapshot } from './stats.ts';
@@ -50,7 +51,7 @@ export interface AllocateOptions {
   readonly hasScheduledRequests?: boolean;
 }
 
-export class KvCacheManager {
+export class KvCacheManager implements PrefixCache {
   readonly blockTokens: number;
   readonly #enableCaching: boolean;
   readonly #maxModelTokens: number;
@@ -175,6 +176,12 @@ export class KvCacheManager {
   /** Hold blocks beyond their request's life, e.g. while they are exported. */
   holdBlocks(blocks: Iterable<number>): void {
     this.#pool.touch(blocks);
+  }
+
+  /** As holdBlocks; the result undoes it, last block first: the tail is reused before what comes before it. */
+  hold(blocks: readonly number[]): () => void {
+    this.#pool.touch(blocks);
+    return () => this.#pool.release([...blocks].reverse());
   }
 
   /** Undo holdBlocks. */

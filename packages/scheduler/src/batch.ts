@@ -1,6 +1,6 @@
 /** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does. */
 import type { Step } from '@kvtier/executor';
-import type { KvCacheManager } from '@kvtier/prefix-cache';
+import type { PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
 import { drawSeed } from './seed.ts';
 
@@ -13,7 +13,7 @@ export interface Share {
 /** This share reaches the end of the sequence, so the step draws a token after it. */
 export const samples = ({ request, count }: Share): boolean => request.computedTokens + count === request.tokenCount;
 
-export function buildStep(batch: readonly Share[], kv: KvCacheManager): Step {
+export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
   const tables = batch.map(({ request }) => kv.blockTables(request.id)[0]!);
   const blockTableStride = tables.reduce((longest, table) => Math.max(longest, table.length), 1);
   const step = {

@@ -3,6 +3,7 @@
  * model's, everything that the tier holds is right, all blocks come back, and nothing hangs.
  */
 import { SequenceHashes } from '@kvtier/identity';
+import { prefixCacheKinds } from '@kvtier/prefix-cache';
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { slotsOf } from './testing/content-executor.ts';
@@ -35,6 +36,7 @@ const scenario = fc.record({
   maxSequences: fc.integer({ min: 1, max: 6 }),
   exportShare: fc.constantFrom(0.05, 0.5, 1),
   attached: fc.constantFrom(true, true, true, false),
+  prefixCache: fc.constantFrom(...prefixCacheKinds),
   silentMatch: chance,
   lyingMatch: chance,
   shortLoad: chance,
@@ -54,6 +56,7 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         blockTokens,
         blockCount: one.poolBlocks + 1,
         attached: one.attached,
+        prefixCache: one.prefixCache,
         limits: {
           maxStepTokens: one.maxStepTokens,
           maxSequences: one.maxSequences,

@@ -12,7 +12,13 @@ import type { Connector } from '@kvtier/connector';
 import { InvariantError, KvError } from '@kvtier/errors';
 import type { Executor, StepResult } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
-import { type KvCacheEvent, KvCacheManager } from '@kvtier/prefix-cache';
+import {
+  type KvCacheEvent,
+  KvCacheManager,
+  type PrefixCache,
+  type PrefixCacheKind,
+  RadixCache,
+} from '@kvtier/prefix-cache';
 import { buildStep, type Share, samples } from './batch.ts';
 import { EngineRequest } from './request.ts';
 import { Scheduler } from './scheduler.ts';
@@ -42,6 +48,8 @@ export interface EngineOptions {
   /** End-of-sequence ids. */
   readonly eosTokenIds: readonly number[];
   readonly limits: EngineLimits;
+  /** The structure of the engine's own cache: hashed blocks, or a radix tree; default 'blocks'. */
+  readonly prefixCache?: PrefixCacheKind;
   /** KV events for routers, drained with takeEvents; default off. */
   readonly enableEvents?: boolean;
   readonly clock?: Clock;
@@ -62,7 +70,7 @@ export class Engine {
   readonly maxTotalTokens: number;
   readonly #options: EngineOptions;
   readonly #clock: Clock;
-  readonly #kv: KvCacheManager;
+  readonly #kv: PrefixCache;
   readonly #scheduler: Scheduler;
   readonly #requests = new Map<string, EngineRequest>();
   readonly #counts = {
@@ -94,12 +102,13 @@ export class Engine {
     this.#options = options;
     this.#clock = options.clock ?? systemClock;
     this.maxTotalTokens = Math.min(executor.model.maxModelTokens, (executor.blockCount - 1) * blockTokens);
-    this.#kv = new KvCacheManager({
+    const cacheOptions = {
       blockCount: executor.blockCount,
       blockTokens,
       maxModelTokens: this.maxTotalTokens,
       enableEvents: options.enableEvents ?? false,
-    });
+    };
+    this.#kv = options.prefixCache === 'radix' ? new RadixCache(cacheOptions) : new KvCacheManager(cacheOptions);
     this.#scheduler = new Scheduler({
       kv: this.#kv,
       connector: options.connector,

@@ -8,11 +8,11 @@
  */
 import type { Connector } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
-import type { KvCacheManager } from '@kvtier/prefix-cache';
+import type { PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
 
 export class Exports {
-  readonly #kv: KvCacheManager;
+  readonly #kv: PrefixCache;
   readonly #connector: Connector;
   readonly #maxBlocks: number;
   readonly #onReleased: () => void;
@@ -21,7 +21,7 @@ export class Exports {
   #skippedBlocks = 0;
 
   /** `onReleased`: there may be room now for somebody who waits. */
-  constructor(kv: KvCacheManager, connector: Connector, maxBlocks: number, onReleased: () => void) {
+  constructor(kv: PrefixCache, connector: Connector, maxBlocks: number, onReleased: () => void) {
     this.#kv = kv;
     this.#connector = connector;
     this.#maxBlocks = maxBlocks;
@@ -48,7 +48,7 @@ export class Exports {
     if (end <= first) return;
     request.offeredBlocks = end;
     const blocks = this.#kv.blockTables(request.id)[0]!.slice(first, end);
-    this.#kv.holdBlocks(blocks);
+    const letGo = this.#kv.hold(blocks);
     this.#heldBlocks += blocks.length;
     this.#exportedBlocks += blocks.length;
     let released = false;
@@ -56,7 +56,7 @@ export class Exports {
       invariant(!released, () => `request ${request.id}: the connector released its blocks twice`);
       released = true;
       this.#heldBlocks -= blocks.length;
-      this.#kv.releaseBlocks(blocks.reverse()); // the tail is reused first, as when a request ends
+      letGo();
       this.#onReleased();
     });
   }

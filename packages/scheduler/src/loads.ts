@@ -7,7 +7,7 @@
  */
 import type { Connector, LoadResult } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
-import type { KvCacheManager } from '@kvtier/prefix-cache';
+import type { PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
 import type { Clock } from './types.ts';
 
@@ -25,7 +25,7 @@ interface Load {
 }
 
 export interface LoadsOptions {
-  readonly kv: KvCacheManager;
+  readonly kv: PrefixCache;
   readonly connector: Connector;
   readonly clock: Clock;
   readonly deadlineMs: number;

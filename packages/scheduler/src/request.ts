@@ -11,12 +11,12 @@
  * only while a step or a load still uses them (`executing`, or an entry of `Loads`).
  */
 import { type ChainHasher, SequenceHashes } from '@kvtier/identity';
-import type { CacheRequest } from '@kvtier/prefix-cache';
+import type { PrefixCacheRequest } from '@kvtier/prefix-cache';
 import type { GenerateRequest, OnOutput } from './types.ts';
 
 export type RequestState = 'waiting' | 'loading' | 'running' | 'finished';
 
-export class EngineRequest implements CacheRequest {
+export class EngineRequest implements PrefixCacheRequest {
   /** Names the request to the block pool and the connector; never used twice, unlike the caller's id. */
   id: string;
   readonly requestId: string;
@@ -29,6 +29,7 @@ export class EngineRequest implements CacheRequest {
   readonly stopTokenIds: ReadonlySet<number>;
   readonly seed: bigint;
   readonly hashes: SequenceHashes;
+  readonly extraKey: string;
   readonly onOutput: OnOutput;
 
   state: RequestState = 'waiting';
@@ -78,6 +79,7 @@ export class EngineRequest implements CacheRequest {
     this.#tokens = Int32Array.from(params.promptTokenIds);
     this.#tokenCount = this.promptTokens;
     this.hashes = new SequenceHashes(options.hasher, params.cacheSalt ? { cacheSalt: params.cacheSalt } : {});
+    this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
     this.hashes.append(Uint32Array.from(params.promptTokenIds));
   }
 

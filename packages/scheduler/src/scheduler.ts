@@ -14,7 +14,7 @@
  */
 import type { Connector } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
-import type { CacheHit, KvCacheManager } from '@kvtier/prefix-cache';
+import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
 import type { Share } from './batch.ts';
 import { Exports } from './exports.ts';
@@ -23,7 +23,7 @@ import type { EngineRequest } from './request.ts';
 import type { Clock } from './types.ts';
 
 export interface SchedulerOptions {
-  readonly kv: KvCacheManager;
+  readonly kv: PrefixCache;
   readonly connector: Connector;
   readonly clock: Clock;
   readonly maxStepTokens: number;
@@ -53,7 +53,7 @@ export class Scheduler {
     expiredMatches: 0,
   };
   readonly #options: SchedulerOptions;
-  readonly #kv: KvCacheManager;
+  readonly #kv: PrefixCache;
   /** The step that is being put together. */
   #batch = new Map<EngineRequest, number>();
   #budget = 0;

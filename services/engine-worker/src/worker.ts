@@ -44,6 +44,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     connector: connector ?? noConnector,
     hasher,
     eosTokenIds: stopTokenIds,
+    prefixCache: config.prefixCache,
     limits: {
       maxStepTokens: config.maxStepTokens,
       maxSequences: config.maxSequences,

@@ -1,5 +1,6 @@
 /** An engine in a simulated world, and what its requests have put out so far. */
 import { ChainHasher } from '@kvtier/identity';
+import type { PrefixCacheKind } from '@kvtier/prefix-cache';
 import { Engine } from '../engine.ts';
 import type { EngineLimits, GenerateRequest, Output } from '../types.ts';
 import { ContentExecutor, nextToken } from './content-executor.ts';
@@ -16,6 +17,7 @@ export interface RigOptions {
   readonly stepFailure?: () => Error | undefined;
   readonly eosTokenIds?: readonly number[];
   readonly attached?: boolean;
+  readonly prefixCache?: PrefixCacheKind;
 }
 
 export class Rig {
@@ -54,6 +56,7 @@ export class Rig {
       eosTokenIds: options.eosTokenIds ?? [],
       limits: { maxStepTokens: 16, maxSequences: 4, maxWaiting: 100, ...options.limits },
       clock: this.world.clock,
+      prefixCache: options.prefixCache ?? 'blocks',
       onDefect: (error) => this.defects.push(error),
     });
   }
