@@ -1,0 +1,250 @@
+/**
+ * The engine's prefix cache at 200,000 blocks of 16 tokens and requests of 32k tokens, per block: hash, lookup, allocation
+ * into unused and into cached blocks, release; beside the same algorithms in plain Python (scripts/prefix_cache_reference.py)
+ * in the same run, with and without events and a sliding-window group. Then a scheduler's step with 256 running requests,
+ * and the heap over many steps. Rounds alternate; figures are medians; both sides' last hash is compared.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+import { KvError } from '@kvtier/errors';
+import { ChainHasher, SequenceHashes } from '@kvtier/identity';
+import { type AttentionSpec, type CacheRequest, KvCacheManager } from '@kvtier/prefix-cache';
+import { type Figure, median, type Suite, time } from '../figures.ts';
+
+const blockCount = 200_000;
+const blockTokens = 16;
+const requestTokens = 32_768;
+const blocks = requestTokens / blockTokens;
+const windowTokens = 1024;
+const evictingTurns = 12;
+const rounds = 3;
+const stepRequests = 256;
+
+type Case = 'hash' | 'cold' | 'warm' | 'unused' | 'evicting' | 'free';
+type Times = Record<Case, number>;
+interface Setting {
+  readonly name: string;
+  readonly window: number;
+  readonly events: boolean;
+}
+const settings: readonly Setting[] = [
+  { name: 'full', window: 0, events: false },
+  { name: 'full_events', window: 0, events: true },
+  { name: 'window', window: windowTokens, events: false },
+  { name: 'window_events', window: windowTokens, events: true },
+];
+
+/** The Python process, one question at a time. */
+class Reference {
+  readonly #child: ChildProcess;
+  readonly #lines: AsyncIterator<string>;
+
+  constructor() {
+    const script = fileURLToPath(new URL('../scripts/prefix_cache_reference.py', import.meta.url));
+    this.#child = spawn('/usr/bin/python3', [script], { stdio: ['pipe', 'pipe', 'inherit'] });
+    this.#child.on('error', () => {}); // seen as the end of its output
+    this.#child.stdin!.on('error', () => {});
+    this.#lines = createInterface({ input: this.#child.stdout! })[Symbol.asyncIterator]();
+  }
+
+  async measure(setting: Setting, seed: number): Promise<Times & { last: string }> {
+    const { window, events } = setting;
+    const ask = { blocks: blockCount, blockTokens, requestTokens, window, events, seed, turns: evictingTurns };
+    this.#child.stdin!.write(`${JSON.stringify(ask)}\n`);
+    const line = await this.#lines.next();
+    if (line.done) {
+      throw new KvError('SETUP', '/usr/bin/python3 with cbor2 does not run; install it: apt-get install python3-cbor2');
+    }
+    return JSON.parse(line.value) as Times & { last: string };
+  }
+
+  close(): void {
+    this.#child.stdin!.end();
+  }
+}
+
+/** The same linear congruential sequence as the Python script. */
+function prompt(seed: number): Uint32Array {
+  const tokens = new Uint32Array(requestTokens);
+  let state = seed >>> 0;
+  for (let i = 0; i < requestTokens; i++) {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    tokens[i] = (state >>> 8) % 128_000;
+  }
+  return tokens;
+}
+
+function managerFor({ window, events }: Setting): KvCacheManager {
+  const groups: AttentionSpec[] = [{ kind: 'full_attention', blockTokens }];
+  if (window > 0) groups.push({ kind: 'sliding_window', blockTokens, windowTokens: window });
+  return new KvCacheManager({
+    blockTokens,
+    blockCount,
+    groups,
+    maxModelTokens: 2 * requestTokens,
+    enableEvents: events,
+    // As vLLM's default: a window keeps what the ends of prompts need.
+    retentionIntervalTokens: 0,
+  });
+}
+
+/** One life of a pool: filled, then turned over. Medians per block, microseconds. */
+function measureOurs(setting: Setting, seed: number, hasher: ChainHasher): Times & { last: string } {
+  const manager = managerFor(setting);
+  const spent: Record<Case, number[]> = { hash: [], cold: [], warm: [], unused: [], evicting: [], free: [] };
+  const fills = Math.floor(blockCount / (blocks * (setting.window > 0 ? 2 : 1)));
+  let last = '';
+  for (let turn = 0; turn < fills + 1 + evictingTurns; turn++) {
+    const tokens = prompt(seed + turn);
+    const ids = Array.from(tokens);
+    const start = performance.now();
+    const hashes = new SequenceHashes(hasher);
+    hashes.append(tokens);
+    const hashed = performance.now();
+    const request: CacheRequest = {
+      id: String(turn),
+      tokenCount: requestTokens,
+      promptTokens: requestTokens,
+      computedTokens: 0,
+      running: false,
+      hashes,
+      description: {
+        loraId: null,
+        loraName: null,
+        tokenIds: (first, end) => ids.slice(first, end),
+        extraKeys: () => null,
+      },
+    };
+    const cold = manager.getComputedBlocks(request);
+    const looked = performance.now();
+    const added = manager.allocateSlots(request, requestTokens, { computed: cold });
+    const ran = performance.now();
+    manager.free(request.id);
+    const freed = performance.now();
+    const warm = manager.getComputedBlocks(request);
+    const end = performance.now();
+    if (added === null || cold.tokens !== 0 || warm.tokens !== requestTokens - blockTokens) {
+      throw new KvError('CORRUPT', `prefix-cache bench: ${warm.tokens} tokens hit, the measurement is void`);
+    }
+    manager.takeEvents();
+    spent.hash.push(hashed - start);
+    spent.cold.push(looked - hashed);
+    if (turn !== fills) spent[turn < fills ? 'unused' : 'evicting'].push(ran - looked);
+    spent.free.push(freed - ran);
+    spent.warm.push(end - freed);
+    last = hashes.slice(blocks - 1).toString('hex');
+  }
+  const times = Object.entries(spent).map(([name, values]) => [name, (median(values) / blocks) * 1000]);
+  return { ...(Object.fromEntries(times) as Times), last };
+}
+
+/**
+ * What a step of the scheduler asks of the cache with 256 requests that decode: a slot for each, and the blocks that became full.
+ * A request that reaches its end makes room for a new one.
+ */
+function measureSteps(steps: number): { usPerStep: number; p99Us: number; heapGrowthBytes: number } {
+  const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
+  const manager = managerFor(settings[0]!);
+  interface Running extends CacheRequest {
+    tokenCount: number;
+    computedTokens: number;
+    running: boolean;
+    readonly hashes: SequenceHashes;
+    readonly end: number;
+  }
+  let born = 0;
+  const one = new Uint32Array(1);
+  const start = (): Running => {
+    const hashes = new SequenceHashes(hasher);
+    const promptIds = prompt(born).subarray(0, 256 + (born % 7) * 64);
+    hashes.append(promptIds);
+    const tokenCount = promptIds.length;
+    const request = {
+      id: String(born++),
+      tokenCount,
+      computedTokens: 0,
+      running: false,
+      hashes,
+      end: tokenCount + 300,
+    };
+    manager.allocateSlots(request, tokenCount);
+    request.computedTokens = tokenCount;
+    request.running = true;
+    return request;
+  };
+  const running = Array.from({ length: stepRequests }, start);
+  const times: number[] = [];
+  const heap = (): number => {
+    global.gc?.();
+    return process.memoryUsage().heapUsed;
+  };
+  let heapBytes = 0;
+  for (let step = 0; step < steps; step++) {
+    if (step === Math.floor(steps / 10)) heapBytes = heap();
+    const begin = performance.now();
+    for (let i = 0; i < running.length; i++) {
+      const request = running[i]!;
+      one[0] = (request.tokenCount * 31 + step) % 128_000;
+      request.hashes.append(one);
+      request.tokenCount++;
+      if (manager.allocateSlots(request, 1) === null) throw new KvError('CORRUPT', 'prefix-cache bench: out of blocks');
+      request.computedTokens++;
+      if (request.tokenCount >= request.end) {
+        manager.free(request.id);
+        running[i] = start();
+      }
+    }
+    if (times.length < 100_000) times.push(performance.now() - begin);
+  }
+  times.sort((a, b) => a - b);
+  return {
+    usPerStep: median(times) * 1000,
+    p99Us: times[Math.floor(times.length * 0.99)]! * 1000,
+    heapGrowthBytes: heap() - heapBytes,
+  };
+}
+
+const suite: Suite = {
+  name: 'prefix-cache',
+  description: "the engine's prefix cache per block, against plain Python; a scheduler's step; memory over many steps",
+  needs: ['python3-cbor2'],
+  async run(context) {
+    const steps = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? 20_000);
+    const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
+    const figures: Figure[] = [];
+    const reference = new Reference();
+    try {
+      for (const setting of settings) {
+        const ours: Times[] = [];
+        const python: Times[] = [];
+        for (let round = 0; round < rounds; round++) {
+          const seed = 1 + round * 1000;
+          const peer = await reference.measure(setting, seed);
+          const own = measureOurs(setting, seed, hasher);
+          if (own.last !== peer.last) throw new KvError('CORRUPT', `hashes differ: ${own.last}, not ${peer.last}`);
+          python.push(peer);
+          ours.push(own);
+        }
+        const of = (times: readonly Times[], name: Case): number => median(times.map((one) => one[name]));
+        const cases: readonly Case[] = ['hash', 'warm', 'unused', 'evicting', 'free'];
+        for (const name of cases) {
+          figures.push(time(`${setting.name}_${name}`, of(ours, name), 'µs/block', of(python, name), 'plain Python'));
+        }
+        const sum = (times: readonly Times[]): number =>
+          (['hash', 'warm', 'evicting', 'free'] as const).reduce((total, name) => total + of(times, name), 0);
+        figures.push(time(`${setting.name}_sum`, sum(ours), 'µs/block', sum(python), 'plain Python: target 10 x'));
+      }
+    } finally {
+      reference.close();
+    }
+    const { usPerStep, p99Us, heapGrowthBytes } = measureSteps(steps);
+    figures.push(time('step_256_median', usPerStep, 'µs', 1000, 'target: 1 ms'));
+    figures.push(time('step_256_p99', p99Us, 'µs', 1000, 'target: 1 ms'));
+    const grown = Math.max(heapGrowthBytes, 1) / 1024;
+    figures.push(time('heap_growth', grown, 'KiB', 1024, `target: none (1 MiB of noise) over ${steps} steps`));
+    return figures;
+  },
+};
+
+export default suite;
