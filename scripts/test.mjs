@@ -4,11 +4,12 @@
  */
 import { runChecks } from './lib/checks.mjs';
 import { script } from './lib/command.mjs';
+import { testPackages } from './lib/system.mjs';
 import { closingLine, runVitest } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
 await script(async (args) => {
-  await setup();
+  await setup({ packages: Object.keys(testPackages) });
   const failedChecks = args.length === 0 ? await runChecks() : 0;
   const tests = await runVitest(['quick', 'slow'], args);
   closingLine({ ...tests, failed: tests.failed + failedChecks });

@@ -25,6 +25,14 @@ export const buildPackages = {
   'libxxhash-dev': header('xxhash.h'),
 };
 
+/** Real servers that the tests start themselves. */
+export const testPackages = {
+  'redis-server': program('redis-server'),
+  'redis-sentinel': program('redis-sentinel'),
+  'redis-tools': program('redis-cli'),
+  openssl: program('openssl'),
+};
+
 /** Packages that a bench suite may ask for. Others are looked up with dpkg-query. */
 const morePackages = { fio: program('fio'), git: program('git') };
 
@@ -39,7 +47,7 @@ function multiarch() {
 }
 
 function isThere(name) {
-  const probe = buildPackages[name] ?? morePackages[name];
+  const probe = buildPackages[name] ?? testPackages[name] ?? morePackages[name];
   if (probe) return probe();
   const found = spawnSync('dpkg-query', ['-W', '-f', `\${Status}`, name], { encoding: 'utf8' });
   return found.status === 0 && found.stdout === 'install ok installed';

@@ -7,5 +7,11 @@ export { DiskTier } from './disk/disk-tier.ts';
 export { type ArenaSlots, type DiskLog, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export type { DiskStep } from './disk/segment-pool.ts';
 export { Followers } from './followers.ts';
+export { RedisTier } from './redis/redis-tier.ts';
+export {
+  defaultSettings as defaultRedisSettings,
+  type RedisSettings,
+  type RedisTierOptions,
+} from './redis/settings.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';

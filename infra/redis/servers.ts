@@ -1,0 +1,319 @@
+/**
+ * Real Redis servers for tests and by hand: one, one with TLS and an ACL user, a Cluster, or a master under Sentinels. Free ports of
+ * the loopback, a temporary folder each. Invariant: `stop` (and this process's end) leaves no process, port or folder.
+ */
+import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+
+const run = promisify(execFile);
+const readyMs = 20_000;
+const host = '127.0.0.1';
+
+export interface ServerOptions {
+  /** Lines of redis.conf. */
+  readonly config?: readonly string[];
+  readonly port?: number;
+  /** Keep the data over a restart (an append-only file, written at every command). */
+  readonly persistent?: boolean;
+}
+
+/** A port that nothing listens on; low enough that a Cluster's bus port (+10000) is one, too. */
+export async function freePort(): Promise<number> {
+  for (;;) {
+    const port = 15_000 + Math.floor(Math.random() * 15_000);
+    if ((await isFree(port)) && (await isFree(port + 10_000))) return port;
+  }
+}
+
+function isFree(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const server = createServer();
+    server.once('error', () => resolve(false));
+    server.listen(port, host, () => server.close(() => resolve(true)));
+  });
+}
+
+const living = new Set<RedisServer>();
+process.on('exit', () => {
+  for (const server of living) server.killNow();
+});
+
+/** One redis-server (or redis-sentinel) process. */
+export class RedisServer {
+  readonly port: number;
+  readonly dir: string;
+  readonly program: string;
+  readonly #config: string;
+  #child: ChildProcess | undefined;
+
+  private constructor(program: string, port: number, dir: string, config: readonly string[]) {
+    this.program = program;
+    this.port = port;
+    this.dir = dir;
+    this.#config = config.join('\n');
+  }
+
+  static async start(options: ServerOptions = {}, program = 'redis-server'): Promise<RedisServer> {
+    const port = options.port ?? (await freePort());
+    const dir = mkdtempSync(join(tmpdir(), 'kvtier-redis-'));
+    const isSentinel = program === 'redis-sentinel';
+    const config = [
+      `port ${port}`,
+      `bind ${host}`,
+      `dir ${dir}`,
+      ...(isSentinel ? [] : ['save ""', `appendonly ${options.persistent ? 'yes' : 'no'}`, 'appendfsync always']),
+      ...(options.config ?? []),
+    ];
+    const server = new RedisServer(program, port, dir, config);
+    try {
+      await server.start();
+    } catch (error) {
+      await server.stop();
+      throw error;
+    }
+    return server;
+  }
+
+  get pid(): number {
+    return this.#child!.pid!;
+  }
+
+  get url(): string {
+    return `redis://${host}:${this.port}`;
+  }
+
+  /** Again, after `kill` or `end`. */
+  async start(): Promise<void> {
+    const file = join(this.dir, 'server.conf');
+    writeFileSync(file, `${this.#config}\n`); // Sentinels and Clusters write to theirs
+    // A group of its own, as Ctrl-C is for us; and it ends with us, should we be killed.
+    const args = ['--pdeathsig', 'KILL', this.program, file];
+    const child = spawn('setpriv', args, { stdio: ['ignore', 'pipe', 'pipe'], detached: true });
+    let output = '';
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.on('data', (text) => {
+        output = (output + text).slice(-4000);
+      });
+    }
+    this.#child = child;
+    living.add(this);
+    const failed = new Promise<never>((_, reject) => {
+      child.once('error', (error) =>
+        reject(new Error(`${this.program}: ${error.message}; apt-get install redis-server redis-sentinel`)),
+      );
+      child.once('exit', (code) => reject(new Error(`${this.program} ended (${code}): ${output}`)));
+    });
+    failed.catch(() => {});
+    await Promise.race([failed, until(() => listens(this.port), `${this.program} on ${this.port}`)]);
+  }
+
+  signal(name: NodeJS.Signals): void {
+    this.#child?.kill(name);
+  }
+
+  /** SIGKILL, awaited. */
+  async kill(): Promise<void> {
+    const child = this.#child;
+    if (child === undefined) return;
+    this.#child = undefined;
+    living.delete(this);
+    if (child.exitCode !== null || child.signalCode !== null) return;
+    const ended = new Promise((resolve) => child.once('exit', resolve));
+    child.kill('SIGCONT');
+    child.kill('SIGKILL');
+    await ended;
+  }
+
+  killNow(): void {
+    this.#child?.kill('SIGKILL');
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+
+  /** The end: process and folder. */
+  async stop(): Promise<void> {
+    await this.kill();
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+
+  /** One command, by redis-cli; its output. */
+  async cli(...args: readonly string[]): Promise<string> {
+    const { stdout } = await run('redis-cli', ['-h', host, '-p', String(this.port), ...args], { timeout: 10_000 });
+    return stdout.trimEnd();
+  }
+}
+
+export interface ServerGroup {
+  /** As the tier's settings want them. */
+  readonly urls: readonly string[];
+  readonly servers: readonly RedisServer[];
+  stop(): Promise<void>;
+}
+
+/** What a user of the tier may do (docs/operating.md, "Redis"), as rules of `ACL SETUSER`. */
+export function aclRules(keyPrefix: string): string {
+  const commands = [
+    ...['ping', 'auth', 'hello', 'select', 'info', 'asking', 'readonly', 'client|setname', 'script|load'],
+    ...[
+      'evalsha',
+      'eval',
+      'type',
+      'exists',
+      'time',
+      'get',
+      'set',
+      'strlen',
+      'del',
+      'unlink',
+      'pexpireat',
+      'scan',
+      'hscan',
+    ],
+    ...[
+      'hget',
+      'hset',
+      'hdel',
+      'hlen',
+      'hexists',
+      'hincrby',
+      'zadd',
+      'zrem',
+      'zcard',
+      'zscore',
+      'zrange',
+      'zrangebyscore',
+    ],
+    ...['xadd', 'xrange', 'cluster|slots', 'cluster|info', 'cluster|shards'],
+  ];
+  return `~${keyPrefix}* -@all ${commands.map((name) => `+${name}`).join(' ')}`;
+}
+
+/** One server that speaks TLS only, with an ACL user of its own. `caFile`: whom to trust. */
+export async function startTls(acl: string): Promise<ServerGroup & { caFile: string; server: RedisServer }> {
+  const dir = mkdtempSync(join(tmpdir(), 'kvtier-redis-tls-'));
+  const [key, certificate] = [join(dir, 'key.pem'), join(dir, 'cert.pem')];
+  execFileSync(
+    'openssl',
+    [
+      ...['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'],
+      ...['-keyout', key, '-out', certificate, '-subj', '/CN=localhost'],
+      ...['-addext', `subjectAltName=DNS:localhost,IP:${host}`],
+    ],
+    { stdio: 'ignore' },
+  );
+  const tlsPort = await freePort();
+  const server = await RedisServer.start({
+    config: [
+      ...[
+        `tls-port ${tlsPort}`,
+        `tls-cert-file ${certificate}`,
+        `tls-key-file ${key}`,
+        `tls-ca-cert-file ${certificate}`,
+      ],
+      ...['tls-auth-clients no', `user kvtier on >secret ${acl}`],
+    ],
+  });
+  return {
+    urls: [`rediss://${host}:${tlsPort}`],
+    servers: [server],
+    server,
+    caFile: certificate,
+    stop: async () => {
+      await server.stop();
+      rmSync(dir, { recursive: true, force: true });
+    },
+  };
+}
+
+/** `masters` masters with `replicas` replicas each; every slot served when it resolves. */
+export async function startCluster(masters = 3, replicas = 1): Promise<ServerGroup> {
+  const config = [
+    'cluster-enabled yes',
+    'cluster-node-timeout 1000',
+    'cluster-config-file nodes.conf',
+    'repl-diskless-sync-delay 0',
+  ];
+  const servers = await Promise.all(
+    Array.from({ length: masters * (1 + replicas) }, () => RedisServer.start({ config })),
+  );
+  const stop = async (): Promise<void> => {
+    await Promise.all(servers.map((server) => server.stop()));
+  };
+  try {
+    const nodes = servers.map(({ port }) => `${host}:${port}`);
+    await run('redis-cli', ['--cluster', 'create', ...nodes, '--cluster-replicas', String(replicas), '--cluster-yes'], {
+      timeout: 30_000,
+    });
+    const isWhole = async (server: RedisServer): Promise<boolean> =>
+      (await server.cli('cluster', 'info')).includes('cluster_state:ok');
+    const hasReplica = async (server: RedisServer): Promise<boolean> => {
+      const info = await server.cli('info', 'replication');
+      return info.includes('role:master')
+        ? Number(/connected_slaves:(\d+)/.exec(info)?.[1]) >= replicas
+        : info.includes('master_link_status:up');
+    };
+    await until(async () => (await Promise.all(servers.map(isWhole))).every(Boolean), 'the cluster');
+    await until(async () => (await Promise.all(servers.map(hasReplica))).every(Boolean), 'the replicas');
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+  return { urls: servers.map(({ url }) => url), servers, stop };
+}
+
+/** A master named "kvtier", a replica, and three Sentinels that agree by two. `servers`: master, replica, then the Sentinels. */
+export async function startSentinel(): Promise<ServerGroup> {
+  const master = await RedisServer.start({ config: ['repl-diskless-sync-delay 0'] });
+  const replica = await RedisServer.start({
+    config: [`replicaof ${host} ${master.port}`, 'repl-diskless-sync-delay 0'],
+  });
+  const config = [
+    `sentinel monitor kvtier ${host} ${master.port} 2`,
+    ...['sentinel down-after-milliseconds kvtier 1000', 'sentinel failover-timeout kvtier 3000'],
+  ];
+  const sentinels = await Promise.all([1, 2, 3].map(() => RedisServer.start({ config }, 'redis-sentinel')));
+  const servers = [master, replica, ...sentinels];
+  const stop = async (): Promise<void> => {
+    await Promise.all(servers.map((server) => server.stop()));
+  };
+  try {
+    const knows = async (sentinel: RedisServer): Promise<boolean> => {
+      const text = await sentinel.cli('sentinel', 'master', 'kvtier');
+      return /num-slaves\n1\n/.test(text) && /num-other-sentinels\n2\n/.test(text);
+    };
+    await until(
+      async () => (await replica.cli('info', 'replication')).includes('master_link_status:up'),
+      'the replica',
+    );
+    await until(async () => (await Promise.all(sentinels.map(knows))).every(Boolean), 'the sentinels');
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+  return { urls: sentinels.map(({ url }) => url), servers, stop };
+}
+
+function listens(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = connect(port, host);
+    const end = (isThere: boolean): void => {
+      socket.destroy();
+      resolve(isThere);
+    };
+    socket.once('connect', () => socket.write('PING\r\n'));
+    socket.once('data', (data) => end(!String(data).startsWith('-LOADING')));
+    socket.once('error', () => end(false));
+  });
+}
+
+/** Asks until it is so. */
+export async function until(isSo: () => boolean | Promise<boolean>, what: string, limitMs = readyMs): Promise<void> {
+  const endMs = performance.now() + limitMs;
+  while (!(await isSo())) {
+    if (performance.now() > endMs) throw new Error(`${what}: not ready within ${limitMs} ms`);
+    await new Promise((resolve) => setTimeout(resolve, 25));
+  }
+}

@@ -1,0 +1,253 @@
+/**
+ * One connection to a Redis server that moves values, and nothing else, between a socket and slots of the arena: a minimal
+ * RESP2 writer and reader.
+ *
+ *     SET   header text ─┐
+ *           arena view  ─┼─ one writev, no copy          GET   "$N\r\n" ─▶ scratch (64 bytes)
+ *           tail text   ─┘                                     N bytes  ─▶ the arena view itself
+ *
+ * Node reads into the buffer that we name before each read (`onread`): the scratch while text is expected, the rest of the view
+ * while a value arrives. So at most a scratch's worth of a value is ever copied. Invariants: replies end jobs in the order sent;
+ * once `destroy` has returned, nothing reads or writes any view any more, and every job has ended. What is not understood ends
+ * the connection: there is no resynchronising. Idea: platform.md, "raw Node".
+ */
+import { connect as connectTcp, type Socket } from 'node:net';
+import { connect as connectTls, type ConnectionOptions as TlsOptions } from 'node:tls';
+
+/** 'ok'; 'none': no such key; 'length': a value of another length than asked for; 'lost': no answer. Else Redis's error line. */
+export type BulkResult = 'ok' | 'none' | 'length' | 'lost' | { readonly error: string };
+
+/** One value, or one part of one, between `view` and `key`. `onDone` is called exactly once. */
+export interface BulkJob {
+  readonly kind: 'get' | 'set';
+  readonly key: string;
+  readonly view: Buffer;
+  /** On the clock of performance.now(). */
+  readonly deadlineMs: number;
+  /** Sent behind an ASKING: the slot is on its way to this server. */
+  readonly asking: boolean;
+  readonly onDone: (result: BulkResult) => void;
+}
+
+/** Where a server listens. */
+export interface BulkAddress {
+  readonly host?: string | undefined;
+  readonly port?: number | undefined;
+  readonly path?: string | undefined;
+}
+
+export interface BulkLogin {
+  readonly username?: string | undefined;
+  readonly password?: string | undefined;
+  /** Not in a Cluster. */
+  readonly database?: number | undefined;
+  readonly tls?: TlsOptions | undefined;
+  readonly connectTimeoutMs: number;
+}
+
+interface Expected {
+  /** undefined: the answer to AUTH, SELECT or ASKING, which must be "+OK". */
+  readonly job: BulkJob | undefined;
+}
+
+const scratchBytes = 64;
+const maxLineBytes = 4096;
+const lineEnd = '\r\n';
+const setTail = Buffer.from('\r\n$2\r\nXX\r\n');
+
+const command = (...words: readonly string[]): string =>
+  `*${words.length}\r\n${words.map((word) => `$${Buffer.byteLength(word)}\r\n${word}\r\n`).join('')}`;
+
+export class BulkConnection {
+  readonly #socket: Socket;
+  readonly #scratch = Buffer.alloc(scratchBytes);
+  readonly #expected: Expected[] = [];
+  readonly #onReady: () => void;
+  readonly #onEnd: (reason: string, wasReady: boolean) => void;
+  readonly #connectTimer: NodeJS.Timeout;
+  /** Protocol text that has arrived and is not a whole line yet. */
+  #line = '';
+  /** The value that is arriving, and how much of it is in place. */
+  #body: { readonly view: Buffer; filled: number } | undefined;
+  /** Of the "\r\n" behind a value. */
+  #tailBytes = 0;
+  #logins = 0;
+  #ready = false;
+  #ended = false;
+
+  constructor(
+    address: BulkAddress,
+    login: BulkLogin,
+    on: { ready: () => void; end: (reason: string, wasReady: boolean) => void },
+  ) {
+    this.#onReady = on.ready;
+    this.#onEnd = on.end;
+    const onread = {
+      buffer: () => this.#target(),
+      callback: (bytes: number, buffer: Uint8Array) => this.#arrived(bytes, buffer),
+    };
+    const place =
+      address.path === undefined ? { host: address.host ?? '127.0.0.1', port: address.port! } : { path: address.path };
+    const onConnect = (): void => this.#login(login);
+    // Types name a Buffer only; Node takes a function too, and asks it before every read (net.Socket, `onread`).
+    const options = { ...place, onread: onread as never, noDelay: true };
+    this.#socket =
+      login.tls === undefined
+        ? connectTcp(options, onConnect)
+        : connectTls(
+            { ...login.tls, ...options, ...(address.host ? serverName(login.tls, address.host) : {}) },
+            onConnect,
+          );
+    this.#socket.on('error', (error) => this.destroy(error.message));
+    this.#socket.on('close', () => this.destroy('the server closed the connection'));
+    this.#socket.on('end', () => this.destroy('the server closed the connection'));
+    this.#connectTimer = setTimeout(() => this.destroy('no connection in time'), login.connectTimeoutMs);
+  }
+
+  get ready(): boolean {
+    return this.#ready && !this.#ended;
+  }
+
+  /** Jobs sent and not ended. */
+  get inFlight(): number {
+    return this.#expected.length;
+  }
+
+  /** By when the oldest job must have ended, on the clock of performance.now(). */
+  get deadlineMs(): number {
+    return this.#expected[0]?.job?.deadlineMs ?? Number.POSITIVE_INFINITY;
+  }
+
+  send(job: BulkJob): void {
+    const { kind, key, view, asking } = job;
+    const preamble = asking ? command('ASKING') : '';
+    if (asking) this.#expected.push({ job: undefined });
+    this.#expected.push({ job });
+    if (kind === 'get') {
+      this.#socket.write(preamble + command('GET', key), 'latin1');
+      return;
+    }
+    this.#socket.cork();
+    this.#socket.write(`${preamble}*4\r\n$3\r\nSET\r\n$${key.length}\r\n${key}\r\n$${view.length}${lineEnd}`, 'latin1');
+    this.#socket.write(view);
+    this.#socket.write(setTail);
+    this.#socket.uncork();
+  }
+
+  /** Closes the handle in this turn, so that no byte moves afterwards; then every job is 'lost'. */
+  destroy(reason: string): void {
+    if (this.#ended) return;
+    const wasReady = this.#ready;
+    this.#ended = true;
+    clearTimeout(this.#connectTimer);
+    this.#socket.destroy();
+    this.#body = undefined;
+    for (const { job } of this.#expected.splice(0)) job?.onDone('lost');
+    this.#onEnd(reason, wasReady);
+  }
+
+  #login(login: BulkLogin): void {
+    const { username, password, database } = login;
+    let text = '';
+    const add = (...words: string[]): void => {
+      text += command(...words);
+      this.#expected.push({ job: undefined });
+      this.#logins++;
+    };
+    if (password !== undefined) add('AUTH', ...(username === undefined ? [] : [username]), password);
+    if (database !== undefined && database !== 0) add('SELECT', String(database));
+    if (this.#logins === 0) this.#becomeReady();
+    else this.#socket.write(text);
+  }
+
+  #becomeReady(): void {
+    this.#ready = true;
+    clearTimeout(this.#connectTimer);
+    this.#onReady();
+  }
+
+  /** Where the next bytes go. */
+  #target(): Buffer {
+    const body = this.#body;
+    return body === undefined || this.#ended ? this.#scratch : body.view.subarray(body.filled);
+  }
+
+  #arrived(bytes: number, buffer: Uint8Array): boolean {
+    if (this.#ended) return false;
+    const body = this.#body;
+    if (body !== undefined) {
+      body.filled += bytes;
+      if (body.filled === body.view.length) this.#bodyEnded();
+      return true;
+    }
+    this.#parse(Buffer.from(buffer.buffer, buffer.byteOffset, bytes));
+    return true;
+  }
+
+  /** The value's bytes are in place; its line end is still to come. */
+  #bodyEnded(): void {
+    this.#body = undefined;
+    this.#tailBytes = 2;
+  }
+
+  #parse(text: Buffer): void {
+    let at = 0;
+    while (at < text.length && !this.#ended) {
+      if (this.#tailBytes > 0) {
+        const expected = this.#tailBytes === 2 ? 13 : 10;
+        if (text[at++] !== expected) return this.destroy('the server sent something that is not RESP2');
+        if (--this.#tailBytes === 0) this.#end('ok');
+      } else if (this.#body !== undefined) {
+        const body = this.#body;
+        const bytes = text.copy(body.view, body.filled, at);
+        at += bytes;
+        body.filled += bytes;
+        if (body.filled === body.view.length) this.#bodyEnded();
+      } else {
+        const end = text.indexOf(10, at);
+        this.#line += text.toString('latin1', at, end === -1 ? text.length : end);
+        if (this.#line.length > maxLineBytes) return this.destroy('the server sent a line without an end');
+        if (end === -1) return;
+        at = end + 1;
+        const line = this.#line.trimEnd();
+        this.#line = '';
+        this.#onLine(line);
+      }
+    }
+  }
+
+  #onLine(line: string): void {
+    const next = this.#expected[0];
+    if (next === undefined) return this.destroy(`the server sent what nobody asked for: ${line}`);
+    const { job } = next;
+    if (line[0] === '-') {
+      if (job === undefined) return this.destroy(line.slice(1)); // a login that failed
+      this.#end({ error: line.slice(1) });
+    } else if (line === '+OK' && job === undefined) {
+      this.#expected.shift();
+      if (!this.#ready && --this.#logins === 0) this.#becomeReady();
+    } else if (line === '+OK' && job!.kind === 'set') this.#end('ok');
+    else if (line === '$-1' && job !== undefined) this.#end('none');
+    else if (line[0] === '$' && job?.kind === 'get') {
+      if (Number(line.slice(1)) === job.view.length) {
+        this.#body = { view: job.view, filled: 0 };
+        if (job.view.length === 0) this.#bodyEnded();
+      } else {
+        // The rest of this answer must not be read into anything: the connection ends with it.
+        this.#expected.shift();
+        this.destroy('a value has another length than its entry says');
+        job.onDone('length');
+      }
+    } else this.destroy(`the server sent something that is not RESP2: ${line.slice(0, 40)}`);
+  }
+
+  #end(result: BulkResult): void {
+    this.#expected.shift()!.job!.onDone(result);
+    if (!this.#ended) this.#onReady();
+  }
+}
+
+/** A name for SNI; an address has none. */
+function serverName(tls: TlsOptions, host: string): { servername?: string } {
+  return tls.servername !== undefined || /^[\d.]+$|:/.test(host) ? {} : { servername: host };
+}

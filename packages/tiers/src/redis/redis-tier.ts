@@ -1,0 +1,305 @@
+/**
+ * The Redis tier: one pool of blocks for all nodes that share the servers, under one budget.
+ *
+ *     write ──reserve (Lua)──▶ parts: arena ──BulkConnection──▶ server ──commit (Lua)──▶ listed, told to all
+ *     read  ──BlockIndex──▶ parts: server ──BulkConnection──▶ arena slot ──▶ verified in native code
+ *     poll  ──▶ what other nodes stored and removed ──▶ BlockIndex ──▶ followers
+ *
+ * Invariants (law 1, 2, 3): what is delivered was verified against namespace, hash, length and both checksums; space is reserved
+ * on the server before a byte is written, and a reservation whose node died ends by itself; a server that is gone, slow or has
+ * lost its data costs misses, and is tried again with a backoff.
+ */
+import { randomBytes } from 'node:crypto';
+import { KvError } from '@kvtier/errors';
+import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
+import { native } from '@kvtier/native';
+import { identitiesOf } from '../disk/disk-io.ts';
+import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import { BlockIndex } from './block-index.ts';
+import { type Answer, type Directory, parseEntry, type Reservation } from './directory.ts';
+import { partitionOf, RedisService } from './service.ts';
+import { policyOf, type RedisTierOptions } from './settings.ts';
+import { Toucher } from './toucher.ts';
+import type { ValueResult } from './values.ts';
+import { Verifier } from './verifier.ts';
+
+const defaultMaxPendingBytes = 256 << 20;
+const defaultLeaseMs = 60_000;
+/** Blocks of one reservation: a script holds up all other clients of its server. */
+const reserveBlocks = 32;
+const maxParts = 4000;
+/** Where a header has its parent's length and name: docs/formats.md. */
+const parentAt = { length: 14, hash: 80 };
+const payloadBytesAt = 120;
+
+interface Job extends Reservation {
+  readonly index: number;
+  readonly slot: number;
+}
+
+export class RedisTier implements Tier {
+  readonly name = 'redis';
+  readonly supports = { persistent: true, shared: true, writable: true, evicts: true };
+  readonly #options: RedisTierOptions;
+  readonly #node = randomBytes(9).toString('base64url');
+  readonly #index = new BlockIndex();
+  readonly #service: RedisService;
+  readonly #toucher: Toucher;
+  readonly #verifier: Verifier;
+  /** Writes in flight by namespace and hash, with who else waits for them. */
+  readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
+  readonly #inFlight = new Set<Promise<unknown>>();
+  readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
+  readonly #detail = { vanished: 0, timeouts: 0, full: 0 };
+  #pendingBytes = 0;
+  #nextValue = 0;
+
+  /** Connect, and list what is there. KvError CONFIG for what cannot work; else retry is true: the server is not there now. */
+  static async open(options: RedisTierOptions): Promise<RedisTier> {
+    const tier = new RedisTier(options);
+    try {
+      await tier.#service.start();
+    } catch (error) {
+      await tier.close();
+      throw error;
+    }
+    return tier;
+  }
+
+  private constructor(options: RedisTierOptions) {
+    this.#options = options;
+    this.#service = new RedisService(options, this.#index, this.#node);
+    this.#toucher = new Toucher(this.#index, this.#service);
+    this.#verifier = new Verifier(options.arena);
+  }
+
+  lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
+    const held = this.#index.prefix(namespace, hashes);
+    this.#counts.hits += held;
+    if (held < hashes.length) this.#counts.misses++;
+    return held;
+  }
+
+  touch(namespace: Namespace, hashes: readonly HashKey[]): void {
+    this.#toucher.touch(namespace, hashes);
+  }
+
+  async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
+    const names = blocks.map(({ hash }) => hash);
+    const slots = Float64Array.from(blocks, ({ slot }) => slot);
+    const sizes = native.arenaObjects(this.#options.arena, slots, identitiesOf(namespace, names));
+    const policy = policyOf(this.#options.settings.policies, namespace);
+    const statuses = blocks.map((): WriteStatus => 'refused');
+    const jobs = new Map<Directory, Job[]>();
+    const waits: Promise<void>[] = [];
+    for (const [index, { hash, slot }] of blocks.entries()) {
+      const others = this.#writing.get(namespace.key + hash);
+      if (sizes[index] === 0) continue;
+      if (this.#index.get(namespace, hash) !== undefined) {
+        statuses[index] = 'held';
+        this.#toucher.touch(namespace, [hash]);
+      } else if (others !== undefined) {
+        waits.push(
+          new Promise((resolve) => {
+            others.push((stored) => {
+              if (stored) statuses[index] = 'held';
+              resolve();
+            });
+          }),
+        );
+      } else if (this.#service.inService && policy.readOnly !== true) {
+        const job = this.#jobOf(index, hash, slot);
+        if (!this.#admit(job.bytes)) continue;
+        this.#writing.set(namespace.key + hash, []);
+        const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
+        const list = jobs.get(directory);
+        if (list === undefined) jobs.set(directory, [job]);
+        else list.push(job);
+      }
+    }
+    for (const [directory, list] of jobs) {
+      for (let at = 0; at < list.length; at += reserveBlocks) {
+        waits.push(this.#track(this.#writeGroup(namespace, directory, list.slice(at, at + reserveBlocks), statuses)));
+      }
+    }
+    await Promise.all(waits);
+    for (const status of statuses) if (status === 'refused') this.#counts.refused++;
+    return statuses;
+  }
+
+  async read(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    const reads = blocks.map(async ({ hash, slot }, index) => {
+      const status = await this.#readOne(namespace, hash, slot);
+      onDone(index, status);
+    });
+    await this.#track(Promise.all(reads));
+  }
+
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+    const gone = new Map<Directory | undefined, { hash: HashKey; text: string }[]>();
+    let count = 0;
+    for (const hash of hashes) {
+      const entry = this.#index.get(namespace, hash);
+      if (entry === undefined) continue;
+      this.#index.remove(namespace, hash);
+      count++;
+      if (reason === 'corrupt') this.#counts.corrupt++;
+      if (reason === 'evicted') this.#counts.evictions++;
+      const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)];
+      const list = gone.get(directory);
+      if (list === undefined) gone.set(directory, [{ hash, text: entry.text }]);
+      else list.push({ hash, text: entry.text });
+    }
+    for (const [directory, list] of gone) {
+      if (directory === undefined || !this.#service.reachable) continue;
+      void this.#track(directory.remove(namespace, list).catch((error: unknown) => this.#service.commandFailed(error)));
+    }
+    return count;
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    return this.#index.follow(listener);
+  }
+
+  stats(): TierStats {
+    const { directories, inService, outOfServiceReason, connectionsLost } = this.#service;
+    const sum = (of: (directory: Directory) => number): number => directories.reduce((all, each) => all + of(each), 0);
+    return {
+      tier: this.name,
+      blocks: this.#index.count,
+      bytes: sum(({ usedBytes }) => usedBytes),
+      capacityBytes: directories.length === 0 ? this.#options.settings.bytes : sum((each) => each.capacityBytes),
+      ...this.#counts,
+      inService,
+      outOfServiceReason,
+      detail: { ...this.#detail, connections_lost: connectionsLost, touches_dropped: this.#toucher.dropped },
+    };
+  }
+
+  checkIntegrity(): void {
+    this.#index.checkIntegrity();
+    this.#service.checkIntegrity();
+  }
+
+  async close(): Promise<void> {
+    await Promise.all(this.#inFlight);
+    await this.#toucher.flush().catch(() => {}); // recency only
+    await this.#service.close();
+  }
+
+  #track<T>(promise: Promise<T>): Promise<T> {
+    this.#inFlight.add(promise);
+    const done = (): void => {
+      this.#inFlight.delete(promise);
+    };
+    promise.then(done, done);
+    return promise;
+  }
+
+  #jobOf(index: number, hash: HashKey, slot: number): Job {
+    const header = this.#options.memory.view(slot, headerBytes);
+    const bytes = headerBytes + Number(header.readBigUInt64LE(payloadBytesAt));
+    const parentLength = header.readUInt16LE(parentAt.length);
+    const parent =
+      parentLength === 0
+        ? undefined
+        : (header.toString('latin1', parentAt.hash, parentAt.hash + parentLength) as HashKey);
+    return { index, hash, slot, parent, bytes, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
+  }
+
+  #admit(bytes: number): boolean {
+    if (this.#pendingBytes + bytes > (this.#options.maxPendingBytes ?? defaultMaxPendingBytes)) return false;
+    if (bytes > maxParts * this.#options.settings.partBytes) return false;
+    this.#pendingBytes += bytes;
+    return true;
+  }
+
+  /** Blocks of one partition: reserved, sent, listed. Never throws for what the world does. */
+  async #writeGroup(
+    namespace: Namespace,
+    directory: Directory,
+    jobs: readonly Job[],
+    statuses: WriteStatus[],
+  ): Promise<void> {
+    let answers: readonly Answer[] = jobs.map(() => 'refused');
+    try {
+      answers = await this.#store(namespace, directory, jobs);
+    } catch (error) {
+      this.#service.commandFailed(error);
+    }
+    for (const [i, job] of jobs.entries()) {
+      const answer = answers[i]!;
+      statuses[job.index] = answer === 'done' ? 'stored' : answer;
+      this.#pendingBytes -= job.bytes;
+      const key = namespace.key + job.hash;
+      const waiters = this.#writing.get(key)!;
+      this.#writing.delete(key);
+      for (const tell of waiters) tell(answer !== 'refused');
+    }
+    for (const [i, { parent }] of jobs.entries()) {
+      if (answers[i] !== 'refused') this.#toucher.touchAncestors(namespace, parent);
+    }
+  }
+
+  async #store(namespace: Namespace, directory: Directory, jobs: readonly Job[]): Promise<readonly Answer[]> {
+    const { settings, onStep, leaseMs } = this.#options;
+    const { partBytes } = settings;
+    const policy = policyOf(settings.policies, namespace);
+    const flushed = this.#toucher.flush(); // sent before the reservation, which evicts by it
+    const terms = { leaseMs: leaseMs ?? defaultLeaseMs, partBytes, share: policy.maxShare };
+    const [{ answers, evicted }] = await Promise.all([directory.reserve(namespace, jobs, terms), flushed]);
+    this.#counts.evictions += evicted;
+    onStep?.('redis.write.reserved');
+    const results = await Promise.all(
+      jobs.map(({ bytes, id, slot }, i): Promise<ValueResult> => {
+        if (answers[i] === 'refused') this.#detail.full++;
+        if (answers[i] !== 'done') return Promise.resolve('none');
+        return this.#service.values.move('set', directory.partition, `${bytes} ${partBytes} ${id}`, slot);
+      }),
+    );
+    onStep?.('redis.write.parts');
+    this.#detail.timeouts += results.filter((result) => result === 'lost').length;
+    const reserved = jobs.flatMap((job, i) =>
+      answers[i] === 'done' ? [{ ...job, written: results[i] === 'ok' }] : [],
+    );
+    if (reserved.length === 0) return answers;
+    const ttlMs = policy.ttlSeconds === undefined ? undefined : policy.ttlSeconds * 1000;
+    const committed = await directory.commit(namespace, reserved, { ttlMs, partBytes });
+    onStep?.('redis.write.committed');
+    let next = 0;
+    return answers.map((answer) => (answer === 'done' ? committed[next++]! : answer));
+  }
+
+  async #readOne(namespace: Namespace, hash: HashKey, slot: number): Promise<ReadStatus> {
+    const entry = this.#index.get(namespace, hash);
+    if (entry === undefined) return 'missing';
+    const { bytes } = parseEntry(entry.text);
+    const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
+    let result: ValueResult = 'wrong';
+    // An object of another size than its namespace has: never into this slot.
+    if (bytes >= headerBytes && bytes <= this.#options.slots.slotBytesOf(slot)) {
+      result = await this.#service.values.move('get', directory.partition, entry.text, slot);
+      if (result === 'ok' && !(await this.#verifier.isSound(namespace, hash, slot, bytes))) result = 'wrong';
+    }
+    if (result === 'ok') return 'ready';
+    if (result === 'lost' || result === 'refused') {
+      this.#detail.timeouts++;
+      return 'failed';
+    }
+    if (result === 'none') this.#detail.vanished++; // evicted by another node, expired, or the server forgot it
+    // Unless it has a new value by now.
+    const isSame = this.#index.get(namespace, hash)?.text === entry.text;
+    if (isSame) this.remove(namespace, [hash], result === 'wrong' ? 'corrupt' : 'asked');
+    else if (result === 'wrong') this.#counts.corrupt++;
+    if (result === 'wrong') {
+      const error = new KvError('CORRUPT', `redis: value ${entry.text} did not match its header; it was removed`);
+      this.#options.log.warn({ tier: this.name, reason: error.message }, 'a corrupt block was removed');
+      return 'corrupt';
+    }
+    return 'missing';
+  }
+}

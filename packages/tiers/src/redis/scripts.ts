@@ -1,0 +1,278 @@
+/**
+ * What must happen at once, as Lua: the budget, the directory, recency and expiry of one partition. A script touches the keys of
+ * its partition only (one hash tag, one server), so that each is atomic in a Cluster, too. Formats: docs/formats.md ("Redis").
+ *
+ * Invariants, held by these scripts alone, whatever nodes do or die of:
+ *  - `used` is the sum of the charges of all entries and all leases; it is never above `cap`;
+ *  - a value's keys exist only under an entry or a lease: a lease makes them (empty), nodes may only replace what exists (SET XX),
+ *    so that a writer that wakes up after its lease has expired finds nothing to write to;
+ *  - an entry is written only when all bytes of its value are there.
+ */
+import { createHash } from 'node:crypto';
+
+export interface Script {
+  readonly lua: string;
+  readonly sha: string;
+}
+
+/** The keys of a partition, in the order of KEYS. */
+export const keyNames = ['ledger', 'blocks', 'recency', 'leases', 'expiry', 'events'] as const;
+/** `format` of the ledger: another one is not ours to touch. */
+export const formatName = 'kvtier-redis-1';
+/** Events kept for those who follow; who is further behind lists anew. */
+export const maxEvents = 20_000;
+/** Charged on top of a value's bytes: the entry's keys and fields, and those of each part. */
+const entryBytes = 640;
+const partOverheadBytes = 160;
+
+/** What a value of `bytes` counts against the budget. The Lua below says the same. */
+export function chargeOf(bytes: number, partBytes: number): number {
+  return bytes + entryBytes + Math.ceil(bytes / partBytes) * partOverheadBytes;
+}
+
+const prelude = `
+local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local base = string.sub(ledger, 1, -7)
+local call = redis.call
+local function number_of(field) return tonumber(call('HGET', ledger, field) or 0) end
+local function now_ms() local t = call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
+local function parts_of(bytes, part) return math.ceil(bytes / part) end
+local function charge_of(bytes, part) return bytes + ${entryBytes} + parts_of(bytes, part) * ${partOverheadBytes} end
+-- "bytes part id"
+local function parse(entry)
+  local bytes, part, id = string.match(entry, '^(%d+) (%d+) (.+)$')
+  return tonumber(bytes), tonumber(part), id
+end
+local function drop_value(bytes, part, id)
+  local keys = {}
+  for i = 0, parts_of(bytes, part) - 1 do keys[#keys + 1] = base .. 'v:' .. id .. ':' .. i end
+  call('DEL', unpack(keys))
+end
+local function charge(field, amount)
+  call('HINCRBY', ledger, 'used', amount)
+  call('HINCRBY', ledger, 'ns:' .. string.sub(field, 1, 32), amount)
+end
+local function tell(kind, field, entry, node)
+  local number = call('HINCRBY', ledger, 'events', 1)
+  call('XADD', events, 'MAXLEN', '~', ${maxEvents}, number .. '-1', 'k', kind, 'f', field, 'e', entry, 'n', node)
+end
+local function use(field) call('ZADD', recency, call('HINCRBY', ledger, 'clock', 1), field) end
+local function drop(field, entry, node)
+  local bytes, part, id = parse(entry)
+  drop_value(bytes, part, id)
+  call('HDEL', blocks, field)
+  call('ZREM', recency, field)
+  call('ZREM', expiry, field)
+  call('HINCRBY', ledger, 'count', -1)
+  charge(field, -charge_of(bytes, part))
+  tell('r', field, entry, node)
+end
+-- A lease's member: "bytes part id field". Returns whether it was held.
+local function end_lease(member)
+  if call('ZREM', leases, member) == 0 then return false end
+  local bytes, part, id, field = string.match(member, '^(%d+) (%d+) (%S+) (.+)$')
+  drop_value(tonumber(bytes), tonumber(part), id)
+  charge(field, -charge_of(tonumber(bytes), tonumber(part)))
+  return true
+end
+local function sweep(node, limit)
+  local now = now_ms()
+  for _, member in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, limit)) do end_lease(member) end
+  local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, limit)
+  for _, field in ipairs(ended) do
+    local entry = call('HGET', blocks, field)
+    if entry then drop(field, entry, node) else call('ZREM', expiry, field) end
+  end
+  return #ended
+end
+local function state() return {call('HGET', ledger, 'epoch'), number_of('used'), number_of('cap'), number_of('events')} end
+local function lost()
+  return call('HGET', ledger, 'format') ~= '${formatName}' or call('HLEN', blocks) ~= number_of('count')
+end
+`;
+
+/**
+ * A server that is out of memory, or may not write, refuses the first write of a script and lets deletions pass: this one comes
+ * first, so that such a script changes nothing at all.
+ */
+const mayWrite = `
+call('HINCRBY', ledger, 'events', 0)
+`;
+const needsLedger = `
+if lost() then return redis.error_reply('KVTIER lost') end
+`;
+
+function script(body: string): Script {
+  const lua = prelude + body;
+  return { lua, sha: createHash('sha1').update(lua).digest('hex') };
+}
+
+/**
+ * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, epoch, used, cap, events}. status: 'ok'; 'new': there is no ledger
+ * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format.
+ * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call.
+ */
+export const openScript = script(`
+local types = {'hash', 'hash', 'zset', 'zset', 'zset', 'stream'}
+for i, key in ipairs(KEYS) do
+  local kind = call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= types[i] then return {'foreign: ' .. key .. ' is a ' .. kind} end
+end
+if call('EXISTS', ledger) == 0 then
+  if ARGV[4] == '' then return {'new'} end
+  call('HSET', ledger, 'format', '${formatName}', 'partitions', ARGV[1], 'cap', ARGV[2], 'epoch', ARGV[3],
+    'used', 0, 'count', 0, 'clock', 0, 'events', 0)
+else
+  local format = call('HGET', ledger, 'format')
+  if format ~= '${formatName}' then return {'foreign: ' .. ledger .. ' has format ' .. (format or 'none')} end
+  local partitions = call('HGET', ledger, 'partitions')
+  if partitions ~= ARGV[1] then return {'foreign: ' .. ledger .. ' was made for ' .. partitions .. ' partitions'} end
+  local count = number_of('count')
+  if call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged'} end
+  call('HSET', ledger, 'cap', ARGV[2])
+  for _ = 1, 1000 do
+    local field = number_of('used') > tonumber(ARGV[2]) and call('ZRANGE', recency, 0, 0)[1]
+    if not field then break end
+    drop(field, call('HGET', blocks, field), '')
+  end
+end
+return {'ok', unpack(state())}
+`);
+
+/**
+ * ARGV: node, leaseMs, partBytes, namespace cap ("" for none), then for each block: field, id, bytes.
+ * → {state, answers, evicted}: answers are 'r' (reserved), 'n' (no room), or the entry that is held already;
+ * evicted is field, entry, field, entry ...
+ */
+export const reserveScript = script(`${needsLedger}${mayWrite}
+sweep(ARGV[1], 64)
+local now, part = now_ms(), tonumber(ARGV[3])
+local cap, share = number_of('cap'), tonumber(ARGV[4])
+local answers, evicted = {}, {}
+local function evict(field)
+  local entry = call('HGET', blocks, field)
+  if not entry then call('ZREM', recency, field) return end
+  drop(field, entry, ARGV[1])
+  evicted[#evicted + 1] = field
+  evicted[#evicted + 1] = entry
+end
+-- The least recently used of one namespace; looked for among the oldest only, so that a script stays short.
+local function oldest_of(namespace)
+  for at = 0, 3 do
+    for _, field in ipairs(call('ZRANGE', recency, at * 256, at * 256 + 255)) do
+      if string.sub(field, 1, 32) == namespace then return field end
+    end
+  end
+end
+for at = 5, #ARGV, 3 do
+  local field, id, bytes = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  local held = call('HGET', blocks, field)
+  local need = charge_of(bytes, part)
+  if held then
+    use(field)
+    answers[#answers + 1] = held
+  else
+    local fits = need <= cap and (not share or need <= share)
+    local namespace = string.sub(field, 1, 32)
+    while fits and share and number_of('ns:' .. namespace) + need > share do
+      local field = oldest_of(namespace)
+      if field then evict(field) else fits = false end
+    end
+    while fits and number_of('used') + need > cap do
+      local field = call('ZRANGE', recency, 0, 0)[1]
+      if field then evict(field) else fits = false end
+    end
+    if fits then
+      charge(field, need)
+      call('ZADD', leases, now + tonumber(ARGV[2]), bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field)
+      for i = 0, parts_of(bytes, part) - 1 do call('SET', base .. 'v:' .. id .. ':' .. i, '') end
+      answers[#answers + 1] = 'r'
+    else
+      answers[#answers + 1] = 'n'
+    end
+  end
+end
+return {state(), answers, evicted}
+`);
+
+/**
+ * ARGV: node, ttlMs ("" for none), partBytes, then for each block, children first: field, id, bytes, written ("1", or "" to give
+ * the lease back). → {state, answers}: 's' (stored), 'n' (not: the lease had expired, or bytes are missing), or the entry that
+ * another node stored meanwhile.
+ */
+export const commitScript = script(`${needsLedger}${mayWrite}
+local part, now, answers = tonumber(ARGV[3]), now_ms(), {}
+for at = 4, #ARGV, 4 do
+  local field, id, bytes = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  local member = bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field
+  local answer = 'n'
+  if ARGV[at + 3] == '' or not call('ZSCORE', leases, member) then
+    end_lease(member)
+  else
+    local there = 0
+    for i = 0, parts_of(bytes, part) - 1 do there = there + call('STRLEN', base .. 'v:' .. id .. ':' .. i) end
+    local held = call('HGET', blocks, field)
+    if held or there ~= bytes then
+      end_lease(member)
+      if held then answer = held end
+    else
+      local entry = bytes .. ' ' .. part .. ' ' .. id
+      call('ZREM', leases, member)
+      call('HSET', blocks, field, entry)
+      call('HINCRBY', ledger, 'count', 1)
+      use(field)
+      if ARGV[2] ~= '' then
+        local at_ms = now + tonumber(ARGV[2])
+        call('ZADD', expiry, at_ms, field)
+        for i = 0, parts_of(bytes, part) - 1 do call('PEXPIREAT', base .. 'v:' .. id .. ':' .. i, at_ms) end
+      end
+      tell('s', field, entry, ARGV[1])
+      answer = 's'
+    end
+  end
+  answers[#answers + 1] = answer
+end
+return {state(), answers}
+`);
+
+/** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */
+export const removeScript = script(`${needsLedger}${mayWrite}
+for at = 2, #ARGV, 2 do
+  if call('HGET', blocks, ARGV[at]) == ARGV[at + 1] then drop(ARGV[at], ARGV[at + 1], ARGV[1]) end
+end
+return {state()}
+`);
+
+/** ARGV: fields, the least recent first. → {state} */
+export const touchScript = script(`${needsLedger}${mayWrite}
+for _, field in ipairs(ARGV) do
+  if call('HEXISTS', blocks, field) == 1 then use(field) end
+end
+return {state()}
+`);
+
+/**
+ * ARGV: node, the last event known, most events to return. → {state, first, events}: first is the number of the oldest event
+ * that is kept (0: none); events are XRANGE's. What has expired goes first.
+ */
+export const pollScript = script(`${needsLedger}
+if type(redis.pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep(ARGV[1], 64) end
+local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
+local first = oldest and tonumber(string.match(oldest[1], '^(%d+)')) or 0
+return {state(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
+`);
+
+/** Everything of a partition but its values goes. ARGV: none. */
+export const resetScript = script(`
+return call('DEL', unpack(KEYS))
+`);
+
+export const allScripts = [
+  openScript,
+  reserveScript,
+  commitScript,
+  removeScript,
+  touchScript,
+  pollScript,
+  resetScript,
+] as const;
