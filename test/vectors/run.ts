@@ -6,6 +6,7 @@ import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { type HashFile, replayHashes } from './hashes.ts';
 import { areRuns, type Difference, type ReplayReport, readRecorded, replayRuns } from './kv-cache-manager.ts';
+import { areEventCases, replayEvents } from './kv-events.ts';
 
 const usage = 'usage: npm run vectors -- DIR    replay the recorded runs (*.json, *.json.gz) in DIR\n';
 
@@ -24,7 +25,7 @@ export function main(args: readonly string[]): number {
     const report = replay(name, readRecorded(join(folder, name)));
     if (!report) {
       process.stdout.write(
-        `${name.padEnd(width)}  not replayed: neither runs of a KV-cache manager nor block hashes\n`,
+        `${name.padEnd(width)}  not replayed: neither runs of a KV-cache manager, nor block hashes, nor KV events\n`,
       );
       failed++;
       continue;
@@ -40,6 +41,7 @@ export function main(args: readonly string[]): number {
 
 function replay(name: string, content: unknown): ReplayReport | undefined {
   if (areRuns(content)) return replayRuns(content);
+  if (areEventCases(content)) return replayEvents(name, content);
   const isHashFile = typeof content === 'object' && content !== null && 'none_hash' in content && 'chains' in content;
   return isHashFile ? replayHashes(name, content as HashFile) : undefined;
 }

@@ -1,1 +1,17 @@
-export {};
+/** KV events in vLLM's encoding: codec, publisher and subscriber over ZeroMQ, and an index of who holds what. */
+export { decodeBatch, type Encoding, encodeBatch } from './codec.ts';
+export type { StreamItem } from './continuity.ts';
+export {
+  type AllBlocksCleared,
+  type BlockHash,
+  type BlockRemoved,
+  type BlockStored,
+  type KvEvent,
+  type KvEventBatch,
+  media,
+} from './event.ts';
+export { type Holder, HolderIndex, type HolderIndexStats, type PrefixMatch } from './holder-index.ts';
+export { KvEventPublisher, type KvEventPublisherOptions, type KvEventPublisherStats } from './publisher.ts';
+export { bindableEndpoint, type CurveClient, type CurveServer } from './security.ts';
+export { KvEventSubscriber, type KvEventSubscriberOptions, type KvEventSubscriberStats } from './subscriber.ts';
+export { subtopicOf, type TierChange, type TierEventsOptions, tierEvents } from './tier-events.ts';

@@ -1,0 +1,64 @@
+/**
+ * KV events: what an engine or a tier tells others about the blocks that it holds. The words are vLLM's
+ * (vllm/distributed/kv_events.py), in camelCase; the events of `@kvtier/prefix-cache` are of this shape already.
+ */
+import type { HashKey } from '@kvtier/identity';
+
+/** A chain hash as it travels: its integer form (u64) or all of its bytes. */
+export type BlockHash = bigint | HashKey;
+
+/** vLLM's names for where a block lies, and ours for the tiers that vLLM does not have. */
+export const media = {
+  gpu: 'GPU',
+  cpu: 'CPU',
+  disk: 'DISK',
+  redis: 'REDIS',
+  s3: 'S3',
+  peer: 'PEER',
+} as const;
+
+export interface BlockStored {
+  readonly type: 'BlockStored';
+  /** May be fewer than `tokenIds` cover (blocks outside a window), even none. */
+  readonly blockHashes: readonly BlockHash[];
+  /** Hash before the first one; null at the root, and where it is not known. */
+  readonly parentBlockHash: BlockHash | null;
+  /** Empty where only hashes are known (tiers). */
+  readonly tokenIds: readonly number[];
+  /** Tokens per block. */
+  readonly blockSize: number;
+  readonly loraId: number | null;
+  /** null: from before media had names; the GPU. */
+  readonly medium: string | null;
+  readonly loraName: string | null;
+  /** One entry per hash. */
+  readonly extraKeys?: readonly (readonly unknown[] | null)[] | null;
+  readonly groupIdx?: number | null;
+  readonly kvCacheSpecKind?: string | null;
+  readonly kvCacheSpecSlidingWindow?: number | null;
+  /** LOCAL or REMOTE, as seen from the publisher. */
+  readonly locality?: string | null;
+}
+
+export interface BlockRemoved {
+  readonly type: 'BlockRemoved';
+  readonly blockHashes: readonly BlockHash[];
+  readonly medium: string | null;
+  readonly groupIdx?: number | null;
+  readonly locality?: string | null;
+}
+
+export interface AllBlocksCleared {
+  readonly type: 'AllBlocksCleared';
+  /** vLLM has none and means the GPU; tiers of ours say which one. */
+  readonly medium?: string | null;
+}
+
+export type KvEvent = BlockStored | BlockRemoved | AllBlocksCleared;
+
+export interface KvEventBatch {
+  /** Unix time in seconds. */
+  readonly ts: number;
+  readonly events: readonly KvEvent[];
+  readonly dataParallelRank: number | null;
+}

@@ -1,0 +1,209 @@
+/**
+ * Publishes KV events over a ZeroMQ PUB socket, and replays the latest ones to who asks, both as vLLM's publisher does
+ * (`ZmqEventPublisher`): any of its consumers reads ours.
+ *
+ * Invariants: `publish` never waits and never throws; a batch that cannot be encoded or sent leaves a hole in the sequence,
+ * which every consumer sees, instead of a lie. Sequence numbers begin at 0 with every life and count batches. Queue and
+ * replay buffer are bounded; what a slow subscriber does not take is dropped for that subscriber alone, by ZeroMQ, and
+ * can be had again from the replay buffer.
+ */
+import { KvError } from '@kvtier/errors';
+import { Context, Publisher, type Socket } from 'zeromq';
+import { type Encoding, encodeBatch } from './codec.ts';
+import type { KvEvent } from './event.ts';
+import { encodeSeq } from './frames.ts';
+import { type Published, ReplayBuffer } from './replay-buffer.ts';
+import { ReplayServer } from './replay-server.ts';
+import {
+  Authenticator,
+  applyCurveServer,
+  bindableEndpoint,
+  type CurveServer,
+  checkCurveServer,
+  endpointOfRank,
+} from './security.ts';
+
+/** The names are those of vLLM's KVEventsConfig. */
+export interface KvEventPublisherOptions extends Encoding {
+  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with `curve`. Port * takes a free one. */
+  readonly endpoint: string;
+  /** Where missed batches can be asked for; null: nowhere. */
+  readonly replayEndpoint?: string | null;
+  readonly topic?: string;
+  /** Batches that can be replayed. */
+  readonly bufferSteps?: number;
+  /** Bytes that the batches kept for replay may take. */
+  readonly bufferBytes?: number;
+  /** Batches that ZeroMQ holds for one slow subscriber before it drops. */
+  readonly hwm?: number;
+  /** Batches that wait for the socket before the oldest are dropped. */
+  readonly maxQueueSize?: number;
+  /** With data parallelism: in every batch, and added to the ports. */
+  readonly dataParallelRank?: number;
+  readonly curve?: CurveServer | null;
+  /** Unix time in seconds. */
+  readonly now?: () => number;
+  readonly logger?: { warn(details: object, message: string): void };
+}
+
+export interface KvEventPublisherStats {
+  readonly publishedBatches: number;
+  readonly publishedEvents: number;
+  readonly publishedBytes: number;
+  /** Dropped before the socket took them; they can still be replayed. */
+  readonly droppedBatches: number;
+  /** Holes in the sequence: events that nobody can have. */
+  readonly lostBatches: number;
+  readonly queuedBatches: number;
+  readonly bufferedBatches: number;
+  readonly bufferedBytes: number;
+  readonly replays: number;
+  readonly refusedClients: number;
+}
+
+const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000 };
+
+export class KvEventPublisher {
+  /** Where the sockets are bound, ports resolved. */
+  readonly endpoint: string;
+  readonly replayEndpoint: string | null;
+  readonly #options: KvEventPublisherOptions;
+  readonly #socket: Publisher;
+  readonly #replay: ReplayServer | null;
+  readonly #buffer: ReplayBuffer;
+  readonly #authenticator: Authenticator | null;
+  readonly #maxQueueSize: number;
+  readonly #queue: Published[] = [];
+  readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, droppedBatches: 0, lostBatches: 0 };
+  #nextSeq = 0;
+  #sending: Promise<void> | undefined;
+  #closed = false;
+
+  private constructor(
+    options: KvEventPublisherOptions,
+    socket: Publisher,
+    buffer: ReplayBuffer,
+    replay: ReplayServer | null,
+    authenticator: Authenticator | null,
+  ) {
+    this.#options = options;
+    this.#socket = socket;
+    this.#buffer = buffer;
+    this.#replay = replay;
+    this.#authenticator = authenticator;
+    this.#maxQueueSize = options.maxQueueSize ?? defaults.maxQueueSize;
+    this.endpoint = socket.lastEndpoint!;
+    this.replayEndpoint = replay?.endpoint ?? null;
+  }
+
+  /** Throws KvError: CONFIG (an endpoint or key that cannot be, or is open without CURVE), LOCKED (address in use), IO. */
+  static async start(options: KvEventPublisherOptions): Promise<KvEventPublisher> {
+    const { curve = null, replayEndpoint = null, dataParallelRank: rank = 0 } = options;
+    const endpointFor = (endpoint: string, option: string): string =>
+      endpointOfRank(bindableEndpoint(endpoint, option, curve), rank);
+    const endpoint = endpointFor(options.endpoint, 'endpoint');
+    const replayAt = replayEndpoint === null ? null : endpointFor(replayEndpoint, 'replayEndpoint');
+    if (curve) checkCurveServer(curve);
+
+    const context = new Context({ blocky: false }); // of our own: one authenticator per context
+    const authenticator = curve ? await Authenticator.start(context, curve) : null;
+    const bufferSteps = options.bufferSteps ?? defaults.bufferSteps;
+    const buffer = new ReplayBuffer(bufferSteps, options.bufferBytes ?? defaults.bufferBytes);
+    const socket = new Publisher({ context, linger: 0, sendHighWaterMark: options.hwm ?? defaults.hwm });
+    let replay: ReplayServer | null = null;
+    try {
+      await bind(socket, endpoint, curve);
+      if (replayAt !== null) {
+        replay = new ReplayServer(context, buffer, bufferSteps);
+        await bind(replay.socket, replayAt, curve);
+        replay.start();
+      }
+    } catch (error) {
+      socket.close();
+      await replay?.close();
+      await authenticator?.close();
+      throw error;
+    }
+    return new KvEventPublisher(options, socket, buffer, replay, authenticator);
+  }
+
+  /**
+   * One batch, after the one before it. `subtopic` is appended to the topic (tiers: the namespace). The events must not
+   * change afterwards. Nothing happens for no events, nor after close.
+   */
+  publish(events: readonly KvEvent[], subtopic = ''): void {
+    if (this.#closed || events.length === 0) return;
+    const { topic = '', dataParallelRank = null, now = unixSeconds, logger } = this.#options;
+    let payload: Buffer;
+    try {
+      payload = encodeBatch({ ts: now(), events, dataParallelRank }, this.#options);
+    } catch (error) {
+      logger?.warn({ err: error }, 'kv events: a batch could not be encoded; consumers see a gap');
+      this.skip();
+      return;
+    }
+    const batch = { seq: this.#nextSeq++, topic: topic + subtopic, payload };
+    this.#counts.publishedBatches++;
+    this.#counts.publishedEvents += events.length;
+    this.#counts.publishedBytes += payload.length;
+    this.#buffer.push(batch);
+    if (this.#queue.length >= this.#maxQueueSize) {
+      this.#queue.shift();
+      this.#counts.droppedBatches++;
+    }
+    this.#queue.push(batch);
+    this.#sending ??= this.#send();
+  }
+
+  /** Events were lost before they came here: a hole in the sequence, so that consumers know that they missed something. */
+  skip(): void {
+    this.#nextSeq++;
+    this.#counts.lostBatches++;
+  }
+
+  stats(): KvEventPublisherStats {
+    return {
+      ...this.#counts,
+      queuedBatches: this.#queue.length,
+      bufferedBatches: this.#buffer.count,
+      bufferedBytes: this.#buffer.bytes,
+      replays: this.#replay?.count ?? 0,
+      refusedClients: this.#authenticator?.refused ?? 0,
+    };
+  }
+
+  /** What is queued is still handed to ZeroMQ; subscribers that are behind lose what they have not read. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    await this.#sending;
+    this.#socket.close();
+    await this.#replay?.close();
+    await this.#authenticator?.close();
+  }
+
+  /** One send at a time is all that a socket takes. A PUB socket never makes it wait: it drops. */
+  async #send(): Promise<void> {
+    for (let batch = this.#queue.shift(); batch; batch = this.#queue.shift()) {
+      try {
+        await this.#socket.send([batch.topic, encodeSeq(batch.seq), batch.payload]);
+      } catch {
+        this.#counts.droppedBatches++;
+      }
+    }
+    this.#sending = undefined;
+  }
+}
+
+const unixSeconds = (): number => Date.now() / 1_000;
+
+async function bind(socket: Socket, endpoint: string, curve: CurveServer | null): Promise<void> {
+  applyCurveServer(socket, curve);
+  socket.ipv6 = endpoint.includes('[');
+  try {
+    await socket.bind(endpoint);
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    if (code === 'EADDRINUSE') throw new KvError('LOCKED', `${endpoint}: in use by another process; choose another`);
+    throw new KvError('IO', `${endpoint}: cannot be bound (${message}); name an address of this machine`);
+  }
+}

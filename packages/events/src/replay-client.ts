@@ -1,0 +1,56 @@
+/**
+ * Asks a publisher for the batches from a sequence number on. A socket of its own for every request, so that late answers
+ * to an earlier one never mix in. Reads today's answers and those without a topic frame.
+ */
+import { KvError } from '@kvtier/errors';
+import { Dealer } from 'zeromq';
+import { decodeSeq, encodeSeq, endOfReplay } from './frames.ts';
+import type { Published } from './replay-buffer.ts';
+import { applyCurveClient, type CurveClient } from './security.ts';
+
+export interface ReplayRequest {
+  readonly endpoint: string;
+  readonly fromSeq: number;
+  /** For the whole answer. */
+  readonly deadlineMs: number;
+  readonly maxMessageBytes: number;
+  readonly curve: CurveClient | null;
+  readonly signal: AbortSignal;
+}
+
+/** Until the publisher says that this was all. Throws KvError DEADLINE, also when aborted, and PROTOCOL. */
+export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Published> {
+  const { endpoint, fromSeq, deadlineMs, signal } = request;
+  const endMs = performance.now() + deadlineMs;
+  const socket = new Dealer({ linger: 0, maxMessageSize: request.maxMessageBytes });
+  const abort = (): void => socket.close();
+  signal.addEventListener('abort', abort);
+  try {
+    applyCurveClient(socket, request.curve);
+    socket.connect(endpoint);
+    await socket.send(['', encodeSeq(fromSeq)]);
+    while (true) {
+      const frames = await receive(socket, endMs - performance.now(), signal, endpoint);
+      const [topic, seqFrame, payload] = frames.length === 3 ? [undefined, frames[1], frames[2]] : frames.slice(1);
+      if (seqFrame?.equals(endOfReplay)) return;
+      const seq = decodeSeq(seqFrame);
+      if (seq === undefined || payload === undefined)
+        throw new KvError('PROTOCOL', `${endpoint}: not an answer to a replay; is this the replay endpoint?`);
+      yield { seq, topic: topic?.toString() ?? '', payload };
+    }
+  } finally {
+    signal.removeEventListener('abort', abort);
+    if (!socket.closed) socket.close();
+  }
+}
+
+async function receive(socket: Dealer, leftMs: number, signal: AbortSignal, endpoint: string): Promise<Buffer[]> {
+  const late = new KvError('DEADLINE', `${endpoint}: no end of the replay in time; is the publisher overloaded?`);
+  if (leftMs <= 0 || signal.aborted) throw late;
+  socket.receiveTimeout = Math.ceil(leftMs);
+  try {
+    return await socket.receive();
+  } catch {
+    throw late;
+  }
+}

@@ -1,0 +1,63 @@
+/**
+ * Answers who missed batches, over a ROUTER socket, in vLLM's protocol (frames.ts). One request at a time; a client that
+ * does not take its answers in time loses the rest of them, and sees that from the missing end marker.
+ */
+import { type Context, Router } from 'zeromq';
+import { decodeSeq, encodeSeq, endOfReplay } from './frames.ts';
+import type { ReplayBuffer } from './replay-buffer.ts';
+
+/** A client may stop reading for so long. */
+const clientMs = 2_000;
+
+export class ReplayServer {
+  readonly socket: Router;
+  readonly #buffer: ReplayBuffer;
+  #loop: Promise<void> | undefined;
+  #count = 0;
+
+  /** `maxBatches`: one whole answer waits inside ZeroMQ, so that a client of normal speed never holds others up. */
+  constructor(context: Context, buffer: ReplayBuffer, maxBatches: number) {
+    this.#buffer = buffer;
+    // Mandatory: wait for a slow client instead of dropping out of the middle of an answer.
+    const sendHighWaterMark = maxBatches + 1;
+    this.socket = new Router({ context, linger: 0, mandatory: true, sendHighWaterMark, sendTimeout: clientMs });
+  }
+
+  get endpoint(): string {
+    return this.socket.lastEndpoint!;
+  }
+
+  /** Requests answered. */
+  get count(): number {
+    return this.#count;
+  }
+
+  /** Call once, after the socket is bound. */
+  start(): void {
+    this.#loop = this.#run();
+  }
+
+  async close(): Promise<void> {
+    this.socket.close();
+    await this.#loop?.catch(() => undefined); // ends because the socket closed
+  }
+
+  async #run(): Promise<void> {
+    for await (const [client, empty, start, ...more] of this.socket) {
+      const seq = decodeSeq(start);
+      if (client === undefined || empty?.length !== 0 || seq === undefined || more.length > 0) continue; // as vLLM does
+      try {
+        await this.#answer(client, seq);
+        this.#count++;
+      } catch {
+        // The client went away or does not read; it will ask again if it is still there.
+      }
+    }
+  }
+
+  async #answer(client: Buffer, from: number): Promise<void> {
+    for (let batch = this.#buffer.firstFrom(from); batch; batch = this.#buffer.firstFrom(batch.seq + 1))
+      await this.socket.send([client, '', batch.topic, encodeSeq(batch.seq), batch.payload]);
+    await this.socket.send([client, '', '', endOfReplay, '']);
+  }
+}

@@ -1,0 +1,134 @@
+/**
+ * Where a publisher may listen, and to whom it talks. Loopback and Unix sockets need nothing; anything beyond is refused
+ * unless CURVE is configured: the server's key authenticates us and encrypts, the list of client keys says who may read.
+ * The client keys are checked by ZeroMQ's authentication protocol (ZAP, rfc.zeromq.org/spec/27) inside our own context.
+ */
+import { KvError } from '@kvtier/errors';
+import { type Context, Reply, type Socket } from 'zeromq';
+
+/** Keys are Z85 text of 40 characters, as `curveKeyPair()` and `zmq.curve_keypair()` make them. */
+export interface CurveServer {
+  readonly secretKey: string;
+  /** Public keys of those who may subscribe. */
+  readonly allowedClientKeys: readonly string[];
+}
+
+export interface CurveClient {
+  /** The publisher's public key. */
+  readonly serverKey: string;
+  readonly publicKey: string;
+  readonly secretKey: string;
+}
+
+const z85Key = /^[0-9a-zA-Z.\-:+=^!/*?&<>()[\]{}@%$#]{40}$/;
+/** sockaddr_un. */
+const maxIpcPathBytes = 107;
+
+/** `endpoint` as ZeroMQ binds it. Throws KvError CONFIG when it cannot be, or may not be without CURVE. */
+export function bindableEndpoint(endpoint: string, option: string, curve: CurveServer | null): string {
+  const path = /^ipc:\/\/(.+)$/.exec(endpoint)?.[1];
+  if (path !== undefined) {
+    if (Buffer.byteLength(path) <= maxIpcPathBytes) return endpoint;
+    throw new KvError('CONFIG', `${option} ${endpoint}: longer than ${maxIpcPathBytes} bytes; choose a shorter path`);
+  }
+  const [, host, port] = /^tcp:\/\/(\[[^\]]+\]|[^:]+):(\d+|\*)$/.exec(endpoint) ?? [];
+  if (host === undefined || port === undefined || Number(port) > 65_535)
+    throw new KvError('CONFIG', `${option} ${endpoint}: not an endpoint; write ipc:///PATH or tcp://127.0.0.1:PORT`);
+  if (!isLoopback(host) && curve === null)
+    throw new KvError(
+      'CONFIG',
+      `${option} ${endpoint}: open to the network; bind to 127.0.0.1 or configure curve keys`,
+    );
+  return host === 'localhost' ? `tcp://127.0.0.1:${port}` : endpoint;
+}
+
+const isLoopback = (host: string): boolean =>
+  host === 'localhost' || host === '[::1]' || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(host);
+
+/** vLLM's rule: every data-parallel rank has a port (or a path) of its own, `rank` after the first one. */
+export function endpointOfRank(endpoint: string, rank: number): string {
+  if (rank === 0) return endpoint;
+  if (endpoint.startsWith('ipc://')) return `${endpoint}_dp${rank}`;
+  return endpoint.replace(/:(\d+)$/, (_, port: string) => `:${Number(port) + rank}`);
+}
+
+/** Throws KvError CONFIG for keys that cannot be. Names the option, never the key. */
+export function checkCurveServer({ secretKey, allowedClientKeys }: CurveServer): void {
+  if (!z85Key.test(secretKey)) throw badKey('curve.secretKey');
+  if (allowedClientKeys.length === 0)
+    throw new KvError('CONFIG', 'curve.allowedClientKeys: empty, so nobody could subscribe; list the public keys');
+  allowedClientKeys.forEach((key, i) => {
+    if (!z85Key.test(key)) throw badKey(`curve.allowedClientKeys[${i}]`);
+  });
+}
+
+export function applyCurveClient(socket: Socket, curve: CurveClient | null): void {
+  if (curve === null) return;
+  for (const name of ['serverKey', 'publicKey', 'secretKey'] as const)
+    if (!z85Key.test(curve[name])) throw badKey(`curve.${name}`);
+  socket.curveServerKey = curve.serverKey;
+  socket.curvePublicKey = curve.publicKey;
+  socket.curveSecretKey = curve.secretKey;
+}
+
+const badKey = (option: string): KvError =>
+  new KvError('CONFIG', `${option}: not a CURVE key; a key is 40 characters of Z85, see docs/operating.md`);
+
+/** Makes `socket` a CURVE server whose clients the authenticator of its context decides about. */
+export function applyCurveServer(socket: Socket, curve: CurveServer | null): void {
+  if (curve === null) return;
+  socket.curveServer = true;
+  socket.curveSecretKey = curve.secretKey;
+  socket.zapDomain = 'kvtier';
+}
+
+/** Answers, within one context, which client keys may connect. Bound before any socket that it guards. */
+export class Authenticator {
+  readonly #socket: Reply;
+  readonly #allowed: ReadonlySet<string>;
+  readonly #loop: Promise<void>;
+  #refused = 0;
+
+  private constructor(socket: Reply, curve: CurveServer) {
+    this.#socket = socket;
+    this.#allowed = new Set(curve.allowedClientKeys.map((key) => z85Decode(key).toString('hex')));
+    this.#loop = this.#run();
+  }
+
+  static async start(context: Context, curve: CurveServer): Promise<Authenticator> {
+    const socket = new Reply({ context, linger: 0 });
+    await socket.bind('inproc://zeromq.zap.01');
+    return new Authenticator(socket, curve);
+  }
+
+  /** Connections refused so far. */
+  get refused(): number {
+    return this.#refused;
+  }
+
+  async #run(): Promise<void> {
+    for await (const [version, id, , , , mechanism, key] of this.#socket) {
+      const known = mechanism?.toString() === 'CURVE' && key !== undefined && this.#allowed.has(key.toString('hex'));
+      if (!known) this.#refused++;
+      await this.#socket.send([version!, id!, ...(known ? ['200', 'OK'] : ['400', 'unknown client key']), '', '']);
+    }
+  }
+
+  async close(): Promise<void> {
+    this.#socket.close();
+    await this.#loop.catch(() => undefined); // ends because the socket closed
+  }
+}
+
+const z85Digits = '0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#';
+
+/** ZeroMQ's text form of binary keys (rfc.zeromq.org/spec/32): five digits of base 85 are four bytes. */
+export function z85Decode(text: string): Buffer {
+  const bytes = Buffer.alloc((text.length / 5) * 4);
+  for (let i = 0; i < text.length; i += 5) {
+    let value = 0;
+    for (const digit of text.slice(i, i + 5)) value = value * 85 + z85Digits.indexOf(digit);
+    bytes.writeUInt32BE(value % 2 ** 32, (i / 5) * 4);
+  }
+  return bytes;
+}
