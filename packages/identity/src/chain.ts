@@ -98,6 +98,12 @@ export class SequenceHashes {
   #tail: TokenIds;
   #tailCount = 0;
   readonly #keys: HashKey[] = [];
+  /** `packedWords`, and the bytes that it is a view of. */
+  #words: { readonly words: Uint32Array; readonly wordsPerHash: number } = {
+    words: new Uint32Array(0),
+    wordsPerHash: 8,
+  };
+  #wordsOf: Buffer | null = null;
 
   constructor(hasher: ChainHasher, identity: RequestIdentity = {}) {
     this.hasher = hasher;
@@ -118,6 +124,16 @@ export class SequenceHashes {
   /** All hashes in chain order: a view, blockCount × hashBytes bytes. */
   get packed(): Buffer {
     return this.#hashes.subarray(0, this.#blockCount * this.hasher.hashBytes);
+  }
+
+  /** `packed` as 32-bit words, for tables that compare hashes without making keys. Valid until the chain grows. */
+  get packedWords(): { readonly words: Uint32Array; readonly wordsPerHash: number } {
+    if (this.#wordsOf !== this.#hashes) {
+      this.#wordsOf = this.#hashes;
+      const words = new Uint32Array(this.#hashes.buffer, this.#hashes.byteOffset, this.#hashes.length / 4);
+      this.#words = { words, wordsPerHash: this.hasher.hashBytes / 4 };
+    }
+    return this.#words;
   }
 
   /** The hashes of blocks [first, end), packed: a view. */

@@ -3,13 +3,13 @@
  * other; each hit is the longest one that a naive search over the pool finds, and its blocks hold what they stand for;
  * each allocation takes what was asked of it; in the end everything is free again.
  */
-import type { HashKey } from '@kvtier/identity';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { type AttentionSpec, seesWholePrefix } from './attention-spec.ts';
 import type { CacheHit } from './coordinator.ts';
 import { KvCacheManager, type KvCacheManagerOptions } from './kv-cache-manager.ts';
 import type { CacheRequest } from './request.ts';
+import { keyOfTokens } from './testing/key-of-tokens.ts';
 
 const full = (blockTokens: number): AttentionSpec => ({ kind: 'full_attention', blockTokens });
 const windowOf = (blockTokens: number, windowTokens: number): AttentionSpec => ({
@@ -60,7 +60,7 @@ const cases: Record<string, Case> = {
   'two ranks': { groups: [full(2), mamba(4)], options: { contextParallel: 2 } },
 };
 
-/** The hash of a block is its prefix, spelled out. */
+/** The hash of a block stands for its prefix. */
 class TestRequest implements CacheRequest {
   readonly id: string;
   readonly tokens: number[];
@@ -85,7 +85,7 @@ class TestRequest implements CacheRequest {
     const { tokens, hashTokens } = this;
     return {
       blockCount: Math.floor(tokens.length / hashTokens),
-      keyAt: (block: number) => tokens.slice(0, (block + 1) * hashTokens).join() as HashKey,
+      keyAt: (block: number) => keyOfTokens(tokens.slice(0, (block + 1) * hashTokens)),
     };
   }
 }
@@ -238,7 +238,7 @@ class Schedule {
   }
 
   #key(request: TestRequest, group: number, tokens: number): string {
-    return `${group}:${request.tokens.slice(0, tokens).join()}`;
+    return `${group}:${keyOfTokens(request.tokens.slice(0, tokens))}`;
   }
 
   #holders(): Map<string, number[]> {

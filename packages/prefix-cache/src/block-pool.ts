@@ -17,7 +17,8 @@ import type { HashKey } from '@kvtier/identity';
 import type { EventLog } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
 import { HashIndex } from './hash-index.ts';
-import type { CacheRequest } from './request.ts';
+import { type HashQuery, HashRows } from './hash-rows.ts';
+import type { BlockHashes, CacheRequest } from './request.ts';
 
 export const nullBlock = 0;
 
@@ -65,13 +66,13 @@ export class BlockPool {
   readonly #events: EventLog;
   readonly #free: FreeQueue;
   readonly #refs: Int32Array;
-  readonly #hashes: (HashKey | undefined)[];
+  readonly #rows: HashRows;
   /** Tokens of the chain up to and including the block; valid where there is a hash. */
   readonly #hashTokens: Int32Array;
   readonly #groups: Uint8Array;
   #reservedCount = 0;
-  /** Further hashes of a block, of boundaries inside it. */
-  readonly #interior = new Map<number, HashKey[]>();
+  /** Rows of further hashes of a block, of boundaries inside it. */
+  readonly #interior = new Map<number, number[]>();
   readonly #indexes: readonly HashIndex[];
 
   constructor(options: BlockPoolOptions) {
@@ -83,10 +84,10 @@ export class BlockPool {
     this.#free = new FreeQueue(blockCount);
     for (let block = 1; block < blockCount; block++) this.#free.append(block);
     this.#refs = new Int32Array(blockCount);
-    this.#hashes = new Array<HashKey | undefined>(blockCount).fill(undefined);
+    this.#rows = new HashRows(blockCount);
     this.#hashTokens = new Int32Array(blockCount);
     this.#groups = new Uint8Array(blockCount);
-    this.#indexes = Array.from({ length: options.groupCount }, () => new HashIndex());
+    this.#indexes = Array.from({ length: options.groupCount }, () => new HashIndex(this.#rows));
   }
 
   get freeCount(): number {
@@ -113,23 +114,27 @@ export class BlockPool {
 
   /** Tokens of the chain that the block's hash stands for; 0 without one. */
   hashTokensOf(block: number): number {
-    return this.#hashes[block] === undefined ? 0 : this.#hashTokens[block]!;
+    return this.#rows.has(block) ? this.#hashTokens[block]! : 0;
   }
 
   hashOf(block: number): HashKey | undefined {
-    return this.#hashes[block];
+    return this.#rows.keyOf(block);
   }
 
-  /** The block that holds this hash for a group. Not touched: it may be free and be reused by the next allocation. */
-  find(hash: HashKey, group: number): number | undefined {
-    return this.#indexes[group]!.get(hash);
+  /** Whether a block carries the hash at `index` of a chain. */
+  carries(block: number, hashes: BlockHashes, index: number): boolean {
+    return this.#rows.has(block) && this.#rows.equals(block, this.#rows.query(hashes, index));
   }
 
-  /** The blocks that hold this hash for each of these groups; undefined if any group misses. */
-  findAll(hash: HashKey, groups: readonly number[]): number[] | undefined {
+  /**
+   * The blocks that hold the hash at `index` of a chain for each of these groups; undefined if any group misses. Not
+   * touched: they may be free and be reused by the next allocation.
+   */
+  findAll(hashes: BlockHashes, index: number, groups: readonly number[]): number[] | undefined {
+    const query = this.#rows.query(hashes, index);
     const blocks: number[] = [];
     for (const group of groups) {
-      const block = this.find(hash, group);
+      const block = this.#find(query, group);
       if (block === undefined) return undefined;
       blocks.push(block);
     }
@@ -137,9 +142,10 @@ export class BlockPool {
   }
 
   /** As `findAll`, with the blocks appended to one column per group; false, and nothing appended, on a miss. */
-  findEach(hash: HashKey, groups: readonly number[], columns: readonly number[][]): boolean {
+  findEach(hashes: BlockHashes, index: number, groups: readonly number[], columns: readonly number[][]): boolean {
+    const query = this.#rows.query(hashes, index);
     for (let g = 0; g < groups.length; g++) {
-      const block = this.find(hash, groups[g]!);
+      const block = this.#find(query, groups[g]!);
       if (block === undefined) {
         for (let done = 0; done < g; done++) columns[done]!.pop();
         return false;
@@ -187,7 +193,7 @@ export class BlockPool {
       if (block === nullBlock) continue;
       invariant(refs >= 0, () => `block pool: block ${block} is released more often than held`);
       if (refs > 0) continue;
-      if (this.#enableCaching && this.#hashes[block] !== undefined) this.#free.append(block);
+      if (this.#enableCaching && this.#rows.has(block)) this.#free.append(block);
       else unhashed++;
     }
     // Backwards, because each prepend goes before the last one.
@@ -205,18 +211,17 @@ export class BlockPool {
     if (first >= end) return;
     const { hashes } = request;
     const hashesPerBlock = blockTokens / full.hashTokens;
-    const keyOf = (i: number): HashKey => hashes.keyAt((i + 1) * hashesPerBlock - 1);
     invariant(end * hashesPerBlock <= hashes.blockCount, () => `block pool: ${end} full blocks past the last hash`);
     const stored: HashKey[] = [];
     const extraKeys: (readonly unknown[] | null)[] = [];
     for (let i = first; i < end; i++) {
       const block = table[i]!;
       if (block === nullBlock || (full.keep && !full.keep(i))) continue;
-      const hash = keyOf(i);
       this.#promote(block, (i + 1) * blockTokens);
-      this.#name(block, hash, (i + 1) * blockTokens, group);
+      const index = (i + 1) * hashesPerBlock - 1;
+      this.#name(block, this.#rows.query(hashes, index), (i + 1) * blockTokens, group);
       if (this.#events.enabled) {
-        stored.push(hash);
+        stored.push(hashes.keyAt(index));
         extraKeys.push(request.description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
       }
     }
@@ -224,7 +229,7 @@ export class BlockPool {
     this.#events.add({
       type: 'BlockStored',
       blockHashes: stored,
-      parentBlockHash: first === 0 ? null : keyOf(first - 1),
+      parentBlockHash: first === 0 ? null : hashes.keyAt(first * hashesPerBlock - 1),
       tokenIds: request.description?.tokenIds(first * blockTokens, end * blockTokens) ?? [],
       blockSize: blockTokens,
       loraId: request.description?.loraId ?? null,
@@ -242,14 +247,16 @@ export class BlockPool {
     const { request, block, tokens, hashTokens, group } = partial;
     if (block === nullBlock) return;
     const index = tokens / hashTokens - 1;
-    const hash = request.hashes.keyAt(index);
-    if (this.#hashes[block] === hash || this.#interior.get(block)?.includes(hash)) return;
+    const query = this.#rows.query(request.hashes, index);
+    const interior = this.#interior.get(block) ?? [];
+    if (this.carries(block, request.hashes, index) || interior.some((row) => this.#rows.equals(row, query))) return;
     if (this.hashTokensOf(block) > tokens) {
-      this.#interior.set(block, [...(this.#interior.get(block) ?? []), hash]);
-      this.#indexes[group]!.add(hash, block);
+      const row = this.#rows.addExtra(block, query);
+      this.#interior.set(block, [...interior, row]);
+      this.#indexes[group]!.add(row);
     } else {
       this.#evict(block);
-      this.#name(block, hash, tokens, group);
+      this.#name(block, this.#rows.query(request.hashes, index), tokens, group);
     }
     if (!this.#events.enabled) return;
     const { description } = request;
@@ -271,20 +278,22 @@ export class BlockPool {
 
   /** What `source` caches is cached in `target` from now on: its content is being copied there. */
   moveHashes(source: number, target: number): void {
-    const hash = this.#hashes[source];
+    const hash = this.#rows.keyOf(source);
     invariant(hash !== undefined, () => `block pool: block ${source} has no hash to move`);
-    invariant(this.#hashes[target] === undefined, () => `block pool: block ${target} carries a hash already`);
+    invariant(!this.#rows.has(target), () => `block pool: block ${target} carries a hash already`);
     const group = this.#groups[source]!;
-    this.#indexes[group]!.remove(hash, source);
-    this.#hashes[source] = undefined;
-    this.#name(target, hash, this.#hashTokens[source]!, group);
+    this.#indexes[group]!.remove(source);
+    this.#rows.clear(source);
+    this.#name(target, this.#rows.queryOf(hash), this.#hashTokens[source]!, group);
     const interior = this.#interior.get(source);
     if (!interior) return;
     this.#interior.delete(source);
     this.#interior.set(target, interior);
-    for (const one of interior) {
-      this.#indexes[group]!.remove(one, source);
-      this.#indexes[group]!.add(one, target);
+    for (const row of interior) {
+      // Inserted anew: of several blocks with one hash, the others have come before.
+      this.#indexes[group]!.remove(row);
+      this.#rows.setOwner(row, target);
+      this.#indexes[group]!.add(row);
     }
   }
 
@@ -300,7 +309,7 @@ export class BlockPool {
   reset(): boolean {
     if (this.#free.count !== this.blockCount - 1 - this.#reservedCount) return false;
     for (const index of this.#indexes) index.clear();
-    this.#hashes.fill(undefined);
+    this.#rows.clearAll();
     this.#interior.clear();
     this.#events.add({ type: 'AllBlocksCleared' });
     return true;
@@ -317,12 +326,12 @@ export class BlockPool {
     const hashed: { block: number; hash: HashKey; group: number; tokens: number }[] = [];
     for (let block = 1; block < this.blockCount; block++) {
       if (this.#refs[block] !== 0) refs.set(block, this.#refs[block]!);
-      const hash = this.#hashes[block];
+      const hash = this.#rows.keyOf(block);
       if (hash !== undefined)
         hashed.push({ block, hash, group: this.#groups[block]!, tokens: this.#hashTokens[block]! });
     }
     const keys = this.#indexes.flatMap((index, group) =>
-      [...index.entries()].map(([hash, block]) => ({ block, hash, group })),
+      [...index.rows()].map((row) => ({ block: this.#rows.blockOf(row), hash: this.#rows.keyOf(row)!, group })),
     );
     return { free: this.#free.toArray(), refs, hashed, keys };
   }
@@ -331,18 +340,19 @@ export class BlockPool {
   checkIntegrity(): void {
     this.#free.checkIntegrity();
     invariant(!this.#free.has(nullBlock), 'block pool: the null block is free');
-    invariant(this.#hashes[nullBlock] === undefined, 'block pool: the null block carries a hash');
+    invariant(!this.#rows.has(nullBlock), 'block pool: the null block carries a hash');
     let hashedCount = 0;
     for (let block = 1; block < this.blockCount; block++) {
       const refs = this.#refs[block]!;
       invariant(this.#free.has(block) === (refs === 0), () => `block pool: block ${block} has ${refs} references`);
-      if (this.#hashes[block] !== undefined) hashedCount += 1 + (this.#interior.get(block)?.length ?? 0);
+      if (this.#rows.has(block)) hashedCount += 1 + (this.#interior.get(block)?.length ?? 0);
     }
     let indexedCount = 0;
     this.#indexes.forEach((index, group) => {
-      for (const [hash, block] of index.entries()) {
-        const carries = this.#hashes[block] === hash || this.#interior.get(block)?.includes(hash);
-        const agrees = carries && this.#groups[block] === group;
+      index.checkIntegrity();
+      for (const row of index.rows()) {
+        const block = this.#rows.blockOf(row);
+        const agrees = (row === block || this.#interior.get(block)?.includes(row)) && this.#groups[block] === group;
         invariant(agrees, () => `block pool: block ${block} is indexed under a hash it does not carry`);
         indexedCount++;
       }
@@ -350,34 +360,43 @@ export class BlockPool {
     invariant(hashedCount === indexedCount, () => `block pool: ${hashedCount} hashed, ${indexedCount} indexed`);
   }
 
-  #name(block: number, hash: HashKey, tokens: number, group: number): void {
-    this.#hashes[block] = hash;
+  #find(query: HashQuery, group: number): number | undefined {
+    const row = this.#indexes[group]!.find(query);
+    return row === undefined ? undefined : this.#rows.blockOf(row);
+  }
+
+  #name(block: number, query: HashQuery, tokens: number, group: number): void {
+    this.#rows.set(block, query);
     this.#hashTokens[block] = tokens;
     this.#groups[block] = group;
-    this.#indexes[group]!.add(hash, block);
+    this.#indexes[group]!.add(block);
   }
 
   /** A block may only change its hash for one that covers more of it. */
   #promote(block: number, tokens: number): void {
-    if (this.#hashes[block] === undefined) return;
+    if (!this.#rows.has(block)) return;
     const covers = this.#hashTokens[block]!;
     invariant(covers < tokens, () => `block pool: block ${block} carries the hash of ${covers} tokens already`);
     this.#evict(block);
   }
 
   #evict(block: number): void {
-    const hash = this.#hashes[block];
-    if (hash === undefined) return;
+    if (!this.#rows.has(block)) return;
     const group = this.#groups[block]!;
-    this.#indexes[group]!.remove(hash, block);
-    this.#hashes[block] = undefined;
-    this.#events.add({ type: 'BlockRemoved', blockHashes: [hash], medium: 'GPU', groupIdx: group });
-    const interior = this.#interior.get(block);
-    if (!interior) return;
-    this.#interior.delete(block);
-    for (const one of interior) {
-      this.#indexes[group]!.remove(one, block);
-      this.#events.add({ type: 'BlockRemoved', blockHashes: [one], medium: 'GPU', groupIdx: group });
+    this.#indexes[group]!.remove(block);
+    this.#tellRemoved(block, group);
+    this.#rows.clear(block);
+    if (this.#interior.size === 0) return;
+    for (const row of this.#interior.get(block) ?? []) {
+      this.#indexes[group]!.remove(row);
+      this.#tellRemoved(row, group);
+      this.#rows.removeExtra(row);
     }
+    this.#interior.delete(block);
+  }
+
+  #tellRemoved(row: number, group: number): void {
+    if (!this.#events.enabled) return;
+    this.#events.add({ type: 'BlockRemoved', blockHashes: [this.#rows.keyOf(row)!], medium: 'GPU', groupIdx: group });
   }
 }

@@ -19,7 +19,7 @@ export class ChunkedLocalManager extends SingleTypeManager {
     const maxBlocks = Math.floor(maxTokens / this.blockTokens);
     let count = Math.floor(this.skippedTokens(maxTokens) / this.blockTokens);
     const columns = groups.map(() => new Array<number>(count).fill(nullBlock));
-    while (count < maxBlocks && this.pool.findEach(this.keyOf(hashes, count), groups, columns)) count++;
+    while (count < maxBlocks && this.pool.findEach(hashes, this.hashIndexOf(count), groups, columns)) count++;
     return { columns, tokens: count * this.blockTokens };
   }
 

@@ -28,7 +28,7 @@ export class FullAttentionManager extends SingleTypeManager {
       Math.floor(hashes.blockCount / this.hashesPerBlock),
     );
     let count = 0;
-    while (count < maxBlocks && this.pool.findEach(this.keyOf(hashes, count), groups, columns)) count++;
+    while (count < maxBlocks && this.pool.findEach(hashes, this.hashIndexOf(count), groups, columns)) count++;
     let tokens = count * this.blockTokens;
     if (alignmentTokens < this.blockTokens) tokens = this.#extendInside(query, columns, tokens);
     if (query.dropEagleBlock && tokens > 0) tokens -= Math.min(alignmentTokens, this.blockTokens);
@@ -54,7 +54,7 @@ export class FullAttentionManager extends SingleTypeManager {
     const { hashTokens } = this.options;
     const last = Math.min(query.maxTokens, tokens + this.blockTokens - 1, query.hashes.blockCount * hashTokens);
     for (let end = last - (last % hashTokens); end > tokens; end -= hashTokens)
-      if (this.pool.findEach(query.hashes.keyAt(end / hashTokens - 1), query.groups, columns)) return end;
+      if (this.pool.findEach(query.hashes, end / hashTokens - 1, query.groups, columns)) return end;
     return tokens;
   }
 

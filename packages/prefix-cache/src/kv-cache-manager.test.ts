@@ -2,16 +2,16 @@
  * Random schedules against a naive model: arrays that are searched, no links, no index. Everything visible must be
  * equal after every operation; and the rules that readers look for first, one by one.
  */
-import type { HashKey } from '@kvtier/identity';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { KvCacheEvent } from './events.ts';
 import { KvCacheManager } from './kv-cache-manager.ts';
 import type { CacheRequest } from './request.ts';
+import { keyOfTokens } from './testing/key-of-tokens.ts';
 
 const blockTokens = 2;
 
-/** The hash of a block is its prefix, spelled out. */
+/** The hash of a block stands for its prefix. */
 class TestRequest implements CacheRequest {
   readonly id: string;
   readonly tokens: number[];
@@ -31,7 +31,7 @@ class TestRequest implements CacheRequest {
     const { tokens } = this;
     return {
       blockCount: Math.floor(tokens.length / blockTokens),
-      keyAt: (block: number) => tokens.slice(0, (block + 1) * blockTokens).join() as HashKey,
+      keyAt: (block: number) => keyOfTokens(tokens.slice(0, (block + 1) * blockTokens)),
     };
   }
 }
@@ -59,7 +59,7 @@ class NaiveManager {
   hit(request: TestRequest): NaiveBlock[] {
     const found: NaiveBlock[] = [];
     for (let end = blockTokens; end <= request.tokenCount - 1; end += blockTokens) {
-      const hash = request.tokens.slice(0, end).join();
+      const hash = keyOfTokens(request.tokens.slice(0, end));
       const holders = this.blocks.filter((block) => block.hash === hash).sort((a, b) => a.hashedAt - b.hashedAt);
       if (!holders[0]) break;
       found.push(holders[0]);
@@ -97,7 +97,7 @@ class NaiveManager {
     const table = this.tables.get(request.id)!;
     for (; (table.cached + 1) * blockTokens <= tokens; table.cached++) {
       const block = table.blocks[table.cached]!;
-      block.hash = request.tokens.slice(0, (table.cached + 1) * blockTokens).join();
+      block.hash = keyOfTokens(request.tokens.slice(0, (table.cached + 1) * blockTokens));
       block.hashedAt = ++this.#clock;
     }
   }

@@ -51,7 +51,7 @@ export class MambaManager extends SingleTypeManager {
     const last = Math.min(query.maxTokens, hashes.blockCount * hashTokens);
     for (let tokens = last - (last % stride); tokens > 0; tokens -= stride) {
       if (tokens % alignmentTokens !== 0) continue;
-      const found = this.pool.findAll(hashes.keyAt(tokens / hashTokens - 1), groups);
+      const found = this.pool.findAll(hashes, tokens / hashTokens - 1, groups);
       if (!found) continue;
       const before = this.blocksFor(tokens) - 1;
       return { columns: found.map((block) => [...new Array<number>(before).fill(nullBlock), block]), tokens };

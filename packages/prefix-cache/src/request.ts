@@ -7,6 +7,8 @@ import type { HashKey } from '@kvtier/identity';
 export interface BlockHashes {
   readonly blockCount: number;
   keyAt(block: number): HashKey;
+  /** All of them as words, where they lie so: lookups then make no key. Valid until the chain grows. */
+  readonly packedWords?: { readonly words: Uint32Array; readonly wordsPerHash: number };
 }
 
 export interface CacheRequest {

@@ -268,9 +268,9 @@ export abstract class SingleTypeManager {
     return table;
   }
 
-  /** The key of block `i`: the last hash inside it. */
-  protected keyOf(hashes: BlockHashes, i: number) {
-    return hashes.keyAt((i + 1) * this.hashesPerBlock - 1);
+  /** The hash of block `i`: the last one inside it. */
+  protected hashIndexOf(i: number): number {
+    return (i + 1) * this.hashesPerBlock - 1;
   }
 
   protected freeAmong(blocks: readonly number[], first = 0): number {

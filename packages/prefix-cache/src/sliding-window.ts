@@ -42,7 +42,7 @@ export class SlidingWindowManager extends SingleTypeManager {
     let run = 0;
     let count = 0;
     for (let i = maxBlocks - 1; i >= 0 && count === 0; i--) {
-      const found = this.pool.findAll(this.keyOf(hashes, i), groups);
+      const found = this.pool.findAll(hashes, this.hashIndexOf(i), groups);
       if (!found) {
         run = 0;
         continue;
