@@ -7,6 +7,7 @@
  * replay buffer are bounded; what a slow subscriber does not take is dropped for that subscriber alone, by ZeroMQ, and
  * can be had again from the replay buffer.
  */
+import { rmSync, statSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 import { Context, Publisher, type Socket } from 'zeromq';
 import { type Encoding, encodeBatch } from './codec.ts';
@@ -72,6 +73,7 @@ export class KvEventPublisher {
   readonly #replay: ReplayServer | null;
   readonly #buffer: ReplayBuffer;
   readonly #authenticator: Authenticator | null;
+  readonly #removeFiles: () => void;
   readonly #maxQueueSize: number;
   readonly #queue: Published[] = [];
   readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, droppedBatches: 0, lostBatches: 0 };
@@ -86,14 +88,15 @@ export class KvEventPublisher {
     replay: ReplayServer | null,
     authenticator: Authenticator | null,
   ) {
+    this.endpoint = socket.lastEndpoint!;
+    this.replayEndpoint = replay?.endpoint ?? null;
     this.#options = options;
     this.#socket = socket;
     this.#buffer = buffer;
     this.#replay = replay;
     this.#authenticator = authenticator;
+    this.#removeFiles = socketFiles([this.endpoint, this.replayEndpoint]);
     this.#maxQueueSize = options.maxQueueSize ?? defaults.maxQueueSize;
-    this.endpoint = socket.lastEndpoint!;
-    this.replayEndpoint = replay?.endpoint ?? null;
   }
 
   /** Throws KvError: CONFIG (an endpoint or key that cannot be, or is open without CURVE), LOCKED (address in use), IO. */
@@ -176,6 +179,7 @@ export class KvEventPublisher {
   async close(): Promise<void> {
     this.#closed = true;
     await this.#sending;
+    this.#removeFiles();
     this.#socket.close();
     await this.#replay?.close();
     await this.#authenticator?.close();
@@ -206,4 +210,17 @@ async function bind(socket: Socket, endpoint: string, curve: CurveServer | null)
     if (code === 'EADDRINUSE') throw new KvError('LOCKED', `${endpoint}: in use by another process; choose another`);
     throw new KvError('IO', `${endpoint}: cannot be bound (${message}); name an address of this machine`);
   }
+}
+
+/** ZeroMQ leaves the files of its Unix sockets. Removes those that are still ours: a successor may have bound there. */
+function socketFiles(endpoints: readonly (string | null)[]): () => void {
+  const inode = (path: string): number | undefined => statSync(path, { throwIfNoEntry: false })?.ino;
+  const files = endpoints.flatMap((endpoint) => {
+    const path = endpoint?.startsWith('ipc:///') ? endpoint.slice('ipc://'.length) : undefined;
+    return path === undefined ? [] : [{ path, bound: inode(path) }];
+  });
+  return () => {
+    for (const { path, bound } of files)
+      if (bound !== undefined && inode(path) === bound) rmSync(path, { force: true });
+  };
 }

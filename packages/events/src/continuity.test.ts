@@ -1,0 +1,211 @@
+import { KvError } from '@kvtier/errors';
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { encodeBatch } from './codec.ts';
+import { Continuity, type StreamItem } from './continuity.ts';
+import type { KvEvent } from './event.ts';
+import { HolderIndex } from './holder-index.ts';
+import { type Published, ReplayBuffer } from './replay-buffer.ts';
+
+const storedEvent = (hash: bigint): KvEvent => ({
+  ...{ type: 'BlockStored', blockHashes: [hash], parentBlockHash: null, tokenIds: [], blockSize: 16 },
+  ...{ loraId: null, loraName: null, medium: 'GPU' },
+});
+
+/** A publisher without sockets: what it published in its present life, and which of it can be replayed. */
+class Source {
+  buffer = new ReplayBuffer(5, 1 << 20);
+  nextSeq = 0;
+  #clock = 0;
+
+  publish(...events: readonly KvEvent[]): Published {
+    const payload = encodeBatch({ ts: this.#clock++, events, dataParallelRank: 0 });
+    const one = { seq: this.nextSeq++, topic: 'kv', payload };
+    this.buffer.push(one);
+    return one;
+  }
+
+  restart(): void {
+    this.buffer = new ReplayBuffer(5, 1 << 20);
+    this.nextSeq = 0;
+  }
+
+  readonly replay = async function* (this: Source, from: number): AsyncGenerator<Published> {
+    for (let one = this.buffer.firstFrom(from); one; one = this.buffer.firstFrom(one.seq + 1)) yield one;
+  }.bind(this);
+}
+
+async function all(items: AsyncIterable<StreamItem>): Promise<(number | string)[]> {
+  const said: (number | string)[] = [];
+  for await (const item of items)
+    if (item.kind === 'batch') said.push(item.seq);
+    else said.push(item.kind === 'gap' ? `gap ${item.fromSeq}-${item.untilSeq}` : `restarted ${item.lastSeq}`);
+  return said;
+}
+
+describe('one stream', () => {
+  it('fills a gap in order, and only up to what arrived', async () => {
+    const source = new Source();
+    const stream = new Continuity(source.replay, '');
+    const batches = Array.from({ length: 6 }, (_, i) => source.publish(storedEvent(BigInt(i))));
+    expect(await all(stream.arrived(batches[0]!))).toEqual([0]);
+    expect(await all(stream.arrived(batches[3]!))).toEqual([1, 2, 3]);
+    expect(await all(stream.arrived(batches[4]!))).toEqual([4]);
+    expect(stream.counts).toMatchObject({ batches: 5, replayed: 2, gaps: 0, restarts: 0 });
+  });
+
+  it('who comes late gets what is still there', async () => {
+    const source = new Source();
+    const batches = Array.from({ length: 9 }, (_, i) => source.publish(storedEvent(BigInt(i))));
+    expect(await all(new Continuity(source.replay, '').arrived(batches[8]!))).toEqual(['gap 0-4', 4, 5, 6, 7, 8]);
+    expect(await all(new Continuity(null, '').arrived(batches[8]!))).toEqual(['gap 0-8', 8]);
+  });
+
+  it('a number that goes backwards is a new life, of which nothing is missed', async () => {
+    const source = new Source();
+    const stream = new Continuity(source.replay, '');
+    for (let i = 0; i < 4; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
+    source.restart();
+    source.publish(storedEvent(2n));
+    expect(await all(stream.arrived(source.publish(storedEvent(3n))))).toEqual(['restarted 3', 0, 1]);
+  });
+
+  it.each([
+    ['the number that was expected', 3],
+    ['a later number', 5],
+  ])('a restart while disconnected is seen even at %s', async (_, seq) => {
+    const source = new Source();
+    const stream = new Continuity(source.replay, '');
+    for (let i = 0; i < 3; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
+    source.restart();
+    stream.suspect();
+    const batches = Array.from({ length: seq + 1 }, () => source.publish(storedEvent(2n)));
+    const still = Array.from({ length: Math.min(5, seq + 1) }, (_, i) => i + Math.max(0, seq - 4));
+    const lost = still[0]! > 0 ? [`gap 0-${still[0]}`] : [];
+    expect(await all(stream.arrived(batches[seq]!))).toEqual(['restarted 2', ...lost, ...still]);
+  });
+
+  it('a lost connection alone is no restart; without replay nobody can know', async () => {
+    for (const [withReplay, expected] of [
+      [true, [1]],
+      [false, ['gap 1-1', 1]],
+    ] as const) {
+      const source = new Source();
+      const stream = new Continuity(withReplay ? source.replay : null, '');
+      expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([0]);
+      stream.suspect();
+      expect(await all(stream.arrived(source.publish(storedEvent(2n))))).toEqual(expected);
+    }
+  });
+
+  it('a replay that fails is a gap, and the stream goes on', async () => {
+    const source = new Source();
+    const stream = new Continuity(() => {
+      throw new KvError('DEADLINE', 'late');
+    }, '');
+    const batches = Array.from({ length: 4 }, () => source.publish(storedEvent(1n)));
+    await all(stream.arrived(batches[0]!));
+    const items: StreamItem[] = [];
+    for await (const item of stream.arrived(batches[2]!)) items.push(item);
+    expect(items[0]).toEqual({ kind: 'gap', fromSeq: 1, untilSeq: 2, reason: 'late' });
+    expect(await all(stream.arrived(batches[3]!))).toEqual([3]);
+  });
+
+  it('an answer that breaks off is asked for again from there', async () => {
+    const source = new Source();
+    let answers = 0;
+    const stream = new Continuity(async function* (from) {
+      answers++;
+      let count = 0;
+      for await (const one of source.replay(from)) if (count++ < 2) yield one;
+    }, '');
+    const batches = Array.from({ length: 5 }, () => source.publish(storedEvent(1n)));
+    expect(await all(stream.arrived(batches[4]!))).toEqual([0, 1, 2, 3, 4]);
+    expect(answers).toBe(3);
+  });
+
+  it('other topics count, but are not handed out; what cannot be read is a gap of one', async () => {
+    const source = new Source();
+    const stream = new Continuity(source.replay, 'kv');
+    expect(await all(stream.arrived({ ...source.publish(), topic: 'other' }))).toEqual([]);
+    expect(await all(stream.arrived({ seq: 1, topic: 'kv', payload: Buffer.from('nonsense') }))).toEqual(['gap 1-2']);
+    source.nextSeq = 2;
+    expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([2]);
+  });
+});
+
+const step = fc.oneof(
+  {
+    weight: 8,
+    arbitrary: fc.record({ kind: fc.constant('publish'), hash: fc.nat(5), remove: fc.boolean(), lost: fc.boolean() }),
+  },
+  {
+    weight: 1,
+    arbitrary: fc.record({ kind: fc.constant('restart'), hash: fc.nat(5), remove: fc.boolean(), lost: fc.boolean() }),
+  },
+);
+
+it('with replay, what the index knows is what the publisher holds, whatever is lost and whenever it restarts', async () => {
+  await fc.assert(
+    fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
+      const source = new Source();
+      source.buffer = new ReplayBuffer(100, 1 << 20);
+      const stream = new Continuity(source.replay, '');
+      const index = new HolderIndex();
+      let truth = new Map<bigint, number>();
+      const arrives = async (one: Published): Promise<void> => {
+        for await (const item of stream.arrived(one)) index.apply('engine', item);
+        for (let hash = 0n; hash <= 5n; hash++)
+          expect(index.holdersOf(hash).length > 0).toBe((truth.get(hash) ?? 0) > 0);
+      };
+      for (const { kind, hash, remove, lost } of steps) {
+        if (kind === 'restart') {
+          source.restart();
+          source.buffer = new ReplayBuffer(100, 1 << 20);
+          stream.suspect();
+          truth = new Map();
+        }
+        const key = BigInt(hash);
+        const held = truth.get(key) ?? 0;
+        const gone = remove && held > 0;
+        truth.set(key, held + (gone ? -1 : 1));
+        const one = source.publish(
+          gone ? { type: 'BlockRemoved', blockHashes: [key], medium: 'GPU' } : storedEvent(key),
+        );
+        if (!lost) await arrives(one);
+      }
+      await arrives(source.publish(storedEvent(9n)));
+    }),
+    { numRuns: 300 },
+  );
+});
+
+it('with too small a replay buffer the index knows no more than what the publisher holds', async () => {
+  await fc.assert(
+    fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
+      const source = new Source();
+      const stream = new Continuity(source.replay, '');
+      const index = new HolderIndex();
+      let truth = new Map<bigint, number>();
+      for (const { kind, hash, remove, lost } of steps) {
+        if (kind === 'restart') {
+          source.restart();
+          stream.suspect();
+          truth = new Map();
+        }
+        const key = BigInt(hash);
+        const held = truth.get(key) ?? 0;
+        const gone = remove && held > 0;
+        truth.set(key, held + (gone ? -1 : 1));
+        const one = source.publish(
+          gone ? { type: 'BlockRemoved', blockHashes: [key], medium: 'GPU' } : storedEvent(key),
+        );
+        if (lost) continue;
+        for await (const item of stream.arrived(one)) index.apply('engine', item);
+        for (let other = 0n; other <= 5n; other++)
+          if ((truth.get(other) ?? 0) === 0) expect(index.holdersOf(other)).toEqual([]);
+      }
+    }),
+    { numRuns: 300 },
+  );
+});

@@ -1,0 +1,229 @@
+/** Publisher and subscriber over real ZeroMQ sockets, in this process. */
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { curveKeyPair, Dealer, Subscriber } from 'zeromq';
+import { decodeBatch } from './codec.ts';
+import type { StreamItem } from './continuity.ts';
+import type { KvEvent } from './event.ts';
+import { encodeSeq, endOfReplay } from './frames.ts';
+import { KvEventPublisher, type KvEventPublisherOptions } from './publisher.ts';
+import { KvEventSubscriber, type KvEventSubscriberOptions } from './subscriber.ts';
+
+let folder: string;
+let endpoint: string;
+let replayEndpoint: string;
+const ends: (() => unknown)[] = [];
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'kvtier-ev-'));
+  endpoint = `ipc://${folder}/pub`;
+  replayEndpoint = `ipc://${folder}/replay`;
+});
+afterEach(async () => {
+  for (const end of ends.splice(0).reverse()) await end();
+  rmSync(folder, { recursive: true });
+});
+
+const event = (hash: number): KvEvent => ({ type: 'BlockRemoved', blockHashes: [BigInt(hash)], medium: 'GPU' });
+
+async function start(options: Partial<KvEventPublisherOptions> = {}): Promise<KvEventPublisher> {
+  const publisher = await KvEventPublisher.start({ endpoint, replayEndpoint, topic: 'kv', ...options });
+  ends.push(() => publisher.close());
+  return publisher;
+}
+
+/** A subscriber that collects: what it yielded so far, in short. */
+function follow(options: Partial<KvEventSubscriberOptions> = {}) {
+  const subscriber = new KvEventSubscriber({ endpoint, replayEndpoint, ...options });
+  const items: StreamItem[] = [];
+  const ended = (async () => {
+    for await (const item of subscriber) items.push(item);
+  })();
+  ends.push(async () => {
+    subscriber.close();
+    await ended;
+  });
+  const said = (): (number | string)[] => items.map((item) => (item.kind === 'batch' ? item.seq : item.kind));
+  return { subscriber, items, said, ended };
+}
+
+async function until(condition: () => boolean, meanwhile: () => unknown = () => undefined): Promise<void> {
+  const endMs = performance.now() + 20_000;
+  while (!condition()) {
+    if (performance.now() > endMs) throw new Error('not within 20 s');
+    meanwhile();
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+}
+
+const numbers = (count: number): number[] => Array.from({ length: count }, (_, i) => i);
+
+it('the wire: topic, sequence number, payload; replayed as vLLM replays, with its end marker', async () => {
+  const publisher = await start({ dataParallelRank: 0, now: () => 1.5 });
+  const subscriber = new Subscriber({ linger: 0 });
+  ends.push(() => subscriber.close());
+  subscriber.connect(endpoint);
+  subscriber.subscribe('kv');
+  const first = subscriber.receive();
+  let arrived = false;
+  void first.then(() => {
+    arrived = true;
+  });
+  await until(
+    () => arrived,
+    () => publisher.publish([event(7)]),
+  );
+  const [topic, seq, payload, ...more] = await first;
+  expect(more).toEqual([]);
+  expect(topic!.toString()).toBe('kv');
+  const published = publisher.stats().publishedBatches;
+  expect(seq!.readBigUInt64BE()).toBeLessThan(BigInt(published));
+  expect(decodeBatch(payload!)).toEqual({
+    ts: 1.5,
+    events: [{ ...event(7), groupIdx: null, locality: null }],
+    dataParallelRank: 0,
+  });
+
+  const dealer = new Dealer({ linger: 0, receiveTimeout: 20_000 });
+  ends.push(() => dealer.close());
+  dealer.connect(replayEndpoint);
+  // What is no request gets no answer.
+  await dealer.send(['', 'short']);
+  await dealer.send([encodeSeq(0)]);
+  await dealer.send(['', encodeSeq(0), 'more']);
+  await dealer.send(['', encodeSeq(published - 1)]);
+  const received = async (): Promise<string[]> => (await dealer.receive()).map((frame) => frame.toString('hex'));
+  const hex = (...frames: (Buffer | string)[]): string[] => frames.map((frame) => Buffer.from(frame).toString('hex'));
+  expect(await received()).toEqual(hex('', 'kv', encodeSeq(published - 1), payload!));
+  expect(await received()).toEqual(hex('', '', endOfReplay, ''));
+  expect(publisher.stats().replays).toBe(1);
+});
+
+it('who comes late, has a small high-water mark and reads slowly still gets everything in order', async () => {
+  const publisher = await start();
+  for (const i of numbers(500)) publisher.publish([event(i)]);
+  const { subscriber, items, said } = follow({ hwm: 10 });
+  await until(
+    () => items.length > 0,
+    () => publisher.publish([event(500)]),
+  );
+  for (const i of numbers(2_000)) publisher.publish([event(i)]);
+  let { publishedBatches } = publisher.stats();
+  await until(
+    () => items.length >= publishedBatches,
+    () => {
+      publisher.publish([event(0)]); // nobody sees that the last one was lost before there is another
+      publishedBatches = publisher.stats().publishedBatches;
+    },
+  );
+  expect(said()).toEqual(numbers(items.length));
+  expect(subscriber.stats()).toMatchObject({ gaps: 0, restarts: 0, batches: items.length });
+});
+
+it('what its own queue could not take is replayed, too; lost events are a gap', async () => {
+  const publisher = await start({ maxQueueSize: 10 });
+  for (const i of numbers(100)) publisher.publish([event(i)]);
+  expect(publisher.stats().droppedBatches).toBeGreaterThanOrEqual(80);
+  expect(publisher.stats()).toMatchObject({ bufferedBatches: 100, lostBatches: 0 });
+  publisher.skip();
+  const { items, said } = follow();
+  await until(
+    () => items.length > 0,
+    () => publisher.publish([event(1)]),
+  );
+  await until(() => items.length > 101);
+  expect(said().slice(0, 102)).toEqual([...numbers(100), 'gap', 101]);
+  expect(items[100]).toMatchObject({ fromSeq: 100, untilSeq: 101 });
+});
+
+it('a publisher that starts again at the same place is noticed, and followed from its beginning', async () => {
+  const first = await start();
+  const { items, said, subscriber } = follow();
+  await until(
+    () => items.length > 0,
+    () => first.publish([event(1)]),
+  );
+  const { publishedBatches } = first.stats();
+  await until(() => items.length === publishedBatches);
+  await first.close();
+  const second = await start();
+  for (const i of numbers(publishedBatches)) second.publish([event(100 + i)]);
+  await until(
+    () => items.length > 2 * publishedBatches + 1,
+    () => second.publish([event(2)]),
+  );
+  const now = said();
+  expect(now.slice(0, publishedBatches)).toEqual(numbers(publishedBatches));
+  expect(now[publishedBatches]).toBe('restarted');
+  expect(now.slice(publishedBatches + 1)).toEqual(numbers(now.length - publishedBatches - 1));
+  expect(subscriber.stats()).toMatchObject({ restarts: 1, gaps: 0 });
+});
+
+it('beyond loopback: refused without CURVE, and with it open to known keys only', async () => {
+  const [server, client, stranger] = [curveKeyPair(), curveKeyPair(), curveKeyPair()];
+  const curve = { secretKey: server.secretKey, allowedClientKeys: [client.publicKey] };
+  const open = { endpoint: 'tcp://0.0.0.0:*', replayEndpoint: 'tcp://0.0.0.0:*' };
+  await expect(start(open)).rejects.toThrow(/^endpoint tcp:\/\/0\.0\.0\.0:\*: open to the network; /);
+  const publisher = await start({ ...open, curve });
+  const here = (address: string | null): string => address!.replace('0.0.0.0', '127.0.0.1');
+  const at = { endpoint: here(publisher.endpoint), replayEndpoint: here(publisher.replayEndpoint) };
+
+  const outside = follow({ ...at, curve: { serverKey: server.publicKey, ...stranger } });
+  await until(() => publisher.stats().refusedClients > 0);
+  publisher.publish([event(1)]);
+  const inside = follow({ ...at, curve: { serverKey: server.publicKey, ...client } });
+  await until(
+    () => inside.items.length > 1,
+    () => publisher.publish([event(2)]),
+  );
+  expect(inside.said()).toEqual(numbers(inside.items.length)); // the first one came over the replay socket
+  expect(outside.items).toEqual([]);
+});
+
+it.each([
+  ['endpoint', { endpoint: 'tcp://*:5557' }, 'CONFIG', /open to the network/],
+  ['replayEndpoint', { replayEndpoint: 'tcp://[::]:5558' }, 'CONFIG', /^replayEndpoint .*open to the network/],
+  ['endpoint', { endpoint: 'udp://127.0.0.1:1' }, 'CONFIG', /not an endpoint; write ipc/],
+  ['endpoint', { endpoint: 'tcp://127.0.0.1:70000' }, 'CONFIG', /not an endpoint/],
+  ['endpoint', { endpoint: `ipc:///${'x'.repeat(120)}` }, 'CONFIG', /longer than 107 bytes/],
+  ['endpoint', { endpoint: 'ipc:///nonexistent-folder/socket' }, 'IO', /cannot be bound/],
+  ['curve', { curve: { secretKey: 'short', allowedClientKeys: [] } }, 'CONFIG', /^curve\.secretKey: not a CURVE key/],
+  [
+    'curve',
+    { curve: { secretKey: 'x'.repeat(40), allowedClientKeys: [] } },
+    'CONFIG',
+    /^curve\.allowedClientKeys: empty/,
+  ],
+])('a wrong %s is one clear error: %j', async (_, options, code, message) => {
+  await expect(start(options)).rejects.toThrow(message);
+  await expect(start(options)).rejects.toMatchObject({ code });
+});
+
+it('an address in use is LOCKED; ranks have ports of their own', async () => {
+  const first = await start({ endpoint: 'tcp://127.0.0.1:*', replayEndpoint: null });
+  const port = Number(first.endpoint.split(':').at(-1));
+  await expect(start({ endpoint: first.endpoint, replayEndpoint: null })).rejects.toMatchObject({ code: 'LOCKED' });
+  const below = { endpoint: `tcp://localhost:${port - 1}`, replayEndpoint: null, dataParallelRank: 1 };
+  await expect(start(below)).rejects.toMatchObject({ code: 'LOCKED', message: expect.stringContaining(`:${port}:`) });
+});
+
+it('close ends the iteration, also within a replay, and removes the sockets', async () => {
+  const publisher = await start();
+  expect(readdirSync(folder).sort()).toEqual(['pub', 'replay']);
+  publisher.publish([event(1)]);
+  // Nobody answers there: the subscriber waits for a replay of batch 0 when it is closed.
+  const waiting = follow({ replayEndpoint: `ipc://${folder}/nobody`, replayDeadlineMs: 60_000 });
+  const idle = follow();
+  await until(
+    () => idle.items.length > 0,
+    () => publisher.publish([event(1)]),
+  );
+  for (const { subscriber, ended } of [waiting, idle]) {
+    subscriber.close();
+    await ended;
+  }
+  await publisher.close();
+  publisher.publish([event(1)]);
+  expect(readdirSync(folder)).toEqual([]);
+});
