@@ -35,6 +35,8 @@ export interface RadixCacheOptions {
   readonly enableCaching?: boolean;
   /** Default 'lru'. */
   readonly policy?: RadixPolicy;
+  /** Evict no more of a leaf than is needed; default true. false: whole nodes, as SGLang, with fewer hits. */
+  readonly trimLeaves?: boolean;
   /** Collect events for takeEvents; default off. They need the request's hashes, one per block. */
   readonly enableEvents?: boolean;
 }
@@ -66,14 +68,14 @@ export class RadixCache implements PrefixCache {
   readonly #stats = new PrefixCacheStats();
 
   constructor(options: RadixCacheOptions) {
-    const { blockCount, blockTokens, policy } = options;
+    const { blockCount, blockTokens, policy = 'lru', trimLeaves = true } = options;
     invariant(Number.isInteger(blockCount) && blockCount >= 1, () => `radix cache: ${blockCount} blocks`);
     this.blockTokens = blockTokens;
     this.blockCount = blockCount;
     this.#maxModelTokens = options.maxModelTokens;
     this.#enableCaching = options.enableCaching ?? true;
     this.#events = new EventLog(options.enableEvents ?? false);
-    this.#tree = new RadixTree({ pageTokens: blockTokens, pageLimit: blockCount, ...(policy ? { policy } : {}) });
+    this.#tree = new RadixTree({ pageTokens: blockTokens, pageLimit: blockCount, policy, trimLeaves });
     for (let block = blockCount - 1; block > nullBlock; block--) this.#free.push(block);
   }
 
@@ -119,7 +121,7 @@ export class RadixCache implements PrefixCache {
       this.#tree.lock(node);
     }
     const added = this.#allocate(blocksFor(endTokens + lookaheadTokens));
-    table.blocks.push(...added);
+    for (const block of added) table.blocks.push(block);
     if (!options.delayCacheBlocks) this.cacheBlocks(request, Math.min(endTokens, request.tokenCount));
     return [added];
   }
@@ -230,7 +232,9 @@ export class RadixCache implements PrefixCache {
     const missing = count - this.#free.length;
     if (missing > 0) this.#tree.evict(missing, (pages) => this.#evicted(pages));
     invariant(count <= this.#free.length, () => `radix cache: ${count} blocks wanted, ${this.#free.length} free`);
-    return Array.from({ length: count }, () => this.#free.pop()!);
+    const blocks: number[] = [];
+    for (let i = 0; i < count; i++) blocks.push(this.#free.pop()!);
+    return blocks;
   }
 
   /** The last page goes on the free list first, so that a chain's pages are used again in its order. */

@@ -17,7 +17,7 @@ export class RadixNode {
   /** Physical pages; the array may be longer. */
   pages: Int32Array;
   pageCount: number;
-  /** Pages from the root to the end of this node. It never changes while anybody but one holder locks the node. */
+  /** Pages from the root to the end of this node. It never changes while anybody but a single holder locks the node. */
   endPages: number;
   /** Holders of this node or of one below it; not 0: it may not be evicted. */
   lockRefs = 0;

@@ -127,6 +127,17 @@ describe('a radix tree', () => {
     expect(evictAll(tree, 3)).toEqual(order);
   });
 
+  it('trims a leaf when asked to, and no more than needed', () => {
+    const tree = new RadixTree({ pageTokens: 1, pageLimit: 100, trimLeaves: true });
+    tree.insert(ids(1, 2, 3, 4), [10, 11, 12, 13]);
+    tree.insert(ids(5), [20]);
+    expect(evictAll(tree, 3)).toEqual([[11, 12, 13]]);
+    expect(tree.match(ids(1, 2)).pageCount).toBe(1);
+    tree.checkIntegrity();
+    expect(evictAll(tree, 3)).toEqual([[20], [10]]);
+    tree.checkIntegrity();
+  });
+
   it('holds no more queue entries than it needs, however often leaves are used', () => {
     const tree = treeOf();
     for (let i = 0; i < 10; i++) tree.insert(ids(i), [i]);
@@ -159,10 +170,11 @@ it('does what the naive prefixes do, on random schedules', () => {
     fc.property(
       fc.constantFrom(...radixPolicies),
       fc.integer({ min: 1, max: 3 }),
+      fc.boolean(),
       fc.array(operation, { maxLength: 40, size: 'max' }),
-      (policy, pageTokens, operations) => {
-        const tree = treeOf(policy, pageTokens);
-        const naive = new NaivePrefixes(pageTokens, policy);
+      (policy, pageTokens, trimLeaves, operations) => {
+        const tree = new RadixTree({ pageTokens, pageLimit: 1000, policy, trimLeaves });
+        const naive = new NaivePrefixes(pageTokens, policy, trimLeaves);
         const locks: { node: RadixNode; tokens: number[]; extraKey: string }[] = [];
         let nextPage = 0;
         const fresh = (tokens: readonly number[]): number[] =>

@@ -6,7 +6,7 @@
  *   root 'salt' ── [1 2]                       one root per extra key
  *
  * A lookup that ends inside a node splits it there, so that its answer is a node. Who uses a node locks it: the node and
- * all above it stay. What nobody locks goes leaf by leaf, whole nodes, in the order of the eviction policy.
+ * all above it stay. What nobody locks goes leaf by leaf in the order of the eviction policy.
  *
  * Invariants: sequences are kept in whole pages; no two children of a node begin with the same page; a page is in at
  * most one node; the lock references of a node are at least the sum of its children's, so what is below an unlocked node
@@ -23,6 +23,8 @@ export interface RadixTreeOptions {
   readonly pageLimit: number;
   /** Default 'lru'. */
   readonly policy?: RadixPolicy;
+  /** Evict no more of a leaf than is asked for, from its end. Default false: whole nodes, as SGLang. */
+  readonly trimLeaves?: boolean;
 }
 
 export interface RadixMatch {
@@ -51,16 +53,18 @@ export class RadixTree {
   readonly pageTokens: number;
   readonly #roots = new Map<string, RadixNode>();
   readonly #queue: EvictionQueue;
+  readonly #trimLeaves: boolean;
   /** The node that a page is in. */
   readonly #nodeOf: (RadixNode | undefined)[];
   #clock = 0;
   #evictablePages = 0;
   #protectedPages = 0;
 
-  constructor({ pageTokens, pageLimit, policy = 'lru' }: RadixTreeOptions) {
+  constructor({ pageTokens, pageLimit, policy = 'lru', trimLeaves = false }: RadixTreeOptions) {
     invariant(Number.isInteger(pageTokens) && pageTokens >= 1, () => `radix tree: pages of ${pageTokens} tokens`);
     this.pageTokens = pageTokens;
     this.#queue = new EvictionQueue(policy);
+    this.#trimLeaves = trimLeaves;
     this.#nodeOf = new Array<RadixNode | undefined>(pageLimit).fill(undefined);
   }
 
@@ -132,8 +136,11 @@ export class RadixTree {
     const duplicatePages = at;
     if (at < wanted) {
       const tail = tokens.slice(at * this.pageTokens, wanted * this.pageTokens);
-      const own = Int32Array.from({ length: wanted - at }, (_, i) => pages[at + i]!);
-      for (const page of own) invariant(!this.#nodeOf[page], () => `radix tree: page ${page} is in it already`);
+      const own = new Int32Array(wanted - at);
+      for (let i = 0; i < own.length; i++) {
+        own[i] = pages[at + i]!;
+        invariant(!this.#nodeOf[own[i]!], () => `radix tree: page ${own[i]} is in it already`);
+      }
       const grows = node === after && node.isLeaf && node.lockRefs - node.holdRefs === 1;
       if (grows) this.#grow(node, tail, own, now);
       else node = this.#addLeaf(node, tail, own, now, priority);
@@ -192,17 +199,21 @@ export class RadixTree {
   }
 
   /**
-   * Evict whole leaves until at least `pageCount` pages are gone or no leaf may go; returns how many. `onEvict` gets the
-   * pages of each, in chain order: they are the caller's again.
+   * Evict leaves until at least `pageCount` pages are gone or no leaf may go; returns how many. `onEvict` gets the pages
+   * of each, in chain order: they are the caller's again.
    */
   evict(pageCount: number, onEvict: (pages: Int32Array) => void): number {
     let gone = 0;
     while (gone < pageCount) {
       const leaf = this.#queue.pop();
       if (!leaf) break;
-      gone += leaf.pageCount;
-      this.#remove(leaf);
-      onEvict(leaf.pages.subarray(0, leaf.pageCount));
+      const count = this.#trimLeaves ? Math.min(leaf.pageCount, pageCount - gone) : leaf.pageCount;
+      const pages = leaf.pages.subarray(leaf.pageCount - count, leaf.pageCount);
+      if (count < leaf.pageCount) this.#trim(leaf, count);
+      else this.#remove(leaf);
+      gone += count;
+      for (const page of pages) this.#nodeOf[page] = undefined;
+      onEvict(pages);
     }
     return gone;
   }
@@ -342,10 +353,17 @@ export class RadixTree {
     parent.children.delete(this.#childKey(leaf.tokens, 0));
     leaf.parent = undefined;
     this.#evictablePages -= leaf.pageCount;
-    for (let i = 0; i < leaf.pageCount; i++) this.#nodeOf[leaf.pages[i]!] = undefined;
     if (!parent.isLeaf) return;
     if (!parent.parent) this.#roots.delete(parent.extraKey);
     else if (parent.lockRefs === 0) this.#queue.put(parent);
+  }
+
+  /** The leaf ends `pages` earlier, and is as old as before. */
+  #trim(leaf: RadixNode, pages: number): void {
+    leaf.pageCount -= pages;
+    leaf.endPages -= pages;
+    this.#evictablePages -= pages;
+    this.#queue.put(leaf);
   }
 
   #recordHit(node: RadixNode, now: number, priority: number): void {

@@ -30,14 +30,16 @@ const ranks: Record<RadixPolicy, (prefix: Prefix) => number> = {
 export class NaivePrefixes {
   readonly #pageTokens: number;
   readonly #policy: RadixPolicy;
+  readonly #trimLeaves: boolean;
   readonly #prefixes = new Map<string, Prefix>();
   /** Copies of a prefix, for structures that may have several. */
   readonly #copies = new Map<string, number>();
   #clock = 0;
 
-  constructor(pageTokens: number, policy: RadixPolicy = 'lru') {
+  constructor(pageTokens: number, policy: RadixPolicy = 'lru', trimLeaves = false) {
     this.#pageTokens = pageTokens;
     this.#policy = policy;
+    this.#trimLeaves = trimLeaves;
   }
 
   /** The name of the first `pages` pages of a sequence. */
@@ -134,7 +136,8 @@ export class NaivePrefixes {
         this.#prefixes.delete(victim.key);
         this.remove(victim.key);
         victim = this.#prefixes.get(victim.parent);
-      } while (victim && !victim.end);
+      } while (victim && !victim.end && (!this.#trimLeaves || pages.length < left));
+      if (victim && this.#isLeaf(victim)) victim.end = true;
       gone.push(pages);
     }
     return gone;
