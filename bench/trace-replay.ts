@@ -6,6 +6,7 @@ import { ChainHasher, SequenceHashes } from '@kvtier/identity';
 import {
   KvCacheManager,
   type PrefixCache,
+  type PrefixCacheKind,
   type PrefixCacheRequest,
   RadixCache,
   type RadixPolicy,
@@ -35,17 +36,22 @@ class ReplayRequest implements PrefixCacheRequest {
   }
 }
 
-export interface CacheShape {
+export interface RadixChoice {
+  readonly policy?: RadixPolicy;
+  /** false: whole nodes go, as in SGLang. */
+  readonly trimLeaves?: boolean;
+}
+
+export interface CacheShape extends RadixChoice {
   /** Blocks to cache in; the null block comes on top. */
   readonly blocks: number;
   readonly blockTokens: number;
   readonly maxModelTokens: number;
-  readonly policy?: RadixPolicy;
 }
 
-export function cacheOf(kind: 'blocks' | 'radix', { blocks, policy, ...shape }: CacheShape): PrefixCache {
+export function cacheOf(kind: PrefixCacheKind, { blocks, ...shape }: CacheShape): PrefixCache {
   const options = { blockCount: blocks + 1, ...shape };
-  return kind === 'radix' ? new RadixCache({ ...options, ...(policy ? { policy } : {}) }) : new KvCacheManager(options);
+  return kind === 'radix' ? new RadixCache(options) : new KvCacheManager(options);
 }
 
 /** One request through the cache; tokens that it found, or undefined when the cache is too small for it. */
@@ -70,18 +76,13 @@ export interface Hits {
  * any case is not one of the trace's blocks.
  */
 export function replayIds(
-  kind: 'blocks' | 'radix',
+  kind: PrefixCacheKind,
   requests: readonly Int32Array[],
   blocks: number,
-  policy?: RadixPolicy,
+  choice: RadixChoice = {},
 ): Hits {
   const longest = requests.reduce((most, ids) => Math.max(most, ids.length), 0) + 1;
-  const cache = cacheOf(kind, {
-    blocks: blocks + 1,
-    blockTokens: 1,
-    maxModelTokens: longest,
-    ...(policy ? { policy } : {}),
-  });
+  const cache = cacheOf(kind, { blocks: blocks + 1, blockTokens: 1, maxModelTokens: longest, ...choice });
   const hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens: 1 });
   let accesses = 0;
   let hits = 0;

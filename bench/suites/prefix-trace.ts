@@ -2,6 +2,7 @@
  * The radix tree against the block pool on recorded requests: prefix hits per capacity (of the trace's distinct blocks, one
  * id as one block, both in the same bytes), and the time that each takes per request with blocks of 16 tokens.
  * Options: --traces DIR (default: the beginnings of three traces that come with the project), --policy NAME of the tree.
+ * "whole" is the tree that evicts whole nodes, as SGLang's does; without it, no more of a leaf than is needed.
  * Beside the tree's figures stand the block pool's of the same run; beside the pool's hits those without any limit.
  */
 import { parseArgs } from 'node:util';
@@ -39,15 +40,17 @@ function hitFigures(trace: Trace, policy: RadixPolicy, log: (line: string) => vo
   for (const capacity of capacities) {
     const blocks = Math.ceil((uniqueBlocks * capacity) / 100);
     const pool = replayIds('blocks', requests, blocks);
-    const radix = replayIds('radix', requests, blocks, policy);
+    const radix = replayIds('radix', requests, blocks, { policy });
+    const whole = replayIds('radix', requests, blocks, { policy, trimLeaves: false });
     if (pool.tooLarge > 0) log(`${name} at ${capacity} %: ${pool.tooLarge} requests do not fit and find nothing`);
     const at = `${name}_hits_at_${capacity}pct`;
     figures.push(
       rate(`${at}_radix`, percent(radix.hits), '%', percent(pool.hits), 'block pool of as many bytes'),
+      rate(`${at}_radix_whole`, percent(whole.hits), '%', percent(pool.hits), 'block pool of as many bytes'),
       rate(`${at}_blocks`, percent(pool.hits), '%', percent(infinite.hits), 'no limit of capacity'),
     );
   }
-  const unlimited = replayIds('radix', requests, uniqueBlocks + requests.length, policy);
+  const unlimited = replayIds('radix', requests, uniqueBlocks + requests.length, { policy });
   const limit = percent(infinite.hits);
   return [
     ...figures,
