@@ -1,5 +1,5 @@
 /**
- * Random requests, aborts, pool sizes and faults in a simulated world: every finished request's answer is the naive
+ * Random requests, aborts, pool sizes and faults in a simulated world, over both prefix caches: every finished request's answer is the naive
  * model's, everything that the tier holds is right, all blocks come back, and nothing hangs.
  */
 import { SequenceHashes } from '@kvtier/identity';
@@ -127,6 +127,6 @@ it('answers right, holds right, frees all, and never hangs', async () => {
       }, expect.unreachable);
       await rig.world.until(() => closed);
     }),
-    { numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 150) },
+    { numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 300) },
   );
 }, 600_000);

@@ -1,9 +1,10 @@
-/** The engine over the real CPU executor and the demo model: batching, chunking and preemption change no answer. */
+/** The engine over the real CPU executor and the demo model: batching, chunking, preemption and the kind of prefix cache change no answer. */
 import { existsSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { noConnector } from '@kvtier/connector';
 import { createExecutor } from '@kvtier/executor';
 import { ChainHasher } from '@kvtier/identity';
+import type { PrefixCacheKind } from '@kvtier/prefix-cache';
 import { expect, it } from 'vitest';
 import { Engine } from './engine.ts';
 import type { EngineStats } from './types.ts';
@@ -19,6 +20,7 @@ async function answers(
   blockCount: number,
   maxStepTokens: number,
   together: boolean,
+  prefixCache: PrefixCacheKind = 'blocks',
 ): Promise<{ tokens: number[][]; stats: EngineStats }> {
   const blockTokens = 16;
   const options = { modelDir, blockTokens, blockCount, threads: 2, maxStepTokens, maxStepSequences: 8 };
@@ -28,6 +30,7 @@ async function answers(
     connector: noConnector,
     hasher: new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }),
     eosTokenIds: [],
+    prefixCache,
     limits: { maxStepTokens, maxSequences: 8, maxWaiting: 100 },
   });
   const { vocabSize } = executor.model;
@@ -69,5 +72,11 @@ it.skipIf(missing.length > 0)('answers alike alone, in a batch, and when blocks 
   expect(batched.tokens).toEqual(alone.tokens);
   expect(preempted.tokens).toEqual(alone.tokens);
   expect(preempted.stats.preemptions).toBeGreaterThan(0);
-  for (const { stats } of [alone, batched, preempted]) expect(stats.freeBlocks).toBe(stats.blockCount - 1);
+  const radix = await answers(400, 64, true, 'radix');
+  const preemptedRadix = await answers(40, 32, true, 'radix');
+  expect(radix.tokens).toEqual(alone.tokens);
+  expect(preemptedRadix.tokens).toEqual(alone.tokens);
+  expect(preemptedRadix.stats.preemptions).toBeGreaterThan(0);
+  for (const { stats } of [alone, batched, preempted, radix, preemptedRadix])
+    expect(stats.freeBlocks).toBe(stats.blockCount - 1);
 });
