@@ -5,6 +5,7 @@ import { LruPolicy } from './lru.ts';
 import type { EvictionPolicy, PolicyName } from './policy.ts';
 import { S3FifoPolicy } from './s3-fifo.ts';
 
+export { type AdmissionName, type AdmissionPolicy, admissionNames, createAdmission } from './admission.ts';
 export { FifoPolicy } from './fifo.ts';
 export { LfuPolicy } from './lfu.ts';
 export { LruPolicy } from './lru.ts';

@@ -1,39 +1,47 @@
 /**
- * Promotion: brings blocks from lower tiers into arena slots, for all loads at once.
+ * Promotion: brings blocks from lower tiers into arena slots, for all loads and prefetches at once.
  *
- *     loads (ring) ──take──▶ fetches (one per block, shared) ──batches──▶ tier.read ──▶ arena.publish ──▶ waiting loads
+ *     clients (a ring per priority) ──next──▶ fetches (one per block, shared) ──batches──▶ tier.read ──▶ arena.publish
+ *                                                     └── failed: the next tier that holds the block ◀──┘     └──▶ waiting clients
  *
- * Invariants: one read per block, however many loads wait for it (single flight); at most `maxFetchBytes` in flight;
- * loads take turns, one batch each, so that a long one cannot starve a short one; a slot is published or freed exactly
- * once, whether anyone still waits or not. Loads are told in the same turn in which a block is published, so that they
- * can pin it before anything can evict it.
+ * Invariants: one read per block, however many wait for it (single flight); what is in flight is bounded per tier (see
+ * link.ts); clients take turns, one batch each, so that a long one cannot starve a short one; a slot is published or freed
+ * exactly once, whether anyone still waits or not. Clients are told in the same turn in which a block is published, so that
+ * they can pin it before anything can evict it.
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
-import type { ReadStatus, Tier } from '@kvtier/tiers';
+import type { ReadStatus } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { StoreLimits } from './limits.ts';
+import type { ReadPriority, TierLink } from './link.ts';
 import type { NamespaceState } from './namespaces.ts';
 import type { Pins } from './pins.ts';
-import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
-import { RateMeter } from './rate.ts';
+import type { ArenaTop, Log, ReadHeader } from './ports.ts';
+import type { Tenants } from './tenants.ts';
 
 /** Why a block did not arrive, in the words of LoadDone. */
 export type FetchFailure = 'missing' | 'corrupt' | 'capacity' | 'tier';
 
 export interface FetchRequest {
-  /** The caller's own, given back. */
+  /** The client's own, given back. */
   readonly index: number;
   readonly hash: HashKey;
-  readonly tier: Tier;
 }
 
-/** A load, as the fetcher sees it. */
+/** A load or a prefetch, as the fetcher sees it. */
 export interface FetchClient {
   readonly state: NamespaceState;
-  /** Up to `count` blocks that it wants next, in chain order; none: it leaves the ring. */
-  take(count: number): FetchRequest[];
+  readonly priority: ReadPriority;
+  /** Who pays for what it brings, unless the block has an owner. */
+  readonly tenant: number;
+  /** The block that it wants next, in chain order; undefined: nothing more, it leaves the ring. */
+  next(): FetchRequest | undefined;
+  /** That block is being taken care of: `arrived` or `failed` will follow. */
+  advance(): void;
+  /** It still waits for this block. */
+  wants(index: number): boolean;
   /** The block is in the arena now: pin it in this call. */
   arrived(index: number, tier: string): void;
   failed(index: number, reason: FetchFailure): void;
@@ -42,20 +50,29 @@ export interface FetchClient {
 export interface Fetch {
   readonly hash: HashKey;
   readonly slot: number;
-  readonly tier: Tier;
+  readonly priority: ReadPriority;
+  readonly tenant: number;
+  link: TierLink;
+  /** Tiers that were asked, as bits. */
+  tried: number;
   readonly waiters: { readonly client: FetchClient; readonly index: number }[];
 }
 
 export interface FetcherOptions {
   readonly arena: ArenaTop;
   readonly pins: Pins;
-  readonly lower: readonly Tier[];
   readonly readHeader: ReadHeader;
-  readonly clock: Clock;
   readonly log: Log;
   readonly limits: StoreLimits;
   readonly counters: Counters;
+  readonly tenants: Tenants;
   readonly failpoint: Failpoint | undefined;
+  /** The fastest lower tier that holds the block and answers, but for those in `tried`. */
+  readonly locate: (state: NamespaceState, hash: HashKey, tried: number) => TierLink | undefined;
+  /** A block has come from a lower tier and is in the arena. */
+  readonly onPromoted: (state: NamespaceState, hash: HashKey, from: TierLink) => void;
+  /** Reads have ended: there may be time for background work. */
+  readonly onIdle: () => void;
 }
 
 const failures: Record<Exclude<ReadStatus, 'ready'>, FetchFailure> = {
@@ -64,156 +81,197 @@ const failures: Record<Exclude<ReadStatus, 'ready'>, FetchFailure> = {
   failed: 'tier',
 };
 
-/** Believed of a lower tier until it has been measured: a middling NVMe drive. */
-const firstGuess = { bytesPerUs: 1000, latencyUs: 300 };
-
 export class Fetcher {
   readonly #options: FetcherOptions;
-  readonly #ring: FetchClient[] = [];
-  readonly #rates = new Map<string, RateMeter>();
-  /** Start times of the reads in flight, oldest first, per tier. */
-  readonly #reads = new Map<string, Set<number>>();
-  readonly #onQuiet: () => void;
+  readonly #rings: Record<ReadPriority, FetchClient[]> = { demand: [], prefetch: [] };
+  /** Reads that failed and are tried elsewhere, batched over one turn. */
+  readonly #retries = new Map<NamespaceState, Fetch[]>();
   #inFlightBytes = 0;
   #pumping = false;
 
-  /** @param onQuiet called when the last load has been served: the time for background work */
-  constructor(options: FetcherOptions, onQuiet: () => void) {
+  constructor(options: FetcherOptions) {
     this.#options = options;
-    this.#onQuiet = onQuiet;
-    for (const tier of options.lower) {
-      this.#rates.set(tier.name, new RateMeter(firstGuess));
-      this.#reads.set(tier.name, new Set());
-    }
   }
 
   get inFlightBytes(): number {
     return this.#inFlightBytes;
   }
 
-  /** Something is being loaded, or waits to be. */
-  get hasDemand(): boolean {
-    return this.#inFlightBytes > 0 || this.#ring.length > 0;
-  }
-
-  estimateUs(tier: string, bytes: number): number {
-    return this.#rates.get(tier)!.estimateUs(bytes, this.#inFlightBytes);
-  }
-
-  /** A read of this tier has not been answered for too long: new loads do not wait for it. */
-  isStuck(tier: Tier): boolean {
-    const oldest = this.#reads.get(tier.name)!.values().next();
-    return !oldest.done && this.#options.clock.nowUs() - oldest.value > this.#options.limits.stuckReadMs * 1000;
-  }
-
-  /** Serve this load until its `take` returns nothing. */
+  /** Serve this client until its `next` returns nothing. */
   add(client: FetchClient): void {
-    this.#ring.push(client);
-    this.#pump();
+    this.#rings[client.priority].push(client);
+    this.pump();
   }
 
-  #pump(): void {
+  /** Start what may be started now. */
+  pump(): void {
     if (this.#pumping) return; // a client's callback came back here: the loop below goes on anyway
     this.#pumping = true;
-    const { limits } = this.#options;
-    while (this.#ring.length > 0 && this.#inFlightBytes < limits.maxFetchBytes) {
-      const client = this.#ring.shift()!;
-      const { payloadBytes } = client.state;
-      const bytes = Math.min(limits.fetchBatchBytes, limits.maxFetchBytes - this.#inFlightBytes);
-      const requests = client.take(Math.max(1, Math.floor(bytes / payloadBytes)));
-      if (requests.length === 0) continue;
-      this.#start(client, requests);
-      this.#ring.push(client);
-    }
+    this.#serveRing(this.#rings.demand);
+    this.#serveRing(this.#rings.prefetch);
     this.#pumping = false;
-    if (!this.hasDemand) this.#onQuiet();
+    this.#options.onIdle();
   }
 
-  #start(client: FetchClient, requests: readonly FetchRequest[]): void {
-    const { arena, counters } = this.#options;
-    const { namespace, payloadBytes, fetching } = client.state;
-    const batches = new Map<Tier, Fetch[]>();
-    for (const { index, hash, tier } of requests) {
+  #serveRing(ring: FetchClient[]): void {
+    let blocked = 0; // at the end of the ring
+    while (ring.length > blocked) {
+      const client = ring.shift()!;
+      const outcome = this.#serve(client);
+      if (outcome === 'done') continue;
+      ring.push(client);
+      blocked = outcome === 'blocked' ? blocked + 1 : 0;
+    }
+  }
+
+  /** One batch of one client. */
+  #serve(client: FetchClient): 'done' | 'blocked' | 'started' {
+    const { arena, counters, limits, locate, tenants } = this.#options;
+    const { state, priority, tenant } = client;
+    const { namespace, payloadBytes, fetching } = state;
+    const batches = new Map<TierLink, Fetch[]>();
+    let outcome: 'done' | 'blocked' | 'started' = 'done';
+    let bytes = 0;
+    for (let request = client.next(); request !== undefined; request = client.next()) {
+      const { index, hash } = request;
       if (arena.get(namespace, hash)?.payloadBytes === payloadBytes) {
-        client.arrived(index, arena.name); // another load has brought it meanwhile
+        client.advance();
+        client.arrived(index, arena.name); // another client has brought it meanwhile
         continue;
       }
       const shared = fetching.get(hash);
       if (shared !== undefined) {
+        client.advance();
         counters.add('load.blocks.shared_read');
         shared.waiters.push({ client, index });
         continue;
       }
-      const slot = arena.allocate(namespace, payloadBytes);
+      const link = locate(state, hash, 0);
+      if (link === undefined) {
+        client.advance();
+        client.failed(index, 'missing');
+        continue;
+      }
+      if (bytes > 0 && bytes + payloadBytes > limits.fetchBatchBytes) {
+        outcome = 'started';
+        break;
+      }
+      if (!link.mayRead(payloadBytes, priority)) {
+        outcome = bytes > 0 ? 'started' : 'blocked';
+        break;
+      }
+      client.advance();
+      const mayHave = tenants.reserve(tenant, 0, payloadBytes);
+      const slot = mayHave ? arena.allocate(namespace, payloadBytes) : undefined;
       if (slot === undefined) {
+        if (mayHave) tenants.settle(tenant, 0, payloadBytes);
         counters.add('load.refused.capacity');
         client.failed(index, 'capacity');
-        break; // the rest of this batch lies behind the gap
+        continue;
       }
-      const fetch: Fetch = { hash, slot, tier, waiters: [{ client, index }] };
+      const fetch: Fetch = { hash, slot, priority, tenant, link, tried: 0, waiters: [{ client, index }] };
       fetching.set(hash, fetch);
       this.#inFlightBytes += payloadBytes;
-      const batch = batches.get(tier);
-      if (batch === undefined) batches.set(tier, [fetch]);
+      link.began(payloadBytes, priority);
+      bytes += payloadBytes;
+      const batch = batches.get(link);
+      if (batch === undefined) batches.set(link, [fetch]);
       else batch.push(fetch);
     }
-    for (const [tier, batch] of batches) void this.#read(client.state, tier, batch);
+    for (const [link, batch] of batches) void this.#read(state, link, batch);
+    return outcome;
   }
 
   /** Never rejects. */
-  async #read(state: NamespaceState, tier: Tier, batch: readonly Fetch[]): Promise<void> {
-    const { clock, log, failpoint } = this.#options;
-    const rate = this.#rates.get(tier.name)!;
-    const reads = this.#reads.get(tier.name)!;
-    let startUs = clock.nowUs();
-    while (reads.has(startUs)) startUs += 0.001;
-    reads.add(startUs);
-    rate.start(startUs);
+  async #read(state: NamespaceState, link: TierLink, batch: readonly Fetch[]): Promise<void> {
+    const { log, failpoint } = this.#options;
+    const startUs = link.readStarted();
     const open = new Set(batch);
     let readyBytes = 0;
+    let failedCount = 0;
+    const settle = (fetch: Fetch, status: ReadStatus): void => {
+      if (!open.delete(fetch)) return;
+      if (status === 'ready') readyBytes += state.payloadBytes;
+      if (status === 'failed') failedCount++;
+      this.#settle(state, link, fetch, status);
+    };
     try {
       failpoint?.('store.load.read');
-      await tier.read(state.namespace, batch, (index, status) => {
-        const fetch = batch[index]!;
-        if (!open.delete(fetch)) return;
-        if (status === 'ready') readyBytes += state.payloadBytes;
-        this.#settle(state, fetch, status);
-      });
+      await link.tier.read(state.namespace, batch, (index, status) => settle(batch[index]!, status));
     } catch (error) {
       log.error(
-        { tier: tier.name, reason: KvError.from(error).message },
+        { tier: link.tier.name, reason: KvError.from(error).message },
         'a read of a tier threw; its blocks count as failed',
       );
     }
-    for (const fetch of open) this.#settle(state, fetch, 'failed');
-    reads.delete(startUs);
-    rate.end(clock.nowUs(), startUs, readyBytes);
-    this.#pump();
+    for (const fetch of open) settle(fetch, 'failed');
+    link.ended({ startUs, readyBytes, failedCount });
+    this.pump();
   }
 
-  #settle(state: NamespaceState, fetch: Fetch, read: ReadStatus): void {
-    const { arena, pins, counters, readHeader, failpoint } = this.#options;
-    state.fetching.delete(fetch.hash);
-    this.#inFlightBytes -= state.payloadBytes;
+  /** One block of a read has ended. */
+  #settle(state: NamespaceState, link: TierLink, fetch: Fetch, read: ReadStatus): void {
+    const { arena, pins, counters, readHeader, failpoint, onPromoted } = this.#options;
+    const { namespace, payloadBytes } = state;
+    link.settled(payloadBytes, fetch.priority);
     const header = read === 'ready' ? readHeader(fetch.slot) : undefined;
+    const isLeaving = pins.isLeaving(namespace, fetch.hash);
     // The tier has verified all of it; the size is what this session's slots and offsets were made for.
-    const usable = header?.payloadBytes === state.payloadBytes && !pins.isLeaving(state.namespace, fetch.hash);
+    const usable = header?.payloadBytes === payloadBytes && !isLeaving;
     const status = read === 'ready' && !usable ? 'corrupt' : read;
     // A foreign layout: removed, or it would count as held, and keep its name from being written, for ever.
-    if (header !== undefined && header.payloadBytes !== state.payloadBytes) {
-      fetch.tier.remove(state.namespace, [fetch.hash], 'corrupt');
+    if (header !== undefined && header.payloadBytes !== payloadBytes) {
+      link.tier.remove(namespace, [fetch.hash], 'corrupt');
     }
     if (header !== undefined && status === 'ready') {
-      if (arena.get(state.namespace, fetch.hash) === undefined) {
-        arena.publish(state.namespace, header, fetch.slot);
+      this.#end(state, fetch);
+      if (arena.get(namespace, fetch.hash) === undefined) {
+        this.#options.tenants.during(fetch.tenant, () => arena.publish(namespace, header, fetch.slot));
         failpoint?.('store.load.published');
       } else arena.free(fetch.slot); // a writer was faster
-      counters.add(`load.blocks.from.${fetch.tier.name}`);
-      for (const { client, index } of fetch.waiters) client.arrived(index, fetch.tier.name);
+      counters.add(`load.blocks.from.${link.tier.name}`);
+      for (const { client, index } of fetch.waiters) client.arrived(index, link.tier.name);
+      onPromoted(state, fetch.hash, link);
       return;
     }
+    const reason = failures[status as keyof typeof failures];
+    counters.add(`load.failed.${reason}`);
+    if (!isLeaving && this.#tryElsewhere(state, fetch)) return;
+    this.#end(state, fetch);
     arena.free(fetch.slot);
-    counters.add(`load.failed.${failures[status as keyof typeof failures]}`);
-    for (const { client, index } of fetch.waiters) client.failed(index, failures[status as keyof typeof failures]);
+    for (const { client, index } of fetch.waiters) client.failed(index, reason);
+  }
+
+  #end(state: NamespaceState, fetch: Fetch): void {
+    state.fetching.delete(fetch.hash);
+    this.#inFlightBytes -= state.payloadBytes;
+    this.#options.tenants.settle(fetch.tenant, 0, state.payloadBytes);
+  }
+
+  /** Another tier holds the block and somebody still waits for it: read it there, into the same slot. */
+  #tryElsewhere(state: NamespaceState, fetch: Fetch): boolean {
+    const { counters, locate } = this.#options;
+    fetch.tried |= 1 << fetch.link.bit;
+    if (!fetch.waiters.some(({ client, index }) => client.wants(index))) return false;
+    const link = locate(state, fetch.hash, fetch.tried);
+    if (link === undefined) return false;
+    counters.add(`load.retried.${link.tier.name}`);
+    fetch.link = link;
+    link.began(state.payloadBytes, fetch.priority);
+    if (this.#retries.size === 0) queueMicrotask(() => this.#flushRetries());
+    const retries = this.#retries.get(state);
+    if (retries === undefined) this.#retries.set(state, [fetch]);
+    else retries.push(fetch);
+    return true;
+  }
+
+  #flushRetries(): void {
+    for (const [state, fetches] of [...this.#retries]) {
+      this.#retries.delete(state);
+      for (const link of new Set(fetches.map((fetch) => fetch.link))) {
+        const batch = fetches.filter((fetch) => fetch.link === link);
+        void this.#read(state, link, batch);
+      }
+    }
   }
 }

@@ -13,7 +13,8 @@ import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import { Load, type LoadEvents } from './load.ts';
 import type { NamespaceState } from './namespaces.ts';
-import type { StoreParts } from './store.ts';
+import type { StoreParts } from './parts.ts';
+import { Prefetch } from './prefetch.ts';
 
 export type ReserveStatus = 'reserved' | 'held' | 'busy' | 'refused';
 
@@ -21,6 +22,22 @@ export interface Reservation {
   readonly status: ReserveStatus;
   /** Offset of the slot's header; undefined unless 'reserved'. */
   readonly slot: number | undefined;
+  /** Why it was refused; '' when it was not. */
+  readonly reason: string;
+}
+
+/** What `prefetch` says: `accepted` is false with the reason why. */
+export interface PrefetchAnswer {
+  readonly accepted: boolean;
+  readonly reason: '' | 'session_limit' | 'budget' | 'closed';
+}
+
+/** What a session is, apart from its namespace. */
+export interface SessionTraits {
+  readonly blockTokens: number;
+  readonly tenant: number;
+  /** 0: its blocks do not expire. */
+  readonly ttlS: number;
 }
 
 interface Reserved {
@@ -31,18 +48,19 @@ interface Reserved {
 export class Holdings {
   readonly state: NamespaceState;
   readonly #parts: StoreParts;
-  readonly #blockTokens: number;
+  readonly #traits: SessionTraits;
   readonly #reserved = new Map<number, Reserved>();
   readonly #loads = new Map<bigint, Load>();
+  readonly #prefetches = new Map<bigint, Prefetch>();
   /** Pinned blocks and how to cancel the end of their time. */
   readonly #pins = new Map<HashKey, () => void>();
   #connected = true;
   #ended = false;
 
-  constructor(parts: StoreParts, state: NamespaceState, blockTokens: number) {
+  constructor(parts: StoreParts, state: NamespaceState, traits: SessionTraits) {
     this.#parts = parts;
     this.state = state;
-    this.#blockTokens = blockTokens;
+    this.#traits = traits;
   }
 
   /** Slots or leases are out that an engine's copy may be using. */
@@ -59,8 +77,10 @@ export class Holdings {
    * its parent it could never be found.
    */
   reserve(parent: HashKey | null, hashes: readonly HashKey[]): Reservation[] {
-    const { arena, pins, limits, counters, failpoint } = this.#parts;
+    const { arena, pins, limits, counters, failpoint, tenants } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
+    const { tenant } = this.#traits;
+    this.#parts.sweep();
     const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
     let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
     let before = parent;
@@ -75,8 +95,14 @@ export class Holdings {
         if (stranger) refusal = 'other_size';
         else if (this.#reserved.size >= maxReserved) refusal = 'session_limit';
         else {
-          slot = arena.allocate(namespace, payloadBytes);
-          if (slot === undefined) refusal = 'no_space';
+          if (!tenants.reserve(tenant, 0, payloadBytes)) refusal = 'quota';
+          else {
+            slot = arena.allocate(namespace, payloadBytes);
+            if (slot === undefined) {
+              refusal = 'no_space';
+              tenants.settle(tenant, 0, payloadBytes);
+            }
+          }
         }
       }
       if (slot !== undefined) {
@@ -87,18 +113,19 @@ export class Holdings {
       }
       if (status === 'refused') counters.add(`reserve.refused.${refusal}`);
       else counters.add(`reserve.${status}`);
-      out.push({ status, slot });
+      out.push({ status, slot, reason: status === 'refused' ? refusal : '' });
       before = hash;
     }
     // What an engine holds itself it never looks up here; that it is still in use shows when it offers it again.
     const held = hashes.filter((_, index) => out[index]!.status === 'held');
     this.#parts.recency.used(namespace, held, held.length);
+    for (const hash of held) if (arena.get(namespace, hash) !== undefined) this.#parts.onUsed(this.state, hash, false);
     return out;
   }
 
   /** The bytes are in place: make the blocks visible and send them down. Returns the count. */
   commit(slots: readonly number[], checksums: readonly bigint[]): number {
-    const { arena, pins, writeDowns, counters, failpoint } = this.#parts;
+    const { arena, pins, counters, failpoint, tenants, onCommitted } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
     for (const slot of slots) this.#mustBeReserved(slot, 'commit');
     failpoint?.('store.commit.before');
@@ -107,19 +134,21 @@ export class Holdings {
       const { hash, parent } = this.#mustBeReserved(slot, 'commit');
       this.#reserved.delete(slot);
       writing.delete(hash);
+      tenants.settle(this.#traits.tenant, 0, payloadBytes);
       if (arena.get(namespace, hash) !== undefined || pins.isLeaving(namespace, hash)) {
         arena.free(slot); // promoted from a lower tier meanwhile, and perhaps found corrupt and still leased
         counters.add('commit.duplicate');
         continue;
       }
       const checksum = checksums[index]!;
-      arena.publish(namespace, { hash, parent, tokenCount: this.#blockTokens, payloadBytes, checksum }, slot);
+      const fields = { hash, parent, tokenCount: this.#traits.blockTokens, payloadBytes, checksum };
+      tenants.during(this.#traits.tenant, () => arena.publish(namespace, fields, slot));
       published.push(hash);
       failpoint?.('store.commit.published');
-      for (const writeDown of writeDowns) writeDown.add(namespace, hash, payloadBytes);
+      onCommitted(this.state, hash, this.#traits.ttlS);
     }
     counters.add('commit.blocks', published.length);
-    for (const writeDown of writeDowns) writeDown.pump();
+    this.#parts.pumpWriteDowns();
     return slots.length;
   }
 
@@ -134,6 +163,7 @@ export class Holdings {
   /** Begin to bring a chain into the arena. KvError BUSY beyond the session's loads. `id` is free again after `release`. */
   load(id: bigint, hashes: readonly HashKey[], deadlineMs: number, events: LoadEvents): void {
     const { limits, counters } = this.#parts;
+    this.#parts.sweep();
     if (this.#loads.has(id))
       throw new KvError('PROTOCOL', `load: id ${id} is leased already; use a new id for each load`);
     if (this.#loads.size >= limits.maxLoads) {
@@ -148,11 +178,12 @@ export class Holdings {
     const load = new Load(
       this.state,
       hashes,
-      { ...this.#parts, maxBlocks },
+      { ...this.#parts, maxBlocks, tenant: this.#traits.tenant },
       {
         onReady: events.onReady,
         onDone: (loaded, reason) => {
           this.#parts.recency.used(this.state.namespace, hashes, loaded);
+          this.#parts.pumpWriteDowns();
           events.onDone(loaded, reason);
         },
       },
@@ -171,6 +202,42 @@ export class Holdings {
     const wrong = corrupt.filter((index) => index < load.hashes.length).map((index) => load.hashes[index]!);
     if (wrong.length > 0) this.#parts.removeCorrupt(this.state.namespace, wrong);
     return true;
+  }
+
+  /**
+   * Bring what lower tiers hold of this chain into the arena, behind all loads. Nothing is leased; `cancelPrefetch(id)` ends
+   * it early. KvError PROTOCOL when `id` is in use.
+   */
+  prefetch(id: bigint, hashes: readonly HashKey[]): PrefetchAnswer {
+    const { limits, counters, prefetched, pins, fetcher } = this.#parts;
+    if (this.#prefetches.has(id)) throw new KvError('PROTOCOL', `prefetch: id ${id} is in use; use a new id for each`);
+    counters.add('prefetch.blocks.asked', hashes.length);
+    const reason = !this.#connected
+      ? 'closed'
+      : this.#prefetches.size >= limits.maxPrefetches
+        ? 'session_limit'
+        : prefetched.hasRoom(this.state.payloadBytes)
+          ? ''
+          : 'budget';
+    if (reason !== '') {
+      counters.add(`prefetch.refused.${reason}`, hashes.length);
+      return { accepted: false, reason };
+    }
+    const prefetch = new Prefetch(this.state, hashes, {
+      prefetched,
+      counters,
+      tenant: this.#traits.tenant,
+      pins,
+      onEnd: () => this.#prefetches.delete(id),
+    });
+    this.#prefetches.set(id, prefetch);
+    fetcher.add(prefetch);
+    return { accepted: true, reason: '' };
+  }
+
+  /** Returns how many blocks of it were not asked for yet; 0 for one that has ended. */
+  cancelPrefetch(id: bigint): number {
+    return this.#prefetches.get(id)?.cancel() ?? 0;
   }
 
   /** Keep blocks of the arena from eviction for a time. Returns how many of `hashes` are kept now. */
@@ -216,6 +283,7 @@ export class Holdings {
     this.#connected = false;
     this.unpin([...this.#pins.keys()]);
     for (const load of this.#loads.values()) load.cancel();
+    for (const prefetch of [...this.#prefetches.values()]) prefetch.cancel();
     // Another engine may write these blocks anew, into other slots: this session can no longer commit them.
     for (const { hash } of this.#reserved.values()) this.state.writing.delete(hash);
   }
@@ -225,7 +293,10 @@ export class Holdings {
     if (this.#ended) return;
     this.disconnect();
     this.#ended = true;
-    for (const slot of this.#reserved.keys()) this.#parts.arena.free(slot);
+    for (const slot of this.#reserved.keys()) {
+      this.#parts.arena.free(slot);
+      this.#parts.tenants.settle(this.#traits.tenant, 0, this.state.payloadBytes);
+    }
     this.#reserved.clear();
     for (const load of this.#loads.values()) load.release();
     this.#loads.clear();
@@ -237,6 +308,7 @@ export class Holdings {
     this.#reserved.delete(slot);
     this.state.writing.delete(hash);
     this.#parts.arena.free(slot);
+    this.#parts.tenants.settle(this.#traits.tenant, 0, this.state.payloadBytes);
   }
 
   #mustBeReserved(slot: number, call: string): Reserved {

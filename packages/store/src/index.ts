@@ -3,7 +3,11 @@ export { type Failpoint, type FailpointStep, failpointFromEnv, failpointSteps } 
 export { Holdings, type Reservation, type ReserveStatus } from './holdings.ts';
 export { defaultLimits, type StoreLimits } from './limits.ts';
 export type { LoadEvents, LoadReason } from './load.ts';
+export type { OpenOptions, StoreOptions, TierPlan } from './parts.ts';
 export type { ArenaBlock, ArenaTop, BlockFields, Clock, Log, ReadHeader } from './ports.ts';
 export { systemClock } from './ports.ts';
 export type { Chain, PackedHashes } from './residency.ts';
-export { type LookupResult, Store, type StoreOptions, type TierSpan } from './store.ts';
+export type { StoreStats, TierReport } from './stats.ts';
+export { type LookupResult, Store, type TierSpan } from './store.ts';
+export type { Quota, Quotas } from './tenants.ts';
+export type { WritePolicy } from './write-down.ts';

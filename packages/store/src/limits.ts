@@ -8,12 +8,14 @@ export interface StoreLimits {
   readonly maxLeasedBytes: number;
   /** Loads that have not ended or are not released, one session. */
   readonly maxLoads: number;
-  /** Asked from the tiers below and not yet arrived, all sessions. */
+  /** Asked from the tiers below and not yet arrived, all sessions; each tier has an equal share. */
   readonly maxFetchBytes: number;
   /** One read of a lower tier: large enough for its bandwidth, small enough to share it between loads. */
   readonly fetchBatchBytes: number;
   /** Waiting for or in a write to one lower tier. */
   readonly maxWriteDownBytes: number;
+  /** Of the arena, not yet written to one tier whose write policy is 'back'. */
+  readonly maxDirtyBytes: number;
   /** One write. What is being written cannot be evicted from the arena. */
   readonly writeDownBatchBytes: number;
   /** Writes in flight to one tier while nothing is being loaded, and while something is. */
@@ -29,6 +31,16 @@ export interface StoreLimits {
   readonly touchBatchBlocks: number;
   /** Blocks whose use is still to be told; what comes beyond is dropped, counted. */
   readonly maxTouchBlocks: number;
+  /** A read that took longer counts as a failure of its tier, whatever it brought: no plan can use such a tier. */
+  readonly slowReadMs: number;
+  /** Failures in a row after which a tier is not asked; for how long, at first and at most. */
+  readonly breakerFailures: number;
+  readonly breakerOpenMs: number;
+  readonly breakerMaxOpenMs: number;
+  /** Brought by prefetches and not yet used, all sessions: what guesses may take from the arena. */
+  readonly maxPrefetchedBytes: number;
+  /** Prefetches that have not ended, one session. */
+  readonly maxPrefetches: number;
   /** What is still queued for lower tiers when the store closes gets this long. */
   readonly closeDrainMs: number;
 }
@@ -43,6 +55,7 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxFetchBytes: Math.min(256 << 20, share(4)),
     fetchBatchBytes: 16 << 20,
     maxWriteDownBytes: arenaBytes,
+    maxDirtyBytes: share(2),
     writeDownBatchBytes: Math.min(16 << 20, share(16)),
     writeDownsIdle: 4,
     writeDownsUnderDemand: 1,
@@ -52,6 +65,12 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     stuckReadMs: 10_000,
     touchBatchBlocks: 256,
     maxTouchBlocks: 1 << 18,
+    slowReadMs: 3_000,
+    breakerFailures: 5,
+    breakerOpenMs: 1_000,
+    breakerMaxOpenMs: 30_000,
+    maxPrefetchedBytes: share(8),
+    maxPrefetches: 64,
     closeDrainMs: 5_000,
   };
 }

@@ -8,9 +8,9 @@
  * `release`, nothing beyond it stays pinned after the end; the end comes exactly once, at the latest at the deadline.
  */
 import type { HashKey } from '@kvtier/identity';
-import type { Tier } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { FetchClient, Fetcher, FetchFailure, FetchRequest } from './fetcher.ts';
+import type { TierLink } from './link.ts';
 import type { NamespaceState } from './namespaces.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaBlock, ArenaTop, Clock } from './ports.ts';
@@ -32,7 +32,10 @@ export interface LoadOptions {
   readonly clock: Clock;
   readonly counters: Counters;
   /** The lower tier that holds a block, if one does. */
-  readonly locate: (state: NamespaceState, hash: HashKey) => Tier | undefined;
+  readonly locate: (state: NamespaceState, hash: HashKey) => TierLink | undefined;
+  /** A block is being read by an engine. */
+  readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
+  readonly tenant: number;
   /** Blocks that this session may still lease. */
   readonly maxBlocks: number;
 }
@@ -43,11 +46,14 @@ interface Arrived extends ArenaBlock {
 
 export class Load implements FetchClient {
   readonly state: NamespaceState;
+  readonly priority = 'demand';
+  readonly tenant: number;
   readonly hashes: readonly HashKey[];
   readonly #options: LoadOptions;
   readonly #events: LoadEvents;
   readonly #arrived: (Arrived | undefined)[];
-  readonly #wanted: FetchRequest[] = [];
+  /** Indexes of blocks that are not in the arena. */
+  readonly #wanted: number[] = [];
   #wantedNext = 0;
   #emitted = 0;
   #limit: number;
@@ -60,6 +66,7 @@ export class Load implements FetchClient {
   constructor(state: NamespaceState, hashes: readonly HashKey[], options: LoadOptions, events: LoadEvents) {
     this.state = state;
     this.hashes = hashes;
+    this.tenant = options.tenant;
     this.#options = options;
     this.#events = events;
     this.#arrived = new Array<Arrived | undefined>(hashes.length).fill(undefined);
@@ -71,17 +78,18 @@ export class Load implements FetchClient {
     const { arena, locate, fetcher, clock, maxBlocks } = this.#options;
     for (let index = 0; index < this.#limit; index++) {
       const hash = this.hashes[index]!;
+      const payloadBytes = arena.get(this.state.namespace, hash)?.payloadBytes;
       if (index >= maxBlocks) this.#give(index, 'capacity');
-      else if (arena.get(this.state.namespace, hash)?.payloadBytes === this.state.payloadBytes)
-        this.#pin(index, arena.name);
+      else if (payloadBytes === this.state.payloadBytes) this.#pin(index, arena.name);
       else {
-        const tier = locate(this.state, hash);
-        if (tier === undefined) this.#give(index, 'missing');
-        else this.#wanted.push({ index, hash, tier });
+        // A foreign layout under our name: never used, and not in the way of the real one.
+        if (payloadBytes !== undefined) this.#options.pins.remove(this.state.namespace, [hash], 'corrupt');
+        if (locate(this.state, hash) === undefined) this.#give(index, 'missing');
+        else this.#wanted.push(index);
       }
     }
     if (this.#wanted.length > 0) {
-      if (deadlineMs === 0) this.#give(this.#wanted[0]!.index, 'deadline');
+      if (deadlineMs === 0) this.#give(this.#wanted[0]!, 'deadline');
       else {
         this.#cancelTimer = clock.after(deadlineMs, () => this.#end('deadline'));
         fetcher.add(this);
@@ -99,25 +107,27 @@ export class Load implements FetchClient {
     return this.#released ? 0 : this.#limit;
   }
 
-  take(count: number): FetchRequest[] {
-    const taken: FetchRequest[] = [];
-    while (!this.#ended && taken.length < count && this.#wantedNext < this.#wanted.length) {
-      const request = this.#wanted[this.#wantedNext]!;
-      if (request.index >= this.#limit) break;
-      this.#wantedNext++;
-      taken.push(request);
-    }
-    return taken;
+  next(): FetchRequest | undefined {
+    const index = this.#wanted[this.#wantedNext];
+    return index === undefined || !this.wants(index) ? undefined : { index, hash: this.hashes[index]! };
+  }
+
+  advance(): void {
+    this.#wantedNext++;
+  }
+
+  wants(index: number): boolean {
+    return !this.#ended && index < this.#limit;
   }
 
   arrived(index: number, tier: string): void {
-    if (this.#ended || index >= this.#limit) return;
+    if (!this.wants(index)) return;
     this.#pin(index, tier);
     this.#queueFlush();
   }
 
   failed(index: number, reason: FetchFailure): void {
-    if (this.#ended || index >= this.#limit) return;
+    if (!this.wants(index)) return;
     this.#give(index, reason);
     this.#queueFlush();
   }
@@ -142,6 +152,7 @@ export class Load implements FetchClient {
     const hash = this.hashes[index]!;
     const block = arena.get(namespace, hash)!;
     pins.pin(namespace, hash);
+    this.#options.onUsed(this.state, hash, tier !== arena.name);
     this.#arrived[index] = { slot: block.slot, payloadBytes: block.payloadBytes, checksum: block.checksum, tier };
   }
 

@@ -1,7 +1,7 @@
 /**
  * Counted pins of arena blocks, for everyone who needs a block to stay: leases, write-downs, Pin.
  *
- * A pinned block that is found corrupt is unlisted at once, and its slot lives on until its last pin goes. Invariant:
+ * A pinned block that is found corrupt, or has expired, is unlisted at once, and its slot lives on until its last pin goes. Invariant:
  * until then no other block of this name is made, so that an unpin always means the block that was pinned. While it is
  * "leaving" the name counts as not held, and as busy for writers.
  */
@@ -44,6 +44,10 @@ export class Pins {
     }
   }
 
+  isPinned(namespace: Namespace, hash: HashKey): boolean {
+    return this.#counts.size > 0 && this.#counts.has(namespace.key + hash);
+  }
+
   isLeaving(namespace: Namespace, hash: HashKey): boolean {
     return this.#leaving.size > 0 && this.#leaving.has(namespace.key + hash);
   }
@@ -55,12 +59,12 @@ export class Pins {
     return leaving === -1 ? count : leaving;
   }
 
-  /** Unlist corrupt blocks now. */
-  removeCorrupt(namespace: Namespace, hashes: readonly HashKey[]): void {
+  /** Unlist blocks now. */
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'asked'): void {
     for (const hash of hashes) {
       const key = namespace.key + hash;
       if (this.#counts.has(key) && this.#arena.get(namespace, hash) !== undefined) this.#leaving.add(key);
     }
-    this.#arena.remove(namespace, hashes, 'corrupt');
+    this.#arena.remove(namespace, hashes, reason);
   }
 }

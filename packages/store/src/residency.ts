@@ -117,7 +117,7 @@ export class Residency {
     return bytes;
   }
 
-  /** Keep bit `bit` in step with this tier. `onChange` hears of each block after the table knows. */
+  /** Keep bit `bit` in step with this tier. `onChange` hears of each block while it has a record. */
   follow(
     tier: Pick<Tier, 'follow'>,
     bit: number,
@@ -134,8 +134,8 @@ export class Residency {
       const held = change.kind === 'stored';
       for (const hash of change.hashes) {
         if (held) this.set(change.namespace, hash, 1 << bit);
-        else this.clear(change.namespace, hash, 1 << bit);
         onChange?.(change.namespace, hash, held);
+        if (!held) this.clear(change.namespace, hash, 1 << bit);
       }
     });
     this.#unfollow.push(end);

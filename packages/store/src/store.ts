@@ -1,52 +1,31 @@
 /**
  * The store of a cache node: an arena on top, lower tiers below it in the order of their speed.
  *
- *     sessions ── Holdings ──┬─ lookup, reserve, commit ──▶ arena ──WriteDown──▶ disk
- *                            └─ load ──▶ Fetcher ◀──────────────────read─────────┘
+ *     sessions ── Holdings ──┬─ lookup ──▶ Residency (one index, follows all tiers)
+ *                            ├─ reserve, commit ──▶ arena ──WriteDown──▶ disk, redis, s3
+ *                            └─ load, prefetch ──▶ Fetcher ◀──────────read──────┘
  *
  * Pure control plane: it moves offsets and hashes, never bytes (law 4). Single-threaded; every public call is one turn
  * and leaves all invariants intact. What the world does to a tier ends here as a shorter prefix or a counted refusal.
  */
+import { createAdmission } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import type { Tier, TierStats } from '@kvtier/tiers';
+import type { Tier } from '@kvtier/tiers';
 import { Counters } from './counters.ts';
-import type { Failpoint } from './failpoints.ts';
+import { Expiry } from './expiry.ts';
 import { Fetcher } from './fetcher.ts';
 import { Holdings } from './holdings.ts';
-import { defaultLimits, type StoreLimits } from './limits.ts';
+import { defaultLimits } from './limits.ts';
+import { TierLink } from './link.ts';
 import { type NamespaceState, Namespaces } from './namespaces.ts';
+import { defaultPlan, type OpenOptions, type StoreOptions, type StoreParts } from './parts.ts';
 import { Pins } from './pins.ts';
-import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
+import { Prefetched } from './prefetch.ts';
 import { Recency } from './recency.ts';
-import { type Chain, hashCount, Residency } from './residency.ts';
+import { type Chain, hashCount, maxTiers, Residency } from './residency.ts';
+import { type StoreStats, tierReports } from './stats.ts';
+import { Tenants } from './tenants.ts';
 import { WriteDown } from './write-down.ts';
-
-export interface StoreOptions {
-  readonly arena: ArenaTop;
-  /** Fastest first. */
-  readonly lower: readonly Tier[];
-  readonly readHeader: ReadHeader;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly limits?: Partial<StoreLimits>;
-  readonly failpoint?: Failpoint | undefined;
-}
-
-/** What the parts of the store share. */
-export interface StoreParts {
-  readonly arena: ArenaTop;
-  readonly pins: Pins;
-  readonly clock: Clock;
-  readonly limits: StoreLimits;
-  readonly counters: Counters;
-  readonly failpoint: Failpoint | undefined;
-  readonly fetcher: Fetcher;
-  readonly writeDowns: readonly WriteDown[];
-  readonly namespaces: Namespaces;
-  readonly locate: (state: NamespaceState, hash: HashKey) => Tier | undefined;
-  readonly recency: Recency;
-  readonly removeCorrupt: (namespace: Namespace, hashes: readonly HashKey[]) => void;
-}
 
 export interface TierSpan {
   readonly tier: string;
@@ -62,51 +41,105 @@ export interface LookupResult {
   readonly estimatedUs: number;
 }
 
+const lowestBit = (bits: number): number => 31 - Math.clz32(bits & -bits);
+
 export class Store {
   readonly counters = new Counters();
   readonly #lower: readonly Tier[];
   readonly #names: readonly string[];
+  readonly #links: readonly TierLink[];
+  readonly #promote: readonly boolean[];
   readonly #parts: StoreParts;
   readonly #residency = new Residency();
+  readonly #tenants: Tenants;
+  readonly #expiry: Expiry;
   /** Of each tier, by bit: blocks that lookups found there first, and blocks that they asked it for in vain. */
   readonly #hits: number[];
   readonly #misses: number[];
 
   constructor(options: StoreOptions) {
-    const { arena, lower, clock, log, failpoint } = options;
+    const { arena, lower, clock, log, failpoint, readHeader } = options;
+    const { counters } = this;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
-    const shared = { arena, pins: new Pins(arena), clock, log, limits, counters: this.counters, failpoint };
-    this.#lower = lower;
+    const pins = new Pins(arena);
+    const shared = { arena, pins, clock, log, limits, counters, failpoint };
     const tiers = [arena, ...lower];
-    for (const [bit, tier] of tiers.entries()) this.#residency.follow(tier, bit);
+    this.#lower = lower;
     this.#names = tiers.map(({ name }) => name);
     this.#hits = tiers.map(() => 0);
     this.#misses = tiers.map(() => 0);
-    const fetcher: Fetcher = new Fetcher({ ...shared, lower, readHeader: options.readHeader }, () =>
-      this.#pumpWriteDowns(),
-    );
-    const writeDowns = lower.map((tier) => new WriteDown({ ...shared, tier, hasDemand: () => fetcher.hasDemand }));
+    this.#links = lower.map((tier, at) => new TierLink(tier, at + 1, lower.length, clock, limits));
+    for (const link of this.#links) link.onOpened = (reason) => this.#breakerOpened(link, reason);
+    this.#tenants = new Tenants({
+      quotas: options.quotas ?? {},
+      tierNames: this.#names,
+      counters,
+      parentOf: (namespace, hash) => {
+        const block = arena.get(namespace, hash);
+        return block === undefined ? null : (readHeader(block.slot)?.parent ?? null);
+      },
+      isPinned: (namespace, hash) => pins.isPinned(namespace, hash),
+      evict: (bit, namespace, hash) => tiers[bit]!.remove(namespace, [hash], 'evicted'),
+    });
+    this.#expiry = new Expiry({
+      clock,
+      batchBlocks: limits.touchBatchBlocks,
+      expiresS: (namespace, hash) => this.#residency.expiresS(namespace, hash),
+      remove: (namespace, hashes) => this.#expired(namespace, hashes),
+    });
+    const prefetched = new Prefetched(limits.maxPrefetchedBytes, counters);
+    const plans = lower.map((tier) => ({ ...defaultPlan, ...options.plans?.[tier.name] }));
+    this.#promote = plans.map(({ promote }) => promote);
+    const writeDowns = this.#links.map((link, at) => {
+      const { write: policy, admission } = plans[at]!;
+      const ownerOf = (namespace: Namespace, hash: HashKey): number => this.#residency.tenant(namespace, hash);
+      return new WriteDown({
+        ...shared,
+        link,
+        policy,
+        admission: createAdmission(admission),
+        ownerOf,
+        tenants: this.#tenants,
+      });
+    });
+    const fetcher = new Fetcher({
+      ...shared,
+      readHeader,
+      tenants: this.#tenants,
+      locate: (state, hash, tried) => this.#locate(state, hash, tried),
+      onPromoted: (state, hash, from) => this.#promoted(state, hash, from),
+      onIdle: () => this.#pumpWriteDowns(),
+    });
     this.#parts = {
       ...shared,
       fetcher,
-      writeDowns,
+      prefetched,
       namespaces: new Namespaces(),
-      locate: (state, hash) => this.#locate(state, hash),
-      recency: new Recency({ tiers, residency: this.#residency, clock, limits, counters: this.counters }),
+      tenants: this.#tenants,
+      recency: new Recency({ tiers: this.#touchables(tiers), residency: this.#residency, clock, limits, counters }),
+      locate: (state, hash) => this.#locate(state, hash, 0),
+      onCommitted: (state, hash, ttlS) => this.#committed(state, hash, ttlS),
+      onUsed: (state, hash, fresh) => this.#used(state, hash, fresh),
+      pumpWriteDowns: () => this.#pumpWriteDowns(),
+      sweep: () => this.#expiry.sweep(),
       removeCorrupt: (namespace, hashes) => this.#removeCorrupt(namespace, hashes),
+      writeDowns,
     };
+    for (const [bit, tier] of tiers.entries()) this.#follow(tier, bit);
   }
 
   /** A new session's holdings; end them with `end`. KvError PROTOCOL when the block size contradicts the namespace. */
-  open(namespace: Namespace, payloadBytes: number, blockTokens: number): Holdings {
-    return new Holdings(this.#parts, this.#parts.namespaces.acquire(namespace, payloadBytes), blockTokens);
+  open(namespace: Namespace, payloadBytes: number, blockTokens: number, options: OpenOptions = {}): Holdings {
+    const tenant = this.#tenants.open(options.tenant ?? '', namespace, payloadBytes);
+    const state = this.#parts.namespaces.acquire(namespace, payloadBytes);
+    return new Holdings(this.#parts, state, { blockTokens, tenant, ttlS: options.ttlS ?? 0 });
   }
 
   /** The longest held prefix, from one pass over one index. Counts as use: parents end up at least as recent as their children. */
   lookup(state: NamespaceState, chain: Chain): LookupResult {
-    const { pins, recency, fetcher, counters } = this.#parts;
+    const { pins, recency, counters } = this.#parts;
     const available = this.#available();
-    const { held: listed, found } = this.#residency.lookup(state.namespace, chain, available, this.#nowS());
+    const { held: listed, found } = this.#residency.lookup(state.namespace, chain, available, this.#expiry.nowS());
     const held = pins.firstLeaving(state.namespace, chain, listed);
     const counts = new Array<number>(this.#hits.length).fill(0);
     const spans: { tier: string; count: number }[] = [];
@@ -130,32 +163,27 @@ export class Store {
       if (count === 0) continue;
       counters.add(`lookup.blocks.held.${this.#names[bit]}`, count);
       // Tiers deliver side by side: the slowest one decides.
-      if (bit > 0)
-        estimatedUs = Math.max(estimatedUs, fetcher.estimateUs(this.#names[bit]!, count * state.payloadBytes));
+      if (bit > 0) estimatedUs = Math.max(estimatedUs, this.#links[bit - 1]!.estimateUs(count * state.payloadBytes));
     }
     return { held, spans, estimatedUs };
   }
 
-  stats(): { readonly tiers: readonly TierStats[]; readonly counters: Readonly<Record<string, number>> } {
-    const { arena, pins, fetcher, writeDowns, namespaces } = this.#parts;
+  stats(): StoreStats {
+    const { arena, pins, fetcher, writeDowns, namespaces, prefetched, recency } = this.#parts;
     const gauges: Record<string, number> = {
       'fetch.inflight_bytes': fetcher.inFlightBytes,
       'namespaces.open': namespaces.count,
       'arena.pinned_blocks': pins.blockCount,
+      'prefetch.unused_bytes': prefetched.bytes,
       'index.blocks': this.#residency.count,
       'index.bytes': this.#residency.bytes,
-      'touch.pending_blocks': this.#parts.recency.pendingBlocks,
+      'touch.pending_blocks': recency.pendingBlocks,
+      ...this.#tenants.gauges(),
     };
-    for (const [index, tier] of this.#lower.entries()) {
-      gauges[`writedown.${tier.name}.pending_bytes`] = writeDowns[index]!.pendingBytes;
-    }
+    const counters = this.counters.snapshot();
     return {
-      tiers: [arena, ...this.#lower].map((tier, bit) => ({
-        ...tier.stats(),
-        hits: this.#hits[bit]!,
-        misses: this.#misses[bit]!,
-      })),
-      counters: { ...this.counters.snapshot(), ...gauges },
+      tiers: tierReports([arena, ...this.#lower], this.#links, writeDowns, counters, this.#hits, this.#misses),
+      counters: { ...counters, ...gauges, ...pendingOf(writeDowns, this.#lower) },
     };
   }
 
@@ -169,34 +197,118 @@ export class Store {
   async close(): Promise<void> {
     this.#parts.failpoint?.('store.close.before');
     this.#parts.recency.close();
+    this.#expiry.close();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
+    this.#residency.close();
     for (const tier of this.#lower) await tier.close();
     await this.#parts.arena.close();
-    this.#residency.close();
   }
 
-  /** The fastest lower tier that holds the block and answers. */
-  #locate(state: NamespaceState, hash: HashKey): Tier | undefined {
-    if (this.#parts.pins.isLeaving(state.namespace, hash)) return undefined;
-    const tiers = this.#residency.tiers(state.namespace, hash) & this.#available() & ~1;
-    return tiers === 0 ? undefined : this.#lower[lowestBit(tiers) - 1];
+  #follow(tier: Tier, bit: number): void {
+    const { prefetched, writeDowns } = this.#parts;
+    this.#residency.follow(
+      tier,
+      bit,
+      (namespace, hash, held) => {
+        const owner = this.#residency.tenant(namespace, hash);
+        if (held) {
+          this.#tenants.stored(bit, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
+          return;
+        }
+        this.#tenants.removed(bit, namespace, hash, owner);
+        if (bit !== 0) return;
+        prefetched.removed(namespace, hash);
+        for (const writeDown of writeDowns) writeDown.gone(namespace, hash);
+      },
+      () => this.#tenants.cleared(bit),
+    );
+  }
+
+  /** A block that is nobody's belongs to who publishes it. */
+  #adopt(namespace: Namespace, hash: HashKey): number {
+    const { publishing } = this.#tenants;
+    if (publishing !== 0) {
+      this.#residency.mark(namespace, hash, publishing, this.#residency.expiresS(namespace, hash));
+    }
+    return publishing;
+  }
+
+  /** What hears of recency, by bit: the tier, and the tenants' own order in it. */
+  #touchables(tiers: readonly Tier[]): Pick<Tier, 'touch'>[] {
+    return tiers.map((tier, bit) => ({
+      touch: (namespace: Namespace, hashes: readonly HashKey[]): void => {
+        tier.touch(namespace, hashes);
+        this.#tenants.touch(bit, namespace, hashes, (hash) => this.#residency.tenant(namespace, hash));
+      },
+    }));
+  }
+
+  /** The fastest lower tier that holds the block and answers, but for those in `tried`. */
+  #locate(state: NamespaceState, hash: HashKey, tried: number): TierLink | undefined {
+    const { namespace } = state;
+    if (this.#parts.pins.isLeaving(namespace, hash)) return undefined;
+    const tiers = this.#residency.tiers(namespace, hash) & ~tried & ~1;
+    if (tiers === 0) return undefined;
+    const expiresS = this.#residency.expiresS(namespace, hash);
+    if (expiresS !== 0 && expiresS <= this.#expiry.nowS()) return undefined;
+    const bits = tiers & this.#available();
+    return bits === 0 ? undefined : this.#links[lowestBit(bits) - 1];
   }
 
   /** The tiers that may be asked now, as bits. */
   #available(): number {
     let bits = 1;
-    for (const [index, tier] of this.#lower.entries()) if (!this.#parts.fetcher.isStuck(tier)) bits |= 2 << index;
+    for (const { bit, available } of this.#links) if (available) bits |= 1 << bit;
     return bits;
   }
 
-  #nowS(): number {
-    return Math.floor(this.#parts.clock.nowUs() / 1e6);
+  #committed(state: NamespaceState, hash: HashKey, ttlS: number): void {
+    const { namespace, payloadBytes } = state;
+    const expiresS = ttlS === 0 ? 0 : this.#expiry.nowS() + ttlS;
+    this.#residency.mark(namespace, hash, this.#residency.tenant(namespace, hash), expiresS);
+    if (expiresS !== 0) this.#expiry.add(namespace, hash, expiresS);
+    for (const writeDown of this.#parts.writeDowns) writeDown.offer(namespace, hash, payloadBytes);
+  }
+
+  /** An engine uses a block of the arena; `fresh`: it has just come there, see `#promoted`. */
+  #used(state: NamespaceState, hash: HashKey, fresh: boolean): void {
+    this.#parts.prefetched.used(state.namespace, hash);
+    if (!fresh) this.#spread(state, hash, maxTiers);
+  }
+
+  /** What came from a slow tier goes to the faster ones, too, where their plan says so. */
+  #promoted(state: NamespaceState, hash: HashKey, from: TierLink): void {
+    this.#spread(state, hash, from.bit);
+  }
+
+  /** Offer a block of the arena to the tiers below bit `end` that do not hold it. */
+  #spread(state: NamespaceState, hash: HashKey, end: number): void {
+    const { namespace, payloadBytes } = state;
+    const tiers = this.#residency.tiers(namespace, hash);
+    for (const [at, writeDown] of this.#parts.writeDowns.entries()) {
+      if (at + 1 >= end) return;
+      if ((tiers & (2 << at)) !== 0) continue;
+      const isInSlower = tiers >> (at + 2) !== 0;
+      if (!isInSlower) writeDown.offer(namespace, hash, payloadBytes);
+      else if (this.#promote[at]) writeDown.promote(namespace, hash, payloadBytes);
+    }
+  }
+
+  #expired(namespace: Namespace, hashes: readonly HashKey[]): void {
+    this.counters.add('expired.blocks', hashes.length);
+    this.#parts.pins.remove(namespace, hashes, 'asked');
+    for (const tier of this.#lower) tier.remove(namespace, hashes, 'asked');
   }
 
   #removeCorrupt(namespace: Namespace, hashes: readonly HashKey[]): void {
     this.counters.add('release.corrupt', hashes.length);
-    this.#parts.pins.removeCorrupt(namespace, hashes);
+    this.#parts.pins.remove(namespace, hashes, 'corrupt');
     for (const tier of this.#lower) tier.remove(namespace, hashes, 'corrupt');
+  }
+
+  #breakerOpened({ tier }: TierLink, reason: string): void {
+    this.counters.add(`breaker.opened.${tier.name}`);
+    this.#parts.log.warn({ tier: tier.name, reason }, 'a tier does not deliver; it is left alone for a while');
   }
 
   #pumpWriteDowns(): void {
@@ -204,4 +316,8 @@ export class Store {
   }
 }
 
-const lowestBit = (bits: number): number => 31 - Math.clz32(bits & -bits);
+function pendingOf(writeDowns: readonly WriteDown[], lower: readonly Tier[]): Record<string, number> {
+  return Object.fromEntries(
+    writeDowns.map(({ pendingBytes }, at) => [`writedown.${lower[at]!.name}.pending_bytes`, pendingBytes]),
+  );
+}

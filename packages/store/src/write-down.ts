@@ -1,22 +1,34 @@
 /**
- * Write-through of committed blocks to one lower tier, in the background.
+ * Writing blocks of the arena to one lower tier, in the background, by the tier's policy:
  *
- * Invariants: at most `maxWriteDownBytes` wait; only what is being written is pinned, so that a slow disk never keeps new
- * blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from their tail, so what
- * is left is still a prefix) or that the tier refuses is counted under its reason. Reads of the tier go first. Whatever
- * a batch ends with, its pins go and the queue moves on.
+ *     through    at commit
+ *     selective  at commit or a later use, when the tier's admission policy says so
+ *     back       before the arena will evict it: at most `maxDirtyBytes` of the arena are not written, coldest go first
+ *     none       never
+ *
+ * Invariants: at most `maxWriteDownBytes` wait; a block waits once; only what is being written is pinned, so that a slow
+ * tier never keeps new blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from
+ * their tail, so what is left is still a prefix) or that the tier refuses is counted under its reason, and tried again when
+ * it is used again. Reads of the tier go first. Whatever a batch ends with, its pins go and the queue moves on.
  */
 import { KvError } from '@kvtier/errors';
+import type { AdmissionPolicy } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import type { Tier, WriteStatus } from '@kvtier/tiers';
+import type { WriteStatus } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { StoreLimits } from './limits.ts';
+import type { TierLink } from './link.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaTop, Clock, Log } from './ports.ts';
+import type { Tenants } from './tenants.ts';
+
+export type WritePolicy = 'through' | 'back' | 'selective' | 'none';
 
 export interface WriteDownOptions {
-  readonly tier: Tier;
+  readonly link: TierLink;
+  readonly policy: WritePolicy;
+  readonly admission: AdmissionPolicy;
   readonly arena: ArenaTop;
   readonly pins: Pins;
   readonly clock: Clock;
@@ -24,8 +36,9 @@ export interface WriteDownOptions {
   readonly limits: StoreLimits;
   readonly counters: Counters;
   readonly failpoint: Failpoint | undefined;
-  /** Something is being loaded. */
-  readonly hasDemand: () => boolean;
+  /** Who pays for a block. */
+  readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
+  readonly tenants: Tenants;
 }
 
 interface Entry {
@@ -33,19 +46,27 @@ interface Entry {
   readonly hash: HashKey;
   readonly slot: number;
   readonly payloadBytes: number;
+  readonly tenant: number;
 }
 
 export class WriteDown {
+  readonly policy: WritePolicy;
   readonly #options: WriteDownOptions;
   #queue: Entry[] = [];
   #head = 0;
   #bytes = 0;
   #inFlight = 0;
   #closed = false;
+  /** Names of what waits or is being written. */
+  readonly #pending = new Set<string>();
+  /** Of 'back': not written yet, least recently used first. */
+  readonly #dirty = new Map<string, Entry>();
+  #dirtyBytes = 0;
   #onIdle: (() => void) | undefined;
 
   constructor(options: WriteDownOptions) {
     this.#options = options;
+    this.policy = options.link.tier.supports.writable ? options.policy : 'none';
   }
 
   /** Payload bytes that wait or are being written. */
@@ -53,29 +74,44 @@ export class WriteDown {
     return this.#bytes;
   }
 
-  /** The block has just been published in the arena. Returns false, counted, when it will not be written. */
-  add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
-    const { tier, arena, limits, counters } = this.#options;
-    const refused = this.#closed
-      ? 'closing'
-      : this.#bytes + payloadBytes > limits.maxWriteDownBytes
-        ? 'queue_full'
-        : '';
-    if (refused !== '') {
-      counters.add(`writedown.${tier.name}.refused.${refused}`);
-      return false;
-    }
-    this.#queue.push({ namespace, hash, slot: arena.get(namespace, hash)!.slot, payloadBytes });
-    this.#bytes += payloadBytes;
-    return true;
+  /** Payload bytes in the arena that are to be written before they are evicted. */
+  get dirtyBytes(): number {
+    return this.#dirtyBytes;
   }
 
-  /** Start what may be started now. Called after `add`, and when loads have been served. */
+  /** The block lies in the arena and not in the tier: it has just been made, or is used (again). */
+  offer(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
+    const { admission, clock } = this.#options;
+    if (this.policy === 'none' || this.#pending.has(namespace.key + hash)) return;
+    if (this.policy === 'back') this.#soil(namespace, hash, payloadBytes);
+    else if (this.policy === 'through' || admission.admit(namespace.key, hash, payloadBytes, clock.nowUs()))
+      this.#add(namespace, hash, payloadBytes);
+    else this.#options.counters.add(`writedown.${this.#options.link.tier.name}.refused.admission`);
+  }
+
+  /** The block has come from a slower tier. */
+  promote(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
+    const { counters, link, admission, clock } = this.#options;
+    if (this.policy === 'none' || this.#pending.has(namespace.key + hash)) return;
+    if (this.policy === 'selective' && !admission.admit(namespace.key, hash, payloadBytes, clock.nowUs())) {
+      counters.add(`writedown.${link.tier.name}.refused.admission`);
+    } else if (this.#add(namespace, hash, payloadBytes)) counters.add(`promotion.blocks.${link.tier.name}`);
+  }
+
+  /** The block has left the arena. */
+  gone(namespace: Namespace, hash: HashKey): void {
+    if (this.#dirty.size === 0) return;
+    if (this.#clean(namespace.key + hash)) this.#refuse('evicted');
+  }
+
+  /** Start what may be started now. Called after `offer`, and when reads have ended. */
   pump(): void {
-    const { limits, hasDemand } = this.#options;
+    const { limits, link } = this.#options;
     while (this.#head < this.#queue.length) {
-      if (this.#inFlight >= (hasDemand() && !this.#closed ? limits.writeDownsUnderDemand : limits.writeDownsIdle))
-        return;
+      const { state } = link;
+      if (state === 'open' && !this.#closed) break; // it waits; what is evicted meanwhile is counted
+      const slowly = (link.busy && !this.#closed) || state === 'half_open';
+      if (this.#inFlight >= (slowly ? limits.writeDownsUnderDemand : limits.writeDownsIdle)) return;
       const batch = this.#takeBatch();
       if (batch.length === 0) continue; // evicted, all of them
       this.#inFlight++;
@@ -84,9 +120,13 @@ export class WriteDown {
     if (this.#inFlight === 0) this.#onIdle?.();
   }
 
-  /** Write what is queued, for at most `closeDrainMs`; drop, counted, what is left. */
+  /** Write what is queued or dirty, for at most `closeDrainMs`; drop, counted, what is left. */
   async close(): Promise<void> {
-    const { clock, limits, counters, tier, log } = this.#options;
+    const { clock, limits, link, log } = this.#options;
+    for (const [key, { namespace, hash, payloadBytes }] of [...this.#dirty]) {
+      this.#clean(key);
+      this.#add(namespace, hash, payloadBytes);
+    }
     this.#closed = true;
     const drained = await new Promise<boolean>((resolve) => {
       const cancel = clock.after(limits.closeDrainMs, () => resolve(false));
@@ -98,14 +138,62 @@ export class WriteDown {
     });
     if (drained) return;
     const dropped = this.#queue.splice(this.#head);
-    counters.add(`writedown.${tier.name}.refused.closing`, dropped.length);
-    for (const { payloadBytes } of dropped) this.#bytes -= payloadBytes;
-    log.warn({ tier: tier.name, blocks: dropped.length }, 'closing: blocks were not written down in time');
+    this.#refuse('closing', dropped.length);
+    for (const entry of dropped) this.#forget(entry);
+    log.warn({ tier: link.tier.name, blocks: dropped.length }, 'closing: blocks were not written down in time');
+  }
+
+  #refuse(reason: string, count = 1): void {
+    this.#options.counters.add(`writedown.${this.#options.link.tier.name}.refused.${reason}`, count);
+  }
+
+  /** Returns false, counted, when it will not be written. */
+  #add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
+    const { link, arena, limits, tenants, ownerOf } = this.#options;
+    const tenant = ownerOf(namespace, hash);
+    const refused = this.#closed
+      ? 'closing'
+      : !link.available
+        ? 'breaker'
+        : this.#bytes + payloadBytes > limits.maxWriteDownBytes
+          ? 'queue_full'
+          : !tenants.reserve(tenant, link.bit, payloadBytes)
+            ? 'quota'
+            : '';
+    if (refused !== '') {
+      this.#refuse(refused);
+      return false;
+    }
+    this.#queue.push({ namespace, hash, slot: arena.get(namespace, hash)!.slot, payloadBytes, tenant });
+    this.#pending.add(namespace.key + hash);
+    this.#bytes += payloadBytes;
+    return true;
+  }
+
+  /** It is to be written before it goes; the coldest of those that are too many are written now. */
+  #soil(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
+    const key = namespace.key + hash;
+    this.#clean(key);
+    this.#dirty.set(key, { namespace, hash, slot: 0, payloadBytes, tenant: 0 });
+    this.#dirtyBytes += payloadBytes;
+    for (const [oldest, entry] of this.#dirty) {
+      if (this.#dirtyBytes <= this.#options.limits.maxDirtyBytes) return;
+      this.#clean(oldest);
+      this.#add(entry.namespace, entry.hash, entry.payloadBytes);
+    }
+  }
+
+  #clean(key: string): boolean {
+    const entry = this.#dirty.get(key);
+    if (entry === undefined) return false;
+    this.#dirty.delete(key);
+    this.#dirtyBytes -= entry.payloadBytes;
+    return true;
   }
 
   /** The next blocks of one namespace that are still there, pinned. */
   #takeBatch(): Entry[] {
-    const { arena, pins, counters, tier } = this.#options;
+    const { arena, pins } = this.#options;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
     let bytes = 0;
@@ -113,8 +201,8 @@ export class WriteDown {
       if (batch.length > 0 && bytes + entry.payloadBytes > this.#options.limits.writeDownBatchBytes) break;
       this.#head++;
       if (arena.get(namespace, entry.hash)?.slot !== entry.slot) {
-        counters.add(`writedown.${tier.name}.refused.evicted`);
-        this.#bytes -= entry.payloadBytes;
+        this.#refuse('evicted');
+        this.#forget(entry);
         continue;
       }
       pins.pin(namespace, entry.hash);
@@ -130,29 +218,32 @@ export class WriteDown {
 
   /** Never rejects. */
   async #write(batch: readonly Entry[]): Promise<void> {
-    const { tier, counters, failpoint, log } = this.#options;
+    const { link, counters, failpoint, log, pins } = this.#options;
+    const { name } = link.tier;
     let statuses: readonly WriteStatus[] = [];
     try {
       failpoint?.('store.writedown.before');
-      statuses = await tier.write(batch[0]!.namespace, batch);
+      statuses = await link.tier.write(batch[0]!.namespace, batch);
       failpoint?.('store.writedown.after');
+      if (statuses.some((status) => status !== 'refused')) link.writeAnswered();
     } catch (error) {
-      log.error(
-        { tier: tier.name, reason: KvError.from(error).message },
-        'a write-down threw; its blocks count as failed',
-      );
+      link.writeFailed();
+      log.error({ tier: name, reason: KvError.from(error).message }, 'a write-down threw; its blocks count as failed');
     }
     for (const [index, entry] of batch.entries()) {
       const status = statuses[index] ?? 'failed';
-      counters.add(`writedown.${tier.name}.${status === 'refused' ? 'refused.tier' : status}`);
+      counters.add(`writedown.${name}.${status === 'refused' ? 'refused.tier' : status}`);
       this.#forget(entry);
+      pins.unpin(entry.namespace, entry.hash);
     }
     this.#inFlight--;
     this.pump();
   }
 
-  #forget(entry: Entry): void {
-    this.#bytes -= entry.payloadBytes;
-    this.#options.pins.unpin(entry.namespace, entry.hash);
+  /** It does not wait any more. */
+  #forget({ namespace, hash, payloadBytes, tenant }: Entry): void {
+    this.#bytes -= payloadBytes;
+    this.#pending.delete(namespace.key + hash);
+    this.#options.tenants.settle(tenant, this.#options.link.bit, payloadBytes);
   }
 }

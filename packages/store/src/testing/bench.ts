@@ -2,9 +2,10 @@
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { StoreLimits } from '../limits.ts';
 import type { LoadReason } from '../load.ts';
+import type { OpenOptions, StoreOptions } from '../parts.ts';
 import type { ArenaBlock } from '../ports.ts';
 import { Store } from '../store.ts';
-import { ManualClock, ModelArena, SteppedTier, silent } from './model.ts';
+import { ManualClock, ModelArena, SteppedTier, settled, silent } from './model.ts';
 
 /** A block is one "byte" here, so that limits in bytes are limits in blocks. */
 export const payloadBytes = 1;
@@ -18,19 +19,31 @@ export function chain(name: string, count: number, first = 0): HashKey[] {
   return Array.from({ length: count }, (_, index) => `${name}${first + index}` as HashKey);
 }
 
+export interface BenchOptions {
+  /** Names of the lower tiers, fastest first; default: "disk". */
+  readonly lower?: readonly string[];
+  readonly plans?: StoreOptions['plans'];
+  readonly quotas?: StoreOptions['quotas'];
+}
+
 export class Bench {
   readonly clock = new ManualClock();
   readonly arena: ModelArena;
+  readonly lower: readonly SteppedTier[];
+  /** The first of `lower`. */
   readonly disk: SteppedTier;
   readonly store: Store;
 
-  constructor(slotCount: number, limits: Partial<StoreLimits> = {}) {
+  constructor(slotCount: number, limits: Partial<StoreLimits> = {}, options: BenchOptions = {}) {
     this.arena = new ModelArena(slotCount);
-    this.disk = new SteppedTier('disk', this.arena);
+    this.lower = (options.lower ?? ['disk']).map((name) => new SteppedTier(name, this.arena));
+    this.disk = this.lower[0]!;
     const generous = { maxReservedBytes: 1000, maxLeasedBytes: 1000, maxFetchBytes: 1000, maxWriteDownBytes: 1000 };
     this.store = new Store({
       arena: this.arena,
-      lower: [this.disk],
+      lower: this.lower,
+      plans: options.plans,
+      quotas: options.quotas,
       readHeader: (slot) => this.arena.headers.get(slot)!,
       clock: this.clock,
       log: silent,
@@ -38,18 +51,26 @@ export class Bench {
     });
   }
 
-  engine(namespace = 'n'): Engine {
-    return new Engine(this, namespaceNamed(namespace));
+  engine(namespace = 'n', traits: OpenOptions = {}): Engine {
+    return new Engine(this, namespaceNamed(namespace), traits);
   }
 
   /** Answer the oldest job of this kind; returns false when there is none. */
-  answer(kind: 'read' | 'write', as: 'ready' | 'corrupt' | 'failed' | 'missing' | 'stored' | 'refused'): boolean {
-    const index = this.disk.jobs.findIndex((job) => job.kind === kind);
+  answer(kind: 'read' | 'write', as: Answer, tier = this.disk): boolean {
+    const index = tier.jobs.findIndex((job) => job.kind === kind);
     if (index === -1) return false;
-    this.disk.jobs.splice(index, 1)[0]!.finish(as);
+    tier.jobs.splice(index, 1)[0]!.finish(as);
     return true;
   }
+
+  /** Answer all jobs of this kind, also those that come of it. */
+  async answerAll(kind: 'read' | 'write', as: Answer, tier = this.disk): Promise<void> {
+    await settled();
+    while (this.answer(kind, as, tier)) await settled();
+  }
 }
+
+export type Answer = 'ready' | 'corrupt' | 'failed' | 'missing' | 'stored' | 'refused';
 
 export interface LoadView {
   readonly hashes: readonly HashKey[];
@@ -66,10 +87,10 @@ export class Engine {
   readonly loads = new Map<bigint, LoadView>();
   #nextLoad = 1n;
 
-  constructor(bench: Bench, namespace: Namespace) {
+  constructor(bench: Bench, namespace: Namespace, traits: OpenOptions = {}) {
     this.bench = bench;
     this.namespace = namespace;
-    this.holdings = bench.store.open(namespace, payloadBytes, 16);
+    this.holdings = bench.store.open(namespace, payloadBytes, 16, traits);
   }
 
   /** Reserve, write and commit what can be; returns the statuses. */

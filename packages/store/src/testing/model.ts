@@ -225,6 +225,15 @@ export class SteppedTier implements Tier {
     this.#arena = arena;
   }
 
+  /** It holds these now, without having been asked to: what another process or an earlier life wrote. */
+  put(namespace: Namespace, hashes: readonly HashKey[], payloadBytes = 1): void {
+    for (const hash of hashes) {
+      const fields = { hash, parent: null, tokenCount: 16, payloadBytes, checksum: 0n };
+      this.#held.set(namespace.key + hash, { namespace, content: namespace.key + hash, fields });
+    }
+    this.#followers.stored(namespace, hashes);
+  }
+
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
     const missing = hashes.findIndex((hash) => !this.#held.has(namespace.key + hash));
     return missing === -1 ? hashes.length : missing;

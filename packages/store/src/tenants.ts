@@ -1,0 +1,191 @@
+/**
+ * Quotas: how many payload bytes a tenant may hold in a tier. A tenant over its quota makes room out of its own blocks,
+ * coldest first, children before parents; other tenants never pay for it.
+ *
+ * Invariants: only tenants with a quota are counted, each block once per tier, for the tenant that made it (after a restart,
+ * for the one that uses it first, in the arena); what is reserved or on its way counts like what is there.
+ */
+import { KvError } from '@kvtier/errors';
+import { createPolicy, type EvictionPolicy } from '@kvtier/eviction';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { Counters } from './counters.ts';
+import { maxTenants } from './residency.ts';
+
+/** Bytes by tier name. */
+export type Quota = Readonly<Record<string, number>>;
+/** By tenant; "*" stands for every tenant that is not named. */
+export type Quotas = Readonly<Record<string, Quota>>;
+
+interface Entry {
+  readonly namespace: Namespace;
+  readonly hash: HashKey;
+  readonly bytes: number;
+}
+
+/** One tenant in one tier. */
+class Account {
+  readonly limitBytes: number;
+  /** Held. */
+  bytes = 0;
+  reservedBytes = 0;
+  readonly #policy: EvictionPolicy = createPolicy('lru');
+  readonly #entries: (Entry | undefined)[] = [];
+  readonly #free: number[] = [];
+  readonly #byName = new Map<string, number>();
+
+  constructor(limitBytes: number) {
+    this.limitBytes = limitBytes;
+  }
+
+  add(entry: Entry, parent: HashKey | null): void {
+    const { namespace, hash, bytes } = entry;
+    if (this.#byName.has(namespace.key + hash)) return;
+    const index = this.#free.pop() ?? this.#entries.length;
+    this.#entries[index] = entry;
+    this.#byName.set(namespace.key + hash, index);
+    this.#policy.insert(index, 0, { parent: parent === null ? undefined : this.#byName.get(namespace.key + parent) });
+    this.bytes += bytes;
+  }
+
+  remove(namespace: Namespace, hash: HashKey): void {
+    const index = this.#byName.get(namespace.key + hash);
+    if (index === undefined) return;
+    this.#byName.delete(namespace.key + hash);
+    this.bytes -= this.#entries[index]!.bytes;
+    this.#entries[index] = undefined;
+    this.#policy.remove(index);
+    this.#free.push(index);
+  }
+
+  touch(namespace: Namespace, hash: HashKey): void {
+    const index = this.#byName.get(namespace.key + hash);
+    if (index !== undefined) this.#policy.touch(index, 0);
+  }
+
+  coldest(mayGo: (entry: Entry) => boolean): Entry | undefined {
+    const index = this.#policy.victim((candidate) => mayGo(this.#entries[candidate]!));
+    return index === undefined ? undefined : this.#entries[index];
+  }
+
+  clear(): void {
+    for (const entry of this.#entries) if (entry !== undefined) this.remove(entry.namespace, entry.hash);
+  }
+}
+
+export interface TenantsOptions {
+  readonly quotas: Quotas;
+  /** By bit. */
+  readonly tierNames: readonly string[];
+  readonly counters: Counters;
+  /** Of a block in the arena. */
+  readonly parentOf: (namespace: Namespace, hash: HashKey) => HashKey | null;
+  readonly isPinned: (namespace: Namespace, hash: HashKey) => boolean;
+  readonly evict: (bit: number, namespace: Namespace, hash: HashKey) => void;
+}
+
+export class Tenants {
+  readonly #options: TenantsOptions;
+  readonly #ids = new Map<string, number>();
+  /** By tenant id, then tier bit. Id 0: everybody without a quota. */
+  readonly #accounts: (Account | undefined)[][] = [[]];
+  /** Payload bytes of a block, by namespace. */
+  readonly #sizes = new Map<string, number>();
+  /** Whose block is being published. */
+  #publishing = 0;
+
+  constructor(options: TenantsOptions) {
+    this.#options = options;
+  }
+
+  /** A session of this tenant begins. Returns the tenant's number. KvError BUSY when there are too many tenants. */
+  open(name: string, namespace: Namespace, payloadBytes: number): number {
+    const quota = this.#options.quotas[name] ?? this.#options.quotas['*'];
+    if (quota === undefined) return 0;
+    let id = this.#ids.get(name);
+    if (id === undefined) {
+      id = this.#accounts.length;
+      if (id === maxTenants) {
+        throw new KvError('BUSY', `attach: ${maxTenants - 1} tenants have been here; start the cache node again`);
+      }
+      this.#ids.set(name, id);
+      this.#accounts.push(
+        this.#options.tierNames.map((tier) => (quota[tier] === undefined ? undefined : new Account(quota[tier]))),
+      );
+    }
+    this.#sizes.set(namespace.key, payloadBytes);
+    return id;
+  }
+
+  /** Room for one more block, out of the tenant's own ones if need be; it counts from now on. False: refused, counted. */
+  reserve(tenant: number, bit: number, bytes: number): boolean {
+    const account = this.#accounts[tenant]![bit];
+    if (account === undefined) return true;
+    while (account.bytes + account.reservedBytes + bytes > account.limitBytes) {
+      const victim = account.coldest(({ namespace, hash }) => !this.#options.isPinned(namespace, hash));
+      if (victim === undefined) {
+        this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
+        return false;
+      }
+      this.#options.counters.add(`quota.evicted.${this.#options.tierNames[bit]}`);
+      this.#options.evict(bit, victim.namespace, victim.hash);
+      account.remove(victim.namespace, victim.hash); // unlisted, if the tier has not said so already
+    }
+    account.reservedBytes += bytes;
+    return true;
+  }
+
+  /** What was reserved is there now, or will not come. */
+  settle(tenant: number, bit: number, bytes: number): void {
+    const account = this.#accounts[tenant]![bit];
+    if (account !== undefined) account.reservedBytes -= bytes;
+  }
+
+  /** Blocks that tiers list during `publish`, and that are nobody's yet, are this tenant's. */
+  during(tenant: number, publish: () => void): void {
+    this.#publishing = tenant;
+    try {
+      publish();
+    } finally {
+      this.#publishing = 0;
+    }
+  }
+
+  /** Whose block is being published now; 0: nobody's in particular. */
+  get publishing(): number {
+    return this.#publishing;
+  }
+
+  /** `owner`: the tenant that the index names. */
+  stored(bit: number, namespace: Namespace, hash: HashKey, owner: number): void {
+    const account = this.#accounts[owner]![bit];
+    const bytes = this.#sizes.get(namespace.key);
+    if (account === undefined || bytes === undefined) return;
+    account.add({ namespace, hash, bytes }, this.#options.parentOf(namespace, hash));
+  }
+
+  removed(bit: number, namespace: Namespace, hash: HashKey, owner: number): void {
+    this.#accounts[owner]?.[bit]?.remove(namespace, hash);
+  }
+
+  cleared(bit: number): void {
+    for (const accounts of this.#accounts) accounts[bit]?.clear();
+  }
+
+  touch(bit: number, namespace: Namespace, hashes: readonly HashKey[], owner: (hash: HashKey) => number): void {
+    if (this.#accounts.length === 1) return;
+    for (let at = hashes.length - 1; at >= 0; at--) {
+      this.#accounts[owner(hashes[at]!)]![bit]?.touch(namespace, hashes[at]!);
+    }
+  }
+
+  /** Bytes held, per tenant and tier, for stats. */
+  gauges(): Record<string, number> {
+    const gauges: Record<string, number> = {};
+    for (const [name, id] of this.#ids) {
+      for (const [bit, account] of this.#accounts[id]!.entries()) {
+        if (account !== undefined) gauges[`quota.bytes.${this.#options.tierNames[bit]}.${name}`] = account.bytes;
+      }
+    }
+    return gauges;
+  }
+}
