@@ -59,7 +59,7 @@ function serve(cache: PrefixCache, request: ReplayRequest): number | undefined {
   const computed = cache.getComputedBlocks(request);
   const count = request.tokenCount - computed.tokens;
   if (!cache.allocateSlots(request, count, { computed, delayCacheBlocks: true })) return undefined;
-  cache.cacheBlocks(request, request.tokenCount);
+  cache.cacheBlocks(request, request.tokenCount - 1);
   cache.free(request.id);
   return computed.tokens;
 }
@@ -72,8 +72,8 @@ export interface Hits {
 }
 
 /**
- * Hits of whole prefixes, one id of the trace as one block. A token of its own ends each request: what must be computed in
- * any case is not one of the trace's blocks.
+ * Hits of whole prefixes, one id of the trace as one block. A token more ends each request, which is not cached: what must
+ * be computed in any case is not one of the trace's blocks.
  */
 export function replayIds(
   kind: PrefixCacheKind,

@@ -33,8 +33,7 @@ function optionsOf(args: readonly string[]): { traces: string; policy: RadixPoli
 
 function hitFigures(trace: Trace, policy: RadixPolicy, log: (line: string) => void): Figure[] {
   const { name, requests, uniqueBlocks } = trace;
-  // Each request brings one block of its own, beside the trace's.
-  const infinite = replayIds('blocks', requests, uniqueBlocks + requests.length);
+  const infinite = replayIds('blocks', requests, uniqueBlocks);
   const percent = (hits: number): number => (100 * hits) / infinite.accesses;
   const figures: Figure[] = [];
   for (const capacity of capacities) {
@@ -50,7 +49,7 @@ function hitFigures(trace: Trace, policy: RadixPolicy, log: (line: string) => vo
       rate(`${at}_blocks`, percent(pool.hits), '%', percent(infinite.hits), 'no limit of capacity'),
     );
   }
-  const unlimited = replayIds('radix', requests, uniqueBlocks + requests.length, { policy });
+  const unlimited = replayIds('radix', requests, uniqueBlocks, { policy });
   const limit = percent(infinite.hits);
   return [
     ...figures,
