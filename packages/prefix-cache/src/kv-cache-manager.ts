@@ -116,23 +116,17 @@ export class KvCacheManager implements PrefixCache {
     const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
     const applyWatermark = (options.hasScheduledRequests ?? true) && !request.running;
     const watermark = applyWatermark ? this.#watermarkBlocks : 0;
-    const growth = (tokens: number, mainModelTokens: number): Growth => ({
-      tokens: Math.min(tokens, this.#maxModelTokens),
-      mainModelTokens: Math.min(mainModelTokens, this.#maxModelTokens),
-      computedTokens,
-      localTokens,
-      encoderTokens: options.encoderTokens ?? 0,
-    });
-    const demand = (grown: Growth, capped: boolean): number =>
-      this.#coordinator.blocksToAllocate(request.id, grown, computed.blocks, capped) + watermark;
-
-    const whole = growth(request.tokenCount, request.tokenCount);
-    if (options.fullSequenceMustFit && demand(whole, true) > this.#pool.freeCount) return null;
+    const reach = { computedTokens, localTokens, encoderTokens: options.encoderTokens ?? 0 };
+    if (options.fullSequenceMustFit) {
+      const whole = this.#growth(request.tokenCount, request.tokenCount, reach);
+      const wanted = this.#coordinator.blocksToAllocate(request.id, whole, computed.blocks, true) + watermark;
+      if (wanted > this.#pool.freeCount) return null;
+    }
     // Before the demand, which it lowers; and it holds whether or not the rest fits.
     this.#coordinator.removeSkippedBlocks(request.id, Math.max(0, computedTokens - (request.inFlightTokens ?? 0)));
     const endTokens = computedTokens + newTokens;
-    const step = growth(endTokens + (options.lookaheadTokens ?? 0), endTokens);
-    const demanded = demand(step, false);
+    const step = this.#growth(endTokens + (options.lookaheadTokens ?? 0), endTokens, reach);
+    const demanded = this.#coordinator.blocksToAllocate(request.id, step, computed.blocks, false) + watermark;
     if (demanded > this.#pool.freeCount - (options.reservedBlocks ?? 0)) return null;
     // vLLM would fail here; there is nothing to be equal to, so it waits.
     const taken = demanded - watermark + this.#coordinator.blocksBeyondDemand(request.id, step);
@@ -232,5 +226,20 @@ export class KvCacheManager implements PrefixCache {
   checkIntegrity(): void {
     this.#pool.checkIntegrity();
     this.#coordinator.checkIntegrity();
+  }
+
+  /** (No closures in `allocateSlots`: it runs for every request in every step.) */
+  #growth(
+    tokens: number,
+    mainModelTokens: number,
+    reach: Pick<Growth, 'computedTokens' | 'localTokens' | 'encoderTokens'>,
+  ): Growth {
+    return {
+      tokens: Math.min(tokens, this.#maxModelTokens),
+      mainModelTokens: Math.min(mainModelTokens, this.#maxModelTokens),
+      computedTokens: reach.computedTokens,
+      localTokens: reach.localTokens,
+      encoderTokens: reach.encoderTokens,
+    };
   }
 }
