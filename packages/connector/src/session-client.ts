@@ -30,6 +30,10 @@ export interface SessionOptions {
   readonly payloadBytes: number;
   readonly blockTokens: number;
   readonly hashBytes: number;
+  /** Who pays for this engine's blocks; default "". */
+  readonly tenant?: string;
+  /** Its blocks are removed so long after they were committed; default 0: never. */
+  readonly ttlSeconds?: number;
   readonly timers: Timers;
   readonly logger: ConnectorLogger;
   readonly counters: ConnectorCounters;
@@ -166,6 +170,8 @@ export class SessionClient {
             hashBytes: this.#options.hashBytes,
             client: `engine-worker pid ${process.pid}`,
             previousSession,
+            tenant: this.#options.tenant ?? '',
+            ttlSeconds: this.#options.ttlSeconds ?? 0,
           },
         },
         'attached',

@@ -113,7 +113,8 @@ export class Connection {
     checkAttach(attach, maxPayloadBytes);
     if (attach.previousSession.length > 0) endPrevious(attach.previousSession.toString('hex'), peer);
     const namespace = namespaceFromDigest(attach.namespace);
-    const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens);
+    const traits = { tenant: attach.tenant, ttlS: attach.ttlSeconds };
+    const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens, traits);
     this.#cancelDeadline();
     this.#client = attach.client.slice(0, 200);
     const send = (to: bigint, body: ServerBody): void => this.#send(to, body);
@@ -158,6 +159,9 @@ export class Connection {
   }
 }
 
+const maxTenantName = 200;
+const maxTtlSeconds = 10 * 365 * 86_400;
+
 /** KvError PROTOCOL for what this node cannot speak, CAPACITY for blocks that the arena cannot hold. */
 function checkAttach(attach: Attach, maxPayloadBytes: number): void {
   const refuse = (what: string): never => {
@@ -174,6 +178,8 @@ function checkAttach(attach: Attach, maxPayloadBytes: number): void {
     refuse(`blocks of ${attach.blockTokens} tokens, not 1 to 65536`);
   if (attach.payloadBytes < 1n || attach.payloadBytes > BigInt(Number.MAX_SAFE_INTEGER))
     refuse('payload_bytes is out of range');
+  if (attach.tenant.length > maxTenantName) refuse(`the tenant's name is longer than ${maxTenantName} characters`);
+  if (attach.ttlSeconds > maxTtlSeconds) refuse(`ttl_seconds is above ${maxTtlSeconds}, ten years; send 0 for "never"`);
   const previous = attach.previousSession.length;
   if (previous !== 0 && previous !== 16) refuse(`previous_session has ${previous} bytes, not 16`);
   if (attach.payloadBytes > BigInt(maxPayloadBytes)) {

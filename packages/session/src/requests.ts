@@ -55,6 +55,7 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       const value = {
         status: reserved.map(({ status }) => statuses[status]),
         offsets: reserved.map(({ slot }) => (slot === undefined ? 0n : BigInt(slot + headerBytes))),
+        reason: reserved.find(({ reason }) => reason !== '')?.reason ?? '',
       };
       return { $case: 'reserved', value };
     }
@@ -74,6 +75,10 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       return done(holdings.release(request.value.loadId, request.value.corrupt) ? 1 : 0);
     case 'pin':
       return done(holdings.pin(hashesOf(request.value.hashes), request.value.ttlMs));
+    case 'prefetch':
+      return { $case: 'prefetching', value: holdings.prefetch(id, hashesOf(request.value.hashes)) };
+    case 'cancelPrefetch':
+      return done(holdings.cancelPrefetch(request.value.prefetchId));
     case 'unpin':
       return done(holdings.unpin(hashesOf(request.value.hashes)));
     case 'stats':
@@ -119,6 +124,10 @@ function stats(context: RequestContext): Extract<ServerBody, { $case: 'stats' }>
       corrupt: BigInt(tier.corrupt),
       inService: tier.inService,
       outOfServiceReason: tier.outOfServiceReason,
+      breaker: tier.breaker,
+      breakerReason: tier.breakerReason,
+      refusals: Object.fromEntries(Object.entries(tier.refusals).map(([reason, count]) => [reason, BigInt(count)])),
+      detail: { ...tier.detail },
     })),
     counters: Object.fromEntries(all.map(([name, count]) => [name, BigInt(Math.round(count))])),
   };

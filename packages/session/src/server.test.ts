@@ -4,6 +4,7 @@ import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } f
 import net from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
+import { namespaceFromDigest, unpackHashKeys } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import { systemClock } from '@kvtier/store';
 import { Bench, settled, silent } from '@kvtier/store/testing';
@@ -21,8 +22,12 @@ let bench: Bench;
 let server: SessionServer | undefined;
 const clients: RawClient[] = [];
 
-async function start(limits: Partial<SessionLimits> = {}, slotCount = 8): Promise<void> {
-  bench = new Bench(slotCount, { maxReservedBytes: 6 });
+async function start(
+  limits: Partial<SessionLimits> = {},
+  slotCount = 8,
+  options: ConstructorParameters<typeof Bench>[2] = {},
+): Promise<void> {
+  bench = new Bench(slotCount, { maxReservedBytes: 6 }, options);
   server = await SessionServer.listen({
     socketPath,
     store: bench.store,
@@ -232,6 +237,35 @@ describe('requests', () => {
       ['disk', true],
     ]);
     expect(stats.counters).toMatchObject({ 'commit.blocks': 3n, 'release.corrupt': 1n, 'session.open': 1n });
+  });
+
+  test('prefetch brings blocks into the arena, is refused with a reason, and can be cancelled', async () => {
+    await start({}, 24);
+    const client = await attached();
+    bench.disk.put(namespaceFromDigest(Buffer.alloc(32, 7)), unpackHashKeys(packed('x', 3), 16));
+    const prefetch = client.send({ $case: 'prefetch', value: { hashes: packed('x', 3) } });
+    expect(await client.answer(prefetch, 'prefetching')).toEqual({ accepted: true, reason: '' });
+    while (bench.answer('read', 'ready')) await settled();
+    expect((await lookup(client, 'x', 3)).spans).toEqual([{ tier: 'arena', count: 3 }]);
+    const cancel = { $case: 'cancelPrefetch' as const, value: { prefetchId: prefetch } };
+    expect((await client.call(cancel, 'done')).count).toBe(0);
+  });
+
+  test('a tenant has its quota, and a session its time to live; stats say what each tier refused, and why', async () => {
+    await start({}, 8, { quotas: { small: { arena: 2 } }, plans: { disk: { write: 'selective' } } });
+    const client = await connect();
+    await client.attach({ tenant: 'small', ttlSeconds: 60 });
+    const reserve = { parent: Buffer.alloc(0), hashes: packed('x', 3) };
+    const { status, reason, offsets } = await client.call({ $case: 'reserve', value: reserve }, 'reserved');
+    expect([status.filter((one) => one === ReserveStatus.RESERVE_STATUS_REFUSED).length, reason]).toEqual([1, 'quota']);
+    const written = offsets.filter((offset) => offset !== 0n);
+    await client.call({ $case: 'commit', value: { offsets: written, checksums: written.map(() => 0n) } }, 'done');
+    const { tiers } = await client.call({ $case: 'stats', value: {} }, 'stats');
+    expect(tiers[1]).toMatchObject({ breaker: 'closed', breakerReason: '', refusals: { admission: 2n } });
+    expect(tiers[1]!.detail.write_pending_bytes).toBe(0);
+    expect((await lookup(client, 'x', 3)).held).toBe(2);
+    bench.clock.advance(60_000);
+    expect((await lookup(client, 'x', 3)).held).toBe(0);
   });
 
   test('a load that nothing holds is done at once, and leases nothing', async () => {

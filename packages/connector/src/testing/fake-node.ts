@@ -182,7 +182,7 @@ export class FakeNode {
           this.reserved.set(offset, key(hash));
           return offset;
         });
-        return [{ $case: 'reserved', value: { status: fault === 'wrong order' ? [] : status, offsets } }];
+        return [{ $case: 'reserved', value: { status: fault === 'wrong order' ? [] : status, offsets, reason: '' } }];
       }
       case 'commit': {
         for (const [i, wire] of body.value.offsets.entries()) this.#commit(wire, body.value.checksums[i]!);

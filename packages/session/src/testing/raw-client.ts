@@ -92,6 +92,8 @@ export function attachOf(changes: Partial<Attach> = {}): Attach {
     hashBytes: 16,
     client: 'test',
     previousSession: Buffer.alloc(0),
+    tenant: '',
+    ttlSeconds: 0,
     ...changes,
   };
 }

@@ -49,6 +49,8 @@ export interface ClientFrame {
     | { $case: "pin"; value: Pin }
     | { $case: "unpin"; value: Unpin }
     | { $case: "stats"; value: StatsRequest }
+    | { $case: "prefetch"; value: Prefetch }
+    | { $case: "cancelPrefetch"; value: CancelPrefetch }
     | undefined;
 }
 
@@ -67,6 +69,7 @@ export interface ServerFrame {
     | { $case: "done"; value: Done }
     | { $case: "stats"; value: StatsResult }
     | { $case: "failure"; value: KvFailure }
+    | { $case: "prefetching"; value: Prefetching }
     | undefined;
 }
 
@@ -85,6 +88,10 @@ export interface Attach {
   client: string;
   /** a session of this process whose copies have all ended; its quarantine is lifted */
   previousSession: Buffer;
+  /** who pays for this session's blocks, under the node's quotas */
+  tenant: string;
+  /** its blocks are removed so long after they were committed; 0: never */
+  ttlSeconds: number;
 }
 
 export interface Attached {
@@ -159,6 +166,8 @@ export interface Reserved {
   status: ReserveStatus[];
   /** one per hash, payload offsets; 0 where there is no slot */
   offsets: bigint[];
+  /** why blocks were refused: "no_space", "session_limit", "quota", "no_parent", "other_size" */
+  reason: string;
 }
 
 /** The bytes are written: make the blocks visible. Offsets as given by Reserved. */
@@ -178,6 +187,22 @@ export interface Release {
   loadId: bigint;
   /** indexes into Load.hashes */
   corrupt: number[];
+}
+
+/** Bring what lower tiers hold of a chain into the arena, behind all loads; nothing is leased. Answered at once. */
+export interface Prefetch {
+  hashes: Buffer;
+}
+
+export interface Prefetching {
+  accepted: boolean;
+  /** when not: "session_limit", "budget" */
+  reason: string;
+}
+
+/** End a prefetch early. Done{count}: blocks that were not asked for yet. */
+export interface CancelPrefetch {
+  prefetchId: bigint;
 }
 
 export interface Pin {
@@ -217,6 +242,23 @@ export interface TierStats {
   corrupt: bigint;
   inService: boolean;
   outOfServiceReason: string;
+  /** "closed", "open", "half_open" */
+  breaker: string;
+  breakerReason: string;
+  /** blocks not written to it, by reason */
+  refusals: { [key: string]: bigint };
+  /** numbers that only this kind of tier has */
+  detail: { [key: string]: number };
+}
+
+export interface TierStats_RefusalsEntry {
+  key: string;
+  value: bigint;
+}
+
+export interface TierStats_DetailEntry {
+  key: string;
+  value: number;
 }
 
 function createBaseClientFrame(): ClientFrame {
@@ -261,6 +303,12 @@ export const ClientFrame: MessageFns<ClientFrame> = {
         break;
       case "stats":
         StatsRequest.encode(message.body.value, writer.uint32(90).fork()).join();
+        break;
+      case "prefetch":
+        Prefetch.encode(message.body.value, writer.uint32(98).fork()).join();
+        break;
+      case "cancelPrefetch":
+        CancelPrefetch.encode(message.body.value, writer.uint32(106).fork()).join();
         break;
     }
     return writer;
@@ -367,6 +415,22 @@ export const ClientFrame: MessageFns<ClientFrame> = {
             message.body = { $case: "stats", value: StatsRequest.decode(reader, reader.uint32()) };
             continue;
           }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.body = { $case: "prefetch", value: Prefetch.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.body = { $case: "cancelPrefetch", value: CancelPrefetch.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -422,6 +486,9 @@ export const ServerFrame: MessageFns<ServerFrame> = {
         break;
       case "failure":
         KvFailure.encode(message.body.value, writer.uint32(82).fork()).join();
+        break;
+      case "prefetching":
+        Prefetching.encode(message.body.value, writer.uint32(90).fork()).join();
         break;
     }
     return writer;
@@ -520,6 +587,14 @@ export const ServerFrame: MessageFns<ServerFrame> = {
             message.body = { $case: "failure", value: KvFailure.decode(reader, reader.uint32()) };
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.body = { $case: "prefetching", value: Prefetching.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -542,6 +617,8 @@ function createBaseAttach(): Attach {
     hashBytes: 0,
     client: "",
     previousSession: Buffer.alloc(0),
+    tenant: "",
+    ttlSeconds: 0,
   };
 }
 
@@ -570,6 +647,12 @@ export const Attach: MessageFns<Attach> = {
     }
     if (message.previousSession.length !== 0) {
       writer.uint32(58).bytes(message.previousSession);
+    }
+    if (message.tenant !== "") {
+      writer.uint32(66).string(message.tenant);
+    }
+    if (message.ttlSeconds !== 0) {
+      writer.uint32(72).uint32(message.ttlSeconds);
     }
     return writer;
   },
@@ -641,6 +724,22 @@ export const Attach: MessageFns<Attach> = {
             }
 
             message.previousSession = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.tenant = reader.string();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.ttlSeconds = reader.uint32();
             continue;
           }
         }
@@ -1208,7 +1307,7 @@ export const Reserve: MessageFns<Reserve> = {
 };
 
 function createBaseReserved(): Reserved {
-  return { status: [], offsets: [] };
+  return { status: [], offsets: [], reason: "" };
 }
 
 export const Reserved: MessageFns<Reserved> = {
@@ -1229,6 +1328,9 @@ export const Reserved: MessageFns<Reserved> = {
         writer.uint64(v);
       }
       writer.join();
+    }
+    if (message.reason !== "") {
+      writer.uint32(26).string(message.reason);
     }
     return writer;
   },
@@ -1281,6 +1383,14 @@ export const Reserved: MessageFns<Reserved> = {
             }
 
             break;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.reason = reader.string();
+            continue;
           }
         }
         if ((tag & 7) === 4 || tag === 0) {
@@ -1509,6 +1619,158 @@ export const Release: MessageFns<Release> = {
             }
 
             break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBasePrefetch(): Prefetch {
+  return { hashes: Buffer.alloc(0) };
+}
+
+export const Prefetch: MessageFns<Prefetch> = {
+  encode(message: Prefetch, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.hashes.length !== 0) {
+      writer.uint32(10).bytes(message.hashes);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Prefetch {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePrefetch();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.hashes = Buffer.from(reader.bytes());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBasePrefetching(): Prefetching {
+  return { accepted: false, reason: "" };
+}
+
+export const Prefetching: MessageFns<Prefetching> = {
+  encode(message: Prefetching, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.accepted !== false) {
+      writer.uint32(8).bool(message.accepted);
+    }
+    if (message.reason !== "") {
+      writer.uint32(18).string(message.reason);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Prefetching {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePrefetching();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.accepted = reader.bool();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.reason = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseCancelPrefetch(): CancelPrefetch {
+  return { prefetchId: 0n };
+}
+
+export const CancelPrefetch: MessageFns<CancelPrefetch> = {
+  encode(message: CancelPrefetch, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.prefetchId !== 0n) {
+      if (BigInt.asUintN(64, message.prefetchId) !== message.prefetchId) {
+        throw new globalThis.Error("value provided for field message.prefetchId of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.prefetchId);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): CancelPrefetch {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseCancelPrefetch();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.prefetchId = reader.uint64() as bigint;
+            continue;
           }
         }
         if ((tag & 7) === 4 || tag === 0) {
@@ -1839,6 +2101,10 @@ function createBaseTierStats(): TierStats {
     corrupt: 0n,
     inService: false,
     outOfServiceReason: "",
+    breaker: "",
+    breakerReason: "",
+    refusals: {},
+    detail: {},
   };
 }
 
@@ -1895,6 +2161,18 @@ export const TierStats: MessageFns<TierStats> = {
     if (message.outOfServiceReason !== "") {
       writer.uint32(82).string(message.outOfServiceReason);
     }
+    if (message.breaker !== "") {
+      writer.uint32(90).string(message.breaker);
+    }
+    if (message.breakerReason !== "") {
+      writer.uint32(98).string(message.breakerReason);
+    }
+    globalThis.Object.entries(message.refusals).forEach(([key, value]: [string, bigint]) => {
+      TierStats_RefusalsEntry.encode({ key: key as any, value }, writer.uint32(106).fork()).join();
+    });
+    globalThis.Object.entries(message.detail).forEach(([key, value]: [string, number]) => {
+      TierStats_DetailEntry.encode({ key: key as any, value }, writer.uint32(114).fork()).join();
+    });
     return writer;
   },
 
@@ -1989,6 +2267,161 @@ export const TierStats: MessageFns<TierStats> = {
             }
 
             message.outOfServiceReason = reader.string();
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.breaker = reader.string();
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.breakerReason = reader.string();
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            const entry13 = TierStats_RefusalsEntry.decode(reader, reader.uint32());
+            if (entry13.value !== undefined) {
+              message.refusals[entry13.key] = entry13.value;
+            }
+            continue;
+          }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            const entry14 = TierStats_DetailEntry.decode(reader, reader.uint32());
+            if (entry14.value !== undefined) {
+              message.detail[entry14.key] = entry14.value;
+            }
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseTierStats_RefusalsEntry(): TierStats_RefusalsEntry {
+  return { key: "", value: 0n };
+}
+
+export const TierStats_RefusalsEntry: MessageFns<TierStats_RefusalsEntry> = {
+  encode(message: TierStats_RefusalsEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== 0n) {
+      if (BigInt.asUintN(64, message.value) !== message.value) {
+        throw new globalThis.Error("value provided for field message.value of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TierStats_RefusalsEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTierStats_RefusalsEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.value = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseTierStats_DetailEntry(): TierStats_DetailEntry {
+  return { key: "", value: 0 };
+}
+
+export const TierStats_DetailEntry: MessageFns<TierStats_DetailEntry> = {
+  encode(message: TierStats_DetailEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== 0) {
+      writer.uint32(17).double(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TierStats_DetailEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTierStats_DetailEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 17) {
+              break;
+            }
+
+            message.value = reader.double();
             continue;
           }
         }
