@@ -16,9 +16,14 @@ const blockTokens = 2;
 
 /** A prefix's name is its content here, and its hash stands for it. */
 const names = new Map<HashKey, string>();
+const hashes = new Map<string, HashKey>();
 const hashOf = (name: string): HashKey => {
-  const hash = hashKeyOf(createHash('md5').update(name).digest());
-  names.set(hash, name);
+  let hash = hashes.get(name);
+  if (hash === undefined) {
+    hash = hashKeyOf(createHash('md5').update(name).digest());
+    hashes.set(name, hash);
+    names.set(hash, name);
+  }
   return hash;
 };
 
