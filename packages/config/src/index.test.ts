@@ -14,8 +14,11 @@ describe('defaults', () => {
   it('of the cache node', () => {
     expect(parseConfig(cacheNodeSchema, node, 'test')).toEqual({
       ...node,
-      arena: { bytes: 1 << 20, dir: '/dev/shm' },
+      arena: { bytes: 1 << 20, dir: '/dev/shm', eviction: 'lru' },
       disk: { bytes: 8 << 20, ioBackend: 'auto' },
+      redis: null,
+      placement: {},
+      quotas: {},
       logLevel: 'info',
     });
     expect(parseConfig(cacheNodeSchema, { ...node, disk: null }, 'test').disk).toBeNull();
@@ -28,6 +31,20 @@ describe('defaults', () => {
       hashAlgorithm: 'sha256_cbor',
       hashSeed: 'vllm-none-hash',
       loadDeadlineMs: 5000,
+      kvEvents: null,
+    });
+    const kvEvents = { endpoint: 'tcp://127.0.0.1:5557' };
+    expect(parseConfig(engineWorkerSchema, { ...worker, kvEvents }, 'test').kvEvents).toEqual({
+      ...kvEvents,
+      replayEndpoint: null,
+      topic: '',
+      bufferSteps: 10_000,
+      bufferBytes: 64 * 2 ** 20,
+      hwm: 10_000,
+      maxQueueSize: 10_000,
+      intBlockHashes: true,
+      encoding: 'map',
+      curve: null,
     });
   });
 

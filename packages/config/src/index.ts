@@ -5,31 +5,38 @@
 import { readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
+import { bytes, logLevel } from './cache-node.ts';
 
-const bytes = z.number().int().positive();
-const logLevel = z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info');
+export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
 
-export const cacheNodeSchema = z.strictObject({
-  /** Unix socket of the session link. */
-  socketPath: z.string().min(1),
-  /** Everything persistent of this node; one node at a time (locked). */
-  dataDir: z.string().min(1),
-  arena: z.strictObject({
-    bytes: bytes.min(1 << 20),
-    /** Folder of the shared-memory file. */
-    dir: z.string().default('/dev/shm'),
-  }),
-  /** null: no disk tier. */
-  disk: z
+/** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */
+export const kvEventsSchema = z.strictObject({
+  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with curve. */
+  endpoint: z.string().min(1),
+  /** Where who missed batches asks for them; null: nowhere. */
+  replayEndpoint: z.string().min(1).nullable().default(null),
+  topic: z.string().max(255).default(''),
+  /** Batches, and bytes of them, that can be replayed. */
+  bufferSteps: z.number().int().min(1).max(1_000_000).default(10_000),
+  bufferBytes: bytes.default(64 * 2 ** 20),
+  /** Batches that ZeroMQ holds for one slow subscriber. */
+  hwm: z.number().int().min(1).max(1_000_000).default(10_000),
+  maxQueueSize: z.number().int().min(1).max(1_000_000).default(10_000),
+  /** Hashes as 64-bit integers (vLLM's default), or whole. */
+  intBlockHashes: z.boolean().default(true),
+  /** array: for consumers from before June 2026. */
+  encoding: z.enum(['map', 'array']).default('map'),
+  curve: z
     .strictObject({
-      bytes: bytes.min(8 << 20),
-      ioBackend: z.enum(['auto', 'io_uring', 'threads']).default('auto'),
-      segmentBytes: bytes.optional(),
+      /** File with our secret key, Z85; readable by nobody else. */
+      secretKeyFile: z.string().min(1),
+      /** Public keys of those who may subscribe, Z85. */
+      allowedClientKeys: z.array(z.string().length(40)).min(1).max(1_024),
     })
-    .nullable(),
-  logLevel,
+    .nullable()
+    .default(null),
 });
-export type CacheNodeConfig = z.infer<typeof cacheNodeSchema>;
+export type KvEventsConfig = z.infer<typeof kvEventsSchema>;
 
 export const engineWorkerSchema = z.strictObject({
   modelDir: z.string().min(1),
@@ -52,6 +59,8 @@ export const engineWorkerSchema = z.strictObject({
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),
   loadDeadlineMs: z.number().int().min(1).default(5000),
+  /** null: no KV events are published. */
+  kvEvents: kvEventsSchema.nullable().default(null),
   logLevel,
 });
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;

@@ -52,6 +52,8 @@ export interface EngineOptions {
   readonly prefixCache?: PrefixCacheKind;
   /** KV events for routers, drained with takeEvents; default off. */
   readonly enableEvents?: boolean;
+  /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
+  readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
   readonly clock?: Clock;
   readonly logger?: { error(details: object, message: string): void };
   /** After each step, for metrics. */
@@ -106,7 +108,7 @@ export class Engine {
       blockCount: executor.blockCount,
       blockTokens,
       maxModelTokens: this.maxTotalTokens,
-      enableEvents: options.enableEvents ?? false,
+      enableEvents: options.enableEvents ?? options.onEvents !== undefined,
     };
     this.#kv = options.prefixCache === 'radix' ? new RadixCache(cacheOptions) : new KvCacheManager(cacheOptions);
     this.#scheduler = new Scheduler({
@@ -164,7 +166,9 @@ export class Engine {
 
   /** Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held. */
   resetPrefixCache(): boolean {
-    return this.#kv.resetPrefixCache();
+    const done = this.#kv.resetPrefixCache();
+    this.#handOutEvents();
+    return done;
   }
 
   /** Something outside may let a waiting request go on: the connector's answer to a match. */
@@ -223,8 +227,9 @@ export class Engine {
     try {
       while (!this.#ended) {
         const batch = this.#scheduler.schedule();
+        if (batch.length > 0) await this.#step(batch);
+        this.#handOutEvents();
         if (batch.length === 0) await this.#sleep();
-        else await this.#step(batch);
       }
     } catch (thrown) {
       // Only a defect of ours comes here; what the world does was caught where it happened.
@@ -237,6 +242,13 @@ export class Engine {
       this.#requests.clear();
       this.#options.onDefect?.(error);
     }
+  }
+
+  #handOutEvents(): void {
+    const { onEvents } = this.#options;
+    if (!onEvents) return;
+    const events = this.#kv.takeEvents();
+    if (events.length > 0) onEvents(events);
   }
 
   /** Until the next wake, or not at all when one came since the last sleep. */

@@ -3,6 +3,7 @@
  * Counters that others keep (scheduler, connector, node) are read when somebody asks, so that counting costs nothing.
  */
 import type { NodeConnector } from '@kvtier/connector';
+import type { KvEventPublisher } from '@kvtier/events';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
 import { Counter, Gauge, Histogram, Registry, secondsBuckets } from '@kvtier/telemetry';
 import type { StatsResult } from '@kvtier/wire';
@@ -11,6 +12,8 @@ export interface MetricsSources {
   readonly engine: () => EngineStats;
   /** null: no tier. */
   readonly connector: NodeConnector | null;
+  /** null: none are published. */
+  readonly events?: Pick<KvEventPublisher, 'stats'> | null;
 }
 
 /** A fraction of a scrape's usual patience: a node that is slow costs its own figures only. */
@@ -74,7 +77,14 @@ export class WorkerMetrics {
     this.#labelled('engine_events_total', 'What the scheduler counts, by name', 'event', () =>
       Object.entries(sources.engine()).filter(([field]) => !Object.hasOwn(engineGauges, field)),
     );
-    const { connector } = sources;
+    const { connector, events } = sources;
+    if (events) {
+      this.#gauge('kv_events_buffered_bytes', 'KV events kept for replay', () => events.stats().bufferedBytes);
+      this.#labelled('kv_events_total', 'What the publisher of KV events counts, by name', 'count', () => {
+        const { queuedBatches, bufferedBatches, bufferedBytes, ...counts } = events.stats();
+        return Object.entries(counts);
+      });
+    }
     if (connector === null) return;
     this.#gauge('connector_attached', '1 while a cache node is attached and answers', () => Number(connector.attached));
     this.#gauge('connector_suspended', '1 while a silent cache node is left alone', () => Number(connector.suspended));

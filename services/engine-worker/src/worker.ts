@@ -10,6 +10,7 @@ import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kv
 import { Engine } from '@kvtier/scheduler';
 import type { Logger, RunningService } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
+import { startKvEvents } from './kv-events.ts';
 import { WorkerMetrics } from './metrics.ts';
 import { engineService } from './service.ts';
 import { readStopTokenIds } from './stop-ids.ts';
@@ -39,6 +40,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
           logger,
           onWake: () => engine.wake(),
         });
+  const events = config.kvEvents === null ? null : await startKvEvents(config.kvEvents, logger);
   const engine = new Engine({
     executor,
     connector: connector ?? noConnector,
@@ -51,13 +53,14 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
       maxWaiting: config.maxWaiting,
     },
     logger,
+    ...(events && { onEvents: (changes) => events.publish(changes) }),
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
       // Failed requests reach their clients first; then the supervisor starts a sound worker.
       setTimeout(() => process.exit(1), graceMs);
     },
   });
-  const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector });
+  const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
   const { model, kv } = executor;
   const description = {
     model: config.servedName,
@@ -80,6 +83,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     close: async () => {
       await server.close(graceMs);
       await engine.close();
+      await events?.close();
       await connector?.close();
       await executor.close();
     },

@@ -1,0 +1,85 @@
+/**
+ * The cache node's configuration: its tiers, what the store does with each of them, and who may hold how much. What one
+ * field can tell is refused by its type, what two fields tell together at the end; each problem is one line with its path.
+ */
+import { z } from 'zod';
+import { redisSchema } from './redis.ts';
+
+export const bytes = z.number().int().positive();
+export const logLevel = z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info');
+
+/** The lower tiers, by the names that stats and spans use. */
+export const lowerTierNames = ['disk', 'redis'] as const;
+
+/** What the store does with one lower tier. */
+export const placementSchema = z.strictObject({
+  /**
+   * through: at commit. selective: when `admission` says so. back: before the arena will evict it. none: never; what is there
+   * is still read.
+   */
+  write: z.enum(['through', 'selective', 'back', 'none']).default('through'),
+  admission: z.enum(['always', 'second-touch']).default('second-touch'),
+  /** What is loaded from a slower tier is written here, too. */
+  promote: z.boolean().default(true),
+  /** Used where it pays; what another codec wrote is read all the same. */
+  codec: z.enum(['none', 'lz4', 'planes+lz4']).default('none'),
+  /** This node removes its blocks so long after it has seen them come; absent: never. */
+  ttlSeconds: z
+    .number()
+    .int()
+    .min(1)
+    .max(10 * 365 * 86_400)
+    .optional(),
+});
+
+/** Payload bytes of one tenant. */
+const quotaSchema = z.strictObject({ arena: bytes.optional(), disk: bytes.optional() });
+
+export const cacheNodeSchema = z
+  .strictObject({
+    /** Unix socket of the session link. */
+    socketPath: z.string().min(1),
+    /** Everything persistent of this node; one node at a time (locked). */
+    dataDir: z.string().min(1),
+    arena: z.strictObject({
+      bytes: bytes.min(1 << 20),
+      /** Folder of the shared-memory file. */
+      dir: z.string().default('/dev/shm'),
+      /** What is evicted first. */
+      eviction: z.enum(['lru', 'lfu', 'fifo', 's3-fifo']).default('lru'),
+    }),
+    /** null: no disk tier. */
+    disk: z
+      .strictObject({
+        bytes: bytes.min(8 << 20),
+        ioBackend: z.enum(['auto', 'io_uring', 'threads']).default('auto'),
+        segmentBytes: bytes.optional(),
+      })
+      .nullable(),
+    /** null: no Redis tier. */
+    redis: redisSchema.nullable().default(null),
+    /** By tier; a tier that is not named is written through. */
+    placement: z.strictObject({ disk: placementSchema.optional(), redis: placementSchema.optional() }).default({}),
+    /** By tenant; "*" is every tenant that is not named. Without a quota a tenant takes what it gets. */
+    quotas: z.record(z.string().max(200), quotaSchema).default({}),
+    logLevel,
+  })
+  .superRefine((node, context) => {
+    const refuse = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });
+    for (const tier of lowerTierNames) {
+      if (node.placement[tier] !== undefined && node[tier] === null) {
+        refuse(['placement', tier], `there is no ${tier} tier; configure "${tier}" or remove this`);
+      }
+    }
+    for (const [tenant, quota] of Object.entries(node.quotas)) {
+      if (quota.disk !== undefined && node.disk === null) {
+        refuse(['quotas', tenant, 'disk'], 'there is no disk tier; configure "disk" or remove this');
+      }
+      if (quota.arena !== undefined && quota.arena > node.arena.bytes) {
+        refuse(['quotas', tenant, 'arena'], `more than the ${node.arena.bytes} bytes of the arena`);
+      }
+    }
+  });
+export type CacheNodeConfig = z.infer<typeof cacheNodeSchema>;
+/** As it is written: what has a default may be left out. */
+export type CacheNodeInput = z.input<typeof cacheNodeSchema>;
