@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <mutex>
 #include <set>
 
 #include "binding.h"
@@ -73,6 +74,12 @@ Napi::Value PeerCredentials(const Napi::CallbackInfo& info) {
 
 // -- the engine -------------------------------------------------------------------------------------------------------
 
+// Whether the engine's threads may still call JavaScript. It outlives the box: threads of an abandoned engine ask it.
+struct Bell {
+  std::mutex mutex;
+  bool muted = false;
+};
+
 // What JavaScript holds. The thread-safe function keeps the event loop alive exactly while rows are in flight.
 struct IoBox {
   std::shared_ptr<Arena> arena;
@@ -82,6 +89,7 @@ struct IoBox {
   uint64_t inFlightCount = 0;
   bool closing = false;  // JavaScript may not use it any more
   bool closed = false;   // nothing of it is left
+  std::shared_ptr<Bell> bell = std::make_shared<Bell>();
 
   ~IoBox() {
     if (closed) return;
@@ -128,7 +136,9 @@ Napi::Value IoOpen(const Napi::CallbackInfo& info) {
   box->onComplete = Napi::Persistent(info[2].As<Napi::Function>());
   box->callback = Napi::ThreadSafeFunction::New(env, info[2].As<Napi::Function>(), "kvtier io", 0, 1);
   // The call may run after the box is gone: it looks first.
-  const auto wake = [weak = std::weak_ptr(box), callback = box->callback] {
+  const auto wake = [weak = std::weak_ptr(box), bell = box->bell, callback = box->callback] {
+    const std::lock_guard lock(bell->mutex);
+    if (bell->muted) return;
     auto* target = new std::weak_ptr(weak);
     const auto deliver = [](Napi::Env e, Napi::Function, std::weak_ptr<IoBox>* waiting) {
       const IoHandle owner = waiting->lock();
@@ -268,6 +278,25 @@ Napi::Value IoClose(const Napi::CallbackInfo& info) {
       });
 }
 
+// The engine's thread waits for a device that does not answer: nobody can join it. It, the arena's mapping and the files stay
+// until the process ends.
+void IoAbandon(const Napi::CallbackInfo& info) {
+  const IoHandle box = BoxOf(info[0]);
+  {
+    const std::lock_guard lock(box->bell->mutex);
+    box->bell->muted = true;
+  }
+  box->closing = box->closed = true;
+  box->engine.release();
+  box->arena.reset();
+  box->callback.Abort();
+}
+
+void IoFault(const Napi::CallbackInfo& info) {
+  BoxOf(info[0])->engine->Fault(info[1].As<Napi::Number>().Uint32Value(), info[2].As<Napi::Number>().Int32Value(),
+                                info[3].As<Napi::Boolean>().Value());
+}
+
 }  // namespace
 
 void RegisterIo(Napi::Env env, Napi::Object exports) {
@@ -281,6 +310,8 @@ void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["prepareFile"] = Napi::Function::New(env, PrepareFile);
   exports["ioSubmit"] = Napi::Function::New(env, IoSubmit);
   exports["ioClose"] = Napi::Function::New(env, IoClose);
+  exports["ioAbandon"] = Napi::Function::New(env, IoAbandon);
+  exports["ioFault"] = Napi::Function::New(env, IoFault);
 }
 
 }  // namespace kvtier

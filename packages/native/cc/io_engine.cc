@@ -139,7 +139,34 @@ double IoEngine::ResultOf(const IoRow& row) const {
   return static_cast<double>(moved);
 }
 
+void IoEngine::Fault(unsigned kinds, int error, bool hold) {
+  faultError_.store(error);
+  faultKinds_.store(kinds);
+  std::vector<IoTransferPtr> released;
+  {
+    const std::lock_guard lock(mutex_);
+    holding_ = hold;
+    if (!hold) released.swap(held_);
+  }
+  for (auto& transfer : released) End(std::move(transfer));
+}
+
 void IoEngine::Finish(IoTransferPtr transfer) {
+  if (const unsigned kinds = faultKinds_.load(); kinds != 0 && (kinds & (transfer->write ? 2u : 1u)) != 0) {
+    if (faultError_.load() != 0) {
+      transfer->error = faultError_.load();
+      transfer->doneBytes = 0;
+    }
+    const std::lock_guard lock(mutex_);
+    if (holding_) {
+      held_.push_back(std::move(transfer));
+      return;
+    }
+  }
+  End(std::move(transfer));
+}
+
+void IoEngine::End(IoTransferPtr transfer) {
   std::vector<IoCompletion> ended;
   uint64_t done = transfer->doneBytes;
   for (const IoPart& part : transfer->parts) {

@@ -112,12 +112,15 @@ class IoEngine {
 
   void Submit(std::vector<std::shared_ptr<IoRow>> rows);
   std::vector<IoCompletion> Take();
+  // Tests only; see ioFault in binding.ts.
+  void Fault(unsigned kinds, int error, bool hold);
   // Waits for everything in flight and closes all files. Callable from any thread when no other uses the engine any more.
   void Close();
 
  private:
   std::vector<IoTransferPtr> Plan(const std::vector<std::shared_ptr<IoRow>>& rows) const;
   void Finish(IoTransferPtr transfer);
+  void End(IoTransferPtr transfer);
   double ResultOf(const IoRow& row) const;
 
   std::shared_ptr<Arena> arena_;
@@ -129,6 +132,10 @@ class IoEngine {
   uint32_t nextFile_ = 1;
   std::mutex mutex_;
   std::vector<IoCompletion> completed_;
+  std::atomic<unsigned> faultKinds_{0};  // bit 0 reads, bit 1 writes
+  std::atomic<int> faultError_{0};
+  bool holding_ = false;             // guarded by mutex_
+  std::vector<IoTransferPtr> held_;  // guarded by mutex_
   std::unique_ptr<IoBackend> backend_;  // last: its destructor still delivers
 };
 

@@ -122,4 +122,11 @@ export interface NativeBinding {
   ioSubmit(io: IoHandle, rows: Float64Array, identities?: Uint8Array): void;
   /** Waits for everything in flight, then frees the engine. */
   ioClose(io: IoHandle): Promise<void>;
+  /** For a device that hangs: leave the engine, its thread and its files behind until the process ends. Nothing completes. */
+  ioAbandon(io: IoHandle): void;
+  /**
+   * For tests: `errno` > 0 is what transfers end with from now on, for reads (1), writes (2) or both (3) by `kinds`; with
+   * `hold` completions are kept back, as a device does that hangs, until a call without. All else of the path is the real one.
+   */
+  ioFault(io: IoHandle, kinds: number, errno: number, hold: boolean): void;
 }

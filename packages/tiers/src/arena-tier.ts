@@ -44,6 +44,8 @@ interface Entry extends ArenaBlock {
   readonly index: number;
   /** Shared by all blocks of one name, as pins are given back by name: none of them goes before the last pin. */
   readonly pins: { count: number };
+  /** When it was published or touched last: compares blocks of different sizes. */
+  usedUs: number;
 }
 
 /** Blocks of one slot size: they can take each other's place, so eviction looks among them first. */
@@ -76,6 +78,8 @@ export class ArenaTier implements Tier {
   readonly #bySlot = new Map<number, Entry>();
   /** Removed while pinned, by namespace and hash; freed at the last unpin. */
   readonly #leaving = new Map<string, Entry[]>();
+  /** Slots whose memory a device may still use, with the count of those who say so; given up ones are freed at the last release. */
+  readonly #held = new Map<number, { count: number; isFreed: boolean }>();
   /** Allocated and not yet published. */
   readonly #unpublished = new Set<number>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
@@ -113,7 +117,25 @@ export class ArenaTier implements Tier {
   /** Give back a slot that was never published. */
   free(slot: number): void {
     invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);
-    this.#allocator.free(slot);
+    this.#freeSlot(slot);
+  }
+
+  /**
+   * A device hangs in the midst of this slot: whatever its owner does with it, its memory is given to nobody until as many
+   * `release`s.
+   */
+  hold(slot: number): void {
+    const hold = this.#held.get(slot);
+    if (hold === undefined) this.#held.set(slot, { count: 1, isFreed: false });
+    else hold.count++;
+  }
+
+  release(slot: number): void {
+    const hold = this.#held.get(slot);
+    invariant(hold !== undefined, () => `arena: slot ${slot} is released and was not held`);
+    if (--hold.count > 0) return;
+    this.#held.delete(slot);
+    if (hold.isFreed) this.#allocator.free(slot);
   }
 
   /** Write the header in front of the payload and list the block. From now on the slot belongs to the tier. */
@@ -135,10 +157,11 @@ export class ArenaTier implements Tier {
     const sizeClass = this.#classOf(slotBytes);
     const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
     const pins = this.#leaving.get(namespace.key + hash)?.[0]?.pins ?? { count: 0 };
-    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins };
+    const usedUs = this.#nowUs();
+    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins, usedUs };
     sizeClass.entries[index] = entry;
     const parentEntry = parent === null ? undefined : this.#find(namespace, parent);
-    sizeClass.policy.insert(index, this.#nowUs(), {
+    sizeClass.policy.insert(index, usedUs, {
       parent: parentEntry?.slotBytes === slotBytes ? parentEntry.index : undefined,
     });
     this.#bySlot.set(slot, entry);
@@ -170,7 +193,7 @@ export class ArenaTier implements Tier {
     pins.count--;
     if (leaving === undefined || pins.count > 0) return;
     this.#leaving.delete(key);
-    for (const { slot } of leaving) this.#allocator.free(slot);
+    for (const { slot } of leaving) this.#freeSlot(slot);
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -186,7 +209,9 @@ export class ArenaTier implements Tier {
     const nowUs = this.#nowUs();
     for (let at = hashes.length - 1; at >= 0; at--) {
       const entry = this.#find(namespace, hashes[at]!);
-      if (entry !== undefined) this.#classOf(entry.slotBytes).policy.touch(entry.index, nowUs);
+      if (entry === undefined) continue;
+      entry.usedUs = nowUs;
+      this.#classOf(entry.slotBytes).policy.touch(entry.index, nowUs);
     }
   }
 
@@ -216,7 +241,7 @@ export class ArenaTier implements Tier {
       if (reason === 'corrupt') this.#counts.corrupt++;
       if (reason === 'evicted') this.#counts.evictions++;
       const key = namespace.key + hash;
-      if (entry.pins.count === 0) this.#allocator.free(entry.slot);
+      if (entry.pins.count === 0) this.#freeSlot(entry.slot);
       else this.#leaving.set(key, [...(this.#leaving.get(key) ?? []), entry]);
     }
     return count;
@@ -262,6 +287,7 @@ export class ArenaTier implements Tier {
       ...this.#bySlot.keys(),
       ...this.#unpublished,
       ...[...this.#leaving.values()].flat().map((e) => e.slot),
+      ...[...this.#held].filter(([, { isFreed }]) => isFreed).map(([slot]) => slot),
     ]) {
       bytes += this.#allocator.slotBytesOf(slot);
     }
@@ -283,44 +309,106 @@ export class ArenaTier implements Tier {
     return sizeClass;
   }
 
-  /** Take the place of the coldest block of the same size, else of a slab of another size that can be emptied. */
-  #allocateByEviction(slotBytes: number): number | undefined {
-    if (this.#evictOne(slotBytes)) return this.#allocator.allocate(slotBytes);
-    for (const other of this.#classes.keys()) {
-      if (other === slotBytes) continue;
-      for (;;) {
-        const slab = this.#coldestFreeableSlab(other);
-        if (slab === undefined) break;
-        for (const entry of slab) this.#evict(entry);
-        const slot = this.#allocator.allocate(slotBytes);
-        if (slot !== undefined) return slot;
-      }
-    }
-    return undefined;
+  /** Nobody uses the block: its slot can be given away. */
+  #isIdle(entry: Entry): boolean {
+    return entry.pins.count === 0 && !this.#held.has(entry.slot);
   }
 
-  #evictOne(slotBytes: number): boolean {
+  /**
+   * Take the place of the coldest block: of the same size while that size holds its share of the arena, else of the slab of
+   * another size that was used longest ago. A size that holds less than an even share takes from those that hold more; one
+   * that has nothing takes from anybody.
+   */
+  #allocateByEviction(slotBytes: number): number | undefined {
+    const own = this.#coldest(slotBytes);
+    const share =
+      this.#allocator.capacityBytes / Math.max(1, this.#classes.size + (this.#classes.has(slotBytes) ? 0 : 1));
+    const ownBytes = this.#allocator.slabBytesOf(slotBytes);
+    const isBelowShare = ownBytes + this.#allocator.chunkBytes <= share;
+    if (own !== undefined && !isBelowShare) {
+      this.#evict(own);
+      return this.#allocator.allocate(slotBytes);
+    }
+    const others = [...this.#classes.keys()]
+      .filter((size) => size !== slotBytes && this.#allocator.slabBytesOf(size) > 0)
+      .map((size) => ({ size, coldest: this.#coldest(size), isAbove: this.#allocator.slabBytesOf(size) > share }))
+      .filter(({ coldest }) => coldest !== undefined)
+      .sort((a, b) => a.coldest!.usedUs - b.coldest!.usedUs);
+    for (const { size, coldest, isAbove } of others) {
+      // Growth at another's cost only where that evens things out, and what goes was used before what one has oneself.
+      if (own !== undefined && !(isAbove && coldest!.usedUs < own.usedUs)) continue;
+      const slot = this.#takeSlabs(slotBytes, size);
+      if (slot !== undefined) return slot;
+    }
+    if (own !== undefined) {
+      this.#evict(own);
+      return this.#allocator.allocate(slotBytes);
+    }
+    // A slot longer than the slabs of one size: neighbours of several sizes have to go.
+    return this.#takeRun(slotBytes);
+  }
+
+  #coldest(slotBytes: number): Entry | undefined {
     const sizeClass = this.#classes.get(slotBytes);
-    const victim = sizeClass?.policy.victim((index) => sizeClass.entries[index]!.pins.count === 0);
-    if (sizeClass === undefined || victim === undefined) return false;
-    this.#evict(sizeClass.entries[victim]!);
-    return true;
+    const victim = sizeClass?.policy.victim((index) => this.#isIdle(sizeClass.entries[index]!));
+    return victim === undefined ? undefined : sizeClass!.entries[victim]!;
+  }
+
+  /** Empty slabs of `other`, coldest first, until a slot of `slotBytes` fits. */
+  #takeSlabs(slotBytes: number, other: number): number | undefined {
+    if (slotBytes > this.#allocator.chunkBytes && this.#allocator.slabSpanOf(other) < slotBytes) return undefined;
+    for (;;) {
+      const slab = this.#coldestFreeableSlab(other);
+      if (slab === undefined) return undefined;
+      for (const entry of slab) this.#evict(entry);
+      const slot = this.#allocator.allocate(slotBytes);
+      if (slot !== undefined) return slot;
+    }
+  }
+
+  /** Empty the run of slabs, of whatever sizes, that costs the fewest bytes and has nothing in use. */
+  #takeRun(slotBytes: number): number | undefined {
+    const run = this.#allocator.cheapestRun(slotBytes, (slot) => {
+      const entry = this.#bySlot.get(slot);
+      return entry !== undefined && this.#isIdle(entry);
+    });
+    if (run === undefined) return undefined;
+    for (const slot of run) this.#evict(this.#bySlot.get(slot)!);
+    return this.#allocator.allocate(slotBytes);
   }
 
   /** All blocks of the slab that holds the coldest block of this size, if none of them is in use. */
   #coldestFreeableSlab(slotBytes: number): Entry[] | undefined {
     const { policy, entries } = this.#classOf(slotBytes);
-    const idle = (slot: number): boolean => this.#bySlot.get(slot)?.pins.count === 0;
-    const coldest = policy.victim((index) => this.#allocator.neighbours(entries[index]!.slot).every(idle));
+    const verdicts = new Map<number, boolean>();
+    const isFreeable = (slot: number): boolean => {
+      const slab = this.#allocator.slabOf(slot);
+      let verdict = verdicts.get(slab);
+      if (verdict === undefined) {
+        verdict = this.#allocator.neighbours(slot).every((each) => {
+          const entry = this.#bySlot.get(each);
+          return entry !== undefined && this.#isIdle(entry);
+        });
+        verdicts.set(slab, verdict);
+      }
+      return verdict;
+    };
+    const coldest = policy.victim((index) => isFreeable(entries[index]!.slot));
     if (coldest === undefined) return undefined;
     return this.#allocator.neighbours(entries[coldest]!.slot).map((slot) => this.#bySlot.get(slot)!);
   }
 
   #evict(entry: Entry): void {
     this.#unlist(entry);
-    this.#allocator.free(entry.slot);
+    this.#freeSlot(entry.slot);
     this.#counts.evictions++;
     this.#onEvict(entry.namespace, entry.hash);
+  }
+
+  #freeSlot(slot: number): void {
+    const hold = this.#held.get(slot);
+    if (hold === undefined) this.#allocator.free(slot);
+    else hold.isFreed = true;
   }
 
   #unlist(entry: Entry): void {

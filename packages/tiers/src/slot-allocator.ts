@@ -36,6 +36,7 @@ export class SlotAllocator {
   readonly #chunks: (Slab | undefined)[];
   /** Slabs of a slot size that have free slots; an insertion-ordered set. */
   readonly #open = new Map<number, Set<Slab>>();
+  readonly #slabBytes = new Map<number, number>();
   #allocatedBytes = 0;
 
   /** `chunkBytes` defaults to about 1/64 of the arena, a power of two between 256 KiB and 64 MiB. */
@@ -53,6 +54,44 @@ export class SlotAllocator {
 
   get allocatedBytes(): number {
     return this.#allocatedBytes;
+  }
+
+  /** Bytes of all slabs of a slot size. */
+  slabBytesOf(slotBytes: number): number {
+    return this.#slabBytes.get(slotBytes) ?? 0;
+  }
+
+  /** Bytes of one slab of a slot size, as it is usually made. */
+  slabSpanOf(slotBytes: number): number {
+    return slabChunks(slotBytes, this.chunkBytes) * this.chunkBytes;
+  }
+
+  /** The number of the slab that a slot lies in. */
+  slabOf(slot: number): number {
+    return this.#locate(slot).slab.firstChunk;
+  }
+
+  /**
+   * The allocated slots of a run of slabs that, emptied, has room for a slot of `slotBytes`; the run with the fewest allocated
+   * bytes of which `mayGo` says yes to every slot. Rare: it looks at every chunk.
+   */
+  cheapestRun(slotBytes: number, mayGo: (slot: number) => boolean): number[] | undefined {
+    const least = Math.ceil(slotBytes / this.chunkBytes);
+    const costs = new Map<Slab, number>();
+    for (const slab of this.#chunks) {
+      if (slab === undefined || costs.has(slab)) continue;
+      const isFree = this.#slotsOf(slab).every(mayGo);
+      costs.set(slab, isFree ? (slab.slotCount - slab.freeCount) * slab.slotBytes : Number.POSITIVE_INFINITY);
+    }
+    let best: Set<Slab> | undefined;
+    let bestCost = Number.POSITIVE_INFINITY;
+    for (let first = 0; first + least <= this.#chunks.length; first++) {
+      const slabs = new Set(this.#chunks.slice(first, first + least).filter((slab) => slab !== undefined));
+      let cost = 0;
+      for (const slab of slabs) cost += costs.get(slab)!;
+      if (cost < bestCost) [best, bestCost] = [slabs, cost];
+    }
+    return best && [...best].flatMap((slab) => this.#slotsOf(slab));
   }
 
   /** The largest slot that an empty arena can hold. */
@@ -90,7 +129,10 @@ export class SlotAllocator {
 
   /** The allocated slots that share a slab with this one: all of them must go before the slab can change its size. */
   neighbours(slot: number): number[] {
-    const { slab } = this.#locate(slot);
+    return this.#slotsOf(this.#locate(slot).slab);
+  }
+
+  #slotsOf(slab: Slab): number[] {
     const slots: number[] = [];
     for (let index = 0; index < slab.slotCount; index++) {
       if (slab.allocated[index] === 1) slots.push(this.#offsetOf(slab) + index * slab.slotBytes);
@@ -141,6 +183,7 @@ export class SlotAllocator {
       allocated: new Uint8Array(slotCount),
     };
     this.#chunks.fill(slab, firstChunk, firstChunk + chunkCount);
+    this.#slabBytes.set(slotBytes, this.slabBytesOf(slotBytes) + chunkCount * this.chunkBytes);
     this.#openSlabs(slotBytes).add(slab);
     return slab;
   }
@@ -162,6 +205,7 @@ export class SlotAllocator {
         if (slab.freeCount < slab.slotCount) continue;
         slabs.delete(slab);
         this.#chunks.fill(undefined, slab.firstChunk, slab.firstChunk + slab.chunkCount);
+        this.#slabBytes.set(slotBytes, this.slabBytesOf(slotBytes) - slab.chunkCount * this.chunkBytes);
         found = true;
       }
       if (slabs.size === 0) this.#open.delete(slotBytes);

@@ -10,7 +10,7 @@
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { BlockIndex } from './block-index.ts';
-import type { DiskIo, ObjectRow } from './disk-io.ts';
+import { type DiskIo, type ObjectRow, timedOut } from './disk-io.ts';
 import { pageBytes } from './format.ts';
 import { reinsertionShare, type Segment } from './segment.ts';
 import type { DiskStep, SegmentPool } from './segment-pool.ts';
@@ -20,6 +20,8 @@ export interface WriteJob {
   readonly hash: HashKey;
   readonly slot: number;
   readonly bytes: number;
+  /** Of `performance.now()`. */
+  readonly startMs: number;
   /** Recency to keep; undefined: it is new. */
   readonly lastUse: number | undefined;
   /** Asked when it has been written: false, and it is not listed. */
@@ -67,6 +69,10 @@ export class Appender {
 
   /** Queue jobs; the caller has asked `hasRoom`. */
   append(jobs: readonly WriteJob[]): void {
+    if (this.#stopped) {
+      for (const job of jobs) job.onDone(false);
+      return;
+    }
     if (jobs.length > 0) this.#options.pool.prepareAhead(true);
     for (const job of jobs) {
       this.#pendingBytes += job.bytes;
@@ -97,6 +103,24 @@ export class Appender {
     return placed.length;
   }
 
+  /** Jobs wait or are in flight, or a segment is being changed. */
+  get isBusy(): boolean {
+    return this.#pendingBytes > 0 || this.#switching;
+  }
+
+  /** Bytes that wait or are in flight. */
+  get pendingBytes(): number {
+    return this.#pendingBytes;
+  }
+
+  /** Refuse what has waited for a place since before `sinceMs`. */
+  giveUp(sinceMs: number): void {
+    const late = this.#queue.filter((job) => job.startMs < sinceMs);
+    if (late.length === 0) return;
+    this.#queue = this.#queue.filter((job) => job.startMs >= sinceMs);
+    for (const job of late) this.#end(job, false);
+  }
+
   /** Refuse what waits and what comes; what is in flight ends by itself. */
   stop(): void {
     this.#stopped = true;
@@ -105,7 +129,7 @@ export class Appender {
 
   /** Resolves when nothing waits or is in flight. */
   async idle(): Promise<void> {
-    while (this.#pendingBytes > 0 || this.#switching) {
+    while (this.isBusy) {
       await new Promise<void>((resolve) => this.#idleWaiters.push(resolve));
     }
   }
@@ -164,7 +188,12 @@ export class Appender {
     placed.written = true;
     if (result !== placed.job.bytes) {
       this.#stopped = true;
-      const what = result < 0 ? `errno ${-result}` : `only ${result} of ${placed.job.bytes} bytes`;
+      const what =
+        result === timedOut
+          ? 'the device did not answer in time'
+          : result < 0
+            ? `errno ${-result}`
+            : `only ${result} of ${placed.job.bytes} bytes`;
       onFailure(new KvError('IO', `${segment.path}: a write failed (${what})`));
     }
     const inFlight = this.#inFlight.get(segment)!;
@@ -217,6 +246,6 @@ export class Appender {
   }
 
   #wakeIdle(): void {
-    if (this.#pendingBytes === 0 && !this.#switching) for (const resume of this.#idleWaiters.splice(0)) resume();
+    if (!this.isBusy) for (const resume of this.#idleWaiters.splice(0)) resume();
   }
 }

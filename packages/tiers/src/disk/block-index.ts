@@ -1,104 +1,212 @@
 /**
- * What the disk tier holds: by namespace and hash, an entry that says where. In memory only; recovery rebuilds it.
- * Invariant: an entry is listed here, counted in its segment, and marked `listed`, all three or none.
+ * What the disk tier holds, over all its devices: by namespace and hash, a row that says where. In memory only (about 72
+ * bytes a block); recovery rebuilds it. Invariant: a block is listed in the table and counted in its segment, or neither.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { Followers } from '../followers.ts';
 import type { TierChange } from '../tier.ts';
-import type { DiskEntry, Segment } from './segment.ts';
+import { type EntryNumber, EntryTable, noEntry } from './entry-table.ts';
+import type { Segment } from './segment.ts';
+
+/** Namespaces that may be known before the empty ones among them are forgotten. */
+const leastSweep = 64;
+
+interface NamespaceRow {
+  readonly namespace: Namespace;
+  count: number;
+}
 
 export class BlockIndex {
-  readonly #blocks = new Map<string, Map<HashKey, DiskEntry>>();
+  readonly table = new EntryTable();
+  readonly #numbers = new Map<string, number>();
+  readonly #namespaces: (NamespaceRow | undefined)[] = [];
+  readonly #freeNamespaces: number[] = [];
+  readonly #segments: (Segment | undefined)[] = [];
+  readonly #freeSegments: number[] = [];
   readonly #followers = new Followers();
-  /** Out of service: what is listed here counts as not held. */
-  #hidden = false;
+  #sweepAt = leastSweep;
   /** The logical clock of recency. */
   #tick = 0;
-  count = 0;
 
-  get(namespace: Namespace, hash: HashKey): DiskEntry | undefined {
-    return this.#blocks.get(namespace.key)?.get(hash);
+  get count(): number {
+    return this.table.count;
   }
 
-  of(namespace: Namespace): ReadonlyMap<HashKey, DiskEntry> | undefined {
-    return this.#blocks.get(namespace.key);
+  get tick(): number {
+    return this.#tick;
+  }
+
+  /** Recency goes on from where a former life stopped. */
+  advance(tick: number): void {
+    this.#tick = Math.max(this.#tick, tick);
+  }
+
+  get(namespace: Namespace, hash: HashKey): EntryNumber {
+    const number = this.#numbers.get(namespace.key);
+    return number === undefined ? noEntry : this.table.find(number, hash);
+  }
+
+  /** How many hashes, from the first on, are listed without a gap. */
+  prefix(namespace: Namespace, hashes: readonly HashKey[]): number {
+    const number = this.#numbers.get(namespace.key);
+    if (number === undefined) return 0;
+    let held = 0;
+    while (held < hashes.length && this.table.find(number, hashes[held]!) !== noEntry) held++;
+    return held;
+  }
+
+  segmentOf(entry: EntryNumber): Segment {
+    return this.#segments[this.table.segment(entry)]!;
+  }
+
+  /** Of a listed row. */
+  namespaceOf(entry: EntryNumber): Namespace {
+    return this.#namespaces[this.table.namespace(entry)]!.namespace;
   }
 
   follow(listener: (change: TierChange) => void): () => void {
-    const held = [...this.#blocks.values()].flatMap((blocks) => {
-      const [first] = blocks.values();
-      return first === undefined || this.#hidden ? [] : [[first.namespace, [...blocks.keys()]] as const];
-    });
-    return this.#followers.follow(listener, held);
+    return this.#followers.follow(listener, this.#held());
   }
 
-  /** From now on nothing counts as held. */
-  hide(): void {
-    this.#hidden = true;
-    this.#followers.cleared();
+  /** A segment whose blocks are to be listed; balanced by `unregister`. */
+  register(segment: Segment): void {
+    segment.number = this.#freeSegments.pop() ?? this.#segments.length;
+    this.#segments[segment.number] = segment;
+  }
+
+  unregister(segment: Segment): void {
+    this.clear(segment);
+    this.#segments[segment.number] = undefined;
+    this.#freeSegments.push(segment.number);
   }
 
   /** List a block; one of the same name before it is forgotten. `lastUse` keeps a recency from before. */
-  add(namespace: Namespace, hash: HashKey, segment: Segment, page: number, pages: number, lastUse?: number): DiskEntry {
-    let blocks = this.#blocks.get(namespace.key);
-    if (blocks === undefined) {
-      blocks = new Map();
-      this.#blocks.set(namespace.key, blocks);
-    }
-    const before = blocks.get(hash);
-    if (before !== undefined) this.#unlist(before);
+  add(
+    namespace: Namespace,
+    hash: HashKey,
+    segment: Segment,
+    page: number,
+    pages: number,
+    lastUse?: number,
+  ): EntryNumber {
+    const { table } = this;
+    const number = this.#numberOf(namespace);
+    const before = table.find(number, hash);
+    if (before !== noEntry) this.#unlist(before);
     const use = lastUse ?? ++this.#tick;
-    this.#tick = Math.max(this.#tick, use);
-    const entry: DiskEntry = { namespace, hash, segment, page, pages, lastUse: use, hot: false, listed: true };
-    blocks.set(hash, entry);
-    segment.entries.push(entry);
+    this.advance(use);
+    const entry = table.add(number, hash, segment.number, page, pages);
+    table.setLastUse(entry, use);
+    this.#namespaces[number]!.count++;
+    if (segment.last === noEntry) segment.first = entry;
+    else table.setNext(segment.last, entry);
+    segment.last = entry;
+    table.setNext(entry, noEntry);
     segment.listedCount++;
-    segment.useSum += use;
-    this.count++;
-    if (before === undefined && !this.#hidden) this.#followers.stored(namespace, [hash]);
+    if (before === noEntry && !this.#followers.none) this.#followers.stored(namespace, [hash]);
     return entry;
   }
 
-  touch(entry: DiskEntry): void {
-    const use = ++this.#tick;
-    entry.segment.useSum += use - entry.lastUse;
-    entry.lastUse = use;
-    entry.hot = true;
+  touch(entry: EntryNumber): void {
+    this.table.setLastUse(entry, ++this.#tick);
+    this.table.setHot(entry);
   }
 
-  remove(entry: DiskEntry): void {
-    const blocks = this.#blocks.get(entry.namespace.key);
-    invariant(blocks?.get(entry.hash) === entry, 'disk: an entry is not where it says');
-    blocks.delete(entry.hash);
-    if (blocks.size === 0) this.#blocks.delete(entry.namespace.key);
+  remove(entry: EntryNumber): void {
+    const namespace = this.namespaceOf(entry);
     this.#unlist(entry);
-    if (!this.#hidden) this.#followers.removed(entry.namespace, [entry.hash]);
+    if (!this.#followers.none) this.#followers.removed(namespace, [this.table.hash(entry)]);
+  }
+
+  /** Unlist all blocks of segments whose device is gone. `all`: nothing is left, say so in one word. */
+  drop(segments: Iterable<Segment>, all: boolean): void {
+    for (const segment of segments) {
+      const gone = all || this.#followers.none ? [] : [...this.#namesOf(segment)];
+      for (const entry of this.listedOf(segment)) this.#unlist(entry);
+      for (const [namespace, hashes] of gone) this.#followers.removed(namespace, hashes);
+    }
+    if (all) this.#followers.cleared();
+  }
+
+  /** Listed rows of a segment in order of their places. */
+  *listedOf(segment: Segment): Generator<EntryNumber> {
+    for (let entry = segment.first; entry !== noEntry; entry = this.table.next(entry)) {
+      if (this.table.isListed(entry)) yield entry;
+    }
+  }
+
+  /** Give back the rows of a segment that lists nothing any more and has nothing in flight. */
+  clear(segment: Segment): void {
+    invariant(segment.listedCount === 0, 'disk: a segment is cleared that still lists blocks');
+    for (let entry = segment.first; entry !== noEntry; ) {
+      const next = this.table.next(entry);
+      this.table.release(entry);
+      entry = next;
+    }
+    segment.first = noEntry;
+    segment.last = noEntry;
   }
 
   checkIntegrity(segments: Iterable<Segment>): void {
+    const { table } = this;
     let listed = 0;
     for (const segment of segments) {
-      const live = segment.entries.filter((entry) => entry.listed);
-      invariant(live.length === segment.listedCount, 'disk: a segment miscounts its blocks');
-      const useSum = live.reduce((sum, entry) => sum + entry.lastUse, 0);
-      invariant(useSum === segment.useSum, 'disk: a segment miscounts its recency');
-      invariant(segment.state !== 'free' || live.length === 0, 'disk: a free segment lists blocks');
-      for (const entry of live) {
-        invariant(this.get(entry.namespace, entry.hash) === entry, 'disk: a listed block is not in the index');
-        invariant((entry.page + entry.pages) * 4096 <= segment.tail, 'disk: a block lies beyond the tail');
+      let live = 0;
+      for (const entry of this.listedOf(segment)) {
+        live++;
+        invariant(this.segmentOf(entry) === segment, 'disk: a row names another segment');
+        invariant(table.find(table.namespace(entry), table.hash(entry)) === entry, 'disk: a block is not in the index');
+        invariant((table.page(entry) + table.pages(entry)) * 4096 <= segment.tail, 'disk: a block is beyond the tail');
       }
-      listed += live.length;
+      invariant(live === segment.listedCount, 'disk: a segment miscounts its blocks');
+      invariant(segment.state !== 'free' || live === 0, 'disk: a free segment lists blocks');
+      listed += live;
     }
-    let indexed = 0;
-    for (const blocks of this.#blocks.values()) indexed += blocks.size;
-    invariant(listed === this.count && indexed === this.count, 'disk: index and segments disagree');
+    const inNamespaces = this.#namespaces.reduce((sum, row) => sum + (row?.count ?? 0), 0);
+    invariant(listed === table.count && inNamespaces === listed, 'disk: index and segments disagree');
   }
 
-  #unlist(entry: DiskEntry): void {
-    entry.listed = false;
-    entry.segment.listedCount--;
-    entry.segment.useSum -= entry.lastUse;
-    this.count--;
+  *#held(): Generator<readonly [Namespace, readonly HashKey[]]> {
+    for (const segment of this.#segments) if (segment !== undefined) yield* this.#namesOf(segment);
+  }
+
+  #namesOf(segment: Segment): Map<Namespace, HashKey[]> {
+    const names = new Map<Namespace, HashKey[]>();
+    for (const entry of this.listedOf(segment)) {
+      const namespace = this.namespaceOf(entry);
+      const hashes = names.get(namespace);
+      if (hashes === undefined) names.set(namespace, [this.table.hash(entry)]);
+      else hashes.push(this.table.hash(entry));
+    }
+    return names;
+  }
+
+  #numberOf(namespace: Namespace): number {
+    let number = this.#numbers.get(namespace.key);
+    if (number === undefined) {
+      if (this.#numbers.size >= this.#sweepAt) this.#sweep();
+      number = this.#freeNamespaces.pop() ?? this.#namespaces.length;
+      this.#namespaces[number] = { namespace, count: 0 };
+      this.#numbers.set(namespace.key, number);
+    }
+    return number;
+  }
+
+  /** Forget namespaces of which nothing is listed. */
+  #sweep(): void {
+    for (const [key, number] of this.#numbers) {
+      if (this.#namespaces[number]!.count > 0) continue;
+      this.#numbers.delete(key);
+      this.#namespaces[number] = undefined;
+      this.#freeNamespaces.push(number);
+    }
+    this.#sweepAt = Math.max(leastSweep, 2 * this.#numbers.size);
+  }
+
+  #unlist(entry: EntryNumber): void {
+    this.table.unlist(entry);
+    this.segmentOf(entry).listedCount--;
+    this.#namespaces[this.table.namespace(entry)]!.count--;
   }
 }

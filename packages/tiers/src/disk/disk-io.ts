@@ -1,17 +1,21 @@
 /**
- * The native I/O engine with promises: batches of objects between segments and arena slots. Tags are slots of a table
- * of callbacks; a row completes exactly once.
+ * The native I/O engine with callbacks and deadlines: batches of objects between segments and arena slots. Tags are slots of
+ * a table; a row completes exactly once.
+ *
+ * A row that the device does not end in time completes with `timedOut`, and its slot is put on hold with the arena until the
+ * device does let go: nobody else gets that memory while the kernel may still write there.
  */
 import { Buffer } from 'node:buffer';
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { type ArenaHandle, type IoHandle, native } from '@kvtier/native';
-import { pageBytes } from './format.ts';
-import type { DiskEntry } from './segment.ts';
+import type { ArenaSlots } from './options.ts';
 
 export const identityBytes = 64;
-/** Result of a verified read whose bytes are not the object that was asked for. */
+/** Result of a verified read whose bytes are not the object that was asked for (-EBADMSG). */
 export const badMessage = -74;
+/** Result of a row that was given up (-ETIMEDOUT). */
+export const timedOut = -110;
 
 export interface IoSettings {
   readonly backend: 'auto' | 'io_uring' | 'threads';
@@ -26,8 +30,15 @@ export interface ObjectRow {
   readonly offset: number;
   readonly slot: number;
   readonly bytes: number;
-  /** Bytes moved, or a negative errno, or `badMessage`. */
+  /** Bytes moved, or a negative errno, `badMessage` and `timedOut` among them. */
   readonly onDone: (result: number) => void;
+}
+
+interface InFlight {
+  readonly onDone: (result: number) => void;
+  readonly slot: number;
+  readonly startMs: number;
+  isGivenUp: boolean;
 }
 
 /** 64 bytes a block: namespace digest, hash zero padded. */
@@ -40,30 +51,34 @@ export function identitiesOf(namespace: Namespace, hashes: readonly HashKey[]): 
   return out;
 }
 
-/** Where an entry's object lies. */
-export function placeOf(entry: DiskEntry): Pick<ObjectRow, 'file' | 'offset' | 'bytes'> {
-  return { file: entry.segment.file, offset: entry.page * pageBytes, bytes: entry.pages * pageBytes };
-}
-
 export class DiskIo {
-  readonly #io: IoHandle;
-  readonly #callbacks: (((result: number) => void) | undefined)[] = [];
+  /** For tests that make the device fail (`native.ioFault`). */
+  readonly handle: IoHandle;
+  readonly #slots: ArenaSlots;
+  readonly #rows: (InFlight | undefined)[] = [];
   readonly #freeTags: number[] = [];
+  #count = 0;
 
-  constructor(arena: ArenaHandle, settings: IoSettings) {
-    this.#io = native.ioOpen(arena, settings, (tags, results) => this.#complete(tags, results));
+  constructor(arena: ArenaHandle, slots: ArenaSlots, settings: IoSettings) {
+    this.#slots = slots;
+    this.handle = native.ioOpen(arena, settings, (tags, results) => this.#complete(tags, results));
   }
 
   get backend(): { backend: 'io_uring' | 'threads'; reason: string } {
-    return native.ioBackend(this.#io);
+    return native.ioBackend(this.handle);
+  }
+
+  /** Rows that the device has not ended, those that were given up included. */
+  get inFlightCount(): number {
+    return this.#count;
   }
 
   openFile(path: string): number {
-    return native.ioOpenFile(this.#io, path, { create: false, bytes: 0 });
+    return native.ioOpenFile(this.handle, path, { create: false, bytes: 0 });
   }
 
   closeFile(file: number): void {
-    native.ioCloseFile(this.#io, file);
+    native.ioCloseFile(this.handle, file);
   }
 
   /** Read objects and verify them against `identities`. */
@@ -78,16 +93,31 @@ export class DiskIo {
     this.#submit(3, rows, stamps);
   }
 
-  close(): Promise<void> {
-    return native.ioClose(this.#io);
+  /** Give up rows that began before `sinceMs` (of `performance.now()`); returns how many. */
+  giveUp(sinceMs: number): number {
+    if (this.#count === 0) return 0;
+    const late = this.#rows.filter((row) => row !== undefined && !row.isGivenUp && row.startMs < sinceMs);
+    for (const row of late) {
+      row!.isGivenUp = true;
+      this.#slots.hold(row!.slot);
+    }
+    for (const row of late) row!.onDone(timedOut);
+    return late.length;
+  }
+
+  /** Waits for what is in flight. When something hangs, the engine is left behind instead, until the process ends. */
+  async close(): Promise<void> {
+    if (this.#count > 0) native.ioAbandon(this.handle);
+    else await native.ioClose(this.handle);
   }
 
   #submit(kind: number, rows: readonly ObjectRow[], identities: Buffer): void {
     const numbers = new Float64Array(rows.length * 6);
+    const startMs = performance.now();
     for (let i = 0; i < rows.length; i++) {
       const { file, offset, slot, bytes, onDone } = rows[i]!;
-      const tag = this.#freeTags.pop() ?? this.#callbacks.length;
-      this.#callbacks[tag] = onDone;
+      const tag = this.#freeTags.pop() ?? this.#rows.length;
+      this.#rows[tag] = { onDone, slot, startMs, isGivenUp: false };
       const at = i * 6;
       numbers[at] = tag;
       numbers[at + 1] = kind;
@@ -96,17 +126,20 @@ export class DiskIo {
       numbers[at + 4] = slot;
       numbers[at + 5] = bytes;
     }
-    native.ioSubmit(this.#io, numbers, identities);
+    this.#count += rows.length;
+    native.ioSubmit(this.handle, numbers, identities);
   }
 
   #complete(tags: Float64Array, results: Float64Array): void {
     for (let i = 0; i < tags.length; i++) {
       const tag = tags[i]!;
-      const onDone = this.#callbacks[tag];
-      invariant(onDone !== undefined, 'disk: a row completed twice');
-      this.#callbacks[tag] = undefined;
+      const row = this.#rows[tag];
+      invariant(row !== undefined, 'disk: a row completed twice');
+      this.#rows[tag] = undefined;
       this.#freeTags.push(tag);
-      onDone(results[i]!);
+      this.#count--;
+      if (row.isGivenUp) this.#slots.release(row.slot);
+      else row.onDone(results[i]!);
     }
   }
 }

@@ -1,109 +1,94 @@
 /**
- * The disk tier: a log of objects in preallocated segment files, written and read by the native engine with O_DIRECT.
+ * The disk tier: logs of objects in preallocated segment files, on one or several devices, written and read by the native
+ * engine with O_DIRECT.
  *
- *     write ──Appender──▶ open segment ──▶ sealed ──evict──▶ recycled under a new generation
- *     read  ──BlockIndex──▶ segment, page ──▶ verified in native code ──▶ arena slot
+ *     write ──stripes──▶ device: Appender ──▶ open segment ──▶ sealed ──evict──▶ recycled under a new generation
+ *     read  ──BlockIndex──▶ device: segment, page ──▶ verified in native code ──▶ arena slot
  *
- * Invariants (law 1, 3): what is delivered was verified against namespace, hash, length and both checksums; the bytes of
- * all files together never exceed `capacityBytes`; a tier that the world broke goes out of service and says so once.
- * Idea: log-structured region caches (CacheLib's BlockCache, TAO's SSD tier).
+ * Invariants (law 1, 3): what is delivered was verified against namespace, hash, length and both checksums; the bytes of all
+ * files together never exceed `capacityBytes`; a device that the world broke takes only what it holds out of the tier, says so
+ * once, and comes back by itself. Idea: log-structured region caches (CacheLib's BlockCache, TAO's SSD tier).
  */
-import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
-import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import type { HashKey, Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
-import { Appender, type WriteJob } from './appender.ts';
+import type { WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
-import { badMessage, DiskIo, identitiesOf, type ObjectRow, placeOf } from './disk-io.ts';
-import { encodeImage, imageBytes, pageBytes } from './format.ts';
-import { type DiskTierOptions, defaultIo, defaultMaxPendingBytes, planCapacity } from './options.ts';
-import { checkpointName, type RecoveredSegment, recoverSegments, segmentName, unfinishedSuffix } from './recovery.ts';
-import { reinsertHot } from './reinsertion.ts';
-import { type DiskEntry, maxObjectBytes, type Segment } from './segment.ts';
-import { imageOf, SegmentPool } from './segment-pool.ts';
+import { DiskDevice } from './device.ts';
+import { badMessage, identitiesOf, type ObjectRow, timedOut } from './disk-io.ts';
+import { type EntryNumber, noEntry } from './entry-table.ts';
+import { pageBytes } from './format.ts';
+import { type DiskTierOptions, placesOf } from './options.ts';
+import type { Segment } from './segment.ts';
 
-/** A namespace that no engine has: marks an erased object, so that a walk over the headers can step over it. */
-const erasedNamespace = new Uint8Array(32);
+/** So much of a batch goes to one device before the next one gets its turn: far above the size of one I/O. */
+const stripeBytes = 4 << 20;
+const eio = 5;
 
 export class DiskTier implements Tier {
   readonly name = 'disk';
   readonly supports = { persistent: true, shared: false, writable: true, evicts: true };
   readonly #options: DiskTierOptions;
-  readonly #io: DiskIo;
-  readonly #lock: number;
   readonly #index = new BlockIndex();
-  readonly #pool: SegmentPool;
-  /** Made when recovery has ended. */
-  #appender!: Appender;
+  #devices: readonly DiskDevice[] = [];
   /** Writes in flight by namespace and hash, with who else waits for them: one block is not written twice. */
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
-  readonly #metadataBytes: number;
-  readonly #segmentBytes: number;
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
-  #outOfServiceReason = '';
+  #outages = 0;
+  /** Sizes that no device can hold were told of. */
+  #toldTooLarge = false;
   #closed = false;
 
-  /** Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. */
+  /** Lock the folders, recover what they hold. KvError CONFIG, LOCKED or IO when one of them cannot be used. */
   static async open(options: DiskTierOptions): Promise<DiskTier> {
-    const plan = planCapacity(options.capacityBytes, options.segmentBytes);
-    let lock: number;
-    try {
-      await mkdir(options.dir, { recursive: true, mode: 0o700 });
-      lock = native.lockFile(join(options.dir, 'lock'));
-    } catch (error) {
-      throw KvError.from(error, 'IO');
-    }
-    let tier: DiskTier | undefined;
-    try {
-      tier = new DiskTier(options, plan, lock);
-      await tier.#recover(plan.limitBytes);
-      return tier;
-    } catch (error) {
-      if (tier !== undefined) await tier.#io.close();
-      native.unlock(lock);
-      throw KvError.from(error, 'IO');
-    }
+    const tier = new DiskTier(options);
+    const owner = {
+      index: tier.#index,
+      onRead: (device: DiskDevice, entry: EntryNumber, result: number) => tier.#readEnded(device, entry, result),
+      onEvicted: (entry: EntryNumber) => tier.#evicted(entry),
+      onOut: (device: DiskDevice, reason: string) => tier.#deviceOut(device, reason),
+      onBack: (device: DiskDevice) => options.onBackInService?.(device.dir),
+    };
+    const opening = placesOf(options).map((place, number) => DiskDevice.open(number, place, options, owner));
+    const results = await Promise.allSettled(opening);
+    tier.#devices = results.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []));
+    const failure = results.find((result) => result.status === 'rejected');
+    if (failure === undefined) return tier;
+    await tier.close();
+    throw failure.reason;
   }
 
-  private constructor(options: DiskTierOptions, plan: ReturnType<typeof planCapacity>, lock: number) {
+  private constructor(options: DiskTierOptions) {
     this.#options = options;
-    this.#lock = lock;
-    this.#metadataBytes = plan.metadataBytes;
-    this.#segmentBytes = plan.segmentBytes;
-    this.#io = new DiskIo(options.arena, { ...defaultIo, ...options.io });
-    this.#pool = new SegmentPool({
-      dir: options.dir,
-      limitBytes: plan.limitBytes,
-      segmentBytes: plan.segmentBytes,
-      io: this.#io,
-      onEvict: (segment) => this.#evict(segment),
-      onRefilled: () => this.#appender?.resume(),
-      onFailure: (error) => this.#fail(error),
-      step: (step) => options.onStep?.(step),
-    });
   }
 
   /** Which I/O backend serves the tier, and why not io_uring ("" if it does). */
   get ioBackend(): { backend: 'io_uring' | 'threads'; reason: string } {
-    return this.#io.backend;
+    return this.#devices[0]!.io.backend;
+  }
+
+  /** For tests that make a device fail. */
+  get devices(): readonly DiskDevice[] {
+    return this.#devices;
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
-    const blocks = this.#inService ? this.#index.of(namespace) : undefined;
-    let held = 0;
-    while (held < hashes.length && blocks?.has(hashes[held]!)) held++;
+    const held = this.#inService ? this.#index.prefix(namespace, hashes) : 0;
     this.#counts.hits += held;
     if (held < hashes.length) this.#counts.misses++;
     return held;
   }
 
   touch(namespace: Namespace, hashes: readonly HashKey[]): void {
+    const segments = new Set<Segment>();
     for (let at = hashes.length - 1; at >= 0; at--) {
       const entry = this.#index.get(namespace, hashes[at]!);
-      if (entry !== undefined) this.#index.touch(entry);
+      if (entry === noEntry) continue;
+      this.#index.touch(entry);
+      segments.add(this.#index.segmentOf(entry));
     }
+    for (const segment of segments) this.#devices[segment.device]!.touch(segment);
   }
 
   write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
@@ -112,9 +97,8 @@ export class DiskTier implements Tier {
     const sizes = native.arenaObjects(this.#options.arena, slots, identitiesOf(namespace, names));
     return new Promise((resolve) => {
       const statuses: WriteStatus[] = [];
-      const jobs: WriteJob[] = [];
+      const stripes = new Stripes(this.#devices);
       let open = blocks.length;
-      let waitingBytes = 0;
       const end = (index: number, status: WriteStatus): void => {
         if (status === 'refused') this.#counts.refused++;
         statuses[index] = status;
@@ -122,18 +106,20 @@ export class DiskTier implements Tier {
       };
       for (const [index, { hash, slot }] of blocks.entries()) {
         const bytes = sizes[index]!;
-        const entry = this.#index.get(namespace, hash);
         const key = namespace.key + hash;
         const others = this.#writing.get(key);
-        const fits = bytes > 0 && bytes <= maxObjectBytes(this.#segmentBytes);
-        if (!this.#inService) end(index, 'refused');
-        else if (entry !== undefined) {
-          this.#index.touch(entry);
+        if (!this.#inService || bytes === 0) end(index, 'refused');
+        else if (this.#index.get(namespace, hash) !== noEntry) {
+          this.touch(namespace, [hash]);
           end(index, 'held');
         } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
-        else if (!fits || !this.#appender.hasRoom(waitingBytes + bytes)) end(index, 'refused');
         else {
-          waitingBytes += bytes;
+          const jobs = stripes.jobsFor(bytes);
+          if (jobs === undefined) {
+            this.#tellIfTooLarge(bytes);
+            end(index, 'refused');
+            continue;
+          }
           const waiters: ((stored: boolean) => void)[] = [];
           this.#writing.set(key, waiters);
           const onDone = (stored: boolean): void => {
@@ -141,10 +127,10 @@ export class DiskTier implements Tier {
             end(index, stored ? 'stored' : 'refused');
             for (const tell of waiters) tell(stored);
           };
-          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, onDone });
+          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, startMs: performance.now(), onDone });
         }
       }
-      this.#appender.append(jobs);
+      stripes.submit();
       if (blocks.length === 0) resolve(statuses);
     });
   }
@@ -154,39 +140,37 @@ export class DiskTier implements Tier {
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    const found: { index: number; slot: number; entry: DiskEntry }[] = [];
+    const { table } = this.#index;
+    const found: { index: number; slot: number; entry: EntryNumber; segment: Segment; page: number }[] = [];
     for (const [index, { hash, slot }] of blocks.entries()) {
-      const entry = this.#inService ? this.#index.get(namespace, hash) : undefined;
-      if (entry === undefined) onDone(index, 'missing');
-      else if (entry.pages * pageBytes > this.#options.slots.slotBytesOf(slot)) {
+      const entry = this.#inService ? this.#index.get(namespace, hash) : noEntry;
+      if (entry === noEntry) onDone(index, 'missing');
+      else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
         this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
         onDone(index, 'corrupt');
-      } else found.push({ index, slot, entry });
+      } else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
     }
     if (found.length === 0) return;
     // Neighbours in a file travel as one I/O.
-    found.sort((a, b) => a.entry.segment.id - b.entry.segment.id || a.entry.page - b.entry.page);
+    found.sort((a, b) => a.segment.number - b.segment.number || a.page - b.page);
     await new Promise<void>((resolve) => {
       let open = found.length;
-      const rows = found.map(({ index, slot, entry }): ObjectRow => {
-        entry.segment.uses++;
-        return {
-          ...placeOf(entry),
-          slot,
-          onDone: (result) => {
-            entry.segment.release();
-            onDone(index, this.#readEnded(entry, result));
+      for (const device of this.#devices) {
+        const own = found.filter(({ segment }) => segment.device === device.number);
+        if (own.length === 0) continue;
+        const rows = own.map(({ index, slot, entry, segment, page }): ObjectRow => {
+          segment.uses++;
+          const bytes = table.pages(entry) * pageBytes;
+          const ended = (result: number): void => {
+            segment.release();
+            onDone(index, this.#readEnded(device, entry, result));
             if (--open === 0) resolve();
-          },
-        };
-      });
-      this.#io.read(
-        rows,
-        identitiesOf(
-          namespace,
-          found.map(({ entry }) => entry.hash),
-        ),
-      );
+          };
+          return { file: segment.file, offset: page * pageBytes, bytes, slot, onDone: ended };
+        });
+        const names = own.map(({ entry }) => table.hash(entry));
+        device.read(rows, identitiesOf(namespace, names));
+      }
     });
   }
 
@@ -195,10 +179,13 @@ export class DiskTier implements Tier {
     let count = 0;
     for (const hash of hashes) {
       const entry = this.#index.get(namespace, hash);
-      if (entry === undefined) continue;
-      this.#forget(entry, reason);
+      if (entry === noEntry) continue;
       count++;
-      if (reason !== 'evicted' && this.#inService) this.#erase(entry);
+      this.#forget(entry, reason);
+      const segment = this.#index.segmentOf(entry);
+      const { table } = this.#index;
+      if (reason === 'evicted' || this.#closed) continue;
+      this.#devices[segment.device]!.erase(segment, table.page(entry), table.pages(entry), hash);
     }
     return count;
   }
@@ -208,160 +195,122 @@ export class DiskTier implements Tier {
   }
 
   stats(): TierStats {
+    const broken = this.#devices.filter((device) => device.reason !== '');
     return {
       tier: this.name,
-      blocks: this.#inService ? this.#index.count : 0,
-      bytes: this.#pool.bytes,
+      blocks: this.#index.count,
+      bytes: this.#devices.reduce((sum, device) => sum + device.bytes, 0),
       capacityBytes: this.#options.capacityBytes,
       ...this.#counts,
       inService: this.#inService,
-      outOfServiceReason: this.#outOfServiceReason,
+      outOfServiceReason: this.#inService ? '' : broken.map((device) => device.reason).join('; '),
+      detail: {
+        devices: this.#devices.length,
+        devices_out_of_service: broken.length,
+        outages: this.#outages,
+        index_bytes: this.#index.table.bytes,
+      },
     };
   }
 
   checkIntegrity(): void {
-    this.#index.checkIntegrity(this.#pool.segments.values());
-    let bytes = 0;
-    for (const segment of this.#pool.segments.values()) bytes += segment.bytes;
-    invariant(bytes <= this.#pool.bytes, 'disk: files are larger than accounted');
-    invariant(this.#pool.bytes + this.#metadataBytes <= this.#options.capacityBytes, 'disk: over its capacity');
+    this.#index.checkIntegrity(this.#devices.flatMap((device) => [...device.segments]));
+    for (const device of this.#devices) device.checkIntegrity();
+    const { bytes, capacityBytes } = this.stats();
+    invariant(bytes <= capacityBytes, 'disk: over its capacity');
   }
 
   async close(): Promise<void> {
     if (this.#closed) return;
-    await this.#appender.idle();
+    await Promise.all(this.#devices.map((device) => device.close()));
     this.#closed = true;
-    this.#appender.stop();
-    this.#pool.stop();
-    await this.#pool.settle();
-    for (const segment of this.#pool.segments.values()) await segment.idle();
-    if (this.#outOfServiceReason === '') {
-      await this.#checkpoint().catch((error: unknown) => {
-        const reason = KvError.from(error).message;
-        this.#options.log.warn({ reason }, 'no checkpoint; the next start reads the segments');
-      });
-    }
-    await this.#io.close();
-    native.unlock(this.#lock);
   }
 
   get #inService(): boolean {
-    return this.#outOfServiceReason === '' && !this.#closed;
+    return !this.#closed && this.#devices.some((device) => device.inService);
   }
 
-  /** Out of service, once and loudly. The node lives; what was held is a miss from now on. */
-  #fail(error: unknown): void {
-    if (this.#outOfServiceReason !== '') return;
-    this.#outOfServiceReason = KvError.from(error).message;
-    this.#index.hide();
-    this.#appender?.stop();
-    this.#pool.stop();
-    const fields = { tier: this.name, dir: this.#options.dir, reason: this.#outOfServiceReason };
-    this.#options.log.error(fields, 'the disk tier is out of service until the next start');
-    this.#options.onOutOfService?.(this.#outOfServiceReason);
+  #deviceOut(device: DiskDevice, reason: string): void {
+    this.#outages++;
+    this.#index.drop(
+      device.segments,
+      this.#devices.every((each) => !each.inService),
+    );
+    this.#options.onOutOfService?.(reason);
   }
 
-  #readEnded(entry: DiskEntry, result: number): ReadStatus {
-    if (result === entry.pages * pageBytes) return 'ready';
+  #readEnded(device: DiskDevice, entry: EntryNumber, result: number): ReadStatus {
+    const { table } = this.#index;
+    const segment = this.#index.segmentOf(entry);
+    if (result === table.pages(entry) * pageBytes) return 'ready';
     if (result === badMessage || result >= 0) {
-      if (entry.listed) this.#forget(entry, 'corrupt'); // a short read: the file was cut
+      if (table.isListed(entry)) this.#forget(entry, 'corrupt'); // a short read: the file was cut
       return 'corrupt';
     }
-    this.#fail(new KvError('IO', `${entry.segment.path}: a read failed (errno ${-result})`));
+    if (result === -eio) device.markBad(segment, table.page(entry));
+    const what = result === timedOut ? 'the device did not answer in time' : `errno ${-result}`;
+    device.fail(new KvError('IO', `${segment.path}: a read failed (${what})`));
     return 'failed';
   }
 
-  #forget(entry: DiskEntry, reason: 'corrupt' | 'evicted' | 'asked'): void {
+  #forget(entry: EntryNumber, reason: 'corrupt' | 'evicted' | 'asked'): void {
     this.#index.remove(entry);
     if (reason === 'corrupt') this.#counts.corrupt++;
     if (reason === 'evicted') this.#counts.evictions++;
   }
 
-  #erase(entry: DiskEntry): void {
-    const { segment, hash, pages } = entry;
-    const header = encodeHeader({
-      namespace: erasedNamespace,
-      hash,
-      parent: null,
-      tokenCount: 0,
-      payloadBytes: pages * pageBytes - headerBytes,
-      sequence: segment.generation,
-      payloadChecksum: 0n,
-    });
-    this.#pool.erase(entry, header);
+  #evicted(entry: EntryNumber): void {
+    const namespace = this.#index.namespaceOf(entry);
+    this.#forget(entry, 'evicted');
+    this.#options.onEvict?.(namespace, this.#index.table.hash(entry));
   }
 
-  async #evict(segment: Segment): Promise<void> {
-    await reinsertHot(segment, {
-      slots: this.#options.slots,
-      io: this.#io,
-      appender: this.#appender,
-      onRead: (entry, result) => this.#readEnded(entry, result),
-    });
-    for (const entry of segment.entries) {
-      if (!entry.listed) continue;
-      this.#forget(entry, 'evicted');
-      this.#options.onEvict?.(entry.namespace, entry.hash);
+  #tellIfTooLarge(bytes: number): void {
+    if (this.#toldTooLarge || this.#devices.some((device) => device.accepts(bytes))) return;
+    if (!this.#inService) return;
+    this.#toldTooLarge = true;
+    const { capacityBytes } = this.#options;
+    const message = 'a block is too large for the disk tier: no two segments that hold it fit; raise its bytes';
+    this.#options.log.warn({ blockBytes: bytes, capacityBytes }, message);
+  }
+}
+
+/** Spreads one batch of writes over the devices: a stripe to the one with the least to do, then to the next. */
+class Stripes {
+  readonly #loads: { readonly device: DiskDevice; readonly jobs: WriteJob[]; bytes: number }[];
+  #current = -1;
+  #leftBytes = 0;
+
+  constructor(devices: readonly DiskDevice[]) {
+    this.#loads = devices.map((device) => ({ device, jobs: [], bytes: 0 }));
+  }
+
+  /** Where the next object of so many bytes goes; undefined: nowhere. */
+  jobsFor(bytes: number): WriteJob[] | undefined {
+    const takes = ({ device, bytes: waiting }: { device: DiskDevice; bytes: number }): boolean =>
+      device.accepts(bytes) && device.appender.hasRoom(waiting + bytes);
+    const current = this.#loads[this.#current];
+    if (current === undefined || this.#leftBytes <= 0 || !takes(current)) {
+      let least = Number.POSITIVE_INFINITY;
+      let choice = -1;
+      for (const [number, load] of this.#loads.entries()) {
+        if (!takes(load)) continue;
+        const pendingBytes = load.device.appender.pendingBytes + load.bytes;
+        if (pendingBytes >= least) continue;
+        least = pendingBytes;
+        choice = number;
+      }
+      if (choice === -1) return undefined;
+      this.#current = choice;
+      this.#leftBytes = stripeBytes;
     }
+    const load = this.#loads[this.#current]!;
+    load.bytes += bytes;
+    this.#leftBytes -= bytes;
+    return load.jobs;
   }
 
-  async #recover(limitBytes: number): Promise<void> {
-    const { dir, log, onStep } = this.#options;
-    let found = recoverSegments(dir, log);
-    let bytes = found.reduce((sum, segment) => sum + segment.bytes, 0);
-    // The budget has shrunk: the oldest segments go.
-    for (const segment of [...found]) {
-      if (bytes <= limitBytes) break;
-      await rm(join(dir, segmentName(segment.id)));
-      bytes -= segment.bytes;
-      found = found.slice(1);
-    }
-    for (const segment of found) this.#adopt(segment);
-    const last = found.at(-1);
-    const open =
-      last === undefined || last.sealed || last.generation === 0 ? undefined : this.#pool.segments.get(last.id)!;
-    if (open !== undefined) open.state = 'open';
-    await this.#pool.ensureUsable();
-    this.#appender = new Appender({
-      pool: this.#pool,
-      index: this.#index,
-      io: this.#io,
-      maxPendingBytes: this.#options.maxPendingBytes ?? defaultMaxPendingBytes,
-      open,
-      onFailure: (error) => this.#fail(error),
-      step: (step) => onStep?.(step),
-    });
-    this.#pool.prepareAhead(false);
-    const { backend, reason } = this.#io.backend;
-    log.info(
-      { dir, segments: found.length, blocks: this.#index.count, bytes, backend, reason },
-      'the disk tier is open',
-    );
-  }
-
-  #adopt(found: RecoveredSegment): void {
-    const segment = this.#pool.adopt(found);
-    for (const { namespace: digest, hash, page, pages, lastUse } of found.blocks) {
-      const namespace = namespaceFromDigest(digest);
-      segment.recovered(namespace.key, (page + pages) * pageBytes);
-      this.#index.add(namespace, hash, segment, page, pages, lastUse);
-    }
-  }
-
-  async #checkpoint(): Promise<void> {
-    const segments = [...this.#pool.segments.values()].filter(({ state }) => state !== 'free');
-    if (imageBytes(segments.length, 1, this.#index.count) > this.#metadataBytes / 2) return;
-    const image = imageOf(segments, ({ id, generation, state, tail }) => ({
-      id,
-      generation,
-      sealed: state === 'sealed',
-      tail,
-    }));
-    const bytes = encodeImage('checkpoint', image);
-    if (bytes.length > this.#metadataBytes / 2) return; // the segments' own indexes will do
-    const path = join(this.#options.dir, checkpointName);
-    await writeFile(path + unfinishedSuffix, bytes, { mode: 0o600 });
-    this.#options.onStep?.('disk.close.checkpoint');
-    await rename(path + unfinishedSuffix, path);
+  submit(): void {
+    for (const { device, jobs } of this.#loads) if (jobs.length > 0) device.appender.append(jobs);
   }
 }

@@ -10,6 +10,7 @@
  * recycled file still holds of a former generation is not an index of the present one.
  */
 import { Buffer } from 'node:buffer';
+import type { HashKey } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 
 export const pageBytes = 4096;
@@ -19,6 +20,9 @@ const footerMagic = 'KVTIERSF';
 const checkpointMagic = 'KVTIERCP';
 const namespaceBytes = 32;
 const recordBytes = 56;
+const segmentUsesBytes = 24;
+/** Of footers and checkpoints. */
+const imageVersion = 2;
 /** At the very end of a footer or checkpoint. */
 const trailerBytes = 64;
 
@@ -30,20 +34,7 @@ export interface SegmentHeader {
   readonly bytes: number;
 }
 
-/** One object of an index on disk. Offsets and lengths in whole pages. */
-export interface IndexRecord {
-  /** Number in the namespace table. */
-  readonly namespace: number;
-  /** 16 or 32 bytes. */
-  readonly hash: Buffer;
-  readonly page: number;
-  readonly pages: number;
-  /** Recency: larger is later. */
-  readonly lastUse: number;
-  /** Number in the segment table of a checkpoint; 0 in a footer. */
-  readonly segment: number;
-}
-
+/** What a footer says of its segment. */
 export interface SegmentTail {
   readonly id: number;
   readonly generation: number;
@@ -52,10 +43,38 @@ export interface SegmentTail {
   readonly tail: number;
 }
 
-export interface IndexImage {
-  readonly segments: readonly SegmentTail[];
+/** One object of a footer. Offsets and lengths in whole pages. */
+export interface FooterRecord {
+  /** Number in the namespace table. */
+  readonly namespace: number;
+  readonly hash: HashKey;
+  readonly page: number;
+  readonly pages: number;
+  /** Recency: larger is later. */
+  readonly lastUse: number;
+  readonly hot: boolean;
+}
+
+/** A footer that verified. Records are decoded one at a time: there may be a million. */
+export interface Footer extends SegmentTail {
   readonly namespaces: readonly Uint8Array[];
-  readonly records: readonly IndexRecord[];
+  readonly count: number;
+  record(index: number): FooterRecord;
+}
+
+/** Recency of one segment in a checkpoint: its blocks by page. */
+export interface SegmentUses {
+  readonly id: number;
+  readonly generation: number;
+  /** Its place in the order of eviction, coldest first. */
+  readonly rank: number;
+  /** Pairs: page, and twice the age in ticks, plus 1 when it is hot. */
+  readonly uses: Uint32Array;
+}
+
+export interface Checkpoint {
+  readonly tick: number;
+  readonly segments: readonly SegmentUses[];
 }
 
 /** The first page of a segment. */
@@ -82,87 +101,130 @@ export function decodeSegmentHeader(page: Buffer): SegmentHeader | undefined {
   };
 }
 
-/** Bytes of an index image, whole pages. */
-export function imageBytes(segmentCount: number, namespaceCount: number, recordCount: number): number {
-  return pagesUp(segmentCount * 24 + namespaceCount * namespaceBytes + recordCount * recordBytes + trailerBytes);
+/** Bytes of a footer, whole pages. */
+export function footerBytes(namespaceCount: number, recordCount: number): number {
+  return pagesUp(namespaceCount * namespaceBytes + recordCount * recordBytes + trailerBytes);
 }
 
-/** A footer (one segment) or a checkpoint (all of them). The trailer lies at its very end. */
-export function encodeImage(kind: 'footer' | 'checkpoint', image: IndexImage): Buffer {
-  const { segments, namespaces, records } = image;
-  const out = Buffer.alloc(imageBytes(segments.length, namespaces.length, records.length));
+/** `namespaces` are digests in the order of their numbers. */
+export function encodeFooter(
+  tail: SegmentTail,
+  namespaces: readonly Uint8Array[],
+  records: Iterable<FooterRecord>,
+  recordCount: number,
+): Buffer {
+  const out = Buffer.alloc(footerBytes(namespaces.length, recordCount));
   let at = 0;
-  for (const { id, generation, sealed, tail } of segments) {
-    out.writeUInt32LE(id, at);
-    out.writeUInt32LE(sealed ? 1 : 0, at + 4);
-    out.writeBigUInt64LE(BigInt(generation), at + 8);
-    out.writeBigUInt64LE(BigInt(tail), at + 16);
-    at += 24;
-  }
   for (const digest of namespaces) {
     out.set(digest, at);
     at += namespaceBytes;
   }
-  for (const { namespace, hash, page, pages, lastUse, segment } of records) {
-    out.set(hash, at);
+  for (const { namespace, hash, page, pages, lastUse, hot } of records) {
+    out.write(hash, at, 'latin1');
     out.writeUInt32LE(page, at + 32);
     out.writeUInt32LE(pages, at + 36);
     out.writeUInt32LE(namespace, at + 40);
-    out.writeUInt16LE(hash.length, at + 44);
-    out.writeUInt16LE(segment, at + 46);
+    out[at + 44] = hash.length;
+    out[at + 45] = hot ? 1 : 0;
     out.writeDoubleLE(lastUse, at + 48);
     at += recordBytes;
   }
   const trailer = out.length - trailerBytes;
-  out.write(kind === 'footer' ? footerMagic : checkpointMagic, trailer, 'latin1');
-  out.writeUInt32LE(version, trailer + 8);
-  out.writeUInt32LE(segments.length, trailer + 12);
+  out.write(footerMagic, trailer, 'latin1');
+  out.writeUInt32LE(imageVersion, trailer + 8);
+  out.writeUInt32LE(tail.id, trailer + 12);
   out.writeUInt32LE(namespaces.length, trailer + 16);
-  out.writeUInt32LE(records.length, trailer + 20);
+  out.writeUInt32LE(recordCount, trailer + 20);
+  out.writeBigUInt64LE(BigInt(tail.generation), trailer + 24);
+  out.writeBigUInt64LE(BigInt(tail.tail), trailer + 32);
+  out.writeUInt32LE(tail.sealed ? 1 : 0, trailer + 40);
   out.writeBigUInt64LE(native.xxh3_64(out.subarray(0, out.length - 8)), out.length - 8);
   return out;
 }
 
-/** How many bytes at the end of a file the image takes that ends with these; undefined: it is none. */
-export function imageBytesOf(kind: 'footer' | 'checkpoint', end: Buffer): number | undefined {
+/** How many bytes at the end of a file the footer takes that ends with these; undefined: it is none. */
+export function footerBytesOf(end: Buffer): number | undefined {
   if (end.length < trailerBytes) return undefined;
   const trailer = end.subarray(end.length - trailerBytes);
-  if (trailer.toString('latin1', 0, 8) !== (kind === 'footer' ? footerMagic : checkpointMagic)) return undefined;
-  if (trailer.readUInt32LE(8) !== version) return undefined;
-  return imageBytes(trailer.readUInt32LE(12), trailer.readUInt32LE(16), trailer.readUInt32LE(20));
+  if (trailer.toString('latin1', 0, 8) !== footerMagic || trailer.readUInt32LE(8) !== imageVersion) return undefined;
+  return footerBytes(trailer.readUInt32LE(16), trailer.readUInt32LE(20));
 }
 
 /** undefined when it is damaged. */
-export function decodeImage(kind: 'footer' | 'checkpoint', bytes: Buffer): IndexImage | undefined {
-  if (imageBytesOf(kind, bytes) !== bytes.length) return undefined;
-  if (native.xxh3_64(bytes.subarray(0, bytes.length - 8)) !== bytes.readBigUInt64LE(bytes.length - 8)) return undefined;
+export function decodeFooter(bytes: Buffer): Footer | undefined {
+  if (footerBytesOf(bytes) !== bytes.length || !isSound(bytes)) return undefined;
   const trailer = bytes.length - trailerBytes;
-  let at = 0;
-  const segments = Array.from({ length: bytes.readUInt32LE(trailer + 12) }, (): SegmentTail => {
-    const from = at;
-    at += 24;
-    return {
-      id: bytes.readUInt32LE(from),
-      sealed: bytes.readUInt32LE(from + 4) === 1,
-      generation: Number(bytes.readBigUInt64LE(from + 8)),
-      tail: Number(bytes.readBigUInt64LE(from + 16)),
-    };
-  });
-  const namespaces = Array.from({ length: bytes.readUInt32LE(trailer + 16) }, () => {
-    at += namespaceBytes;
-    return Uint8Array.prototype.slice.call(bytes, at - namespaceBytes, at);
-  });
-  const records = Array.from({ length: bytes.readUInt32LE(trailer + 20) }, (): IndexRecord => {
-    const from = at;
-    at += recordBytes;
-    return {
-      hash: bytes.subarray(from, from + bytes.readUInt16LE(from + 44)),
-      page: bytes.readUInt32LE(from + 32),
-      pages: bytes.readUInt32LE(from + 36),
-      namespace: bytes.readUInt32LE(from + 40),
-      segment: bytes.readUInt16LE(from + 46),
-      lastUse: bytes.readDoubleLE(from + 48),
-    };
-  });
-  return { segments, namespaces, records };
+  const namespaceCount = bytes.readUInt32LE(trailer + 16);
+  const first = namespaceCount * namespaceBytes;
+  return {
+    id: bytes.readUInt32LE(trailer + 12),
+    generation: Number(bytes.readBigUInt64LE(trailer + 24)),
+    tail: Number(bytes.readBigUInt64LE(trailer + 32)),
+    sealed: bytes.readUInt32LE(trailer + 40) === 1,
+    namespaces: Array.from({ length: namespaceCount }, (_, i) =>
+      Uint8Array.prototype.slice.call(bytes, i * namespaceBytes, (i + 1) * namespaceBytes),
+    ),
+    count: bytes.readUInt32LE(trailer + 20),
+    record: (index) => {
+      const at = first + index * recordBytes;
+      return {
+        hash: bytes.toString('latin1', at, at + bytes[at + 44]!) as HashKey,
+        page: bytes.readUInt32LE(at + 32),
+        pages: bytes.readUInt32LE(at + 36),
+        namespace: bytes.readUInt32LE(at + 40),
+        hot: bytes[at + 45] === 1,
+        lastUse: bytes.readDoubleLE(at + 48),
+      };
+    },
+  };
 }
+
+/** Bytes of a checkpoint, whole pages. */
+export function checkpointBytes(segmentCount: number, blockCount: number): number {
+  return pagesUp(segmentCount * segmentUsesBytes + blockCount * 8 + trailerBytes);
+}
+
+export function encodeCheckpoint({ tick, segments }: Checkpoint): Buffer {
+  const blockCount = segments.reduce((sum, { uses }) => sum + uses.length / 2, 0);
+  const out = Buffer.alloc(checkpointBytes(segments.length, blockCount));
+  let at = 0;
+  for (const { id, generation, rank, uses } of segments) {
+    out.writeUInt32LE(id, at);
+    out.writeUInt32LE(rank, at + 4);
+    out.writeBigUInt64LE(BigInt(generation), at + 8);
+    out.writeUInt32LE(uses.length / 2, at + 16);
+    at += segmentUsesBytes;
+  }
+  for (const { uses } of segments) {
+    out.set(new Uint8Array(uses.buffer, uses.byteOffset, uses.byteLength), at);
+    at += uses.byteLength;
+  }
+  const trailer = out.length - trailerBytes;
+  out.write(checkpointMagic, trailer, 'latin1');
+  out.writeUInt32LE(imageVersion, trailer + 8);
+  out.writeUInt32LE(segments.length, trailer + 12);
+  out.writeDoubleLE(tick, trailer + 16);
+  out.writeBigUInt64LE(native.xxh3_64(out.subarray(0, out.length - 8)), out.length - 8);
+  return out;
+}
+
+/** undefined when it is damaged. */
+export function decodeCheckpoint(bytes: Buffer): Checkpoint | undefined {
+  const trailer = bytes.length - trailerBytes;
+  if (trailer < 0 || bytes.toString('latin1', trailer, trailer + 8) !== checkpointMagic) return undefined;
+  if (bytes.readUInt32LE(trailer + 8) !== imageVersion || !isSound(bytes)) return undefined;
+  const segmentCount = bytes.readUInt32LE(trailer + 12);
+  let at = segmentCount * segmentUsesBytes;
+  const segments = Array.from({ length: segmentCount }, (_, i): SegmentUses => {
+    const from = i * segmentUsesBytes;
+    const uses = new Uint32Array(bytes.readUInt32LE(from + 16) * 2);
+    new Uint8Array(uses.buffer).set(bytes.subarray(at, at + uses.byteLength));
+    at += uses.byteLength;
+    const generation = Number(bytes.readBigUInt64LE(from + 8));
+    return { id: bytes.readUInt32LE(from), rank: bytes.readUInt32LE(from + 4), generation, uses };
+  });
+  return { tick: bytes.readDoubleLE(trailer + 16), segments };
+}
+
+const isSound = (bytes: Buffer): boolean =>
+  native.xxh3_64(bytes.subarray(0, bytes.length - 8)) === bytes.readBigUInt64LE(bytes.length - 8);

@@ -7,32 +7,36 @@
 import { headerBytes } from '@kvtier/identity';
 import type { ReadStatus } from '../tier.ts';
 import type { Appender, WriteJob } from './appender.ts';
-import { type DiskIo, identitiesOf, placeOf } from './disk-io.ts';
+import type { BlockIndex } from './block-index.ts';
+import { type DiskIo, identitiesOf } from './disk-io.ts';
+import type { EntryNumber } from './entry-table.ts';
 import { pageBytes } from './format.ts';
 import type { ArenaSlots } from './options.ts';
-import { type DiskEntry, reinsertionShare, type Segment } from './segment.ts';
+import { reinsertionShare, type Segment } from './segment.ts';
 
 const batchBytes = 8 << 20;
 
 export interface ReinsertionParts {
   readonly slots: ArenaSlots;
+  readonly index: BlockIndex;
   readonly io: DiskIo;
   readonly appender: Appender;
   /** What a verified read ended with; damaged blocks are forgotten there. */
-  readonly onRead: (entry: DiskEntry, result: number) => ReadStatus;
+  readonly onRead: (entry: EntryNumber, result: number) => ReadStatus;
 }
 
 export async function reinsertHot(segment: Segment, parts: ReinsertionParts): Promise<void> {
   let budgetBytes = segment.bytes * reinsertionShare;
-  const hot = segment.entries.filter((entry) => entry.listed && entry.hot);
+  const { table } = parts.index;
+  const hot = [...parts.index.listedOf(segment)].filter((entry) => table.isHot(entry));
   // Most recent first: parents are touched after their children, so a chain is cut at its end.
-  hot.sort((a, b) => b.lastUse - a.lastUse);
+  hot.sort((a, b) => table.lastUse(b) - table.lastUse(a));
   for (let from = 0; from < hot.length; ) {
-    const batch: DiskEntry[] = [];
+    const batch: EntryNumber[] = [];
     let bytes = 0;
     while (from < hot.length && (batch.length === 0 || bytes < batchBytes)) {
       const entry = hot[from++]!;
-      bytes += entry.pages * pageBytes;
+      bytes += table.pages(entry) * pageBytes;
       if (bytes > budgetBytes) return;
       batch.push(entry);
     }
@@ -42,11 +46,15 @@ export async function reinsertHot(segment: Segment, parts: ReinsertionParts): Pr
 }
 
 /** False: stop, there is no place for more. */
-async function carryOver(batch: readonly DiskEntry[], parts: ReinsertionParts): Promise<boolean> {
-  const { slots, appender } = parts;
-  const loans: { entry: DiskEntry; slot: number }[] = [];
+async function carryOver(batch: readonly EntryNumber[], parts: ReinsertionParts): Promise<boolean> {
+  const { slots, appender, index } = parts;
+  const { table } = index;
+  const loans: { entry: EntryNumber; slot: number }[] = [];
+  let isShort = false;
   for (const entry of batch) {
-    const slot = slots.allocate(entry.namespace, entry.pages * pageBytes - headerBytes);
+    if (!table.isListed(entry)) continue;
+    const slot = slots.allocate(index.namespaceOf(entry), table.pages(entry) * pageBytes - headerBytes);
+    isShort = slot === undefined;
     if (slot === undefined) break;
     loans.push({ entry, slot });
   }
@@ -55,26 +63,32 @@ async function carryOver(batch: readonly DiskEntry[], parts: ReinsertionParts): 
     const ends: Promise<boolean>[] = [];
     const jobs: WriteJob[] = [];
     for (const [i, { entry, slot }] of loans.entries()) {
-      if (!ready[i] || !entry.listed) continue;
-      const { namespace, hash, lastUse } = entry;
-      const job = { namespace, hash, slot, bytes: entry.pages * pageBytes, lastUse, wanted: () => entry.listed };
+      if (!ready[i] || !table.isListed(entry)) continue;
+      const [namespace, hash, lastUse] = [index.namespaceOf(entry), table.hash(entry), table.lastUse(entry)];
+      const wanted = (): boolean => table.isListed(entry);
+      const bytes = table.pages(entry) * pageBytes;
+      const job = { namespace, hash, slot, bytes, lastUse, wanted, startMs: performance.now() };
       ends.push(new Promise((resolve) => jobs.push({ ...job, onDone: resolve })));
     }
     const taken = appender.appendNow(jobs);
     await Promise.all(ends.slice(0, taken));
-    return taken === batch.length;
+    return taken === jobs.length && !isShort;
   } finally {
     for (const { slot } of loans) slots.free(slot);
   }
 }
 
-function readOne(entry: DiskEntry, slot: number, parts: ReinsertionParts): Promise<boolean> {
+function readOne(entry: EntryNumber, slot: number, parts: ReinsertionParts): Promise<boolean> {
   return new Promise((resolve) => {
-    entry.segment.uses++;
+    const { index } = parts;
+    const segment = index.segmentOf(entry);
+    segment.uses++;
     const onDone = (result: number): void => {
-      entry.segment.release();
+      segment.release();
       resolve(parts.onRead(entry, result) === 'ready');
     };
-    parts.io.read([{ ...placeOf(entry), slot, onDone }], identitiesOf(entry.namespace, [entry.hash]));
+    const [offset, bytes] = [index.table.page(entry) * pageBytes, index.table.pages(entry) * pageBytes];
+    const identities = identitiesOf(index.namespaceOf(entry), [index.table.hash(entry)]);
+    parts.io.read([{ file: segment.file, offset, bytes, slot, onDone }], identities);
   });
 }

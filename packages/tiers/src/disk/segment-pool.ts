@@ -8,12 +8,15 @@
 import { open, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
-import { hashOfKey } from '@kvtier/identity';
+import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
+import type { Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
+import type { BlockIndex } from './block-index.ts';
 import type { DiskIo } from './disk-io.ts';
-import { encodeImage, encodeSegmentHeader, type IndexImage } from './format.ts';
-import { type RecoveredSegment, segmentName, unfinishedSuffix } from './recovery.ts';
-import { type DiskEntry, Segment } from './segment.ts';
+import { noEntry } from './entry-table.ts';
+import { encodeFooter, encodeSegmentHeader, type FooterRecord, pageBytes } from './format.ts';
+import { type FoundSegment, segmentName, unfinishedSuffix } from './recovery.ts';
+import { maxObjectBytes, Segment } from './segment.ts';
 
 /** Named steps for tests that stop the process there. */
 export type DiskStep =
@@ -28,9 +31,17 @@ export type DiskStep =
 
 export interface SegmentPoolOptions {
   readonly dir: string;
+  /** Number of the device in the tier. */
+  readonly device: number;
   readonly limitBytes: number;
+  /** Of files that will be made. */
   readonly segmentBytes: number;
+  /** Larger ones may be made when a block needs it. */
+  readonly mayGrow: boolean;
   readonly io: DiskIo;
+  readonly index: BlockIndex;
+  /** Chooses the segment that goes. */
+  readonly policy: PolicyName;
   /** Empties a segment of listed blocks, carrying over what is hot. The segment is in state 'leaving'. */
   readonly onEvict: (segment: Segment) => Promise<void>;
   /** An attempt to have a free segment has ended. */
@@ -43,18 +54,25 @@ export class SegmentPool {
   readonly segments = new Map<number, Segment>();
   /** A segment is being emptied. */
   isRecycling = false;
+  #segmentBytes: number;
+  readonly #policy: EvictionPolicy;
   readonly #options: SegmentPoolOptions;
   readonly #free: Segment[] = [];
-  readonly #background = new Set<Promise<void>>();
+  /** With the time at which each began. */
+  readonly #background = new Map<Promise<void>, number>();
   #refilling: Promise<void> | undefined;
   readonly #sealWaiters: (() => void)[] = [];
   #stopped = false;
   #generation = 0;
+  /** The policy's clock. */
+  #turn = 0;
   #nextId = 1;
   #bytes = 0;
 
   constructor(options: SegmentPoolOptions) {
     this.#options = options;
+    this.#segmentBytes = options.segmentBytes;
+    this.#policy = createPolicy(options.policy);
   }
 
   /** Bytes of all segment files, those being made included. */
@@ -62,22 +80,56 @@ export class SegmentPool {
     return this.#bytes;
   }
 
+  /** When the oldest background work began, of `performance.now()`; Infinity when there is none. */
+  get oldestWorkMs(): number {
+    return this.#background.size === 0 ? Number.POSITIVE_INFINITY : Math.min(...this.#background.values());
+  }
+
+  /** Whether an object of so many bytes fits into a segment; larger segments are made from now on if that is what it takes. */
+  accepts(objectBytes: number): boolean {
+    if (objectBytes <= maxObjectBytes(this.#segmentBytes)) return true;
+    const { limitBytes, mayGrow } = this.#options;
+    const largest = Math.floor(limitBytes / 2 / pageBytes) * pageBytes;
+    if (!mayGrow || objectBytes > maxObjectBytes(largest)) return false;
+    this.#segmentBytes = Math.min(largest, objectBytes * 4);
+    return true;
+  }
+
   /** Take over a file of a former life of the process. */
-  adopt(found: RecoveredSegment): Segment {
+  adopt(found: FoundSegment): Segment {
     const path = join(this.#options.dir, segmentName(found.id));
     const segment = this.#register(found.id, path, found.bytes);
     this.#bytes += found.bytes;
     segment.generation = found.generation;
-    segment.tail = found.tail;
     if (found.generation > 0) segment.state = 'sealed';
     else this.#free.push(segment);
+    const isWhole = found.bytes * 2 <= this.#options.limitBytes;
+    if (this.#options.mayGrow && isWhole) this.#segmentBytes = Math.max(this.#segmentBytes, found.bytes);
     this.#generation = Math.max(this.#generation, found.generation);
     return segment;
   }
 
+  /** Segments as the policy takes them, from the first to go. */
+  *coldestFirst(): Generator<Segment> {
+    for (const id of this.#policy.coldestFirst()) yield this.segments.get(id)!;
+  }
+
+  /** Let the policy know a segment of a former life; in the order of their recency. */
+  track(segment: Segment): void {
+    this.#policy.insert(segment.id, ++this.#turn, { name: segment.generation });
+  }
+
+  /** Blocks of it were used. */
+  touch(segment: Segment): void {
+    if (this.#policy.has(segment.id)) this.#policy.touch(segment.id, ++this.#turn);
+  }
+
   /** A segment to write to, with a new generation. Rejects when the world refuses. */
   async take(): Promise<Segment> {
-    while (this.#free.length === 0) {
+    for (;;) {
+      while (this.#free.length > 0 && this.#free.at(-1)!.bytes < this.#segmentBytes)
+        await this.#discard(this.#free.pop()!);
+      if (this.#free.length > 0) break;
       if (this.#stopped) throw new KvError('IO', `${this.#options.dir}: the disk tier has stopped`);
       await this.#refill();
     }
@@ -85,6 +137,7 @@ export class SegmentPool {
     segment.reset(++this.#generation);
     await this.#writeAt(segment, encodeSegmentHeader(segment), 0);
     segment.state = 'open';
+    this.track(segment);
     this.#options.step('disk.segment.opened');
     return segment;
   }
@@ -95,9 +148,9 @@ export class SegmentPool {
     this.#run(this.#refill());
   }
 
-  /** Make sure that at least one file can be made or is there. */
-  async ensureUsable(): Promise<void> {
-    if (this.segments.size === 0) await this.#refill();
+  /** Make sure that a file can be made, if one is still due; `atLeastOne`: only if there is none at all. */
+  async ensureUsable(atLeastOne: boolean): Promise<void> {
+    if (this.segments.size === 0 || (!atLeastOne && this.#free.length === 0 && this.#hasSpace())) await this.#refill();
   }
 
   /** No more objects go into it: its index is written at its end. */
@@ -113,26 +166,31 @@ export class SegmentPool {
     for (const resume of this.#sealWaiters.splice(0)) resume();
   }
 
-  /** Overwrite the header of an object that must not come back. The rest of its first page is of no use any more. */
-  erase(entry: DiskEntry, header: Buffer): void {
-    if (entry.segment.state === 'free') return;
-    this.#run(this.#writeAt(entry.segment, header, entry.page * 4096));
+  /** Overwrite the header of an object that must not come back, and take it out of the segment's footer. */
+  erase(segment: Segment, page: number, header: Buffer): void {
+    if (segment.state === 'free') return;
+    this.#run(this.#writeAt(segment, header, page * pageBytes).then(() => this.#renewFooter(segment)));
+  }
+
+  /** The open segment gets a footer, too: the next start need not walk over its objects. */
+  async footOpen(segment: Segment): Promise<void> {
+    if (segment.state === 'open' && segment.uses === 0) await this.#writeFooter(segment);
   }
 
   /** Resolves when no background work is left. */
   async settle(): Promise<void> {
-    while (this.#background.size > 0) await Promise.all(this.#background);
+    while (this.#background.size > 0) await Promise.all(this.#background.keys());
   }
 
   #run(work: Promise<void>): void {
     const watched: Promise<void> = work
       .catch((error: unknown) => this.#options.onFailure(error))
       .finally(() => this.#background.delete(watched));
-    this.#background.add(watched);
+    this.#background.set(watched, performance.now());
   }
 
   #hasSpace(): boolean {
-    return this.#bytes + this.#options.segmentBytes <= this.#options.limitBytes;
+    return this.#bytes + this.#segmentBytes <= this.#options.limitBytes;
   }
 
   #refill(): Promise<void> {
@@ -147,7 +205,8 @@ export class SegmentPool {
   }
 
   async #create(): Promise<void> {
-    const { dir, segmentBytes, step } = this.#options;
+    const { dir, step } = this.#options;
+    const segmentBytes = this.#segmentBytes;
     this.#bytes += segmentBytes; // before a byte of it is written
     const id = this.#nextId++;
     const path = join(dir, segmentName(id));
@@ -174,20 +233,20 @@ export class SegmentPool {
     victim.state = 'leaving';
     await this.#options.onEvict(victim);
     await victim.idle();
+    this.#options.index.clear(victim);
     this.#options.step('disk.segment.evicted');
-    if (victim.bytes === this.#options.segmentBytes) {
+    if (victim.bytes === this.#segmentBytes) {
       victim.state = 'free';
       this.#free.push(victim);
     } else await this.#discard(victim); // of a former configuration: its space is used anew
   }
 
+  /** Leaves the policy, too. */
   #victim(): Segment | undefined {
-    let coldest: Segment | undefined;
-    for (const segment of this.segments.values()) {
-      if (segment.state !== 'sealed') continue;
-      if (coldest === undefined || segment.meanUse < coldest.meanUse) coldest = segment;
-    }
-    return coldest;
+    const id = this.#policy.victim((each) => this.segments.get(each)!.state === 'sealed');
+    if (id === undefined) return undefined;
+    this.#policy.remove(id);
+    return this.segments.get(id)!;
   }
 
   /** Delete a segment's file. */
@@ -195,28 +254,41 @@ export class SegmentPool {
     invariant(segment.listedCount === 0 && segment.uses === 0, 'disk: a segment in use is deleted');
     this.#options.io.closeFile(segment.file);
     this.segments.delete(segment.id);
+    this.#options.index.unregister(segment);
     await rm(segment.path);
     this.#bytes -= segment.bytes;
   }
 
   #register(id: number, path: string, bytes: number): Segment {
-    const segment = new Segment(id, path, bytes, this.#options.io.openFile(path));
+    const segment = new Segment(id, path, bytes, this.#options.device, this.#options.io.openFile(path));
     this.segments.set(id, segment);
+    this.#options.index.register(segment);
     this.#nextId = Math.max(this.#nextId, id + 1);
     return segment;
   }
 
+  /** Of what is listed now; one write of it at a time. */
   async #writeFooter(segment: Segment): Promise<void> {
     segment.uses++;
+    segment.footer = 'writing';
     try {
-      const { id, generation, tail } = segment;
-      const image = imageOf([segment], () => ({ id, generation, sealed: true, tail }));
-      const footer = encodeImage('footer', image);
-      this.#options.step('disk.seal.before');
+      const sealing = segment.state === 'sealed';
+      const footer = footerOf(this.#options.index, segment);
+      if (sealing) this.#options.step('disk.seal.before');
       await this.#writeAt(segment, footer, segment.bytes - footer.length);
-      this.#options.step('disk.seal.after');
+      if (sealing) this.#options.step('disk.seal.after');
     } finally {
+      const isStale = (segment.footer as Segment['footer']) === 'stale';
+      segment.footer = 'written';
       segment.release();
+      if (isStale && !this.#stopped) this.#run(this.#renewFooter(segment));
+    }
+  }
+
+  async #renewFooter(segment: Segment): Promise<void> {
+    if (segment.footer === 'writing') segment.footer = 'stale';
+    if (segment.footer === 'written' && (segment.state === 'sealed' || segment.state === 'open')) {
+      await this.#writeFooter(segment);
     }
   }
 
@@ -240,24 +312,24 @@ async function writeAt(path: string, bytes: Buffer, position: number): Promise<v
   }
 }
 
-/** The listed blocks of segments as an image for the disk. */
-export function imageOf(
-  segments: readonly Segment[],
-  tailOf: (segment: Segment) => IndexImage['segments'][number],
-): IndexImage {
-  const numbers = new Map<string, number>();
-  const namespaces: Uint8Array[] = [];
-  const records: IndexImage['records'][number][] = [];
-  for (const [segmentNumber, segment] of segments.entries()) {
-    for (const { namespace, hash, page, pages, lastUse, listed } of segment.entries) {
-      if (!listed) continue;
-      let number = numbers.get(namespace.key);
-      if (number === undefined) {
-        number = namespaces.push(namespace.digest) - 1;
-        numbers.set(namespace.key, number);
-      }
-      records.push({ namespace: number, hash: hashOfKey(hash), page, pages, lastUse, segment: segmentNumber });
+/** All before the last listed block is written, so a walk may begin behind it. */
+function footerOf(index: BlockIndex, segment: Segment): Buffer {
+  const { table } = index;
+  const numbers = new Map<Namespace, number>();
+  const records: FooterRecord[] = [];
+  for (const entry of index.listedOf(segment)) {
+    const namespace = index.namespaceOf(entry);
+    let number = numbers.get(namespace);
+    if (number === undefined) {
+      number = numbers.size;
+      numbers.set(namespace, number);
     }
+    const [page, pages, hash] = [table.page(entry), table.pages(entry), table.hash(entry)];
+    records.push({ namespace: number, hash, page, pages, lastUse: table.lastUse(entry), hot: table.isHot(entry) });
   }
-  return { segments: segments.map(tailOf), namespaces, records };
+  const { id, generation, last } = segment;
+  const sealed = segment.state === 'sealed';
+  const end = last === noEntry ? pageBytes : (table.page(last) + table.pages(last)) * pageBytes;
+  const digests = [...numbers.keys()].map(({ digest }) => digest);
+  return encodeFooter({ id, generation, sealed, tail: sealed ? segment.tail : end }, digests, records, records.length);
 }

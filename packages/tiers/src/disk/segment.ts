@@ -3,60 +3,53 @@
  *
  *     free ──take──▶ open ──▶ full ──last write ends──▶ sealed ──victim──▶ leaving ──▶ free
  *
- * Invariants: `uses` counts reads, writes and metadata writes in flight, and the file is not given a new generation while
- * it is above 0; `useSum` is the sum of `lastUse` over the listed entries.
+ * Invariant: `uses` counts reads, writes and metadata writes in flight, and the file is not given a new generation while it
+ * is above 0.
  */
 import { invariant } from '@kvtier/errors';
-import type { HashKey, Namespace } from '@kvtier/identity';
-import { imageBytes, pageBytes } from './format.ts';
+import { type EntryNumber, noEntry } from './entry-table.ts';
+import { footerBytes, pageBytes } from './format.ts';
 
 /** At most this share of a segment is carried over when it goes, so that eviction always frees space. */
 export const reinsertionShare = 0.25;
-
-export interface DiskEntry {
-  readonly namespace: Namespace;
-  readonly hash: HashKey;
-  readonly segment: Segment;
-  readonly page: number;
-  readonly pages: number;
-  lastUse: number;
-  /** Used since it was written: worth carrying over when its segment goes. */
-  hot: boolean;
-  listed: boolean;
-}
 
 export class Segment {
   readonly id: number;
   readonly path: string;
   readonly bytes: number;
+  /** Number of its device in the tier. */
+  readonly device: number;
   /** Number of the file in the I/O engine. */
   readonly file: number;
   generation = 0;
   state: 'free' | 'open' | 'full' | 'sealed' | 'leaving' = 'free';
   tail = pageBytes;
   uses = 0;
-  /** In order of position; unlisted ones stay until the segment goes. */
-  entries: DiskEntry[] = [];
+  /** Its number in the block index, and there the list of its rows, by place; unlisted ones stay until the segment goes. */
+  number = -1;
+  first: EntryNumber = noEntry;
+  last: EntryNumber = noEntry;
   listedCount = 0;
-  useSum = 0;
+  /** Whether the file ends with a footer of this life. */
+  footer: 'none' | 'writing' | 'stale' | 'written' = 'none';
   readonly #namespaces = new Set<string>();
   #placedCount = 0;
   readonly #idleWaiters: (() => void)[] = [];
 
-  constructor(id: number, path: string, bytes: number, file: number) {
+  constructor(id: number, path: string, bytes: number, device: number, file: number) {
     this.id = id;
     this.path = path;
     this.bytes = bytes;
+    this.device = device;
     this.file = file;
   }
 
   /** Begin a new life. */
   reset(generation: number): void {
-    invariant(this.uses === 0 && this.listedCount === 0, 'segment: reset while it is used');
+    invariant(this.uses === 0 && this.first === noEntry, 'segment: reset while it is used');
     this.generation = generation;
     this.tail = pageBytes;
-    this.entries = [];
-    this.useSum = 0;
+    this.footer = 'none';
     this.#placedCount = 0;
     this.#namespaces.clear();
   }
@@ -64,7 +57,7 @@ export class Segment {
   /** Whether an object of `objectBytes` still fits, with the footer that will name it. */
   hasRoom(namespaceKey: string, objectBytes: number): boolean {
     const namespaceCount = this.#namespaces.size + (this.#namespaces.has(namespaceKey) ? 0 : 1);
-    return this.tail + objectBytes + imageBytes(1, namespaceCount, this.#placedCount + 1) <= this.bytes;
+    return this.tail + objectBytes + footerBytes(namespaceCount, this.#placedCount + 1) <= this.bytes;
   }
 
   /** Reserve the space of an object; returns its offset. */
@@ -77,16 +70,11 @@ export class Segment {
     return offset;
   }
 
-  /** Count an object that a former life of the process placed. */
+  /** Count an object that a former life of the process placed, up to `end`. */
   recovered(namespaceKey: string, end: number): void {
     this.#placedCount++;
     this.#namespaces.add(namespaceKey);
     this.tail = Math.max(this.tail, end);
-  }
-
-  /** The coldest segment is that whose blocks were, on average, used longest ago. */
-  get meanUse(): number {
-    return this.listedCount === 0 ? -1 : this.useSum / this.listedCount;
   }
 
   release(): void {
@@ -102,5 +90,5 @@ export class Segment {
 
 /** The largest object that a fresh segment of `bytes` holds. */
 export function maxObjectBytes(bytes: number): number {
-  return bytes - pageBytes - imageBytes(1, 1, 1);
+  return bytes - pageBytes - footerBytes(1, 1);
 }

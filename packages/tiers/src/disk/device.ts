@@ -1,0 +1,467 @@
+/**
+ * One device of the disk tier: a folder of segments with an I/O engine, an appender and a budget of its own.
+ *
+ *     opening ──▶ in service ──ENOSPC, EIO, no answer──▶ out of service ──probe, recovery──▶ in service …
+ *
+ * Invariants: the bytes of its files never exceed its capacity; while it is out of service nothing of it is listed and no new
+ * I/O begins; a new life begins only when nothing of the former one is in flight. It tries again by itself, with a backoff
+ * that starts anew only after it has been well for a while.
+ */
+import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { invariant, KvError } from '@kvtier/errors';
+import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import { native } from '@kvtier/native';
+import type { ReadStatus } from '../tier.ts';
+import { Appender } from './appender.ts';
+import type { BlockIndex } from './block-index.ts';
+import { DiskIo, type ObjectRow } from './disk-io.ts';
+import type { EntryNumber } from './entry-table.ts';
+import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
+import {
+  type DiskPlace,
+  type DiskTierOptions,
+  defaultCheckpointMs,
+  defaultIo,
+  defaultMaxPendingBytes,
+  defaultRetry,
+  defaultTimeoutMs,
+  planCapacity,
+} from './options.ts';
+import {
+  checkpointName,
+  findSegments,
+  readCheckpoint,
+  recoverContents,
+  segmentName,
+  unfinishedSuffix,
+} from './recovery.ts';
+import { reinsertHot } from './reinsertion.ts';
+import type { Segment } from './segment.ts';
+import { SegmentPool } from './segment-pool.ts';
+
+/** A namespace that no engine has: marks an erased object, so that a walk over the headers can step over it. */
+const erasedNamespace = new Uint8Array(32);
+/** Places that could not be read, remembered so that they are not listed again. */
+const maxBadPlaces = 4096;
+/** The slowest preparation of a file that is not called hanging. */
+const slowestPrepareBytesPerMs = 10_000;
+
+export interface DeviceOwner {
+  readonly index: BlockIndex;
+  /** What a verified read ended with; a damaged block is forgotten there. */
+  onRead(device: DiskDevice, entry: EntryNumber, result: number): ReadStatus;
+  onEvicted(entry: EntryNumber): void;
+  /** The device is out of service; its blocks are to be dropped. */
+  onOut(device: DiskDevice, reason: string): void;
+  onBack(device: DiskDevice): void;
+}
+
+/** What lives from one recovery to the next failure. */
+interface Life {
+  readonly pool: SegmentPool;
+  readonly appender: Appender;
+}
+
+export class DiskDevice {
+  /** In the tier. */
+  readonly number: number;
+  readonly dir: string;
+  readonly capacityBytes: number;
+  readonly io: DiskIo;
+  readonly #options: DiskTierOptions;
+  readonly #owner: DeviceOwner;
+  readonly #plan: ReturnType<typeof planCapacity>;
+  readonly #lock: number;
+  readonly #timeoutMs: number;
+  readonly #badPlaces = new Set<string>();
+  readonly #watch: NodeJS.Timeout;
+  #pool: SegmentPool | undefined;
+  #life: Life | undefined;
+  #reason = 'not open yet';
+  #retryTimer: NodeJS.Timeout | undefined;
+  #waitMs: number;
+  #backSinceMs = 0;
+  #reviving: Promise<void> | undefined;
+  #checkpointing: Promise<void> | undefined;
+  #checkpointTick = 0;
+  #checkpointedMs = performance.now();
+  #closed = false;
+
+  /** Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. */
+  static async open(
+    number: number,
+    place: DiskPlace,
+    options: DiskTierOptions,
+    owner: DeviceOwner,
+  ): Promise<DiskDevice> {
+    const plan = planCapacity(place.capacityBytes, options.segmentBytes);
+    let lock: number;
+    try {
+      await mkdir(place.dir, { recursive: true, mode: 0o700 });
+      lock = native.lockFile(join(place.dir, 'lock'));
+    } catch (error) {
+      throw KvError.from(error, 'IO');
+    }
+    let device: DiskDevice | undefined;
+    try {
+      device = new DiskDevice(number, place, options, owner, plan, lock);
+      device.#life = await device.#recover(true);
+      device.#reason = '';
+      return device;
+    } catch (error) {
+      if (device === undefined) native.unlock(lock);
+      else await device.close();
+      throw KvError.from(error, 'IO');
+    }
+  }
+
+  private constructor(
+    number: number,
+    place: DiskPlace,
+    options: DiskTierOptions,
+    owner: DeviceOwner,
+    plan: ReturnType<typeof planCapacity>,
+    lock: number,
+  ) {
+    this.number = number;
+    this.dir = place.dir;
+    this.capacityBytes = place.capacityBytes;
+    this.#options = options;
+    this.#owner = owner;
+    this.#plan = plan;
+    this.#lock = lock;
+    this.#timeoutMs = options.timeoutMs ?? defaultTimeoutMs;
+    this.#waitMs = (options.retry ?? defaultRetry).firstMs;
+    this.io = new DiskIo(options.arena, options.slots, { ...defaultIo, ...options.io });
+    this.#watch = setInterval(() => this.#look(), Math.max(10, Math.min(1000, this.#timeoutMs / 8))).unref();
+  }
+
+  get inService(): boolean {
+    return this.#reason === '' && !this.#closed;
+  }
+
+  /** Why it is out of service; "" when it is not. */
+  get reason(): string {
+    return this.#reason;
+  }
+
+  /** Bytes of all its segment files, those being made included. */
+  get bytes(): number {
+    return this.#pool?.bytes ?? 0;
+  }
+
+  get segments(): Iterable<Segment> {
+    return this.#pool?.segments.values() ?? [];
+  }
+
+  /** Asked only in service. */
+  get appender(): Appender {
+    invariant(this.#life !== undefined, 'disk: a device without a life is written to');
+    return this.#life.appender;
+  }
+
+  /** Whether a segment can hold an object of so many bytes. */
+  accepts(objectBytes: number): boolean {
+    return this.inService && this.#life!.pool.accepts(objectBytes);
+  }
+
+  touch(segment: Segment): void {
+    this.#life?.pool.touch(segment);
+  }
+
+  read(rows: readonly ObjectRow[], identities: Buffer): void {
+    this.io.read(rows, identities);
+  }
+
+  /** What was removed must not come back after a restart. */
+  erase(segment: Segment, page: number, pages: number, hash: HashKey): void {
+    if (!this.inService) return;
+    const header = encodeHeader({
+      namespace: erasedNamespace,
+      hash,
+      parent: null,
+      tokenCount: 0,
+      payloadBytes: pages * pageBytes - headerBytes,
+      sequence: segment.generation,
+      payloadChecksum: 0n,
+    });
+    this.#life!.pool.erase(segment, page, header);
+  }
+
+  /** A block that the device cannot read: never listed again in this life of its segment. */
+  markBad(segment: Segment, page: number): void {
+    if (this.#badPlaces.size < maxBadPlaces) this.#badPlaces.add(`${segment.id}:${segment.generation}:${page}`);
+  }
+
+  /** Out of service, once and loudly. The node lives; what was held is a miss until the device is back. */
+  fail(error: unknown): void {
+    if (this.#reason !== '' || this.#closed) return;
+    this.#reason = KvError.from(error).message;
+    const life = this.#life;
+    this.#owner.onOut(this, this.#reason);
+    life?.appender.stop();
+    life?.pool.stop();
+    const { firstMs, longestMs } = this.#options.retry ?? defaultRetry;
+    const wasWell = performance.now() - this.#backSinceMs > longestMs;
+    this.#waitMs = wasWell ? firstMs : Math.min(longestMs, this.#waitMs * 2);
+    const fields = { dir: this.dir, reason: this.#reason, retryMs: this.#waitMs };
+    this.#options.log.error(fields, 'a device of the disk tier is out of service; it will be tried again');
+    this.#retryLater();
+  }
+
+  checkIntegrity(): void {
+    let bytes = 0;
+    for (const segment of this.segments) bytes += segment.bytes;
+    invariant(bytes <= this.bytes, 'disk: files are larger than accounted');
+    invariant(this.bytes + this.#plan.metadataBytes <= this.capacityBytes, 'disk: over its capacity');
+  }
+
+  /** Waits for what is in flight, at most for the time limit; leaves a checkpoint. */
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    const patience = new Patience(this.#timeoutMs);
+    clearTimeout(this.#retryTimer);
+    if (this.inService) await patience.wait(this.#life!.appender.idle());
+    this.#closed = true;
+    this.#life?.appender.stop();
+    this.#pool?.stop();
+    await patience.wait(this.#reviving);
+    await patience.wait(this.#checkpointing);
+    await patience.wait(this.#pool?.settle());
+    for (const segment of this.segments) await patience.wait(segment.idle());
+    if (this.#reason === '' && !patience.isOver) {
+      for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
+      await patience.wait(this.#warned(this.#checkpoint()));
+    }
+    clearInterval(this.#watch);
+    await this.io.close();
+    native.unlock(this.#lock);
+  }
+
+  async #warned(work: Promise<void>): Promise<void> {
+    await work.catch((error: unknown) => {
+      const { dir } = this;
+      this.#options.log.warn(
+        { dir, reason: KvError.from(error).message },
+        'no checkpoint; recency may be that of before',
+      );
+    });
+  }
+
+  /** Look for what has taken too long, and for a checkpoint that is due. */
+  #look(): void {
+    const nowMs = performance.now();
+    const sinceMs = nowMs - this.#timeoutMs;
+    this.io.giveUp(sinceMs); // those who waited fail the device
+    this.#life?.appender.giveUp(sinceMs);
+    const prepareMs = this.#plan.segmentBytes / slowestPrepareBytesPerMs;
+    if (this.inService && this.#pool!.oldestWorkMs < sinceMs - prepareMs) {
+      this.fail(new KvError('IO', `${this.dir}: the device did not answer for ${this.#timeoutMs} ms`));
+    }
+    const checkpointMs = this.#options.checkpointMs ?? defaultCheckpointMs;
+    const isDue = nowMs - this.#checkpointedMs >= checkpointMs && this.#owner.index.tick !== this.#checkpointTick;
+    if (!this.inService || !isDue || this.#checkpointing !== undefined) return;
+    this.#checkpointedMs = nowMs;
+    this.#checkpointing = this.#warned(this.#checkpoint()).finally(() => {
+      this.#checkpointing = undefined;
+    });
+  }
+
+  #retryLater(): void {
+    clearTimeout(this.#retryTimer);
+    this.#retryTimer = setTimeout(() => {
+      this.#reviving ??= this.#revive().finally(() => {
+        this.#reviving = undefined;
+      });
+    }, this.#waitMs).unref();
+  }
+
+  async #revive(): Promise<void> {
+    const { longestMs } = this.#options.retry ?? defaultRetry;
+    try {
+      const isBusy = this.io.inFlightCount > 0 || this.#pool?.oldestWorkMs !== Number.POSITIVE_INFINITY;
+      if (isBusy || this.#life?.appender.isBusy) throw new KvError('IO', `${this.dir}: the device still hangs`);
+      await this.#probe();
+      for (const segment of [...this.segments]) {
+        this.io.closeFile(segment.file);
+        this.#owner.index.unregister(segment);
+      }
+      this.#pool!.segments.clear();
+      const life = await this.#recover(false);
+      if (this.#closed) return;
+      this.#life = life;
+      this.#reason = '';
+      this.#backSinceMs = performance.now();
+      this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
+      this.#owner.onBack(this);
+    } catch (error) {
+      if (this.#closed) return;
+      this.#owner.index.drop(this.segments, false);
+      this.#waitMs = Math.min(longestMs, this.#waitMs * 2);
+      const fields = { dir: this.dir, reason: KvError.from(error).message, retryMs: this.#waitMs };
+      this.#options.log.warn(fields, 'a device of the disk tier is still out of service');
+      this.#retryLater();
+    }
+  }
+
+  /** One page written to the device itself. */
+  async #probe(): Promise<void> {
+    const path = join(this.dir, `probe${unfinishedSuffix}`);
+    await rm(path, { force: true });
+    await native.prepareFile(path, pageBytes);
+    await rm(path);
+  }
+
+  /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */
+  async #recover(isFirst: boolean): Promise<Life> {
+    const { log, onStep } = this.#options;
+    const { limitBytes } = this.#plan;
+    const [checkpoint, all] = [await readCheckpoint(this.dir, log), await findSegments(this.dir, log)];
+    let bytes = all.reduce((sum, segment) => sum + segment.bytes, 0);
+    let excess = 0;
+    // The budget has shrunk: the oldest segments go.
+    for (; bytes > limitBytes; excess++) {
+      await rm(join(this.dir, segmentName(all[excess]!.id)));
+      bytes -= all[excess]!.bytes;
+    }
+    const pool = this.#newPool();
+    this.#pool = pool;
+    const { index } = this.#owner;
+    if (checkpoint !== undefined) index.advance(checkpoint.tick);
+    const known = new Map(checkpoint?.segments.map((uses) => [`${uses.id}:${uses.generation}`, uses]));
+    let open: Segment | undefined;
+    const ranks = new Map<Segment, number>();
+    for (const found of all.slice(excess)) {
+      const segment = pool.adopt(found);
+      if (found.generation === 0) continue;
+      const uses = known.get(`${found.id}:${found.generation}`);
+      ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
+      const { sealed, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0);
+      segment.tail = Math.max(segment.tail, tail);
+      open = sealed ? undefined : segment; // only the latest one goes on
+    }
+    if (open !== undefined) open.state = 'open';
+    for (const [segment] of [...ranks].sort(
+      ([a, rankA], [b, rankB]) => compare(rankA, rankB) || a.generation - b.generation,
+    )) {
+      pool.track(segment);
+    }
+    await pool.ensureUsable(isFirst);
+    const appender = new Appender({
+      pool,
+      index,
+      io: this.io,
+      maxPendingBytes: this.#options.maxPendingBytes ?? defaultMaxPendingBytes,
+      open,
+      onFailure: (error) => this.fail(error),
+      step: (step) => onStep?.(step),
+    });
+    pool.prepareAhead(false);
+    const { backend, reason } = this.io.backend;
+    const fields = { dir: this.dir, segments: pool.segments.size, blocks: index.count, bytes, backend, reason };
+    log.info(fields, 'a device of the disk tier is open');
+    return { pool, appender };
+  }
+
+  #newPool(): SegmentPool {
+    return new SegmentPool({
+      dir: this.dir,
+      device: this.number,
+      limitBytes: this.#plan.limitBytes,
+      segmentBytes: this.#plan.segmentBytes,
+      mayGrow: this.#options.segmentBytes === undefined,
+      policy: this.#options.policy ?? 'lru',
+      io: this.io,
+      index: this.#owner.index,
+      onEvict: (segment) => this.#evict(segment),
+      onRefilled: () => this.#life?.appender.resume(),
+      onFailure: (error) => this.fail(error),
+      step: (step) => this.#options.onStep?.(step),
+    });
+  }
+
+  async #list(segment: Segment, known: SegmentUses | undefined, tick: number) {
+    const { index } = this.#owner;
+    const namespaces = new Map<Uint8Array, Namespace>();
+    const uses = known?.uses ?? new Uint32Array(0);
+    let at = 0;
+    return recoverContents(this.dir, segment, ({ hash, namespace: digest, page, pages, hot }) => {
+      if (this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
+      let namespace = namespaces.get(digest);
+      if (namespace === undefined) {
+        namespace = namespaceFromDigest(digest);
+        if (namespaces.size < 64) namespaces.set(digest, namespace);
+      }
+      while (at < uses.length && uses[at]! < page) at += 2;
+      const use = uses[at] === page ? uses[at + 1] : undefined;
+      segment.recovered(namespace.key, (page + pages) * pageBytes);
+      const lastUse = use === undefined ? undefined : Math.max(0, tick - Math.floor(use / 2));
+      const entry = index.add(namespace, hash, segment, page, pages, lastUse);
+      if (hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
+    });
+  }
+
+  async #evict(segment: Segment): Promise<void> {
+    const { index } = this.#owner;
+    await reinsertHot(segment, {
+      slots: this.#options.slots,
+      index,
+      io: this.io,
+      appender: this.appender,
+      onRead: (entry, result) => this.#owner.onRead(this, entry, result),
+    });
+    for (const entry of index.listedOf(segment)) this.#owner.onEvicted(entry);
+  }
+
+  /** Recency, for the next start: small, and a hint only. Segment after segment, so that nobody waits for all of it. */
+  async #checkpoint(): Promise<void> {
+    const pool = this.#pool!;
+    const { index } = this.#owner;
+    const { table, tick } = index;
+    const segments: SegmentUses[] = [];
+    const order = [...pool.coldestFirst()];
+    if (checkpointBytes(order.length, index.count) > this.#plan.metadataBytes / 2) return;
+    for (const [rank, segment] of order.entries()) {
+      const uses = new Uint32Array(segment.listedCount * 2);
+      let at = 0;
+      for (const entry of index.listedOf(segment)) {
+        uses[at++] = table.page(entry);
+        const age = Math.min(2 ** 31 - 1, Math.max(0, tick - table.lastUse(entry)));
+        uses[at++] = age * 2 + (table.isHot(entry) ? 1 : 0);
+      }
+      segments.push({ id: segment.id, generation: segment.generation, rank, uses });
+      await new Promise<void>((resolve) => setImmediate(resolve));
+    }
+    const path = join(this.dir, checkpointName);
+    await writeFile(path + unfinishedSuffix, encodeCheckpoint({ tick, segments }), { mode: 0o600 });
+    this.#options.onStep?.('disk.close.checkpoint');
+    await rename(path + unfinishedSuffix, path);
+    this.#checkpointTick = tick;
+  }
+}
+
+const compare = (a: number, b: number): number => (a === b ? 0 : a < b ? -1 : 1);
+
+/** One time limit for a row of waits. */
+class Patience {
+  readonly #endMs: number;
+
+  constructor(limitMs: number) {
+    this.#endMs = performance.now() + limitMs;
+  }
+
+  get isOver(): boolean {
+    return performance.now() >= this.#endMs;
+  }
+
+  async wait(work: Promise<unknown> | undefined): Promise<void> {
+    if (work === undefined) return;
+    let timer: NodeJS.Timeout | undefined;
+    const end = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, Math.max(1, this.#endMs - performance.now()));
+    });
+    await Promise.race([work, end]);
+    clearTimeout(timer);
+  }
+}
