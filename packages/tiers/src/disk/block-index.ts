@@ -7,6 +7,7 @@ import type { HashKey, Namespace } from '@kvtier/identity';
 import { Followers } from '../followers.ts';
 import type { TierChange } from '../tier.ts';
 import { type EntryNumber, EntryTable, noEntry } from './entry-table.ts';
+import type { FoundBlock } from './recovery.ts';
 import type { Segment } from './segment.ts';
 
 /** Namespaces that may be known before the empty ones among them are forgotten. */
@@ -90,21 +91,43 @@ export class BlockIndex {
     pages: number,
     lastUse?: number,
   ): EntryNumber {
-    const { table } = this;
     const number = this.#numberOf(namespace);
-    const before = table.find(number, hash);
+    return this.#add(number, this.table.find(number, hash), segment, page, pages, lastUse);
+  }
+
+  /** `add` of what recovery found: the hash lies in `source`. */
+  restore(
+    namespace: Namespace,
+    { source, at, hashBytes, page, pages }: FoundBlock,
+    segment: Segment,
+    lastUse?: number,
+  ) {
+    const number = this.#numberOf(namespace);
+    return this.#add(number, this.table.findBytes(number, source, at, hashBytes), segment, page, pages, lastUse);
+  }
+
+  #add(
+    number: number,
+    before: EntryNumber,
+    segment: Segment,
+    page: number,
+    pages: number,
+    lastUse: number | undefined,
+  ) {
+    const { table } = this;
     if (before !== noEntry) this.#unlist(before);
     const use = lastUse ?? ++this.#tick;
     this.advance(use);
-    const entry = table.add(number, hash, segment.number, page, pages);
+    const entry = table.add(number, segment.number, page, pages);
     table.setLastUse(entry, use);
-    this.#namespaces[number]!.count++;
+    const row = this.#namespaces[number]!;
+    row.count++;
     if (segment.last === noEntry) segment.first = entry;
     else table.setNext(segment.last, entry);
     segment.last = entry;
     table.setNext(entry, noEntry);
     segment.listedCount++;
-    if (before === noEntry && !this.#followers.none) this.#followers.stored(namespace, [hash]);
+    if (before === noEntry && !this.#followers.none) this.#followers.stored(row.namespace, [table.hash(entry)]);
     return entry;
   }
 

@@ -386,8 +386,9 @@ export class DiskDevice {
     const namespaces = new Map<Uint8Array, Namespace>();
     const uses = known?.uses ?? new Uint32Array(0);
     let at = 0;
-    return recoverContents(this.dir, segment, ({ hash, namespace: digest, page, pages, hot }) => {
-      if (this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
+    return recoverContents(this.dir, segment, (block) => {
+      const { namespace: digest, page, pages, hot } = block;
+      if (this.#badPlaces.size > 0 && this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
       let namespace = namespaces.get(digest);
       if (namespace === undefined) {
         namespace = namespaceFromDigest(digest);
@@ -397,7 +398,7 @@ export class DiskDevice {
       const use = uses[at] === page ? uses[at + 1] : undefined;
       segment.recovered(namespace.key, (page + pages) * pageBytes);
       const lastUse = use === undefined ? undefined : Math.max(0, tick - Math.floor(use / 2));
-      const entry = index.add(namespace, hash, segment, page, pages, lastUse);
+      const entry = index.restore(namespace, block, segment, lastUse);
       if (hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
     });
   }

@@ -12,6 +12,7 @@
 import { Buffer } from 'node:buffer';
 import type { HashKey } from '@kvtier/identity';
 import { native } from '@kvtier/native';
+import type { FoundBlock } from './recovery.ts';
 
 export const pageBytes = 4096;
 const version = 1;
@@ -19,6 +20,7 @@ const headerMagic = 'KVTIERSG';
 const footerMagic = 'KVTIERSF';
 const checkpointMagic = 'KVTIERCP';
 const namespaceBytes = 32;
+const erased = new Uint8Array(namespaceBytes);
 const recordBytes = 56;
 const segmentUsesBytes = 24;
 /** Of footers and checkpoints. */
@@ -55,11 +57,10 @@ export interface FooterRecord {
   readonly hot: boolean;
 }
 
-/** A footer that verified. Records are decoded one at a time: there may be a million. */
+/** A footer that verified. */
 export interface Footer extends SegmentTail {
-  readonly namespaces: readonly Uint8Array[];
-  readonly count: number;
-  record(index: number): FooterRecord;
+  /** One object for all of them: there may be a million. */
+  records(): Iterable<FoundBlock>;
 }
 
 /** Recency of one segment in a checkpoint: its blocks by page. */
@@ -156,25 +157,28 @@ export function decodeFooter(bytes: Buffer): Footer | undefined {
   const trailer = bytes.length - trailerBytes;
   const namespaceCount = bytes.readUInt32LE(trailer + 16);
   const first = namespaceCount * namespaceBytes;
+  const count = bytes.readUInt32LE(trailer + 20);
+  const namespaces = Array.from({ length: namespaceCount }, (_, i) =>
+    Uint8Array.prototype.slice.call(bytes, i * namespaceBytes, (i + 1) * namespaceBytes),
+  );
   return {
     id: bytes.readUInt32LE(trailer + 12),
     generation: Number(bytes.readBigUInt64LE(trailer + 24)),
     tail: Number(bytes.readBigUInt64LE(trailer + 32)),
     sealed: bytes.readUInt32LE(trailer + 40) === 1,
-    namespaces: Array.from({ length: namespaceCount }, (_, i) =>
-      Uint8Array.prototype.slice.call(bytes, i * namespaceBytes, (i + 1) * namespaceBytes),
-    ),
-    count: bytes.readUInt32LE(trailer + 20),
-    record: (index) => {
-      const at = first + index * recordBytes;
-      return {
-        hash: bytes.toString('latin1', at, at + bytes[at + 44]!) as HashKey,
-        page: bytes.readUInt32LE(at + 32),
-        pages: bytes.readUInt32LE(at + 36),
-        namespace: bytes.readUInt32LE(at + 40),
-        hot: bytes[at + 45] === 1,
-        lastUse: bytes.readDoubleLE(at + 48),
-      };
+    records: function* () {
+      const block = { source: bytes, at: 0, hashBytes: 0, namespace: erased, page: 0, pages: 0, hot: false };
+      for (let at = first; at < first + count * recordBytes; at += recordBytes) {
+        const namespace = namespaces[bytes.readUInt32LE(at + 40)];
+        if (namespace === undefined) continue;
+        block.at = at;
+        block.hashBytes = bytes[at + 44]!;
+        block.namespace = namespace;
+        block.page = bytes.readUInt32LE(at + 32);
+        block.pages = bytes.readUInt32LE(at + 36);
+        block.hot = bytes[at + 45] === 1;
+        yield block;
+      }
     },
   };
 }

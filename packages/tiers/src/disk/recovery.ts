@@ -9,7 +9,7 @@
 import { Buffer } from 'node:buffer';
 import { type FileHandle, open, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { decodeHeader, type HashKey, headerBytes, slotBytesFor } from '@kvtier/identity';
+import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
 import {
   type Checkpoint,
   decodeCheckpoint,
@@ -34,13 +34,15 @@ export interface FoundSegment {
   readonly generation: number;
 }
 
-/** One block; `namespace` is its digest. */
+/** One block; `namespace` is its digest, its hash lies in `source` from `at` on. Used again for the next one. */
 export interface FoundBlock {
-  readonly hash: HashKey;
-  readonly namespace: Uint8Array;
-  readonly page: number;
-  readonly pages: number;
-  readonly hot: boolean;
+  source: Uint8Array;
+  at: number;
+  hashBytes: number;
+  namespace: Uint8Array;
+  page: number;
+  pages: number;
+  hot: boolean;
 }
 
 /** All segments, by generation. */
@@ -89,11 +91,8 @@ export async function recoverContents(
     if (footer?.id !== id || footer.generation !== generation) {
       return { sealed: false, tail: await scan(file, pageBytes, bytes, generation, list) };
     }
-    for (let index = 0; index < footer.count; index++) {
-      const { hash, namespace: number, page, pages, hot } = footer.record(index);
-      const namespace = footer.namespaces[number];
-      const inside = page > 0 && pages > 0 && (page + pages) * pageBytes <= bytes;
-      if (inside && namespace !== undefined) list({ hash, namespace, page, pages, hot });
+    for (const block of footer.records()) {
+      if (block.page > 0 && block.pages > 0 && (block.page + block.pages) * pageBytes <= bytes) list(block);
     }
     if (footer.sealed) return { sealed: true, tail: footer.tail };
     return { sealed: false, tail: await scan(file, footer.tail, bytes, generation, list) };
@@ -128,7 +127,9 @@ async function scan(
     if (at + objectBytes > bytes) return at;
     const { namespace, hash } = header;
     const removed = namespace.every((byte) => byte === 0);
-    if (!removed) list({ namespace, hash, page: at / pageBytes, pages: objectBytes / pageBytes, hot: false });
+    const source = Buffer.from(hash, 'latin1');
+    const [page, pages] = [at / pageBytes, objectBytes / pageBytes];
+    if (!removed) list({ source, at: 0, hashBytes: source.length, namespace, page, pages, hot: false });
     at += objectBytes;
   }
 }
