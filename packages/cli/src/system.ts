@@ -9,7 +9,7 @@ import { rmSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import type { CacheNodeConfig, CoordinatorConfig, EngineWorkerConfig } from '@kvtier/config';
+import type { CacheNodeInput, CoordinatorConfig, EngineWorkerConfig } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/executor';
 import { native } from '@kvtier/native';
@@ -145,7 +145,7 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     ...(options.threads === null ? {} : { threads: options.threads }),
     logLevel,
   };
-  const node: Partial<CacheNodeConfig> = {
+  const node: CacheNodeInput = {
     socketPath: nodeSocket,
     dataDir: plan.dataDir,
     arena: { bytes: plan.arenaBytes, dir: arenaDir },

@@ -1,8 +1,17 @@
-/** The tiers below the arena, as the configuration asks for them, fastest first. */
+/** The tiers below the arena, as the configuration asks for them, fastest first: disk, redis. */
 import path from 'node:path';
 import type { ArenaHandle } from '@kvtier/native';
-import type { Log } from '@kvtier/store';
-import { type ArenaTier, DiskTier, type Tier } from '@kvtier/tiers';
+import type { Log, TierPlan } from '@kvtier/store';
+import {
+  ArenaMemory,
+  type ArenaTier,
+  type CodecName,
+  CodecTier,
+  DiskTier,
+  type RedisSettings,
+  RedisTier,
+  type Tier,
+} from '@kvtier/tiers';
 
 export interface DiskOptions {
   readonly bytes: number;
@@ -10,19 +19,41 @@ export interface DiskOptions {
   readonly segmentBytes?: number | undefined;
 }
 
+/** What the store does with one lower tier; what is not said is as `TierPlan` has it. */
+export interface Placement extends Partial<TierPlan> {
+  readonly codec?: CodecName;
+}
+
 export interface LowerOptions {
   readonly disk: DiskOptions | null;
+  readonly redis: RedisSettings | null;
+  /** By tier name. */
+  readonly placement: Readonly<Record<string, Placement | undefined>>;
   readonly dataDir: string;
   readonly arena: ArenaHandle;
+  readonly arenaBytes: number;
   /** The tier that lends slots. */
   readonly slots: ArenaTier;
+  readonly nowUs: () => number;
   readonly log: Log;
 }
 
-/** KvError when a tier cannot work from the start: no permission, no room, a cap that is too small. */
+/** KvError when a tier cannot work from the start: no permission, no room, a cap that is too small, a wrong password. */
 export async function openLower(options: LowerOptions): Promise<Tier[]> {
-  const { disk, dataDir, arena, slots, log } = options;
-  if (disk === null) return [];
+  const { disk, redis, arena, slots, log } = options;
+  const memory = new ArenaMemory(arena, options.arenaBytes);
+  const opened: Tier[] = [];
+  try {
+    if (disk !== null) opened.push(await openDisk(disk, options));
+    if (redis !== null) opened.push(await RedisTier.open({ settings: redis, arena, memory, slots, log }));
+  } catch (error) {
+    for (const tier of opened) await tier.close();
+    throw error;
+  }
+  return opened.map((tier) => withCodec(tier, memory, options));
+}
+
+async function openDisk(disk: DiskOptions, { dataDir, arena, slots, log }: LowerOptions): Promise<Tier> {
   const tier = await DiskTier.open({
     dir: path.join(dataDir, 'segments'),
     capacityBytes: disk.bytes,
@@ -36,5 +67,12 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
   if (disk.ioBackend === 'auto' && backend !== 'io_uring') {
     log.warn({ backend, reason }, 'io_uring is not available; the disk tier reads and writes with threads');
   }
-  return [tier];
+  return tier;
+}
+
+/** Also with codec "none": what an earlier life encoded is still read. */
+function withCodec(inner: Tier, memory: ArenaMemory, options: LowerOptions): Tier {
+  const { arena, slots, nowUs, placement } = options;
+  const codec = placement[inner.name]?.codec ?? 'none';
+  return new CodecTier({ inner, codec, arena, memory, slots, nowUs });
 }

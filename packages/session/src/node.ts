@@ -10,18 +10,22 @@ import path from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { decodeHeader, headerBytes } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
-import { type BlockFields, type Clock, type Failpoint, type Log, Store } from '@kvtier/store';
-import { ArenaTier } from '@kvtier/tiers';
+import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, Store } from '@kvtier/store';
+import { ArenaTier, type ArenaTierOptions, type RedisSettings } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
-import { type DiskOptions, openLower } from './lower.ts';
+import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import { SessionServer } from './server.ts';
 
 export interface CacheNodeOptions {
   readonly socketPath: string;
   readonly dataDir: string;
-  readonly arena: { readonly bytes: number; readonly dir: string };
+  readonly arena: { readonly bytes: number; readonly dir: string; readonly eviction?: ArenaTierOptions['policy'] };
   /** null: no disk tier. */
   readonly disk: DiskOptions | null;
+  readonly redis?: RedisSettings | null;
+  /** What the store does with each lower tier, by its name. */
+  readonly placement?: Readonly<Record<string, Placement | undefined>>;
+  readonly quotas?: Quotas;
   readonly clock: Clock;
   readonly log: Log;
   readonly failpoint?: Failpoint | undefined;
@@ -53,10 +57,31 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       arena: arenaFile.handle,
       arenaBytes: options.arena.bytes,
       nowUs: () => clock.nowUs(),
+      policy: options.arena.eviction ?? 'lru',
     });
-    const lower = await openLower({ disk: options.disk, dataDir, arena: arenaFile.handle, slots: arena, log });
+    const placement = options.placement ?? {};
+    const lower = await openLower({
+      disk: options.disk,
+      redis: options.redis ?? null,
+      placement,
+      dataDir,
+      arena: arenaFile.handle,
+      arenaBytes: options.arena.bytes,
+      slots: arena,
+      nowUs: () => clock.nowUs(),
+      log,
+    });
     const readHeader = (slot: number): BlockFields | undefined => readBlockFields(arenaFile.handle, slot);
-    const store = new Store({ arena, lower, readHeader, clock, log, failpoint });
+    const store = new Store({
+      arena,
+      lower,
+      plans: placement,
+      quotas: options.quotas,
+      readHeader,
+      clock,
+      log,
+      failpoint,
+    });
     undo.push(() => store.close()); // and with it the tiers
     const server = await SessionServer.listen({
       socketPath: options.socketPath,

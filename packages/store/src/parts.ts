@@ -31,7 +31,7 @@ export interface StoreOptions {
   /** Fastest first. */
   readonly lower: readonly Tier[];
   /** By tier name; what is not said is as in `defaultPlan`. A tier that cannot be written is not. */
-  readonly plans?: Readonly<Record<string, Partial<TierPlan>>> | undefined;
+  readonly plans?: Readonly<Record<string, Partial<TierPlan> | undefined>> | undefined;
   readonly quotas?: Quotas | undefined;
   readonly readHeader: ReadHeader;
   readonly clock: Clock;

@@ -12,7 +12,7 @@ import type { Counters } from './counters.ts';
 import { maxTenants } from './residency.ts';
 
 /** Bytes by tier name. */
-export type Quota = Readonly<Record<string, number>>;
+export type Quota = Readonly<Record<string, number | undefined>>;
 /** By tenant; "*" stands for every tenant that is not named. */
 export type Quotas = Readonly<Record<string, Quota>>;
 
