@@ -55,6 +55,8 @@ export const engineWorkerSchema = z.strictObject({
   threads: z.number().int().min(1).optional(),
   /** The structure of the engine's own cache: hashed blocks (vLLM), or a radix tree of tokens (SGLang). */
   prefixCache: z.enum(['blocks', 'radix']).default('blocks'),
+  /** Which leaf of the radix tree goes first. */
+  radixPolicy: z.enum(['lru', 'lfu', 'fifo', 'mru', 'filo', 'priority']).default('lru'),
   hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),

@@ -3,7 +3,7 @@
  * model's, everything that the tier holds is right, all blocks come back, and nothing hangs.
  */
 import { SequenceHashes } from '@kvtier/identity';
-import { prefixCacheKinds } from '@kvtier/prefix-cache';
+import { prefixCacheKinds, radixPolicies } from '@kvtier/prefix-cache';
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { slotsOf } from './testing/content-executor.ts';
@@ -37,6 +37,7 @@ const scenario = fc.record({
   exportShare: fc.constantFrom(0.05, 0.5, 1),
   attached: fc.constantFrom(true, true, true, false),
   prefixCache: fc.constantFrom(...prefixCacheKinds),
+  radixPolicy: fc.constantFrom(...radixPolicies),
   silentMatch: chance,
   lyingMatch: chance,
   shortLoad: chance,
@@ -57,6 +58,7 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         blockCount: one.poolBlocks + 1,
         attached: one.attached,
         prefixCache: one.prefixCache,
+        radixPolicy: one.radixPolicy,
         limits: {
           maxStepTokens: one.maxStepTokens,
           maxSequences: one.maxSequences,

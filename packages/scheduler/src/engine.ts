@@ -18,6 +18,7 @@ import {
   type PrefixCache,
   type PrefixCacheKind,
   RadixCache,
+  type RadixPolicy,
 } from '@kvtier/prefix-cache';
 import { buildStep, type Share, samples } from './batch.ts';
 import { EngineRequest } from './request.ts';
@@ -50,6 +51,8 @@ export interface EngineOptions {
   readonly limits: EngineLimits;
   /** The structure of the engine's own cache: hashed blocks, or a radix tree; default 'blocks'. */
   readonly prefixCache?: PrefixCacheKind;
+  /** Which leaf of the radix tree goes first; default 'lru'. */
+  readonly radixPolicy?: RadixPolicy;
   /** KV events for routers, drained with takeEvents; default off. */
   readonly enableEvents?: boolean;
   /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
@@ -110,7 +113,9 @@ export class Engine {
       maxModelTokens: this.maxTotalTokens,
       enableEvents: options.enableEvents ?? options.onEvents !== undefined,
     };
-    this.#kv = options.prefixCache === 'radix' ? new RadixCache(cacheOptions) : new KvCacheManager(cacheOptions);
+    const policy = options.radixPolicy ?? 'lru';
+    this.#kv =
+      options.prefixCache === 'radix' ? new RadixCache({ ...cacheOptions, policy }) : new KvCacheManager(cacheOptions);
     this.#scheduler = new Scheduler({
       kv: this.#kv,
       connector: options.connector,

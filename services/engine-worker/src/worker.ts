@@ -47,6 +47,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     hasher,
     eosTokenIds: stopTokenIds,
     prefixCache: config.prefixCache,
+    radixPolicy: config.radixPolicy,
     limits: {
       maxStepTokens: config.maxStepTokens,
       maxSequences: config.maxSequences,

@@ -1,6 +1,6 @@
 /** An engine in a simulated world, and what its requests have put out so far. */
 import { ChainHasher } from '@kvtier/identity';
-import type { KvCacheEvent, PrefixCacheKind } from '@kvtier/prefix-cache';
+import type { KvCacheEvent, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
 import { Engine } from '../engine.ts';
 import type { EngineLimits, GenerateRequest, Output } from '../types.ts';
 import { ContentExecutor, nextToken } from './content-executor.ts';
@@ -18,6 +18,7 @@ export interface RigOptions {
   readonly eosTokenIds?: readonly number[];
   readonly attached?: boolean;
   readonly prefixCache?: PrefixCacheKind;
+  readonly radixPolicy?: RadixPolicy;
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
 }
 
@@ -58,6 +59,7 @@ export class Rig {
       limits: { maxStepTokens: 16, maxSequences: 4, maxWaiting: 100, ...options.limits },
       clock: this.world.clock,
       prefixCache: options.prefixCache ?? 'blocks',
+      radixPolicy: options.radixPolicy ?? 'lru',
       ...(options.onEvents && { onEvents: options.onEvents }),
       onDefect: (error) => this.defects.push(error),
     });
