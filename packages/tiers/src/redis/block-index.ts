@@ -10,10 +10,8 @@ import type { TierChange } from '../tier.ts';
 export interface IndexEntry {
   /** "bytes partBytes valueId", as the directory has it; another text is another value. */
   readonly text: string;
-  /** The block before it in its chain, when this node wrote the block. */
-  readonly parent: HashKey | undefined;
-  /** When its use was told to the server last, on the clock of performance.now(). */
-  toldMs: number;
+  /** Its last use that this node knows of, on the clock of `Recency`; 0: none. */
+  usedUs: number;
 }
 
 interface Space {
@@ -43,7 +41,7 @@ export class BlockIndex {
   }
 
   /** A block is held, or has a new value. */
-  set(namespace: Namespace, hash: HashKey, text: string, parent?: HashKey): void {
+  set(namespace: Namespace, hash: HashKey, text: string, usedUs = 0): void {
     let space = this.#spaces.get(namespace.key);
     if (space === undefined) {
       space = { namespace, blocks: new Map() };
@@ -51,7 +49,7 @@ export class BlockIndex {
     }
     const before = space.blocks.get(hash);
     if (before?.text === text) return;
-    space.blocks.set(hash, { text, parent, toldMs: 0 });
+    space.blocks.set(hash, { text, usedUs });
     if (before !== undefined) return;
     this.#count++;
     this.#followers.stored(namespace, [hash]);

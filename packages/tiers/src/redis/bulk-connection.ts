@@ -51,6 +51,7 @@ interface Expected {
 }
 
 const scratchBytes = 64;
+const dropped = Buffer.alloc(64 << 10);
 const maxLineBytes = 4096;
 const lineEnd = '\r\n';
 const setTail = Buffer.from('\r\n$2\r\nXX\r\n');
@@ -69,8 +70,11 @@ export class BulkConnection {
   #line = '';
   /** The value that is arriving, and how much of it is in place. */
   #body: { readonly view: Buffer; filled: number } | undefined;
+  /** Bytes still to come of a value of another length than asked for: read, and dropped. */
+  #skipBytes = 0;
   /** Of the "\r\n" behind a value. */
   #tailBytes = 0;
+  #isWrong = false;
   #logins = 0;
   #ready = false;
   #ended = false;
@@ -169,12 +173,17 @@ export class BulkConnection {
   /** Where the next bytes go. */
   #target(): Buffer {
     const body = this.#body;
+    if (this.#skipBytes > 0) return dropped.subarray(0, this.#skipBytes);
     return body === undefined || this.#ended ? this.#scratch : body.view.subarray(body.filled);
   }
 
   #arrived(bytes: number, buffer: Uint8Array): boolean {
     if (this.#ended) return false;
     const body = this.#body;
+    if (this.#skipBytes > 0) {
+      this.#skip(bytes);
+      return true;
+    }
     if (body !== undefined) {
       body.filled += bytes;
       if (body.filled === body.view.length) this.#bodyEnded();
@@ -190,13 +199,29 @@ export class BulkConnection {
     this.#tailBytes = 2;
   }
 
+  #skip(bytes: number): void {
+    this.#skipBytes -= bytes;
+    if (this.#skipBytes === 0) this.#tailBytes = 2;
+  }
+
   #parse(text: Buffer): void {
     let at = 0;
     while (at < text.length && !this.#ended) {
       if (this.#tailBytes > 0) {
         const expected = this.#tailBytes === 2 ? 13 : 10;
-        if (text[at++] !== expected) return this.destroy('the server sent something that is not RESP2');
-        if (--this.#tailBytes === 0) this.#end('ok');
+        if (text[at++] !== expected) {
+          this.destroy('the server sent something that is not RESP2');
+          return;
+        }
+        if (--this.#tailBytes === 0) {
+          const result = this.#isWrong ? 'length' : 'ok';
+          this.#isWrong = false;
+          this.#end(result);
+        }
+      } else if (this.#skipBytes > 0) {
+        const bytes = Math.min(this.#skipBytes, text.length - at);
+        at += bytes;
+        this.#skip(bytes);
       } else if (this.#body !== undefined) {
         const body = this.#body;
         const bytes = text.copy(body.view, body.filled, at);
@@ -206,7 +231,10 @@ export class BulkConnection {
       } else {
         const end = text.indexOf(10, at);
         this.#line += text.toString('latin1', at, end === -1 ? text.length : end);
-        if (this.#line.length > maxLineBytes) return this.destroy('the server sent a line without an end');
+        if (this.#line.length > maxLineBytes) {
+          this.destroy('the server sent a line without an end');
+          return;
+        }
         if (end === -1) return;
         at = end + 1;
         const line = this.#line.trimEnd();
@@ -218,10 +246,16 @@ export class BulkConnection {
 
   #onLine(line: string): void {
     const next = this.#expected[0];
-    if (next === undefined) return this.destroy(`the server sent what nobody asked for: ${line}`);
+    if (next === undefined) {
+      this.destroy(`the server sent what nobody asked for: ${line}`);
+      return;
+    }
     const { job } = next;
     if (line[0] === '-') {
-      if (job === undefined) return this.destroy(line.slice(1)); // a login that failed
+      if (job === undefined) {
+        this.destroy(line.slice(1)); // a login that failed
+        return;
+      }
       this.#end({ error: line.slice(1) });
     } else if (line === '+OK' && job === undefined) {
       this.#expected.shift();
@@ -233,10 +267,10 @@ export class BulkConnection {
         this.#body = { view: job.view, filled: 0 };
         if (job.view.length === 0) this.#bodyEnded();
       } else {
-        // The rest of this answer must not be read into anything: the connection ends with it.
-        this.#expected.shift();
-        this.destroy('a value has another length than its entry says');
-        job.onDone('length');
+        this.#isWrong = true;
+        this.#skipBytes = Number(line.slice(1));
+        if (!Number.isSafeInteger(this.#skipBytes) || this.#skipBytes < 0) this.destroy(`not a length: ${line}`);
+        else if (this.#skipBytes === 0) this.#tailBytes = 2;
       }
     } else this.destroy(`the server sent something that is not RESP2: ${line.slice(0, 40)}`);
   }

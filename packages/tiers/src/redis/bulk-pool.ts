@@ -28,7 +28,10 @@ export class BulkPool {
   }
 
   submit(job: BulkJob): void {
-    if (this.#closed) return job.onDone('lost');
+    if (this.#closed) {
+      job.onDone('lost');
+      return;
+    }
     this.#waiting[job.kind].push(job);
     this.#sweep ??= setInterval(() => this.#expire(), sweepMs);
     this.#pump();

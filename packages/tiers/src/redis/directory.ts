@@ -29,7 +29,6 @@ const scanKeys = 1000;
 /** What a write wants to store. `id` names the value and is never used again. */
 export interface Reservation {
   readonly hash: HashKey;
-  readonly parent: HashKey | undefined;
   readonly id: string;
   readonly bytes: number;
 }
@@ -154,25 +153,24 @@ export class Directory {
   /** List what was written; give back the reservation of what was not. */
   async commit(
     namespace: Namespace,
-    blocks: readonly (Reservation & { readonly written: boolean })[],
-    terms: { ttlMs: number | undefined; partBytes: number },
+    blocks: readonly (Reservation & { readonly written: boolean; readonly usedUs: number })[],
+    terms: { ttlMs: number | undefined; partBytes: number; offsetUs: number },
   ): Promise<Answer[]> {
-    // Children first: each parent is used after them, and so leaves after them.
-    const order = [...blocks].reverse();
-    const args = order.flatMap((each) => [fieldOf(namespace, each.hash), each.id, each.bytes, each.written ? '1' : '']);
+    const args = blocks.flatMap(({ hash, id, bytes, written, usedUs }) => [
+      ...[fieldOf(namespace, hash), id, bytes, written ? '1' : '', Math.round(usedUs + terms.offsetUs)],
+    ]);
     const head = [this.#node, terms.ttlMs ?? '', terms.partBytes];
     const reply = await this.#run(commitScript, [...head, ...args]);
     const [state, answers] = reply as [Reply[], Buffer[]];
     this.#read(state);
-    const told = answers.map((answer, i): Answer => {
-      const { hash, parent, id, bytes, written } = order[i]!;
+    return answers.map((answer, i): Answer => {
+      const { hash, usedUs, id, bytes, written } = blocks[i]!;
       const text = String(answer);
       if (text === 'n') return 'refused';
       const entry = text === 's' ? `${bytes} ${terms.partBytes} ${id}` : text;
-      if (!this.#leaving.has(entry)) this.#index.set(namespace, hash, entry, parent);
+      if (!this.#leaving.has(entry)) this.#index.set(namespace, hash, entry, usedUs);
       return text === 's' ? 'done' : written ? 'held' : 'refused';
     });
-    return told.reverse();
   }
 
   /** The index has forgotten these already; now the server does. */
@@ -184,9 +182,12 @@ export class Directory {
     for (const { text } of blocks) this.#leaving.set(text, Number(state[3]));
   }
 
-  /** Least recent first. */
-  async touch(fields: readonly Buffer[]): Promise<void> {
-    await this.#run(touchScript, fields);
+  /** `usedUs`: on the server's clock. */
+  async touch(uses: readonly { readonly field: Buffer; readonly usedUs: number }[]): Promise<void> {
+    await this.#run(
+      touchScript,
+      uses.flatMap(({ field, usedUs }) => [field, Math.round(usedUs)]),
+    );
   }
 
   /** The server is lost: replies still to come are no news. */

@@ -126,7 +126,11 @@ export class RedisLink {
       const leftMs = endMs - performance.now();
       if (leftMs <= 0) {
         throw error === undefined
-          ? new KvError('DEADLINE', `redis: no connection within ${limitMs} ms; check servers`, { retry: true })
+          ? new KvError(
+              'DEADLINE',
+              `redis: no connection within ${limitMs} ms; check servers, and whether they speak TLS`,
+              { retry: true },
+            )
           : asKvError(error);
       }
       await new Promise<void>((resolve) => {

@@ -48,6 +48,6 @@ describe.each(Object.entries(kinds))('%s', (name, start) => {
       }
       return openTier(bench, { servers: kind.group.urls, ...kind.settings });
     },
-    { persistent: true, runs: 5 },
+    { persistent: true, runs: 3 },
   );
 });

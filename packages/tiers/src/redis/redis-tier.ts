@@ -17,9 +17,9 @@ import { identitiesOf } from '../disk/disk-io.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import { BlockIndex } from './block-index.ts';
 import { type Answer, type Directory, parseEntry, type Reservation } from './directory.ts';
+import { Recency } from './recency.ts';
 import { partitionOf, RedisService } from './service.ts';
 import { policyOf, type RedisTierOptions } from './settings.ts';
-import { Toucher } from './toucher.ts';
 import type { ValueResult } from './values.ts';
 import { Verifier } from './verifier.ts';
 
@@ -33,6 +33,7 @@ const parentAt = { length: 14, hash: 80 };
 const payloadBytesAt = 120;
 
 interface Job extends Reservation {
+  readonly parent: HashKey | undefined;
   readonly index: number;
   readonly slot: number;
 }
@@ -44,7 +45,7 @@ export class RedisTier implements Tier {
   readonly #node = randomBytes(9).toString('base64url');
   readonly #index = new BlockIndex();
   readonly #service: RedisService;
-  readonly #toucher: Toucher;
+  readonly #recency: Recency;
   readonly #verifier: Verifier;
   /** Writes in flight by namespace and hash, with who else waits for them. */
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
@@ -69,7 +70,7 @@ export class RedisTier implements Tier {
   private constructor(options: RedisTierOptions) {
     this.#options = options;
     this.#service = new RedisService(options, this.#index, this.#node);
-    this.#toucher = new Toucher(this.#index, this.#service);
+    this.#recency = new Recency(this.#index, this.#service);
     this.#verifier = new Verifier(options.arena);
   }
 
@@ -81,7 +82,7 @@ export class RedisTier implements Tier {
   }
 
   touch(namespace: Namespace, hashes: readonly HashKey[]): void {
-    this.#toucher.touch(namespace, hashes);
+    this.#recency.touch(namespace, hashes);
   }
 
   async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
@@ -97,7 +98,7 @@ export class RedisTier implements Tier {
       if (sizes[index] === 0) continue;
       if (this.#index.get(namespace, hash) !== undefined) {
         statuses[index] = 'held';
-        this.#toucher.touch(namespace, [hash]);
+        this.#recency.touch(namespace, [hash]);
       } else if (others !== undefined) {
         waits.push(
           new Promise((resolve) => {
@@ -176,7 +177,7 @@ export class RedisTier implements Tier {
       ...this.#counts,
       inService,
       outOfServiceReason,
-      detail: { ...this.#detail, connections_lost: connectionsLost, touches_dropped: this.#toucher.dropped },
+      detail: { ...this.#detail, connections_lost: connectionsLost, touches_dropped: this.#recency.dropped },
     };
   }
 
@@ -187,7 +188,7 @@ export class RedisTier implements Tier {
 
   async close(): Promise<void> {
     await Promise.all(this.#inFlight);
-    await this.#toucher.flush().catch(() => {}); // recency only
+    await this.#recency.flush().catch(() => {}); // recency only
     await this.#service.close();
   }
 
@@ -240,16 +241,13 @@ export class RedisTier implements Tier {
       this.#writing.delete(key);
       for (const tell of waiters) tell(answer !== 'refused');
     }
-    for (const [i, { parent }] of jobs.entries()) {
-      if (answers[i] !== 'refused') this.#toucher.touchAncestors(namespace, parent);
-    }
   }
 
   async #store(namespace: Namespace, directory: Directory, jobs: readonly Job[]): Promise<readonly Answer[]> {
     const { settings, onStep, leaseMs } = this.#options;
     const { partBytes } = settings;
     const policy = policyOf(settings.policies, namespace);
-    const flushed = this.#toucher.flush(); // sent before the reservation, which evicts by it
+    const flushed = this.#recency.flush(); // sent before the reservation, which evicts by it
     const terms = { leaseMs: leaseMs ?? defaultLeaseMs, partBytes, share: policy.maxShare };
     const [{ answers, evicted }] = await Promise.all([directory.reserve(namespace, jobs, terms), flushed]);
     this.#counts.evictions += evicted;
@@ -263,12 +261,17 @@ export class RedisTier implements Tier {
     );
     onStep?.('redis.write.parts');
     this.#detail.timeouts += results.filter((result) => result === 'lost').length;
+    const uses = this.#recency.usesOf(namespace, jobs);
     const reserved = jobs.flatMap((job, i) =>
-      answers[i] === 'done' ? [{ ...job, written: results[i] === 'ok' }] : [],
+      answers[i] === 'done' ? [{ ...job, written: results[i] === 'ok', usedUs: uses[i]! }] : [],
     );
     if (reserved.length === 0) return answers;
     const ttlMs = policy.ttlSeconds === undefined ? undefined : policy.ttlSeconds * 1000;
-    const committed = await directory.commit(namespace, reserved, { ttlMs, partBytes });
+    const committed = await directory.commit(namespace, reserved, {
+      ttlMs,
+      partBytes,
+      offsetUs: this.#service.clockOffsetUs,
+    });
     onStep?.('redis.write.committed');
     let next = 0;
     return answers.map((answer) => (answer === 'done' ? committed[next++]! : answer));

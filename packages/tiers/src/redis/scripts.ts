@@ -56,7 +56,11 @@ local function tell(kind, field, entry, node)
   local number = call('HINCRBY', ledger, 'events', 1)
   call('XADD', events, 'MAXLEN', '~', ${maxEvents}, number .. '-1', 'k', kind, 'f', field, 'e', entry, 'n', node)
 end
-local function use(field) call('ZADD', recency, call('HINCRBY', ledger, 'clock', 1), field) end
+local function now_us() local t = call('TIME'); return t[1] * 1000000 + t[2] end
+-- Used at that time of the server's clock; never less recently than is known already, nor in the future.
+local function use(field, used)
+  call('ZADD', recency, 'GT', string.format('%.0f', math.min(tonumber(used), now_us() + 1000000)), field)
+end
 local function drop(field, entry, node)
   local bytes, part, id = parse(entry)
   drop_value(bytes, part, id)
@@ -121,7 +125,7 @@ end
 if call('EXISTS', ledger) == 0 then
   if ARGV[4] == '' then return {'new'} end
   call('HSET', ledger, 'format', '${formatName}', 'partitions', ARGV[1], 'cap', ARGV[2], 'epoch', ARGV[3],
-    'used', 0, 'count', 0, 'clock', 0, 'events', 0)
+    'used', 0, 'count', 0, 'events', 0)
 else
   local format = call('HGET', ledger, 'format')
   if format ~= '${formatName}' then return {'foreign: ' .. ledger .. ' has format ' .. (format or 'none')} end
@@ -169,7 +173,7 @@ for at = 5, #ARGV, 3 do
   local held = call('HGET', blocks, field)
   local need = charge_of(bytes, part)
   if held then
-    use(field)
+    use(field, now_us())
     answers[#answers + 1] = held
   else
     local fits = need <= cap and (not share or need <= share)
@@ -196,13 +200,13 @@ return {state(), answers, evicted}
 `);
 
 /**
- * ARGV: node, ttlMs ("" for none), partBytes, then for each block, children first: field, id, bytes, written ("1", or "" to give
- * the lease back). → {state, answers}: 's' (stored), 'n' (not: the lease had expired, or bytes are missing), or the entry that
+ * ARGV: node, ttlMs ("" for none), partBytes, then for each block: field, id, bytes, written ("1", or "" to give
+ * the lease back), used (µs, the server's clock). → {state, answers}: 's' (stored), 'n' (not: the lease had expired, or bytes are missing), or the entry that
  * another node stored meanwhile.
  */
 export const commitScript = script(`${needsLedger}${mayWrite}
 local part, now, answers = tonumber(ARGV[3]), now_ms(), {}
-for at = 4, #ARGV, 4 do
+for at = 4, #ARGV, 5 do
   local field, id, bytes = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local member = bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field
   local answer = 'n'
@@ -220,7 +224,7 @@ for at = 4, #ARGV, 4 do
       call('ZREM', leases, member)
       call('HSET', blocks, field, entry)
       call('HINCRBY', ledger, 'count', 1)
-      use(field)
+      use(field, ARGV[at + 4])
       if ARGV[2] ~= '' then
         local at_ms = now + tonumber(ARGV[2])
         call('ZADD', expiry, at_ms, field)
@@ -243,10 +247,10 @@ end
 return {state()}
 `);
 
-/** ARGV: fields, the least recent first. → {state} */
+/** ARGV: field, used (µs, the server's clock), field, used ... → {state} */
 export const touchScript = script(`${needsLedger}${mayWrite}
-for _, field in ipairs(ARGV) do
-  if call('HEXISTS', blocks, field) == 1 then use(field) end
+for at = 1, #ARGV, 2 do
+  if call('HEXISTS', blocks, ARGV[at]) == 1 then use(ARGV[at], ARGV[at + 1]) end
 end
 return {state()}
 `);

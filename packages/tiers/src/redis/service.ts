@@ -9,7 +9,7 @@ import { invariant, KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import type { BlockIndex } from './block-index.ts';
 import { Directory } from './directory.ts';
-import { RedisLink } from './link.ts';
+import { asKvError, RedisLink } from './link.ts';
 import { checkServers } from './server-check.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Values } from './values.ts';
@@ -44,6 +44,8 @@ export class RedisService {
   #life = 0;
   #busy: Promise<void> = Promise.resolve();
   connectionsLost = 0;
+  /** The server's clock less ours (performance.now()), microseconds. */
+  clockOffsetUs = 0;
 
   /** KvError CONFIG for what cannot work. */
   constructor(options: RedisTierOptions, index: BlockIndex, node: string) {
@@ -72,7 +74,7 @@ export class RedisService {
 
   /** The first time: what cannot work is thrown. */
   async start(): Promise<void> {
-    await this.#enter(true);
+    await this.#enter();
   }
 
   /** Out of service, loudly; then tried again. */
@@ -117,10 +119,10 @@ export class RedisService {
     }
   }
 
-  async #enter(isFirst: boolean): Promise<void> {
+  async #enter(): Promise<void> {
     const { settings, log } = this.#options;
     const life = this.#life;
-    await this.#link.ready(Math.max(settings.timeLimitMs, isFirst ? 5000 : 0));
+    await this.#link.ready(settings.timeLimitMs);
     const warning = await checkServers(
       this.#link,
       this.directories.map(({ partition }) => partition),
@@ -128,16 +130,15 @@ export class RedisService {
     );
     if (warning !== '') log.warn({ tier: 'redis', reason: warning }, 'the server may drop blocks by itself');
     await this.#link.loadScripts();
+    const [seconds, micros] = (await this.#link.command(this.directories[0]!.partition, 'TIME', [])) as Buffer[];
+    this.clockOffsetUs = Number(seconds) * 1e6 + Number(micros) - performance.now() * 1000;
     if (life !== this.#life) return;
     const share = Math.floor(settings.bytes / this.directories.length);
     let isNew = true;
     for (const directory of this.directories) {
       isNew = (await directory.open(this.directories.length, share)) && isNew;
       const probe = await this.values.probe(directory.partition);
-      if (probe !== 'ok')
-        throw new KvError('IO', `redis: values cannot be moved: ${probe}; check servers and the user's rights`, {
-          retry: true,
-        });
+      if (probe !== 'ok') throw asKvError(new Error(`values cannot be moved: ${probe}`));
     }
     if (life !== this.#life) return;
     // From here on losses empty the index again.
@@ -167,10 +168,13 @@ export class RedisService {
   async #recover(): Promise<void> {
     this.#backoffMs = Math.min(maxBackoffMs, this.#backoffMs * 2);
     try {
-      await this.#enter(false);
+      await this.#enter();
     } catch (error) {
       if (this.#state === 'closed') return;
-      if (this.#state === 'listing') return this.fail(KvError.from(error).message);
+      if (this.#state === 'listing') {
+        this.fail(KvError.from(error).message);
+        return;
+      }
       this.#reason = KvError.from(error).message;
       this.values.disconnect(this.#reason);
       this.#later(this.#backoffMs, () => this.#recover());

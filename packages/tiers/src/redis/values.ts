@@ -80,9 +80,15 @@ export class Values {
     target: (BulkAddress & { readonly name: string; readonly asking: boolean }) | undefined,
   ): void {
     const address = target ?? this.#link.address(partition);
-    if (address === undefined) return end('lost');
+    if (address === undefined) {
+      end('lost');
+      return;
+    }
     const onDone = (result: BulkResult): void => {
-      if (typeof result !== 'object') return end(result === 'length' ? 'wrong' : result);
+      if (typeof result !== 'object') {
+        end(result === 'length' ? 'wrong' : result);
+        return;
+      }
       const [word, , place] = result.error.split(' ');
       const isRedirection = (word === 'MOVED' || word === 'ASK') && place !== undefined;
       if (isRedirection && redirections < maxRedirections && performance.now() < deadlineMs) {

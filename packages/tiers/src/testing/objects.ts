@@ -54,11 +54,11 @@ export class TestBench {
   }
 
   /** A slot that holds the object of this name. */
-  filledSlot(namespace: Namespace, hash: HashKey, payloadBytes: number): number {
+  filledSlot(namespace: Namespace, hash: HashKey, payloadBytes: number, parent: HashKey | null = null): number {
     const payload = payloadOf(namespace, hash, payloadBytes);
     const slot = this.emptySlot(payloadBytes);
     const payloadChecksum = native.xxh3_64(payload);
-    const fields = { namespace: namespace.digest, hash, parent: null, tokenCount: 16, payloadBytes, payloadChecksum };
+    const fields = { namespace: namespace.digest, hash, parent, tokenCount: 16, payloadBytes, payloadChecksum };
     native.arenaWrite(this.arena, slot, Buffer.concat([encodeHeader(fields), payload]));
     return slot;
   }
@@ -87,6 +87,16 @@ export class TestBench {
       return await tier.write(namespace, blocks);
     } finally {
       for (const { slot } of blocks) this.tier.free(slot);
+    }
+  }
+
+  /** Write one block of a chain; its header names its parent. */
+  async writeChild(tier: Tier, namespace: Namespace, hash: HashKey, parent: HashKey | null, payloadBytes: number) {
+    const slot = this.filledSlot(namespace, hash, payloadBytes, parent);
+    try {
+      return (await tier.write(namespace, [{ hash, slot }]))[0]!;
+    } finally {
+      this.tier.free(slot);
     }
   }
 

@@ -1,0 +1,179 @@
+/**
+ * What happens to Redis happens to real servers here: killed, stopped, emptied, full, failed over. Always: no operation outlives its
+ * time limit by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
+ */
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { RedisServer, type ServerGroup, startCluster, startSentinel, until } from '../../infra/redis/servers.ts';
+import type { RedisTier } from '../../packages/tiers/src/redis/redis-tier.ts';
+import { hashNamed, namespaceNamed, TestBench } from '../../packages/tiers/src/testing/objects.ts';
+import { openTier } from '../../packages/tiers/src/testing/redis.ts';
+
+const payloadBytes = 100_000;
+const space = namespaceNamed('one');
+const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
+const timeLimitMs = 400;
+
+let bench: TestBench;
+let tier: RedisTier | undefined;
+let group: { stop(): Promise<void> } | undefined;
+beforeEach(() => {
+  bench = new TestBench();
+});
+afterEach(async () => {
+  await tier?.close();
+  await group?.stop();
+  tier = undefined;
+  group = undefined;
+  bench.dispose();
+});
+
+/** Writes and reads until told to stop; returns how many of each status there were. */
+function load(over: RedisTier): () => Promise<Map<string, number>> {
+  const counts = new Map<string, number>();
+  let running = true;
+  const worker = async (number: number): Promise<void> => {
+    for (let round = 0; running; round++) {
+      const hashes = Array.from({ length: 4 }, (_, i) => hashNamed(`${number} ${round % 8} ${i}`));
+      const startMs = performance.now();
+      const statuses = [
+        ...(await bench.write(over, space, hashes, payloadBytes)),
+        ...(await bench.read(over, space, hashes, payloadBytes)),
+      ];
+      expect(performance.now() - startMs).toBeLessThan(20 * timeLimitMs);
+      for (const status of statuses) counts.set(status!, (counts.get(status!) ?? 0) + 1);
+      await new Promise((resolve) => setTimeout(resolve, 5));
+    }
+  };
+  const workers = Promise.all([0, 1, 2].map(worker));
+  return async () => {
+    running = false;
+    await workers;
+    return counts;
+  };
+}
+
+const isBack = (): boolean => tier!.stats().inService;
+const isOut = (): boolean => !tier!.stats().inService;
+
+describe('one server', () => {
+  let server: RedisServer;
+  const open = async (persistent = false): Promise<void> => {
+    server = await RedisServer.start({ persistent });
+    group = server;
+    tier = await openTier(bench, { servers: [server.url], timeLimitMs, bytes: 16 << 20, partBytes: 32_768 });
+  };
+
+  it('killed under load and started again with its data: out, back, and what was stored is read', async () => {
+    await open(true);
+    expect(await bench.write(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+    const told: string[] = [];
+    tier!.follow(({ kind }) => told.push(kind));
+    const stop = load(tier!);
+    await until(() => tier!.stats().blocks > 20, 'some load');
+    await server.kill();
+    await until(isOut, 'out of service');
+    expect(tier!.lookup(space, chain)).toBe(0);
+    expect(tier!.stats()).toMatchObject({ inService: false, blocks: 0 });
+    expect(tier!.stats().outOfServiceReason).not.toBe('');
+    expect(await bench.write(tier!, space, [hashNamed('new')], payloadBytes)).toEqual(['refused']);
+    await server.start();
+    await until(isBack, 'back in service');
+    const counts = await stop();
+    expect(tier!.lookup(space, chain)).toBe(8);
+    expect(await bench.read(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    expect(told).toContain('cleared');
+    expect(counts.get('corrupt') ?? 0).toBe(0);
+    tier!.checkIntegrity();
+  });
+
+  it('started again without its data: what is gone is gone, and it is filled anew', async () => {
+    await open();
+    await bench.write(tier!, space, chain, payloadBytes);
+    await server.kill();
+    await until(isOut, 'out of service');
+    await server.start();
+    await until(isBack, 'back in service');
+    expect(tier!.lookup(space, chain)).toBe(0);
+    expect(tier!.stats()).toMatchObject({ blocks: 0, bytes: 0 });
+    expect(await bench.write(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+    expect(await bench.read(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  });
+
+  it('emptied, or robbed of its directory, under way: noticed, and values that nothing names are cleared away', async () => {
+    await open();
+    await bench.write(tier!, space, chain, payloadBytes);
+    await server.cli('flushall');
+    await until(() => isBack() && tier!.stats().blocks === 0, 'the empty server');
+    expect(await bench.write(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+    await server.cli('del', 'kvtier:{p0}:blocks');
+    await until(() => isBack() && tier!.stats().blocks === 0, 'a new directory');
+    await until(async () => (await server.cli('keys', 'kvtier:{p0}:v:*')) === '', 'the orphans');
+    expect(tier!.stats().bytes).toBe(0);
+  });
+
+  it('stopped (SIGSTOP): reads fail and writes are refused within the limit; continued, it serves again', async () => {
+    await open();
+    await bench.write(tier!, space, chain, payloadBytes);
+    server.signal('SIGSTOP');
+    const startMs = performance.now();
+    const [reads, writes] = await Promise.all([
+      bench.read(tier!, space, chain, payloadBytes),
+      bench.write(tier!, space, [hashNamed('late')], payloadBytes),
+    ]);
+    expect(performance.now() - startMs).toBeLessThan(10 * timeLimitMs);
+    expect(reads).toEqual(chain.map(() => 'failed'));
+    expect(writes).toEqual(['refused']);
+    await until(isOut, 'out of service');
+    server.signal('SIGCONT');
+    await until(isBack, 'back in service');
+    expect(await bench.read(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  });
+
+  it('out of memory by others: writes are refused, reads go on, and no budget is lost', async () => {
+    await open();
+    await bench.write(tier!, space, chain, payloadBytes);
+    await server.cli('config', 'set', 'maxmemory', '1mb');
+    expect(await bench.write(tier!, space, [hashNamed('more')], payloadBytes)).toEqual(['refused']);
+    expect(await bench.read(tier!, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    expect(tier!.stats().inService).toBe(true);
+    const { bytes } = tier!.stats();
+    await server.cli('config', 'set', 'maxmemory', '0');
+    expect(await bench.write(tier!, space, [hashNamed('more')], payloadBytes)).toEqual(['stored']);
+    expect(tier!.stats().bytes).toBe((bytes / 8) * 9);
+  });
+});
+
+const survives = async (victim: RedisServer): Promise<void> => {
+  const stop = load(tier!);
+  await until(() => tier!.stats().blocks > 20, 'some load');
+  await victim.kill();
+  await until(isOut, 'out of service');
+  await until(isBack, 'the failover');
+  await bench.write(tier!, space, chain, payloadBytes);
+  await until(async () => {
+    await bench.write(tier!, space, chain, payloadBytes);
+    return (await bench.read(tier!, space, chain, payloadBytes)).every((status) => status === 'ready');
+  }, 'service on the new master');
+  const counts = await stop();
+  expect(counts.get('corrupt') ?? 0).toBe(0);
+  expect(counts.get('ready')).toBeGreaterThan(0);
+  tier!.checkIntegrity();
+};
+
+it('a Cluster’s master dies under load: its replica takes over, and the tier is back by itself', async () => {
+  const cluster: ServerGroup = await startCluster(3, 1);
+  group = cluster;
+  tier = await openTier(bench, {
+    ...{ mode: 'cluster', servers: cluster.urls, timeLimitMs, bytes: 24 << 20 },
+    partBytes: 32_768,
+  });
+  await survives(cluster.servers[0]!);
+});
+
+it('the master under Sentinels dies under load: the replica takes over, and the tier is back by itself', async () => {
+  const sentinel = await startSentinel();
+  group = sentinel;
+  const settings = { mode: 'sentinel', masterName: 'kvtier', servers: sentinel.urls, timeLimitMs } as const;
+  tier = await openTier(bench, { ...settings, bytes: 16 << 20, partBytes: 32_768 });
+  await survives(sentinel.servers[0]!);
+});
