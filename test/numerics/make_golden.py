@@ -3,7 +3,7 @@
 Each case is a small random model in golden/NAME/ (config.json, model.safetensors) with golden.json: a prompt, and the
 fp32 logits of transformers at a few positions. Run with a Python that has torch and transformers:
 
-    .cache/torch-venv/bin/python test/numerics/make_golden.py                  rewrites the golden folders
+    .cache/torch-venv/bin/python test/numerics/make_golden.py [NAME ...]       rewrites the golden folders
     .cache/torch-venv/bin/python test/numerics/make_golden.py --logits DIR     prints logits of any model, for the live test
                                                                                (stdin: {"tokens", "positions"})
 """
@@ -14,7 +14,8 @@ import sys
 
 import torch
 from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Gemma3TextConfig,
+                          Gemma3ForCausalLM, MinistralConfig, MinistralForCausalLM)
 
 SHAPE = dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
@@ -31,6 +32,16 @@ CASES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**{**SHAPE, "num_hidden_layers": 3}, tie_word_embeddings=True), "bfloat16"),
     "qwen3-yarn": (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True, rope_parameters=YARN),
                    "bfloat16"),
+    # Windows shorter than the prompt, in some layers and in others not.
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**{**SHAPE, "num_hidden_layers": 4, "intermediate_size": 64}, head_dim=16,
+               sliding_window=20, layer_types=["sliding_attention", "sliding_attention", "full_attention",
+                                               "sliding_attention"],
+               query_pre_attn_scalar=24, final_logit_softcapping=8.0,
+               rope_parameters=dict(sliding_attention=dict(rope_type="default", rope_theta=1000.0),
+                                    full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0))), "bfloat16"),
+    "ministral-mixed": (MinistralForCausalLM, MinistralConfig(**{**SHAPE, "num_hidden_layers": 4, "intermediate_size": 64},
+                        head_dim=16, sliding_window=24,
+                        layer_types=["full_attention", "sliding_attention"] * 2), "bfloat16"),
 }
 TOKENS = 97
 
@@ -48,6 +59,8 @@ def load(folder):
 def main():
     root = pathlib.Path(__file__).parent / "golden"
     for seed, (name, (cls, config, dtype)) in enumerate(CASES.items()):
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         torch.manual_seed(seed)
         model = cls(config)
         generator = torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ import { parseBytes } from './bytes.ts';
 export interface UpOptions {
   readonly port: number;
   readonly dataDir: string;
-  /** "demo", "random:25m" or a folder. */
+  /** "demo", "random:25m", "random:gemma3-30m" or a folder. */
   readonly model: string;
   readonly tier: boolean;
   /** null: chosen to fit the machine. */

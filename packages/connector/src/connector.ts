@@ -16,7 +16,7 @@ export type ByTier = Readonly<Record<string, number>>;
 export type Match = { readonly state: 'pending' } | { readonly state: 'known'; readonly blocks: number };
 
 export interface LoadResult {
-  /** Blocks that are in the KV cache and verified, from the first of the load on, without a gap. */
+  /** Blocks that are in the KV cache and verified in all groups that want them, from the first on, without a gap. */
   readonly loaded: number;
   readonly byTier: ByTier;
   readonly elapsedUs: number;
@@ -32,7 +32,8 @@ export interface Connector {
    */
   match(requestId: string, hashes: Buffer, localBlocks: number): Match;
   /**
-   * Bring `blockIds.length` blocks of the chain, from block `firstBlock` on, into the KV cache.
+   * Bring blocks of the chain, from block `firstBlock` on, into the KV cache.
+   * @param blockIds row-major [attention group][block]; 0 where a group's window does not reach, at the front of its row
    * `onDone` is called exactly once, never from inside this call, at the latest shortly after the deadline; the block
    * ids belong to the connector until then.
    */
@@ -44,7 +45,8 @@ export interface Connector {
     onDone: (result: LoadResult) => void,
   ): void;
   /**
-   * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`. `onReleased` is called
+   * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`, ids laid out as in `load`,
+   * 0 where a group does not offer a block. `onReleased` is called
    * exactly once, never from inside this call, when their bytes are no longer needed.
    */
   store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void;

@@ -29,8 +29,8 @@ export interface LoadContext {
 export interface LoadOutcome {
   /** Blocks from the first on. */
   readonly loaded: number;
-  /** Blocks by tier. */
-  readonly byTier: Record<string, number>;
+  /** Where each of them came from. */
+  readonly tiers: readonly string[];
 }
 
 /** The node ends a load at its deadline by itself; this much later we do. */
@@ -167,14 +167,10 @@ export class LoadRun {
 
   #end(): void {
     this.#ended = true;
-    const byTier: Record<string, number> = {};
-    let loaded = 0;
-    for (; loaded < this.#verified.length && this.#verified[loaded] === 1; loaded++) {
-      const tier = this.#tiers[loaded]!;
-      byTier[tier] = (byTier[tier] ?? 0) + 1;
-    }
+    const gap = this.#verified.indexOf(0);
+    const loaded = gap < 0 ? this.#verified.length : gap;
     this.#release();
-    this.#onEnd({ loaded, byTier });
+    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded) });
   }
 
   #release(): void {

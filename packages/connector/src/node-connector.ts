@@ -9,10 +9,11 @@ import type { Executor } from '@kvtier/executor';
 import type { StatsResult } from '@kvtier/wire';
 import type { Connector, LoadResult, Match } from './connector.ts';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
-import { LoadRun } from './load.ts';
+import { columnsWithin, type GroupPart, groupWindows, partsOf } from './groups.ts';
+import { type LoadOutcome, LoadRun } from './load.ts';
 import { MatchTable } from './matches.ts';
 import { LoadPlanner } from './planner.ts';
-import { type ConnectorLogger, SessionClient } from './session-client.ts';
+import { type ConnectorLogger, type Session, SessionClient } from './session-client.ts';
 import { runStore } from './store.ts';
 import { realTimers, type Timers } from './timers.ts';
 
@@ -20,8 +21,11 @@ export interface ConnectorOptions {
   /** Unix socket of the cache node. */
   readonly socketPath: string;
   readonly executor: Pick<Executor, 'kv' | 'attachArena' | 'detachArena' | 'exportBlocks' | 'importBlocks'>;
-  /** 32-byte namespace digest: everything that two engines must have in common to share a block. */
-  readonly namespace: Uint8Array;
+  /**
+   * 32-byte namespace digest: everything that two engines must have in common to share a block. One per attention group,
+   * in the order of `executor.kv.groups`; a model of full attention has one group.
+   */
+  readonly namespace: Uint8Array | readonly Uint8Array[];
   /** 32 for sha256*, 16 for xxhash*. */
   readonly hashBytes: number;
   /** No load takes longer, whatever it saves. */
@@ -61,7 +65,9 @@ class CacheNodeConnector implements NodeConnector {
   readonly #timers: Timers;
   readonly #planner: LoadPlanner;
   readonly #matches: MatchTable;
-  readonly #client: SessionClient;
+  /** One per attention group. */
+  readonly #clients: readonly SessionClient[];
+  readonly #windows: readonly number[];
   readonly #stores = new Set<Promise<void>>();
   readonly #maxStoreBlocks: number;
   #storingBlocks = 0;
@@ -73,7 +79,11 @@ class CacheNodeConnector implements NodeConnector {
     this.#timers = options.timers ?? realTimers;
     this.#maxStoreBlocks = options.maxStoreBlocks ?? defaultMaxStoreBlocks;
     this.#planner = new LoadPlanner(kv.blockTokens, options.loadDeadlineMs);
+    this.#windows = groupWindows(kv);
+    const namespaces = options.namespace instanceof Uint8Array ? [options.namespace] : options.namespace;
+    invariant(this.#windows.length === namespaces.length, 'connector: one namespace per attention group');
     this.#matches = new MatchTable({
+      windows: this.#windows,
       hashBytes: options.hashBytes,
       lookupDeadlineMs: options.lookupDeadlineMs,
       planner: this.#planner,
@@ -81,21 +91,25 @@ class CacheNodeConnector implements NodeConnector {
       counters: this.counters,
       onWake: options.onWake,
     });
-    this.#client = new SessionClient({
-      ...options,
-      payloadBytes: kv.blockBytes,
-      blockTokens: kv.blockTokens,
-      timers: this.#timers,
-      counters: this.counters,
-    });
+    this.#clients = namespaces.map(
+      (namespace, group) =>
+        new SessionClient({
+          ...options,
+          namespace,
+          payloadBytes: kv.blockBytes,
+          blockTokens: kv.blockTokens,
+          timers: this.#timers,
+          counters: group === 0 ? this.counters : newCounters(), // all go to one node: it is counted once
+        }),
+    );
   }
 
   get attached(): boolean {
-    return this.#client.session !== null;
+    return this.#sessions !== null;
   }
 
   get suspended(): boolean {
-    return this.#client.suspended;
+    return this.#clients.some(({ suspended }) => suspended);
   }
 
   get storingBlocks(): number {
@@ -103,7 +117,7 @@ class CacheNodeConnector implements NodeConnector {
   }
 
   match(requestId: string, hashes: Buffer, localBlocks: number): Match {
-    return this.#matches.match(this.#client.session, requestId, hashes, localBlocks);
+    return this.#matches.match(this.#sessions, requestId, hashes, localBlocks);
   }
 
   load(
@@ -114,62 +128,95 @@ class CacheNodeConnector implements NodeConnector {
     onDone: (result: LoadResult) => void,
   ): void {
     const { executor, hashBytes } = this.#options;
-    const { blockBytes } = executor.kv;
-    const blocks = blockIds.length;
+    const blocks = blockIds.length / this.#windows.length;
     invariant((firstBlock + blocks) * hashBytes <= hashes.length, 'load: more blocks than hashes');
     const startedAtMs = this.#timers.nowMs();
-    const session = this.#client.session;
-    if (session === null || blocks === 0) {
-      if (blocks > 0) count(this.counters, 'load', 'no session');
-      this.#matches.settle(requestId, firstBlock, blocks === 0);
-      queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 }));
+    const sessions = this.#sessions;
+    const parts = partsOf(blockIds, this.#windows.length);
+    if (sessions === null || parts.length === 0) {
+      if (blocks > 0 && sessions === null) count(this.counters, 'load', 'no session');
+      const loaded = sessions === null ? 0 : blocks;
+      this.#matches.settle(
+        requestId,
+        this.#windows.map(() => firstBlock + loaded),
+        loaded === blocks,
+      );
+      queueMicrotask(() => onDone({ loaded, byTier: {}, elapsedUs: 0 }));
       return;
     }
     this.counters.loads++;
-    const context = {
-      session,
-      executor,
-      timers: this.#timers,
-      counters: this.counters,
-      onCopied: (copied: number, elapsedUs: number) => this.#planner.observeCopy(copied, elapsedUs),
-    };
     const predictedUs = this.#matches.predictedUs(requestId, firstBlock, blocks);
-    const wanted = hashes.subarray(firstBlock * hashBytes, (firstBlock + blocks) * hashBytes);
-    new LoadRun(context, wanted, blockIds, this.#planner.deadlineMs(blocks), ({ loaded, byTier }) => {
+    const deadlineMs = this.#planner.deadlineMs(blocks);
+    const outcomes = new Map<GroupPart, LoadOutcome>();
+    const ended = (): void => {
       const elapsedUs = Math.round((this.#timers.nowMs() - startedAtMs) * 1_000);
-      this.counters.loadedBlocks += loaded;
-      this.counters.loadedBytes += loaded * blockBytes;
+      const { loaded, byTier, ends } = together(outcomes, blocks);
+      for (const outcome of outcomes.values()) {
+        this.counters.loadedBlocks += outcome.loaded;
+        this.counters.loadedBytes += outcome.loaded * executor.kv.blockBytes;
+      }
       this.counters.loadUs += elapsedUs;
       // A load that failed early says nothing about speed.
       if (predictedUs !== undefined && (loaded === blocks || elapsedUs > predictedUs)) {
         this.#planner.observeLoad(predictedUs, elapsedUs, this.#timers.nowMs());
       }
-      this.#matches.settle(requestId, firstBlock + loaded, loaded === blocks);
+      const chainEnds = this.#windows.map((_, group) => {
+        const end = ends.get(group);
+        return end === undefined ? undefined : firstBlock + end;
+      });
+      this.#matches.settle(requestId, chainEnds, loaded === blocks);
       onDone({ loaded, byTier, elapsedUs });
-    });
+    };
+    for (const part of parts) {
+      const context = {
+        session: sessions[part.group]!,
+        executor,
+        timers: this.#timers,
+        counters: this.counters,
+        onCopied: (copied: number, elapsedUs: number) => this.#planner.observeCopy(copied, elapsedUs),
+      };
+      const wanted = hashes.subarray((firstBlock + part.from) * hashBytes, (firstBlock + blocks) * hashBytes);
+      new LoadRun(context, wanted, part.blockIds, deadlineMs, (outcome) => {
+        outcomes.set(part, outcome);
+        if (outcomes.size === parts.length) ended();
+      });
+    }
   }
 
   store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {
     const { executor, hashBytes } = this.#options;
-    invariant((firstBlock + blockIds.length) * hashBytes <= hashes.length, 'store: more blocks than hashes');
-    const session = this.#client.session;
+    const groups = this.#windows.length;
+    const columns = blockIds.length / groups;
+    invariant((firstBlock + columns) * hashBytes <= hashes.length, 'store: more blocks than hashes');
+    const sessions = this.#sessions;
     // The first blocks of a chain are worth most: take as many as fit.
     const room = this.#stores.size < maxStores ? this.#maxStoreBlocks - this.#storingBlocks : 0;
-    const blocks = session === null || this.#closing ? 0 : Math.min(room, blockIds.length);
-    if (blocks < blockIds.length) {
-      count(this.counters, 'store', session === null ? 'no session' : 'too many in flight', blockIds.length - blocks);
-    }
-    if (session === null || blocks === 0) {
+    const taken = sessions === null || this.#closing ? 0 : columnsWithin(blockIds, groups, room);
+    const parts = partsOf(blockIds, groups, taken);
+    const blocks = parts.reduce((sum, part) => sum + part.blockIds.length, 0);
+    const left = blockIds.reduce((sum, id) => sum + (id === 0 ? 0 : 1), 0) - blocks;
+    if (left > 0) count(this.counters, 'store', sessions === null ? 'no session' : 'too many in flight', left);
+    if (sessions === null || blocks === 0) {
       queueMicrotask(onReleased);
       return;
     }
     this.counters.stores++;
     this.#storingBlocks += blocks;
-    const context = { session, executor, counters: this.counters, blockBytes: executor.kv.blockBytes };
-    const at = firstBlock * hashBytes;
-    const parent = hashes.subarray(Math.max(0, at - hashBytes), at);
-    const wanted = hashes.subarray(at, at + blocks * hashBytes);
-    const run = runStore(context, parent, wanted, blockIds.slice(0, blocks), onReleased).finally(() => {
+    let held = parts.length;
+    const released = (): void => {
+      if (--held === 0) onReleased();
+    };
+    const stores = parts.map((part) => {
+      const session = sessions[part.group]!;
+      const context = { session, executor, counters: this.counters, blockBytes: executor.kv.blockBytes };
+      const at = (firstBlock + part.from) * hashBytes;
+      // Behind a window there is nothing in the tier: such a piece begins a chain of its own.
+      const isWindow = this.#windows[part.group] !== Number.POSITIVE_INFINITY;
+      const parent = isWindow ? hashes.subarray(0, 0) : hashes.subarray(Math.max(0, at - hashBytes), at);
+      const wanted = hashes.subarray(at, at + part.blockIds.length * hashBytes);
+      return runStore(context, parent, wanted, part.blockIds, released);
+    });
+    const run: Promise<void> = Promise.all(stores).then(() => {
       this.#storingBlocks -= blocks;
       this.#stores.delete(run);
     });
@@ -185,7 +232,7 @@ class CacheNodeConnector implements NodeConnector {
   }
 
   async stats(deadlineMs = 200): Promise<StatsResult | null> {
-    const call = this.#client.session?.link.call({ $case: 'stats', value: {} }, 'stats', deadlineMs);
+    const call = this.#clients[0]!.session?.link.call({ $case: 'stats', value: {} }, 'stats', deadlineMs);
     return (await call?.catch(() => null)) ?? null;
   }
 
@@ -197,6 +244,40 @@ class CacheNodeConnector implements NodeConnector {
     });
     await Promise.race([Promise.all(this.#stores), patience]);
     cancel();
-    await this.#client.close();
+    await Promise.all(this.#clients.map((client) => client.close()));
   }
+
+  /** One per group, or null while any is missing: a prefix needs them all. */
+  get #sessions(): readonly Session[] | null {
+    const sessions = this.#clients.flatMap(({ session }) => session ?? []);
+    return sessions.length === this.#clients.length ? sessions : null;
+  }
+}
+
+interface Together {
+  readonly loaded: number;
+  readonly byTier: Record<string, number>;
+  /** Per group of the load, the block of the row where what came ends. */
+  readonly ends: ReadonlyMap<number, number>;
+}
+
+/** What several groups' outcomes make of a load of `blocks` blocks: the prefix that all of them have. */
+function together(outcomes: ReadonlyMap<GroupPart, LoadOutcome>, blocks: number): Together {
+  const ends = new Map<number, number>();
+  let loaded = blocks;
+  let widest: GroupPart | undefined;
+  for (const [part, outcome] of outcomes) {
+    const end = part.from + outcome.loaded;
+    if (end < blocks) ends.set(part.group, end);
+    loaded = Math.min(loaded, end);
+    if (widest === undefined || part.from < widest.from) widest = part;
+  }
+  // By the group that loads most; what no group had to load counts to where its first block came from.
+  const byTier: Record<string, number> = {};
+  const { tiers } = outcomes.get(widest!)!;
+  for (let i = 0; i < loaded && tiers.length > 0; i++) {
+    const tier = tiers[Math.max(0, i - widest!.from)]!;
+    byTier[tier] = (byTier[tier] ?? 0) + 1;
+  }
+  return { loaded, byTier, ends };
 }

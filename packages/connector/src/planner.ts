@@ -25,6 +25,16 @@ export interface Hit {
   readonly estimatedUs: number;
 }
 
+/** A prefix that could be loaded, where not every length can (attention groups with windows). */
+export interface LoadChoice {
+  /** Of the chain. */
+  readonly blocks: number;
+  /** Blocks to copy, of all groups together. */
+  readonly copies: number;
+  /** The node's estimate of the time to bring them into its arena. */
+  readonly bringUs: number;
+}
+
 export interface Plan {
   /** Blocks to load, from the first on. */
   readonly blocks: number;
@@ -138,6 +148,23 @@ export class LoadPlanner {
         best = { blocks, loadUs, computeUs };
       }
       if (fits < span.count) break;
+    }
+    return best;
+  }
+
+  /** The best of some prefixes, shortest first; what the longest one has and a shorter one not is computed. */
+  planAmong(choices: readonly LoadChoice[], nowMs: number): Plan {
+    const held = choices.at(-1)?.blocks ?? 0;
+    const perBlockUs = this.computeUs(1);
+    let best: Plan = { blocks: 0, loadUs: 0, computeUs: (perBlockUs ?? 0) * held };
+    for (const { blocks, copies, bringUs } of choices) {
+      const roundTripUs = this.#roundTrip.usPerUnit ?? 0;
+      const loadUs = roundTripUs + copies * (this.#copy.usPerUnit ?? 0) + bringUs * this.correction(nowMs);
+      if (loadUs > this.#loadDeadlineMs * 1_000) continue;
+      const computeUs = (perBlockUs ?? 0) * (held - blocks);
+      if (perBlockUs === undefined || loadUs + computeUs <= best.loadUs + best.computeUs) {
+        best = { blocks, loadUs, computeUs };
+      }
     }
     return best;
   }

@@ -30,11 +30,13 @@ Attention::Attention(const Shape& shape, const KvPool& pool, int threads)
 void Attention::Run(int64_t layer, const std::vector<Sequence>& batch, const float* qkv, float* out,
                     ThreadPool& threads) {
   tasks_.clear();
+  const int64_t window = shape_.kinds[static_cast<size_t>(layer)].window;
   for (const auto& sequence : batch) {
     for (int64_t first = 0; first < sequence.queries; first += kQueryTile) {
       const int64_t count = std::min(kQueryTile, sequence.queries - first);
       for (int64_t head = 0; head < shape_.kv_heads; ++head) {
-        tasks_.push_back({&sequence, first, count, head, count * (sequence.computed + first + count)});
+        const int64_t before = sequence.computed + first;
+        tasks_.push_back({&sequence, first, count, head, count * ((window == 0 ? before : std::min(before, window)) + count)});
       }
     }
   }
@@ -57,7 +59,7 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
   float* sums = maxima + kQueryTile * group_;
 
   // Row = token * group + head, scaled here once instead of every score.
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const float scale = shape_.attention_scale;
   for (int64_t row = 0; row < rows; ++row) {
     const float* source = qkv + (task.sequence->row + task.first + row / group_) * columns +
                           (task.kv_head * group_ + row % group_) * dim;
@@ -70,7 +72,9 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
   const bool few = rows <= kFewRows;
   const int64_t first_position = task.sequence->computed + task.first;
   const int64_t end = first_position + task.count;
-  const int64_t window = shape_.windows[static_cast<size_t>(layer)];
+  const auto& kind = shape_.kinds[static_cast<size_t>(layer)];
+  const int64_t window = kind.window;
+  const int32_t* table = task.sequence->table(kind.group);
   const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, first_position - window + 1);
 
   for (int64_t tile = begin / kKeyTile * kKeyTile; tile < end; tile += kKeyTile) {
@@ -80,8 +84,8 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
       for (int64_t token = 0; token < tokens;) {
         const int64_t position = tile + token, slot = position % pool_.block_tokens;
         const int64_t count = std::min(pool_.block_tokens - slot, tokens - token);
-        const int64_t block = task.sequence->table[position / pool_.block_tokens];
-        fn(token, count, pool_.head(block, layer, kv, task.kv_head) + slot * dim);
+        const int64_t block = table[position / pool_.block_tokens];
+        fn(token, count, pool_.head(block, kind.slot, kv, task.kv_head) + slot * dim);
         token += count;
       }
     };

@@ -15,7 +15,9 @@ struct Sequence {
   int64_t row;
   int64_t queries;
   int64_t computed;  // tokens before the first query
-  const int32_t* table;
+  const int32_t* tables;  // of the first attention group; block 0 stands for blocks that left the window
+  int64_t table_stride;   // from one group's table to the next
+  const int32_t* table(int64_t group) const { return tables + group * table_stride; }
 };
 
 class Attention {

@@ -22,6 +22,8 @@ std::shared_ptr<Instance> Get(const Napi::CallbackInfo& info) {
 
 int64_t Int(const Napi::Object& object, const char* name) { return object.Get(name).ToNumber().Int64Value(); }
 
+float Float(const Napi::Object& object, const char* name) { return object.Get(name).ToNumber().FloatValue(); }
+
 TensorStack Stack(const Napi::Object& object, const char* name) {
   TensorStack stack;
   const auto refs = object.Get(name).As<Napi::Array>();
@@ -35,12 +37,22 @@ TensorStack Stack(const Napi::Object& object, const char* name) {
 
 Shape ReadShape(const Napi::Object& o) {
   Shape shape{Int(o, "vocabSize"), Int(o, "hiddenSize"), Int(o, "intermediateSize"), Int(o, "layers"), Int(o, "heads"),
-              Int(o, "kvHeads"), Int(o, "headDim"), Int(o, "maxModelTokens"), o.Get("rmsEps").ToNumber().FloatValue(),
-              o.Get("ropeScale").ToNumber().FloatValue(), {}, {}};
-  const auto freqs = o.Get("ropeFreqs").As<Napi::Float32Array>();
-  shape.rope_freqs.assign(freqs.Data(), freqs.Data() + freqs.ElementLength());
-  const auto windows = o.Get("windows").As<Napi::Array>();
-  for (uint32_t i = 0; i < windows.Length(); ++i) shape.windows.push_back(windows.Get(i).ToNumber().Int64Value());
+              Int(o, "kvHeads"), Int(o, "headDim"), Int(o, "maxModelTokens"), Float(o, "rmsEps"),
+              Float(o, "normOffset"), Float(o, "attentionScale"), Float(o, "embeddingScale"), Float(o, "logitCap"),
+              o.Get("gelu").ToBoolean(), {}, {}, Int(o, "groups"), Int(o, "blockLayers"), {}};
+  const auto ropes = o.Get("ropes").As<Napi::Array>();
+  for (uint32_t i = 0; i < ropes.Length(); ++i) {
+    const auto rope = ropes.Get(i).As<Napi::Object>();
+    const auto freqs = rope.Get("freqs").As<Napi::Float32Array>();
+    shape.ropes.push_back({{freqs.Data(), freqs.Data() + freqs.ElementLength()}, Float(rope, "scale")});
+  }
+  const auto kinds = o.Get("layerKinds").As<Napi::Array>();
+  shape.group_windows.resize(static_cast<size_t>(shape.groups));
+  for (uint32_t i = 0; i < kinds.Length(); ++i) {
+    const auto kind = kinds.Get(i).As<Napi::Object>();
+    shape.kinds.push_back({Int(kind, "windowTokens"), Int(kind, "rope"), Int(kind, "group"), Int(kind, "slot")});
+    shape.group_windows.at(static_cast<size_t>(shape.kinds.back().group)) = shape.kinds.back().window;
+  }
   return shape;
 }
 
@@ -55,8 +67,8 @@ WeightPlan ReadPlan(const Napi::Object& o) {
   for (uint32_t i = 0; i < layers.Length(); ++i) {
     const auto l = layers.Get(i).As<Napi::Object>();
     plan.layers.push_back({Stack(l, "inputNorm"), Stack(l, "qkv"), Stack(l, "qkvBias"), Stack(l, "qNorm"),
-                           Stack(l, "kNorm"), Stack(l, "o"), Stack(l, "oBias"), Stack(l, "postNorm"),
-                           Stack(l, "gateUp"), Stack(l, "down")});
+                           Stack(l, "kNorm"), Stack(l, "o"), Stack(l, "oBias"), Stack(l, "attentionOutNorm"),
+                           Stack(l, "postNorm"), Stack(l, "gateUp"), Stack(l, "down"), Stack(l, "mlpOutNorm")});
   }
   return plan;
 }

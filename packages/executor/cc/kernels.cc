@@ -27,6 +27,20 @@ void SwiGlu(float* gate, const float* up, int64_t count) {
   for (int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1.0f + Exp(-gate[i])) * up[i];
 }
 
+void GeGlu(float* gate, const float* up, int64_t count) {
+  constexpr float kSqrt2OverPi = 0.7978845608f;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = gate[i];
+    gate[i] = 0.5f * x * (1.0f + Tanh(kSqrt2OverPi * (x + 0.044715f * x * x * x))) * up[i];
+  }
+}
+
+void SoftCap(float* row, float cap, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) row[i] = cap * Tanh(row[i] / cap);
+}
+
 void AddBias(float* row, const float* bias, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) row[i] += bias[i];

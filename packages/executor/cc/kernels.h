@@ -25,6 +25,8 @@ inline float Exp(float x) {
   return x < -87.0f ? 0.0f : p * scale;
 }
 
+inline float Tanh(float x) { return 1.0f - 2.0f / (Exp(2.0f * x) + 1.0f); }
+
 inline float Dot(const float* a, const float* b, int64_t count) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -43,6 +45,10 @@ void RmsNorm(float* target, const float* source, const float* weight, int64_t co
 void Rope(float* head, const float* cos, const float* sin, int64_t half);
 // gate[i] = gate[i] * sigmoid(gate[i]) * up[i]
 void SwiGlu(float* gate, const float* up, int64_t count);
+// gate[i] = gelu(gate[i]) * up[i], gelu in its tanh approximation
+void GeGlu(float* gate, const float* up, int64_t count);
+// row[i] = cap * tanh(row[i] / cap)
+void SoftCap(float* row, float cap, int64_t count);
 void AddBias(float* row, const float* bias, int64_t count);
 // row[i] = exp(row[i] - max); returns the sum.
 float ExpSum(float* row, float max, int64_t count);

@@ -33,7 +33,7 @@ Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limi
     : shape_(std::move(shape)),
       limits_(limits),
       threads_(static_cast<int>(limits.threads)),
-      weights_((GemmSetup(), LoadWeights(plan, threads_))),
+      weights_((GemmSetup(), LoadWeights(plan, shape_.norm_offset, threads_))),
       pool_(shape_, limits.block_tokens, limits.blocks),
       attention_(shape_, pool_, static_cast<int>(limits.threads)),
       hidden_(Floats(limits.max_step_tokens * shape_.hidden)),
@@ -42,8 +42,8 @@ Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limi
       mixed_(Floats(limits.max_step_tokens * shape_.q_columns())),
       gate_up_(Floats(limits.max_step_tokens * 2 * shape_.intermediate)),
       logits_(Floats(limits.max_step_sequences * shape_.vocab)),
-      cos_(Floats(limits.max_step_tokens * shape_.head_dim / 2)),
-      sin_(Floats(limits.max_step_tokens * shape_.head_dim / 2)),
+      cos_(Floats(limits.max_step_tokens * rope_columns())),
+      sin_(Floats(limits.max_step_tokens * rope_columns())),
       row_sequence_(static_cast<size_t>(limits.max_step_tokens)) {
   // The pool is promised memory: take it now, so that too little shows at start, and no request pays for page faults.
   constexpr size_t kPiece = 64 << 20;
@@ -60,9 +60,10 @@ void Transformer::Check(const Step& step) const {
   Require(step.computed_tokens.size() == sequences && step.sample.size() == sequences &&
               step.sampling.size() == sequences,
           "arrays of different lengths");
+  const auto groups = static_cast<size_t>(shape_.groups);
   Require(step.block_table_stride >= 1 &&
-              step.block_tables.size() == sequences * static_cast<size_t>(step.block_table_stride),
-          "blockTables is not sequences x blockTableStride");
+              step.block_tables.size() == groups * sequences * static_cast<size_t>(step.block_table_stride),
+          "blockTables is not groups x sequences x blockTableStride");
   int64_t rows = 0;
   for (size_t i = 0; i < sequences; ++i) {
     const int64_t queries = step.query_tokens[i], computed = step.computed_tokens[i];
@@ -71,9 +72,15 @@ void Transformer::Check(const Step& step) const {
     Require(queries + computed <= shape_.max_tokens, name + "longer than the model's " + std::to_string(shape_.max_tokens) + " tokens");
     const int64_t blocks = (queries + computed + limits_.block_tokens - 1) / limits_.block_tokens;
     Require(blocks <= step.block_table_stride, name + "its block table is too short for its tokens");
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int32_t id = step.block_tables[i * static_cast<size_t>(step.block_table_stride) + static_cast<size_t>(b)];
-      Require(id >= 1 && id < limits_.blocks, name + "block id " + std::to_string(id) + " is not in the pool");
+    for (size_t group = 0; group < groups; ++group) {
+      const int64_t window = shape_.group_windows[group];
+      const int32_t* table = step.block_tables.data() + (group * sequences + i) * static_cast<size_t>(step.block_table_stride);
+      // Blocks that the first query's window does not reach may be null; reading them is harmless, their keys are masked.
+      const int64_t seen = window == 0 ? 0 : std::max<int64_t>(0, computed - window + 1) / limits_.block_tokens;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int32_t id = table[b];
+        Require(id >= (b < seen ? 0 : 1) && id < limits_.blocks, name + "block id " + std::to_string(id) + " is not in the pool");
+      }
     }
     Require(step.sampling[i].temperature >= 0 && step.sampling[i].top_k >= 0 && step.sampling[i].top_p > 0 &&
                 step.sampling[i].top_p <= 1,
@@ -95,23 +102,28 @@ StepResult Transformer::Run(const Step& step) {
   for (int64_t i = 0, row = 0; i < sequences; ++i) {
     const auto index = static_cast<size_t>(i);
     const Sequence sequence{row, step.query_tokens[index], step.computed_tokens[index],
-                            step.block_tables.data() + i * step.block_table_stride};
+                            step.block_tables.data() + i * step.block_table_stride, sequences * step.block_table_stride};
     std::fill_n(row_sequence_.begin() + row, sequence.queries, static_cast<int32_t>(i));
     row += sequence.queries;
     batch.push_back(sequence);
   }
 
-  const int64_t half = shape_.head_dim / 2;
+  const int64_t half = shape_.head_dim / 2, columns = rope_columns();
   ForRows(threads_, rows, [&](int64_t row) {
     const auto& sequence = batch[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
     memcpy(hidden_.floats() + row * shape_.hidden,
            weights_.embedding + step.token_ids[static_cast<size_t>(row)] * shape_.hidden,
            static_cast<size_t>(shape_.hidden) * 4);
+    if (shape_.embedding_scale != 1.0f) {
+      float* hidden = hidden_.floats() + row * shape_.hidden;
+      for (int64_t i = 0; i < shape_.hidden; ++i) hidden[i] *= shape_.embedding_scale;
+    }
     const auto position = static_cast<float>(sequence.computed + row - sequence.row);
-    for (int64_t i = 0; i < half; ++i) {
-      const float angle = position * shape_.rope_freqs[static_cast<size_t>(i)];
-      cos_.floats()[row * half + i] = std::cos(angle) * shape_.rope_scale;
-      sin_.floats()[row * half + i] = std::sin(angle) * shape_.rope_scale;
+    for (int64_t column = 0; column < columns; ++column) {
+      const auto& rope = shape_.ropes[static_cast<size_t>(column / half)];
+      const float angle = position * rope.freqs[static_cast<size_t>(column % half)];
+      cos_.floats()[row * columns + column] = std::cos(angle) * rope.scale;
+      sin_.floats()[row * columns + column] = std::sin(angle) * rope.scale;
     }
   });
 
@@ -137,6 +149,7 @@ StepResult Transformer::Run(const Step& step) {
     std::atomic<bool> finite{true};
     threads_.For(count, [&](int64_t task, int) {
       const auto index = static_cast<size_t>(sampled[static_cast<size_t>(task)]);
+      if (shape_.logit_cap > 0) SoftCap(logits_.floats() + task * shape_.vocab, shape_.logit_cap, shape_.vocab);
       const int32_t token = Sample(logits_.floats() + task * shape_.vocab, shape_.vocab, step.sampling[index]);
       if (token < 0) finite = false;
       result.token_ids[index] = token;
@@ -163,25 +176,47 @@ void Transformer::Layers(const std::vector<Sequence>& batch, int64_t rows) {
          threads_);
     RotateAndStore(l, batch, rows);
     attention_.Run(l, batch, qkv_.floats(), mixed_.floats(), threads_);
-    Gemm({hidden_.floats(), hidden, mixed_.floats(), shape_.q_columns(), layer.o, rows, hidden, shape_.q_columns(), true},
+    // What a norm follows goes to normed_, which is free until then; all else is added to the residual at once.
+    float* attended = layer.attention_out_norm == nullptr ? hidden_.floats() : normed_.floats();
+    Gemm({attended, hidden, mixed_.floats(), shape_.q_columns(), layer.o, rows, hidden, shape_.q_columns(),
+          layer.attention_out_norm == nullptr},
          threads_);
     if (layer.o_bias != nullptr) {
-      ForRows(threads_, rows, [&](int64_t row) { AddBias(hidden_.floats() + row * hidden, layer.o_bias, hidden); });
+      ForRows(threads_, rows, [&](int64_t row) { AddBias(attended + row * hidden, layer.o_bias, hidden); });
     }
+    if (layer.attention_out_norm != nullptr) AddNormed(layer.attention_out_norm, rows);
     norm(layer.post_norm);
     Gemm({gate_up_.floats(), 2 * inter, normed_.floats(), hidden, layer.gate_up, rows, 2 * inter, hidden, false}, threads_);
     ForRows(threads_, rows, [&](int64_t row) {
       float* gate = gate_up_.floats() + row * 2 * inter;
-      SwiGlu(gate, gate + inter, inter);
+      if (shape_.gelu) {
+        GeGlu(gate, gate + inter, inter);
+      } else {
+        SwiGlu(gate, gate + inter, inter);
+      }
     });
-    Gemm({hidden_.floats(), hidden, gate_up_.floats(), 2 * inter, layer.down, rows, hidden, inter, true}, threads_);
+    const bool plain = layer.mlp_out_norm == nullptr;
+    Gemm({plain ? hidden_.floats() : normed_.floats(), hidden, gate_up_.floats(), 2 * inter, layer.down, rows, hidden,
+          inter, plain},
+         threads_);
+    if (!plain) AddNormed(layer.mlp_out_norm, rows);
   }
+}
+
+void Transformer::AddNormed(const float* weight, int64_t rows) {
+  const int64_t hidden = shape_.hidden;
+  ForRows(threads_, rows, [&](int64_t row) {
+    float* added = normed_.floats() + row * hidden;
+    RmsNorm(added, added, weight, hidden, shape_.rms_eps);
+    AddBias(hidden_.floats() + row * hidden, added, hidden);
+  });
 }
 
 // Bias, q/k norm and rotation of each row's heads; then its key and value go to their place in the pool.
 void Transformer::RotateAndStore(int64_t l, const std::vector<Sequence>& batch, int64_t rows) {
   const Layer& layer = weights_.layers[static_cast<size_t>(l)];
   const int64_t dim = shape_.head_dim, half = dim / 2;
+  const LayerKind& kind = shape_.kinds[static_cast<size_t>(l)];
   ForRows(threads_, rows, [&](int64_t row) {
     const auto& sequence = batch[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
     float* qkv = qkv_.floats() + row * shape_.qkv_columns();
@@ -190,15 +225,16 @@ void Transformer::RotateAndStore(int64_t l, const std::vector<Sequence>& batch, 
       float* vector = qkv + head * dim;
       const float* weight = head < shape_.heads ? layer.q_norm : layer.k_norm;
       if (weight != nullptr) RmsNorm(vector, vector, weight, dim, shape_.rms_eps);
-      Rope(vector, cos_.floats() + row * half, sin_.floats() + row * half, half);
+      const int64_t at = row * rope_columns() + kind.rope * half;
+      Rope(vector, cos_.floats() + at, sin_.floats() + at, half);
     }
     const int64_t position = sequence.computed + row - sequence.row;
-    const int64_t block = sequence.table[position / pool_.block_tokens], slot = position % pool_.block_tokens;
+    const int64_t block = sequence.table(kind.group)[position / pool_.block_tokens], slot = position % pool_.block_tokens;
     for (int64_t head = 0; head < shape_.kv_heads; ++head) {
       const size_t bytes = static_cast<size_t>(dim) * 4;
       const float* key = qkv + shape_.q_columns() + head * dim;
-      memcpy(pool_.head(block, l, 0, head) + slot * dim, key, bytes);
-      memcpy(pool_.head(block, l, 1, head) + slot * dim, key + shape_.kv_columns(), bytes);
+      memcpy(pool_.head(block, kind.slot, 0, head) + slot * dim, key, bytes);
+      memcpy(pool_.head(block, kind.slot, 1, head) + slot * dim, key + shape_.kv_columns(), bytes);
     }
   });
 }

@@ -43,7 +43,11 @@ class Transformer {
 
  private:
   void Layers(const std::vector<Sequence>& batch, int64_t rows);
+  // hidden = hidden + norm(normed), row by row: what a block of a layer adds, where the family norms it first.
+  void AddNormed(const float* weight, int64_t rows);
   void RotateAndStore(int64_t layer, const std::vector<Sequence>& batch, int64_t rows);
+
+  int64_t rope_columns() const { return static_cast<int64_t>(shape_.ropes.size()) * shape_.head_dim / 2; }
 
   const Shape shape_;
   const Limits limits_;

@@ -70,11 +70,12 @@ uint64_t ElementBytes(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2; }
 struct Job {
   uint64_t target;  // element index in the weights' memory
   TensorRef source;
+  float offset;  // added to each element
 };
 
 }  // namespace
 
-Weights LoadWeights(const WeightPlan& plan, ThreadPool& pool) {
+Weights LoadWeights(const WeightPlan& plan, float norm_offset, ThreadPool& pool) {
   std::vector<MappedFile> files;
   for (const auto& path : plan.files) files.emplace_back(path);
 
@@ -82,7 +83,7 @@ Weights LoadWeights(const WeightPlan& plan, ThreadPool& pool) {
   constexpr uint64_t kPiece = 1 << 20;
   uint64_t total = 0;
   std::vector<Job> jobs;
-  const auto place = [&](const TensorStack& stack) {
+  const auto place = [&](const TensorStack& stack, float offset = 0) {
     if (stack.empty()) return kNone;
     const uint64_t start = total;
     for (const auto& ref : stack) {
@@ -93,7 +94,7 @@ Weights LoadWeights(const WeightPlan& plan, ThreadPool& pool) {
       }
       for (uint64_t done = 0; done < ref.count; done += kPiece) {
         const uint64_t count = std::min(kPiece, ref.count - done);
-        jobs.push_back({total + done, {ref.file, ref.offset + done * ElementBytes(ref.dtype), count, ref.dtype}});
+        jobs.push_back({total + done, {ref.file, ref.offset + done * ElementBytes(ref.dtype), count, ref.dtype}, offset});
       }
       total += ref.count;
     }
@@ -102,23 +103,28 @@ Weights LoadWeights(const WeightPlan& plan, ThreadPool& pool) {
   };
 
   struct Placed {
-    uint64_t at[10];
+    uint64_t at[12];
   };
   const uint64_t embedding = place(plan.embedding);
-  const uint64_t norm = place(plan.norm);
+  const uint64_t norm = place(plan.norm, norm_offset);
   const uint64_t lm_head = place(plan.lm_head);
   std::vector<Placed> placed;
   for (const auto& l : plan.layers) {
-    placed.push_back({{place(l.input_norm), place(l.qkv), place(l.qkv_bias), place(l.q_norm), place(l.k_norm), place(l.o),
-                       place(l.o_bias), place(l.post_norm), place(l.gate_up), place(l.down)}});
+    const auto norm_of = [&](const TensorStack& stack) { return place(stack, norm_offset); };
+    placed.push_back({{norm_of(l.input_norm), place(l.qkv), place(l.qkv_bias), norm_of(l.q_norm), norm_of(l.k_norm),
+                       place(l.o), place(l.o_bias), norm_of(l.attention_out_norm), norm_of(l.post_norm),
+                       place(l.gate_up), place(l.down), norm_of(l.mlp_out_norm)}});
   }
 
   Weights weights{};
   weights.memory = Memory(total * sizeof(float), "the model's weights");
   float* base = weights.memory.floats();
   pool.For(static_cast<int64_t>(jobs.size()), [&](int64_t task, int) {
-    const auto& [target, source] = jobs[static_cast<size_t>(task)];
+    const auto& [target, source, offset] = jobs[static_cast<size_t>(task)];
     Convert(base + target, files[static_cast<size_t>(source.file)].data() + source.offset, source.count, source.dtype);
+    if (offset != 0) {
+      for (uint64_t i = 0; i < source.count; ++i) base[target + i] += offset;
+    }
   });
 
   const auto at = [&](uint64_t start) -> const float* { return start == kNone ? nullptr : base + start; };
@@ -127,7 +133,7 @@ Weights LoadWeights(const WeightPlan& plan, ThreadPool& pool) {
   weights.lm_head = lm_head == kNone ? weights.embedding : at(lm_head);
   for (const auto& p : placed) {
     weights.layers.push_back({at(p.at[0]), at(p.at[1]), at(p.at[2]), at(p.at[3]), at(p.at[4]), at(p.at[5]), at(p.at[6]),
-                              at(p.at[7]), at(p.at[8]), at(p.at[9])});
+                              at(p.at[7]), at(p.at[8]), at(p.at[9]), at(p.at[10]), at(p.at[11])});
   }
   return weights;
 }

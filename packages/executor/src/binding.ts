@@ -7,6 +7,7 @@ import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { InvariantError, KvError } from '@kvtier/errors';
 import type { ModelShape, Step, StepResult } from './executor.ts';
+import type { Rope } from './rope.ts';
 
 /** An open executor. Opaque. */
 export type ExecutorHandle = { readonly __executor: never };
@@ -33,9 +34,14 @@ export interface LayerPlan {
   readonly kNorm: TensorStack;
   readonly o: TensorStack;
   readonly oBias: TensorStack;
+  /** Over what attention adds to the residual (Gemma 3). */
+  readonly attentionOutNorm: TensorStack;
+  /** Before the feed-forward. */
   readonly postNorm: TensorStack;
   readonly gateUp: TensorStack;
   readonly down: TensorStack;
+  /** Over what the feed-forward adds (Gemma 3). */
+  readonly mlpOutNorm: TensorStack;
 }
 
 export interface WeightPlan {
@@ -47,15 +53,35 @@ export interface WeightPlan {
   readonly layers: readonly LayerPlan[];
 }
 
+/** What one layer sees, and where its keys and values lie. */
+export interface LayerKind {
+  /** Tokens that a query sees, itself included; 0 = all. */
+  readonly windowTokens: number;
+  /** Index into `ropes`. */
+  readonly rope: number;
+  readonly group: number;
+  /** Its place among the group's layers inside a block. */
+  readonly slot: number;
+}
+
 /** The numbers of the forward pass. */
 export interface NativeShape extends Omit<ModelShape, 'family' | 'parameters'> {
   readonly rmsEps: number;
-  /** Multiplies cos and sin. */
-  readonly ropeScale: number;
-  /** [headDim / 2], radians per position. */
-  readonly ropeFreqs: Float32Array;
-  /** Per layer, the tokens a query sees, itself included; 0 = all. */
-  readonly windows: readonly number[];
+  /** Added to the weights of all norms. */
+  readonly normOffset: number;
+  /** Multiplies q·k. */
+  readonly attentionScale: number;
+  readonly embeddingScale: number;
+  /** Logits are cap · tanh(x / cap); 0 = off. */
+  readonly logitCap: number;
+  /** GELU in its tanh approximation instead of SiLU. */
+  readonly gelu: boolean;
+  readonly ropes: readonly Rope[];
+  readonly layerKinds: readonly LayerKind[];
+  /** Attention groups. */
+  readonly groups: number;
+  /** Layers that one block has room for. */
+  readonly blockLayers: number;
 }
 
 export interface NativeLimits {

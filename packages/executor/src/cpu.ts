@@ -1,10 +1,11 @@
 /** The CPU backend: the Executor interface over the native module. Holds no bytes itself, only who waits for what. */
 import { availableParallelism } from 'node:os';
 import { InvariantError, invariant, KvError } from '@kvtier/errors';
-import { binding, type ExecutorHandle, translate } from './binding.ts';
+import { attentionGroups, blockLayers, kvBlockBytes } from './attention-groups.ts';
+import { binding, type ExecutorHandle, type NativeShape, translate } from './binding.ts';
 import { modelDigest } from './digest.ts';
 import type { Executor, ExecutorOptions, KvLayout, ModelShape, Step, StepResult } from './executor.ts';
-import { readModelConfig } from './model-config.ts';
+import { type ModelConfig, readModelConfig } from './model-config.ts';
 import { readTensorTable } from './safetensors.ts';
 import { planWeights } from './weights.ts';
 
@@ -35,14 +36,16 @@ export async function createExecutor(options: ExecutorOptions): Promise<Executor
   const { parameters, ...plan } = planWeights(config, table, modelDir);
   const { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens } = config;
   const shape = { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens };
+  const groups = attentionGroups(config.windows);
   const kv: KvLayout = {
-    layers,
+    layers: blockLayers(groups),
     kvHeads,
     headDim,
     dtype: 'f32',
     blockTokens,
-    blockBytes: layers * 2 * kvHeads * headDim * blockTokens * elementBytes,
+    blockBytes: kvBlockBytes(config, blockTokens),
     order: 'layer,kv,head,token,dim',
+    ...(groups.length > 1 || groups[0]!.windowTokens > 0 ? { groups } : {}),
   };
   const needed = kv.blockBytes * blockCount + elementBytes * parameters;
   // The pool is touched at start; where it does not fit the kernel would kill a process instead of failing a call.
@@ -55,12 +58,37 @@ export async function createExecutor(options: ExecutorOptions): Promise<Executor
   }
   const digest = await modelDigest(config, table.files);
   const handle = await binding()
-    .open({ ...config, ropeFreqs: config.rope.freqs, ropeScale: config.rope.scale }, plan, limits)
+    .open(nativeShape(config), plan, limits)
     .catch((error: unknown) => {
       throw translate(error);
     });
 
   return new CpuExecutor(handle, { ...shape, parameters }, kv, blockCount, digest);
+}
+
+function nativeShape(config: ModelConfig): NativeShape {
+  const groups = attentionGroups(config.windows);
+  const { rope, localRope } = config;
+  return {
+    ...config,
+    normOffset: config.normOffset ?? 0,
+    attentionScale: config.attentionScale ?? 1 / Math.sqrt(config.headDim),
+    embeddingScale: config.embeddingScale ?? 1,
+    logitCap: config.logitCap ?? 0,
+    gelu: config.gelu ?? false,
+    ropes: localRope ? [rope, localRope] : [rope],
+    layerKinds: config.windows.map((windowTokens, layer) => {
+      const group = groups.findIndex(({ layers }) => layers.includes(layer));
+      return {
+        windowTokens,
+        rope: localRope && windowTokens > 0 ? 1 : 0,
+        group,
+        slot: groups[group]!.layers.indexOf(layer),
+      };
+    }),
+    groups: groups.length,
+    blockLayers: blockLayers(groups),
+  };
 }
 
 class CpuExecutor implements Executor {

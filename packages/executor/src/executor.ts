@@ -3,15 +3,19 @@
  *
  * The KV cache is paged: `blockCount` blocks of `kv.blockTokens` tokens; one block's bytes are contiguous, laid out
  * [layer][K,V][kv head][token][head dim], so that one block is one piece of memory for export and import.
- * Block 0 exists and is never named by a block table (vLLM's null block).
+ * Block 0 exists and holds nothing; a block table names it only where a sliding window has moved on (vLLM's null block).
+ * A model that mixes kinds of attention has several groups of layers: each sequence has a block table per group, and a
+ * block holds the layers of one group.
  *
  * One step runs at a time, on native threads; copies run beside it. A block named by a copy must not be written by a
  * step until the copy's promise has settled: the caller holds it.
  */
 
+import type { KvGroup } from './attention-groups.ts';
+
 /** What the model is; read from config.json and checked against the weights. */
 export interface ModelShape {
-  /** "llama" | "mistral" | "qwen2" | "qwen3" */
+  /** "llama" | "mistral" | "ministral" | "qwen2" | "qwen3" | "gemma3" */
   readonly family: string;
   readonly vocabSize: number;
   readonly hiddenSize: number;
@@ -24,8 +28,11 @@ export interface ModelShape {
   readonly parameters: number;
 }
 
+export type { KvGroup };
+
 /** How KV blocks look in memory: equal layouts, and only those, may exchange blocks. */
 export interface KvLayout {
+  /** Layers in one block: those of one attention group. */
   readonly layers: number;
   readonly kvHeads: number;
   readonly headDim: number;
@@ -35,6 +42,8 @@ export interface KvLayout {
   readonly blockBytes: number;
   /** Names the order of dimensions: "layer,kv,head,token,dim". */
   readonly order: string;
+  /** Attention groups of a model with sliding windows; absent: one of full attention. See attention-groups.ts. */
+  readonly groups?: readonly KvGroup[];
 }
 
 export interface ExecutorOptions {
@@ -57,7 +66,10 @@ export interface Step {
   readonly queryTokens: Int32Array;
   /** Tokens whose KV is already in the sequence's blocks. */
   readonly computedTokens: Int32Array;
-  /** Block ids, row-major [sequence][blockTableStride]. */
+  /**
+   * Block ids, row-major [attention group][sequence][blockTableStride]. In a group with a window, blocks that the first
+   * new token's window does not reach may be 0, the null block.
+   */
   readonly blockTables: Int32Array;
   readonly blockTableStride: number;
   /** 1: sample a token after the sequence's last new token. 0: a prefill chunk that is not the last. */

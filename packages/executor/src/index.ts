@@ -1,3 +1,4 @@
+export { attentionGroups, kvBlockBytes } from './attention-groups.ts';
 export { createExecutor } from './cpu.ts';
 export { cacheDir } from './digest.ts';
 export * from './executor.ts';

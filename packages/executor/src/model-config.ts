@@ -6,13 +6,16 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import type { ModelShape } from './executor.ts';
-import { type Rope, ropeOf } from './rope.ts';
+import { gemmaOptions, gemmaRopes, type Json, plainRope } from './model-options.ts';
+import type { Rope } from './rope.ts';
 
 const families: Readonly<Record<string, string>> = {
   LlamaForCausalLM: 'llama',
   MistralForCausalLM: 'mistral',
+  MinistralForCausalLM: 'ministral',
   Qwen2ForCausalLM: 'qwen2',
   Qwen3ForCausalLM: 'qwen3',
+  Gemma3ForCausalLM: 'gemma3',
 };
 
 export interface ModelConfig extends Omit<ModelShape, 'parameters'> {
@@ -24,11 +27,22 @@ export interface ModelConfig extends Omit<ModelShape, 'parameters'> {
   readonly qkvBias: boolean;
   readonly outputBias: boolean;
   readonly qkNorm: boolean;
+  // Of Gemma 3 only. Absent elsewhere, so that the digests of other models stay what they are.
+  /** Of layers with a window; `rope` is that of the others. */
+  readonly localRope?: Rope;
+  /** Added to every norm's weight; default 0. */
+  readonly normOffset?: number;
+  /** Multiplies q·k; default 1/sqrt(headDim). */
+  readonly attentionScale?: number;
+  /** Default 1. */
+  readonly embeddingScale?: number;
+  /** Logits are cap · tanh(x / cap); default off. */
+  readonly logitCap?: number;
+  /** GELU in its tanh approximation instead of SiLU. */
+  readonly gelu?: boolean;
   /** What changes results, in one canonical form: part of the model's digest. */
   readonly canonical: string;
 }
-
-type Json = Readonly<Record<string, unknown>>;
 
 /** Throws KvError('MODEL') for a missing or damaged file and for every architecture or option that is not served. */
 export async function readModelConfig(modelDir: string): Promise<ModelConfig> {
@@ -75,8 +89,12 @@ export function parseModelConfig(json: Json, where: string): ModelConfig {
     const served = Object.keys(families).join(', ');
     throw fail(`architecture ${JSON.stringify(architectures)} is not served; served are ${served}`);
   }
-  const activation = json.hidden_act ?? 'silu';
-  if (activation !== 'silu') throw fail(`hidden_act ${JSON.stringify(activation)} is not served; served is "silu"`);
+  const gemma = family === 'gemma3';
+  const [activationName, served] = gemma ? ['hidden_activation', 'gelu_pytorch_tanh'] : ['hidden_act', 'silu'];
+  const activation = json[activationName] ?? served;
+  if (activation !== served) {
+    throw fail(`${activationName} ${JSON.stringify(activation)} is not served; served is "${served}"`);
+  }
   if (json.quantization_config != null) throw fail('quantised weights are not served; use the f32, f16 or bf16 model');
   if (flag('mlp_bias', false)) throw fail('mlp_bias is not served');
   if ((json.pretraining_tp ?? 1) !== 1) throw fail('pretraining_tp other than 1 is not served');
@@ -85,35 +103,23 @@ export function parseModelConfig(json: Json, where: string): ModelConfig {
   const layers = count('num_hidden_layers');
   const hiddenSize = count('hidden_size');
   const heads = count('num_attention_heads');
-  const kvHeads = count('num_key_value_heads', family === 'mistral' ? 8 : heads);
-  if (json.head_dim == null && family !== 'qwen3' && hiddenSize % heads !== 0) {
+  const kvHeads = count('num_key_value_heads', family === 'mistral' || family === 'ministral' ? 8 : gemma ? 4 : heads);
+  const headDimDefault = family === 'qwen3' ? 128 : gemma ? 256 : undefined;
+  if (json.head_dim == null && headDimDefault === undefined && hiddenSize % heads !== 0) {
     throw fail(`hidden_size ${hiddenSize} is not a multiple of num_attention_heads ${heads}`);
   }
-  const headDim = count('head_dim', family === 'qwen3' ? 128 : hiddenSize / heads);
+  const headDim = count('head_dim', headDimDefault ?? hiddenSize / heads);
   if (heads % kvHeads !== 0) {
     throw fail(`num_attention_heads ${heads} is not a multiple of num_key_value_heads ${kvHeads}`);
   }
   if (headDim % 2 !== 0) throw fail(`head_dim ${headDim} is odd`);
-  const maxModelTokens = count('max_position_embeddings', 2048);
+  const maxModelTokens = count('max_position_embeddings', gemma ? 131_072 : 2048);
   const rmsEps = json.rms_norm_eps ?? 1e-6;
   if (typeof rmsEps !== 'number' || !(rmsEps > 0 && rmsEps < 1)) {
     throw fail(`"rms_norm_eps" must be a small positive number, is ${JSON.stringify(rmsEps)}`);
   }
 
-  // transformers 5 writes rope_parameters with rope_theta inside; before, rope_scaling stood beside rope_theta.
-  const ropeParameters = json.rope_parameters ?? json.rope_scaling ?? null;
-  if (ropeParameters !== null && (typeof ropeParameters !== 'object' || Array.isArray(ropeParameters))) {
-    throw fail('"rope_parameters" must be an object');
-  }
-  const theta = (ropeParameters as Json | null)?.rope_theta ?? json.rope_theta ?? 10_000;
-  if (typeof theta !== 'number' || !(theta > 1) || !Number.isFinite(theta)) {
-    throw fail(`"rope_theta" must be a number above 1, is ${JSON.stringify(theta)}`);
-  }
-  if (((ropeParameters as Json | null)?.partial_rotary_factor ?? 1) !== 1) {
-    throw fail('partial_rotary_factor other than 1 is not served');
-  }
-
-  const attentionBias = family !== 'qwen2' && family !== 'mistral' && flag('attention_bias', false);
+  const attentionBias = !['qwen2', 'mistral', 'ministral'].includes(family) && flag('attention_bias', false);
   const config = {
     family,
     vocabSize: count('vocab_size'),
@@ -125,33 +131,38 @@ export function parseModelConfig(json: Json, where: string): ModelConfig {
     headDim,
     maxModelTokens,
     rmsEps,
-    rope: ropeOf(ropeParameters as Json | null, theta, headDim, maxModelTokens, where),
+    ...(gemma
+      ? gemmaRopes(json, headDim, maxModelTokens, where)
+      : { rope: plainRope(json, headDim, maxModelTokens, where) }),
     windows: windowsOf(json, family, layers, fail),
-    tiedEmbeddings: flag('tie_word_embeddings', false),
+    tiedEmbeddings: flag('tie_word_embeddings', gemma),
     qkvBias: family === 'qwen2' || attentionBias,
     outputBias: attentionBias,
-    qkNorm: family === 'qwen3',
+    qkNorm: family === 'qwen3' || gemma,
+    ...(gemma ? gemmaOptions(json, hiddenSize, fail) : {}),
   };
+  const plain = ({ freqs, scale }: Rope) => ({ freqs: Array.from(freqs), scale });
   const canonical = JSON.stringify({
     ...config,
     // A longer or shorter permitted length changes no result.
     maxModelTokens: undefined,
-    rope: { freqs: Array.from(config.rope.freqs), scale: config.rope.scale },
+    rope: plain(config.rope),
+    ...('localRope' in config ? { localRope: plain(config.localRope) } : {}),
   });
   return { ...config, canonical };
 }
 
-/** Sliding windows per layer: Mistral's on all layers, Qwen's on those that `layer_types` or `max_window_layers` name. */
+/** Sliding windows per layer: those that `layer_types` or the family's older way of saying it name. */
 function windowsOf(json: Json, family: string, layers: number, fail: (what: string) => KvError): number[] {
   const all = new Array<number>(layers).fill(0);
-  const window = json.sliding_window ?? null;
-  if (family === 'llama' || window === null) return all;
-  if (family !== 'mistral' && json.use_sliding_window !== true) return all;
+  const window = json.sliding_window ?? (family === 'gemma3' ? 4096 : null);
+  if (window === null) return all;
+  if (family.startsWith('qwen') && json.use_sliding_window !== true) return all;
+  const types = json.layer_types ?? null;
+  if (family === 'llama' && types === null) return all;
   if (typeof window !== 'number' || !Number.isSafeInteger(window) || window < 1) {
     throw fail(`"sliding_window" must be a positive integer or null, is ${JSON.stringify(window)}`);
   }
-  if (family === 'mistral') return all.fill(window);
-  const types = json.layer_types ?? null;
   if (types !== null) {
     if (!Array.isArray(types) || types.length !== layers) throw fail(`"layer_types" must name all ${layers} layers`);
     return types.map((type) => {
@@ -159,6 +170,14 @@ function windowsOf(json: Json, family: string, layers: number, fail: (what: stri
       if (type === 'full_attention') return 0;
       throw fail(`layer type ${JSON.stringify(type)} is not served`);
     });
+  }
+  if (family === 'mistral' || family === 'ministral') return all.fill(window);
+  if (family === 'gemma3') {
+    const pattern = json.sliding_window_pattern ?? 6;
+    if (typeof pattern !== 'number' || !Number.isSafeInteger(pattern) || pattern < 1) {
+      throw fail(`"sliding_window_pattern" must be a positive integer, is ${JSON.stringify(pattern)}`);
+    }
+    return all.map((_, layer) => ((layer + 1) % pattern === 0 ? 0 : window));
   }
   const first = json.max_window_layers ?? 28;
   if (typeof first !== 'number') throw fail('"max_window_layers" must be a number');

@@ -1,5 +1,5 @@
 /**
- * A Llama of a given size with seeded random weights, as ordinary Hugging Face files: for measuring, where speed matters
+ * A Llama, or a model of window layers, of a given size with seeded random weights, as ordinary Hugging Face files: for measuring, where speed matters
  * and answers do not. The same size gives the same bytes on every machine. Scales are chosen so that attention is neither
  * flat nor one-hot and logits have clear winners: a wrong KV block shows as a different greedy token.
  */
@@ -15,36 +15,58 @@ export interface RandomShape {
   readonly intermediateSize: number;
 }
 
+/** What a random model is like: a Llama, or one whose layers see only a window, all of them or some. */
+export type RandomFamily = 'llama' | 'mistral-sw' | 'ministral' | 'gemma3';
+
+/** Per family: layers in a turn that have a window, and those that see everything. */
+const turns: Readonly<Record<RandomFamily, { readonly local: number; readonly global: number }>> = {
+  llama: { local: 0, global: 1 },
+  'mistral-sw': { local: 1, global: 0 },
+  ministral: { local: 1, global: 1 },
+  gemma3: { local: 2, global: 1 },
+};
+const windowTokens = 128;
 const headDim = 64;
 /** In the config, so that a later generator does not take an older one's files for its own. */
 const generatorVersion = 1;
 const tokenizerFiles = ['tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'];
 
 /** The shape nearest to `parameters`, embeddings included: depth and width grow together, GQA with two heads per group. */
-export function randomShape(parameters: number, vocabSize: number): RandomShape {
+export function randomShape(parameters: number, vocabSize: number, family: RandomFamily = 'llama'): RandomShape {
   // A layer has about (3 x 2.75 + 3) hidden^2 parameters; with hidden = 64 x layers that is 46,080 layers^3.
   const depth = Math.cbrt(parameters / 46_080);
   const hiddenSize = Math.max(128, 128 * Math.round((64 * depth) / 128));
   const intermediateSize = 64 * Math.round((2.75 * hiddenSize) / 64);
   const perLayer = 3 * hiddenSize * intermediateSize + 3 * hiddenSize * hiddenSize;
-  const layers = Math.max(1, Math.round((parameters - 2 * vocabSize * hiddenSize) / perLayer));
+  const turn = turns[family].local + turns[family].global;
+  const layers = turn * Math.max(1, Math.round((parameters - 2 * vocabSize * hiddenSize) / perLayer / turn));
   const heads = hiddenSize / headDim;
   return { hiddenSize, layers, heads, kvHeads: heads / 2, intermediateSize };
 }
 
-/** Name, shape and standard deviation (0: all ones) of every tensor, in the order of the file. */
-function tensorsOf(shape: RandomShape, vocabSize: number): [string, number[], number][] {
+/** What a tensor is filled with: normal deviates of this standard deviation, or one value. */
+type Fill = number | 'ones' | 'zeros';
+
+/** Name, shape and content of every tensor, in the order of the file. */
+function tensorsOf(shape: RandomShape, vocabSize: number, family: RandomFamily): [string, number[], Fill][] {
   const { hiddenSize: hidden, intermediateSize: inner, heads, kvHeads } = shape;
   const unit = 1 / Math.sqrt(hidden);
-  const out: [string, number[], number][] = [
-    ['model.embed_tokens.weight', [vocabSize, hidden], 1],
+  const gemma = family === 'gemma3';
+  const norm = gemma ? 'zeros' : 'ones'; // Gemma keeps the distance from one, and scales embeddings up by sqrt(hidden)
+  const out: [string, number[], Fill][] = [
+    ['model.embed_tokens.weight', [vocabSize, hidden], gemma ? unit : 1],
     ['lm_head.weight', [vocabSize, hidden], 2 * unit],
-    ['model.norm.weight', [hidden], 0],
+    ['model.norm.weight', [hidden], norm],
   ];
   for (let i = 0; i < shape.layers; i++) {
     const at = `model.layers.${i}`;
-    out.push([`${at}.input_layernorm.weight`, [hidden], 0]);
-    out.push([`${at}.post_attention_layernorm.weight`, [hidden], 0]);
+    out.push([`${at}.input_layernorm.weight`, [hidden], norm]);
+    out.push([`${at}.post_attention_layernorm.weight`, [hidden], norm]);
+    if (gemma) {
+      for (const name of ['pre_feedforward', 'post_feedforward'])
+        out.push([`${at}.${name}_layernorm.weight`, [hidden], norm]);
+      for (const name of ['q_norm', 'k_norm']) out.push([`${at}.self_attn.${name}.weight`, [headDim], norm]);
+    }
     out.push([`${at}.self_attn.q_proj.weight`, [heads * headDim, hidden], unit]);
     out.push([`${at}.self_attn.k_proj.weight`, [kvHeads * headDim, hidden], unit]);
     out.push([`${at}.self_attn.v_proj.weight`, [kvHeads * headDim, hidden], unit]);
@@ -65,13 +87,14 @@ export async function makeRandomModel(
   parameters: number,
   tokenizerDir: string,
   onProgress: (share: number) => void = () => {},
+  family: RandomFamily = 'llama',
 ): Promise<void> {
   if (await isOurs(modelDir)) return;
   let temporary = '';
   try {
     await mkdir(dirname(modelDir), { recursive: true });
     temporary = await mkdtemp(`${modelDir}.tmp-`);
-    await writeModel(temporary, parameters, tokenizerDir, onProgress);
+    await writeModel(temporary, parameters, tokenizerDir, onProgress, family);
     await publish(temporary, modelDir);
   } catch (error) {
     if (error instanceof KvError) throw error;
@@ -108,14 +131,14 @@ async function writeModel(
   parameters: number,
   tokenizerDir: string,
   onProgress: (share: number) => void,
+  family: RandomFamily,
 ): Promise<void> {
   const source = JSON.parse(await readFile(join(tokenizerDir, 'config.json'), 'utf8')) as Record<string, number>;
   const vocabSize = 64 * Math.ceil(source.vocab_size! / 64);
-  const shape = randomShape(parameters, vocabSize);
+  const shape = randomShape(parameters, vocabSize, family);
   for (const name of tokenizerFiles) await copyFile(join(tokenizerDir, name), join(folder, name));
   const config = {
-    architectures: ['LlamaForCausalLM'],
-    model_type: 'llama',
+    ...familyConfig(family, shape.layers),
     vocab_size: vocabSize,
     hidden_size: shape.hiddenSize,
     intermediate_size: shape.intermediateSize,
@@ -123,10 +146,8 @@ async function writeModel(
     num_attention_heads: shape.heads,
     num_key_value_heads: shape.kvHeads,
     head_dim: headDim,
-    hidden_act: 'silu',
     rms_norm_eps: 1e-5,
     max_position_embeddings: 16_384,
-    rope_theta: 1_000_000,
     tie_word_embeddings: false,
     bos_token_id: source.bos_token_id,
     eos_token_id: source.eos_token_id,
@@ -135,7 +156,7 @@ async function writeModel(
     kvtier_generator: generatorVersion,
   };
 
-  const tensors = tensorsOf(shape, vocabSize);
+  const tensors = tensorsOf(shape, vocabSize, family);
   const header: Record<string, unknown> = {};
   let offset = 0;
   for (const [name, size] of tensors) {
@@ -152,9 +173,9 @@ async function writeModel(
   try {
     await file.write(Buffer.concat([prefix, Buffer.from(json)]));
     let done = 0;
-    for (const [index, [, size, deviation]] of tensors.entries()) {
+    for (const [index, [, size, fill]] of tensors.entries()) {
       const count = size.reduce((product, n) => product * n, 1);
-      await writeTensor(file, count, deviation, index + 1);
+      await writeTensor(file, count, fill, index + 1);
       done += 2 * count;
       onProgress(done / offset);
     }
@@ -165,13 +186,49 @@ async function writeModel(
   await writeFile(join(folder, 'config.json'), `${JSON.stringify(config, null, 2)}\n`);
 }
 
+/** What config.json says of the family. */
+function familyConfig(family: RandomFamily, layers: number): Record<string, unknown> {
+  const llama = { architectures: ['LlamaForCausalLM'], model_type: 'llama', hidden_act: 'silu', rope_theta: 1_000_000 };
+  const { local, global } = turns[family];
+  const layer_types = Array.from({ length: layers }, (_, layer) =>
+    layer % (local + global) < local ? 'sliding_attention' : 'full_attention',
+  );
+  const sliding_window = windowTokens;
+  switch (family) {
+    case 'llama':
+      return llama;
+    case 'mistral-sw':
+      return { ...llama, architectures: ['MistralForCausalLM'], model_type: 'mistral', sliding_window };
+    case 'ministral':
+      return {
+        ...llama,
+        architectures: ['MinistralForCausalLM'],
+        model_type: 'ministral',
+        sliding_window,
+        layer_types,
+      };
+    case 'gemma3':
+      return {
+        architectures: ['Gemma3ForCausalLM'],
+        model_type: 'gemma3_text',
+        hidden_activation: 'gelu_pytorch_tanh',
+        rope_theta: 1_000_000,
+        rope_local_base_freq: 10_000,
+        query_pre_attn_scalar: headDim / 4, // heads are normed: with headDim attention would be nearly flat
+        sliding_window,
+        layer_types,
+      };
+  }
+}
+
 /** `count` bfloat16 numbers, in pieces so that the event loop breathes. */
-async function writeTensor(file: FileHandle, count: number, deviation: number, seed: number): Promise<void> {
+async function writeTensor(file: FileHandle, count: number, fill: Fill, seed: number): Promise<void> {
   const random = gaussian(seed);
   for (let done = 0; done < count; ) {
     const piece = Math.min(1 << 20, count - done);
     const floats = new Float32Array(piece);
-    for (let i = 0; i < piece; i++) floats[i] = deviation === 0 ? 1 : deviation * random();
+    if (typeof fill !== 'number') floats.fill(fill === 'ones' ? 1 : 0);
+    else for (let i = 0; i < piece; i++) floats[i] = fill * random();
     const bits = new Uint32Array(floats.buffer);
     const halves = new Uint16Array(piece);
     for (let i = 0; i < piece; i++) halves[i] = (bits[i]! + 0x8000) >>> 16; // rounds to nearest

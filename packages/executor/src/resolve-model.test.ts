@@ -3,7 +3,7 @@ import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { createExecutor, resolveModel } from './index.ts';
+import { createExecutor, readModelConfig, resolveModel } from './index.ts';
 import { randomShape } from './random-model.ts';
 
 let home: string;
@@ -66,6 +66,27 @@ describe('random models', () => {
     expect((await readdir(join(home, 'kvtier/models'))).sort()).toEqual(['random-700k']);
     expect(await digest()).toBe(first);
   });
+});
+
+it.each([
+  ['random:gemma3-700k', 'gemma3', [128, 128, 0]],
+  ['random:ministral-1m', 'ministral', [128, 0]],
+  ['random:mistral-sw-700k', 'mistral', [128]],
+])('%s has layers with a window', async (spec, family, turn) => {
+  const { dir } = await resolveModel(spec);
+  const config = await readModelConfig(dir);
+  expect(config.family).toBe(family);
+  expect(config.windows).toEqual(config.windows.map((_, layer) => turn[layer % turn.length]));
+  const executor = await createExecutor({
+    modelDir: dir,
+    blockTokens: 16,
+    blockCount: 4,
+    maxStepTokens: 8,
+    maxStepSequences: 1,
+  });
+  const kinds = [...new Set(turn)].sort((a, b) => a - b);
+  expect([...new Set(executor.kv.groups!.map(({ windowTokens }) => windowTokens))]).toEqual(kinds);
+  await executor.close();
 });
 
 it('keeps digests of weight files, and notices another file under the same name', async () => {

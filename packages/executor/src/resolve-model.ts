@@ -1,10 +1,10 @@
-/** What `--model` may say: "demo", "random:25m", or a folder. */
+/** What `--model` may say: "demo", "random:25m", "random:gemma3-30m", or a folder. */
 import { stat } from 'node:fs/promises';
 import { basename, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import { cacheDir } from './digest.ts';
-import { makeRandomModel } from './random-model.ts';
+import { makeRandomModel, type RandomFamily } from './random-model.ts';
 
 const demoDir = fileURLToPath(new URL('../../../models/demo/model', import.meta.url));
 const maxRandomParameters = 20e9;
@@ -22,14 +22,19 @@ export async function resolveModel(
 ): Promise<ResolvedModel> {
   if (spec === 'demo') return { dir: demoDir, name: 'demo' };
   if (spec.startsWith('random:')) {
-    const match = /^random:(\d+(?:\.\d+)?)([kmb])$/.exec(spec);
-    const parameters = match ? Number(match[1]) * { k: 1e3, m: 1e6, b: 1e9 }[match[2] as 'k' | 'm' | 'b'] : Number.NaN;
+    const match = /^random:(?:(gemma3|ministral|mistral-sw)-)?(\d+(?:\.\d+)?)([kmb])$/.exec(spec);
+    const parameters = match ? Number(match[2]) * { k: 1e3, m: 1e6, b: 1e9 }[match[3] as 'k' | 'm' | 'b'] : Number.NaN;
+    const family = (match?.[1] ?? 'llama') as RandomFamily;
     if (!(parameters >= 500e3 && parameters <= maxRandomParameters)) {
-      throw new KvError('CONFIG', `--model ${spec}: say random:SIZE with a size from 500k to 20b, such as random:25m`);
+      throw new KvError(
+        'CONFIG',
+        `--model ${spec}: say random:SIZE or random:FAMILY-SIZE (gemma3, ministral, mistral-sw) with a size from 500k to 20b, such as random:25m`,
+      );
     }
     const name = `random-${spec.slice('random:'.length)}`;
     const dir = join(cacheDir(), 'models', name);
-    await makeRandomModel(dir, parameters, demoDir, (share) => onProgress(`making the model ${name}`, share));
+    const progress = (share: number) => onProgress(`making the model ${name}`, share);
+    await makeRandomModel(dir, parameters, demoDir, progress, family);
     return { dir, name };
   }
   const dir = resolve(spec);

@@ -33,6 +33,8 @@ export function planWeights(
   const keys = config.kvHeads * headDim;
   const layers = Array.from({ length: config.layers }, (_, i): LayerPlan => {
     const at = `model.layers.${i}`;
+    // Gemma 3 calls "post attention" the norm over what attention adds; elsewhere it is the one before the feed-forward.
+    const gemma = config.family === 'gemma3';
     const attention = `${at}.self_attn`;
     return {
       inputNorm: [ref(`${at}.input_layernorm.weight`, hidden)],
@@ -52,9 +54,11 @@ export function planWeights(
       kNorm: config.qkNorm ? [ref(`${attention}.k_norm.weight`, headDim)] : [],
       o: [ref(`${attention}.o_proj.weight`, hidden, queries)],
       oBias: config.outputBias ? [ref(`${attention}.o_proj.bias`, hidden)] : [],
-      postNorm: [ref(`${at}.post_attention_layernorm.weight`, hidden)],
+      attentionOutNorm: gemma ? [ref(`${at}.post_attention_layernorm.weight`, hidden)] : [],
+      postNorm: [ref(`${at}.${gemma ? 'pre_feedforward' : 'post_attention'}_layernorm.weight`, hidden)],
       gateUp: [ref(`${at}.mlp.gate_proj.weight`, inner, hidden), ref(`${at}.mlp.up_proj.weight`, inner, hidden)],
       down: [ref(`${at}.mlp.down_proj.weight`, hidden, inner)],
+      mlpOutNorm: gemma ? [ref(`${at}.post_feedforward_layernorm.weight`, hidden)] : [],
     };
   });
   const embedding = [ref('model.embed_tokens.weight', config.vocabSize, hidden)];

@@ -167,6 +167,31 @@ export class KvCacheManager implements PrefixCache {
     return this.#coordinator.tables(requestId);
   }
 
+  /** Attention groups: the length of `blockTables`. */
+  get groupCount(): number {
+    return this.#coordinator.managers.length;
+  }
+
+  /** Leading blocks of a group's table that the token after the first `tokens` tokens does not look at. */
+  skippedBlocks(group: number, tokens: number): number {
+    return this.#coordinator.managers[group]!.skippedBlocks(tokens);
+  }
+
+  /**
+   * In every group the request's table has all blocks that the tokens after the first `tokens` tokens look at. False
+   * when a table was laid out for a longer prefix: what a shorter one's window needs is not there.
+   */
+  covers(requestId: string, tokens: number): boolean {
+    return this.#coordinator.managers.every((manager) => manager.covers(requestId, tokens));
+  }
+
+  /** Blocks that a request with a table still takes to compute all its tokens, no more than it holds at any one time. */
+  blocksToFinish(request: CacheRequest): number {
+    const { tokenCount: tokens, computedTokens } = request;
+    const growth = { tokens, mainModelTokens: tokens, computedTokens, localTokens: computedTokens, encoderTokens: 0 };
+    return this.#coordinator.blocksToAllocate(request.id, growth, this.#noHit.blocks, true);
+  }
+
   /** Hold blocks beyond their request's life, e.g. while they are exported. */
   holdBlocks(blocks: Iterable<number>): void {
     this.#pool.touch(blocks);

@@ -41,6 +41,14 @@ export interface PrefixCache {
   cacheBlocks(request: PrefixCacheRequest, tokens: number): void;
   free(requestId: string): void;
   blockTables(requestId: string): GroupBlocks;
+  /** Attention groups: the length of `blockTables`. */
+  readonly groupCount: number;
+  /** Leading blocks of a group's table that the token after the first `tokens` tokens does not look at. */
+  skippedBlocks(group: number, tokens: number): number;
+  /** The request's tables have all blocks that the tokens after the first `tokens` tokens look at. */
+  covers(requestId: string, tokens: number): boolean;
+  /** Blocks that a request with a table still takes to compute all its tokens. */
+  blocksToFinish(request: PrefixCacheRequest): number;
   /** Hold cached blocks of one chain, in its order, beyond their request's life; the result lets them go, once. */
   hold(blocks: readonly number[]): () => void;
   resetPrefixCache(): boolean;

@@ -125,7 +125,7 @@ export abstract class SingleTypeManager {
     const held = this.tables.get(requestId)?.blocks.length ?? 0;
     const required = Math.min(this.blocksFor(growth.tokens), capped ? this.mostBlocksAtOnce() : Infinity);
     // A request that runs holds its skipped blocks as null entries; only a first admission may pass over blocks.
-    const skipped = held > 0 ? 0 : this.#skippedBlocks(growth.computedTokens);
+    const skipped = held > 0 ? 0 : this.skippedBlocks(growth.computedTokens);
     const fresh = Math.max(required - Math.max(skipped, computed.length + held), 0);
     return fresh + this.freeAmong(computed, skipped) + (this.#endsInside(growth.localTokens, computed) ? 1 : 0);
   }
@@ -139,7 +139,7 @@ export abstract class SingleTypeManager {
   addComputedBlocks(requestId: string, growth: Growth, computed: readonly number[]): void {
     if (computed.length === 0 && this.tables.has(requestId)) return;
     invariant(!this.tables.has(requestId), () => `request ${requestId}: a hit may only start a table`);
-    const skipped = this.#skippedBlocks(growth.computedTokens);
+    const skipped = this.skippedBlocks(growth.computedTokens);
     const kept = computed.slice(skipped);
     this.pool.touch(kept);
     const blocks = [...new Array<number>(skipped).fill(nullBlock), ...kept];
@@ -192,7 +192,7 @@ export abstract class SingleTypeManager {
     const blocks = this.tables.get(requestId)?.blocks;
     if (!blocks) return;
     const removed: number[] = [];
-    for (let i = Math.min(this.#skippedBlocks(processedTokens), blocks.length) - 1; i >= 0; i--) {
+    for (let i = Math.min(this.skippedBlocks(processedTokens), blocks.length) - 1; i >= 0; i--) {
       if (blocks[i] === nullBlock) break;
       removed.push(blocks[i]!);
       blocks[i] = nullBlock;
@@ -211,6 +211,17 @@ export abstract class SingleTypeManager {
   /** The request's table; empty when there is none. */
   table(requestId: string): readonly number[] {
     return this.tables.get(requestId)?.blocks ?? noBlocks;
+  }
+
+  /** Leading blocks that the token after the first `tokens` tokens does not look at. */
+  skippedBlocks(tokens: number): number {
+    return Math.max(Math.floor(this.skippedTokens(tokens) / this.blockTokens), 0);
+  }
+
+  /** The table has every block that the tokens after the first `tokens` tokens look at or go to. */
+  covers(requestId: string, tokens: number): boolean {
+    const blocks = this.table(requestId);
+    return blocks.length * this.blockTokens >= tokens && !blocks.includes(nullBlock, this.skippedBlocks(tokens));
   }
 
   /** Leading blocks of this request that every request with blocks shares. */
@@ -300,10 +311,6 @@ export abstract class SingleTypeManager {
     const added = this.pool.allocate(Math.max(count, 0));
     for (const block of added) blocks.push(block);
     return added;
-  }
-
-  #skippedBlocks(computedTokens: number): number {
-    return Math.max(Math.floor(this.skippedTokens(computedTokens) / this.blockTokens), 0);
   }
 
   #endsInside(localTokens: number, computed: readonly number[]): boolean {

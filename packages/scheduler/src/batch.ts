@@ -14,13 +14,13 @@ export interface Share {
 export const samples = ({ request, count }: Share): boolean => request.computedTokens + count === request.tokenCount;
 
 export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
-  const tables = batch.map(({ request }) => kv.blockTables(request.id)[0]!);
-  const blockTableStride = tables.reduce((longest, table) => Math.max(longest, table.length), 1);
+  const tables = batch.map(({ request }) => kv.blockTables(request.id));
+  const blockTableStride = tables.reduce((longest, [table]) => Math.max(longest, table!.length), 1);
   const step = {
     tokenIds: new Int32Array(batch.reduce((sum, { count }) => sum + count, 0)),
     queryTokens: new Int32Array(batch.length),
     computedTokens: new Int32Array(batch.length),
-    blockTables: new Int32Array(batch.length * blockTableStride),
+    blockTables: new Int32Array(kv.groupCount * batch.length * blockTableStride),
     blockTableStride,
     sample: new Uint8Array(batch.length),
     temperature: new Float32Array(batch.length),
@@ -35,7 +35,8 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     at += count;
     step.queryTokens[i] = count;
     step.computedTokens[i] = request.computedTokens;
-    step.blockTables.set(tables[i]!, i * blockTableStride);
+    for (const [group, table] of tables[i]!.entries())
+      step.blockTables.set(table, (group * batch.length + i) * blockTableStride);
     step.temperature[i] = request.params.temperature;
     step.topK[i] = request.params.topK;
     step.topP[i] = request.params.topP;

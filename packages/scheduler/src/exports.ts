@@ -5,10 +5,17 @@
  * Invariant: exports hold at most `maxBlocks` blocks, because what they hold cannot serve a request that needs room.
  * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
  * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found.
+ *
+ * In a group with a sliding window only those blocks are offered that a hit at the end of the offer looks at: after each
+ * step the last window before its last full block. So the tier can be hit at the end of every prefill chunk, where the
+ * same prompt comes again, and at every block that was decoded; what lies behind those windows is never stored.
+ *
+ *     full     ■ ■ ■ ■ ■ ■ ■ ■ | ■ ■ ■ ■ ■ | ■ | ■        offers of two prefill chunks, then of decode steps
+ *     window   · · · · · ■ ■ ■ | · · ■ ■ ■ | ■ | ■        with a window of three blocks: hits at 8, 13, 14, 15
  */
 import type { Connector } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
-import type { PrefixCache } from '@kvtier/prefix-cache';
+import { nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
 
 export class Exports {
@@ -44,15 +51,17 @@ export class Exports {
   offer(request: EngineRequest): void {
     if (!this.#connector.attached) return;
     const first = request.offeredBlocks;
-    const end = Math.min(this.#fullBlocks(request), first + this.#maxBlocks - this.#heldBlocks);
+    const tables = this.#tables(request, first);
+    const end = first + blocksWithin(tables, this.#maxBlocks - this.#heldBlocks);
     if (end <= first) return;
     request.offeredBlocks = end;
-    const blocks = this.#kv.blockTables(request.id)[0]!.slice(first, end);
+    const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
+    const blocks = [...blockIds].filter((block) => block !== nullBlock);
     const letGo = this.#kv.hold(blocks);
     this.#heldBlocks += blocks.length;
     this.#exportedBlocks += blocks.length;
     let released = false;
-    this.#connector.store(request.hashes.packed, first, Int32Array.from(blocks), () => {
+    this.#connector.store(request.hashes.packed, first, blockIds, () => {
       invariant(!released, () => `request ${request.id}: the connector released its blocks twice`);
       released = true;
       this.#heldBlocks -= blocks.length;
@@ -67,7 +76,31 @@ export class Exports {
     this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
   }
 
+  /** Per group the full blocks from `first` on, null where no window reaches that a hit at their end looks at. */
+  #tables(request: EngineRequest, first: number): number[][] {
+    const { blockTokens } = this.#kv;
+    const end = this.#fullBlocks(request);
+    // The same prompt again is hit one block earlier when it fills its blocks: its last token is always computed.
+    const again = Math.floor((request.promptTokens - 1) / blockTokens);
+    const hitBlocks = again > first ? Math.min(again, end) : end;
+    return this.#kv.blockTables(request.id).map((table, group) => {
+      const behind = this.#kv.skippedBlocks(group, hitBlocks * blockTokens);
+      return table.slice(first, end).map((block, i) => (first + i < behind ? nullBlock : block));
+    });
+  }
+
   #fullBlocks(request: EngineRequest): number {
     return Math.floor(request.computedTokens / this.#kv.blockTokens);
   }
+}
+
+/** How many leading columns of the tables hold at most `room` blocks together. */
+function blocksWithin(tables: readonly (readonly number[])[], room: number): number {
+  const columns = tables[0]!.length;
+  let blocks = 0;
+  for (let i = 0; i < columns; i++) {
+    for (const table of tables) if (table[i] !== nullBlock) blocks++;
+    if (blocks > room) return i;
+  }
+  return columns;
 }

@@ -61,12 +61,16 @@ export class Loads {
     for (const { request } of this.#loads.values()) if (request) yield request;
   }
 
-  /** Load `count` blocks, from `firstBlock` of the chain on, into the request's table. */
+  /** Load `count` blocks, from `firstBlock` of the chain on, into the request's tables: what these have room for. */
   start(request: EngineRequest, firstBlock: number, count: number): void {
     const { kv, connector, clock, deadlineMs } = this.#options;
     const { id } = request;
-    const blockIds = Int32Array.from(kv.blockTables(id)[0]!.slice(firstBlock, firstBlock + count));
-    invariant(blockIds.length === count, () => `request ${id}: ${count} blocks to load in a table that ends earlier`);
+    const tables = kv.blockTables(id).map((table) => table.slice(firstBlock, firstBlock + count));
+    const blockIds = Int32Array.from(tables.flat());
+    invariant(
+      tables.every((table) => table.length === count),
+      () => `request ${id}: ${count} blocks to load in a table that ends earlier`,
+    );
     const cancelDeadline = clock.after(deadlineMs, () => this.#expire(id));
     this.#loads.set(id, { request, cancelDeadline });
     connector.load(id, request.hashes.packed, firstBlock, blockIds, (result) => {

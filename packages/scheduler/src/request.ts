@@ -41,6 +41,8 @@ export class EngineRequest implements PrefixCacheRequest {
   offeredBlocks = 0;
   /** false once the tier has let this request down: it is not asked again. */
   mayLoad = true;
+  /** Loads that came short of every prefix that the request could go on from. */
+  lostLoads = 0;
   cancelMatchDeadline: (() => void) | undefined;
 
   readonly submittedUs: number;

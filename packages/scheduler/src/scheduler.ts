@@ -31,6 +31,8 @@ export interface SchedulerOptions {
   readonly maxExportBlocks: number;
   readonly matchDeadlineMs: number;
   readonly loadDeadlineMs: number;
+  /** Some layers see only a window of the tokens before. Default: none. */
+  readonly windows?: boolean;
   /** Something that may let a waiting request go on has happened. */
   readonly wake: () => void;
 }
@@ -54,6 +56,8 @@ export class Scheduler {
   };
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
+  /** Some layers see only a window. */
+  readonly #windows: boolean;
   /** The step that is being put together. */
   #batch = new Map<EngineRequest, number>();
   #budget = 0;
@@ -62,6 +66,7 @@ export class Scheduler {
     const { kv, connector, clock, wake } = options;
     this.#options = options;
     this.#kv = kv;
+    this.#windows = options.windows ?? false;
     this.exports = new Exports(kv, connector, options.maxExportBlocks, wake);
     this.loads = new Loads({
       kv,
@@ -121,6 +126,8 @@ export class Scheduler {
     while (!this.#kv.allocateSlots(request, count, { delayCacheBlocks: true })) {
       const victim = this.#latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
+      // Exports hold blocks that its window has left: they come back without anybody starting anew.
+      if (victim === request && this.#windows && this.exports.heldBlocks > 0) return;
       this.#preempt(victim);
       if (victim === request) return;
     }
@@ -177,10 +184,15 @@ export class Scheduler {
   /** Blocks beyond the local hit that should come from the tier. Asking costs no time; the answer may be still out. */
   #blocksToLoad(request: EngineRequest, hit: CacheHit): number | 'pending' {
     const { connector, clock, matchDeadlineMs, wake } = this.#options;
-    const localBlocks = hit.tokens / this.#kv.blockTokens;
-    const missing = request.hashes.blockCount - localBlocks;
-    if (!request.mayLoad || missing === 0 || !connector.attached) return 0;
-    const match = connector.match(request.id, request.hashes.packed, localBlocks);
+    const { blockTokens } = this.#kv;
+    const localBlocks = hit.tokens / blockTokens;
+    // The last token is computed in any case; with a window it may look at a block that a longer prefix passes over.
+    const blocks = this.#windows ? Math.floor((request.tokenCount - 1) / blockTokens) : request.hashes.blockCount;
+    const missing = blocks - localBlocks;
+    if (!request.mayLoad || missing <= 0 || !connector.attached) return 0;
+    const { packed } = request.hashes;
+    const hashes = packed.subarray(0, (packed.length / request.hashes.blockCount) * blocks);
+    const match = connector.match(request.id, hashes, localBlocks);
     if (match.state === 'known') {
       request.cancelMatchDeadline?.();
       request.cancelMatchDeadline = undefined;
@@ -189,7 +201,7 @@ export class Scheduler {
     request.cancelMatchDeadline ??= clock.after(matchDeadlineMs, () => {
       request.cancelMatchDeadline = undefined;
       // A request deep in the queue is not asked again until its turn comes: perhaps the answer is there.
-      if (connector.match(request.id, request.hashes.packed, localBlocks).state === 'pending') {
+      if (connector.match(request.id, hashes, localBlocks).state === 'pending') {
         request.mayLoad = false;
         this.counts.expiredMatches++;
         connector.forget(request.id);
@@ -222,7 +234,12 @@ export class Scheduler {
   #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
     request.loadUs += this.#options.clock.nowUs();
     request.state = 'waiting';
-    if (end) {
+    const lost = end !== undefined && this.#isLost(request, end);
+    if (lost) {
+      this.#kv.free(request.id);
+      request.lostLoads++;
+    }
+    if (end && !lost) {
       const { blockTokens } = this.#kv;
       // At least the last token is computed, for its logits.
       request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
@@ -237,11 +254,18 @@ export class Scheduler {
       request.holdsBlocks = false;
     }
     if (!end || end.loaded < end.wanted) {
-      request.mayLoad = false;
+      // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once.
+      request.mayLoad = lost && request.lostLoads === 1;
       this.counts.shortLoads++;
     }
     this.waiting.add(request);
     this.#options.wake();
+  }
+
+  /** What came is no prefix in all groups: the window of a shorter one is not in the table. Only with windows. */
+  #isLost(request: EngineRequest, end: LoadEnd): boolean {
+    if (end.loaded === end.wanted) return false;
+    return !this.#kv.covers(request.id, (end.firstBlock + end.loaded) * this.#kv.blockTokens);
   }
 
   /** The hit is the request's now. */
@@ -298,9 +322,7 @@ export class Scheduler {
   #promisedBlocks(): number {
     let blocks = 0;
     const promise = (request: EngineRequest): void => {
-      if (!request.holdsBlocks) return;
-      const needed = Math.ceil(request.tokenCount / this.#kv.blockTokens);
-      blocks += Math.max(needed - this.#kv.blockTables(request.id)[0]!.length, 0);
+      if (request.holdsBlocks) blocks += this.#kv.blocksToFinish(request);
     };
     for (const request of this.running) promise(request);
     for (const request of this.waiting) promise(request);

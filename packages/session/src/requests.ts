@@ -39,10 +39,13 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
   const done = (count: number): ServerBody => ({ $case: 'done', value: { count } });
   switch (request.$case) {
     case 'lookup': {
-      const { held, spans, estimatedUs } = context.store.lookup(
-        holdings.state,
-        checkHashes(request.value.hashes, context.hashBytes, context.limits.maxHashes, request.$case),
-      );
+      const { hashes, gaps } = request.value;
+      const { held, spans, estimatedUs } = gaps
+        ? context.store.lookupAll(holdings.state, hashesOf(hashes))
+        : context.store.lookup(
+            holdings.state,
+            checkHashes(hashes, context.hashBytes, context.limits.maxHashes, request.$case),
+          );
       const value = { held, spans: [...spans], estimatedUs: Math.min(estimatedUs, 0xffff_ffff) };
       return { $case: 'lookup', value };
     }

@@ -16,8 +16,17 @@ export interface Piece {
 /** One step over the pieces as one batch; logits of the sampled rows come back. */
 export function runStep(executor: Executor, pieces: readonly Piece[]): Promise<StepResult> {
   const stride = Math.max(...pieces.map((piece) => piece.blocks.length));
-  const tables = new Int32Array(pieces.length * stride);
-  for (const [i, piece] of pieces.entries()) tables.set(piece.blocks, i * stride);
+  const { blockTokens, groups = [{ windowTokens: 0 }] } = executor.kv;
+  const tables = new Int32Array(groups.length * pieces.length * stride);
+  // Each group has blocks of its own; those behind its window are null, as in the engine.
+  const apart = Math.floor((executor.blockCount - 1) / groups.length);
+  for (const [group, { windowTokens }] of groups.entries()) {
+    for (const [i, { blocks, computed }] of pieces.entries()) {
+      const behind = windowTokens === 0 ? 0 : Math.floor(Math.max(0, computed - windowTokens + 1) / blockTokens);
+      const table = blocks.map((block, at) => (at < behind ? 0 : block + group * apart));
+      tables.set(table, (group * pieces.length + i) * stride);
+    }
+  }
   return executor.execute({
     tokenIds: Int32Array.from(pieces.flatMap((piece) => piece.tokens)),
     queryTokens: Int32Array.from(pieces, (piece) => piece.tokens.length),

@@ -56,6 +56,7 @@ const noHit: CacheHit = { blocks: noBlocks, tokens: 0, sharedPrefixBoundary: 0 }
 export class RadixCache implements PrefixCache {
   readonly blockTokens: number;
   readonly blockCount: number;
+  readonly groupCount = 1;
   readonly #maxModelTokens: number;
   readonly #enableCaching: boolean;
   readonly #tree: RadixTree;
@@ -168,6 +169,20 @@ export class RadixCache implements PrefixCache {
   blockTables(requestId: string): GroupBlocks {
     const table = this.#tables.get(requestId);
     return table ? [table.blocks] : noBlocks;
+  }
+
+  /** Full attention looks at everything. */
+  skippedBlocks(): number {
+    return 0;
+  }
+
+  covers(): boolean {
+    return true;
+  }
+
+  blocksToFinish(request: PrefixCacheRequest): number {
+    const held = this.#tables.get(request.id)?.blocks.length ?? 0;
+    return Math.max(Math.ceil(request.tokenCount / this.blockTokens) - held, 0);
   }
 
   /** The whole chain up to the last of the blocks is held: it would be of no use without what comes before it. */

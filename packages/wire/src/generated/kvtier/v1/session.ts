@@ -108,19 +108,21 @@ export interface Attached {
 /** How much of a chain is held, from its first hash on, without a gap. */
 export interface Lookup {
   hashes: Buffer;
+  /** Answer beyond gaps: groups with a sliding window keep only the ends of chains. A gap is a span without a tier. */
+  gaps?: boolean | undefined;
 }
 
 export interface LookupResult {
   /** blocks */
   held: number;
-  /** in chain order; counts sum to `held` */
+  /** in chain order; counts, without those of gaps, sum to `held` */
   spans: TierSpan[];
   /** time to bring all of it into the arena */
   estimatedUs: number;
 }
 
 export interface TierSpan {
-  /** "arena", "disk", ... */
+  /** "arena", "disk", ...; "" for a gap */
   tier: string;
   count: number;
 }
@@ -852,13 +854,16 @@ export const Attached: MessageFns<Attached> = {
 };
 
 function createBaseLookup(): Lookup {
-  return { hashes: Buffer.alloc(0) };
+  return { hashes: Buffer.alloc(0), gaps: undefined };
 }
 
 export const Lookup: MessageFns<Lookup> = {
   encode(message: Lookup, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.hashes.length !== 0) {
       writer.uint32(10).bytes(message.hashes);
+    }
+    if (message.gaps !== undefined) {
+      writer.uint32(16).bool(message.gaps);
     }
     return writer;
   },
@@ -882,6 +887,14 @@ export const Lookup: MessageFns<Lookup> = {
             }
 
             message.hashes = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.gaps = reader.bool();
             continue;
           }
         }
