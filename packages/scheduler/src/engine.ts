@@ -20,6 +20,7 @@ import {
   RadixCache,
   type RadixPolicy,
 } from '@kvtier/prefix-cache';
+import { attentionSpecs, longestSequence } from './attention-groups.ts';
 import { buildStep, type Share, samples } from './batch.ts';
 import { EngineRequest } from './request.ts';
 import { Scheduler } from './scheduler.ts';
@@ -106,7 +107,17 @@ export class Engine {
       throw new KvError('CONFIG', `engine: a pool of ${executor.blockCount} blocks holds nothing; raise kvBytes`);
     this.#options = options;
     this.#clock = options.clock ?? systemClock;
-    this.maxTotalTokens = Math.min(executor.model.maxModelTokens, (executor.blockCount - 1) * blockTokens);
+    const groups = attentionSpecs(executor.kv);
+    this.maxTotalTokens = longestSequence(groups, executor, limits.maxStepTokens);
+    if (this.maxTotalTokens === 0) {
+      const found = `a pool of ${executor.blockCount} blocks does not hold one window of ${groups.length} groups`;
+      throw new KvError('CONFIG', `engine: ${found} and a step's tokens; raise kvBytes or lower maxStepTokens`);
+    }
+    const windows = groups.some(({ kind }) => kind === 'sliding_window');
+    if (windows && options.prefixCache === 'radix') {
+      const found = "the model's layers have sliding windows, the radix tree serves full attention alone";
+      throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks`);
+    }
     const cacheOptions = {
       blockCount: executor.blockCount,
       blockTokens,
@@ -115,7 +126,9 @@ export class Engine {
     };
     const policy = options.radixPolicy ?? 'lru';
     this.#kv =
-      options.prefixCache === 'radix' ? new RadixCache({ ...cacheOptions, policy }) : new KvCacheManager(cacheOptions);
+      options.prefixCache === 'radix'
+        ? new RadixCache({ ...cacheOptions, policy })
+        : new KvCacheManager({ ...cacheOptions, groups, maxInFlightTokens: limits.maxStepTokens });
     this.#scheduler = new Scheduler({
       kv: this.#kv,
       connector: options.connector,
@@ -125,6 +138,7 @@ export class Engine {
       maxExportBlocks: Math.max(1, Math.floor((limits.exportShare ?? 0.5) * (executor.blockCount - 1))),
       matchDeadlineMs: limits.matchDeadlineMs ?? 2_000,
       loadDeadlineMs: limits.loadDeadlineMs ?? 30_000,
+      windows,
       wake: () => this.wake(),
     });
     this.#loop = this.#run();

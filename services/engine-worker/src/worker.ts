@@ -5,7 +5,7 @@
 import type { EngineWorkerConfig } from '@kvtier/config';
 import { createConnector, noConnector } from '@kvtier/connector';
 import { invariant, KvError } from '@kvtier/errors';
-import { createExecutor, type Executor, readModelConfig } from '@kvtier/executor';
+import { createExecutor, type Executor, kvBlockBytes, readModelConfig } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine } from '@kvtier/scheduler';
 import type { Logger, RunningService } from '@kvtier/telemetry';
@@ -34,7 +34,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
       : createConnector({
           socketPath: config.cacheNodeSocket,
           executor,
-          namespace: namespaceOfWorker(executor, hasher).digest,
+          namespace: namespacesOfWorker(executor, hasher).map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,
           loadDeadlineMs: config.loadDeadlineMs,
           logger,
@@ -94,8 +94,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
 /** The executor with as many KV blocks as fit the configured bytes. */
 async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
   const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads } = config;
-  const { layers, kvHeads, headDim } = await readModelConfig(modelDir);
-  const blockBytes = layers * 2 * kvHeads * headDim * blockTokens * Float32Array.BYTES_PER_ELEMENT;
+  const blockBytes = kvBlockBytes(await readModelConfig(modelDir), blockTokens);
   const blockCount = Math.floor(kvBytes / blockBytes);
   if (blockCount < minBlocks) {
     const needed = minBlocks * blockBytes;
@@ -116,13 +115,18 @@ async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
   return executor;
 }
 
-function namespaceOfWorker(executor: Executor, hasher: ChainHasher): Namespace {
-  return namespaceOf({
-    modelDigest: executor.modelDigest,
-    kvDtype: executor.kv.dtype,
-    blockTokens: executor.kv.blockTokens,
-    algorithm: hasher.algorithm,
-    root: hasher.root,
-    layoutFingerprint: layoutFingerprint(executor.kv),
-  });
+/** One per attention group: blocks of different groups hold different layers under the same chain hash. */
+function namespacesOfWorker(executor: Executor, hasher: ChainHasher): Namespace[] {
+  const { groups = [undefined] } = executor.kv;
+  return groups.map((_, group) =>
+    namespaceOf({
+      modelDigest: executor.modelDigest,
+      kvDtype: executor.kv.dtype,
+      blockTokens: executor.kv.blockTokens,
+      algorithm: hasher.algorithm,
+      root: hasher.root,
+      group,
+      layoutFingerprint: layoutFingerprint(executor.kv),
+    }),
+  );
 }
