@@ -50,6 +50,7 @@ export class Expiry {
 
   close(): void {
     this.#cancelTimer();
+    this.#timerS = Number.POSITIVE_INFINITY;
     this.#buckets.clear();
   }
 

@@ -22,6 +22,8 @@ export interface TierPlan {
   readonly admission: AdmissionName;
   /** What is loaded from a slower tier is written here, too. */
   readonly promote: boolean;
+  /** Blocks leave the tier so long after they came; default: never. */
+  readonly ttlSeconds?: number | undefined;
 }
 
 export const defaultPlan: TierPlan = { write: 'through', admission: 'second-touch', promote: true };

@@ -165,6 +165,25 @@ describe('time to live', () => {
     expect(engine.lookup(chain('x', 1)).held).toBe(1);
   });
 
+  test('of a tier: a block leaves that tier only, so long after it came there last', async () => {
+    const bench = new Bench(8, {}, { plans: { disk: { ttlSeconds: 10 } } });
+    bench.disk.put(n, chain('old', 1));
+    const engine = bench.engine();
+    bench.clock.advance(5_000);
+    engine.put(chain('x', 1));
+    await bench.answerAll('write', 'stored');
+    bench.disk.remove(n, chain('x', 1));
+    bench.clock.advance(2_000);
+    bench.disk.put(n, chain('x', 1));
+    bench.clock.advance(3_000);
+    expect([engine.lookup(chain('old', 1)).held, bench.disk.lookup(n, chain('x', 1))]).toEqual([0, 1]);
+    bench.clock.advance(5_000);
+    expect(bench.disk.lookup(n, chain('x', 1))).toBe(1);
+    bench.clock.advance(2_000);
+    expect([engine.lookup(chain('x', 1)).held, bench.disk.lookup(n, chain('x', 1))]).toEqual([1, 0]);
+    expect(bench.store.counters.get('expired.blocks.disk')).toBe(2);
+  });
+
   test('many that expire together go in several turns', async () => {
     const bench = new Bench(20, { touchBatchBlocks: 4 });
     const engine = bench.engine('n', { ttlS: 1 });

@@ -25,6 +25,7 @@ import { Recency } from './recency.ts';
 import { type Chain, hashCount, maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
 import { Tenants } from './tenants.ts';
+import { TierTtl } from './tier-ttl.ts';
 import { WriteDown } from './write-down.ts';
 
 export interface TierSpan {
@@ -53,6 +54,8 @@ export class Store {
   readonly #residency = new Residency();
   readonly #tenants: Tenants;
   readonly #expiry: Expiry;
+  /** Of lower tiers that have one. */
+  readonly #ttls: readonly (TierTtl | undefined)[];
   /** Of each tier, by bit: blocks that lookups found there first, and blocks that they asked it for in vain. */
   readonly #hits: number[];
   readonly #misses: number[];
@@ -90,6 +93,11 @@ export class Store {
     const prefetched = new Prefetched(limits.maxPrefetchedBytes, counters);
     const plans = lower.map((tier) => ({ ...defaultPlan, ...options.plans?.[tier.name] }));
     this.#promote = plans.map(({ promote }) => promote);
+    this.#ttls = plans.map(({ ttlSeconds }, at) =>
+      ttlSeconds === undefined
+        ? undefined
+        : new TierTtl(lower[at]!, ttlSeconds, clock, limits.touchBatchBlocks, counters),
+    );
     const writeDowns = this.#links.map((link, at) => {
       const { write: policy, admission } = plans[at]!;
       const ownerOf = (namespace: Namespace, hash: HashKey): number => this.#residency.tenant(namespace, hash);
@@ -198,6 +206,7 @@ export class Store {
     this.#parts.failpoint?.('store.close.before');
     this.#parts.recency.close();
     this.#expiry.close();
+    for (const ttl of this.#ttls) ttl?.close();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
     this.#residency.close();
     for (const tier of this.#lower) await tier.close();
@@ -211,6 +220,7 @@ export class Store {
       bit,
       (namespace, hash, held) => {
         const owner = this.#residency.tenant(namespace, hash);
+        this.#ttls[bit - 1]?.changed(namespace, hash, held);
         if (held) {
           this.#tenants.stored(bit, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
           return;
@@ -220,7 +230,10 @@ export class Store {
         prefetched.removed(namespace, hash);
         for (const writeDown of writeDowns) writeDown.gone(namespace, hash);
       },
-      () => this.#tenants.cleared(bit),
+      () => {
+        this.#tenants.cleared(bit);
+        this.#ttls[bit - 1]?.cleared();
+      },
     );
   }
 
