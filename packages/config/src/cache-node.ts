@@ -8,6 +8,9 @@ import { redisSchema } from './redis.ts';
 export const bytes = z.number().int().positive();
 export const logLevel = z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info');
 
+/** As `policyNames` of packages/eviction has them. */
+const evictionNames = ['lru', 'lfu', 'fifo', 's3-fifo'] as const;
+
 /** The lower tiers, by the names that stats and spans use. */
 export const lowerTierNames = ['disk', 'redis'] as const;
 
@@ -46,12 +49,21 @@ export const cacheNodeSchema = z
       /** Folder of the shared-memory file. */
       dir: z.string().default('/dev/shm'),
       /** What is evicted first. */
-      eviction: z.enum(['lru', 'lfu', 'fifo', 's3-fifo']).default('lru'),
+      eviction: z.enum(evictionNames).default('lru'),
     }),
     /** null: no disk tier. */
     disk: z
       .strictObject({
         bytes: bytes.min(8 << 20),
+        /**
+         * Folders, each on a device of its own, blocks striped over them; a path without a budget of its own gets an even share
+         * of `bytes`. Default: one folder in the data folder.
+         */
+        dirs: z
+          .array(z.union([z.string().min(1), z.strictObject({ dir: z.string().min(1), bytes: bytes.min(8 << 20) })]))
+          .min(1)
+          .optional(),
+        eviction: z.enum(evictionNames).default('lru'),
         ioBackend: z.enum(['auto', 'io_uring', 'threads']).default('auto'),
         segmentBytes: bytes.optional(),
       })

@@ -15,7 +15,7 @@ describe('defaults', () => {
     expect(parseConfig(cacheNodeSchema, node, 'test')).toEqual({
       ...node,
       arena: { bytes: 1 << 20, dir: '/dev/shm', eviction: 'lru' },
-      disk: { bytes: 8 << 20, ioBackend: 'auto' },
+      disk: { bytes: 8 << 20, eviction: 'lru', ioBackend: 'auto' },
       redis: null,
       placement: {},
       quotas: {},

@@ -1,20 +1,25 @@
 /** The tiers below the arena, as the configuration asks for them, fastest first: disk, redis. */
 import path from 'node:path';
 import type { ArenaHandle } from '@kvtier/native';
-import type { Log, TierPlan } from '@kvtier/store';
+import type { Clock, Log, TierPlan } from '@kvtier/store';
 import {
   ArenaMemory,
   type ArenaTier,
   type CodecName,
   CodecTier,
   DiskTier,
+  type DiskTierOptions,
   type RedisSettings,
   RedisTier,
   type Tier,
 } from '@kvtier/tiers';
+import { openOrLater } from './late-tier.ts';
 
 export interface DiskOptions {
   readonly bytes: number;
+  /** Folders on devices of their own; default: one in the data folder. */
+  readonly dirs?: readonly (string | { readonly dir: string; readonly bytes: number })[] | undefined;
+  readonly eviction?: DiskTierOptions['policy'];
   readonly ioBackend: 'auto' | 'io_uring' | 'threads';
   readonly segmentBytes?: number | undefined;
 }
@@ -34,18 +39,22 @@ export interface LowerOptions {
   readonly arenaBytes: number;
   /** The tier that lends slots. */
   readonly slots: ArenaTier;
-  readonly nowUs: () => number;
+  readonly clock: Clock;
   readonly log: Log;
 }
 
 /** KvError when a tier cannot work from the start: no permission, no room, a cap that is too small, a wrong password. */
 export async function openLower(options: LowerOptions): Promise<Tier[]> {
-  const { disk, redis, arena, slots, log } = options;
+  const { disk, redis, arena, slots, clock, log } = options;
   const memory = new ArenaMemory(arena, options.arenaBytes);
   const opened: Tier[] = [];
   try {
     if (disk !== null) opened.push(await openDisk(disk, options));
-    if (redis !== null) opened.push(await RedisTier.open({ settings: redis, arena, memory, slots, log }));
+    if (redis !== null) {
+      const open = () => RedisTier.open({ settings: redis, arena, memory, slots, log });
+      const supports = { persistent: true, shared: true, writable: true, evicts: true };
+      opened.push(await openOrLater({ name: 'redis', supports, capacityBytes: redis.bytes, open, clock, log }));
+    }
   } catch (error) {
     for (const tier of opened) await tier.close();
     throw error;
@@ -55,7 +64,10 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
 
 async function openDisk(disk: DiskOptions, { dataDir, arena, slots, log }: LowerOptions): Promise<Tier> {
   const tier = await DiskTier.open({
-    dir: path.join(dataDir, 'segments'),
+    dirs: (disk.dirs ?? [path.join(dataDir, 'segments')]).map((place) =>
+      typeof place === 'string' ? place : { dir: place.dir, capacityBytes: place.bytes },
+    ),
+    policy: disk.eviction,
     capacityBytes: disk.bytes,
     segmentBytes: disk.segmentBytes,
     arena,
@@ -72,7 +84,7 @@ async function openDisk(disk: DiskOptions, { dataDir, arena, slots, log }: Lower
 
 /** Also with codec "none": what an earlier life encoded is still read. */
 function withCodec(inner: Tier, memory: ArenaMemory, options: LowerOptions): Tier {
-  const { arena, slots, nowUs, placement } = options;
+  const { arena, slots, clock, placement } = options;
   const codec = placement[inner.name]?.codec ?? 'none';
-  return new CodecTier({ inner, codec, arena, memory, slots, nowUs });
+  return new CodecTier({ inner, codec, arena, memory, slots, nowUs: () => clock.nowUs() });
 }

@@ -68,7 +68,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       arena: arenaFile.handle,
       arenaBytes: options.arena.bytes,
       slots: arena,
-      nowUs: () => clock.nowUs(),
+      clock,
       log,
     });
     const readHeader = (slot: number): BlockFields | undefined => readBlockFields(arenaFile.handle, slot);
