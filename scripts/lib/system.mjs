@@ -21,6 +21,7 @@ export const buildPackages = {
   'ninja-build': program('ninja'),
   'g++': program('g++'),
   'libopenblas-dev': header('cblas.h', 'openblas/cblas.h', 'openblas-pthread/cblas.h'),
+  'libssl-dev': header('openssl/ssl.h'),
   'liburing-dev': header('liburing.h'),
   'libxxhash-dev': header('xxhash.h'),
 };

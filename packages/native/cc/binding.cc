@@ -7,6 +7,7 @@ static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterArena(env, exports);
   kvtier::RegisterCodec(env, exports);
   kvtier::RegisterIo(env, exports);
+  kvtier::RegisterPeer(env, exports);
   return exports;
 }
 

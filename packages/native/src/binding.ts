@@ -10,6 +10,8 @@
 export type ArenaHandle = { readonly __arena: never };
 /** An I/O engine with its ring or threads. Opaque. */
 export type IoHandle = { readonly __io: never };
+/** A peer data plane with its threads and connections. Opaque. */
+export type PeerHandle = { readonly __peer: never };
 
 export interface NativeBinding {
   // -- identity (binding_identity.cc) ---------------------------------------------------------------------------
@@ -129,4 +131,40 @@ export interface NativeBinding {
    * `hold` completions are kept back, as a device does that hangs, until a call without. All else of the path is the real one.
    */
   ioFault(io: IoHandle, kinds: number, errno: number, hold: boolean): void;
+
+  // -- peers (binding_peer.cc) ----------------------------------------------------------------------------------
+  /**
+   * The data plane between nodes: objects out of one arena into another over TCP. `tls`: TLS 1.3 with the session's key as
+   * pre-shared key; otherwise plain, both ends authenticated by HMAC. `maxConnections`: that peers may open. `stallMs`: how
+   * long a handshake, half a frame, or bytes that nobody takes may last.
+   * `onEvents`: rows of 4 numbers, many at a time. 0 fetched: tag, result (0 ready, 1 missing, 2 failed, 3 corrupt) ·
+   * 1 request: token, connection, slotBytes; its 64 bytes of identity are the next in `identities` · 2 sent: token, 1 if all
+   * of it · 3 up: connection · 4 down: connection, end · 5 refused: connection, end. Ends: 0 ended, 1 unauthenticated,
+   * 2 protocol, 3 time limit, 4 too many.
+   */
+  peerOpen(
+    arena: ArenaHandle,
+    options: { threads: number; tls: boolean; maxConnections: number; stallMs: number },
+    onEvents: (rows: Float64Array, identities: Buffer) => void,
+  ): PeerHandle;
+  /** Listen on an IP address; returns the port. Throws IO or CONFIG. */
+  peerListen(peer: PeerHandle, host: string, port: number): number;
+  /** A session (16 bytes) may open data connections with this key (32 bytes); until revoked, which ends them. */
+  peerAllow(peer: PeerHandle, session: Uint8Array, key: Uint8Array): void;
+  peerRevoke(peer: PeerHandle, session: Uint8Array): void;
+  /** Open a connection; it will be up or down. Returns its number. */
+  peerConnect(peer: PeerHandle, host: string, port: number, session: Uint8Array, key: Uint8Array): number;
+  peerDisconnect(peer: PeerHandle, connection: number): void;
+  /**
+   * Fetch objects into slots over a connection that is up. Rows of 4: [tag, slot, slotBytes, limitMs]; 64 bytes of identity a
+   * row. Each ends in one event; after that nothing writes into its slot. A row past its limit ends the connection.
+   */
+  peerFetch(peer: PeerHandle, connection: number, rows: Float64Array, identities: Uint8Array): void;
+  /**
+   * Answer requests. Rows of 5: [token, connection, status (0 ready, 1 missing, 2 failed), slot, objectBytes]. A ready one's
+   * slot must stay as it is until its "sent".
+   */
+  peerAnswer(peer: PeerHandle, rows: Float64Array): void;
+  /** Ends all connections, delivers the last events, frees it. */
+  peerClose(peer: PeerHandle): Promise<void>;
 }

@@ -13,5 +13,16 @@ export {
   type RedisSettings,
   type RedisTierOptions,
 } from './redis/settings.ts';
+export {
+  maxPeers,
+  type PeerAddress,
+  PeerEngine,
+  type PeerEngineOptions,
+  type PeerSecurity,
+  PeerServer,
+  type PeerServerOptions,
+  PeerTier,
+  type PeerTierOptions,
+} from './peer/index.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';

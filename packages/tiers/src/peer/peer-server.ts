@@ -1,0 +1,303 @@
+/**
+ * What a node gives to its peers: it tells each of them, over a control connection, what its arena and the tier below hold, and
+ * sends them the blocks that they ask for over data connections.
+ *
+ * Invariants: a block that is being sent is pinned, or lies in a slot of its own, until the last byte went out; slots lent to
+ * reads from below are bounded; who does not prove itself is told nothing, and costs a bounded wait.
+ */
+import type { Buffer } from 'node:buffer';
+import { randomBytes } from 'node:crypto';
+import { createServer, type Server, type Socket } from 'node:net';
+import { createServer as createTlsServer } from 'node:tls';
+import { KvError } from '@kvtier/errors';
+import { decodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import { type ArenaHandle, native } from '@kvtier/native';
+import type { ArenaTier } from '../arena-tier.ts';
+import { identitiesOf } from '../disk/disk-io.ts';
+import type { DiskLog } from '../disk/options.ts';
+import type { Tier, TierChange } from '../tier.ts';
+import { type Control, greet, type PeerSecurity, sessionBytes } from './control.ts';
+import type { PeerEngine, PeerRequest } from './engine.ts';
+import { type ChangeMessage, type Message, maxHashes } from './frames.ts';
+
+export interface PeerServerOptions {
+  readonly engine: PeerEngine;
+  readonly arena: ArenaHandle;
+  readonly slots: ArenaTier;
+  /** What is given besides the arena's blocks: the tier of this node's own disk. */
+  readonly below?: Tier | undefined;
+  readonly security: PeerSecurity;
+  /** IP address; beyond loopback only with TLS, or where the network is declared trusted. */
+  readonly host: string;
+  /** Of control connections; 0 takes a free one. */
+  readonly port: number;
+  readonly dataPort: number;
+  readonly epoch: bigint;
+  readonly log: DiskLog;
+  readonly heartbeatMs?: number;
+  /** Control connections at a time, those that have not proved themselves included. */
+  readonly maxPeers?: number;
+  /** Slots of the arena that may be lent to reads from below. */
+  readonly maxLentBytes?: number;
+}
+
+const defaultHeartbeatMs = 1000;
+/** A peer that says nothing for so many heartbeats is gone. */
+export const silentHeartbeats = 5;
+
+export class PeerServer {
+  readonly #options: PeerServerOptions;
+  readonly #server: Server;
+  readonly #controls = new Set<Control>();
+  readonly #heartbeatMs: number;
+  #lentBytes = 0;
+  #reading = 0;
+  #dataPort = 0;
+  readonly counts = { peers: 0, refused: 0, sentBlocks: 0, sentBytes: 0, declined: 0, corrupt: 0 };
+
+  /** Listens on both ports. KvError CONFIG or IO when it cannot. */
+  static async open(options: PeerServerOptions): Promise<PeerServer> {
+    const server = new PeerServer(options);
+    const { engine, host, port, dataPort } = options;
+    try {
+      server.#dataPort = engine.listen(host, dataPort, (requests) => server.#serve(requests));
+      await new Promise<void>((resolve, reject) => {
+        server.#server.once('error', reject);
+        server.#server.listen({ host, port }, resolve);
+      });
+    } catch (error) {
+      const { code, message } = KvError.from(error);
+      throw new KvError(code, `peers: ${host}:${port}: cannot listen (${message}); choose another address or port`);
+    }
+    return server;
+  }
+
+  private constructor(options: PeerServerOptions) {
+    this.#options = options;
+    this.#heartbeatMs = options.heartbeatMs ?? defaultHeartbeatMs;
+    const { security } = options;
+    const onSocket = (socket: Socket): void => {
+      void this.#welcome(socket).catch((error: unknown) => this.#refused(socket, error));
+    };
+    if (security.encryption === 'tls') {
+      const { cert, key, ca } = security;
+      const tls = { cert, key, ca, requestCert: true, rejectUnauthorized: true, minVersion: 'TLSv1.3' as const };
+      const server = createTlsServer({ ...tls, handshakeTimeout: 5000 }, onSocket);
+      server.on('tlsClientError', (error, socket) => {
+        this.#refused(socket, error);
+        socket.destroy();
+      });
+      this.#server = server;
+    } else this.#server = createServer(onSocket);
+    this.#server.maxConnections = options.maxPeers ?? 64;
+  }
+
+  get port(): number {
+    return (this.#server.address() as { port: number }).port;
+  }
+
+  get dataPort(): number {
+    return this.#dataPort;
+  }
+
+  /** Connections of peers that were turned away, control and data. */
+  get refusedCount(): number {
+    return this.counts.refused + Object.values(this.#options.engine.refused).reduce((sum, count) => sum + count, 0);
+  }
+
+  async close(): Promise<void> {
+    const ended = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    for (const control of this.#controls) control.end(new KvError('DISCONNECTED', 'peer: this node is closing'));
+    await ended;
+    // Reads from below end within their tier's limit; what is being sent ends with its session.
+    while (this.#reading > 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+
+  #refused(socket: Socket | { remoteAddress?: string | undefined }, error: unknown): void {
+    this.counts.refused++;
+    const reason = KvError.from(error, 'PROTOCOL').message;
+    this.#options.log.warn({ from: socket.remoteAddress, reason }, 'a connection to the peers port was refused');
+  }
+
+  async #welcome(socket: Socket): Promise<void> {
+    const { security, epoch, engine, log } = this.#options;
+    const track = (control: Control): void => {
+      this.#controls.add(control);
+      control.onEnd(() => this.#controls.delete(control));
+    };
+    const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, track);
+    const session = randomBytes(sessionBytes);
+    engine.allow(session, dataKey);
+    this.counts.peers++;
+    control.send({ kind: 'welcome', session, dataPort: this.#dataPort, heartbeatMs: this.#heartbeatMs });
+    const announcer = new Announcer(control, this.#options.slots, this.#options.below);
+    let silent = 0;
+    const heartbeat = setInterval(() => {
+      control.send({ kind: 'ping' });
+      if (++silent <= silentHeartbeats) return;
+      control.end(new KvError('DEADLINE', 'peer: nothing heard of it; see whether that node hangs'));
+    }, this.#heartbeatMs);
+    control.onEnd((error) => {
+      clearInterval(heartbeat);
+      announcer.end();
+      engine.revoke(session);
+      this.counts.peers--;
+      log.info({ reason: error.message }, 'a peer left');
+    });
+    control.listen((message: Message) => {
+      silent = 0;
+      if (message.kind === 'hint') void this.#hinted(message.what, message.namespace, message.hashes);
+      else if (message.kind !== 'pong') {
+        control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
+      }
+    });
+    log.info({ from: socket.remoteAddress, epoch: peerEpoch.toString(16) }, 'a peer came');
+  }
+
+  #serve(requests: readonly PeerRequest[]): void {
+    const { slots } = this.#options;
+    const deeper = new Map<string, { namespace: Namespace; wanted: { request: PeerRequest; hash: HashKey }[] }>();
+    for (const request of requests) {
+      const namespace = namespaceFromDigest(request.identity.subarray(0, 32));
+      const hash = hashOf(request.identity, (key) => slots.get(namespace, key) !== undefined);
+      const block = slots.get(namespace, hash);
+      if (block === undefined) {
+        const group = deeper.get(namespace.key) ?? { namespace, wanted: [] };
+        group.wanted.push({ request, hash });
+        deeper.set(namespace.key, group);
+      } else if (headerBytes + block.payloadBytes > request.slotBytes) this.#decline(request, 'missing');
+      else {
+        slots.pin(namespace, hash);
+        this.#send(request, block.slot, headerBytes + block.payloadBytes, () => slots.unpin(namespace, hash));
+      }
+    }
+    for (const { namespace, wanted } of deeper.values()) {
+      this.#reading++;
+      void this.#serveFromBelow(namespace, wanted).finally(() => this.#reading--);
+    }
+  }
+
+  async #serveFromBelow(namespace: Namespace, wanted: { request: PeerRequest; hash: HashKey }[]): Promise<void> {
+    const { slots, below, maxLentBytes = 256 << 20, arena } = this.#options;
+    const lent: { request: PeerRequest; hash: HashKey; slot: number }[] = [];
+    for (const { request, hash } of wanted) {
+      const { slotBytes } = request;
+      const name = hashOf(request.identity, (key) => below?.lookup(namespace, [key]) === 1, hash);
+      if (below === undefined || below.lookup(namespace, [name]) === 0) this.#decline(request, 'missing');
+      else if (slotBytes < 2 * headerBytes || slotBytes - headerBytes > slots.maxPayloadBytes) {
+        this.#decline(request, 'missing');
+      } else if (this.#lentBytes + slotBytes > maxLentBytes) this.#decline(request, 'failed');
+      else {
+        const slot = slots.allocate(namespace, slotBytes - headerBytes);
+        if (slot === undefined) this.#decline(request, 'failed');
+        else {
+          this.#lentBytes += slotBytes;
+          lent.push({ request, hash: name, slot });
+        }
+      }
+    }
+    if (below === undefined || lent.length === 0) return;
+    await below.read(namespace, lent, (index, status) => {
+      const { request, slot } = lent[index]!;
+      const giveBack = (): void => {
+        this.#lentBytes -= request.slotBytes;
+        slots.free(slot);
+      };
+      const header = status === 'ready' ? decodeHeader(native.arenaRead(arena, slot, headerBytes)) : undefined;
+      if (header === undefined || 'error' in header) {
+        giveBack();
+        this.#decline(request, status === 'failed' ? 'failed' : 'missing');
+      } else this.#send(request, slot, headerBytes + header.payloadBytes, giveBack);
+    });
+  }
+
+  #send(request: PeerRequest, slot: number, objectBytes: number, onSent: () => void): void {
+    this.counts.sentBlocks++;
+    this.counts.sentBytes += objectBytes;
+    this.#options.engine.send(request, slot, objectBytes, onSent);
+  }
+
+  #decline(request: PeerRequest, why: 'missing' | 'failed'): void {
+    this.counts.declined++;
+    this.#options.engine.decline(request, why);
+  }
+
+  /** A peer used blocks of ours, or says that one is corrupt: then we look ourselves, and remove it only if we see it too. */
+  async #hinted(what: 'used' | 'corrupt', namespace: Namespace, hashes: readonly HashKey[]): Promise<void> {
+    const { slots, below, arena } = this.#options;
+    if (what === 'used') {
+      slots.touch(namespace, hashes);
+      below?.touch(namespace, hashes);
+      return;
+    }
+    for (const hash of hashes) {
+      const block = slots.get(namespace, hash);
+      if (block === undefined) continue;
+      slots.pin(namespace, hash);
+      const bytes = Float64Array.of(headerBytes + block.payloadBytes);
+      const [fault] = await native.arenaVerify(
+        arena,
+        Float64Array.of(block.slot),
+        bytes,
+        identitiesOf(namespace, [hash]),
+      );
+      if (fault !== 0 && slots.remove(namespace, [hash], 'corrupt') === 1) this.counts.corrupt++;
+      slots.unpin(namespace, hash);
+    }
+  }
+}
+
+/** A hash of 16 bytes travels zero padded like one of 32: whichever is known, else `otherwise`. */
+function hashOf(identity: Buffer, known: (key: HashKey) => boolean, otherwise?: HashKey): HashKey {
+  const long = identity.toString('latin1', 32, 64) as HashKey;
+  const short = long.slice(0, 16) as HashKey;
+  if (long.endsWith('\0'.repeat(16)) && !known(long) && known(short)) return short;
+  return otherwise !== undefined && otherwise.length === 16 ? otherwise : long;
+}
+
+/** Tells one peer what changes, gathered for a turn of the event loop. */
+class Announcer {
+  readonly #control: Control;
+  readonly #ends: (() => void)[];
+  #waiting: { tier: 0 | 1; change: TierChange['kind']; namespace: Namespace | null; hashes: HashKey[] }[] = [];
+  #scheduled = false;
+  #sequence = 0;
+
+  constructor(control: Control, arena: Tier, below: Tier | undefined) {
+    this.#control = control;
+    this.#ends = [arena.follow((change) => this.#tell(0, change))];
+    if (below !== undefined) this.#ends.push(below.follow((change) => this.#tell(1, change)));
+    this.#flush();
+    control.send({ kind: 'listed' });
+  }
+
+  end(): void {
+    for (const end of this.#ends) end();
+  }
+
+  #tell(tier: 0 | 1, { kind, namespace, hashes }: TierChange): void {
+    let last = this.#waiting.at(-1);
+    for (let from = 0; from < hashes.length || from === 0; from += maxHashes) {
+      const part = hashes.slice(from, from + maxHashes);
+      const joins = last?.tier === tier && last.change === kind && last.namespace?.key === namespace?.key;
+      if (last !== undefined && joins && last.hashes.length + part.length <= maxHashes) last.hashes.push(...part);
+      else {
+        last = { tier, change: kind, namespace, hashes: [...part] };
+        this.#waiting.push(last);
+      }
+    }
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    setImmediate(() => this.#flush());
+  }
+
+  #flush(): void {
+    this.#scheduled = false;
+    const waiting = this.#waiting;
+    this.#waiting = [];
+    for (const each of waiting) {
+      const message: ChangeMessage = { kind: 'change', sequence: ++this.#sequence, ...each };
+      this.#control.send(message);
+    }
+  }
+}
