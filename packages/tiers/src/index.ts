@@ -7,12 +7,6 @@ export { DiskTier } from './disk/disk-tier.ts';
 export { type ArenaSlots, type DiskLog, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export type { DiskStep } from './disk/segment-pool.ts';
 export { Followers } from './followers.ts';
-export { RedisTier } from './redis/redis-tier.ts';
-export {
-  defaultSettings as defaultRedisSettings,
-  type RedisSettings,
-  type RedisTierOptions,
-} from './redis/settings.ts';
 export {
   maxPeers,
   type PeerAddress,
@@ -24,5 +18,11 @@ export {
   PeerTier,
   type PeerTierOptions,
 } from './peer/index.ts';
+export { RedisTier } from './redis/redis-tier.ts';
+export {
+  defaultSettings as defaultRedisSettings,
+  type RedisSettings,
+  type RedisTierOptions,
+} from './redis/settings.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';
