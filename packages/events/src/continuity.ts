@@ -15,7 +15,7 @@
 import { KvError } from '@kvtier/errors';
 import { decodeBatch } from './codec.ts';
 import type { KvEventBatch } from './event.ts';
-import type { Published } from './replay-buffer.ts';
+import type { Published, Replayed } from './replay-buffer.ts';
 
 export type StreamItem =
   | { readonly kind: 'batch'; readonly seq: number; readonly topic: string; readonly batch: KvEventBatch }
@@ -34,7 +34,7 @@ export interface ContinuityCounts {
 }
 
 /** The publisher's batches from this number on, in order. May throw KvError; may have holes. */
-export type Replay = (fromSeq: number) => AsyncIterable<Published>;
+export type Replay = (fromSeq: number) => AsyncIterable<Replayed>;
 
 /** How often the rest of an answer with a hole in it is asked for again, as long as each answer brings something. */
 const maxReplays = 8;
@@ -66,17 +66,18 @@ export class Continuity {
   /** What there is to say now that `live` arrived: first what came before it. Never throws for what a publisher sends. */
   async *arrived(live: Published): AsyncGenerator<StreamItem> {
     if (live.seq < this.#expected) yield this.#restarted();
-    if (live.seq > this.#expected || this.#suspect) yield* this.#fill(live.seq);
+    if (live.seq > this.#expected || this.#suspect) yield* this.#fill(live);
     yield* this.#take(live);
   }
 
-  async *#fill(until: number): AsyncGenerator<StreamItem> {
+  async *#fill(live: Published): AsyncGenerator<StreamItem> {
+    const until = live.seq;
     let reason = 'no replay endpoint is configured';
     for (let i = 0; this.#replay && i < maxReplays && (this.#expected < until || this.#suspect); i++) {
       const before = this.#expected;
       reason = 'the publisher does not hold them for replay any more';
       try {
-        yield* this.#replayed(this.#replay, until);
+        yield* this.#replayed(this.#replay, live);
       } catch (error) {
         reason = KvError.from(error).message;
       }
@@ -86,7 +87,7 @@ export class Continuity {
   }
 
   /** One answer, up to a hole that asking again may fill, or up to `until`. */
-  async *#replayed(replay: Replay, until: number): AsyncGenerator<StreamItem> {
+  async *#replayed(replay: Replay, { seq: until, topic }: Published): AsyncGenerator<StreamItem> {
     let anchor = this.#last;
     let taken = 0;
     for await (const one of replay(anchor ? anchor.seq : this.#expected)) {
@@ -112,7 +113,7 @@ export class Continuity {
       }
       this.#counts.replayed++;
       taken++;
-      yield* this.#take(one);
+      yield* this.#take({ ...one, topic: one.topic ?? topic }); // without topics there is one only
     }
   }
 
@@ -152,4 +153,4 @@ export class Continuity {
   }
 }
 
-const same = (a: Published, b: Published): boolean => Buffer.compare(a.payload, b.payload) === 0;
+const same = (a: Replayed, b: Replayed): boolean => Buffer.compare(a.payload, b.payload) === 0;

@@ -10,6 +10,11 @@ export interface Published {
   readonly payload: Uint8Array;
 }
 
+/** As it is replayed: publishers before July 2026 do not repeat the topic. */
+export interface Replayed extends Omit<Published, 'topic'> {
+  readonly topic: string | undefined;
+}
+
 export class ReplayBuffer {
   readonly #ring: (Published | undefined)[];
   readonly #maxBytes: number;

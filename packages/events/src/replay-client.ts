@@ -5,7 +5,7 @@
 import { KvError } from '@kvtier/errors';
 import { Dealer } from 'zeromq';
 import { decodeSeq, encodeSeq, endOfReplay } from './frames.ts';
-import type { Published } from './replay-buffer.ts';
+import type { Replayed } from './replay-buffer.ts';
 import { applyCurveClient, type CurveClient } from './security.ts';
 
 export interface ReplayRequest {
@@ -19,7 +19,7 @@ export interface ReplayRequest {
 }
 
 /** Until the publisher says that this was all. Throws KvError DEADLINE, also when aborted, and PROTOCOL. */
-export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Published> {
+export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Replayed> {
   const { endpoint, fromSeq, deadlineMs, signal } = request;
   const endMs = performance.now() + deadlineMs;
   const socket = new Dealer({ linger: 0, maxMessageSize: request.maxMessageBytes });
@@ -36,7 +36,7 @@ export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Pub
       const seq = decodeSeq(seqFrame);
       if (seq === undefined || payload === undefined)
         throw new KvError('PROTOCOL', `${endpoint}: not an answer to a replay; is this the replay endpoint?`);
-      yield { seq, topic: topic?.toString() ?? '', payload };
+      yield { seq, topic: topic?.toString(), payload };
     }
   } finally {
     signal.removeEventListener('abort', abort);
