@@ -14,6 +14,7 @@ const header =
       ['/usr/include', '/usr/local/include', ...multiarch()].some((dir) => existsSync(`${dir}/${name}`)),
     );
 const program = (name) => () => onPath(name);
+const pythonModule = (name) => () => existsSync(`/usr/lib/python3/dist-packages/${name}`);
 
 /** What the build needs: Debian's name → how to see that it is there. */
 export const buildPackages = {
@@ -26,12 +27,14 @@ export const buildPackages = {
   'libxxhash-dev': header('xxhash.h'),
 };
 
-/** Real servers that the tests start themselves. */
+/** Real servers that the tests start themselves, and what the consumers of KV events are written with. */
 export const testPackages = {
   'redis-server': program('redis-server'),
   'redis-sentinel': program('redis-sentinel'),
   'redis-tools': program('redis-cli'),
   openssl: program('openssl'),
+  'python3-zmq': pythonModule('zmq'),
+  'python3-msgpack': pythonModule('msgpack'),
 };
 
 /** Packages that a bench suite may ask for. Others are looked up with dpkg-query. */
