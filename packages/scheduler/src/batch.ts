@@ -1,6 +1,6 @@
 /** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does. */
 import type { Step } from '@kvtier/executor';
-import type { PrefixCache } from '@kvtier/prefix-cache';
+import type { GroupBlocks, PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
 import { drawSeed } from './seed.ts';
 
@@ -13,36 +13,58 @@ export interface Share {
 /** This share reaches the end of the sequence, so the step draws a token after it. */
 export const samples = ({ request, count }: Share): boolean => request.computedTokens + count === request.tokenCount;
 
+/**
+ * (Plain loops: this runs for every request in every step, and `set` with a plain array costs more than the copy.)
+ */
 export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
-  const tables = batch.map(({ request }) => kv.blockTables(request.id));
-  const blockTableStride = tables.reduce((longest, [table]) => Math.max(longest, table!.length), 1);
+  const count = batch.length;
+  const tables = new Array<GroupBlocks>(count);
+  let blockTableStride = 1;
+  let tokenCount = 0;
+  for (let i = 0; i < count; i++) {
+    const table = kv.blockTables(batch[i]!.request.id);
+    tables[i] = table;
+    blockTableStride = Math.max(blockTableStride, table[0]!.length);
+    tokenCount += batch[i]!.count;
+  }
   const step = {
-    tokenIds: new Int32Array(batch.reduce((sum, { count }) => sum + count, 0)),
-    queryTokens: new Int32Array(batch.length),
-    computedTokens: new Int32Array(batch.length),
-    blockTables: new Int32Array(kv.groupCount * batch.length * blockTableStride),
+    tokenIds: new Int32Array(tokenCount),
+    queryTokens: new Int32Array(count),
+    computedTokens: new Int32Array(count),
+    blockTables: new Int32Array(kv.groupCount * count * blockTableStride),
     blockTableStride,
-    sample: new Uint8Array(batch.length),
-    temperature: new Float32Array(batch.length),
-    topK: new Int32Array(batch.length),
-    topP: new Float32Array(batch.length),
-    seed: new BigUint64Array(batch.length),
+    sample: new Uint8Array(count),
+    temperature: new Float32Array(count),
+    topK: new Int32Array(count),
+    topP: new Float32Array(count),
+    seed: new BigUint64Array(count),
   };
   let at = 0;
-  batch.forEach((share, i) => {
-    const { request, count } = share;
-    step.tokenIds.set(request.tokenIds(request.computedTokens, request.computedTokens + count), at);
-    at += count;
-    step.queryTokens[i] = count;
-    step.computedTokens[i] = request.computedTokens;
-    for (const [group, table] of tables[i]!.entries())
-      step.blockTables.set(table, (group * batch.length + i) * blockTableStride);
-    step.temperature[i] = request.params.temperature;
-    step.topK[i] = request.params.topK;
-    step.topP[i] = request.params.topP;
-    if (!samples(share)) return;
+  for (let i = 0; i < count; i++) {
+    const share = batch[i]!;
+    const { request } = share;
+    const { params, computedTokens } = request;
+    request.copyTokens(computedTokens, share.count, step.tokenIds, at);
+    at += share.count;
+    step.queryTokens[i] = share.count;
+    step.computedTokens[i] = computedTokens;
+    copyTables(tables[i]!, step.blockTables, i * blockTableStride, count * blockTableStride);
+    step.temperature[i] = params.temperature;
+    step.topK[i] = params.topK;
+    step.topP[i] = params.topP;
+    if (!samples(share)) continue;
     step.sample[i] = 1;
-    step.seed[i] = drawSeed(request.seed, request.tokenCount);
-  });
+    // What is greedy draws nothing.
+    if (params.temperature !== 0) step.seed[i] = drawSeed(request.seed, request.tokenCount);
+  }
   return step;
+}
+
+/** One row per group, `groupStride` entries apart. */
+function copyTables(tables: GroupBlocks, target: Int32Array, first: number, groupStride: number): void {
+  for (let group = 0; group < tables.length; group++) {
+    const table = tables[group]!;
+    const at = first + group * groupStride;
+    for (let block = 0; block < table.length; block++) target[at + block] = table[block]!;
+  }
 }

@@ -16,6 +16,9 @@ import type { GenerateRequest, OnOutput } from './types.ts';
 
 export type RequestState = 'waiting' | 'loading' | 'running' | 'finished';
 
+/** For the one token that `append` hands over: hashes keep no reference to it. */
+const oneToken = new Uint32Array(1);
+
 export class EngineRequest implements PrefixCacheRequest {
   /** Names the request to the block pool and the connector; never used twice, unlike the caller's id. */
   id: string;
@@ -98,6 +101,11 @@ export class EngineRequest implements PrefixCacheRequest {
     return this.#tokens.subarray(first, end);
   }
 
+  /** Tokens first..first+count-1 to `target`, from `at` on: without a view for the one token of a decode. */
+  copyTokens(first: number, count: number, target: Int32Array, at: number): void {
+    for (let i = 0; i < count; i++) target[at + i] = this.#tokens[first + i]!;
+  }
+
   /** A generated token; the chain of hashes grows with it, so that the next turn of a conversation hits it. */
   append(tokenId: number): void {
     if (this.#tokenCount === this.#tokens.length) {
@@ -106,7 +114,8 @@ export class EngineRequest implements PrefixCacheRequest {
       this.#tokens = grown;
     }
     this.#tokens[this.#tokenCount++] = tokenId;
-    this.hashes.append(Uint32Array.of(tokenId));
+    oneToken[0] = tokenId;
+    this.hashes.append(oneToken);
   }
 
   /** Why the request ends after its last token; '' when it does not. */
