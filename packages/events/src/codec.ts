@@ -5,7 +5,7 @@
  *   array  (before June 2026)  ["BlockStored", block_hashes, ...]; all fields that this encoding knows are written
  *
  * Reading takes both, ignores keys and events that it does not know, and tolerates arrays that are shorter or longer:
- * publishers are of many versions. Pinned by shared/vectors/kv_events.json (`npm run vectors`).
+ * publishers are of many versions. Pinned by packages/events/vectors (`npm run vectors -- DIR`).
  */
 import { KvError } from '@kvtier/errors';
 import { hashKeyOf, hashOfKey } from '@kvtier/identity';
