@@ -21,7 +21,8 @@ const rounds = 5;
 const turnMs = 500;
 const payloadBytes = 2 << 20;
 const slotCount = 32;
-const plainKeys = 64;
+/** Values of the plain clients: as much of the server’s memory as the tier’s budget. */
+const plainKeys = 240;
 const batchBlocks = 4;
 const batchesInFlight = 4;
 const arenaBytes = 96 << 20;
