@@ -17,20 +17,55 @@ const foldOf = (fold: number, slot: number): number => Math.imul((fold ^ slot) >
 const draw = (fold: number, temperature: number, seed: bigint): number =>
   (Math.imul(fold ^ (temperature > 0 ? Number(seed & 0xffffffffn) : 0), 0xc2b2ae35) >>> 8) % vocabSize;
 
-/** The KV of a whole sequence, computed without blocks. */
-export function slotsOf(tokens: ArrayLike<number>): Uint32Array {
-  const slots = new Uint32Array(tokens.length);
-  let fold = 0;
+const everything: readonly number[] = [0];
+
+type SlotAt = (group: number, position: number) => number;
+
+/**
+ * The fold of what is seen from before `end`, group by group: slots from `end - window` on, or all. `whole`: the fold of
+ * all slots of the first group before `end`, kept by the caller so that a long sequence is not folded again and again.
+ */
+function seen(end: number, reach: number, windows: readonly number[], slotAt: SlotAt, whole: number): number {
+  let fold = windows[0] === 0 ? whole : 0;
+  for (let group = windows[0] === 0 ? 1 : 0; group < windows.length; group++) {
+    const window = windows[group]!;
+    for (let at = window === 0 ? 0 : Math.max(0, end - window + reach); at < end; at++)
+      fold = foldOf(fold, slotAt(group, at));
+  }
+  return fold;
+}
+
+/** A group's slot: groups keep different bytes under the same tokens. */
+const ofGroup = (slot: number, group: number): number => (slot ^ Math.imul(group, 0x27d4eb2f)) >>> 0;
+
+/** The KV of a whole sequence, computed without blocks, per group. */
+export function groupSlotsOf(tokens: ArrayLike<number>, windows: readonly number[]): Uint32Array[] {
+  const slots = windows.map(() => new Uint32Array(tokens.length));
+  let whole = 0;
   for (let i = 0; i < tokens.length; i++) {
-    slots[i] = slotOf(fold, tokens[i]!, i);
-    fold = foldOf(fold, slots[i]!);
+    const slot = slotOf(
+      seen(i, 1, windows, (group, at) => slots[group]![at]!, whole),
+      tokens[i]!,
+      i,
+    );
+    for (const [group, one] of slots.entries()) one[i] = ofGroup(slot, group);
+    whole = foldOf(whole, slots[0]![i]!);
   }
   return slots;
 }
 
+/** The same of a model of full attention. */
+export const slotsOf = (tokens: ArrayLike<number>): Uint32Array => groupSlotsOf(tokens, everything)[0]!;
+
 /** The next token after these: the naive model, the oracle of the tests. */
-export function nextToken(tokens: ArrayLike<number>, temperature = 0, seed = 0n): number {
-  return draw(slotsOf(tokens).reduce(foldOf, 0), temperature, seed);
+export function nextToken(tokens: ArrayLike<number>, temperature = 0, seed = 0n, windows = everything): number {
+  const slots = groupSlotsOf(tokens, windows);
+  const whole = slots[0]!.reduce(foldOf, 0);
+  return draw(
+    seen(tokens.length, 0, windows, (group, at) => slots[group]![at]!, whole),
+    temperature,
+    seed,
+  );
 }
 
 export interface ContentExecutorOptions {
@@ -39,6 +74,8 @@ export interface ContentExecutorOptions {
   readonly maxModelTokens: number;
   /** Decides when a step ends. */
   readonly later: (call: () => void) => void;
+  /** Attention groups by their windows in tokens, 0 = all; default: one that sees all. */
+  readonly windows?: readonly number[];
   /** Asked at the end of each step: an error fails the step, after it has scribbled over its blocks. */
   readonly failure?: () => Error | undefined;
 }
@@ -72,7 +109,17 @@ export class ContentExecutor implements Executor {
       parameters: 1,
     };
     const order = 'layer,kv,head,token,dim';
-    this.kv = { layers: 1, kvHeads: 1, headDim: 1, dtype: 'f32', blockTokens, blockBytes: 8 * blockTokens, order };
+    const groups = options.windows?.map((windowTokens, layer) => ({ windowTokens, layers: [layer] }));
+    this.kv = {
+      layers: 1,
+      kvHeads: 1,
+      headDim: 1,
+      dtype: 'f32',
+      blockTokens,
+      blockBytes: 8 * blockTokens,
+      order,
+      ...(groups ? { groups } : {}),
+    };
   }
 
   execute(step: Step): Promise<StepResult> {
@@ -96,24 +143,30 @@ export class ContentExecutor implements Executor {
   #compute(step: Step, scribble: boolean): Int32Array {
     const { blockTokens } = this.kv;
     const { slots } = this;
-    const drawn = new Int32Array(step.queryTokens.length).fill(-1);
+    const windows = this.#options.windows ?? everything;
+    const sequences = step.queryTokens.length;
+    const drawn = new Int32Array(sequences).fill(-1);
     let at = 0;
     step.queryTokens.forEach((count, row) => {
-      const slotAt = (position: number): number => {
-        const block = step.blockTables[row * step.blockTableStride + Math.floor(position / blockTokens)]!;
+      const placeOf = (group: number, position: number): number => {
+        const table = (group * sequences + row) * step.blockTableStride;
+        const block = step.blockTables[table + Math.floor(position / blockTokens)]!;
         if (block <= 0 || block >= this.blockCount) throw new Error(`a step names block ${block}`);
         return block * blockTokens + (position % blockTokens);
       };
-      let fold = 0;
+      const slotAt = (group: number, position: number): number => slots[placeOf(group, position)]!;
       const computed = step.computedTokens[row]!;
-      for (let position = 0; position < computed; position++) fold = foldOf(fold, slots[slotAt(position)]!);
+      let whole = 0;
+      if (windows[0] === 0) for (let before = 0; before < computed; before++) whole = foldOf(whole, slotAt(0, before));
       for (let position = computed; position < computed + count; position++) {
-        const slot = scribble ? 0xbad : slotOf(fold, step.tokenIds[at]!, position);
+        const slot = slotOf(seen(position, 1, windows, slotAt, whole), step.tokenIds[at]!, position);
         at++;
-        slots[slotAt(position)] = slot;
-        fold = foldOf(fold, slot);
+        for (const group of windows.keys()) slots[placeOf(group, position)] = scribble ? 0xbad : ofGroup(slot, group);
+        whole = foldOf(whole, slotAt(0, position));
       }
-      if (step.sample[row]) drawn[row] = draw(fold, step.temperature[row]!, step.seed[row]!);
+      if (!step.sample[row]) return;
+      const fold = seen(computed + count, 0, windows, slotAt, whole);
+      drawn[row] = draw(fold, step.temperature[row]!, step.seed[row]!);
     });
     return drawn;
   }

@@ -15,6 +15,8 @@ export interface Faults {
   readonly shorten?: (blocks: number) => number;
   /** A load that calls back only after everything else, long after the engine's own deadline. */
   readonly lateLoad?: () => boolean;
+  /** A block that is lost on its way in, or out of the tier again, by itself. */
+  readonly lostBlock?: () => boolean;
   /** A store that does not happen. */
   readonly refuseStore?: () => boolean;
 }
@@ -29,12 +31,14 @@ export interface FaultyConnectorOptions {
 
 export class FaultyConnector implements Connector {
   attached = true;
-  /** Content by hash. */
+  /** Content by hash, behind "group:" in groups other than the first. */
   readonly tier = new Map<string, Uint32Array>();
   /** Loads that hold their callback back until `callBack`. */
   readonly late: (() => void)[] = [];
   readonly forgotten: string[] = [];
   readonly prefills: number[] = [];
+  /** Blocks that a load named although no token after it looks at them. */
+  outsideBlocks = 0;
   readonly #options: FaultyConnectorOptions;
   readonly #matches = new Map<string, { known: number | undefined }>();
 
@@ -51,8 +55,7 @@ export class FaultyConnector implements Connector {
       this.#matches.set(requestId, asked);
       if (!faults?.silentMatch?.()) {
         later(() => {
-          let held = 0;
-          while (this.tier.has(this.#hashAt(hashes, held))) held++;
+          const held = this.#longestHeld(hashes, localBlocks);
           asked.known = faults?.lyingMatch?.() ? held + 5 : held;
           wake();
         });
@@ -71,16 +74,24 @@ export class FaultyConnector implements Connector {
   ): void {
     const { executor, later, faults } = this.#options;
     this.#matches.delete(requestId);
-    const wanted = Math.min(blockIds.length, faults?.shorten?.(blockIds.length) ?? blockIds.length);
+    const columns = blockIds.length / this.#windows.length;
+    this.#countOutside(blockIds, firstBlock, firstBlock + columns);
+    const wanted = Math.min(columns, faults?.shorten?.(columns) ?? columns);
     const arrive = (): void => {
-      let loaded = 0;
-      blockIds.forEach((block, i) => {
-        const content = this.tier.get(this.#hashAt(hashes, firstBlock + i));
+      let loaded = columns;
+      blockIds.forEach((block, at) => {
+        if (block === 0) return;
+        const [group, i] = [Math.floor(at / columns), at % columns];
+        const name = this.#nameOf(group, hashes, firstBlock + i);
+        if (faults?.lostBlock?.()) this.tier.delete(name);
+        const content = this.tier.get(name);
         // What does not arrive may have been overwritten in part.
-        if (i < wanted && i === loaded && content) {
+        if (i < wanted && content) {
           executor.block(block).set(content);
-          loaded++;
-        } else executor.block(block).fill(0xf00d);
+          return;
+        }
+        executor.block(block).fill(0xf00d);
+        loaded = Math.min(loaded, i);
       });
       onDone({ loaded, byTier: loaded > 0 ? { arena: loaded } : {}, elapsedUs: 5 });
     };
@@ -89,10 +100,13 @@ export class FaultyConnector implements Connector {
   }
 
   store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {
+    const columns = blockIds.length / this.#windows.length;
     this.#options.later(() => {
       if (!this.#options.faults?.refuseStore?.()) {
-        blockIds.forEach((block, i) => {
-          this.tier.set(this.#hashAt(hashes, firstBlock + i), this.#options.executor.block(block).slice());
+        blockIds.forEach((block, at) => {
+          if (block === 0) return;
+          const name = this.#nameOf(Math.floor(at / columns), hashes, firstBlock + (at % columns));
+          this.tier.set(name, this.#options.executor.block(block).slice());
         });
       }
       onReleased();
@@ -109,6 +123,44 @@ export class FaultyConnector implements Connector {
   }
 
   async close(): Promise<void> {}
+
+  /** Windows in tokens, 0 = all. */
+  get #windows(): readonly number[] {
+    return this.#options.executor.kv.groups?.map(({ windowTokens }) => windowTokens) ?? [0];
+  }
+
+  /** Blocks of the longest prefix that every group has what is looked at of, beyond what the engine holds. */
+  #longestHeld(hashes: Buffer, localBlocks: number): number {
+    const has = (group: number, block: number): boolean => this.tier.has(this.#nameOf(group, hashes, block));
+    for (let end = hashes.length / this.#options.hashBytes; end > localBlocks; end--) {
+      const whole = this.#windows.every((window, group) => {
+        for (let block = Math.max(localBlocks, this.#firstSeen(window, end)); block < end; block++)
+          if (!has(group, block)) return false;
+        return true;
+      });
+      if (whole) return end;
+    }
+    return localBlocks;
+  }
+
+  /** The first block that the token after `end` blocks looks at. */
+  #firstSeen(window: number, end: number): number {
+    const { blockTokens } = this.#options.executor.kv;
+    return window === 0 ? 0 : Math.max(0, Math.floor((end * blockTokens - window + 1) / blockTokens));
+  }
+
+  #countOutside(blockIds: Int32Array, firstBlock: number, end: number): void {
+    const columns = blockIds.length / this.#windows.length;
+    blockIds.forEach((block, at) => {
+      const window = this.#windows[Math.floor(at / columns)]!;
+      if (block !== 0 && firstBlock + (at % columns) < this.#firstSeen(window, end)) this.outsideBlocks++;
+    });
+  }
+
+  #nameOf(group: number, hashes: Buffer, block: number): string {
+    const hash = this.#hashAt(hashes, block);
+    return group === 0 ? hash : `${group}:${hash}`;
+  }
 
   #hashAt(hashes: Buffer, block: number): string {
     const { hashBytes } = this.#options;

@@ -17,6 +17,8 @@ export interface RigOptions {
   readonly stepFailure?: () => Error | undefined;
   readonly eosTokenIds?: readonly number[];
   readonly attached?: boolean;
+  /** Attention groups by their windows in tokens, 0 = all. */
+  readonly windows?: readonly number[];
   readonly prefixCache?: PrefixCacheKind;
   readonly radixPolicy?: RadixPolicy;
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
@@ -41,6 +43,7 @@ export class Rig {
       maxModelTokens,
       later,
       ...(stepFailure ? { failure: stepFailure } : {}),
+      ...(options.windows ? { windows: options.windows } : {}),
     });
     this.hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
     this.connector = new FaultyConnector({
@@ -115,11 +118,16 @@ export class Rig {
 }
 
 /** What a model without blocks, batches and caches answers. */
-export function naiveAnswer(prompt: readonly number[], maxTokens: number, stop: readonly number[] = []): number[] {
+export function naiveAnswer(
+  prompt: readonly number[],
+  maxTokens: number,
+  stop: readonly number[] = [],
+  windows?: readonly number[],
+): number[] {
   const tokens = [...prompt];
   const answer: number[] = [];
   while (answer.length < maxTokens) {
-    const token = nextToken(tokens);
+    const token = nextToken(tokens, 0, 0n, windows);
     tokens.push(token);
     answer.push(token);
     if (stop.includes(token)) break;
