@@ -72,7 +72,7 @@ export class BulkPool {
         // Without any connection, and none to be had, nothing that waits can be served.
         if (!wasReady && this.#connections.size === 0) this.#drop();
         this.#options.onFailure(reason);
-        this.#pump();
+        if (wasReady) this.#pump(); // else a server that takes no more connections would be asked without a pause
       },
     });
     this.#connections.add(connection);

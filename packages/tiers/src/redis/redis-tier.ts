@@ -51,7 +51,7 @@ export class RedisTier implements Tier {
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #inFlight = new Set<Promise<unknown>>();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
-  readonly #detail = { vanished: 0, timeouts: 0, full: 0 };
+  readonly #detail = { vanished: 0, transfers_lost: 0, full: 0 };
   #pendingBytes = 0;
   #nextValue = 0;
 
@@ -61,6 +61,10 @@ export class RedisTier implements Tier {
     try {
       await tier.#service.start();
     } catch (error) {
+      if (options.openWithoutServer === true && error instanceof KvError && error.retry) {
+        tier.#service.startLater(error.message);
+        return tier;
+      }
       await tier.close();
       throw error;
     }
@@ -260,7 +264,7 @@ export class RedisTier implements Tier {
       }),
     );
     onStep?.('redis.write.parts');
-    this.#detail.timeouts += results.filter((result) => result === 'lost').length;
+    this.#detail.transfers_lost += results.filter((result) => result === 'lost').length;
     const uses = this.#recency.usesOf(namespace, jobs);
     const reserved = jobs.flatMap((job, i) =>
       answers[i] === 'done' ? [{ ...job, written: results[i] === 'ok', usedUs: uses[i]! }] : [],
@@ -290,7 +294,7 @@ export class RedisTier implements Tier {
     }
     if (result === 'ok') return 'ready';
     if (result === 'lost' || result === 'refused') {
-      this.#detail.timeouts++;
+      this.#detail.transfers_lost++;
       return 'failed';
     }
     if (result === 'none') this.#detail.vanished++; // evicted by another node, expired, or the server forgot it

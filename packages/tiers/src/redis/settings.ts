@@ -76,6 +76,8 @@ export interface RedisTierOptions {
   readonly memory: ArenaMemory;
   readonly slots: ArenaSlots;
   readonly log: DiskLog;
+  /** Open although no server answers now, out of service until one does. Default: refuse, so that a wrong address is noticed. */
+  readonly openWithoutServer?: boolean;
   /** How often the changes of other nodes are asked for. */
   readonly pollMs?: number;
   /** How long a write may take before its reservation is given back by others. */
