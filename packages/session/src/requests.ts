@@ -6,7 +6,6 @@ import type { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { Holdings, Store } from '@kvtier/store';
 import { type ClientFrame, ReserveStatus, type ServerFrame } from '@kvtier/wire';
-import { lookupAll } from './gaps.ts';
 import { checkHashes, unpackHashes, unpackParent } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
 
@@ -42,7 +41,7 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
     case 'lookup': {
       const { hashes, gaps } = request.value;
       const { held, spans, estimatedUs } = gaps
-        ? lookupAll(context.store, holdings.state, hashesOf(hashes))
+        ? context.store.lookupAll(holdings.state, hashesOf(hashes))
         : context.store.lookup(
             holdings.state,
             checkHashes(hashes, context.hashBytes, context.limits.maxHashes, request.$case),

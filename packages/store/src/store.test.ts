@@ -30,6 +30,27 @@ describe('reserve and commit', () => {
     expect(c.lookup(chain('x', 2)).held).toBe(0);
   });
 
+  test('a lookup beyond gaps names what is held of all hashes, wherever in the chain', () => {
+    const bench = new Bench(8);
+    const { holdings } = bench.engine();
+    for (const [first, count] of [
+      [2, 2],
+      [5, 1],
+    ] as const) {
+      const slots = holdings.reserve(null, chain('x', count, first)).map(({ slot }) => slot!);
+      holdings.commit(
+        slots,
+        slots.map(() => 1n),
+      );
+    }
+    const arena = (count: number) => ({ tier: 'arena', count });
+    const gap = (count: number) => ({ tier: '', count });
+    expect(bench.store.lookup(holdings.state, chain('x', 7)).held).toBe(0);
+    const spans = [gap(2), arena(2), gap(1), arena(1), gap(1)];
+    expect(bench.store.lookupAll(holdings.state, chain('x', 7))).toEqual({ held: 3, spans, estimatedUs: 0 });
+    expect(bench.store.stats().tiers[0]).toMatchObject({ hits: 3, misses: 1 + 4 });
+  });
+
   test('held, busy and refused blocks get no slot; what follows a refused one is refused', () => {
     const bench = new Bench(4, { maxReservedBytes: 2 });
     const [a, b] = [bench.engine(), bench.engine()];

@@ -34,9 +34,9 @@ export interface TierSpan {
 }
 
 export interface LookupResult {
-  /** Blocks held from the first hash on, without a gap. */
+  /** Blocks held: from the first hash on; by `lookupAll`, of all hashes. */
   readonly held: number;
-  /** Where, in chain order; counts sum to `held`. */
+  /** Where, in chain order; a gap has tier '', all other counts sum to `held`. */
   readonly spans: readonly TierSpan[];
   /** Expected time to bring all of it into the arena. */
   readonly estimatedUs: number;
@@ -145,7 +145,7 @@ export class Store {
 
   /** The longest held prefix, from one pass over one index. Counts as use: parents end up at least as recent as their children. */
   lookup(state: NamespaceState, chain: Chain): LookupResult {
-    const { pins, recency, counters } = this.#parts;
+    const { pins, recency } = this.#parts;
     const available = this.#available();
     const { held: listed, found } = this.#residency.lookup(state.namespace, chain, available, this.#expiry.nowS());
     const held = pins.firstLeaving(state.namespace, chain, listed);
@@ -160,20 +160,36 @@ export class Store {
     }
     recency.used(state.namespace, chain, held, found);
     const asked = hashCount(chain);
-    counters.add('lookup.calls');
-    counters.add('lookup.blocks.asked', asked);
-    let estimatedUs = 0;
-    let missing = held < asked ? held + 1 : held;
-    for (const [bit, count] of counts.entries()) {
-      this.#hits[bit]! += count;
-      missing -= count;
-      if ((available & (1 << bit)) !== 0) this.#misses[bit]! += missing;
-      if (count === 0) continue;
-      counters.add(`lookup.blocks.held.${this.#names[bit]}`, count);
-      // Tiers deliver side by side: the slowest one decides.
-      if (bit > 0) estimatedUs = Math.max(estimatedUs, this.#links[bit - 1]!.estimateUs(count * state.payloadBytes));
-    }
+    const estimatedUs = this.#counted(state, asked, held < asked ? held + 1 : held, counts);
     return { held, spans, estimatedUs };
+  }
+
+  /** What is held of all hashes, wherever in the chain: groups with a sliding window keep only the ends of chains. */
+  lookupAll(state: NamespaceState, hashes: readonly HashKey[]): LookupResult {
+    const { pins, recency } = this.#parts;
+    const available = this.#available();
+    const nowS = this.#expiry.nowS();
+    const counts = new Array<number>(this.#hits.length).fill(0);
+    const spans: { tier: string; count: number }[] = [];
+    const held: HashKey[] = [];
+    const found: number[] = [];
+    for (const hash of hashes) {
+      const expiresS = this.#residency.expiresS(state.namespace, hash);
+      const gone = pins.isLeaving(state.namespace, hash) || (expiresS !== 0 && expiresS <= nowS);
+      const tiers = gone ? 0 : this.#residency.tiers(state.namespace, hash) & available;
+      const name = tiers === 0 ? '' : this.#names[lowestBit(tiers)]!;
+      if (tiers !== 0) {
+        counts[lowestBit(tiers)]!++;
+        held.push(hash);
+        found.push(tiers);
+      }
+      const last = spans.at(-1);
+      if (last?.tier === name) last.count++;
+      else spans.push({ tier: name, count: 1 });
+    }
+    recency.used(state.namespace, held, held.length, Uint8Array.from(found));
+    const estimatedUs = this.#counted(state, hashes.length, hashes.length, counts);
+    return { held: held.length, spans, estimatedUs };
   }
 
   stats(): StoreStats {
@@ -266,6 +282,26 @@ export class Store {
     if (expiresS !== 0 && expiresS <= this.#expiry.nowS()) return undefined;
     const bits = tiers & this.#available();
     return bits === 0 ? undefined : this.#links[lowestBit(bits) - 1];
+  }
+
+  /** Counts a lookup; `looked` of the `asked` blocks were looked at. Returns the time to bring what lies below the arena. */
+  #counted(state: NamespaceState, asked: number, looked: number, counts: readonly number[]): number {
+    const { counters } = this.#parts;
+    const available = this.#available();
+    counters.add('lookup.calls');
+    counters.add('lookup.blocks.asked', asked);
+    let estimatedUs = 0;
+    let missing = looked;
+    for (const [bit, count] of counts.entries()) {
+      this.#hits[bit]! += count;
+      missing -= count;
+      if ((available & (1 << bit)) !== 0) this.#misses[bit]! += missing;
+      if (count === 0) continue;
+      counters.add(`lookup.blocks.held.${this.#names[bit]}`, count);
+      // Tiers deliver side by side: the slowest one decides.
+      if (bit > 0) estimatedUs = Math.max(estimatedUs, this.#links[bit - 1]!.estimateUs(count * state.payloadBytes));
+    }
+    return estimatedUs;
   }
 
   /** The tiers that may be asked now, as bits. */
