@@ -167,10 +167,12 @@ PeerTls::PeerTls(const PeerSessions* sessions) : contexts_(std::make_unique<Cont
     SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(context, 0);
-    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);  // no authority is known: only the key opens the door
     SSL_CTX_set_read_ahead(context, 1);
     SSL_CTX_set_default_read_buffer_len(context, 128 << 10);
   }
+  SSL_CTX_set_verify(contexts_->client, SSL_VERIFY_PEER, nullptr);  // no authority is known: only the key opens the door
+  constexpr unsigned char kContext[] = "kvtier peer";
+  SSL_CTX_set_session_id_context(contexts_->server, kContext, sizeof(kContext) - 1);
   SSL_CTX_set_ex_data(contexts_->server, SessionsIndex(), const_cast<PeerSessions*>(sessions));
   SSL_CTX_set_psk_find_session_callback(contexts_->server, FindSession);
   SSL_CTX_set_psk_use_session_callback(contexts_->client, UseSession);

@@ -173,6 +173,8 @@ export class PeerTier implements Tier {
       detail: {
         ...this.#detail,
         connected_peers: this.#peers.length - away.length,
+        /** Connected, and with a stream that is up. */
+        usable_peers: this.#peers.filter(({ usable }) => usable).length,
         configured_peers: this.#peers.length,
         left_out_blocks: this.#directory.leftOut,
         pending_bytes: this.#pendingBytes,

@@ -105,7 +105,7 @@ export class PeerPair implements Tier {
     const node = await GivingNode.open(remote, { security, below });
     const engine = engineOf(local, security);
     const tier = fetchingTier(local, engine, [node.server.port], { security });
-    await until('the pair is connected', () => tier.stats().inService);
+    await until('the pair is connected', () => tier.stats().detail!.usable_peers === 1);
     return new PeerPair(local, node, below ?? remote.tier, engine, tier);
   }
 

@@ -1,0 +1,177 @@
+/**
+ * Blocks out of one node's arena into another's, over a veth pair between two network namespaces, beside iperf3 over the same
+ * pair with as many streams, in paired rounds. The giving node is a process of its own in its namespace; so is the fetching one.
+ * Arena to arena means: found by the index, requested, received into its slot, header and checksum verified.
+ */
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { KvError } from '@kvtier/errors';
+import { type BenchContext, type Figure, median, rate, type Suite } from '../figures.ts';
+
+const rounds = 5;
+const turnMs = 1000;
+const streams = 4;
+const port = 7411;
+const iperfPort = 7412;
+const giver = `kvb${process.pid}a`;
+const fetcher = `kvb${process.pid}b`;
+const worker = fileURLToPath(new URL('../scripts/peer-node.ts', import.meta.url));
+const sizes = [
+  { label: '64k', payloadBytes: 64 << 10 },
+  { label: '2m', payloadBytes: 2 << 20 },
+];
+
+const ip = (...args: readonly string[]): void => {
+  execFileSync('ip', args, { stdio: ['ignore', 'ignore', 'pipe'] });
+};
+
+function makeNamespaces(): void {
+  try {
+    ip('netns', 'add', giver);
+    ip('netns', 'add', fetcher);
+    ip('link', 'add', 'veth-a', 'netns', giver, 'type', 'veth', 'peer', 'name', 'veth-b', 'netns', fetcher);
+    for (const [space, device, address] of [
+      [giver, 'veth-a', '10.77.0.1/24'],
+      [fetcher, 'veth-b', '10.77.0.2/24'],
+    ] as const) {
+      ip('-n', space, 'addr', 'add', address, 'dev', device);
+      ip('-n', space, 'link', 'set', device, 'up');
+      ip('-n', space, 'link', 'set', 'lo', 'up');
+    }
+  } catch (error) {
+    throw new KvError('SETUP', `ip netns: not permitted here (${(error as Error).message}); run this suite as root`);
+  }
+}
+
+const inSpace = (space: string, command: readonly string[]): ChildProcess =>
+  spawn('ip', ['netns', 'exec', space, ...command], { stdio: ['pipe', 'pipe', 'inherit'] });
+
+/** An authority and one certificate, for both nodes. */
+function makeCertificates(dir: string, address: string): void {
+  const at = (name: string): string => join(dir, name);
+  const openssl = (...args: readonly string[]): void => {
+    execFileSync('openssl', args, { stdio: 'ignore' });
+  };
+  const newKey = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes'];
+  openssl('req', '-x509', ...newKey, '-subj', '/CN=kvtier bench CA', '-keyout', at('ca.key'), '-out', at('ca.pem'));
+  openssl('req', ...newKey, '-subj', '/CN=kvtier bench', '-keyout', at('node.key'), '-out', at('node.csr'));
+  writeFileSync(at('node.ext'), `subjectAltName=IP:${address}\n`);
+  const sign = ['-CA', at('ca.pem'), '-CAkey', at('ca.key'), '-CAcreateserial', '-extfile', at('node.ext')];
+  openssl('x509', '-req', '-in', at('node.csr'), ...sign, '-out', at('node.pem'));
+}
+
+/** A child that answers each line with a line. */
+class Asked {
+  readonly child: ChildProcess;
+  readonly ended: Promise<void>;
+  #text = '';
+  #waiting: ((line: string) => void) | undefined;
+  #fail: ((error: Error) => void) | undefined;
+
+  constructor(child: ChildProcess) {
+    this.child = child;
+    child.stdout!.setEncoding('utf8').on('data', (text: string) => {
+      this.#text += text;
+      this.#give();
+    });
+    this.ended = new Promise((resolve) => child.once('exit', () => resolve()));
+    child.on('exit', (code) => this.#fail?.(new KvError('IO', `bench peer: a node ended with ${code}`)));
+  }
+
+  line(): Promise<string> {
+    return new Promise((resolve, reject) => {
+      [this.#waiting, this.#fail] = [resolve, reject];
+      this.#give();
+    });
+  }
+
+  end(): void {
+    this.child.stdin!.end();
+  }
+
+  ask(line: string): Promise<string> {
+    this.child.stdin!.write(`${line}\n`);
+    return this.line();
+  }
+
+  #give(): void {
+    const end = this.#text.indexOf('\n');
+    if (end === -1 || this.#waiting === undefined) return;
+    const line = this.#text.slice(0, end);
+    this.#text = this.#text.slice(end + 1);
+    const waiting = this.#waiting;
+    this.#waiting = undefined;
+    waiting(line);
+  }
+}
+
+const node = (space: string, ...args: readonly string[]): Asked =>
+  new Asked(inSpace(space, [process.execPath, '--import', 'tsx', worker, ...args]));
+
+function iperf(): number {
+  const out = execFileSync(
+    'ip',
+    [
+      ...['netns', 'exec', fetcher, 'iperf3', '-c', '10.77.0.1', '-p', String(iperfPort), '-R', '-J'],
+      ...['-P', String(streams), '-t', String(turnMs / 1000)],
+    ],
+    { encoding: 'utf8' },
+  );
+  const result = JSON.parse(out) as { end: { sum_received: { bits_per_second: number } } };
+  return result.end.sum_received.bits_per_second / 8e9;
+}
+
+async function measure(context: BenchContext, encryption: 'none' | 'tls'): Promise<Figure[]> {
+  const figures: Figure[] = [];
+  const what = encryption === 'none' ? '' : '_tls';
+  for (const { label, payloadBytes } of sizes) {
+    const giving = node(giver, 'give', '10.77.0.1', String(port), encryption, String(payloadBytes), context.scratchDir);
+    let fetching: Asked | undefined;
+    try {
+      await giving.line();
+      fetching = node(
+        fetcher,
+        ...['fetch', '10.77.0.1', String(port), encryption, String(payloadBytes), context.scratchDir, String(streams)],
+      );
+      await fetching.line();
+      await fetching.ask(String(turnMs / 2)); // warm
+      const [ours, limits, cpus]: number[][] = [[], [], []];
+      for (let round = 0; round < rounds; round++) {
+        limits!.push(iperf());
+        const { rate: value, cpu } = JSON.parse(await fetching.ask(String(turnMs))) as { rate: number; cpu: number };
+        const given = JSON.parse(await giving.ask('cpu')) as { cpu: number; bytes: number };
+        ours!.push(value);
+        cpus!.push(cpu + given.cpu / (given.bytes / 1e9));
+      }
+      const list = (values: readonly number[]): string => values.map((each) => each.toFixed(2)).join(' ');
+      context.log(`${label}${what}: ${list(ours!)} GB/s, iperf3 ${list(limits!)}, CPU s/GB both ends ${list(cpus!)}`);
+      figures.push(rate(`fetch_${label}${what}`, median(ours!), 'GB/s', median(limits!), `iperf3, ${streams} streams`));
+    } finally {
+      for (const each of [giving, fetching]) each?.end();
+      for (const each of [giving, fetching]) await each?.ended;
+    }
+  }
+  return figures;
+}
+
+const suite: Suite = {
+  name: 'peer',
+  description: "blocks from another node's arena over a veth pair, plain and under TLS, against iperf3",
+  needs: ['iperf3', 'iproute2', 'openssl'],
+  async run(context) {
+    makeCertificates(context.scratchDir, '10.77.0.1');
+    makeNamespaces();
+    const server = inSpace(giver, ['iperf3', '-s', '-p', String(iperfPort)]);
+    server.stdout!.resume();
+    try {
+      await new Promise((resolve) => setTimeout(resolve, 500));
+      return [...(await measure(context, 'none')), ...(await measure(context, 'tls'))];
+    } finally {
+      server.kill();
+      for (const space of [giver, fetcher]) ip('netns', 'del', space);
+    }
+  },
+};
+export default suite;
