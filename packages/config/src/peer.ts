@@ -1,0 +1,90 @@
+/**
+ * Peers: which nodes exchange blocks, and how they know each other. Invariant: bytes travel in the clear only on loopback, or where
+ * the configuration says that the network is trusted; nobody is let in without a secret or a certificate.
+ */
+import { readFileSync, statSync } from 'node:fs';
+import { isIP } from 'node:net';
+import { KvError } from '@kvtier/errors';
+import { z } from 'zod';
+
+const loopback = (host: string): boolean => host === '::1' || /^127\./.test(host) || host === 'localhost';
+const port = z.number().int().min(0).max(65535);
+const address = z.strictObject({ host: z.string().min(1), port: port.min(1) });
+const security = z.discriminatedUnion('encryption', [
+  /** TLS 1.3; certificates of one authority, PEM files; every node shows its own and checks the other's. */
+  z.strictObject({
+    encryption: z.literal('tls'),
+    certFile: z.string().min(1),
+    keyFile: z.string().min(1),
+    caFile: z.string().min(1),
+  }),
+  /** A shared secret; everything else can be read by who listens on the way. */
+  z.strictObject({
+    encryption: z.literal('none'),
+    secretFile: z.string().min(1),
+    /** Has to be said where an address is not loopback. */
+    trustedNetwork: z.boolean().default(false),
+  }),
+]);
+
+export const peersSchema = z
+  .strictObject({
+    /** Where peers reach this node; null: it only fetches. An IP address. */
+    listen: z
+      .strictObject({
+        host: z.string().refine((host) => isIP(host) !== 0, 'an IP address'),
+        port,
+        /** Of the data connections; 0: any free one. */
+        dataPort: port.default(0),
+      })
+      .nullable()
+      .default(null),
+    /** Nodes to fetch from. */
+    peers: z.array(address).max(16).default([]),
+    security,
+    /** Data connections to each peer. */
+    streams: z.number().int().min(1).max(16).default(4),
+    readLimitMs: z.number().int().min(1).default(5000),
+    /** Blocks of others that are listed, about 100 bytes each. */
+    maxBlocks: z.number().int().min(1).default(4_194_304),
+  })
+  .superRefine((value, context) => {
+    if (value.security.encryption === 'tls' || value.security.trustedNetwork) return;
+    const hosts = [...(value.listen === null ? [] : [value.listen.host]), ...value.peers.map(({ host }) => host)];
+    const open = hosts.find((host) => !loopback(host));
+    if (open === undefined) return;
+    const message = `${open} is not loopback: use "tls", or say "trustedNetwork": true`;
+    context.addIssue({ code: 'custom', path: ['security'], message });
+  });
+export type PeersConfig = z.infer<typeof peersSchema>;
+
+export type PeerCredentials =
+  | { readonly encryption: 'tls'; readonly cert: Buffer; readonly key: Buffer; readonly ca: Buffer }
+  | { readonly encryption: 'none'; readonly secret: Buffer };
+
+/** The files that `security` names. KvError CONFIG when one is missing, too open, or no secret. */
+export function readPeerCredentials(config: PeersConfig['security']): PeerCredentials {
+  if (config.encryption === 'tls') {
+    const { certFile, keyFile, caFile } = config;
+    return { encryption: 'tls', cert: read(certFile, false), key: read(keyFile, true), ca: read(caFile, false) };
+  }
+  const secret = read(config.secretFile, true);
+  if (secret.length < 32) {
+    const remedy = 'make one: openssl rand -base64 48';
+    throw new KvError('CONFIG', `${config.secretFile}: a secret has at least 32 bytes; ${remedy}`);
+  }
+  return { encryption: 'none', secret };
+}
+
+function read(file: string, isSecret: boolean): Buffer {
+  try {
+    const open = statSync(file).mode & 0o077;
+    if (isSecret && open !== 0) throw new Error('others may read it; chmod 600 it');
+    return readFileSync(file);
+  } catch (error) {
+    throw new KvError(
+      'CONFIG',
+      `${file}: cannot be used (${(error as Error).message}); name a readable file of mode 0600`,
+    );
+  }
+}
