@@ -59,6 +59,8 @@ export class PeerEngine {
     'too many': 0,
   };
   #onRequests: ((requests: readonly PeerRequest[]) => void) | undefined;
+  /** Rows for native.peerAnswer, gathered for a turn. */
+  #answers: number[] = [];
   #nextTag = 1;
   #closed = false;
 
@@ -114,13 +116,13 @@ export class PeerEngine {
       return;
     }
     this.#lent.set(request.token, onSent);
-    native.peerAnswer(this.#handle, Float64Array.of(request.token, request.connection, 0, slot, objectBytes));
+    this.#answer(request.token, request.connection, 0, slot, objectBytes);
   }
 
   decline(request: PeerRequest, why: 'missing' | 'failed'): void {
     if (this.#closed) return;
     const status = why === 'missing' ? 1 : 2;
-    native.peerAnswer(this.#handle, Float64Array.of(request.token, request.connection, status, 0, 0));
+    this.#answer(request.token, request.connection, status, 0, 0);
   }
 
   async close(): Promise<void> {
@@ -128,6 +130,25 @@ export class PeerEngine {
     this.#closed = true;
     await native.peerClose(this.#handle);
     invariant(this.#fetches.size === 0, 'peer: a fetch never ended');
+  }
+
+  #answer(...row: readonly [number, number, number, number, number]): void {
+    if (this.#answers.length === 0) queueMicrotask(() => this.#flush());
+    this.#answers.push(...row);
+  }
+
+  #flush(): void {
+    const rows = Float64Array.from(this.#answers);
+    this.#answers = [];
+    if (!this.#closed) {
+      native.peerAnswer(this.#handle, rows);
+      return;
+    }
+    for (let at = 0; at < rows.length; at += 5) {
+      const onSent = this.#lent.get(rows[at]!);
+      this.#lent.delete(rows[at]!);
+      onSent?.();
+    }
   }
 
   #deliver(rows: Float64Array, identities: Buffer): void {

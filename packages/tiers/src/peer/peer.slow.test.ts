@@ -30,7 +30,7 @@ describe('peers', () => {
 
   const give = async (name: string, options: Parameters<typeof GivingNode.open>[1] = {}): Promise<GivingNode> => {
     const remote = new TestBench(8 << 20, join(bench.dir, name));
-    const node = await GivingNode.open(remote, options, 500);
+    const node = await GivingNode.open(remote, options, 2000);
     ends.push(async () => {
       await node.close();
       remote.dispose();

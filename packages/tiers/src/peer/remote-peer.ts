@@ -74,6 +74,7 @@ export class RemotePeer {
   #retry: NodeJS.Timeout | undefined;
   #sweeper: NodeJS.Timeout | undefined;
   #closed = false;
+  #pumping = false;
   /** It let a fetch run into its limit and has said nothing since. */
   #suspect = false;
   #reason = 'not connected yet';
@@ -271,12 +272,22 @@ export class RemotePeer {
           stream.inFlightBytes -= slotBytes;
           this.#jobsInFlight--;
           onDone(result);
-          if (this.#queue.length > 0) this.#pump();
+          if (this.#queue.length > 0) this.#pumpSoon();
         },
       }));
       engine.fetch(stream.connection, rows, Buffer.concat(batch.map(({ identity }) => identity)));
     }
     if (this.#queue.length > 0) this.#sweeper ??= setTimeout(() => this.#sweep(), 50);
+  }
+
+  /** Once for all fetches that end in one turn. */
+  #pumpSoon(): void {
+    if (this.#pumping) return;
+    this.#pumping = true;
+    queueMicrotask(() => {
+      this.#pumping = false;
+      this.#pump();
+    });
   }
 
   #emptiest(): Stream | undefined {

@@ -48,7 +48,7 @@ export class GivingNode {
     const engine = engineOf(bench, security, stallMs);
     const server = await PeerServer.open({
       ...{ engine, arena: bench.arena, slots: bench.tier, security, host: '127.0.0.1', port: 0, dataPort: 0 },
-      ...{ epoch: randomBytes(8).readBigUInt64LE(), log: silentLog, heartbeatMs: 100 },
+      ...{ epoch: randomBytes(8).readBigUInt64LE(), log: silentLog, heartbeatMs: 1000 },
       ...options,
     });
     return new GivingNode(bench, engine, server);
