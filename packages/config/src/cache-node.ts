@@ -3,6 +3,7 @@
  * field can tell is refused by its type, what two fields tell together at the end; each problem is one line with its path.
  */
 import { z } from 'zod';
+import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
 
 export const bytes = z.number().int().positive();
@@ -70,6 +71,8 @@ export const cacheNodeSchema = z
       .nullable(),
     /** null: no Redis tier. */
     redis: redisSchema.nullable().default(null),
+    /** null: no blocks are exchanged with other nodes. */
+    peers: peersSchema.nullable().default(null),
     /** By tier; a tier that is not named is written through. */
     placement: z.strictObject({ disk: placementSchema.optional(), redis: placementSchema.optional() }).default({}),
     /** By tenant; "*" is every tenant that is not named. Without a quota a tenant takes what it gets. */

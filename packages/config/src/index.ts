@@ -8,6 +8,7 @@ import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export { readPeerCredentials } from './peer.ts';
 
 /** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */
 export const kvEventsSchema = z.strictObject({

@@ -1,4 +1,4 @@
-/** The tiers below the arena, as the configuration asks for them, fastest first: disk, redis. */
+/** The tiers below the arena, as the configuration asks for them, fastest first: disk, peer, redis. */
 import path from 'node:path';
 import type { ArenaHandle } from '@kvtier/native';
 import type { Clock, Log, TierPlan } from '@kvtier/store';
@@ -32,6 +32,8 @@ export interface Placement extends Partial<TierPlan> {
 export interface LowerOptions {
   readonly disk: DiskOptions | null;
   readonly redis: RedisSettings | null;
+  /** Open already. */
+  readonly peers: Tier | null;
   /** By tier name. */
   readonly placement: Readonly<Record<string, Placement | undefined>>;
   readonly dataDir: string;
@@ -50,6 +52,7 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
   const opened: Tier[] = [];
   try {
     if (disk !== null) opened.push(await openDisk(disk, options));
+    if (options.peers !== null) opened.push(options.peers);
     if (redis !== null) {
       const open = () => RedisTier.open({ settings: redis, arena, memory, slots, log });
       const supports = { persistent: true, shared: true, writable: true, evicts: true };

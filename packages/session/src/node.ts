@@ -14,6 +14,7 @@ import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, St
 import { ArenaTier, type ArenaTierOptions, type RedisSettings } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
+import { openPeers, type PeersOptions } from './peers.ts';
 import { SessionServer } from './server.ts';
 
 export interface CacheNodeOptions {
@@ -23,6 +24,7 @@ export interface CacheNodeOptions {
   /** null: no disk tier. */
   readonly disk: DiskOptions | null;
   readonly redis?: RedisSettings | null;
+  readonly peers?: PeersOptions | null;
   /** What the store does with each lower tier, by its name. */
   readonly placement?: Readonly<Record<string, Placement | undefined>>;
   readonly quotas?: Quotas;
@@ -60,9 +62,14 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       policy: options.arena.eviction ?? 'lru',
     });
     const placement = options.placement ?? {};
+    const bootEpoch = randomBytes(8).readBigUInt64LE();
+    const node = { arena: arenaFile.handle, slots: arena, epoch: bootEpoch, log };
+    const peers = options.peers ? openPeers(options.peers, node) : null;
+    if (peers !== null) undo.push(() => peers.close());
     const lower = await openLower({
       disk: options.disk,
       redis: options.redis ?? null,
+      peers: peers?.tier ?? null,
       placement,
       dataDir,
       arena: arenaFile.handle,
@@ -83,6 +90,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       failpoint,
     });
     undo.push(() => store.close()); // and with it the tiers
+    if (peers !== null) undo.push(await peers.serve(lower.find(({ name }) => name === 'disk')));
     const server = await SessionServer.listen({
       socketPath: options.socketPath,
       store,
@@ -91,7 +99,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       arenaId: arenaFile.id,
       maxPayloadBytes: arena.maxPayloadBytes,
       headerBytes,
-      bootEpoch: randomBytes(8).readBigUInt64LE(),
+      bootEpoch,
       peerCredentials: (fd) => native.peerCredentials(fd),
       clock,
       log,

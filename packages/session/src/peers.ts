@@ -1,0 +1,44 @@
+/** What a node has to do with its peers: the engine that moves the bytes, the tier that fetches, the server that gives. */
+import type { ArenaHandle } from '@kvtier/native';
+import type { Log } from '@kvtier/store';
+import type { Tier } from '@kvtier/tiers';
+import { type ArenaTier, type PeerAddress, PeerEngine, type PeerSecurity, PeerServer, PeerTier } from '@kvtier/tiers';
+
+export interface PeersOptions {
+  /** null: this node only fetches. */
+  readonly listen: { readonly host: string; readonly port: number; readonly dataPort: number } | null;
+  readonly peers: readonly PeerAddress[];
+  readonly security: PeerSecurity;
+  readonly streams: number;
+  readonly readLimitMs: number;
+  readonly maxBlocks: number;
+}
+
+export interface Peers {
+  readonly tier: Tier;
+  /** Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. */
+  serve(below: Tier | undefined): Promise<() => Promise<void>>;
+  /** After the tier and the server have been closed. */
+  close(): Promise<void>;
+}
+
+const threads = 2;
+const maxConnections = 256;
+
+export function openPeers(
+  options: PeersOptions,
+  node: { readonly arena: ArenaHandle; readonly slots: ArenaTier; readonly epoch: bigint; readonly log: Log },
+): Peers {
+  const { listen, security, readLimitMs } = options;
+  const tls = security.encryption === 'tls';
+  const engine = new PeerEngine({ arena: node.arena, tls, threads, maxConnections, stallMs: readLimitMs });
+  return {
+    tier: new PeerTier({ ...options, ...node, engine }),
+    async serve(below) {
+      if (listen === null) return async () => {};
+      const server = await PeerServer.open({ ...listen, ...node, engine, below, security });
+      return () => server.close();
+    },
+    close: () => engine.close(),
+  };
+}
