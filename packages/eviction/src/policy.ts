@@ -19,10 +19,14 @@ export interface InsertHint {
    * entries' numbers are reused.
    */
   readonly name?: number | undefined;
+  /** What it costs to make the entry anew, in any unit that all entries share; default 1. For the cost-aware policy. */
+  readonly cost?: number | undefined;
+  /** Default 1: all entries are of one size. For the cost-aware policy. */
+  readonly bytes?: number | undefined;
 }
 
 export interface EvictionPolicy {
-  readonly name: PolicyName;
+  readonly name: BlockPolicyName;
   /** Entries tracked. */
   readonly count: number;
   insert(entry: EntryIndex, nowUs: number, hint?: InsertHint): void;
@@ -40,3 +44,7 @@ export interface EvictionPolicy {
 /** The policies that can be configured; more come with their own issue. */
 export const policyNames = ['lru', 'lfu', 'fifo', 's3-fifo'] as const;
 export type PolicyName = (typeof policyNames)[number];
+
+/** Those of an engine's own blocks, where what an entry costs to compute is known. */
+export const blockPolicyNames = [...policyNames, 'cost-aware'] as const;
+export type BlockPolicyName = (typeof blockPolicyNames)[number];

@@ -13,11 +13,13 @@
  * After vLLM's BlockPool.
  */
 import { invariant } from '@kvtier/errors';
+import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import type { EventLog } from './events.ts';
+import { type EventLog, keysAt } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
 import { HashIndex } from './hash-index.ts';
-import { type HashQuery, HashRows } from './hash-rows.ts';
+import { type HashQuery, HashRows, rowWords } from './hash-rows.ts';
+import { type FreeBlocks, PolicyQueue } from './policy-queue.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
 export const nullBlock = 0;
@@ -58,13 +60,19 @@ export interface BlockPoolOptions {
   /** Attention groups; each has its own index over the same blocks. */
   readonly groupCount: number;
   readonly events: EventLog;
+  /** Which cached block goes first; default: the one freed longest ago, as in vLLM. */
+  readonly evictionPolicy?: BlockPolicyName | undefined;
+  /** A hit needs equal content besides equal hashes: requests bring `contentDigests`. */
+  readonly compareContent?: boolean | undefined;
 }
 
 export class BlockPool {
   readonly blockCount: number;
   readonly #enableCaching: boolean;
   readonly #events: EventLog;
-  readonly #free: FreeQueue;
+  readonly #free: FreeBlocks;
+  /** The same, when a policy orders it. */
+  readonly #order: PolicyQueue | undefined;
   readonly #refs: Int32Array;
   readonly #rows: HashRows;
   /** Tokens of the chain up to and including the block; valid where there is a hash. */
@@ -81,10 +89,15 @@ export class BlockPool {
     this.blockCount = blockCount;
     this.#enableCaching = options.enableCaching;
     this.#events = options.events;
-    this.#free = new FreeQueue(blockCount);
-    for (let block = 1; block < blockCount; block++) this.#free.append(block);
+    this.#order = options.evictionPolicy ? new PolicyQueue(blockCount, options.evictionPolicy) : undefined;
+    const plain = new FreeQueue(blockCount);
+    this.#free = this.#order ?? plain;
+    for (let block = 1; block < blockCount; block++) {
+      if (this.#order) this.#order.appendUnused(block);
+      else plain.append(block);
+    }
     this.#refs = new Int32Array(blockCount);
-    this.#rows = new HashRows(blockCount);
+    this.#rows = new HashRows(blockCount, options.compareContent ?? false);
     this.#hashTokens = new Int32Array(blockCount);
     this.#groups = new Uint8Array(blockCount);
     this.#indexes = Array.from({ length: options.groupCount }, () => new HashIndex(this.#rows));
@@ -182,6 +195,18 @@ export class BlockPool {
     }
   }
 
+  /** As `touch`, for the blocks of a hit in chain order: a policy learns that they are of use. */
+  touchHit(blocks: readonly number[]): void {
+    this.touch(blocks);
+    if (this.#order) for (let i = blocks.length - 1; i >= 0; i--) this.#order.used(blocks[i]!);
+  }
+
+  /** The block that holds the hash at `index` of a chain, other than `block`. */
+  findOther(hashes: BlockHashes, index: number, group: number, block: number): number | undefined {
+    const found = this.#find(this.#rows.query(hashes, index), group);
+    return found === block ? undefined : found;
+  }
+
   /**
    * Let blocks go. Those that nobody holds any more become free in the order given: with a hash behind all others,
    * without one before all others (the first given is reused next).
@@ -212,34 +237,25 @@ export class BlockPool {
     const { hashes } = request;
     const hashesPerBlock = blockTokens / full.hashTokens;
     invariant(end * hashesPerBlock <= hashes.blockCount, () => `block pool: ${end} full blocks past the last hash`);
-    const stored: HashKey[] = [];
-    const extraKeys: (readonly unknown[] | null)[] = [];
+    const eventsOn = this.#events.enabled;
+    const places: number[] = [];
     for (let i = first; i < end; i++) {
       const block = table[i]!;
       if (block === nullBlock || (full.keep && !full.keep(i))) continue;
       this.#promote(block, (i + 1) * blockTokens);
-      const index = (i + 1) * hashesPerBlock - 1;
-      this.#name(block, this.#rows.query(hashes, index), (i + 1) * blockTokens, group);
-      if (this.#events.enabled) {
-        stored.push(hashes.keyAt(index));
-        extraKeys.push(request.description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
-      }
+      const query = this.#rows.query(hashes, (i + 1) * hashesPerBlock - 1);
+      this.#name(block, query, (i + 1) * blockTokens, group, i > 0 ? table[i - 1]! : nullBlock);
+      if (eventsOn) places.push(i);
     }
-    if (!this.#events.enabled) return;
-    this.#events.add({
-      type: 'BlockStored',
-      blockHashes: stored,
-      parentBlockHash: first === 0 ? null : hashes.keyAt(first * hashesPerBlock - 1),
-      tokenIds: request.description?.tokenIds(first * blockTokens, end * blockTokens) ?? [],
-      blockSize: blockTokens,
-      loraId: request.description?.loraId ?? null,
-      loraName: request.description?.loraName ?? null,
-      medium: 'GPU',
-      extraKeys: stored.length > 0 ? extraKeys : null,
-      groupIdx: group,
-      kvCacheSpecKind: full.kind,
-      kvCacheSpecSlidingWindow: full.windowTokens,
-    });
+    if (eventsOn) this.#tellStored(full, places);
+  }
+
+  /** The blocks first..end-1 of a table were hits: tell those who follow this request alone. No state changes. */
+  reportCached(full: FullBlocks): void {
+    if (!this.#events.enabled || full.first >= full.end) return;
+    const places: number[] = [];
+    for (let i = full.first; i < full.end; i++) if (full.table[i] !== nullBlock) places.push(i);
+    this.#tellStored(full, places);
   }
 
   /** Register a block under a boundary inside it, beside the hash of the whole; a shorter boundary is given up. */
@@ -256,7 +272,7 @@ export class BlockPool {
       this.#indexes[group]!.add(row);
     } else {
       this.#evict(block);
-      this.#name(block, this.#rows.query(request.hashes, index), tokens, group);
+      this.#name(block, this.#rows.query(request.hashes, index), tokens, group, nullBlock);
     }
     if (!this.#events.enabled) return;
     const { description } = request;
@@ -278,13 +294,13 @@ export class BlockPool {
 
   /** What `source` caches is cached in `target` from now on: its content is being copied there. */
   moveHashes(source: number, target: number): void {
-    const hash = this.#rows.keyOf(source);
-    invariant(hash !== undefined, () => `block pool: block ${source} has no hash to move`);
+    invariant(this.#rows.has(source), () => `block pool: block ${source} has no hash to move`);
     invariant(!this.#rows.has(target), () => `block pool: block ${target} carries a hash already`);
     const group = this.#groups[source]!;
     this.#indexes[group]!.remove(source);
-    this.#rows.clear(source);
-    this.#name(target, this.#rows.queryOf(hash), this.#hashTokens[source]!, group);
+    this.#rows.move(source, target);
+    this.#order?.forget(source);
+    this.#index(target, this.#hashTokens[source]!, group, nullBlock);
     const interior = this.#interior.get(source);
     if (!interior) return;
     this.#interior.delete(source);
@@ -365,11 +381,41 @@ export class BlockPool {
     return row === undefined ? undefined : this.#rows.blockOf(row);
   }
 
-  #name(block: number, query: HashQuery, tokens: number, group: number): void {
+  #name(block: number, query: HashQuery, tokens: number, group: number, parent: number): void {
     this.#rows.set(block, query);
+    this.#index(block, tokens, group, parent);
+  }
+
+  /** Make a block findable under the hash that its row has. */
+  #index(block: number, tokens: number, group: number, parent: number): void {
     this.#hashTokens[block] = tokens;
     this.#groups[block] = group;
     this.#indexes[group]!.add(block);
+    if (!this.#order) return;
+    const at = block * rowWords;
+    const name = this.#rows.words[at]! + (this.#rows.words[at + 1]! & 0xf_ffff) * 2 ** 32;
+    this.#order.named(block, parent === nullBlock ? undefined : parent, tokens, name);
+  }
+
+  #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, places: number[]): void {
+    const { hashes, description } = request;
+    const hashesPerBlock = blockTokens / hashTokens;
+    const indexes = places.map((i) => (i + 1) * hashesPerBlock - 1);
+    const extraKeys = places.map((i) => description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
+    this.#events.add({
+      type: 'BlockStored',
+      blockHashes: keysAt(hashes, indexes),
+      parentBlockHash: first === 0 ? null : hashes.keyAt(first * hashesPerBlock - 1),
+      tokenIds: description?.tokenIds(first * blockTokens, end * blockTokens) ?? [],
+      blockSize: blockTokens,
+      loraId: description?.loraId ?? null,
+      loraName: description?.loraName ?? null,
+      medium: 'GPU',
+      extraKeys: places.length > 0 ? extraKeys : null,
+      groupIdx: group,
+      kvCacheSpecKind: full.kind,
+      kvCacheSpecSlidingWindow: full.windowTokens,
+    });
   }
 
   /** A block may only change its hash for one that covers more of it. */
@@ -386,6 +432,7 @@ export class BlockPool {
     this.#indexes[group]!.remove(block);
     this.#tellRemoved(block, group);
     this.#rows.clear(block);
+    if (this.#order && !this.#free.has(block)) this.#order.forget(block);
     if (this.#interior.size === 0) return;
     for (const row of this.#interior.get(block) ?? []) {
       this.#indexes[group]!.remove(row);
@@ -396,7 +443,6 @@ export class BlockPool {
   }
 
   #tellRemoved(row: number, group: number): void {
-    if (!this.#events.enabled) return;
-    this.#events.add({ type: 'BlockRemoved', blockHashes: [this.#rows.keyOf(row)!], medium: 'GPU', groupIdx: group });
+    this.#events.addRemoved(this.#rows.words, row * rowWords, this.#rows.wordCountOf(row), group);
   }
 }

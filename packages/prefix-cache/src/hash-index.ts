@@ -90,7 +90,7 @@ export class HashIndex {
       const row = this.#slots[2 * slot + 1]!;
       if (row === empty) continue;
       count++;
-      const key = this.#rows.keyOf(row);
+      const key = this.#rows.contentOf(row);
       invariant(key !== undefined, () => `hash index: row ${row} has no hash`);
       seen.add(key);
       const tag = this.#slots[2 * slot]!;

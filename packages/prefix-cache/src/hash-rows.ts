@@ -1,6 +1,10 @@
 /**
  * The hashes of blocks as words, 32 bytes a row, zero padded: rows 0 … blockCount - 1 are the blocks' own hashes, rows behind
  * them further hashes of a block (of boundaries inside it). No string is made for a block that is cached or found.
+ *
+ * Where hashes can be made to collide (xxhash) a row has a second one, the digest of the same prefix under a cryptographic
+ * hash, and two rows are equal when both are. It stands for all tokens and extra keys up to the block's end, so what is
+ * compared is the content, not the block alone: 32 bytes a row, whatever the prefix is long.
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
@@ -13,7 +17,12 @@ export interface HashQuery {
   words: Uint32Array;
   at: number;
   count: number;
+  /** The digest's words, from `digestAt` on, where digests are kept. */
+  digest: Uint32Array;
+  digestAt: number;
 }
+
+const noWords = new Uint32Array(0);
 
 export class HashRows {
   words: Uint32Array;
@@ -24,39 +33,32 @@ export class HashRows {
   readonly #owners: number[] = [];
   readonly #freeRows: number[] = [];
   readonly #scratch = new Uint32Array(rowWords);
-  readonly #query: HashQuery = { words: this.#scratch, at: 0, count: rowWords };
+  readonly #digestScratch = new Uint32Array(rowWords);
+  readonly #query: HashQuery = { words: this.#scratch, at: 0, count: rowWords, digest: noWords, digestAt: 0 };
+  /** Digests laid out as the hashes are; undefined: none are kept. */
+  #digests: Uint32Array | undefined;
 
-  constructor(blockCount: number) {
+  constructor(blockCount: number, keepDigests = false) {
     this.#blockCount = blockCount;
     this.words = new Uint32Array(blockCount * rowWords);
     this.#counts = new Uint8Array(blockCount);
+    if (keepDigests) this.#digests = new Uint32Array(blockCount * rowWords);
   }
 
   /** The hash at `index` of a chain. */
   query(hashes: BlockHashes, index: number): HashQuery {
     const packed = hashes.packedWords;
     const query = this.#query;
-    if (packed === undefined) return this.queryOf(hashes.keyAt(index));
-    query.words = packed.words;
-    query.count = packed.wordsPerHash;
-    query.at = index * packed.wordsPerHash;
-    return query;
-  }
-
-  queryOf(key: HashKey): HashQuery {
-    invariant(key.length === 16 || key.length === 32, () => `hash of ${key.length} bytes`);
-    const query = this.#query;
-    for (let word = 0; word < key.length / 4; word++) {
-      const at = word * 4;
-      this.#scratch[word] =
-        key.charCodeAt(at) |
-        (key.charCodeAt(at + 1) << 8) |
-        (key.charCodeAt(at + 2) << 16) |
-        (key.charCodeAt(at + 3) << 24);
+    if (packed === undefined) {
+      query.count = wordsOf(hashes.keyAt(index), this.#scratch);
+      query.words = this.#scratch;
+      query.at = 0;
+    } else {
+      query.words = packed.words;
+      query.count = packed.wordsPerHash;
+      query.at = index * packed.wordsPerHash;
     }
-    query.words = this.#scratch;
-    query.at = 0;
-    query.count = key.length / 4;
+    if (this.#digests !== undefined) this.#queryDigest(hashes.contentDigests, index);
     return query;
   }
 
@@ -69,21 +71,42 @@ export class HashRows {
     const own = this.words;
     const first = row * rowWords;
     for (let word = 0; word < count; word++) if (own[first + word] !== words[at + word]) return false;
-    return this.#counts[row] === count;
+    if (this.#counts[row] !== count) return false;
+    const digests = this.#digests;
+    if (digests === undefined) return true;
+    const { digest, digestAt } = query;
+    for (let word = 0; word < rowWords; word++) if (digests[first + word] !== digest[digestAt + word]) return false;
+    return true;
   }
 
   same(row: number, other: number): boolean {
     for (let word = 0; word < rowWords; word++) {
       if (this.words[row * rowWords + word] !== this.words[other * rowWords + word]) return false;
     }
+    const digests = this.#digests;
+    if (digests === undefined) return true;
+    for (let word = 0; word < rowWords; word++) {
+      if (digests[row * rowWords + word] !== digests[other * rowWords + word]) return false;
+    }
     return true;
   }
 
-  set(row: number, { words, at, count }: HashQuery): void {
+  set(row: number, { words, at, count, digest, digestAt }: HashQuery): void {
     const first = row * rowWords;
     for (let word = 0; word < count; word++) this.words[first + word] = words[at + word]!;
     for (let word = count; word < rowWords; word++) this.words[first + word] = 0;
     this.#counts[row] = count;
+    if (this.#digests === undefined) return;
+    for (let word = 0; word < rowWords; word++) this.#digests[first + word] = digest[digestAt + word]!;
+  }
+
+  /** The hash of one row to another one that has none. */
+  move(source: number, target: number): void {
+    const from = source * rowWords;
+    this.words.copyWithin(target * rowWords, from, from + rowWords);
+    this.#digests?.copyWithin(target * rowWords, from, from + rowWords);
+    this.#counts[target] = this.#counts[source]!;
+    this.#counts[source] = 0;
   }
 
   clear(row: number): void {
@@ -120,6 +143,18 @@ export class HashRows {
     return bytes.toString('latin1') as HashKey;
   }
 
+  /** Words of a row's hash; 0: it has none. */
+  wordCountOf(row: number): number {
+    return this.#counts[row]!;
+  }
+
+  /** What tells the row's content from any other: its key, and its digest where they are kept. For integrity checks. */
+  contentOf(row: number): string | undefined {
+    const key = this.keyOf(row);
+    if (key === undefined || this.#digests === undefined) return key;
+    return `${key} ${this.#digests.subarray(row * rowWords, (row + 1) * rowWords).join()}`;
+  }
+
   clearAll(): void {
     this.#counts.fill(0);
     this.#owners.length = 0;
@@ -130,8 +165,37 @@ export class HashRows {
     const words = new Uint32Array(rows * rowWords);
     words.set(this.words);
     this.words = words;
+    if (this.#digests !== undefined) {
+      const digests = new Uint32Array(rows * rowWords);
+      digests.set(this.#digests);
+      this.#digests = digests;
+    }
     const counts = new Uint8Array(rows);
     counts.set(this.#counts);
     this.#counts = counts;
   }
+
+  #queryDigest(digests: BlockHashes | undefined, index: number): void {
+    invariant(digests !== undefined, 'block hashes: this pool compares content, and the request has no digests of it');
+    const packed = digests.packedWords;
+    const count = packed === undefined ? wordsOf(digests.keyAt(index), this.#digestScratch) : packed.wordsPerHash;
+    invariant(count === rowWords, () => `block hashes: a digest of ${count * 4} bytes`);
+    this.#query.digest = packed === undefined ? this.#digestScratch : packed.words;
+    this.#query.digestAt = packed === undefined ? 0 : index * rowWords;
+  }
+}
+
+/** A key's bytes as words, little-endian; returns how many. */
+function wordsOf(key: HashKey, words: Uint32Array): number {
+  invariant(key.length === 16 || key.length === 32, () => `hash of ${key.length} bytes`);
+  const count = key.length / 4;
+  for (let word = 0; word < count; word++) {
+    const at = word * 4;
+    words[word] =
+      key.charCodeAt(at) |
+      (key.charCodeAt(at + 1) << 8) |
+      (key.charCodeAt(at + 2) << 16) |
+      (key.charCodeAt(at + 3) << 24);
+  }
+  return count;
 }

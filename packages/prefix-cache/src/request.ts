@@ -9,6 +9,11 @@ export interface BlockHashes {
   keyAt(block: number): HashKey;
   /** All of them as words, where they lie so: lookups then make no key. Valid until the chain grows. */
   readonly packedWords?: { readonly words: Uint32Array; readonly wordsPerHash: number };
+  /**
+   * The chain of the same blocks under a cryptographic hash of 32 bytes. A pool that compares content needs them: equal
+   * hashes over different tokens or extra keys are then no hit.
+   */
+  readonly contentDigests?: BlockHashes;
 }
 
 export interface CacheRequest {
@@ -26,6 +31,8 @@ export interface CacheRequest {
   readonly sharedPrefixBoundary?: number;
   /** Tokens of steps that still run: what they look at is not let go yet. Default 0. */
   readonly inFlightTokens?: number;
+  /** 'full': a BlockStored for the blocks of a hit too, so that a consumer that follows this request alone sees all of it. */
+  readonly reportMode?: 'full';
   /** Compute everything, e.g. because the caller wants the logits of the prompt. */
   readonly skipReadingPrefixCache?: boolean;
   /** Needed only when events are on. */

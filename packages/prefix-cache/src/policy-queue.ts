@@ -1,0 +1,139 @@
+/**
+ * The free blocks of a pool in the order of an eviction policy, in place of the plain queue. Blocks that hold nothing worth
+ * keeping still go first, the last one freed before all others; what is cached goes as the policy says.
+ *
+ *     front (no hash)  ■ ■ ■   then   the policy's victim among those that are free
+ *
+ * The policy tracks a block from the time it gets its hash until it is reused, so that it remembers uses while the block is
+ * held; it passes over held ones. A use is a hit; for LRU the end of a use counts, too, as that is the plain queue's order.
+ *
+ * Invariant: a free block is either in the front or tracked by the policy, not both. A tracked block that loses its hash
+ * keeps its place while it is free, as in the plain queue.
+ */
+import { invariant } from '@kvtier/errors';
+import type { BlockPolicyName } from '@kvtier/eviction';
+import { createPolicy, type EvictionPolicy } from '@kvtier/eviction';
+import { FreeQueue } from './free-queue.ts';
+
+/** What a pool needs of its free blocks; FreeQueue is the plain one. */
+export interface FreeBlocks {
+  readonly count: number;
+  has(block: number): boolean;
+  popFront(): number;
+  append(block: number): void;
+  prepend(block: number): void;
+  remove(block: number): void;
+  toArray(): number[];
+  checkIntegrity(): void;
+}
+
+/**
+ * Tokens of context at which the attention of one token costs as much as the rest of its layer: about 2 × hidden size for
+ * the usual shapes (both read O(context × hidden) and O(hidden²)). Only the ratio between blocks matters.
+ */
+const attentionTokens = 8192;
+
+export class PolicyQueue implements FreeBlocks {
+  readonly #front: FreeQueue;
+  readonly #policy: EvictionPolicy;
+  /** Tracked blocks that are free. */
+  readonly #isFree: Uint8Array;
+  #freeCount = 0;
+  readonly #mayEvict = (block: number): boolean => this.#isFree[block] === 1;
+
+  constructor(blockCount: number, name: BlockPolicyName) {
+    this.#front = new FreeQueue(blockCount);
+    this.#policy = createPolicy(name);
+    this.#isFree = new Uint8Array(blockCount);
+  }
+
+  get count(): number {
+    return this.#front.count + this.#freeCount;
+  }
+
+  has(block: number): boolean {
+    return this.#isFree[block] === 1 || this.#front.has(block);
+  }
+
+  popFront(): number {
+    if (this.#front.count > 0) return this.#front.popFront();
+    invariant(this.#freeCount > 0, 'free blocks: none to take; callers check count first');
+    const victim = this.#policy.victim(this.#mayEvict) ?? this.#anyFree();
+    this.#policy.remove(victim);
+    this.#setFree(victim, false);
+    return victim;
+  }
+
+  append(block: number): void {
+    if (!this.#policy.has(block)) this.#policy.insert(block, 0);
+    else if (this.#policy.name === 'lru') this.#policy.touch(block, 0);
+    invariant(!this.has(block), () => `free blocks: block ${block} is free already`);
+    this.#setFree(block, true);
+  }
+
+  prepend(block: number): void {
+    this.forget(block);
+    this.#front.prepend(block);
+  }
+
+  /** At the start, before anything is cached: behind all others. */
+  appendUnused(block: number): void {
+    this.#front.append(block);
+  }
+
+  remove(block: number): void {
+    if (this.#isFree[block] === 1) this.#setFree(block, false);
+    else this.#front.remove(block);
+  }
+
+  /**
+   * A block has got its hash.
+   * @param parent the block before it in its chain; undefined: unknown, or the root
+   * @param tokens of the chain up to its end: what comes late in a long context costs more to compute
+   * @param name 52 bits of its hash
+   */
+  named(block: number, parent: number | undefined, tokens: number, name: number): void {
+    this.forget(block);
+    const known = parent !== undefined && this.#policy.has(parent) ? parent : undefined;
+    this.#policy.insert(block, 0, { parent: known, name, cost: 1 + tokens / attentionTokens });
+  }
+
+  /** A hit; for chains the last block first. */
+  used(block: number): void {
+    if (this.#policy.has(block)) this.#policy.touch(block, 0);
+  }
+
+  /** A block that is held has lost its hash. A free one keeps its place. */
+  forget(block: number): void {
+    if (this.#isFree[block] === 0 && this.#policy.has(block)) this.#policy.remove(block);
+  }
+
+  toArray(): number[] {
+    return [...this.#front.toArray(), ...[...this.#policy.coldestFirst()].filter(this.#mayEvict)];
+  }
+
+  checkIntegrity(): void {
+    this.#front.checkIntegrity();
+    this.#policy.checkIntegrity();
+    let freeCount = 0;
+    for (let block = 0; block < this.#isFree.length; block++) {
+      if (this.#isFree[block] === 0) continue;
+      freeCount++;
+      invariant(this.#policy.has(block), () => `free blocks: block ${block} is free and the policy does not know it`);
+      invariant(!this.#front.has(block), () => `free blocks: block ${block} is free twice`);
+    }
+    invariant(freeCount === this.#freeCount, () => `free blocks: ${freeCount}, ${this.#freeCount} counted`);
+  }
+
+  #setFree(block: number, isFree: boolean): void {
+    this.#isFree[block] = isFree ? 1 : 0;
+    this.#freeCount += isFree ? 1 : -1;
+  }
+
+  /** The policy may insist on children first where a child is held and its parent is not (behind a window). */
+  #anyFree(): number {
+    const block = this.#isFree.indexOf(1);
+    invariant(block > 0, 'free blocks: counted, not found');
+    return block;
+  }
+}
