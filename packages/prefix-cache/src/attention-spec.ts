@@ -42,17 +42,32 @@ export interface SinkAttentionSpec extends BlockSpec {
   readonly sinkTokens: number;
 }
 
+/** Full attention over the prompt, a window over what is generated. */
+export interface RswaSpec extends BlockSpec {
+  readonly kind: 'rswa';
+  /** Generated tokens that a token sees. */
+  readonly windowTokens: number;
+}
+
 export type AttentionSpec =
   | FullAttentionSpec
   | SlidingWindowSpec
   | ChunkedLocalSpec
   | MambaSpec
   | CrossAttentionSpec
-  | SinkAttentionSpec;
+  | SinkAttentionSpec
+  | RswaSpec;
 
-/** Sees every token before it: a hit is an unbroken run of blocks, and every prefix of a hit is a hit. */
+const wholePrefixKinds: ReadonlySet<string> = new Set([
+  'full_attention',
+  'mla_attention',
+  'sink_full_attention',
+  'rswa',
+]);
+
+/** Sees every token before it (of the prompt, at least): a hit is an unbroken run of blocks, and every prefix of a hit is a hit. */
 export function seesWholePrefix(spec: AttentionSpec): boolean {
-  return spec.kind === 'full_attention' || spec.kind === 'mla_attention' || spec.kind === 'sink_full_attention';
+  return wholePrefixKinds.has(spec.kind);
 }
 
 /** Equal specs, equal text. */

@@ -21,6 +21,11 @@ export interface CacheHit {
   readonly sharedPrefixBoundary: number;
 }
 
+export interface ConnectorHit extends CacheHit {
+  /** Some group holds less than `tokens`: the connector has to bring the rest of it. */
+  readonly diverged: boolean;
+}
+
 export interface CoordinatorOptions {
   readonly managers: readonly SingleTypeManager[];
   /** Groups whose last block the draft model computes again. */
@@ -68,8 +73,16 @@ export abstract class Coordinator {
     return this.managers.map((manager) => manager.allocateBlocks(requestId, growth));
   }
 
-  removeSkippedBlocks(requestId: string, processedTokens: number): void {
-    for (const manager of this.managers) manager.removeSkippedBlocks(requestId, processedTokens);
+  removeSkippedBlocks(requestId: string, processedTokens: number, promptTokens?: number): void {
+    for (const manager of this.managers) manager.removeSkippedBlocks(requestId, processedTokens, promptTokens);
+  }
+
+  /**
+   * The hit as a connector may extend it. It differs from `findLongestCacheHit` where states lag behind full attention: a
+   * connector can bring the states, so what full attention has is the hit, and `diverged` says that others have less of it.
+   */
+  findHitForConnector(hashes: BlockHashes, maxTokens: number): ConnectorHit {
+    return { ...this.findLongestCacheHit(hashes, maxTokens), diverged: false };
   }
 
   free(requestId: string): void {

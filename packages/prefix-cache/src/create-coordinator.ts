@@ -11,6 +11,7 @@ import { CrossAttentionManager } from './cross-attention.ts';
 import { FullAttentionManager } from './full-attention.ts';
 import { HybridCoordinator } from './hybrid-coordinator.ts';
 import { MambaManager } from './mamba.ts';
+import { RswaManager } from './rswa.ts';
 import type { ManagerOptions, SingleTypeManager } from './single-type-manager.ts';
 import { SinkAttentionManager } from './sink-attention.ts';
 import { SlidingWindowManager } from './sliding-window.ts';
@@ -37,6 +38,14 @@ export interface CoordinatorConfig {
   readonly retentionIntervalTokens?: number;
   /** Most tokens of one request in steps that run at once; default: the longest sequence. */
   readonly maxInFlightTokens?: number;
+  /** The executor zeroes blocks before their first use: collect them for takeNewBlockIds. Default off. */
+  readonly recordNewBlocks?: boolean;
+  /**
+   * When a block fills up with content that is cached already, the table names that block from then on and the own one is
+   * free (vLLM V0). Blocks must then be cached by `cacheBlocks`, after the step that filled them. Default off. States keep
+   * their own blocks.
+   */
+  readonly dedupBlocks?: boolean;
 }
 
 /** Throws KvError CONFIG when the groups do not go together. */
@@ -67,6 +76,8 @@ export function createCoordinator(pool: BlockPool, config: CoordinatorConfig): C
       partialHits,
       maxInFlightTokens: config.maxInFlightTokens ?? config.maxModelTokens,
       maxModelTokens: config.maxModelTokens,
+      recordNewBlocks: config.recordNewBlocks ?? false,
+      replaceDuplicates: (config.dedupBlocks ?? false) && spec.kind !== 'mamba',
     }),
   );
   const options = {
@@ -96,6 +107,8 @@ function createManager(spec: AttentionSpec, options: ManagerOptions): SingleType
       return new CrossAttentionManager(options);
     case 'sink_full_attention':
       return new SinkAttentionManager(options, spec.sinkTokens);
+    case 'rswa':
+      return new RswaManager(options, spec.windowTokens);
   }
 }
 

@@ -28,4 +28,9 @@ export class CrossAttentionManager extends SingleTypeManager {
   }
 
   override cacheBlocks(): void {}
+
+  /** The encoder's output, not tokens of the request: all of it. */
+  override blocksOfTokens(requestId: string): readonly number[] {
+    return this.table(requestId);
+  }
 }

@@ -65,6 +65,10 @@ export class FullAttentionManager extends SingleTypeManager {
     const end = request.promptTokens - (request.promptTokens % hashTokens);
     if (end % this.blockTokens === 0 || tokens < end) return;
     const block = this.table(request.id)[Math.floor(end / this.blockTokens)]!;
+    const { replaceDuplicates } = this.options;
+    // Where nothing is held twice, the one that came first stays the one that is found.
+    if (replaceDuplicates && this.pool.findOther(request.hashes, end / hashTokens - 1, group, block) !== undefined)
+      return;
     this.pool.cachePartialBlock({ request, block, tokens: end, hashTokens, group, kind: this.kind });
   }
 }

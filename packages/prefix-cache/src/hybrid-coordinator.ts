@@ -8,7 +8,7 @@
  * What the groups cache is cut to the same ends, or it could never be hit. After vLLM's HybridKVCacheCoordinator.
  */
 import { invariant } from '@kvtier/errors';
-import { type CacheHit, Coordinator, type CoordinatorOptions } from './coordinator.ts';
+import { type CacheHit, type ConnectorHit, Coordinator, type CoordinatorOptions } from './coordinator.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 import type { SingleTypeManager } from './single-type-manager.ts';
 
@@ -96,6 +96,30 @@ export class HybridCoordinator extends Coordinator {
       if (onePass) break;
     }
     return { blocks: this.#blocksOf(found, hit), tokens: hit, sharedPrefixBoundary: longest > hit ? longest : 0 };
+  }
+
+  override findHitForConnector(hashes: BlockHashes, maxTokens: number): ConnectorHit {
+    const reconciled = (): ConnectorHit => ({ ...this.findLongestCacheHit(hashes, maxTokens), diverged: false });
+    const whole = this.#specGroups[0]!;
+    if (!whole.wholePrefix || !this.#specGroups.some(({ isMamba }) => isMamba)) return reconciled();
+    const found = new Map<SpecGroup, number[][]>();
+    let tokens = 0;
+    let least = Infinity;
+    for (const one of this.#specGroups) {
+      const result = one.manager.findLongestCacheHit({
+        hashes,
+        maxTokens,
+        groups: one.groups,
+        dropEagleBlock: one.useEagle,
+        alignmentTokens: this.#alignmentTokens,
+      });
+      if (one === whole) tokens = result.tokens;
+      // Deeper than full attention: all of them have to agree on an end.
+      if (result.tokens > tokens) return reconciled();
+      least = Math.min(least, result.tokens);
+      found.set(one, result.columns);
+    }
+    return { blocks: this.#blocksOf(found, tokens), tokens, sharedPrefixBoundary: 0, diverged: least < tokens };
   }
 
   cacheBlocks(request: CacheRequest, tokens: number): void {

@@ -13,15 +13,17 @@
  * hit recomputes the last block. Synchronous, pure, no clock. Semantics and names after vLLM V1's KVCacheManager.
  */
 import { invariant } from '@kvtier/errors';
+import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import { BlockPool } from './block-pool.ts';
-import type { CacheHit, Coordinator, GroupBlocks } from './coordinator.ts';
+import { BlockPool, nullBlock } from './block-pool.ts';
+import type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';
 import { type CoordinatorConfig, createCoordinator } from './create-coordinator.ts';
 import { EventLog, type KvCacheEvent } from './events.ts';
+import { PinnedPrefixes } from './pinned-prefixes.ts';
 import type { PrefixCache } from './prefix-cache.ts';
 import type { CacheRequest } from './request.ts';
-import type { BlockCopy, Growth } from './single-type-manager.ts';
-import { PrefixCacheStats, type PrefixCacheStatsSnapshot } from './stats.ts';
+import type { BlockCopy, Growth, PartialTailOffload } from './single-type-manager.ts';
+import { PrefixCacheStats, type PrefixCacheStatsSnapshot, RecentHits } from './stats.ts';
 
 export interface KvCacheManagerOptions extends CoordinatorConfig {
   /** Physical blocks, the null block (0) included. */
@@ -30,6 +32,12 @@ export interface KvCacheManagerOptions extends CoordinatorConfig {
   readonly watermark?: number;
   /** Collect events for takeEvents; default off. */
   readonly enableEvents?: boolean;
+  /** Which cached block goes first; default: the one freed longest ago (vLLM). */
+  readonly evictionPolicy?: BlockPolicyName | undefined;
+  /** A hit needs equal content besides equal hashes; requests bring `contentDigests`. For hashes that can be made to collide. */
+  readonly compareContent?: boolean;
+  /** Most blocks that pinned prefixes may hold; default 0: none. */
+  readonly maxPinnedBlocks?: number;
 }
 
 export interface AllocateOptions {
@@ -61,6 +69,11 @@ export class KvCacheManager implements PrefixCache {
   readonly #coordinator: Coordinator;
   readonly #noHit: CacheHit;
   readonly #stats = new PrefixCacheStats();
+  readonly #recent = new RecentHits();
+  readonly #pins: PinnedPrefixes;
+  readonly #dedupBlocks: boolean;
+  /** Copies of prompt tails that a connector stores: held until their request is freed. */
+  readonly #tailPins = new Map<string, number[]>();
 
   constructor(options: KvCacheManagerOptions) {
     this.blockTokens = options.blockTokens;
@@ -73,7 +86,11 @@ export class KvCacheManager implements PrefixCache {
       enableCaching: this.#enableCaching,
       groupCount: options.groups?.length ?? 1,
       events: this.#events,
+      evictionPolicy: options.evictionPolicy,
+      compareContent: options.compareContent,
     });
+    this.#pins = new PinnedPrefixes(this.#pool, options.maxPinnedBlocks ?? 0);
+    this.#dedupBlocks = options.dedupBlocks ?? false;
     this.#coordinator = createCoordinator(this.#pool, options);
     this.#noHit = { blocks: this.#coordinator.managers.map(() => []), tokens: 0, sharedPrefixBoundary: 0 };
   }
@@ -103,6 +120,21 @@ export class KvCacheManager implements PrefixCache {
     return this.#coordinator.findLongestCacheHit(request.hashes, request.tokenCount - 1);
   }
 
+  /** As getComputedBlocks, for a connector that can bring what groups lack; see Coordinator.findHitForConnector. */
+  getComputedBlocksForConnector(request: CacheRequest): ConnectorHit {
+    if (!this.#enableCaching || request.skipReadingPrefixCache) return { ...this.#noHit, diverged: false };
+    return this.#coordinator.findHitForConnector(request.hashes, request.tokenCount - 1);
+  }
+
+  /** The first `tokens` tokens of a hit: every group's blocks up to there. `tokens` is an end that all groups have. */
+  truncateComputedBlocks(hit: CacheHit, tokens: number): CacheHit {
+    invariant(tokens <= hit.tokens, () => `a hit of ${hit.tokens} tokens cut to ${tokens}`);
+    const blocks = hit.blocks.map((column, group) =>
+      column.slice(0, Math.ceil(tokens / this.#coordinator.managers[group]!.blockTokens)),
+    );
+    return { ...hit, blocks, tokens };
+  }
+
   /**
    * Blocks for the next `newTokens` tokens of a request. Returns the blocks added for them, by group (not the hit, not
    * the external ones: `blockTables` has all), or null when they do not fit.
@@ -123,7 +155,7 @@ export class KvCacheManager implements PrefixCache {
       if (wanted > this.#pool.freeCount) return null;
     }
     // Before the demand, which it lowers; and it holds whether or not the rest fits.
-    this.#coordinator.removeSkippedBlocks(request.id, Math.max(0, computedTokens - (request.inFlightTokens ?? 0)));
+    this.removeSkippedBlocks(request, computedTokens - (request.inFlightTokens ?? 0));
     const endTokens = computedTokens + newTokens;
     const step = this.#growth(endTokens + (options.lookaheadTokens ?? 0), endTokens, reach);
     const demanded = this.#coordinator.blocksToAllocate(request.id, step, computed.blocks, false) + watermark;
@@ -132,11 +164,21 @@ export class KvCacheManager implements PrefixCache {
     const taken = demanded - watermark + this.#coordinator.blocksBeyondDemand(request.id, step);
     if (taken > this.#pool.freeCount) return null;
 
-    if (computed.tokens > 0 || external > 0) this.#coordinator.addComputedBlocks(request.id, step, computed.blocks);
+    if (computed.tokens > 0 || external > 0) {
+      this.#coordinator.addComputedBlocks(request.id, step, computed.blocks);
+      if (request.reportMode === 'full') this.#reportHits(request, computed.blocks);
+    }
     const added = this.#coordinator.allocateBlocks(request.id, step);
-    if (this.#enableCaching && !options.delayCacheBlocks)
+    if (this.#enableCaching && !options.delayCacheBlocks) {
+      invariant(!this.#dedupBlocks, () => `request ${request.id}: dedupBlocks needs delayCacheBlocks`);
       this.#coordinator.cacheBlocks(request, Math.min(endTokens, request.tokenCount));
+    }
     return added;
+  }
+
+  /** Let go of what no token after the first `processedTokens` looks at. allocateSlots does so by itself. */
+  removeSkippedBlocks(request: CacheRequest, processedTokens: number): void {
+    this.#coordinator.removeSkippedBlocks(request.id, Math.max(0, processedTokens), request.promptTokens);
   }
 
   /** A scheduling step begins: what was cached in the last one is written by now. */
@@ -152,6 +194,20 @@ export class KvCacheManager implements PrefixCache {
     return this.#coordinator.takeCopies();
   }
 
+  /**
+   * Ends of prompts whose states were copied in this step, for a connector to store: each stays held until its request is
+   * freed. Taken after allocateSlots and before its copies are released; what is not taken in its step is gone.
+   */
+  takePartialTailOffloads(): PartialTailOffload[] {
+    const offloads = this.#coordinator.managers.flatMap((manager) => manager.takeTailOffloads());
+    for (const { requestId, block } of offloads) {
+      invariant(this.#pool.refCount(block) > 0, () => `request ${requestId}: its prompt's end is taken too late`);
+      this.#pool.touch([block]);
+      this.#tailPins.set(requestId, [...(this.#tailPins.get(requestId) ?? []), block]);
+    }
+    return offloads;
+  }
+
   /** Make the full blocks among the first `tokens` tokens findable: their content is there. */
   cacheBlocks(request: CacheRequest, tokens: number): void {
     if (this.#enableCaching) this.#coordinator.cacheBlocks(request, tokens);
@@ -159,7 +215,70 @@ export class KvCacheManager implements PrefixCache {
 
   /** Let a request's blocks go, last one first. A request that holds none is fine. */
   free(requestId: string): void {
+    this.#pool.release(this.#takeTailPins(requestId));
     this.#coordinator.free(requestId);
+  }
+
+  /**
+   * The request is gone, and steps that still run write to its blocks: they stay held until the caller gives them back with
+   * releaseBlocks, reversed. What free would have let go of, pins first, then tables in order.
+   */
+  popBlocksForFree(requestId: string): number[] {
+    return [...this.#takeTailPins(requestId), ...this.#coordinator.managers.flatMap((one) => one.pop(requestId))];
+  }
+
+  /** Blocks of the first `tokens` tokens, per group; states and the encoder's output whole. */
+  blockIdsForComputedTokens(requestId: string, tokens: number): GroupBlocks {
+    return this.#coordinator.managers.map((manager) => manager.blocksOfTokens(requestId, tokens));
+  }
+
+  /** Tokens of a request's blocks that a later request could hit in every group, by the last findable block of each. */
+  estimateCachedTokens(requestId: string): number {
+    return Math.min(...this.#coordinator.managers.map((manager) => manager.cachedTokens(requestId)));
+  }
+
+  /** Blocks of a request's tables that carry no hash, per group, null ones left out: what a connector has yet to store. */
+  unhashedBlocks(requestId: string): GroupBlocks {
+    return this.#coordinator.managers.map((manager) =>
+      manager.table(requestId).filter((block) => block !== nullBlock && this.#pool.hashTokensOf(block) === 0),
+    );
+  }
+
+  /** Blocks allocated since the last call, which the executor zeroes before their first step. Needs recordNewBlocks. */
+  takeNewBlockIds(): number[] {
+    return this.#coordinator.managers.flatMap((manager) => manager.takeNewBlocks());
+  }
+
+  /** A load into the blocks from token `firstToken` on has failed: they are to be zeroed as new ones are. */
+  recordBlocksForZeroing(requestId: string, firstToken: number): void {
+    for (const manager of this.#coordinator.managers) manager.recordForZeroing(requestId, firstToken);
+  }
+
+  /** Blocks of tokens first..end-1 that wait for takeNewBlockIds. */
+  zeroingBlockIdsInRange(requestId: string, first: number, end: number): number[] {
+    return this.#coordinator.managers.flatMap((manager) => manager.newBlocksBetween(requestId, first, end));
+  }
+
+  /**
+   * Hold what is cached of a request's tokens until `unpinPrefix`; returns how many tokens that are. Throws KvError CONFIG
+   * when pins would hold more than maxPinnedBlocks, REQUEST when the name is in use.
+   */
+  pinPrefix(name: string, request: CacheRequest): number {
+    const hit = this.#enableCaching
+      ? this.#coordinator.findLongestCacheHit(request.hashes, request.tokenCount)
+      : this.#noHit;
+    this.#pins.pin(name, hit.blocks);
+    return hit.tokens;
+  }
+
+  /** False when nothing is pinned under this name. */
+  unpinPrefix(name: string): boolean {
+    return this.#pins.unpin(name);
+  }
+
+  /** Blocks that pins hold. */
+  get pinnedBlockCount(): number {
+    return this.#pins.blockCount;
   }
 
   /** Block table per group. Valid until the next call that changes it. */
@@ -217,6 +336,7 @@ export class KvCacheManager implements PrefixCache {
   resetPrefixCache(): boolean {
     if (!this.#pool.reset()) return false;
     this.#stats.recordReset();
+    this.#recent.clear();
     return true;
   }
 
@@ -234,7 +354,14 @@ export class KvCacheManager implements PrefixCache {
 
   /** Count a lookup. Called at admission, because a request that waits is looked up many times. */
   recordLookup(queriedTokens: number, hitTokens: number, preempted: boolean): void {
-    if (this.#enableCaching) this.#stats.recordLookup(queriedTokens, hitTokens, preempted);
+    if (!this.#enableCaching) return;
+    this.#stats.recordLookup(queriedTokens, hitTokens, preempted);
+    if (!preempted) this.#recent.record(queriedTokens, hitTokens);
+  }
+
+  /** Share of the tokens of the last 1000 requests that hit, 0..1. */
+  get recentHitRatio(): number {
+    return this.#recent.ratio;
   }
 
   /** Lookups since the last call. */
@@ -251,6 +378,18 @@ export class KvCacheManager implements PrefixCache {
   checkIntegrity(): void {
     this.#pool.checkIntegrity();
     this.#coordinator.checkIntegrity();
+  }
+
+  #takeTailPins(requestId: string): number[] {
+    const pins = this.#tailPins.get(requestId) ?? [];
+    this.#tailPins.delete(requestId);
+    return pins;
+  }
+
+  #reportHits(request: CacheRequest, hit: GroupBlocks): void {
+    this.#coordinator.managers.forEach((manager, group) => {
+      manager.reportHits(request, hit[group]!.length);
+    });
   }
 
   /** (No closures in `allocateSlots`: it runs for every request in every step.) */

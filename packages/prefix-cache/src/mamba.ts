@@ -20,6 +20,7 @@ import {
   type Hit,
   type HitQuery,
   type ManagerOptions,
+  type PartialTailOffload,
   type Retention,
   SingleTypeManager,
 } from './single-type-manager.ts';
@@ -36,6 +37,8 @@ export class MambaManager extends SingleTypeManager {
   readonly #lastState = new Map<string, number>();
   /** Blocks that were registered for a prompt that ends inside them, by the request that goes on writing there. */
   readonly #promptTails = new Map<string, number>();
+  /** Copies of prompt tails that were made in this step. */
+  #tailOffloads: PartialTailOffload[] = [];
 
   constructor(options: ManagerOptions, spec: MambaSpec) {
     super(options);
@@ -103,7 +106,7 @@ export class MambaManager extends SingleTypeManager {
     }
     const fresh = required - blocks.length;
     invariant(fresh <= (running ? 1 : 1 + this.#speculative), () => `request ${requestId}: ${fresh} new state blocks`);
-    blocks.push(...this.pool.allocate(Math.max(fresh, 0)));
+    blocks.push(...this.allocate(Math.max(fresh, 0)));
     this.#running.add(requestId);
     return [...first, ...blocks.slice(held)];
   }
@@ -114,6 +117,16 @@ export class MambaManager extends SingleTypeManager {
     const table = this.tableFor(request.id);
     for (let i = first; i < table.cachedCount; i++) this.#noteCached(table.blocks[i]!);
     this.#cachePromptTail(request, tokens);
+  }
+
+  override blocksOfTokens(requestId: string): readonly number[] {
+    return this.table(requestId);
+  }
+
+  override takeTailOffloads(): PartialTailOffload[] {
+    const offloads = this.#tailOffloads;
+    this.#tailOffloads = [];
+    return offloads;
   }
 
   override removeSkippedBlocks(requestId: string, processedTokens: number): void {
@@ -136,6 +149,7 @@ export class MambaManager extends SingleTypeManager {
 
   override newStepStarts(): void {
     this.#cachedThisStep.clear();
+    this.#tailOffloads = [];
   }
 
   protected override skippedTokens(computedTokens: number): number {
@@ -176,9 +190,11 @@ export class MambaManager extends SingleTypeManager {
     this.#promptTails.delete(requestId);
     if (source === undefined) return;
     const target = this.pool.allocate(1)[0]!;
+    const tokens = this.pool.hashTokensOf(source);
     this.pool.moveHashes(source, target);
     this.pool.touch([source]);
     this.addCopy(source, target);
+    this.#tailOffloads.push({ requestId, group: this.options.group, block: target, tokens });
   }
 
   #noteCached(block: number): void {

@@ -11,7 +11,7 @@
  * After vLLM's SingleTypeKVCacheManager.
  */
 import { invariant } from '@kvtier/errors';
-import { type BlockPool, nullBlock } from './block-pool.ts';
+import { type BlockPool, type FullBlocks, nullBlock } from './block-pool.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
 export interface Table {
@@ -67,6 +67,14 @@ export interface BlockCopy {
   readonly target: number;
 }
 
+/** The state at the end of a prompt, in a block of its own now: a connector may store it as the hash of `tokens` tokens. */
+export interface PartialTailOffload {
+  readonly requestId: string;
+  readonly group: number;
+  readonly block: number;
+  readonly tokens: number;
+}
+
 export interface ManagerOptions {
   readonly pool: BlockPool;
   readonly group: number;
@@ -82,6 +90,10 @@ export interface ManagerOptions {
   /** Most tokens that can be in flight for one request, and its most tokens at all: bound the admission gate. */
   readonly maxInFlightTokens: number;
   readonly maxModelTokens: number;
+  /** Remember which blocks are new to a request, for an executor that must zero them. Default no. */
+  readonly recordNewBlocks?: boolean;
+  /** A block that fills up with content which another one holds already gives way to it. Default no. */
+  readonly replaceDuplicates?: boolean;
 }
 
 const noBlocks: readonly number[] = [];
@@ -95,6 +107,8 @@ export abstract class SingleTypeManager {
   protected readonly tables = new Map<string, Table>();
   protected readonly hashesPerBlock: number;
   #copies: BlockCopy[] = [];
+  /** Allocated and not written yet; only when they are recorded. At most all blocks. */
+  readonly #newBlocks = new Set<number>();
 
   constructor(options: ManagerOptions) {
     this.options = options;
@@ -141,7 +155,7 @@ export abstract class SingleTypeManager {
     invariant(!this.tables.has(requestId), () => `request ${requestId}: a hit may only start a table`);
     const skipped = this.skippedBlocks(growth.computedTokens);
     const kept = computed.slice(skipped);
-    this.pool.touch(kept);
+    this.pool.touchHit(kept);
     const blocks = [...new Array<number>(skipped).fill(nullBlock), ...kept];
     const partialHit =
       kept.length > 0 && this.#endsInside(growth.localTokens, computed) ? blocks.length - 1 : undefined;
@@ -166,38 +180,37 @@ export abstract class SingleTypeManager {
   cacheBlocks(request: CacheRequest, tokens: number, retention: Retention): void {
     const table = this.tables.get(request.id);
     invariant(table, () => `request ${request.id}: has no blocks to cache`);
-    const first = table.cachedCount;
+    let first = table.cachedCount;
     const end = Math.floor(tokens / this.blockTokens);
     if (end <= first) return;
     const { blocks } = table;
     invariant(end <= blocks.length, () => `request ${request.id}: ${end} full blocks in a table of ${blocks.length}`);
-    const { group, hashTokens } = this.options;
-    this.pool.cacheFullBlocks({
-      request,
-      table: blocks,
-      first,
-      end,
-      blockTokens: this.blockTokens,
-      hashTokens,
-      group,
-      kind: this.kind,
-      windowTokens: this.windowTokens,
-      keep: this.worthCaching(first, end, retention),
-    });
+    let keep = this.worthCaching(first, end, retention);
+    if (this.options.replaceDuplicates) {
+      const replaced = this.#replaceDuplicates(request, blocks, first, end);
+      const worth = keep;
+      if (replaced.size > 0) keep = (i) => !replaced.has(i) && (worth === undefined || worth(i));
+      while (replaced.has(first)) first++; // the event begins where something is new
+    }
+    this.pool.cacheFullBlocks(this.#fullBlocks(request, first, end, keep));
     table.cachedCount = end;
   }
 
-  /** Let go of blocks that no later token looks at. They are found backwards: before a null entry all are null. */
-  removeSkippedBlocks(requestId: string, processedTokens: number): void {
-    const blocks = this.tables.get(requestId)?.blocks;
-    if (!blocks) return;
-    const removed: number[] = [];
-    for (let i = Math.min(this.skippedBlocks(processedTokens), blocks.length) - 1; i >= 0; i--) {
-      if (blocks[i] === nullBlock) break;
-      removed.push(blocks[i]!);
-      blocks[i] = nullBlock;
-    }
-    if (removed.length > 0) this.pool.release(removed);
+  /** Tell of the first `count` blocks of a table, which were hits. */
+  reportHits(request: CacheRequest, count: number): void {
+    this.pool.reportCached(this.#fullBlocks(request, 0, Math.min(count, this.table(request.id).length)));
+  }
+
+  /** Let go of blocks that no later token looks at. `promptTokens`: undefined where the request does not say. */
+  removeSkippedBlocks(requestId: string, processedTokens: number, _promptTokens?: number): void {
+    this.removeBlocks(requestId, 0, this.skippedBlocks(processedTokens));
+  }
+
+  /** Take the request's table away; its blocks stay held until the caller releases them. In the table's order. */
+  pop(requestId: string): number[] {
+    const blocks = this.tables.get(requestId)?.blocks ?? [];
+    this.tables.delete(requestId);
+    return blocks.filter((block) => block !== nullBlock);
   }
 
   /** Let the request's blocks go, last one first, so that a chain is evicted from its tail. Unknown ids are fine. */
@@ -231,11 +244,48 @@ export abstract class SingleTypeManager {
 
   newStepStarts(): void {}
 
+  /** Since the last step began; each is held by its copy until that is released. */
+  takeTailOffloads(): PartialTailOffload[] {
+    return [];
+  }
+
   /** Copies to make before the step runs. Source and target of each stay held until the caller releases them. */
   takeCopies(): BlockCopy[] {
     const copies = this.#copies;
     this.#copies = [];
     return copies;
+  }
+
+  /** The part of a table that holds the first `tokens` tokens. States are no run of tokens: all of them. */
+  blocksOfTokens(requestId: string, tokens: number): readonly number[] {
+    return this.table(requestId).slice(0, this.blocksFor(tokens));
+  }
+
+  /** Tokens up to the end of the last block of this request that is findable. */
+  cachedTokens(requestId: string): number {
+    let most = 0;
+    for (const block of this.table(requestId)) most = Math.max(most, this.pool.hashTokensOf(block));
+    return most;
+  }
+
+  /** Blocks of tokens first..end-1 of a request that have been allocated and not taken by `takeNewBlocks`. */
+  newBlocksBetween(requestId: string, first: number, end: number): number[] {
+    const blocks = this.table(requestId).slice(Math.floor(first / this.blockTokens), this.blocksFor(end));
+    return blocks.filter((block) => this.#newBlocks.has(block));
+  }
+
+  /** The blocks of a request from token `first` on hold nothing: their load has failed. */
+  recordForZeroing(requestId: string, first: number): void {
+    if (!this.options.recordNewBlocks) return;
+    for (const block of this.table(requestId).slice(Math.floor(first / this.blockTokens)))
+      if (block !== nullBlock) this.#newBlocks.add(block);
+  }
+
+  /** Blocks allocated since the last call, in that order; [] unless they are recorded. */
+  takeNewBlocks(): number[] {
+    const blocks = [...this.#newBlocks];
+    this.#newBlocks.clear();
+    return blocks;
   }
 
   checkIntegrity(): void {
@@ -264,6 +314,26 @@ export abstract class SingleTypeManager {
   /** The most blocks that one request holds at any one time. */
   protected mostBlocksAtOnce(): number {
     return Infinity;
+  }
+
+  /** Entries first..end-1 of a table, found backwards up to the first that is null: before that one all are. */
+  protected removeBlocks(requestId: string, first: number, end: number): void {
+    const blocks = this.tables.get(requestId)?.blocks;
+    if (!blocks) return;
+    const removed: number[] = [];
+    for (let i = Math.min(end, blocks.length) - 1; i >= first; i--) {
+      if (blocks[i] === nullBlock) break;
+      removed.push(blocks[i]!);
+      blocks[i] = nullBlock;
+    }
+    if (removed.length > 0) this.pool.release(removed);
+  }
+
+  /** Blocks from the pool, recorded as new where that is asked for. */
+  protected allocate(count: number): number[] {
+    const blocks = this.pool.allocate(count);
+    if (this.options.recordNewBlocks) for (const block of blocks) this.#newBlocks.add(block);
+    return blocks;
   }
 
   protected blocksFor(tokens: number): number {
@@ -308,9 +378,34 @@ export abstract class SingleTypeManager {
   }
 
   #append(blocks: number[], count: number): number[] {
-    const added = this.pool.allocate(Math.max(count, 0));
+    const added = this.allocate(Math.max(count, 0));
     for (const block of added) blocks.push(block);
     return added;
+  }
+
+  /** Places of a table that name another block with the same content from now on; what was there is let go. */
+  #replaceDuplicates(request: CacheRequest, blocks: number[], first: number, end: number): ReadonlySet<number> {
+    const replaced = new Set<number>();
+    const own: number[] = [];
+    for (let i = first; i < end; i++) {
+      const block = blocks[i]!;
+      if (block === nullBlock) continue;
+      const other = this.pool.findOther(request.hashes, this.hashIndexOf(i), this.options.group, block);
+      if (other === undefined) continue;
+      this.pool.touchHit([other]);
+      own.push(block);
+      blocks[i] = other;
+      replaced.add(i);
+    }
+    this.pool.release(own.reverse());
+    return replaced;
+  }
+
+  #fullBlocks(request: CacheRequest, first: number, end: number, keep?: (i: number) => boolean): FullBlocks {
+    const { group, hashTokens } = this.options;
+    const { blockTokens, kind, windowTokens } = this;
+    const table = this.table(request.id);
+    return { request, table, first, end, blockTokens, hashTokens, group, kind, windowTokens, keep };
   }
 
   #endsInside(localTokens: number, computed: readonly number[]): boolean {

@@ -41,3 +41,57 @@ export class PrefixCacheStats {
     return taken;
   }
 }
+
+/** Requests that a recent hit ratio is taken over. */
+const recentRequests = 1000;
+
+/**
+ * The share of tokens that hit, over the last `maxRequests` requests: what a dashboard shows, where totals since the start
+ * would hide a change. Preempted requests do not count. After vLLM's CachingMetrics.
+ */
+export class RecentHits {
+  readonly #maxRequests: number;
+  /** A ring: queried and hit tokens of each request. */
+  readonly #queried: Float64Array;
+  readonly #hits: Float64Array;
+  #next = 0;
+  #count = 0;
+  #queriedSum = 0;
+  #hitSum = 0;
+
+  constructor(maxRequests = recentRequests) {
+    this.#maxRequests = maxRequests;
+    this.#queried = new Float64Array(maxRequests);
+    this.#hits = new Float64Array(maxRequests);
+  }
+
+  /** Requests that the ratio is over. */
+  get requests(): number {
+    return this.#count;
+  }
+
+  /** 0..1; 0 when nothing was asked for. */
+  get ratio(): number {
+    return this.#queriedSum === 0 ? 0 : this.#hitSum / this.#queriedSum;
+  }
+
+  record(queriedTokens: number, hitTokens: number): void {
+    const at = this.#next;
+    this.#next = (at + 1) % this.#maxRequests;
+    this.#queriedSum += queriedTokens - this.#queried[at]!;
+    this.#hitSum += hitTokens - this.#hits[at]!;
+    this.#queried[at] = queriedTokens;
+    this.#hits[at] = hitTokens;
+    this.#count = Math.min(this.#count + 1, this.#maxRequests);
+  }
+
+  /** The cache was reset: what it hit before says nothing any more. */
+  clear(): void {
+    this.#queried.fill(0);
+    this.#hits.fill(0);
+    this.#next = 0;
+    this.#count = 0;
+    this.#queriedSum = 0;
+    this.#hitSum = 0;
+  }
+}

@@ -1,0 +1,68 @@
+/**
+ * Prefixes that must stay: their blocks are held, so nothing evicts them, until they are unpinned. A system prompt that every
+ * request starts with is worth it; everything else is better judged by the eviction policy.
+ *
+ * Invariants: pins hold at most `maxBlocks` blocks, each counted once however many pins share it, because what they hold
+ * cannot serve a request; a pin holds exactly what it found, and gives back exactly that. While anything is pinned a reset is
+ * refused, as with every block that is held.
+ */
+import { KvError } from '@kvtier/errors';
+import { type BlockPool, nullBlock } from './block-pool.ts';
+import type { GroupBlocks } from './coordinator.ts';
+
+/** Names of pins are few: each stands for a decision of somebody. */
+const maxPins = 1024;
+
+export class PinnedPrefixes {
+  readonly #pool: BlockPool;
+  readonly #maxBlocks: number;
+  readonly #pins = new Map<string, readonly number[]>();
+  /** Pins of each block. */
+  readonly #counts = new Map<number, number>();
+
+  constructor(pool: BlockPool, maxBlocks: number) {
+    this.#pool = pool;
+    this.#maxBlocks = maxBlocks;
+  }
+
+  /** Blocks that pins hold. */
+  get blockCount(): number {
+    return this.#counts.size;
+  }
+
+  /** Pins of a block. */
+  countOf(block: number): number {
+    return this.#counts.get(block) ?? 0;
+  }
+
+  /** Hold the blocks of a hit. Throws KvError CONFIG (too many blocks) or REQUEST (the name is in use). */
+  pin(name: string, found: GroupBlocks): void {
+    if (this.#pins.has(name)) throw new KvError('REQUEST', `pinned prefix ${name}: is pinned already; unpin it first`);
+    const blocks = found.flatMap((column) => column.filter((block) => block !== nullBlock));
+    const added = blocks.filter((block) => !this.#counts.has(block)).length;
+    if (this.#pins.size >= maxPins || this.#counts.size + added > this.#maxBlocks) {
+      const held = `${this.#counts.size} of ${this.#maxBlocks} blocks are pinned by ${this.#pins.size} of ${maxPins} names`;
+      throw new KvError(
+        'CONFIG',
+        `pinned prefix ${name}: takes ${added} more, ${held}; unpin others or pin fewer tokens`,
+      );
+    }
+    this.#pool.touch(blocks);
+    for (const block of blocks) this.#counts.set(block, this.countOf(block) + 1);
+    this.#pins.set(name, blocks);
+  }
+
+  /** False when there is no such pin. The last block is let go first, so that the chain is evicted from its tail. */
+  unpin(name: string): boolean {
+    const blocks = this.#pins.get(name);
+    if (!blocks) return false;
+    this.#pins.delete(name);
+    for (const block of blocks) {
+      const left = this.countOf(block) - 1;
+      if (left === 0) this.#counts.delete(block);
+      else this.#counts.set(block, left);
+    }
+    this.#pool.release([...blocks].reverse());
+    return true;
+  }
+}
