@@ -13,7 +13,7 @@ export interface BlockHashes {
    * The chain of the same blocks under a cryptographic hash of 32 bytes. A pool that compares content needs them: equal
    * hashes over different tokens or extra keys are then no hit.
    */
-  readonly contentDigests?: BlockHashes;
+  readonly contentDigests?: BlockHashes | undefined;
 }
 
 export interface CacheRequest {

@@ -2,6 +2,7 @@
  * Random requests, aborts, pool sizes and faults in a simulated world, over both prefix caches: every finished request's answer is the naive
  * model's, everything that the tier holds is right, all blocks come back, and nothing hangs.
  */
+import { blockPolicyNames } from '@kvtier/eviction';
 import { SequenceHashes } from '@kvtier/identity';
 import { prefixCacheKinds, radixPolicies } from '@kvtier/prefix-cache';
 import fc from 'fast-check';
@@ -38,6 +39,8 @@ const scenario = fc.record({
   attached: fc.constantFrom(true, true, true, false),
   prefixCache: fc.constantFrom(...prefixCacheKinds),
   radixPolicy: fc.constantFrom(...radixPolicies),
+  evictionPolicy: fc.constantFrom(undefined, ...blockPolicyNames),
+  dedupBlocks: fc.boolean(),
   silentMatch: chance,
   lyingMatch: chance,
   shortLoad: chance,
@@ -59,6 +62,7 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         attached: one.attached,
         prefixCache: one.prefixCache,
         radixPolicy: one.radixPolicy,
+        ...(one.prefixCache === 'blocks' && { evictionPolicy: one.evictionPolicy, dedupBlocks: one.dedupBlocks }),
         limits: {
           maxStepTokens: one.maxStepTokens,
           maxSequences: one.maxSequences,

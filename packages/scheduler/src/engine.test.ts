@@ -94,6 +94,22 @@ describe('the tier', () => {
     expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 10, freeBlocks: 31, loads: 1, shortLoads: 0 });
   });
 
+  it('hears of requests that wait behind others, beyond what the engine holds itself', async () => {
+    const rig = new Rig({ limits: { maxSequences: 2 } });
+    await rig.generate('a', prompt(1, 40));
+    expect(rig.connector.prefetched).toEqual([]);
+    for (const [id, first] of [
+      ['b', 1],
+      ['c', 1],
+      ['d', 2],
+    ] as const)
+      rig.submit(id, prompt(first, 41));
+    // 'b' is first in the line, 'c' stands behind it; the queue beyond the next batch is left alone.
+    expect(rig.connector.prefetched).toEqual([10]);
+    await rig.world.until(() => rig.allEnded());
+    expect(rig.tokens('d')).toEqual(naiveAnswer(prompt(2, 41), 4));
+  });
+
   it('continues where the engine’s own pool ends', async () => {
     const rig = new Rig();
     await rig.generate('a', prompt(1, 40));

@@ -10,6 +10,7 @@
 import { randomBytes } from 'node:crypto';
 import type { Connector } from '@kvtier/connector';
 import { InvariantError, KvError } from '@kvtier/errors';
+import type { BlockPolicyName } from '@kvtier/eviction';
 import type { Executor, StepResult } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
 import {
@@ -22,6 +23,7 @@ import {
 } from '@kvtier/prefix-cache';
 import { attentionSpecs, longestSequence } from './attention-groups.ts';
 import { buildStep, type Share, samples } from './batch.ts';
+import { CheckedHashes, contentHasher } from './checked-hashes.ts';
 import { EngineRequest } from './request.ts';
 import { Scheduler } from './scheduler.ts';
 import {
@@ -54,6 +56,12 @@ export interface EngineOptions {
   readonly prefixCache?: PrefixCacheKind;
   /** Which leaf of the radix tree goes first; default 'lru'. */
   readonly radixPolicy?: RadixPolicy;
+  /** Of the hashed blocks: which cached block goes first; default: the one freed longest ago. */
+  readonly evictionPolicy?: BlockPolicyName | undefined;
+  /** Of the hashed blocks: one that fills up with content that is cached already gives way to the cached one; default no. */
+  readonly dedupBlocks?: boolean;
+  /** Of the hashed blocks: most that pinned prefixes hold, which no request can have then; default 0. */
+  readonly maxPinnedBlocks?: number;
   /** KV events for routers, drained with takeEvents; default off. */
   readonly enableEvents?: boolean;
   /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
@@ -77,6 +85,10 @@ export class Engine {
   readonly #options: EngineOptions;
   readonly #clock: Clock;
   readonly #kv: PrefixCache;
+  /** The same, when it is the pool of hashed blocks. */
+  readonly #blocks: KvCacheManager | undefined;
+  /** Where hashes can collide, content is compared by digests. */
+  readonly #digester: ChainHasher | undefined;
   readonly #scheduler: Scheduler;
   readonly #requests = new Map<string, EngineRequest>();
   readonly #counts = {
@@ -108,7 +120,10 @@ export class Engine {
     this.#options = options;
     this.#clock = options.clock ?? systemClock;
     const groups = attentionSpecs(executor.kv);
-    this.maxTotalTokens = longestSequence(groups, executor, limits.maxStepTokens);
+    const maxPinnedBlocks = options.maxPinnedBlocks ?? 0;
+    const { model, kv } = executor;
+    const unpinned = { model, kv, blockCount: executor.blockCount - maxPinnedBlocks };
+    this.maxTotalTokens = longestSequence(groups, unpinned, limits.maxStepTokens);
     if (this.maxTotalTokens === 0) {
       const found = `a pool of ${executor.blockCount} blocks does not hold one window of ${groups.length} groups`;
       throw new KvError('CONFIG', `engine: ${found} and a step's tokens; raise kvBytes or lower maxStepTokens`);
@@ -124,11 +139,25 @@ export class Engine {
       maxModelTokens: this.maxTotalTokens,
       enableEvents: options.enableEvents ?? options.onEvents !== undefined,
     };
-    const policy = options.radixPolicy ?? 'lru';
-    this.#kv =
-      options.prefixCache === 'radix'
-        ? new RadixCache({ ...cacheOptions, policy })
-        : new KvCacheManager({ ...cacheOptions, groups, maxInFlightTokens: limits.maxStepTokens });
+    if (options.prefixCache === 'radix') {
+      if (options.evictionPolicy || options.dedupBlocks || maxPinnedBlocks > 0) {
+        const found = 'eviction policy, de-duplication and pins are options of hashed blocks';
+        throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks or leave them out`);
+      }
+      this.#kv = new RadixCache({ ...cacheOptions, policy: options.radixPolicy ?? 'lru' });
+    } else {
+      this.#digester = contentHasher(options.hasher);
+      this.#blocks = new KvCacheManager({
+        ...cacheOptions,
+        groups,
+        maxInFlightTokens: limits.maxStepTokens,
+        evictionPolicy: options.evictionPolicy,
+        dedupBlocks: options.dedupBlocks ?? false,
+        compareContent: this.#digester !== undefined,
+        maxPinnedBlocks,
+      });
+      this.#kv = this.#blocks;
+    }
     this.#scheduler = new Scheduler({
       kv: this.#kv,
       connector: options.connector,
@@ -165,6 +194,7 @@ export class Engine {
       seed: params.seed ?? (this.#options.randomSeed ?? randomSeed)(),
       stopTokenIds: new Set([...(params.stopTokenIds ?? []), ...(params.ignoreEos ? [] : eosTokenIds)]),
       hasher,
+      digester: this.#digester,
       submittedUs: this.#clock.nowUs(),
       onOutput,
     });
@@ -188,6 +218,26 @@ export class Engine {
     const done = this.#kv.resetPrefixCache();
     this.#handOutEvents();
     return done;
+  }
+
+  /**
+   * Keep what is cached of these tokens until unpinPrefix, whatever else needs room; returns how many tokens that are.
+   * Throws KvError CONFIG (more than maxPinnedBlocks, or a radix tree) or REQUEST (the name is in use).
+   */
+  pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
+    if (!this.#blocks)
+      throw new KvError('CONFIG', `pinned prefix ${name}: the radix tree has no pins; use --prefix-cache blocks`);
+    const hashes = new CheckedHashes(this.#options.hasher, this.#digester, cacheSalt ? { cacheSalt } : {});
+    hashes.append(Uint32Array.from(promptTokenIds));
+    const tokenCount = promptTokenIds.length;
+    return this.#blocks.pinPrefix(name, { id: name, tokenCount, computedTokens: 0, running: false, hashes });
+  }
+
+  /** False when nothing is pinned under this name. */
+  unpinPrefix(name: string): boolean {
+    const unpinned = this.#blocks?.unpinPrefix(name) ?? false;
+    if (unpinned) this.wake();
+    return unpinned;
   }
 
   /** Something outside may let a waiting request go on: the connector's answer to a match. */

@@ -10,8 +10,9 @@
  * Invariant: blocks are held in 'running', in 'loading', in 'waiting' after a load (`holdsBlocks`), and in 'finished'
  * only while a step or a load still uses them (`executing`, or an entry of `Loads`).
  */
-import { type ChainHasher, SequenceHashes } from '@kvtier/identity';
-import type { PrefixCacheRequest } from '@kvtier/prefix-cache';
+import type { ChainHasher } from '@kvtier/identity';
+import type { PrefixCacheRequest, RequestDescription } from '@kvtier/prefix-cache';
+import { CheckedHashes } from './checked-hashes.ts';
 import type { GenerateRequest, OnOutput } from './types.ts';
 
 export type RequestState = 'waiting' | 'loading' | 'running' | 'finished';
@@ -31,7 +32,9 @@ export class EngineRequest implements PrefixCacheRequest {
   readonly params: GenerateRequest;
   readonly stopTokenIds: ReadonlySet<number>;
   readonly seed: bigint;
-  readonly hashes: SequenceHashes;
+  readonly hashes: CheckedHashes;
+  /** What KV events say of its blocks. */
+  readonly description: RequestDescription;
   readonly extraKey: string;
   readonly onOutput: OnOutput;
 
@@ -67,6 +70,8 @@ export class EngineRequest implements PrefixCacheRequest {
     seed: bigint;
     stopTokenIds: ReadonlySet<number>;
     hasher: ChainHasher;
+    /** Where the hasher's hashes can collide. */
+    digester?: ChainHasher | undefined;
     submittedUs: number;
     onOutput: OnOutput;
   }) {
@@ -83,7 +88,14 @@ export class EngineRequest implements PrefixCacheRequest {
     this.onOutput = options.onOutput;
     this.#tokens = Int32Array.from(params.promptTokenIds);
     this.#tokenCount = this.promptTokens;
-    this.hashes = new SequenceHashes(options.hasher, params.cacheSalt ? { cacheSalt: params.cacheSalt } : {});
+    const { cacheSalt } = params;
+    this.hashes = new CheckedHashes(options.hasher, options.digester, cacheSalt ? { cacheSalt } : {});
+    this.description = {
+      loraId: null,
+      loraName: params.loraName || null,
+      tokenIds: (first, end) => [...this.#tokens.subarray(first, end)],
+      extraKeys: (first) => (cacheSalt && first === 0 ? [cacheSalt] : null),
+    };
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
     this.hashes.append(Uint32Array.from(params.promptTokenIds));
   }

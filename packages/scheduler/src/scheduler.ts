@@ -81,8 +81,12 @@ export class Scheduler {
   /** A new request: its lookup in the tier begins at once, while the current step runs. */
   add(request: EngineRequest): void {
     this.waiting.add(request);
-    if (this.waiting.count <= this.#options.maxSequences)
-      this.#blocksToLoad(request, this.#kv.getComputedBlocks(request));
+    if (this.waiting.count > this.#options.maxSequences) return;
+    const computed = this.#kv.getComputedBlocks(request);
+    this.#blocksToLoad(request, computed);
+    const hasToWait = this.waiting.count > 1 || this.running.count >= this.#options.maxSequences;
+    if (hasToWait && request.mayLoad && request.hashes.blockCount > 0)
+      this.#options.connector.prefetch(request.hashes.packed, computed.tokens / this.#kv.blockTokens);
   }
 
   /**

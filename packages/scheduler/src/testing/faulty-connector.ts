@@ -36,6 +36,8 @@ export class FaultyConnector implements Connector {
   /** Loads that hold their callback back until `callBack`. */
   readonly late: (() => void)[] = [];
   readonly forgotten: string[] = [];
+  /** Blocks before the first that each hint named. */
+  readonly prefetched: number[] = [];
   readonly prefills: number[] = [];
   /** Blocks that a load named although no token after it looks at them. */
   outsideBlocks = 0;
@@ -111,6 +113,10 @@ export class FaultyConnector implements Connector {
       }
       onReleased();
     });
+  }
+
+  prefetch(_hashes: Buffer, firstBlock: number): void {
+    this.prefetched.push(firstBlock);
   }
 
   forget(requestId: string): void {

@@ -1,4 +1,5 @@
 /** An engine in a simulated world, and what its requests have put out so far. */
+import type { BlockPolicyName } from '@kvtier/eviction';
 import { ChainHasher } from '@kvtier/identity';
 import type { KvCacheEvent, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
 import { Engine } from '../engine.ts';
@@ -21,6 +22,10 @@ export interface RigOptions {
   readonly windows?: readonly number[];
   readonly prefixCache?: PrefixCacheKind;
   readonly radixPolicy?: RadixPolicy;
+  readonly evictionPolicy?: BlockPolicyName | undefined;
+  readonly dedupBlocks?: boolean;
+  readonly maxPinnedBlocks?: number;
+  readonly hasher?: ChainHasher;
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
 }
 
@@ -45,7 +50,7 @@ export class Rig {
       ...(stepFailure ? { failure: stepFailure } : {}),
       ...(options.windows ? { windows: options.windows } : {}),
     });
-    this.hasher = new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
+    this.hasher = options.hasher ?? new ChainHasher({ algorithm: 'xxhash_cbor', blockTokens });
     this.connector = new FaultyConnector({
       executor: this.executor,
       hashBytes: this.hasher.hashBytes,
@@ -63,6 +68,9 @@ export class Rig {
       clock: this.world.clock,
       prefixCache: options.prefixCache ?? 'blocks',
       radixPolicy: options.radixPolicy ?? 'lru',
+      evictionPolicy: options.evictionPolicy,
+      dedupBlocks: options.dedupBlocks ?? false,
+      maxPinnedBlocks: options.maxPinnedBlocks ?? 0,
       ...(options.onEvents && { onEvents: options.onEvents }),
       onDefect: (error) => this.defects.push(error),
     });
