@@ -181,6 +181,7 @@ export class Stage {
         stores.push(rows(first, blockIds));
         connector.store(hashes, first, blockIds, onReleased);
       },
+      prefetch: (...args) => connector.prefetch(...args),
       forget: (id) => connector.forget(id),
       observePrefill: () => {}, // the planner knows no rate: everything is loaded, whatever the machine does
       close: () => connector.close(),

@@ -3,6 +3,7 @@
  * field can tell is refused by its type, what two fields tell together at the end; each problem is one line with its path.
  */
 import { z } from 'zod';
+import { kvEventsSchema } from './kv-events.ts';
 import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
 
@@ -77,6 +78,8 @@ export const cacheNodeSchema = z
     placement: z.strictObject({ disk: placementSchema.optional(), redis: placementSchema.optional() }).default({}),
     /** By tenant; "*" is every tenant that is not named. Without a quota a tenant takes what it gets. */
     quotas: z.record(z.string().max(200), quotaSchema).default({}),
+    /** What each tier comes to hold and loses, for routers; null: not published. About 10 bytes per held block for replays. */
+    kvEvents: kvEventsSchema.nullable().default(null),
     logLevel,
   })
   .superRefine((node, context) => {

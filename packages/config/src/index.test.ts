@@ -20,6 +20,7 @@ describe('defaults', () => {
       peers: null,
       placement: {},
       quotas: {},
+      kvEvents: null,
       logLevel: 'info',
     });
     expect(parseConfig(cacheNodeSchema, { ...node, disk: null }, 'test').disk).toBeNull();
@@ -32,6 +33,7 @@ describe('defaults', () => {
       hashAlgorithm: 'sha256_cbor',
       hashSeed: 'vllm-none-hash',
       loadDeadlineMs: 5000,
+      tenant: '',
       kvEvents: null,
     });
     const kvEvents = { endpoint: 'tcp://127.0.0.1:5557' };

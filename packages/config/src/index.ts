@@ -6,38 +6,11 @@ import { readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
+import { kvEventsSchema } from './kv-events.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export { readPeerCredentials } from './peer.ts';
-
-/** Publishing of KV events; the names are those of vLLM's KVEventsConfig. */
-export const kvEventsSchema = z.strictObject({
-  /** "ipc:///PATH" or "tcp://127.0.0.1:PORT"; beyond loopback only with curve. */
-  endpoint: z.string().min(1),
-  /** Where who missed batches asks for them; null: nowhere. */
-  replayEndpoint: z.string().min(1).nullable().default(null),
-  topic: z.string().max(255).default(''),
-  /** Batches, and bytes of them, that can be replayed. */
-  bufferSteps: z.number().int().min(1).max(1_000_000).default(10_000),
-  bufferBytes: bytes.default(64 * 2 ** 20),
-  /** Batches that ZeroMQ holds for one slow subscriber. */
-  hwm: z.number().int().min(1).max(1_000_000).default(10_000),
-  maxQueueSize: z.number().int().min(1).max(1_000_000).default(10_000),
-  /** Hashes as 64-bit integers (vLLM's default), or whole. */
-  intBlockHashes: z.boolean().default(true),
-  /** array: for consumers from before June 2026. */
-  encoding: z.enum(['map', 'array']).default('map'),
-  curve: z
-    .strictObject({
-      /** File with our secret key, Z85; readable by nobody else. */
-      secretKeyFile: z.string().min(1),
-      /** Public keys of those who may subscribe, Z85. */
-      allowedClientKeys: z.array(z.string().length(40)).min(1).max(1_024),
-    })
-    .nullable()
-    .default(null),
-});
-export type KvEventsConfig = z.infer<typeof kvEventsSchema>;
 
 export const engineWorkerSchema = z.strictObject({
   modelDir: z.string().min(1),
@@ -62,6 +35,15 @@ export const engineWorkerSchema = z.strictObject({
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),
   loadDeadlineMs: z.number().int().min(1).default(5000),
+  /** Who pays for this engine's blocks at the cache node (its `quotas`). */
+  tenant: z.string().max(200).default(''),
+  /** This engine's blocks are removed from all tiers so long after they were committed; absent: never. */
+  ttlSeconds: z
+    .number()
+    .int()
+    .min(1)
+    .max(10 * 365 * 86_400)
+    .optional(),
   /** null: no KV events are published. */
   kvEvents: kvEventsSchema.nullable().default(null),
   logLevel,

@@ -50,6 +50,11 @@ export interface Connector {
    * exactly once, never from inside this call, when their bytes are no longer needed.
    */
   store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void;
+  /**
+   * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena
+   * meanwhile, behind all loads. A hint; nothing answers, and blocks of groups with a window stay where they are.
+   */
+  prefetch(hashes: Buffer, firstBlock: number): void;
   /** The request ended or was aborted: a match in flight is dropped. A load in flight still calls back. */
   forget(requestId: string): void;
   /** How fast this engine computes, for the planner: called after each step that only prefilled. */
@@ -64,6 +69,7 @@ export const noConnector: Connector = {
   load: (_id, _hashes, _first, _blocks, onDone) =>
     queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),
   store: (_hashes, _first, _blocks, onReleased) => queueMicrotask(onReleased),
+  prefetch: () => {},
   forget: () => {},
   observePrefill: () => {},
   close: async () => {},

@@ -17,6 +17,8 @@ export interface ConnectorCounters {
   stores: number;
   storedBlocks: number;
   storedBytes: number;
+  /** Chains of waiting requests that the node brings up ahead. */
+  prefetches: number;
   /** By operation and reason, e.g. "load: deadline" or "store: held": loads that fell short, blocks not stored. */
   readonly reasons: Record<string, number>;
 }
@@ -34,6 +36,7 @@ export const newCounters = (): ConnectorCounters => ({
   stores: 0,
   storedBlocks: 0,
   storedBytes: 0,
+  prefetches: 0,
   reasons: {},
 });
 
@@ -42,7 +45,7 @@ const maxReasons = 64;
 
 export function count(
   counters: ConnectorCounters,
-  operation: 'lookup' | 'load' | 'store',
+  operation: 'lookup' | 'load' | 'store' | 'prefetch',
   reason: string,
   by = 1,
 ): void {

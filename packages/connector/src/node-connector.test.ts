@@ -47,6 +47,21 @@ test('without a node nothing is matched, loaded or stored, and nothing waits', a
   expect(rig.warnings).toEqual(['no session with the cache node yet']);
 });
 
+test('a hint to prefetch is passed on, and nobody waits for its answer', async () => {
+  rig = new Rig({ tenant: 'a', ttlSeconds: 60 });
+  rig.connector.prefetch(chainOf(1, 4), 0); // no session: nothing happens
+  await rig.attach();
+  expect(rig.node.attaches[0]).toMatchObject({ tenant: 'a', ttlSeconds: 60 });
+  for (const first of [1, 4, 0, 0]) rig.connector.prefetch(chainOf(1, 4), first); // 4: nothing is left of the chain
+  await until(() => reasons()['prefetch: session_limit'] === 1, 'the answers');
+  expect(rig.connector.counters.prefetches).toBe(2);
+  expect(rig.node.prefetches.map((hashes) => hashes.length / 8)).toEqual([3, 4, 4]);
+  expect(rig.node.prefetches[0]).toEqual(chainOf(1, 4).subarray(8));
+  rig.node.fault = () => 'failure';
+  rig.connector.prefetch(chainOf(1, 4), 0);
+  await until(() => reasons()['prefetch: capacity'] === 1, 'the refusal');
+});
+
 test('a lookup without an answer is a miss at its deadline; a forgotten one wakes nobody', async () => {
   rig = new Rig({ lookupDeadlineMs: 20 });
   await rig.attach();

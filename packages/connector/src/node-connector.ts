@@ -4,9 +4,9 @@
  * Invariants (the port's): nothing throws at the scheduler, nothing waits without a deadline, each callback fires
  * exactly once and never from inside the call. Blocks in flight are bounded; what exceeds the bound is not stored.
  */
-import { invariant } from '@kvtier/errors';
+import { invariant, KvError } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
-import type { StatsResult } from '@kvtier/wire';
+import { maxHashesPerFrame, type StatsResult } from '@kvtier/wire';
 import type { Connector, LoadResult, Match } from './connector.ts';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
 import { columnsWithin, type GroupPart, groupWindows, partsOf } from './groups.ts';
@@ -28,6 +28,10 @@ export interface ConnectorOptions {
   readonly namespace: Uint8Array | readonly Uint8Array[];
   /** 32 for sha256*, 16 for xxhash*. */
   readonly hashBytes: number;
+  /** Who pays for this engine's blocks; default: "". */
+  readonly tenant?: string;
+  /** Its blocks are removed so long after they were committed; default 0: never. */
+  readonly ttlSeconds?: number;
   /** No load takes longer, whatever it saves. */
   readonly loadDeadlineMs: number;
   /** A lookup that takes longer counts as a miss; default: a share of the time to compute what it asks for. */
@@ -54,6 +58,8 @@ const defaultMaxStoreBlocks = 4_096;
 /** When closing, stores in flight may take this long to be confirmed. */
 const drainDeadlineMs = 2_000;
 const maxStores = 64;
+/** Nobody waits for the answer to a hint; it only says that the node is alive. */
+const prefetchDeadlineMs = 1_000;
 
 export function createConnector(options: ConnectorOptions): NodeConnector {
   return new CacheNodeConnector(options);
@@ -221,6 +227,22 @@ class CacheNodeConnector implements NodeConnector {
       this.#stores.delete(run);
     });
     this.#stores.add(run);
+  }
+
+  prefetch(hashes: Buffer, firstBlock: number): void {
+    const { hashBytes } = this.#options;
+    const wanted = hashes.subarray(firstBlock * hashBytes, (firstBlock + maxHashesPerFrame) * hashBytes);
+    if (this.#closing || wanted.length === 0) return;
+    for (const [group, session] of (this.#sessions ?? []).entries()) {
+      if (this.#windows[group] !== Number.POSITIVE_INFINITY) continue;
+      session.link.call({ $case: 'prefetch', value: { hashes: wanted } }, 'prefetching', prefetchDeadlineMs).then(
+        ({ accepted, reason }) => {
+          if (accepted) this.counters.prefetches++;
+          else count(this.counters, 'prefetch', reason);
+        },
+        (error: unknown) => count(this.counters, 'prefetch', KvError.from(error).code.toLowerCase()),
+      );
+    }
   }
 
   forget(requestId: string): void {

@@ -21,7 +21,7 @@ it('the index of a router holds what a tier holds, by namespace and medium', () 
     const batch = decodeBatch(encodeBatch({ ts: 0, events, dataParallelRank: null }));
     index.apply('node', { kind: 'batch', seq: 0, topic: `kv${subtopic}`, batch });
   };
-  const [disk, arena] = ['disk', 'arena'].map((tier) => tierEvents({ tier, blockTokens: 16, publish }));
+  const [disk, arena] = ['disk', 'arena'].map((tier) => tierEvents({ tier, blockTokens: () => 16, publish }));
   const change = (kind: 'stored' | 'removed', which: number, hashes = keys(2)): TierChange => ({
     kind,
     namespace: namespaces[which]!,

@@ -14,8 +14,8 @@ export type TierChange =
 export interface TierEventsOptions {
   /** As the tier is called: arena, disk, redis, s3, peer. */
   readonly tier: string;
-  /** Tokens per block, where the namespace says; 0: not known. */
-  readonly blockTokens?: number;
+  /** Tokens per block of a namespace; 0 (also when absent): not known. */
+  readonly blockTokens?: (namespace: Namespace) => number;
   readonly publish: (events: readonly KvEvent[], subtopic: string) => void;
 }
 
@@ -33,7 +33,7 @@ const maxHashesPerEvent = 4_096;
 const maxNamespaces = 1_024;
 
 /** The listener for one tier: `tier.follow(tierEvents({ tier: tier.name, publish: (events, subtopic) => ... }))`. */
-export function tierEvents({ tier, blockTokens = 0, publish }: TierEventsOptions): (change: TierChange) => void {
+export function tierEvents({ tier, blockTokens = () => 0, publish }: TierEventsOptions): (change: TierChange) => void {
   const { medium, locality } = placeOf[tier] ?? { medium: tier.toUpperCase(), locality: 'LOCAL' };
   const subtopics = new Set<string>();
   return ({ kind, namespace, hashes }) => {
@@ -45,7 +45,13 @@ export function tierEvents({ tier, blockTokens = 0, publish }: TierEventsOptions
     if (subtopics.size < maxNamespaces) subtopics.add(subtopic);
     for (let i = 0; i < hashes.length; i += maxHashesPerEvent) {
       const blockHashes = hashes.slice(i, i + maxHashesPerEvent);
-      const stored = { parentBlockHash: null, tokenIds: [], blockSize: blockTokens, loraId: null, loraName: null };
+      const stored = {
+        parentBlockHash: null,
+        tokenIds: [],
+        blockSize: blockTokens(namespace),
+        loraId: null,
+        loraName: null,
+      };
       const event: KvEvent =
         kind === 'stored'
           ? { type: 'BlockStored', blockHashes, ...stored, medium, locality }

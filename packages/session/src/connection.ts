@@ -115,6 +115,7 @@ export class Connection {
     const namespace = namespaceFromDigest(attach.namespace);
     const traits = { tenant: attach.tenant, ttlS: attach.ttlSeconds };
     const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens, traits);
+    this.#options.onAttach?.(namespace, attach.blockTokens);
     this.#cancelDeadline();
     this.#client = attach.client.slice(0, 200);
     const send = (to: bigint, body: ServerBody): void => this.#send(to, body);

@@ -14,6 +14,7 @@ import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, St
 import { ArenaTier, type ArenaTierOptions, type RedisSettings } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
+import { NodeEvents, type NodeEventsOptions } from './node-events.ts';
 import { openPeers, type PeersOptions } from './peers.ts';
 import { SessionServer } from './server.ts';
 
@@ -28,6 +29,8 @@ export interface CacheNodeOptions {
   /** What the store does with each lower tier, by its name. */
   readonly placement?: Readonly<Record<string, Placement | undefined>>;
   readonly quotas?: Quotas;
+  /** null: no KV events are published. */
+  readonly kvEvents?: NodeEventsOptions | null;
   readonly clock: Clock;
   readonly log: Log;
   readonly failpoint?: Failpoint | undefined;
@@ -64,6 +67,8 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     const placement = options.placement ?? {};
     const bootEpoch = randomBytes(8).readBigUInt64LE();
     const node = { arena: arenaFile.handle, slots: arena, epoch: bootEpoch, log };
+    const events = options.kvEvents ? await NodeEvents.start(options.kvEvents, log) : null;
+    if (events !== null) undo.push(() => events.close());
     const peers = options.peers ? openPeers(options.peers, node) : null;
     if (peers !== null) undo.push(() => peers.close());
     const lower = await openLower({
@@ -90,6 +95,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       failpoint,
     });
     undo.push(() => store.close()); // and with it the tiers
+    for (const tier of [arena, ...lower]) events?.follow(tier);
     if (peers !== null) undo.push(await peers.serve(lower.find(({ name }) => name === 'disk')));
     const server = await SessionServer.listen({
       socketPath: options.socketPath,
@@ -101,6 +107,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       headerBytes,
       bootEpoch,
       peerCredentials: (fd) => native.peerCredentials(fd),
+      ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       clock,
       log,
     });

@@ -6,6 +6,7 @@
  */
 import net from 'node:net';
 import { KvError } from '@kvtier/errors';
+import type { Namespace } from '@kvtier/identity';
 import type { Clock, Log, Store } from '@kvtier/store';
 import { Connection } from './connection.ts';
 import { defaultSessionLimits, type SessionLimits } from './limits.ts';
@@ -27,6 +28,8 @@ export interface SessionServerOptions {
   readonly bootEpoch: bigint;
   /** SO_PEERCRED of a socket's file descriptor. */
   readonly peerCredentials: (fd: number) => { readonly pid: number; readonly uid: number };
+  /** An engine has attached, and says how many tokens a block of its namespace has. */
+  readonly onAttach?: (namespace: Namespace, blockTokens: number) => void;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits?: Partial<SessionLimits>;

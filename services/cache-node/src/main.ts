@@ -1,5 +1,5 @@
 /** The cache node as a process: configuration in, a node that runs until it is told to stop. */
-import { cacheNodeSchema, readPeerCredentials, readServiceConfig } from '@kvtier/config';
+import { cacheNodeSchema, readKvEventsCurve, readPeerCredentials, readServiceConfig } from '@kvtier/config';
 import { openCacheNode } from '@kvtier/session';
 import { failpointFromEnv, systemClock } from '@kvtier/store';
 import { createLogger, runService } from '@kvtier/telemetry';
@@ -9,7 +9,8 @@ runService('cache-node', async () => {
   const log = createLogger('cache-node', config.logLevel);
   const failpoint = failpointFromEnv(process.env);
   const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security) };
-  const node = await openCacheNode({ ...config, peers, clock: systemClock, log, failpoint });
+  const kvEvents = config.kvEvents && { ...config.kvEvents, curve: readKvEventsCurve(config.kvEvents) };
+  const node = await openCacheNode({ ...config, peers, kvEvents, clock: systemClock, log, failpoint });
   log.info({ socket: config.socketPath, arena: node.arenaPath, dataDir: config.dataDir }, 'the cache node serves');
   return {
     ready: { socketPath: config.socketPath, arenaPath: node.arenaPath },

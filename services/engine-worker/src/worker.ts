@@ -37,6 +37,8 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
           namespace: namespacesOfWorker(executor, hasher).map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,
           loadDeadlineMs: config.loadDeadlineMs,
+          tenant: config.tenant,
+          ttlSeconds: config.ttlSeconds ?? 0,
           logger,
           onWake: () => engine.wake(),
         });

@@ -44,6 +44,8 @@ export class FakeNode {
   readonly reserved = new Map<bigint, string>();
   /** Loads not yet released. */
   readonly leases = new Set<bigint>();
+  /** Hashes of each; the third is refused. */
+  readonly prefetches: Buffer[] = [];
   readonly corruptReports: { loadId: bigint; corrupt: number[] }[] = [];
   /** Broken promises of the client. */
   readonly wrongs: string[] = [];
@@ -197,6 +199,9 @@ export class FakeNode {
         this.leases.delete(body.value.loadId);
         if (body.value.corrupt.length > 0) this.corruptReports.push(body.value);
         return [{ $case: 'done', value: { count: 0 } }];
+      case 'prefetch':
+        this.prefetches.push(body.value.hashes);
+        return [{ $case: 'prefetching', value: { accepted: this.prefetches.length < 3, reason: 'session_limit' } }];
       case 'stats':
         return [{ $case: 'stats', value: { tiers: [], counters: {} } }];
       default:
