@@ -80,6 +80,19 @@ describe.each(['io_uring', 'threads'] as const)('on %s', (backend) => {
     await tier.close();
   });
 
+  it('keeps what lies before the failed write in a segment that was just full', async () => {
+    const tier = await open({ io: { backend } });
+    const chain = names('before', 20);
+    await bench.write(tier, space, chain, payloadBytes);
+    native.ioFault(tier.devices[0]!.io.handle, writes, eio, false);
+    const during = await bench.write(tier, space, names('during', 60), payloadBytes); // more than its segment holds
+    expect(during).toEqual(during.map(() => 'refused'));
+    native.ioFault(tier.devices[0]!.io.handle, 0, 0, false);
+    await vi.waitUntil(() => tier.stats().inService, patience);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    await tier.close();
+  });
+
   it('does not list again what it could not read', async () => {
     const tier = await open({ io: { backend } });
     const chain = names('bad', 10);

@@ -201,7 +201,7 @@ export class DiskDevice {
     const life = this.#life;
     this.#owner.onOut(this, this.#reason);
     life?.appender.stop();
-    life?.pool.stop();
+    life?.pool.stop(true);
     const { firstMs, longestMs } = this.#options.retry ?? defaultRetry;
     const wasWell = performance.now() - this.#backSinceMs > longestMs;
     this.#waitMs = wasWell ? firstMs : Math.min(longestMs, this.#waitMs * 2);
@@ -225,7 +225,7 @@ export class DiskDevice {
     if (this.inService) await patience.wait(this.#life!.appender.idle());
     this.#closed = true;
     this.#life?.appender.stop();
-    this.#pool?.stop();
+    this.#pool?.stop(false);
     await patience.wait(this.#reviving);
     await patience.wait(this.#checkpointing);
     await patience.wait(this.#pool?.settle());
@@ -337,8 +337,9 @@ export class DiskDevice {
       if (found.generation === 0) continue;
       const uses = known.get(`${found.id}:${found.generation}`);
       ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
-      const { sealed, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0);
+      const { sealed, hasFooter, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0);
       segment.tail = Math.max(segment.tail, tail);
+      if (hasFooter) segment.footer = 'written';
       open = sealed ? undefined : segment; // only the latest one goes on
     }
     if (open !== undefined) open.state = 'open';
@@ -422,7 +423,8 @@ export class DiskDevice {
     const { table, tick } = index;
     const segments: SegmentUses[] = [];
     const order = [...pool.coldestFirst()];
-    if (checkpointBytes(order.length, index.count) > this.#plan.metadataBytes / 2) return;
+    // Two of them, while one replaces the other, and a few pages for the folder, the lock and a probe.
+    if (2 * checkpointBytes(order.length, index.count) > this.#plan.metadataBytes - 4 * pageBytes) return;
     for (const [rank, segment] of order.entries()) {
       const uses = new Uint32Array(segment.listedCount * 2);
       let at = 0;

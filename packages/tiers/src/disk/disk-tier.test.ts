@@ -213,6 +213,19 @@ describe('damage', () => {
     }
   });
 
+  it('a block found damaged is gone for good, and can be written anew', async () => {
+    const files = await stored();
+    put(files.map((file, i) => (i === 0 ? { ...file, bytes: flipped(file.bytes, 4096 + headerBytes + 5, 1) } : file)));
+    expect(await survivors()).toBe(29);
+    const tier = await open();
+    expect(tier.stats().blocks).toBe(29);
+    expect(await bench.write(tier, space, chain, payloadBytes)).toEqual(
+      chain.map((_, i) => (i === 0 ? 'stored' : 'held')),
+    );
+    await tier.close();
+    expect(await survivors()).toBe(30);
+  });
+
   it('never delivers a wrong block from a file that was cut, also under its feet', async () => {
     const files = await stored();
     for (const bytes of [0, 1, 4095, 4096, 4097, 20_000, 16 * 4096, segmentBytes - 4096, segmentBytes - 1]) {

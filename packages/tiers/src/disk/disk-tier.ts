@@ -244,7 +244,11 @@ export class DiskTier implements Tier {
     const segment = this.#index.segmentOf(entry);
     if (result === table.pages(entry) * pageBytes) return 'ready';
     if (result === badMessage || result >= 0) {
-      if (table.isListed(entry)) this.#forget(entry, 'corrupt'); // a short read: the file was cut
+      if (!table.isListed(entry)) return 'corrupt';
+      const hash = table.hash(entry);
+      this.#forget(entry, 'corrupt');
+      // Damaged for good: a start must not list it again. A short read says that the file was cut: then there is nothing to erase.
+      if (result < 0) device.erase(segment, table.page(entry), table.pages(entry), hash);
       return 'corrupt';
     }
     if (result === -eio) device.markBad(segment, table.page(entry));

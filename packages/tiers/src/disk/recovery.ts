@@ -45,6 +45,13 @@ export interface FoundBlock {
   hot: boolean;
 }
 
+export interface FoundContents {
+  readonly sealed: boolean;
+  readonly hasFooter: boolean;
+  /** Where the next object would go. */
+  readonly tail: number;
+}
+
 /** All segments, by generation. */
 export async function findSegments(dir: string, log: DiskLog): Promise<FoundSegment[]> {
   const segments: FoundSegment[] = [];
@@ -80,22 +87,22 @@ export async function readCheckpoint(dir: string, log: DiskLog): Promise<Checkpo
   return checkpoint;
 }
 
-/** Calls `list` for every block of a segment, by place; returns where the next object would go. */
+/** Calls `list` for every block of a segment, by place. */
 export async function recoverContents(
   dir: string,
   { id, bytes, generation }: FoundSegment,
   list: (block: FoundBlock) => void,
-): Promise<{ readonly sealed: boolean; readonly tail: number }> {
+): Promise<FoundContents> {
   return reading(join(dir, segmentName(id)), async (file) => {
     const footer = await readFooter(file, bytes);
     if (footer?.id !== id || footer.generation !== generation) {
-      return { sealed: false, tail: await scan(file, pageBytes, bytes, generation, list) };
+      return { sealed: false, hasFooter: false, tail: await scan(file, pageBytes, bytes, generation, list) };
     }
     for (const block of footer.records()) {
       if (block.page > 0 && block.pages > 0 && (block.page + block.pages) * pageBytes <= bytes) list(block);
     }
-    if (footer.sealed) return { sealed: true, tail: footer.tail };
-    return { sealed: false, tail: await scan(file, footer.tail, bytes, generation, list) };
+    if (footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
+    return { sealed: false, hasFooter: true, tail: await scan(file, footer.tail, bytes, generation, list) };
   });
 }
 

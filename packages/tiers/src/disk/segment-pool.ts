@@ -63,6 +63,7 @@ export class SegmentPool {
   #refilling: Promise<void> | undefined;
   readonly #sealWaiters: (() => void)[] = [];
   #stopped = false;
+  #broken = false;
   #generation = 0;
   /** The policy's clock. */
   #turn = 0;
@@ -129,8 +130,8 @@ export class SegmentPool {
     for (;;) {
       while (this.#free.length > 0 && this.#free.at(-1)!.bytes < this.#segmentBytes)
         await this.#discard(this.#free.pop()!);
-      if (this.#free.length > 0) break;
       if (this.#stopped) throw new KvError('IO', `${this.#options.dir}: the disk tier has stopped`);
+      if (this.#free.length > 0) break;
       await this.#refill();
     }
     const segment = this.#free.pop()!;
@@ -153,16 +154,20 @@ export class SegmentPool {
     if (this.segments.size === 0 || (!atLeastOne && this.#free.length === 0 && this.#hasSpace())) await this.#refill();
   }
 
-  /** No more objects go into it: its index is written at its end. */
+  /**
+   * No more objects go into it: its index is written at its end. Not when the device is out of service: nothing is listed
+   * then, and a footer that says so would hide what is there from the recovery.
+   */
   seal(segment: Segment): void {
     segment.state = 'sealed';
-    this.#run(this.#writeFooter(segment));
+    if (!this.#broken) this.#run(this.#writeFooter(segment));
     for (const resume of this.#sealWaiters.splice(0)) resume();
   }
 
-  /** No more files are made or recycled. */
-  stop(): void {
+  /** No more files are made or recycled. `isBroken`: nothing more is written at all. */
+  stop(isBroken: boolean): void {
     this.#stopped = true;
+    this.#broken ||= isBroken;
     for (const resume of this.#sealWaiters.splice(0)) resume();
   }
 
@@ -281,11 +286,12 @@ export class SegmentPool {
       const isStale = (segment.footer as Segment['footer']) === 'stale';
       segment.footer = 'written';
       segment.release();
-      if (isStale && !this.#stopped) this.#run(this.#renewFooter(segment));
+      if (isStale) this.#run(this.#renewFooter(segment));
     }
   }
 
   async #renewFooter(segment: Segment): Promise<void> {
+    if (this.#broken) return; // as in `seal`
     if (segment.footer === 'writing') segment.footer = 'stale';
     if (segment.footer === 'written' && (segment.state === 'sealed' || segment.state === 'open')) {
       await this.#writeFooter(segment);

@@ -30,7 +30,7 @@ export class Segment {
   first: EntryNumber = noEntry;
   last: EntryNumber = noEntry;
   listedCount = 0;
-  /** Whether the file ends with a footer of this life. */
+  /** Whether the file ends with a footer of this generation. */
   footer: 'none' | 'writing' | 'stale' | 'written' = 'none';
   readonly #namespaces = new Set<string>();
   #placedCount = 0;
