@@ -12,6 +12,7 @@ import {
   type CacheRequest,
   type KvCacheEvent,
   KvCacheManager,
+  type KvCacheManagerOptions,
   type RequestDescription,
 } from '../../packages/prefix-cache/src/index.ts';
 
@@ -185,19 +186,26 @@ export function areRuns(content: unknown): content is Run[] {
   return Array.isArray(content) && content.every((run) => run?.config?.groups && Array.isArray(run.ops));
 }
 
+/** Options of ours that must not change what was recorded. */
+export type ReplayOptions = Partial<KvCacheManagerOptions>;
+
 /** Replay every run; a run ends at its first difference, because everything after it only follows from it. */
-export function replayRuns(runs: readonly Run[]): ReplayReport {
+export function replayRuns(runs: readonly Run[], options: ReplayOptions = {}): ReplayReport {
   let equal = 0;
   let first: Difference | undefined;
   for (const { config, ops } of runs) {
-    const done = replayRun(config, ops);
+    const done = replayRun(config, ops, options);
     equal += done.equal;
     first ??= done.first;
   }
   return { equal, total: runs.reduce((sum, run) => sum + run.ops.length, 0), first };
 }
 
-function replayRun(config: RecordedConfig, ops: readonly Recorded[]): Omit<ReplayReport, 'total'> {
+function replayRun(
+  config: RecordedConfig,
+  ops: readonly Recorded[],
+  options: ReplayOptions,
+): Omit<ReplayReport, 'total'> {
   let replay: Replay | undefined;
   for (let index = 0; index < ops.length; index++) {
     const recorded = ops[index]!;
@@ -213,7 +221,7 @@ function replayRun(config: RecordedConfig, ops: readonly Recorded[]): Omit<Repla
       },
     });
     try {
-      replay ??= new Replay(config);
+      replay ??= new Replay(config, options);
       for (const [what, expected, actual] of replay.step(recorded))
         if (!isDeepStrictEqual(actual, expected)) return differs(what, expected, actual);
     } catch (error) {
@@ -231,7 +239,7 @@ class Replay {
   readonly #hasher: ChainHasher;
   readonly #requests = new Map<string, ReplayRequest>();
 
-  constructor(config: RecordedConfig) {
+  constructor(config: RecordedConfig, options: ReplayOptions) {
     const hashTokens = config.hash_block_size;
     const interval = config.prefix_cache_retention_interval;
     this.#hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens: hashTokens, rootSeed: '0' });
@@ -250,6 +258,7 @@ class Replay {
       ...(interval === null ? {} : { retentionIntervalTokens: interval }),
       watermark: config.watermark,
       enableEvents: true,
+      ...options,
     });
   }
 

@@ -12,6 +12,17 @@ it.each(files)('%s', (name) => {
   expect(equal).toBe(total);
 });
 
+/** The same free blocks in the same order, whether the plain queue or the policy of that name keeps them: some of every kind. */
+it.each(files.filter((name) => /^(full_bs4|hybrid_three_types|hybrid_partial_full8|hybrid_ret16)/.test(name)))(
+  '%s, with LRU as a policy',
+  (name) => {
+    const runs = readRecorded(new URL(name, folder)) as Run[];
+    const { first, equal, total } = replayRuns(runs, { evictionPolicy: 'lru' });
+    expect(first).toBeUndefined();
+    expect(equal).toBe(total);
+  },
+);
+
 it('tells where a run differs first', () => {
   const [run] = readRecorded(new URL('swa8.json.gz', folder)) as Run[];
   const index = run!.ops.findIndex(({ op }) => op.name === 'get_computed_blocks');

@@ -301,7 +301,7 @@ describe('KV-cache manager', () => {
         for (const blocks of pair.holds) pair.real.releaseBlocks(blocks);
         expect(pair.real.freeBlockCount).toBe(blockCount - 1);
       }),
-      { numRuns: 400 },
+      { numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 400) },
     );
   });
 
