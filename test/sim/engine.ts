@@ -1,0 +1,296 @@
+/**
+ * An engine of a world: attaches, looks up, loads with deadlines, computes, reserves, writes, commits, prefetches, pins, releases
+ * late, and dies at any moment, its copies still under way for a while. It checks whatever it is given.
+ */
+import { KvError } from '../../packages/errors/src/index.ts';
+import { type HashKey, headerBytes } from '../../packages/identity/src/index.ts';
+import type { ArenaBlock, Holdings, LoadReason } from '../../packages/store/src/index.ts';
+import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
+import type { SimNode } from './node.ts';
+import { type Life, Violation, type World } from './world.ts';
+
+/** Timers are exact here: a load ends in the very turn of its deadline. */
+const deadlineBoundMs = 1;
+const deadlinesMs = [0, 3, 20, 100, 600, 3_000];
+const families = 12;
+const longest = 9;
+
+interface View {
+  readonly hashes: readonly HashKey[];
+  readonly blocks: ArenaBlock[];
+  reason: LoadReason | undefined;
+}
+
+interface Reserved {
+  readonly hash: HashKey;
+  written: boolean;
+}
+
+export interface EngineParts {
+  readonly node: SimNode;
+  readonly space: Space;
+  readonly tenant: string;
+  readonly ttlS: number;
+  /** Names that somebody has committed, ever: nothing else may be held. */
+  readonly committed: Set<string>;
+  readonly report: (error: unknown) => void;
+  /** It died; another will come. */
+  readonly onDied: (node: SimNode) => void;
+  readonly tally: (what: string, count?: number) => void;
+}
+
+export class Engine {
+  readonly parts: EngineParts;
+  readonly holdings: Holdings;
+  readonly views = new Map<bigint, View>();
+  readonly reserved = new Map<number, Reserved>();
+  readonly #world: World;
+  /** Of the node that it is attached to. */
+  readonly #life: Life;
+  #next = 1n;
+  #quiet = false;
+  #dead = false;
+
+  constructor(parts: EngineParts) {
+    this.parts = parts;
+    this.#world = parts.node.world;
+    this.#life = parts.node.life;
+    const { namespace, payloadBytes } = parts.space;
+    this.holdings = parts.node.store.open(namespace, payloadBytes, 16, { tenant: parts.tenant, ttlS: parts.ttlS });
+    this.#later(1, 30, 'engine thinks', () => this.#act());
+  }
+
+  /** It died, or its node did. */
+  get isDead(): boolean {
+    return this.#dead || !this.#life.alive;
+  }
+
+  /** Nothing new begins; what is leased and reserved comes back by itself. */
+  quiet(): void {
+    this.#quiet = true;
+  }
+
+  /** Leases hold what they were given for (law 1), as long as they last. */
+  check(): void {
+    const { node, space } = this.parts;
+    if (this.#dead) return;
+    for (const view of this.views.values()) {
+      for (const [index, { slot }] of view.blocks.entries()) {
+        mustHold(node.memory, slot, space.namespace, view.hashes[index]!, `${node.name}: a lease`);
+      }
+    }
+    for (const [slot, { hash, written }] of this.reserved) if (written) this.#mustBeWritten(slot, hash);
+  }
+
+  /** SIGKILL. What it was copying goes on for a moment, until the process is gone; then its slots come back. */
+  die(): void {
+    if (this.#dead) return;
+    this.#dead = true;
+    const { node, space, tally } = this.parts;
+    tally('engine.died');
+    this.#world.note(`${node.name} an engine dies with ${this.reserved.size} slots, ${this.views.size} leases`);
+    for (const slot of this.reserved.keys()) {
+      const write = (): void =>
+        void node.memory.fill(0x77, slot + headerBytes, slot + headerBytes + space.payloadBytes);
+      this.#later(0, 40, 'a dying copy', write);
+    }
+    this.holdings.disconnect();
+    if (!this.holdings.holdsSlots) this.holdings.end();
+    else this.#later(41, 150, 'quarantine ends', () => this.holdings.end());
+    this.#later(5, 200, 'an engine comes', () => this.parts.onDied(node));
+  }
+
+  #later(fromMs: number, toMs: number, what: string, fn: () => void): void {
+    const guarded = (): void => {
+      try {
+        fn();
+      } catch (error) {
+        this.parts.report(error);
+      }
+    };
+    this.#world.schedule(this.#world.between(fromMs * 1000, toMs * 1000), what, guarded, this.#life);
+  }
+
+  #act(): void {
+    if (this.#dead || this.#quiet) return;
+    const world = this.#world;
+    const draw = world.random();
+    if (draw < 0.55) this.#turn();
+    else if (draw < 0.67) this.#prefetch();
+    else if (draw < 0.71) this.holdings.cancelPrefetch(this.#next - BigInt(world.between(1, 4)));
+    else if (draw < 0.79) this.holdings.pin(this.#chain().slice(0, 4), world.pick([5, 100, 5_000]));
+    else if (draw < 0.82) this.holdings.unpin(this.#chain().slice(0, 4));
+    else if (draw < 0.88) this.#lookupAll();
+    else if (draw < 0.9) this.die();
+    if (!this.#dead) this.#later(1, world.chance(0.1) ? 150 : 25, 'engine thinks', () => this.#act());
+  }
+
+  #chain(): HashKey[] {
+    const world = this.#world;
+    const fork = world.between(0, longest);
+    return chainOf(world.zipf(families), world.zipf(3), fork, world.between(1, longest));
+  }
+
+  /** A request: what is held is loaded, the rest is computed and stored. */
+  #turn(): void {
+    const { node, tally } = this.parts;
+    const { store } = node;
+    const chain = this.#chain();
+    const { held, spans } = store.lookup(this.holdings.state, chain);
+    tally('lookup.blocks', held);
+    if (spans.reduce((sum, { count }) => sum + count, 0) !== held)
+      throw new Violation('law 6: spans do not sum to held');
+    for (const hash of chain.slice(0, held)) this.#mustBeCommitted(hash);
+    if (held === 0) this.#save(chain, 0);
+    else this.#load(chain);
+  }
+
+  #lookupAll(): void {
+    const chain = this.#chain();
+    const { spans, held } = this.parts.node.store.lookupAll(this.holdings.state, chain);
+    let at = 0;
+    let sum = 0;
+    for (const { tier, count } of spans) {
+      if (tier !== '') for (const hash of chain.slice(at, at + count)) this.#mustBeCommitted(hash);
+      if (tier !== '') sum += count;
+      at += count;
+    }
+    if (sum !== held || at !== chain.length) throw new Violation('law 6: spans of a lookup with gaps do not add up');
+  }
+
+  #prefetch(): void {
+    const id = this.#next++;
+    const { accepted } = this.holdings.prefetch(id, this.#chain());
+    this.parts.tally(accepted ? 'prefetch' : 'prefetch.refused');
+  }
+
+  #load(chain: readonly HashKey[]): void {
+    const { node, space, tally } = this.parts;
+    const world = this.#world;
+    const id = this.#next++;
+    const view: View = { hashes: chain, blocks: [], reason: undefined };
+    const deadlineMs = world.pick(deadlinesMs);
+    const dueMs = world.nowMs + deadlineMs + deadlineBoundMs;
+    const guarded = (fn: () => void): void => {
+      try {
+        fn();
+      } catch (error) {
+        this.parts.report(error);
+      }
+    };
+    this.views.set(id, view);
+    try {
+      this.holdings.load(id, chain, deadlineMs, {
+        onReady: (first, blocks) =>
+          guarded(() => {
+            if (this.#dead) throw new Violation('law 5: a dead engine is told of blocks');
+            if (first !== view.blocks.length || view.reason !== undefined)
+              throw new Violation('law 1: ready out of order');
+            for (const [at, block] of blocks.entries()) {
+              const hash = chain[first + at]!;
+              mustHold(node.memory, block.slot, space.namespace, hash, `${node.name}: a ready block`);
+              if (block.checksum !== contentOf(space.namespace, hash).checksum)
+                throw new Violation('law 1: a wrong checksum');
+            }
+            view.blocks.push(...blocks);
+            tally('load.ready', blocks.length);
+          }),
+        onDone: (loaded, reason) =>
+          guarded(() => {
+            if (view.reason !== undefined) throw new Violation('law 2: a load ended twice');
+            view.reason = reason;
+            tally(`load.${reason === '' ? 'complete' : reason}`);
+            world.note(`${node.name} load ended ${loaded}/${chain.length} ${reason}`);
+            if (loaded !== view.blocks.length) throw new Violation('law 1: loaded is not what was ready');
+            if (world.nowMs > dueMs) throw new Violation(`law 2: a load of ${deadlineMs} ms ended later`);
+            this.#later(0, world.chance(0.1) ? 300 : 20, 'engine has read', () => this.#loaded(id, view));
+          }),
+      });
+    } catch (error) {
+      this.views.delete(id);
+      if (error instanceof KvError && error.code === 'BUSY') tally('load.busy');
+      else throw error;
+      return;
+    }
+    world.schedule(
+      (deadlineMs + deadlineBoundMs) * 1000,
+      'a deadline is over',
+      () => {
+        if (view.reason === undefined && !this.#dead)
+          this.parts.report(new Violation(`law 2: a load of ${deadlineMs} ms has not ended by its deadline`));
+      },
+      node.life,
+    );
+  }
+
+  #loaded(id: bigint, view: View): void {
+    if (this.#dead) return;
+    this.check();
+    this.views.delete(id);
+    // Now and then what it copied does not verify in the GPU: it says so.
+    const isWrong = view.blocks.length > 0 && this.#world.chance(0.03);
+    this.holdings.release(id, isWrong ? [view.blocks.length - 1] : []);
+    if (!this.#quiet) this.#save(view.hashes, view.blocks.length);
+  }
+
+  /** Computes the blocks from `from` on, and stores them. */
+  #save(chain: readonly HashKey[], from: number): void {
+    if (from >= chain.length) return;
+    const { node, space, tally } = this.parts;
+    const answers = this.holdings.reserve(from === 0 ? null : chain[from - 1]!, chain.slice(from));
+    const mine: number[] = [];
+    for (const [at, { slot, status, reason }] of answers.entries()) {
+      tally(`reserve.${reason === '' ? status : reason}`);
+      if ((slot !== undefined) !== (status === 'reserved'))
+        throw new Violation('law 3: a slot, or none, against its status');
+      if (slot === undefined) continue;
+      if (this.reserved.has(slot)) throw new Violation(`law 1: the slot at ${slot} is reserved twice`);
+      this.reserved.set(slot, { hash: chain[from + at]!, written: false });
+      mine.push(slot);
+    }
+    if (mine.length === 0) return;
+    this.#later(0, 6, 'engine copies', () => {
+      if (this.#dead) return;
+      for (const slot of mine) {
+        const reserved = this.reserved.get(slot)!;
+        contentOf(space.namespace, reserved.hash).payload.copy(node.memory, slot + headerBytes);
+        reserved.written = true;
+      }
+      this.#later(0, 4, 'engine has copied', () => this.#finish(mine));
+    });
+  }
+
+  #finish(slots: readonly number[]): void {
+    if (this.#dead) return;
+    const { node, space, committed, tally } = this.parts;
+    const blocks = slots.map((slot) => this.reserved.get(slot)!);
+    for (const [at, slot] of slots.entries()) this.#mustBeWritten(slot, blocks[at]!.hash);
+    for (const slot of slots) this.reserved.delete(slot);
+    if (this.#world.chance(0.07)) {
+      this.holdings.abort(slots);
+      tally('abort', slots.length);
+      return;
+    }
+    for (const { hash } of blocks) committed.add(space.namespace.key + hash);
+    const checksums = blocks.map(({ hash }) => contentOf(space.namespace, hash).checksum);
+    this.holdings.commit(slots, checksums);
+    tally('commit', slots.length);
+    this.#world.note(`${node.name} commits ${blocks.map(({ hash }) => shortName(hash)).join(' ')}`);
+  }
+
+  #mustBeWritten(slot: number, hash: HashKey): void {
+    const { node, space } = this.parts;
+    const { payload } = contentOf(space.namespace, hash);
+    const at = slot + headerBytes;
+    if (payload.compare(node.memory, at, at + payload.length) !== 0) {
+      throw new Violation(`law 1: ${node.name}: the reserved slot at ${slot} was written by somebody else`);
+    }
+  }
+
+  #mustBeCommitted(hash: HashKey): void {
+    const { committed, space, node } = this.parts;
+    if (!committed.has(space.namespace.key + hash)) {
+      throw new Violation(`law 6: ${node.name}: ${shortName(hash)} is held, and nobody ever committed it`);
+    }
+  }
+}

@@ -1,0 +1,262 @@
+/**
+ * One cache node of a world: real store, arena, disk and Redis tiers over the simulated platform, started, killed and started
+ * again. What it is made of is drawn from the seed.
+ */
+import { KvError } from '../../packages/errors/src/index.ts';
+import { decodeHeader, headerBytes } from '../../packages/identity/src/index.ts';
+import type { ArenaHandle } from '../../packages/native/src/index.ts';
+import { openOrLater } from '../../packages/session/src/late-tier.ts';
+import {
+  type BlockFields,
+  type Log,
+  Store,
+  type StoreLimits,
+  systemClock,
+  type TierPlan,
+} from '../../packages/store/src/index.ts';
+import { ArenaMemory, ArenaTier, DiskTier, RedisTier, type Tier } from '../../packages/tiers/src/index.ts';
+import { simRoot } from './virtual-disk.ts';
+import { ModelPeerTier, type PeerNetwork } from './virtual-peers.ts';
+import { WatchedTier } from './watched-tier.ts';
+import type { Life, World } from './world.ts';
+
+export const arenaBytes = 4096 + 24 * 16_384;
+export const redisBytes = 90_000;
+const rebootUs = 60_000;
+
+export const limits: Partial<StoreLimits> = {
+  maxReservedBytes: 60_000,
+  maxLeasedBytes: 120_000,
+  maxLoads: 6,
+  maxFetchBytes: 90_000,
+  fetchBatchBytes: 12_000,
+  maxWriteDownBytes: 100_000,
+  maxDirtyBytes: 60_000,
+  writeDownBatchBytes: 18_000,
+  writeDownsIdle: 3,
+  maxPinnedBytes: 12_000,
+  maxPinTtlMs: 2_000,
+  maxPrefetchedBytes: 40_000,
+  maxPrefetches: 3,
+  stuckReadMs: 1_500,
+  slowReadMs: 700,
+  breakerFailures: 3,
+  breakerOpenMs: 100,
+  breakerMaxOpenMs: 1_500,
+  touchBatchBlocks: 8,
+  maxTouchBlocks: 64,
+  closeDrainMs: 3_000,
+};
+const diskTimeoutMs = 1_000;
+const redisLimitMs = 400;
+/** What a tier's own timers and one sweep of its watchers may add to its limit. */
+const slackMs = 1_500;
+/** A read, a write: how long each may take by itself. A disk write may wait for a segment; one of Redis has three rounds. */
+const tierLimitMs: Readonly<Record<string, number>> = {
+  disk: 3 * diskTimeoutMs + slackMs,
+  peer: 400 + slackMs,
+  redis: 4 * redisLimitMs + slackMs,
+};
+
+/** What one node is configured with. */
+export interface NodePlan {
+  readonly number: number;
+  readonly tiers: readonly string[];
+  readonly plans: Readonly<Record<string, Partial<TierPlan>>>;
+  readonly diskBytes: number;
+  readonly devices: number;
+  readonly ttlMs: number | undefined;
+  readonly policy: 'lru' | 's3-fifo' | 'lfu' | 'fifo';
+}
+
+export function drawPlan(world: World, number: number): NodePlan {
+  const tiers = [
+    ...(world.chance(0.85) ? ['disk'] : []),
+    ...(world.chance(0.5) ? ['peer'] : []),
+    ...(world.chance(0.6) ? ['redis'] : []),
+  ];
+  const plans = Object.fromEntries(
+    tiers.map((name): [string, Partial<TierPlan>] => [
+      name,
+      {
+        write: world.pick(['through', 'through', 'back', 'selective']),
+        promote: world.chance(0.7),
+        ...(world.chance(0.2) ? { ttlSeconds: world.between(1, 3) } : {}),
+      },
+    ]),
+  );
+  return {
+    ...{ number, tiers, plans },
+    diskBytes: 65_536 + world.between(3, 6) * 65_536,
+    devices: world.chance(0.25) ? 2 : 1,
+    ttlMs: world.chance(0.3) ? world.between(1_000, 4_000) : undefined,
+    policy: world.pick(['lru', 'lru', 's3-fifo', 'lfu', 'fifo']),
+  };
+}
+
+export class SimNode {
+  readonly world: World;
+  readonly plan: NodePlan;
+  readonly memory: Buffer;
+  readonly handle: ArenaHandle;
+  /** Store and tiers are there. */
+  onUp: (node: SimNode) => void = () => {};
+  life: Life;
+  state: 'down' | 'starting' | 'up' = 'down';
+  arena!: ArenaTier;
+  store!: Store;
+  lower: WatchedTier[] = [];
+  boots = 0;
+  /** Reads and writes of former lives. */
+  readonly totals: Record<string, number> = {};
+  readonly warned = new Map<string, number>();
+  readonly #network: PeerNetwork;
+  readonly #report: (error: unknown) => void;
+
+  constructor(
+    world: World,
+    plan: NodePlan,
+    arena: { readonly handle: ArenaHandle; readonly memory: Buffer },
+    network: PeerNetwork,
+    report: (error: unknown) => void,
+  ) {
+    this.world = world;
+    this.plan = plan;
+    this.handle = arena.handle;
+    this.memory = arena.memory;
+    this.#network = network;
+    this.#report = report;
+    this.life = { name: this.name, alive: false };
+  }
+
+  get name(): string {
+    return `node${this.plan.number}`;
+  }
+
+  get diskCapacityBytes(): number {
+    return this.plan.diskBytes * this.plan.devices;
+  }
+
+  diskNames(): string[] {
+    return Array.from({ length: this.plan.devices }, (_, device) => `${this.name}-${device}`);
+  }
+
+  /** A new life begins, in a while. */
+  boot(afterUs = rebootUs): void {
+    this.state = 'starting';
+    this.life = { name: `${this.name}.${++this.boots}`, alive: true };
+    const start = (): void => {
+      this.#open().catch((error: unknown) => {
+        if (!(error instanceof KvError)) this.#report(error);
+        this.world.note(`${this.name} cannot start: ${KvError.from(error).message}`);
+        this.end();
+        this.boot(300_000); // the supervisor's pause
+      });
+    };
+    this.world.schedule(afterUs, 'starts', start, this.life);
+  }
+
+  /** The process is gone, from one instant to the next. */
+  end(): void {
+    this.life.alive = false;
+    this.state = 'down';
+    this.#network.hosts.delete(this.plan.number);
+    this.#network.reset(this.plan.number);
+    for (const tier of this.lower) this.#count(tier);
+    this.lower = [];
+  }
+
+  /** Reads and writes by tier and status, all lives. */
+  counts(): Readonly<Record<string, number>> {
+    for (const tier of this.lower) this.#count(tier);
+    return this.totals;
+  }
+
+  #count(tier: WatchedTier): void {
+    for (const counts of [tier.reads, tier.writes]) {
+      for (const [status, count] of Object.entries(counts)) {
+        const name = `${tier.name}.${status}`;
+        this.totals[name] = (this.totals[name] ?? 0) + count;
+        (counts as Record<string, number>)[status] = 0;
+      }
+    }
+  }
+
+  async #open(): Promise<void> {
+    const { world, plan, handle, memory } = this;
+    memory.fill(0xaa, 4096);
+    const filling = new Set<number>();
+    const arena = new ArenaTier({
+      ...{ arena: handle, arenaBytes, chunkBytes: 16_384, policy: plan.policy },
+      nowUs: () => world.nowUs,
+    });
+    const opened: Tier[] = [];
+    try {
+      for (const name of plan.tiers) opened.push(await this.#openTier(name, arena));
+    } catch (error) {
+      for (const tier of opened) await tier.close();
+      throw error;
+    }
+    const lower = opened.map(
+      (tier) =>
+        new WatchedTier(tier, {
+          ...{ world, memory, filling, node: this.name, report: this.#report },
+          limitMs: tierLimitMs[tier.name]!,
+        }),
+    );
+    this.arena = arena;
+    this.lower = lower;
+    this.store = new Store({
+      ...{ arena, lower, limits, plans: plan.plans, log: this.#log(), clock: systemClock },
+      quotas: { small: { arena: 20_000, disk: 30_000 } },
+      readHeader: (slot) => this.#header(slot),
+    });
+    this.state = 'up';
+    this.#network.hosts.set(plan.number, { number: plan.number, life: this.life, arena, memory });
+    world.note(`${this.name} is up: ${plan.tiers.join(' ')}`);
+    this.onUp(this);
+  }
+
+  #openTier(name: string, slots: ArenaTier): Promise<Tier> {
+    const { handle, plan } = this;
+    const log = this.#log();
+    const memory = new ArenaMemory(handle, arenaBytes);
+    const shared = { arena: handle, memory, slots, log };
+    const supports = { persistent: true, shared: true, writable: true, evicts: true };
+    if (name === 'disk') {
+      return DiskTier.open({
+        ...shared,
+        dirs: this.diskNames().map((disk) => `${simRoot}${disk}/segments`),
+        ...{ capacityBytes: this.diskCapacityBytes, segmentBytes: 65_536, timeoutMs: diskTimeoutMs },
+        ...{ retry: { firstMs: 150, longestMs: 1_500 }, checkpointMs: 700, maxPendingBytes: 80_000 },
+      });
+    }
+    if (name === 'peer') return Promise.resolve(new ModelPeerTier(this.#network, plan.number, slots, this.memory));
+    const open = () =>
+      RedisTier.open({
+        ...shared,
+        settings: {
+          ...{ mode: 'single', servers: ['redis://sim:1'], database: 0, keyPrefix: 'kvtier:' },
+          ...{ bytes: redisBytes, partBytes: 4096, connections: 2, depth: 2, timeLimitMs: redisLimitMs, policies: {} },
+        },
+        ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true },
+      });
+    return openOrLater({ name, supports, capacityBytes: redisBytes, open, clock: systemClock, log });
+  }
+
+  #header(slot: number): BlockFields | undefined {
+    const header = decodeHeader(this.memory.subarray(slot, slot + headerBytes));
+    if ('error' in header) return undefined;
+    const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
+    return { hash, parent, tokenCount, payloadBytes, checksum };
+  }
+
+  #log(): Log {
+    const say = (fields: object, message: string): void => {
+      this.warned.set(message, (this.warned.get(message) ?? 0) + 1);
+      const { reason = '' } = fields as { reason?: string };
+      this.world.note(`${this.name} logs: ${message}${reason === '' ? '' : `: ${reason}`}`);
+    };
+    return { info: () => {}, warn: say, error: say };
+  }
+}

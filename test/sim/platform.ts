@@ -1,0 +1,132 @@
+/**
+ * The product's code runs unchanged; what it stands on is exchanged while a world runs: timers, clocks, randomness, the file
+ * system, the native I/O engine, and the outermost layer of the clients of Redis and S3.
+ *
+ * Invariants: `install` and `uninstall` are balanced, and afterwards everything is as before; what the simulation does not know
+ * is refused loudly, so that nothing real is waited for.
+ */
+import crypto from 'node:crypto';
+import fsPromises from 'node:fs/promises';
+import { syncBuiltinESMExports } from 'node:module';
+import { Redis } from 'ioredis';
+import { native } from '../../packages/native/src/index.ts';
+import { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
+import type { VirtualArenas } from './virtual-arena.ts';
+import type { VirtualDisks } from './virtual-disk.ts';
+import type { VirtualRedis } from './virtual-redis.ts';
+import type { Entry, World } from './world.ts';
+
+/** setTimeout's longest; what is longer fires at once, as in Node. */
+const longestTimerMs = 2 ** 31 - 1;
+
+/** What setTimeout and setInterval return. */
+class VirtualTimer {
+  entry: Entry | undefined;
+  ref(): this {
+    return this;
+  }
+  unref(): this {
+    return this;
+  }
+  hasRef(): boolean {
+    return true;
+  }
+}
+
+type Patch = readonly [object: object, name: string, value: unknown];
+
+function timerPatches(world: World): Patch[] {
+  const clamp = (ms: number): number => (ms >= 1 && ms <= longestTimerMs ? ms : 1);
+  const clear = (timer: unknown): void => {
+    if (timer instanceof VirtualTimer && timer.entry !== undefined) world.cancel(timer.entry);
+  };
+  const setTimeout = (fn: (...args: unknown[]) => void, ms = 1, ...args: unknown[]): VirtualTimer => {
+    const timer = new VirtualTimer();
+    timer.entry = world.schedule(clamp(ms) * 1000, 'timer', () => fn(...args));
+    return timer;
+  };
+  const setInterval = (fn: (...args: unknown[]) => void, ms = 1, ...args: unknown[]): VirtualTimer => {
+    const timer = new VirtualTimer();
+    const again = (): void => {
+      timer.entry = world.schedule(clamp(ms) * 1000, 'interval', () => {
+        again();
+        fn(...args);
+      });
+    };
+    again();
+    return timer;
+  };
+  const setImmediate = (fn: (...args: unknown[]) => void, ...args: unknown[]): VirtualTimer => {
+    const timer = new VirtualTimer();
+    timer.entry = world.schedule(0, 'immediate', () => fn(...args));
+    return timer;
+  };
+  const startMs = Date.UTC(2026, 0, 1);
+  return [
+    [globalThis, 'setTimeout', setTimeout],
+    [globalThis, 'setInterval', setInterval],
+    [globalThis, 'setImmediate', setImmediate],
+    [globalThis, 'clearTimeout', clear],
+    [globalThis, 'clearInterval', clear],
+    [globalThis, 'clearImmediate', clear],
+    [performance, 'now', () => world.nowMs],
+    [Date, 'now', () => Math.floor(startMs + world.nowMs)],
+    [Math, 'random', () => world.random()],
+    [AbortSignal, 'timeout', (ms: number) => abortAfter(world, ms)],
+    [
+      crypto,
+      'randomBytes',
+      (count: number) => Buffer.from(Array.from({ length: count }, () => Math.floor(world.random() * 256))),
+    ],
+  ];
+}
+
+function abortAfter(world: World, ms: number): AbortSignal {
+  const controller = new AbortController();
+  world.schedule(ms * 1000, 'abort', () => controller.abort(new DOMException('time limit', 'TimeoutError')));
+  return controller.signal;
+}
+
+/** Native calls that end on a thread of their own: here they would be waited for in real time. */
+const refused = ['arenaCopy', 'arenaChecksum', 'arenaSplitPlanes', 'arenaJoinPlanes', 'peerOpen'] as const;
+
+export interface Servers {
+  readonly arenas: VirtualArenas;
+  readonly disks: VirtualDisks;
+  readonly redis: VirtualRedis;
+}
+
+/** Exchange the platform for the world; the returned function puts it back. */
+export function install(world: World, { arenas, disks, redis }: Servers): () => void {
+  const refuse = refused.map(
+    (name): Patch => [
+      native,
+      name,
+      () => {
+        throw new Error(`simulation: native.${name} is not simulated`);
+      },
+    ],
+  );
+  const patches: Patch[] = [
+    ...timerPatches(world),
+    ...refuse,
+    ...Object.entries(disks.fileSystem).map(([name, value]): Patch => [fsPromises, name, value]),
+    ...Object.entries(arenas.native).map(([name, value]): Patch => [native, name, value]),
+    ...Object.entries(disks.native).map(([name, value]): Patch => [native, name, value]),
+    ...Object.entries(redis.client).map(([name, value]): Patch => [Redis.prototype, name, value]),
+    ...Object.entries(redis.pool).map(([name, value]): Patch => [BulkPool.prototype, name, value]),
+  ];
+  const before = patches.map(([object, name]) => Object.getOwnPropertyDescriptor(object, name));
+  for (const [object, name, value] of patches) {
+    Object.defineProperty(object, name, { value, configurable: true, writable: true, enumerable: true });
+  }
+  syncBuiltinESMExports();
+  return () => {
+    for (const [at, [object, name]] of patches.entries()) {
+      const was = before[at];
+      if (was === undefined) Reflect.deleteProperty(object, name);
+      else Object.defineProperty(object, name, was);
+    }
+    syncBuiltinESMExports();
+  };
+}

@@ -1,0 +1,63 @@
+/**
+ * npm run sim -- --seed N [--steps M] [--verbose] | --seeds A..B [--steps M]: replay one world, or run many. Exit code 0 only if
+ * no law was broken. A failure prints the seed, the event, and what happened before it.
+ */
+import { parseArgs } from 'node:util';
+import { defaultSteps, type SimResult, simulate } from './simulation.ts';
+
+const usage =
+  'usage: npm run sim -- --seed N [--steps M] [--verbose]    replay one world\n' +
+  '       npm run sim -- --seeds A..B [--steps M]           run many\n';
+
+export async function main(args: readonly string[]): Promise<number> {
+  let values: { seed?: string; seeds?: string; steps?: string; verbose?: boolean };
+  try {
+    const options = { seed: { type: 'string' }, seeds: { type: 'string' }, steps: { type: 'string' } } as const;
+    ({ values } = parseArgs({ args: [...args], options: { ...options, verbose: { type: 'boolean' } } }));
+  } catch (error) {
+    process.stderr.write(`sim: ${(error as Error).message}\n${usage}`);
+    return 2;
+  }
+  const range = /^(\d+)(?:\.\.(\d+))?$/.exec(values.seeds ?? values.seed ?? '');
+  const steps = Number(values.steps ?? defaultSteps);
+  if (range === null || !(steps >= 0)) {
+    process.stderr.write(usage);
+    return 2;
+  }
+  const first = Number(range[1]);
+  const last = Number(range[2] ?? range[1]);
+  let failed = 0;
+  let events = 0;
+  const tally: Record<string, number> = {};
+  const startMs = performance.now();
+  for (let seed = first; seed <= last; seed++) {
+    const result = await simulate({ seed, steps, verbose: values.verbose ?? false });
+    events += result.steps;
+    for (const [name, count] of Object.entries(result.tally)) tally[name] = (tally[name] ?? 0) + count;
+    if (values.verbose) process.stdout.write(`${result.lines.join('\n')}\n`);
+    if (result.failure !== undefined) failed++;
+    if (result.failure !== undefined || first === last) report(result, values.verbose ?? false, steps);
+  }
+  const seconds = ((performance.now() - startMs) / 1000).toFixed(1);
+  if (first === last || values.verbose) process.stdout.write(`${table(tally)}\n`);
+  process.stdout.write(
+    `${last - first + 1 - failed} of ${last - first + 1} seeds kept all laws; ${events} events, ${seconds} s\n`,
+  );
+  return failed === 0 ? 0 : 1;
+}
+
+function report({ seed, failure, steps, digest, lines }: SimResult, verbose: boolean, asked: number): void {
+  if (failure === undefined) {
+    process.stdout.write(`seed ${seed}: kept all laws; ${steps} events, digest ${digest}\n`);
+    return;
+  }
+  const shortest = Math.min(asked, steps);
+  process.stdout.write(`seed ${seed}: event ${steps}: ${failure}\n`);
+  if (!verbose) process.stdout.write(`${lines.join('\n')}\n`);
+  process.stdout.write(`again: npm run sim -- --seed ${seed} --steps ${shortest} --verbose\n`);
+}
+
+function table(tally: Readonly<Record<string, number>>): string {
+  const rows = Object.entries(tally).sort(([a], [b]) => (a < b ? -1 : 1));
+  return rows.map(([name, count]) => `  ${name.padEnd(32)} ${count}`).join('\n');
+}

@@ -1,0 +1,371 @@
+/**
+ * One seed, one world: two to four cache nodes and their engines, with everything that the world does to them. Real: the store, the
+ * arena tier, the disk tier, the Redis tier but for its sockets, policies, breakers, quotas, the formats. Model: disks,
+ * servers, networks, engines, the session link (its engines use `Holdings`), the connections between peers, what Redis's scripts do.
+ *
+ *     chaos: engines work, faults come and go ──▶ calm: faults end, engines finish ──▶ proof: every node stores and loads again ──▶ end
+ *
+ * Checked after every event: budgets, queues (law 3); often: contents of leases (1), index = contents (6); by every call: right
+ * bytes (1), time limits (2), each thing ends once (5); at the end: progress (2), nothing is left (5); law 4 by counting.
+ */
+import { headerBytes } from '../../packages/identity/src/index.ts';
+import { chainOf, contentOf, spaces } from './contents.ts';
+import { Engine } from './engine.ts';
+import { Faults } from './faults.ts';
+import { arenaBytes, drawPlan, limits, redisBytes, SimNode } from './node.ts';
+import { install, type Servers } from './platform.ts';
+import { VirtualArenas } from './virtual-arena.ts';
+import { VirtualDisks } from './virtual-disk.ts';
+import { PeerNetwork } from './virtual-peers.ts';
+import { VirtualRedis } from './virtual-redis.ts';
+import { Violation, World } from './world.ts';
+
+export interface SimOptions {
+  readonly seed: number;
+  /** Events of the chaos. */
+  readonly steps?: number;
+  readonly verbose?: boolean;
+}
+
+export interface SimResult {
+  readonly seed: number;
+  /** Undefined: no law was broken. */
+  readonly failure: string | undefined;
+  /** Events until then, or in all. */
+  readonly steps: number;
+  /** The same for the same seed. */
+  readonly digest: string;
+  /** What happened how often. */
+  readonly tally: Readonly<Record<string, number>>;
+  /** The last lines of what happened; all of them if `verbose`. */
+  readonly lines: readonly string[];
+}
+
+export const defaultSteps = 2_500;
+const maxNodes = 4;
+const calmUs = 40_000_000;
+const closeLimitUs = 30_000_000;
+
+export async function simulate(options: SimOptions): Promise<SimResult> {
+  const world = new World(options.seed, true);
+  const arenas = new VirtualArenas(world);
+  const servers = { arenas, disks: new VirtualDisks(world, arenas), redis: new VirtualRedis(world) };
+  const simulation = new Simulation(world, servers);
+  const onRejection = (error: unknown): void => simulation.report(error);
+  process.on('unhandledRejection', onRejection);
+  const uninstall = install(world, servers);
+  let failure: string | undefined;
+  try {
+    await simulation.run(options.steps ?? defaultSteps);
+  } catch (error) {
+    failure = error instanceof Violation ? error.message : String((error as Error).stack ?? error);
+  } finally {
+    uninstall();
+    process.off('unhandledRejection', onRejection);
+  }
+  return {
+    ...{ seed: options.seed, failure, steps: world.steps, digest: world.digest.toString(16).padStart(8, '0') },
+    tally: simulation.tally(),
+    lines: options.verbose === true ? world.lines! : world.lines!.slice(-30),
+  };
+}
+
+class Simulation {
+  readonly #world: World;
+  readonly #servers: Servers;
+  readonly #network: PeerNetwork;
+  readonly #nodes: SimNode[];
+  readonly #engines = new Set<Engine>();
+  readonly #committed = new Set<string>();
+  readonly #tally: Record<string, number> = {};
+  #failure: unknown;
+  #faults: Faults | undefined;
+  #isCalm = false;
+
+  constructor(world: World, servers: Servers) {
+    this.#world = world;
+    this.#servers = servers;
+    this.#network = new PeerNetwork(world);
+    const report = (error: unknown): void => this.report(error);
+    this.#nodes = Array.from({ length: world.between(2, maxNodes) }, (_, number) => {
+      const node = new SimNode(
+        world,
+        drawPlan(world, number),
+        servers.arenas.create(arenaBytes),
+        this.#network,
+        report,
+      );
+      node.onUp = () => {
+        for (let count = world.between(1, 3); count > 0; count--) this.#engineComes(node);
+      };
+      return node;
+    });
+  }
+
+  /** The first one counts. */
+  report(error: unknown): void {
+    this.#failure ??= error;
+  }
+
+  tally(): Readonly<Record<string, number>> {
+    const { redis, disks } = this.#servers;
+    const out: Record<string, number> = { ...this.#tally };
+    const add = (prefix: string, counts: Readonly<Record<string, number>>): void => {
+      for (const [name, count] of Object.entries(counts)) out[prefix + name] = (out[prefix + name] ?? 0) + count;
+    };
+    for (const node of this.#nodes) {
+      add('tier.', node.counts());
+      out.boots = (out.boots ?? 0) + node.boots;
+    }
+    add('fault.', this.#faults?.counts ?? {});
+    add('redis.', redis.counts);
+    for (const disk of disks.disks.values()) add('disk.', disk.counts);
+    return out;
+  }
+
+  async run(steps: number): Promise<void> {
+    const world = this.#world;
+    for (const node of this.#nodes) node.boot(world.between(1, 50) * 1000);
+    this.#faults = new Faults(world, this.#nodes, this.#servers, this.#network);
+    while (world.steps < steps) await this.#step();
+    await this.#calm();
+    await this.#prove();
+    await this.#close();
+  }
+
+  #engineComes(node: SimNode): void {
+    if (this.#isCalm || node.state !== 'up') return;
+    const world = this.#world;
+    const engine = new Engine({
+      ...{ node, space: world.pick(spaces), committed: this.#committed },
+      ...{ tenant: world.pick(['', '', 'small']), ttlS: world.chance(0.15) ? world.between(1, 2) : 0 },
+      report: (error) => this.report(error),
+      onDied: (where) => this.#engineComes(where),
+      tally: (what, count = 1) => {
+        this.#tally[what] = (this.#tally[what] ?? 0) + count;
+      },
+    });
+    this.#engines.add(engine);
+  }
+
+  async #step(): Promise<boolean> {
+    const world = this.#world;
+    const went = await world.step();
+    if (this.#failure !== undefined) throw this.#failure;
+    this.#checkBudgets();
+    if (world.steps % 16 === 0) for (const engine of this.#live()) engine.check();
+    if (world.steps % 64 === 0) this.#checkIndexes();
+    return went;
+  }
+
+  /** Until the condition holds; law 2 if it does not within the time. */
+  async #until(what: string, limitUs: number, holds: () => boolean): Promise<void> {
+    const world = this.#world;
+    const endUs = world.nowUs + limitUs;
+    while (!holds()) {
+      if (world.nowUs > endUs) throw new Violation(`law 2: ${what}, still not after ${limitUs / 1e6} s`);
+      if (!(await this.#step())) throw new Violation(`law 2: ${what}, and nothing will happen any more`);
+    }
+  }
+
+  #live(): Engine[] {
+    for (const engine of this.#engines) if (engine.isDead) this.#engines.delete(engine);
+    return [...this.#engines];
+  }
+
+  #up(): SimNode[] {
+    return this.#nodes.filter(({ state }) => state === 'up');
+  }
+
+  /** Law 3, at every instant. */
+  #checkBudgets(): void {
+    const { redis, disks } = this.#servers;
+    const over = (what: string, bytes: number, cap: number): void => {
+      if (bytes > cap) throw new Violation(`law 3: ${what}: ${bytes} bytes, ${cap} allowed`);
+    };
+    over('redis, by its ledger', redis.ledger?.used ?? 0, redisBytes);
+    over('redis, values under the ledger', redis.ledger === undefined ? 0 : redis.valueBytes, redis.ledger?.used ?? 0);
+    for (const node of this.#nodes) {
+      let bytes = 0;
+      for (const name of node.diskNames()) bytes += disks.of(`/kvtier-sim/${name}/`).bytes;
+      over(`${node.name}, its disks`, bytes, node.diskCapacityBytes);
+    }
+    if (this.#world.steps % 8 !== 0) return;
+    for (const { store, name, arena, plan } of this.#up()) {
+      const { counters, tiers } = store.stats();
+      const { bytes, capacityBytes } = arena.stats();
+      over(`${name}, the arena`, bytes, capacityBytes);
+      // One block may always start on each idle tier.
+      over(
+        `${name}, what is fetched`,
+        counters['fetch.inflight_bytes']!,
+        limits.maxFetchBytes! + plan.tiers.length * 6_000,
+      );
+      over(`${name}, what is prefetched`, counters['prefetch.unused_bytes']!, limits.maxPrefetchedBytes!);
+      over(`${name}, uses to tell`, counters['touch.pending_blocks']!, limits.maxTouchBlocks!);
+      for (const tier of plan.tiers) {
+        over(`${name}, ${tier}: queue`, counters[`writedown.${tier}.pending_bytes`]!, limits.maxWriteDownBytes!);
+      }
+      for (const { tier, detail } of tiers) {
+        over(`${name}, ${tier}: not written yet`, detail.write_dirty_bytes ?? 0, limits.maxDirtyBytes!);
+      }
+      over(`${name}, tenant small in the arena`, counters['quota.bytes.arena.small'] ?? 0, 20_000);
+      over(`${name}, tenant small on disk`, counters['quota.bytes.disk.small'] ?? 0, 30_000);
+    }
+    for (const { holdings, parts } of this.#live()) {
+      const { reserved, loads, pins } = holdings.counts;
+      over(`${parts.node.name}, loads of a session`, loads, limits.maxLoads!);
+      over(`${parts.node.name}, reserved by a session`, reserved * parts.space.payloadBytes, limits.maxReservedBytes!);
+      over(`${parts.node.name}, pinned by a session`, pins * parts.space.payloadBytes, limits.maxPinnedBytes!);
+    }
+  }
+
+  /** Law 6: the index is what the tiers hold, block by block, and what they told. */
+  #checkIndexes(): void {
+    for (const { store } of this.#up()) store.checkIntegrity();
+  }
+
+  /** Faults end, engines finish what they have begun: everything comes back (law 5), tiers come back (law 2). */
+  async #calm(): Promise<void> {
+    const world = this.#world;
+    world.note('CALM');
+    this.#faults!.stop();
+    this.#isCalm = true;
+    for (const engine of this.#live()) engine.quiet();
+    await this.#until('nodes do not come back', calmUs, () => this.#up().length === this.#nodes.length);
+    await this.#until('engines do not finish', calmUs, () =>
+      this.#live().every(({ views, reserved }) => views.size === 0 && reserved.size === 0),
+    );
+    for (const engine of this.#live()) engine.holdings.end();
+    this.#engines.clear();
+    const isWell = (): boolean =>
+      this.#up().every(({ store }) =>
+        store.stats().tiers.every(({ inService, breaker }) => inService && breaker !== 'open'),
+      );
+    await this.#until('tiers do not come back', calmUs, isWell);
+    const gauges = [
+      ...['fetch.inflight_bytes', 'namespaces.open', 'arena.pinned_blocks', 'touch.pending_blocks'],
+      ...['disk', 'redis', 'peer'].map((tier) => `writedown.${tier}.pending_bytes`),
+    ];
+    const left = (): string[] =>
+      this.#up().flatMap(({ store, name }) => {
+        const { counters } = store.stats();
+        return gauges
+          .filter((gauge) => (counters[gauge] ?? 0) !== 0)
+          .map((gauge) => `${name} ${gauge} ${counters[gauge]}`);
+      });
+    await this.#until('leases, pins or slots are left', calmUs, () => left().length === 0).catch((error: unknown) => {
+      if (error instanceof Violation && left().length > 0)
+        throw new Violation(`law 5: left behind: ${left().join(', ')}`);
+      throw error;
+    });
+    this.#checkIndexes();
+  }
+
+  /** Law 2: once the world is kind, every node stores, and loads what it has stored, from each of its tiers. */
+  async #prove(): Promise<void> {
+    const world = this.#world;
+    world.note('PROOF');
+    for (const node of this.#up()) {
+      const { namespace, payloadBytes } = spaces[0]!;
+      const holdings = node.store.open(namespace, payloadBytes, 16);
+      const chain = chainOf(100 + node.plan.number, 0, 0, 5);
+      const slots: number[] = [];
+      await world.runAs(node.life, () => {
+        for (const [at, { slot, reason }] of holdings.reserve(null, chain).entries()) {
+          if (slot === undefined) throw new Violation(`law 2: ${node.name}: nothing can be stored any more: ${reason}`);
+          contentOf(namespace, chain[at]!).payload.copy(node.memory, slot + headerBytes);
+          slots.push(slot);
+          this.#committed.add(namespace.key + chain[at]!);
+        }
+        holdings.commit(
+          slots,
+          chain.map((hash) => contentOf(namespace, hash).checksum),
+        );
+      });
+      const pending = (): boolean =>
+        Object.entries(node.store.stats().counters).some(
+          ([name, count]) => name.endsWith('.pending_bytes') && count > 0,
+        );
+      await this.#until(`${node.name} does not write down`, calmUs, () => !pending());
+      const through = node.plan.tiers.filter((tier) => tier !== 'peer' && node.plan.plans[tier]?.write === 'through');
+      for (const tier of through) {
+        const has = node.lower.find(({ name }) => name === tier)!.lookup(namespace, chain);
+        if (has !== chain.length && node.plan.plans[tier]!.ttlSeconds === undefined)
+          throw new Violation(`law 2: ${node.name}: ${tier} took only ${has} of ${chain.length} blocks`);
+      }
+      node.arena.remove(namespace, chain, 'evicted');
+      let loaded: number | undefined;
+      let why = '';
+      const { held } = node.store.lookup(holdings.state, chain);
+      await world.runAs(node.life, () =>
+        holdings.load(1n, chain, 10_000, {
+          onReady: () => {},
+          onDone: (count, reason) => {
+            loaded = count;
+            why = reason;
+          },
+        }),
+      );
+      await this.#until(`${node.name}: a load does not end`, calmUs, () => loaded !== undefined);
+      if (loaded! < held) throw new Violation(`law 2: ${node.name}: ${loaded} of ${held} blocks came back: ${why}`);
+      this.#tally['proof.blocks'] = (this.#tally['proof.blocks'] ?? 0) + loaded!;
+      await world.runAs(node.life, () => holdings.end());
+      // Every slot comes back: what is left are blocks, and these can go.
+      for (const space of spaces) this.#empty(node, space.namespace.key);
+      const { bytes } = node.arena.stats();
+      if (bytes !== 0) throw new Violation(`law 5: ${node.name}: ${bytes} bytes of the arena belong to nobody`);
+      this.#checkIndexes();
+    }
+    this.#checkControl();
+  }
+
+  #empty(node: SimNode, key: string): void {
+    const held: {
+      namespace: Parameters<typeof node.arena.remove>[0];
+      hashes: Parameters<typeof node.arena.remove>[1];
+    }[] = [];
+    node.arena.follow((change) => {
+      if (change.kind === 'stored' && change.namespace.key === key) held.push(change);
+    })();
+    for (const { namespace, hashes } of held) node.arena.remove(namespace, hashes, 'evicted');
+  }
+
+  /** Law 4: what travels as commands are names and numbers; no command is as large as a batch of payloads. */
+  #checkControl(): void {
+    const { redis } = this.#servers;
+    const mostBytes = 32 * 160 + 1_000;
+    if (redis.largestCommandBytes > mostBytes * 4) {
+      throw new Violation(`law 4: a command to redis of ${redis.largestCommandBytes} bytes`);
+    }
+  }
+
+  /** Nodes close within their time and leave nothing: no timer, no file lock. */
+  async #close(): Promise<void> {
+    const world = this.#world;
+    world.note('CLOSE');
+    for (const node of this.#up()) {
+      let closed = false;
+      await world.runAs(node.life, () => {
+        node.store.close().then(
+          () => {
+            closed = true;
+          },
+          (error: unknown) => this.report(error),
+        );
+      });
+      node.state = 'down';
+      await this.#until(`${node.name} does not close`, closeLimitUs, () => closed);
+      // Time limits of what has ended run out by themselves.
+      await this.#until(
+        `${node.name} leaves timers behind`,
+        2 * closeLimitUs,
+        () => world.pending(node.life).length === 0,
+      );
+      this.#network.hosts.delete(node.plan.number);
+      node.end();
+    }
+    const locks = [...this.#servers.disks.disks.values()].reduce((sum, disk) => sum + disk.locks.size, 0);
+    if (locks > 0) throw new Violation(`law 5: ${locks} folders are still locked`);
+  }
+}

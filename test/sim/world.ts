@@ -1,0 +1,153 @@
+/**
+ * Virtual time and the list of everything that is going to happen: one entry for each timer, each completion of a device and each
+ * message of a network. One seed decides them all, so that a run can be had again, event by event.
+ *
+ *     step: take the earliest entry ──▶ its time is now ──▶ run it as its owner ──▶ let promises settle ──▶ (checks)
+ *
+ * Invariants: nothing happens outside of the list, so that no two things happen at once; whoever dies (a `Life`) takes its own
+ * entries along, and none of its code runs any more. Idea: deterministic simulation (FoundationDB's, TigerBeetle's).
+ */
+import { seededRandom } from '../../packages/tiers/src/testing/faulty-tier.ts';
+
+/** One life of a node, or of a server: owns the entries that its code makes. */
+export interface Life {
+  readonly name: string;
+  alive: boolean;
+}
+
+export interface Entry {
+  readonly atUs: number;
+  readonly order: number;
+  readonly what: string;
+  readonly owner: Life;
+  fn: (() => void) | undefined;
+}
+
+/** A law was broken: what the world found, and where in the run. */
+export class Violation extends Error {}
+
+const realSetImmediate = setImmediate;
+/** Promises and microtasks run until nothing is left of them. */
+const settled = (): Promise<void> => new Promise((resolve) => realSetImmediate(resolve));
+
+export class World {
+  readonly seed: number;
+  readonly random: () => number;
+  readonly servers: Life = { name: 'world', alive: true };
+  /** Whose code runs now. */
+  life: Life = this.servers;
+  nowUs = 1_000_000;
+  steps = 0;
+  /** A fingerprint of all that has happened so far. */
+  digest = 0;
+  /** Lines of what happened, when asked for. */
+  readonly lines: string[] | undefined;
+  #heap: Entry[] = [];
+  #order = 0;
+
+  constructor(seed: number, verbose = false) {
+    this.seed = seed;
+    this.random = seededRandom(seed);
+    this.lines = verbose ? [] : undefined;
+  }
+
+  get nowMs(): number {
+    return this.nowUs / 1000;
+  }
+
+  /** Uniform integer, `from` to `to`, both included. */
+  between(from: number, to: number): number {
+    return from + Math.floor(this.random() * (to - from + 1));
+  }
+
+  chance(probability: number): boolean {
+    return this.random() < probability;
+  }
+
+  pick<T>(items: readonly T[]): T {
+    return items[Math.floor(this.random() * items.length)]!;
+  }
+
+  /** Small numbers are much more frequent: 0 to `count` - 1. */
+  zipf(count: number): number {
+    return Math.floor(count ** this.random()) - 1;
+  }
+
+  /** `fn` will run as `owner`, unless that dies before. */
+  schedule(delayUs: number, what: string, fn: () => void, owner: Life = this.life): Entry {
+    const entry = { atUs: this.nowUs + Math.max(0, Math.round(delayUs)), order: this.#order++, what, owner, fn };
+    this.#push(entry);
+    return entry;
+  }
+
+  cancel(entry: Entry): void {
+    entry.fn = undefined;
+  }
+
+  /** Something worth a line happened. */
+  note(line: string): void {
+    for (let at = 0; at < line.length; at++)
+      this.digest = Math.imul(this.digest ^ line.charCodeAt(at), 0x01000193) >>> 0;
+    this.lines?.push(`${String(this.steps).padStart(6)} ${this.nowMs.toFixed(3).padStart(12)} ${line}`);
+  }
+
+  /** Entries that a life still has. */
+  pending(owner: Life): Entry[] {
+    return this.#heap.filter((entry) => entry.fn !== undefined && entry.owner === owner);
+  }
+
+  /** The next thing happens. False: nothing is left. */
+  async step(): Promise<boolean> {
+    for (let entry = this.#pop(); entry !== undefined; entry = this.#pop()) {
+      const { fn, owner } = entry;
+      if (fn === undefined || !owner.alive) continue;
+      entry.fn = undefined;
+      this.nowUs = entry.atUs;
+      this.steps++;
+      this.note(`${owner.name} ${entry.what}`);
+      await this.runAs(owner, fn);
+      return true;
+    }
+    return false;
+  }
+
+  /** Run code of `owner`, and what follows from it in the same turn. */
+  async runAs(owner: Life, fn: () => void): Promise<void> {
+    this.life = owner;
+    fn();
+    await settled();
+    this.life = this.servers;
+  }
+
+  #push(entry: Entry): void {
+    const heap = this.#heap;
+    let at = heap.push(entry) - 1;
+    while (at > 0) {
+      const parent = (at - 1) >> 1;
+      if (!isBefore(entry, heap[parent]!)) break;
+      heap[at] = heap[parent]!;
+      at = parent;
+    }
+    heap[at] = entry;
+  }
+
+  #pop(): Entry | undefined {
+    const heap = this.#heap;
+    const first = heap[0];
+    const last = heap.pop();
+    if (last === undefined || heap.length === 0) return first;
+    let at = 0;
+    for (;;) {
+      let child = 2 * at + 1;
+      if (child >= heap.length) break;
+      if (child + 1 < heap.length && isBefore(heap[child + 1]!, heap[child]!)) child++;
+      if (!isBefore(heap[child]!, last)) break;
+      heap[at] = heap[child]!;
+      at = child;
+    }
+    heap[at] = last;
+    return first;
+  }
+}
+
+const isBefore = (a: Entry, b: Entry): boolean => a.atUs < b.atUs || (a.atUs === b.atUs && a.order < b.order);
