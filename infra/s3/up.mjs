@@ -1,0 +1,29 @@
+/**
+ * An S3 server by hand: node infra/s3/up.mjs [--port N]. Makes the bucket "kvtier", prints what the tier's configuration needs,
+ * and lives until Ctrl-C, which leaves nothing.
+ */
+import { script } from '../../scripts/lib/command.mjs';
+import { testPackages } from '../../scripts/lib/system.mjs';
+import { importTypeScript } from '../../scripts/lib/typescript.mjs';
+import { setup } from '../../scripts/setup.mjs';
+
+await script(async (args) => {
+  await setup({ need: ['npm'], packages: Object.keys(testPackages) });
+  const { S3Server, s3Credentials } = await importTypeScript('infra/s3/servers.ts');
+  const { makeBucket } = await importTypeScript('packages/tiers/src/testing/s3.ts');
+  const port = args.includes('--port') ? Number(args[args.indexOf('--port') + 1]) : undefined;
+  const server = await S3Server.start(port === undefined ? {} : { port });
+  try {
+    await makeBucket(server.url, 'kvtier');
+    const config = { endpoint: server.url, bucket: 'kvtier', bytes: 2 ** 30, ...s3Credentials };
+    process.stdout.write(`${JSON.stringify(config, null, 2)}\nrunning; Ctrl-C ends it\n`);
+    const alive = setInterval(() => {}, 1 << 30);
+    await new Promise((resolve) => {
+      for (const name of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.once(name, resolve);
+    });
+    clearInterval(alive);
+  } finally {
+    await server.stop();
+  }
+  return 0;
+});

@@ -1,0 +1,69 @@
+/**
+ * What is checked before an S3 tier opens, each with one line that says how to mend it: the bucket answers, the credentials may
+ * list, write and delete, conditional writes work, and every node divides the budget in the same way.
+ */
+import { KvError } from '@kvtier/errors';
+import { packsBelow } from './discovery.ts';
+import type { S3Plan } from './options.ts';
+import type { S3Link } from './s3-link.ts';
+
+export const settingsKey = 'v1/settings';
+
+export async function checkBucket(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<void> {
+  try {
+    await link.list(settingsKey, deadlineMs);
+    await agree(link, plan, deadlineMs);
+    await link.delete(`${packsBelow}none`, deadlineMs);
+  } catch (error) {
+    throw refusal(KvError.from(error), plan);
+  }
+}
+
+/** The settings object is made once, by a conditional write; who finds another one than its own does not start. */
+async function agree(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<void> {
+  const ours = JSON.stringify({ version: 1, packBytes: plan.packBytes, packCount: plan.packCount });
+  const place = `s3://${plan.bucket}/${plan.prefix}${settingsKey}`;
+  const first = await link.put(settingsKey, [Buffer.from(ours)], true, deadlineMs);
+  if (first.outcome === 'stored') {
+    const second = await link.put(settingsKey, [Buffer.from(ours)], true, deadlineMs);
+    if (second.outcome !== 'exists') {
+      throw new KvError(
+        'CONFIG',
+        `s3: ${plan.url.origin} ignores If-None-Match, so that nodes could overwrite each other; use a server with conditional writes`,
+      );
+    }
+  }
+  const etag = (await link.list(settingsKey, deadlineMs)).find(({ key }) => key === settingsKey)?.etag;
+  const text = (await link.getSmall(settingsKey, null, deadlineMs))?.toString();
+  if (text !== ours) {
+    throw new KvError(
+      'CONFIG',
+      `s3: the nodes of ${place} share a budget of ${text?.slice(0, 200)}, this one has ${ours}; configure the same bytes and packBytes, or stop all of them and delete that object`,
+    );
+  }
+  if (link.hasVersions) {
+    throw new KvError(
+      'CONFIG',
+      `s3: bucket ${plan.bucket} keeps old versions, so that what is deleted still takes space; take a bucket without versioning`,
+    );
+  }
+  if (etag === undefined) return;
+  link.quotedEtags = (await link.getSmall(settingsKey, etag, deadlineMs)) === undefined;
+}
+
+function refusal(error: KvError, plan: S3Plan): KvError {
+  if (error.code === 'CONFIG') return error;
+  const what = error.message;
+  const at = plan.url.origin;
+  if (/NoSuchBucket|LIST .*HTTP 404/.test(what)) {
+    return new KvError('CONFIG', `s3: bucket ${plan.bucket} does not exist at ${at}; create it, or correct the name`);
+  }
+  if (/HTTP 40[13]|Credential|credentials/.test(what)) {
+    return new KvError('CONFIG', `s3: ${at} refuses the credentials for bucket ${plan.bucket} (${what}); correct them`);
+  }
+  if (/HTTP (30\d|400)/.test(what)) {
+    return new KvError('CONFIG', `s3: ${at} refuses the request (${what}); correct region, bucket or pathStyle`);
+  }
+  // May come later: packages/session tries again.
+  return new KvError('IO', `s3: ${at} does not answer (${what}); correct the endpoint, or start that server`, { retry: true });
+}

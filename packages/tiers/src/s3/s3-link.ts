@@ -1,0 +1,270 @@
+/**
+ * The S3 API as the tier needs it. Control (LIST, DELETE) by the SDK; bodies by our own connections, straight between socket and
+ * arena, signed by the SDK's signer with an unsigned payload (the objects carry their own checksums).
+ *
+ * Invariants: every call ends by its deadline; what can pass by itself (5xx, 429, a connection that ended) is tried again after a
+ * random wait below a growing bound ("full jitter"); `onTry` hears of every try, for the breaker.
+ */
+import type { S3Client } from '@aws-sdk/client-s3';
+import { KvError } from '@kvtier/errors';
+import type { HttpReply, HttpRequest } from './http-connection.ts';
+import { HttpPool } from './http-pool.ts';
+import type { S3Plan } from './options.ts';
+
+const firstBackoffMs = 50;
+const maxBackoffMs = 2_000;
+const busyBackoffMs = 500;
+const maxTries = 6;
+/** A bucket lists 1000 keys at a time; beyond this many pages something else lives under our prefix. */
+const maxPages = 1_000;
+
+export interface ListedObject {
+  readonly key: string;
+  readonly etag: string;
+  readonly bytes: number;
+  readonly modifiedMs: number;
+}
+
+export interface S3LinkOptions {
+  readonly plan: S3Plan;
+  readonly onTry: (failure: KvError | undefined) => void;
+  /** Why nothing is to be tried now; undefined: go on. */
+  readonly suspended: () => string | undefined;
+}
+
+type SdkError = Error & { Code?: string; $metadata?: { httpStatusCode?: number } };
+
+export class S3Link {
+  readonly #plan: S3Plan;
+  readonly #options: S3LinkOptions;
+  readonly #sdk: typeof import('@aws-sdk/client-s3');
+  readonly #client: S3Client;
+  readonly #pool: HttpPool;
+  readonly #host: string;
+  readonly #basePath: string;
+  /** RGW wants the ETag of If-Match without its quotes in some versions; others with them. Found out at start. */
+  quotedEtags = false;
+  /** An answer named a version: what is deleted stays, so that no budget can be kept. */
+  hasVersions = false;
+  /** Server time minus ours, from the Date of its answers. */
+  clockOffsetMs = 0;
+  requestCount = 0;
+  retryCount = 0;
+
+  static async open(options: S3LinkOptions): Promise<S3Link> {
+    // The version is pinned; that later ones want a newer Node is no news to who runs this.
+    process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= 'true';
+    // Loaded only where the tier is used: it is a large tree.
+    return new S3Link(options, await import('@aws-sdk/client-s3'));
+  }
+
+  private constructor(options: S3LinkOptions, sdk: typeof import('@aws-sdk/client-s3')) {
+    const { plan } = options;
+    this.#plan = plan;
+    this.#options = options;
+    this.#sdk = sdk;
+    const { url, bucket, pathStyle } = plan;
+    this.#client = new sdk.S3Client({
+      endpoint: url.origin,
+      region: plan.region,
+      forcePathStyle: pathStyle,
+      maxAttempts: 1,
+      ...(plan.credentials === undefined ? {} : { credentials: plan.credentials }),
+      requestHandler: {
+        connectionTimeout: plan.idleLimitMs,
+        requestTimeout: plan.idleLimitMs,
+        ...(plan.ca === undefined ? {} : { httpsAgent: { ca: plan.ca } }),
+      },
+    });
+    const host = pathStyle ? url.hostname : `${bucket}.${url.hostname}`;
+    const tls = url.protocol === 'https:';
+    const port = url.port === '' ? (tls ? 443 : 80) : Number(url.port);
+    this.#host = url.port === '' ? host : `${host}:${url.port}`;
+    this.#basePath = pathStyle ? `/${bucket}/` : '/';
+    this.#pool = new HttpPool({ tls, host: host.replaceAll(/[[\]]/g, ''), port, ca: plan.ca }, plan.maxConnections);
+  }
+
+  /**
+   * Bytes of an object from `first` on, into `targets` until they are full. false: it is not there, or (with `etag`) not that one
+   * any more.
+   */
+  async get(
+    key: string,
+    etag: string | null,
+    first: number,
+    targets: readonly Buffer[],
+    deadlineMs: number,
+  ): Promise<boolean> {
+    const bytes = targets.reduce((sum, target) => sum + target.length, 0);
+    const headers: Record<string, string> = { range: `bytes=${first}-${first + bytes - 1}` };
+    if (etag !== null) headers['if-match'] = this.quotedEtags ? `"${etag}"` : etag;
+    const reply = await this.#tried(`GET ${key}`, deadlineMs, async () => {
+      const answer = await this.#send({ method: 'GET', key, headers, body: [], targets }, deadlineMs);
+      if ([200, 206, 404, 412, 416].includes(answer.status)) return answer;
+      throw failureOf(answer);
+    });
+    return reply.status === 200 || reply.status === 206;
+  }
+
+  /** Length and content of a small object; undefined: not there. */
+  async getSmall(key: string, etag: string | null, deadlineMs: number): Promise<Buffer | undefined> {
+    const headers: Record<string, string> = etag === null ? {} : { 'if-match': this.quotedEtags ? `"${etag}"` : etag };
+    const reply = await this.#tried(`GET ${key}`, deadlineMs, async () => {
+      const answer = await this.#send({ method: 'GET', key, headers, body: [], targets: [] }, deadlineMs);
+      if ([200, 404, 412].includes(answer.status)) return answer;
+      throw failureOf(answer);
+    });
+    return reply.status === 200 ? reply.body : undefined;
+  }
+
+  /**
+   * Write an object. With `ifAbsent` only where none is: 'exists' otherwise. `unsure`: a try before had no answer, so that what
+   * exists may be this very object.
+   */
+  async put(
+    key: string,
+    body: readonly Uint8Array[],
+    ifAbsent: boolean,
+    deadlineMs: number,
+  ): Promise<{ outcome: 'stored' | 'exists'; etag: string; unsure: boolean }> {
+    const headers = { 'content-type': 'application/octet-stream', ...(ifAbsent ? { 'if-none-match': '*' } : {}) };
+    let tries = 0;
+    const reply = await this.#tried(`PUT ${key}`, deadlineMs, async () => {
+      tries++;
+      const answer = await this.#send({ method: 'PUT', key, headers, body, targets: [] }, deadlineMs);
+      // 409: another conditional write of this key is in progress; it wins or it does not, the next try will see.
+      if (answer.status === 200 || (ifAbsent && answer.status === 412)) return answer;
+      throw failureOf(answer);
+    });
+    const etag = bareEtag(reply.headers.get('etag') ?? '');
+    return { outcome: reply.status === 200 ? 'stored' : 'exists', etag, unsure: tries > 1 };
+  }
+
+  async delete(key: string, deadlineMs: number): Promise<void> {
+    const { bucket, prefix } = this.#plan;
+    await this.#tried(`DELETE ${key}`, deadlineMs, (signal) =>
+      this.#client.send(new this.#sdk.DeleteObjectCommand({ Bucket: bucket, Key: prefix + key }), {
+        abortSignal: signal,
+      }),
+    );
+  }
+
+  /** All objects whose key begins with the tier's prefix and `below`. */
+  async list(below: string, deadlineMs: number): Promise<ListedObject[]> {
+    const objects: ListedObject[] = [];
+    const { bucket, prefix } = this.#plan;
+    let token: string | undefined;
+    for (let page = 0; page < maxPages; page++) {
+      const request = { Bucket: bucket, Prefix: prefix + below, ContinuationToken: token };
+      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineMs, (signal) =>
+        this.#client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal: signal }),
+      );
+      for (const { Key, ETag, Size, LastModified } of answer.Contents ?? []) {
+        if (Key === undefined) continue;
+        const key = Key.slice(prefix.length);
+        objects.push({ key, etag: bareEtag(ETag ?? ''), bytes: Size ?? 0, modifiedMs: LastModified?.getTime() ?? 0 });
+      }
+      token = answer.IsTruncated ? answer.NextContinuationToken : undefined;
+      if (token === undefined) break;
+    }
+    return objects;
+  }
+
+  close(): void {
+    this.#pool.close();
+    this.#client.destroy();
+  }
+
+  async #send(
+    request: { method: 'GET' | 'PUT'; key: string; headers: Record<string, string> } & Pick<
+      HttpRequest,
+      'body' | 'targets'
+    >,
+    deadlineMs: number,
+  ): Promise<HttpReply> {
+    const { method, key, body, targets } = request;
+    const path = this.#basePath + (this.#plan.prefix + key).split('/').map(encodeURIComponent).join('/');
+    const bodyBytes = body.reduce((sum, part) => sum + part.length, 0);
+    const { protocol, hostname } = this.#plan.url;
+    const signer = await this.#client.config.signer({
+      ...{ name: 'sigv4', signingName: 's3', signingRegion: this.#plan.region, properties: {} },
+    });
+    const signed = await signer.sign(
+      // The class of this literal is the SDK's own; only these fields are read.
+      {
+        ...{ method, protocol, hostname, path, query: {} },
+        headers: { host: this.#host, 'x-amz-content-sha256': 'UNSIGNED-PAYLOAD', ...request.headers },
+      } as Parameters<typeof signer.sign>[0],
+      { signingDate: new Date(Date.now() + this.clockOffsetMs) },
+    );
+    const headers = { ...signed.headers, ...(method === 'PUT' ? { 'content-length': String(bodyBytes) } : {}) };
+    const limits = { deadlineMs, idleMs: this.#plan.idleLimitMs };
+    const reply = await this.#pool.send({ method, path, headers, body, targets }, limits);
+    const version = reply.headers.get('x-amz-version-id');
+    if (version !== undefined && version !== 'null') this.hasVersions = true;
+    const serverMs = Date.parse(reply.headers.get('date') ?? '');
+    // The header has whole seconds: a smaller difference is none.
+    if (!Number.isNaN(serverMs)) {
+      const differenceMs = serverMs - Date.now();
+      this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
+    }
+    return reply;
+  }
+
+  async #tried<T>(what: string, deadlineMs: number, once: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    for (let tries = 1; ; tries++) {
+      const reason = this.#options.suspended();
+      if (reason !== undefined) throw new KvError('IO', `s3: ${what}: not tried: ${reason}`);
+      const leftMs = deadlineMs - performance.now();
+      if (leftMs <= 0) throw new KvError('DEADLINE', `s3: ${what}: the time limit was reached`);
+      try {
+        this.requestCount++;
+        const result = await once(AbortSignal.timeout(Math.ceil(Math.min(leftMs, this.#plan.idleLimitMs * 2))));
+        this.#options.onTry(undefined);
+        return result;
+      } catch (error) {
+        const { failure, mayPass, isBusy } = judged(error, what);
+        this.#options.onTry(failure);
+        // "Slow down" is meant: never less than half a second.
+        const leastMs = isBusy ? busyBackoffMs : 0;
+        const waitMs = leastMs + Math.random() * Math.min(maxBackoffMs, firstBackoffMs * 2 ** tries);
+        if (!mayPass || tries >= maxTries || performance.now() + waitMs >= deadlineMs) throw failure;
+        this.retryCount++;
+        await new Promise((resolve) => setTimeout(resolve, waitMs));
+      }
+    }
+  }
+}
+
+const bareEtag = (etag: string): string => etag.replaceAll('"', '');
+
+class StatusError extends Error {
+  readonly status: number;
+  readonly s3Code: string;
+  constructor(status: number, s3Code: string) {
+    super(`HTTP ${status} ${s3Code}`.trim());
+    this.status = status;
+    this.s3Code = s3Code;
+  }
+}
+
+const failureOf = (reply: HttpReply): StatusError =>
+  new StatusError(reply.status, /<Code>(\w+)<\/Code>/.exec(reply.body.toString('latin1'))?.[1] ?? '');
+
+/** One line of what happened, and whether another try may help. */
+function judged(error: unknown, what: string): { failure: KvError; mayPass: boolean; isBusy: boolean } {
+  if (error instanceof KvError) {
+    const failure = new KvError(error.code, `s3: ${what}: ${error.message}`);
+    return { failure, mayPass: error.code !== 'PROTOCOL', isBusy: false };
+  }
+  const sdkError = error as SdkError;
+  const status = error instanceof StatusError ? error.status : sdkError.$metadata?.httpStatusCode;
+  const s3Code = error instanceof StatusError ? error.s3Code : (sdkError.Code ?? sdkError.name);
+  const message =
+    status === undefined ? `${s3Code} ${sdkError.message}`.replaceAll(/\s+/g, ' ').trim() : `HTTP ${status} ${s3Code}`;
+  const mayPass =
+    status === undefined
+      ? sdkError.name !== 'CredentialsProviderError'
+      : status >= 500 || [408, 409, 429].includes(status);
+  return { failure: new KvError('IO', `s3: ${what}: ${message}`), mayPass, isBusy: status === 503 || status === 429 };
+}
