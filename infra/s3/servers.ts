@@ -92,7 +92,7 @@ export class S3Server {
   async #make(addresses: string): Promise<void> {
     const keyring = join(this.dir, 'keyring');
     const monmap = join(this.dir, 'monmap');
-    for (const path of ["mon/a", "osd/0", "rgw", "log", "run"]) mkdirSync(join(this.dir, path), { recursive: true });
+    for (const path of ['mon/a', 'osd/0', 'rgw', 'log', 'run']) mkdirSync(join(this.dir, path), { recursive: true });
     const keys: [string, ...string[]][] = [
       ['mon.', 'mon', 'allow *'],
       ['client.admin', 'mon', 'allow *', 'osd', 'allow *', 'mgr', 'allow *'],
@@ -169,7 +169,9 @@ export class S3Server {
 }
 
 const missing = (name: string): Error =>
-  new Error(`${name} is not installed; apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw ceph-common`);
+  new Error(
+    `${name} is not installed; apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw ceph-common`,
+  );
 
 async function answers(url: string): Promise<boolean> {
   try {

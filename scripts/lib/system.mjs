@@ -33,6 +33,10 @@ export const testPackages = {
   'redis-sentinel': program('redis-sentinel'),
   'redis-tools': program('redis-cli'),
   openssl: program('openssl'),
+  'ceph-mon': program('ceph-mon'),
+  'ceph-osd': program('ceph-osd'),
+  radosgw: program('radosgw'),
+  'ceph-common': program('ceph'),
   'python3-zmq': pythonModule('zmq'),
   'python3-msgpack': pythonModule('msgpack'),
 };

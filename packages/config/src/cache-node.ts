@@ -6,6 +6,7 @@ import { z } from 'zod';
 import { kvEventsSchema } from './kv-events.ts';
 import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
+import { s3Schema } from './s3.ts';
 
 export const bytes = z.number().int().positive();
 export const logLevel = z.enum(['trace', 'debug', 'info', 'warn', 'error', 'silent']).default('info');
@@ -14,7 +15,7 @@ export const logLevel = z.enum(['trace', 'debug', 'info', 'warn', 'error', 'sile
 const evictionNames = ['lru', 'lfu', 'fifo', 's3-fifo'] as const;
 
 /** The lower tiers, by the names that stats and spans use. */
-export const lowerTierNames = ['disk', 'redis'] as const;
+export const lowerTierNames = ['disk', 'redis', 's3'] as const;
 
 /** What the store does with one lower tier. */
 export const placementSchema = z.strictObject({
@@ -72,10 +73,18 @@ export const cacheNodeSchema = z
       .nullable(),
     /** null: no Redis tier. */
     redis: redisSchema.nullable().default(null),
+    /** null: no S3 tier. */
+    s3: s3Schema.nullable().default(null),
     /** null: no blocks are exchanged with other nodes. */
     peers: peersSchema.nullable().default(null),
     /** By tier; a tier that is not named is written through. */
-    placement: z.strictObject({ disk: placementSchema.optional(), redis: placementSchema.optional() }).default({}),
+    placement: z
+      .strictObject({
+        disk: placementSchema.optional(),
+        redis: placementSchema.optional(),
+        s3: placementSchema.optional(),
+      })
+      .default({}),
     /** By tenant; "*" is every tenant that is not named. Without a quota a tenant takes what it gets. */
     quotas: z.record(z.string().max(200), quotaSchema).default({}),
     /** What each tier comes to hold and loses, for routers; null: not published. About 10 bytes per held block for replays. */

@@ -17,6 +17,7 @@ describe('defaults', () => {
       arena: { bytes: 1 << 20, dir: '/dev/shm', eviction: 'lru' },
       disk: { bytes: 8 << 20, eviction: 'lru', ioBackend: 'auto' },
       redis: null,
+      s3: null,
       peers: null,
       placement: {},
       quotas: {},

@@ -1,4 +1,4 @@
-/** The tiers below the arena, as the configuration asks for them, fastest first: disk, peer, redis. */
+/** The tiers below the arena, as the configuration asks for them, fastest first: disk, peer, redis, s3. */
 import path from 'node:path';
 import type { ArenaHandle } from '@kvtier/native';
 import type { Clock, Log, TierPlan } from '@kvtier/store';
@@ -11,6 +11,8 @@ import {
   type DiskTierOptions,
   type RedisSettings,
   RedisTier,
+  type S3Settings,
+  S3Tier,
   type Tier,
 } from '@kvtier/tiers';
 import { openOrLater } from './late-tier.ts';
@@ -32,6 +34,7 @@ export interface Placement extends Partial<TierPlan> {
 export interface LowerOptions {
   readonly disk: DiskOptions | null;
   readonly redis: RedisSettings | null;
+  readonly s3: S3Settings | null;
   /** Open already. */
   readonly peers: Tier | null;
   /** By tier name. */
@@ -45,9 +48,11 @@ export interface LowerOptions {
   readonly log: Log;
 }
 
+const sharedSupports = { persistent: true, shared: true, writable: true, evicts: true };
+
 /** KvError when a tier cannot work from the start: no permission, no room, a cap that is too small, a wrong password. */
 export async function openLower(options: LowerOptions): Promise<Tier[]> {
-  const { disk, redis, arena, slots, clock, log } = options;
+  const { disk, redis, s3, arena, slots, clock, log } = options;
   const memory = new ArenaMemory(arena, options.arenaBytes);
   const opened: Tier[] = [];
   try {
@@ -55,8 +60,15 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
     if (options.peers !== null) opened.push(options.peers);
     if (redis !== null) {
       const open = () => RedisTier.open({ settings: redis, arena, memory, slots, log });
-      const supports = { persistent: true, shared: true, writable: true, evicts: true };
-      opened.push(await openOrLater({ name: 'redis', supports, capacityBytes: redis.bytes, open, clock, log }));
+      opened.push(
+        await openOrLater({ name: 'redis', supports: sharedSupports, capacityBytes: redis.bytes, open, clock, log }),
+      );
+    }
+    if (s3 !== null) {
+      const open = () => S3Tier.open({ ...s3, arena, memory, slots, log });
+      opened.push(
+        await openOrLater({ name: 's3', supports: sharedSupports, capacityBytes: s3.bytes, open, clock, log }),
+      );
     }
   } catch (error) {
     for (const tier of opened) await tier.close();

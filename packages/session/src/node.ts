@@ -11,7 +11,7 @@ import { KvError } from '@kvtier/errors';
 import { decodeHeader, headerBytes } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, Store } from '@kvtier/store';
-import { ArenaTier, type ArenaTierOptions, type RedisSettings } from '@kvtier/tiers';
+import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import { NodeEvents, type NodeEventsOptions } from './node-events.ts';
@@ -25,6 +25,7 @@ export interface CacheNodeOptions {
   /** null: no disk tier. */
   readonly disk: DiskOptions | null;
   readonly redis?: RedisSettings | null;
+  readonly s3?: S3Settings | null;
   readonly peers?: PeersOptions | null;
   /** What the store does with each lower tier, by its name. */
   readonly placement?: Readonly<Record<string, Placement | undefined>>;
@@ -74,6 +75,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     const lower = await openLower({
       disk: options.disk,
       redis: options.redis ?? null,
+      s3: options.s3 ?? null,
       peers: peers?.tier ?? null,
       placement,
       dataDir,

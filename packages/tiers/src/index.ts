@@ -24,5 +24,7 @@ export {
   type RedisSettings,
   type RedisTierOptions,
 } from './redis/settings.ts';
+export type { S3Settings, S3TierOptions } from './s3/options.ts';
+export { S3Tier } from './s3/s3-tier.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';

@@ -206,7 +206,10 @@ export class HttpConnection {
     }
     const [statusLine = '', ...lines] = this.#head.toString('latin1', 0, end).split('\r\n');
     const status = Number(/^HTTP\/1\.[01] (\d{3})/.exec(statusLine)?.[1]);
-    if (!(status >= 100)) return this.#fail('PROTOCOL', 'the answer is not HTTP');
+    if (!(status >= 100)) {
+      this.#fail('PROTOCOL', 'the answer is not HTTP');
+      return;
+    }
     const rest = this.#head.subarray(end + 4, this.#headBytes);
     this.#headBytes = 0;
     if (status < 200) {
@@ -230,8 +233,10 @@ export class HttpConnection {
     const { targets } = exchange.request;
     if ((status === 200 || status === 206) && targets.length > 0) {
       const expected = targets.reduce((sum, target) => sum + target.length, 0);
-      if (bodyBytes !== expected)
-        return this.#fail('PROTOCOL', `a body of ${length} bytes where ${expected} were asked`);
+      if (bodyBytes !== expected) {
+        this.#fail('PROTOCOL', `a body of ${length} bytes where ${expected} were asked`);
+        return;
+      }
       exchange.sinks = targets;
     } else if (bodyBytes <= smallBodyMax) exchange.sinks = [Buffer.alloc(bodyBytes)];
     else {
@@ -241,7 +246,10 @@ export class HttpConnection {
       return;
     }
     exchange.bodyLeft = bodyBytes;
-    if (rest.length > bodyBytes) return this.#fail('PROTOCOL', 'more bytes than the answer announced');
+    if (rest.length > bodyBytes) {
+      this.#fail('PROTOCOL', 'more bytes than the answer announced');
+      return;
+    }
     let at = 0;
     // At most the head buffer's worth: what came in one read with the head.
     while (at < rest.length) {

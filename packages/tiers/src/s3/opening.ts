@@ -65,5 +65,7 @@ function refusal(error: KvError, plan: S3Plan): KvError {
     return new KvError('CONFIG', `s3: ${at} refuses the request (${what}); correct region, bucket or pathStyle`);
   }
   // May come later: packages/session tries again.
-  return new KvError('IO', `s3: ${at} does not answer (${what}); correct the endpoint, or start that server`, { retry: true });
+  return new KvError('IO', `s3: ${at} does not answer (${what}); correct the endpoint, or start that server`, {
+    retry: true,
+  });
 }

@@ -14,7 +14,14 @@ export function openS3(
   options: Partial<S3TierOptions> = {},
 ): Promise<S3Tier> {
   return S3Tier.open({
-    ...{ bytes: 4 << 20, packBytes: 96 << 10, flushMs: 2, timeLimitMs: 10_000, idleLimitMs: 5_000, refreshMs: 3_600_000 },
+    ...{
+      bytes: 4 << 20,
+      packBytes: 96 << 10,
+      flushMs: 2,
+      timeLimitMs: 10_000,
+      idleLimitMs: 5_000,
+      refreshMs: 3_600_000,
+    },
     ...s3Credentials,
     ...settings,
     arena: bench.arena,

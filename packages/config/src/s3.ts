@@ -1,0 +1,59 @@
+/**
+ * The S3 tier's configuration, docs/operating.md ("S3"). What a schema can see is refused here; what only the files and the server
+ * can tell, when the tier opens.
+ */
+import { z } from 'zod';
+
+export const s3Schema = z
+  .strictObject({
+    bucket: z
+      .string()
+      .regex(/^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$/, 'write the name of a bucket: 3 to 63 of a-z, 0-9, "." and "-"'),
+    /** Budget of all nodes that share this bucket and this prefix. */
+    bytes: z
+      .number()
+      .int()
+      .min(1 << 20),
+    endpoint: z
+      .string()
+      .regex(/^https?:\/\/[^/?#@]+\/?$/, 'write https://host:port')
+      .optional(),
+    region: z.string().min(1).default('us-east-1'),
+    /** Begins every key. */
+    prefix: z
+      .string()
+      .regex(/^([\w.-]+\/)*[\w.-]+\/?$/, 'use parts of letters, digits, "_", "." and "-", separated by "/"')
+      .max(256)
+      .default('kvtier/'),
+    pathStyle: z.boolean().optional(),
+    accessKeyId: z.string().min(1).optional(),
+    secretAccessKey: z.string().min(1).optional(),
+    secretAccessKeyFile: z.string().min(1).optional(),
+    sessionToken: z.string().min(1).optional(),
+    caFile: z.string().min(1).optional(),
+    packBytes: z
+      .number()
+      .int()
+      .min(4096)
+      .max(2 ** 30)
+      .default(33 << 20),
+    ttlSeconds: z.number().int().min(1).optional(),
+    connections: z.number().int().min(1).max(256).default(16),
+    timeLimitMs: z.number().int().min(100).max(600_000).default(15_000),
+    idleLimitMs: z.number().int().min(50).max(60_000).default(5_000),
+    flushMs: z.number().int().min(0).max(10_000).default(100),
+    refreshMs: z.number().int().min(100).max(3_600_000).default(10_000),
+  })
+  .refine(({ bytes, packBytes }) => bytes >= packBytes + 4096, {
+    path: ['bytes'],
+    message: 'holds not one pack; raise bytes or lower packBytes',
+  })
+  .refine(({ secretAccessKey, secretAccessKeyFile }) => !secretAccessKey || !secretAccessKeyFile, {
+    path: ['secretAccessKeyFile'],
+    message: 'give secretAccessKey or secretAccessKeyFile, not both',
+  })
+  .refine((s3) => (s3.accessKeyId === undefined) === ((s3.secretAccessKey ?? s3.secretAccessKeyFile) === undefined), {
+    path: ['accessKeyId'],
+    message: 'give it with secretAccessKey or secretAccessKeyFile, or none of them',
+  });
+export type S3Config = z.infer<typeof s3Schema>;
