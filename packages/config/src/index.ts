@@ -31,6 +31,10 @@ export const engineWorkerSchema = z.strictObject({
   prefixCache: z.enum(['blocks', 'radix']).default('blocks'),
   /** Which leaf of the radix tree goes first. */
   radixPolicy: z.enum(['lru', 'lfu', 'fifo', 'mru', 'filo', 'priority']).default('lru'),
+  /** Which of the hashed blocks goes first (`blockPolicyNames` of packages/eviction); absent: the one freed longest ago. */
+  evictionPolicy: z.enum(['lru', 'lfu', 'fifo', 's3-fifo', 'cost-aware']).optional(),
+  /** A hashed block that fills up with what is cached already gives way to the cached one. */
+  dedupBlocks: z.boolean().default(false),
   hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),

@@ -303,7 +303,7 @@ describe('KV-cache manager', () => {
       }),
       { numRuns: Number(process.env.KVTIER_PROPERTY_RUNS ?? 400) },
     );
-  });
+  }, 600_000);
 
   const manager = (blockCount: number, options: { watermark?: number; enableCaching?: boolean } = {}) =>
     new KvCacheManager({ blockCount, blockTokens, maxModelTokens: 100, ...options });

@@ -50,6 +50,8 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     eosTokenIds: stopTokenIds,
     prefixCache: config.prefixCache,
     radixPolicy: config.radixPolicy,
+    evictionPolicy: config.evictionPolicy,
+    dedupBlocks: config.dedupBlocks,
     limits: {
       maxStepTokens: config.maxStepTokens,
       maxSequences: config.maxSequences,
