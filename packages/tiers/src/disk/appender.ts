@@ -50,8 +50,8 @@ export class Appender {
   readonly #options: AppenderOptions;
   #open: Segment | undefined;
   #queue: WriteJob[] = [];
-  /** Placed and not yet stored, per segment, in order of their places. */
-  readonly #inFlight = new Map<Segment, Placed[]>();
+  /** Per segment what was placed, in order of places, from `first` on not yet stored. */
+  readonly #inFlight = new Map<Segment, { first: number; readonly placed: Placed[] }>();
   #pendingBytes = 0;
   #switching = false;
   #stopped = false;
@@ -160,8 +160,8 @@ export class Appender {
     segment.uses++;
     const placed = { job, offset: segment.place(job.namespace.key, job.bytes), written: false };
     const inFlight = this.#inFlight.get(segment);
-    if (inFlight === undefined) this.#inFlight.set(segment, [placed]);
-    else inFlight.push(placed);
+    if (inFlight === undefined) this.#inFlight.set(segment, { first: 0, placed: [placed] });
+    else inFlight.placed.push(placed);
     return placed;
   }
 
@@ -197,9 +197,8 @@ export class Appender {
       onFailure(new KvError('IO', `${segment.path}: a write failed (${what})`));
     }
     const inFlight = this.#inFlight.get(segment)!;
-    let ended = 0;
-    for (; inFlight[ended]?.written; ended++) {
-      const { job, offset } = inFlight[ended]!;
+    for (; inFlight.placed[inFlight.first]?.written; inFlight.first++) {
+      const { job, offset } = inFlight.placed[inFlight.first]!;
       segment.release();
       if (!this.#stopped && job.wanted?.() !== false) {
         index.add(job.namespace, job.hash, segment, offset / pageBytes, job.bytes / pageBytes, job.lastUse);
@@ -207,8 +206,14 @@ export class Appender {
       }
       this.#end(job, !this.#stopped);
     }
-    inFlight.splice(0, ended);
-    if (inFlight.length > 0) return;
+    if (inFlight.first < inFlight.placed.length) {
+      // Now and then, so that the work stays linear and the list short.
+      if (inFlight.first * 2 > inFlight.placed.length && inFlight.first > 1024) {
+        inFlight.placed.splice(0, inFlight.first);
+        inFlight.first = 0;
+      }
+      return;
+    }
     this.#inFlight.delete(segment);
     if (segment.state === 'full') this.#options.pool.seal(segment);
   }

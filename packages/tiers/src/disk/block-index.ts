@@ -27,6 +27,9 @@ export class BlockIndex {
   readonly #freeSegments: number[] = [];
   readonly #followers = new Followers();
   #sweepAt = leastSweep;
+  /** Of the namespace that was asked for last: many blocks of one namespace come in a row. */
+  #latestKey = '';
+  #latestNumber = -1;
   /** The logical clock of recency. */
   #tick = 0;
 
@@ -95,15 +98,11 @@ export class BlockIndex {
     return this.#add(number, this.table.find(number, hash), segment, page, pages, lastUse);
   }
 
-  /** `add` of what recovery found: the hash lies in `source`. */
-  restore(
-    namespace: Namespace,
-    { source, at, hashBytes, page, pages }: FoundBlock,
-    segment: Segment,
-    lastUse?: number,
-  ) {
+  /** `add` of what recovery found: the hash lies in words. */
+  restore(namespace: Namespace, block: FoundBlock, segment: Segment, lastUse: number | undefined): EntryNumber {
     const number = this.#numberOf(namespace);
-    return this.#add(number, this.table.findBytes(number, source, at, hashBytes), segment, page, pages, lastUse);
+    const before = this.table.findWords(number, block.words, block.at, block.hashBytes);
+    return this.#add(number, before, segment, block.page, block.pages, lastUse);
   }
 
   #add(
@@ -206,18 +205,23 @@ export class BlockIndex {
   }
 
   #numberOf(namespace: Namespace): number {
-    let number = this.#numbers.get(namespace.key);
+    const { key } = namespace;
+    if (key === this.#latestKey) return this.#latestNumber;
+    let number = this.#numbers.get(key);
     if (number === undefined) {
       if (this.#numbers.size >= this.#sweepAt) this.#sweep();
       number = this.#freeNamespaces.pop() ?? this.#namespaces.length;
       this.#namespaces[number] = { namespace, count: 0 };
-      this.#numbers.set(namespace.key, number);
+      this.#numbers.set(key, number);
     }
+    this.#latestKey = key;
+    this.#latestNumber = number;
     return number;
   }
 
   /** Forget namespaces of which nothing is listed. */
   #sweep(): void {
+    this.#latestKey = '';
     for (const [key, number] of this.#numbers) {
       if (this.#namespaces[number]!.count > 0) continue;
       this.#numbers.delete(key);

@@ -330,6 +330,7 @@ export class DiskDevice {
     const { index } = this.#owner;
     if (checkpoint !== undefined) index.advance(checkpoint.tick);
     const known = new Map(checkpoint?.segments.map((uses) => [`${uses.id}:${uses.generation}`, uses]));
+    index.table.reserve(checkpoint?.segments.reduce((sum, { uses }) => sum + uses.length / 2, 0) ?? 0);
     let open: Segment | undefined;
     const ranks = new Map<Segment, number>();
     for (const found of all.slice(excess)) {
@@ -387,20 +388,22 @@ export class DiskDevice {
     const namespaces = new Map<Uint8Array, Namespace>();
     const uses = known?.uses ?? new Uint32Array(0);
     let at = 0;
+    let digest: Uint8Array | undefined;
+    let namespace: Namespace | undefined;
     return recoverContents(this.dir, segment, (block) => {
-      const { namespace: digest, page, pages, hot } = block;
+      const { page, pages } = block;
       if (this.#badPlaces.size > 0 && this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
-      let namespace = namespaces.get(digest);
-      if (namespace === undefined) {
-        namespace = namespaceFromDigest(digest);
+      if (namespace === undefined || block.namespace !== digest) {
+        digest = block.namespace;
+        namespace = namespaces.get(digest) ?? namespaceFromDigest(digest);
         if (namespaces.size < 64) namespaces.set(digest, namespace);
       }
       while (at < uses.length && uses[at]! < page) at += 2;
       const use = uses[at] === page ? uses[at + 1] : undefined;
       segment.recovered(namespace.key, (page + pages) * pageBytes);
-      const lastUse = use === undefined ? undefined : Math.max(0, tick - Math.floor(use / 2));
+      const lastUse = use === undefined ? block.lastUse : Math.max(0, tick - Math.floor(use / 2));
       const entry = index.restore(namespace, block, segment, lastUse);
-      if (hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
+      if (block.hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
     });
   }
 

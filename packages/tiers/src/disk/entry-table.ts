@@ -46,23 +46,32 @@ export class EntryTable {
     return this.#slots[this.#seek(namespace)]!;
   }
 
-  /** `find` for a hash that lies in a buffer: a million of them are read at a start. */
-  findBytes(namespace: number, source: Uint8Array, at: number, hashBytes: number): EntryNumber {
+  /** `find` for a hash that lies in words, zero padded to 8: a million of them are read at a start. */
+  findWords(namespace: number, words: Uint32Array, at: number, hashBytes: number): EntryNumber {
     const wanted = this.#wanted;
-    for (let word = 0; word < 8; word++) {
-      const from = at + word * 4;
-      wanted[word] =
-        word * 4 >= hashBytes
-          ? 0
-          : source[from]! | (source[from + 1]! << 8) | (source[from + 2]! << 16) | (source[from + 3]! << 24);
-    }
+    for (let word = 0; word < 8; word++) wanted[word] = words[at + word]!;
     this.#wantedBytes = hashBytes;
     return this.#slots[this.#seek(namespace)]!;
   }
 
+  /** The words of a row's hash, zero padded to 8, to `out` from `at` on; returns its bytes. */
+  copyHash(entry: EntryNumber, out: Uint32Array, at: number): number {
+    const row = this.#chunks[entry >>> chunkShift]!;
+    const from = (entry & chunkMask) * words;
+    for (let word = 0; word < 8; word++) out[at + word] = row[from + word]!;
+    return row[from + field.flags]! >>> hashBytesShift;
+  }
+
+  /** Room for so many more listed rows, made at once. */
+  reserve(count: number): void {
+    let slotCount = this.#slots.length;
+    while ((this.count + count) * 4 > slotCount * 3) slotCount *= 2;
+    if (slotCount > this.#slots.length) this.#resize(slotCount);
+  }
+
   /** A new, listed row for the name that was looked for last, under which nothing may be listed. */
   add(namespace: number, segment: number, page: number, pages: number): EntryNumber {
-    if ((this.count + 1) * 4 > this.#slots.length * 3) this.#grow();
+    this.reserve(1);
     const at = this.#seek(namespace);
     invariant(this.#slots[at] === noEntry, 'disk: a block is listed twice');
     const entry = this.#takeRow();
@@ -218,15 +227,20 @@ export class EntryTable {
     return mix(row[from]!, row[from + 1]!, row[from + field.namespace]!) & (this.#slots.length - 1);
   }
 
-  #grow(): void {
-    const before = this.#slots;
-    this.#slots = new Int32Array(before.length * 2).fill(noEntry);
-    const mask = this.#slots.length - 1;
-    for (const entry of before) {
-      if (entry === noEntry) continue;
-      let at = this.#home(entry);
-      while (this.#slots[at] !== noEntry) at = (at + 1) & mask;
-      this.#slots[at] = entry;
+  /** Row after row: in the order of the slots every look at a row would miss the caches. */
+  #resize(slotCount: number): void {
+    const slots = new Int32Array(slotCount).fill(noEntry);
+    this.#slots = slots;
+    const mask = slotCount - 1;
+    for (let first = 0; first < this.#rowCount; first += chunkMask + 1) {
+      const rows = this.#chunks[first >>> chunkShift]!;
+      const count = Math.min(chunkMask + 1, this.#rowCount - first);
+      for (let i = 0, from = 0; i < count; i++, from += words) {
+        if ((rows[from + field.flags]! & listedFlag) === 0) continue;
+        let at = mix(rows[from]!, rows[from + 1]!, rows[from + field.namespace]!) & mask;
+        while (slots[at] !== noEntry) at = (at + 1) & mask;
+        slots[at] = first + i;
+      }
     }
   }
 }

@@ -10,9 +10,7 @@
  * recycled file still holds of a former generation is not an index of the present one.
  */
 import { Buffer } from 'node:buffer';
-import type { HashKey } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import type { FoundBlock } from './recovery.ts';
 
 export const pageBytes = 4096;
 const version = 1;
@@ -20,7 +18,6 @@ const headerMagic = 'KVTIERSG';
 const footerMagic = 'KVTIERSF';
 const checkpointMagic = 'KVTIERCP';
 const namespaceBytes = 32;
-const erased = new Uint8Array(namespaceBytes);
 const recordBytes = 56;
 const segmentUsesBytes = 24;
 /** Of footers and checkpoints. */
@@ -45,22 +42,34 @@ export interface SegmentTail {
   readonly tail: number;
 }
 
-/** One object of a footer. Offsets and lengths in whole pages. */
-export interface FooterRecord {
-  /** Number in the namespace table. */
-  readonly namespace: number;
-  readonly hash: HashKey;
-  readonly page: number;
-  readonly pages: number;
-  /** Recency: larger is later. */
-  readonly lastUse: number;
-  readonly hot: boolean;
+/**
+ * One object of a footer, in 32-bit words: hash, zero padded (0 to 7), page, pages, number in the namespace table, bytes of the
+ * hash and above them 1 when hot, then its recency as a float64. Offsets and lengths in whole pages.
+ */
+export const record = {
+  ...{ words: recordBytes / 4, page: 8, pages: 9, namespace: 10, kind: 11 },
+  ...{ hashBytesMask: 0xff, hotBit: 0x100 },
+  /** Counted in float64s. */
+  ...{ doubles: recordBytes / 8, lastUse: 6 },
+} as const;
+
+/** Records of a footer, as 32-bit words and, over the same bytes, as float64s. Bulk: there may be a million. */
+export interface FooterRecords {
+  readonly count: number;
+  readonly words: Uint32Array;
+  readonly doubles: Float64Array;
+}
+
+export function emptyRecords(count: number): FooterRecords {
+  const doubles = new Float64Array(count * record.doubles);
+  return { count, doubles, words: new Uint32Array(doubles.buffer) };
 }
 
 /** A footer that verified. */
 export interface Footer extends SegmentTail {
-  /** One object for all of them: there may be a million. */
-  records(): Iterable<FoundBlock>;
+  /** Digests, in the order of their numbers. */
+  readonly namespaces: readonly Uint8Array[];
+  readonly records: FooterRecords;
 }
 
 /** Recency of one segment in a checkpoint: its blocks by page. */
@@ -108,34 +117,21 @@ export function footerBytes(namespaceCount: number, recordCount: number): number
 }
 
 /** `namespaces` are digests in the order of their numbers. */
-export function encodeFooter(
-  tail: SegmentTail,
-  namespaces: readonly Uint8Array[],
-  records: Iterable<FooterRecord>,
-  recordCount: number,
-): Buffer {
-  const out = Buffer.alloc(footerBytes(namespaces.length, recordCount));
+export function encodeFooter(tail: SegmentTail, namespaces: readonly Uint8Array[], records: FooterRecords): Buffer {
+  const out = Buffer.alloc(footerBytes(namespaces.length, records.count));
   let at = 0;
   for (const digest of namespaces) {
     out.set(digest, at);
     at += namespaceBytes;
   }
-  for (const { namespace, hash, page, pages, lastUse, hot } of records) {
-    out.write(hash, at, 'latin1');
-    out.writeUInt32LE(page, at + 32);
-    out.writeUInt32LE(pages, at + 36);
-    out.writeUInt32LE(namespace, at + 40);
-    out[at + 44] = hash.length;
-    out[at + 45] = hot ? 1 : 0;
-    out.writeDoubleLE(lastUse, at + 48);
-    at += recordBytes;
-  }
+  const { buffer, byteOffset } = records.words;
+  out.set(new Uint8Array(buffer, byteOffset, records.count * recordBytes), at);
   const trailer = out.length - trailerBytes;
   out.write(footerMagic, trailer, 'latin1');
   out.writeUInt32LE(imageVersion, trailer + 8);
   out.writeUInt32LE(tail.id, trailer + 12);
   out.writeUInt32LE(namespaces.length, trailer + 16);
-  out.writeUInt32LE(recordCount, trailer + 20);
+  out.writeUInt32LE(records.count, trailer + 20);
   out.writeBigUInt64LE(BigInt(tail.generation), trailer + 24);
   out.writeBigUInt64LE(BigInt(tail.tail), trailer + 32);
   out.writeUInt32LE(tail.sealed ? 1 : 0, trailer + 40);
@@ -158,28 +154,17 @@ export function decodeFooter(bytes: Buffer): Footer | undefined {
   const namespaceCount = bytes.readUInt32LE(trailer + 16);
   const first = namespaceCount * namespaceBytes;
   const count = bytes.readUInt32LE(trailer + 20);
-  const namespaces = Array.from({ length: namespaceCount }, (_, i) =>
-    Uint8Array.prototype.slice.call(bytes, i * namespaceBytes, (i + 1) * namespaceBytes),
-  );
+  const records = emptyRecords(count);
+  new Uint8Array(records.words.buffer).set(bytes.subarray(first, first + count * recordBytes));
   return {
     id: bytes.readUInt32LE(trailer + 12),
     generation: Number(bytes.readBigUInt64LE(trailer + 24)),
     tail: Number(bytes.readBigUInt64LE(trailer + 32)),
     sealed: bytes.readUInt32LE(trailer + 40) === 1,
-    records: function* () {
-      const block = { source: bytes, at: 0, hashBytes: 0, namespace: erased, page: 0, pages: 0, hot: false };
-      for (let at = first; at < first + count * recordBytes; at += recordBytes) {
-        const namespace = namespaces[bytes.readUInt32LE(at + 40)];
-        if (namespace === undefined) continue;
-        block.at = at;
-        block.hashBytes = bytes[at + 44]!;
-        block.namespace = namespace;
-        block.page = bytes.readUInt32LE(at + 32);
-        block.pages = bytes.readUInt32LE(at + 36);
-        block.hot = bytes[at + 45] === 1;
-        yield block;
-      }
-    },
+    namespaces: Array.from({ length: namespaceCount }, (_, i) =>
+      Uint8Array.prototype.slice.call(bytes, i * namespaceBytes, (i + 1) * namespaceBytes),
+    ),
+    records,
   };
 }
 

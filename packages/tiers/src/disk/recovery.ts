@@ -18,6 +18,7 @@ import {
   type Footer,
   footerBytesOf,
   pageBytes,
+  record,
 } from './format.ts';
 import type { DiskLog } from './options.ts';
 
@@ -34,15 +35,18 @@ export interface FoundSegment {
   readonly generation: number;
 }
 
-/** One block; `namespace` is its digest, its hash lies in `source` from `at` on. Used again for the next one. */
+/** One block; its hash lies in `words` from `at` on, zero padded to 8 words. The same object for each of them. */
 export interface FoundBlock {
-  source: Uint8Array;
+  words: Uint32Array;
   at: number;
   hashBytes: number;
+  /** Digest; the same array for blocks of one footer's namespace. */
   namespace: Uint8Array;
   page: number;
   pages: number;
   hot: boolean;
+  /** Recency at the time of the footer; undefined: written after it. */
+  lastUse: number | undefined;
 }
 
 export interface FoundContents {
@@ -98,13 +102,34 @@ export async function recoverContents(
     if (footer?.id !== id || footer.generation !== generation) {
       return { sealed: false, hasFooter: false, tail: await scan(file, pageBytes, bytes, generation, list) };
     }
-    for (const block of footer.records()) {
-      if (block.page > 0 && block.pages > 0 && (block.page + block.pages) * pageBytes <= bytes) list(block);
-    }
+    listRecords(footer, bytes / pageBytes, list);
     if (footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
     return { sealed: false, hasFooter: true, tail: await scan(file, footer.tail, bytes, generation, list) };
   });
 }
+
+function listRecords({ namespaces, records }: Footer, segmentPages: number, list: (block: FoundBlock) => void): void {
+  const { words, doubles, count } = records;
+  const block = blockIn(words);
+  for (let i = 0, at = 0; i < count; i++, at += record.words) {
+    const namespace = namespaces[words[at + record.namespace]!];
+    const page = words[at + record.page]!;
+    const pages = words[at + record.pages]!;
+    if (namespace === undefined || page === 0 || pages === 0 || page + pages > segmentPages) continue;
+    block.at = at;
+    block.hashBytes = words[at + record.kind]! & record.hashBytesMask;
+    block.namespace = namespace;
+    block.page = page;
+    block.pages = pages;
+    block.hot = (words[at + record.kind]! & record.hotBit) !== 0;
+    block.lastUse = doubles[i * record.doubles + record.lastUse]!;
+    list(block);
+  }
+}
+
+const blockIn = (words: Uint32Array): FoundBlock => ({
+  ...{ words, at: 0, hashBytes: 0, namespace: new Uint8Array(0), page: 0, pages: 0, hot: false, lastUse: undefined },
+});
 
 async function readFooter(file: FileHandle, bytes: number): Promise<Footer | undefined> {
   const footerBytes = footerBytesOf(await readAt(file, bytes - pageBytes, pageBytes));
@@ -120,6 +145,8 @@ async function scan(
   generation: number,
   list: (block: FoundBlock) => void,
 ): Promise<number> {
+  const name = Buffer.from(new ArrayBuffer(32));
+  const block = blockIn(new Uint32Array(name.buffer));
   let window: Buffer = Buffer.alloc(0);
   let windowAt = 0;
   for (let at = from; ; ) {
@@ -132,11 +159,14 @@ async function scan(
     if ('error' in header || header.sequence !== generation) return at;
     const objectBytes = slotBytesFor(header.payloadBytes);
     if (at + objectBytes > bytes) return at;
-    const { namespace, hash } = header;
-    const removed = namespace.every((byte) => byte === 0);
-    const source = Buffer.from(hash, 'latin1');
-    const [page, pages] = [at / pageBytes, objectBytes / pageBytes];
-    if (!removed) list({ source, at: 0, hashBytes: source.length, namespace, page, pages, hot: false });
+    if (!header.namespace.every((byte) => byte === 0)) {
+      name.fill(0).write(header.hash, 'latin1');
+      block.hashBytes = header.hash.length;
+      block.namespace = header.namespace;
+      block.page = at / pageBytes;
+      block.pages = objectBytes / pageBytes;
+      list(block);
+    } // else it was removed
     at += objectBytes;
   }
 }

@@ -9,12 +9,11 @@ import { open, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
-import type { Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import type { BlockIndex } from './block-index.ts';
 import type { DiskIo } from './disk-io.ts';
 import { noEntry } from './entry-table.ts';
-import { encodeFooter, encodeSegmentHeader, type FooterRecord, pageBytes } from './format.ts';
+import { emptyRecords, encodeFooter, encodeSegmentHeader, pageBytes, record } from './format.ts';
 import { type FoundSegment, segmentName, unfinishedSuffix } from './recovery.ts';
 import { maxObjectBytes, Segment } from './segment.ts';
 
@@ -321,21 +320,29 @@ async function writeAt(path: string, bytes: Buffer, position: number): Promise<v
 /** All before the last listed block is written, so a walk may begin behind it. */
 function footerOf(index: BlockIndex, segment: Segment): Buffer {
   const { table } = index;
-  const numbers = new Map<Namespace, number>();
-  const records: FooterRecord[] = [];
+  const numbers = new Map<number, number>();
+  const digests: Uint8Array[] = [];
+  const records = emptyRecords(segment.listedCount);
+  const { words, doubles } = records;
+  let at = 0;
   for (const entry of index.listedOf(segment)) {
-    const namespace = index.namespaceOf(entry);
-    let number = numbers.get(namespace);
+    const inIndex = table.namespace(entry);
+    let number = numbers.get(inIndex);
     if (number === undefined) {
       number = numbers.size;
-      numbers.set(namespace, number);
+      numbers.set(inIndex, number);
+      digests.push(index.namespaceOf(entry).digest);
     }
-    const [page, pages, hash] = [table.page(entry), table.pages(entry), table.hash(entry)];
-    records.push({ namespace: number, hash, page, pages, lastUse: table.lastUse(entry), hot: table.isHot(entry) });
+    const hashBytes = table.copyHash(entry, words, at);
+    words[at + record.page] = table.page(entry);
+    words[at + record.pages] = table.pages(entry);
+    words[at + record.namespace] = number;
+    words[at + record.kind] = hashBytes | (table.isHot(entry) ? record.hotBit : 0);
+    doubles[at / 2 + record.lastUse] = table.lastUse(entry);
+    at += record.words;
   }
   const { id, generation, last } = segment;
   const sealed = segment.state === 'sealed';
   const end = last === noEntry ? pageBytes : (table.page(last) + table.pages(last)) * pageBytes;
-  const digests = [...numbers.keys()].map(({ digest }) => digest);
-  return encodeFooter({ id, generation, sealed, tail: sealed ? segment.tail : end }, digests, records, records.length);
+  return encodeFooter({ id, generation, sealed, tail: sealed ? segment.tail : end }, digests, records);
 }

@@ -33,6 +33,7 @@ export class Segment {
   /** Whether the file ends with a footer of this generation. */
   footer: 'none' | 'writing' | 'stale' | 'written' = 'none';
   readonly #namespaces = new Set<string>();
+  #latestKey = '';
   #placedCount = 0;
   readonly #idleWaiters: (() => void)[] = [];
 
@@ -51,6 +52,7 @@ export class Segment {
     this.tail = pageBytes;
     this.footer = 'none';
     this.#placedCount = 0;
+    this.#latestKey = '';
     this.#namespaces.clear();
   }
 
@@ -73,7 +75,8 @@ export class Segment {
   /** Count an object that a former life of the process placed, up to `end`. */
   recovered(namespaceKey: string, end: number): void {
     this.#placedCount++;
-    this.#namespaces.add(namespaceKey);
+    if (namespaceKey !== this.#latestKey) this.#namespaces.add(namespaceKey);
+    this.#latestKey = namespaceKey;
     this.tail = Math.max(this.tail, end);
   }
 
