@@ -1,3 +1,4 @@
+export { type BlockPolicyName, blockPolicyNames } from '@kvtier/eviction';
 export type * from './attention-spec.ts';
 export { BlockPool, type BlockPoolOptions, type FullBlocks, nullBlock, type PartialBlock } from './block-pool.ts';
 export type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';

@@ -2,9 +2,8 @@
  * Random requests, aborts, pool sizes and faults in a simulated world, over both prefix caches: every finished request's answer is the naive
  * model's, everything that the tier holds is right, all blocks come back, and nothing hangs.
  */
-import { blockPolicyNames } from '@kvtier/eviction';
 import { SequenceHashes } from '@kvtier/identity';
-import { prefixCacheKinds, radixPolicies } from '@kvtier/prefix-cache';
+import { blockPolicyNames, prefixCacheKinds, radixPolicies } from '@kvtier/prefix-cache';
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { slotsOf } from './testing/content-executor.ts';

@@ -10,10 +10,10 @@
 import { randomBytes } from 'node:crypto';
 import type { Connector } from '@kvtier/connector';
 import { InvariantError, KvError } from '@kvtier/errors';
-import type { BlockPolicyName } from '@kvtier/eviction';
 import type { Executor, StepResult } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
 import {
+  type BlockPolicyName,
   type KvCacheEvent,
   KvCacheManager,
   type PrefixCache,

@@ -1,7 +1,6 @@
 /** An engine in a simulated world, and what its requests have put out so far. */
-import type { BlockPolicyName } from '@kvtier/eviction';
 import { ChainHasher } from '@kvtier/identity';
-import type { KvCacheEvent, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
+import type { BlockPolicyName, KvCacheEvent, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
 import { Engine } from '../engine.ts';
 import type { EngineLimits, GenerateRequest, Output } from '../types.ts';
 import { ContentExecutor, nextToken } from './content-executor.ts';
