@@ -10,7 +10,7 @@
  * they can pin it before anything can evict it.
  */
 import { KvError } from '@kvtier/errors';
-import type { HashKey } from '@kvtier/identity';
+import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ReadStatus } from '@kvtier/tiers';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
@@ -66,6 +66,8 @@ export interface FetcherOptions {
   readonly limits: StoreLimits;
   readonly counters: Counters;
   readonly tenants: Tenants;
+  /** Who pays for a block already; 0: nobody. */
+  readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
   readonly failpoint: Failpoint | undefined;
   /** The fastest lower tier that holds the block and answers, but for those in `tried`. */
   readonly locate: (state: NamespaceState, hash: HashKey, tried: number) => TierLink | undefined;
@@ -126,8 +128,8 @@ export class Fetcher {
 
   /** One batch of one client. */
   #serve(client: FetchClient): 'done' | 'blocked' | 'started' {
-    const { arena, counters, limits, locate, tenants } = this.#options;
-    const { state, priority, tenant } = client;
+    const { arena, counters, limits, locate, tenants, ownerOf } = this.#options;
+    const { state, priority } = client;
     const { namespace, payloadBytes, fetching } = state;
     const batches = new Map<TierLink, Fetch[]>();
     let outcome: 'done' | 'blocked' | 'started' = 'done';
@@ -161,6 +163,7 @@ export class Fetcher {
         break;
       }
       client.advance();
+      const tenant = ownerOf(namespace, hash) || client.tenant;
       const mayHave = tenants.reserve(tenant, 0, payloadBytes);
       const slot = mayHave ? arena.allocate(namespace, payloadBytes) : undefined;
       if (slot === undefined) {

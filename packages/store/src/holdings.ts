@@ -43,6 +43,8 @@ export interface SessionTraits {
 interface Reserved {
   readonly hash: HashKey;
   readonly parent: HashKey | null;
+  /** Whose room it takes: the block's owner's, where a tier has it, else this session's tenant's. */
+  readonly payer: number;
 }
 
 export class Holdings {
@@ -77,9 +79,8 @@ export class Holdings {
    * its parent it could never be found.
    */
   reserve(parent: HashKey | null, hashes: readonly HashKey[]): Reservation[] {
-    const { arena, pins, limits, counters, failpoint, tenants } = this.#parts;
+    const { arena, pins, limits, counters, failpoint, tenants, ownerOf } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
-    const { tenant } = this.#traits;
     this.#parts.sweep();
     const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
     let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
@@ -88,6 +89,7 @@ export class Holdings {
     for (const hash of hashes) {
       let status: ReserveStatus = 'refused';
       let slot: number | undefined;
+      const payer = ownerOf(namespace, hash) || this.#traits.tenant;
       if (this.#isHeld(hash)) status = 'held';
       else if (writing.has(hash) || pins.isLeaving(namespace, hash)) status = 'busy';
       else if (refusal === '') {
@@ -95,12 +97,12 @@ export class Holdings {
         if (stranger) refusal = 'other_size';
         else if (this.#reserved.size >= maxReserved) refusal = 'session_limit';
         else {
-          if (!tenants.reserve(tenant, 0, payloadBytes)) refusal = 'quota';
+          if (!tenants.reserve(payer, 0, payloadBytes)) refusal = 'quota';
           else {
             slot = arena.allocate(namespace, payloadBytes);
             if (slot === undefined) {
               refusal = 'no_space';
-              tenants.settle(tenant, 0, payloadBytes);
+              tenants.settle(payer, 0, payloadBytes);
             }
           }
         }
@@ -108,7 +110,7 @@ export class Holdings {
       if (slot !== undefined) {
         status = 'reserved';
         writing.add(hash);
-        this.#reserved.set(slot, { hash, parent: before });
+        this.#reserved.set(slot, { hash, parent: before, payer });
         failpoint?.('store.reserve.allocated');
       }
       if (status === 'refused') counters.add(`reserve.refused.${refusal}`);
@@ -131,10 +133,10 @@ export class Holdings {
     failpoint?.('store.commit.before');
     const published: HashKey[] = [];
     for (const [index, slot] of slots.entries()) {
-      const { hash, parent } = this.#mustBeReserved(slot, 'commit');
+      const { hash, parent, payer } = this.#mustBeReserved(slot, 'commit');
       this.#reserved.delete(slot);
       writing.delete(hash);
-      tenants.settle(this.#traits.tenant, 0, payloadBytes);
+      tenants.settle(payer, 0, payloadBytes);
       if (arena.get(namespace, hash) !== undefined || pins.isLeaving(namespace, hash)) {
         arena.free(slot); // promoted from a lower tier meanwhile, and perhaps found corrupt and still leased
         counters.add('commit.duplicate');
@@ -293,9 +295,9 @@ export class Holdings {
     if (this.#ended) return;
     this.disconnect();
     this.#ended = true;
-    for (const slot of this.#reserved.keys()) {
+    for (const [slot, { payer }] of this.#reserved) {
       this.#parts.arena.free(slot);
-      this.#parts.tenants.settle(this.#traits.tenant, 0, this.state.payloadBytes);
+      this.#parts.tenants.settle(payer, 0, this.state.payloadBytes);
     }
     this.#reserved.clear();
     for (const load of this.#loads.values()) load.release();
@@ -304,11 +306,11 @@ export class Holdings {
   }
 
   #drop(slot: number): void {
-    const { hash } = this.#mustBeReserved(slot, 'abort');
+    const { hash, payer } = this.#mustBeReserved(slot, 'abort');
     this.#reserved.delete(slot);
     this.state.writing.delete(hash);
     this.#parts.arena.free(slot);
-    this.#parts.tenants.settle(this.#traits.tenant, 0, this.state.payloadBytes);
+    this.#parts.tenants.settle(payer, 0, this.state.payloadBytes);
   }
 
   #mustBeReserved(slot: number, call: string): Reserved {

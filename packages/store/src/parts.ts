@@ -65,6 +65,8 @@ export interface StoreParts {
   readonly tenants: Tenants;
   readonly recency: Recency;
   readonly locate: (state: NamespaceState, hash: HashKey) => TierLink | undefined;
+  /** Whose block it is; 0: nobody's, or of a tenant without a quota. */
+  readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
   /** A block has just been published by a session; `ttlS` 0: it does not expire. */
   readonly onCommitted: (state: NamespaceState, hash: HashKey, ttlS: number) => void;
   /** An engine uses a block of the arena; `fresh`: it has just come there from a lower tier. */

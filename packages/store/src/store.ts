@@ -98,9 +98,9 @@ export class Store {
         ? undefined
         : new TierTtl(lower[at]!, ttlSeconds, clock, limits.touchBatchBlocks, counters),
     );
+    const ownerOf = (namespace: Namespace, hash: HashKey): number => this.#residency.tenant(namespace, hash);
     const writeDowns = this.#links.map((link, at) => {
       const { write: policy, admission } = plans[at]!;
-      const ownerOf = (namespace: Namespace, hash: HashKey): number => this.#residency.tenant(namespace, hash);
       return new WriteDown({
         ...shared,
         link,
@@ -114,6 +114,7 @@ export class Store {
       ...shared,
       readHeader,
       tenants: this.#tenants,
+      ownerOf,
       locate: (state, hash, tried) => this.#locate(state, hash, tried),
       onPromoted: (state, hash, from) => this.#promoted(state, hash, from),
       onIdle: () => this.#pumpWriteDowns(),
@@ -126,6 +127,7 @@ export class Store {
       tenants: this.#tenants,
       recency: new Recency({ tiers: this.#touchables(tiers), residency: this.#residency, clock, limits, counters }),
       locate: (state, hash) => this.#locate(state, hash, 0),
+      ownerOf,
       onCommitted: (state, hash, ttlS) => this.#committed(state, hash, ttlS),
       onUsed: (state, hash, fresh) => this.#used(state, hash, fresh),
       pumpWriteDowns: () => this.#pumpWriteDowns(),

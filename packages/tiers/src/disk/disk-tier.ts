@@ -74,7 +74,8 @@ export class DiskTier implements Tier {
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
-    const held = this.#inService ? this.#index.prefix(namespace, hashes) : 0;
+    // What followers were told, also while a device that comes back is still being listed.
+    const held = this.#closed ? 0 : this.#index.prefix(namespace, hashes);
     this.#counts.hits += held;
     if (held < hashes.length) this.#counts.misses++;
     return held;
@@ -143,8 +144,9 @@ export class DiskTier implements Tier {
     const { table } = this.#index;
     const found: { index: number; slot: number; entry: EntryNumber; segment: Segment; page: number }[] = [];
     for (const [index, { hash, slot }] of blocks.entries()) {
-      const entry = this.#inService ? this.#index.get(namespace, hash) : noEntry;
+      const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
       if (entry === noEntry) onDone(index, 'missing');
+      else if (!this.#devices[this.#index.segmentOf(entry).device]!.inService) onDone(index, 'failed');
       else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
         this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
         onDone(index, 'corrupt');
