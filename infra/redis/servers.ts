@@ -163,8 +163,9 @@ export function aclRules(keyPrefix: string): string {
       'type',
       'exists',
       'time',
-      'get',
+      'getrange',
       'set',
+      'mset',
       'strlen',
       'del',
       'unlink',
@@ -174,6 +175,7 @@ export function aclRules(keyPrefix: string): string {
     ],
     ...[
       'hget',
+      'hmget',
       'hset',
       'hdel',
       'hlen',

@@ -33,7 +33,7 @@ async function open(name: string, url: string, placement = {}): Promise<CacheNod
     arena: { bytes: 16 << 20, dir: '/dev/shm' },
     disk: null,
     redis: {
-      ...{ mode: 'single', servers: [url], database: 0, bytes: 64 << 20, keyPrefix: 'kvtier:', partBytes: 262_080 },
+      ...{ mode: 'single', servers: [url], database: 0, bytes: 64 << 20, keyPrefix: 'kvtier:', partBytes: 524_224 },
       ...{ connections: 2, depth: 2, timeLimitMs: 2000, policies: {} },
     },
     placement,

@@ -25,11 +25,18 @@ beforeEach(async () => {
 afterEach(() => new Promise((resolve) => server.close(resolve)));
 
 const answer = fc.oneof(
-  fc.uint8Array({ maxLength: 300 }).map((bytes) => ({ kind: 'value' as const, bytes: Buffer.from(bytes) })),
+  fc
+    .uint8Array({ minLength: 1, maxLength: 300 })
+    .map((bytes) => ({ kind: 'value' as const, bytes: Buffer.from(bytes) })),
   fc
     .uint8Array({ minLength: 1, maxLength: 300 })
     .map((bytes) => ({ kind: 'length' as const, bytes: Buffer.from(bytes) })),
-  fc.constantFrom({ kind: 'none' as const }, { kind: 'error' as const }, { kind: 'set' as const }),
+  fc.constantFrom(
+    { kind: 'none' as const },
+    { kind: 'empty' as const },
+    { kind: 'error' as const },
+    { kind: 'set' as const },
+  ),
 );
 
 it('values land whole in their views, in order, however the answers are cut', async () => {
@@ -40,6 +47,7 @@ it('values land whole in their views, in order, however the answers are cut', as
       const text = Buffer.concat(
         answers.flatMap((each) => {
           if (each.kind === 'none') return [Buffer.from('$-1\r\n')];
+          if (each.kind === 'empty') return [Buffer.from('$0\r\n\r\n')];
           if (each.kind === 'error') return [Buffer.from('-MOVED 1 a:2\r\n')];
           if (each.kind === 'set') return [Buffer.from('+OK\r\n')];
           return [Buffer.from(`$${each.bytes.length}\r\n`), each.bytes, Buffer.from('\r\n')];
@@ -65,7 +73,8 @@ it('values land whole in their views, in order, however the answers are cut', as
                   if (results.length === answers.length) setImmediate(() => connection.destroy('end'));
                 };
                 const kind = each.kind === 'set' ? 'set' : 'get';
-                connection.send({ kind, key: 'k', view, deadlineMs: Number.POSITIVE_INFINITY, asking: false, onDone });
+                const deadlineMs = Number.POSITIVE_INFINITY;
+                connection.send({ kind, key: 'k', view, start: 0, toEnd: true, deadlineMs, asking: false, onDone });
               }
             },
             end: () => resolve(),
@@ -74,7 +83,13 @@ it('values land whole in their views, in order, however the answers are cut', as
       });
       expect(results).toEqual(
         answers.map(({ kind }) =>
-          kind === 'error' ? { error: 'MOVED 1 a:2' } : kind === 'value' || kind === 'set' ? 'ok' : kind,
+          kind === 'error'
+            ? { error: 'MOVED 1 a:2' }
+            : kind === 'value' || kind === 'set'
+              ? 'ok'
+              : kind === 'empty'
+                ? 'none'
+                : kind,
         ),
       );
       for (const [i, each] of answers.entries()) {
@@ -107,6 +122,8 @@ it.each([
             kind: 'get',
             key: 'k',
             view: Buffer.alloc(3),
+            start: 0,
+            toEnd: true,
             deadlineMs: Number.POSITIVE_INFINITY,
             asking: false,
             onDone,

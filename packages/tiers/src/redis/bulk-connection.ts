@@ -3,7 +3,7 @@
  * RESP2 writer and reader.
  *
  *     SET   header text ─┐
- *           arena view  ─┼─ one writev, no copy          GET   "$N\r\n" ─▶ scratch (64 bytes)
+ *           arena view  ─┼─ one writev, no copy     GETRANGE   "$N\r\n" ─▶ scratch (64 bytes)
  *           tail text   ─┘                                     N bytes  ─▶ the arena view itself
  *
  * Node reads into the buffer that we name before each read (`onread`): the scratch while text is expected, the rest of the view
@@ -14,14 +14,17 @@
 import { connect as connectTcp, type Socket } from 'node:net';
 import { connect as connectTls, type ConnectionOptions as TlsOptions } from 'node:tls';
 
-/** 'ok'; 'none': no such key; 'length': a value of another length than asked for; 'lost': no answer. Else Redis's error line. */
+/** 'ok'; 'none': nothing there; 'length': not as many bytes as asked for; 'lost': no answer. Else Redis's error line. */
 export type BulkResult = 'ok' | 'none' | 'length' | 'lost' | { readonly error: string };
 
-/** One value, or one part of one, between `view` and `key`. `onDone` is called exactly once. */
+/** A key's value out of `view`, or a piece of one into it. `onDone` is called exactly once. */
 export interface BulkJob {
   readonly kind: 'get' | 'set';
   readonly key: string;
   readonly view: Buffer;
+  /** Get: where in the value the piece begins, and whether it must be the last. */
+  readonly start: number;
+  readonly toEnd: boolean;
   /** On the clock of performance.now(). */
   readonly deadlineMs: number;
   /** Sent behind an ASKING: the slot is on its way to this server. */
@@ -74,7 +77,8 @@ export class BulkConnection {
   #skipBytes = 0;
   /** Of the "\r\n" behind a value. */
   #tailBytes = 0;
-  #isWrong = false;
+  /** What the value that is arriving will have been. */
+  #bodyIs: 'ok' | 'none' | 'length' = 'ok';
   #logins = 0;
   #ready = false;
   #ended = false;
@@ -128,7 +132,9 @@ export class BulkConnection {
     if (asking) this.#expected.push({ job: undefined });
     this.#expected.push({ job });
     if (kind === 'get') {
-      this.#socket.write(preamble + command('GET', key), 'latin1');
+      const { start, toEnd } = job; // to the end whatever it is: more than is expected must not go unnoticed
+      const range = [String(start), String(toEnd ? -1 : start + view.length - 1)];
+      this.#socket.write(preamble + command('GETRANGE', key, ...range), 'latin1');
       return;
     }
     this.#socket.cork();
@@ -214,8 +220,8 @@ export class BulkConnection {
           return;
         }
         if (--this.#tailBytes === 0) {
-          const result = this.#isWrong ? 'length' : 'ok';
-          this.#isWrong = false;
+          const result = this.#bodyIs;
+          this.#bodyIs = 'ok';
           this.#end(result);
         }
       } else if (this.#skipBytes > 0) {
@@ -263,14 +269,16 @@ export class BulkConnection {
     } else if (line === '+OK' && job!.kind === 'set') this.#end('ok');
     else if (line === '$-1' && job !== undefined) this.#end('none');
     else if (line[0] === '$' && job?.kind === 'get') {
-      if (Number(line.slice(1)) === job.view.length) {
+      const bytes = Number(line.slice(1));
+      if (bytes === 0) {
+        this.#bodyIs = 'none'; // GETRANGE's answer when there is no such key
+        this.#tailBytes = 2;
+      } else if (bytes === job.view.length) {
         this.#body = { view: job.view, filled: 0 };
-        if (job.view.length === 0) this.#bodyEnded();
       } else {
-        this.#isWrong = true;
-        this.#skipBytes = Number(line.slice(1));
-        if (!Number.isSafeInteger(this.#skipBytes) || this.#skipBytes < 0) this.destroy(`not a length: ${line}`);
-        else if (this.#skipBytes === 0) this.#tailBytes = 2;
+        this.#bodyIs = 'length';
+        this.#skipBytes = bytes;
+        if (!Number.isSafeInteger(bytes) || bytes < 0) this.destroy(`not a length: ${line}`);
       }
     } else this.destroy(`the server sent something that is not RESP2: ${line.slice(0, 40)}`);
   }

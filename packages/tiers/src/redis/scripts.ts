@@ -34,8 +34,27 @@ const prelude = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local base = string.sub(ledger, 1, -7)
 local call = redis.call
-local function number_of(field) return tonumber(call('HGET', ledger, field) or 0) end
-local function now_ms() local t = call('TIME'); return t[1] * 1000 + math.floor(t[2] / 1000) end
+-- The ledger's numbers are read once and written once, by finish(): a call costs the server a microsecond or two.
+local format, epoch, used, cap, count, number
+local charges, changed = {}, false
+local function load()
+  local t = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events')
+  format, epoch = t[1], t[2]
+  used, cap, count, number = tonumber(t[3] or 0), tonumber(t[4] or 0), tonumber(t[5] or 0), tonumber(t[6] or 0)
+end
+local function finish()
+  if changed then call('HSET', ledger, 'used', used, 'count', count, 'events', number) end
+  for namespace, amount in pairs(charges) do
+    if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
+  end
+  return {epoch, used, cap, number}
+end
+local function charged(namespace)
+  return tonumber(call('HGET', ledger, 'ns:' .. namespace) or 0) + (charges[namespace] or 0)
+end
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_us = time[1] * 1000000 + time[2]
 local function parts_of(bytes, part) return math.ceil(bytes / part) end
 local function charge_of(bytes, part) return bytes + ${entryBytes} + parts_of(bytes, part) * ${partOverheadBytes} end
 -- "bytes part id"
@@ -43,23 +62,47 @@ local function parse(entry)
   local bytes, part, id = string.match(entry, '^(%d+) (%d+) (.+)$')
   return tonumber(bytes), tonumber(part), id
 end
+-- Its keys, empty. Lua cannot pass more than a few thousand arguments.
+local function make_value(bytes, part, id)
+  local count = parts_of(bytes, part)
+  for first = 0, count - 1, 1000 do
+    local pairs = {}
+    for i = first, math.min(first + 1000, count) - 1 do
+      pairs[#pairs + 1] = base .. 'v:' .. id .. ':' .. i
+      pairs[#pairs + 1] = ''
+    end
+    call('MSET', unpack(pairs))
+  end
+end
+-- Bytes in its keys; a key that is no string has none.
+local function bytes_of(bytes, part, id)
+  local there = 0
+  for i = 0, parts_of(bytes, part) - 1 do
+    local length = redis.pcall('STRLEN', base .. 'v:' .. id .. ':' .. i)
+    if type(length) == 'number' then there = there + length end
+  end
+  return there
+end
 local function drop_value(bytes, part, id)
   local keys = {}
   for i = 0, parts_of(bytes, part) - 1 do keys[#keys + 1] = base .. 'v:' .. id .. ':' .. i end
   call('DEL', unpack(keys))
 end
 local function charge(field, amount)
-  call('HINCRBY', ledger, 'used', amount)
-  call('HINCRBY', ledger, 'ns:' .. string.sub(field, 1, 32), amount)
+  local namespace = string.sub(field, 1, 32)
+  used = used + amount
+  charges[namespace] = (charges[namespace] or 0) + amount
+  changed = true
 end
 local function tell(kind, field, entry, node)
-  local number = call('HINCRBY', ledger, 'events', 1)
-  call('XADD', events, 'MAXLEN', '~', ${maxEvents}, number .. '-1', 'k', kind, 'f', field, 'e', entry, 'n', node)
+  number = number + 1
+  changed = true
+  local id = string.format('%.0f-1', number)
+  call('XADD', events, 'MAXLEN', '~', ${maxEvents}, id, 'k', kind, 'f', field, 'e', entry, 'n', node)
 end
-local function now_us() local t = call('TIME'); return t[1] * 1000000 + t[2] end
 -- Used at that time of the server's clock; never less recently than is known already, nor in the future.
-local function use(field, used)
-  call('ZADD', recency, 'GT', string.format('%.0f', math.min(tonumber(used), now_us() + 1000000)), field)
+local function use(field, at)
+  call('ZADD', recency, 'GT', string.format('%.0f', math.min(tonumber(at), now_us + 1000000)), field)
 end
 local function drop(field, entry, node)
   local bytes, part, id = parse(entry)
@@ -67,32 +110,27 @@ local function drop(field, entry, node)
   call('HDEL', blocks, field)
   call('ZREM', recency, field)
   call('ZREM', expiry, field)
-  call('HINCRBY', ledger, 'count', -1)
+  count = count - 1
   charge(field, -charge_of(bytes, part))
   tell('r', field, entry, node)
 end
--- A lease's member: "bytes part id field". Returns whether it was held.
-local function end_lease(member)
-  if call('ZREM', leases, member) == 0 then return false end
+-- Of a lease's member, "bytes part id field", that is taken from the leases.
+local function give_back(member)
   local bytes, part, id, field = string.match(member, '^(%d+) (%d+) (%S+) (.+)$')
   drop_value(tonumber(bytes), tonumber(part), id)
   charge(field, -charge_of(tonumber(bytes), tonumber(part)))
-  return true
 end
 local function sweep(node, limit)
-  local now = now_ms()
-  for _, member in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, limit)) do end_lease(member) end
-  local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, limit)
-  for _, field in ipairs(ended) do
+  for _, member in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, limit)) do
+    call('ZREM', leases, member)
+    give_back(member)
+  end
+  for _, field in ipairs(call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, limit)) do
     local entry = call('HGET', blocks, field)
     if entry then drop(field, entry, node) else call('ZREM', expiry, field) end
   end
-  return #ended
 end
-local function state() return {call('HGET', ledger, 'epoch'), number_of('used'), number_of('cap'), number_of('events')} end
-local function lost()
-  return call('HGET', ledger, 'format') ~= '${formatName}' or call('HLEN', blocks) ~= number_of('count')
-end
+local function lost() return format ~= '${formatName}' or call('HLEN', blocks) ~= count end
 `;
 
 /**
@@ -103,6 +141,7 @@ const mayWrite = `
 call('HINCRBY', ledger, 'events', 0)
 `;
 const needsLedger = `
+load()
 if lost() then return redis.error_reply('KVTIER lost') end
 `;
 
@@ -122,25 +161,26 @@ for i, key in ipairs(KEYS) do
   local kind = call('TYPE', key).ok
   if kind ~= 'none' and kind ~= types[i] then return {'foreign: ' .. key .. ' is a ' .. kind} end
 end
+load()
 if call('EXISTS', ledger) == 0 then
   if ARGV[4] == '' then return {'new'} end
   call('HSET', ledger, 'format', '${formatName}', 'partitions', ARGV[1], 'cap', ARGV[2], 'epoch', ARGV[3],
     'used', 0, 'count', 0, 'events', 0)
+  load()
 else
-  local format = call('HGET', ledger, 'format')
   if format ~= '${formatName}' then return {'foreign: ' .. ledger .. ' has format ' .. (format or 'none')} end
   local partitions = call('HGET', ledger, 'partitions')
   if partitions ~= ARGV[1] then return {'foreign: ' .. ledger .. ' was made for ' .. partitions .. ' partitions'} end
-  local count = number_of('count')
   if call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged'} end
+  cap = tonumber(ARGV[2])
   call('HSET', ledger, 'cap', ARGV[2])
   for _ = 1, 1000 do
-    local field = number_of('used') > tonumber(ARGV[2]) and call('ZRANGE', recency, 0, 0)[1]
+    local field = used > cap and call('ZRANGE', recency, 0, 0)[1]
     if not field then break end
     drop(field, call('HGET', blocks, field), '')
   end
 end
-return {'ok', unpack(state())}
+return {'ok', unpack(finish())}
 `);
 
 /**
@@ -150,8 +190,7 @@ return {'ok', unpack(state())}
  */
 export const reserveScript = script(`${needsLedger}${mayWrite}
 sweep(ARGV[1], 64)
-local now, part = now_ms(), tonumber(ARGV[3])
-local cap, share = number_of('cap'), tonumber(ARGV[4])
+local part, share = tonumber(ARGV[3]), tonumber(ARGV[4])
 local answers, evicted = {}, {}
 local function evict(field)
   local entry = call('HGET', blocks, field)
@@ -173,30 +212,30 @@ for at = 5, #ARGV, 3 do
   local held = call('HGET', blocks, field)
   local need = charge_of(bytes, part)
   if held then
-    use(field, now_us())
+    use(field, now_us)
     answers[#answers + 1] = held
   else
     local fits = need <= cap and (not share or need <= share)
     local namespace = string.sub(field, 1, 32)
-    while fits and share and number_of('ns:' .. namespace) + need > share do
+    while fits and share and charged(namespace) + need > share do
       local field = oldest_of(namespace)
       if field then evict(field) else fits = false end
     end
-    while fits and number_of('used') + need > cap do
+    while fits and used + need > cap do
       local field = call('ZRANGE', recency, 0, 0)[1]
       if field then evict(field) else fits = false end
     end
     if fits then
       charge(field, need)
       call('ZADD', leases, now + tonumber(ARGV[2]), bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field)
-      for i = 0, parts_of(bytes, part) - 1 do call('SET', base .. 'v:' .. id .. ':' .. i, '') end
+      make_value(bytes, part, id)
       answers[#answers + 1] = 'r'
     else
       answers[#answers + 1] = 'n'
     end
   end
 end
-return {state(), answers, evicted}
+return {finish(), answers, evicted}
 `);
 
 /**
@@ -205,25 +244,20 @@ return {state(), answers, evicted}
  * another node stored meanwhile.
  */
 export const commitScript = script(`${needsLedger}${mayWrite}
-local part, now, answers = tonumber(ARGV[3]), now_ms(), {}
+local part, answers = tonumber(ARGV[3]), {}
 for at = 4, #ARGV, 5 do
   local field, id, bytes = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local member = bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field
   local answer = 'n'
-  if ARGV[at + 3] == '' or not call('ZSCORE', leases, member) then
-    end_lease(member)
-  else
-    local there = 0
-    for i = 0, parts_of(bytes, part) - 1 do there = there + call('STRLEN', base .. 'v:' .. id .. ':' .. i) end
-    local held = call('HGET', blocks, field)
-    if held or there ~= bytes then
-      end_lease(member)
-      if held then answer = held end
+  if call('ZREM', leases, member) == 1 then
+    local written, held = ARGV[at + 3] ~= '', call('HGET', blocks, field)
+    if not written or held or bytes_of(bytes, part, id) ~= bytes then
+      give_back(member)
+      if written and held then answer = held end
     else
       local entry = bytes .. ' ' .. part .. ' ' .. id
-      call('ZREM', leases, member)
       call('HSET', blocks, field, entry)
-      call('HINCRBY', ledger, 'count', 1)
+      count = count + 1
       use(field, ARGV[at + 4])
       if ARGV[2] ~= '' then
         local at_ms = now + tonumber(ARGV[2])
@@ -236,7 +270,7 @@ for at = 4, #ARGV, 5 do
   end
   answers[#answers + 1] = answer
 end
-return {state(), answers}
+return {finish(), answers}
 `);
 
 /** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */
@@ -244,7 +278,7 @@ export const removeScript = script(`${needsLedger}${mayWrite}
 for at = 2, #ARGV, 2 do
   if call('HGET', blocks, ARGV[at]) == ARGV[at + 1] then drop(ARGV[at], ARGV[at + 1], ARGV[1]) end
 end
-return {state()}
+return {finish()}
 `);
 
 /** ARGV: field, used (µs, the server's clock), field, used ... → {state} */
@@ -252,7 +286,7 @@ export const touchScript = script(`${needsLedger}${mayWrite}
 for at = 1, #ARGV, 2 do
   if call('HEXISTS', blocks, ARGV[at]) == 1 then use(ARGV[at], ARGV[at + 1]) end
 end
-return {state()}
+return {finish()}
 `);
 
 /**
@@ -263,7 +297,7 @@ export const pollScript = script(`${needsLedger}
 if type(redis.pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep(ARGV[1], 64) end
 local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
 local first = oldest and tonumber(string.match(oldest[1], '^(%d+)')) or 0
-return {state(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
+return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
 `);
 
 /** Everything of a partition but its values goes. ARGV: none. */

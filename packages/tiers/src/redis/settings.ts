@@ -58,12 +58,12 @@ export interface RedisSettings {
   readonly policies: Readonly<Record<string, RedisPolicy>>;
 }
 
-/** As `redisSchema` has them. A part and its header fill a size class of jemalloc, and hold up a small GET for no more than 100 µs. */
+/** As `redisSchema` has them. A part and its header fill a size class of jemalloc; fewer parts cost the server less, see docs/decisions.md. */
 export const defaultSettings = {
   mode: 'single',
   database: 0,
   keyPrefix: 'kvtier:',
-  partBytes: 262_080,
+  partBytes: 524_224,
   connections: 2,
   depth: 2,
   timeLimitMs: 2000,

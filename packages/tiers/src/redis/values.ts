@@ -1,6 +1,7 @@
 /**
- * Values between the arena and the servers, in parts: each part a key of its own, moved by the pools. Follows MOVED and ASK.
- * Invariant: a value ends once, after its last part has; then nothing touches its slot any more.
+ * Values between the arena and the servers, in parts: each part a key of its own, moved by the pools. A part is written at once, and
+ * read in pieces: a server takes a value in as it arrives, but sends a whole answer before anybody else gets his turn. Follows MOVED
+ * and ASK. Invariant: a value ends once, after its last piece has; then nothing touches its slot any more.
  */
 import type { ArenaMemory } from '../arena-memory.ts';
 import type { BulkAddress, BulkResult } from './bulk-connection.ts';
@@ -13,6 +14,15 @@ import type { RedisSettings } from './settings.ts';
 export type ValueResult = 'ok' | 'none' | 'wrong' | 'lost' | 'refused';
 
 const maxRedirections = 4;
+/** What one answer of a server carries at most. */
+const pieceBytes = 256 << 10;
+
+interface Piece {
+  readonly key: string;
+  readonly view: Buffer;
+  readonly start: number;
+  readonly toEnd: boolean;
+}
 
 export class Values {
   readonly #link: RedisLink;
@@ -34,18 +44,25 @@ export class Values {
   move(kind: 'get' | 'set', partition: Partition, text: string, slot: number): Promise<ValueResult> {
     const { bytes, partBytes, id } = parseEntry(text);
     const deadlineMs = performance.now() + this.#settings.timeLimitMs;
+    const pieces: Piece[] = [];
+    for (let at = 0, part = 0; at < bytes; at += partBytes, part++) {
+      const key = `${partition.base}v:${id}:${part}`;
+      const length = Math.min(partBytes, bytes - at);
+      const step = kind === 'set' ? length : pieceBytes;
+      for (let start = 0; start < length; start += step) {
+        const view = this.#memory.view(slot + at + start, Math.min(step, length - start));
+        pieces.push({ key, view, start, toEnd: start + step >= length });
+      }
+    }
     return new Promise((resolve) => {
-      let open = Math.ceil(bytes / partBytes);
+      let open = pieces.length;
       let worst: ValueResult = 'ok';
       const end = (result: ValueResult): void => {
-        if (worst === 'ok') worst = result;
+        // A value that is too short has pieces that are not there.
+        if (worst === 'ok' || result === 'wrong') worst = result === 'ok' ? worst : result;
         if (--open === 0) resolve(worst);
       };
-      for (let at = 0, part = 0; at < bytes; at += partBytes, part++) {
-        const view = this.#memory.view(slot + at, Math.min(partBytes, bytes - at));
-        const key = `${partition.base}v:${id}:${part}`;
-        this.#submit(kind, partition, key, view, deadlineMs, end, 0, undefined);
-      }
+      for (const piece of pieces) this.#submit(kind, partition, piece, deadlineMs, end, 0, undefined);
     });
   }
 
@@ -55,8 +72,8 @@ export class Values {
     this.#lastError = 'no answer within the time limit';
     const tryOut = (kind: 'get' | 'set'): Promise<ValueResult> =>
       new Promise((resolve) => {
-        const key = `${partition.base}v:probe:0`;
-        this.#submit(kind, partition, key, Buffer.alloc(0), deadlineMs, resolve, 0, undefined);
+        const piece = { key: `${partition.base}v:probe:0`, view: Buffer.alloc(0), start: 0, toEnd: true };
+        this.#submit(kind, partition, piece, deadlineMs, resolve, 0, undefined);
       });
     for (const kind of ['get', 'set'] as const) if ((await tryOut(kind)) !== 'none') return this.#lastError;
     return 'ok';
@@ -72,8 +89,7 @@ export class Values {
   #submit(
     kind: 'get' | 'set',
     partition: Partition,
-    key: string,
-    view: Buffer,
+    piece: Piece,
     deadlineMs: number,
     end: (result: ValueResult) => void,
     redirections: number,
@@ -96,13 +112,13 @@ export class Values {
         const named = addressNamed(place);
         // An empty host: the server that answered.
         const next = { ...named, host: named.host === '' ? address.host : named.host, asking: word === 'ASK' };
-        this.#submit(kind, partition, key, view, deadlineMs, end, redirections + 1, next);
+        this.#submit(kind, partition, piece, deadlineMs, end, redirections + 1, next);
         return;
       }
       this.#note(result.error);
       end(/^(OOM|MISCONF|NOREPLICAS)/.test(result.error) ? 'refused' : 'lost');
     };
-    this.#pool(address).submit({ kind, key, view, deadlineMs, asking: target?.asking ?? false, onDone });
+    this.#pool(address).submit({ kind, ...piece, deadlineMs, asking: target?.asking ?? false, onDone });
   }
 
   #pool(address: BulkAddress & { readonly name: string }): BulkPool {
