@@ -73,6 +73,7 @@ export class S3Link {
       requestHandler: {
         connectionTimeout: plan.idleLimitMs,
         requestTimeout: plan.idleLimitMs,
+        throwOnRequestTimeout: true,
         ...(plan.ca === undefined ? {} : { httpsAgent: { ca: plan.ca } }),
       },
     });

@@ -39,6 +39,7 @@ export class Bucket {
   readonly #sdk: typeof import('@aws-sdk/client-s3');
 
   static async make(endpoint: string, name: string): Promise<Bucket> {
+    process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED = 'true';
     const sdk = await import('@aws-sdk/client-s3');
     const client = new sdk.S3Client({
       ...{ endpoint, region: 'us-east-1', forcePathStyle: true, credentials: s3Credentials },
