@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvtier {
@@ -49,6 +50,7 @@ void Touch(uint8_t* base, uint64_t bytes, unsigned threads) {
 
 struct Fd {
   int number;
+  int Release() { return std::exchange(number, -1); }
   ~Fd() {
     if (number >= 0) close(number);
   }
@@ -60,7 +62,7 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
   if (bytes < 2 * kArenaHeaderBytes || bytes % kArenaHeaderBytes != 0) {
     Fail("CONFIG", path, "an arena is a whole number of 4096-byte pages, at least two");
   }
-  const Fd fd{open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600)};
+  Fd fd{open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600)};
   if (fd.number < 0) Fail("SETUP", path, std::string("cannot be created (") + std::strerror(errno) + ")");
   try {
     if (const int error = posix_fallocate(fd.number, 0, static_cast<off_t>(bytes)); error != 0) {
@@ -74,7 +76,7 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
     uint64_t id = 0;
     if (getrandom(&id, sizeof(id), 0) != sizeof(id)) Fail("SETUP", path, "no random numbers from the kernel");
     uint8_t* base = Map(fd.number, path, bytes);
-    std::shared_ptr<Arena> arena(new Arena(base, bytes, id));
+    std::shared_ptr<Arena> arena(new Arena(fd.Release(), base, bytes, id));
     Touch(base, bytes, std::clamp(threads, 1u, 64u));
     const ArenaHeader header{kArenaMagic, kArenaVersion, kArenaHeaderBytes, bytes, id};
     std::memcpy(base, &header, sizeof(header));
@@ -86,18 +88,21 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
 }
 
 std::shared_ptr<Arena> Arena::Open(const std::string& path, uint64_t bytes, uint64_t id) {
-  const Fd fd{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
+  Fd fd{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
   if (fd.number < 0) Fail("SETUP", path, std::string("cannot be opened (") + std::strerror(errno) + ")");
   struct stat info {};
   if (fstat(fd.number, &info) != 0 || static_cast<uint64_t>(info.st_size) != bytes || bytes < 2 * kArenaHeaderBytes) {
     Fail("PROTOCOL", path, "has another size than announced");
   }
   uint8_t* base = Map(fd.number, path, bytes);
-  std::shared_ptr<Arena> arena(new Arena(base, bytes, id));
+  std::shared_ptr<Arena> arena(new Arena(fd.Release(), base, bytes, id));
   if (const std::string fault = ArenaFault(base, bytes, id); !fault.empty()) Fail("PROTOCOL", path, fault);
   return arena;
 }
 
-Arena::~Arena() { munmap(base_, bytes_); }
+Arena::~Arena() {
+  munmap(base_, bytes_);
+  close(fd_);
+}
 
 }  // namespace kvtier

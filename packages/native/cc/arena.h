@@ -53,6 +53,8 @@ class Arena {
   uint8_t* base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   uint64_t id() const { return id_; }
+  // The arena's file, open as long as the arena is; for system calls that move its pages without a copy.
+  int fd() const { return fd_; }
 
   // Whether [offset, offset + count) lies in the arena, behind its header.
   bool Contains(uint64_t offset, uint64_t count) const {
@@ -60,7 +62,8 @@ class Arena {
   }
 
  private:
-  Arena(uint8_t* base, uint64_t bytes, uint64_t id) : base_(base), bytes_(bytes), id_(id) {}
+  Arena(int fd, uint8_t* base, uint64_t bytes, uint64_t id) : fd_(fd), base_(base), bytes_(bytes), id_(id) {}
+  int fd_;
   uint8_t* base_;
   uint64_t bytes_;
   uint64_t id_;

@@ -62,8 +62,10 @@ struct PeerReply {
 };
 static_assert(sizeof(PeerRequest) == 80 && sizeof(PeerRequestFrame) == 8 && sizeof(PeerReply) == 24);
 inline constexpr uint32_t kPeerRequestMagic = 0x51525450;  // "PTRQ"
+// "So many more objects have come whole": a PeerRequestFrame of this magic, with nothing behind it. Until then they stay put.
+inline constexpr uint32_t kPeerReceivedMagic = 0x43525450;  // "PTRC"
 inline constexpr uint32_t kPeerReplyMagic = 0x50525450;    // "PTRP"
-inline constexpr uint32_t kPeerMaxRequests = 1024;         // unanswered on one connection, and in one frame
+inline constexpr uint32_t kPeerMaxRequests = 1024;         // on one connection, answers not yet received included
 
 enum class PeerStatus : uint32_t { kReady = 0, kMissing = 1, kFailed = 2 };
 

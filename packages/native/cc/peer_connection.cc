@@ -85,11 +85,20 @@ void PeerConnection::Advance() {
 
 void PeerConnection::OnTick(PeerClock::time_point now) {
   const auto limit = std::chrono::milliseconds(engine_.options().stallMs);
-  const bool waiting = state_ != State::kUp || !out_.empty() || (server_ && stashed() > 0);
+  const bool waiting = state_ != State::kUp || !out_.empty() || !unreceived_.empty() || (server_ && stashed() > 0);
   if (waiting && now - lastProgress_ > limit) return Close(PeerEnd::kTimeLimit);
   for (const auto& [tag, fetch] : pending_) {
     if (now > fetch.deadline) return Close(PeerEnd::kTimeLimit);
   }
+  Acknowledge();
+}
+
+// With the next requests, and at the latest with the next tick: it costs nothing then, and slots wait there meanwhile.
+void PeerConnection::Acknowledge() {
+  if (received_ == 0 || state_ != State::kUp) return;
+  const PeerRequestFrame frame{kPeerReceivedMagic, received_};
+  received_ = 0;
+  Send(&frame, sizeof(frame));
 }
 
 void PeerConnection::Fetch(const std::vector<PeerFetch>& fetches) {
@@ -110,6 +119,11 @@ void PeerConnection::Fetch(const std::vector<PeerFetch>& fetches) {
     }
   }
   if (closed() || state_ != State::kUp) return Close(PeerEnd::kEnded);
+  if (received_ > 0) {
+    const PeerRequestFrame frame{kPeerReceivedMagic, received_};
+    received_ = 0;
+    bytes.insert(bytes.begin(), reinterpret_cast<const uint8_t*>(&frame), reinterpret_cast<const uint8_t*>(&frame + 1));
+  }
   Send(bytes.data(), bytes.size());
 }
 
@@ -143,7 +157,10 @@ void PeerConnection::Answer(const std::vector<PeerAnswerRow>& rows) {
 void PeerConnection::Close(PeerEnd why) {
   if (fd_ >= 0) {
     transport_.reset();
-    shutdown(fd_, SHUT_RDWR);
+    // What the kernel still holds refers to slots that get other content now: it must not go out.
+    const linger drop{1, 0};
+    if (!out_.empty() || !unreceived_.empty()) setsockopt(fd_, SOL_SOCKET, SO_LINGER, &drop, sizeof(drop));
+    else shutdown(fd_, SHUT_RDWR);
     close(fd_);
     fd_ = -1;
     more_ = false;
@@ -158,6 +175,8 @@ void PeerConnection::Close(PeerEnd why) {
   }
   pending_.clear();
   bodyBytes_ = 0;
+  for (const uint64_t token : unreceived_) events_.push_back({PeerEventKind::kSent, static_cast<double>(token), 0, 0, {}});
+  unreceived_.clear();
   for (const auto& out : out_) {
     if (out.token != 0) events_.push_back({PeerEventKind::kSent, static_cast<double>(out.token), 0, 0, {}});
   }
@@ -173,34 +192,58 @@ void PeerConnection::Send(const void* bytes, size_t count) {
   Write();
 }
 
+// Objects go out of the arena's file without a copy where the transport can; all else, and heads, in few gathered pieces.
 void PeerConnection::Write() {
-  uint64_t turnBytes = 0;
-  while (!out_.empty() && turnBytes < kTurnBytes) {
+  const uint64_t before = sentBytes_;
+  while (!out_.empty() && sentBytes_ - before < kTurnBytes) {
+    const bool files = transport_->SendsFiles();
+    if (files && out_.front().doneBytes >= out_.front().head.size()) {
+      if (!SendBody()) return;
+      continue;
+    }
     iovec pieces[kSendPieces];
     int count = 0;
+    bool more = false;
     for (const Out& out : out_) {
-      if (count + 2 > kSendPieces) break;
+      if (count + 2 > kSendPieces || more) break;
       const uint64_t headDone = std::min<uint64_t>(out.doneBytes, out.head.size());
       const uint64_t bodyDone = out.doneBytes - headDone;
       if (headDone < out.head.size()) {
         pieces[count++] = {const_cast<uint8_t*>(out.head.data()) + headDone, out.head.size() - headDone};
       }
-      if (bodyDone < out.bodyBytes) pieces[count++] = {const_cast<uint8_t*>(out.body) + bodyDone, out.bodyBytes - bodyDone};
+      if (bodyDone == out.bodyBytes) continue;
+      if (files) more = true;
+      else pieces[count++] = {const_cast<uint8_t*>(out.body) + bodyDone, out.bodyBytes - bodyDone};
     }
-    const ssize_t moved = transport_->Write(pieces, count);
+    const ssize_t moved = transport_->Write(pieces, count, more);
     if (moved == kWait) return;
     if (moved == kEnded) return Close(PeerEnd::kEnded);
-    lastProgress_ = PeerClock::now();
-    turnBytes += static_cast<uint64_t>(moved);
-    for (auto left = static_cast<uint64_t>(moved); left > 0;) {
-      Out& out = out_.front();
-      const uint64_t part = std::min(left, out.bytes() - out.doneBytes);
-      out.doneBytes += part;
-      left -= part;
-      if (out.doneBytes < out.bytes()) break;
-      if (out.token != 0) events_.push_back({PeerEventKind::kSent, static_cast<double>(out.token), 1, 0, {}});
-      out_.pop_front();
-    }
+    Sent(static_cast<uint64_t>(moved));
+  }
+}
+
+// Of the first of `out_`, whose head is out. False: no more now, or closed.
+bool PeerConnection::SendBody() {
+  const Out& out = out_.front();
+  const uint64_t bodyDone = out.doneBytes - out.head.size();
+  const auto offset = static_cast<uint64_t>(out.body - engine_.arena().base()) + bodyDone;
+  const ssize_t moved = transport_->SendFile(engine_.arena().fd(), offset, out.bodyBytes - bodyDone);
+  if (moved > 0) Sent(static_cast<uint64_t>(moved));
+  if (moved == kEnded) Close(PeerEnd::kEnded);
+  return moved > 0;
+}
+
+void PeerConnection::Sent(uint64_t bytes) {
+  lastProgress_ = PeerClock::now();
+  sentBytes_ += bytes;
+  while (bytes > 0) {
+    Out& out = out_.front();
+    const uint64_t part = std::min(bytes, out.bytes() - out.doneBytes);
+    out.doneBytes += part;
+    bytes -= part;
+    if (out.doneBytes < out.bytes()) return;
+    if (out.token != 0) unreceived_.push_back(out.token);
+    out_.pop_front();
   }
 }
 
@@ -324,8 +367,17 @@ bool PeerConnection::ParseRequests() {
   PeerRequestFrame frame;
   if (stashed() < sizeof(frame)) return false;
   std::memcpy(&frame, stash(), sizeof(frame));
+  if (frame.magic == kPeerReceivedMagic && frame.count <= unreceived_.size()) {
+    stashFrom_ += sizeof(frame);
+    for (uint32_t i = 0; i < frame.count; ++i) {
+      events_.push_back({PeerEventKind::kSent, static_cast<double>(unreceived_.front()), 1, 0, {}});
+      unreceived_.pop_front();
+    }
+    lastProgress_ = PeerClock::now();
+    return true;
+  }
   if (frame.magic != kPeerRequestMagic || frame.count > kPeerMaxRequests ||
-      asked_.size() + out_.size() + frame.count > kPeerMaxRequests) {
+      asked_.size() + out_.size() + unreceived_.size() + frame.count > kPeerMaxRequests) {
     return Close(PeerEnd::kProtocol), false;
   }
   if (stashed() < sizeof(frame) + frame.count * sizeof(PeerRequest)) return false;
@@ -392,6 +444,7 @@ void PeerConnection::EndBody() {
   events_.push_back({PeerEventKind::kFetched, static_cast<double>(bodyTag_), static_cast<double>(result), 0, {}});
   pending_.erase(found);
   bodyBytes_ = bodyDone_ = 0;
+  ++received_;
 }
 
 }  // namespace kvtier

@@ -70,6 +70,9 @@ class PeerConnection {
   void TakeBody(const uint8_t* bytes, uint64_t count);
   void EndBody();
   void Write();
+  bool SendBody();
+  void Sent(uint64_t bytes);
+  void Acknowledge();
   void Send(const void* bytes, size_t count);
   void Up();
   size_t stashed() const { return stashTo_ - stashFrom_; }
@@ -93,6 +96,7 @@ class PeerConnection {
   size_t stashFrom_ = 0;
   size_t stashTo_ = 0;
   std::deque<Out> out_;
+  uint64_t sentBytes_ = 0;
   // Client: asked and not yet ended, by tag; and the one whose object is arriving.
   std::unordered_map<uint64_t, Pending> pending_;
   uint64_t bodyTag_ = 0;
@@ -100,8 +104,11 @@ class PeerConnection {
   uint64_t bodyDone_ = 0;
   uint8_t* bodyAt_ = nullptr;
   XXH3_state_t checksum_;
+  uint32_t received_ = 0;  // objects that the server has not been told of
   // Server: tags of what JavaScript has not answered yet, by token.
   std::unordered_map<uint64_t, uint64_t> asked_;
+  // Server: tokens of objects that are out; their slots are still the kernel's until the client has them.
+  std::deque<uint64_t> unreceived_;
 };
 
 }  // namespace kvtier

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -176,6 +177,11 @@ class PeerLoop {
   }
 
   void Run() {
+    // sendfile() knows no MSG_NOSIGNAL.
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
     epoll_event ready[kEpollEvents];
     while (!stopping_) {
       const int count = epoll_wait(epoll_, ready, kEpollEvents, again_.empty() ? kTickMs : 0);

@@ -27,7 +27,7 @@ namespace kvtier {
 enum class PeerEventKind : int {
   kFetched = 0,   // tag, PeerResult
   kRequest = 1,   // token, connection, slotBytes; its identity beside
-  kSent = 2,      // token, 1 when all bytes went out
+  kSent = 2,      // token, 1 when the peer has received all of it
   kUp = 3,        // connection that we opened
   kDown = 4,      // connection that we opened, PeerEnd
   kRefused = 5,   // connection that a peer opened, PeerEnd: only when it broke the rules

@@ -3,6 +3,7 @@
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -26,17 +27,31 @@ class Plain : public PeerTransport {
     if (moved > 0) return moved;
     return moved < 0 && (errno == EAGAIN || errno == EINTR) ? kWait : kEnded;
   }
-  ssize_t Write(const iovec* pieces, int count) override {
+  ssize_t Write(const iovec* pieces, int count, bool more) override {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces);
     message.msg_iovlen = static_cast<size_t>(count);
-    const ssize_t moved = sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t moved = sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL | (more ? MSG_MORE : 0));
     if (moved > 0) return moved;
+    return moved < 0 && (errno == EAGAIN || errno == EINTR) ? kWait : kEnded;
+  }
+
+  bool SendsFiles() const override { return sendsFiles_; }
+
+  ssize_t SendFile(int file, uint64_t offset, uint64_t bytes) override {
+    auto from = static_cast<off_t>(offset);
+    const ssize_t moved = sendfile(fd_, file, &from, bytes);
+    if (moved > 0) return moved;
+    if (moved < 0 && (errno == EINVAL || errno == ENOSYS)) {  // the arena lies in a file system that cannot
+      sendsFiles_ = false;
+      return kWait;
+    }
     return moved < 0 && (errno == EAGAIN || errno == EINTR) ? kWait : kEnded;
   }
 
  private:
   int fd_;
+  bool sendsFiles_ = true;
 };
 
 // TLS_AES_128_GCM_SHA256: the one that every CPU of this kind has instructions for.
@@ -116,7 +131,7 @@ class Tls : public PeerTransport {
   ssize_t Read(const iovec* pieces, int) override {
     return Moved(SSL_read(ssl_, pieces[0].iov_base, static_cast<int>(std::min<size_t>(pieces[0].iov_len, INT_MAX))));
   }
-  ssize_t Write(const iovec* pieces, int count) override {
+  ssize_t Write(const iovec* pieces, int count, bool) override {
     ssize_t total = 0;
     for (int i = 0; i < count; ++i) {
       if (pieces[i].iov_len == 0) continue;
