@@ -176,6 +176,11 @@ export class DiskTier implements Tier {
     });
   }
 
+  objectBytes(namespace: Namespace, hash: HashKey): number | undefined {
+    const entry = this.#inService ? this.#index.get(namespace, hash) : noEntry;
+    return entry === noEntry ? undefined : this.#index.table.pages(entry) * pageBytes;
+  }
+
   /** What was removed as corrupt, or because it was asked for, does not come back after a restart. */
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
     let count = 0;

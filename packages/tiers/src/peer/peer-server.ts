@@ -45,6 +45,9 @@ const defaultHeartbeatMs = 1000;
 /** A peer that says nothing for so many heartbeats is gone. */
 export const silentHeartbeats = 5;
 
+/** Strangers may come as often as they like: one line of the log in so long, the next says how many had none. */
+const refusalLineMs = 10_000;
+
 export class PeerServer {
   readonly #options: PeerServerOptions;
   readonly #server: Server;
@@ -52,6 +55,11 @@ export class PeerServer {
   readonly #heartbeatMs: number;
   #lentBytes = 0;
   #reading = 0;
+  /** Blocks that a peer calls corrupt, to be looked at; what does not fit is looked at when it is asked for again. */
+  readonly #suspects: { readonly namespace: Namespace; readonly hash: HashKey }[] = [];
+  #looking = false;
+  #lastLineMs = Number.NEGATIVE_INFINITY;
+  #unlogged = 0;
   #dataPort = 0;
   readonly counts = { peers: 0, refused: 0, sentBlocks: 0, sentBytes: 0, declined: 0, corrupt: 0 };
 
@@ -115,8 +123,16 @@ export class PeerServer {
 
   #refused(socket: Socket | { remoteAddress?: string | undefined }, error: unknown): void {
     this.counts.refused++;
+    const nowMs = performance.now();
+    if (nowMs - this.#lastLineMs < refusalLineMs) {
+      this.#unlogged++;
+      return;
+    }
     const reason = KvError.from(error, 'PROTOCOL').message;
-    this.#options.log.warn({ from: socket.remoteAddress, reason }, 'a connection to the peers port was refused');
+    const fields = { from: socket.remoteAddress, reason, unlogged: this.#unlogged };
+    this.#options.log.warn(fields, 'a connection to the peers port was refused');
+    this.#lastLineMs = nowMs;
+    this.#unlogged = 0;
   }
 
   async #welcome(socket: Socket): Promise<void> {
@@ -146,7 +162,7 @@ export class PeerServer {
     });
     control.listen((message: Message) => {
       silent = 0;
-      if (message.kind === 'hint') void this.#hinted(message.what, message.namespace, message.hashes);
+      if (message.kind === 'hint') this.#hinted(message.what, message.namespace, message.hashes);
       else if (message.kind !== 'pong') {
         control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
       }
@@ -178,37 +194,50 @@ export class PeerServer {
   }
 
   async #serveFromBelow(namespace: Namespace, wanted: { request: PeerRequest; hash: HashKey }[]): Promise<void> {
-    const { slots, below, maxLentBytes = 256 << 20, arena } = this.#options;
-    const lent: { request: PeerRequest; hash: HashKey; slot: number }[] = [];
+    const { below, arena } = this.#options;
+    const lent: { request: PeerRequest; hash: HashKey; slot: number; giveBack: () => void }[] = [];
     for (const { request, hash } of wanted) {
-      const { slotBytes } = request;
       const name = hashOf(request.identity, (key) => below?.lookup(namespace, [key]) === 1, hash);
-      if (below === undefined || below.lookup(namespace, [name]) === 0) this.#decline(request, 'missing');
-      else if (slotBytes < 2 * headerBytes || slotBytes - headerBytes > slots.maxPayloadBytes) {
-        this.#decline(request, 'missing');
-      } else if (this.#lentBytes + slotBytes > maxLentBytes) this.#decline(request, 'failed');
+      const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
+      // The tier below would take an object that is larger than its slot for a corrupt one.
+      if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
       else {
-        const slot = slots.allocate(namespace, slotBytes - headerBytes);
+        const slot = this.#lend(namespace, slotBytes);
         if (slot === undefined) this.#decline(request, 'failed');
-        else {
-          this.#lentBytes += slotBytes;
-          lent.push({ request, hash: name, slot });
-        }
+        else lent.push({ request, hash: name, ...slot });
       }
     }
     if (below === undefined || lent.length === 0) return;
     await below.read(namespace, lent, (index, status) => {
-      const { request, slot } = lent[index]!;
-      const giveBack = (): void => {
-        this.#lentBytes -= request.slotBytes;
-        slots.free(slot);
-      };
+      const { request, slot, giveBack } = lent[index]!;
       const header = status === 'ready' ? decodeHeader(native.arenaRead(arena, slot, headerBytes)) : undefined;
       if (header === undefined || 'error' in header) {
         giveBack();
         this.#decline(request, status === 'failed' ? 'failed' : 'missing');
       } else this.#send(request, slot, headerBytes + header.payloadBytes, giveBack);
     });
+  }
+
+  /** Bytes of slot for a read from below; undefined: it is not there, or fits into no slot. */
+  #bytesBelow(namespace: Namespace, hash: HashKey, otherwise: number): number | undefined {
+    const { slots, below } = this.#options;
+    if (below === undefined || below.lookup(namespace, [hash]) === 0) return undefined;
+    const bytes = below.objectBytes === undefined ? otherwise : below.objectBytes(namespace, hash);
+    if (bytes === undefined || bytes < 2 * headerBytes || bytes - headerBytes > slots.maxPayloadBytes) return undefined;
+    return bytes;
+  }
+
+  #lend(namespace: Namespace, slotBytes: number): { slot: number; giveBack: () => void } | undefined {
+    const { slots, maxLentBytes = 256 << 20 } = this.#options;
+    if (this.#lentBytes + slotBytes > maxLentBytes) return undefined;
+    const slot = slots.allocate(namespace, slotBytes - headerBytes);
+    if (slot === undefined) return undefined;
+    this.#lentBytes += slotBytes;
+    const giveBack = (): void => {
+      this.#lentBytes -= slotBytes;
+      slots.free(slot);
+    };
+    return { slot, giveBack };
   }
 
   #send(request: PeerRequest, slot: number, objectBytes: number, onSent: () => void): void {
@@ -222,27 +251,47 @@ export class PeerServer {
     this.#options.engine.decline(request, why);
   }
 
-  /** A peer used blocks of ours, or says that one is corrupt: then we look ourselves, and remove it only if we see it too. */
-  async #hinted(what: 'used' | 'corrupt', namespace: Namespace, hashes: readonly HashKey[]): Promise<void> {
-    const { slots, below, arena } = this.#options;
+  /** A peer used blocks of ours, or says that one is corrupt: then we look ourselves, one after another. */
+  #hinted(what: 'used' | 'corrupt', namespace: Namespace, hashes: readonly HashKey[]): void {
+    const { slots, below } = this.#options;
     if (what === 'used') {
       slots.touch(namespace, hashes);
       below?.touch(namespace, hashes);
       return;
     }
-    for (const hash of hashes) {
+    const room = maxHashes - this.#suspects.length;
+    this.#suspects.push(...hashes.slice(0, room).map((hash) => ({ namespace, hash })));
+    if (this.#looking) return;
+    this.#looking = true;
+    this.#reading++;
+    void this.#lookAtSuspects().finally(() => {
+      this.#looking = false;
+      this.#reading--;
+    });
+  }
+
+  /** Removes those that are corrupt indeed, in the arena and below. */
+  async #lookAtSuspects(): Promise<void> {
+    const { slots, below, arena } = this.#options;
+    for (let next = this.#suspects.shift(); next !== undefined; next = this.#suspects.shift()) {
+      const { namespace, hash } = next;
       const block = slots.get(namespace, hash);
-      if (block === undefined) continue;
-      slots.pin(namespace, hash);
-      const bytes = Float64Array.of(headerBytes + block.payloadBytes);
-      const [fault] = await native.arenaVerify(
-        arena,
-        Float64Array.of(block.slot),
-        bytes,
-        identitiesOf(namespace, [hash]),
-      );
-      if (fault !== 0 && slots.remove(namespace, [hash], 'corrupt') === 1) this.counts.corrupt++;
-      slots.unpin(namespace, hash);
+      if (block !== undefined) {
+        slots.pin(namespace, hash);
+        const bytes = Float64Array.of(headerBytes + block.payloadBytes);
+        const identity = identitiesOf(namespace, [hash]);
+        const [fault] = await native.arenaVerify(arena, Float64Array.of(block.slot), bytes, identity);
+        if (fault !== 0 && slots.remove(namespace, [hash], 'corrupt') === 1) this.counts.corrupt++;
+        slots.unpin(namespace, hash);
+      }
+      // A tier verifies what it reads, and forgets what is corrupt.
+      const slotBytes = below?.objectBytes?.(namespace, hash);
+      const lent = slotBytes === undefined ? undefined : this.#lend(namespace, slotBytes);
+      if (below === undefined || lent === undefined) continue;
+      await below.read(namespace, [{ hash, slot: lent.slot }], (_, status) => {
+        if (status === 'corrupt') this.counts.corrupt++;
+      });
+      lent.giveBack();
     }
   }
 }

@@ -1,0 +1,136 @@
+/** What a peer may ask for and say costs the giving node none of its blocks, and no log full of lines; windows hold. */
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { connect } from 'node:net';
+import { join } from 'node:path';
+import { headerBytes } from '@kvtier/identity';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { DiskTier } from '../disk/disk-tier.ts';
+import { hashNamed, namespaceNamed, silentLog, TestBench } from '../testing/objects.ts';
+import { engineOf, fetchingTier, GivingNode, sharedSecret, until } from '../testing/peer-pair.ts';
+import type { PeerEngine } from './engine.ts';
+import type { PeerTier } from './peer-tier.ts';
+
+const space = namespaceNamed('one');
+const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
+const payloadBytes = 40_000;
+
+let local: TestBench;
+let remote: TestBench;
+let disk: DiskTier;
+let node: GivingNode;
+let engine: PeerEngine;
+let tier: PeerTier | undefined;
+const lines: object[] = [];
+beforeEach(async () => {
+  local = new TestBench();
+  remote = new TestBench(8 << 20, join(local.dir, 'remote'));
+  disk = await DiskTier.open({
+    ...{ dir: join(remote.dir, 'segments'), capacityBytes: 2 << 20, segmentBytes: 128 << 10 },
+    ...{ arena: remote.arena, slots: remote.tier, log: silentLog, io: { backend: 'threads' as const } },
+  });
+  lines.length = 0;
+  const log = { ...silentLog, warn: (fields: object) => lines.push(fields) };
+  node = await GivingNode.open(remote, { below: disk, log });
+  engine = engineOf(local, sharedSecret());
+});
+afterEach(async () => {
+  await tier?.close();
+  tier = undefined;
+  await engine.close();
+  await node.close();
+  await disk.close();
+  remote.dispose();
+  local.dispose();
+});
+
+async function connected(options: Parameters<typeof fetchingTier>[3] = {}): Promise<PeerTier> {
+  const made = fetchingTier(local, options.engine ?? engine, [node.server.port], options);
+  tier = made;
+  await until('the index is there', () => made.lookup(space, chain) === chain.length);
+  await until('streams are up', () => made.stats().detail!.usable_peers === 1);
+  return made;
+}
+
+it('a slot that is too small for a block below: missing, and the owner keeps its block', async () => {
+  await remote.write(disk, space, chain, payloadBytes);
+  const one = await connected();
+  expect(await local.read(one, space, chain, 1000)).toEqual(chain.map(() => 'missing'));
+  expect(disk.lookup(space, chain)).toBe(chain.length);
+  expect(disk.stats().corrupt).toBe(0);
+  expect(remote.tier.stats().bytes).toBe(0);
+});
+
+it('a block that is corrupt below is removed after a hint; one that is sound stays', async () => {
+  await remote.write(disk, space, chain, payloadBytes);
+  const one = await connected();
+  // Its payload begins with the bytes of no other block.
+  const slot = remote.filledSlot(space, chain[2]!, payloadBytes);
+  const wanted = remote.payloadAt(slot, payloadBytes).subarray(8, 4000);
+  remote.tier.free(slot);
+  const files = readdirSync(join(remote.dir, 'segments'), { recursive: true, withFileTypes: true });
+  const holding = files
+    .filter((file) => file.isFile())
+    .map((file) => join(file.parentPath, file.name))
+    .find((file) => readFileSync(file).includes(wanted))!;
+  const bytes = readFileSync(holding);
+  bytes[bytes.indexOf(wanted) + headerBytes]! ^= 1;
+  writeFileSync(holding, bytes, { flag: 'r+' });
+  one.remove(space, [chain[1]!, chain[2]!, chain[3]!], 'corrupt');
+  await until('the owner removed it', () => node.server.counts.corrupt === 1);
+  expect(disk.lookup(space, chain)).toBe(2);
+  expect(disk.lookup(space, chain.slice(3))).toBe(chain.length - 3);
+  expect(remote.tier.stats().bytes).toBe(0);
+});
+
+it('never more than `windowBytes` in flight on a stream', async () => {
+  await remote.write(remote.tier, space, chain, payloadBytes);
+  const windowBytes = 100_000;
+  let peakBytes = 0;
+  const inFlight = new Map<number, number>();
+  const add = (stream: number, bytes: number): void => {
+    inFlight.set(stream, (inFlight.get(stream) ?? 0) + bytes);
+    peakBytes = Math.max(peakBytes, inFlight.get(stream)!);
+  };
+  const watched = new Proxy(engine, {
+    get: (target, name: keyof PeerEngine) => {
+      if (name !== 'fetch') {
+        const value = target[name] as unknown;
+        return typeof value === 'function' ? value.bind(target) : value;
+      }
+      return (...[stream, rows, identities]: Parameters<PeerEngine['fetch']>) => {
+        const counted = rows.map((row) => {
+          add(stream, row.slotBytes);
+          const onDone: typeof row.onDone = (result) => {
+            add(stream, -row.slotBytes);
+            row.onDone(result);
+          };
+          return { ...row, onDone };
+        });
+        target.fetch(stream, counted, identities);
+      };
+    },
+  });
+  const one = await connected({ engine: watched, windowBytes });
+  const readings = Array.from({ length: 8 }, () => local.read(one, space, chain, payloadBytes));
+  for (const statuses of await Promise.all(readings)) expect(statuses).toEqual(chain.map(() => 'ready'));
+  expect(peakBytes).toBeGreaterThan(windowBytes / 2);
+  expect(peakBytes).toBeLessThanOrEqual(windowBytes);
+});
+
+it('fifty strangers: all are counted, one line of the log tells it', async () => {
+  await Promise.all(
+    Array.from(
+      { length: 50 },
+      () =>
+        new Promise<void>((resolve) => {
+          const socket = connect({ host: '127.0.0.1', port: node.server.port });
+          socket.on('error', () => {});
+          socket.on('close', () => resolve());
+          socket.resume();
+          socket.write('GET / HTTP/1.1\r\n\r\n');
+        }),
+    ),
+  );
+  await until('all were counted', () => node.server.counts.refused === 50);
+  expect(lines.length).toBe(1);
+});
