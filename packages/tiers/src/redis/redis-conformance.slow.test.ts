@@ -1,13 +1,9 @@
-/** The one suite over real servers: one, with TLS and an ACL user, a Cluster, and a master under Sentinels. */
+/**
+ * The one suite over real servers: one with TLS and a user who may do no more than docs/operating.md lists, and a Cluster. One without
+ * either is what redis-tier.slow.test.ts stands on; Sentinels fail over in test/faults/redis-server.slow.test.ts.
+ */
 import { afterAll, beforeAll, describe } from 'vitest';
-import {
-  aclRules,
-  RedisServer,
-  type ServerGroup,
-  startCluster,
-  startSentinel,
-  startTls,
-} from '../../../../infra/redis/servers.ts';
+import { aclRules, type ServerGroup, startCluster, startTls } from '../../../../infra/redis/servers.ts';
 import { tierConformance } from '../conformance.ts';
 import { openTier } from '../testing/redis.ts';
 import type { RedisSettings } from './settings.ts';
@@ -18,10 +14,6 @@ interface Kind {
 }
 
 const kinds: Record<string, () => Promise<Kind>> = {
-  'one server': async () => {
-    const server = await RedisServer.start();
-    return { group: { urls: [server.url], servers: [server], stop: () => server.stop() }, settings: {} };
-  },
   'TLS and an ACL user': async () => {
     const group = await startTls(aclRules('kvtier:'));
     return { group, settings: { username: 'kvtier', password: 'secret', tls: { caFile: group.caFile } } };
@@ -30,7 +22,6 @@ const kinds: Record<string, () => Promise<Kind>> = {
     const group = await startCluster(3, 0);
     return { group, settings: { mode: 'cluster', partitions: 3, bytes: 6 << 20 } };
   },
-  Sentinels: async () => ({ group: await startSentinel(), settings: { mode: 'sentinel', masterName: 'kvtier' } }),
 };
 
 describe.each(Object.entries(kinds))('%s', (name, start) => {
@@ -43,9 +34,7 @@ describe.each(Object.entries(kinds))('%s', (name, start) => {
   tierConformance(
     `redis, ${name}`,
     async (bench) => {
-      for (const server of kind.group.servers.filter(({ program }) => program === 'redis-server')) {
-        await server.cli('flushall').catch(() => ''); // a replica may not, and follows its master
-      }
+      await Promise.all(kind.group.servers.map((server) => server.cli('flushall')));
       return openTier(bench, { servers: kind.group.urls, ...kind.settings });
     },
     { persistent: true, runs: 3 },
