@@ -45,8 +45,15 @@ export class FullAttentionManager extends SingleTypeManager {
   override commonPrefixBlocks(requestId: string): number {
     const blocks = this.table(requestId);
     let count = 0;
-    while (count < blocks.length && this.pool.refCount(blocks[count]!) === this.tables.size) count++;
+    while (count < blocks.length && this.#allHave(count, blocks[count]!)) count++;
     return count;
+  }
+
+  /** Not by reference counts, as in vLLM: pins, exports and copies hold blocks, too. */
+  #allHave(at: number, block: number): boolean {
+    if (this.pool.refCount(block) < this.tables.size) return false;
+    for (const { blocks } of this.tables.values()) if (blocks[at] !== block) return false;
+    return true;
   }
 
   /** The highest hash boundary inside the next block that is findable. */

@@ -377,6 +377,7 @@ export class KvCacheManager implements PrefixCache {
   /** O(blocks). Throws InvariantError at the first thing that does not hold. */
   checkIntegrity(): void {
     this.#pool.checkIntegrity();
+    this.#pins.checkIntegrity();
     this.#coordinator.checkIntegrity();
   }
 

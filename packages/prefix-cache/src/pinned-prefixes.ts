@@ -6,7 +6,7 @@
  * cannot serve a request; a pin holds exactly what it found, and gives back exactly that. While anything is pinned a reset is
  * refused, as with every block that is held.
  */
-import { KvError } from '@kvtier/errors';
+import { invariant, KvError } from '@kvtier/errors';
 import { type BlockPool, nullBlock } from './block-pool.ts';
 import type { GroupBlocks } from './coordinator.ts';
 
@@ -30,11 +30,6 @@ export class PinnedPrefixes {
     return this.#counts.size;
   }
 
-  /** Pins of a block. */
-  countOf(block: number): number {
-    return this.#counts.get(block) ?? 0;
-  }
-
   /** Hold the blocks of a hit. Throws KvError CONFIG (too many blocks) or REQUEST (the name is in use). */
   pin(name: string, found: GroupBlocks): void {
     if (this.#pins.has(name)) throw new KvError('REQUEST', `pinned prefix ${name}: is pinned already; unpin it first`);
@@ -48,7 +43,7 @@ export class PinnedPrefixes {
       );
     }
     this.#pool.touch(blocks);
-    for (const block of blocks) this.#counts.set(block, this.countOf(block) + 1);
+    for (const block of blocks) this.#counts.set(block, this.#countOf(block) + 1);
     this.#pins.set(name, blocks);
   }
 
@@ -58,11 +53,26 @@ export class PinnedPrefixes {
     if (!blocks) return false;
     this.#pins.delete(name);
     for (const block of blocks) {
-      const left = this.countOf(block) - 1;
+      const left = this.#countOf(block) - 1;
       if (left === 0) this.#counts.delete(block);
       else this.#counts.set(block, left);
     }
     this.#pool.release([...blocks].reverse());
     return true;
+  }
+
+  checkIntegrity(): void {
+    const counts = new Map<number, number>();
+    for (const block of [...this.#pins.values()].flat()) counts.set(block, (counts.get(block) ?? 0) + 1);
+    invariant(counts.size === this.#counts.size, () => `pins: ${counts.size} blocks, ${this.#counts.size} counted`);
+    invariant(counts.size <= this.#maxBlocks, () => `pins: ${counts.size} blocks, more than ${this.#maxBlocks}`);
+    for (const [block, count] of counts) {
+      invariant(this.#countOf(block) === count, () => `pins: block ${block} is pinned ${count} times`);
+      invariant(this.#pool.refCount(block) >= count, () => `pins: block ${block} is pinned and not held`);
+    }
+  }
+
+  #countOf(block: number): number {
+    return this.#counts.get(block) ?? 0;
   }
 }

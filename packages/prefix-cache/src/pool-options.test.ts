@@ -66,6 +66,18 @@ describe('pinned prefixes', () => {
     expect(kv.resetPrefixCache()).toBe(true);
   });
 
+  it('are no requests: a common prefix is one of all tables', () => {
+    const kv = manager({ maxPinnedBlocks: 8 });
+    const [a, b] = [new TokenRequest('a', [1, 2, 3]), new TokenRequest('b', [4, 5, 6])];
+    kv.allocateSlots(a, 3);
+    kv.allocateSlots(b, 3);
+    kv.pinPrefix('system', a); // its first block now has as many references as there are requests
+    expect(kv.commonPrefixBlocks('a')).toEqual([0]);
+    kv.free('b');
+    expect(kv.commonPrefixBlocks('a')).toEqual([2]);
+    kv.checkIntegrity();
+  });
+
   it('hold what every group needs of them', () => {
     const groups = [
       { kind: 'full_attention', blockTokens: 2 },
