@@ -161,8 +161,9 @@ export function decodeFooter(bytes: Buffer): Footer | undefined {
     generation: Number(bytes.readBigUInt64LE(trailer + 24)),
     tail: Number(bytes.readBigUInt64LE(trailer + 32)),
     sealed: bytes.readUInt32LE(trailer + 40) === 1,
-    namespaces: Array.from({ length: namespaceCount }, (_, i) =>
-      Uint8Array.prototype.slice.call(bytes, i * namespaceBytes, (i + 1) * namespaceBytes),
+    namespaces: Array.from(
+      { length: namespaceCount },
+      (_, i) => new Uint8Array(bytes.subarray(i * namespaceBytes, (i + 1) * namespaceBytes)),
     ),
     records,
   };
