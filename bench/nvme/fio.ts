@@ -1,0 +1,52 @@
+/**
+ * fio as the limit of a disk tier: what it reaches on the tier's own segment files, and what that costs. The same files, because
+ * where a file lies on a virtual disk changes its rate by half. It leaves the first page of each alone: the tier then keeps
+ * its files (without anything in them), so that every round is one of overwriting.
+ */
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
+import { KvError } from '@kvtier/errors';
+
+const run = promisify(execFile);
+
+export interface Rate {
+  /** GB/s. */
+  readonly rate: number;
+  /** CPU seconds per GB. */
+  readonly cpu: number;
+}
+
+interface Report {
+  readonly jobs: readonly {
+    readonly read: { bw_bytes: number; io_bytes: number };
+    readonly write: { bw_bytes: number; io_bytes: number };
+    readonly usr_cpu: number;
+    readonly sys_cpu: number;
+    readonly job_runtime: number;
+  }[];
+}
+
+/** Sequential I/O of `ioBytes` for `ms` by so many jobs of depth 32, each with its share of the files. KvError SETUP without fio. */
+export async function fio(
+  files: readonly string[],
+  kind: 'read' | 'write',
+  ioBytes: number,
+  jobs: number,
+  ms: number,
+): Promise<Rate> {
+  const perJob = Math.ceil(files.length / jobs);
+  const shares = Array.from({ length: jobs }, (_, job) => files.slice(job * perJob, (job + 1) * perJob));
+  const { stdout } = await run('fio', [
+    ...[`--rw=${kind}`, `--bs=${ioBytes}`, '--direct=1', '--ioengine=io_uring', '--iodepth=32', '--group_reporting'],
+    ...['--time_based', `--runtime=${ms}ms`, '--output-format=json', '--overwrite=1', '--fallocate=none'],
+    ...['--file_service_type=sequential', '--thread', '--offset=4096'],
+    ...shares.flatMap((share, job) => [`--name=job${job}`, `--filename=${share.join(':')}`]),
+  ]).catch((error: Error) => {
+    throw new KvError('SETUP', `fio: does not run here (${error.message}); install it: apt-get install fio`);
+  });
+  const [job] = (JSON.parse(stdout) as Report).jobs;
+  const { bw_bytes: bytesPerSecond, io_bytes: bytes } = job![kind];
+  // Percent of the jobs' time, summed over them.
+  const cpuSeconds = ((job!.usr_cpu + job!.sys_cpu) / 100) * (job!.job_runtime / 1000);
+  return { rate: bytesPerSecond / 1e9, cpu: cpuSeconds / (bytes / 1e9) };
+}
