@@ -33,6 +33,8 @@ export const testPackages = {
   'redis-sentinel': program('redis-sentinel'),
   'redis-tools': program('redis-cli'),
   openssl: program('openssl'),
+  iproute2: program('ip'),
+  nftables: program('nft'),
   'ceph-mon': program('ceph-mon'),
   'ceph-osd': program('ceph-osd'),
   radosgw: program('radosgw'),
