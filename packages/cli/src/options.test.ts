@@ -61,6 +61,7 @@ describe('kvtier up', () => {
       kvBytes: 2 ** 21,
       threads: 2,
       prefixCache: 'radix',
+      node: {},
       jsonLog: true,
       logLevel: 'info',
     });

@@ -4,6 +4,7 @@ import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { KvError } from '@kvtier/errors';
 import { parseBytes } from './bytes.ts';
+import { type NodeOverrides, nodeOverrides } from './node-options.ts';
 
 export interface UpOptions {
   readonly port: number;
@@ -19,6 +20,8 @@ export interface UpOptions {
   readonly threads: number | null;
   /** The structure of the engine's own prefix cache. */
   readonly prefixCache: 'blocks' | 'radix';
+  /** More of the cache node's configuration (shared tiers, placement, quotas, ...), laid over what `kvtier up` makes. */
+  readonly node: NodeOverrides;
   readonly jsonLog: boolean;
   readonly logLevel: 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'silent';
 }
@@ -36,6 +39,11 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --kv-bytes SIZE      the engine's own KV block pool (256MiB)
   --threads N          compute threads of the engine (all cores)
   --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
+  --redis URL          a Redis tier that nodes share: redis://, rediss:// or unix:; with --redis-bytes
+  --redis-bytes SIZE   budget of all nodes that share it (1GiB)
+  --s3 URL             an S3 tier that nodes share, as http(s)://HOST:PORT/BUCKET; keys: the AWS variables; with --s3-bytes
+  --s3-bytes SIZE      budget of all nodes that share it (8GiB)
+  --node-config FILE   more of the cache node's configuration, JSON (docs/operating.md, "The cache node")
   --no-tier            engine and door only, to compare
   --json-log           log lines of the services as JSON, from level info on
   --log-level LEVEL    ${logLevels.join(', ')} (warn; info with --json-log)
@@ -52,6 +60,11 @@ const flags = {
   'kv-bytes': { type: 'string' },
   threads: { type: 'string' },
   'prefix-cache': { type: 'string' },
+  redis: { type: 'string' },
+  'redis-bytes': { type: 'string' },
+  s3: { type: 'string' },
+  's3-bytes': { type: 'string' },
+  'node-config': { type: 'string' },
   'json-log': { type: 'boolean' },
   'log-level': { type: 'string' },
   help: { type: 'boolean', short: 'h' },
@@ -89,6 +102,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     kvBytes: size('kv-bytes', 2 ** 20) ?? 256 * 2 ** 20,
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
     prefixCache,
+    node: nodeOverrides(values),
     jsonLog,
     logLevel,
   };

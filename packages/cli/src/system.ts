@@ -146,6 +146,7 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     logLevel,
   };
   const node: CacheNodeInput = {
+    ...options.node,
     socketPath: nodeSocket,
     dataDir: plan.dataDir,
     arena: { bytes: plan.arenaBytes, dir: arenaDir },

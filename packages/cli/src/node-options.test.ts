@@ -1,0 +1,55 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, expect, it } from 'vitest';
+import { parseUp } from './options.ts';
+
+const folder = mkdtempSync(join(tmpdir(), 'kvtier-node-options-'));
+afterAll(() => rmSync(folder, { recursive: true }));
+const fileOf = (name: string, value: unknown): string => {
+  const file = join(folder, name);
+  writeFileSync(file, typeof value === 'string' ? value : JSON.stringify(value));
+  return file;
+};
+const nodeOf = (...args: string[]) => parseUp(args)!.node;
+
+it('lays shared tiers and a file over what kvtier up makes', () => {
+  expect(nodeOf()).toEqual({});
+  expect(nodeOf('--redis', 'redis://10.0.0.5:6379')).toEqual({
+    redis: { servers: ['redis://10.0.0.5:6379'], bytes: 2 ** 30 },
+  });
+  expect(nodeOf('--s3', 'https://s3.example:9000/kv', '--s3-bytes', '2g')).toEqual({
+    s3: { endpoint: 'https://s3.example:9000', bucket: 'kv', bytes: 2 ** 31 },
+  });
+  const file = fileOf('a.json', { placement: { redis: { codec: 'lz4' } } });
+  expect(nodeOf('--node-config', file, '--redis', 'unix:/run/redis.sock', '--redis-bytes', '64MiB')).toEqual({
+    placement: { redis: { codec: 'lz4' } },
+    redis: { servers: ['unix:/run/redis.sock'], bytes: 64 * 2 ** 20 },
+  });
+});
+
+it.each<[string, () => string[], RegExp]>([
+  ['another scheme', () => ['--redis', 'http://x'], /^--redis: write redis:/],
+  [
+    'a password in the command line',
+    () => ['--redis', 'redis://:pw@x:1'],
+    /^--redis: write redis:.*password goes into the file/,
+  ],
+  ['bytes of nothing', () => ['--redis-bytes', '1g'], /^--redis-bytes: goes with --redis/],
+  ['a bucket of nothing', () => ['--s3-bytes', '1g'], /^--s3-bytes: goes with --s3/],
+  ['no bucket', () => ['--s3', 'https://x:1'], /^--s3: "https:\/\/x:1" is no place of a bucket/],
+  ['too little', () => ['--redis', 'redis://x:1', '--redis-bytes', '1'], /^--redis-bytes: "1" is too little/],
+  ['no file', () => ['--node-config', join(folder, 'none')], /^--node-config: .*none cannot be used \(ENOENT/],
+  ['no JSON', () => ['--node-config', fileOf('b', '{')], /^--node-config: .*b cannot be used/],
+  ['no object', () => ['--node-config', fileOf('c', '[]')], /^--node-config: .*c is no JSON object/],
+  [
+    'what up sets',
+    () => ['--node-config', fileOf('d', { disk: null })],
+    /^--node-config: .*kvtier up sets "disk" itself/,
+  ],
+  ['twice', () => ['--node-config', fileOf('e', { redis: {} }), '--redis', 'redis://x:1'], /^--redis: the file/],
+  ['without a node', () => ['--no-tier', '--redis', 'redis://x:1'], /^--redis: there is no cache node with --no-tier/],
+])('refuses %s in one line', (_what, args, message) => {
+  expect(() => parseUp(args())).toThrow(message);
+  expect(() => parseUp(args())).toThrow(/^[^\n]*$/);
+});
