@@ -234,7 +234,8 @@ export class KvCacheManager implements PrefixCache {
 
   /** Tokens of a request's blocks that a later request could hit in every group, by the last findable block of each. */
   estimateCachedTokens(requestId: string): number {
-    return Math.min(...this.#coordinator.managers.map((manager) => manager.cachedTokens(requestId)));
+    const tokens = this.#coordinator.managers.map((manager) => manager.cachedTokens(requestId));
+    return tokens.length === 0 ? 0 : Math.min(...tokens);
   }
 
   /** Blocks of a request's tables that carry no hash, per group, null ones left out: what a connector has yet to store. */
