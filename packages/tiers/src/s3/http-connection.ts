@@ -29,7 +29,7 @@ export interface Origin {
 }
 
 export interface HttpRequest {
-  readonly method: 'GET' | 'PUT';
+  readonly method: 'GET' | 'PUT' | 'DELETE';
   /** Path and query. */
   readonly path: string;
   readonly headers: Readonly<Record<string, string>>;

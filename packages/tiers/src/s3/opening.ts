@@ -23,10 +23,11 @@ export async function checkBucket(link: S3Link, plan: S3Plan, deadlineMs: number
 async function agree(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<void> {
   const ours = JSON.stringify({ version: 1, packBytes: plan.packBytes, packCount: plan.packCount });
   const place = `s3://${plan.bucket}/${plan.prefix}${settingsKey}`;
-  const first = await link.put(settingsKey, [Buffer.from(ours)], true, deadlineMs);
+  const body = [Buffer.from(ours)];
+  const first = await link.put(settingsKey, body, null, deadlineMs);
   if (first.outcome === 'stored') {
-    const second = await link.put(settingsKey, [Buffer.from(ours)], true, deadlineMs);
-    if (second.outcome !== 'exists') {
+    const second = await link.put(settingsKey, body, null, deadlineMs);
+    if (second.outcome !== 'other') {
       throw new KvError(
         'CONFIG',
         `s3: ${plan.url.origin} ignores If-None-Match, so that nodes could overwrite each other; use a server with conditional writes`,
@@ -49,6 +50,13 @@ async function agree(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<vo
   }
   if (etag === undefined) return;
   link.quotedEtags = (await link.getSmall(settingsKey, etag, deadlineMs)) === undefined;
+  try {
+    const same = await link.put(settingsKey, body, etag, deadlineMs);
+    const wrong = await link.put(settingsKey, body, '0'.repeat(32), deadlineMs);
+    link.canReplace = same.outcome === 'stored' && wrong.outcome === 'other';
+  } catch {
+    link.canReplace = false; // a server that refuses the header: packs are deleted before others take their place
+  }
 }
 
 function refusal(error: KvError, plan: S3Plan): KvError {

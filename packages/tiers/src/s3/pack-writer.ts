@@ -2,12 +2,13 @@
  * Gathers blocks into packs and stores each pack in a slot that it claims by name.
  *
  *     append ──▶ open pack ──full, or flushMs after its first block──▶ claim a slot ──▶ PUT If-None-Match: * ──▶ stored
- *                                                        │ none free: DELETE the coldest pack      │ 412: somebody else's
- *                                                        └────────────◀──── another slot ◀────────-┘
+ *                                                        │ none free: PUT If-Match, in the place   │ 412: somebody else's
+ *                                                        │   of the coldest pack                   │
+ *                                                        └────────────◀──── another slot ◀─────────┘
  *
  * Why the budget holds with no coordinator (law 3): there are `packCount` names, an object under one of them has at most
  * `packBytes`, and the server keeps at most one object under a name. Whoever writes, dies or repeats a request, the bucket
- * never holds more than packCount × packBytes; `If-None-Match` only keeps nodes from throwing each other's packs away.
+ * never holds more than packCount × packBytes; the conditions only keep nodes from throwing each other's packs away.
  */
 import { randomBytes } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
@@ -24,7 +25,6 @@ import type { S3Link } from './s3-link.ts';
 const maxClaims = 8;
 /** Packs that are evicted for one new pack: a second, should another node be quicker. */
 const maxEvictions = 2;
-const packsAtOnce = 4;
 
 export interface PackJob {
   readonly namespace: Namespace;
@@ -96,7 +96,7 @@ export class PackWriter {
   }
 
   #start(): void {
-    while (this.#running.size < packsAtOnce) {
+    while (this.#running.size < this.#options.plan.maxConnections) {
       const pack = this.#queue.shift();
       if (pack === undefined) return;
       const running = this.#store(pack.jobs, pack.deadlineMs)
@@ -126,12 +126,13 @@ export class PackWriter {
     let evictions = 0;
     for (let claims = 0; claims < maxClaims; claims++) {
       if (discovery.free.size === 0 && ++evictions > maxEvictions) return false;
-      const slot = await this.#claim(deadlineMs);
-      if (slot === undefined) return false;
+      const claim = await this.#claim(deadlineMs);
+      if (claim === undefined) return false;
+      const { slot, replaced } = claim;
       try {
-        const { outcome, etag, unsure } = await link.put(packKey(slot), body, true, deadlineMs);
+        const { outcome, etag, unsure } = await link.put(packKey(slot), body, replaced, deadlineMs);
         let stored = { etag, isOurs: outcome === 'stored' };
-        if (outcome === 'exists' && unsure) stored = await this.#whose(slot, id, packBytes, deadlineMs);
+        if (outcome === 'other' && unsure) stored = await this.#whose(slot, id, packBytes, deadlineMs);
         if (!stored.isOurs) continue; // the next listing says what is there
         const records = this.#recordsOf(jobs, table.length);
         const at = nowMs();
@@ -155,8 +156,11 @@ export class PackWriter {
     });
   }
 
-  /** A slot for this node alone to write to, until it is no longer busy; undefined: every one is in use right now. */
-  async #claim(deadlineMs: number): Promise<number | undefined> {
+  /**
+   * A slot that no other task of this node writes to until it is no longer busy, and the ETag of what is to be replaced there (null:
+   * nothing); undefined: every one is in use right now.
+   */
+  async #claim(deadlineMs: number): Promise<{ slot: number; replaced: string | null } | undefined> {
     const { link, index, discovery, onEvicted } = this.#options;
     const { free, busy } = discovery;
     if (free.size > 0) {
@@ -166,16 +170,18 @@ export class PackWriter {
         if (skip-- > 0) continue;
         free.delete(slot);
         busy.add(slot);
-        return slot;
+        return { slot, replaced: null };
       }
     }
     const coldest = index.coldest();
     if (coldest === undefined) return undefined;
     busy.add(coldest.slot);
     onEvicted(index.drop(coldest)); // first: nobody should look for its blocks while it goes
+    // In one request, where the server can: no moment at which another node could take the place.
+    if (link.canReplace) return { slot: coldest.slot, replaced: coldest.etag };
     try {
       await link.delete(packKey(coldest.slot), deadlineMs);
-      return coldest.slot;
+      return { slot: coldest.slot, replaced: null };
     } catch (error) {
       busy.delete(coldest.slot);
       throw error;

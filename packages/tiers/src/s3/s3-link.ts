@@ -1,6 +1,6 @@
 /**
- * The S3 API as the tier needs it. Control (LIST, DELETE) by the SDK; bodies by our own connections, straight between socket and
- * arena, signed by the SDK's signer with an unsigned payload (the objects carry their own checksums).
+ * The S3 API as the tier needs it. Listings, credentials and signatures by the SDK; the rest by our own connections, straight between socket and
+ * arena, with an unsigned payload (the objects carry their own checksums).
  *
  * Invariants: every call ends by its deadline; what can pass by itself (5xx, 429, a connection that ended) is tried again after a
  * random wait below a growing bound ("full jitter"); `onTry` hears of every try, for the breaker.
@@ -44,6 +44,8 @@ export class S3Link {
   readonly #basePath: string;
   /** RGW wants the ETag of If-Match without its quotes in some versions; others with them. Found out at start. */
   quotedEtags = false;
+  /** The server writes in the place of a named ETag only (If-Match of PUT). Found out at start. */
+  canReplace = false;
   /** An answer named a version: what is deleted stays, so that no budget can be kept. */
   hasVersions = false;
   /** Server time minus ours, from the Date of its answers. */
@@ -98,7 +100,7 @@ export class S3Link {
   ): Promise<boolean> {
     const bytes = targets.reduce((sum, target) => sum + target.length, 0);
     const headers: Record<string, string> = { range: `bytes=${first}-${first + bytes - 1}` };
-    if (etag !== null) headers['if-match'] = this.quotedEtags ? `"${etag}"` : etag;
+    if (etag !== null) headers['if-match'] = this.#etagHeader(etag);
     const reply = await this.#tried(`GET ${key}`, deadlineMs, async () => {
       const answer = await this.#send({ method: 'GET', key, headers, body: [], targets }, deadlineMs);
       if ([200, 206, 404, 412, 416].includes(answer.status)) return answer;
@@ -109,7 +111,7 @@ export class S3Link {
 
   /** Length and content of a small object; undefined: not there. */
   async getSmall(key: string, etag: string | null, deadlineMs: number): Promise<Buffer | undefined> {
-    const headers: Record<string, string> = etag === null ? {} : { 'if-match': this.quotedEtags ? `"${etag}"` : etag };
+    const headers: Record<string, string> = etag === null ? {} : { 'if-match': this.#etagHeader(etag) };
     const reply = await this.#tried(`GET ${key}`, deadlineMs, async () => {
       const answer = await this.#send({ method: 'GET', key, headers, body: [], targets: [] }, deadlineMs);
       if ([200, 404, 412].includes(answer.status)) return answer;
@@ -119,35 +121,34 @@ export class S3Link {
   }
 
   /**
-   * Write an object. With `ifAbsent` only where none is: 'exists' otherwise. `unsure`: a try before had no answer, so that what
-   * exists may be this very object.
+   * Write an object only where none is (`replaced` null), or only in the place of the one with that ETag; 'other': something else is
+   * there. `unsure`: a try before had no answer, so that it may be this very object.
    */
   async put(
     key: string,
     body: readonly Uint8Array[],
-    ifAbsent: boolean,
+    replaced: string | null,
     deadlineMs: number,
-  ): Promise<{ outcome: 'stored' | 'exists'; etag: string; unsure: boolean }> {
-    const headers = { 'content-type': 'application/octet-stream', ...(ifAbsent ? { 'if-none-match': '*' } : {}) };
+  ): Promise<{ outcome: 'stored' | 'other'; etag: string; unsure: boolean }> {
+    const condition = replaced === null ? { 'if-none-match': '*' } : { 'if-match': this.#etagHeader(replaced) };
+    const headers = { 'content-type': 'application/octet-stream', ...condition };
     let tries = 0;
     const reply = await this.#tried(`PUT ${key}`, deadlineMs, async () => {
       tries++;
       const answer = await this.#send({ method: 'PUT', key, headers, body, targets: [] }, deadlineMs);
       // 409: another conditional write of this key is in progress; it wins or it does not, the next try will see.
-      if (answer.status === 200 || (ifAbsent && answer.status === 412)) return answer;
+      if ([200, 412].includes(answer.status) || (replaced !== null && answer.status === 404)) return answer;
       throw failureOf(answer);
     });
     const etag = bareEtag(reply.headers.get('etag') ?? '');
-    return { outcome: reply.status === 200 ? 'stored' : 'exists', etag, unsure: tries > 1 };
+    return { outcome: reply.status === 200 ? 'stored' : 'other', etag, unsure: tries > 1 };
   }
 
   async delete(key: string, deadlineMs: number): Promise<void> {
-    const { bucket, prefix } = this.#plan;
-    await this.#tried(`DELETE ${key}`, deadlineMs, (signal) =>
-      this.#client.send(new this.#sdk.DeleteObjectCommand({ Bucket: bucket, Key: prefix + key }), {
-        abortSignal: signal,
-      }),
-    );
+    await this.#tried(`DELETE ${key}`, deadlineMs, async () => {
+      const answer = await this.#send({ method: 'DELETE', key, headers: {}, body: [], targets: [] }, deadlineMs);
+      if (![200, 204, 404].includes(answer.status)) throw failureOf(answer);
+    });
   }
 
   /** All objects whose key begins with the tier's prefix and `below`. */
@@ -176,8 +177,12 @@ export class S3Link {
     this.#client.destroy();
   }
 
+  #etagHeader(etag: string): string {
+    return this.quotedEtags ? `"${etag}"` : etag;
+  }
+
   async #send(
-    request: { method: 'GET' | 'PUT'; key: string; headers: Record<string, string> } & Pick<
+    request: { method: HttpRequest['method']; key: string; headers: Record<string, string> } & Pick<
       HttpRequest,
       'body' | 'targets'
     >,

@@ -295,7 +295,8 @@ export class S3Tier implements Tier {
 
   #planRefresh(): void {
     if (this.#closed) return;
-    const waitMs = Math.max(this.#plan.refreshMs, 1000 * (this.#discovery.listingPages - 1)) * (0.8 + 0.4 * Math.random());
+    const waitMs =
+      Math.max(this.#plan.refreshMs, 1000 * (this.#discovery.listingPages - 1)) * (0.8 + 0.4 * Math.random());
     this.#refreshTimer = setTimeout(() => {
       // Out of service the breaker looks by itself; a failure is counted by it.
       const pass = this.#breaker.reason === '' ? this.#refresh().catch(() => {}) : Promise.resolve();

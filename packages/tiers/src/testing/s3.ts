@@ -38,14 +38,14 @@ export class Bucket {
   readonly #client: S3Client;
   readonly #sdk: typeof import('@aws-sdk/client-s3');
 
-  static async make(endpoint: string, name: string): Promise<Bucket> {
+  static async make(endpoint: string, name: string, acl?: 'public-read-write'): Promise<Bucket> {
     process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED = 'true';
     const sdk = await import('@aws-sdk/client-s3');
     const client = new sdk.S3Client({
       ...{ endpoint, region: 'us-east-1', forcePathStyle: true, credentials: s3Credentials },
       ...{ requestChecksumCalculation: 'WHEN_REQUIRED', responseChecksumValidation: 'WHEN_REQUIRED' },
     });
-    await client.send(new sdk.CreateBucketCommand({ Bucket: name }));
+    await client.send(new sdk.CreateBucketCommand({ Bucket: name, ...(acl && { ACL: acl }) }));
     return new Bucket(name, client, sdk);
   }
 
