@@ -1,7 +1,9 @@
 import { defineConfig } from 'vitest/config';
 
 // Two projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things.
-const common = { testTimeout: 30_000, hookTimeout: 60_000, pool: 'forks' as const };
+// Real servers, real deaths and random schedules on two busy cores: whoever needs a second attempt is named at the end of
+// `npm test`, and is a defect to mend.
+const common = { testTimeout: 30_000, hookTimeout: 60_000, pool: 'forks' as const, retry: 1 };
 export default defineConfig({
   test: {
     projects: [

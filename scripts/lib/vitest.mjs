@@ -2,7 +2,7 @@
  * Runs vitest and returns what happened as counts, read from its JSON report, so that the closing line never depends on how a
  * reporter words itself.
  */
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { foreground, root } from './command.mjs';
@@ -10,22 +10,27 @@ import { foreground, root } from './command.mjs';
 /**
  * @param {readonly string[]} projects
  * @param {readonly string[]} args further arguments for vitest: paths, -t NAME
- * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[]}>}
+ * @returns {Promise<{code: number, passed: number, failed: number, skipped: string[], flaky: string[]}>} `flaky`: passed only
+ *   at their second attempt
  */
 export async function runVitest(projects, args) {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-test-'));
   try {
     const report = join(folder, 'report.json');
+    const flakyReport = join(folder, 'flaky');
+    process.env.KVTIER_FLAKY_REPORT = flakyReport;
     const code = await foreground(process.execPath, [
       join(root, 'node_modules/vitest/vitest.mjs'),
       'run',
       ...projects.flatMap((project) => ['--project', project]),
       '--reporter=default',
       '--reporter=json',
+      `--reporter=${join(root, 'scripts/lib/flaky-reporter.mjs')}`,
       `--outputFile.json=${report}`,
       ...args,
     ]);
-    const counts = { code, passed: 0, failed: 0, skipped: [] };
+    const flaky = existsSync(flakyReport) ? readFileSync(flakyReport, 'utf8').trim().split('\n') : [];
+    const counts = { code, passed: 0, failed: 0, skipped: [], flaky };
     let files;
     try {
       files = JSON.parse(readFileSync(report, 'utf8')).testResults;
@@ -46,8 +51,9 @@ export async function runVitest(projects, args) {
   }
 }
 
-/** Prints what was skipped and, as the very last line, the counts that CI reads. */
-export function closingLine({ passed, failed, skipped }) {
+/** Prints what was flaky or skipped and, as the very last line, the counts that CI reads. */
+export function closingLine({ passed, failed, skipped, flaky }) {
+  for (const name of flaky) process.stdout.write(`FLAKY, a defect to mend: ${name}\n`);
   for (const name of skipped) process.stdout.write(`skipped: ${name}\n`);
   process.stdout.write(`${passed} passed, ${failed} failed, ${skipped.length} skipped\n`);
 }
