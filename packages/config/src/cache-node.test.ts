@@ -1,5 +1,6 @@
+import { readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
-import { cacheNodeSchema, parseConfig } from './index.ts';
+import { cacheNodeSchema, coordinatorSchema, engineWorkerSchema, parseConfig } from './index.ts';
 
 const node = { socketPath: '/s', dataDir: '/d', arena: { bytes: 1 << 20 }, disk: { bytes: 8 << 20 } };
 const redis = { servers: ['redis://127.0.0.1:6379'], bytes: 1 << 20 };
@@ -34,4 +35,27 @@ test.each([
   const parse = (): unknown => parseConfig(cacheNodeSchema, { ...node, ...change }, 'test');
   expect(parse).toThrow(message);
   expect(parse).toThrow(/^[^\n]*$/);
+});
+
+const textOf = (file: string): string => readFileSync(new URL(`../../../${file}`, import.meta.url), 'utf8');
+
+test('the example of the docs is one, with every tier', () => {
+  const config = parseConfig(cacheNodeSchema, JSON.parse(textOf('infra/config/cache-node.json')), 'example');
+  expect([config.disk, config.peers, config.redis, config.s3, config.kvEvents]).not.toContain(null);
+});
+
+test('every key of the cache node stands in its reference', () => {
+  const text = textOf('docs/cache-node.md');
+  const missing = Object.keys(cacheNodeSchema.shape).filter((key) => !text.includes(`\`${key}\``));
+  expect(missing).toEqual([]);
+});
+
+test('the configurations in docker-compose.yml are valid', () => {
+  const texts = [...textOf('docker-compose.yml').matchAll(/KVTIER_CONFIG: >-\n((?: {8,}.*\n)+)/g)].map(
+    ([, json]) => json!,
+  );
+  const [node, worker, coordinator] = texts.map((text) => JSON.parse(text));
+  expect(parseConfig(cacheNodeSchema, node, 'node').redis).not.toBeNull();
+  parseConfig(engineWorkerSchema, worker, 'worker');
+  parseConfig(coordinatorSchema, coordinator, 'coordinator');
 });
