@@ -12,9 +12,11 @@ export class Faults {
   /** How to end those that last. */
   readonly #lasting = new Set<() => void>();
   readonly counts: Record<string, number> = {};
+  readonly #withS3: boolean;
   #on = true;
 
-  constructor(world: World, nodes: readonly SimNode[], servers: Servers, network: PeerNetwork) {
+  constructor(world: World, nodes: readonly SimNode[], servers: Servers, network: PeerNetwork, withS3: boolean) {
+    this.#withS3 = withS3;
     this.#world = world;
     this.#nodes = nodes;
     this.#servers = servers;
@@ -52,7 +54,7 @@ export class Faults {
 
   #draw(): void {
     const world = this.#world;
-    const { disks, redis } = this.#servers;
+    const { disks, redis, s3 } = this.#servers;
     const node = world.pick(this.#nodes);
     const names = node.diskNames();
     const disk = disks.of(`/kvtier-sim/${world.pick(names)}/`);
@@ -96,6 +98,21 @@ export class Faults {
         redis.flips = 0.2;
         this.#lasts(50, 500, () => (redis.flips = 0));
       },
+      's3 500': () => {
+        s3.errors = world.pick([0.1, 0.5, 1]);
+        this.#lasts(100, 2_000, () => (s3.errors = 0));
+      },
+      's3 hangs': () => {
+        s3.hangsUntilUs = world.nowUs + world.between(50, 3_000) * 1000;
+      },
+      's3 loses answers': () => {
+        s3.lostAnswers = world.pick([0.1, 0.5]);
+        this.#lasts(100, 1_500, () => (s3.lostAnswers = 0));
+      },
+      's3 flips': () => {
+        s3.flips = 0.2;
+        this.#lasts(50, 500, () => (s3.flips = 0));
+      },
       'peers reset': () => this.#network.reset(world.chance(0.5) ? node.plan.number : undefined),
       'peers partitioned': () => {
         const other = world.pick(this.#nodes);
@@ -110,7 +127,7 @@ export class Faults {
         this.#lasts(50, 500, () => (this.#network.flips = 0));
       },
     };
-    const name = world.pick(Object.keys(faults));
+    const name = world.pick(Object.keys(faults).filter((each) => this.#withS3 || !each.startsWith('s3 ')));
     this.counts[name] = (this.counts[name] ?? 0) + 1;
     world.note(`FAULT ${name} (${node.name})`);
     faults[name]!();

@@ -1,5 +1,5 @@
 /**
- * One cache node of a world: real store, arena, disk and Redis tiers over the simulated platform, started, killed and started
+ * One cache node of a world: real store, arena, disk, Redis and S3 tiers over the simulated platform, started, killed and started
  * again. What it is made of is drawn from the seed.
  */
 import { KvError } from '../../packages/errors/src/index.ts';
@@ -14,7 +14,7 @@ import {
   systemClock,
   type TierPlan,
 } from '../../packages/store/src/index.ts';
-import { ArenaMemory, ArenaTier, DiskTier, RedisTier, type Tier } from '../../packages/tiers/src/index.ts';
+import { ArenaMemory, ArenaTier, DiskTier, RedisTier, S3Tier, type Tier } from '../../packages/tiers/src/index.ts';
 import { simRoot } from './virtual-disk.ts';
 import { ModelPeerTier, type PeerNetwork } from './virtual-peers.ts';
 import { WatchedTier } from './watched-tier.ts';
@@ -22,6 +22,7 @@ import type { Life, World } from './world.ts';
 
 export const arenaBytes = 4096 + 24 * 16_384;
 export const redisBytes = 90_000;
+export const s3Bytes = 4096 + 8 * 28_672;
 const rebootUs = 60_000;
 
 export const limits: Partial<StoreLimits> = {
@@ -49,6 +50,7 @@ export const limits: Partial<StoreLimits> = {
 };
 const diskTimeoutMs = 1_000;
 const redisLimitMs = 400;
+const s3Limits = { timeLimitMs: 3_000, idleLimitMs: 800, flushMs: 40, refreshMs: 700, packBytes: 28_672 };
 /** What a tier's own timers and one sweep of its watchers may add to its limit. */
 const slackMs = 1_500;
 /** A read, a write: how long each may take by itself. A disk write may wait for a segment; one of Redis has three rounds. */
@@ -56,6 +58,7 @@ const tierLimitMs: Readonly<Record<string, number>> = {
   disk: 3 * diskTimeoutMs + slackMs,
   peer: 400 + slackMs,
   redis: 4 * redisLimitMs + slackMs,
+  s3: 2 * s3Limits.timeLimitMs + slackMs,
 };
 
 /** What one node is configured with. */
@@ -65,15 +68,17 @@ export interface NodePlan {
   readonly plans: Readonly<Record<string, Partial<TierPlan>>>;
   readonly diskBytes: number;
   readonly devices: number;
-  readonly ttlMs: number | undefined;
+  /** Of its packs. */
+  readonly ttlSeconds: number | undefined;
   readonly policy: 'lru' | 's3-fifo' | 'lfu' | 'fifo';
 }
 
-export function drawPlan(world: World, number: number): NodePlan {
+export function drawPlan(world: World, number: number, withS3: boolean): NodePlan {
   const tiers = [
     ...(world.chance(0.85) ? ['disk'] : []),
     ...(world.chance(0.5) ? ['peer'] : []),
     ...(world.chance(0.6) ? ['redis'] : []),
+    ...(withS3 && world.chance(0.6) ? ['s3'] : []),
   ];
   const plans = Object.fromEntries(
     tiers.map((name): [string, Partial<TierPlan>] => [
@@ -89,7 +94,7 @@ export function drawPlan(world: World, number: number): NodePlan {
     ...{ number, tiers, plans },
     diskBytes: 65_536 + world.between(3, 6) * 65_536,
     devices: world.chance(0.25) ? 2 : 1,
-    ttlMs: world.chance(0.3) ? world.between(1_000, 4_000) : undefined,
+    ttlSeconds: world.chance(0.3) ? world.between(1_000, 4_000) / 1_000 : undefined,
     policy: world.pick(['lru', 'lru', 's3-fifo', 'lfu', 'fifo']),
   };
 }
@@ -232,7 +237,7 @@ export class SimNode {
       });
     }
     if (name === 'peer') return Promise.resolve(new ModelPeerTier(this.#network, plan.number, slots, this.memory));
-    const open = () =>
+    const openRedis = () =>
       RedisTier.open({
         ...shared,
         settings: {
@@ -241,7 +246,15 @@ export class SimNode {
         },
         ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true },
       });
-    return openOrLater({ name, supports, capacityBytes: redisBytes, open, clock: systemClock, log });
+    const openS3 = () =>
+      S3Tier.open({
+        ...shared,
+        ...s3Limits,
+        ...{ bucket: 'bucket', endpoint: 'http://sim:1', bytes: s3Bytes, ttlSeconds: plan.ttlSeconds },
+        ...{ accessKeyId: 'sim', secretAccessKey: 'sim' },
+      });
+    const [open, capacityBytes] = name === 'redis' ? [openRedis, redisBytes] : [openS3, s3Bytes];
+    return openOrLater({ name, supports, capacityBytes, open, clock: systemClock, log });
   }
 
   #header(slot: number): BlockFields | undefined {

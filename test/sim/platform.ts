@@ -8,12 +8,15 @@
 import crypto from 'node:crypto';
 import fsPromises from 'node:fs/promises';
 import { syncBuiltinESMExports } from 'node:module';
+import { S3Client } from '@aws-sdk/client-s3';
 import { Redis } from 'ioredis';
 import { native } from '../../packages/native/src/index.ts';
 import { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
+import { HttpPool } from '../../packages/tiers/src/s3/http-pool.ts';
 import type { VirtualArenas } from './virtual-arena.ts';
 import type { VirtualDisks } from './virtual-disk.ts';
 import type { VirtualRedis } from './virtual-redis.ts';
+import type { VirtualS3 } from './virtual-s3.ts';
 import type { Entry, World } from './world.ts';
 
 /** setTimeout's longest; what is longer fires at once, as in Node. */
@@ -94,10 +97,11 @@ export interface Servers {
   readonly arenas: VirtualArenas;
   readonly disks: VirtualDisks;
   readonly redis: VirtualRedis;
+  readonly s3: VirtualS3;
 }
 
 /** Exchange the platform for the world; the returned function puts it back. */
-export function install(world: World, { arenas, disks, redis }: Servers): () => void {
+export function install(world: World, { arenas, disks, redis, s3 }: Servers): () => void {
   const refuse = refused.map(
     (name): Patch => [
       native,
@@ -114,6 +118,8 @@ export function install(world: World, { arenas, disks, redis }: Servers): () => 
     ...Object.entries(arenas.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(disks.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(redis.client).map(([name, value]): Patch => [Redis.prototype, name, value]),
+    ...Object.entries(s3.http).map(([name, value]): Patch => [HttpPool.prototype, name, value]),
+    ...Object.entries(s3.sdk).map(([name, value]): Patch => [S3Client.prototype, name, value]),
     ...Object.entries(redis.pool).map(([name, value]): Patch => [BulkPool.prototype, name, value]),
   ];
   const before = patches.map(([object, name]) => Object.getOwnPropertyDescriptor(object, name));

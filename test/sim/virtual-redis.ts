@@ -66,7 +66,8 @@ export class VirtualRedis {
   #replica: State = { ledger: undefined, values: new Map() };
   readonly #world: World;
   readonly #connections = new Map<Client, Connection>();
-  readonly #pools = new Map<BulkPool, Set<BulkJob>>();
+  /** Jobs of each pool that have not ended, and whose they are. */
+  readonly #pools = new Map<BulkPool, { readonly owner: Life; readonly jobs: Set<BulkJob> }>();
   isDown = false;
   stalledUntilUs = 0;
   /** Probabilities: a write command is refused; a value arrives damaged. */
@@ -101,7 +102,12 @@ export class VirtualRedis {
   reset(): void {
     this.counts.resets++;
     for (const connection of this.#connections.values()) this.#end(connection, true);
-    for (const jobs of this.#pools.values()) for (const job of [...jobs]) this.#endJob(jobs, job, 'lost');
+    for (const [pool, { owner, jobs }] of this.#pools) {
+      if (!owner.alive) this.#pools.delete(pool);
+      else
+        for (const job of [...jobs])
+          this.#world.schedule(0, 'redis value lost', () => this.#endJob(jobs, job, 'lost'), owner);
+    }
   }
 
   /** The replica takes over: what it had not got is gone. */
@@ -147,10 +153,8 @@ export class VirtualRedis {
         world().#submit(this, job);
       },
       close(this: BulkPool): void {
-        const jobs = world().#pools.get(this);
-        world().#pools.set(this, new Set());
-        for (const job of jobs ?? []) job.onDone('lost');
-        jobs?.clear();
+        const { jobs } = world().#jobsOf(this);
+        for (const job of [...jobs]) world().#endJob(jobs, job, 'lost');
       },
     };
   })();
@@ -256,12 +260,7 @@ export class VirtualRedis {
   #submit(pool: BulkPool, job: BulkJob): void {
     const world = this.#world;
     const { life } = world;
-    let jobs = this.#pools.get(pool);
-    if (jobs === undefined) {
-      jobs = new Set();
-      this.#pools.set(pool, jobs);
-    }
-    const open = jobs;
+    const open = this.#jobsOf(pool).jobs;
     open.add(job);
     // The pool's sweep: a connection that fell silent is destroyed, and then the job ends.
     const limit = world.schedule(
@@ -306,18 +305,28 @@ export class VirtualRedis {
     world.schedule(this.#delayUs(), `redis value ${job.kind}`, arrive, world.servers);
   }
 
+  #jobsOf(pool: BulkPool): { readonly owner: Life; readonly jobs: Set<BulkJob> } {
+    let entry = this.#pools.get(pool);
+    if (entry === undefined) {
+      entry = { owner: this.#world.life, jobs: new Set() };
+      this.#pools.set(pool, entry);
+    }
+    return entry;
+  }
+
   #endJob(jobs: Set<BulkJob>, job: BulkJob, result: BulkResult): void {
     if (jobs.delete(job)) job.onDone(result);
   }
 
-  /** SET XX, GET. `sent`: undefined when not all of it has left. */
-  #move({ kind, key, view }: BulkJob, sent: Buffer | undefined): BulkResult | Buffer {
+  /** SET XX, GETRANGE. `sent`: undefined when not all of it has left. */
+  #move({ kind, key, view, start, toEnd }: BulkJob, sent: Buffer | undefined): BulkResult | Buffer {
     const { values } = this.#state;
     const held = values.get(key);
     if (kind === 'get') {
       this.counts.gets++;
-      if (held === undefined) return 'none';
-      return held.length === view.length ? Buffer.from(held) : 'length';
+      const piece = held?.subarray(start, toEnd ? held.length : start + view.length) ?? Buffer.alloc(0);
+      if (piece.length === 0) return 'none'; // GETRANGE knows no difference
+      return piece.length === view.length ? Buffer.from(piece) : 'length';
     }
     this.counts.sets++;
     if (sent === undefined) return 'lost';

@@ -131,6 +131,21 @@ describe('quotas', () => {
   });
 });
 
+test('a block that others bring into the arena takes the room of the tenant that owns it', async () => {
+  const bench = new Bench(20, {}, { quotas: { small: { arena: 2 } } });
+  const small = bench.engine('n', { tenant: 'small' });
+  for (const name of ['a', 'b', 'c']) {
+    small.put(chain(name, 2));
+    await bench.answerAll('write', 'stored');
+  }
+  const other = bench.engine();
+  for (const name of ['a', 'b']) {
+    other.load(chain(name, 2), 1000);
+    await bench.answerAll('read', 'ready');
+    expect(bench.store.stats().counters['quota.bytes.arena.small']).toBeLessThanOrEqual(2);
+  }
+});
+
 describe('time to live', () => {
   test('a block is a miss from its second on, and leaves every tier', async () => {
     const bench = new Bench(8);

@@ -175,6 +175,27 @@ describe('circuit breaker', () => {
   });
 });
 
+test('what waits to be written when a circuit opens is written after it, though nothing else happens', async () => {
+  const bench = new Bench(8, { breakerFailures: 1, breakerOpenMs: 40, writeDownsIdle: 1 });
+  const engine = bench.engine();
+  bench.disk.put(n, chain('x', 1));
+  engine.put(chain('a', 1));
+  engine.put(chain('b', 1)); // waits for the one before it
+  engine.load(chain('x', 1), 1000);
+  await settled();
+  bench.answer('read', 'failed');
+  await settled();
+  bench.answer('write', 'stored');
+  await settled();
+  expect(bench.disk.jobs).toEqual([]);
+  bench.clock.advance(41);
+  await settled();
+  expect(bench.disk.jobs.map(({ kind, hashes }) => [kind, hashes])).toEqual([['write', ['b0']]]);
+  bench.answer('write', 'stored');
+  await settled();
+  expect([bench.store.stats().counters['writedown.disk.pending_bytes'], bench.clock.pending]).toEqual([0, 0]);
+});
+
 describe('prefetch', () => {
   test('is bounded by what nobody has used yet, and its blocks count as used by the load that takes them', async () => {
     const bench = new Bench(20, { maxPrefetchedBytes: 3 });

@@ -63,6 +63,7 @@ export class WriteDown {
   readonly #dirty = new Map<string, Entry>();
   #dirtyBytes = 0;
   #onIdle: (() => void) | undefined;
+  #cancelLater: (() => void) | undefined;
 
   constructor(options: WriteDownOptions) {
     this.#options = options;
@@ -109,7 +110,10 @@ export class WriteDown {
     const { limits, link } = this.#options;
     while (this.#head < this.#queue.length) {
       const { state } = link;
-      if (state === 'open' && !this.#closed) break; // it waits; what is evicted meanwhile is counted
+      if (state === 'open' && !this.#closed) {
+        this.#pumpLater(); // it waits; what is evicted meanwhile is counted
+        break;
+      }
       const slowly = (link.busy && !this.#closed) || state === 'half_open';
       if (this.#inFlight >= (slowly ? limits.writeDownsUnderDemand : limits.writeDownsIdle)) return;
       const batch = this.#takeBatch();
@@ -128,6 +132,7 @@ export class WriteDown {
       this.#add(namespace, hash, payloadBytes);
     }
     this.#closed = true;
+    this.#cancelLater?.();
     const drained = await new Promise<boolean>((resolve) => {
       const cancel = clock.after(limits.closeDrainMs, () => resolve(false));
       this.#onIdle = () => {
@@ -141,6 +146,15 @@ export class WriteDown {
     this.#refuse('closing', dropped.length);
     for (const entry of dropped) this.#forget(entry);
     log.warn({ tier: link.tier.name, blocks: dropped.length }, 'closing: blocks were not written down in time');
+  }
+
+  /** Nothing else may ever happen that would pump. */
+  #pumpLater(): void {
+    const { clock, limits } = this.#options;
+    this.#cancelLater ??= clock.after(limits.breakerOpenMs, () => {
+      this.#cancelLater = undefined;
+      this.pump();
+    });
   }
 
   #refuse(reason: string, count = 1): void {

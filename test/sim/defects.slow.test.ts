@@ -1,0 +1,103 @@
+/**
+ * Mutation check of the simulation's checkers: each of these defects, of a kind that users of today's systems have met
+ * (reference/lessons.md), is planted in the real code and must be found within a few seeds.
+ */
+import { afterEach, expect, test } from 'vitest';
+import { Pins } from '../../packages/store/src/pins.ts';
+import { Tenants } from '../../packages/store/src/tenants.ts';
+import { Appender } from '../../packages/tiers/src/disk/appender.ts';
+import { DiskIo, type ObjectRow } from '../../packages/tiers/src/disk/disk-io.ts';
+import { Segment } from '../../packages/tiers/src/disk/segment.ts';
+import { ArenaTier, Followers, SlotAllocator } from '../../packages/tiers/src/index.ts';
+import { Verifier } from '../../packages/tiers/src/redis/verifier.ts';
+import { simulate } from './simulation.ts';
+
+const maxSeeds = 40;
+let mend: (() => void)[] = [];
+afterEach(() => {
+  for (const undo of mend) undo();
+  mend = [];
+});
+
+/** Replace a method; `by` gets the original. */
+function plant<T extends object, K extends keyof T>(prototype: T, name: K, by: (original: T[K]) => T[K]): void {
+  const original = prototype[name];
+  prototype[name] = by(original);
+  mend.push(() => {
+    prototype[name] = original;
+  });
+}
+
+/** True in one of so many calls. */
+function oneIn(count: number): () => boolean {
+  let calls = 0;
+  return () => ++calls % count === 0;
+}
+
+const defects: Record<string, () => void> = {
+  'ready is told before the bytes have arrived': () =>
+    plant(
+      DiskIo.prototype,
+      'read',
+      (read) =>
+        function (this: DiskIo, rows, identities) {
+          const early = rows.map((row): ObjectRow => ({ ...row, onDone: () => {} }));
+          read.call(this, early, identities);
+          for (const { onDone, bytes } of rows) onDone(bytes);
+        },
+    ),
+  'bytes are trusted without a checksum': () => plant(Verifier.prototype, 'isSound', () => () => Promise.resolve(true)),
+  'a pin is not given back': () => {
+    const now = oneIn(50);
+    plant(
+      Pins.prototype,
+      'unpin',
+      (unpin) =>
+        function (this: Pins, ...args) {
+          if (!now()) unpin.apply(this, args);
+        },
+    );
+  },
+  'pinned blocks are evicted': () => plant(ArenaTier.prototype, 'pin', () => () => {}),
+  'the memory of a hanging read is given away': () => {
+    plant(ArenaTier.prototype, 'hold', () => () => {});
+    plant(ArenaTier.prototype, 'release', () => () => {});
+  },
+  'a slot is given away twice': () => {
+    const now = oneIn(40);
+    let last: number | undefined;
+    plant(
+      SlotAllocator.prototype,
+      'allocate',
+      (allocate) =>
+        function (this: SlotAllocator, slotBytes) {
+          if (!now() || last === undefined) last = allocate.call(this, slotBytes);
+          return last;
+        },
+    );
+  },
+  'a file is recycled while it is being read': () => plant(Segment.prototype, 'idle', () => () => Promise.resolve()),
+  'a quota is not asked': () => plant(Tenants.prototype, 'reserve', () => () => true),
+  'a removal is not told': () => {
+    const now = oneIn(30);
+    plant(
+      Followers.prototype,
+      'removed',
+      (removed) =>
+        function (this: Followers, ...args) {
+          if (!now()) removed.apply(this, args);
+        },
+    );
+  },
+  'a queue stops after one failure': () => plant(Appender.prototype, 'resume', () => () => {}),
+};
+
+test.each(Object.entries(defects))('%s: found', async (_, planted) => {
+  planted();
+  let found: string | undefined;
+  for (let seed = 1; seed <= maxSeeds && found === undefined; seed++) {
+    found = (await simulate({ seed, steps: 1_500 })).failure;
+  }
+  console.info(found?.split('\n')[0]);
+  expect(found).toBeDefined();
+});

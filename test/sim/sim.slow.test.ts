@@ -1,0 +1,45 @@
+/**
+ * The smoke of the simulation, and that it can fail: the same seed lives the same life; many seeds keep all laws and were worth
+ * living; typical defects, planted one by one, are found.
+ */
+import { expect, test } from 'vitest';
+import { simulate } from './simulation.ts';
+
+const seeds = Array.from({ length: 24 }, (_, at) => at + 1);
+const steps = 1_500;
+
+test('many worlds keep all laws, and everything happened in them', async () => {
+  const tally: Record<string, number> = {};
+  for (const seed of seeds) {
+    const result = await simulate({ seed, steps });
+    expect(
+      result.failure,
+      `npm run sim -- --seed ${seed} --steps ${steps}\n${result.lines.join('\n')}`,
+    ).toBeUndefined();
+    for (const [name, count] of Object.entries(result.tally)) tally[name] = (tally[name] ?? 0) + count;
+  }
+  const expected = [
+    ...['load.complete', 'load.deadline', 'load.missing', 'load.tier', 'load.cancelled', 'abort', 'engine.died'],
+    ...['tier.disk.ready', 'tier.disk.failed', 'tier.disk.refused', 'tier.redis.ready', 'tier.redis.failed'],
+    ...['tier.redis.refused', 'tier.peer.ready', 'tier.peer.failed', 'fault.kill', 'fault.power', 'reserve.quota'],
+    ...['disk.eio', 'disk.torn', 'disk.reverted', 'disk.flips', 'redis.failovers', 'redis.refused', 'proof.blocks'],
+  ];
+  expect(expected.filter((name) => (tally[name] ?? 0) === 0)).toEqual([]);
+});
+
+test('a seed is a life: the same again, event by event, and another one for another seed', async () => {
+  const [first, again, other] = [
+    await simulate({ seed: 7, steps, verbose: true }),
+    await simulate({ seed: 7, steps, verbose: true }),
+    await simulate({ seed: 8, steps }),
+  ];
+  expect(again.lines).toEqual(first.lines);
+  expect(again.digest).toBe(first.digest);
+  expect(other.digest).not.toBe(first.digest);
+});
+
+test('what it exchanged of the platform is back', async () => {
+  const before = [setTimeout, performance.now, Date.now, Math.random];
+  await simulate({ seed: 1, steps: 200 });
+  expect([setTimeout, performance.now, Date.now, Math.random]).toEqual(before);
+});
