@@ -63,3 +63,20 @@ it.each(['SIGKILL', 'SIGSTOP'] as const)('%s in mid-transfer', async (signal) =>
   expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
   one.checkIntegrity();
 });
+
+it('SIGKILL of one of two givers in mid-transfer: the other one delivers all', async () => {
+  const [first, second] = [await start(0), await start(0)];
+  const one = fetchingTier(bench, engine, [first.port, second.port], { readLimitMs: 20_000 });
+  tier = one;
+  await until(
+    'both are there',
+    () => one.stats().detail!.usable_peers === 2 && one.lookup(space, hashes) === blockCount,
+  );
+  await until('both have told all', () => one.stats().detail!.listed_peers === 2);
+  const readings = Array.from({ length: 2 }, () => bench.read(one, space, hashes, payloadBytes));
+  first.child.kill('SIGKILL');
+  for (const statuses of await Promise.all(readings)) expect(statuses).toEqual(hashes.map(() => 'ready'));
+  await until('it is seen to be gone', () => one.stats().detail!.connected_peers === 1);
+  expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
+  one.checkIntegrity();
+});

@@ -173,6 +173,7 @@ export class PeerTier implements Tier {
       detail: {
         ...this.#detail,
         connected_peers: this.#peers.length - away.length,
+        listed_peers: this.#peers.filter(({ listed }) => listed).length,
         /** Connected, and with a stream that is up. */
         usable_peers: this.#peers.filter(({ usable }) => usable).length,
         configured_peers: this.#peers.length,

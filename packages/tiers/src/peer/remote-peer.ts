@@ -77,6 +77,7 @@ export class RemotePeer {
   #pumping = false;
   /** It let a fetch run into its limit and has said nothing since. */
   #suspect = false;
+  #listed = false;
   #reason = 'not connected yet';
 
   constructor(options: RemotePeerOptions) {
@@ -91,6 +92,11 @@ export class RemotePeer {
   /** Its index is ours and blocks can come. */
   get usable(): boolean {
     return this.#session !== undefined && !this.#suspect && this.#streams.some(({ up }) => up);
+  }
+
+  /** It has told all that it held when it connected. */
+  get listed(): boolean {
+    return this.connected && this.#listed;
   }
 
   get connected(): boolean {
@@ -154,6 +160,7 @@ export class RemotePeer {
     }
     this.#session = { control, host, dataPort, session, dataKey };
     this.#suspect = false;
+    this.#listed = false;
     this.#failures = 0;
     let sequence = 0;
     let heardMs = performance.now();
@@ -172,7 +179,8 @@ export class RemotePeer {
       this.#suspect = false;
       if (message.kind === 'ping') control.send({ kind: 'pong' });
       else if (message.kind === 'change' && message.sequence === ++sequence) this.#options.onChange(message);
-      else if (message.kind !== 'listed') {
+      else if (message.kind === 'listed') this.#listed = true;
+      else {
         control.end(new KvError('PROTOCOL', `peer ${this.name}: it speaks out of turn; run nodes of one version`));
       }
     });
