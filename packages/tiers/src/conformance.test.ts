@@ -58,3 +58,31 @@ tierConformance('arena', async (bench) => bench.tier, { persistent: false });
 disk('io_uring', 8 << 20);
 disk('threads', 8 << 20);
 disk('threads', 2 << 20, 128 << 10);
+
+const striped = (bench: TestBench) =>
+  DiskTier.open({
+    dirs: ['a', 'b', 'c'].map((name) => join(bench.dir, name)),
+    capacityBytes: 6 << 20,
+    segmentBytes: 128 << 10,
+    policy: 'fifo',
+    arena: bench.arena,
+    slots: bench.tier,
+    log: silentLog,
+    io: { backend: 'threads' },
+  });
+// Under FIFO what is used stays because it is carried over.
+tierConformance('disk, striped over three devices, fifo', striped, { persistent: true, runs: 3 });
+for (const policy of ['lfu', 's3-fifo'] as const) {
+  const open = (bench: TestBench) =>
+    DiskTier.open({
+      dir: join(bench.dir, 'segments'),
+      capacityBytes: 2 << 20,
+      segmentBytes: 128 << 10,
+      policy,
+      arena: bench.arena,
+      slots: bench.tier,
+      log: silentLog,
+      io: { backend: 'threads' },
+    });
+  tierConformance(`disk, ${policy}`, open, { persistent: true, runs: 3 });
+}
