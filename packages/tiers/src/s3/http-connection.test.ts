@@ -1,0 +1,108 @@
+/** Our HTTP client against a plain server on the loopback: answers cut anywhere, limits, and bodies that land where they belong. */
+import { createServer, type Server, type Socket } from 'node:net';
+import { afterEach, expect, it } from 'vitest';
+import type { HttpRequest } from './http-connection.ts';
+import { HttpPool } from './http-pool.ts';
+
+const ends: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const end of ends.splice(0)) await end();
+});
+
+/** `answer` is called with each whole request head (and body, by its content-length). */
+async function poolTo(answer: (socket: Socket, request: Buffer) => void): Promise<HttpPool> {
+  const sockets = new Set<Socket>();
+  const server: Server = createServer((socket) => {
+    sockets.add(socket);
+    let got = Buffer.alloc(0);
+    socket.on('error', () => {});
+    socket.on('data', (chunk) => {
+      got = Buffer.concat([got, chunk]);
+      const end = got.indexOf('\r\n\r\n');
+      if (end === -1) return;
+      const bytes = end + 4 + Number(/content-length: (\d+)/i.exec(got.toString('latin1', 0, end))?.[1] ?? 0);
+      if (got.length < bytes) return;
+      const request = got.subarray(0, bytes);
+      got = got.subarray(bytes);
+      answer(socket, request);
+    });
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address() as { port: number };
+  const pool = new HttpPool({ tls: false, host: '127.0.0.1', port }, 2);
+  ends.push(async () => {
+    pool.close();
+    for (const socket of sockets) socket.destroy();
+    await new Promise((resolve) => server.close(resolve));
+  });
+  return pool;
+}
+
+const limits = () => ({ deadlineMs: performance.now() + 10_000, idleMs: 5_000 });
+const get = (targets: readonly Buffer[] = []): HttpRequest => ({
+  method: 'GET',
+  path: '/x',
+  headers: {},
+  body: [],
+  targets,
+});
+
+it('puts a body into its targets, wherever the answer is cut', async () => {
+  const body = Buffer.from(Array.from({ length: 300 }, (_, i) => i % 251));
+  const text = Buffer.concat([Buffer.from('HTTP/1.1 206 Partial\r\nContent-Length: 300\r\nETag: "e"\r\n\r\n'), body]);
+  let cut = 1;
+  const pool = await poolTo((socket) => {
+    const at = cut;
+    socket.write(text.subarray(0, at), () => setImmediate(() => socket.write(text.subarray(at))));
+  });
+  for (cut = 1; cut < text.length; cut += 13) {
+    const targets = [Buffer.alloc(100), Buffer.alloc(1), Buffer.alloc(199)];
+    const reply = await pool.send(get(targets), limits());
+    expect(reply.status).toBe(206);
+    expect(reply.headers.get('etag')).toBe('"e"');
+    expect(Buffer.concat(targets).equals(body)).toBe(true);
+  }
+});
+
+it('sends bodies of several views, and keeps the connection', async () => {
+  const seen: Buffer[] = [];
+  const ports = new Set<number | undefined>();
+  const pool = await poolTo((socket, request) => {
+    seen.push(request);
+    ports.add(socket.remotePort);
+    socket.write('HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n');
+  });
+  const body = [Buffer.alloc(3 << 20, 'a'), Buffer.alloc(10, 'b')];
+  const headers = { 'content-length': String((3 << 20) + 10) };
+  for (let i = 0; i < 3; i++) await pool.send({ method: 'PUT', path: '/x', headers, body, targets: [] }, limits());
+  for (const request of seen) expect(request.subarray(-(3 << 20) - 10).equals(Buffer.concat(body))).toBe(true);
+  expect(ports.size).toBe(1);
+});
+
+it.each([
+  ['another length than asked for', 'HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello', 'PROTOCOL'],
+  ['no HTTP', 'SSH-2.0\r\n\r\n', 'PROTOCOL'],
+  ['a body that ends early', 'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nhe', 'DISCONNECTED'],
+  ['more than announced', 'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nhello', 'PROTOCOL'],
+  ['nothing', '', 'DISCONNECTED'],
+])('%s is %s', async (_, text, code) => {
+  const pool = await poolTo((socket) => socket.end(text));
+  await expect(pool.send(get([Buffer.alloc(4)]), limits())).rejects.toMatchObject({ code });
+});
+
+it('an error’s body goes into the reply, not into the targets', async () => {
+  const pool = await poolTo((socket) => socket.write('HTTP/1.1 404 No\r\nContent-Length: 4\r\n\r\ngone'));
+  const target = Buffer.alloc(4);
+  const reply = await pool.send(get([target]), limits());
+  expect([reply.status, reply.body.toString(), target.toString('hex')]).toEqual([404, 'gone', '00000000']);
+});
+
+it('a server that is silent costs the limit and the connection; who waits for one is not kept longer', async () => {
+  const pool = await poolTo((socket) => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nhe'));
+  const target = Buffer.alloc(4);
+  const sends = Array.from({ length: 4 }, () =>
+    pool.send(get([target]), { deadlineMs: performance.now() + 150, idleMs: 5_000 }).catch((error) => error.code),
+  );
+  expect(await Promise.all(sends)).toEqual(['DEADLINE', 'DEADLINE', 'DEADLINE', 'DEADLINE']);
+  await expect(pool.send(get([target]), { ...limits(), idleMs: 50 })).rejects.toThrow('nothing moved for 50 ms');
+});
