@@ -2,12 +2,12 @@
  * The Redis tier against the server's own rate, in the same run: SET and GET of 2 MiB blocks through `RedisTier` (reserved,
  * written in parts, listed; read in parts, verified), beside the larger of redis-benchmark and a plain socket client, each with as
  * many connections. While the tier works, another process asks for a small value; its median stands beside that on an idle server.
- * Rounds are paired: each side takes its turn in each round, and medians are compared. Client, server and prober share this
- * machine's cores.
+ * Rounds are paired: each side takes its turn in each round, and medians are compared, after a few turns that do not count. Client,
+ * server and prober share this machine's cores; CPU seconds per GB are printed for both.
  */
 import { execFile, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { unlinkSync } from 'node:fs';
+import { readFileSync, unlinkSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { promisify } from 'node:util';
 import { KvError } from '@kvtier/errors';
@@ -30,6 +30,12 @@ const budgetBytes = 512 << 20;
 const namespace = namespaceFromDigest(createHash('sha256').update('bench redis').digest());
 const run = promisify(execFile);
 const { connections } = defaultRedisSettings;
+
+/** Of a process, so far: user and system, in the kernel's ticks of 10 ms. */
+function cpuSecondsOf(pid: number): number {
+  const fields = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]!.split(' ');
+  return (Number(fields[11]) + Number(fields[12])) / 100;
+}
 
 /** GB/s of redis-benchmark with values of a block's size. */
 async function redisBenchmark(port: number, kind: 'set' | 'get'): Promise<number> {
@@ -87,7 +93,8 @@ async function plainSocket(port: number, kind: 'set' | 'get', memory: Buffer): P
         got += count;
         if (got < replyBytes) return true;
         values++;
-        if (performance.now() < endMs) send(socket);
+        // Every key is there before any is read, however slow the machine.
+        if (performance.now() < endMs || (kind === 'set' && turn < plainKeys)) send(socket);
         else {
           socket.destroy();
           resolve();
@@ -141,7 +148,7 @@ async function runRedis(context: BenchContext): Promise<Figure[]> {
   const settings = { ...defaultRedisSettings, servers: [server.url], bytes: budgetBytes, timeLimitMs: 5000 };
   const tier = await RedisTier.open({ settings, arena, memory: new ArenaMemory(arena, arenaBytes), slots, log });
   try {
-    const measured = await measure(context, tier, slots, server.port, (slot, bytes) =>
+    const measured = await measure(context, tier, slots, server, (slot, bytes) =>
       native.arenaWrite(arena, slot, bytes),
     );
     return figuresOf(context, measured);
@@ -159,7 +166,7 @@ async function measure(
   context: BenchContext,
   tier: RedisTier,
   slots: ArenaTier,
-  port: number,
+  { port, pid: serverPid }: RedisServer,
   arenaWrite: (slot: number, bytes: Uint8Array) => void,
 ): Promise<Measured> {
   const payload = Buffer.alloc(payloadBytes);
@@ -190,10 +197,11 @@ async function measure(
       if (status !== 'ready') throw new KvError('IO', `redis: a read was ${status}`);
     });
   };
-  /** GB/s, and CPU seconds of this process per GB. */
-  const turn = async (move: (worker: number) => Promise<void>): Promise<[number, number]> => {
+  /** GB/s, and CPU seconds per GB: of this process and of the server. */
+  const turn = async (move: (worker: number) => Promise<void>): Promise<[number, number, number]> => {
     const startMs = performance.now();
     const cpu = process.cpuUsage();
+    const serverCpu = cpuSecondsOf(serverPid);
     let batches = 0;
     const worker = async (number: number): Promise<void> => {
       while (performance.now() - startMs < turnMs) {
@@ -204,23 +212,35 @@ async function measure(
     await Promise.all(Array.from({ length: batchesInFlight }, (_, number) => worker(number)));
     const bytes = batches * batchBlocks * payloadBytes;
     const { user, system } = process.cpuUsage(cpu);
-    return [bytes / (performance.now() - startMs) / 1e6, (user + system) / 1e6 / (bytes / 1e9)];
+    const gigabytes = bytes / 1e9;
+    return [
+      (gigabytes / (performance.now() - startMs)) * 1000,
+      (user + system) / 1e6 / gigabytes,
+      (cpuSecondsOf(serverPid) - serverCpu) / gigabytes,
+    ];
   };
   const memory = Buffer.alloc(slotCount * payloadBytes, 1);
   const measured = new Map<string, number[]>();
   const note = (name: string, value: number): void => {
     measured.set(name, [...(measured.get(name) ?? []), value]);
   };
-  // Full once, so that the server's memory is its own and every write evicts.
+  // Full once, so that the server's memory is its own and every write evicts. Then each side warm: a node runs for days, and its code
+  // is compiled within the first seconds.
   while (tier.stats().evictions === 0) await Promise.all([0, 1, 2, 3].map(write));
+  for (let warmUp = 0; warmUp < 3; warmUp++) {
+    await turn(write);
+    await turn(read);
+  }
+  for (const kind of ['set', 'get'] as const) await plainSocket(port, kind, memory);
   for (let round = 0; round < rounds; round++) {
     for (const [kind, move] of [
       ['set', write],
       ['get', read],
     ] as const) {
-      const [gbs, cpu] = await turn(move);
+      const [gbs, cpu, serverCpu] = await turn(move);
       note(kind, gbs);
       note(`${kind} cpu`, cpu);
+      note(`${kind} server cpu`, serverCpu);
       note(`${kind} plain socket`, await plainSocket(port, kind, memory));
       note(`${kind} redis-benchmark`, await redisBenchmark(port, kind));
       note(
@@ -238,7 +258,9 @@ async function measure(
 
 function figuresOf(context: BenchContext, measured: Measured): Figure[] {
   const of = (name: string): number => median(measured.get(name)!);
-  context.log(`CPU seconds per GB: SET ${of('set cpu').toFixed(2)}, GET ${of('get cpu').toFixed(2)}`);
+  const cpu = (kind: string): string =>
+    `${kind.toUpperCase()} ${of(`${kind} cpu`).toFixed(2)} + ${of(`${kind} server cpu`).toFixed(2)}`;
+  context.log(`CPU seconds per GB, node + server: ${cpu('set')}, ${cpu('get')}`);
   const figures = (['set', 'get'] as const).flatMap((kind): Figure[] => {
     const limit = Math.max(of(`${kind} plain socket`), of(`${kind} redis-benchmark`));
     return [
