@@ -18,6 +18,8 @@
 namespace kvtier {
 namespace {
 
+constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+
 [[noreturn]] void Fail(const char* code, const std::string& path, const std::string& what) {
   throw std::runtime_error(std::string(code) + ": " + path + ": " + what);
 }
@@ -28,12 +30,15 @@ uint8_t* Map(int fd, const std::string& path, uint64_t bytes) {
   // A child of this process must not hold the arena's memory, nor a core dump its bytes.
   madvise(base, bytes, MADV_DONTFORK);
   madvise(base, bytes, MADV_DONTDUMP);
+  // Where the system allows huge pages for shared memory on advice (shmem_enabled), this is the advice; else nothing happens.
+  madvise(base, bytes, MADV_HUGEPAGE);
   return static_cast<uint8_t*>(base);
 }
 
 // Page tables are filled now rather than at the first copy of each page.
 void Touch(uint8_t* base, uint64_t bytes, unsigned threads) {
-  const uint64_t share = (bytes / threads / kArenaHeaderBytes + 1) * kArenaHeaderBytes;
+  // Shares end between huge pages: the kernel populates none of hugetlbfs otherwise.
+  const uint64_t share = (bytes / threads / kHugePageBytes + 1) * kHugePageBytes;
   std::vector<std::thread> workers;
   for (uint64_t from = 0; from < bytes; from += share) {
     const uint64_t count = std::min(share, bytes - from);

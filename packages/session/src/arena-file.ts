@@ -4,7 +4,7 @@
  * own. Call with the data folder locked.
  */
 import { createHash, randomBytes } from 'node:crypto';
-import { existsSync, readdirSync, unlinkSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, statfsSync, unlinkSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -12,10 +12,36 @@ import { type ArenaHandle, native } from '@kvtier/native';
 
 export interface ArenaFile {
   readonly path: string;
+  /** What was asked for; on hugetlbfs the whole huge pages of it. */
+  readonly bytes: number;
+  /** How its memory is mapped, for the log. */
+  readonly pages: ArenaPages;
   readonly handle: ArenaHandle;
   readonly id: bigint;
   /** Unmap and remove. */
   close(): void;
+}
+
+export interface ArenaPages {
+  /** Of the file system: 4096, or more on hugetlbfs. */
+  readonly pageBytes: number;
+  /** Bytes that lie in transparent huge pages: `shmem_enabled` of the kernel must allow them. */
+  readonly transparentBytes: number;
+}
+
+const hugetlbfsMagic = 0x958458f6;
+const smallPageBytes = 4096;
+
+/** What the kernel gave this mapping; nothing huge when it does not say. */
+function pagesOf(file: string, pageBytes: number): ArenaPages {
+  try {
+    const maps = readFileSync('/proc/self/smaps', 'utf8');
+    const own = maps.slice(maps.indexOf(file));
+    const transparent = /^ShmemPmdMapped: +(\d+) kB$/m.exec(own);
+    return { pageBytes, transparentBytes: Number(transparent?.[1] ?? 0) * 1024 };
+  } catch {
+    return { pageBytes, transparentBytes: 0 };
+  }
 }
 
 /** What all arena files of this data folder begin with; `realDataDir` without symbolic links. */
@@ -30,23 +56,27 @@ function removeStale(dir: string, prefix: string): number {
   return stale.length;
 }
 
-/** KvError CONFIG, SETUP or IO when `dir` is not there, not writable or has no room for `bytes`. */
+/** KvError CONFIG, SETUP or IO when `dir` is not there, not writable or has no room for `wantedBytes`. */
 export function createArenaFile(
   dir: string,
   realDataDir: string,
-  bytes: number,
+  wantedBytes: number,
 ): ArenaFile & { readonly removed: number } {
   if (!existsSync(dir)) throw new KvError('CONFIG', `arena.dir: ${dir} does not exist; name a shared-memory folder`);
   const prefix = arenaPrefix(realDataDir);
   const file = path.join(dir, prefix + randomBytes(4).toString('hex'));
   try {
     const removed = removeStale(dir, prefix);
+    const { type, bsize } = statfsSync(dir);
+    const pageBytes = type === hugetlbfsMagic ? bsize : smallPageBytes;
+    const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
     const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
     const close = (): void => {
       native.arenaClose(handle);
       unlinkSync(file);
     };
-    return { path: file, handle, id: native.arenaId(handle), close, removed };
+    const pages = pagesOf(file, pageBytes);
+    return { path: file, bytes, pages, handle, id: native.arenaId(handle), close, removed };
   } catch (error) {
     throw KvError.from(error, 'SETUP');
   }

@@ -58,10 +58,11 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     undo.push(() => native.unlock(lock));
     const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes);
     undo.push(() => arenaFile.close());
+    log.info({ bytes: arenaFile.bytes, ...arenaFile.pages }, 'the arena is reserved');
     if (arenaFile.removed > 0) log.info({ files: arenaFile.removed }, 'removed the arena of a node that was killed');
     const arena = new ArenaTier({
       arena: arenaFile.handle,
-      arenaBytes: options.arena.bytes,
+      arenaBytes: arenaFile.bytes,
       nowUs: () => clock.nowUs(),
       policy: options.arena.eviction ?? 'lru',
     });
@@ -80,7 +81,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       placement,
       dataDir,
       arena: arenaFile.handle,
-      arenaBytes: options.arena.bytes,
+      arenaBytes: arenaFile.bytes,
       slots: arena,
       clock,
       log,
@@ -103,7 +104,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       socketPath: options.socketPath,
       store,
       arenaPath: arenaFile.path,
-      arenaBytes: options.arena.bytes,
+      arenaBytes: arenaFile.bytes,
       arenaId: arenaFile.id,
       maxPayloadBytes: arena.maxPayloadBytes,
       headerBytes,
