@@ -19,6 +19,7 @@ const headsMax = 8; // a head of up to 32 KiB, grown in steps
 const smallBodyMax = 64 << 10;
 /** Written at once; progress is seen in steps of this. */
 const burstBytes = 1 << 20;
+const restBytes = 64 << 10;
 
 export interface Origin {
   readonly tls: boolean;
@@ -137,7 +138,13 @@ export class HttpConnection {
     const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
     const pieces: Uint8Array[] = [Buffer.from(`${method} ${path} HTTP/1.1\r\n${lines.join('')}\r\n`, 'latin1')];
     for (const part of body) {
-      for (let at = 0; at < part.length; at += burstBytes) pieces.push(part.subarray(at, at + burstBytes));
+      let at = 0;
+      while (at < part.length) {
+        // The few bytes behind a whole burst (an object's header makes them) do not wait for a turn of their own.
+        const end = part.length - at <= burstBytes + restBytes ? part.length : at + burstBytes;
+        pieces.push(part.subarray(at, end));
+        at = end;
+      }
     }
     let next = 0;
     const burst = (): void => {
