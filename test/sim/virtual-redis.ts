@@ -8,35 +8,8 @@
  */
 import type { BulkJob, BulkResult } from '../../packages/tiers/src/redis/bulk-connection.ts';
 import type { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
-import * as scripts from '../../packages/tiers/src/redis/scripts.ts';
-import { chargeOf, maxEvents } from '../../packages/tiers/src/redis/scripts.ts';
+import { type Ledger, RedisKeys, type Reply, type State } from './redis-keys.ts';
 import type { Entry, Life, World } from './world.ts';
-
-type Reply = Buffer | number | null | readonly Reply[];
-interface Event {
-  readonly number: number;
-  readonly fields: readonly string[];
-}
-
-/** What one partition's keys hold. */
-class Ledger {
-  partitions = '';
-  cap = 0;
-  epoch = '';
-  used = 0;
-  count = 0;
-  eventCount = 0;
-  blocks = new Map<string, string>();
-  recency = new Map<string, number>();
-  leases = new Map<string, number>();
-  expiry = new Map<string, number>();
-  events: Event[] = [];
-}
-
-interface State {
-  ledger: Ledger | undefined;
-  values: Map<string, Buffer>;
-}
 
 /** What of ioredis's client is needed: its status, its events. */
 interface Client {
@@ -57,13 +30,10 @@ interface Connection {
 
 const text = (argument: unknown): string =>
   Buffer.isBuffer(argument) ? argument.toString('latin1') : String(argument);
-const bytes = (value: string): Buffer => Buffer.from(value, 'latin1');
-const partsOf = (length: number, part: number): number => Math.ceil(length / part);
-
 export class VirtualRedis {
-  #state: State = { ledger: undefined, values: new Map() };
+  readonly #keys: RedisKeys;
   /** What a replica has: some of the latest writes are missing. */
-  #replica: State = { ledger: undefined, values: new Map() };
+  #replica: State;
   readonly #world: World;
   readonly #connections = new Map<Client, Connection>();
   /** Jobs of each pool that have not ended, and whose they are. */
@@ -80,8 +50,13 @@ export class VirtualRedis {
 
   constructor(world: World) {
     this.#world = world;
+    this.#keys = new RedisKeys(
+      () => 5e9 + world.nowUs,
+      () => this.#isRefused(),
+    );
+    this.#replica = this.#keys.copy();
     const replicate = (): void => {
-      this.#replica = this.#copy();
+      this.#replica = this.#keys.copy();
       world.schedule(world.between(50_000, 400_000), 'redis replicates', replicate, world.servers);
     };
     replicate();
@@ -90,12 +65,12 @@ export class VirtualRedis {
   /** Bytes of all values. */
   get valueBytes(): number {
     let sum = 0;
-    for (const value of this.#state.values.values()) sum += value.length;
+    for (const value of this.#keys.values.values()) sum += value.length;
     return sum;
   }
 
   get ledger(): Readonly<Ledger> | undefined {
-    return this.#state.ledger;
+    return this.#keys.ledger;
   }
 
   /** Every connection ends. */
@@ -113,15 +88,15 @@ export class VirtualRedis {
   /** The replica takes over: what it had not got is gone. */
   failover(): void {
     this.counts.failovers++;
-    this.#state = this.#replica;
-    this.#replica = this.#copy();
+    this.#keys.restore(this.#replica);
+    this.#replica = this.#keys.copy();
     this.reset();
   }
 
   /** It starts again, empty. */
   forget(): void {
-    this.#state = { ledger: undefined, values: new Map() };
-    this.#replica = this.#copy();
+    this.#keys.restore({ ledger: undefined, values: new Map() });
+    this.#replica = this.#keys.copy();
     this.reset();
   }
 
@@ -159,9 +134,10 @@ export class VirtualRedis {
     };
   })();
 
-  #copy(): State {
-    const { ledger, values } = this.#state;
-    return { ledger: ledger === undefined ? undefined : structuredCloneOf(ledger), values: new Map(values) };
+  #isRefused(): boolean {
+    const isRefused = this.refuses > 0 && this.#world.chance(this.refuses);
+    if (isRefused) this.counts.refused++;
+    return isRefused;
   }
 
   #connect(client: Client): Promise<void> {
@@ -240,7 +216,7 @@ export class VirtualRedis {
         }
         if (this.isDown || !connection.isOpen) return;
         this.counts.commands++;
-        const reply = this.#run(name, args.map(text));
+        const reply = this.#keys.run(name, args.map(text));
         connection.lastReplyUs = Math.max(connection.lastReplyUs, world.nowUs + this.#delayUs());
         world.schedule(
           connection.lastReplyUs - world.nowUs,
@@ -320,7 +296,7 @@ export class VirtualRedis {
 
   /** SET XX, GETRANGE. `sent`: undefined when not all of it has left. */
   #move({ kind, key, view, start, toEnd }: BulkJob, sent: Buffer | undefined): BulkResult | Buffer {
-    const { values } = this.#state;
+    const { values } = this.#keys;
     const held = values.get(key);
     if (kind === 'get') {
       this.counts.gets++;
@@ -330,218 +306,14 @@ export class VirtualRedis {
     }
     this.counts.sets++;
     if (sent === undefined) return 'lost';
-    if (this.refuses > 0 && this.#world.chance(this.refuses)) return { error: 'OOM command not allowed' };
+    if (this.#isRefused()) return { error: 'OOM command not allowed' };
     if (held === undefined) return 'none';
     values.set(key, Buffer.from(sent));
     return 'ok';
-  }
-
-  #run(name: string, args: readonly string[]): Reply | Error {
-    const { ledger } = this.#state;
-    switch (name) {
-      case 'TIME':
-        return [bytes(String(Math.floor(this.#nowUs() / 1e6))), bytes(String(Math.floor(this.#nowUs() % 1e6)))];
-      case 'INFO':
-        return bytes('maxmemory:0\r\nmaxmemory_policy:noeviction\r\n');
-      case 'SCRIPT':
-        return bytes('ok');
-      case 'HSCAN':
-        return [bytes('0'), [...(ledger?.blocks ?? [])].flatMap(([field, entry]) => [bytes(field), bytes(entry)])];
-      case 'SCAN':
-        return [bytes('0'), [...this.#state.values.keys()].map(bytes)];
-      case 'UNLINK':
-        for (const key of args) this.#state.values.delete(key);
-        return args.length;
-      case 'EVALSHA':
-        return this.#script(args[0]!, args[2]!.slice(0, -6), args.slice(2 + Number(args[1])));
-      default:
-        return new Error(`ERR simulation: no command ${name}`);
-    }
-  }
-
-  #script(sha: string, base: string, argv: readonly string[]): Reply | Error {
-    if (sha === scripts.resetScript.sha) {
-      this.#state.ledger = undefined;
-      return 6;
-    }
-    if (sha === scripts.openScript.sha) return this.#open(base, argv);
-    const { ledger } = this.#state;
-    if (ledger === undefined || ledger.blocks.size !== ledger.count) return new Error('KVTIER lost');
-    const writes = sha !== scripts.pollScript.sha;
-    if (writes && this.refuses > 0 && this.#world.chance(this.refuses)) {
-      this.counts.refused++;
-      return new Error('OOM command not allowed when used memory > maxmemory');
-    }
-    if (sha === scripts.reserveScript.sha) return this.#reserve(ledger, base, argv);
-    if (sha === scripts.commitScript.sha) return this.#commit(ledger, base, argv);
-    if (sha === scripts.removeScript.sha) {
-      for (let at = 1; at < argv.length; at += 2) {
-        if (ledger.blocks.get(argv[at]!) === argv[at + 1]) this.#drop(ledger, base, argv[at]!, argv[0]!);
-      }
-      return [state(ledger)];
-    }
-    if (sha === scripts.touchScript.sha) {
-      for (let at = 0; at < argv.length; at += 2) {
-        if (ledger.blocks.has(argv[at]!)) this.#use(ledger, argv[at]!, Number(argv[at + 1]));
-      }
-      return [state(ledger)];
-    }
-    this.#sweep(ledger, base, argv[0]!);
-    const first = ledger.events[0]?.number ?? 0;
-    const news = ledger.events.filter(({ number }) => number > Number(argv[1])).slice(0, Number(argv[2]));
-    return [state(ledger), first, news.map(({ number, fields }) => [bytes(`${number}-1`), fields.map(bytes)])];
-  }
-
-  #open(base: string, [partitions, cap, epoch, create]: readonly string[]): Reply {
-    let { ledger } = this.#state;
-    if (ledger === undefined) {
-      if (create === '') return [bytes('new')];
-      ledger = new Ledger();
-      Object.assign(ledger, { partitions, epoch });
-      this.#state.ledger = ledger;
-    } else if (ledger.blocks.size !== ledger.count || ledger.recency.size !== ledger.count) return [bytes('damaged')];
-    ledger.cap = Number(cap);
-    while (ledger.used > ledger.cap && ledger.blocks.size > 0) this.#drop(ledger, base, oldest(ledger)!, '');
-    return [bytes('ok'), ...state(ledger)];
-  }
-
-  #reserve(ledger: Ledger, base: string, argv: readonly string[]): Reply {
-    const [node, leaseMs, part, share] = argv;
-    this.#sweep(ledger, base, node!);
-    const answers: Buffer[] = [];
-    const evicted: Buffer[] = [];
-    for (let at = 4; at < argv.length; at += 3) {
-      const [field, id, length] = [argv[at]!, argv[at + 1]!, Number(argv[at + 2])];
-      const held = ledger.blocks.get(field);
-      const need = chargeOf(length, Number(part));
-      if (held !== undefined) {
-        this.#use(ledger, field, this.#nowUs());
-        answers.push(bytes(held));
-        continue;
-      }
-      let fits = need <= ledger.cap && (share === '' || need <= Number(share));
-      while (fits && ledger.used + need > ledger.cap) {
-        const victim = oldest(ledger);
-        if (victim === undefined) fits = false;
-        else {
-          evicted.push(bytes(victim), bytes(ledger.blocks.get(victim)!));
-          this.#drop(ledger, base, victim, node!);
-        }
-      }
-      answers.push(bytes(fits ? 'r' : 'n'));
-      if (!fits) continue;
-      ledger.used += need;
-      ledger.leases.set(`${length} ${part} ${id} ${field}`, this.#nowUs() / 1000 + Number(leaseMs));
-      for (let i = 0; i < partsOf(length, Number(part)); i++) {
-        this.#state.values.set(`${base}v:${id}:${i}`, Buffer.alloc(0));
-      }
-    }
-    return [state(ledger), answers, evicted];
-  }
-
-  #commit(ledger: Ledger, base: string, argv: readonly string[]): Reply {
-    const [node, ttlMs, part] = argv;
-    const answers: Buffer[] = [];
-    for (let at = 3; at < argv.length; at += 5) {
-      const [field, id, length, written, used] = argv.slice(at, at + 5) as [string, string, string, string, string];
-      const member = `${length} ${part} ${id} ${field}`;
-      let answer = 'n';
-      if (written === '' || !ledger.leases.has(member)) this.#endLease(ledger, base, member);
-      else {
-        let there = 0;
-        for (let i = 0; i < partsOf(Number(length), Number(part)); i++) {
-          there += this.#state.values.get(`${base}v:${id}:${i}`)?.length ?? 0;
-        }
-        const held = ledger.blocks.get(field);
-        if (held !== undefined || there !== Number(length)) {
-          this.#endLease(ledger, base, member);
-          answer = held ?? 'n';
-        } else {
-          const entry = `${length} ${part} ${id}`;
-          ledger.leases.delete(member);
-          ledger.blocks.set(field, entry);
-          ledger.count++;
-          this.#use(ledger, field, Number(used));
-          if (ttlMs !== '') ledger.expiry.set(field, this.#nowUs() / 1000 + Number(ttlMs));
-          this.#tell(ledger, 's', field, entry, node!);
-          answer = 's';
-        }
-      }
-      answers.push(bytes(answer));
-    }
-    return [state(ledger), answers];
-  }
-
-  #use(ledger: Ledger, field: string, usedUs: number): void {
-    const used = Math.min(usedUs, this.#nowUs() + 1_000_000);
-    ledger.recency.set(field, Math.max(ledger.recency.get(field) ?? 0, used));
-  }
-
-  #sweep(ledger: Ledger, base: string, node: string): void {
-    const nowMs = this.#nowUs() / 1000;
-    for (const [member, ends] of [...ledger.leases]) if (ends <= nowMs) this.#endLease(ledger, base, member);
-    for (const [field, ends] of [...ledger.expiry]) {
-      if (ends > nowMs) continue;
-      if (ledger.blocks.has(field)) this.#drop(ledger, base, field, node);
-      else ledger.expiry.delete(field);
-    }
-  }
-
-  #endLease(ledger: Ledger, base: string, member: string): void {
-    if (!ledger.leases.delete(member)) return;
-    const [length, part, id] = member.split(' ');
-    this.#dropValue(base, Number(length), Number(part), id!);
-    ledger.used -= chargeOf(Number(length), Number(part));
-  }
-
-  #drop(ledger: Ledger, base: string, field: string, node: string): void {
-    const entry = ledger.blocks.get(field)!;
-    const [length, part, id] = entry.split(' ');
-    this.#dropValue(base, Number(length), Number(part), id!);
-    ledger.blocks.delete(field);
-    ledger.recency.delete(field);
-    ledger.expiry.delete(field);
-    ledger.count--;
-    ledger.used -= chargeOf(Number(length), Number(part));
-    this.#tell(ledger, 'r', field, entry, node);
-  }
-
-  #dropValue(base: string, length: number, part: number, id: string): void {
-    for (let i = 0; i < partsOf(length, part); i++) this.#state.values.delete(`${base}v:${id}:${i}`);
-  }
-
-  #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {
-    const number = ++ledger.eventCount;
-    ledger.events.push({ number, fields: ['k', kind, 'f', field, 'e', entry, 'n', node] });
-    if (ledger.events.length > Math.min(maxEvents, 200)) ledger.events.shift();
-  }
-
-  #nowUs(): number {
-    return 5e9 + this.#world.nowUs;
   }
 
   #delayUs(): number {
     const world = this.#world;
     return world.between(50, 800) + (world.chance(0.03) ? world.between(5_000, 300_000) : 0);
   }
-}
-
-const state = (ledger: Ledger): Reply[] => [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount];
-
-function oldest(ledger: Ledger): string | undefined {
-  let found: string | undefined;
-  let usedUs = Number.POSITIVE_INFINITY;
-  for (const [field, used] of ledger.recency) {
-    if (used < usedUs) [found, usedUs] = [field, used];
-  }
-  return found;
-}
-
-function structuredCloneOf(ledger: Ledger): Ledger {
-  const copy = Object.assign(new Ledger(), ledger);
-  for (const name of ['blocks', 'recency', 'leases', 'expiry'] as const) {
-    Object.assign(copy, { [name]: new Map<string, unknown>(ledger[name]) });
-  }
-  copy.events = [...ledger.events];
-  return copy;
 }
