@@ -46,13 +46,14 @@ export class NodeRig {
 
   /** Resolves when the node serves; rejects with its complaint when it ends instead. */
   async start(
-    options: { readonly fault?: string; readonly config?: object; readonly shell?: string } = {},
+    options: { readonly fault?: string; readonly config?: object; readonly prefix?: readonly string[] } = {},
   ): Promise<void> {
     const command = ['--import', 'tsx', path.join(root, 'services/cache-node/src/main.ts')];
     const env = { ...process.env, KVTIER_CONFIG: JSON.stringify({ ...this.config, ...options.config }) };
     const withFault = options.fault === undefined ? env : { ...env, KVTIER_FAULT: options.fault };
     const stdio = ['ignore', 'ignore', 'pipe', 'ipc'] as const;
-    const child = spawn(process.execPath, command, { cwd: root, env: withFault, stdio: [...stdio] });
+    const [program, ...args] = [...(options.prefix ?? []), process.execPath, ...command];
+    const child = spawn(program!, args, { cwd: root, env: withFault, stdio: [...stdio] });
     this.child = child;
     this.stderr = '';
     child.stderr!.on('data', (text) => {
@@ -102,8 +103,7 @@ export class NodeRig {
 
 /** The bytes that belong to a hash. */
 export function payloadOf(hash: Buffer): Buffer {
-  const payload = Buffer.alloc(payloadBytes);
-  for (let at = 0; at < payloadBytes; at += hashBytes) hash.copy(payload, at);
+  const payload = Buffer.alloc(payloadBytes, hash);
   payload.writeUInt32LE(hash[0]!, 0);
   return payload;
 }

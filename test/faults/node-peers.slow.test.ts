@@ -1,0 +1,129 @@
+/**
+ * Whole nodes that are peers, under load, while one is killed in mid-transfer, or the network between their namespaces loses packets
+ * and then everything: no request fails, no wrong block is served, and blocks come from the peer again without a restart.
+ */
+import { execFileSync } from 'node:child_process';
+import { writeFileSync } from 'node:fs';
+import path from 'node:path';
+import { afterEach, expect, it } from 'vitest';
+import { freePort } from '../../infra/redis/servers.ts';
+import { NodeLoad, Pair, tierOf } from './node-load.ts';
+import { NodeRig } from './node-rig.ts';
+
+/** More than one arena holds, less than both and their disks. */
+const chains = 12;
+const arena = { bytes: 8 << 20 };
+let pair: Pair | undefined;
+let cleanUp: (() => void) | undefined;
+afterEach(async () => {
+  await pair?.dispose();
+  cleanUp?.();
+  pair = undefined;
+  cleanUp = undefined;
+});
+
+interface Place {
+  readonly host: string;
+  readonly port: number;
+}
+
+function configOf(rig: NodeRig, own: Place, other: Place): object {
+  const secretFile = path.join(rig.folder, 'secret');
+  writeFileSync(secretFile, 'x'.repeat(48), { mode: 0o600 });
+  const security = { encryption: 'none', secretFile, trustedNetwork: true };
+  return { arena, peers: { listen: own, peers: [other], security, readLimitMs: 1_000 } };
+}
+
+it('one is killed while the other reads from it, and is back', async () => {
+  const nodes = new Pair(new NodeRig({ diskBytes: null }), new NodeRig({ diskBytes: 64 << 20 }));
+  pair = nodes;
+  const places = [await freePort(), await freePort()].map((port) => ({ host: '127.0.0.1', port }));
+  const configA = configOf(nodes.a, places[0]!, places[1]!);
+  const configB = configOf(nodes.b, places[1]!, places[0]!);
+  await Promise.all([nodes.a.start({ config: configA }), nodes.b.start({ config: configB })]);
+  const [ask, ...readers] = [await nodes.a.attach(), await nodes.a.attach(), await nodes.a.attach()];
+  const writer = await nodes.b.attach();
+  const load = new NodeLoad(readers, chains);
+  const writing = new NodeLoad([writer], chains);
+  await load.servedFrom('peer');
+  await writing.stop();
+  await writer.end();
+  await nodes.b.stop('SIGKILL'); // in mid-transfer: the load never pauses
+  await load.until(async () => (await tierOf(ask!, 'peer')).blocks === 0n, 'the loss');
+  await load.more(15);
+  await nodes.b.start({ config: configB });
+  await load.servedFrom('peer'); // out of its disk
+  await load.stop();
+  expect((await tierOf(ask!, 'peer')).corrupt).toBe(0n);
+  for (const engine of [ask!, ...readers]) await engine.end();
+});
+
+const spaces = [`kvt-a${process.pid}`, `kvt-b${process.pid}`];
+const run = (...command: readonly string[]): void => {
+  execFileSync(command[0]!, command.slice(1), { stdio: ['ignore', 'ignore', 'pipe'] });
+};
+const addressOf = (index: number): string => `10.78.0.${1 + index}`;
+
+/** Two network namespaces on one wire; undefined, with a reason on the console, where that is not permitted. */
+function wire(): { lose(rule: string | null): void; remove(): void } | undefined {
+  const remove = (): void => {
+    for (const space of spaces) {
+      try {
+        run('ip', 'netns', 'del', space);
+      } catch {
+        // was not made
+      }
+    }
+  };
+  try {
+    for (const space of spaces) run('ip', 'netns', 'add', space);
+    run('ip', 'link', 'add', 'w0', 'netns', spaces[0]!, 'type', 'veth', 'peer', 'name', 'w1', 'netns', spaces[1]!);
+    for (const [index, space] of spaces.entries()) {
+      run('ip', '-n', space, 'addr', 'add', `${addressOf(index)}/24`, 'dev', `w${index}`);
+      for (const device of [`w${index}`, 'lo']) run('ip', '-n', space, 'link', 'set', device, 'up');
+      const nft = `table inet loss { chain in { type filter hook input priority 0; iif "w${index}" meta mark 1 drop; }; }`;
+      run('ip', 'netns', 'exec', space, 'nft', nft);
+    }
+  } catch (error) {
+    remove();
+    console.warn(`SKIPPED: packets lost between namespaces: ${(error as Error).message.trim()}; run as root with nft`);
+    return undefined;
+  }
+  return {
+    lose(rule) {
+      for (const [index, space] of spaces.entries()) {
+        const lossy = rule === null ? '' : `add rule inet loss in iif w${index} ${rule} drop`;
+        run('ip', 'netns', 'exec', space, 'nft', `flush chain inet loss in; ${lossy}`);
+      }
+    },
+    remove,
+  };
+}
+
+it('packets between their namespaces are lost, some and then all', async (context) => {
+  const network = wire();
+  if (network === undefined) return context.skip();
+  cleanUp = network.remove;
+  const nodes = new Pair(new NodeRig({ diskBytes: null }), new NodeRig({ diskBytes: null }));
+  pair = nodes;
+  const places = [0, 1].map((index) => ({ host: addressOf(index), port: 7400 }));
+  await Promise.all(
+    [nodes.a, nodes.b].map((rig, index) =>
+      rig.start({
+        config: configOf(rig, places[index]!, places[1 - index]!),
+        prefix: ['ip', 'netns', 'exec', spaces[index]!],
+      }),
+    ),
+  );
+  const load = new NodeLoad(await nodes.engines(), 2 * chains);
+  await load.servedFrom('peer');
+  network.lose('numgen random mod 100 < 5'); // one packet of 20
+  await load.more(15);
+  network.lose(''); // the cable is cut
+  await load.until(async () => (await tierOf(nodes.askA!, 'peer')).blocks === 0n, 'the partition');
+  await load.more(15);
+  network.lose(null);
+  await load.servedFrom('peer');
+  await load.stop();
+  for (const engine of [nodes.askA!, nodes.askB!]) expect((await tierOf(engine, 'peer')).corrupt).toBe(0n);
+});
