@@ -26,7 +26,7 @@ interface Report {
   }[];
 }
 
-/** Sequential I/O of `ioBytes` for `ms` by so many jobs of depth 32, each with its share of the files. KvError SETUP without fio. */
+/** Sequential I/O of `ioBytes` for `ms` by so many jobs of depth 32 (less for huge I/O), each with its share of the files. KvError SETUP without fio. */
 export async function fio(
   files: readonly string[],
   kind: 'read' | 'write',
@@ -36,8 +36,17 @@ export async function fio(
 ): Promise<Rate> {
   const perJob = Math.ceil(files.length / jobs);
   const shares = Array.from({ length: jobs }, (_, job) => files.slice(job * perJob, (job + 1) * perJob));
+  // 256 MiB in flight saturate any device; more buffers only make fio's start slow.
+  const depth = Math.max(4, Math.min(32, Math.floor((256 << 20) / ioBytes)));
   const { stdout } = await run('fio', [
-    ...[`--rw=${kind}`, `--bs=${ioBytes}`, '--direct=1', '--ioengine=io_uring', '--iodepth=32', '--group_reporting'],
+    ...[
+      `--rw=${kind}`,
+      `--bs=${ioBytes}`,
+      '--direct=1',
+      '--ioengine=io_uring',
+      `--iodepth=${depth}`,
+      '--group_reporting',
+    ],
     ...['--time_based', `--runtime=${ms}ms`, '--output-format=json', '--overwrite=1', '--fallocate=none'],
     ...['--file_service_type=sequential', '--thread', '--offset=4096'],
     ...shares.flatMap((share, job) => [`--name=job${job}`, `--filename=${share.join(':')}`]),
