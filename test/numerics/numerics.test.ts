@@ -11,7 +11,16 @@ import { blocksFor, prefill, relativeError, runStep } from '../../packages/execu
 
 const here = fileURLToPath(new URL('.', import.meta.url));
 const tolerance = 1e-3;
-const cases = ['llama', 'llama-bias-linear', 'llama3-rope', 'mistral-window', 'qwen2', 'qwen3-yarn', 'gemma3', 'ministral-mixed'];
+const cases = [
+  'llama',
+  'llama-bias-linear',
+  'llama3-rope',
+  'mistral-window',
+  'qwen2',
+  'qwen3-yarn',
+  'gemma3',
+  'ministral-mixed',
+];
 
 interface Golden {
   readonly tokens: number[];

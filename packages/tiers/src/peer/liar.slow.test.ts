@@ -38,7 +38,7 @@ async function listen(onSocket: (socket: Socket) => void): Promise<number> {
 
 /** A server that proves itself; `answer` makes what follows a frame of requests. */
 async function liar(answer: (tag: Buffer) => Buffer): Promise<number> {
-  let dataKey = Buffer.alloc(0);
+  let dataKey: Buffer = Buffer.alloc(0);
   const dataPort = await listen((socket) => {
     let asked = Buffer.alloc(0);
     let proven = false;
