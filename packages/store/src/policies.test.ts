@@ -37,6 +37,18 @@ describe('write policies', () => {
     expect(bench.disk.lookup(n, chain('x', 3))).toBe(2);
   });
 
+  test('selective takes a used block although a slower tier has it, and without promotion', async () => {
+    const plans = { disk: { write: 'selective', admission: 'second-touch', promote: false } } as const;
+    const bench = new Bench(8, {}, { lower: ['disk', 's3'], plans });
+    const engine = bench.engine();
+    engine.put(chain('x', 2));
+    await bench.answerAll('write', 'stored', bench.lower[1]);
+    expect(bench.lower.map((tier) => tier.lookup(n, chain('x', 2)))).toEqual([0, 2]);
+    await use(engine, chain('x', 2));
+    await bench.answerAll('write', 'stored');
+    expect(bench.lower.map((tier) => tier.lookup(n, chain('x', 2)))).toEqual([2, 2]);
+  });
+
   test('back writes the coldest before the arena is half unwritten, and all of it at close', async () => {
     const bench = new Bench(8, { maxDirtyBytes: 3 }, { plans: { disk: { write: 'back' } } });
     const engine = bench.engine();

@@ -340,7 +340,9 @@ export class Store {
       if (at + 1 >= end) return;
       if ((tiers & (2 << at)) !== 0) continue;
       const isInSlower = tiers >> (at + 2) !== 0;
-      if (!isInSlower) writeDown.offer(namespace, hash, payloadBytes);
+      // What is selective chooses by use, wherever else the block is.
+      const chooses = writeDown.policy === 'selective' && end === maxTiers;
+      if (!isInSlower || chooses) writeDown.offer(namespace, hash, payloadBytes);
       else if (this.#promote[at]) writeDown.promote(namespace, hash, payloadBytes);
     }
   }
