@@ -443,6 +443,7 @@ export class BlockPool {
   }
 
   #tellRemoved(row: number, group: number): void {
+    if (!this.#events.enabled) return;
     this.#events.addRemoved(this.#rows.words, row * rowWords, this.#rows.wordCountOf(row), group);
   }
 }

@@ -93,8 +93,9 @@ export class HashRows {
 
   set(row: number, { words, at, count, digest, digestAt }: HashQuery): void {
     const first = row * rowWords;
-    for (let word = 0; word < count; word++) this.words[first + word] = words[at + word]!;
-    for (let word = count; word < rowWords; word++) this.words[first + word] = 0;
+    const own = this.words;
+    for (let word = 0; word < count; word++) own[first + word] = words[at + word]!;
+    for (let word = count; word < rowWords; word++) own[first + word] = 0;
     this.#counts[row] = count;
     if (this.#digests === undefined) return;
     for (let word = 0; word < rowWords; word++) this.#digests[first + word] = digest[digestAt + word]!;
