@@ -122,6 +122,7 @@ export class Holdings {
     const held = hashes.filter((_, index) => out[index]!.status === 'held');
     this.#parts.recency.used(namespace, held, held.length);
     for (const hash of held) if (arena.get(namespace, hash) !== undefined) this.#parts.onUsed(this.state, hash, false);
+    if (held.length > 0) this.#parts.pumpWriteDowns(); // a tier may want them now, and no commit need follow
     return out;
   }
 

@@ -37,6 +37,18 @@ describe('write policies', () => {
     expect(bench.disk.lookup(n, chain('x', 3))).toBe(2);
   });
 
+  test('a block that is offered again is written without any commit', async () => {
+    const bench = new Bench(8);
+    const engine = bench.engine();
+    engine.put(chain('x', 1));
+    await bench.answerAll('write', 'refused');
+    expect(engine.holdings.reserve(null, chain('x', 1)).map(({ status }) => status)).toEqual(['held']);
+    await settled();
+    expect(bench.disk.jobs.map(({ kind }) => kind)).toEqual(['write']);
+    await bench.answerAll('write', 'stored');
+    expect(bench.disk.lookup(n, chain('x', 1))).toBe(1);
+  });
+
   test('selective takes a used block although a slower tier has it, and without promotion', async () => {
     const plans = { disk: { write: 'selective', admission: 'second-touch', promote: false } } as const;
     const bench = new Bench(8, {}, { lower: ['disk', 's3'], plans });
