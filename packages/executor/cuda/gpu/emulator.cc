@@ -1,0 +1,300 @@
+// Fibers, barriers and warp operations of emulator.h.
+//
+// A fiber is a stack and a saved stack pointer; Switch saves what the ABI lets a callee keep and jumps (x86-64; elsewhere
+// ucontext does it, slower). Fibers of a block run in a ring: one that waits passes on to the next.
+#include "emulator.h"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace kvtier::gpu::emulated {
+
+thread_local const Index* current = nullptr;
+
+namespace {
+
+constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kLaneBytes = 64;
+
+#if defined(__x86_64__)
+struct Context {
+  void* stack_pointer = nullptr;
+};
+extern "C" void kvtier_emulator_switch(void** from, void* to);
+asm(R"(
+.text
+.type kvtier_emulator_switch, @function
+kvtier_emulator_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size kvtier_emulator_switch, .-kvtier_emulator_switch
+)");
+void Switch(Context& from, Context& to) { kvtier_emulator_switch(&from.stack_pointer, to.stack_pointer); }
+void Prepare(Context& context, uint8_t* stack, void (*entry)()) {
+  auto* top = reinterpret_cast<void**>(stack + kStackBytes - 64);
+  *--top = nullptr;  // where entry would return to: it never does; also keeps the stack aligned as after a call
+  *--top = reinterpret_cast<void*>(entry);
+  for (int i = 0; i < 6; ++i) *--top = nullptr;
+  context.stack_pointer = top;
+}
+#else
+struct Context {
+  ucontext_t state;
+};
+void Switch(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
+void Prepare(Context& context, uint8_t* stack, void (*entry)()) {
+  getcontext(&context.state);
+  context.state.uc_stack.ss_sp = stack;
+  context.state.uc_stack.ss_size = kStackBytes;
+  context.state.uc_link = nullptr;
+  makecontext(&context.state, entry, 0);
+}
+#endif
+
+struct Barrier {
+  unsigned alive = 0, arrived = 0;
+  uint64_t generation = 0;
+};
+
+struct Warp {
+  Barrier barrier;
+  unsigned turn[32];  // per lane: which of the two exchange buffers is next
+  alignas(64) uint8_t exchange[2][32 * kLaneBytes];
+};
+
+struct Fiber {
+  Context context;
+  Index index;
+  unsigned warp;
+  bool done;
+};
+
+// All fibers of one OS thread; made once, used again for every block.
+struct Machine {
+  ~Machine() {
+    if (stacks != nullptr) munmap(stacks, capacity * kStackBytes);
+  }
+
+  uint8_t* stacks = nullptr;
+  size_t capacity = 0;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<uint64_t> shared;  // dynamic shared memory
+  uint8_t* shared_base = nullptr;
+  Barrier block;
+  Context main;
+  size_t running = 0, live = 0, threads = 0, idle = 0;
+  const std::function<void()>* body = nullptr;
+  const char* name = "";
+
+  void Reserve(size_t count) {
+    if (count <= capacity) return;
+    if (stacks != nullptr) munmap(stacks, capacity * kStackBytes);
+    void* base = mmap(nullptr, count * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+      fprintf(stderr, "emulator: no memory for %zu stacks of threads\n", count);
+      abort();
+    }
+    stacks = static_cast<uint8_t*>(base);
+    capacity = count;
+  }
+
+  void PassOn(Context& from) {
+    size_t next = running;
+    do next = next + 1 == threads ? 0 : next + 1;
+    while (fibers[next].done);
+    running = next;
+    current = &fibers[next].index;
+    if (&fibers[next].context != &from) Switch(from, fibers[next].context);
+  }
+
+  void Wait(Barrier& barrier) {
+    if (++barrier.arrived == barrier.alive) {
+      Release(barrier);
+      return;
+    }
+    const uint64_t generation = barrier.generation;
+    Fiber& me = fibers[running];
+    while (barrier.generation == generation) {
+      if (++idle > 4 * threads + 64) {
+        fprintf(stderr, "emulator: kernel %s: its threads wait for each other for ever (barriers that not all reach)\n", name);
+        abort();
+      }
+      PassOn(me.context);
+    }
+  }
+
+  void Release(Barrier& barrier) {
+    barrier.arrived = 0;
+    ++barrier.generation;
+    idle = 0;
+  }
+
+  void Leave(Barrier& barrier) {
+    --barrier.alive;
+    if (barrier.alive > 0 && barrier.arrived == barrier.alive) Release(barrier);
+  }
+};
+
+thread_local std::unique_ptr<Machine> machine;
+
+void FiberMain() {
+  Machine& m = *machine;
+  (*m.body)();
+  Fiber& me = m.fibers[m.running];
+  me.done = true;
+  m.idle = 0;
+  m.Leave(m.warps[me.warp].barrier);
+  m.Leave(m.block);
+  if (--m.live == 0) {
+    Switch(me.context, m.main);
+  } else {
+    m.PassOn(me.context);
+  }
+  abort();  // a fiber that is done is never switched to
+}
+
+void RunBlock(Machine& m, dim3 grid, dim3 block, dim3 at, size_t shared_bytes) {
+  std::fill_n(m.shared.begin(), m.shared.size(), ~0ull);
+  const auto base = reinterpret_cast<uintptr_t>(m.shared.data());
+  m.shared_base = reinterpret_cast<uint8_t*>((base + 127) / 128 * 128);
+  (void)shared_bytes;
+  for (size_t i = 0; i < m.threads; ++i) {
+    Fiber& fiber = m.fibers[i];
+    const auto linear = static_cast<unsigned>(i);
+    fiber.index = {{linear % block.x, linear / block.x % block.y, linear / (block.x * block.y)}, at, block, grid, linear % 32};
+    fiber.warp = linear / 32;
+    fiber.done = false;
+    Prepare(fiber.context, m.stacks + i * kStackBytes, FiberMain);
+  }
+  for (size_t w = 0; w < m.warps.size(); ++w) {
+    m.warps[w].barrier = {static_cast<unsigned>(std::min<size_t>(32, m.threads - w * 32)), 0, 0};
+    std::fill_n(m.warps[w].turn, 32, 0u);
+  }
+  m.block = {static_cast<unsigned>(m.threads), 0, 0};
+  m.live = m.threads;
+  m.idle = 0;
+  m.running = 0;
+  current = &m.fibers[0].index;
+  Switch(m.main, m.fibers[0].context);
+  current = nullptr;
+}
+
+}  // namespace
+
+uint8_t* SharedMemory() { return machine->shared_base; }
+void SyncThreads() { machine->Wait(machine->block); }
+void SyncWarp() { machine->Wait(machine->warps[machine->fibers[machine->running].warp].barrier); }
+
+const uint8_t* Exchange(const void* data, size_t bytes) {
+  Machine& m = *machine;
+  const Fiber& me = m.fibers[m.running];
+  Warp& warp = m.warps[me.warp];
+  const unsigned turn = warp.turn[me.index.lane]++ & 1;
+  memcpy(warp.exchange[turn] + me.index.lane * kLaneBytes, data, bytes);
+  m.Wait(warp.barrier);
+  return warp.exchange[turn];
+}
+
+void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body, const char* name) {
+  if (!machine) machine = std::make_unique<Machine>();
+  Machine& m = *machine;
+  m.threads = static_cast<size_t>(block.x) * block.y * block.z;
+  m.Reserve(m.threads);
+  m.fibers.resize(std::max(m.fibers.size(), m.threads));
+  m.warps.resize((m.threads + 31) / 32);
+  m.shared.assign((shared_bytes + 7) / 8 + 16, 0);
+  m.body = &body;
+  m.name = name;
+  for (unsigned z = 0; z < grid.z; ++z) {
+    for (unsigned y = 0; y < grid.y; ++y) {
+      for (unsigned x = 0; x < grid.x; ++x) RunBlock(m, grid, block, {x, y, z}, shared_bytes);
+    }
+  }
+}
+
+}  // namespace kvtier::gpu::emulated
+
+namespace kvtier::gpu {
+namespace {
+
+// Fragment layouts of PTX, ISA 9.7.14: lane l holds, of an 8x8 matrix, row l / 4, columns 2 (l % 4) and the one after.
+void LoadMatrices(uint32_t (&r)[4], const void* row, bool transposed) {
+  const uint8_t* all = emulated::Exchange(&row, sizeof row);
+  const unsigned lane = emulated::current->lane;
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    const auto element = [&](unsigned i, unsigned j) {
+      const uint8_t* base;
+      memcpy(&base, all + 64 * (matrix * 8 + i), sizeof base);
+      uint16_t bits;
+      memcpy(&bits, base + 2 * j, 2);
+      return bits;
+    };
+    const unsigned i = lane / 4, j = 2 * (lane % 4);
+    r[matrix] = transposed ? PackPair(element(j, i), element(j + 1, i)) : PackPair(element(i, j), element(i, j + 1));
+  }
+  emulated::SyncWarp();  // nobody overwrites shared memory that another lane still reads
+}
+
+struct Fragments {
+  uint32_t a[4], b[2];
+};
+
+template <class T>
+float Half(uint32_t pair, unsigned which) {
+  return ToFloat(T{static_cast<uint16_t>(pair >> (16 * which))});
+}
+
+}  // namespace
+
+void LoadMatrix4(uint32_t (&r)[4], const void* row) { LoadMatrices(r, row, false); }
+void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row) { LoadMatrices(r, row, true); }
+
+template <class T>
+void MultiplyAdd16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  const Fragments mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  const uint8_t* all = emulated::Exchange(&mine, sizeof mine);
+  const auto of = [&](unsigned lane) {
+    Fragments f;
+    memcpy(&f, all + 64 * lane, sizeof f);
+    return f;
+  };
+  const unsigned group = emulated::current->lane / 4, member = emulated::current->lane % 4;
+  for (unsigned pair = 0; pair < 4; ++pair) {  // four lanes hold four pairs of k, in both halves of 8
+    const Fragments rows = of(group * 4 + pair);
+    const Fragments columns[2] = {of((member * 2) * 4 + pair), of((member * 2 + 1) * 4 + pair)};
+    for (unsigned half = 0; half < 2; ++half) {  // k in [8 half, 8 half + 8)
+      for (unsigned which = 0; which < 2; ++which) {
+        for (unsigned i = 0; i < 4; ++i) {  // d0 d1: row group; d2 d3: row group + 8
+          const float x = Half<T>(rows.a[2 * half + i / 2], which);
+          d[i] += x * Half<T>(columns[i % 2].b[half], which);
+        }
+      }
+    }
+  }
+}
+template void MultiplyAdd16816<bf16>(float (&)[4], const uint32_t (&)[4], const uint32_t (&)[2]);
+template void MultiplyAdd16816<f16>(float (&)[4], const uint32_t (&)[4], const uint32_t (&)[2]);
+
+}  // namespace kvtier::gpu

@@ -1,0 +1,194 @@
+// What the worker needs of a GPU's runtime, and no more: memory, streams, events, graphs, launches. Two implementations:
+// gpu_cuda.cc over the CUDA runtime, and gpu_emulated.cc, where a stream is a thread and a kernel runs on emulator.h, so that
+// everything above can be tested where there is no GPU: with real asynchrony, so that a missing wait shows.
+//
+// Errors are std::runtime_error("GPU: what; where; how to mend it"). After an illegal access or a hung kernel every call of the
+// process fails with it (CUDA's sticky errors): the worker must end, its supervisor starts a new one.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+
+namespace kvtier::gpu {
+
+struct DeviceInfo {
+  std::string name;
+  int compute_capability;  // 10 * major + minor: 80, 90, 100
+  int multiprocessors;
+  size_t total_bytes, free_bytes;
+  size_t shared_bytes_per_block;  // with opt-in
+  bool emulated;
+};
+
+// Devices that can be used; 0 where there is no GPU or no driver: never throws. `why` says what is missing, in one line.
+int DeviceCount(std::string* why);
+// Makes device `index` the current one of this thread and creates its context. Every thread that calls below needs it once.
+void Use(int index);
+DeviceInfo Info();
+
+// Device memory, zeroed or not; frees itself.
+class Buffer {
+ public:
+  Buffer() = default;
+  // `what` names the owner in the error when it does not fit.
+  Buffer(size_t bytes, const std::string& what);
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Buffer();
+  template <class T = uint8_t>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Pinned host memory of our own, mapped into the device's address space.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(size_t bytes, const std::string& what);
+  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~PinnedBuffer();
+  template <class T = uint8_t>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Pins memory that exists (a piece of the arena) and maps it for the device. Page-aligned.
+void RegisterHost(void* base, size_t bytes);
+void UnregisterHost(void* base) noexcept;
+// Where kernels see registered or pinned host memory (with unified addressing: the same address).
+void* DeviceView(void* host);
+
+class Event;
+class Graph;
+
+class Stream {
+ public:
+  enum class Priority { kHigh, kNormal, kLow };
+  explicit Stream(Priority priority = Priority::kNormal);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  void Copy(void* target, const void* source, size_t bytes);  // any direction, by address
+  // `rows` pieces of `bytes`, at these distances.
+  void Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows);
+  void Set(void* target, uint8_t value, size_t bytes);
+  void Wait(const Event& event);
+  // Runs `work` on a thread of the runtime when all before it has ended; it must not call this interface.
+  void Host(std::function<void()> work);
+  // False when `deadline_us` passes first. Throws what the device reports.
+  bool Synchronize(int64_t deadline_us);
+
+  // What is put into this stream until EndCapture becomes a graph instead of running.
+  void BeginCapture();
+  Graph EndCapture();
+  void Launch(const Graph& graph);
+
+  struct Impl;
+  Impl* impl() const { return impl_.get(); }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+class Event {
+ public:
+  explicit Event(bool timed = false);
+  ~Event();
+  Event(Event&&) noexcept;
+  Event& operator=(Event&&) noexcept;
+  void Record(Stream& stream);
+  // True once all before its last Record has ended (or if it was never recorded). Throws what the device reports.
+  bool Done() const;
+  // Waits without spinning hot; false when `deadline_us` passes first.
+  bool Wait(int64_t deadline_us) const;
+  // Both timed and done.
+  static double ElapsedUs(const Event& from, const Event& to);
+
+  struct Impl;
+  Impl* impl() const { return impl_.get(); }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+class Graph {
+ public:
+  Graph();
+  ~Graph();
+  Graph(Graph&&) noexcept;
+  Graph& operator=(Graph&&) noexcept;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+
+struct Dim {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// One launch, untyped. `kernel` is the host stub of a __global__ function on CUDA; `emulated` calls it once per thread there.
+struct LaunchArgs {
+  const void* kernel;
+  Dim grid, block;
+  size_t shared_bytes;
+  void** arguments;                  // CUDA
+  std::function<void()> emulated;    // the emulator
+  const char* name;
+};
+void LaunchRaw(Stream& stream, const LaunchArgs& args);
+
+// Launch(stream, "name", Kernel<T>, {grid}, {block}, shared_bytes, arguments...): arguments are converted to the kernel's
+// parameter types and copied. Shared memory above 48 KiB is asked for by itself.
+template <class... Params, class... Args>
+void Launch(Stream& stream, const char* name, void (*kernel)(Params...), Dim grid, Dim block, size_t shared_bytes, Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  std::tuple<std::decay_t<Params>...> values(static_cast<std::decay_t<Params>>(args)...);
+#if defined(KVTIER_EMULATED)
+  LaunchRaw(stream, {nullptr, grid, block, shared_bytes, nullptr, [kernel, values] { std::apply(kernel, values); }, name});
+#else
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[] = {static_cast<void*>(&value)..., nullptr};
+        LaunchRaw(stream, {reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, pointers, {}, name});
+      },
+      values);
+#endif
+}
+
+#if defined(KVTIER_EMULATED)
+// Faults for tests of what stands above: the next operation of any stream hangs, fails as an illegal access would, or the
+// next allocation does not fit.
+enum class Fault { kNone, kHang, kIllegalAccess, kOutOfMemory };
+void Inject(Fault fault);
+#endif
+
+}  // namespace kvtier::gpu
