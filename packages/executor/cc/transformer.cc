@@ -23,10 +23,6 @@ void ForRows(ThreadPool& threads, int64_t rows, const Fn& fn) {
   });
 }
 
-void Require(bool condition, const std::string& message) {
-  if (!condition) throw std::invalid_argument("step: " + message);
-}
-
 }  // namespace
 
 Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limits)
@@ -51,47 +47,6 @@ Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limi
     const size_t start = static_cast<size_t>(task) * kPiece;
     Populate(pool_.memory.data() + start, std::min(kPiece, pool_.memory.bytes() - start));
   });
-}
-
-void Transformer::Check(const Step& step) const {
-  const size_t sequences = step.query_tokens.size();
-  Require(sequences >= 1 && static_cast<int64_t>(sequences) <= limits_.max_step_sequences,
-          std::to_string(sequences) + " sequences, allowed are 1 to " + std::to_string(limits_.max_step_sequences));
-  Require(step.computed_tokens.size() == sequences && step.sample.size() == sequences &&
-              step.sampling.size() == sequences,
-          "arrays of different lengths");
-  const auto groups = static_cast<size_t>(shape_.groups);
-  Require(step.block_table_stride >= 1 &&
-              step.block_tables.size() == groups * sequences * static_cast<size_t>(step.block_table_stride),
-          "blockTables is not groups x sequences x blockTableStride");
-  int64_t rows = 0;
-  for (size_t i = 0; i < sequences; ++i) {
-    const int64_t queries = step.query_tokens[i], computed = step.computed_tokens[i];
-    const std::string name = "sequence " + std::to_string(i) + ": ";
-    Require(queries >= 1 && computed >= 0, name + "queryTokens must be at least 1, computedTokens at least 0");
-    Require(queries + computed <= shape_.max_tokens, name + "longer than the model's " + std::to_string(shape_.max_tokens) + " tokens");
-    const int64_t blocks = (queries + computed + limits_.block_tokens - 1) / limits_.block_tokens;
-    Require(blocks <= step.block_table_stride, name + "its block table is too short for its tokens");
-    for (size_t group = 0; group < groups; ++group) {
-      const int64_t window = shape_.group_windows[group];
-      const int32_t* table = step.block_tables.data() + (group * sequences + i) * static_cast<size_t>(step.block_table_stride);
-      // Blocks that the first query's window does not reach may be null; reading them is harmless, their keys are masked.
-      const int64_t seen = window == 0 ? 0 : std::max<int64_t>(0, computed - window + 1) / limits_.block_tokens;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int32_t id = table[b];
-        Require(id >= (b < seen ? 0 : 1) && id < limits_.blocks, name + "block id " + std::to_string(id) + " is not in the pool");
-      }
-    }
-    Require(step.sampling[i].temperature >= 0 && step.sampling[i].top_k >= 0 && step.sampling[i].top_p > 0 &&
-                step.sampling[i].top_p <= 1,
-            name + "temperature >= 0, topK >= 0 and 0 < topP <= 1 must hold");
-    rows += queries;
-  }
-  Require(rows == static_cast<int64_t>(step.token_ids.size()), "tokenIds is not sum(queryTokens) long");
-  Require(rows <= limits_.max_step_tokens, std::to_string(rows) + " tokens, allowed are " + std::to_string(limits_.max_step_tokens));
-  for (const int32_t id : step.token_ids) {
-    Require(id >= 0 && id < shape_.vocab, "token id " + std::to_string(id) + " is not in the vocabulary");
-  }
 }
 
 StepResult Transformer::Run(const Step& step) {

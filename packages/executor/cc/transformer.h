@@ -7,36 +7,16 @@
 #include "attention.h"
 #include "kv_pool.h"
 #include "model.h"
-#include "sampling.h"
+#include "step.h"
 #include "thread_pool.h"
 
 namespace kvtier {
-
-// A copy of the caller's step (packages/executor/src/executor.ts), checked by Transformer::Check.
-struct Step {
-  std::vector<int32_t> token_ids, query_tokens, computed_tokens, block_tables;
-  int64_t block_table_stride;
-  std::vector<uint8_t> sample;
-  std::vector<Sampling> sampling;
-  bool want_logits;
-};
-
-struct StepResult {
-  std::vector<int32_t> token_ids;
-  std::vector<float> logits;
-  double elapsed_us = 0;
-};
-
-struct Limits {
-  int64_t block_tokens, blocks, threads, max_step_tokens, max_step_sequences;
-};
 
 class Transformer {
  public:
   Transformer(Shape shape, const WeightPlan& plan, const Limits& limits);
 
-  // Throws std::invalid_argument naming the first thing that is wrong; a checked step cannot touch foreign memory.
-  void Check(const Step& step) const;
+  void Check(const Step& step) const { CheckStep(step, shape_, limits_); }
   StepResult Run(const Step& step);
 
   const KvPool& pool() const { return pool_; }
