@@ -145,7 +145,7 @@ export class Holdings {
       }
       const checksum = checksums[index]!;
       const fields = { hash, parent, tokenCount: this.#traits.blockTokens, payloadBytes, checksum };
-      tenants.during(this.#traits.tenant, () => arena.publish(namespace, fields, slot));
+      tenants.during(payer, () => arena.publish(namespace, fields, slot));
       published.push(hash);
       failpoint?.('store.commit.published');
       onCommitted(this.state, hash, this.#traits.ttlS);

@@ -170,6 +170,31 @@ test('a block that others bring into the arena takes the room of the tenant that
   }
 });
 
+test('a tier that is back with what it held takes no tenant over its quota: the coldest of it goes', async () => {
+  const bench = new Bench(20, {}, { quotas: { small: { arena: 10, disk: 3 } } });
+  const [small, other] = [bench.engine('n', { tenant: 'small' }), bench.engine()];
+  const told: string[] = [];
+  small.put(chain('x', 3));
+  other.put(chain('o', 2));
+  await bench.answerAll('write', 'stored');
+  // The device breaks, others take its place; the arena still knows whose the blocks are. Then it is back.
+  bench.disk.remove(n, [...chain('x', 3), ...chain('o', 2)]);
+  small.put(chain('y', 2));
+  await bench.answerAll('write', 'stored');
+  expect(bench.store.stats().counters['quota.bytes.disk.small']).toBe(2);
+  bench.disk.follow(({ kind, hashes }) => told.push(...hashes.map((hash) => `${kind} ${hash}`)));
+  told.length = 0;
+  bench.disk.put(n, [...chain('x', 3), ...chain('o', 2)]);
+  await settled();
+  expect(bench.store.stats().counters['quota.bytes.disk.small']).toBe(3);
+  expect(bench.disk.lookup(n, chain('o', 2))).toBe(2);
+  expect(bench.disk.stats().blocks).toBe(5);
+  expect(bench.store.counters.get('quota.evicted.disk')).toBe(2);
+  expect(told.slice(0, 5).every((each) => each.startsWith('stored'))).toBe(true);
+  expect(told.slice(5)).toEqual(['removed y1', 'removed y0']);
+  bench.store.checkIntegrity();
+});
+
 describe('time to live', () => {
   test('a block is a miss from its second on, and leaves every tier', async () => {
     const bench = new Bench(8);

@@ -3,7 +3,9 @@
  * coldest first, children before parents; other tenants never pay for it.
  *
  * Invariants: only tenants with a quota are counted, each block once per tier, for the tenant that made it (after a restart,
- * for the one that uses it first, in the arena); what is reserved or on its way counts like what is there.
+ * for the one that uses it first, in the arena); what is reserved or on its way counts like what is there. What a tier lists
+ * without having been asked to (a disk that is back, with what it holds) counts too, and what is too much of it goes in the
+ * same turn.
  */
 import { KvError } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy } from '@kvtier/eviction';
@@ -24,6 +26,7 @@ interface Entry {
 
 /** One tenant in one tier. */
 class Account {
+  readonly bit: number;
   readonly limitBytes: number;
   /** Held. */
   bytes = 0;
@@ -33,7 +36,8 @@ class Account {
   readonly #free: number[] = [];
   readonly #byName = new Map<string, number>();
 
-  constructor(limitBytes: number) {
+  constructor(bit: number, limitBytes: number) {
+    this.bit = bit;
     this.limitBytes = limitBytes;
   }
 
@@ -79,6 +83,7 @@ export interface TenantsOptions {
   readonly counters: Counters;
   /** Of a block in the arena. */
   readonly parentOf: (namespace: Namespace, hash: HashKey) => HashKey | null;
+  /** In the arena: elsewhere nothing is pinned. */
   readonly isPinned: (namespace: Namespace, hash: HashKey) => boolean;
   readonly evict: (bit: number, namespace: Namespace, hash: HashKey) => void;
 }
@@ -92,6 +97,8 @@ export class Tenants {
   readonly #sizes = new Map<string, number>();
   /** Whose block is being published. */
   #publishing = 0;
+  /** Accounts that hold more than they may, until the turn ends. */
+  readonly #over = new Set<Account>();
 
   constructor(options: TenantsOptions) {
     this.#options = options;
@@ -109,7 +116,9 @@ export class Tenants {
       }
       this.#ids.set(name, id);
       this.#accounts.push(
-        this.#options.tierNames.map((tier) => (quota[tier] === undefined ? undefined : new Account(quota[tier]))),
+        this.#options.tierNames.map((tier, bit) =>
+          quota[tier] === undefined ? undefined : new Account(bit, quota[tier]),
+        ),
       );
     }
     this.#sizes.set(namespace.key, payloadBytes);
@@ -121,14 +130,9 @@ export class Tenants {
     const account = this.#accounts[tenant]![bit];
     if (account === undefined) return true;
     while (account.bytes + account.reservedBytes + bytes > account.limitBytes) {
-      const victim = account.coldest(({ namespace, hash }) => !this.#options.isPinned(namespace, hash));
-      if (victim === undefined) {
-        this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
-        return false;
-      }
-      this.#options.counters.add(`quota.evicted.${this.#options.tierNames[bit]}`);
-      this.#options.evict(bit, victim.namespace, victim.hash);
-      account.remove(victim.namespace, victim.hash); // unlisted, if the tier has not said so already
+      if (this.#evictColdest(account)) continue;
+      this.#options.counters.add(`quota.refused.${this.#options.tierNames[bit]}`);
+      return false;
     }
     account.reservedBytes += bytes;
     return true;
@@ -161,6 +165,10 @@ export class Tenants {
     const bytes = this.#sizes.get(namespace.key);
     if (account === undefined || bytes === undefined) return;
     account.add({ namespace, hash, bytes }, this.#options.parentOf(namespace, hash));
+    if (account.bytes <= account.limitBytes) return;
+    // Not within this call: all followers of the tier are to hear that it holds the block before they hear that it does not.
+    if (this.#over.size === 0) queueMicrotask(() => this.#trim());
+    this.#over.add(account);
   }
 
   removed(bit: number, namespace: Namespace, hash: HashKey, owner: number): void {
@@ -176,6 +184,26 @@ export class Tenants {
     for (let at = hashes.length - 1; at >= 0; at--) {
       this.#accounts[owner(hashes[at]!)]![bit]?.touch(namespace, hashes[at]!);
     }
+  }
+
+  /** What came unasked and is too much goes. */
+  #trim(): void {
+    for (const account of this.#over) {
+      while (account.bytes > account.limitBytes && this.#evictColdest(account));
+    }
+    this.#over.clear();
+  }
+
+  /** False: nothing may go. */
+  #evictColdest(account: Account): boolean {
+    const { counters, isPinned, evict, tierNames } = this.#options;
+    const { bit } = account;
+    const victim = account.coldest(({ namespace, hash }) => bit !== 0 || !isPinned(namespace, hash));
+    if (victim === undefined) return false;
+    counters.add(`quota.evicted.${tierNames[bit]}`);
+    evict(bit, victim.namespace, victim.hash);
+    account.remove(victim.namespace, victim.hash); // unlisted, if the tier has not said so already
+    return true;
   }
 
   /** Bytes held, per tenant and tier, for stats. */
