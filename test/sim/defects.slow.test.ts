@@ -7,6 +7,9 @@ import { Pins } from '../../packages/store/src/pins.ts';
 import { Tenants } from '../../packages/store/src/tenants.ts';
 import { DiskIo, type ObjectRow } from '../../packages/tiers/src/disk/disk-io.ts';
 import { ArenaTier, Followers, SlotAllocator } from '../../packages/tiers/src/index.ts';
+import { Discovery } from '../../packages/tiers/src/s3/discovery.ts';
+import { PackWriter } from '../../packages/tiers/src/s3/pack-writer.ts';
+import { S3Link } from '../../packages/tiers/src/s3/s3-link.ts';
 import { simulate } from './simulation.ts';
 import { checksums } from './virtual-arena.ts';
 
@@ -84,6 +87,36 @@ const defects: Record<string, () => void> = {
       (removed) =>
         function (this: Followers, ...args) {
           if (!now()) removed.apply(this, args);
+        },
+    );
+  },
+  's3: a read does not ask for the pack that it means': () =>
+    plant(
+      S3Link.prototype,
+      'get',
+      (get) =>
+        function (this: S3Link, key, _, ...rest) {
+          return get.call(this, key, null, ...rest);
+        },
+    ),
+  's3: stored is told before the pack is': () =>
+    plant(
+      PackWriter.prototype,
+      'append',
+      (append) =>
+        function (this: PackWriter, job) {
+          append.call(this, { ...job, onDone: () => {} });
+          job.onDone(true);
+        },
+    ),
+  's3: other nodes are followed for a while only': () => {
+    let calls = 0;
+    plant(
+      Discovery.prototype,
+      'refresh',
+      (refresh) =>
+        function (this: Discovery, deadlineMs) {
+          return ++calls > 20 ? Promise.resolve() : refresh.call(this, deadlineMs);
         },
     );
   },

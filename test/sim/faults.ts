@@ -12,11 +12,9 @@ export class Faults {
   /** How to end those that last. */
   readonly #lasting = new Set<() => void>();
   readonly counts: Record<string, number> = {};
-  readonly #withS3: boolean;
   #on = true;
 
-  constructor(world: World, nodes: readonly SimNode[], servers: Servers, network: PeerNetwork, withS3: boolean) {
-    this.#withS3 = withS3;
+  constructor(world: World, nodes: readonly SimNode[], servers: Servers, network: PeerNetwork) {
     this.#world = world;
     this.#nodes = nodes;
     this.#servers = servers;
@@ -109,6 +107,12 @@ export class Faults {
         s3.lostAnswers = world.pick([0.1, 0.5]);
         this.#lasts(100, 1_500, () => (s3.lostAnswers = 0));
       },
+      's3 cuts': () => {
+        s3.cuts = world.pick([0.2, 0.7]);
+        this.#lasts(50, 800, () => (s3.cuts = 0));
+      },
+      's3 forgets': () => s3.forget(),
+      's3 rots': () => s3.rot(),
       's3 flips': () => {
         s3.flips = 0.2;
         this.#lasts(50, 500, () => (s3.flips = 0));
@@ -127,7 +131,7 @@ export class Faults {
         this.#lasts(50, 500, () => (this.#network.flips = 0));
       },
     };
-    const name = world.pick(Object.keys(faults).filter((each) => this.#withS3 || !each.startsWith('s3 ')));
+    const name = world.pick(Object.keys(faults));
     this.counts[name] = (this.counts[name] ?? 0) + 1;
     world.note(`FAULT ${name} (${node.name})`);
     faults[name]!();

@@ -22,7 +22,9 @@ import type { Life, World } from './world.ts';
 
 export const arenaBytes = 4096 + 24 * 16_384;
 export const redisBytes = 90_000;
-export const s3Bytes = 4096 + 8 * 28_672;
+export const s3PackBytes = 28_672;
+export const s3PackCount = 8;
+export const s3Bytes = 4096 + s3PackCount * s3PackBytes;
 const rebootUs = 60_000;
 
 export const limits: Partial<StoreLimits> = {
@@ -50,7 +52,7 @@ export const limits: Partial<StoreLimits> = {
 };
 const diskTimeoutMs = 1_000;
 const redisLimitMs = 400;
-const s3Limits = { timeLimitMs: 3_000, idleLimitMs: 800, flushMs: 40, refreshMs: 700, packBytes: 28_672 };
+const s3Limits = { timeLimitMs: 3_000, idleLimitMs: 800, flushMs: 40, refreshMs: 700, packBytes: s3PackBytes };
 /** What a tier's own timers and one sweep of its watchers may add to its limit. */
 const slackMs = 1_500;
 /** A read, a write: how long each may take by itself. A disk write may wait for a segment; one of Redis has three rounds. */
@@ -73,12 +75,12 @@ export interface NodePlan {
   readonly policy: 'lru' | 's3-fifo' | 'lfu' | 'fifo';
 }
 
-export function drawPlan(world: World, number: number, withS3: boolean): NodePlan {
+export function drawPlan(world: World, number: number): NodePlan {
   const tiers = [
     ...(world.chance(0.85) ? ['disk'] : []),
     ...(world.chance(0.5) ? ['peer'] : []),
     ...(world.chance(0.6) ? ['redis'] : []),
-    ...(withS3 && world.chance(0.6) ? ['s3'] : []),
+    ...(world.chance(0.5) ? ['s3'] : []),
   ];
   const plans = Object.fromEntries(
     tiers.map((name): [string, Partial<TierPlan>] => [

@@ -10,12 +10,12 @@ const usage =
   '       npm run sim -- --seeds A..B [--steps M]           run many\n';
 
 export async function main(args: readonly string[]): Promise<number> {
-  let values: { seed?: string; seeds?: string; steps?: string; verbose?: boolean; s3?: boolean };
+  let values: { seed?: string; seeds?: string; steps?: string; verbose?: boolean };
   try {
     const options = { seed: { type: 'string' }, seeds: { type: 'string' }, steps: { type: 'string' } } as const;
     ({ values } = parseArgs({
       args: [...args],
-      options: { ...options, verbose: { type: 'boolean' }, s3: { type: 'boolean' } },
+      options: { ...options, verbose: { type: 'boolean' } },
     }));
   } catch (error) {
     process.stderr.write(`sim: ${(error as Error).message}\n${usage}`);
@@ -34,7 +34,7 @@ export async function main(args: readonly string[]): Promise<number> {
   const tally: Record<string, number> = {};
   const startMs = performance.now();
   for (let seed = first; seed <= last; seed++) {
-    const result = await simulate({ seed, steps, verbose: values.verbose ?? false, s3: values.s3 ?? false });
+    const result = await simulate({ seed, steps, verbose: values.verbose ?? false });
     events += result.steps;
     for (const [name, count] of Object.entries(result.tally)) tally[name] = (tally[name] ?? 0) + count;
     if (values.verbose) process.stdout.write(`${result.lines.join('\n')}\n`);

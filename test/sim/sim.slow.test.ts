@@ -22,6 +22,7 @@ test('many worlds keep all laws, and everything happened in them', async () => {
   const expected = [
     ...['load.complete', 'load.deadline', 'load.missing', 'abort', 'engine.died', 'reserve.quota', 'proof.blocks'],
     ...['tier.disk.ready', 'tier.disk.refused', 'tier.redis.ready', 'tier.redis.refused', 'tier.peer.ready'],
+    ...['tier.s3.ready', 'tier.s3.stored', 's3.conflicts'],
     ...['fault.kill', 'fault.power', 'disk.flips', 'redis.failovers'],
   ];
   expect(expected.filter((name) => (tally[name] ?? 0) === 0)).toEqual([]);

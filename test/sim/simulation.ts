@@ -10,10 +10,11 @@
  */
 import { headerBytes } from '../../packages/identity/src/index.ts';
 import type { TierChange } from '../../packages/tiers/src/index.ts';
+import { loadSdk } from '../../packages/tiers/src/s3/s3-link.ts';
 import { chainOf, contentOf, spaces } from './contents.ts';
 import { Engine } from './engine.ts';
 import { Faults } from './faults.ts';
-import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes } from './node.ts';
+import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes, s3PackCount } from './node.ts';
 import { install, type Servers } from './platform.ts';
 import { VirtualArenas } from './virtual-arena.ts';
 import { VirtualDisks } from './virtual-disk.ts';
@@ -27,8 +28,6 @@ export interface SimOptions {
   /** Events of the chaos. */
   readonly steps?: number;
   readonly verbose?: boolean;
-  /** Nodes may have an S3 tier, too. */
-  readonly s3?: boolean;
 }
 
 export interface SimResult {
@@ -51,6 +50,7 @@ const calmUs = 40_000_000;
 const closeLimitUs = 30_000_000;
 
 export async function simulate(options: SimOptions): Promise<SimResult> {
+  await loadSdk(); // by real time, so not within the world
   const world = new World(options.seed, true);
   const arenas = new VirtualArenas(world);
   const servers = {
@@ -59,7 +59,7 @@ export async function simulate(options: SimOptions): Promise<SimResult> {
     redis: new VirtualRedis(world),
     s3: new VirtualS3(world),
   };
-  const simulation = new Simulation(world, servers, options.s3 ?? false);
+  const simulation = new Simulation(world, servers);
   const onRejection = (error: unknown): void => simulation.report(error);
   process.on('unhandledRejection', onRejection);
   const uninstall = install(world, servers);
@@ -83,7 +83,6 @@ class Simulation {
   readonly #world: World;
   readonly #servers: Servers;
   readonly #network: PeerNetwork;
-  readonly #withS3: boolean;
   readonly #nodes: SimNode[];
   readonly #engines = new Set<Engine>();
   readonly #committed = new Set<string>();
@@ -92,16 +91,16 @@ class Simulation {
   #faults: Faults | undefined;
   #isCalm = false;
 
-  constructor(world: World, servers: Servers, withS3: boolean) {
+  constructor(world: World, servers: Servers) {
     this.#world = world;
     this.#servers = servers;
     this.#network = new PeerNetwork(world);
-    this.#withS3 = withS3;
     const report = (error: unknown): void => this.report(error);
+    servers.s3.report = report;
     this.#nodes = Array.from({ length: world.between(2, maxNodes) }, (_, number) => {
       const node = new SimNode(
         world,
-        drawPlan(world, number, withS3),
+        drawPlan(world, number),
         servers.arenas.create(arenaBytes),
         this.#network,
         report,
@@ -138,7 +137,7 @@ class Simulation {
   async run(steps: number): Promise<void> {
     const world = this.#world;
     for (const node of this.#nodes) node.boot(world.between(1, 50) * 1000);
-    this.#faults = new Faults(world, this.#nodes, this.#servers, this.#network, this.#withS3);
+    this.#faults = new Faults(world, this.#nodes, this.#servers, this.#network);
     while (world.steps < steps) await this.#step();
     await this.#calm();
     await this.#prove();
@@ -296,6 +295,23 @@ class Simulation {
       this.#checkIndexes();
     }
     this.#checkControl();
+    await this.#checkBucket();
+  }
+
+  /** Nothing is written any more: every node comes to know the bucket as it is (law 6), and what is not ours is still there. */
+  async #checkBucket(): Promise<void> {
+    const { s3 } = this.#servers;
+    const nodes = this.#up().filter(({ plan }) => plan.tiers.includes('s3'));
+    const isKnown = (): boolean =>
+      nodes.every(({ lower }) => {
+        const { bytes, detail } = lower.find(({ name }) => name === 's3')!.stats();
+        return detail?.packs === s3.packCount && bytes === s3.takenSlots(s3PackCount) * s3PackBytes;
+      });
+    await this.#until('the bucket is not seen as it is', calmUs, isKnown);
+    s3.checkForeign();
+    const corrupt = nodes.reduce((sum, node) => sum + (node.counts()['s3.corrupt'] ?? 0), 0);
+    if (corrupt > s3.counts.flips)
+      throw new Violation(`law 1: s3: ${corrupt} blocks were corrupt, with ${s3.counts.flips} damaged bytes`);
   }
 
   /** One chain there and back. Returns what did not work, '' if all did. */

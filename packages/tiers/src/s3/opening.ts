@@ -8,6 +8,8 @@ import type { S3Plan } from './options.ts';
 import type { S3Link } from './s3-link.ts';
 
 export const settingsKey = 'v1/settings';
+/** More nodes than this do not start within the same few requests, time after time. */
+const maxLooks = 5;
 
 export async function checkBucket(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<void> {
   try {
@@ -34,12 +36,12 @@ async function agree(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<vo
       );
     }
   }
-  const etag = (await link.list(settingsKey, deadlineMs)).find(({ key }) => key === settingsKey)?.etag;
   const text = (await link.getSmall(settingsKey, null, deadlineMs))?.toString();
+  if (text === undefined) throw new KvError('IO', `s3: ${place} was deleted just now`);
   if (text !== ours) {
     throw new KvError(
       'CONFIG',
-      `s3: the nodes of ${place} share a budget of ${text?.slice(0, 200)}, this one has ${ours}; configure the same bytes and packBytes, or stop all of them and delete that object`,
+      `s3: the nodes of ${place} share a budget of ${text.slice(0, 200)}, this one has ${ours}; configure the same bytes and packBytes, or stop all of them and delete that object`,
     );
   }
   if (link.hasVersions) {
@@ -48,15 +50,32 @@ async function agree(link: S3Link, plan: S3Plan, deadlineMs: number): Promise<vo
       `s3: bucket ${plan.bucket} keeps old versions, so that what is deleted still takes space; take a bucket without versioning`,
     );
   }
-  if (etag === undefined) return;
-  link.quotedEtags = (await link.getSmall(settingsKey, etag, deadlineMs)) === undefined;
+  for (let look = 0; look < maxLooks; look++) if (await learn(link, body, deadlineMs)) return;
+  throw new KvError('IO', `s3: ${place} does not stay as it is`);
+}
+
+/**
+ * How this server takes conditions, by the settings object. False: another node, which does the same, came between, and what
+ * was seen says nothing about the server.
+ */
+async function learn(link: S3Link, body: readonly Uint8Array[], deadlineMs: number): Promise<boolean> {
+  const etag = (await link.list(settingsKey, deadlineMs)).find(({ key }) => key === settingsKey)?.etag;
+  if (etag === undefined) return false;
+  const isStill = async (): Promise<boolean> => (await link.getSmall(settingsKey, etag, deadlineMs)) !== undefined;
+  link.quotedEtags = false;
+  if (!(await isStill())) {
+    link.quotedEtags = true;
+    if (!(await isStill())) return false;
+  }
   try {
     const same = await link.put(settingsKey, body, etag, deadlineMs);
+    if (same.outcome === 'other' && !(await isStill())) return false;
     const wrong = await link.put(settingsKey, body, '0'.repeat(32), deadlineMs);
     link.canReplace = same.outcome === 'stored' && wrong.outcome === 'other';
   } catch {
     link.canReplace = false; // a server that refuses the header: packs are deleted before others take their place
   }
+  return true;
 }
 
 function refusal(error: KvError, plan: S3Plan): KvError {

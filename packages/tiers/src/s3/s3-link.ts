@@ -34,6 +34,16 @@ export interface S3LinkOptions {
 
 type SdkError = Error & { Code?: string; $metadata?: { httpStatusCode?: number } };
 
+let sdkLoading: Promise<typeof import('@aws-sdk/client-s3')> | undefined;
+
+/** Loaded only where the tier is used, and once: it is a large tree. */
+export function loadSdk(): Promise<typeof import('@aws-sdk/client-s3')> {
+  // The version is pinned; that later ones want a newer Node is no news to who runs this.
+  process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= 'true';
+  sdkLoading ??= import('@aws-sdk/client-s3');
+  return sdkLoading;
+}
+
 export class S3Link {
   readonly #plan: S3Plan;
   readonly #options: S3LinkOptions;
@@ -54,10 +64,7 @@ export class S3Link {
   retryCount = 0;
 
   static async open(options: S3LinkOptions): Promise<S3Link> {
-    // The version is pinned; that later ones want a newer Node is no news to who runs this.
-    process.env.AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED ??= 'true';
-    // Loaded only where the tier is used: it is a large tree.
-    return new S3Link(options, await import('@aws-sdk/client-s3'));
+    return new S3Link(options, await loadSdk());
   }
 
   private constructor(options: S3LinkOptions, sdk: typeof import('@aws-sdk/client-s3')) {
