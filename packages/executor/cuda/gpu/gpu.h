@@ -4,6 +4,8 @@
 //
 // Errors are std::runtime_error("GPU: what; where; how to mend it"). After an illegal access or a hung kernel every call of the
 // process fails with it (CUDA's sticky errors): the worker must end, its supervisor starts a new one.
+// Deadlines are microseconds from now. Between BeginCapture and EndCapture only copies, sets and launches are allowed. Freeing a
+// Buffer waits for the whole device on CUDA: after a hang, end the process without running destructors.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -186,7 +188,7 @@ void Launch(Stream& stream, const char* name, void (*kernel)(Params...), Dim gri
 
 #if defined(KVTIER_EMULATED)
 // Faults for tests of what stands above: the next operation of any stream hangs, fails as an illegal access would, or the
-// next allocation does not fit.
+// next allocation does not fit. kNone: as in a fresh process; streams that hang must be gone by then.
 enum class Fault { kNone, kHang, kIllegalAccess, kOutOfMemory };
 void Inject(Fault fault);
 #endif
