@@ -5,7 +5,7 @@ import { closingLine, runVitest } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
 await script(async (args) => {
-  await setup();
+  await setup({ need: ['npm', 'native', 'cuda-emulated'] });
   const failedChecks = await runChecks();
   const tests = await runVitest(['quick'], args);
   closingLine({ ...tests, failed: tests.failed + failedChecks });

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { root, SetupError, script } from './lib/command.mjs';
 import { withLock } from './lib/lock.mjs';
-import { ensureNative, nativeIsCurrent } from './lib/native.mjs';
+import { cudaGap, ensureNative, nativeIsCurrent } from './lib/native.mjs';
 import { ensureNpmPackages, npmIsCurrent } from './lib/npm.mjs';
 import { ensureSystemPackages } from './lib/system.mjs';
 
@@ -24,7 +24,9 @@ export function checkNode(version = process.versions.node) {
 }
 
 /**
- * @param {{need?: readonly ('npm' | 'native')[], packages?: readonly string[]}} options `packages`: more Debian packages
+ * @param {{need?: readonly ('npm' | 'native' | 'cuda-emulated' | 'cuda')[], packages?: readonly string[]}} options `native`
+ *   brings `cuda` along where there is a GPU; `cuda` is passed over, with one line, where there is no nvcc. `packages`: more
+ *   Debian packages
  */
 export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
   checkNode();
@@ -34,12 +36,13 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
     );
   }
   if (packages.length > 0) await ensureSystemPackages(packages);
-  const current = () => (!need.includes('npm') || npmIsCurrent()) && (!need.includes('native') || nativeIsCurrent());
-  if (current()) return;
+  const gap = cudaGap(need);
+  if (gap) process.stderr.write(`kvtier: ${gap}\n`);
+  if ((!need.includes('npm') || npmIsCurrent()) && nativeIsCurrent(need)) return;
   await withLock(join(root, 'build/.setup.lock'), async () => {
     if (need.includes('native')) await ensureSystemPackages();
     if (need.includes('npm')) await ensureNpmPackages();
-    if (need.includes('native')) await ensureNative();
+    await ensureNative(need);
   });
   if (!existsSync(join(root, 'node_modules/tsx'))) throw new SetupError('node_modules/tsx is missing; run: npm ci');
 }

@@ -9,7 +9,7 @@ import { closingLine, runVitest } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
 await script(async (args) => {
-  await setup({ packages: Object.keys(testPackages) });
+  await setup({ need: ['npm', 'native', 'cuda-emulated', 'cuda'], packages: Object.keys(testPackages) });
   const failedChecks = args.length === 0 ? await runChecks() : 0;
   const tests = await runVitest(['quick', 'slow'], args);
   closingLine({ ...tests, failed: tests.failed + failedChecks });

@@ -1,22 +1,67 @@
 /**
  * Native modules: built where they run, for this machine's CPU. A stamp over everything that decides the result (sources,
- * headers they share, CPU flags, compiler, place) makes the second run free.
+ * headers they share, CPU flags, compilers, place) makes the second run free.
  */
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { join, relative } from 'node:path';
-import { command, root } from './command.mjs';
+import { command, onPath, root } from './command.mjs';
 import { step } from './progress.mjs';
 
 /** The executor includes headers of the data plane: both folders count for both. */
-const sourceFolders = ['packages/native/cc', 'packages/executor/cc'];
+const sources = ['packages/native/cc', 'packages/executor/cc'];
+const withCuda = [...sources, 'packages/executor/cuda'];
 
-export const modules = [
-  { name: 'native data plane', source: 'packages/native/cc', build: 'build/native', file: 'kvtier_native.node' },
-  { name: 'native executor', source: 'packages/executor/cc', build: 'build/executor', file: 'kvtier_executor.node' },
+/** `part`: what `setup` is asked for; `files`: what the build must leave. */
+const modules = [
+  {
+    part: 'native',
+    name: 'native data plane',
+    source: 'packages/native/cc',
+    build: 'build/native',
+    files: ['kvtier_native.node'],
+    sources,
+  },
+  {
+    part: 'native',
+    name: 'native executor',
+    source: 'packages/executor/cc',
+    build: 'build/executor',
+    files: ['kvtier_executor.node'],
+    sources,
+  },
+  {
+    part: 'cuda-emulated',
+    name: 'CUDA kernels for the CPU',
+    source: 'packages/executor/cuda',
+    build: 'build/cuda-emulated',
+    options: ['-DKVTIER_EMULATED=ON'],
+    files: ['kernel_check', 'runtime_check'],
+    sources: withCuda,
+  },
+  {
+    part: 'cuda',
+    name: 'CUDA backend',
+    source: 'packages/executor/cuda',
+    build: 'build/cuda',
+    files: ['kernel_check', 'runtime_check', 'kernel_bench'],
+    sources: withCuda,
+  },
 ];
+
+export const hasNvcc = () => onPath('nvcc');
+export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
+
+/**
+ * The modules of these parts. `native` brings the CUDA backend with it where there is a GPU; where there is no nvcc, no part
+ * does.
+ */
+function modulesOf(parts) {
+  const cuda = (parts.includes('cuda') || (parts.includes('native') && hasGpu())) && hasNvcc();
+  return modules.filter(({ part }) => (part === 'cuda' ? cuda : parts.includes(part)));
+}
 
 function filesBelow(folder) {
   if (!existsSync(folder)) return [];
@@ -38,11 +83,14 @@ function cpu() {
   }
 }
 
-function fingerprint() {
+const versionOf = (compiler) => spawnSync(compiler, ['--version'], { encoding: 'utf8' }).stdout ?? '';
+
+function fingerprint(module) {
   const hash = createHash('sha256');
   hash.update(`${root}\n${cpu()}\n${process.env.CXX ?? ''}\n`);
-  hash.update(spawnSync(process.env.CXX ?? 'g++', ['--version'], { encoding: 'utf8' }).stdout ?? '');
-  for (const path of sourceFolders.flatMap((folder) => filesBelow(join(root, folder)))) {
+  hash.update(versionOf(process.env.CXX ?? 'g++'));
+  if (module.part === 'cuda') hash.update(versionOf('nvcc'));
+  for (const path of module.sources.flatMap((folder) => filesBelow(join(root, folder)))) {
     hash.update(`${relative(root, path)}\n`).update(readFileSync(path));
   }
   return hash.digest('hex');
@@ -51,22 +99,36 @@ function fingerprint() {
 const stampOf = (module) => join(root, module.build, '.kvtier-stamp');
 
 function isCurrent(module, print) {
-  if (!existsSync(join(root, module.build, module.file)) || !existsSync(stampOf(module))) return false;
+  if (!module.files.every((file) => existsSync(join(root, module.build, file))) || !existsSync(stampOf(module)))
+    return false;
   return readFileSync(stampOf(module), 'utf8') === print;
 }
 
-export function nativeIsCurrent() {
-  const print = fingerprint();
-  return modules.every((module) => isCurrent(module, print));
+/** @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda` */
+export function nativeIsCurrent(parts) {
+  return modulesOf(parts).every((module) => isCurrent(module, fingerprint(module)));
 }
 
-export async function ensureNative() {
-  for (const module of modules) {
-    const print = fingerprint(); // before the build: a source that changes meanwhile is built again next time
+/** @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda` */
+export async function ensureNative(parts) {
+  for (const module of modulesOf(parts)) {
+    const print = fingerprint(module); // before the build: a source that changes meanwhile is built again next time
     if (isCurrent(module, print)) continue;
     await step(`build ${module.name}`, (note) => build(module, note));
     writeFileSync(stampOf(module), print);
   }
+}
+
+/** One line for people where something of the CUDA backend is wanted and cannot be built; '' where all is well. */
+export function cudaGap(parts) {
+  if (hasNvcc()) return '';
+  if (parts.includes('cuda')) {
+    return 'nvcc was not found: the CUDA backend is not compiled, its kernels are checked on the CPU only; install the CUDA toolkit 12 or newer';
+  }
+  if (parts.includes('native') && hasGpu()) {
+    return 'a GPU is here, but nvcc was not found: models run on the CPU; install the CUDA toolkit 12 or newer';
+  }
+  return '';
 }
 
 async function build(module, note) {
@@ -78,6 +140,6 @@ async function build(module, note) {
     rmSync(target, { recursive: true });
   }
   mkdirSync(target, { recursive: true });
-  await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja'], { note });
+  await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja', ...(module.options ?? [])], { note });
   await command('ninja', ['-C', target, '-j', String(availableParallelism())], { note });
 }
