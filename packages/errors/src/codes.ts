@@ -16,6 +16,7 @@ export const codes = {
   LOCKED: 'another process holds the resource',
   PROTOCOL: 'the peer speaks another protocol version or broke the protocol',
   DISCONNECTED: 'the connection to the peer ended',
+  GPU: 'the GPU is missing, full, or failed; after a fault the process that used it ends',
   SETUP: 'something the system needs is not installed or not permitted',
 } as const;
 
