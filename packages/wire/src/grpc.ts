@@ -130,6 +130,7 @@ const statusOf: Readonly<Record<KvErrorCode, status>> = {
   LOCKED: status.ABORTED,
   PROTOCOL: status.UNIMPLEMENTED,
   DISCONNECTED: status.UNAVAILABLE,
+  GPU: status.UNAVAILABLE,
   SETUP: status.FAILED_PRECONDITION,
 };
 
