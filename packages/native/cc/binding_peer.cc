@@ -140,18 +140,20 @@ void PeerFetchRows(const Napi::CallbackInfo& info) {
   const uint64_t connection = WholeOf(env, NumberOf(info[1]), "connection");
   const auto numbers = info[2].As<Napi::Float64Array>();
   const auto identities = info[3].As<Napi::Uint8Array>();
-  const size_t count = numbers.ElementLength() / 4;
-  if (numbers.ElementLength() != count * 4) throw Napi::RangeError::New(env, "rows of 4 numbers");
-  if (identities.ByteLength() != count * 64) throw Napi::RangeError::New(env, "64 bytes of identity a row");
+  const size_t count = numbers.ElementLength() / 5;
+  if (numbers.ElementLength() != count * 5) throw Napi::RangeError::New(env, "rows of 5 numbers");
+  const size_t identityCount = identities.ByteLength() / 64;
   std::vector<PeerFetch> rows(count);
   for (size_t i = 0; i < count; ++i) {
-    const double* given = numbers.Data() + i * 4;
+    const double* given = numbers.Data() + i * 5;
     rows[i].tag = WholeOf(env, given[0], "tag");
     rows[i].slot = WholeOf(env, given[1], "slot");
     rows[i].slotBytes = WholeOf(env, given[2], "slotBytes");
     rows[i].limitMs = WholeOf(env, given[3], "limitMs");
     if (!box->arena->Contains(rows[i].slot, rows[i].slotBytes)) throw Napi::RangeError::New(env, "slot outside the arena");
-    std::memcpy(rows[i].identity.data(), identities.Data() + i * 64, 64);
+    const uint64_t index = WholeOf(env, given[4], "index");
+    if (index >= identityCount) throw Napi::RangeError::New(env, "index outside the identities");
+    std::memcpy(rows[i].identity.data(), identities.Data() + index * 64, 64);
   }
   if (count > 0) box->engine->Fetch(connection, std::move(rows));
 }

@@ -156,8 +156,9 @@ export interface NativeBinding {
   peerConnect(peer: PeerHandle, host: string, port: number, session: Uint8Array, key: Uint8Array): number;
   peerDisconnect(peer: PeerHandle, connection: number): void;
   /**
-   * Fetch objects into slots over a connection that is up. Rows of 4: [tag, slot, slotBytes, limitMs]; 64 bytes of identity a
-   * row. Each ends in one event; after that nothing writes into its slot. A row past its limit ends the connection.
+   * Fetch objects into slots over a connection that is up. Rows of 5: [tag, slot, slotBytes, limitMs, index], where index counts
+   * the 64 bytes of `identities` that name it. Each ends in one event; after that nothing writes into its slot. A row past its
+   * limit ends the connection.
    */
   peerFetch(peer: PeerHandle, connection: number, rows: Float64Array, identities: Uint8Array): void;
   /**

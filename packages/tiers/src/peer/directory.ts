@@ -38,6 +38,11 @@ export class PeerDirectory {
     return this.#spaces.get(namespace.key)?.blocks.get(hash) ?? 0;
   }
 
+  /** Bits of who holds it, of all blocks of a namespace; to be read at once and not kept. */
+  holdersIn(namespace: Namespace): ReadonlyMap<HashKey, number> | undefined {
+    return this.#spaces.get(namespace.key)?.blocks;
+  }
+
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
     const blocks = this.#spaces.get(namespace.key)?.blocks;
     if (blocks === undefined) return 0;

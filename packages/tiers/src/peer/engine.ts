@@ -2,6 +2,9 @@
  * The native peer data plane with callbacks: connections, fetches into slots, and the requests of peers. One per node, shared
  * by its `PeerTier` (what we fetch) and its `PeerServer` (what we send). Invariant: a fetch ends exactly once, and so does an
  * answer that lent a slot.
+ *
+ * Blocks may be small and many: they pass through here as rows of numbers, a batch at a time, without an object or a closure
+ * for each block that is fetched.
  */
 import type { Buffer } from 'node:buffer';
 import { invariant } from '@kvtier/errors';
@@ -14,20 +17,37 @@ export type FetchResult = (typeof fetchResults)[number];
 export const ends = ['ended', 'unauthenticated', 'protocol', 'time limit', 'too many'] as const;
 export type ConnectionEnd = (typeof ends)[number];
 const identityBytes = 64;
+/** Numbers in one row of what passes to and from native code. */
+const [fetchNumbers, answerNumbers, eventNumbers] = [5, 5, 4];
 
-export interface FetchRow {
-  readonly slot: number;
-  readonly slotBytes: number;
-  readonly limitMs: number;
-  readonly onDone: (result: FetchResult) => void;
+/** Blocks to be fetched, as columns; an index names a block in all of them. */
+export interface FetchBlocks {
+  readonly slots: ArrayLike<number>;
+  readonly slotBytes: ArrayLike<number>;
+  /** On the clock of performance.now(). */
+  readonly deadlinesMs: ArrayLike<number>;
+  /** 64 bytes a block: namespace digest, hash zero padded. */
+  readonly identities: Uint8Array;
 }
 
-/** What a peer asks for: the object of this identity (namespace digest, hash zero padded), if it fits into `slotBytes`. */
+/** Blocks that were asked for together; a fetch's tag is the batch's number and the position in it. */
+interface Batch {
+  readonly indexes: readonly number[];
+  readonly onDone: (index: number, result: FetchResult) => void;
+  open: number;
+}
+/** Positions in one batch: what is left of 53 bits of a tag counts batches. */
+export const maxBatchBlocks = 4096;
+
+/** What a peer asks for: the object of this name, if it fits into `slotBytes`. */
 export interface PeerRequest {
   readonly token: number;
   readonly connection: number;
   readonly slotBytes: number;
-  readonly identity: Buffer;
+  /** latin1, as `Namespace.key`. */
+  readonly namespaceKey: string;
+  /** latin1, 32 characters: a hash of 16 bytes is zero padded. */
+  readonly hash: string;
 }
 
 export interface ConnectionWatcher {
@@ -47,7 +67,7 @@ export interface PeerEngineOptions {
 
 export class PeerEngine {
   readonly #handle: PeerHandle;
-  readonly #fetches = new Map<number, (result: FetchResult) => void>();
+  readonly #batches = new Map<number, Batch>();
   readonly #lent = new Map<number, () => void>();
   readonly #watchers = new Map<number, ConnectionWatcher>();
   /** Connections of peers that were ended because they broke the rules, by why. */
@@ -60,8 +80,9 @@ export class PeerEngine {
   };
   #onRequests: ((requests: readonly PeerRequest[]) => void) | undefined;
   /** Rows for native.peerAnswer, gathered for a turn. */
-  #answers: number[] = [];
-  #nextTag = 1;
+  #answers = new Float64Array(64 * answerNumbers);
+  #answerCount = 0;
+  #nextBatch = 1;
   #closed = false;
 
   constructor(options: PeerEngineOptions) {
@@ -95,18 +116,28 @@ export class PeerEngine {
     if (!this.#closed) native.peerDisconnect(this.#handle, connection);
   }
 
-  fetch(connection: number, rows: readonly FetchRow[], identities: Buffer): void {
-    const numbers = new Float64Array(rows.length * 4);
-    for (let i = 0; i < rows.length; i++) {
-      const { slot, slotBytes, limitMs, onDone } = rows[i]!;
-      const tag = this.#nextTag++;
-      this.#fetches.set(tag, onDone);
-      numbers[i * 4] = tag;
-      numbers[i * 4 + 1] = slot;
-      numbers[i * 4 + 2] = slotBytes;
-      numbers[i * 4 + 3] = limitMs;
+  /** Bring the blocks of these indexes, at most `maxBatchBlocks`; `onDone` is called once for each. Keeps `indexes`. */
+  fetch(
+    connection: number,
+    blocks: FetchBlocks,
+    indexes: readonly number[],
+    onDone: (index: number, result: FetchResult) => void,
+  ): void {
+    invariant(indexes.length <= maxBatchBlocks, 'peer: too many blocks in one batch');
+    const rows = new Float64Array(indexes.length * fetchNumbers);
+    const batch = this.#nextBatch++;
+    const nowMs = performance.now();
+    let at = 0;
+    for (let position = 0; position < indexes.length; position++) {
+      const index = indexes[position]!;
+      rows[at++] = batch * maxBatchBlocks + position;
+      rows[at++] = blocks.slots[index]!;
+      rows[at++] = blocks.slotBytes[index]!;
+      rows[at++] = Math.max(1, Math.ceil(blocks.deadlinesMs[index]! - nowMs));
+      rows[at++] = index;
     }
-    native.peerFetch(this.#handle, connection, numbers, identities);
+    native.peerFetch(this.#handle, connection, rows, blocks.identities);
+    this.#batches.set(batch, { indexes, onDone, open: indexes.length });
   }
 
   /** Send what lies in `slot`; `onSent` gives the slot back, whatever became of it. */
@@ -129,47 +160,63 @@ export class PeerEngine {
     if (this.#closed) return;
     this.#closed = true;
     await native.peerClose(this.#handle);
-    invariant(this.#fetches.size === 0, 'peer: a fetch never ended');
+    invariant(this.#batches.size === 0, 'peer: a fetch never ended');
   }
 
-  #answer(...row: readonly [number, number, number, number, number]): void {
-    if (this.#answers.length === 0) queueMicrotask(() => this.#flush());
-    this.#answers.push(...row);
+  #answer(token: number, connection: number, status: number, slot: number, objectBytes: number): void {
+    if (this.#answerCount === 0) queueMicrotask(() => this.#flush());
+    let at = this.#answerCount++ * answerNumbers;
+    if (at === this.#answers.length) {
+      const larger = new Float64Array(2 * at);
+      larger.set(this.#answers);
+      this.#answers = larger;
+    }
+    const rows = this.#answers;
+    rows[at++] = token;
+    rows[at++] = connection;
+    rows[at++] = status;
+    rows[at++] = slot;
+    rows[at] = objectBytes;
   }
 
   #flush(): void {
-    const rows = Float64Array.from(this.#answers);
-    this.#answers = [];
-    if (!this.#closed) {
-      native.peerAnswer(this.#handle, rows);
-      return;
-    }
-    for (let at = 0; at < rows.length; at += 5) {
-      const onSent = this.#lent.get(rows[at]!);
-      this.#lent.delete(rows[at]!);
-      onSent?.();
-    }
+    const rows = this.#answers.subarray(0, this.#answerCount * answerNumbers);
+    this.#answerCount = 0;
+    if (!this.#closed) native.peerAnswer(this.#handle, rows);
+    else for (let at = 0; at < rows.length; at += answerNumbers) this.#giveBack(rows[at]!);
+  }
+
+  #giveBack(token: number): void {
+    const onSent = this.#lent.get(token);
+    this.#lent.delete(token);
+    onSent?.();
+  }
+
+  #fetched(tag: number, result: FetchResult): void {
+    const position = tag % maxBatchBlocks;
+    const number = (tag - position) / maxBatchBlocks;
+    const batch = this.#batches.get(number);
+    invariant(batch !== undefined, 'peer: a fetch ended twice');
+    if (--batch.open === 0) this.#batches.delete(number);
+    batch.onDone(batch.indexes[position]!, result);
   }
 
   #deliver(rows: Float64Array, identities: Buffer): void {
     const requests: PeerRequest[] = [];
-    for (let at = 0; at < rows.length; at += 4) {
+    const names = identities.length === 0 ? '' : identities.toString('latin1');
+    for (let at = 0; at < rows.length; at += eventNumbers) {
       const kind = rows[at]!;
-      const [first, second] = [rows[at + 1]!, rows[at + 2]!];
-      if (kind === event.fetched) {
-        const onDone = this.#fetches.get(first);
-        invariant(onDone !== undefined, 'peer: a fetch ended twice');
-        this.#fetches.delete(first);
-        onDone(fetchResults[second]!);
-      } else if (kind === event.request) {
+      const first = rows[at + 1]!;
+      const second = rows[at + 2]!;
+      if (kind === event.fetched) this.#fetched(first, fetchResults[second]!);
+      else if (kind === event.request) {
         const begin = requests.length * identityBytes;
-        const identity = identities.subarray(begin, begin + identityBytes);
-        requests.push({ token: first, connection: second, slotBytes: rows[at + 3]!, identity });
+        const namespaceKey = names.slice(begin, begin + identityBytes / 2);
+        const hash = names.slice(begin + identityBytes / 2, begin + identityBytes);
+        requests.push({ token: first, connection: second, slotBytes: rows[at + 3]!, namespaceKey, hash });
       } else if (kind === event.sent) {
-        const onSent = this.#lent.get(first);
-        invariant(onSent !== undefined, 'peer: a slot was given back twice');
-        this.#lent.delete(first);
-        onSent();
+        invariant(this.#lent.has(first), 'peer: a slot was given back twice');
+        this.#giveBack(first);
       } else if (kind === event.up) this.#watchers.get(first)?.onUp();
       else if (kind === event.down) {
         const watcher = this.#watchers.get(first);

@@ -99,16 +99,12 @@ it('never more than `windowBytes` in flight on a stream', async () => {
         const value = target[name] as unknown;
         return typeof value === 'function' ? value.bind(target) : value;
       }
-      return (...[stream, rows, identities]: Parameters<PeerEngine['fetch']>) => {
-        const counted = rows.map((row) => {
-          add(stream, row.slotBytes);
-          const onDone: typeof row.onDone = (result) => {
-            add(stream, -row.slotBytes);
-            row.onDone(result);
-          };
-          return { ...row, onDone };
+      return (...[stream, blocks, indexes, onDone]: Parameters<PeerEngine['fetch']>) => {
+        for (const index of indexes) add(stream, blocks.slotBytes[index]!);
+        target.fetch(stream, blocks, indexes, (index, result) => {
+          add(stream, -blocks.slotBytes[index]!);
+          onDone(index, result);
         });
-        target.fetch(stream, counted, identities);
       };
     },
   });

@@ -5,7 +5,7 @@
  * Invariants: a block that is being sent is pinned, or lies in a slot of its own, until the last byte went out; slots lent to
  * reads from below are bounded; who does not prove itself is told nothing, and costs a bounded wait.
  */
-import type { Buffer } from 'node:buffer';
+import { Buffer } from 'node:buffer';
 import { randomBytes } from 'node:crypto';
 import { createServer, type Server, type Socket } from 'node:net';
 import { createServer as createTlsServer } from 'node:tls';
@@ -173,9 +173,14 @@ export class PeerServer {
   #serve(requests: readonly PeerRequest[]): void {
     const { slots } = this.#options;
     const deeper = new Map<string, { namespace: Namespace; wanted: { request: PeerRequest; hash: HashKey }[] }>();
+    let namespace: Namespace | undefined;
     for (const request of requests) {
-      const namespace = namespaceFromDigest(request.identity.subarray(0, 32));
-      const hash = hashOf(request.identity, (key) => slots.get(namespace, key) !== undefined);
+      // Requests of one read come together.
+      if (namespace?.key !== request.namespaceKey) {
+        namespace = namespaceFromDigest(Buffer.from(request.namespaceKey, 'latin1'));
+      }
+      const space = namespace;
+      const hash = hashOf(request.hash, (key) => slots.get(space, key) !== undefined);
       const block = slots.get(namespace, hash);
       if (block === undefined) {
         const group = deeper.get(namespace.key) ?? { namespace, wanted: [] };
@@ -183,8 +188,8 @@ export class PeerServer {
         deeper.set(namespace.key, group);
       } else if (headerBytes + block.payloadBytes > request.slotBytes) this.#decline(request, 'missing');
       else {
-        slots.pin(namespace, hash);
-        this.#send(request, block.slot, headerBytes + block.payloadBytes, () => slots.unpin(namespace, hash));
+        slots.pin(space, hash);
+        this.#send(request, block.slot, headerBytes + block.payloadBytes, () => slots.unpin(space, hash));
       }
     }
     for (const { namespace, wanted } of deeper.values()) {
@@ -197,7 +202,7 @@ export class PeerServer {
     const { below, arena } = this.#options;
     const lent: { request: PeerRequest; hash: HashKey; slot: number; giveBack: () => void }[] = [];
     for (const { request, hash } of wanted) {
-      const name = hashOf(request.identity, (key) => below?.lookup(namespace, [key]) === 1, hash);
+      const name = hashOf(hash, (key) => below?.lookup(namespace, [key]) === 1);
       const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
       // The tier below would take an object that is larger than its slot for a corrupt one.
       if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
@@ -296,12 +301,14 @@ export class PeerServer {
   }
 }
 
-/** A hash of 16 bytes travels zero padded like one of 32: whichever is known, else `otherwise`. */
-function hashOf(identity: Buffer, known: (key: HashKey) => boolean, otherwise?: HashKey): HashKey {
-  const long = identity.toString('latin1', 32, 64) as HashKey;
-  const short = long.slice(0, 16) as HashKey;
-  if (long.endsWith('\0'.repeat(16)) && !known(long) && known(short)) return short;
-  return otherwise !== undefined && otherwise.length === 16 ? otherwise : long;
+const padding = '\0'.repeat(16);
+
+/** A hash of 16 bytes travels zero padded like one of 32: it is the short one if only that is known. */
+function hashOf(padded: string, known: (key: HashKey) => boolean): HashKey {
+  const long = padded as HashKey;
+  if (!padded.endsWith(padding)) return long;
+  const short = padded.slice(0, 16) as HashKey;
+  return !known(long) && known(short) ? short : long;
 }
 
 /** Tells one peer what changes, gathered for a turn of the event loop. */

@@ -10,16 +10,16 @@
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { identitiesOf } from '../disk/disk-io.ts';
 import type { ArenaSlots, DiskLog } from '../disk/options.ts';
 import { Followers } from '../followers.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { PeerSecurity } from './control.ts';
 import { bitOf, bitsOf, maxPeers, PeerDirectory } from './directory.ts';
-import type { PeerEngine } from './engine.ts';
+import type { FetchResult, PeerEngine } from './engine.ts';
 import type { ChangeMessage } from './frames.ts';
 import { maxHashes } from './frames.ts';
-import { type FetchJob, type PeerAddress, RemotePeer } from './remote-peer.ts';
+import { Reading, seenCorrupt, seenFailure } from './reading.ts';
+import { type PeerAddress, RemotePeer } from './remote-peer.ts';
 
 export interface PeerTierOptions {
   readonly engine: PeerEngine;
@@ -50,25 +50,15 @@ const defaults = {
   maxRetryMs: 5000,
 };
 
-interface Waiting {
-  readonly namespace: Namespace;
-  readonly hash: HashKey;
-  readonly slot: number;
-  readonly identity: Buffer;
-  readonly deadlineMs: number;
-  /** Bits of peers that did not deliver. */
-  tried: number;
-  sawCorrupt: boolean;
-  sawFailure: boolean;
-  readonly onDone: (status: ReadStatus) => void;
-}
+/** From a disk it costs that node a slot and a read: as if so much were ahead of it. */
+const belowBytes = 64 << 20;
 
 export class PeerTier implements Tier {
   readonly name = 'peer';
   readonly supports = { persistent: false, shared: true, writable: false, evicts: false };
   readonly #options: Required<PeerTierOptions>;
   readonly #directory: PeerDirectory;
-  readonly #peers: readonly RemotePeer[];
+  readonly #peers: readonly RemotePeer<Reading>[];
   readonly #followers = new Followers();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
   readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0 };
@@ -85,9 +75,10 @@ export class PeerTier implements Tier {
     this.#directory = new PeerDirectory(this.#options.maxBlocks);
     this.#peers = options.peers.map(
       (address, index) =>
-        new RemotePeer({
+        new RemotePeer<Reading>({
           ...this.#options,
           address,
+          onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
           onChange: (change) => this.#changed(index, change),
           onGone: () => this.#dropped(bitsOf(index)),
         }),
@@ -121,26 +112,15 @@ export class PeerTier implements Tier {
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
     if (blocks.length === 0) return;
-    const identities = identitiesOf(
-      namespace,
-      blocks.map(({ hash }) => hash),
-    );
-    const deadlineMs = performance.now() + this.#options.readLimitMs;
-    const ended = new Promise<void>((resolve) => {
-      let open = blocks.length;
-      const waiting = blocks.map(
-        ({ hash, slot }, index): Waiting => ({
-          ...{ namespace, hash, slot, deadlineMs, tried: 0, sawCorrupt: false, sawFailure: false },
-          identity: identities.subarray(index * 64, index * 64 + 64),
-          onDone: (status) => {
-            onDone(index, status);
-            if (--open === 0) resolve();
-          },
-        }),
-      );
-      this.#fetch(waiting);
-    });
+    const { slots, readLimitMs } = this.#options;
+    const deadlineMs = performance.now() + readLimitMs;
+    const reading = new Reading(namespace, blocks, (slot) => slots.slotBytesOf(slot), deadlineMs, onDone);
+    const { ended } = reading;
     this.#open.add(ended);
+    this.#fetch(
+      reading,
+      blocks.map((_, index) => index),
+    );
     await ended;
     this.#open.delete(ended);
   }
@@ -195,89 +175,82 @@ export class PeerTier implements Tier {
   }
 
   /** Send each to the holder with the least to do that has not been tried; end those that have none. */
-  #fetch(waiting: readonly Waiting[]): void {
-    const batches = new Map<RemotePeer, FetchJob[]>();
-    const addedBytes = new Map<RemotePeer, number>();
-    for (const one of waiting) {
-      const slotBytes = this.#options.slots.slotBytesOf(one.slot);
-      const loadOf = (peer: RemotePeer): number => peer.loadBytes + (addedBytes.get(peer) ?? 0);
-      const index = this.#choose(one, loadOf);
-      const full = this.#pendingBytes + slotBytes > this.#options.maxPendingBytes;
-      if (index === undefined || full) {
-        this.#end(one, full);
+  #fetch(reading: Reading, indexes: readonly number[]): void {
+    const holders = this.#directory.holdersIn(reading.namespace);
+    const loads = this.#peers.map(({ loadBytes }) => loadBytes);
+    const usable = this.#peers.map((peer) => peer.usable);
+    const chosen = this.#peers.map((): number[] => []);
+    const nowMs = performance.now();
+    const ended: number[] = [];
+    for (const index of indexes) {
+      const bytes = reading.slotBytes[index]!;
+      const left = (holders?.get(reading.blocks[index]!.hash) ?? 0) & ~reading.tried[index]!;
+      const peer = this.#closed ? -1 : this.#choose(reading, index, left, usable, loads);
+      const isFull = this.#pendingBytes + bytes > this.#options.maxPendingBytes;
+      if (isFull) reading.seen[index]! |= seenFailure;
+      if (peer === -1 || isFull) {
+        ended.push(index);
         continue;
       }
-      const peer = this.#peers[index]!;
-      this.#pendingBytes += slotBytes;
-      addedBytes.set(peer, (addedBytes.get(peer) ?? 0) + slotBytes);
-      const batch = batches.get(peer) ?? [];
-      batches.set(peer, batch);
-      batch.push({
-        slot: one.slot,
-        slotBytes,
-        identity: one.identity,
-        deadlineMs: this.#attemptDeadline(one, index),
-        onDone: (result) => {
-          this.#pendingBytes -= slotBytes;
-          this.#fetched(one, index, slotBytes, result);
-        },
-      });
+      this.#pendingBytes += bytes;
+      loads[peer]! += bytes;
+      // Half of what is left while another holder could still be tried.
+      const isLast = (left & ~bitsOf(peer)) === 0;
+      reading.deadlinesMs[index] = isLast ? reading.deadlineMs : nowMs + Math.max(1, (reading.deadlineMs - nowMs) / 2);
+      chosen[peer]!.push(index);
     }
-    for (const [peer, jobs] of batches) peer.fetch(jobs);
+    for (const [peer, theirs] of chosen.entries()) if (theirs.length > 0) this.#peers[peer]!.fetch(reading, theirs);
+    for (const index of ended) this.#end(reading, index);
   }
 
-  #choose(one: Waiting, loadOf: (peer: RemotePeer) => number): number | undefined {
-    const holders = this.#directory.holders(one.namespace, one.hash) & ~one.tried;
-    if (holders === 0 || this.#closed) return undefined;
-    let best: number | undefined;
+  /** Of those in `left`; -1: none of them can be asked. */
+  #choose(reading: Reading, index: number, left: number, usable: readonly boolean[], loads: readonly number[]): number {
+    let best = -1;
     let bestCost = Number.POSITIVE_INFINITY;
-    for (const [index, peer] of this.#peers.entries()) {
-      if ((holders & bitsOf(index)) === 0) continue;
-      if (!peer.usable) {
-        one.sawFailure = true;
+    for (let peer = 0; peer < loads.length; peer++) {
+      if ((left & bitsOf(peer)) === 0) continue;
+      if (!usable[peer]) {
+        reading.seen[index]! |= seenFailure;
         continue;
       }
-      // From a disk it costs that node a slot and a read: as if 64 MiB were ahead of it.
-      const cost = loadOf(peer) + ((holders & bitOf(index, 0)) === 0 ? 64 << 20 : 0);
-      if (cost < bestCost) [best, bestCost] = [index, cost];
+      const cost = loads[peer]! + ((left & bitOf(peer, 0)) === 0 ? belowBytes : 0);
+      if (cost < bestCost) [best, bestCost] = [peer, cost];
     }
     return best;
   }
 
-  /** Half of what is left while another holder could still be tried. */
-  #attemptDeadline(one: Waiting, index: number): number {
-    const others = this.#directory.holders(one.namespace, one.hash) & ~one.tried & ~bitsOf(index);
-    const nowMs = performance.now();
-    return others === 0 ? one.deadlineMs : nowMs + Math.max(1, (one.deadlineMs - nowMs) / 2);
-  }
-
-  #fetched(one: Waiting, index: number, slotBytes: number, result: 'ready' | 'missing' | 'failed' | 'corrupt'): void {
+  #fetched(reading: Reading, index: number, peer: number, result: FetchResult): void {
+    const bytes = reading.slotBytes[index]!;
+    this.#pendingBytes -= bytes;
     if (result === 'ready') {
       this.#detail.fetched_blocks++;
-      this.#detail.fetched_bytes += slotBytes;
-      one.onDone('ready');
+      this.#detail.fetched_bytes += bytes;
+      reading.end(index, 'ready');
       return;
     }
-    one.tried |= bitsOf(index);
+    const { namespace } = reading;
+    const { hash } = reading.blocks[index]!;
+    reading.tried[index]! |= bitsOf(peer);
     if (result === 'failed') {
-      one.sawFailure = true;
+      reading.seen[index]! |= seenFailure;
       this.#detail.failed_fetches++;
     } else {
       if (result === 'corrupt') {
-        one.sawCorrupt = true;
+        reading.seen[index]! |= seenCorrupt;
         this.#counts.corrupt++;
-        this.#tellCorrupt(one.namespace, one.hash, bitsOf(index));
+        this.#tellCorrupt(namespace, hash, bitsOf(peer));
       }
-      this.#followers.removed(one.namespace, this.#directory.remove(one.namespace, [one.hash], bitsOf(index)));
+      this.#followers.removed(namespace, this.#directory.remove(namespace, [hash], bitsOf(peer)));
     }
-    if (performance.now() < one.deadlineMs && (this.#directory.holders(one.namespace, one.hash) & ~one.tried) !== 0) {
-      this.#detail.second_tries++;
-    }
-    this.#fetch([one]);
+    const others = this.#directory.holders(namespace, hash) & ~reading.tried[index]!;
+    if (others !== 0 && performance.now() < reading.deadlineMs) this.#detail.second_tries++;
+    this.#fetch(reading, [index]);
   }
 
-  #end(one: Waiting, full: boolean): void {
-    one.onDone(one.sawCorrupt ? 'corrupt' : one.sawFailure || full ? 'failed' : 'missing');
+  #end(reading: Reading, index: number): void {
+    const seen = reading.seen[index]!;
+    const status = (seen & seenCorrupt) !== 0 ? 'corrupt' : (seen & seenFailure) !== 0 ? 'failed' : 'missing';
+    reading.end(index, status);
   }
 
   #tellCorrupt(namespace: Namespace, hash: HashKey, bits: number): void {

@@ -3,12 +3,11 @@
  * blocks come. Invariants: at most `windowBytes` in flight on one stream; a job ends exactly once, within its deadline; when
  * the control connection ends, so do the streams.
  */
-import { Buffer } from 'node:buffer';
 import { isIP } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { DiskLog } from '../disk/options.ts';
 import { type Control, dial, type PeerSecurity } from './control.ts';
-import type { ConnectionEnd, FetchResult, PeerEngine } from './engine.ts';
+import type { ConnectionEnd, FetchBlocks, FetchResult, PeerEngine } from './engine.ts';
 import type { ChangeMessage, Message } from './frames.ts';
 import { silentHeartbeats } from './peer-server.ts';
 
@@ -17,7 +16,7 @@ export interface PeerAddress {
   readonly port: number;
 }
 
-export interface RemotePeerOptions {
+export interface RemotePeerOptions<Blocks extends FetchBlocks> {
   readonly address: PeerAddress;
   readonly engine: PeerEngine;
   readonly security: PeerSecurity;
@@ -26,26 +25,26 @@ export interface RemotePeerOptions {
   readonly streams: number;
   readonly windowBytes: number;
   readonly maxRetryMs: number;
+  /** Called once for each block of a `fetch`. */
+  readonly onFetched: (blocks: Blocks, index: number, result: FetchResult) => void;
   readonly onChange: (change: ChangeMessage) => void;
   /** Everything that it held is gone from sight. */
   readonly onGone: () => void;
 }
 
-/** One block on its way. */
-export interface FetchJob {
-  readonly slot: number;
-  readonly slotBytes: number;
-  /** Namespace digest, hash zero padded. */
-  readonly identity: Buffer;
-  /** On the clock of performance.now(). */
-  readonly deadlineMs: number;
-  readonly onDone: (result: FetchResult) => void;
+/** What waits for a stream: those of `indexes` from `at` on. */
+interface Order<Blocks> {
+  readonly blocks: Blocks;
+  readonly indexes: readonly number[];
+  at: number;
 }
 
 interface Stream {
   connection: number;
   up: boolean;
   inFlightBytes: number;
+  /** What it is given in this turn. */
+  taken: number[];
   failures: number;
   retry: NodeJS.Timeout | undefined;
 }
@@ -59,17 +58,18 @@ interface Session {
 }
 
 const minRetryMs = 100;
+const sweepMs = 50;
 /** What the native side takes unanswered on one connection is 1024. */
-const maxJobsInFlight = 512;
+const maxBlocksInFlight = 512;
 
-export class RemotePeer {
-  readonly #options: RemotePeerOptions;
+export class RemotePeer<Blocks extends FetchBlocks> {
+  readonly #options: RemotePeerOptions<Blocks>;
   #session: Session | undefined;
   #dialing: Control | undefined;
   #streams: Stream[] = [];
-  #queue: FetchJob[] = [];
+  #queue: Order<Blocks>[] = [];
   #queuedBytes = 0;
-  #jobsInFlight = 0;
+  #blocksInFlight = 0;
   #failures = 0;
   #retry: NodeJS.Timeout | undefined;
   #sweeper: NodeJS.Timeout | undefined;
@@ -80,7 +80,7 @@ export class RemotePeer {
   #listed = false;
   #reason = 'not connected yet';
 
-  constructor(options: RemotePeerOptions) {
+  constructor(options: RemotePeerOptions<Blocks>) {
     this.#options = options;
     this.#dial();
   }
@@ -113,15 +113,15 @@ export class RemotePeer {
     return this.#queuedBytes + this.#streams.reduce((sum, { inFlightBytes }) => sum + inFlightBytes, 0);
   }
 
-  fetch(jobs: readonly FetchJob[]): void {
+  /** Bring the blocks of these indexes. Keeps `indexes`. */
+  fetch(blocks: Blocks, indexes: readonly number[]): void {
+    const order = { blocks, indexes, at: 0 };
     if (!this.usable) {
-      for (const { onDone } of jobs) onDone('failed');
+      this.#fail([order]);
       return;
     }
-    for (const job of jobs) {
-      this.#queue.push(job);
-      this.#queuedBytes += job.slotBytes;
-    }
+    this.#queue.push(order);
+    for (const index of indexes) this.#queuedBytes += blocks.slotBytes[index]!;
     this.#pump();
   }
 
@@ -186,7 +186,7 @@ export class RemotePeer {
     });
     if (control.ended) return;
     this.#streams = Array.from({ length: this.#options.streams }, () => ({
-      ...{ connection: 0, up: false, inFlightBytes: 0, failures: 0, retry: undefined },
+      ...{ connection: 0, up: false, inFlightBytes: 0, taken: [], failures: 0, retry: undefined },
     }));
     for (const stream of this.#streams) this.#open(stream);
     this.#options.log.info({ peer: this.name, epoch: peerEpoch.toString(16) }, 'connected to a peer');
@@ -249,43 +249,56 @@ export class RemotePeer {
     const queue = this.#queue;
     this.#queue = [];
     this.#queuedBytes = 0;
-    for (const { onDone } of queue) onDone('failed');
+    this.#fail(queue);
+  }
+
+  #fail(orders: readonly Order<Blocks>[]): void {
+    for (const { blocks, indexes, at } of orders) {
+      for (let i = at; i < indexes.length; i++) this.#options.onFetched(blocks, indexes[i]!, 'failed');
+    }
   }
 
   /** Give the streams what they may have in flight; the emptiest first. */
   #pump(): void {
-    const { engine, windowBytes } = this.#options;
-    const batches = new Map<Stream, FetchJob[]>();
-    let taken = 0;
-    for (const job of this.#queue) {
+    let hasRoom = true;
+    while (hasRoom && this.#queue.length > 0) {
+      const order = this.#queue[0]!;
+      hasRoom = this.#take(order);
+      if (order.at === order.indexes.length) this.#queue.shift();
+      for (const stream of this.#streams) {
+        if (stream.taken.length > 0) this.#send(stream, order.blocks);
+      }
+    }
+    if (this.#queue.length > 0) this.#sweeper ??= setTimeout(() => this.#sweep(), sweepMs);
+  }
+
+  /** Divide what comes next of `order` among the streams. False: they have all that they may have. */
+  #take(order: Order<Blocks>): boolean {
+    const { blocks, indexes } = order;
+    for (; order.at < indexes.length; order.at++) {
+      const index = indexes[order.at]!;
+      const bytes = blocks.slotBytes[index]!;
       const stream = this.#emptiest();
-      if (stream === undefined || this.#jobsInFlight >= maxJobsInFlight) break;
-      if (stream.inFlightBytes > 0 && stream.inFlightBytes + job.slotBytes > windowBytes) break;
-      stream.inFlightBytes += job.slotBytes;
-      this.#jobsInFlight++;
-      const batch = batches.get(stream);
-      if (batch === undefined) batches.set(stream, [job]);
-      else batch.push(job);
-      this.#queuedBytes -= job.slotBytes;
-      taken++;
+      if (stream === undefined || this.#blocksInFlight >= maxBlocksInFlight) return false;
+      if (stream.inFlightBytes > 0 && stream.inFlightBytes + bytes > this.#options.windowBytes) return false;
+      stream.taken.push(index);
+      stream.inFlightBytes += bytes;
+      this.#blocksInFlight++;
+      this.#queuedBytes -= bytes;
     }
-    if (taken > 0) this.#queue = this.#queue.slice(taken);
-    const nowMs = performance.now();
-    for (const [stream, batch] of batches) {
-      const rows = batch.map(({ slot, slotBytes, deadlineMs, onDone }) => ({
-        slot,
-        slotBytes,
-        limitMs: Math.max(1, Math.ceil(deadlineMs - nowMs)),
-        onDone: (result: FetchResult) => {
-          stream.inFlightBytes -= slotBytes;
-          this.#jobsInFlight--;
-          onDone(result);
-          if (this.#queue.length > 0) this.#pumpSoon();
-        },
-      }));
-      engine.fetch(stream.connection, rows, Buffer.concat(batch.map(({ identity }) => identity)));
-    }
-    if (this.#queue.length > 0) this.#sweeper ??= setTimeout(() => this.#sweep(), 50);
+    return true;
+  }
+
+  #send(stream: Stream, blocks: Blocks): void {
+    const { engine, onFetched } = this.#options;
+    const indexes = stream.taken;
+    stream.taken = [];
+    engine.fetch(stream.connection, blocks, indexes, (index, result) => {
+      stream.inFlightBytes -= blocks.slotBytes[index]!;
+      this.#blocksInFlight--;
+      onFetched(blocks, index, result);
+      if (this.#queue.length > 0) this.#pumpSoon();
+    });
   }
 
   /** Once for all fetches that end in one turn. */
@@ -306,16 +319,22 @@ export class RemotePeer {
     return best;
   }
 
-  /** Jobs whose time is over while they wait. */
+  /** Blocks whose time is over while they wait. */
   #sweep(): void {
     this.#sweeper = undefined;
     const nowMs = performance.now();
-    const late = this.#queue.filter(({ deadlineMs }) => deadlineMs <= nowMs);
-    if (late.length > 0) {
-      this.#queue = this.#queue.filter(({ deadlineMs }) => deadlineMs > nowMs);
-      for (const { slotBytes } of late) this.#queuedBytes -= slotBytes;
-      for (const { onDone } of late) onDone('failed');
+    const queue = this.#queue;
+    const late: Order<Blocks>[] = [];
+    this.#queue = [];
+    for (const { blocks, indexes, at } of queue) {
+      const waiting = indexes.slice(at);
+      const isLate = (index: number): boolean => blocks.deadlinesMs[index]! <= nowMs;
+      late.push({ blocks, indexes: waiting.filter(isLate), at: 0 });
+      const rest = waiting.filter((index) => !isLate(index));
+      if (rest.length > 0) this.#queue.push({ blocks, indexes: rest, at: 0 });
     }
-    if (this.#queue.length > 0) this.#sweeper ??= setTimeout(() => this.#sweep(), 50);
+    for (const { blocks, indexes } of late) for (const index of indexes) this.#queuedBytes -= blocks.slotBytes[index]!;
+    this.#fail(late);
+    if (this.#queue.length > 0) this.#sweeper ??= setTimeout(() => this.#sweep(), sweepMs);
   }
 }
