@@ -157,6 +157,9 @@ struct Dim {
   unsigned x = 1, y = 1, z = 1;
 };
 
+// The runtime's own stream, for libraries that enqueue by themselves: a cudaStream_t; null on the emulator.
+void* NativeStream(Stream& stream);
+
 // One launch, untyped. `kernel` is the host stub of a __global__ function on CUDA; `emulated` calls it once per thread there.
 struct LaunchArgs {
   const void* kernel;

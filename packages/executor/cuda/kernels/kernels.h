@@ -111,7 +111,7 @@ struct SamplingArgs {
 int64_t SamplingWorkspaceBytes(int64_t rows, int64_t vocab);
 void Sample(Stream&, float* logits, int64_t rows, int64_t vocab, float soft_cap, const SamplingArgs&, int32_t* token_ids, void* workspace);
 
-// -- matrix products (gemm.h holds cuBLASLt; gemm_tensor.cu is ours) --------------------------------------------------
+// -- matrix products (../gemm/gemm.h: cuBLASLt or these; gemm_tensor.cu) --------------------------------------------------
 
 // target[rows, outputs] = source[rows, inputs] x weight[outputs, inputs]^T (+ target when accumulate). Row-major; target f32
 // when target_f32 (logits), else the same type. v1: plain tiles, any type; v2: tensor cores, pipelined (f16, bf16).
@@ -124,6 +124,11 @@ struct GemmArgs {
   bool accumulate, target_f32;
 };
 void GemmOurs(Stream&, NumberType, const GemmArgs&, int version = 0);
+
+// -- random numbers (fill.cu) -------------------------------------------------------------------------------------------
+
+// target[i] = uniform in [-1, 1) of (seed, i) * scale + offset; f32, f16 or bf16.
+void FillRandom(Stream&, NumberType, void* target, int64_t count, uint64_t seed, float scale, float offset);
 
 // -- blocks (block_copy.cu, xxh3.cu) ----------------------------------------------------------------------------------
 

@@ -1,0 +1,125 @@
+#include "step_inputs.h"
+
+#include <algorithm>
+
+namespace kvtier::cuda {
+namespace {
+
+constexpr int64_t kAlignBytes = 16;
+
+size_t Size(int64_t count) { return static_cast<size_t>(count); }
+
+}  // namespace
+
+StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch)
+    : groups_(shape.groups),
+      max_tokens_(shape.max_tokens),
+      block_tokens_(limits.block_tokens),
+      max_sequences_(limits.max_step_sequences),
+      table_stride_((shape.max_tokens + limits.block_tokens - 1) / limits.block_tokens),
+      scratch_(scratch) {
+  const size_t table_bytes = Size(groups_ * max_sequences_ * table_stride_) * sizeof(int32_t);
+  const size_t bytes = DeviceBytes(shape, limits) - table_bytes;
+  host_ = gpu::PinnedBuffer(bytes, "a step's inputs");
+  device_ = gpu::Buffer(bytes, "a step's inputs");
+  host_tables_ = gpu::PinnedBuffer(table_bytes, "a step's block tables");
+  device_tables_ = gpu::Buffer(table_bytes, "a step's block tables");
+}
+
+size_t StepInputs::DeviceBytes(const Shape& shape, const Limits& limits) {
+  const int64_t rows = std::max(limits.max_step_tokens, limits.max_step_sequences);
+  const int64_t stride = (shape.max_tokens + limits.block_tokens - 1) / limits.block_tokens;
+  return Size(Arrange(rows, limits.max_step_sequences).bytes) + Size(shape.groups * limits.max_step_sequences * stride) * sizeof(int32_t);
+}
+
+StepInputs::Layout StepInputs::Arrange(int64_t rows, int64_t sequences) {
+  Layout layout{};
+  const auto place = [&](int64_t count, int64_t bytes) {
+    const int64_t at = layout.bytes;
+    layout.bytes = (at + count * bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    return at;
+  };
+  layout.token_ids = place(rows, 4);
+  layout.query_start = place(sequences + 1, 4);
+  layout.computed = place(sequences, 4);
+  layout.row_sequence = place(rows, 4);
+  layout.sampled_rows = place(sequences, 4);
+  layout.temperature = place(sequences, 4);
+  layout.top_k = place(sequences, 4);
+  layout.top_p = place(sequences, 4);
+  layout.seed = place(sequences, 8);
+  return layout;
+}
+
+StepInputs::Sent StepInputs::At(const Layout& layout, int64_t rows, int64_t sequences, int64_t sampled) const {
+  const auto at = [&]<class T>(int64_t offset, T) { return reinterpret_cast<const T*>(device_.data() + offset); };
+  const auto ints = [&](int64_t offset) { return at(offset, int32_t{}); };
+  Batch batch{};
+  batch.sequences = static_cast<int32_t>(sequences);
+  batch.rows = static_cast<int32_t>(rows);
+  batch.query_start = ints(layout.query_start);
+  batch.computed = ints(layout.computed);
+  batch.row_sequence = ints(layout.row_sequence);
+  batch.tables = device_tables_.data<int32_t>();
+  batch.table_stride = table_stride_;
+  return {batch, ints(layout.token_ids), ints(layout.sampled_rows), sampled,
+          {at(layout.temperature, float{}), ints(layout.top_k), at(layout.top_p, float{}), at(layout.seed, uint64_t{})}};
+}
+
+StepInputs::Sent StepInputs::Send(Stream& stream, const Step& step, int64_t padded_sequences, bool decodes) {
+  const auto real = static_cast<int64_t>(step.query_tokens.size());
+  const int64_t padding = padded_sequences - real;
+  const int64_t rows = static_cast<int64_t>(step.token_ids.size()) + padding;
+  const Layout layout = Arrange(rows, padded_sequences);
+
+  std::fill_n(std::copy(step.token_ids.begin(), step.token_ids.end(), Host<int32_t>(layout.token_ids)), padding, 0);
+  std::fill_n(std::copy(step.computed_tokens.begin(), step.computed_tokens.end(), Host<int32_t>(layout.computed)), padding, 0);
+  int32_t* query_start = Host<int32_t>(layout.query_start);
+  int32_t* row_sequence = Host<int32_t>(layout.row_sequence);
+  int64_t sampled = 0, used_columns = 1;
+  int32_t row = 0, max_queries = 1, max_context = 1;
+  for (int64_t i = 0; i < padded_sequences; ++i) {
+    const auto at = Size(i);
+    const bool pad = i >= real;
+    const int32_t queries = pad ? 1 : step.query_tokens[at], computed = pad ? 0 : step.computed_tokens[at];
+    query_start[i] = row;
+    std::fill_n(row_sequence + row, queries, static_cast<int32_t>(i));
+    row += queries;
+    max_queries = std::max(max_queries, queries);
+    max_context = std::max(max_context, computed + queries);
+    used_columns = std::max<int64_t>(used_columns, (computed + queries + block_tokens_ - 1) / block_tokens_);
+    if (!decodes && step.sample[at] == 0) continue;
+    Host<int32_t>(layout.sampled_rows)[sampled] = row - 1;
+    const Sampling sampling = pad ? Sampling{0, 0, 1, 0} : step.sampling[at];
+    Host<float>(layout.temperature)[sampled] = sampling.temperature;
+    Host<int32_t>(layout.top_k)[sampled] = sampling.top_k;
+    Host<float>(layout.top_p)[sampled] = sampling.top_p;
+    Host<uint64_t>(layout.seed)[sampled] = sampling.seed;
+    ++sampled;
+  }
+  query_start[padded_sequences] = row;
+
+  for (int64_t group = 0; group < groups_; ++group) {
+    for (int64_t i = 0; i < padded_sequences; ++i) {
+      int32_t* target = host_tables_.data<int32_t>() + (group * padded_sequences + i) * used_columns;
+      if (i >= real) {
+        std::fill_n(target, used_columns, scratch_);
+        continue;
+      }
+      const int64_t columns = std::min(used_columns, step.block_table_stride);
+      std::fill_n(std::copy_n(step.block_tables.data() + (group * real + i) * step.block_table_stride, columns, target),
+                  used_columns - columns, 0);
+    }
+  }
+
+  stream.Copy(device_.data(), host_.data(), Size(layout.bytes));
+  stream.Copy2D(device_tables_.data(), Size(table_stride_) * 4, host_tables_.data(), Size(used_columns) * 4, Size(used_columns) * 4,
+                Size(groups_ * padded_sequences));
+  Sent sent = At(layout, rows, padded_sequences, sampled);
+  sent.batch.max_queries = max_queries;
+  // What a graph was captured with serves all later steps.
+  sent.batch.max_context = decodes ? static_cast<int32_t>(max_tokens_) : max_context;
+  return sent;
+}
+
+}  // namespace kvtier::cuda

@@ -1,0 +1,184 @@
+#include "transformer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <stdexcept>
+
+#include "forward.h"
+#include "step_inputs.h"
+
+namespace kvtier::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kScratchBlocks = 1;
+
+double ElapsedUs(Clock::time_point since) { return std::chrono::duration<double, std::micro>(Clock::now() - since).count(); }
+
+// Graphs are captured for these numbers of sequences: 1, 2, 4, then multiples of 8; the last is the most a step may have.
+int64_t PaddedSequences(int64_t sequences, int64_t most) {
+  const int64_t padded = sequences <= 2 ? sequences : sequences <= 4 ? 4 : (sequences + 7) / 8 * 8;
+  return std::min(padded, most);
+}
+
+DeviceWeights Load(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options) {
+  gpu::Use(options.device);
+  ThreadPool threads(static_cast<int>(limits.threads));
+  return LoadDeviceWeights(plan, shape.norm_offset, options.compute, threads);
+}
+
+PagedKv Pages(const Shape& shape, const Limits& limits, const CudaOptions& options, void* pool) {
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  return {pool, static_cast<int64_t>(KvBlockBytes(shape, limits.block_tokens, options.kv)), 0,
+          narrow(limits.blocks + kScratchBlocks), narrow(limits.block_tokens), narrow(shape.kv_heads), narrow(shape.head_dim), options.kv};
+}
+
+// State of a device that hangs or has failed: kept for as long as the process lives, since the device may still use it.
+template <class T>
+void Abandon(std::unique_ptr<T> state) {
+  static std::vector<T*>& abandoned = *new std::vector<T*>;
+  abandoned.push_back(state.release());
+}
+
+}  // namespace
+
+size_t KvBlockBytes(const Shape& shape, int64_t block_tokens, NumberType kv) {
+  return static_cast<size_t>(shape.block_layers * 2 * shape.kv_heads * block_tokens * shape.head_dim * NumberBytes(kv));
+}
+
+size_t StepBytes(const Shape& shape, const Limits& limits, const CudaOptions& options, int multiprocessors) {
+  return Forward::ScratchBytes(shape, limits, options.compute, multiprocessors) + StepInputs::DeviceBytes(shape, limits) +
+         CublasLt::kWorkspaceBytes;
+}
+
+// All that is on the device. The stream comes last: it ends before what its kernels use is freed.
+struct CudaTransformer::State {
+  State(const Shape& shape, DeviceWeights loaded, const Limits& limits, const CudaOptions& options)
+      : weights(std::move(loaded)),
+        pool(KvBlockBytes(shape, limits.block_tokens, options.kv) * static_cast<size_t>(limits.blocks + kScratchBlocks), "the KV cache"),
+        inputs(shape, limits, static_cast<int32_t>(limits.blocks)),
+        forward(shape, limits, weights, Pages(shape, limits, options, pool.data()), options.cublaslt, gpu::Info().multiprocessors),
+        token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids") {}
+
+  DeviceWeights weights;
+  gpu::Buffer pool;
+  StepInputs inputs;
+  Forward forward;
+  gpu::PinnedBuffer token_ids;
+  std::map<int64_t, gpu::Graph> graphs;  // by padded number of sequences
+  Stream stream{Stream::Priority::kHigh};
+
+  // One query per sequence. A size that comes for the first time runs as it is, so that all its kernels are loaded, and is
+  // captured behind that.
+  StepInputs::Sent RunDecodes(const Step& step, int64_t padded, bool graph, const BeforeLayer& before_layer) {
+    const StepInputs::Sent sent = inputs.SendDecodes(stream, step, padded);
+    if (const auto captured = graphs.find(padded); graph && captured != graphs.end()) {
+      stream.Launch(captured->second);
+      return sent;
+    }
+    forward.Run(stream, sent, before_layer);
+    if (graph) {
+      stream.BeginCapture();
+      forward.Run(stream, sent, {});
+      graphs.emplace(padded, stream.EndCapture());
+    }
+    return sent;
+  }
+
+  void CaptureAll(int64_t most) {
+    const Step nobody{{}, {}, {}, {}, 1, {}, {}, false};
+    for (int64_t padded = 1; graphs.empty() || graphs.rbegin()->first < most; padded = PaddedSequences(padded + 1, most)) {
+      RunDecodes(nobody, padded, true, {});
+    }
+  }
+};
+
+CudaTransformer::CudaTransformer(Shape shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options)
+    : CudaTransformer(shape, Load(shape, plan, limits, options), limits, options) {}
+
+CudaTransformer::CudaTransformer(Shape shape, DeviceWeights weights, const Limits& limits, const CudaOptions& options)
+    : shape_(std::move(shape)), limits_(limits), options_(options), block_bytes_(KvBlockBytes(shape_, limits.block_tokens, options.kv)) {
+  gpu::Use(options_.device);
+  if (options_.kv != options_.compute && options_.kv != NumberType::kE4m3) {
+    throw std::invalid_argument("CONFIG: the KV cache is of the type that is computed in, or fp8 (e4m3)");
+  }
+  times_.weights_us = weights.elapsed_us;
+  auto start = Clock::now();
+  state_ = std::make_unique<State>(shape_, std::move(weights), limits_, options_);
+  times_.buffers_us = ElapsedUs(start);
+  if (options_.graphs && options_.capture_at_start) {
+    start = Clock::now();
+    state_->CaptureAll(limits_.max_step_sequences);
+    if (!state_->stream.Synchronize(options_.step_deadline_us)) {
+      Abandon(std::move(state_));
+      throw std::runtime_error("GPU: the first steps did not end within their deadline; restart the worker");
+    }
+    times_.graphs_us = ElapsedUs(start);
+  }
+}
+
+CudaTransformer::~CudaTransformer() {
+  if (broken_) Abandon(std::move(state_));
+}
+
+uint8_t* CudaTransformer::pool() const { return state_->pool.data(); }
+const std::string& CudaTransformer::gemm_name() const { return state_->forward.gemm().name(); }
+int64_t CudaTransformer::graphs() const { return static_cast<int64_t>(state_->graphs.size()); }
+
+StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_layer) {
+  const auto start = Clock::now();
+  if (broken_) throw std::runtime_error("GPU: the device has failed before; restart the worker");
+  broken_ = true;  // until all has ended well
+  gpu::Use(options_.device);
+  State& state = *state_;
+  Stream& stream = state.stream;
+  const auto sequences = static_cast<int64_t>(step.query_tokens.size());
+  const bool decodes = std::all_of(step.query_tokens.begin(), step.query_tokens.end(), [](int32_t queries) { return queries == 1; });
+
+  StepInputs::Sent sent;
+  if (decodes) {
+    const int64_t padded = PaddedSequences(sequences, limits_.max_step_sequences);
+    sent = state.RunDecodes(step, padded, options_.graphs && !before_layer, before_layer);
+  } else {
+    sent = state.inputs.Send(stream, step);
+    state.forward.Run(stream, sent, before_layer);
+  }
+  if (sent.sampled > 0) {
+    stream.Copy(state.token_ids.data(), state.forward.token_ids(), static_cast<size_t>(sent.sampled) * sizeof(int32_t));
+  }
+  // Which row of the logits each sampled sequence has.
+  std::vector<std::pair<int64_t, int64_t>> sampled;
+  for (int64_t i = 0, row = 0; i < sequences; ++i) {
+    if (step.sample[static_cast<size_t>(i)] != 0) sampled.emplace_back(i, decodes ? i : row++);
+  }
+  StepResult result;
+  gpu::PinnedBuffer logits;
+  const size_t vocab = static_cast<size_t>(shape_.vocab);
+  if (step.want_logits && !sampled.empty()) {
+    logits = gpu::PinnedBuffer(sampled.size() * vocab * sizeof(float), "logits");
+    for (size_t i = 0; i < sampled.size(); ++i) {
+      stream.Copy(logits.data<float>() + i * vocab, state.forward.logits() + static_cast<size_t>(sampled[i].second) * vocab, vocab * sizeof(float));
+    }
+  }
+  if (!stream.Synchronize(options_.step_deadline_us)) {
+    throw std::runtime_error("GPU: a step of " + std::to_string(step.token_ids.size()) + " tokens did not end within " +
+                             std::to_string(options_.step_deadline_us / 1000) + " ms; restart the worker");
+  }
+  broken_ = false;
+
+  result.token_ids.assign(static_cast<size_t>(sequences), -1);
+  bool finite = true;
+  for (const auto& [sequence, row] : sampled) {
+    const int32_t token = state.token_ids.data<int32_t>()[row];
+    finite = finite && token >= 0;
+    result.token_ids[static_cast<size_t>(sequence)] = token;
+  }
+  if (!finite) throw std::runtime_error("MODEL: the logits are not finite numbers; the model's weights are damaged");
+  if (logits.bytes() > 0) result.logits.assign(logits.data<float>(), logits.data<float>() + sampled.size() * vocab);
+  result.elapsed_us = ElapsedUs(start);
+  return result;
+}
+
+}  // namespace kvtier::cuda
