@@ -288,6 +288,8 @@ void Stream::Wait(const Event& event) {
   Require(cudaStreamWaitEvent(impl_->stream, event.impl()->event, 0), "wait for an event");
 }
 
+void* NativeStream(Stream& stream) { return stream.impl()->stream; }
+
 void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   const auto require = [&](cudaError_t error) {
     if (error != cudaSuccess) Require(error, std::string("kernel ") + args.name);

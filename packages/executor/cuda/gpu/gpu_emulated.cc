@@ -387,6 +387,8 @@ Graph::~Graph() = default;
 Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
 
+void* NativeStream(Stream&) { return nullptr; }
+
 void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   const Dim &grid = args.grid, &block = args.block;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
