@@ -1,0 +1,313 @@
+#include "transfer_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace kvtier::cuda {
+namespace {
+
+using Outcome = TransferResult::Outcome;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPollPeriod = std::chrono::milliseconds(5);  // of quarantines, by who waits for one to end
+constexpr int64_t kMinHashedBytes = 256;
+constexpr int64_t kMeasuredBytes = 16 << 20;
+
+std::string Refused(const std::string& what) { return "copies: " + what + "; compute instead and restart the engine worker if this goes on"; }
+
+}  // namespace
+
+TransferEngine::TransferEngine(const KvBlocks& kv, const TransferOptions& options) : kv_(kv), options_(options), paths_(options.paths) {
+  if (kv.block_bytes < kMinHashedBytes || kv.block_bytes % 16 != 0) {
+    throw std::runtime_error("copies: blocks of " + std::to_string(kv.block_bytes) +
+                             " bytes; they must be a multiple of 16 and at least 256: use more tokens per block");
+  }
+  gpu::Use(options.device);
+  if (paths_.threshold_bytes == 0) paths_ = gpu::Info().emulated ? PathChoice{} : MeasurePaths(kMeasuredBytes);
+  const int64_t capacity = std::clamp<int64_t>(options.batch_bytes / kv.block_bytes, 1, options.batch_blocks);
+  for (Direction direction : {Direction::kExport, Direction::kImport}) {
+    for (int i = 0; i < options.lanes; ++i) {
+      IdleLanes(direction).push_back(std::make_unique<Lane>(direction, kv, capacity, options.batches, paths_));
+    }
+  }
+  idle_layered_.push_back(std::make_unique<Lane>(Direction::kImport, kv, options.layered_blocks, 1, paths_));
+}
+
+TransferEngine::~TransferEngine() {
+  const std::lock_guard lock(mutex_);
+  try {
+    gpu::Use(options_.device);
+    SettleLocked();
+  } catch (const std::exception&) {
+    // The device is lost: nothing can be given back to it.
+  }
+  for (auto& [ticket, quarantine] : quarantine_) {
+    quarantine.lane.release();
+    if (const auto found = arenas_.find(quarantine.arena); found != arenas_.end() && found->second.host) {
+      found->second.host->Abandon();
+      found->second.host.release();
+    }
+  }
+}
+
+TransferEngine::Registration TransferEngine::Register(uint8_t* base, size_t bytes) {
+  PinOptions pin = options_.pin;
+  pin.device = options_.device;
+  auto host = std::make_unique<HostArena>(base, bytes, pin);
+  Registration registration{0, host->pinned(), host->pin_seconds(), host->refusal()};
+  if (!host->pinned() && !told_unpinned_.exchange(true) && options_.log) {
+    options_.log("copies: the arena cannot be pinned (" + host->refusal() +
+                 "); blocks go through buffers of the worker, at the speed of the CPU: raise RLIMIT_MEMLOCK (ulimit -l)");
+  }
+  const std::lock_guard lock(mutex_);
+  registration.arena = next_arena_++;
+  arenas_[registration.arena].host = std::move(host);
+  return registration;
+}
+
+bool TransferEngine::Unregister(int arena) {
+  gpu::Use(options_.device);
+  const auto deadline = Clock::now() + std::chrono::microseconds(options_.deadline_us);
+  std::unique_ptr<HostArena> host;
+  {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const auto found = arenas_.find(arena);
+      if (found == arenas_.end()) throw std::runtime_error("copies: arena " + std::to_string(arena) + " is not registered");
+      SettleLocked();
+      if (found->second.users == 0) {
+        host = std::move(found->second.host);
+        arenas_.erase(found);
+        break;
+      }
+      if (Clock::now() >= deadline) return false;
+      changed_.wait_for(lock, kPollPeriod);
+    }
+  }
+  return true;  // unpinned here, outside of the lock
+}
+
+TransferResult TransferEngine::Export(int arena, std::span<const int32_t> block_ids, std::span<const int64_t> offsets,
+                                      std::span<uint64_t> sums, const gpu::Event* after) {
+  const auto deliver = [&](int64_t first, std::span<const uint64_t> computed) {
+    std::ranges::copy(computed, sums.begin() + first);
+    exported_blocks_ += computed.size();
+  };
+  return Move({Direction::kExport, arena, block_ids, offsets, after}, deliver);
+}
+
+TransferResult TransferEngine::Import(int arena, std::span<const int32_t> block_ids, std::span<const int64_t> offsets,
+                                      std::span<const uint64_t> sums, std::span<uint8_t> good, const gpu::Event* after) {
+  std::ranges::fill(good, uint8_t{0});
+  const auto deliver = [&](int64_t first, std::span<const uint64_t> computed) {
+    for (size_t i = 0; i < computed.size(); ++i) {
+      const auto at = static_cast<size_t>(first) + i;
+      good[at] = computed[i] == sums[at] ? 1 : 0;
+      bad_blocks_ += good[at] == 0 ? 1 : 0;
+    }
+    imported_blocks_ += computed.size();
+  };
+  return Move({Direction::kImport, arena, block_ids, offsets, after}, deliver);
+}
+
+TransferResult TransferEngine::Move(const Call& call, const Deliver& deliver) {
+  gpu::Use(options_.device);
+  CheckArguments(call);
+  TransferResult result;
+  if (call.block_ids.empty()) return result;
+  auto& idle = IdleLanes(call.direction);
+  Hold hold = Begin(call, idle, result);
+  if (!hold.lane) return result;
+  int64_t issued = 0;
+  try {
+    Run(hold, call, deliver, result, issued);
+  } catch (...) {
+    // What is enqueued may still run: nothing of it is free until it has ended.
+    const auto left = static_cast<size_t>(result.blocks), count = static_cast<size_t>(issued) - left;
+    Seclude(std::move(hold), call.block_ids.subspan(left, count), call.offsets.subspan(left, count), result);
+    throw;
+  }
+  if (result.outcome == Outcome::kDone) {
+    End(std::move(hold), idle);
+  } else {
+    const auto left = static_cast<size_t>(result.blocks), count = static_cast<size_t>(issued) - left;
+    Seclude(std::move(hold), call.block_ids.subspan(left, count), call.offsets.subspan(left, count), result);
+  }
+  return result;
+}
+
+// Keeps the lane's ring full, and takes batches off it in order.
+void TransferEngine::Run(Hold& hold, const Call& call, const Deliver& deliver, TransferResult& result, int64_t& issued) {
+  Lane& lane = *hold.lane;
+  const HostArena& arena = *hold.host;
+  const bool is_export = call.direction == Direction::kExport;
+  const auto total = static_cast<int64_t>(call.block_ids.size());
+  int64_t per_batch = lane.capacity();
+  if (!arena.pinned()) per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
+
+  for (int64_t next = 0, oldest = 0; result.blocks < total;) {
+    if (issued < total && next - oldest < static_cast<int64_t>(lane.batches().size())) {
+      CopyBatch& batch = lane.batch(next);
+      Fill(batch, call, issued, std::min(per_batch, total - issued));
+      HostSide host{arena.base(), arena.view(), arena.chunk_bytes()};
+      if (!arena.pinned()) {
+        host = Stage(batch);
+        if (!is_export) CopyStage(batch, call, arena);
+      }
+      issued += batch.count;  // before: what is half enqueued when something throws is in flight, too
+      lane.Issue(batch, host, next == 0 ? call.after : nullptr);
+      ++next;
+      continue;
+    }
+    CopyBatch& batch = lane.batch(oldest++);
+    if (!batch.done.Wait(options_.deadline_us)) {
+      result.outcome = Outcome::kTimedOut;
+      return;
+    }
+    if (is_export && !arena.pinned()) CopyStage(batch, call, arena);
+    deliver(batch.first, {batch.sums.data<uint64_t>(), static_cast<size_t>(batch.count)});
+    result.blocks += batch.count;
+  }
+}
+
+void TransferEngine::Fill(CopyBatch& batch, const Call& call, int64_t first, int64_t count) const {
+  batch.first = first;
+  batch.count = count;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(first + i), to = static_cast<size_t>(i);
+    batch.pool_offsets()[to] = call.block_ids[at] * kv_.block_bytes;
+    batch.host_offsets()[to] = call.offsets[at];
+  }
+}
+
+// From now on the batch's places are in its stage; the arena's are in the call.
+HostSide TransferEngine::Stage(CopyBatch& batch) const {
+  const auto needed = static_cast<size_t>(std::max(options_.stage_bytes, kv_.block_bytes));
+  if (batch.stage.bytes() == 0) batch.stage = gpu::PinnedBuffer(needed, "copies: staging of an arena that is not pinned");
+  for (int64_t i = 0; i < batch.count; ++i) batch.host_offsets()[static_cast<size_t>(i)] = i * kv_.block_bytes;
+  auto* data = batch.stage.data();
+  return {data, static_cast<uint8_t*>(gpu::DeviceView(data)), static_cast<int64_t>(needed)};
+}
+
+void TransferEngine::CopyStage(const CopyBatch& batch, const Call& call, const HostArena& arena) const {
+  const auto bytes = static_cast<size_t>(kv_.block_bytes);
+  for (int64_t i = 0; i < batch.count; ++i) {
+    uint8_t* slot = arena.base() + call.offsets[static_cast<size_t>(batch.first + i)];
+    uint8_t* staged = batch.stage.data() + static_cast<size_t>(i) * bytes;
+    if (call.direction == Direction::kExport) {
+      memcpy(slot, staged, bytes);
+    } else {
+      memcpy(staged, slot, bytes);
+    }
+  }
+}
+
+void TransferEngine::CheckArguments(const Call& call) const {
+  if (call.block_ids.size() != call.offsets.size()) throw std::runtime_error("copies: as many offsets as blocks are needed");
+  for (const int32_t id : call.block_ids) {
+    if (id < 0 || id >= kv_.blocks) throw std::runtime_error("copies: block " + std::to_string(id) + " is not in the pool");
+  }
+}
+
+TransferEngine::Hold TransferEngine::Begin(const Call& call, std::vector<std::unique_ptr<Lane>>& idle, TransferResult& result) {
+  const auto deadline = Clock::now() + std::chrono::microseconds(options_.deadline_us);
+  std::unique_lock lock(mutex_);
+  const auto found = arenas_.find(call.arena);
+  if (found == arenas_.end()) throw std::runtime_error("copies: arena " + std::to_string(call.arena) + " is not registered");
+  HostArena& host = *found->second.host;
+  for (const int64_t offset : call.offsets) {
+    const auto last = static_cast<int64_t>(host.bytes()) - kv_.block_bytes;
+    if (offset < 0 || offset > last) throw std::runtime_error("copies: offset " + std::to_string(offset) + " is not in the arena");
+  }
+  for (;;) {
+    SettleLocked();
+    if (IsQuarantinedLocked(call)) {
+      result.outcome = Outcome::kRefused;
+      result.error = Refused("a block or slot is still in a copy that missed its deadline");
+      return {};
+    }
+    if (!idle.empty()) break;
+    if (Clock::now() >= deadline) {
+      result.outcome = Outcome::kRefused;
+      result.error = Refused("no lane became free within " + std::to_string(options_.deadline_us / 1000) + " ms");
+      return {};
+    }
+    changed_.wait_for(lock, kPollPeriod);
+  }
+  Hold hold{std::move(idle.back()), call.arena, &host};
+  idle.pop_back();
+  ++found->second.users;
+  return hold;
+}
+
+void TransferEngine::End(Hold hold, std::vector<std::unique_ptr<Lane>>& idle) {
+  const std::lock_guard lock(mutex_);
+  idle.push_back(std::move(hold.lane));
+  --arenas_.at(hold.arena).users;
+  changed_.notify_all();
+}
+
+void TransferEngine::Seclude(Hold hold, std::span<const int32_t> block_ids, std::span<const int64_t> offsets, TransferResult& result) {
+  ++timeouts_;
+  quarantined_blocks_ += block_ids.size();
+  const std::lock_guard lock(mutex_);
+  result.ticket = next_ticket_++;
+  result.error = "copies: the device has not ended a copy within " + std::to_string(options_.deadline_us / 1000) + " ms; " +
+                 std::to_string(block_ids.size()) + " blocks are in quarantine: compute instead, restart the engine worker if this goes on";
+  quarantine_[result.ticket] = {std::move(hold.lane), hold.arena, {block_ids.begin(), block_ids.end()}, {offsets.begin(), offsets.end()}};
+}
+
+// Events are asked, not waited for.
+void TransferEngine::SettleLocked() {
+  for (auto at = quarantine_.begin(); at != quarantine_.end();) {
+    Quarantine& quarantine = at->second;
+    const auto& batches = quarantine.lane->batches();
+    if (!std::ranges::all_of(batches, [](const CopyBatch& batch) { return batch.done.Done(); })) {
+      ++at;
+      continue;
+    }
+    const bool layered = batches.size() == 1 && batches[0].capacity == options_.layered_blocks;
+    (layered ? idle_layered_ : IdleLanes(quarantine.lane->direction())).push_back(std::move(quarantine.lane));
+    --arenas_.at(quarantine.arena).users;
+    at = quarantine_.erase(at);
+    changed_.notify_all();
+  }
+}
+
+bool TransferEngine::IsQuarantinedLocked(const Call& call) const {
+  for (const auto& [ticket, quarantine] : quarantine_) {
+    for (const int32_t id : quarantine.block_ids) {
+      if (std::ranges::find(call.block_ids, id) != call.block_ids.end()) return true;
+    }
+    if (quarantine.arena != call.arena) continue;
+    for (const int64_t held : quarantine.offsets) {
+      const auto overlaps = [&](int64_t offset) { return offset < held + kv_.block_bytes && held < offset + kv_.block_bytes; };
+      if (std::ranges::any_of(call.offsets, overlaps)) return true;
+    }
+  }
+  return false;
+}
+
+bool TransferEngine::Settled(uint64_t ticket) {
+  gpu::Use(options_.device);
+  const std::lock_guard lock(mutex_);
+  SettleLocked();
+  return !quarantine_.contains(ticket);
+}
+
+std::vector<int32_t> TransferEngine::QuarantinedBlocks() {
+  gpu::Use(options_.device);
+  const std::lock_guard lock(mutex_);
+  SettleLocked();
+  std::vector<int32_t> ids;
+  for (const auto& [ticket, quarantine] : quarantine_) ids.insert(ids.end(), quarantine.block_ids.begin(), quarantine.block_ids.end());
+  return ids;
+}
+
+TransferCounts TransferEngine::Counts() const {
+  return {exported_blocks_, imported_blocks_, bad_blocks_, timeouts_, quarantined_blocks_};
+}
+
+}  // namespace kvtier::cuda
