@@ -34,6 +34,7 @@ constexpr int64_t kKibStripes = 16;
 constexpr uint64_t kPrime32_1 = 0x9E3779B1u, kPrime32_2 = 0x85EBCA77u, kPrime32_3 = 0xC2B2AE3Du;
 constexpr uint64_t kPrime64_1 = 0x9E3779B185EBCA87u, kPrime64_2 = 0xC2B2AE3D27D4EB4Fu, kPrime64_3 = 0x165667B19E3779F9u,
                    kPrime64_4 = 0x85EBCA77C2B2AE63u, kPrime64_5 = 0x27D4EB2F165667C5u;
+constexpr uint64_t kAvalanche = 0x165667919E3779F9u;
 
 // The default secret of XXH3, as little-endian words.
 __device__ const uint64_t kSecret[24] = {
@@ -160,7 +161,7 @@ __device__ uint64_t Finish(uint64_t acc, const uint8_t* data, int64_t bytes, uns
   hash += __shfl_xor_sync(kAllLanes, hash, 4);
   hash += static_cast<uint64_t>(bytes) * kPrime64_1;
   hash ^= hash >> 37;
-  hash *= kPrime64_3;
+  hash *= kAvalanche;
   return hash ^ hash >> 32;
 }
 

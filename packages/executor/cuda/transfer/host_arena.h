@@ -37,8 +37,6 @@ class HostArena {
   // No copy may cross a multiple of it.
   int64_t chunk_bytes() const { return static_cast<int64_t>(chunk_bytes_); }
   double pin_seconds() const { return pin_seconds_; }
-  // The process ends, or the device hangs in a copy from here: leave everything as it is.
-  void Abandon() { pinned_ = false; }
 
  private:
   void Pin(const PinOptions& options);

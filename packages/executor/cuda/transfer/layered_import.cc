@@ -43,7 +43,7 @@ std::unique_ptr<LayeredImport> TransferEngine::ImportByLayer(int arena, std::spa
   try {
     lane.IssueByLayer(batch, host, layers, after);
   } catch (...) {
-    Seclude(std::move(import->hold_), block_ids, offsets, import->result_);
+    Seclude(std::move(import->hold_), block_ids, offsets, true, import->result_);
     throw;
   }
   return import;
@@ -61,12 +61,12 @@ const TransferResult& LayeredImport::Finish() {
   try {
     done = batch.done.Wait(engine_.options_.deadline_us);
   } catch (...) {
-    engine_.Seclude(std::move(hold_), block_ids_, offsets_, result_);
+    engine_.Seclude(std::move(hold_), block_ids_, offsets_, true, result_);
     result_.outcome = Outcome::kTimedOut;
     throw;
   }
   if (!done) {
-    engine_.Seclude(std::move(hold_), block_ids_, offsets_, result_);
+    engine_.Seclude(std::move(hold_), block_ids_, offsets_, false, result_);
     result_.outcome = Outcome::kTimedOut;
     return result_;
   }

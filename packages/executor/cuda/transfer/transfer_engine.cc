@@ -11,6 +11,16 @@ namespace {
 using Outcome = TransferResult::Outcome;
 using Clock = std::chrono::steady_clock;
 
+// What the device may still touch when an engine ends. Never destroyed: giving it back would wait for ever.
+std::vector<std::unique_ptr<Lane>>& AbandonedLanes() {
+  static auto& lanes = *new std::vector<std::unique_ptr<Lane>>;
+  return lanes;
+}
+std::vector<std::unique_ptr<HostArena>>& AbandonedArenas() {
+  static auto& arenas = *new std::vector<std::unique_ptr<HostArena>>;
+  return arenas;
+}
+
 constexpr auto kPollPeriod = std::chrono::milliseconds(5);  // of quarantines, by who waits for one to end
 constexpr int64_t kMinHashedBytes = 256;
 constexpr int64_t kMeasuredBytes = 16 << 20;
@@ -44,11 +54,9 @@ TransferEngine::~TransferEngine() {
     // The device is lost: nothing can be given back to it.
   }
   for (auto& [ticket, quarantine] : quarantine_) {
-    quarantine.lane.release();
-    if (const auto found = arenas_.find(quarantine.arena); found != arenas_.end() && found->second.host) {
-      found->second.host->Abandon();
-      found->second.host.release();
-    }
+    AbandonedLanes().push_back(std::move(quarantine.lane));
+    Arena& arena = arenas_.at(quarantine.arena);
+    if (arena.host) AbandonedArenas().push_back(std::move(arena.host));
   }
 }
 
@@ -121,19 +129,25 @@ TransferResult TransferEngine::Move(const Call& call, const Deliver& deliver) {
   Hold hold = Begin(call, idle, result);
   if (!hold.lane) return result;
   int64_t issued = 0;
+  const auto seclude = [&](bool for_ever) {
+    const auto first = static_cast<size_t>(result.blocks), count = static_cast<size_t>(issued) - first;
+    Seclude(std::move(hold), call.block_ids.subspan(first, count), call.offsets.subspan(first, count), for_ever, result);
+  };
   try {
     Run(hold, call, deliver, result, issued);
   } catch (...) {
-    // What is enqueued may still run: nothing of it is free until it has ended.
-    const auto left = static_cast<size_t>(result.blocks), count = static_cast<size_t>(issued) - left;
-    Seclude(std::move(hold), call.block_ids.subspan(left, count), call.offsets.subspan(left, count), result);
+    // Copies that no event follows may be under way: nobody will ever know when they end.
+    if (issued > 0) {
+      seclude(true);
+    } else {
+      End(std::move(hold), idle);
+    }
     throw;
   }
   if (result.outcome == Outcome::kDone) {
     End(std::move(hold), idle);
   } else {
-    const auto left = static_cast<size_t>(result.blocks), count = static_cast<size_t>(issued) - left;
-    Seclude(std::move(hold), call.block_ids.subspan(left, count), call.offsets.subspan(left, count), result);
+    seclude(false);
   }
   return result;
 }
@@ -145,7 +159,10 @@ void TransferEngine::Run(Hold& hold, const Call& call, const Deliver& deliver, T
   const bool is_export = call.direction == Direction::kExport;
   const auto total = static_cast<int64_t>(call.block_ids.size());
   int64_t per_batch = lane.capacity();
-  if (!arena.pinned()) per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
+  if (!arena.pinned()) {
+    per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
+    for (CopyBatch& batch : lane.batches()) ReserveStage(batch);
+  }
 
   for (int64_t next = 0, oldest = 0; result.blocks < total;) {
     if (issued < total && next - oldest < static_cast<int64_t>(lane.batches().size())) {
@@ -182,13 +199,17 @@ void TransferEngine::Fill(CopyBatch& batch, const Call& call, int64_t first, int
   }
 }
 
+// Before anything is enqueued: it may not fit.
+void TransferEngine::ReserveStage(CopyBatch& batch) const {
+  const auto bytes = static_cast<size_t>(std::max(options_.stage_bytes, kv_.block_bytes));
+  if (batch.stage.bytes() == 0) batch.stage = gpu::PinnedBuffer(bytes, "copies: staging of an arena that is not pinned");
+}
+
 // From now on the batch's places are in its stage; the arena's are in the call.
 HostSide TransferEngine::Stage(CopyBatch& batch) const {
-  const auto needed = static_cast<size_t>(std::max(options_.stage_bytes, kv_.block_bytes));
-  if (batch.stage.bytes() == 0) batch.stage = gpu::PinnedBuffer(needed, "copies: staging of an arena that is not pinned");
   for (int64_t i = 0; i < batch.count; ++i) batch.host_offsets()[static_cast<size_t>(i)] = i * kv_.block_bytes;
   auto* data = batch.stage.data();
-  return {data, static_cast<uint8_t*>(gpu::DeviceView(data)), static_cast<int64_t>(needed)};
+  return {data, static_cast<uint8_t*>(gpu::DeviceView(data)), static_cast<int64_t>(batch.stage.bytes())};
 }
 
 void TransferEngine::CopyStage(const CopyBatch& batch, const Call& call, const HostArena& arena) const {
@@ -249,14 +270,16 @@ void TransferEngine::End(Hold hold, std::vector<std::unique_ptr<Lane>>& idle) {
   changed_.notify_all();
 }
 
-void TransferEngine::Seclude(Hold hold, std::span<const int32_t> block_ids, std::span<const int64_t> offsets, TransferResult& result) {
+void TransferEngine::Seclude(Hold hold, std::span<const int32_t> block_ids, std::span<const int64_t> offsets, bool for_ever,
+                             TransferResult& result) {
   ++timeouts_;
   quarantined_blocks_ += block_ids.size();
   const std::lock_guard lock(mutex_);
   result.ticket = next_ticket_++;
   result.error = "copies: the device has not ended a copy within " + std::to_string(options_.deadline_us / 1000) + " ms; " +
                  std::to_string(block_ids.size()) + " blocks are in quarantine: compute instead, restart the engine worker if this goes on";
-  quarantine_[result.ticket] = {std::move(hold.lane), hold.arena, {block_ids.begin(), block_ids.end()}, {offsets.begin(), offsets.end()}};
+  quarantine_[result.ticket] = {
+      std::move(hold.lane), hold.arena, {block_ids.begin(), block_ids.end()}, {offsets.begin(), offsets.end()}, for_ever};
 }
 
 // Events are asked, not waited for.
@@ -264,7 +287,7 @@ void TransferEngine::SettleLocked() {
   for (auto at = quarantine_.begin(); at != quarantine_.end();) {
     Quarantine& quarantine = at->second;
     const auto& batches = quarantine.lane->batches();
-    if (!std::ranges::all_of(batches, [](const CopyBatch& batch) { return batch.done.Done(); })) {
+    if (quarantine.for_ever || !std::ranges::all_of(batches, [](const CopyBatch& batch) { return batch.done.Done(); })) {
       ++at;
       continue;
     }

@@ -115,6 +115,7 @@ class TransferEngine {
     int arena;
     std::vector<int32_t> block_ids;
     std::vector<int64_t> offsets;
+    bool for_ever;  // no event tells when the device has done with it
   };
   // A call's hold on its lane and arena. `lane` empty: refused.
   struct Hold {
@@ -135,12 +136,13 @@ class TransferEngine {
   void CheckArguments(const Call& call) const;
   Hold Begin(const Call& call, std::vector<std::unique_ptr<Lane>>& idle, TransferResult& result);
   void End(Hold hold, std::vector<std::unique_ptr<Lane>>& idle);
-  void Seclude(Hold hold, std::span<const int32_t> block_ids, std::span<const int64_t> offsets, TransferResult& result);
+  void Seclude(Hold hold, std::span<const int32_t> block_ids, std::span<const int64_t> offsets, bool for_ever, TransferResult& result);
   void SettleLocked();
   bool IsQuarantinedLocked(const Call& call) const;
   TransferResult Move(const Call& call, const Deliver& deliver);
   void Run(Hold& hold, const Call& call, const Deliver& deliver, TransferResult& result, int64_t& issued);
   void Fill(CopyBatch& batch, const Call& call, int64_t first, int64_t count) const;
+  void ReserveStage(CopyBatch& batch) const;
   HostSide Stage(CopyBatch& batch) const;
   void CopyStage(const CopyBatch& batch, const Call& call, const HostArena& arena) const;
 
