@@ -26,13 +26,14 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
 
 // 16 bytes global -> shared without passing through registers; zeros when not `valid` (the address is not read then).
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)), "l"(global), "r"(valid ? 16 : 0));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)), "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
 }
-__device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the newest `Pending` groups of this thread have arrived; others' need __syncthreads as well.
 template <int Pending>
 __device__ __forceinline__ void CopyAsyncWait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending));
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
 // Four (two) 8x8 matrices of 16-bit numbers from shared memory into fragments; lane i gives the address of row i % 8 of

@@ -1,0 +1,324 @@
+// AttentionPrefill and AttentionDecode against the reference in double, over paged pools that are full of traps: what no query
+// may see is NaN (the null block, blocks of nobody, other layers, rows behind a context's end), table entries behind a
+// context's blocks and those of the null block's kind lead outside the pool or to NaNs.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "../kernels/attention.cuh"
+#include "../kernels/reference_attention.h"
+#include "check.h"
+
+namespace kvtier::cuda::check {
+namespace {
+
+struct Length {
+  int32_t computed, queries;
+};
+
+struct Shape {
+  NumberType type = NumberType::kF16, kv_type = NumberType::kF16;
+  int32_t heads = 8, kv_heads = 2, head_dim = 64, block_tokens = 16;
+  int32_t window = 0;
+  float soft_cap = 0;
+  std::vector<Length> lengths;
+
+  Shape With(NumberType both) const { return With(both, both); }
+  Shape With(NumberType queries, NumberType kv) const {
+    Shape shape = *this;
+    shape.type = queries, shape.kv_type = kv;
+    return shape;
+  }
+  std::string Text() const {
+    int32_t rows = 0, context = 0;
+    for (const Length& length : lengths) rows += length.queries, context = std::max(context, length.computed + length.queries);
+    return std::string(Name(type)) + "/" + Name(kv_type) + " heads " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " dim " +
+           std::to_string(head_dim) + " block " + std::to_string(block_tokens) + " window " + std::to_string(window) + (soft_cap > 0 ? " cap" : "") +
+           " sequences " + std::to_string(lengths.size()) + " rows " + std::to_string(rows) + " context " + std::to_string(context);
+  }
+};
+
+constexpr int32_t kLayers = 2, kLayer = 1;
+constexpr int32_t kTrap = 0x7fff0000;  // a table entry that nobody may follow
+
+// A shape's inputs on both sides, its reference, and its launches.
+class Problem {
+ public:
+  Problem(const Shape& shape, uint64_t seed) : shape_(shape) {
+    const int32_t bt = shape.block_tokens;
+    std::vector<int32_t> start{0}, computed, row_sequence;
+    int32_t max_queries = 0, max_context = 0, used = 0;
+    for (const Length& length : shape.lengths) {
+      start.push_back(start.back() + length.queries);
+      computed.push_back(length.computed);
+      row_sequence.insert(row_sequence.end(), static_cast<size_t>(length.queries), static_cast<int32_t>(computed.size() - 1));
+      max_queries = std::max(max_queries, length.queries);
+      max_context = std::max(max_context, length.computed + length.queries);
+      used += (length.computed + length.queries + bt - 1) / bt;
+    }
+    const int64_t stride = (max_context + bt - 1) / bt + 3;
+    const int32_t blocks = 1 + 2 * used;  // block 0 is null, every other one is nobody's
+    const int64_t layer_bytes = int64_t{2} * shape.kv_heads * bt * shape.head_dim * NumberBytes(shape.kv_type);
+    args_.kv = {nullptr, kLayers * layer_bytes, kLayer * layer_bytes, blocks, bt, shape.kv_heads, shape.head_dim, shape.kv_type};
+    std::vector<uint8_t> pool(static_cast<size_t>(blocks * args_.kv.block_bytes), 0xff);  // NaN in every type
+    std::vector<int32_t> table(static_cast<size_t>(stride) * shape.lengths.size(), kTrap);
+    int32_t next = 0;
+    for (size_t s = 0; s < shape.lengths.size(); ++s) {
+      const int32_t context = shape.lengths[s].computed + shape.lengths[s].queries;
+      const int32_t first = shape.window == 0 ? 0 : std::max(0, shape.lengths[s].computed - shape.window + 1);
+      for (int32_t entry = 0; entry * bt < context; ++entry, ++next) {
+        int32_t& block = table[s * static_cast<size_t>(stride) + static_cast<size_t>(entry)];
+        block = (entry + 1) * bt <= first ? 0 : 1 + 2 * (used - 1 - next);
+        if (block != 0) FillBlock(pool, block, std::min(bt, context - entry * bt), seed * 1000003 + static_cast<uint64_t>(next));
+      }
+    }
+    const int32_t rows = start.back();
+    args_.q_stride = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+    args_.heads = shape.heads;
+    args_.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+    args_.window = shape.window;
+    args_.soft_cap = shape.soft_cap;
+    // Wide enough that single keys matter.
+    const auto q = RoundedAs(shape.type, RandomFloats(seed, rows * args_.q_stride, -6, 6));
+    q_ = UploadAs(shape.type, q);
+    pool_ = DeviceArray<uint8_t>(pool);
+    start_ = DeviceArray<int32_t>(start), computed_ = DeviceArray<int32_t>(computed);
+    row_sequence_ = DeviceArray<int32_t>(row_sequence), table_ = DeviceArray<int32_t>(table);
+    out_count_ = static_cast<size_t>(rows) * static_cast<size_t>(shape.heads * shape.head_dim);
+    const auto batch = [&](const int32_t* starts, const int32_t* before, const int32_t* sequences, const int32_t* tables) {
+      return Batch{static_cast<int32_t>(shape.lengths.size()), rows, max_queries, max_context, starts, before, sequences, tables, stride};
+    };
+    const std::vector<uint8_t> host_q = q_.Download();
+    AttentionArgs host = args_;
+    host.q = host_q.data(), host.kv.pool = pool.data(), host.table = table.data();
+    std::vector<double> reference(out_count_);
+    ReferenceAttention(shape.type, host, batch(start.data(), computed.data(), row_sequence.data(), table.data()), reference.data());
+    reference_.assign(reference.begin(), reference.end());
+    args_.q = q_.data(), args_.kv.pool = pool_.data(), args_.table = table_.data();
+    batch_ = batch(start_.data(), computed_.data(), row_sequence_.data(), table_.data());
+  }
+
+  const std::vector<float>& reference() const { return reference_; }
+  // A rounding of each probability and one of the result.
+  double allowed() const { return 2 * Epsilon(shape_.type) + 1e-5; }
+  // bf16 and f16 as AttentionSplit's and AttentionTiles' T.
+  template <class Fn>
+  void WithType(const Fn& fn) const {
+    if (shape_.type == NumberType::kBf16) {
+      fn(bf16{});
+    } else {
+      fn(f16{});
+    }
+  }
+
+  // What enqueue(stream, arguments, batch) leaves in `out`, which is NaN before, without touching what lies behind it.
+  template <class Enqueue>
+  std::vector<float> Run(const Enqueue& enqueue, int times = 1, int multiprocessors = 64) {
+    const size_t bytes = out_count_ * static_cast<size_t>(NumberBytes(shape_.type));
+    DeviceArray<uint8_t> out(bytes), workspace(static_cast<size_t>(AttentionWorkspaceBytes(
+        batch_.sequences, shape_.heads, shape_.head_dim, std::max(multiprocessors, gpu::Info().multiprocessors))));
+    gpu::Stream stream;
+    stream.Set(workspace.data(), 0, workspace.count());
+    AttentionArgs args = args_;
+    args.out = out.data(), args.workspace = workspace.data();
+    for (int i = 0; i < times; ++i) {
+      stream.Set(out.data(), 0xff, bytes);
+      enqueue(stream, args, batch_);
+    }
+    Finish(stream);
+    return DownloadAs(shape_.type, out);
+  }
+
+  void ExpectPrefill(int version) {
+    const auto out = Run([&](auto& stream, auto& args, auto& batch) { AttentionPrefill(stream, shape_.type, args, batch, version); });
+    Expect("AttentionPrefill v" + std::to_string(version), shape_.Text(), MaxError(out, reference_), allowed());
+  }
+  void ExpectDecode(int version) {
+    const auto out = Run([&](auto& stream, auto& args, auto& batch) { AttentionDecode(stream, shape_.type, args, batch, version); });
+    Expect("AttentionDecode v" + std::to_string(version), shape_.Text(), MaxError(out, reference_), allowed());
+  }
+  // Twice, so that tickets that do not come back to 0 show.
+  void ExpectSplit(int multiprocessors, int32_t max_queries = 1) {
+    WithType([&]<class T>(T) {
+      const auto out = Run([&](auto& stream, auto& args, auto& batch) { AttentionSplit<T>(stream, args, batch, max_queries, multiprocessors); }, 2,
+                           multiprocessors);
+      Expect("AttentionSplit", shape_.Text() + " on " + std::to_string(multiprocessors) + " multiprocessors", MaxError(out, reference_), allowed());
+    });
+  }
+
+ private:
+  // Keys and values of the first `tokens` tokens; the rest stays NaN.
+  void FillBlock(std::vector<uint8_t>& pool, int32_t block, int32_t tokens, uint64_t seed) const {
+    const PagedKv& kv = args_.kv;
+    const int64_t row_floats = kv.head_dim, heads = int64_t{2} * kv.kv_heads;
+    const auto values = RandomFloats(seed, heads * tokens * row_floats, -1, 1);
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t i = 0; i < tokens * row_floats; ++i) {
+        uint8_t* const target = pool.data() + block * kv.block_bytes + kv.layer_offset +
+                                kv.Row(static_cast<int32_t>(head / kv.kv_heads), static_cast<int32_t>(head % kv.kv_heads), 0) +
+                                i * NumberBytes(kv.type);
+        Store(target, values[static_cast<size_t>(head * tokens * row_floats + i)]);
+      }
+    }
+  }
+  void Store(uint8_t* target, float value) const {
+    const auto put = [&](auto number) { memcpy(target, &number, sizeof number); };
+    switch (shape_.kv_type) {
+      case NumberType::kF32: return put(value);
+      case NumberType::kF16: return put(FromFloat<f16>(value));
+      case NumberType::kBf16: return put(FromFloat<bf16>(value));
+      case NumberType::kE4m3: return put(FromFloat<e4m3>(value));
+    }
+  }
+
+  Shape shape_;
+  AttentionArgs args_{};
+  Batch batch_{};
+  size_t out_count_ = 0;
+  DeviceArray<uint8_t> q_, pool_;
+  DeviceArray<int32_t> start_, computed_, row_sequence_, table_;
+  std::vector<float> reference_;
+};
+
+constexpr NumberType kF32 = NumberType::kF32, kF16 = NumberType::kF16, kBf16 = NumberType::kBf16, kE4m3 = NumberType::kE4m3;
+
+// Chunks, decodes and short tails in one batch: tiles that are full, partly filled and nearly empty.
+Shape Mixed(int32_t head_dim) {
+  Shape shape;
+  shape.head_dim = head_dim;
+  shape.lengths = {{37, 20}, {0, 1}, {64, 1}, {90, 43}, {0, 3}};
+  return shape;
+}
+
+}  // namespace
+
+KVTIER_CHECK(attention_warp) {
+  for (const int32_t dim : {32, 64, 80, 96, 128, 256}) {
+    Problem(Mixed(dim).With(kF32), 1).ExpectPrefill(1);
+  }
+  for (const NumberType type : {kF32, kF16, kBf16}) {
+    Shape shape = Mixed(80).With(type, kE4m3);
+    shape.window = 33;
+    shape.soft_cap = 2;
+    Problem(shape, 2).ExpectPrefill(1);
+  }
+  Shape decode = Mixed(64).With(kF32);
+  decode.lengths = {{70, 1}, {0, 1}, {15, 1}, {16, 1}};
+  Problem(decode, 3).ExpectDecode(0);
+}
+
+KVTIER_CHECK(attention_head_dims) {
+  for (const int32_t dim : {32, 64, 80, 96, 128, 256}) {
+    for (const NumberType type : {kF16, kBf16}) {
+      for (const NumberType kv : {type, kE4m3}) {
+        Problem problem(Mixed(dim).With(type, kv), 4);
+        problem.ExpectPrefill(2);
+        if (kv == kE4m3 || type == kBf16) problem.ExpectPrefill(0);
+      }
+    }
+  }
+}
+
+KVTIER_CHECK(attention_head_groups) {
+  const int32_t heads[][2] = {{2, 2}, {4, 1}, {7, 1}, {14, 2}, {8, 1}, {24, 1}};
+  for (const auto& pair : heads) {
+    Shape shape = Mixed(32);
+    shape.heads = pair[0], shape.kv_heads = pair[1];
+    shape.lengths = {{20, 30}, {50, 1}, {0, 2}};
+    Problem problem(shape, 5);
+    problem.ExpectPrefill(2);
+    problem.ExpectPrefill(0);
+    shape.lengths = {{200, 1}, {33, 1}};
+    Problem(shape, 6).ExpectSplit(16);
+  }
+}
+
+KVTIER_CHECK(attention_blocks) {
+  for (const int32_t block_tokens : {8, 16, 24, 32, 128}) {
+    Shape shape = Mixed(32);
+    shape.block_tokens = block_tokens;
+    shape.heads = 4, shape.kv_heads = 2;
+    shape.lengths.clear();
+    // Prefixes at and beside the ends of blocks and tiles.
+    for (const int32_t computed : {1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129}) {
+      shape.lengths.push_back({computed, 1});
+      shape.lengths.push_back({computed - 1, 2});
+      if (computed >= 63) shape.lengths.push_back({computed, 40});
+    }
+    Problem problem(shape, 7);
+    problem.ExpectPrefill(2);
+    problem.ExpectPrefill(0);
+  }
+}
+
+KVTIER_CHECK(attention_windows) {
+  for (const int32_t window : {1, 2, 16, 17, 64, 100, 1000}) {
+    for (const float cap : {0.0f, 3.0f}) {
+      Shape shape = Mixed(32);
+      shape.heads = 4, shape.kv_heads = 2;
+      shape.window = window;
+      shape.soft_cap = cap;
+      shape.lengths = {{200, 70}, {0, 90}, {130, 1}, {127, 3}};
+      Problem problem(shape, 8);
+      problem.ExpectPrefill(2);
+      problem.ExpectPrefill(0);
+      shape.lengths = {{399, 1}, {0, 1}, {64, 1}, {16, 1}};
+      Problem(shape, 9).ExpectSplit(32);
+    }
+  }
+}
+
+// One long context over the whole GPU, beside short ones; every number of splits down to one.
+KVTIER_CHECK(attention_splits) {
+  for (const NumberType kv : {kBf16, kE4m3}) {
+    Shape shape = Mixed(128).With(kBf16, kv);
+    shape.heads = 4, shape.kv_heads = 1;
+    shape.lengths = {{2999, 1}};
+    Problem problem(shape, 10);
+    problem.ExpectSplit(132);
+    problem.ExpectDecode(0);
+    problem.ExpectDecode(1);
+  }
+  Shape shape = Mixed(64);
+  shape.lengths = {{1300, 1}, {127, 1}, {128, 1}, {0, 1}, {640, 1}};
+  Problem problem(shape, 11);
+  for (const int multiprocessors : {1, 10, 15, 132}) problem.ExpectSplit(multiprocessors);
+  shape.lengths = {{1300, 4}, {127, 16}, {128, 1}, {0, 9}, {640, 2}};
+  shape.window = 500;
+  Problem(shape, 12).ExpectSplit(132, 16);
+}
+
+// The same inputs through the two ways give the same numbers but for rounding.
+KVTIER_CHECK(attention_ways_agree) {
+  for (const int32_t dim : {64, 80, 256}) {
+    Shape shape = Mixed(dim).With(kBf16);
+    shape.lengths = {{333, 1}, {16, 1}, {64, 1}};
+    Problem problem(shape, 13);
+    const auto tiles = problem.Run([](auto& stream, auto& args, auto& batch) { AttentionPrefill(stream, kBf16, args, batch, 2); });
+    const auto split = problem.Run([](auto& stream, auto& args, auto& batch) { AttentionDecode(stream, kBf16, args, batch, 2); });
+    Expect("AttentionDecode v2", "against AttentionPrefill v2, dim " + std::to_string(dim), MaxError(split, tiles), 2 * problem.allowed());
+  }
+}
+
+KVTIER_CHECK(attention_refusals) {
+  const auto refused = [](const Shape& shape) {
+    try {
+      Problem(shape, 14).Run([&](auto& stream, auto& args, auto& batch) { AttentionPrefill(stream, shape.type, args, batch); });
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  Shape shape = Mixed(64);
+  shape.lengths = {{0, 2}};
+  ExpectTrue("AttentionPrefill", "takes what it knows", !refused(shape));
+  shape.head_dim = 48;
+  ExpectTrue("AttentionPrefill", "refuses head_dim 48", refused(shape));
+  shape.head_dim = 64, shape.block_tokens = 12;
+  ExpectTrue("AttentionPrefill", "refuses blocks of 12 tokens", refused(shape));
+  shape.block_tokens = 16, shape.kv_type = kBf16;
+  ExpectTrue("AttentionPrefill", "refuses bf16 keys for f16 queries", refused(shape));
+}
+
+}  // namespace kvtier::cuda::check

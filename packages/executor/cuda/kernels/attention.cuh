@@ -1,0 +1,230 @@
+// What the attention kernels have in common: which rows a block works on, where keys lie, swizzled tiles, online softmax in
+// the fragments of mma.m16n8k16.
+//
+// Rows are packed: row r of a sequence and KV head is query r / group of head r % group among the `group` heads that share the
+// KV head, so that a tile of rows is full even when there are few queries, and K/V are read once for all of them.
+//
+// Invariant: a key outside [first, end) of a tile's rows is never read: neither what it holds nor its table entry, whatever
+// stands there. In shared memory it is zeros, and masked.
+//
+// Ideas: FlashAttention-2 (Dao, 2023) for the tiles and the softmax in registers, FlashDecoding for the split over keys,
+// PagedAttention (vLLM) for the blocks.
+#pragma once
+#include <cstdint>
+
+#include "../gpu/device.h"
+#include "kernels.h"
+
+namespace kvtier::cuda {
+
+// Implementations behind AttentionPrefill and AttentionDecode.
+//
+// One warp per query and head, any type: the reference on the device.
+void AttentionWarp(Stream&, NumberType, const AttentionArgs&, const Batch&);
+// Tiles of rows on tensor cores, for the sequences that have more than `above` queries. T: f16, bf16.
+template <class T>
+void AttentionTiles(Stream&, const AttentionArgs&, const Batch&, int32_t above);
+// 16 rows at a time, keys split over blocks, for the sequences that have at most `max_queries` queries. T: f16, bf16.
+template <class T>
+void AttentionSplit(Stream&, const AttentionArgs&, const Batch&, int32_t max_queries, int multiprocessors);
+
+constexpr int kSplitRows = 16;      // packed rows of a block
+constexpr int kSplitStep = 128;     // keys: what a split holds is a multiple of it
+constexpr int kMaxSplits = 256;     // per sequence; their weights wait in shared memory
+
+// The split-KV workspace: tickets, one per (kv head x tile, sequence), then parts of 16 rows of outputs, maxima and sums per
+// block. There are splits only while they fit into 2 blocks per multiprocessor, so its size does not grow with the batch.
+struct SplitWorkspace {
+  static constexpr int64_t TicketBytes(int multiprocessors) { return (2 * multiprocessors * int64_t{4} + 127) / 128 * 128; }
+  static constexpr int64_t PartFloats(int64_t dim) { return kSplitRows * (dim + 2); }
+};
+
+// Throws when the shapes are not ones that the kernels know.
+void CheckAttention(NumberType, const AttentionArgs&, const Batch&);
+
+#if defined(KVTIER_EMULATED) || defined(__CUDACC__)
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kNoScore = -INFINITY;
+
+__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x & 31); }
+
+// One sequence of the batch, seen from one attention group.
+struct SequenceView {
+  int32_t row, queries, computed, group, window;
+  const int32_t* table;
+
+  __device__ SequenceView(const AttentionArgs& a, const Batch& b, int32_t sequence)
+      : row(b.query_start[sequence]),
+        queries(b.query_start[sequence + 1] - b.query_start[sequence]),
+        computed(b.computed[sequence]),
+        group(a.heads / a.kv.kv_heads),
+        window(a.window),
+        table(a.table + sequence * b.table_stride) {}
+
+  __device__ int32_t rows() const { return queries * group; }
+  // The position of a packed row's query; rows past the end stand where the last one does.
+  __device__ int32_t position(int32_t packed) const { return computed + min(packed, rows() - 1) / group; }
+  // The keys that rows from `first_row` on see start here.
+  __device__ int32_t first_key(int32_t first_row) const { return window == 0 ? 0 : max(0, position(first_row) - window + 1); }
+  // Where a packed row's vector starts in an array of [row][heads x head_dim], in elements.
+  __device__ int64_t element(const AttentionArgs& a, int32_t packed, int32_t kv_head, int64_t stride) const {
+    return (row + packed / group) * stride + (kv_head * group + packed % group) * a.kv.head_dim;
+  }
+};
+
+// Bytes from the pool's start to the key of `token`: the first of 8 tokens that follow one another in memory, as blocks hold
+// multiples of 8. 0 outside [first, end).
+__device__ __forceinline__ int64_t KeyOffset(const PagedKv& kv, const int32_t* table, int32_t kv_head, int32_t token,
+                                             int32_t first, int32_t end) {
+  if (token + 8 <= first || token >= end) return 0;
+  const int32_t entry = static_cast<int32_t>(static_cast<uint32_t>(token) / static_cast<uint32_t>(kv.block_tokens));
+  return table[entry] * kv.block_bytes + kv.layer_offset + kv.Row(0, kv_head, token - entry * kv.block_tokens);
+}
+
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile whose rows have kChunks of them (8 n or 8 n + 4): permuted so
+// that the same chunk of 8 following rows lies in 8 different groups of banks, as ldmatrix wants it.
+template <int kChunks>
+__device__ __forceinline__ int Swizzled(int row, int chunk) {
+  static_assert(kChunks % 4 == 0);
+  return (row * kChunks + (chunk ^ (kChunks % 8 == 0 ? row & 7 : (row >> 1) & 3))) * 16;
+}
+
+// Two e4m3 numbers, the first in the low byte, as a pair of T.
+template <class T>
+__device__ __forceinline__ uint32_t WidenPair(uint32_t two) {
+#if defined(KVTIER_EMULATED)
+  return gpu::PackFloats<T>(ToFloat(e4m3{static_cast<uint8_t>(two)}), ToFloat(e4m3{static_cast<uint8_t>(two >> 8)}));
+#else
+  const __half2_raw half = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3);
+  if constexpr (NumberTypeOf<T>::value == NumberType::kF16) {
+    return PackPair(half.x, half.y);
+  } else {
+    const float2 both = __half22float2(__half2(half));
+    return gpu::PackFloats<T>(both.x, both.y);
+  }
+#endif
+}
+template <class T>
+__device__ __forceinline__ uint4 WidenEight(unsigned low, unsigned high) {
+  return make_uint4(WidenPair<T>(low & 0xffff), WidenPair<T>(low >> 16), WidenPair<T>(high & 0xffff), WidenPair<T>(high >> 16));
+}
+
+// Fragments. d[0], d[1]: row lane / 4, columns 2 (lane % 4) and the next; d[2], d[3]: the same of row lane / 4 + 8.
+// Scores s[j] are columns (keys) 8 j to 8 j + 7.
+
+// cap * tanh(s * scale / cap), by 2^x: what the softmax then scales by log2(e) only.
+template <int kTiles>
+__device__ __forceinline__ void CapScores(float (&s)[kTiles][4], float scale, float cap) {
+  const float inner = 2 * kLog2E * scale / cap;
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[j][e] = cap - __fdividef(2 * cap, gpu::Exp2(s[j][e] * inner) + 1);
+  }
+}
+
+// What the two rows of this lane, at positions low and high, do not see.
+template <int kTiles>
+__device__ __forceinline__ void MaskScores(float (&s)[kTiles][4], int32_t first_key, int32_t low, int32_t high, int32_t window) {
+  const int32_t reach = window == 0 ? INT32_MAX : window;
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int32_t behind = (e < 2 ? low : high) - (first_key + 8 * j + 2 * (Lane() & 3) + (e & 1));
+      if (behind < 0 || behind >= reach) s[j][e] = kNoScore;
+    }
+  }
+}
+
+// One step of the online softmax: s become probabilities against the new maximum, o and sum are brought down to it. max is the
+// raw score; `scale_log2` > 0 takes it to base 2. sum stays this lane's own part until QuadSum.
+template <int kTiles, int kOut>
+__device__ __forceinline__ void OnlineSoftmax(float (&s)[kTiles][4], float (&o)[kOut][4], float (&max)[2], float (&sum)[2],
+                                              float scale_log2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float top = max[half];
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) top = fmaxf(top, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+    top = fmaxf(top, __shfl_xor_sync(gpu::kAllLanes, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(gpu::kAllLanes, top, 2));
+    const float base = top == kNoScore ? 0 : top * scale_log2;  // a row that has seen no key yet: no inf - inf
+    const float shrink = gpu::Exp2(max[half] * scale_log2 - base);
+    max[half] = top;
+    float added = 0;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        s[j][e] = gpu::Exp2(s[j][e] * scale_log2 - base);
+        added += s[j][e];
+      }
+    }
+    sum[half] = sum[half] * shrink + added;
+#pragma unroll
+    for (int j = 0; j < kOut; ++j) {
+      o[j][2 * half] *= shrink;
+      o[j][2 * half + 1] *= shrink;
+    }
+  }
+}
+
+__device__ __forceinline__ float QuadSum(float value) {
+  value += __shfl_xor_sync(gpu::kAllLanes, value, 1);
+  return value + __shfl_xor_sync(gpu::kAllLanes, value, 2);
+}
+
+// The probabilities of keys 16 step to 16 step + 15 as the left operand of P x V.
+template <class T, int kTiles>
+__device__ __forceinline__ void PackProbabilities(uint32_t (&p)[4], const float (&s)[kTiles][4], int step) {
+  p[0] = gpu::PackFloats<T>(s[2 * step][0], s[2 * step][1]);
+  p[1] = gpu::PackFloats<T>(s[2 * step][2], s[2 * step][3]);
+  p[2] = gpu::PackFloats<T>(s[2 * step + 1][0], s[2 * step + 1][1]);
+  p[3] = gpu::PackFloats<T>(s[2 * step + 1][2], s[2 * step + 1][3]);
+}
+
+// Right operands from a tile of [key][dim]. Of K: keys first_key to + 15, dims 16 step to + 15; r[0..1] the first 8 keys,
+// r[2..3] the others. Of V: keys 16 step to + 15, chunks `chunk` (r[0..1]) and chunk + 1 (r[2..3]) of 8 dims.
+template <int kChunks>
+__device__ __forceinline__ void LoadKeys(uint32_t (&r)[4], const uint8_t* tile, int first_key, int step) {
+  const int row = first_key + (Lane() & 7) + ((Lane() >> 4) << 3);
+  gpu::LoadMatrix4(r, tile + Swizzled<kChunks>(row, 2 * step + ((Lane() >> 3) & 1)));
+}
+template <int kChunks>
+__device__ __forceinline__ void LoadValues(uint32_t (&r)[4], const uint8_t* tile, int step, int chunk) {
+  gpu::LoadMatrix4Transposed(r, tile + Swizzled<kChunks>(16 * step + (Lane() & 15), chunk + (Lane() >> 4)));
+}
+template <class T>
+__device__ __forceinline__ void MultiplyAddPair(float (&first)[4], float (&second)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+  const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+  gpu::MultiplyAdd16816<T>(first, a, low);
+  gpu::MultiplyAdd16816<T>(second, a, high);
+}
+
+#endif
+
+// Calls launch.template operator()<Kv, kDim>() for the KV type and the tile width that holds head_dim: 32 goes into 64, 80
+// into 96; what is too wide is zeros in shared memory and costs no global traffic.
+template <class T, class Fn>
+void ForAttentionShape(const PagedKv& kv, const Fn& launch) {
+  const auto with_type = [&]<class Kv>(Kv) {
+    if (kv.head_dim <= 64) {
+      launch.template operator()<Kv, 64>();
+    } else if (kv.head_dim <= 96) {
+      launch.template operator()<Kv, 96>();
+    } else if (kv.head_dim <= 128) {
+      launch.template operator()<Kv, 128>();
+    } else {
+      launch.template operator()<Kv, 256>();
+    }
+  };
+  if (kv.type == NumberType::kE4m3) {
+    with_type(e4m3{});
+  } else {
+    with_type(T{});
+  }
+}
+
+}  // namespace kvtier::cuda

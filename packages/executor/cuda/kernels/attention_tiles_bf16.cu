@@ -1,0 +1,6 @@
+// AttentionPrefill v2 for bf16 activations.
+#include "attention_tiles.cuh"
+
+namespace kvtier::cuda {
+template void AttentionTiles<bf16>(Stream&, const AttentionArgs&, const Batch&, int32_t above);
+}
