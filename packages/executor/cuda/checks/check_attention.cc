@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "../kernels/attention.cuh"
+#include "../kernels/attention.h"
 #include "../kernels/reference_attention.h"
 #include "check.h"
 
