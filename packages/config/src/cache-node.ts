@@ -27,6 +27,11 @@ export const placementSchema = z.strictObject({
   admission: z.enum(['always', 'second-touch']).default('second-touch'),
   /** What is loaded from a slower tier is written here, too. */
   promote: z.boolean().default(true),
+  /**
+   * Write-down begins when so long no block was committed, at the latest after eight times that: a prompt that is being
+   * computed needs the processors. Absent: 300 for the disk, 0 for tiers that nodes share, because others wait for these.
+   */
+  settleMs: z.number().int().min(0).max(60_000).optional(),
   /** Used where it pays; what another codec wrote is read all the same. */
   codec: z.enum(['none', 'lz4', 'planes+lz4']).default('none'),
   /** This node removes its blocks so long after it has seen them come; absent: never. */

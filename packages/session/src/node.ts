@@ -18,6 +18,9 @@ import { NodeEvents, type NodeEventsOptions } from './node-events.ts';
 import { openPeers, type PeersOptions } from './peers.ts';
 import { SessionServer } from './server.ts';
 
+/** Longer than a step of a prompt's computation takes, shorter than anybody waits for. */
+const diskSettleMs = 300;
+
 export interface CacheNodeOptions {
   readonly socketPath: string;
   readonly dataDir: string;
@@ -90,7 +93,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     const store = new Store({
       arena,
       lower,
-      plans: placement,
+      plans: { ...placement, disk: { ...placement.disk, settleMs: placement.disk?.settleMs ?? diskSettleMs } },
       quotas: options.quotas,
       readHeader,
       clock,

@@ -18,6 +18,8 @@ export interface StoreLimits {
   readonly maxDirtyBytes: number;
   /** One write. What is being written cannot be evicted from the arena. */
   readonly writeDownBatchBytes: number;
+  /** Waiting for a burst of commits to end (`TierPlan.settleMs`); more begins to be written at once. */
+  readonly maxHeldBytes: number;
   /** Writes in flight to one tier while nothing is being loaded, and while something is. */
   readonly writeDownsIdle: number;
   readonly writeDownsUnderDemand: number;
@@ -57,6 +59,7 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxWriteDownBytes: arenaBytes,
     maxDirtyBytes: share(2),
     writeDownBatchBytes: Math.min(16 << 20, share(16)),
+    maxHeldBytes: Math.min(512 << 20, share(4)),
     writeDownsIdle: 4,
     writeDownsUnderDemand: 1,
     maxPinnedBytes: share(8),

@@ -22,6 +22,8 @@ export interface TierPlan {
   readonly admission: AdmissionName;
   /** What is loaded from a slower tier is written here, too. */
   readonly promote: boolean;
+  /** Write-down begins when so long no block was committed: a prompt that is being computed needs the processors. Default 0: at once. */
+  readonly settleMs?: number | undefined;
   /** Blocks leave the tier so long after they came; default: never. */
   readonly ttlSeconds?: number | undefined;
 }

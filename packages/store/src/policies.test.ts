@@ -37,6 +37,51 @@ describe('write policies', () => {
     expect(bench.disk.lookup(n, chain('x', 3))).toBe(2);
   });
 
+  test('a burst of commits is written when it has settled', async () => {
+    const bench = new Bench(16, { maxHeldBytes: 100 }, { plans: { disk: { settleMs: 100 } } });
+    const engine = bench.engine();
+    for (let i = 0; i < 3; i++) {
+      engine.put(chain('x', 1, i));
+      bench.clock.advance(99);
+      expect(bench.disk.jobs).toEqual([]);
+    }
+    bench.clock.advance(1);
+    await bench.answerAll('write', 'stored');
+    expect(bench.disk.lookup(n, chain('x', 3))).toBe(3);
+    engine.put(chain('y', 1)); // the next burst is held as well
+    bench.clock.advance(99);
+    expect(bench.disk.jobs).toEqual([]);
+    bench.clock.advance(1);
+    expect(bench.disk.jobs.map(({ kind }) => kind)).toEqual(['write']);
+  });
+
+  test('a burst without an end is written after eight times the settling time', async () => {
+    const bench = new Bench(16, { maxHeldBytes: 100 }, { plans: { disk: { settleMs: 100 } } });
+    const engine = bench.engine();
+    for (let i = 0; i < 10; i++) {
+      engine.put(chain('x', 1, i));
+      expect(bench.disk.jobs.length, `after ${i * 80} ms`).toBe(0);
+      bench.clock.advance(80);
+    }
+    expect(bench.disk.jobs.map(({ kind }) => kind)).toContain('write');
+  });
+
+  test('a burst is written at once when too much waits, and when the store closes', async () => {
+    const bench = new Bench(16, { maxHeldBytes: 3 }, { plans: { disk: { settleMs: 100 } } });
+    const engine = bench.engine();
+    engine.put(chain('x', 2));
+    expect(bench.disk.jobs).toEqual([]);
+    engine.put(chain('x', 1, 2));
+    expect(bench.disk.jobs.map(({ kind }) => kind)).toEqual(['write']);
+    await bench.answerAll('write', 'stored');
+    engine.put(chain('y', 2));
+    expect(bench.disk.jobs).toEqual([]);
+    const closed = bench.store.close();
+    await bench.answerAll('write', 'stored');
+    await closed;
+    expect(bench.disk.lookup(n, chain('y', 2))).toBe(2);
+  });
+
   test('a block that is offered again is written without any commit', async () => {
     const bench = new Bench(8);
     const engine = bench.engine();

@@ -100,11 +100,12 @@ export class Store {
     );
     const ownerOf = (namespace: Namespace, hash: HashKey): number => this.#residency.tenant(namespace, hash);
     const writeDowns = this.#links.map((link, at) => {
-      const { write: policy, admission } = plans[at]!;
+      const { write: policy, admission, settleMs = 0 } = plans[at]!;
       return new WriteDown({
         ...shared,
         link,
         policy,
+        settleMs,
         admission: createAdmission(admission),
         ownerOf,
         tenants: this.#tenants,

@@ -9,12 +9,13 @@
  * Invariants: at most `maxWriteDownBytes` wait; a block waits once; only what is being written is pinned, so that a slow
  * tier never keeps new blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from
  * their tail, so what is left is still a prefix) or that the tier refuses is counted under its reason, and tried again when
- * it is used again. Reads of the tier go first. Whatever a batch ends with, its pins go and the queue moves on.
+ * it is used again. Reads of the tier go first; a burst of commits is written when it is over (burst.ts). Whatever a batch ends with, its pins go and the queue moves on.
  */
 import { KvError } from '@kvtier/errors';
 import type { AdmissionPolicy } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { WriteStatus } from '@kvtier/tiers';
+import { Burst } from './burst.ts';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { StoreLimits } from './limits.ts';
@@ -28,6 +29,8 @@ export type WritePolicy = 'through' | 'back' | 'selective' | 'none';
 export interface WriteDownOptions {
   readonly link: TierLink;
   readonly policy: WritePolicy;
+  /** A burst of commits is over when so long nothing came; 0: nothing is held back. */
+  readonly settleMs: number;
   readonly admission: AdmissionPolicy;
   readonly arena: ArenaTop;
   readonly pins: Pins;
@@ -52,6 +55,7 @@ interface Entry {
 export class WriteDown {
   readonly policy: WritePolicy;
   readonly #options: WriteDownOptions;
+  readonly #burst: Burst;
   #queue: Entry[] = [];
   #head = 0;
   #bytes = 0;
@@ -68,6 +72,8 @@ export class WriteDown {
   constructor(options: WriteDownOptions) {
     this.#options = options;
     this.policy = options.link.tier.supports.writable ? options.policy : 'none';
+    const { settleMs, clock, limits } = options;
+    this.#burst = new Burst({ settleMs, heldBytes: limits.maxHeldBytes, clock, onOver: () => this.pump() });
   }
 
   /** Payload bytes that wait or are being written. */
@@ -108,6 +114,7 @@ export class WriteDown {
   /** Start what may be started now. Called after `offer`, and when reads have ended. */
   pump(): void {
     const { limits, link } = this.#options;
+    if (this.#burst.holds(this.#bytes)) return;
     while (this.#head < this.#queue.length) {
       const { state } = link;
       if (state === 'open' && !this.#closed) {
@@ -132,6 +139,7 @@ export class WriteDown {
       this.#add(namespace, hash, payloadBytes);
     }
     this.#closed = true;
+    this.#burst.end();
     this.#cancelLater?.();
     const drained = await new Promise<boolean>((resolve) => {
       const cancel = clock.after(limits.closeDrainMs, () => resolve(false));
@@ -178,6 +186,7 @@ export class WriteDown {
       this.#refuse(refused);
       return false;
     }
+    this.#burst.queued(this.#bytes === 0);
     this.#queue.push({ namespace, hash, slot: arena.get(namespace, hash)!.slot, payloadBytes, tenant });
     this.#pending.add(namespace.key + hash);
     this.#bytes += payloadBytes;
