@@ -1,6 +1,6 @@
 /**
- * Whole nodes that are peers, under load, while one is killed in mid-transfer, or the network between their namespaces loses packets
- * and then everything: no request fails, no wrong block is served, and blocks come from the peer again without a restart.
+ * Whole nodes that are peers, under load, while one is killed in mid-transfer, or the way between their namespaces gets narrow,
+ * loses packets and then everything: no request fails, no wrong block is served, and blocks come from the peer again without a restart.
  */
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
@@ -65,7 +65,7 @@ const run = (...command: readonly string[]): void => {
 const addressOf = (index: number): string => `10.78.0.${1 + index}`;
 
 /** Two network namespaces on one wire; undefined, with a reason on the console, where that is not permitted. */
-function wire(): { lose(rule: string | null): void; remove(): void } | undefined {
+function wire(): { lose(rule: string | null): void; narrow(rate: string | null): void; remove(): void } | undefined {
   const remove = (): void => {
     for (const space of spaces) {
       try {
@@ -96,11 +96,20 @@ function wire(): { lose(rule: string | null): void; remove(): void } | undefined
         run('ip', 'netns', 'exec', space, 'nft', `flush chain inet loss in; ${lossy}`);
       }
     },
+    /** All that goes through in a second, each way; what is too much waits for at most 50 ms and is lost then. */
+    narrow(rate) {
+      for (const [index, space] of spaces.entries()) {
+        const shape = ['tbf', 'rate', rate ?? '', 'burst', '64kb', 'latency', '50ms'];
+        const device = ['dev', `w${index}`, 'root'];
+        if (rate === null) run('ip', 'netns', 'exec', space, 'tc', 'qdisc', 'del', ...device);
+        else run('ip', 'netns', 'exec', space, 'tc', 'qdisc', 'replace', ...device, ...shape);
+      }
+    },
     remove,
   };
 }
 
-it('packets between their namespaces are lost, some and then all', async (context) => {
+it('the way between their namespaces is narrow and loses packets, and is cut', async (context) => {
   const network = wire();
   if (network === undefined) return context.skip();
   cleanUp = network.remove;
@@ -119,6 +128,12 @@ it('packets between their namespaces are lost, some and then all', async (contex
   await load.servedFrom('peer');
   network.lose('numgen random mod 100 < 5'); // one packet of 20
   await load.more(15);
+  network.narrow('40mbit'); // a block takes its 20 ms, and what is sent meanwhile is lost, too
+  await load.servedFrom('peer');
+  await load.more(15);
+  network.narrow('500kbit'); // a block takes longer than a read may
+  await load.more(15);
+  network.narrow(null);
   network.lose(''); // the cable is cut
   await load.until(async () => (await tierOf(nodes.askA!, 'peer')).blocks === 0n, 'the partition');
   await load.more(15);

@@ -1,6 +1,6 @@
 /**
  * Whole nodes over a real S3 (Ceph RGW) and a real Redis: what cannot work is refused at the start with one line; every tier in one
- * node; S3 stopped and killed under load. One server for all tests: it takes seconds to start.
+ * node; S3 stopped, killed and answering 500 under load. One server for all tests: it takes seconds to start.
  */
 import { writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
@@ -10,6 +10,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { freePort, RedisServer, until } from '../../infra/redis/servers.ts';
 import { S3Server, s3Credentials } from '../../infra/s3/servers.ts';
 import { Bucket } from '../../packages/tiers/src/testing/s3.ts';
+import { S3Proxy } from '../../packages/tiers/src/testing/s3-proxy.ts';
 import { NodeLoad, Pair, tierOf } from './node-load.ts';
 import { type Engine, NodeRig } from './node-rig.ts';
 
@@ -227,6 +228,44 @@ it('S3 hangs and is killed under load: nothing fails, and it is back', async () 
     for (const engine of [ask, ...engines]) await engine.end();
   } finally {
     await rig.dispose();
+  }
+});
+
+it('S3 answers 500, 503 and half answers under load, then nothing but 500: nothing fails, and it is back', async () => {
+  const bucket = await newBucket();
+  const proxy = await S3Proxy.start(s3.url);
+  const rig = new NodeRig({ diskBytes: null });
+  try {
+    await rig.start({ config: { arena: { bytes: 4 << 20 }, s3: s3Of(bucket.name, { endpoint: proxy.url }) } });
+    const ask = await rig.attach();
+    const engines = [await rig.attach(), await rig.attach()];
+    const load = new NodeLoad(engines, 16);
+    const usable = async (): Promise<boolean> => {
+      const { inService, breaker } = await tierOf(ask, 's3');
+      return inService && breaker === 'closed';
+    };
+    await load.servedFrom('s3');
+    const bad = [500, undefined, undefined, 'cut', undefined, undefined, 503, undefined, 'tear', undefined] as const;
+    proxy.fault = ({ count }) => bad[count % bad.length];
+    const before = proxy.count;
+    await load.until(() => proxy.count > before + 5 * bad.length, 'each fault a few times');
+    proxy.fault = () => 500;
+    await load.until(async () => !(await tierOf(ask, 's3')).inService, 'out of service');
+    expect((await tierOf(ask, 's3')).outOfServiceReason).toMatch(/HTTP 500/);
+    await load.more(15);
+    proxy.fault = () => undefined;
+    await load.until(usable, 'in service');
+    await load.servedFrom('s3');
+    await load.stop();
+    const report = await tierOf(ask, 's3');
+    expect(report.corrupt).toBe(0n);
+    expect(report.bytes).toBeLessThanOrEqual(BigInt(s3Bytes));
+    const stored = [...(await bucket.list()).values()].reduce((sum, bytes) => sum + bytes, 0);
+    expect(stored).toBeLessThanOrEqual(s3Bytes);
+    for (const engine of [ask, ...engines]) await engine.end();
+  } finally {
+    await rig.dispose();
+    await proxy.stop();
   }
 });
 
