@@ -38,12 +38,13 @@ it('goes out of service on ENOSPC, and comes back when there is room', async (co
     DiskTier.open({
       ...{ ...options, arena: bench.arena, slots: bench.tier, log: silentLog },
       onOutOfService: (reason) => reasons.push(reason),
-      retry: { firstMs: 20, longestMs: 100 },
+      // Long after what is looked at below, so that it does not come back in between.
+      retry: { firstMs: 2_000, longestMs: 2_000 },
     });
   const tier = await make();
   const hashes = Array.from({ length: 60 }, (_, i) => hashNamed(i));
   const statuses: string[] = [];
-  for (let from = 0; from < 60; from += 4) {
+  for (let from = 0; from < 60 && !statuses.includes('refused'); from += 4) {
     statuses.push(...(await bench.write(tier, space, hashes.slice(from, from + 4), payloadBytes)));
   }
   const storedCount = statuses.indexOf('refused');
