@@ -34,15 +34,43 @@ const prelude = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local base = string.sub(ledger, 1, -7)
 local call = redis.call
--- The ledger's numbers are read once and written once, by finish(): a call costs the server a microsecond or two.
+-- A call costs the server some microseconds, whatever it does. So the ledger's numbers are read once and written once, and what
+-- changes is noted, and then done for all blocks of a script at once, by flush(). gone: names dropped by this script.
 local format, epoch, used, cap, count, number
-local charges, changed = {}, false
+local node, charges, changed, gone = '', {}, false, {}
+local dead_keys, dead_fields, dead_leases = {}, {}, {}
+local new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
 local function load()
   local t = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events')
   format, epoch = t[1], t[2]
   used, cap, count, number = tonumber(t[3] or 0), tonumber(t[4] or 0), tonumber(t[5] or 0), tonumber(t[6] or 0)
 end
+-- One command for a whole list. Lua cannot pass more than a few thousand arguments.
+local function over(list, ...)
+  local head = {...}
+  for first = 1, #list, 1200 do
+    local words = {unpack(head)}
+    for i = first, math.min(first + 1199, #list) do words[#words + 1] = list[i] end
+    call(unpack(words))
+  end
+end
+local function flush()
+  over(dead_keys, 'DEL')
+  over(dead_leases, 'ZREM', leases)
+  over(dead_fields, 'HDEL', blocks)
+  over(dead_fields, 'ZREM', recency)
+  over(dead_fields, 'ZREM', expiry)
+  over(new_keys, 'MSET')
+  over(new_leases, 'ZADD', leases)
+  over(new_blocks, 'HSET', blocks)
+  -- Never used less recently than is known already.
+  over(new_uses, 'ZADD', recency, 'GT')
+  over(new_ends, 'ZADD', expiry)
+  dead_keys, dead_fields, dead_leases = {}, {}, {}
+  new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
+end
 local function finish()
+  flush()
   if changed then call('HSET', ledger, 'used', used, 'count', count, 'events', number) end
   for namespace, amount in pairs(charges) do
     if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
@@ -55,6 +83,9 @@ end
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
+local function add(list, ...)
+  for _, word in ipairs({...}) do list[#list + 1] = word end
+end
 local function parts_of(bytes, part) return math.ceil(bytes / part) end
 local function charge_of(bytes, part) return bytes + ${entryBytes} + parts_of(bytes, part) * ${partOverheadBytes} end
 -- "bytes part id"
@@ -62,17 +93,9 @@ local function parse(entry)
   local bytes, part, id = string.match(entry, '^(%d+) (%d+) (.+)$')
   return tonumber(bytes), tonumber(part), id
 end
--- Its keys, empty. Lua cannot pass more than a few thousand arguments.
+-- Its keys, empty.
 local function make_value(bytes, part, id)
-  local count = parts_of(bytes, part)
-  for first = 0, count - 1, 1000 do
-    local pairs = {}
-    for i = first, math.min(first + 1000, count) - 1 do
-      pairs[#pairs + 1] = base .. 'v:' .. id .. ':' .. i
-      pairs[#pairs + 1] = ''
-    end
-    call('MSET', unpack(pairs))
-  end
+  for i = 0, parts_of(bytes, part) - 1 do add(new_keys, base .. 'v:' .. id .. ':' .. i, '') end
 end
 -- Bytes in its keys; a key that is no string has none.
 local function bytes_of(bytes, part, id)
@@ -84,9 +107,7 @@ local function bytes_of(bytes, part, id)
   return there
 end
 local function drop_value(bytes, part, id)
-  local keys = {}
-  for i = 0, parts_of(bytes, part) - 1 do keys[#keys + 1] = base .. 'v:' .. id .. ':' .. i end
-  call('DEL', unpack(keys))
+  for i = 0, parts_of(bytes, part) - 1 do add(dead_keys, base .. 'v:' .. id .. ':' .. i) end
 end
 local function charge(field, amount)
   local namespace = string.sub(field, 1, 32)
@@ -94,40 +115,68 @@ local function charge(field, amount)
   charges[namespace] = (charges[namespace] or 0) + amount
   changed = true
 end
-local function tell(kind, field, entry, node)
+local function tell(kind, field, entry)
   number = number + 1
   changed = true
-  local id = string.format('%.0f-1', number)
+  local id = string.format('%d-1', number)
   call('XADD', events, 'MAXLEN', '~', ${maxEvents}, id, 'k', kind, 'f', field, 'e', entry, 'n', node)
 end
--- Used at that time of the server's clock; never less recently than is known already, nor in the future.
-local function use(field, at)
-  call('ZADD', recency, 'GT', string.format('%.0f', math.min(tonumber(at), now_us + 1000000)), field)
-end
-local function drop(field, entry, node)
+-- Used at that time of the server's clock, which is not in the future.
+local function use(field, at) add(new_uses, string.format('%d', math.min(at, now_us + 1000000)), field) end
+local function drop(field, entry)
   local bytes, part, id = parse(entry)
+  gone[field] = true
   drop_value(bytes, part, id)
-  call('HDEL', blocks, field)
-  call('ZREM', recency, field)
-  call('ZREM', expiry, field)
+  add(dead_fields, field)
   count = count - 1
   charge(field, -charge_of(bytes, part))
-  tell('r', field, entry, node)
+  tell('r', field, entry)
 end
--- Of a lease's member, "bytes part id field", that is taken from the leases.
+-- A lease's member, "bytes part id field".
 local function give_back(member)
   local bytes, part, id, field = string.match(member, '^(%d+) (%d+) (%S+) (.+)$')
+  add(dead_leases, member)
   drop_value(tonumber(bytes), tonumber(part), id)
   charge(field, -charge_of(tonumber(bytes), tonumber(part)))
 end
-local function sweep(node, limit)
-  for _, member in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, limit)) do
-    call('ZREM', leases, member)
-    give_back(member)
+-- Entries by field; false: none.
+local function entries_of(fields)
+  local entries = {}
+  for first = 1, #fields, 1000 do
+    add(entries, unpack(call('HMGET', blocks, unpack(fields, first, math.min(first + 999, #fields)))))
   end
-  for _, field in ipairs(call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, limit)) do
-    local entry = call('HGET', blocks, field)
-    if entry then drop(field, entry, node) else call('ZREM', expiry, field) end
+  return entries
+end
+local function sweep(limit)
+  for _, member in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, limit)) do give_back(member) end
+  local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, limit)
+  for i, entry in ipairs(entries_of(ended)) do
+    if entry then drop(ended[i], entry) else call('ZREM', expiry, ended[i]) end
+  end
+  flush()
+end
+-- By recency, read a few at a time: what flush() has not removed yet keeps its place. Those before first are gone.
+local aged, aged_entries, first = {}, {}, 1
+local function age(i)
+  if i > #aged then
+    local fields = call('ZRANGE', recency, #aged, #aged + 31)
+    add(aged, unpack(fields))
+    add(aged_entries, unpack(entries_of(fields)))
+  end
+  return aged[i]
+end
+-- The least recently used, and its entry; of one namespace (or nil): looked for among the oldest only, so that a script stays short.
+local function oldest_of(namespace)
+  while age(first) and gone[age(first)] do first = first + 1 end
+  for i = first, first + 1023 do
+    local field = age(i)
+    if not field then return end
+    local is_it = not namespace or string.sub(field, 1, 32) == namespace
+    if is_it and not gone[field] then
+      if aged_entries[i] then return field, aged_entries[i] end
+      gone[field] = true -- a name without an entry
+      add(dead_fields, field)
+    end
   end
 end
 local function lost() return format ~= '${formatName}' or call('HLEN', blocks) ~= count end
@@ -175,9 +224,10 @@ else
   cap = tonumber(ARGV[2])
   call('HSET', ledger, 'cap', ARGV[2])
   for _ = 1, 1000 do
-    local field = used > cap and call('ZRANGE', recency, 0, 0)[1]
+    if used <= cap then break end
+    local field, entry = oldest_of()
     if not field then break end
-    drop(field, call('HGET', blocks, field), '')
+    drop(field, entry)
   end
 end
 return {'ok', unpack(finish())}
@@ -189,49 +239,40 @@ return {'ok', unpack(finish())}
  * evicted is field, entry, field, entry ...
  */
 export const reserveScript = script(`${needsLedger}${mayWrite}
-sweep(ARGV[1], 64)
+node = ARGV[1]
+sweep(64)
 local part, share = tonumber(ARGV[3]), tonumber(ARGV[4])
-local answers, evicted = {}, {}
-local function evict(field)
-  local entry = call('HGET', blocks, field)
-  if not entry then call('ZREM', recency, field) return end
-  drop(field, entry, ARGV[1])
-  evicted[#evicted + 1] = field
-  evicted[#evicted + 1] = entry
+local fields, answers, evicted = {}, {}, {}
+for at = 5, #ARGV, 3 do add(fields, ARGV[at]) end
+local held = entries_of(fields)
+for i, field in ipairs(fields) do
+  if held[i] then use(field, now_us) end
 end
--- The least recently used of one namespace; looked for among the oldest only, so that a script stays short.
-local function oldest_of(namespace)
-  for at = 0, 3 do
-    for _, field in ipairs(call('ZRANGE', recency, at * 256, at * 256 + 255)) do
-      if string.sub(field, 1, 32) == namespace then return field end
-    end
-  end
+flush() -- what is asked for is not the oldest any more
+local function evict(namespace)
+  local field, entry = oldest_of(namespace)
+  if not field then return false end
+  drop(field, entry)
+  add(evicted, field, entry)
+  return true
 end
-for at = 5, #ARGV, 3 do
-  local field, id, bytes = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
-  local held = call('HGET', blocks, field)
+for i, field in ipairs(fields) do
+  local id, bytes = ARGV[3 * i + 3], tonumber(ARGV[3 * i + 4])
   local need = charge_of(bytes, part)
-  if held then
-    use(field, now_us)
-    answers[#answers + 1] = held
+  if held[i] and not gone[field] then
+    answers[i] = held[i]
   else
     local fits = need <= cap and (not share or need <= share)
     local namespace = string.sub(field, 1, 32)
-    while fits and share and charged(namespace) + need > share do
-      local field = oldest_of(namespace)
-      if field then evict(field) else fits = false end
-    end
-    while fits and used + need > cap do
-      local field = call('ZRANGE', recency, 0, 0)[1]
-      if field then evict(field) else fits = false end
-    end
+    while fits and share and charged(namespace) + need > share do fits = evict(namespace) end
+    while fits and used + need > cap do fits = evict() end
     if fits then
       charge(field, need)
-      call('ZADD', leases, now + tonumber(ARGV[2]), bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field)
+      add(new_leases, now + tonumber(ARGV[2]), bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field)
       make_value(bytes, part, id)
-      answers[#answers + 1] = 'r'
+      answers[i] = 'r'
     else
-      answers[#answers + 1] = 'n'
+      answers[i] = 'n'
     end
   end
 end
@@ -244,47 +285,63 @@ return {finish(), answers, evicted}
  * another node stored meanwhile.
  */
 export const commitScript = script(`${needsLedger}${mayWrite}
+node = ARGV[1]
 local part, answers = tonumber(ARGV[3]), {}
+local fields, members = {}, {}
 for at = 4, #ARGV, 5 do
-  local field, id, bytes = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
-  local member = bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field
-  local answer = 'n'
-  if call('ZREM', leases, member) == 1 then
-    local written, held = ARGV[at + 3] ~= '', call('HGET', blocks, field)
-    if not written or held or bytes_of(bytes, part, id) ~= bytes then
-      give_back(member)
-      if written and held then answer = held end
+  add(fields, ARGV[at])
+  add(members, tonumber(ARGV[at + 2]) .. ' ' .. part .. ' ' .. ARGV[at + 1] .. ' ' .. ARGV[at])
+end
+local held, leased = entries_of(fields), call('ZMSCORE', leases, unpack(members))
+local stored = {}
+for i, field in ipairs(fields) do
+  local at = 5 * i - 1
+  local id, bytes = ARGV[at + 1], tonumber(ARGV[at + 2])
+  answers[i] = 'n'
+  if leased[i] then
+    local written, other = ARGV[at + 3] ~= '', held[i] or stored[field]
+    if not written or other or bytes_of(bytes, part, id) ~= bytes then
+      give_back(members[i])
+      if written and other then answers[i] = other end
     else
       local entry = bytes .. ' ' .. part .. ' ' .. id
-      call('HSET', blocks, field, entry)
+      stored[field] = entry
+      add(dead_leases, members[i])
+      add(new_blocks, field, entry)
       count = count + 1
-      use(field, ARGV[at + 4])
+      use(field, tonumber(ARGV[at + 4]))
       if ARGV[2] ~= '' then
         local at_ms = now + tonumber(ARGV[2])
-        call('ZADD', expiry, at_ms, field)
-        for i = 0, parts_of(bytes, part) - 1 do call('PEXPIREAT', base .. 'v:' .. id .. ':' .. i, at_ms) end
+        add(new_ends, at_ms, field)
+        for part_number = 0, parts_of(bytes, part) - 1 do
+          call('PEXPIREAT', base .. 'v:' .. id .. ':' .. part_number, at_ms)
+        end
       end
-      tell('s', field, entry, ARGV[1])
-      answer = 's'
+      tell('s', field, entry)
+      answers[i] = 's'
     end
   end
-  answers[#answers + 1] = answer
 end
 return {finish(), answers}
 `);
 
 /** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */
 export const removeScript = script(`${needsLedger}${mayWrite}
-for at = 2, #ARGV, 2 do
-  if call('HGET', blocks, ARGV[at]) == ARGV[at + 1] then drop(ARGV[at], ARGV[at + 1], ARGV[1]) end
+node = ARGV[1]
+local fields = {}
+for at = 2, #ARGV, 2 do add(fields, ARGV[at]) end
+for i, entry in ipairs(entries_of(fields)) do
+  if entry == ARGV[2 * i + 1] and not gone[fields[i]] then drop(fields[i], entry) end
 end
 return {finish()}
 `);
 
 /** ARGV: field, used (µs, the server's clock), field, used ... → {state} */
 export const touchScript = script(`${needsLedger}${mayWrite}
-for at = 1, #ARGV, 2 do
-  if call('HEXISTS', blocks, ARGV[at]) == 1 then use(ARGV[at], ARGV[at + 1]) end
+local fields = {}
+for at = 1, #ARGV, 2 do add(fields, ARGV[at]) end
+for i, entry in ipairs(entries_of(fields)) do
+  if entry then use(fields[i], tonumber(ARGV[2 * i])) end
 end
 return {finish()}
 `);
@@ -294,7 +351,8 @@ return {finish()}
  * that is kept (0: none); events are XRANGE's. What has expired goes first.
  */
 export const pollScript = script(`${needsLedger}
-if type(redis.pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep(ARGV[1], 64) end
+node = ARGV[1]
+if type(redis.pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep(64) end
 local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
 local first = oldest and tonumber(string.match(oldest[1], '^(%d+)')) or 0
 return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
