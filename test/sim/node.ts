@@ -246,7 +246,7 @@ export class SimNode {
           ...{ mode: 'single', servers: ['redis://sim:1'], database: 0, keyPrefix: 'kvtier:' },
           ...{ bytes: redisBytes, partBytes: 4096, connections: 2, depth: 2, timeLimitMs: redisLimitMs, policies: {} },
         },
-        ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true },
+        ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true, transport: 'node' },
       });
     const openS3 = () =>
       S3Tier.open({

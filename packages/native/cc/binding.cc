@@ -8,6 +8,7 @@ static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterCodec(env, exports);
   kvtier::RegisterIo(env, exports);
   kvtier::RegisterPeer(env, exports);
+  kvtier::RegisterBulk(env, exports);
   return exports;
 }
 

@@ -7,6 +7,7 @@ void RegisterIdentity(Napi::Env env, Napi::Object exports);
 void RegisterArena(Napi::Env env, Napi::Object exports);
 void RegisterCodec(Napi::Env env, Napi::Object exports);
 void RegisterIo(Napi::Env env, Napi::Object exports);
+void RegisterBulk(Napi::Env env, Napi::Object exports);
 void RegisterPeer(Napi::Env env, Napi::Object exports);
 
 }  // namespace kvtier

@@ -10,6 +10,8 @@
 export type ArenaHandle = { readonly __arena: never };
 /** An I/O engine with its ring or threads. Opaque. */
 export type IoHandle = { readonly __io: never };
+/** Connections to Redis servers for values, and their thread. Opaque. */
+export type BulkHandle = { readonly __bulk: never };
 /** A peer data plane with its threads and connections. Opaque. */
 export type PeerHandle = { readonly __peer: never };
 
@@ -168,4 +170,46 @@ export interface NativeBinding {
   peerAnswer(peer: PeerHandle, rows: Float64Array): void;
   /** Ends all connections, delivers the last events, frees it. */
   peerClose(peer: PeerHandle): Promise<void>;
+
+  // -- Redis values (binding_bulk.cc) ---------------------------------------------------------------------------
+  /**
+   * Values between arena slots and Redis servers, on a thread of its own. `onEvent`: 0 ready: connection · 1 down: connection;
+   * text: why; what it carried has ended · 2 moved: tag, result (0 all of it, and for a get verified; 1 a key is not there;
+   * 2 not as long as it should be; 3 not the object that it should be; 4 refused: text is the server's error line).
+   */
+  bulkOpen(
+    arena: ArenaHandle,
+    onEvent: (kind: number, number: number, result: number, text: string) => void,
+  ): BulkHandle;
+  /**
+   * Open a connection to an IP address, or a Unix socket (a path); it will be ready or down. Returns its number. `login` is sent
+   * first, and answered by `loginReplies` times +OK. `depth`: commands in flight. `pieceBytes`: of one GETRANGE.
+   */
+  bulkConnect(
+    bulk: BulkHandle,
+    host: string,
+    port: number,
+    login: Uint8Array,
+    loginReplies: number,
+    depth: number,
+    pieceBytes: number,
+  ): number;
+  /**
+   * Move a value of `bytes` between `slot` and the keys `keys`0, `keys`1, ... of `partBytes` each, over a connection that is ready.
+   * `identity`: 64 bytes, and it is read and verified; null, and it is written (SET XX). Ends in one event, or with its connection.
+   */
+  bulkMove(
+    bulk: BulkHandle,
+    connection: number,
+    tag: number,
+    keys: Uint8Array,
+    slot: number,
+    bytes: number,
+    partBytes: number,
+    identity: Uint8Array | null,
+  ): void;
+  /** Nothing moves over it when this returns; there is no event. */
+  bulkDisconnect(bulk: BulkHandle, connection: number): void;
+  /** Ends all connections and the thread; no event follows. */
+  bulkClose(bulk: BulkHandle): void;
 }

@@ -62,6 +62,14 @@ const setTail = Buffer.from('\r\n$2\r\nXX\r\n');
 const command = (...words: readonly string[]): string =>
   `*${words.length}\r\n${words.map((word) => `$${Buffer.byteLength(word)}\r\n${word}\r\n`).join('')}`;
 
+/** What a connection says first, and how many times +OK that is answered with. */
+export function loginOf({ username, password, database }: BulkLogin): { text: Buffer; replies: number } {
+  const commands: string[] = [];
+  if (password !== undefined) commands.push(command('AUTH', ...(username === undefined ? [] : [username]), password));
+  if (database !== undefined && database !== 0) commands.push(command('SELECT', String(database)));
+  return { text: Buffer.from(commands.join('')), replies: commands.length };
+}
+
 export class BulkConnection {
   readonly #socket: Socket;
   readonly #scratch = Buffer.alloc(scratchBytes);
@@ -157,16 +165,10 @@ export class BulkConnection {
   }
 
   #login(login: BulkLogin): void {
-    const { username, password, database } = login;
-    let text = '';
-    const add = (...words: string[]): void => {
-      text += command(...words);
-      this.#expected.push({ job: undefined });
-      this.#logins++;
-    };
-    if (password !== undefined) add('AUTH', ...(username === undefined ? [] : [username]), password);
-    if (database !== undefined && database !== 0) add('SELECT', String(database));
-    if (this.#logins === 0) this.#becomeReady();
+    const { text, replies } = loginOf(login);
+    for (let i = 0; i < replies; i++) this.#expected.push({ job: undefined });
+    this.#logins = replies;
+    if (replies === 0) this.#becomeReady();
     else this.#socket.write(text);
   }
 

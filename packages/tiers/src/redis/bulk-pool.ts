@@ -2,13 +2,29 @@
  * A few connections to one server, and the jobs that wait for one. Reads go before writes. Invariant: a job ends by its deadline
  * (and a sweep), and if it was on a connection that fell silent, only after that connection is destroyed.
  */
-import { type BulkAddress, BulkConnection, type BulkJob, type BulkLogin } from './bulk-connection.ts';
+import type { BulkJob } from './bulk-connection.ts';
 
-export interface BulkPoolOptions {
-  readonly address: BulkAddress;
-  readonly login: BulkLogin;
+/** What a pool knows of a job: a piece of a value, or a whole one. */
+interface Job {
+  readonly kind: 'get' | 'set';
+  /** On the clock of performance.now(). */
+  readonly deadlineMs: number;
+  readonly onDone: (result: 'lost') => void;
+}
+
+/** A `BulkConnection`, or a `BulkLane`. */
+interface Connection<J extends Job> {
+  readonly ready: boolean;
+  readonly inFlight: number;
+  readonly deadlineMs: number;
+  send(job: J): void;
+  destroy(reason: string): void;
+}
+
+export interface BulkPoolOptions<J extends Job> {
+  readonly connect: (on: { ready: () => void; end: (reason: string, wasReady: boolean) => void }) => Connection<J>;
   readonly connections: number;
-  /** Commands in flight on one connection. */
+  /** Jobs in flight on one connection. */
   readonly depth: number;
   /** A connection could not be made, or broke. */
   readonly onFailure: (reason: string) => void;
@@ -16,18 +32,18 @@ export interface BulkPoolOptions {
 
 const sweepMs = 50;
 
-export class BulkPool {
-  readonly #options: BulkPoolOptions;
-  readonly #connections = new Set<BulkConnection>();
-  readonly #waiting = { get: new Queue(), set: new Queue() };
+export class BulkPool<J extends Job = BulkJob> {
+  readonly #options: BulkPoolOptions<J>;
+  readonly #connections = new Set<Connection<J>>();
+  readonly #waiting = { get: new Queue<J>(), set: new Queue<J>() };
   #sweep: NodeJS.Timeout | undefined;
   #closed = false;
 
-  constructor(options: BulkPoolOptions) {
+  constructor(options: BulkPoolOptions<J>) {
     this.#options = options;
   }
 
-  submit(job: BulkJob): void {
+  submit(job: J): void {
     if (this.#closed) {
       job.onDone('lost');
       return;
@@ -64,7 +80,7 @@ export class BulkPool {
 
   #connect(): void {
     if (this.#closed) return;
-    const connection: BulkConnection = new BulkConnection(this.#options.address, this.#options.login, {
+    const connection: Connection<J> = this.#options.connect({
       ready: () => this.#pump(),
       end: (reason, wasReady) => {
         this.#connections.delete(connection);
@@ -100,23 +116,23 @@ export class BulkPool {
 }
 
 /** First in, first out, with a moving start: shift() of a long array would copy it. */
-class Queue {
-  #jobs: BulkJob[] = [];
+class Queue<J> {
+  #jobs: J[] = [];
   #start = 0;
 
   get count(): number {
     return this.#jobs.length - this.#start;
   }
 
-  get first(): BulkJob | undefined {
+  get first(): J | undefined {
     return this.#jobs[this.#start];
   }
 
-  push(job: BulkJob): void {
+  push(job: J): void {
     this.#jobs.push(job);
   }
 
-  shift(): BulkJob | undefined {
+  shift(): J | undefined {
     const job = this.#jobs[this.#start];
     if (job === undefined) return undefined;
     this.#start++;

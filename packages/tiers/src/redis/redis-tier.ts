@@ -21,7 +21,6 @@ import { Recency } from './recency.ts';
 import { partitionOf, RedisService } from './service.ts';
 import { policyOf, type RedisTierOptions } from './settings.ts';
 import type { ValueResult } from './values.ts';
-import { Verifier } from './verifier.ts';
 
 const defaultMaxPendingBytes = 256 << 20;
 const defaultLeaseMs = 60_000;
@@ -46,7 +45,6 @@ export class RedisTier implements Tier {
   readonly #index = new BlockIndex();
   readonly #service: RedisService;
   readonly #recency: Recency;
-  readonly #verifier: Verifier;
   /** Writes in flight by namespace and hash, with who else waits for them. */
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #inFlight = new Set<Promise<unknown>>();
@@ -75,7 +73,6 @@ export class RedisTier implements Tier {
     this.#options = options;
     this.#service = new RedisService(options, this.#index, this.#node);
     this.#recency = new Recency(this.#index, this.#service);
-    this.#verifier = new Verifier(options.arena);
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -257,10 +254,11 @@ export class RedisTier implements Tier {
     this.#counts.evictions += evicted;
     onStep?.('redis.write.reserved');
     const results = await Promise.all(
-      jobs.map(({ bytes, id, slot }, i): Promise<ValueResult> => {
+      jobs.map(({ bytes, hash, id, slot }, i): Promise<ValueResult> => {
         if (answers[i] === 'refused') this.#detail.full++;
         if (answers[i] !== 'done') return Promise.resolve('none');
-        return this.#service.values.move('set', directory.partition, `${bytes} ${partBytes} ${id}`, slot);
+        const text = `${bytes} ${partBytes} ${id}`;
+        return this.#service.values.move('set', { partition: directory.partition, text, namespace, hash }, slot);
       }),
     );
     onStep?.('redis.write.parts');
@@ -289,8 +287,8 @@ export class RedisTier implements Tier {
     let result: ValueResult = 'wrong';
     // An object of another size than its namespace has: never into this slot.
     if (bytes >= headerBytes && bytes <= this.#options.slots.slotBytesOf(slot)) {
-      result = await this.#service.values.move('get', directory.partition, entry.text, slot);
-      if (result === 'ok' && !(await this.#verifier.isSound(namespace, hash, slot, bytes))) result = 'wrong';
+      const value = { partition: directory.partition, text: entry.text, namespace, hash };
+      result = await this.#service.values.move('get', value, slot);
     }
     if (result === 'ok') return 'ready';
     if (result === 'lost' || result === 'refused') {

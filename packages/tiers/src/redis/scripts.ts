@@ -95,7 +95,10 @@ local function parse(entry)
 end
 -- Its keys, empty.
 local function make_value(bytes, part, id)
-  for i = 0, parts_of(bytes, part) - 1 do add(new_keys, base .. 'v:' .. id .. ':' .. i, '') end
+  for i = 0, parts_of(bytes, part) - 1 do
+    new_keys[#new_keys + 1] = base .. 'v:' .. id .. ':' .. i
+    new_keys[#new_keys + 1] = ''
+  end
 end
 -- Bytes in its keys; a key that is no string has none.
 local function bytes_of(bytes, part, id)
@@ -107,7 +110,7 @@ local function bytes_of(bytes, part, id)
   return there
 end
 local function drop_value(bytes, part, id)
-  for i = 0, parts_of(bytes, part) - 1 do add(dead_keys, base .. 'v:' .. id .. ':' .. i) end
+  for i = 0, parts_of(bytes, part) - 1 do dead_keys[#dead_keys + 1] = base .. 'v:' .. id .. ':' .. i end
 end
 local function charge(field, amount)
   local namespace = string.sub(field, 1, 32)
@@ -156,10 +159,10 @@ local function sweep(limit)
   flush()
 end
 -- By recency, read a few at a time: what flush() has not removed yet keeps its place. Those before first are gone.
-local aged, aged_entries, first = {}, {}, 1
+local aged, aged_entries, first, stride = {}, {}, 1, 16
 local function age(i)
   if i > #aged then
-    local fields = call('ZRANGE', recency, #aged, #aged + 31)
+    local fields = call('ZRANGE', recency, #aged, #aged + stride - 1)
     add(aged, unpack(fields))
     add(aged_entries, unpack(entries_of(fields)))
   end
@@ -244,6 +247,7 @@ sweep(64)
 local part, share = tonumber(ARGV[3]), tonumber(ARGV[4])
 local fields, answers, evicted = {}, {}, {}
 for at = 5, #ARGV, 3 do add(fields, ARGV[at]) end
+stride = math.max(2, #fields)
 local held = entries_of(fields)
 for i, field in ipairs(fields) do
   if held[i] then use(field, now_us) end

@@ -52,7 +52,7 @@ export class RedisService {
     this.#options = options;
     this.#index = index;
     this.#link = new RedisLink(options.settings, (reason) => this.fail(reason));
-    this.values = new Values(this.#link, options.memory, options.settings, (line) => {
+    this.values = new Values(this.#link, options, (line) => {
       this.connectionsLost++;
       if (this.#state === 'in') options.log.warn({ tier: 'redis', reason: line }, 'a transfer broke');
     });
@@ -116,7 +116,7 @@ export class RedisService {
     this.#reason = 'closed';
     this.#life++;
     clearTimeout(this.#timer);
-    this.values.disconnect('closed');
+    this.values.close();
     this.#link.close();
     await this.#busy;
   }

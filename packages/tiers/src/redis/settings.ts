@@ -89,6 +89,8 @@ export interface RedisTierOptions {
   readonly maxPendingBytes?: number;
   /** Called at named steps; tests stop the process there. */
   readonly onStep?: (step: RedisStep) => void;
+  /** 'node': values by Node's sockets, too, where they would move in native code. For simulations, which exchange those. */
+  readonly transport?: 'native' | 'node';
 }
 
 /** Named steps of a write: reserved, all parts sent and answered, entry written. */

@@ -1,21 +1,42 @@
 /**
- * Values between the arena and the servers, in parts: each part a key of its own, moved by the pools. A part is written at once, and
- * read in pieces: a server takes a value in as it arrives, but sends a whole answer before anybody else gets his turn. Follows MOVED
- * and ASK. Invariant: a value ends once, after its last piece has; then nothing touches its slot any more.
+ * Values between the arena and the servers, in parts: each part a key of its own. A part is written at once, and read in pieces: a
+ * server takes a value in as it arrives, but sends a whole answer before anybody else gets his turn.
+ *
+ *     plain TCP, Unix socket ──▶ whole values, in native code (BulkLane)
+ *     TLS, and a value that is redirected ──▶ piece by piece (BulkConnection); follows MOVED and ASK
+ *
+ * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more. One that was read was verified.
  */
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { ArenaHandle } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
-import type { BulkAddress, BulkResult } from './bulk-connection.ts';
+import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
+import { type BulkAddress, BulkConnection, type BulkJob, type BulkResult } from './bulk-connection.ts';
+import { BulkEngine, BulkLane, type ValueJob } from './bulk-lane.ts';
 import { BulkPool } from './bulk-pool.ts';
 import { parseEntry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
-import type { RedisSettings } from './settings.ts';
+import type { RedisTierOptions } from './settings.ts';
+import { Verifier } from './verifier.ts';
 
 /** 'none': a key is not there (expired, evicted, never reserved); 'wrong': not what its entry says; 'refused': by the server. */
 export type ValueResult = 'ok' | 'none' | 'wrong' | 'lost' | 'refused';
 
+/** Whose value it is, and which: `text` is the directory's entry. */
+export interface Value {
+  readonly partition: Partition;
+  readonly text: string;
+  readonly namespace: Namespace;
+  readonly hash: HashKey;
+}
+
 const maxRedirections = 4;
 /** What one answer of a server carries at most. */
 const pieceBytes = 256 << 10;
+/** Values on one lane: while the last pieces of one are awaited, those of the next are on their way. */
+const laneValues = 2;
+
+type Address = BulkAddress & { readonly name: string };
 
 interface Piece {
   readonly key: string;
@@ -26,24 +47,104 @@ interface Piece {
 
 export class Values {
   readonly #link: RedisLink;
+  readonly #arena: ArenaHandle;
   readonly #memory: ArenaMemory;
-  readonly #settings: RedisSettings;
+  readonly #options: RedisTierOptions;
+  readonly #verifier: Verifier;
   readonly #pools = new Map<string, BulkPool>();
+  readonly #lanes = new Map<string, BulkPool<ValueJob>>();
+  #engine: BulkEngine | undefined;
   readonly #onError: (line: string) => void;
+  #isClosed = false;
   #lastError = '';
 
   /** `onError`: a line of the server, or why a connection ended. */
-  constructor(link: RedisLink, memory: ArenaMemory, settings: RedisSettings, onError: (line: string) => void) {
+  constructor(link: RedisLink, options: RedisTierOptions, onError: (line: string) => void) {
     this.#link = link;
-    this.#memory = memory;
-    this.#settings = settings;
+    this.#arena = options.arena;
+    this.#memory = options.memory;
+    this.#options = options;
+    this.#verifier = new Verifier(options.arena);
     this.#onError = onError;
   }
 
-  /** Move the value of an entry to or from a slot. */
-  move(kind: 'get' | 'set', partition: Partition, text: string, slot: number): Promise<ValueResult> {
+  /** Move a value to or from a slot. */
+  async move(kind: 'get' | 'set', value: Value, slot: number): Promise<ValueResult> {
+    const deadlineMs = performance.now() + this.#options.settings.timeLimitMs;
+    const { namespace, hash, text, partition } = value;
+    if (this.#isNative) {
+      const identity = kind === 'get' ? identitiesOf(namespace, [hash]) : null;
+      const result = await this.#moveWhole(partition, text, slot, identity, deadlineMs);
+      if (typeof result !== 'object') return result === 'length' || result === 'fault' ? 'wrong' : result;
+      if (!isRedirection(result.error)) return this.#refusal(result.error);
+      if (result.error.startsWith('MOVED')) this.#link.refreshTopology();
+    }
+    const result = await this.#movePieces(kind, value, slot, deadlineMs);
+    if (kind === 'set' || result !== 'ok') return result;
+    return (await this.#verifier.isSound(namespace, hash, slot, parseEntry(text).bytes)) ? 'ok' : 'wrong';
+  }
+
+  /** Can values be reached, with these credentials? KvError-free: 'ok', or why not. */
+  async probe(partition: Partition): Promise<string> {
+    const deadlineMs = performance.now() + this.#options.settings.timeLimitMs;
+    this.#lastError = 'no answer within the time limit';
+    const tryOut = async (kind: 'get' | 'set'): Promise<ValueResult> => {
+      if (this.#isNative) {
+        const identity = kind === 'get' ? Buffer.alloc(identityBytes) : null;
+        const result = await this.#moveWhole(partition, '0 1 probe', 0, identity, deadlineMs);
+        if (result === 'none') return 'none';
+        if (typeof result !== 'object') return 'lost';
+        if (!isRedirection(result.error)) return this.#refusal(result.error);
+      }
+      return new Promise((resolve) => {
+        const piece = { key: `${partition.base}v:probe:0`, view: Buffer.alloc(0), start: 0, toEnd: true };
+        this.#submit(kind, partition, piece, deadlineMs, resolve, 0, undefined);
+      });
+    };
+    for (const kind of ['get', 'set'] as const) if ((await tryOut(kind)) !== 'none') return this.#lastError;
+    return 'ok';
+  }
+
+  /** Every connection is destroyed, and all that moved has ended, when this returns. */
+  disconnect(reason: string): void {
+    const pools = [...this.#pools.values(), ...this.#lanes.values()];
+    this.#pools.clear();
+    this.#lanes.clear();
+    for (const pool of pools) pool.close(reason);
+  }
+
+  /** The end: what is moved afterwards is 'lost'. */
+  close(): void {
+    this.disconnect('closed');
+    this.#isClosed = true;
+    this.#engine?.close();
+    this.#engine = undefined;
+  }
+
+  get #isNative(): boolean {
+    return this.#link.login.tls === undefined && this.#options.transport !== 'node';
+  }
+
+  /** By `identity` a get, or a set (null). */
+  #moveWhole(
+    partition: Partition,
+    text: string,
+    slot: number,
+    identity: Uint8Array | null,
+    deadlineMs: number,
+  ): Promise<BulkResult | 'fault'> {
+    const address = this.#link.address(partition);
+    if (address === undefined || this.#isClosed) return Promise.resolve('lost');
     const { bytes, partBytes, id } = parseEntry(text);
-    const deadlineMs = performance.now() + this.#settings.timeLimitMs;
+    const keys = Buffer.from(`${partition.base}v:${id}:`);
+    const kind = identity === null ? 'set' : 'get';
+    return new Promise((onDone) => {
+      this.#laneTo(address).submit({ kind, keys, slot, bytes, partBytes, identity, deadlineMs, onDone });
+    });
+  }
+
+  #movePieces(kind: 'get' | 'set', { partition, text }: Value, slot: number, deadlineMs: number): Promise<ValueResult> {
+    const { bytes, partBytes, id } = parseEntry(text);
     const pieces: Piece[] = [];
     for (let at = 0, part = 0; at < bytes; at += partBytes, part++) {
       const key = `${partition.base}v:${id}:${part}`;
@@ -66,26 +167,6 @@ export class Values {
     });
   }
 
-  /** Can values be reached, with these credentials? KvError-free: 'ok', or why not. */
-  async probe(partition: Partition): Promise<string> {
-    const deadlineMs = performance.now() + this.#settings.timeLimitMs;
-    this.#lastError = 'no answer within the time limit';
-    const tryOut = (kind: 'get' | 'set'): Promise<ValueResult> =>
-      new Promise((resolve) => {
-        const piece = { key: `${partition.base}v:probe:0`, view: Buffer.alloc(0), start: 0, toEnd: true };
-        this.#submit(kind, partition, piece, deadlineMs, resolve, 0, undefined);
-      });
-    for (const kind of ['get', 'set'] as const) if ((await tryOut(kind)) !== 'none') return this.#lastError;
-    return 'ok';
-  }
-
-  /** Every connection is destroyed, and all that moved has ended, when this returns. */
-  disconnect(reason: string): void {
-    const pools = [...this.#pools.values()];
-    this.#pools.clear();
-    for (const pool of pools) pool.close(reason);
-  }
-
   #submit(
     kind: 'get' | 'set',
     partition: Partition,
@@ -93,10 +174,10 @@ export class Values {
     deadlineMs: number,
     end: (result: ValueResult) => void,
     redirections: number,
-    target: (BulkAddress & { readonly name: string; readonly asking: boolean }) | undefined,
+    target: (Address & { readonly asking: boolean }) | undefined,
   ): void {
     const address = target ?? this.#link.address(partition);
-    if (address === undefined) {
+    if (address === undefined || this.#isClosed) {
       end('lost');
       return;
     }
@@ -106,30 +187,49 @@ export class Values {
         return;
       }
       const [word, , place] = result.error.split(' ');
-      const isRedirection = (word === 'MOVED' || word === 'ASK') && place !== undefined;
-      if (isRedirection && redirections < maxRedirections && performance.now() < deadlineMs) {
+      if (isRedirection(result.error) && redirections < maxRedirections && performance.now() < deadlineMs) {
         if (word === 'MOVED') this.#link.refreshTopology();
-        const named = addressNamed(place);
+        const named = addressNamed(place!);
         // An empty host: the server that answered.
         const next = { ...named, host: named.host === '' ? address.host : named.host, asking: word === 'ASK' };
         this.#submit(kind, partition, piece, deadlineMs, end, redirections + 1, next);
         return;
       }
-      this.#note(result.error);
-      end(/^(OOM|MISCONF|NOREPLICAS)/.test(result.error) ? 'refused' : 'lost');
+      end(this.#refusal(result.error));
     };
     this.#pool(address).submit({ kind, ...piece, deadlineMs, asking: target?.asking ?? false, onDone });
   }
 
-  #pool(address: BulkAddress & { readonly name: string }): BulkPool {
+  #pool(address: Address): BulkPool {
     let pool = this.#pools.get(address.name);
     if (pool === undefined) {
-      const { connections, depth } = this.#settings;
-      const onFailure = (reason: string): void => this.#note(reason);
-      pool = new BulkPool({ address, login: this.#link.login, connections, depth, onFailure });
+      const { connections, depth } = this.#options.settings;
+      const connect = (on: ConstructorParameters<typeof BulkConnection>[2]) =>
+        new BulkConnection(address, this.#link.login, on);
+      pool = new BulkPool<BulkJob>({ connect, connections, depth, onFailure: (reason) => this.#note(reason) });
       this.#pools.set(address.name, pool);
     }
     return pool;
+  }
+
+  #laneTo(address: Address): BulkPool<ValueJob> {
+    let pool = this.#lanes.get(address.name);
+    if (pool === undefined) {
+      this.#engine ??= new BulkEngine(this.#arena);
+      const engine = this.#engine;
+      const { connections, depth } = this.#options.settings;
+      const connect = (on: ConstructorParameters<typeof BulkLane>[4]) =>
+        new BulkLane(engine, address, this.#link.login, depth, on);
+      const onFailure = (reason: string): void => this.#note(reason);
+      pool = new BulkPool<ValueJob>({ connect, connections, depth: laneValues, onFailure });
+      this.#lanes.set(address.name, pool);
+    }
+    return pool;
+  }
+
+  #refusal(line: string): ValueResult {
+    this.#note(line);
+    return /^(OOM|MISCONF|NOREPLICAS)/.test(line) ? 'refused' : 'lost';
   }
 
   #note(line: string): void {
@@ -137,3 +237,5 @@ export class Values {
     this.#onError(line);
   }
 }
+
+const isRedirection = (line: string): boolean => /^(MOVED|ASK) \d+ \S/.test(line);

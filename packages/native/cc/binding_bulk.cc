@@ -1,0 +1,133 @@
+// Node-API face of the Redis data plane. Mirrors the "Redis values" part of binding.ts, in its order. Every slot is checked
+// here against the arena: a wrong one is an exception before anything was sent.
+#include "binding.h"
+#include "binding_arena.h"
+#include "bulk_engine.h"
+#include "object_header.h"
+
+namespace kvtier {
+namespace {
+
+std::string BytesOf(const Napi::Value& value) {
+  const auto given = value.As<Napi::Uint8Array>();
+  return {reinterpret_cast<const char*>(given.Data()), given.ByteLength()};
+}
+uint64_t NumberOf(const Napi::CallbackInfo& info, size_t index, const char* what) {
+  return WholeOf(info.Env(), info[index].As<Napi::Number>().DoubleValue(), what);
+}
+
+// What JavaScript holds. Its thread-safe function does not keep the event loop alive: whoever waits has a deadline of its own.
+struct BulkBox {
+  std::unique_ptr<BulkEngine> engine;
+  Napi::ThreadSafeFunction callback;
+  Napi::FunctionReference onEvent;
+
+  ~BulkBox() { Close(); }
+
+  void Close() {
+    if (!engine) return;
+    engine.reset();
+    callback.Release();
+  }
+
+  void Deliver(Napi::Env env) {
+    for (const auto& event : engine->Take()) {
+      const Napi::HandleScope scope(env);
+      onEvent.Call({Napi::Number::New(env, static_cast<int>(event.kind)), Napi::Number::New(env, event.number),
+                    Napi::Number::New(env, static_cast<int>(event.result)), Napi::String::New(env, event.text)});
+      if (!engine) return;  // closed meanwhile
+    }
+  }
+};
+using BulkHandle = std::shared_ptr<BulkBox>;
+
+BulkHandle BoxOf(const Napi::Value& value) {
+  if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not an engine of Redis values");
+  const BulkHandle box = *value.As<Napi::External<BulkHandle>>().Data();
+  if (!box->engine) throw Napi::Error::New(value.Env(), "the engine of Redis values is closed");
+  return box;
+}
+
+Napi::Value BulkOpen(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto box = std::make_shared<BulkBox>();
+  box->onEvent = Napi::Persistent(info[1].As<Napi::Function>());
+  box->callback = Napi::ThreadSafeFunction::New(env, info[1].As<Napi::Function>(), "kvtier redis", 0, 1);
+  // The call may run after the box is gone: it looks first.
+  const auto wake = [weak = std::weak_ptr(box), callback = box->callback] {
+    auto* target = new std::weak_ptr(weak);
+    const auto deliver = [](Napi::Env e, Napi::Function, std::weak_ptr<BulkBox>* waiting) {
+      const BulkHandle owner = waiting->lock();
+      delete waiting;
+      if (owner && owner->engine && e != nullptr) owner->Deliver(e);
+    };
+    if (callback.NonBlockingCall(target, deliver) != napi_ok) delete target;
+  };
+  try {
+    box->engine = std::make_unique<BulkEngine>(ArenaOf(info[0]), wake);
+  } catch (const std::runtime_error& error) {
+    box->callback.Release();
+    throw Napi::Error::New(env, error.what());
+  }
+  box->callback.Unref(env);
+  return Napi::External<BulkHandle>::New(env, new BulkHandle(box), [](Napi::Env, BulkHandle* handle) { delete handle; });
+}
+
+Napi::Value BulkConnect(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  BulkServer server{};
+  server.host = info[1].As<Napi::String>().Utf8Value();
+  const uint64_t port = NumberOf(info, 2, "port");
+  if (port > 65535) throw Napi::RangeError::New(env, "port");
+  server.port = static_cast<uint16_t>(port);
+  server.login = BytesOf(info[3]);
+  server.loginReplies = static_cast<unsigned>(NumberOf(info, 4, "loginReplies"));
+  server.depth = static_cast<unsigned>(NumberOf(info, 5, "depth"));
+  server.pieceBytes = NumberOf(info, 6, "pieceBytes");
+  if (server.depth < 1 || server.pieceBytes < 1) throw Napi::RangeError::New(env, "depth and pieceBytes are 1 at least");
+  try {
+    return Napi::Number::New(env, static_cast<double>(BoxOf(info[0])->engine->Connect(server)));
+  } catch (const std::runtime_error& error) {
+    throw Napi::Error::New(env, error.what());
+  }
+}
+
+void BulkMoveValue(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const BulkHandle box = BoxOf(info[0]);
+  BulkMove move{};
+  move.tag = NumberOf(info, 2, "tag");
+  move.keys = BytesOf(info[3]);
+  move.slot = NumberOf(info, 4, "slot");
+  move.bytes = NumberOf(info, 5, "bytes");
+  move.partBytes = NumberOf(info, 6, "partBytes");
+  move.isGet = !info[7].IsNull();
+  if (move.partBytes < 1) throw Napi::RangeError::New(env, "partBytes");
+  if (move.bytes > 0 && (move.bytes < kHeaderBytes || !box->engine->arena().Contains(move.slot, move.bytes))) {
+    throw Napi::RangeError::New(env, "slot outside the arena, or no room for a header");
+  }
+  if (move.isGet) {
+    const auto identity = info[7].As<Napi::Uint8Array>();
+    if (identity.ByteLength() != 64) throw Napi::RangeError::New(env, "64 bytes of identity");
+    std::memcpy(move.identity.data(), identity.Data(), 64);
+  }
+  box->engine->Move(NumberOf(info, 1, "connection"), std::move(move));
+}
+
+void BulkDisconnect(const Napi::CallbackInfo& info) {
+  BoxOf(info[0])->engine->Disconnect(NumberOf(info, 1, "connection"));
+}
+
+void BulkClose(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
+
+}  // namespace
+
+void RegisterBulk(Napi::Env env, Napi::Object exports) {
+  exports["bulkOpen"] = Napi::Function::New(env, BulkOpen);
+  exports["bulkConnect"] = Napi::Function::New(env, BulkConnect);
+  exports["bulkMove"] = Napi::Function::New(env, BulkMoveValue);
+  exports["bulkDisconnect"] = Napi::Function::New(env, BulkDisconnect);
+  exports["bulkClose"] = Napi::Function::New(env, BulkClose);
+}
+
+}  // namespace kvtier

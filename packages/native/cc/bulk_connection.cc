@@ -1,0 +1,280 @@
+// See bulk_connection.h.
+#include "bulk_connection.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "object_header.h"
+
+namespace kvtier {
+namespace {
+
+constexpr std::string_view kSetTail = "\r\n$2\r\nXX\r\n";
+constexpr size_t kLongestLine = 4096;
+// Of one turn, so that connections take turns.
+constexpr uint64_t kTurnBytes = 1 << 20;
+constexpr size_t kVectors = 12;
+
+void AppendWord(std::string& text, std::string_view word) {
+  text.append("$").append(std::to_string(word.size())).append("\r\n").append(word).append("\r\n");
+}
+
+}  // namespace
+
+BulkConnection::BulkConnection(Arena& arena, uint64_t number, int fd, const BulkServer& server,
+                               std::vector<BulkEvent>& events)
+    : arena_(arena), number_(number), fd_(fd), server_(server), events_(events), logins_(server.loginReplies) {}
+
+void BulkConnection::OnReady(bool readable, bool writable) {
+  if (connecting_ && (readable || writable)) Connected();
+  if (!closed() && readable) Read();
+  if (!closed() && writable) Write();
+}
+
+void BulkConnection::Connected() {
+  int error = 0;
+  socklen_t bytes = sizeof(error);
+  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &bytes);
+  if (error != 0) return Close(std::string("connect: ") + std::strerror(error));
+  connecting_ = false;
+  if (logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), BulkResult::kOk, {}});
+  else out_.push_back({server_.login});
+  Write();
+}
+
+void BulkConnection::Move(BulkMove move) {
+  values_.push_back({});
+  values_.back().move = std::move(move);
+  Pump();
+  Write();
+}
+
+// Commands, up to the depth.
+void BulkConnection::Pump() {
+  while (!closed() && sending_ < values_.size() && pieces_.size() < server_.depth) {
+    Value& value = values_[sending_];
+    if (!value.allSent()) SendPiece(value);
+    if (value.allSent()) ++sending_;
+  }
+}
+
+void BulkConnection::SendPiece(Value& value) {
+  const BulkMove& move = value.move;
+  const uint64_t part = value.sentBytes / move.partBytes;
+  const uint64_t start = value.sentBytes % move.partBytes;
+  const uint64_t partBytes = std::min(move.partBytes, move.bytes - part * move.partBytes);
+  const uint64_t count = std::min(move.isGet ? server_.pieceBytes : partBytes, partBytes - start);
+  std::string text = "*4\r\n";
+  AppendWord(text, move.isGet ? "GETRANGE" : "SET");
+  AppendWord(text, move.keys + std::to_string(part));
+  value.begun = true;
+  if (move.isGet) {
+    // To the end whatever it is: more than is expected must not go unnoticed.
+    const bool isLast = start + count == partBytes;
+    AppendWord(text, std::to_string(start));
+    AppendWord(text, isLast ? "-1" : std::to_string(start + count - 1));
+    if (!out_.empty() && out_.back().body == nullptr && out_.back().doneBytes == 0) out_.back().head += text;
+    else out_.push_back({std::move(text)});
+  } else {
+    text.append("$").append(std::to_string(count)).append("\r\n");
+    out_.push_back({std::move(text), arena_.base() + move.slot + value.sentBytes, count});
+  }
+  pieces_.push_back({value.sentBytes, count});
+  value.sentBytes += count;
+  ++value.open;
+}
+
+void BulkConnection::Write() {
+  while (!closed() && !connecting_ && !out_.empty()) {
+    iovec vectors[kVectors];
+    size_t used = 0;
+    for (auto out = out_.begin(); out != out_.end() && used + 3 <= kVectors; ++out) {
+      uint64_t skip = out->doneBytes;
+      const auto add = [&](const void* bytes, uint64_t count) {
+        const uint64_t skipped = std::min(skip, count);
+        skip -= skipped;
+        if (count == skipped) return;
+        vectors[used++] = {static_cast<uint8_t*>(const_cast<void*>(bytes)) + skipped, count - skipped};
+      };
+      add(out->head.data(), out->head.size());
+      if (out->body == nullptr) continue;
+      add(out->body, out->bodyBytes);
+      add(kSetTail.data(), kSetTail.size());
+    }
+    msghdr message{};
+    message.msg_iov = vectors;
+    message.msg_iovlen = used;
+    ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EINTR) return;
+      return Close(std::string("send: ") + std::strerror(errno));
+    }
+    while (sent > 0) {
+      Out& out = out_.front();
+      const uint64_t all = out.head.size() + (out.body == nullptr ? 0 : out.bodyBytes + kSetTail.size());
+      const uint64_t taken = std::min<uint64_t>(all - out.doneBytes, static_cast<uint64_t>(sent));
+      out.doneBytes += taken;
+      sent -= static_cast<ssize_t>(taken);
+      if (out.doneBytes == all) out_.pop_front();
+    }
+  }
+}
+
+void BulkConnection::Read() {
+  for (uint64_t turnBytes = 0; !closed() && turnBytes < kTurnBytes;) {
+    uint8_t dropped[16 << 10];
+    iovec vectors[2];
+    size_t used = 0;
+    const uint64_t wanted =
+        bodyLeft_ == 0 ? 0 : bodyAt_ != nullptr ? bodyLeft_ : std::min<uint64_t>(bodyLeft_, sizeof(dropped));
+    if (wanted > 0) vectors[used++] = {bodyAt_ != nullptr ? bodyAt_ : dropped, wanted};
+    const bool withStash = wanted == bodyLeft_;
+    if (withStash) vectors[used++] = {stash_.data() + stashed_, stash_.size() - stashed_};
+    const ssize_t count = readv(fd_, vectors, static_cast<int>(used));
+    if (count < 0) {
+      if (errno == EAGAIN || errno == EINTR) return;
+      return Close(std::string("read: ") + std::strerror(errno));
+    }
+    if (count == 0) return Close("the server closed the connection");
+    const auto got = static_cast<uint64_t>(count);
+    turnBytes += got;
+    if (wanted > 0) Filled(std::min(got, wanted));
+    if (got > wanted) stashed_ += got - wanted;
+    Parse();
+    if (closed()) return;
+    Pump();
+    Write();
+    // Less than there was room for: there is no more now.
+    uint64_t room = 0;
+    for (size_t i = 0; i < used; ++i) room += vectors[i].iov_len;
+    if (got < room) return;
+  }
+}
+
+// `bytes` more of the value are in place.
+void BulkConnection::Filled(uint64_t bytes) {
+  bodyLeft_ -= bytes;
+  if (bodyAt_ != nullptr) {
+    const uint64_t at = pieces_.front().at + (pieces_.front().bytes - bodyLeft_ - bytes);
+    const uint64_t skip = at < kHeaderBytes ? std::min<uint64_t>(kHeaderBytes - at, bytes) : 0;
+    if (at == 0) XXH3_64bits_reset(&checksum_);
+    XXH3_64bits_update(&checksum_, bodyAt_ + skip, bytes - skip);
+    bodyAt_ += bytes;
+  }
+  if (bodyLeft_ == 0) tailLeft_ = 2;
+}
+
+void BulkConnection::Parse() {
+  size_t from = 0;
+  while (from < stashed_ && !closed()) {
+    if (tailLeft_ > 0) {
+      if (stash_[from++] != (tailLeft_ == 2 ? '\r' : '\n')) return Close("the server sent something that is not RESP2");
+      if (--tailLeft_ == 0) EndPiece(bodyIs_);
+    } else if (bodyLeft_ > 0) {
+      const uint64_t bytes = std::min<uint64_t>(bodyLeft_, stashed_ - from);
+      if (bodyAt_ != nullptr) std::memcpy(bodyAt_, stash_.data() + from, bytes);
+      from += bytes;
+      Filled(bytes);
+    } else {
+      const auto* begin = stash_.data() + from;
+      const auto* end = static_cast<const char*>(std::memchr(begin, '\n', stashed_ - from));
+      const size_t count = end == nullptr ? stashed_ - from : static_cast<size_t>(end - begin);
+      line_.append(begin, count);
+      if (line_.size() > kLongestLine) return Close("the server sent a line without an end");
+      from += count + (end != nullptr);
+      if (end == nullptr) break;
+      if (!line_.empty() && line_.back() == '\r') line_.pop_back();
+      const std::string line = std::move(line_);
+      line_.clear();
+      if (!ParseLine(line.data(), line.size())) return;
+    }
+  }
+  std::memmove(stash_.data(), stash_.data() + from, stashed_ - from);
+  stashed_ -= from;
+}
+
+// False when the connection is closed.
+bool BulkConnection::ParseLine(const char* text, size_t count) {
+  const std::string_view line(text, count);
+  if (logins_ > 0) {
+    if (line != "+OK") return Close(std::string(line.substr(line.empty() ? 0 : 1))), false;
+    if (--logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), BulkResult::kOk, {}});
+    return true;
+  }
+  if (pieces_.empty()) return Close("the server sent what nobody asked for: " + std::string(line.substr(0, 80))), false;
+  const bool isGet = values_.front().move.isGet;
+  if (line.starts_with('-')) EndPiece(BulkResult::kError, std::string(line.substr(1)));
+  else if (line == "+OK" && !isGet) EndPiece(BulkResult::kOk);
+  else if (line == "$-1") EndPiece(BulkResult::kNone);
+  else if (line.starts_with('$') && isGet) {
+    uint64_t bytes = 0;
+    const auto [end, error] = std::from_chars(text + 1, text + count, bytes);
+    if (error != std::errc() || end != text + count) return Close("not a length: " + std::string(line)), false;
+    BeginBody(bytes);
+  } else return Close("the server sent something that is not RESP2: " + std::string(line.substr(0, 40))), false;
+  return !closed();
+}
+
+void BulkConnection::BeginBody(uint64_t bytes) {
+  const Piece& piece = pieces_.front();
+  const bool isWanted = bytes == piece.bytes && bytes > 0;
+  // GETRANGE answers "" when there is no such key.
+  bodyIs_ = isWanted ? BulkResult::kOk : bytes == 0 ? BulkResult::kNone : BulkResult::kLength;
+  bodyAt_ = isWanted ? arena_.base() + values_.front().move.slot + piece.at : nullptr;
+  bodyLeft_ = bytes;
+  if (bytes == 0) tailLeft_ = 2;
+}
+
+void BulkConnection::EndPiece(BulkResult result, std::string text) {
+  Value& value = values_.front();
+  pieces_.pop_front();
+  --value.open;
+  // A value that is too short has pieces that are not there: the worst counts.
+  if (value.result == BulkResult::kOk || result == BulkResult::kLength) {
+    value.result = result;
+    value.text = std::move(text);
+  }
+  EndValues();
+}
+
+void BulkConnection::EndValues() {
+  while (!values_.empty() && values_.front().open == 0 && values_.front().allSent()) {
+    Value& value = values_.front();
+    const bool isWhole = value.result == BulkResult::kOk && value.move.isGet;
+    if (isWhole && !IsSound(value)) value.result = BulkResult::kFault;
+    events_.push_back(
+        {BulkEventKind::kMoved, static_cast<double>(value.move.tag), value.result, std::move(value.text)});
+    values_.pop_front();
+    if (sending_ > 0) --sending_;
+  }
+}
+
+bool BulkConnection::IsSound(const Value& value) {
+  ObjectHeader header;
+  const uint8_t* identity = value.move.identity.data();
+  return DecodeHeader(arena_.base() + value.move.slot, &header) == HeaderFault::kNone &&
+         std::memcmp(header.namespaceDigest.data(), identity, 32) == 0 &&
+         std::memcmp(header.hash.data(), identity + 32, 32) == 0 &&
+         header.payloadBytes == value.move.bytes - kHeaderBytes &&
+         XXH3_64bits_digest(&checksum_) == header.payloadChecksum;
+}
+
+// What it carried is lost, and JavaScript knows what that was.
+void BulkConnection::Close(const std::string& why) {
+  if (closed()) return;
+  CloseSocket();
+  events_.push_back({BulkEventKind::kDown, static_cast<double>(number_), BulkResult::kError, why});
+}
+
+void BulkConnection::CloseSocket() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+}  // namespace kvtier

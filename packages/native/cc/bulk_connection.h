@@ -1,0 +1,93 @@
+// One connection to a Redis server that moves values and nothing else: a minimal RESP2 writer and reader, as a state machine
+// without waiting.
+//
+//     SET   "*4..$N\r\n" ─┐                           "$N\r\n" ─▶ stash (128 bytes)
+//           arena         ─┼─ one sendmsg   GETRANGE      N bytes ─▶ arena      ┐ one readv
+//           "..XX\r\n"    ─┘                      "\r\n$N\r\n" ─▶ stash      ┘
+//
+// Values are sent one after the other, and answered so; pieces of the next follow those of the last without a pause. What is not
+// understood ends the connection: there is no resynchronising.
+#pragma once
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "bulk_engine.h"
+#include "xxh3.h"
+
+namespace kvtier {
+
+class BulkConnection {
+ public:
+  BulkConnection(Arena& arena, uint64_t number, int fd, const BulkServer& server, std::vector<BulkEvent>& events);
+  ~BulkConnection() { CloseSocket(); }
+  BulkConnection(const BulkConnection&) = delete;
+  BulkConnection& operator=(const BulkConnection&) = delete;
+
+  // The socket is ready. Afterwards: see closed() and wantsWrite().
+  void OnReady(bool readable, bool writable);
+  void Move(BulkMove move);
+
+  int fd() const { return fd_; }
+  bool closed() const { return fd_ < 0; }
+  bool wantsWrite() const { return connecting_ || !out_.empty(); }
+
+ private:
+  struct Value {
+    BulkMove move;
+    uint64_t sentBytes = 0;  // asked for, or put on its way
+    unsigned open = 0;       // pieces that are not answered
+    BulkResult result = BulkResult::kOk;
+    std::string text;
+    bool begun = false;
+    bool allSent() const { return begun && (sentBytes == move.bytes || result != BulkResult::kOk); }
+  };
+  struct Piece {
+    uint64_t at;  // in the object
+    uint64_t bytes;
+  };
+  struct Out {
+    std::string head;
+    const uint8_t* body = nullptr;
+    uint64_t bodyBytes = 0;
+    uint64_t doneBytes = 0;  // of all three
+  };
+
+  void Connected();
+  void Pump();
+  void SendPiece(Value& value);
+  void Write();
+  void Read();
+  void Parse();
+  bool ParseLine(const char* line, size_t count);
+  void BeginBody(uint64_t bytes);
+  void Filled(uint64_t bytes);
+  void EndPiece(BulkResult result, std::string text = {});
+  void EndValues();
+  bool IsSound(const Value& value);
+  void Close(const std::string& why);
+  void CloseSocket();
+
+  Arena& arena_;
+  const uint64_t number_;
+  int fd_;
+  const BulkServer server_;
+  std::vector<BulkEvent>& events_;
+  bool connecting_ = true;
+  unsigned logins_ = 0;     // replies still to come
+  std::deque<Value> values_;  // the first is being answered
+  size_t sending_ = 0;        // index of the value whose pieces are sent next
+  std::deque<Piece> pieces_;  // sent and not answered
+  std::deque<Out> out_;
+  std::array<char, 128> stash_;
+  size_t stashed_ = 0;
+  std::string line_;  // protocol text without its end yet
+  // The value that is arriving.
+  uint8_t* bodyAt_ = nullptr;  // null: to be dropped
+  uint64_t bodyLeft_ = 0;
+  unsigned tailLeft_ = 0;  // of "\r\n" behind it
+  BulkResult bodyIs_ = BulkResult::kOk;
+  XXH3_state_t checksum_;
+};
+
+}  // namespace kvtier

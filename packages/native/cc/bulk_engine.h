@@ -1,0 +1,93 @@
+// The Redis data plane: values straight between arena slots and connections to servers, on a thread of its own.
+//
+//     JavaScript ──Connect──▶ connection ──login──▶ kReady          GETRANGE, SET ... XX: pieces of a value, a few at a time
+//        ▲ kMoved              │ kDown                    ──Move──▶ server ──▶ arena slot, checksum while it is hot in cache
+//
+// JavaScript decides what moves where and for how long; here bytes are moved, and an object that has arrived is verified.
+// Invariants: a slot is touched only between Move and its kMoved, or until Disconnect has returned; every Move gets one kMoved, of
+// one connection in their order, or ends with its connection (kDown); nothing that a server sends makes a buffer grow.
+// Idea: platform.md, "raw"; a loop with a mailbox, as in peer_engine.h.
+#pragma once
+#include <array>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "arena.h"
+
+namespace kvtier {
+
+// The same numbers in packages/tiers/src/redis/bulk-lane.ts.
+enum class BulkEventKind : int {
+  kReady = 0,  // connection
+  kDown = 1,   // connection; text: why
+  kMoved = 2,  // tag, BulkResult; text: the server's error line
+};
+enum class BulkResult : int {
+  kOk = 0,
+  kNone = 1,    // no such key
+  kLength = 2,  // not as long as it should be
+  kFault = 3,   // arrived, and is not the object that it should be
+  kError = 4,   // the server says no
+};
+
+struct BulkEvent {
+  BulkEventKind kind;
+  double number;
+  BulkResult result = BulkResult::kOk;
+  std::string text;
+};
+
+// A value: `bytes` at `slot`, in keys `keys`0, `keys`1 ... of `partBytes` each. Zero bytes ask for key 0, which is 'none'.
+struct BulkMove {
+  uint64_t tag;
+  bool isGet;
+  std::string keys;
+  uint64_t slot;
+  uint64_t bytes;
+  uint64_t partBytes;
+  std::array<uint8_t, 64> identity;  // get: namespace digest and hash that the object must have
+};
+
+struct BulkServer {
+  std::string host;  // an address literal, or the path of a Unix socket
+  uint16_t port;
+  std::string login;      // sent first
+  unsigned loginReplies;  // +OK's that it is answered with
+  unsigned depth;         // commands in flight
+  uint64_t pieceBytes;    // of one GETRANGE
+};
+
+class BulkLoop;
+
+class BulkEngine {
+ public:
+  // `wake` is called from the loop's thread whenever events begin to wait; never twice without a Take between.
+  BulkEngine(std::shared_ptr<Arena> arena, std::function<void()> wake);
+  ~BulkEngine();
+
+  // The number of a connection that will be kReady or kDown. Throws std::runtime_error when the address is none.
+  uint64_t Connect(const BulkServer& server);
+  void Move(uint64_t connection, BulkMove move);
+  // Its socket is closed when this returns; there will be no kDown.
+  void Disconnect(uint64_t connection);
+  std::vector<BulkEvent> Take();
+  // Ends every connection, then the thread.
+  void Close();
+
+  Arena& arena() { return *arena_; }
+  void Emit(std::vector<BulkEvent>&& events);
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::function<void()> wake_;
+  uint64_t nextNumber_ = 1;  // 0: the loop's mailbox
+  std::mutex mutex_;
+  std::vector<BulkEvent> events_;
+  std::unique_ptr<BulkLoop> loop_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,194 @@
+/**
+ * Connections that move whole values in native code: `BulkEngine` has the thread, a `BulkLane` is one connection, which a `BulkPool`
+ * treats as it treats a `BulkConnection` of Node's. Used where a server is reached by plain TCP or a Unix socket. Invariant: once
+ * `destroy` has returned, nothing reads or writes any slot for it any more, and every job has ended.
+ */
+import { lookup } from 'node:dns';
+import { isIP } from 'node:net';
+import { KvError } from '@kvtier/errors';
+import { type ArenaHandle, type BulkHandle, native } from '@kvtier/native';
+import { type BulkAddress, type BulkLogin, type BulkResult, loginOf } from './bulk-connection.ts';
+
+/** A value between its slot and its parts; `onDone` is called exactly once. */
+export interface ValueJob {
+  readonly kind: 'get' | 'set';
+  /** What its parts' keys begin with: "kvtier:{p0}:v:ID:". */
+  readonly keys: Buffer;
+  readonly slot: number;
+  readonly bytes: number;
+  readonly partBytes: number;
+  /** Get: 64 bytes, what the object must be. */
+  readonly identity: Uint8Array | null;
+  /** On the clock of performance.now(). */
+  readonly deadlineMs: number;
+  /** 'fault': it has arrived, and is not the object that it should be. */
+  readonly onDone: (result: BulkResult | 'fault') => void;
+}
+
+/** The same numbers in packages/native/cc/bulk_engine.h. */
+const event = { ready: 0, down: 1, moved: 2 } as const;
+const results = ['ok', 'none', 'length', 'fault'] as const;
+/** What one answer of a server carries at most: what it holds up the commands of others for. */
+const pieceBytes = 256 << 10;
+
+export class BulkEngine {
+  readonly #handle: BulkHandle;
+  readonly #lanes = new Map<number, { ready(): void; down(reason: string): void }>();
+  readonly #jobs = new Map<number, (result: BulkResult | 'fault') => void>();
+  #nextTag = 1;
+
+  constructor(arena: ArenaHandle) {
+    this.#handle = native.bulkOpen(arena, (kind, number, result, text) => {
+      if (kind === event.moved) this.#jobs.get(number)?.(results[result] ?? { error: text });
+      else if (kind === event.ready) this.#lanes.get(number)?.ready();
+      else this.#lanes.get(number)?.down(text);
+    });
+  }
+
+  /** `host`: an IP address, or a path. Returns the connection's number. KvError. */
+  connect(
+    host: string,
+    port: number,
+    login: { text: Buffer; replies: number },
+    depth: number,
+    on: { ready(): void; down(reason: string): void },
+  ): number {
+    try {
+      const { text, replies } = login;
+      const number = native.bulkConnect(this.#handle, host, port, text, replies, depth, pieceBytes);
+      this.#lanes.set(number, on);
+      return number;
+    } catch (error) {
+      throw KvError.from(error);
+    }
+  }
+
+  /** Returns the job's tag, until it ends. */
+  move(connection: number, job: ValueJob): number {
+    const tag = this.#nextTag++;
+    this.#jobs.set(tag, (result) => {
+      this.#jobs.delete(tag);
+      job.onDone(result);
+    });
+    const { keys, slot, bytes, partBytes, identity } = job;
+    native.bulkMove(this.#handle, connection, tag, keys, slot, bytes, partBytes, identity);
+    return tag;
+  }
+
+  /** Nothing moves over it any more; these jobs are the caller's to end. */
+  disconnect(connection: number, tags: Iterable<number>): void {
+    if (this.#lanes.delete(connection)) native.bulkDisconnect(this.#handle, connection);
+    for (const tag of tags) this.#jobs.delete(tag);
+  }
+
+  close(): void {
+    native.bulkClose(this.#handle);
+  }
+}
+
+export class BulkLane {
+  readonly #engine: BulkEngine;
+  readonly #login: BulkLogin;
+  readonly #depth: number;
+  readonly #onReady: () => void;
+  readonly #onEnd: (reason: string, wasReady: boolean) => void;
+  readonly #connectTimer: NodeJS.Timeout;
+  /** By tag, in the order sent. */
+  readonly #jobs = new Map<number, ValueJob>();
+  /** Addresses of the server's name that are still to be tried. */
+  #hosts: string[] = [];
+  #connection: number | undefined;
+  #ready = false;
+  #ended = false;
+
+  constructor(
+    engine: BulkEngine,
+    address: BulkAddress,
+    login: BulkLogin,
+    depth: number,
+    on: { ready: () => void; end: (reason: string, wasReady: boolean) => void },
+  ) {
+    this.#engine = engine;
+    this.#login = login;
+    this.#depth = depth;
+    this.#onReady = on.ready;
+    this.#onEnd = on.end;
+    this.#connectTimer = setTimeout(() => this.destroy('no connection in time'), login.connectTimeoutMs);
+    const host = address.path ?? address.host ?? '127.0.0.1';
+    const port = address.port ?? 0;
+    if (address.path !== undefined || isIP(host) !== 0) {
+      this.#hosts = [host];
+      // Not in this turn: whoever waits for it must have it first.
+      queueMicrotask(() => this.#connect(port, 'no address'));
+    } else {
+      lookup(host, { all: true }, (error, found) => {
+        this.#hosts = (found ?? []).map((each) => each.address);
+        this.#connect(port, error?.message ?? `${host} has no address`);
+      });
+    }
+  }
+
+  get ready(): boolean {
+    return this.#ready && !this.#ended;
+  }
+
+  /** Values sent and not ended. */
+  get inFlight(): number {
+    return this.#jobs.size;
+  }
+
+  /** By when the oldest job must have ended, on the clock of performance.now(). */
+  get deadlineMs(): number {
+    for (const { deadlineMs } of this.#jobs.values()) return deadlineMs;
+    return Number.POSITIVE_INFINITY;
+  }
+
+  send(job: ValueJob): void {
+    const onDone = (result: BulkResult | 'fault'): void => {
+      this.#jobs.delete(tag);
+      job.onDone(result);
+      if (!this.#ended) this.#onReady();
+    };
+    const tag = this.#engine.move(this.#connection!, { ...job, onDone });
+    this.#jobs.set(tag, job);
+  }
+
+  /** Closes the socket in this turn, so that no byte moves afterwards; then every job is 'lost'. */
+  destroy(reason: string): void {
+    if (this.#ended) return;
+    const wasReady = this.#ready;
+    this.#ended = true;
+    clearTimeout(this.#connectTimer);
+    const jobs = [...this.#jobs.values()];
+    if (this.#connection !== undefined) this.#engine.disconnect(this.#connection, this.#jobs.keys());
+    this.#jobs.clear();
+    for (const job of jobs) job.onDone('lost');
+    this.#onEnd(reason, wasReady);
+  }
+
+  #connect(port: number, reason: string): void {
+    if (this.#ended) return;
+    const host = this.#hosts.shift();
+    if (host === undefined) {
+      this.destroy(reason);
+      return;
+    }
+    const ready = (): void => {
+      this.#ready = true;
+      clearTimeout(this.#connectTimer);
+      this.#onReady();
+    };
+    const down = (why: string): void => {
+      if (this.#ready || this.#hosts.length === 0) this.destroy(why);
+      else {
+        this.#engine.disconnect(this.#connection!, []);
+        this.#connect(port, why);
+      }
+    };
+    try {
+      this.#connection = this.#engine.connect(host, port, loginOf(this.#login), this.#depth, { ready, down });
+    } catch (error) {
+      this.destroy((error as Error).message);
+    }
+  }
+}
