@@ -87,11 +87,14 @@ struct CudaTransformer::State {
     return sent;
   }
 
-  void CaptureAll(int64_t most) {
+  // Steps of padding alone. False when one does not end by its deadline.
+  bool CaptureAll(int64_t most, int64_t deadline_us) {
     const Step nobody{{}, {}, {}, {}, 1, {}, {}, false};
     for (int64_t padded = 1; graphs.empty() || graphs.rbegin()->first < most; padded = PaddedSequences(padded + 1, most)) {
       RunDecodes(nobody, padded, true, {});
+      if (!stream.Synchronize(deadline_us)) return false;
     }
+    return true;
   }
 };
 
@@ -110,8 +113,7 @@ CudaTransformer::CudaTransformer(Shape shape, DeviceWeights weights, const Limit
   times_.buffers_us = ElapsedUs(start);
   if (options_.graphs && options_.capture_at_start) {
     start = Clock::now();
-    state_->CaptureAll(limits_.max_step_sequences);
-    if (!state_->stream.Synchronize(options_.step_deadline_us)) {
+    if (!state_->CaptureAll(limits_.max_step_sequences, options_.step_deadline_us)) {
       Abandon(std::move(state_));
       throw std::runtime_error("GPU: the first steps did not end within their deadline; restart the worker");
     }

@@ -1,0 +1,68 @@
+// Matrix products of the 8B model, ours and cuBLASLt's: few rows against the bandwidth (each weight is read once), many
+// against the best rate of this run.
+#include <string>
+#include <vector>
+
+#include "../gemm/gemm.h"
+#include "bench.h"
+
+namespace kvtier::cuda::bench {
+namespace {
+
+constexpr auto kType = NumberType::kBf16;
+constexpr int64_t kFewRows = 64;  // up to here memory is the limit
+
+struct Matrix {
+  const char* name;
+  int64_t outputs, inputs;
+};
+const std::vector<Matrix> kMatrices = {{"qkv", kHidden + 2 * kKvHeads * kHeadDim, kHidden},
+                                       {"o", kHidden, kHidden},
+                                       {"gate_up", 2 * kIntermediate, kHidden},
+                                       {"down", kHidden, kIntermediate}};
+
+gpu::Buffer Random(gpu::Stream& stream, int64_t count, uint64_t seed) {
+  gpu::Buffer buffer(static_cast<size_t>(count * NumberBytes(kType)), "a bench's matrix");
+  FillRandom(stream, kType, buffer.data(), count, seed, 1, 0);
+  return buffer;
+}
+
+using Product = std::function<void(gpu::Stream&, NumberType, const GemmArgs&)>;
+
+// Microseconds of one product; the sizes and who computes it, as the figure's name.
+void Measure(gpu::Stream& stream, const Matrix& m, int64_t rows, const std::string& who, const Product& product, bool is_limit = false) {
+  const auto source = Random(stream, rows * m.inputs, 1), weight = Random(stream, m.outputs * m.inputs, 2);
+  const gpu::Buffer target(static_cast<size_t>(rows * m.outputs * NumberBytes(kType)), "a bench's matrix");
+  const double us = TimeUs(stream, [&] {
+    product(stream, kType, {target.data(), source.data(), weight.data(), rows, m.outputs, m.inputs, m.outputs, m.inputs, false, false});
+  });
+  const std::string shape = "bf16 " + std::to_string(rows) + " rows " + m.name + " " + std::to_string(m.outputs) + "x" + std::to_string(m.inputs);
+  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(m.outputs) * static_cast<double>(m.inputs);
+  if (rows <= kFewRows) {
+    ReportBytes("GEMM " + who, shape, us, static_cast<double>(m.outputs * m.inputs + rows * (m.inputs + m.outputs)) * 2);
+  } else {
+    ReportFlops("GEMM " + who, shape, us, flops);
+    if (is_limit) RecordGemmRate(flops / us * 1e6, "GEMM " + who + " " + shape);
+  }
+}
+
+KVTIER_BENCH(gemm) {
+  gpu::Stream stream;
+  std::string why;
+  const auto cublaslt = CublasLt::Load("", &why);
+  if (!cublaslt) fprintf(stderr, "cuBLASLt: %s; the GEMM rate is that of our own kernels\n", why.c_str());
+  const Product ours = [](gpu::Stream& s, NumberType type, const GemmArgs& args) { GemmOurs(s, type, args); };
+  const Product theirs = [&](gpu::Stream& s, NumberType type, const GemmArgs& args) {
+    if (!cublaslt->Run(s, type, args)) throw std::runtime_error("cuBLASLt has no algorithm for a shape of the 8B model");
+  };
+  Measure(stream, {"square", 8192, 8192}, 8192, cublaslt ? "cuBLASLt" : "ours", cublaslt ? theirs : ours, true);
+  for (const Matrix& matrix : kMatrices) {
+    for (const int64_t rows : {1, 32, 256, 2048, 8192}) {
+      Measure(stream, matrix, rows, "ours", ours, !cublaslt);
+      if (cublaslt) Measure(stream, matrix, rows, "cuBLASLt", theirs, true);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtier::cuda::bench
