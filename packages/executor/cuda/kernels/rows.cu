@@ -36,12 +36,13 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
     return static_cast<int32_t>((static_cast<unsigned>(pack) * blockDim.x + threadIdx.x) * static_cast<unsigned>(kCount));
   };
 
-  Pack<T> x[kPacks], old[kPacks];
+  Pack<T> x[kPacks];
+  uint4 old[kPacks];  // of the residual; packed, for registers
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (column(p) >= a.columns) continue;
     x[p] = LoadPack(source + column(p));
-    if constexpr (kKind != NormKind::kPlain) old[p] = LoadPack(residual + column(p));
+    if constexpr (kKind != NormKind::kPlain) old[p] = *reinterpret_cast<const uint4*>(residual + column(p));
   }
   float sum = 0;
 #pragma unroll
@@ -55,8 +56,9 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
       }
     }
     if constexpr (kKind == NormKind::kAddThenNorm) {
+      const Pack<T> before = Unpack<T>(old[p]);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) x[p].v[i] += old[p].v[i];
+      for (int i = 0; i < kCount; ++i) x[p].v[i] += before.v[i];
       const uint4 rounded = RoundPack<T>(x[p]);
       *reinterpret_cast<uint4*>(residual + column(p)) = rounded;
       x[p] = Unpack<T>(rounded);  // the norm is of what is stored
@@ -70,9 +72,11 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
     if (column(p) >= a.columns) continue;
     const Pack<T> w = LoadPack(weight + column(p));
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      x[p].v[i] = x[p].v[i] * scale * w.v[i];
-      if constexpr (kKind == NormKind::kNormThenAdd) x[p].v[i] += old[p].v[i];
+    for (int i = 0; i < kCount; ++i) x[p].v[i] = x[p].v[i] * scale * w.v[i];
+    if constexpr (kKind == NormKind::kNormThenAdd) {
+      const Pack<T> before = Unpack<T>(old[p]);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[p].v[i] += before.v[i];
     }
     T* target = kKind == NormKind::kNormThenAdd ? residual : static_cast<T*>(a.target) + row;
     StorePack(target + column(p), x[p]);
