@@ -214,7 +214,8 @@ export class SequenceHashes {
   #reserve(blocks: number): void {
     const bytes = blocks * this.hasher.hashBytes;
     if (bytes <= this.#hashes.length) return;
-    const grown = Buffer.alloc(Math.max(bytes, 2 * this.#hashes.length));
+    // Of its own memory: `packedWords` views it from a multiple of 4. What is not hashed yet is never read.
+    const grown = Buffer.allocUnsafeSlow(Math.max(bytes, 2 * this.#hashes.length));
     this.packed.copy(grown);
     this.#hashes = grown;
   }

@@ -154,6 +154,21 @@ export class BlockPool {
     return blocks;
   }
 
+  /**
+   * The blocks of a chain from its start on, up to the first that one group misses; at most `count`. Block i has the hash at
+   * (i + 1) × hashesPerBlock - 1. One column per group.
+   */
+  findRun(hashes: BlockHashes, hashesPerBlock: number, count: number, groups: readonly number[]): number[][] {
+    if (groups.length === 1) {
+      const rows = this.#indexes[groups[0]!]!.findRun(hashes, hashesPerBlock, count);
+      for (let i = 0; i < rows.length; i++) rows[i] = this.#rows.blockOf(rows[i]!);
+      return [rows];
+    }
+    const columns: number[][] = groups.map(() => []);
+    for (let i = 0; i < count && this.findEach(hashes, (i + 1) * hashesPerBlock - 1, groups, columns); ) i++;
+    return columns;
+  }
+
   /** As `findAll`, with the blocks appended to one column per group; false, and nothing appended, on a miss. */
   findEach(hashes: BlockHashes, index: number, groups: readonly number[], columns: readonly number[][]): boolean {
     const query = this.#rows.query(hashes, index);
@@ -171,13 +186,9 @@ export class BlockPool {
   /** Take `count` blocks from the front of the free queue, evicting what they cached. At most `freeCount`. */
   allocate(count: number): number[] {
     invariant(count <= this.#free.count, () => `block pool: ${count} blocks wanted, ${this.#free.count} free`);
-    const blocks = new Array<number>(count);
-    for (let i = 0; i < count; i++) {
-      const block = this.#free.popFront();
-      this.#evict(block);
-      this.#refs[block] = 1;
-      blocks[i] = block;
-    }
+    const blocks = this.#free.takeFront(count);
+    this.#evict(blocks);
+    for (let i = 0; i < count; i++) this.#refs[blocks[i]!] = 1;
     return blocks;
   }
 
@@ -237,17 +248,23 @@ export class BlockPool {
     const { hashes } = request;
     const hashesPerBlock = blockTokens / full.hashTokens;
     invariant(end * hashesPerBlock <= hashes.blockCount, () => `block pool: ${end} full blocks past the last hash`);
-    const eventsOn = this.#events.enabled;
     const places: number[] = [];
+    const blocks: number[] = [];
     for (let i = first; i < end; i++) {
       const block = table[i]!;
       if (block === nullBlock || (full.keep && !full.keep(i))) continue;
       this.#promote(block, (i + 1) * blockTokens);
-      const query = this.#rows.query(hashes, (i + 1) * hashesPerBlock - 1);
-      this.#name(block, query, (i + 1) * blockTokens, group, i > 0 ? table[i - 1]! : nullBlock);
-      if (eventsOn) places.push(i);
+      places.push(i);
+      blocks.push(block);
     }
-    if (eventsOn) this.#tellStored(full, places);
+    this.#rows.setEach(blocks, hashes, places, hashesPerBlock);
+    for (let n = 0; n < blocks.length; n++) {
+      this.#hashTokens[blocks[n]!] = (places[n]! + 1) * blockTokens;
+      this.#groups[blocks[n]!] = group;
+    }
+    this.#indexes[group]!.add(blocks);
+    if (this.#order) this.#tellOrder(this.#order, table, places);
+    if (this.#events.enabled) this.#tellStored(full, places);
   }
 
   /** The blocks first..end-1 of a table were hits: tell those who follow this request alone. No state changes. */
@@ -269,10 +286,11 @@ export class BlockPool {
     if (this.hashTokensOf(block) > tokens) {
       const row = this.#rows.addExtra(block, query);
       this.#interior.set(block, [...interior, row]);
-      this.#indexes[group]!.add(row);
+      this.#indexes[group]!.add([row]);
     } else {
-      this.#evict(block);
-      this.#name(block, this.#rows.query(request.hashes, index), tokens, group, nullBlock);
+      this.#evict([block]);
+      this.#rows.set(block, this.#rows.query(request.hashes, index));
+      this.#index(block, tokens, group);
     }
     if (!this.#events.enabled) return;
     const { description } = request;
@@ -297,28 +315,26 @@ export class BlockPool {
     invariant(this.#rows.has(source), () => `block pool: block ${source} has no hash to move`);
     invariant(!this.#rows.has(target), () => `block pool: block ${target} carries a hash already`);
     const group = this.#groups[source]!;
-    this.#indexes[group]!.remove(source);
+    this.#indexes[group]!.remove([source]);
     this.#rows.move(source, target);
     this.#order?.forget(source);
-    this.#index(target, this.#hashTokens[source]!, group, nullBlock);
+    this.#index(target, this.#hashTokens[source]!, group);
     const interior = this.#interior.get(source);
     if (!interior) return;
     this.#interior.delete(source);
     this.#interior.set(target, interior);
-    for (const row of interior) {
-      // Inserted anew: of several blocks with one hash, the others have come before.
-      this.#indexes[group]!.remove(row);
-      this.#rows.setOwner(row, target);
-      this.#indexes[group]!.add(row);
-    }
+    // Inserted anew: of several blocks with one hash, the others have come before.
+    this.#indexes[group]!.remove(interior);
+    for (const row of interior) this.#rows.setOwner(row, target);
+    this.#indexes[group]!.add(interior);
   }
 
   /** Forget what these blocks cache. They may be held; their holders keep them. */
   evict(blocks: Iterable<number>): void {
-    for (const block of blocks) {
+    const distinct = [...new Set(blocks)];
+    for (const block of distinct)
       invariant(block >= 0 && block < this.blockCount, () => `block pool: there is no block ${block}`);
-      this.#evict(block);
-    }
+    this.#evict(distinct);
   }
 
   /** Forget everything that is cached; refused while any block is held. */
@@ -381,20 +397,20 @@ export class BlockPool {
     return row === undefined ? undefined : this.#rows.blockOf(row);
   }
 
-  #name(block: number, query: HashQuery, tokens: number, group: number, parent: number): void {
-    this.#rows.set(block, query);
-    this.#index(block, tokens, group, parent);
-  }
-
   /** Make a block findable under the hash that its row has. */
-  #index(block: number, tokens: number, group: number, parent: number): void {
+  #index(block: number, tokens: number, group: number): void {
     this.#hashTokens[block] = tokens;
     this.#groups[block] = group;
-    this.#indexes[group]!.add(block);
-    if (!this.#order) return;
-    const at = block * rowWords;
-    const name = this.#rows.words[at]! + (this.#rows.words[at + 1]! & 0xf_ffff) * 2 ** 32;
-    this.#order.named(block, parent === nullBlock ? undefined : parent, tokens, name);
+    this.#indexes[group]!.add([block]);
+    this.#order?.named(block, undefined, tokens, this.#rows.nameOf(block));
+  }
+
+  #tellOrder(order: PolicyQueue, table: readonly number[], places: readonly number[]): void {
+    for (const i of places) {
+      const block = table[i]!;
+      const parent = i === 0 || table[i - 1] === nullBlock ? undefined : table[i - 1];
+      order.named(block, parent, this.#hashTokens[block]!, this.#rows.nameOf(block));
+    }
   }
 
   #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, places: number[]): void {
@@ -423,19 +439,32 @@ export class BlockPool {
     if (!this.#rows.has(block)) return;
     const covers = this.#hashTokens[block]!;
     invariant(covers < tokens, () => `block pool: block ${block} carries the hash of ${covers} tokens already`);
-    this.#evict(block);
+    this.#evict([block]);
   }
 
-  #evict(block: number): void {
+  /** Distinct blocks lose their hashes, where they have any. */
+  #evict(blocks: readonly number[]): void {
+    const hashed: number[][] = this.#indexes.map(() => []);
+    for (let i = 0; i < blocks.length; i++) {
+      const block = blocks[i]!;
+      if (this.#rows.has(block)) hashed[this.#groups[block]!]!.push(block);
+    }
+    for (let group = 0; group < hashed.length; group++) this.#indexes[group]!.remove(hashed[group]!);
+    if (this.#events.enabled || this.#order || this.#interior.size > 0) for (const block of blocks) this.#forget(block);
+    else this.#rows.clear(blocks);
+  }
+
+  /** The index no longer has the block's own hash: what else there is of it. */
+  #forget(block: number): void {
     if (!this.#rows.has(block)) return;
     const group = this.#groups[block]!;
-    this.#indexes[group]!.remove(block);
     this.#tellRemoved(block, group);
-    this.#rows.clear(block);
+    this.#rows.clear([block]);
     if (this.#order && !this.#free.has(block)) this.#order.forget(block);
-    if (this.#interior.size === 0) return;
-    for (const row of this.#interior.get(block) ?? []) {
-      this.#indexes[group]!.remove(row);
+    const interior = this.#interior.get(block);
+    if (interior === undefined) return;
+    this.#indexes[group]!.remove(interior);
+    for (const row of interior) {
       this.#tellRemoved(row, group);
       this.#rows.removeExtra(row);
     }

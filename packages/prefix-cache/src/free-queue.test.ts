@@ -4,7 +4,7 @@ import { FreeQueue } from './free-queue.ts';
 
 const blockCount = 6;
 const step = fc.tuple(
-  fc.constantFrom('append' as const, 'prepend' as const, 'remove' as const, 'popFront' as const),
+  fc.constantFrom('append' as const, 'prepend' as const, 'remove' as const, 'takeFront' as const),
   fc.nat({ max: blockCount - 1 }),
 );
 
@@ -14,9 +14,9 @@ it('is an array that can lose any of its items', () => {
       const queue = new FreeQueue(blockCount);
       let array: number[] = [];
       for (const [operation, block] of steps) {
-        if (operation === 'popFront') {
-          if (array.length === 0) expect(() => queue.popFront()).toThrow('no free block');
-          else expect(queue.popFront()).toBe(array.shift());
+        if (operation === 'takeFront') {
+          if (array.length < block) expect(() => queue.takeFront(block)).toThrow('blocks wanted');
+          else expect(queue.takeFront(block)).toEqual(array.splice(0, block));
         } else if (array.includes(block) !== (operation === 'remove')) {
           expect(() => queue[operation](block)).toThrow(`block ${block}`);
         } else {

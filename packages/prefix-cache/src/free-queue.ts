@@ -34,12 +34,24 @@ export class FreeQueue {
     return this.#next[block] !== unlinked;
   }
 
-  /** Take the block that is reused next. The queue must not be empty. */
-  popFront(): number {
-    const front = this.#next[this.#sentinel]!;
-    invariant(front !== this.#sentinel, 'free queue: no free block to take; callers check count first');
-    this.remove(front);
-    return front;
+  /** Take the `count` blocks that are reused next, in this order. At most `this.count`. */
+  takeFront(count: number): number[] {
+    invariant(count <= this.#count, () => `free queue: ${count} of ${this.#count} blocks wanted; callers check count`);
+    const next = this.#next;
+    const prev = this.#prev;
+    const blocks = new Array<number>(count);
+    let front = next[this.#sentinel]!;
+    for (let i = 0; i < count; i++) {
+      blocks[i] = front;
+      const after = next[front]!;
+      next[front] = unlinked;
+      prev[front] = unlinked;
+      front = after;
+    }
+    next[this.#sentinel] = front;
+    prev[front] = this.#sentinel;
+    this.#count -= count;
+    return blocks;
   }
 
   append(block: number): void {

@@ -22,14 +22,12 @@ export class FullAttentionManager extends SingleTypeManager {
 
   findLongestCacheHit(query: HitQuery): Hit {
     const { hashes, maxTokens, groups, alignmentTokens } = query;
-    const columns: number[][] = groups.map(() => []);
     const maxBlocks = Math.min(
       Math.floor(maxTokens / this.blockTokens),
       Math.floor(hashes.blockCount / this.hashesPerBlock),
     );
-    let count = 0;
-    while (count < maxBlocks && this.pool.findEach(hashes, this.hashIndexOf(count), groups, columns)) count++;
-    let tokens = count * this.blockTokens;
+    const columns = this.pool.findRun(hashes, this.hashesPerBlock, maxBlocks, groups);
+    let tokens = columns[0]!.length * this.blockTokens;
     if (alignmentTokens < this.blockTokens) tokens = this.#extendInside(query, columns, tokens);
     if (query.dropEagleBlock && tokens > 0) tokens -= Math.min(alignmentTokens, this.blockTokens);
     tokens -= tokens % alignmentTokens;

@@ -24,12 +24,12 @@ it('equals a map of lists on random operations', () => {
         const held = naive.get(key) ?? [];
         if (add && !rows.has(row)) {
           rows.set(row, queryOf(rows, keyOf(key)));
-          index.add(row);
+          index.add([row]);
           naive.set(key, [...held, row]);
         } else if (!add && held.length > 0) {
           const gone = held[row % held.length]!;
-          index.remove(gone);
-          rows.clear(gone);
+          index.remove([gone]);
+          rows.clear([gone]);
           naive.set(
             key,
             held.filter((other) => other !== gone),
@@ -49,12 +49,48 @@ it('equals a map of lists on random operations', () => {
   );
 });
 
+it('batches do what single rows do, one after the other', () => {
+  const batch = fc.record({
+    add: fc.boolean(),
+    rows: fc.uniqueArray(fc.nat(199), { maxLength: 100 }),
+    keys: fc.infiniteStream(fc.nat(60)),
+  });
+  fc.assert(
+    fc.property(fc.array(batch, { maxLength: 12 }), (batches) => {
+      const rows = new HashRows(200);
+      const [index, single] = [new HashIndex(rows), new HashIndex(rows)];
+      for (const { add, rows: named, keys } of batches) {
+        const chosen = named.filter((row) => rows.has(row) !== add);
+        if (add) for (const row of chosen) rows.set(row, queryOf(rows, keyOf(keys.next().value)));
+        index[add ? 'add' : 'remove'](chosen);
+        for (const row of chosen) single[add ? 'add' : 'remove']([row]);
+        if (!add) rows.clear(chosen);
+        index.checkIntegrity();
+        expect(index.keyCount).toBe(single.keyCount);
+        for (let key = 0; key <= 60; key++) {
+          const query = queryOf(rows, keyOf(key));
+          expect(index.find(query)).toBe(single.find(query));
+        }
+      }
+      const chain = { blockCount: 122, keyAt: (at: number) => keyOf(at >> 1) };
+      const run: number[] = [];
+      for (let at = 1; at < 122; at += 2) {
+        const row = index.find(rows.query(chain, at));
+        if (row === undefined) break;
+        run.push(row);
+      }
+      expect(index.findRun(chain, 2, 61)).toEqual(run);
+    }),
+    { numRuns: 300 },
+  );
+});
+
 it('a removal of what is not there is a defect', () => {
   const rows = new HashRows(8);
   const index = new HashIndex(rows);
   for (const row of [5, 6]) rows.set(row, queryOf(rows, keyOf(1)));
-  index.add(5);
-  expect(() => index.remove(6)).toThrow('row 6 is not held under its hash');
+  index.add([5]);
+  expect(() => index.remove([6])).toThrow('row 6 is not held under its hash');
 });
 
 it('rows keep whole hashes of either width, and know them again', () => {

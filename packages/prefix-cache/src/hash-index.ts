@@ -8,9 +8,13 @@
  * Invariant: from its home to an entry there is no gap, and entries of one home lie in order of insertion: an insertion goes
  * into the first gap, a removal closes its gap with what comes after (Knuth's algorithm R). Semantics after vLLM's
  * BlockHashToBlockMap.
+ *
+ * A hash's home is a random place in a table of megabytes, and what is found there decides what the code does next, so a CPU
+ * would wait for one cache miss after the other. Batches read all their homes first, which lets the misses overlap.
  */
-import { invariant } from '@kvtier/errors';
+import { InvariantError, invariant } from '@kvtier/errors';
 import { type HashQuery, type HashRows, rowWords } from './hash-rows.ts';
+import type { BlockHashes } from './request.ts';
 
 const empty = -1;
 const minSlots = 64;
@@ -23,6 +27,8 @@ export class HashIndex {
   #count = 0;
   /** Entries whose hash another entry has, too, beyond one each. */
   #duplicates = 0;
+  /** What reading ahead read: kept, so that no compiler leaves the reading out. */
+  #read = 0;
 
   constructor(rows: HashRows) {
     this.#rows = rows;
@@ -45,28 +51,53 @@ export class HashIndex {
     }
   }
 
-  /** Insert a row that has its hash. */
-  add(row: number): void {
-    if (2 * (this.#count + 1) > this.#mask + 1) this.#grow();
-    if (this.#place(this.#tagOf(row), row)) this.#duplicates++;
-    this.#count++;
+  /** `find` along a chain, up to the first miss: block i has the hash at (i + 1) × hashesPerBlock - 1. At most `count`. */
+  findRun(hashes: BlockHashes, hashesPerBlock: number, count: number): number[] {
+    const found: number[] = [];
+    for (let i = 0; i < count; i++) {
+      const row = this.find(this.#rows.query(hashes, (i + 1) * hashesPerBlock - 1));
+      if (row === undefined) break;
+      found.push(row);
+    }
+    return found;
   }
 
-  /** Remove a row, before its hash changes. */
-  remove(row: number): void {
-    const tag = this.#tagOf(row);
+  /** Insert rows that have their hashes, in this order. */
+  add(rows: readonly number[]): void {
+    while (2 * (this.#count + rows.length) > this.#mask + 1) this.#grow();
+    this.#readAhead(rows);
+    this.#insert(rows);
+    this.#count += rows.length;
+  }
+
+  /** Remove rows, before their hashes change. */
+  remove(rows: readonly number[]): void {
+    this.#readAhead(rows);
     const slots = this.#slots;
-    let found = empty;
-    let others = 0;
-    for (let slot = tag & this.#mask; slots[2 * slot + 1] !== empty; slot = (slot + 1) & this.#mask) {
-      if (slots[2 * slot + 1] === row) found = slot;
-      else if (this.#duplicates > 0 && slots[2 * slot] === tag && this.#rows.same(slots[2 * slot + 1]!, row)) others++;
-      if (found !== empty && this.#duplicates === 0) break;
+    const mask = this.#mask;
+    const { words } = this.#rows;
+    for (let i = 0; i < rows.length; i++) {
+      const row = rows[i]!;
+      let gap = words[row * rowWords]! & mask;
+      while (slots[2 * gap + 1] !== row) {
+        if (slots[2 * gap + 1] === empty) throw notHeld(row);
+        gap = (gap + 1) & mask;
+      }
+      if (this.#duplicates > 0 && this.#hasOther(row)) this.#duplicates--;
+      let slot = (gap + 1) & mask;
+      for (let next = slots[2 * slot + 1]!; next !== empty; next = slots[2 * slot + 1]!) {
+        const tag = slots[2 * slot]!;
+        // An entry may move into the gap unless its home lies behind it.
+        if (((slot - tag) & mask) >= ((slot - gap) & mask)) {
+          slots[2 * gap] = tag;
+          slots[2 * gap + 1] = next;
+          gap = slot;
+        }
+        slot = (slot + 1) & mask;
+      }
+      slots[2 * gap + 1] = empty;
     }
-    invariant(found !== empty, () => `hash index: row ${row} is not held under its hash`);
-    if (others > 0) this.#duplicates--;
-    this.#count--;
-    this.#closeGap(found);
+    this.#count -= rows.length;
   }
 
   clear(): void {
@@ -106,31 +137,44 @@ export class HashIndex {
     return this.#rows.words[row * rowWords]! | 0;
   }
 
-  /** Into the first gap from its home on; whether its hash was there already. */
-  #place(tag: number, row: number): boolean {
+  #readAhead(rows: readonly number[]): void {
     const slots = this.#slots;
-    let isDuplicate = false;
-    let slot = tag & this.#mask;
-    for (; slots[2 * slot + 1] !== empty; slot = (slot + 1) & this.#mask) {
-      if (slots[2 * slot] === tag && this.#rows.same(slots[2 * slot + 1]!, row)) isDuplicate = true;
-    }
-    slots[2 * slot] = tag;
-    slots[2 * slot + 1] = row;
-    return isDuplicate;
+    const mask = this.#mask;
+    const { words } = this.#rows;
+    let read = 0;
+    for (let i = 0; i < rows.length; i++) read ^= slots[2 * (words[rows[i]! * rowWords]! & mask)]!;
+    this.#read = read;
   }
 
-  #closeGap(from: number): void {
+  /** Another entry has the same hash. */
+  #hasOther(row: number): boolean {
     const slots = this.#slots;
-    let gap = from;
-    for (let slot = (gap + 1) & this.#mask; slots[2 * slot + 1] !== empty; slot = (slot + 1) & this.#mask) {
-      // An entry may move into the gap unless its home lies behind it.
-      const home = slots[2 * slot]! & this.#mask;
-      if (((slot - home) & this.#mask) < ((slot - gap) & this.#mask)) continue;
-      slots[2 * gap] = slots[2 * slot]!;
-      slots[2 * gap + 1] = slots[2 * slot + 1]!;
-      gap = slot;
+    const tag = this.#tagOf(row);
+    for (let slot = tag & this.#mask; slots[2 * slot + 1] !== empty; slot = (slot + 1) & this.#mask) {
+      const other = slots[2 * slot + 1]!;
+      if (other !== row && slots[2 * slot] === tag && this.#rows.same(other, row)) return true;
     }
-    slots[2 * gap + 1] = empty;
+    return false;
+  }
+
+  /** Each into the first gap from its home on. */
+  #insert(rows: readonly number[]): void {
+    const slots = this.#slots;
+    const mask = this.#mask;
+    const { words } = this.#rows;
+    for (let i = 0; i < rows.length; i++) {
+      const row = rows[i]!;
+      const tag = words[row * rowWords]! | 0;
+      let isDuplicate = false;
+      let slot = tag & mask;
+      for (let held = slots[2 * slot + 1]!; held !== empty; held = slots[2 * slot + 1]!) {
+        if (slots[2 * slot] === tag && this.#rows.same(held, row)) isDuplicate = true;
+        slot = (slot + 1) & mask;
+      }
+      slots[2 * slot] = tag;
+      slots[2 * slot + 1] = row;
+      if (isDuplicate) this.#duplicates++;
+    }
   }
 
   #grow(): void {
@@ -138,14 +182,21 @@ export class HashIndex {
     const before = this.#mask + 1;
     this.#mask = 2 * before - 1;
     this.#slots = emptySlots(2 * before);
+    this.#duplicates = 0;
     // From a gap on, so that entries that wrapped around the end keep their order.
     let start = 0;
     while (slots[2 * start + 1] !== empty) start++;
+    const rows: number[] = [];
     for (let i = 0; i < before; i++) {
-      const slot = (start + i) & (before - 1);
-      if (slots[2 * slot + 1] !== empty) this.#place(slots[2 * slot]!, slots[2 * slot + 1]!);
+      const row = slots[2 * ((start + i) & (before - 1)) + 1]!;
+      if (row !== empty) rows.push(row);
     }
+    this.#insert(rows);
   }
+}
+
+function notHeld(row: number): InvariantError {
+  return new InvariantError(`hash index: row ${row} is not held under its hash`);
 }
 
 function emptySlots(count: number): Int32Array {

@@ -101,6 +101,32 @@ export class HashRows {
     for (let word = 0; word < rowWords; word++) this.#digests[first + word] = digest[digestAt + word]!;
   }
 
+  /** Row n gets the hash of block `places[n]` of a chain with `hashesPerBlock` hashes per block: the last one inside it. */
+  setEach(rows: readonly number[], hashes: BlockHashes, places: readonly number[], hashesPerBlock: number): void {
+    const packed = hashes.packedWords;
+    if (packed?.wordsPerHash !== rowWords || this.#digests !== undefined) {
+      for (let n = 0; n < rows.length; n++)
+        this.set(rows[n]!, this.query(hashes, (places[n]! + 1) * hashesPerBlock - 1));
+      return;
+    }
+    // The usual case, without a loop inside the loop.
+    const own = this.words;
+    const { words } = packed;
+    for (let n = 0; n < rows.length; n++) {
+      const to = rows[n]! * rowWords;
+      const from = ((places[n]! + 1) * hashesPerBlock - 1) * rowWords;
+      own[to] = words[from]!;
+      own[to + 1] = words[from + 1]!;
+      own[to + 2] = words[from + 2]!;
+      own[to + 3] = words[from + 3]!;
+      own[to + 4] = words[from + 4]!;
+      own[to + 5] = words[from + 5]!;
+      own[to + 6] = words[from + 6]!;
+      own[to + 7] = words[from + 7]!;
+      this.#counts[rows[n]!] = rowWords;
+    }
+  }
+
   /** The hash of one row to another one that has none. */
   move(source: number, target: number): void {
     const from = source * rowWords;
@@ -110,8 +136,9 @@ export class HashRows {
     this.#counts[source] = 0;
   }
 
-  clear(row: number): void {
-    this.#counts[row] = 0;
+  clear(rows: readonly number[]): void {
+    const counts = this.#counts;
+    for (let i = 0; i < rows.length; i++) counts[rows[i]!] = 0;
   }
 
   /** A row for one more hash of a block; given back with `removeExtra`. */
@@ -124,7 +151,7 @@ export class HashRows {
   }
 
   removeExtra(row: number): void {
-    this.clear(row);
+    this.clear([row]);
     this.#freeRows.push(row);
   }
 
@@ -142,6 +169,11 @@ export class HashRows {
     if (count === 0) return undefined;
     const bytes = Buffer.from(this.words.buffer, this.words.byteOffset + row * rowWords * 4, count * 4);
     return bytes.toString('latin1') as HashKey;
+  }
+
+  /** 52 bits of a row's hash. */
+  nameOf(row: number): number {
+    return this.words[row * rowWords]! + (this.words[row * rowWords + 1]! & 0xf_ffff) * 2 ** 32;
   }
 
   /** Words of a row's hash; 0: it has none. */

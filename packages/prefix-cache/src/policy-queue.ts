@@ -19,7 +19,7 @@ import { FreeQueue } from './free-queue.ts';
 export interface FreeBlocks {
   readonly count: number;
   has(block: number): boolean;
-  popFront(): number;
+  takeFront(count: number): number[];
   append(block: number): void;
   prepend(block: number): void;
   remove(block: number): void;
@@ -55,13 +55,16 @@ export class PolicyQueue implements FreeBlocks {
     return this.#isFree[block] === 1 || this.#front.has(block);
   }
 
-  popFront(): number {
-    if (this.#front.count > 0) return this.#front.popFront();
-    invariant(this.#freeCount > 0, 'free blocks: none to take; callers check count first');
-    const victim = this.#policy.victim(this.#mayEvict) ?? this.#anyFree();
-    this.#policy.remove(victim);
-    this.#setFree(victim, false);
-    return victim;
+  takeFront(count: number): number[] {
+    invariant(count <= this.count, () => `free blocks: ${count} of ${this.count} wanted; callers check count`);
+    const blocks = this.#front.takeFront(Math.min(count, this.#front.count));
+    while (blocks.length < count) {
+      const victim = this.#policy.victim(this.#mayEvict) ?? this.#anyFree();
+      this.#policy.remove(victim);
+      this.#setFree(victim, false);
+      blocks.push(victim);
+    }
+    return blocks;
   }
 
   append(block: number): void {
