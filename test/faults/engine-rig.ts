@@ -78,18 +78,24 @@ export class Service {
 
 export class EngineRig {
   readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-engine-'));
-  readonly node = new Service('cache-node', {
-    socketPath: join(this.folder, 'n/s'),
-    dataDir: join(this.folder, 'data'),
-    arena: { bytes: 96 << 20 },
-    disk: { bytes: 256 << 20 },
-    logLevel: 'warn',
-  });
+  readonly node: Service;
   readonly worker = this.#worker('worker', join(this.folder, 'n/s'));
   readonly judge = this.#worker('judge', null);
   readonly #clients: EngineClient[] = [];
   readonly #tokenizer = loadTokenizer(modelDir);
   readonly #right = new Map<string, number[]>();
+
+  /** `nodeConfig`: what the cache node has besides, or instead. */
+  constructor(nodeConfig: object = {}) {
+    this.node = new Service('cache-node', {
+      socketPath: join(this.folder, 'n/s'),
+      dataDir: join(this.folder, 'data'),
+      arena: { bytes: 96 << 20 },
+      disk: { bytes: 256 << 20 },
+      logLevel: 'warn',
+      ...nodeConfig,
+    });
+  }
 
   #worker(name: string, cacheNodeSocket: string | null): Service {
     return new Service('engine-worker', {

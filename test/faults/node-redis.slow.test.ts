@@ -4,6 +4,7 @@
  */
 import { afterEach, expect, it } from 'vitest';
 import { RedisServer, startCluster } from '../../infra/redis/servers.ts';
+import { heldBytes, watch } from './held-bytes.ts';
 import { NodeLoad, Pair, tierOf } from './node-load.ts';
 import { NodeRig } from './node-rig.ts';
 
@@ -24,32 +25,6 @@ async function open(redis: object): Promise<Pair> {
   const config = { redis: { bytes, timeLimitMs: 1_000, ...redis }, arena: { bytes: 4 << 20 } };
   await Promise.all([pair.a.start({ config }), pair.b.start({ config })]);
   return pair;
-}
-
-/** Bytes of all values under our prefix, asked from the servers. */
-async function heldBytes(servers: readonly RedisServer[]): Promise<number> {
-  const script = `local sum = 0 for _, key in ipairs(redis.call('keys', '*:v:*')) do sum = sum + redis.call('strlen', key) end return sum`;
-  const held = await Promise.all(servers.map((server) => server.cli('eval', script, '0').catch(() => '0')));
-  return held.reduce((sum, text) => sum + (Number(text) || 0), 0);
-}
-
-/** Asks again and again; `end` tells the most that was seen. */
-function watch(servers: () => readonly RedisServer[]): { end(): Promise<number> } {
-  let most = 0;
-  let running = true;
-  const run = (async () => {
-    while (running) {
-      most = Math.max(most, await heldBytes(servers()));
-      await new Promise((resolve) => setTimeout(resolve, 50));
-    }
-  })();
-  return {
-    end: async () => {
-      running = false;
-      await run;
-      return most;
-    },
-  };
 }
 
 it('one server: killed, started again, stopped, continued', async () => {
