@@ -192,12 +192,12 @@ void PeerConnection::Send(const void* bytes, size_t count) {
   Write();
 }
 
-// Objects go out of the arena's file without a copy where the transport can; all else, and heads, in few gathered pieces.
+// Objects go out of the arena without a copy where the transport can; all else, and heads, in few gathered pieces.
 void PeerConnection::Write() {
   const uint64_t before = sentBytes_;
   while (!out_.empty() && sentBytes_ - before < kTurnBytes) {
-    const bool files = transport_->SendsFiles();
-    if (files && out_.front().doneBytes >= out_.front().head.size()) {
+    const bool pages = transport_->SendsPages();
+    if (pages && out_.front().doneBytes >= out_.front().head.size()) {
       if (!SendBody()) return;
       continue;
     }
@@ -212,7 +212,7 @@ void PeerConnection::Write() {
         pieces[count++] = {const_cast<uint8_t*>(out.head.data()) + headDone, out.head.size() - headDone};
       }
       if (bodyDone == out.bodyBytes) continue;
-      if (files) more = true;
+      if (pages) more = true;
       else pieces[count++] = {const_cast<uint8_t*>(out.body) + bodyDone, out.bodyBytes - bodyDone};
     }
     const ssize_t moved = transport_->Write(pieces, count, more);
@@ -226,8 +226,7 @@ void PeerConnection::Write() {
 bool PeerConnection::SendBody() {
   const Out& out = out_.front();
   const uint64_t bodyDone = out.doneBytes - out.head.size();
-  const auto offset = static_cast<uint64_t>(out.body - engine_.arena().base()) + bodyDone;
-  const ssize_t moved = transport_->SendFile(engine_.arena().fd(), offset, out.bodyBytes - bodyDone);
+  const ssize_t moved = transport_->SendPages(out.body + bodyDone, out.bodyBytes - bodyDone);
   if (moved > 0) Sent(static_cast<uint64_t>(moved));
   if (moved == kEnded) Close(PeerEnd::kEnded);
   return moved > 0;

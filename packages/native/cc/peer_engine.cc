@@ -177,7 +177,7 @@ class PeerLoop {
   }
 
   void Run() {
-    // sendfile() knows no MSG_NOSIGNAL.
+    // splice() knows no MSG_NOSIGNAL.
     sigset_t pipe;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);

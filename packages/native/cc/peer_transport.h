@@ -25,10 +25,11 @@ class PeerTransport {
   virtual ssize_t Read(const iovec* pieces, int count) = 0;
   // `more`: other bytes follow at once, so that the kernel may wait for them before it fills a segment.
   virtual ssize_t Write(const iovec* pieces, int count, bool more) = 0;
-  // Whether SendFile may be used in place of Write.
-  virtual bool SendsFiles() const { return false; }
-  // Bytes of a file. Their pages go by reference, without a copy: they may not change until the peer has received them.
-  virtual ssize_t SendFile(int, uint64_t, uint64_t) { return kEnded; }
+  // Whether SendPages may be used in place of Write.
+  virtual bool SendsPages() const { return false; }
+  // Memory goes by reference, without a copy: it may not change until the peer has received it. What was not moved must be what
+  // is sent next.
+  virtual ssize_t SendPages(const uint8_t*, uint64_t) { return kEnded; }
   // Bytes that were read off the socket and wait inside: epoll will not tell of them.
   virtual bool HasBuffered() const { return false; }
   // Handshake or write can go on only when the socket takes bytes.
