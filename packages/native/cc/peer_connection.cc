@@ -17,8 +17,10 @@ namespace {
 constexpr size_t kServerStashBytes = sizeof(PeerRequestFrame) + kPeerMaxRequests * sizeof(PeerRequest);
 // Room for the next reply's head behind an object; what is read into it beyond is copied once more.
 constexpr size_t kClientStashBytes = 512;
-// One receive: it is checksummed while it is still in the cache.
-constexpr uint64_t kReceiveBytes = 256 << 10;
+// One receive: it is checksummed while it is still in the (second-level) cache, where the next one's memory waits, too.
+constexpr uint64_t kReceiveBytes = 128 << 10;
+// One step of the checksum; meanwhile the memory that the next receive writes to is asked for.
+constexpr uint64_t kHashBytes = 4 << 10;
 // One turn of one connection, so that no connection starves its neighbours.
 constexpr uint64_t kTurnBytes = 4 << 20;
 constexpr int kSendPieces = 16;
@@ -411,6 +413,9 @@ bool PeerConnection::ParseReply() {
     bodyBytes_ = reply.objectBytes;
     bodyDone_ = 0;
     bodyAt_ = engine_.arena().base() + found->second.slot;
+    const auto next = pending_.find(reply.tag + 1);
+    nextAt_ = next == pending_.end() ? nullptr : engine_.arena().base() + next->second.slot;
+    nextBytes_ = next == pending_.end() ? 0 : next->second.slotBytes;
     XXH3_64bits_reset(&checksum_);
     return true;
   }
@@ -426,8 +431,21 @@ void PeerConnection::TakeBody(const uint8_t* bytes, uint64_t count) {
   const uint64_t before = bodyDone_;
   bodyDone_ += count;
   const uint64_t skip = before < kHeaderBytes ? std::min<uint64_t>(count, kHeaderBytes - before) : 0;
-  if (count > skip) XXH3_64bits_update(&checksum_, bytes + skip, count - skip);
+  for (uint64_t at = skip; at < count; at += kHashBytes) {
+    WarmUp(before + at + kReceiveBytes);
+    XXH3_64bits_update(&checksum_, bytes + at, std::min(kHashBytes, count - at));
+  }
   if (bodyDone_ == bodyBytes_) EndBody();
+}
+
+// Asks for the memory where the bytes from `offset` of the object will go, or of the one that was asked for after it, so that
+// it comes while the checksum is being made: the kernel's copy out of the socket waits for it otherwise.
+void PeerConnection::WarmUp(uint64_t offset) {
+  const bool isInBody = offset < bodyBytes_;
+  const uint64_t from = isInBody ? offset : offset - bodyBytes_;
+  const uint64_t end = std::min(from + kHashBytes, isInBody ? bodyBytes_ : nextBytes_);
+  const uint8_t* const base = isInBody ? bodyAt_ : nextAt_;
+  for (uint64_t at = from; at < end; at += 64) __builtin_prefetch(base + at, 1, 3);
 }
 
 void PeerConnection::EndBody() {

@@ -68,6 +68,7 @@ class PeerConnection {
   bool ParseRequests();
   bool ParseReply();
   void TakeBody(const uint8_t* bytes, uint64_t count);
+  void WarmUp(uint64_t offset);
   void EndBody();
   void Write();
   bool SendBody();
@@ -103,6 +104,8 @@ class PeerConnection {
   uint64_t bodyBytes_ = 0;  // 0: no object is arriving
   uint64_t bodyDone_ = 0;
   uint8_t* bodyAt_ = nullptr;
+  uint8_t* nextAt_ = nullptr;  // where the object after it will go, as far as that is known
+  uint64_t nextBytes_ = 0;
   XXH3_state_t checksum_;
   uint32_t received_ = 0;  // objects that the server has not been told of
   // Server: tags of what JavaScript has not answered yet, by token.
