@@ -1,0 +1,73 @@
+// How cuBLASLt is called, against a library of its entry points that computes on the CPU (standin_cublaslt.cc): the result is
+// that of our own kernels, each shape is asked for once, everything that is made is freed, and what cannot be loaded is said.
+#include "../gemm/gemm.h"
+#include "check.h"
+
+#if defined(KVTIER_EMULATED)
+#include <dlfcn.h>
+
+namespace kvtier::cuda::check {
+namespace {
+
+constexpr char kPath[] = KVTIER_STANDIN_CUBLASLT;
+
+int Counter(const char* name) {
+  void* library = dlopen(kPath, RTLD_NOW | RTLD_NOLOAD);
+  const auto function = reinterpret_cast<int (*)()>(dlsym(library, name));
+  const int value = function();
+  dlclose(library);
+  return value;
+}
+
+// Target of one product, by the library and by version 1 of our kernels.
+bool Same(CublasLt& library, NumberType type, int64_t rows, int64_t outputs, int64_t inputs, bool accumulate, bool target_f32, int64_t extra) {
+  const NumberType target_type = target_f32 ? NumberType::kF32 : type;
+  const int64_t source_stride = inputs + extra, target_stride = outputs + extra;
+  const auto source = UploadAs(type, RandomFloats(1, rows * source_stride, -1, 1)), weight = UploadAs(type, RandomFloats(2, outputs * inputs, -1, 1));
+  const auto before = RandomFloats(3, rows * target_stride, -1, 1);
+  const auto ours = UploadAs(target_type, before), theirs = UploadAs(target_type, before);
+  gpu::Stream stream;
+  GemmArgs args{ours.data(), source.data(), weight.data(), rows, outputs, inputs, target_stride, source_stride, accumulate, target_f32};
+  GemmOurs(stream, type, args, 1);
+  Finish(stream);
+  args.target = theirs.data();
+  const bool done = library.Run(stream, type, args);
+  return done && MaxRelativeError(DownloadAs(target_type, theirs), DownloadAs(target_type, ours)) <= 2 * Epsilon(target_type) + 1e-5;
+}
+
+KVTIER_CHECK(cublaslt_calls) {
+  std::string why;
+  {
+    const auto library = CublasLt::Load(kPath, &why);
+    ExpectTrue("CublasLt", "loads", library != nullptr && library->name() == std::string("cuBLASLt 13.1.2 (") + kPath + ")");
+    bool same = true;
+    for (const auto type : {NumberType::kF32, NumberType::kF16, NumberType::kBf16}) {
+      for (const bool accumulate : {false, true}) {
+        same = same && Same(*library, type, 5, 9, 16, accumulate, false, 0) && Same(*library, type, 3, 7, 11, accumulate, true, 2);
+      }
+    }
+    ExpectTrue("CublasLt", "computes what our kernels compute", same);
+    const int asked = Counter("standin_heuristics");
+    ExpectTrue("CublasLt", "asks for each shape once", asked == 12 && Same(*library, NumberType::kF16, 5, 9, 16, true, false, 0) && Counter("standin_heuristics") == 12);
+    ExpectTrue("CublasLt", "says when it has nothing for a shape", !Same(*library, NumberType::kF16, 13, 9, 16, false, false, 0));
+    // More shapes than are remembered: all are served, and the first is asked for again.
+    gpu::Stream stream;
+    const auto source = UploadAs(NumberType::kF32, RandomFloats(1, 1100, -1, 1)), target = UploadAs(NumberType::kF32, std::vector<float>(1100));
+    bool served = true;
+    for (int64_t rows = 14; rows < 1100; ++rows) {
+      served = served && library->Run(stream, NumberType::kF32, {target.data(), source.data(), source.data(), rows, 1, 1, 1, 1, false, false});
+    }
+    ExpectTrue("CublasLt", "more shapes than it remembers", served && Same(*library, NumberType::kF16, 5, 9, 16, true, false, 0) && Counter("standin_heuristics") == 13 + 1086 + 1);
+  }
+  ExpectTrue("CublasLt", "frees all that it makes", Counter("standin_alive") == 0);
+}
+
+KVTIER_CHECK(cublaslt_missing) {
+  std::string why;
+  ExpectTrue("CublasLt", "no such file", CublasLt::Load("/nonexistent/libcublasLt.so", &why) == nullptr && why.find("/nonexistent/libcublasLt.so") != std::string::npos);
+  ExpectTrue("CublasLt", "another library", CublasLt::Load("libm.so.6", &why) == nullptr && why == "libm.so.6 has no cublasLtCreate");
+}
+
+}  // namespace
+}  // namespace kvtier::cuda::check
+#endif
