@@ -71,7 +71,8 @@ struct RopeArgs {
   const int32_t* table;  // of this layer's attention group
 };
 // Bias, q/k norm and rotation (Hugging Face's half split) of each row; its key and value go to their place in the pool.
-// One kernel: qkv is read once. Angles in double-width arithmetic on positions up to 2^20, equal to the CPU within 1e-5.
+// One kernel: qkv is read once. The angle is position x freq rounded to f32, as on the CPU; equal to it within 1e-5 at all
+// positions. head_dim: a multiple of 16 (f32: 8), up to 512 (f32: 256).
 void RopeAndStore(Stream&, NumberType, const RopeArgs&, const Batch&);
 
 // -- attention (attention_prefill.cu, attention_decode.cu) ------------------------------------------------------------
