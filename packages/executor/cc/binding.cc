@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
-#include "block_copy.h"
 #include "instance.h"
 
 namespace kvtier {
@@ -16,7 +14,7 @@ using Handle = Napi::External<std::shared_ptr<Instance>>;
 
 std::shared_ptr<Instance> Get(const Napi::CallbackInfo& info) {
   auto instance = *info[0].As<Handle>().Data();
-  if (!instance->transformer) throw Napi::Error::New(info.Env(), "the executor is closed");
+  if (!instance->backend) throw Napi::Error::New(info.Env(), "the executor is closed");
   return instance;
 }
 
@@ -73,18 +71,33 @@ WeightPlan ReadPlan(const Napi::Object& o) {
   return plan;
 }
 
+GpuOptions ReadGpu(const Napi::Value& value) {
+  GpuOptions options;
+  if (!value.IsObject()) return options;
+  const auto o = value.As<Napi::Object>();
+  return {Int(o, "device"), Int(o, "compute"), Int(o, "kv"), o.Get("graphs").ToBoolean(), Int(o, "stepDeadlineUs"), Int(o, "copyDeadlineUs")};
+}
+
 Napi::Value Open(const Napi::CallbackInfo& info) {
   const auto limits = info[2].As<Napi::Object>();
   auto instance = Instance::Create(info.Env());
   auto work = [instance, shape = ReadShape(info[0].As<Napi::Object>()), plan = ReadPlan(info[1].As<Napi::Object>()),
                limits = Limits{Int(limits, "blockTokens"), Int(limits, "blockCount"), Int(limits, "threads"),
-                               Int(limits, "maxStepTokens"), Int(limits, "maxStepSequences")}] {
-    instance->transformer = std::make_unique<Transformer>(shape, plan, limits);
+                               Int(limits, "maxStepTokens"), Int(limits, "maxStepSequences")},
+               gpu = ReadGpu(info[3])] {
+    instance->SetBackend(CreateBackend(shape, plan, limits, gpu));
   };
   return instance->RunStep(info.Env(), std::move(work), [instance](Napi::Env env) -> Napi::Value {
     return Handle::New(env, new std::shared_ptr<Instance>(instance),
                        [](Napi::Env, std::shared_ptr<Instance>* data) { delete data; });
   });
+}
+
+template <class Array, class T>
+Napi::Value NewArray(Napi::Env env, const std::vector<T>& values) {
+  auto array = Array::New(env, values.size());
+  std::copy(values.begin(), values.end(), array.Data());
+  return array;
 }
 
 template <class T, class Array>
@@ -113,24 +126,17 @@ Napi::Value Execute(const Napi::CallbackInfo& info) {
   }
   for (size_t i = 0; i < temperature.size(); ++i) step->sampling.push_back({temperature[i], top_k[i], top_p[i], seed[i]});
   try {
-    instance->transformer->Check(*step);
+    instance->backend->Check(*step);
   } catch (const std::exception& error) {
     throw Napi::Error::New(info.Env(), error.what());
   }
   auto result = std::make_shared<StepResult>();
   return instance->RunStep(
-      info.Env(), [transformer = instance->transformer.get(), step, result] { *result = transformer->Run(*step); },
+      info.Env(), [backend = instance->backend.get(), step, result] { *result = backend->Run(*step); },
       [step, result](Napi::Env env) -> Napi::Value {
         auto answer = Napi::Object::New(env);
-        auto ids = Napi::Int32Array::New(env, result->token_ids.size());
-        std::copy(result->token_ids.begin(), result->token_ids.end(), ids.Data());
-        answer.Set("tokenIds", ids);
-        answer.Set("logits", env.Null());
-        if (step->want_logits) {
-          auto logits = Napi::Float32Array::New(env, result->logits.size());
-          std::copy(result->logits.begin(), result->logits.end(), logits.Data());
-          answer.Set("logits", logits);
-        }
+        answer.Set("tokenIds", NewArray<Napi::Int32Array>(env, result->token_ids));
+        answer.Set("logits", step->want_logits ? NewArray<Napi::Float32Array>(env, result->logits) : env.Null());
         answer.Set("elapsedUs", result->elapsed_us);
         return answer;
       });
@@ -142,9 +148,9 @@ Napi::Value AttachArena(const Napi::CallbackInfo& info) {
   try {
     auto arena = Arena::Open(info[1].ToString(), static_cast<uint64_t>(info[2].ToNumber().Int64Value()),
                              info[3].As<Napi::BigInt>().Uint64Value(&lossless));
-    std::jthread populate([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
     const int number = instance->next_arena++;
-    instance->arenas[number] = {std::move(arena), std::move(populate)};
+    instance->backend->Attached(number, arena);
+    instance->arenas[number] = std::move(arena);
     return Napi::Number::New(info.Env(), number);
   } catch (const std::runtime_error& error) {
     throw Napi::Error::New(info.Env(), error.what());
@@ -152,75 +158,63 @@ Napi::Value AttachArena(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value DetachArena(const Napi::CallbackInfo& info) {
-  return Napi::Boolean::New(info.Env(), Get(info)->arenas.erase(info[1].ToNumber().Int32Value()) == 1);
+  auto instance = Get(info);
+  const int number = info[1].ToNumber().Int32Value();
+  if (instance->arenas.erase(number) == 0) return Napi::Boolean::New(info.Env(), false);
+  instance->backend->Detached(number);
+  return Napi::Boolean::New(info.Env(), true);
 }
 
-// What exports and imports have in common: which block, which payload.
-struct Copies {
-  std::shared_ptr<Arena> arena;
-  std::vector<uint8_t*> blocks, payloads;
-};
-
-std::shared_ptr<Copies> ReadCopies(const Napi::CallbackInfo& info, const Instance& instance) {
+std::shared_ptr<CopyJob> ReadCopies(const Napi::CallbackInfo& info, const Instance& instance) {
   const auto fail = [&](const std::string& what) { return Napi::Error::New(info.Env(), "copy: " + what); };
-  const auto found = instance.arenas.find(info[1].ToNumber().Int32Value());
+  auto job = std::make_shared<CopyJob>();
+  job->arena_number = info[1].ToNumber().Int32Value();
+  const auto found = instance.arenas.find(job->arena_number);
   if (found == instance.arenas.end()) throw fail("no such arena is attached");
   const auto ids = info[2].As<Napi::Int32Array>();
   const auto offsets = info[3].As<Napi::Float64Array>();
   if (ids.ElementLength() != offsets.ElementLength()) throw fail("blockIds and offsets differ in length");
-  const auto& pool = instance.transformer->pool();
-  auto copies = std::make_shared<Copies>();
-  copies->arena = found->second.arena;
+  job->arena = found->second;
   for (size_t i = 0; i < ids.ElementLength(); ++i) {
-    if (ids[i] < 1 || ids[i] >= pool.blocks) throw fail("block id " + std::to_string(ids[i]) + " is not in the pool");
+    if (ids[i] < 1 || ids[i] >= instance.backend->blocks()) throw fail("block id " + std::to_string(ids[i]) + " is not in the pool");
     const bool whole = offsets[i] >= 0 && offsets[i] < 0x1p53 && offsets[i] == std::floor(offsets[i]);  // no NaN
-    if (!whole || !copies->arena->Contains(static_cast<uint64_t>(offsets[i]), pool.block_bytes)) {
+    if (!whole || !job->arena->Contains(static_cast<uint64_t>(offsets[i]), instance.backend->block_bytes())) {
       throw fail("offset " + std::to_string(offsets[i]) + " is not in the arena");
     }
-    copies->blocks.push_back(pool.block(ids[i]));
-    copies->payloads.push_back(copies->arena->base() + static_cast<uint64_t>(offsets[i]));
+    job->blocks.push_back(ids[i]);
+    job->offsets.push_back(static_cast<int64_t>(offsets[i]));
   }
-  return copies;
+  return job;
 }
 
 Napi::Value ExportBlocks(const Napi::CallbackInfo& info) {
   auto instance = Get(info);
-  auto copies = ReadCopies(info, *instance);
-  auto sums = std::make_shared<std::vector<uint64_t>>(copies->blocks.size());
-  const size_t bytes = instance->transformer->pool().block_bytes;
+  auto job = ReadCopies(info, *instance);
+  job->sums.resize(job->blocks.size());
   return instance->RunCopies(
-      info.Env(), copies->blocks.size(),
-      [copies, sums, bytes](size_t i) { (*sums)[i] = CopyAndHash(copies->payloads[i], copies->blocks[i], bytes); },
-      [sums](Napi::Env env) -> Napi::Value {
-        auto answer = Napi::BigUint64Array::New(env, sums->size());
-        std::copy(sums->begin(), sums->end(), answer.Data());
-        return answer;
-      });
+      info.Env(), instance->backend->Pieces(*job),
+      [backend = instance->backend.get(), job](size_t piece) { backend->Export(*job, piece); },
+      [job](Napi::Env env) { return NewArray<Napi::BigUint64Array>(env, job->sums); });
 }
 
 Napi::Value ImportBlocks(const Napi::CallbackInfo& info) {
   auto instance = Get(info);
-  auto copies = ReadCopies(info, *instance);
+  auto job = ReadCopies(info, *instance);
   const auto given = info[4].As<Napi::BigUint64Array>();
-  auto sums = std::make_shared<std::vector<uint64_t>>(given.Data(), given.Data() + given.ElementLength());
-  auto sorted = copies->blocks;
+  job->sums.assign(given.Data(), given.Data() + given.ElementLength());
+  auto sorted = job->blocks;
   std::sort(sorted.begin(), sorted.end());
-  if (sums->size() != sorted.size() || std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+  if (job->sums.size() != sorted.size() || std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
     throw Napi::Error::New(info.Env(), "copy: one checksum per block, and each block once");
   }
-  auto good = std::make_shared<std::vector<uint8_t>>(sums->size());
-  const size_t bytes = instance->transformer->pool().block_bytes;
+  job->good.resize(sorted.size());
   return instance->RunCopies(
-      info.Env(), sums->size(),
-      [copies, sums, good, bytes](size_t i) {
-        (*good)[i] = CopyAndHash(copies->blocks[i], copies->payloads[i], bytes) == (*sums)[i];
-      },
-      [good](Napi::Env env) -> Napi::Value {
-        auto answer = Napi::Uint8Array::New(env, good->size());
-        std::copy(good->begin(), good->end(), answer.Data());
-        return answer;
-      });
+      info.Env(), instance->backend->Pieces(*job),
+      [backend = instance->backend.get(), job](size_t piece) { backend->Import(*job, piece); },
+      [job](Napi::Env env) { return NewArray<Napi::Uint8Array>(env, job->good); });
 }
+
+Napi::Value Describe(const Napi::CallbackInfo& info) { return Napi::String::New(info.Env(), Get(info)->backend->Describe()); }
 
 Napi::Value Close(const Napi::CallbackInfo& info) {
   (*info[0].As<Handle>().Data())->Close();
@@ -264,6 +258,7 @@ void RegisterExecutor(Napi::Env env, Napi::Object exports) {
   exports.Set("exportBlocks", Napi::Function::New(env, WithArrays<ExportBlocks, napi_int32_array, napi_float64_array>));
   exports.Set("importBlocks",
               Napi::Function::New(env, WithArrays<ImportBlocks, napi_int32_array, napi_float64_array, napi_biguint64_array>));
+  exports.Set("describe", Napi::Function::New(env, Describe));
   exports.Set("close", Napi::Function::New(env, Close));
 }
 

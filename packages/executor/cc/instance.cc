@@ -5,7 +5,6 @@
 namespace kvtier {
 namespace {
 
-constexpr int kCopyThreads = 2;         // two streams fill the memory bus of the machines this was measured on
 constexpr size_t kQueuedCopies = 8192;  // pieces of work, at most one per copy thread and call
 
 void CloseAtExit(void* instance) { static_cast<Instance*>(instance)->Close(); }
@@ -17,6 +16,7 @@ struct Instance::Job {
       : deferred(Napi::Promise::Deferred::New(env)), finish(std::move(finish)) {}
   Napi::Promise::Deferred deferred;
   std::function<Napi::Value(Napi::Env)> finish;
+  std::mutex failing;
   std::string error;
   std::function<void(size_t)> piece;
   size_t pieces = 0;
@@ -27,7 +27,7 @@ struct Instance::Job {
 std::shared_ptr<Instance> Instance::Create(Napi::Env env) { return std::shared_ptr<Instance>(new Instance(env)); }
 
 Instance::Instance(Napi::Env env)
-    : env_(env), copies_(std::min<int>(kCopyThreads, static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))), kQueuedCopies) {
+    : env_(env) {
   auto nothing = Napi::Function::New(env, [](const Napi::CallbackInfo&) {});
   back_ = Napi::ThreadSafeFunction::New(env, nothing, "kvtier executor", 0, 1);
   back_.Unref(env);
@@ -41,10 +41,15 @@ void Instance::Close() {
   closed_ = true;
   napi_remove_env_cleanup_hook(env_, CloseAtExit, this);
   steps_.Stop();
-  copies_.Stop();
+  if (copies_) copies_->Stop();
   back_.Release();
+  backend.reset();
   arenas.clear();
-  transformer.reset();
+}
+
+void Instance::SetBackend(std::unique_ptr<Backend> made) {
+  copies_ = std::make_unique<Workers>(made->copy_threads(), kQueuedCopies);
+  backend = std::move(made);
 }
 
 std::shared_ptr<Instance::Job> Instance::NewJob(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish) {
@@ -93,13 +98,18 @@ Napi::Promise Instance::RunCopies(Napi::Env env, size_t pieces, std::function<vo
   auto job = NewJob(env, std::move(finish));
   job->piece = std::move(piece);
   job->pieces = pieces;
-  const size_t runners = std::clamp<size_t>(pieces, 1, copies_.threads());
+  const size_t runners = std::clamp<size_t>(pieces, 1, copies_->threads());
   job->runners = runners;
   std::vector<std::function<void()>> work(runners, [this, job] {
-    for (size_t i = job->next.fetch_add(1); i < job->pieces; i = job->next.fetch_add(1)) job->piece(i);
+    try {
+      for (size_t i = job->next.fetch_add(1); i < job->pieces; i = job->next.fetch_add(1)) job->piece(i);
+    } catch (const std::exception& error) {
+      std::lock_guard lock(job->failing);
+      job->error = error.what();
+    }
     if (job->runners.fetch_sub(1) == 1) Complete(job);
   });
-  if (!copies_.Post(std::move(work))) {
+  if (!copies_->Post(std::move(work))) {
     Discard(env);
     throw Napi::Error::New(env, "BUSY: too many copies are waiting, or the executor is closed");
   }

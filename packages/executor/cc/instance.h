@@ -1,4 +1,4 @@
-// One executor of one JavaScript environment: its transformer, its threads, its arenas, and the way back to JavaScript.
+// One executor of one JavaScript environment: its backend, its threads, its arenas, and the way back to JavaScript.
 #pragma once
 #include <napi.h>
 
@@ -8,17 +8,10 @@
 #include <memory>
 #include <string>
 
-#include "arena.h"
-#include "transformer.h"
+#include "backend.h"
 #include "workers.h"
 
 namespace kvtier {
-
-// A cache node's arena, mapped; a thread fills its page tables, so that first copies need not fault page by page.
-struct AttachedArena {
-  std::shared_ptr<Arena> arena;
-  std::jthread populate;
-};
 
 class Instance : public std::enable_shared_from_this<Instance> {
  public:
@@ -33,8 +26,11 @@ class Instance : public std::enable_shared_from_this<Instance> {
   // Ends the threads after what is queued, frees everything. Idempotent, JavaScript's thread only.
   void Close();
 
-  std::unique_ptr<Transformer> transformer;
-  std::map<int, AttachedArena> arenas;
+  // Set once, by the job that opens it; with it come the copy threads.
+  void SetBackend(std::unique_ptr<Backend> backend);
+
+  std::unique_ptr<Backend> backend;
+  std::map<int, std::shared_ptr<Arena>> arenas;
   int next_arena = 1;
 
  private:
@@ -49,7 +45,7 @@ class Instance : public std::enable_shared_from_this<Instance> {
   int in_flight_ = 0;  // JavaScript's thread only; while it is 0 the process may end
   bool closed_ = false;
   Workers steps_{1, 1};
-  Workers copies_;
+  std::unique_ptr<Workers> copies_;
 };
 
 }  // namespace kvtier

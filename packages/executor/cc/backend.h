@@ -1,0 +1,59 @@
+// What executes a model behind the Node-API module: the CPU, or a GPU (packages/executor/cuda/backend_cuda.cc). One module is
+// built for each; CreateBackend is the one function that tells them apart.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "step.h"
+
+namespace kvtier {
+
+// Of a GPU; the CPU ignores it. Types by their index in `dtypes` of packages/executor/src/binding.ts.
+struct GpuOptions {
+  int64_t device = 0;
+  int64_t compute = 2, kv = 2;
+  bool graphs = true;
+  int64_t step_deadline_us = 60'000'000, copy_deadline_us = 5'000'000;
+};
+
+// Blocks of the pool and their payloads in an arena; checked: whatever it names exists.
+struct CopyJob {
+  int arena_number;
+  std::shared_ptr<Arena> arena;
+  std::vector<int32_t> blocks;
+  std::vector<int64_t> offsets;
+  std::vector<uint64_t> sums;  // export: what was found; import: what is expected
+  std::vector<uint8_t> good;   // import: 1 where it was found
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // Throws std::invalid_argument naming the first thing that is wrong; a checked step cannot touch foreign memory.
+  virtual void Check(const Step& step) const = 0;
+  virtual StepResult Run(const Step& step) = 0;
+
+  // The KV pool: blocks 1 to blocks() - 1 may be copied, each block_bytes() long.
+  virtual int64_t blocks() const = 0;
+  virtual size_t block_bytes() const = 0;
+
+  // Copies run on threads of the module that may wait, a job in pieces on several of them, beside steps.
+  virtual int copy_threads() const = 0;
+  virtual size_t Pieces(const CopyJob& job) const = 0;
+  virtual void Export(CopyJob& job, size_t piece) = 0;
+  virtual void Import(CopyJob& job, size_t piece) = 0;
+
+  // An arena was mapped, and will be unmapped once no copy uses it any more. Neither blocks.
+  virtual void Attached(int number, const std::shared_ptr<Arena>& arena) = 0;
+  virtual void Detached(int number) = 0;
+
+  // What was chosen and what the start took, as one line of JSON, for the log.
+  virtual std::string Describe() const = 0;
+};
+
+std::unique_ptr<Backend> CreateBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits, const GpuOptions& gpu);
+
+}  // namespace kvtier

@@ -1,0 +1,56 @@
+// The CPU behind Backend: the transformer, and copies block by block.
+#ifndef KVTIER_CUDA
+#include <algorithm>
+#include <map>
+#include <thread>
+
+#include "backend.h"
+#include "block_copy.h"
+#include "transformer.h"
+
+namespace kvtier {
+namespace {
+
+constexpr unsigned kCopyThreads = 2;  // two streams fill the memory bus of the machines this was measured on
+
+class CpuBackend : public Backend {
+ public:
+  CpuBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits) : transformer_(shape, plan, limits) {}
+
+  void Check(const Step& step) const override { transformer_.Check(step); }
+  StepResult Run(const Step& step) override { return transformer_.Run(step); }
+  int64_t blocks() const override { return transformer_.pool().blocks; }
+  size_t block_bytes() const override { return transformer_.pool().block_bytes; }
+  int copy_threads() const override {
+    return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, kCopyThreads));
+  }
+  size_t Pieces(const CopyJob& job) const override { return job.blocks.size(); }
+  void Export(CopyJob& job, size_t i) override {
+    job.sums[i] = CopyAndHash(Payload(job, i), transformer_.pool().block(job.blocks[i]), block_bytes());
+  }
+  void Import(CopyJob& job, size_t i) override {
+    job.good[i] = CopyAndHash(transformer_.pool().block(job.blocks[i]), Payload(job, i), block_bytes()) == job.sums[i];
+  }
+
+  // A thread fills the page tables, so that first copies need not fault page by page.
+  void Attached(int number, const std::shared_ptr<Arena>& arena) override {
+    populating_[number] = std::jthread([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
+  }
+  void Detached(int number) override { populating_.erase(number); }
+  std::string Describe() const override { return R"({"backend":"cpu"})"; }
+
+ private:
+  static uint8_t* Payload(const CopyJob& job, size_t i) { return job.arena->base() + job.offsets[i]; }
+
+  Transformer transformer_;
+  std::map<int, std::jthread> populating_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits, const GpuOptions&) {
+  return std::make_unique<CpuBackend>(shape, plan, limits);
+}
+
+}  // namespace kvtier
+#endif
