@@ -38,7 +38,7 @@ const modules = [
     source: 'packages/executor/cuda',
     build: 'build/cuda-emulated',
     options: ['-DKVTIER_EMULATED=ON'],
-    files: ['kernel_check', 'runtime_check'],
+    files: ['kernel_check', 'runtime_check', 'kvtier_cuda_emulated.node'],
     sources: withCuda,
   },
   {
@@ -46,7 +46,7 @@ const modules = [
     name: 'CUDA backend',
     source: 'packages/executor/cuda',
     build: 'build/cuda',
-    files: ['kernel_check', 'runtime_check', 'kernel_bench'],
+    files: ['kernel_check', 'runtime_check', 'kernel_bench', 'kvtier_cuda.node'],
     sources: withCuda,
   },
 ];

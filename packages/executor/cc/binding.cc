@@ -18,73 +18,10 @@ std::shared_ptr<Instance> Get(const Napi::CallbackInfo& info) {
   return instance;
 }
 
-int64_t Int(const Napi::Object& object, const char* name) { return object.Get(name).ToNumber().Int64Value(); }
-
-float Float(const Napi::Object& object, const char* name) { return object.Get(name).ToNumber().FloatValue(); }
-
-TensorStack Stack(const Napi::Object& object, const char* name) {
-  TensorStack stack;
-  const auto refs = object.Get(name).As<Napi::Array>();
-  for (uint32_t i = 0; i < refs.Length(); ++i) {
-    const auto ref = refs.Get(i).As<Napi::Object>();
-    stack.push_back({static_cast<int>(Int(ref, "file")), static_cast<uint64_t>(Int(ref, "offset")),
-                     static_cast<uint64_t>(Int(ref, "count")), static_cast<Dtype>(Int(ref, "dtype"))});
-  }
-  return stack;
-}
-
-Shape ReadShape(const Napi::Object& o) {
-  Shape shape{Int(o, "vocabSize"), Int(o, "hiddenSize"), Int(o, "intermediateSize"), Int(o, "layers"), Int(o, "heads"),
-              Int(o, "kvHeads"), Int(o, "headDim"), Int(o, "maxModelTokens"), Float(o, "rmsEps"),
-              Float(o, "normOffset"), Float(o, "attentionScale"), Float(o, "embeddingScale"), Float(o, "logitCap"),
-              o.Get("gelu").ToBoolean(), {}, {}, Int(o, "groups"), Int(o, "blockLayers"), {}};
-  const auto ropes = o.Get("ropes").As<Napi::Array>();
-  for (uint32_t i = 0; i < ropes.Length(); ++i) {
-    const auto rope = ropes.Get(i).As<Napi::Object>();
-    const auto freqs = rope.Get("freqs").As<Napi::Float32Array>();
-    shape.ropes.push_back({{freqs.Data(), freqs.Data() + freqs.ElementLength()}, Float(rope, "scale")});
-  }
-  const auto kinds = o.Get("layerKinds").As<Napi::Array>();
-  shape.group_windows.resize(static_cast<size_t>(shape.groups));
-  for (uint32_t i = 0; i < kinds.Length(); ++i) {
-    const auto kind = kinds.Get(i).As<Napi::Object>();
-    shape.kinds.push_back({Int(kind, "windowTokens"), Int(kind, "rope"), Int(kind, "group"), Int(kind, "slot")});
-    shape.group_windows.at(static_cast<size_t>(shape.kinds.back().group)) = shape.kinds.back().window;
-  }
-  return shape;
-}
-
-WeightPlan ReadPlan(const Napi::Object& o) {
-  WeightPlan plan;
-  const auto files = o.Get("files").As<Napi::Array>();
-  for (uint32_t i = 0; i < files.Length(); ++i) plan.files.push_back(files.Get(i).ToString());
-  plan.embedding = Stack(o, "embedding");
-  plan.norm = Stack(o, "norm");
-  plan.lm_head = Stack(o, "lmHead");
-  const auto layers = o.Get("layers").As<Napi::Array>();
-  for (uint32_t i = 0; i < layers.Length(); ++i) {
-    const auto l = layers.Get(i).As<Napi::Object>();
-    plan.layers.push_back({Stack(l, "inputNorm"), Stack(l, "qkv"), Stack(l, "qkvBias"), Stack(l, "qNorm"),
-                           Stack(l, "kNorm"), Stack(l, "o"), Stack(l, "oBias"), Stack(l, "attentionOutNorm"),
-                           Stack(l, "postNorm"), Stack(l, "gateUp"), Stack(l, "down"), Stack(l, "mlpOutNorm")});
-  }
-  return plan;
-}
-
-GpuOptions ReadGpu(const Napi::Value& value) {
-  GpuOptions options;
-  if (!value.IsObject()) return options;
-  const auto o = value.As<Napi::Object>();
-  return {Int(o, "device"), Int(o, "compute"), Int(o, "kv"), o.Get("graphs").ToBoolean(), Int(o, "stepDeadlineUs"), Int(o, "copyDeadlineUs")};
-}
-
 Napi::Value Open(const Napi::CallbackInfo& info) {
-  const auto limits = info[2].As<Napi::Object>();
   auto instance = Instance::Create(info.Env());
   auto work = [instance, shape = ReadShape(info[0].As<Napi::Object>()), plan = ReadPlan(info[1].As<Napi::Object>()),
-               limits = Limits{Int(limits, "blockTokens"), Int(limits, "blockCount"), Int(limits, "threads"),
-                               Int(limits, "maxStepTokens"), Int(limits, "maxStepSequences")},
-               gpu = ReadGpu(info[3])] {
+               limits = ReadLimits(info[2].As<Napi::Object>()), gpu = ReadGpu(info[3])] {
     instance->SetBackend(CreateBackend(shape, plan, limits, gpu));
   };
   return instance->RunStep(info.Env(), std::move(work), [instance](Napi::Env env) -> Napi::Value {
@@ -114,7 +51,7 @@ Napi::Value Execute(const Napi::CallbackInfo& info) {
   step->query_tokens = Copy<int32_t, Napi::Int32Array>(o, "queryTokens");
   step->computed_tokens = Copy<int32_t, Napi::Int32Array>(o, "computedTokens");
   step->block_tables = Copy<int32_t, Napi::Int32Array>(o, "blockTables");
-  step->block_table_stride = Int(o, "blockTableStride");
+  step->block_table_stride = o.Get("blockTableStride").ToNumber().Int64Value();
   step->sample = Copy<uint8_t, Napi::Uint8Array>(o, "sample");
   step->want_logits = o.Get("wantLogits").ToBoolean();
   const auto temperature = Copy<float, Napi::Float32Array>(o, "temperature");
@@ -267,6 +204,9 @@ void RegisterExecutor(Napi::Env env, Napi::Object exports) {
 static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterExecutor(env, exports);
   kvtier::RegisterTools(env, exports);
+#if defined(KVTIER_CUDA)
+  kvtier::RegisterGpu(env, exports);
+#endif
   return exports;
 }
 

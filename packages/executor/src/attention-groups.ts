@@ -8,6 +8,8 @@
  *
  * Invariant: every layer is in exactly one group; a model of one kind of layer has one group with all of them.
  */
+import type { NumberType } from './executor.ts';
+
 export interface KvGroup {
   /** Tokens that a token sees, itself included; 0 = all. */
   readonly windowTokens: number;
@@ -45,11 +47,15 @@ export function blockLayers(groups: readonly KvGroup[]): number {
   return Math.max(...groups.map(({ layers }) => layers.length));
 }
 
-/** Bytes of one block: [layer][K, V][kv head][token][head dim], f32. */
+/** Bytes of one number. */
+export const numberBytes: Readonly<Record<NumberType, number>> = { f32: 4, f16: 2, bf16: 2, e4m3: 1 };
+
+/** Bytes of one block: [layer][K, V][kv head][token][head dim]. */
 export function kvBlockBytes(
   model: { readonly windows: readonly number[]; readonly kvHeads: number; readonly headDim: number },
   blockTokens: number,
+  dtype: NumberType = 'f32',
 ): number {
   const layers = blockLayers(attentionGroups(model.windows));
-  return layers * 2 * model.kvHeads * model.headDim * blockTokens * Float32Array.BYTES_PER_ELEMENT;
+  return layers * 2 * model.kvHeads * model.headDim * blockTokens * numberBytes[dtype];
 }

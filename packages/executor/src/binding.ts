@@ -3,6 +3,7 @@
  * is thin: files are read and checked in TypeScript above it, steps and copies are checked in C++ below it, because they
  * must never touch foreign memory. Errors are thrown as `Error("CODE: message")`; without a code they are defects.
  */
+import { existsSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { InvariantError, KvError } from '@kvtier/errors';
@@ -14,6 +15,9 @@ export type ExecutorHandle = { readonly __executor: never };
 
 /** Element types of weights: index into this list is the native number. */
 export const dtypes = ['F32', 'F16', 'BF16'] as const;
+
+/** The native numbers of all types (`NumberType` of cuda/gpu/numeric.h). */
+export const numberTypes = ['f32', 'f16', 'bf16', 'e4m3'] as const;
 
 /** Where one tensor's elements lie: `file` is an index into `WeightPlan.files`, `offset` in bytes, `count` in elements. */
 export interface TensorRef {
@@ -92,10 +96,32 @@ export interface NativeLimits {
   readonly maxStepSequences: number;
 }
 
+/** The GPU's options; types are indices into `numberTypes`. */
+export interface NativeGpu {
+  readonly device: number;
+  readonly compute: number;
+  readonly kv: number;
+  readonly graphs: boolean;
+  readonly stepDeadlineUs: number;
+  readonly copyDeadlineUs: number;
+}
+
+/** A device; with `count` 0 only `why` is there: what is missing, in one line. */
+export interface GpuStatus {
+  readonly count: number;
+  readonly why: string;
+  readonly name?: string;
+  /** 10 × major + minor */
+  readonly computeCapability?: number;
+  readonly multiprocessors?: number;
+  readonly totalBytes?: number;
+  readonly freeBytes?: number;
+}
+
 export interface ExecutorBinding {
   // -- executor (binding.cc) --------------------------------------------------------------------------------------
   /** Load weights, allocate the KV pool and all scratch, on a native thread. */
-  open(shape: NativeShape, plan: WeightPlan, limits: NativeLimits): Promise<ExecutorHandle>;
+  open(shape: NativeShape, plan: WeightPlan, limits: NativeLimits, gpu?: NativeGpu): Promise<ExecutorHandle>;
   execute(executor: ExecutorHandle, step: Step): Promise<StepResult>;
   attachArena(executor: ExecutorHandle, path: string, bytes: number, id: bigint): number;
   /** False when no such arena is attached. Unmapped when the copies in flight have ended. */
@@ -113,8 +139,17 @@ export interface ExecutorBinding {
     offsets: Float64Array,
     checksums: BigUint64Array,
   ): Promise<Uint8Array>;
+  /** One line of JSON: what runs the model, and what the start took. */
+  describe(executor: ExecutorHandle): string;
   /** Ends its threads, frees its memory. Blocks until a step in flight has ended: await that first. */
   close(executor: ExecutorHandle): void;
+
+  // -- the CUDA backend's module only (cuda/backend_tools.cc) ---------------------------------------------------------
+  gpuStatus(device: number): GpuStatus;
+  /** Bytes of device memory that steps of these bounds take, beside weights and KV blocks. */
+  gpuStepBytes(shape: NativeShape, limits: NativeLimits, gpu: NativeGpu): number;
+  /** Emulated only: the next operation of the device hangs or faults, or the next allocation does not fit. */
+  gpuInject?(fault: 'none' | 'hang' | 'illegal' | 'memory'): void;
 
   // -- tools (binding_tools.cc) -----------------------------------------------------------------------------------
   /** XXH3-128 of a file's bytes, 16 bytes big-endian. */
@@ -127,8 +162,20 @@ export interface ExecutorBinding {
   readRate(totalBytes: number, threads: number): Promise<number>;
 }
 
-function load(): ExecutorBinding {
-  const file = fileURLToPath(new URL('../../../build/executor/kvtier_executor.node', import.meta.url));
+const modules = {
+  cpu: 'executor/kvtier_executor.node',
+  cuda: 'cuda/kvtier_cuda.node',
+  'cuda-emulated': 'cuda-emulated/kvtier_cuda_emulated.node',
+} as const;
+export type ModuleName = keyof typeof modules;
+
+const fileOf = (name: ModuleName): string => fileURLToPath(new URL(`../../../build/${modules[name]}`, import.meta.url));
+
+/** Whether a backend was built on this machine. */
+export const isBuilt = (name: ModuleName): boolean => existsSync(fileOf(name));
+
+function load(name: ModuleName): ExecutorBinding {
+  const file = fileOf(name);
   try {
     return createRequire(import.meta.url)(file) as ExecutorBinding;
   } catch (error) {
@@ -136,11 +183,12 @@ function load(): ExecutorBinding {
   }
 }
 
-let loaded: ExecutorBinding | undefined;
+const loaded = new Map<ModuleName, ExecutorBinding>();
 /** The native module, loaded at first use, so that reading a model's config does not need a build. */
-export function binding(): ExecutorBinding {
-  loaded ??= load();
-  return loaded;
+export function binding(name: ModuleName = 'cpu'): ExecutorBinding {
+  const known = loaded.get(name) ?? load(name);
+  loaded.set(name, known);
+  return known;
 }
 
 /** What native code threw: "CODE: ..." is the world's doing, anything else is a defect of the caller. */

@@ -1,5 +1,5 @@
 /**
- * The interface of model execution. `cpu` implements it (and is the reference); `cuda` will.
+ * The interface of model execution. Two backends implement it: `cpu`, which is the reference, and `cuda`.
  *
  * The KV cache is paged: `blockCount` blocks of `kv.blockTokens` tokens; one block's bytes are contiguous, laid out
  * [layer][K,V][kv head][token][head dim], so that one block is one piece of memory for export and import.
@@ -30,13 +30,37 @@ export interface ModelShape {
 
 export type { KvGroup };
 
+/** How numbers are stored: IEEE 754 single and half, bfloat16, FP8 E4M3 (OCP). */
+export type NumberType = 'f32' | 'f16' | 'bf16' | 'e4m3';
+
+/**
+ * auto: the GPU where there is one and its backend was built, else the CPU. cuda-emulated: the CUDA backend with its kernels on
+ * the CPU, for tests.
+ */
+export type BackendName = 'auto' | 'cpu' | 'cuda' | 'cuda-emulated';
+
+/** What only a GPU needs to be told. */
+export interface GpuSettings {
+  /** Index among the devices that can be used. */
+  readonly device?: number;
+  /** Of weights and activations; default bf16. */
+  readonly computeDtype?: Exclude<NumberType, 'e4m3'>;
+  /** Of keys and values; default: as computeDtype. */
+  readonly kvDtype?: NumberType;
+  /** Decode steps as CUDA graphs; default true. */
+  readonly graphs?: boolean;
+  /** A step, and a batch of copies, that takes longer means that the GPU hangs. */
+  readonly stepDeadlineMs?: number;
+  readonly copyDeadlineMs?: number;
+}
+
 /** How KV blocks look in memory: equal layouts, and only those, may exchange blocks. */
 export interface KvLayout {
   /** Layers in one block: those of one attention group. */
   readonly layers: number;
   readonly kvHeads: number;
   readonly headDim: number;
-  readonly dtype: 'f32' | 'bf16' | 'f16';
+  readonly dtype: NumberType;
   readonly blockTokens: number;
   /** layers × 2 × kvHeads × headDim × blockTokens × bytes per element */
   readonly blockBytes: number;
@@ -53,6 +77,9 @@ export interface ExecutorOptions {
   readonly blockCount: number;
   /** Worker threads for compute; default: all cores. */
   readonly threads?: number;
+  /** Default: cpu. */
+  readonly backend?: BackendName;
+  readonly gpu?: GpuSettings;
   /** Upper bounds of one step; buffers are sized by them at start. */
   readonly maxStepTokens: number;
   readonly maxStepSequences: number;
@@ -123,6 +150,9 @@ export interface Executor {
     offsets: Float64Array,
     checksums: BigUint64Array,
   ): Promise<Uint8Array>;
+
+  /** What runs it and what the start took, for the log. */
+  describe?(): Readonly<Record<string, unknown>>;
 
   close(): Promise<void>;
 }

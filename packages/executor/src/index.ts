@@ -1,5 +1,5 @@
 export { attentionGroups, kvBlockBytes } from './attention-groups.ts';
-export { createExecutor } from './cpu.ts';
+export { createExecutor } from './create-executor.ts';
 export { cacheDir } from './digest.ts';
 export * from './executor.ts';
 export { type ModelConfig, readModelConfig } from './model-config.ts';
