@@ -182,7 +182,6 @@ KVTIER_CHECK(model_before_layer) {
   ExpectTrue("CudaTransformer", "a block that arrives layer by layer", got.logits == expected.logits);
 }
 
-#if defined(KVTIER_EMULATED)
 template <class Run>
 std::string ErrorOf(const Run& run) {
   try {
@@ -193,6 +192,24 @@ std::string ErrorOf(const Run& run) {
   return "no error";
 }
 
+KVTIER_CHECK(model_refusals) {
+  const TinyModel model(Families()[0], kF32);
+  Limits limits = kLimits;
+  limits.block_tokens = 12;
+  ExpectTrue("CudaTransformer", "blocks that the kernels cannot read", ErrorOf([&] {
+               CudaTransformer(model.shape, model.plan, limits, Options(kF32, kF32));
+             }) == "GPU: attention: blocks of 12 tokens; take a multiple of 8");
+  ExpectTrue("CudaTransformer", "KV of another type", ErrorOf([&] {
+               CudaTransformer(model.shape, model.plan, kLimits, Options(kF32, kBf16));
+             }).starts_with("CONFIG: the KV cache is of the type that is computed in"));
+  WeightPlan plan = model.plan;
+  plan.norm[0].offset = 1 << 30;
+  ExpectTrue("CudaTransformer", "a tensor outside of its file", ErrorOf([&] {
+               CudaTransformer(model.shape, plan, kLimits, Options(kF32, kF32));
+             }).ends_with("a tensor ends past the file"));
+}
+
+#if defined(KVTIER_EMULATED)
 // The last check of this file: the device that hangs stays so until the fault is taken back.
 KVTIER_CHECK(model_hang) {
   const TinyModel model(Families()[0], kF32);
