@@ -99,7 +99,7 @@ void CheckAttention(NumberType type, const AttentionArgs& a, const Batch& b) {
   if (kv.kv_heads < 1 || a.heads % kv.kv_heads != 0) Refuse(std::to_string(a.heads) + " heads over " + std::to_string(kv.kv_heads) + " KV heads", "one must divide the other");
   if (kv.type != type && kv.type != NumberType::kE4m3) Refuse("KV of another type than the queries", "store it in the same type or as e4m3");
   if (!(a.scale > 0) || a.window < 0 || a.soft_cap < 0) Refuse("scale, window or soft cap below 0", "give a positive scale");
-  if (a.q_stride % 8 != 0 || kv.block_bytes % 16 != 0 || kv.layer_offset % 16 != 0) Refuse("rows that are not 16-byte aligned", "align q_stride, blocks and layers");
+  if (a.q_stride % 8 != 0 || kv.block_bytes % 128 != 0 || kv.layer_offset % 128 != 0) Refuse("q_stride, blocks or layers that are not aligned", "align them to 8 elements, 128 bytes, 128 bytes");
   if (b.sequences < 1 || b.rows < b.sequences || b.sequences > 65535) Refuse("a batch of " + std::to_string(b.sequences) + " sequences", "take 1 to 65535, each with a query");
 }
 

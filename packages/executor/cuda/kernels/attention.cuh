@@ -46,21 +46,47 @@ struct SequenceView {
   }
 };
 
-// Bytes from the pool's start to the key of `token`: the first of 8 tokens that follow one another in memory, as blocks hold
-// multiples of 8. 0 outside [first, end).
-__device__ __forceinline__ int64_t KeyOffset(const PagedKv& kv, const int32_t* table, int32_t kv_head, int32_t token,
-                                             int32_t first, int32_t end) {
+// Where the key of `token` lies, from the pool's start, in units of 128 bytes: `token` is the first of 8 that follow one another
+// in memory, as blocks hold multiples of 8, and 8 rows of a multiple of 16 numbers are a multiple of 128 bytes. 0 outside [first, end).
+constexpr int64_t kKeyUnit = 128;
+__device__ __forceinline__ uint32_t LocateKeys(const PagedKv& kv, const int32_t* table, int32_t kv_head, int32_t token, int32_t first,
+                                               int32_t end) {
   if (token + 8 <= first || token >= end) return 0;
   const int32_t entry = static_cast<int32_t>(static_cast<uint32_t>(token) / static_cast<uint32_t>(kv.block_tokens));
-  return table[entry] * kv.block_bytes + kv.layer_offset + kv.Row(0, kv_head, token - entry * kv.block_tokens);
+  const int64_t offset = table[entry] * kv.block_bytes + kv.layer_offset + kv.Row(0, kv_head, token - entry * kv.block_tokens);
+  return static_cast<uint32_t>(offset / kKeyUnit);
 }
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile whose rows have kChunks of them (8 n or 8 n + 4): permuted so
-// that the same chunk of 8 following rows lies in 8 different groups of banks, as ldmatrix wants it.
+// Tiles in shared memory have rows of kChunks chunks of 16 bytes (8 n or 8 n + 4), permuted so that the same chunk of 8 following
+// rows lies in 8 different groups of banks, as ldmatrix wants it: chunk c of row r is at c ^ Mix(r).
+template <int kChunks>
+__device__ __forceinline__ int Mix(int row) {
+  static_assert(kChunks % 4 == 0);
+  return kChunks % 8 == 0 ? row & 7 : (row >> 1) & 3;
+}
+// Byte offset of a chunk.
 template <int kChunks>
 __device__ __forceinline__ int Swizzled(int row, int chunk) {
-  static_assert(kChunks % 4 == 0);
-  return (row * kChunks + (chunk ^ (kChunks % 8 == 0 ? row & 7 : (row >> 1) & 3))) * 16;
+  return (row * kChunks + (chunk ^ Mix<kChunks>(row))) * 16;
+}
+// What a lane gives to ldmatrix: row `row` of a 16-row piece, the even or odd chunk of a pair. Pairs and pieces then cost one
+// exclusive or and an immediate.
+template <int kChunks>
+struct LaneRow {
+  int base, mix;
+  __device__ LaneRow(int row, int odd) : base(row * kChunks * 16), mix((odd ^ Mix<kChunks>(row)) * 16) {}
+  // Byte offset in a tile; `rows` is a multiple of 16.
+  __device__ int at(int rows, int pair) const { return base + (mix ^ (pair * 32)) + rows * kChunks * 16; }
+};
+// Left operands of mma.m16n8k16, and right operands by transposing: rows of lanes 0 to 15, then the same of the odd chunk.
+template <int kChunks>
+__device__ __forceinline__ LaneRow<kChunks> LeftRow() {
+  return {Lane() & 15, Lane() >> 4};
+}
+// Right operands as they lie: 8 rows, even and odd, then the next 8.
+template <int kChunks>
+__device__ __forceinline__ LaneRow<kChunks> RightRow() {
+  return {(Lane() & 7) + ((Lane() >> 4) << 3), (Lane() >> 3) & 1};
 }
 
 // Two e4m3 numbers, the first in the low byte, as a pair of T.
@@ -158,17 +184,7 @@ __device__ __forceinline__ void PackProbabilities(uint32_t (&p)[4], const float 
   p[3] = gpu::PackFloats<T>(s[2 * step + 1][2], s[2 * step + 1][3]);
 }
 
-// Right operands from a tile of [key][dim]. Of K: keys first_key to + 15, dims 16 step to + 15; r[0..1] the first 8 keys,
-// r[2..3] the others. Of V: keys 16 step to + 15, chunks `chunk` (r[0..1]) and chunk + 1 (r[2..3]) of 8 dims.
-template <int kChunks>
-__device__ __forceinline__ void LoadKeys(uint32_t (&r)[4], const uint8_t* tile, int first_key, int step) {
-  const int row = first_key + (Lane() & 7) + ((Lane() >> 4) << 3);
-  gpu::LoadMatrix4(r, tile + Swizzled<kChunks>(row, 2 * step + ((Lane() >> 3) & 1)));
-}
-template <int kChunks>
-__device__ __forceinline__ void LoadValues(uint32_t (&r)[4], const uint8_t* tile, int step, int chunk) {
-  gpu::LoadMatrix4Transposed(r, tile + Swizzled<kChunks>(16 * step + (Lane() & 15), chunk + (Lane() >> 4)));
-}
+// Two following tiles of 8 columns; b as ldmatrix gives it.
 template <class T>
 __device__ __forceinline__ void MultiplyAddPair(float (&first)[4], float (&second)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
   const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};

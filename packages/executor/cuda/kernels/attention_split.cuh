@@ -31,15 +31,16 @@ struct KeyPiece {
   static constexpr int kMergeBytes = (kWarps * kSplitRows * (kOutStride + 2) + kSplitRows * kMaxSplits) * 4;
   static constexpr int kSharedBytes = kWarps * kWarpBytes > kMergeBytes ? kWarps * kWarpBytes : kMergeBytes;
 
-  // Starts the copy of a piece's keys and values; lanes `source` and source + 1 hold KeyOffset of its two groups of 8 keys.
-  static __device__ __forceinline__ void Start(uint8_t* stage, const uint8_t* pool, int64_t to_values, int64_t group_offset, int source,
+  // Starts the copy of a piece's keys and values; lanes `source` and source + 1 hold LocateKeys of its two groups of 8 keys.
+  static __device__ __forceinline__ void Start(uint8_t* stage, const uint8_t* pool, int64_t to_values, uint32_t places, int source,
                                                int32_t key, int32_t first, int32_t end, int32_t head_dim) {
     const int row_bytes = head_dim * static_cast<int>(sizeof(Kv));
-    const int64_t offsets[2] = {__shfl_sync(gpu::kAllLanes, group_offset, source), __shfl_sync(gpu::kAllLanes, group_offset, source + 1)};
+    const uint32_t low = __shfl_sync(gpu::kAllLanes, places, source), high = __shfl_sync(gpu::kAllLanes, places, source + 1);
 #pragma unroll
-    for (int i = Lane(); i < kKeys * kVectors; i += 32) {
+    for (int pass = 0; pass < kKeys * kVectors / 32; ++pass) {
+      const int i = Lane() + pass * 32;
       const int row = i / kVectors, vector = i % kVectors;
-      const uint8_t* from = pool + (row < 8 ? offsets[0] : offsets[1]) + (row & 7) * row_bytes + vector * 16;
+      const uint8_t* from = pool + (row < 8 ? low : high) * kKeyUnit + (row & 7) * row_bytes + vector * 16;
       const bool valid = key + row >= first && key + row < end && vector * 16 < row_bytes;
       uint8_t* const to = stage + (kWiden ? i * 16 : Swizzled<kChunks>(row, vector));
       gpu::CopyAsync16(to, from, valid);
@@ -50,7 +51,8 @@ struct KeyPiece {
   // Each lane widens what it copied.
   static __device__ __forceinline__ void Widen(uint8_t* wide, const uint8_t* stage) {
 #pragma unroll
-    for (int i = Lane(); i < 2 * kKeys * kVectors; i += 32) {
+    for (int pass = 0; pass < 2 * kKeys * kVectors / 32; ++pass) {
+      const int i = Lane() + pass * 32;
       const int row = i / kVectors, vector = i % kVectors;  // rows 16 to 31: values; kChunks x 16 is where their tile starts
       const uint4 packed = *reinterpret_cast<const uint4*>(stage + i * 16);
       *reinterpret_cast<uint4*>(wide + Swizzled<kChunks>(row, 2 * vector)) = WidenEight<T>(packed.x, packed.y);
@@ -105,17 +107,17 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   // 16 pieces' places at a time, a lane for each group of 8 keys; the next 16 are on their way while these are used.
   const auto locate = [&](int piece) {
     const int32_t key = warp_key + (piece + Lane() / 2) * kStride + 8 * (Lane() & 1);
-    return key < share_end ? KeyOffset(a.kv, view.table, kv_head, key, first, end) : 0;
+    return key < share_end ? LocateKeys(a.kv, view.table, kv_head, key, first, end) : 0;
   };
-  int64_t offsets = locate(0), next_offsets = locate(16);
+  uint32_t places = locate(0), next_places = locate(16);
   uint8_t* const stages = shared + warp * Piece::kWarpBytes;
   const auto start = [&](int piece) {
     if (piece < pieces) {
       if (piece > 0 && piece % 16 == 0) {
-        offsets = next_offsets;
-        next_offsets = locate(piece + 16);
+        places = next_places;
+        next_places = locate(piece + 16);
       }
-      Piece::Start(stages + piece % kStages * Piece::kRawBytes, pool, to_values, offsets, piece % 16 * 2, warp_key + piece * kStride, first,
+      Piece::Start(stages + piece % kStages * Piece::kRawBytes, pool, to_values, places, piece % 16 * 2, warp_key + piece * kStride, first,
                    end, head_dim);
     }
     gpu::CopyAsyncCommit();  // empty groups too: the count of groups is what is waited for
@@ -143,6 +145,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   const int32_t all_see_from = view.window == 0 ? 0 : view.position(first_row + kSplitRows - 1) - view.window + 1;
   const int32_t all_see_to = view.position(first_row) + 1;
   const float scale_log2 = (a.soft_cap > 0 ? 1.0f : a.scale) * kLog2E;
+  const LaneRow<kChunks> left = LeftRow<kChunks>(), right = RightRow<kChunks>();
   float o[kChunks][4] = {};
   float max[2] = {kNoScore, kNoScore}, sum[2] = {};
   for (int piece = 0; piece < pieces; ++piece) {
@@ -161,7 +164,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
 #pragma unroll
     for (int step = 0; step < kChunks / 2; ++step) {
       uint32_t k[4];
-      LoadKeys<kChunks>(k, keys, 0, step);
+      gpu::LoadMatrix4(k, keys + right.at(0, step));
       MultiplyAddPair<T>(s[0], s[1], q[step], k);
     }
     if (a.soft_cap > 0) CapScores(s, a.scale, a.soft_cap);
@@ -173,7 +176,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       uint32_t v[4];
-      LoadValues<kChunks>(v, values, 0, chunk);
+      gpu::LoadMatrix4Transposed(v, values + left.at(0, chunk / 2));
       MultiplyAddPair<T>(o[chunk], o[chunk + 1], p, v);
     }
   }

@@ -29,19 +29,34 @@ struct RowTile {
   static constexpr int kRawBytes = kWiden ? kKeys * kDim : 0;
   static constexpr int kSharedBytes = kQueryBytes + 2 * kTileBytes + kRawBytes;
 
+  static constexpr int kPasses = kKeys * kVectors / kThreads;
+  static_assert(kPasses * kThreads == kKeys * kVectors);
+
+  // fn(key of the tile, 16-byte vector, index of both) for what this thread copies.
+  template <class Fn>
+  static __device__ __forceinline__ void ForVectors(const Fn& fn) {
+    const auto thread = static_cast<int>(threadIdx.x % kThreads);  // the compiler learns the bound
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int i = thread + pass * kThreads;
+      if constexpr (kThreads % kVectors == 0) {
+        fn(thread / kVectors + pass * (kThreads / kVectors), thread % kVectors, i);
+      } else {
+        fn(i / kVectors, i % kVectors, i);
+      }
+    }
+  }
+
   // Starts the copy of one tile of keys (or values): `pool` includes the distance from keys to values; lane i % 8 of each warp
-  // gives KeyOffset of the tile's keys 8 i to 8 i + 7 in `group_offset`.
-  static __device__ __forceinline__ void Start(uint8_t* tile, uint8_t* raw, const uint8_t* pool, int64_t group_offset, int32_t key,
+  // gives LocateKeys of the tile's keys 8 i to 8 i + 7 in `place`.
+  static __device__ __forceinline__ void Start(uint8_t* tile, uint8_t* raw, const uint8_t* pool, uint32_t place, int32_t key,
                                                int32_t first, int32_t end, int32_t head_dim) {
     const int row_bytes = head_dim * static_cast<int>(sizeof(Kv));
-#pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < kKeys * kVectors; i += kThreads) {
-      const int row = i / kVectors, vector = i % kVectors;
-      const int64_t offset = __shfl_sync(gpu::kAllLanes, group_offset, row / 8);
+    ForVectors([&](int row, int vector, int i) {
+      const int64_t offset = __shfl_sync(gpu::kAllLanes, place, row >> 3) * kKeyUnit + (row & 7) * row_bytes + vector * 16;
       const bool valid = key + row >= first && key + row < end && vector * 16 < row_bytes;
-      gpu::CopyAsync16(kWiden ? raw + i * 16 : tile + Swizzled<kChunks>(row, vector), pool + offset + (row & 7) * row_bytes + vector * 16,
-                       valid);
-    }
+      gpu::CopyAsync16(kWiden ? raw + i * 16 : tile + Swizzled<kChunks>(row, vector), pool + offset, valid);
+    });
     gpu::CopyAsyncCommit();
   }
 
@@ -49,13 +64,11 @@ struct RowTile {
   static __device__ __forceinline__ void Finish(uint8_t* tile, const uint8_t* raw) {
     gpu::CopyAsyncWait<0>();
     if constexpr (kWiden) {
-#pragma unroll
-      for (int i = static_cast<int>(threadIdx.x); i < kKeys * kVectors; i += kThreads) {
-        const int row = i / kVectors, vector = i % kVectors;
+      ForVectors([&](int row, int vector, int i) {
         const uint4 packed = *reinterpret_cast<const uint4*>(raw + i * 16);
         *reinterpret_cast<uint4*>(tile + Swizzled<kChunks>(row, 2 * vector)) = WidenEight<T>(packed.x, packed.y);
         *reinterpret_cast<uint4*>(tile + Swizzled<kChunks>(row, 2 * vector + 1)) = WidenEight<T>(packed.z, packed.w);
-      }
+      });
     }
   }
 };
@@ -80,10 +93,10 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   const int32_t end = view.position(first_row + Tile::kRows - 1) + 1;
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const int64_t to_values = a.kv.Row(1, 0, 0);
-  const auto locate = [&](int32_t key) { return KeyOffset(a.kv, view.table, kv_head, key + 8 * (Lane() & 7), first, end); };
+  const auto locate = [&](int32_t key) { return LocateKeys(a.kv, view.table, kv_head, key + 8 * (Lane() & 7), first, end); };
 
   int32_t key = first / kKeys * kKeys;
-  int64_t offset = locate(key);
+  uint32_t place = locate(key);
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kChunks; i += Tile::kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
@@ -91,9 +104,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
     const T* source = static_cast<const T*>(a.q) + (valid ? view.element(a, first_row + row, kv_head, a.q_stride) + chunk * 8 : 0);
     gpu::CopyAsync16(queries + Swizzled<kChunks>(row, chunk), source, valid);
   }
-  Tile::Start(keys, raw, pool, offset, key, first, end, head_dim);
+  Tile::Start(keys, raw, pool, place, key, first, end, head_dim);
 
   const int warp_row = static_cast<int>(threadIdx.x / 32) * Tile::kWarpRows;
+  const uint8_t* const warp_queries = queries + warp_row * kChunks * 16;
+  const LaneRow<kChunks> left = LeftRow<kChunks>(), right = RightRow<kChunks>();
   const int32_t warp_low = view.position(first_row + warp_row), warp_high = view.position(first_row + warp_row + Tile::kWarpRows - 1);
   const bool has_rows = first_row + warp_row < view.rows();
   const float scale_log2 = (a.soft_cap > 0 ? 1.0f : a.scale) * kLog2E;
@@ -104,25 +119,25 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 
   for (; key < end; key += kKeys) {
     const bool more = key + kKeys < end;
-    const int64_t next_offset = more ? locate(key + kKeys) : 0;  // the table's latency goes by under the scores
+    const uint32_t next_place = more ? locate(key + kKeys) : 0;  // the table's latency goes by under the scores
     const bool seen = has_rows && key <= warp_high && (view.window == 0 || key + kKeys > warp_low - view.window + 1);
     float s[kFragments][kKeys / 8][4] = {};
 
     Tile::Finish(keys, raw);
     __syncthreads();  // keys are here, and everybody has done with the last values
-    Tile::Start(values, raw, pool + to_values, offset, key, first, end, head_dim);
+    Tile::Start(values, raw, pool + to_values, place, key, first, end, head_dim);
     if (seen) {
 #pragma unroll
       for (int step = 0; step < kChunks / 2; ++step) {
         uint32_t q[kFragments][4];
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
-          gpu::LoadMatrix4(q[f], queries + Swizzled<kChunks>(warp_row + 16 * f + (Lane() & 15), 2 * step + (Lane() >> 4)));
+          gpu::LoadMatrix4(q[f], warp_queries + left.at(16 * f, step));
         }
 #pragma unroll
         for (int j = 0; j < kKeys / 8; j += 2) {
           uint32_t k[4];
-          LoadKeys<kChunks>(k, keys, 8 * j, step);
+          gpu::LoadMatrix4(k, keys + right.at(8 * j, step));
 #pragma unroll
           for (int f = 0; f < kFragments; ++f) MultiplyAddPair<T>(s[f][j], s[f][j + 1], q[f], k);
         }
@@ -131,10 +146,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 
     Tile::Finish(values, raw);
     __syncthreads();  // values are here, and everybody has done with the keys
-    if (more) Tile::Start(keys, raw, pool, next_offset, key + kKeys, first, end, head_dim);
-    offset = next_offset;
+    if (more) Tile::Start(keys, raw, pool, next_place, key + kKeys, first, end, head_dim);
+    place = next_place;
     if (!seen) continue;
     const bool masked = key + kKeys - 1 > warp_low || (view.window != 0 && key <= warp_high - view.window);
+    uint32_t p[kFragments][kKeys / 16][4];
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       if (a.soft_cap > 0) CapScores(s[f], a.scale, a.soft_cap);
@@ -143,18 +159,17 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
         MaskScores(s[f], key, view.position(row), view.position(row + 8), view.window);
       }
       OnlineSoftmax(s[f], o[f], max[f], sum[f], scale_log2);
+#pragma unroll
+      for (int step = 0; step < kKeys / 16; ++step) PackProbabilities<T>(p[f][step], s[f], step);
     }
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      uint32_t p[kFragments][4];
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) PackProbabilities<T>(p[f], s[f], step);
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; chunk += 2) {
         uint32_t v[4];
-        LoadValues<kChunks>(v, values, step, chunk);
+        gpu::LoadMatrix4Transposed(v, values + left.at(16 * step, chunk / 2));
 #pragma unroll
-        for (int f = 0; f < kFragments; ++f) MultiplyAddPair<T>(o[f][chunk], o[f][chunk + 1], p[f], v);
+        for (int f = 0; f < kFragments; ++f) MultiplyAddPair<T>(o[f][chunk], o[f][chunk + 1], p[f][step], v);
       }
     }
   }
