@@ -4,6 +4,7 @@ import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { KvError } from '@kvtier/errors';
 import { parseBytes } from './bytes.ts';
+import { type GpuFlags, gpuFlags } from './gpu-options.ts';
 import { type NodeOverrides, nodeOverrides } from './node-options.ts';
 
 export interface UpOptions {
@@ -16,7 +17,11 @@ export interface UpOptions {
   readonly arenaBytes: number | null;
   /** null: chosen to fit the machine; 0: no disk tier. */
   readonly diskBytes: number | null;
-  readonly kvBytes: number;
+  /** null: 256 MiB on the CPU, the share `gpu.memoryUtilization` of a GPU. */
+  readonly kvBytes: number | null;
+  readonly backend: 'auto' | 'cpu' | 'cuda';
+  /** Of backend cuda; what is not said is as the engine worker's configuration has it. */
+  readonly gpu: GpuFlags;
   readonly threads: number | null;
   /** The structure of the engine's own prefix cache. */
   readonly prefixCache: 'blocks' | 'radix';
@@ -26,6 +31,7 @@ export interface UpOptions {
   readonly logLevel: 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'silent';
 }
 
+const backends = ['auto', 'cpu', 'cuda'] as const;
 const prefixCaches = ['blocks', 'radix'] as const;
 const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const;
 
@@ -36,7 +42,13 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
   --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
   --disk-bytes SIZE    disk tier, a hard cap; 0: none (8GiB, less where the disk is smaller)
-  --kv-bytes SIZE      the engine's own KV block pool (256MiB)
+  --kv-bytes SIZE      the engine's own KV block pool (256MiB; on a GPU: what --gpu-memory-utilization leaves)
+  --backend NAME       auto, cpu or cuda; auto: a GPU where there is one (auto)
+  --gpu N              which GPU (0)
+  --gpu-memory-utilization SHARE
+                       of the GPU's memory, for weights, steps and KV blocks (0.9)
+  --dtype TYPE         bf16, f16 or f32: weights and activations on a GPU (bf16)
+  --kv-dtype TYPE      e4m3: keys and values as FP8, half the bytes (as --dtype)
   --threads N          compute threads of the engine (all cores)
   --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
   --redis URL          a Redis tier that nodes share: redis://, rediss:// or unix:; with --redis-bytes
@@ -58,6 +70,11 @@ const flags = {
   'arena-bytes': { type: 'string' },
   'disk-bytes': { type: 'string' },
   'kv-bytes': { type: 'string' },
+  backend: { type: 'string' },
+  gpu: { type: 'string' },
+  'gpu-memory-utilization': { type: 'string' },
+  dtype: { type: 'string' },
+  'kv-dtype': { type: 'string' },
   threads: { type: 'string' },
   'prefix-cache': { type: 'string' },
   redis: { type: 'string' },
@@ -90,6 +107,10 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   if (!isOneOf(prefixCaches, prefixCache)) {
     throw new KvError('CONFIG', `--prefix-cache: "${prefixCache}" is not one of ${prefixCaches.join(', ')}`);
   }
+  const backend = values.backend ?? 'auto';
+  if (!isOneOf(backends, backend)) {
+    throw new KvError('CONFIG', `--backend: "${backend}" is not one of ${backends.join(', ')}`);
+  }
   const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes', minBytes: number): number | null =>
     values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
   return {
@@ -99,7 +120,9 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     tier: values['no-tier'] !== true,
     arenaBytes: size('arena-bytes', 2 ** 20),
     diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes', 8 * 2 ** 20),
-    kvBytes: size('kv-bytes', 2 ** 20) ?? 256 * 2 ** 20,
+    kvBytes: size('kv-bytes', 2 ** 20),
+    backend,
+    gpu: gpuFlags(values),
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
     prefixCache,
     node: nodeOverrides(values),

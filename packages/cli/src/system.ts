@@ -9,7 +9,7 @@ import { rmSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import type { CacheNodeInput, CoordinatorConfig, EngineWorkerConfig } from '@kvtier/config';
+import type { CacheNodeInput, CoordinatorConfig, EngineWorkerInput } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/executor';
 import { native } from '@kvtier/native';
@@ -135,12 +135,14 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   const nodeSocket = join(plan.runDir, 'node.sock');
   const engine = `unix:${join(plan.runDir, 'engine.sock')}`;
   const coordinator: CoordinatorConfig = { host, port: plan.port, engine, logLevel };
-  const worker: Partial<EngineWorkerConfig> = {
+  const worker: EngineWorkerInput = {
+    gpu: options.gpu,
     modelDir: plan.model.dir,
     servedName: plan.model.name,
     listen: engine,
     cacheNodeSocket: options.tier ? nodeSocket : null,
-    kvBytes: options.kvBytes,
+    ...(options.kvBytes === null ? {} : { kvBytes: options.kvBytes }),
+    backend: options.backend,
     prefixCache: options.prefixCache,
     ...(options.threads === null ? {} : { threads: options.threads }),
     logLevel,

@@ -20,8 +20,24 @@ export const engineWorkerSchema = z.strictObject({
   /** Unix socket of the cache node; null: no tier. */
   cacheNodeSocket: z.string().min(1).nullable(),
   blockTokens: z.number().int().min(1).max(256).default(16),
-  /** Bytes of the engine's own KV block pool. */
-  kvBytes: bytes,
+  /** Bytes of the engine's own KV block pool; absent: 256 MiB on the CPU, the share `gpu.memoryUtilization` on a GPU. */
+  kvBytes: bytes.optional(),
+  /** What runs the model; auto: a GPU where there is one, else the CPU. `cuda-emulated` is for tests. */
+  backend: z.enum(['auto', 'cpu', 'cuda', 'cuda-emulated']).default('cpu'),
+  /** Read by backend cuda only. */
+  gpu: z
+    .strictObject({
+      device: z.number().int().min(0).default(0),
+      /** Share of the GPU's memory for weights, steps and KV blocks. */
+      memoryUtilization: z.number().gt(0).max(1).default(0.9),
+      /** Of weights and activations; absent: bf16. */
+      computeDtype: z.enum(['f32', 'f16', 'bf16']).optional(),
+      /** Of keys and values; absent: as computeDtype. e4m3 (FP8): half the bytes of bf16, less exact. */
+      kvDtype: z.enum(['e4m3']).optional(),
+      /** Decode steps as CUDA graphs. */
+      graphs: z.boolean().default(true),
+    })
+    .prefault({}),
   maxStepTokens: z.number().int().min(16).default(512),
   maxSequences: z.number().int().min(1).default(64),
   /** Requests that may wait; more are refused with BUSY. */
@@ -53,6 +69,8 @@ export const engineWorkerSchema = z.strictObject({
   logLevel,
 });
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
+/** As it is written: what has a default may be left out. */
+export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;
 
 export const coordinatorSchema = z.strictObject({
   host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),

@@ -3,4 +3,5 @@ export { createExecutor } from './create-executor.ts';
 export { cacheDir } from './digest.ts';
 export * from './executor.ts';
 export { type ModelConfig, readModelConfig } from './model-config.ts';
+export { planBlocks } from './plan-blocks.ts';
 export { type ResolvedModel, resolveModel } from './resolve-model.ts';

@@ -4,8 +4,7 @@
  */
 import type { EngineWorkerConfig } from '@kvtier/config';
 import { createConnector, noConnector } from '@kvtier/connector';
-import { invariant, KvError } from '@kvtier/errors';
-import { createExecutor, type Executor, kvBlockBytes, readModelConfig } from '@kvtier/executor';
+import { createExecutor, type Executor, planBlocks } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine } from '@kvtier/scheduler';
 import type { Logger, RunningService } from '@kvtier/telemetry';
@@ -15,8 +14,6 @@ import { WorkerMetrics } from './metrics.ts';
 import { engineService } from './service.ts';
 import { readStopTokenIds } from './stop-ids.ts';
 
-/** Fewer make no engine: block 0 is never used, and a request needs two to make progress. */
-const minBlocks = 4;
 /** Calls that run when the worker stops may finish within this. */
 const graceMs = 1_000;
 
@@ -82,6 +79,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
   const server = await startGrpcServer(config.listen, (grpc) =>
     grpc.addService(EngineService, engineService({ engine, describe, metrics })),
   );
+  logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
   return {
     ready: { address: server.address, model: config.servedName },
@@ -95,28 +93,21 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
   };
 }
 
-/** The executor with as many KV blocks as fit the configured bytes. */
+/** The executor with as many KV blocks as the configured bytes, or the GPU's share, hold. */
 async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
-  const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads } = config;
-  const blockBytes = kvBlockBytes(await readModelConfig(modelDir), blockTokens);
-  const blockCount = Math.floor(kvBytes / blockBytes);
-  if (blockCount < minBlocks) {
-    const needed = minBlocks * blockBytes;
-    throw new KvError(
-      'CONFIG',
-      `kvBytes ${kvBytes}: one KV block of this model takes ${blockBytes} bytes; give ${needed} or more`,
-    );
-  }
-  const executor = await createExecutor({
+  const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
+  const { memoryUtilization, device, computeDtype, kvDtype, graphs } = config.gpu;
+  const options = {
     modelDir,
     blockTokens,
-    blockCount,
     maxStepTokens,
     maxStepSequences: maxSequences,
+    backend,
+    gpu: { device, graphs, ...(computeDtype && { computeDtype }), ...(kvDtype && { kvDtype }) },
     ...(threads === undefined ? {} : { threads }),
-  });
-  invariant(executor.kv.blockBytes === blockBytes, 'the executor lays out its blocks in another way');
-  return executor;
+  };
+  const blockCount = await planBlocks(options, { kvBytes, gpuMemoryUtilization: memoryUtilization });
+  return createExecutor({ ...options, blockCount });
 }
 
 /** One per attention group: blocks of different groups hold different layers under the same chain hash. */
