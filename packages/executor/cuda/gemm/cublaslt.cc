@@ -161,7 +161,7 @@ std::unique_ptr<CublasLt::Plan> CublasLt::Prepare(const Key& key) {
       library_->layout_create(&plan->d, key.target_f32 ? kReal32 : type, u(key.outputs), u(key.rows), key.target_stride) == kSuccess;
   void* preference = nullptr;
   if (!made || library_->preference_create(&preference) != kSuccess) {
-    throw std::runtime_error("GPU: " + name_ + " cannot describe a matrix product; start with --cublaslt off");
+    throw std::runtime_error("GPU: " + name_ + " cannot describe a matrix product; switch it off (cublaslt: off)");
   }
   const uint64_t bytes = kWorkspaceBytes;
   bool good = library_->preference_set(preference, kMaxWorkspaceBytes, &bytes, sizeof bytes) == kSuccess;
@@ -196,7 +196,7 @@ bool CublasLt::Run(Stream& stream, NumberType type, const GemmArgs& a) {
                                       plan.d, &plan.best.algorithm, workspace_.data(), kWorkspaceBytes, gpu::NativeStream(stream));
   if (status != kSuccess) {
     throw std::runtime_error("GPU: " + name_ + ": a product of " + std::to_string(a.rows) + " x " + std::to_string(a.outputs) + " x " +
-                             std::to_string(a.inputs) + " failed with status " + std::to_string(status) + "; start with --cublaslt off");
+                             std::to_string(a.inputs) + " failed with status " + std::to_string(status) + "; switch it off (cublaslt: off)");
   }
   return true;
 }
