@@ -45,6 +45,9 @@ describe('kvtier up', () => {
       gpu: {},
       threads: null,
       prefixCache: 'blocks',
+      evictionPolicy: null,
+      dedupBlocks: false,
+      maxPinnedBlocks: 0,
       jsonLog: false,
       logLevel: 'warn',
     });
@@ -52,7 +55,7 @@ describe('kvtier up', () => {
 
   it('takes every option', () => {
     const args =
-      '--port 0 --data-dir /d --model random:25m --no-tier --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --prefix-cache radix --json-log';
+      '--port 0 --data-dir /d --model random:25m --no-tier --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --json-log';
     expect(parseUp(args.split(' '))).toEqual({
       port: 0,
       dataDir: '/d',
@@ -64,11 +67,22 @@ describe('kvtier up', () => {
       backend: 'auto',
       gpu: {},
       threads: 2,
-      prefixCache: 'radix',
+      prefixCache: 'blocks',
+      evictionPolicy: 's3-fifo',
+      dedupBlocks: true,
+      maxPinnedBlocks: 64,
       node: {},
       jsonLog: true,
       logLevel: 'info',
     });
+  });
+
+  it('takes the radix tree, and refuses with it what hashed blocks alone have', () => {
+    expect(parseUp(['--prefix-cache', 'radix'])).toMatchObject({ prefixCache: 'radix', dedupBlocks: false });
+    for (const option of [['--dedup'], ['--eviction', 'lru'], ['--pinned-blocks', '1']])
+      expect(() => parseUp(['--prefix-cache', 'radix', ...option])).toThrow(
+        `${option[0]}: an option of hashed blocks; use --prefix-cache blocks or leave it out`,
+      );
   });
 
   it('says how much a tier needs at least', () =>
@@ -86,6 +100,8 @@ describe('kvtier up', () => {
     [['--port', '80x'], '--port: "80x" is not a whole number from 0 to 65535'],
     [['--threads', '0'], '--threads: "0" is not a whole number from 1 to 1024'],
     [['--log-level', 'loud'], '--log-level: "loud" is not one of trace, debug, info, warn, error, silent'],
+    [['--eviction', 'random'], '--eviction: "random" is not one of lru, lfu, fifo, s3-fifo, cost-aware'],
+    [['--pinned-blocks', '-1'], "Option '--pinned-blocks' argument is ambiguous"],
     [['demo'], 'kvtier up: "demo" is not an option; see kvtier up --help'],
   ])('refuses %j in one line', (args, message) => expect(() => parseUp(args)).toThrow(message));
 

@@ -2,6 +2,7 @@
 import { homedir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
+import { type EngineWorkerConfig, engineWorkerSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
@@ -25,6 +26,12 @@ export interface UpOptions {
   readonly threads: number | null;
   /** The structure of the engine's own prefix cache. */
   readonly prefixCache: 'blocks' | 'radix';
+  /** Of its hashed blocks: which cached one goes first; null: the one freed longest ago. */
+  readonly evictionPolicy: NonNullable<EngineWorkerConfig['evictionPolicy']> | null;
+  /** Of its hashed blocks: no two of the same content. */
+  readonly dedupBlocks: boolean;
+  /** Of its hashed blocks: most that pinned prefixes hold. */
+  readonly maxPinnedBlocks: number;
   /** More of the cache node's configuration (shared tiers, placement, quotas, ...), laid over what `kvtier up` makes. */
   readonly node: NodeOverrides;
   readonly jsonLog: boolean;
@@ -33,6 +40,7 @@ export interface UpOptions {
 
 const backends = ['auto', 'cpu', 'cuda'] as const;
 const prefixCaches = ['blocks', 'radix'] as const;
+const evictionPolicies = engineWorkerSchema.shape.evictionPolicy.unwrap().options;
 const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const;
 
 export const upHelp = `kvtier up: the whole system on this machine, on loopback, until Ctrl-C
@@ -51,6 +59,9 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --kv-dtype TYPE      e4m3: keys and values as FP8, half the bytes (as --dtype)
   --threads N          compute threads of the engine (all cores)
   --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
+  --eviction POLICY    which cached block goes first: ${evictionPolicies.join(', ')} (freed longest ago)
+  --dedup              a block that fills up with what is cached already gives way to the cached one
+  --pinned-blocks N    most blocks that pinned prefixes hold (0; docs/operating.md, "The engine's own blocks")
   --redis URL          a Redis tier that nodes share: redis://, rediss:// or unix:; with --redis-bytes
   --redis-bytes SIZE   budget of all nodes that share it (1GiB)
   --s3 URL             an S3 tier that nodes share, as http(s)://HOST:PORT/BUCKET; keys: the AWS variables; with --s3-bytes
@@ -77,6 +88,9 @@ const flags = {
   'kv-dtype': { type: 'string' },
   threads: { type: 'string' },
   'prefix-cache': { type: 'string' },
+  eviction: { type: 'string' },
+  dedup: { type: 'boolean' },
+  'pinned-blocks': { type: 'string' },
   redis: { type: 'string' },
   'redis-bytes': { type: 'string' },
   s3: { type: 'string' },
@@ -111,6 +125,15 @@ export function parseUp(args: readonly string[]): UpOptions | null {
   if (!isOneOf(backends, backend)) {
     throw new KvError('CONFIG', `--backend: "${backend}" is not one of ${backends.join(', ')}`);
   }
+  const evictionPolicy = values.eviction ?? null;
+  if (evictionPolicy !== null && !isOneOf(evictionPolicies, evictionPolicy)) {
+    throw new KvError('CONFIG', `--eviction: "${evictionPolicy}" is not one of ${evictionPolicies.join(', ')}`);
+  }
+  const pinned = values['pinned-blocks'];
+  for (const name of ['eviction', 'dedup', 'pinned-blocks'] as const) {
+    if (prefixCache === 'radix' && values[name] !== undefined)
+      throw new KvError('CONFIG', `--${name}: an option of hashed blocks; use --prefix-cache blocks or leave it out`);
+  }
   const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes', minBytes: number): number | null =>
     values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
   return {
@@ -125,6 +148,9 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     gpu: gpuFlags(values),
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
     prefixCache,
+    evictionPolicy,
+    dedupBlocks: values.dedup === true,
+    maxPinnedBlocks: pinned === undefined ? 0 : whole(pinned, '--pinned-blocks', 0, 2 ** 31),
     node: nodeOverrides(values),
     jsonLog,
     logLevel,

@@ -144,6 +144,9 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     ...(options.kvBytes === null ? {} : { kvBytes: options.kvBytes }),
     backend: options.backend,
     prefixCache: options.prefixCache,
+    ...(options.evictionPolicy === null ? {} : { evictionPolicy: options.evictionPolicy }),
+    dedupBlocks: options.dedupBlocks,
+    maxPinnedBlocks: options.maxPinnedBlocks,
     ...(options.threads === null ? {} : { threads: options.threads }),
     logLevel,
   };

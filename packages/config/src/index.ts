@@ -51,6 +51,8 @@ export const engineWorkerSchema = z.strictObject({
   evictionPolicy: z.enum(['lru', 'lfu', 'fifo', 's3-fifo', 'cost-aware']).optional(),
   /** A hashed block that fills up with what is cached already gives way to the cached one. */
   dedupBlocks: z.boolean().default(false),
+  /** Most hashed blocks that pinned prefixes hold together; requests never get these. 0: nothing can be pinned. */
+  maxPinnedBlocks: z.number().int().min(0).default(0),
   hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),

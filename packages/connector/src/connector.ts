@@ -52,10 +52,11 @@ export interface Connector {
   store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void;
   /**
    * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena
-   * meanwhile, behind all loads. A hint; nothing answers, and blocks of groups with a window stay where they are.
+   * meanwhile, behind all loads. A hint; nothing answers, and blocks of groups with a window stay where they are. Once per
+   * request; `forget` ends it.
    */
-  prefetch(hashes: Buffer, firstBlock: number): void;
-  /** The request ended or was aborted: a match in flight is dropped. A load in flight still calls back. */
+  prefetch(requestId: string, hashes: Buffer, firstBlock: number): void;
+  /** The request ended or was aborted: a match in flight is dropped, a prefetch is cancelled. A load in flight still calls back. */
   forget(requestId: string): void;
   /** How fast this engine computes, for the planner: called after each step that only prefilled. */
   observePrefill(tokens: number, elapsedUs: number): void;

@@ -19,6 +19,8 @@ export interface ConnectorCounters {
   storedBytes: number;
   /** Chains of waiting requests that the node brings up ahead. */
   prefetches: number;
+  /** Blocks that the node need not bring up any more, because their request was gone first. */
+  cancelledPrefetchBlocks: number;
   /** By operation and reason, e.g. "load: deadline" or "store: held": loads that fell short, blocks not stored. */
   readonly reasons: Record<string, number>;
 }
@@ -37,6 +39,7 @@ export const newCounters = (): ConnectorCounters => ({
   storedBlocks: 0,
   storedBytes: 0,
   prefetches: 0,
+  cancelledPrefetchBlocks: 0,
   reasons: {},
 });
 

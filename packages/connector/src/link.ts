@@ -161,7 +161,7 @@ export class Link {
     body: ClientBody,
     wanted: K,
     deadlineMs: number,
-    options: { onLate?: (value: Case<K>) => void; owed?: boolean } = {},
+    options: { onLate?: (value: Case<K>) => void; onSent?: (id: bigint) => void; owed?: boolean } = {},
   ): Promise<Case<K>> {
     return new Promise((resolve, reject) => {
       const take = (answer: Answer, use: (value: Case<K>) => void): void => {
@@ -180,6 +180,7 @@ export class Link {
       };
       const sent = this.send(body, deadlineMs, exchange, options.owed);
       if (sent instanceof KvError) reject(sent);
+      else options.onSent?.(sent);
     });
   }
 

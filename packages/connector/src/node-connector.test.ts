@@ -49,17 +49,40 @@ test('without a node nothing is matched, loaded or stored, and nothing waits', a
 
 test('a hint to prefetch is passed on, and nobody waits for its answer', async () => {
   rig = new Rig({ tenant: 'a', ttlSeconds: 60 });
-  rig.connector.prefetch(chainOf(1, 4), 0); // no session: nothing happens
+  rig.connector.prefetch('r', chainOf(1, 4), 0); // no session: nothing happens
   await rig.attach();
   expect(rig.node.attaches[0]).toMatchObject({ tenant: 'a', ttlSeconds: 60 });
-  for (const first of [1, 4, 0, 0]) rig.connector.prefetch(chainOf(1, 4), first); // 4: nothing is left of the chain
+  for (const [i, first] of [1, 4, 0, 0].entries()) rig.connector.prefetch(`r${i}`, chainOf(1, 4), first); // 4: nothing is left of the chain
   await until(() => reasons()['prefetch: session_limit'] === 1, 'the answers');
   expect(rig.connector.counters.prefetches).toBe(2);
   expect(rig.node.prefetches.map((hashes) => hashes.length / 8)).toEqual([3, 4, 4]);
   expect(rig.node.prefetches[0]).toEqual(chainOf(1, 4).subarray(8));
   rig.node.fault = () => 'failure';
-  rig.connector.prefetch(chainOf(1, 4), 0);
+  rig.connector.prefetch('x', chainOf(1, 4), 0);
   await until(() => reasons()['prefetch: capacity'] === 1, 'the refusal');
+});
+
+test('a request that is gone takes its prefetch with it; one that loads asks for its blocks itself', async () => {
+  rig = new Rig();
+  await rig.attach();
+  rig.connector.prefetch('aborted', chainOf(1, 4), 0);
+  rig.connector.prefetch('loads', chainOf(2, 4), 0);
+  await rig.load('loads', 2, 0, [1]);
+  rig.connector.forget('loads');
+  rig.connector.forget('aborted');
+  rig.connector.forget('aborted');
+  rig.connector.forget('never asked');
+  await until(() => rig.connector.counters.cancelledPrefetchBlocks === 4, 'the cancellation');
+  expect(rig.node.cancelledPrefetches).toEqual([chainOf(1, 4)]);
+  // Ids are a connection's own: what went over another one is not cancelled over this one.
+  rig.connector.prefetch('before', chainOf(3, 4), 0);
+  await until(() => rig.node.prefetches.length === 3, 'the hint');
+  await rig.node.kill();
+  await until(() => !rig.connector.attached, 'the end of the session');
+  await rig.attach();
+  rig.connector.forget('before');
+  await rig.connector.stats(); // a round trip: what was sent before it has arrived
+  expect(rig.node.cancelledPrefetches).toHaveLength(1);
 });
 
 test('a lookup without an answer is a miss at its deadline; a forgotten one wakes nobody', async () => {

@@ -13,6 +13,7 @@ import { columnsWithin, type GroupPart, groupWindows, partsOf } from './groups.t
 import { type LoadOutcome, LoadRun } from './load.ts';
 import { MatchTable } from './matches.ts';
 import { LoadPlanner } from './planner.ts';
+import { Prefetches } from './prefetches.ts';
 import { type ConnectorLogger, type Session, SessionClient } from './session-client.ts';
 import { runStore } from './store.ts';
 import { realTimers, type Timers } from './timers.ts';
@@ -58,8 +59,6 @@ const defaultMaxStoreBlocks = 4_096;
 /** When closing, stores in flight may take this long to be confirmed. */
 const drainDeadlineMs = 2_000;
 const maxStores = 64;
-/** Nobody waits for the answer to a hint; it only says that the node is alive. */
-const prefetchDeadlineMs = 1_000;
 
 export function createConnector(options: ConnectorOptions): NodeConnector {
   return new CacheNodeConnector(options);
@@ -74,6 +73,7 @@ class CacheNodeConnector implements NodeConnector {
   /** One per attention group. */
   readonly #clients: readonly SessionClient[];
   readonly #windows: readonly number[];
+  readonly #prefetches = new Prefetches(this.counters);
   readonly #stores = new Set<Promise<void>>();
   readonly #maxStoreBlocks: number;
   #storingBlocks = 0;
@@ -151,6 +151,7 @@ class CacheNodeConnector implements NodeConnector {
       return;
     }
     this.counters.loads++;
+    this.#prefetches.superseded(requestId);
     const predictedUs = this.#matches.predictedUs(requestId, firstBlock, blocks);
     const deadlineMs = this.#planner.deadlineMs(blocks);
     const outcomes = new Map<GroupPart, LoadOutcome>();
@@ -229,24 +230,18 @@ class CacheNodeConnector implements NodeConnector {
     this.#stores.add(run);
   }
 
-  prefetch(hashes: Buffer, firstBlock: number): void {
+  prefetch(requestId: string, hashes: Buffer, firstBlock: number): void {
     const { hashBytes } = this.#options;
     const wanted = hashes.subarray(firstBlock * hashBytes, (firstBlock + maxHashesPerFrame) * hashBytes);
     if (this.#closing || wanted.length === 0) return;
     for (const [group, session] of (this.#sessions ?? []).entries()) {
-      if (this.#windows[group] !== Number.POSITIVE_INFINITY) continue;
-      session.link.call({ $case: 'prefetch', value: { hashes: wanted } }, 'prefetching', prefetchDeadlineMs).then(
-        ({ accepted, reason }) => {
-          if (accepted) this.counters.prefetches++;
-          else count(this.counters, 'prefetch', reason);
-        },
-        (error: unknown) => count(this.counters, 'prefetch', KvError.from(error).code.toLowerCase()),
-      );
+      if (this.#windows[group] === Number.POSITIVE_INFINITY) this.#prefetches.begin(requestId, session.link, wanted);
     }
   }
 
   forget(requestId: string): void {
     this.#matches.forget(requestId);
+    this.#prefetches.cancel(requestId);
   }
 
   observePrefill(tokens: number, elapsedUs: number): void {

@@ -51,7 +51,7 @@ export interface Plan {
 export function promptTokens(
   prompt: Prompt,
   model: Model,
-  params: GenerationParams,
+  params: Pick<GenerationParams, 'maxTokens' | 'maxTokensParam'>,
   addSpecialTokens: boolean,
 ): readonly number[] {
   const { maxModelTokens, vocabSize } = model.description;

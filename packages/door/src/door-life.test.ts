@@ -1,5 +1,6 @@
 /** The door's life: clients that leave, an engine that comes and goes, health, metrics, start and end. */
 import { connect } from 'node:net';
+import { KvError } from '@kvtier/errors';
 import { describe, expect, it, vi } from 'vitest';
 import { caught, Harness, ids, jsonOf, modelDir, silent } from '../test/harness.ts';
 import { cacheUse, event, ScriptedEngine, say } from '../test/scripted-engine.ts';
@@ -12,12 +13,13 @@ describe('a client that leaves', () => {
     const abort = new AbortController();
     const pending = at.client.completions.create({ model: 'demo', prompt: 'a' }, { signal: abort.signal });
     const ended = expect(pending).rejects.toThrow('aborted');
-    await vi.waitUntil(() => at.engine.seen.length === 1);
+    await vi.waitUntil(() => at.engine.seen.length === 1, { timeout: 10_000 });
     abort.abort();
     await ended;
     await at.engine.seen[0]!.cancelled;
-    await vi.waitUntil(async () =>
-      (await at.metricsText()).includes('requests_total{route="/v1/completions",status="499"} 1'),
+    await vi.waitUntil(
+      async () => (await at.metricsText()).includes('requests_total{route="/v1/completions",status="499"} 1'),
+      { timeout: 10_000 },
     );
     expect(await at.metricsText()).toContain('kvtier_door_answers_running 0');
   });
@@ -117,6 +119,37 @@ describe('models, health, metrics, admin', () => {
     expect(await (await fetch(`${at.door.url}/admin/reset_prefix_cache`, { method: 'POST' })).json()).toEqual({
       done: false,
     });
+  });
+
+  it('pins a prefix by name, of text or of token ids, and unpins it', async () => {
+    const pin = async (body: object) => {
+      const answer = await at.post('/admin/pin_prefix', body);
+      return [answer.status, await answer.json()];
+    };
+    const unpin = async (name: string) => (await at.post('/admin/unpin_prefix', { name })).json();
+    expect(await pin({ name: 'a', prompt: [5, 6, 7] })).toEqual([200, { pinned_tokens: 3 }]);
+    expect(await pin({ name: 'b', prompt: ' 34', cache_salt: 's' })).toMatchObject([200, {}]);
+    expect(at.engine.pins).toEqual([
+      { name: 'a', promptTokenIds: [5, 6, 7], cacheSalt: '' },
+      { name: 'b', promptTokenIds: expect.arrayContaining(ids(' 34')), cacheSalt: 's' },
+    ]);
+    expect([await unpin('a'), await unpin('a')]).toEqual([{ done: true }, { done: false }]);
+    expect(at.engine.pins.map(({ name }) => name)).toEqual(['b']);
+  });
+
+  it('says why a prefix is not pinned', async () => {
+    const refused = async (body: object) => {
+      const answer = await at.post('/admin/pin_prefix', body);
+      const { error } = (await answer.json()) as { error: { code: string; param: string; message: string } };
+      return [answer.status, error.code, error.param];
+    };
+    expect(await refused({ prompt: 'x' })).toEqual([400, 'missing_required_parameter', 'name']);
+    expect(await refused({ name: 'a', prompt: ['x', 'y'] })).toEqual([400, 'invalid_value', 'prompt']);
+    expect(await refused({ name: 'a', prompt: 'x', max_tokens: 1 })).toEqual([400, 'unknown_parameter', 'max_tokens']);
+    at.engine.pinRefusal = new KvError('CONFIG', 'pinned prefix a: 0 of 0 blocks are pinned');
+    expect(await refused({ name: 'a', prompt: 'x' })).toEqual([409, 'pin_refused', null]);
+    at.engine.pinRefusal = new KvError('REQUEST', 'pinned prefix a: is pinned already; unpin it first');
+    expect(await refused({ name: 'a', prompt: 'x' })).toEqual([400, 'invalid_value', null]);
   });
 
   it('names a request as the client did', async () => {

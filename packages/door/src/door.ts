@@ -2,7 +2,7 @@
  * The door: an HTTP server on loopback with OpenAI's API in front of one engine worker.
  *
  *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
- *   GET /health · GET /metrics · POST /admin/reset_prefix_cache
+ *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix
  *
  * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
  * shape; an engine that is down makes /health 503 and comes back by itself.
@@ -13,10 +13,12 @@ import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
+import { promptTokens } from './answers.ts';
 import { EngineLink, type Model } from './engine-link.ts';
 import { HttpError, toHttpError } from './errors.ts';
 import { Generation, unknownModel } from './generation.ts';
 import { DoorMetrics, metricsContentType } from './metrics.ts';
+import { parsePin, parseUnpin } from './params.ts';
 
 export interface DoorOptions {
   /** 127.0.0.1, ::1 or localhost */
@@ -212,6 +214,22 @@ function addRoutes(
     return reply.header('content-type', metricsContentType).send(await metrics.text(engineText));
   });
   app.post('/admin/reset_prefix_cache', async () => ({ done: await link.resetPrefixCache() }));
+  app.post('/admin/pin_prefix', async ({ body }) => ({ pinned_tokens: await pinPrefix(link, body) }));
+  app.post('/admin/unpin_prefix', async ({ body }) => ({ done: await link.unpinPrefix(parseUnpin(body).name) }));
+}
+
+/** @throws HttpError 400 (the body), 409 (no room for pins, or an engine without them), KvError */
+async function pinPrefix(link: EngineLink, body: unknown): Promise<number> {
+  const { name, prompt, cacheSalt } = parsePin(body);
+  const promptTokenIds = [
+    ...promptTokens(prompt, link.model(), { maxTokens: undefined, maxTokensParam: 'prompt' }, true),
+  ];
+  try {
+    return await link.pinPrefix({ name, promptTokenIds, cacheSalt });
+  } catch (error) {
+    if (!(error instanceof KvError) || error.code !== 'CONFIG') throw error;
+    throw new HttpError(409, error.message, { code: 'pin_refused' });
+  }
 }
 
 const modelCard = ({ description, createdSeconds }: Model) => ({

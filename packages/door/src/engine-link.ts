@@ -19,6 +19,7 @@ import {
   fromStatus,
   type GenerateEvent,
   type GenerateRequest,
+  type PinPrefixRequest,
 } from '@kvtier/wire/grpc';
 import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
 
@@ -189,6 +190,22 @@ export class EngineLink {
   async resetPrefixCache(): Promise<boolean> {
     const answer = await this.#unary<{ done: boolean }>((deadline, done) =>
       this.#client.resetPrefixCache({}, new Metadata(), { deadline }, done),
+    );
+    return answer.done;
+  }
+
+  /** How many tokens of the prefix the engine holds from now on. @throws KvError: REQUEST (name in use), CONFIG (no room) */
+  async pinPrefix(request: PinPrefixRequest): Promise<number> {
+    const answer = await this.#unary<{ pinnedTokens: number }>((deadline, done) =>
+      this.#client.pinPrefix(request, new Metadata(), { deadline }, done),
+    );
+    return answer.pinnedTokens;
+  }
+
+  /** False when nothing is pinned under this name. @throws KvError */
+  async unpinPrefix(name: string): Promise<boolean> {
+    const answer = await this.#unary<{ done: boolean }>((deadline, done) =>
+      this.#client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
     );
     return answer.done;
   }

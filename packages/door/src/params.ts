@@ -85,6 +85,14 @@ const chatSchema = z.strictObject({
   modalities: neutral((value) => JSON.stringify(value) === '["text"]'),
 });
 
+const pinName = z.string().min(1).max(256);
+const pinSchema = z.strictObject({
+  name: pinName,
+  prompt: completionSchema.shape.prompt,
+  cache_salt: shared.cache_salt,
+});
+const unpinSchema = z.strictObject({ name: pinName });
+
 /** A prompt as text or as token ids. */
 export type Prompt = string | readonly number[];
 
@@ -132,6 +140,17 @@ export function parseCompletion(body: unknown): CompletionParams {
   const { max_tokens: maxTokens, echo } = given;
   return { ...generationParams(given), prompts, echo, maxTokens, maxTokensParam: 'max_tokens' };
 }
+
+/** The body of /admin/pin_prefix. @throws HttpError 400 that names the parameter */
+export function parsePin(body: unknown): { name: string; prompt: Prompt; cacheSalt: string } {
+  const given = parse(pinSchema, body);
+  const [prompt, second] = parsePrompts(given.prompt);
+  if (second !== undefined) throw badParameter('prompt', 'prompt: one text or one list of token ids per pin.');
+  return { name: given.name, prompt: prompt!, cacheSalt: given.cache_salt };
+}
+
+/** The body of /admin/unpin_prefix. @throws HttpError 400 that names the parameter */
+export const parseUnpin = (body: unknown): { name: string } => parse(unpinSchema, body);
 
 /** @throws HttpError 400 that names the parameter */
 export function parseChat(body: unknown): ChatParams {

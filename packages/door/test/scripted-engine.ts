@@ -10,6 +10,7 @@ import {
   EngineService,
   type GenerateEvent,
   type GenerateRequest,
+  type PinPrefixRequest,
   type RunningGrpcServer,
   startGrpcServer,
   toFailure,
@@ -31,6 +32,8 @@ export class ScriptedEngine {
   script: (call: Call, request: GenerateRequest) => void | Promise<void> = () => {};
   prometheus = '# TYPE kvtier_engine_steps_total counter\nkvtier_engine_steps_total 7\n';
   resets = 0;
+  readonly pins: PinPrefixRequest[] = [];
+  pinRefusal: KvError | undefined;
   #server: RunningGrpcServer | undefined;
   readonly #address: string;
 
@@ -55,6 +58,17 @@ export class ScriptedEngine {
       server.addService(EngineService, {
         describe: unary(() => this.description),
         metrics: unary(() => ({ prometheus: this.prometheus })),
+        pinPrefix: unary((request) => {
+          if (this.pinRefusal) throw this.pinRefusal;
+          this.pins.push(request);
+          return { pinnedTokens: request.promptTokenIds.length };
+        }),
+        unpinPrefix: unary(({ name }) => {
+          const kept = this.pins.filter((pin) => pin.name !== name);
+          const done = kept.length < this.pins.length;
+          this.pins.splice(0, this.pins.length, ...kept);
+          return { done };
+        }),
         resetPrefixCache: unary(() => ({ done: ++this.resets === 1 })),
         generate: (call: Call) => {
           const cancelled = new Promise<void>((resolve) => call.on('cancelled', () => resolve()));

@@ -261,7 +261,7 @@ export class KvCacheManager implements PrefixCache {
   }
 
   /**
-   * Hold what is cached of a request's tokens until `unpinPrefix`; returns how many tokens that are. Throws KvError CONFIG
+   * Hold what is cached of a request's tokens until `unpinPrefix`; returns how many tokens that are; with 0 there is no pin. Throws KvError CONFIG
    * when pins would hold more than maxPinnedBlocks, REQUEST when the name is in use.
    */
   pinPrefix(name: string, request: CacheRequest): number {

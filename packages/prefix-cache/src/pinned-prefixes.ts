@@ -30,10 +30,11 @@ export class PinnedPrefixes {
     return this.#counts.size;
   }
 
-  /** Hold the blocks of a hit. Throws KvError CONFIG (too many blocks) or REQUEST (the name is in use). */
+  /** Hold the blocks of a hit; of an empty one nothing is kept. Throws KvError CONFIG (too many blocks) or REQUEST (the name is in use). */
   pin(name: string, found: GroupBlocks): void {
     if (this.#pins.has(name)) throw new KvError('REQUEST', `pinned prefix ${name}: is pinned already; unpin it first`);
     const blocks = found.flatMap((column) => column.filter((block) => block !== nullBlock));
+    if (blocks.length === 0) return;
     const added = blocks.filter((block) => !this.#counts.has(block)).length;
     if (this.#pins.size >= maxPins || this.#counts.size + added > this.#maxBlocks) {
       const held = `${this.#counts.size} of ${this.#maxBlocks} blocks are pinned by ${this.#pins.size} of ${maxPins} names`;

@@ -86,7 +86,7 @@ export class Scheduler {
     this.#blocksToLoad(request, computed);
     const hasToWait = this.waiting.count > 1 || this.running.count >= this.#options.maxSequences;
     if (hasToWait && request.mayLoad && request.hashes.blockCount > 0)
-      this.#options.connector.prefetch(request.hashes.packed, computed.tokens / this.#kv.blockTokens);
+      this.#options.connector.prefetch(request.id, request.hashes.packed, computed.tokens / this.#kv.blockTokens);
   }
 
   /**

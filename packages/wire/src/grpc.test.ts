@@ -30,6 +30,8 @@ function serve(address: string, metrics: () => string) {
       describe: unary(() => Promise.reject(new KvError('MODEL', 'none here'))),
       generate: (call: { end(): void }) => call.end(),
       resetPrefixCache: unary(() => ({ done: true })),
+      pinPrefix: unary(() => ({ pinnedTokens: 0 })),
+      unpinPrefix: unary(() => ({ done: false })),
       metrics: unary(() => ({ prometheus: metrics() })),
     }),
   );

@@ -8,6 +8,7 @@ import {
   clientCredentials,
   EngineClient,
   EngineService,
+  fromStatus,
   type GenerateEvent,
   type RunningGrpcServer,
   startGrpcServer,
@@ -32,6 +33,14 @@ class ScriptedEngine {
   }
 
   resetPrefixCache = (): boolean => true;
+
+  readonly pins = new Map<string, readonly number[]>();
+  pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
+    if (this.pins.has(name)) throw new KvError('REQUEST', `pinned prefix ${name}: is pinned already; unpin it first`);
+    this.pins.set(name, [...promptTokenIds, cacheSalt.length]);
+    return promptTokenIds.length;
+  }
+  unpinPrefix = (name: string): boolean => this.pins.delete(name);
 }
 
 const stats: EngineStats = {
@@ -170,4 +179,23 @@ test('cancelling aborts the request, once; what the scheduler still says goes no
   engine.submitted[0]!.onOutput({ tokenIds: [], finishReason: 'abort' });
   expect(events).toEqual([]);
   expect(await metrics.text()).toContain('kvtier_engine_requests_total{outcome="CANCELLED"} 1');
+});
+
+test('prefixes are pinned and unpinned by name, and refused with the code', async () => {
+  const pin = (name: string) =>
+    new Promise<unknown>((resolve) =>
+      client.pinPrefix({ name, promptTokenIds: [1, 2, 3], cacheSalt: 'tenant' }, (error, answer) =>
+        resolve(error ? fromStatus(error).code : answer.pinnedTokens),
+      ),
+    );
+  const unpin = (name: string) =>
+    new Promise<unknown>((resolve) => client.unpinPrefix({ name }, (error, answer) => resolve(error ?? answer.done)));
+  expect([await pin('a'), await pin('a'), await pin(''), await pin('n'.repeat(257))]).toEqual([
+    3,
+    'REQUEST',
+    'REQUEST',
+    'REQUEST',
+  ]);
+  expect(engine.pins.get('a')).toEqual([1, 2, 3, 'tenant'.length]);
+  expect([await unpin('a'), await unpin('a')]).toEqual([true, false]);
 });

@@ -4,6 +4,7 @@
  * Invariants: each call ends exactly once, with a finish reason or a failure; a call that its client cancelled aborts
  * its request, at whatever moment, so that its blocks are free again. Nothing a client sends throws in here.
  */
+import { KvError } from '@kvtier/errors';
 import type { CacheUse, Engine, Output, GenerateRequest as ScheduledRequest } from '@kvtier/scheduler';
 import {
   type Description,
@@ -15,8 +16,10 @@ import {
 } from '@kvtier/wire/grpc';
 import type { WorkerMetrics } from './metrics.ts';
 
+const maxPinNameChars = 256;
+
 export interface EngineServiceOptions {
-  readonly engine: Pick<Engine, 'submit' | 'abort' | 'resetPrefixCache'>;
+  readonly engine: Pick<Engine, 'submit' | 'abort' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'>;
   readonly describe: () => Description;
   readonly metrics: WorkerMetrics;
 }
@@ -26,6 +29,13 @@ export function engineService({ engine, describe, metrics }: EngineServiceOption
   return {
     describe: unary(describe),
     resetPrefixCache: unary(() => ({ done: engine.resetPrefixCache() })),
+    pinPrefix: unary(({ name, promptTokenIds, cacheSalt }) => {
+      if (name === '' || name.length > maxPinNameChars) {
+        throw new KvError('REQUEST', `pin: a name of ${name.length} characters; give 1 to ${maxPinNameChars}`);
+      }
+      return { pinnedTokens: engine.pinPrefix(name, Uint32Array.from(promptTokenIds), cacheSalt) };
+    }),
+    unpinPrefix: unary(({ name }) => ({ done: engine.unpinPrefix(name) })),
     metrics: unary(async () => ({ prometheus: await metrics.text() })),
     generate: (call) => {
       const arrivedAtMs = performance.now();

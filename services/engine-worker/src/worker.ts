@@ -49,6 +49,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     radixPolicy: config.radixPolicy,
     evictionPolicy: config.evictionPolicy,
     dedupBlocks: config.dedupBlocks,
+    maxPinnedBlocks: config.maxPinnedBlocks,
     limits: {
       maxStepTokens: config.maxStepTokens,
       maxSequences: config.maxSequences,

@@ -46,6 +46,8 @@ export class FakeNode {
   readonly leases = new Set<bigint>();
   /** Hashes of each; the third is refused. */
   readonly prefetches: Buffer[] = [];
+  readonly cancelledPrefetches: Buffer[] = [];
+  readonly #prefetchIds = new Map<bigint, Buffer>();
   readonly corruptReports: { loadId: bigint; corrupt: number[] }[] = [];
   /** Broken promises of the client. */
   readonly wrongs: string[] = [];
@@ -201,7 +203,14 @@ export class FakeNode {
         return [{ $case: 'done', value: { count: 0 } }];
       case 'prefetch':
         this.prefetches.push(body.value.hashes);
+        this.#prefetchIds.set(id, body.value.hashes);
         return [{ $case: 'prefetching', value: { accepted: this.prefetches.length < 3, reason: 'session_limit' } }];
+      case 'cancelPrefetch': {
+        const hashes = this.#prefetchIds.get(body.value.prefetchId);
+        if (hashes === undefined) this.wrongs.push(`no prefetch ${body.value.prefetchId} to cancel`);
+        else this.cancelledPrefetches.push(hashes);
+        return [{ $case: 'done', value: { count: (hashes?.length ?? 0) / 8 } }];
+      }
       case 'stats':
         return [{ $case: 'stats', value: { tiers: [], counters: {} } }];
       default:

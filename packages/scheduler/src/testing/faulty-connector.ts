@@ -115,7 +115,7 @@ export class FaultyConnector implements Connector {
     });
   }
 
-  prefetch(_hashes: Buffer, firstBlock: number): void {
+  prefetch(_requestId: string, _hashes: Buffer, firstBlock: number): void {
     this.prefetched.push(firstBlock);
   }
 

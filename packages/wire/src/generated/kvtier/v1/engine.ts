@@ -100,6 +100,25 @@ export interface ResetPrefixCacheResponse {
   done: boolean;
 }
 
+export interface PinPrefixRequest {
+  name: string;
+  promptTokenIds: number[];
+  cacheSalt: string;
+}
+
+export interface PinPrefixResponse {
+  /** whole blocks that were cached; 0: nothing was, and nothing is pinned */
+  pinnedTokens: number;
+}
+
+export interface UnpinPrefixRequest {
+  name: string;
+}
+
+export interface UnpinPrefixResponse {
+  done: boolean;
+}
+
 export interface MetricsRequest {
 }
 
@@ -852,6 +871,226 @@ export const ResetPrefixCacheResponse: MessageFns<ResetPrefixCacheResponse> = {
   },
 };
 
+function createBasePinPrefixRequest(): PinPrefixRequest {
+  return { name: "", promptTokenIds: [], cacheSalt: "" };
+}
+
+export const PinPrefixRequest: MessageFns<PinPrefixRequest> = {
+  encode(message: PinPrefixRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.promptTokenIds.length !== 0) {
+      writer.uint32(18).fork();
+      for (const v of message.promptTokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.cacheSalt !== "") {
+      writer.uint32(26).string(message.cacheSalt);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PinPrefixRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePinPrefixRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag === 16) {
+              message.promptTokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 18) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.promptTokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.cacheSalt = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBasePinPrefixResponse(): PinPrefixResponse {
+  return { pinnedTokens: 0 };
+}
+
+export const PinPrefixResponse: MessageFns<PinPrefixResponse> = {
+  encode(message: PinPrefixResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.pinnedTokens !== 0) {
+      writer.uint32(8).uint32(message.pinnedTokens);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PinPrefixResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePinPrefixResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.pinnedTokens = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseUnpinPrefixRequest(): UnpinPrefixRequest {
+  return { name: "" };
+}
+
+export const UnpinPrefixRequest: MessageFns<UnpinPrefixRequest> = {
+  encode(message: UnpinPrefixRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): UnpinPrefixRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseUnpinPrefixRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseUnpinPrefixResponse(): UnpinPrefixResponse {
+  return { done: false };
+}
+
+export const UnpinPrefixResponse: MessageFns<UnpinPrefixResponse> = {
+  encode(message: UnpinPrefixResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.done !== false) {
+      writer.uint32(8).bool(message.done);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): UnpinPrefixResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseUnpinPrefixResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.done = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
 function createBaseMetricsRequest(): MetricsRequest {
   return {};
 }
@@ -967,6 +1206,28 @@ export const EngineService = {
       Buffer.from(ResetPrefixCacheResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ResetPrefixCacheResponse => ResetPrefixCacheResponse.decode(value),
   },
+  /**
+   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
+   * REQUEST: the name is in use.
+   */
+  pinPrefix: {
+    path: "/kvtier.v1.Engine/PinPrefix" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: PinPrefixRequest): Buffer => Buffer.from(PinPrefixRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): PinPrefixRequest => PinPrefixRequest.decode(value),
+    responseSerialize: (value: PinPrefixResponse): Buffer => Buffer.from(PinPrefixResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): PinPrefixResponse => PinPrefixResponse.decode(value),
+  },
+  unpinPrefix: {
+    path: "/kvtier.v1.Engine/UnpinPrefix" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: UnpinPrefixRequest): Buffer => Buffer.from(UnpinPrefixRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): UnpinPrefixRequest => UnpinPrefixRequest.decode(value),
+    responseSerialize: (value: UnpinPrefixResponse): Buffer => Buffer.from(UnpinPrefixResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): UnpinPrefixResponse => UnpinPrefixResponse.decode(value),
+  },
   metrics: {
     path: "/kvtier.v1.Engine/Metrics" as const,
     requestStream: false as const,
@@ -984,6 +1245,12 @@ export interface EngineServer extends UntypedServiceImplementation {
   generate: handleServerStreamingCall<GenerateRequest, GenerateEvent>;
   /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
   resetPrefixCache: handleUnaryCall<ResetPrefixCacheRequest, ResetPrefixCacheResponse>;
+  /**
+   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
+   * REQUEST: the name is in use.
+   */
+  pinPrefix: handleUnaryCall<PinPrefixRequest, PinPrefixResponse>;
+  unpinPrefix: handleUnaryCall<UnpinPrefixRequest, UnpinPrefixResponse>;
   metrics: handleUnaryCall<MetricsRequest, MetricsResponse>;
 }
 
@@ -1025,6 +1292,40 @@ export interface EngineClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: ResetPrefixCacheResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Keep what the engine's own blocks hold of a prefix until it is unpinned, whatever else needs room. CONFIG: no room for pins;
+   * REQUEST: the name is in use.
+   */
+  pinPrefix(
+    request: PinPrefixRequest,
+    callback: (error: ServiceError | null, response: PinPrefixResponse) => void,
+  ): ClientUnaryCall;
+  pinPrefix(
+    request: PinPrefixRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: PinPrefixResponse) => void,
+  ): ClientUnaryCall;
+  pinPrefix(
+    request: PinPrefixRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: PinPrefixResponse) => void,
+  ): ClientUnaryCall;
+  unpinPrefix(
+    request: UnpinPrefixRequest,
+    callback: (error: ServiceError | null, response: UnpinPrefixResponse) => void,
+  ): ClientUnaryCall;
+  unpinPrefix(
+    request: UnpinPrefixRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: UnpinPrefixResponse) => void,
+  ): ClientUnaryCall;
+  unpinPrefix(
+    request: UnpinPrefixRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: UnpinPrefixResponse) => void,
   ): ClientUnaryCall;
   metrics(
     request: MetricsRequest,
