@@ -127,7 +127,8 @@ Step Sequences::Next(const std::vector<Part>& parts, bool want_logits) {
     step.query_tokens.push_back(static_cast<int32_t>(tokens));
     step.computed_tokens.push_back(static_cast<int32_t>(one.computed));
     step.sample.push_back(sample ? 1 : 0);
-    step.sampling.push_back({0, 0, 1, 0});
+    const auto seed = static_cast<uint64_t>(one.computed * 1000 + index);
+    step.sampling.push_back(index % 2 == 0 ? Sampling{0, 0, 1, 0} : Sampling{0.9f, 40, 0.95f, seed});
     const int64_t blocks = (one.computed + tokens + limits_.block_tokens - 1) / limits_.block_tokens;
     for (auto& table : one.blocks) {
       while (static_cast<int64_t>(table.size()) < blocks) table.push_back(NextBlock());

@@ -43,7 +43,7 @@ class Sequences {
     int64_t sequence, tokens;
     bool sample;
   };
-  // The next `tokens` of each; they count as computed from then on.
+  // The next `tokens` of each; they count as computed from then on. Even sequences are greedy, odd ones are drawn for.
   Step Next(const std::vector<Part>& parts, bool want_logits = true);
   void Append(int64_t sequence, int32_t token) { all_[static_cast<size_t>(sequence)].tokens.push_back(token); }
 

@@ -4,8 +4,6 @@
 #include <array>
 #include <stdexcept>
 
-#include "../kernels/attention.h"
-
 namespace kvtier::cuda {
 namespace {
 
@@ -45,10 +43,6 @@ size_t Forward::ScratchBytes(const Shape& shape, const Limits& limits, NumberTyp
 Forward::Forward(const Shape& shape, const Limits& limits, const DeviceWeights& weights, const PagedKv& kv,
                  const std::string& cublaslt, int multiprocessors)
     : shape_(shape), weights_(weights), kv_(kv), type_(weights.type), gemm_(cublaslt) {
-  // What the kernels cannot do is refused now, not by the first request.
-  Batch one{};
-  one.sequences = one.rows = 1;
-  CheckAttention(type_, {nullptr, nullptr, shape.qkv_columns(), static_cast<int32_t>(shape.heads), shape.attention_scale, 0, 0, kv, nullptr, nullptr}, one);
   gpu::Buffer* const buffers[] = {&hidden_, &normed_, &added_, &qkv_, &mixed_, &gate_up_, &active_, &last_hidden_, &last_mixed_,
                                   &logits_, &token_ids_, &freqs_, &attention_, &sampling_};
   const auto sizes = BufferBytes(shape, limits, type_, multiprocessors);

@@ -5,6 +5,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "../kernels/attention.h"
 #include "forward.h"
 #include "step_inputs.h"
 
@@ -23,16 +24,32 @@ int64_t PaddedSequences(int64_t sequences, int64_t most) {
   return std::min(padded, most);
 }
 
-DeviceWeights Load(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options) {
-  gpu::Use(options.device);
-  ThreadPool threads(static_cast<int>(limits.threads));
-  return LoadDeviceWeights(plan, shape.norm_offset, options.compute, threads);
-}
-
 PagedKv Pages(const Shape& shape, const Limits& limits, const CudaOptions& options, void* pool) {
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   return {pool, static_cast<int64_t>(KvBlockBytes(shape, limits.block_tokens, options.kv)), 0,
           narrow(limits.blocks + kScratchBlocks), narrow(limits.block_tokens), narrow(shape.kv_heads), narrow(shape.head_dim), options.kv};
+}
+
+// What the kernels cannot do is refused before anything is loaded, and not by the first request.
+void RequireServed(const Shape& shape, const Limits& limits, const CudaOptions& options) {
+  if (options.kv != options.compute && options.kv != NumberType::kE4m3) {
+    throw std::invalid_argument("CONFIG: the KV cache is of the type that is computed in, or fp8 (e4m3)");
+  }
+  Batch one{};
+  one.sequences = one.rows = 1;
+  AttentionArgs args{};
+  args.q_stride = shape.qkv_columns();
+  args.heads = static_cast<int32_t>(shape.heads);
+  args.scale = shape.attention_scale;
+  args.kv = Pages(shape, limits, options, nullptr);
+  CheckAttention(options.compute, args, one);
+}
+
+DeviceWeights Load(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options) {
+  RequireServed(shape, limits, options);
+  gpu::Use(options.device);
+  ThreadPool threads(static_cast<int>(limits.threads));
+  return LoadDeviceWeights(plan, shape.norm_offset, options.compute, threads);
 }
 
 // State of a device that hangs or has failed: kept for as long as the process lives, since the device may still use it.
@@ -104,9 +121,7 @@ CudaTransformer::CudaTransformer(Shape shape, const WeightPlan& plan, const Limi
 CudaTransformer::CudaTransformer(Shape shape, DeviceWeights weights, const Limits& limits, const CudaOptions& options)
     : shape_(std::move(shape)), limits_(limits), options_(options), block_bytes_(KvBlockBytes(shape_, limits.block_tokens, options.kv)) {
   gpu::Use(options_.device);
-  if (options_.kv != options_.compute && options_.kv != NumberType::kE4m3) {
-    throw std::invalid_argument("CONFIG: the KV cache is of the type that is computed in, or fp8 (e4m3)");
-  }
+  RequireServed(shape_, limits_, options_);
   times_.weights_us = weights.elapsed_us;
   auto start = Clock::now();
   state_ = std::make_unique<State>(shape_, std::move(weights), limits_, options_);
