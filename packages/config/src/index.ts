@@ -53,6 +53,13 @@ export const engineWorkerSchema = z.strictObject({
   dedupBlocks: z.boolean().default(false),
   /** Most hashed blocks that pinned prefixes hold together; requests never get these. 0: nothing can be pinned. */
   maxPinnedBlocks: z.number().int().min(0).default(0),
+  /**
+   * What goes down to the cache node. through: each block when it is full. ahead: the blocks that the engine's pool is about to
+   * reuse, and those that were hit twice.
+   */
+  writeDown: z.enum(['through', 'ahead']).default('through'),
+  /** With writeDown ahead: how many blocks in the order of eviction go down before they are reused. */
+  writeDownAheadBlocks: z.number().int().min(1).default(256),
   hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),

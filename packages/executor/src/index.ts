@@ -2,6 +2,7 @@ export { attentionGroups, kvBlockBytes } from './attention-groups.ts';
 export { createExecutor } from './create-executor.ts';
 export { cacheDir } from './digest.ts';
 export * from './executor.ts';
+export { defaultGpuMemoryUtilization, type GpuDemand, type GpuMemory, gpuBlockCount } from './gpu-memory.ts';
 export { type ModelConfig, readModelConfig } from './model-config.ts';
 export { planBlocks } from './plan-blocks.ts';
 export { type ResolvedModel, resolveModel } from './resolve-model.ts';

@@ -79,9 +79,12 @@ export class BlockPool {
   readonly #hashTokens: Int32Array;
   readonly #groups: Uint8Array;
   #reservedCount = 0;
+  /** Free blocks that somebody reads, out of the queue meanwhile; one that is touched leaves this set. */
+  readonly #heldInPlace = new Set<number>();
   /** Rows of further hashes of a block, of boundaries inside it. */
   readonly #interior = new Map<number, number[]>();
   readonly #indexes: readonly HashIndex[];
+  readonly #isCached = (block: number): boolean => this.#rows.has(block);
 
   constructor(options: BlockPoolOptions) {
     const { blockCount } = options;
@@ -203,7 +206,32 @@ export class BlockPool {
     for (const block of blocks) {
       if (this.#refs[block] === 0 && block !== nullBlock) this.#free.remove(block);
       this.#refs[block]!++;
+      if (this.#heldInPlace.size > 0) this.#heldInPlace.delete(block);
     }
+  }
+
+  /** Hold blocks of one chain for a reader: what was free comes back to its place in the order of eviction. */
+  holdInPlace(blocks: readonly number[]): () => void {
+    const free = blocks.filter((block) => this.#free.has(block));
+    this.touch(blocks);
+    for (const block of free) this.#heldInPlace.add(block);
+    return () => {
+      const used: number[] = [];
+      for (const block of blocks) {
+        if (!this.#heldInPlace.delete(block) || !this.#rows.has(block)) {
+          used.unshift(block);
+          continue;
+        }
+        this.#refs[block] = 0;
+        this.#free.restore(block);
+      }
+      this.release(used);
+    };
+  }
+
+  /** Cached blocks among the next `count` that are reused, soonest first. */
+  nextEvicted(count: number): number[] {
+    return this.#free.first(count).filter(this.#isCached);
   }
 
   /** As `touch`, for the blocks of a hit in chain order: a policy learns that they are of use. */

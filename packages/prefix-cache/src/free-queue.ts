@@ -4,7 +4,7 @@
  *     sentinel ⇄ front ⇄ … ⇄ back ⇄ sentinel        next[], prev[]: two Int32Arrays, one entry per block + sentinel
  *
  * Every operation on one block is O(1), `remove` from the middle included, which is what makes a hit on a free block
- * cheap. Invariant: a block is linked exactly when `has(block)`; `count` is the number of linked blocks.
+ * cheap. Invariant: a block is linked exactly when `has(block)`; `count` is the number of linked blocks; stamps ascend.
  * After vLLM's FreeKVCacheBlockQueue, with the links of lru-cache (parallel typed arrays instead of node objects).
  */
 import { invariant } from '@kvtier/errors';
@@ -16,12 +16,16 @@ export class FreeQueue {
   readonly #prev: Int32Array;
   readonly #sentinel: number;
   #count = 0;
+  /** When a block was appended; 0: it was prepended. Ascending along the queue. */
+  readonly #stamps: Float64Array;
+  #appended = 0;
 
   /** Room for blocks 0..blockCount-1; empty at first. */
   constructor(blockCount: number) {
     this.#sentinel = blockCount;
     this.#next = new Int32Array(blockCount + 1).fill(unlinked);
     this.#prev = new Int32Array(blockCount + 1).fill(unlinked);
+    this.#stamps = new Float64Array(blockCount);
     this.#next[blockCount] = blockCount;
     this.#prev[blockCount] = blockCount;
   }
@@ -56,10 +60,12 @@ export class FreeQueue {
 
   append(block: number): void {
     this.#link(block, this.#prev[this.#sentinel]!, this.#sentinel);
+    this.#stamps[block] = ++this.#appended;
   }
 
   prepend(block: number): void {
     this.#link(block, this.#sentinel, this.#next[this.#sentinel]!);
+    this.#stamps[block] = 0; // before all that were appended
   }
 
   remove(block: number): void {
@@ -71,6 +77,30 @@ export class FreeQueue {
     this.#next[block] = unlinked;
     this.#prev[block] = unlinked;
     this.#count--;
+  }
+
+  /** The first `count` of `toArray`. */
+  first(count: number): number[] {
+    const blocks: number[] = [];
+    let at = this.#next[this.#sentinel]!;
+    for (; at !== this.#sentinel && blocks.length < count; at = this.#next[at]!) blocks.push(at);
+    return blocks;
+  }
+
+  /** Back to its place among those that were appended before and after it, from whichever end is nearer. */
+  restore(block: number): void {
+    const stamps = this.#stamps;
+    const sentinel = this.#sentinel;
+    const stamp = stamps[block]!;
+    let next = this.#next[sentinel]!;
+    if (next === sentinel || stamp - stamps[next]! <= stamps[this.#prev[sentinel]!]! - stamp) {
+      while (next !== sentinel && stamps[next]! < stamp) next = this.#next[next]!;
+    } else {
+      let prev = this.#prev[sentinel]!;
+      while (prev !== sentinel && stamps[prev]! > stamp) prev = this.#prev[prev]!;
+      next = this.#next[prev]!;
+    }
+    this.#link(block, this.#prev[next]!, next);
   }
 
   /** All free blocks, next to be reused first. For tests and statistics. */
@@ -89,6 +119,8 @@ export class FreeQueue {
     do {
       const next = this.#next[at]!;
       invariant(next >= 0 && this.#prev[next] === at, () => `free queue: links around block ${at} do not agree`);
+      const ascend = at === this.#sentinel || next === this.#sentinel || this.#stamps[at]! <= this.#stamps[next]!;
+      invariant(ascend, () => `free queue: block ${next} was appended before block ${at} and stands behind it`);
       at = next;
       seen++;
       invariant(seen <= this.#count, 'free queue: more links than blocks');

@@ -323,6 +323,21 @@ export class KvCacheManager implements PrefixCache {
     return () => this.#pool.release([...blocks].reverse());
   }
 
+  /** As `hold`, for a reader that is no use of the blocks: what is free comes back to its place in the order of eviction. */
+  holdInPlace(blocks: readonly number[]): () => void {
+    return this.#pool.holdInPlace(blocks);
+  }
+
+  /** Cached blocks among the next `count` that are reused, soonest first. */
+  nextEvicted(count: number): number[] {
+    return this.#pool.nextEvicted(count);
+  }
+
+  /** The hash that a block is found by; undefined: none. */
+  cachedHash(block: number): HashKey | undefined {
+    return this.#pool.hashOf(block);
+  }
+
   /** Undo holdBlocks. */
   releaseBlocks(blocks: readonly number[]): void {
     this.#pool.release(blocks);

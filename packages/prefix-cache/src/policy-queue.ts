@@ -23,6 +23,8 @@ export interface FreeBlocks {
   append(block: number): void;
   prepend(block: number): void;
   remove(block: number): void;
+  first(count: number): number[];
+  restore(block: number): void;
   toArray(): number[];
   checkIntegrity(): void;
 }
@@ -109,6 +111,23 @@ export class PolicyQueue implements FreeBlocks {
   /** A block that is held has lost its hash. A free one keeps its place. */
   forget(block: number): void {
     if (this.#isFree[block] === 0 && this.#policy.has(block)) this.#policy.remove(block);
+  }
+
+  first(count: number): number[] {
+    const blocks = this.#front.first(count);
+    if (blocks.length === count) return blocks;
+    for (const block of this.#policy.coldestFirst()) {
+      if (!this.#mayEvict(block)) continue;
+      blocks.push(block);
+      if (blocks.length === count) break;
+    }
+    return blocks;
+  }
+
+  /** It has kept its place with the policy. */
+  restore(block: number): void {
+    if (!this.#policy.has(block)) this.#policy.insert(block, 0);
+    this.#setFree(block, true);
   }
 
   toArray(): number[] {

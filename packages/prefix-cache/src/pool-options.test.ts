@@ -22,6 +22,49 @@ function serve(kv: KvCacheManager, first: number, length = 4): readonly number[]
 const hitTokens = (kv: KvCacheManager, first: number, length = 4): number =>
   kv.getComputedBlocks(new TokenRequest('lookup', [first, ...Array.from({ length }, (_, i) => i + 1)])).tokens;
 
+describe('blocks that are read while they are free', () => {
+  it.each([undefined, ...blockPolicyNames])('keep their place in the order of eviction (%s)', (evictionPolicy) => {
+    const kv = manager({ evictionPolicy });
+    for (const first of [100, 101, 102]) serve(kv, first);
+    serve(kv, 101);
+    const before = kv.snapshot().free;
+    const soon = kv.nextEvicted(6);
+    expect(soon.length).toBe(5); // one block was never used and goes first
+    expect(before.slice(1, 6)).toEqual(soon);
+    const letGo = kv.holdInPlace(soon.slice(1));
+    expect(kv.freeBlockCount).toBe(4);
+    expect(kv.nextEvicted(6)).not.toContain(soon[1]);
+    letGo();
+    expect(kv.snapshot().free).toEqual(before);
+    kv.checkIntegrity();
+  });
+
+  it('are found meanwhile, and whoever uses them decides their place', () => {
+    const kv = manager();
+    serve(kv, 100);
+    serve(kv, 101);
+    const letGo = kv.holdInPlace([...kv.nextEvicted(8)].reverse());
+    const [used, ...others] = serve(kv, 100, 3); // hits the first block of its chain
+    const places = kv.snapshot().free;
+    letGo();
+    expect(kv.snapshot().free.at(-1)).toBe(used);
+    expect(others.length).toBe(1);
+    expect(kv.snapshot().free.length).toBe(8);
+    expect(places).not.toContain(used); // still read when its request was over
+    kv.checkIntegrity();
+  });
+
+  it('are nothing special once they have lost their hash', () => {
+    const kv = manager();
+    const [block] = serve(kv, 100, 2);
+    const letGo = kv.holdInPlace([block!]);
+    kv.evictBlocks([block!]);
+    letGo();
+    expect(kv.snapshot().free[0]).toBe(block);
+    kv.checkIntegrity();
+  });
+});
+
 describe('pinned prefixes', () => {
   const request = (first: number): TokenRequest => new TokenRequest('pin', [first, 1, 2, 3]);
 

@@ -40,6 +40,7 @@ const scenario = fc.record({
   radixPolicy: fc.constantFrom(...radixPolicies),
   evictionPolicy: fc.constantFrom(undefined, ...blockPolicyNames),
   dedupBlocks: fc.boolean(),
+  writeDownAheadBlocks: fc.constantFrom(undefined, 1, 4, 1000),
   silentMatch: chance,
   lyingMatch: chance,
   shortLoad: chance,
@@ -61,7 +62,11 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         attached: one.attached,
         prefixCache: one.prefixCache,
         radixPolicy: one.radixPolicy,
-        ...(one.prefixCache === 'blocks' && { evictionPolicy: one.evictionPolicy, dedupBlocks: one.dedupBlocks }),
+        ...(one.prefixCache === 'blocks' && {
+          evictionPolicy: one.evictionPolicy,
+          dedupBlocks: one.dedupBlocks,
+          writeDownAheadBlocks: one.writeDownAheadBlocks,
+        }),
         limits: {
           maxStepTokens: one.maxStepTokens,
           maxSequences: one.maxSequences,

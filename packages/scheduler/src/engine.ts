@@ -62,6 +62,11 @@ export interface EngineOptions {
   readonly dedupBlocks?: boolean;
   /** Of the hashed blocks: most that pinned prefixes hold, which no request can have then; default 0. */
   readonly maxPinnedBlocks?: number;
+  /**
+   * Of the hashed blocks: only those go down to the tier that are among the next so many to be reused, or were hit twice.
+   * Default: all, as they fill up.
+   */
+  readonly writeDownAheadBlocks?: number | undefined;
   /** KV events for routers, drained with takeEvents; default off. */
   readonly enableEvents?: boolean;
   /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
@@ -133,6 +138,11 @@ export class Engine {
       const found = "the model's layers have sliding windows, the radix tree serves full attention alone";
       throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks`);
     }
+    const { writeDownAheadBlocks } = options;
+    if (writeDownAheadBlocks !== undefined && (options.prefixCache === 'radix' || groups.length > 1)) {
+      const found = options.prefixCache === 'radix' ? 'the radix tree' : 'a model whose layers have sliding windows';
+      throw new KvError('CONFIG', `engine: ${found} cannot write down ahead of eviction; use writeDown through`);
+    }
     const cacheOptions = {
       blockCount: executor.blockCount,
       blockTokens,
@@ -165,6 +175,10 @@ export class Engine {
       maxStepTokens: limits.maxStepTokens,
       maxSequences: Math.min(limits.maxSequences, limits.maxStepTokens), // each running request gets a token a step
       maxExportBlocks: Math.max(1, Math.floor((limits.exportShare ?? 0.5) * (executor.blockCount - 1))),
+      ahead:
+        this.#blocks && writeDownAheadBlocks !== undefined
+          ? { kv: this.#blocks, hashBytes: options.hasher.hashBytes, aheadBlocks: writeDownAheadBlocks }
+          : undefined,
       matchDeadlineMs: limits.matchDeadlineMs ?? 2_000,
       loadDeadlineMs: limits.loadDeadlineMs ?? 30_000,
       windows,

@@ -12,27 +12,52 @@
  *
  *     full     ■ ■ ■ ■ ■ ■ ■ ■ | ■ ■ ■ ■ ■ | ■ | ■        offers of two prefill chunks, then of decode steps
  *     window   · · · · · ■ ■ ■ | · · ■ ■ ■ | ■ | ■        with a window of three blocks: hits at 8, 13, 14, 15
+ *
+ * With `ahead` a block that fills up is only noted, and `goDown` chooses what goes, among the free blocks too. These keep
+ * their place in the order of eviction, and at most half of what is free is held at a time: an allocation never waits for
+ * a copy, it takes other blocks.
  */
 import type { Connector } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
-import { nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
+import { type KvCacheManager, nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
+import { WriteDownAhead } from './write-down-ahead.ts';
+
+/** Not all blocks go down, see write-down-ahead.ts. For hashed blocks of one group of full attention. */
+export interface AheadOptions {
+  readonly kv: KvCacheManager;
+  readonly hashBytes: number;
+  /** Blocks in the order of eviction that go down before they are reused. */
+  readonly aheadBlocks: number;
+}
 
 export class Exports {
   readonly #kv: PrefixCache;
   readonly #connector: Connector;
   readonly #maxBlocks: number;
   readonly #onReleased: () => void;
+  readonly #ahead: AheadOptions | undefined;
+  readonly #writeDown: WriteDownAhead | undefined;
   #heldBlocks = 0;
   #exportedBlocks = 0;
   #skippedBlocks = 0;
 
   /** `onReleased`: there may be room now for somebody who waits. */
-  constructor(kv: PrefixCache, connector: Connector, maxBlocks: number, onReleased: () => void) {
+  constructor(
+    kv: PrefixCache,
+    connector: Connector,
+    maxBlocks: number,
+    onReleased: () => void,
+    ahead?: AheadOptions | undefined,
+  ) {
     this.#kv = kv;
     this.#connector = connector;
     this.#maxBlocks = maxBlocks;
     this.#onReleased = onReleased;
+    this.#ahead = ahead;
+    if (!ahead) return;
+    const isCached = (block: number, hash: Buffer): boolean => ahead.kv.cachedHash(block) === hash.toString('latin1');
+    this.#writeDown = new WriteDownAhead(ahead.kv.blockCount, ahead.hashBytes, isCached);
   }
 
   get heldBlocks(): number {
@@ -44,11 +69,15 @@ export class Exports {
   }
 
   get skippedBlocks(): number {
-    return this.#skippedBlocks;
+    return this.#writeDown?.lostBlocks ?? this.#skippedBlocks;
   }
 
   /** Offer the full blocks of a request that it has not offered yet: its hits too, the tier may have lost them. */
   offer(request: EngineRequest): void {
+    if (this.#writeDown) {
+      this.#note(this.#writeDown, request);
+      return;
+    }
     if (!this.#connector.attached) return;
     const first = request.offeredBlocks;
     const tables = this.#tables(request, first);
@@ -57,23 +86,49 @@ export class Exports {
     request.offeredBlocks = end;
     const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
     const blocks = [...blockIds].filter((block) => block !== nullBlock);
-    const letGo = this.#kv.hold(blocks);
-    this.#heldBlocks += blocks.length;
-    this.#exportedBlocks += blocks.length;
+    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks));
+  }
+
+  /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
+  goDown(): void {
+    if (!this.#ahead || !this.#writeDown || !this.#connector.attached) return;
+    const { kv, aheadBlocks } = this.#ahead;
+    const share = Math.floor((kv.freeBlockCount + this.#heldBlocks) / 2);
+    const room = Math.min(this.#maxBlocks, share) - this.#heldBlocks;
+    if (room <= 0) return;
+    for (const { hashes, firstBlock, blockIds } of this.#writeDown.takeDue(kv.nextEvicted(aheadBlocks), room))
+      this.#store(hashes, firstBlock, Int32Array.from(blockIds), blockIds.length, kv.holdInPlace(blockIds));
+  }
+
+  /** The request lets its blocks go: what has not been offered will not be. */
+  giveUp(request: EngineRequest): void {
+    if (this.#writeDown) {
+      this.#note(this.#writeDown, request);
+      return;
+    }
+    if (!this.#connector.attached) return;
+    this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
+  }
+
+  #store(hashes: Buffer, first: number, blockIds: Int32Array, count: number, letGo: () => void): void {
+    this.#heldBlocks += count;
+    this.#exportedBlocks += count;
     let released = false;
-    this.#connector.store(request.hashes.packed, first, blockIds, () => {
-      invariant(!released, () => `request ${request.id}: the connector released its blocks twice`);
+    this.#connector.store(hashes, first, blockIds, () => {
+      invariant(!released, 'exports: the connector released the same blocks twice');
       released = true;
-      this.#heldBlocks -= blocks.length;
+      this.#heldBlocks -= count;
       letGo();
       this.#onReleased();
     });
   }
 
-  /** The request lets its blocks go: what has not been offered will not be. */
-  giveUp(request: EngineRequest): void {
-    if (!this.#connector.attached) return;
-    this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
+  #note(writeDown: WriteDownAhead, request: EngineRequest): void {
+    const first = request.offeredBlocks;
+    const end = this.#fullBlocks(request);
+    if (end <= first) return;
+    request.offeredBlocks = end;
+    writeDown.computed(request.hashes.packed, this.#kv.blockTables(request.id)[0]!, first, end);
   }
 
   /** Per group the full blocks from `first` on, null where no window reaches that a hit at their end looks at. */

@@ -17,7 +17,7 @@ import { invariant } from '@kvtier/errors';
 import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
 import type { Share } from './batch.ts';
-import { Exports } from './exports.ts';
+import { type AheadOptions, Exports } from './exports.ts';
 import { type LoadEnd, Loads } from './loads.ts';
 import type { EngineRequest } from './request.ts';
 import type { Clock } from './types.ts';
@@ -29,6 +29,8 @@ export interface SchedulerOptions {
   readonly maxStepTokens: number;
   readonly maxSequences: number;
   readonly maxExportBlocks: number;
+  /** Blocks go down when they are about to be reused, or have been hit twice; default: all, as they fill up. */
+  readonly ahead?: AheadOptions | undefined;
   readonly matchDeadlineMs: number;
   readonly loadDeadlineMs: number;
   /** Some layers see only a window of the tokens before. Default: none. */
@@ -67,7 +69,7 @@ export class Scheduler {
     this.#options = options;
     this.#kv = kv;
     this.#windows = options.windows ?? false;
-    this.exports = new Exports(kv, connector, options.maxExportBlocks, wake);
+    this.exports = new Exports(kv, connector, options.maxExportBlocks, wake, options.ahead);
     this.loads = new Loads({
       kv,
       connector,
@@ -113,6 +115,7 @@ export class Scheduler {
     for (const request of running) if (decodes(request)) this.#continue(request);
     for (const request of running) if (!decodes(request)) this.#continue(request);
     this.#admitWaiting();
+    this.exports.goDown();
     return [...this.#batch].map(([request, count]) => ({ request, count }));
   }
 

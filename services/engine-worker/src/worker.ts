@@ -50,6 +50,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     evictionPolicy: config.evictionPolicy,
     dedupBlocks: config.dedupBlocks,
     maxPinnedBlocks: config.maxPinnedBlocks,
+    writeDownAheadBlocks: config.writeDown === 'ahead' ? config.writeDownAheadBlocks : undefined,
     limits: {
       maxStepTokens: config.maxStepTokens,
       maxSequences: config.maxSequences,

@@ -24,6 +24,7 @@ export interface RigOptions {
   readonly evictionPolicy?: BlockPolicyName | undefined;
   readonly dedupBlocks?: boolean;
   readonly maxPinnedBlocks?: number;
+  readonly writeDownAheadBlocks?: number | undefined;
   readonly hasher?: ChainHasher;
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
 }
@@ -70,6 +71,7 @@ export class Rig {
       evictionPolicy: options.evictionPolicy,
       dedupBlocks: options.dedupBlocks ?? false,
       maxPinnedBlocks: options.maxPinnedBlocks ?? 0,
+      writeDownAheadBlocks: options.writeDownAheadBlocks,
       ...(options.onEvents && { onEvents: options.onEvents }),
       onDefect: (error) => this.defects.push(error),
     });
