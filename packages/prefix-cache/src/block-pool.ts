@@ -84,7 +84,6 @@ export class BlockPool {
   /** Rows of further hashes of a block, of boundaries inside it. */
   readonly #interior = new Map<number, number[]>();
   readonly #indexes: readonly HashIndex[];
-  readonly #isCached = (block: number): boolean => this.#rows.has(block);
 
   constructor(options: BlockPoolOptions) {
     const { blockCount } = options;
@@ -216,22 +215,16 @@ export class BlockPool {
     this.touch(blocks);
     for (const block of free) this.#heldInPlace.add(block);
     return () => {
-      const used: number[] = [];
-      for (const block of blocks) {
-        if (!this.#heldInPlace.delete(block) || !this.#rows.has(block)) {
-          used.unshift(block);
-          continue;
-        }
-        this.#refs[block] = 0;
-        this.#free.restore(block);
-      }
-      this.release(used);
+      const back = blocks.filter((block) => this.#heldInPlace.delete(block) && this.#rows.has(block));
+      for (const block of back) this.#refs[block] = 0;
+      for (const block of back) this.#free.restore(block);
+      this.release(blocks.filter((block) => this.#refs[block]! > 0).reverse());
     };
   }
 
   /** Cached blocks among the next `count` that are reused, soonest first. */
   nextEvicted(count: number): number[] {
-    return this.#free.first(count).filter(this.#isCached);
+    return this.#free.first(count).filter((block) => this.#rows.has(block));
   }
 
   /** As `touch`, for the blocks of a hit in chain order: a policy learns that they are of use. */
