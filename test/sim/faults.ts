@@ -12,9 +12,17 @@ export class Faults {
   /** How to end those that last. */
   readonly #lasting = new Set<() => void>();
   readonly counts: Record<string, number> = {};
+  readonly #only: readonly string[] | undefined;
   #on = true;
 
-  constructor(world: World, nodes: readonly SimNode[], servers: Servers, network: PeerNetwork) {
+  constructor(
+    world: World,
+    nodes: readonly SimNode[],
+    servers: Servers,
+    network: PeerNetwork,
+    only?: readonly string[],
+  ) {
+    this.#only = only;
     this.#world = world;
     this.#nodes = nodes;
     this.#servers = servers;
@@ -131,7 +139,7 @@ export class Faults {
         this.#lasts(50, 500, () => (this.#network.flips = 0));
       },
     };
-    const name = world.pick(Object.keys(faults));
+    const name = world.pick(this.#only ?? Object.keys(faults));
     this.counts[name] = (this.counts[name] ?? 0) + 1;
     world.note(`FAULT ${name} (${node.name})`);
     faults[name]!();

@@ -36,6 +36,7 @@ export const limits: Partial<StoreLimits> = {
   maxWriteDownBytes: 100_000,
   maxDirtyBytes: 60_000,
   writeDownBatchBytes: 18_000,
+  maxHeldBytes: 40_000,
   writeDownsIdle: 3,
   maxPinnedBytes: 12_000,
   maxPinTtlMs: 2_000,
@@ -73,15 +74,18 @@ export interface NodePlan {
   /** Of its packs. */
   readonly ttlSeconds: number | undefined;
   readonly policy: 'lru' | 's3-fifo' | 'lfu' | 'fifo';
+  /** Of values to and from Redis. */
+  readonly transport: 'native' | 'node';
 }
 
-export function drawPlan(world: World, number: number): NodePlan {
-  const tiers = [
+export function drawPlan(world: World, number: number, given?: readonly string[]): NodePlan {
+  const drawn = [
     ...(world.chance(0.85) ? ['disk'] : []),
     ...(world.chance(0.5) ? ['peer'] : []),
     ...(world.chance(0.6) ? ['redis'] : []),
     ...(world.chance(0.5) ? ['s3'] : []),
   ];
+  const tiers = given ?? drawn;
   const plans = Object.fromEntries(
     tiers.map((name): [string, Partial<TierPlan>] => [
       name,
@@ -89,6 +93,7 @@ export function drawPlan(world: World, number: number): NodePlan {
         write: world.pick(['through', 'through', 'back', 'selective']),
         promote: world.chance(0.7),
         ...(world.chance(0.2) ? { ttlSeconds: world.between(1, 3) } : {}),
+        ...(world.chance(0.3) ? { settleMs: world.between(1, 40) } : {}),
       },
     ]),
   );
@@ -98,6 +103,7 @@ export function drawPlan(world: World, number: number): NodePlan {
     devices: world.chance(0.25) ? 2 : 1,
     ttlSeconds: world.chance(0.3) ? world.between(1_000, 4_000) / 1_000 : undefined,
     policy: world.pick(['lru', 'lru', 's3-fifo', 'lfu', 'fifo']),
+    transport: world.pick(['native', 'native', 'node']),
   };
 }
 
@@ -246,7 +252,7 @@ export class SimNode {
           ...{ mode: 'single', servers: ['redis://sim:1'], database: 0, keyPrefix: 'kvtier:' },
           ...{ bytes: redisBytes, partBytes: 4096, connections: 2, depth: 2, timeLimitMs: redisLimitMs, policies: {} },
         },
-        ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true, transport: 'node' },
+        ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true, transport: plan.transport },
       });
     const openS3 = () =>
       S3Tier.open({

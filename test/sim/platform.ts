@@ -91,7 +91,14 @@ function abortAfter(world: World, ms: number): AbortSignal {
 }
 
 /** Native calls that end on a thread of their own: here they would be waited for in real time. */
-const refused = ['arenaCopy', 'arenaChecksum', 'arenaSplitPlanes', 'arenaJoinPlanes', 'peerOpen'] as const;
+const refused = [
+  'arenaCopy',
+  'arenaChecksum',
+  'arenaSplitPlanes',
+  'arenaJoinPlanes',
+  'peerOpen',
+  'bulkConnect',
+] as const;
 
 export interface Servers {
   readonly arenas: VirtualArenas;
@@ -116,6 +123,7 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
     ...refuse,
     ...Object.entries(disks.fileSystem).map(([name, value]): Patch => [fsPromises, name, value]),
     ...Object.entries(arenas.native).map(([name, value]): Patch => [native, name, value]),
+    ...Object.entries(redis.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(disks.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(redis.client).map(([name, value]): Patch => [Redis.prototype, name, value]),
     ...Object.entries(s3.http).map(([name, value]): Patch => [HttpPool.prototype, name, value]),

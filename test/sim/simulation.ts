@@ -28,6 +28,10 @@ export interface SimOptions {
   /** Events of the chaos. */
   readonly steps?: number;
   readonly verbose?: boolean;
+  /** Only these faults, by name; default: all. */
+  readonly faults?: readonly string[];
+  /** What every node has below its arena; default: drawn. */
+  readonly tiers?: readonly string[];
 }
 
 export interface SimResult {
@@ -56,10 +60,10 @@ export async function simulate(options: SimOptions): Promise<SimResult> {
   const servers = {
     arenas,
     disks: new VirtualDisks(world, arenas),
-    redis: new VirtualRedis(world),
+    redis: new VirtualRedis(world, arenas),
     s3: new VirtualS3(world),
   };
-  const simulation = new Simulation(world, servers);
+  const simulation = new Simulation(world, servers, options);
   const onRejection = (error: unknown): void => simulation.report(error);
   process.on('unhandledRejection', onRejection);
   const uninstall = install(world, servers);
@@ -83,6 +87,7 @@ class Simulation {
   readonly #world: World;
   readonly #servers: Servers;
   readonly #network: PeerNetwork;
+  readonly #options: SimOptions;
   readonly #nodes: SimNode[];
   readonly #engines = new Set<Engine>();
   readonly #committed = new Set<string>();
@@ -91,7 +96,8 @@ class Simulation {
   #faults: Faults | undefined;
   #isCalm = false;
 
-  constructor(world: World, servers: Servers) {
+  constructor(world: World, servers: Servers, options: SimOptions) {
+    this.#options = options;
     this.#world = world;
     this.#servers = servers;
     this.#network = new PeerNetwork(world);
@@ -100,7 +106,7 @@ class Simulation {
     this.#nodes = Array.from({ length: world.between(2, maxNodes) }, (_, number) => {
       const node = new SimNode(
         world,
-        drawPlan(world, number),
+        drawPlan(world, number, options.tiers),
         servers.arenas.create(arenaBytes),
         this.#network,
         report,
@@ -137,7 +143,7 @@ class Simulation {
   async run(steps: number): Promise<void> {
     const world = this.#world;
     for (const node of this.#nodes) node.boot(world.between(1, 50) * 1000);
-    this.#faults = new Faults(world, this.#nodes, this.#servers, this.#network);
+    this.#faults = new Faults(world, this.#nodes, this.#servers, this.#network, this.#options.faults);
     while (world.steps < steps) await this.#step();
     await this.#calm();
     await this.#prove();

@@ -6,9 +6,12 @@
  * It answers late, not at all, refuses writes, ends connections, and after a failover has forgotten its latest writes, or all.
  * Invariant: commands of one connection are done, and answered, in their order.
  */
+import type { ArenaHandle, BulkHandle } from '../../packages/native/src/index.ts';
 import type { BulkJob, BulkResult } from '../../packages/tiers/src/redis/bulk-connection.ts';
+import type { ValueJob } from '../../packages/tiers/src/redis/bulk-lane.ts';
 import type { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
 import { type Ledger, RedisKeys, type Reply, type State } from './redis-keys.ts';
+import { isSound, type VirtualArenas } from './virtual-arena.ts';
 import type { Entry, Life, World } from './world.ts';
 
 /** What of ioredis's client is needed: its status, its events. */
@@ -35,6 +38,9 @@ export class VirtualRedis {
   /** What a replica has: some of the latest writes are missing. */
   #replica: State;
   readonly #world: World;
+  readonly #arenas: VirtualArenas;
+  /** What a life's values in native code are read from and written to. */
+  readonly #memories = new WeakMap<Life, Buffer>();
   readonly #connections = new Map<Client, Connection>();
   /** Jobs of each pool that have not ended, and whose they are. */
   readonly #pools = new Map<BulkPool, { readonly owner: Life; readonly jobs: Set<BulkJob> }>();
@@ -48,8 +54,9 @@ export class VirtualRedis {
   largestCommandBytes = 0;
   readonly counts = { commands: 0, sets: 0, gets: 0, refused: 0, resets: 0, failovers: 0 };
 
-  constructor(world: World) {
+  constructor(world: World, arenas: VirtualArenas) {
     this.#world = world;
+    this.#arenas = arenas;
     this.#keys = new RedisKeys(
       () => 5e9 + world.nowUs,
       () => this.#isRefused(),
@@ -124,8 +131,9 @@ export class VirtualRedis {
   readonly pool = (() => {
     const world = (): VirtualRedis => this;
     return {
-      submit(this: BulkPool, job: BulkJob): void {
-        world().#submit(this, job);
+      submit(this: BulkPool, job: BulkJob | ValueJob): void {
+        if ('slot' in job) world().#submitValue(this, job);
+        else world().#submit(this, job);
       },
       close(this: BulkPool): void {
         const { jobs } = world().#jobsOf(this);
@@ -133,6 +141,15 @@ export class VirtualRedis {
       },
     };
   })();
+
+  /** What replaces functions of the native binding: its thread is only opened, the rest goes through the pools. */
+  readonly native = {
+    bulkOpen: (arena: ArenaHandle): BulkHandle => {
+      this.#memories.set(this.#world.life, this.#arenas.memories.get(arena)!);
+      return {} as BulkHandle;
+    },
+    bulkClose: (): void => {},
+  };
 
   #isRefused(): boolean {
     const isRefused = this.refuses > 0 && this.#world.chance(this.refuses);
@@ -231,6 +248,25 @@ export class VirtualRedis {
       };
       world.schedule(connection.lastArrivalUs - world.nowUs, `redis ${name}`, arrive, world.servers);
     });
+  }
+
+  /** A whole value: its parts one after another, and its object looked at when all have arrived. */
+  #submitValue(pool: BulkPool, { kind, keys, slot, bytes, partBytes, identity, deadlineMs, onDone }: ValueJob): void {
+    const value = this.#memories.get(this.#world.life)!.subarray(slot, slot + bytes);
+    const count = Math.max(1, Math.ceil(bytes / partBytes));
+    let open = count;
+    let worst: BulkResult = 'ok';
+    const end = (result: BulkResult): void => {
+      if (worst === 'ok') worst = result;
+      if (--open > 0) return;
+      const isFault = worst === 'ok' && identity !== null && !isSound(value, Buffer.from(identity), true);
+      onDone(isFault ? 'fault' : worst);
+    };
+    for (let part = 0; part < count; part++) {
+      const view = value.subarray(part * partBytes, (part + 1) * partBytes);
+      const piece = { kind, key: `${keys.toString()}${part}`, view, start: 0, toEnd: true, deadlineMs, asking: false };
+      this.#submit(pool, { ...piece, onDone: end });
+    }
   }
 
   #submit(pool: BulkPool, job: BulkJob): void {
