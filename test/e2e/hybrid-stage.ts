@@ -28,7 +28,7 @@ export interface StageOptions {
   readonly blockCount?: number;
   readonly limits?: Partial<EngineLimits>;
   /** undefined: no tier. */
-  readonly node?: TestNode;
+  readonly node?: { readonly socketPath: string };
 }
 
 export class TestNode {
@@ -84,7 +84,7 @@ export class Stage {
       maxStepSequences: 8,
     });
     const stage = new Stage(executor, options);
-    while (options.node && !stage.#connector!.attached) await new Promise((resolve) => setTimeout(resolve, 2));
+    if (options.node) await stage.attached();
     return stage;
   }
 
@@ -144,6 +144,17 @@ export class Stage {
   async stored(): Promise<void> {
     while (this.engine.stats().exportBlocks > 0 || this.#connector!.storingBlocks > 0)
       await new Promise((resolve) => setTimeout(resolve, 2));
+  }
+
+  /** A session per group. */
+  attached = async (): Promise<void> => {
+    while (!this.#connector!.attached) await new Promise((resolve) => setTimeout(resolve, 2));
+  };
+
+  /** Blocks that a tier of the node holds, of all groups; 0 while the node does not say. */
+  async blocksIn(tier: string): Promise<number> {
+    const stats = await this.#connector!.stats(2_000);
+    return Number(stats?.tiers.find((one) => one.tier === tier)?.blocks ?? 0);
   }
 
   async close(): Promise<void> {
