@@ -9,13 +9,16 @@
 namespace kvtier {
 namespace {
 
-// SplitMix64 of the seed: a counter-based generator, one draw per seed. In [0, 1).
-double Uniform(uint64_t seed) {
+// SplitMix64 of the seed: a counter-based generator, one draw per seed. 53 random bits.
+uint64_t Random53(uint64_t seed) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1.0p-53;
+  return (z ^ (z >> 31)) >> 11;
 }
+
+// A weight in (0, 1] as a whole number: sums are exact in any order, so that every backend draws the same token.
+uint64_t Mass(float weight) { return static_cast<uint64_t>(std::llrint(weight * 0x1p44f)); }
 
 struct Candidate {
   float weight;
@@ -46,26 +49,29 @@ int32_t Sample(const float* logits, int64_t vocab, const Sampling& sampling) {
     std::nth_element(candidates.begin(), candidates.begin() + sampling.top_k - 1, candidates.end(), heavier);
     candidates.resize(static_cast<size_t>(sampling.top_k));
   }
-  double total = 0;
-  for (const auto& candidate : candidates) total += candidate.weight;
+  const bool filtered = candidates.size() < static_cast<size_t>(vocab) || sampling.top_p < 1;
+  uint64_t total = 0;
+  for (const auto& candidate : candidates) total += Mass(candidate.weight);
   if (sampling.top_p < 1) {
-    // Tokens below this weight sum to less than 1 - p together, so the nucleus lies among the others: sort only those.
-    const double floor = total * (1 - static_cast<double>(sampling.top_p)) / static_cast<double>(candidates.size());
-    std::erase_if(candidates, [&](const Candidate& c) { return c.weight < floor; });
+    const auto limit = static_cast<uint64_t>(std::ceil(static_cast<double>(total) * static_cast<double>(sampling.top_p)));
+    // Tokens below this mass sum to less than 1 - p together, so the nucleus lies among the others: sort only those.
+    const double floor = 0.999 * static_cast<double>(total - limit) / static_cast<double>(candidates.size());
+    std::erase_if(candidates, [&](const Candidate& c) { return static_cast<double>(Mass(c.weight)) < floor; });
     std::sort(candidates.begin(), candidates.end(), heavier);
-    double kept = 0;
     size_t count = 0;
-    while (count < candidates.size() && (count == 0 || kept < total * sampling.top_p)) kept += candidates[count++].weight;
+    total = 0;
+    while (count < candidates.size() && total < limit) total += Mass(candidates[count++].weight);
     candidates.resize(count);
-    total = kept;
   }
-  const double target = Uniform(sampling.seed) * total;
-  double sum = 0;
+  // The draw walks the ids in order.
+  if (filtered) std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  const auto target = static_cast<uint64_t>((static_cast<unsigned __int128>(Random53(sampling.seed)) * total) >> 53);
+  uint64_t sum = 0;
   for (const auto& candidate : candidates) {
-    sum += candidate.weight;
+    sum += Mass(candidate.weight);
     if (target < sum) return candidate.id;
   }
-  return candidates.back().id;
+  return static_cast<int32_t>(best);  // not reached: target < total
 }
 
 }  // namespace kvtier
