@@ -290,7 +290,7 @@ KVTIER_CHECK(transfer_device_faults) {
   {
     static Mapping& other = *new Mapping(64 << 10);
     DeviceArray<uint8_t> pool(RandomBytes(1, 8 * 4096));
-    TransferEngine engine({pool.data(), 8, 4096}, ShortDeadline(1));
+    TransferEngine engine({pool.data(), 8, 4096}, Options(1));
     const int id = engine.Register(other.data(), other.bytes()).arena;
     gpu::Inject(gpu::Fault::kIllegalAccess);
     bool threw = false, again = false;

@@ -52,7 +52,7 @@ struct World {
         content(RandomBytes(7, blocks * block_bytes)),
         pool(content),
         arena(static_cast<size_t>(slots * slot_bytes)),
-        engine({pool.data(), blocks, block_bytes}, options),
+        engine({pool.data(), blocks, block_bytes}, Batched(options, block_bytes)),
         id(engine.Register(arena.data(), arena.bytes()).arena) {}
   ~World() {
     if (registered) engine.Unregister(id);
@@ -60,6 +60,11 @@ struct World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
+  // Batches of five blocks: every call needs several.
+  static TransferOptions Batched(TransferOptions options, int64_t block_bytes) {
+    options.batch_bytes = 5 * block_bytes;
+    return options;
+  }
   int64_t Slot(int64_t index) const { return index * slot_bytes + 256; }
   bool SlotHolds(int64_t offset, int32_t block) const {
     return memcmp(arena.data() + offset, content.data() + block * block_bytes, static_cast<size_t>(block_bytes)) == 0;

@@ -31,9 +31,9 @@ Lane::Lane(Direction direction, const KvBlocks& kv, int64_t capacity, int batche
   for (int i = 0; i < batches; ++i) batches_.emplace_back(capacity);
 }
 
-bool Lane::ByKernel(const CopyBatch& batch, const HostSide& host, int64_t bytes) const {
-  if (bytes >= paths_.threshold_bytes || host.view == nullptr || bytes % kVectorBytes != 0) return false;
-  return std::ranges::all_of(batch.host_offsets(), [](int64_t offset) { return offset % kVectorBytes == 0; });
+bool Lane::ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const {
+  if (bytes >= paths_.threshold_bytes || view == nullptr || bytes % kVectorBytes != 0) return false;
+  return std::ranges::all_of(host_offsets, [](int64_t offset) { return offset % kVectorBytes == 0; });
 }
 
 void Lane::CopyPieces(const CopyBatch& batch, const HostSide& host, int64_t skip, int64_t bytes, bool by_kernel) {
@@ -75,7 +75,7 @@ void Lane::Hash(const CopyBatch& batch) {
 void Lane::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after) {
   if (after != nullptr) copy_.Wait(*after);
   copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
-  const bool by_kernel = ByKernel(batch, host, kv_.block_bytes);
+  const bool by_kernel = ByKernel(host.view, batch.host_offsets(), kv_.block_bytes);
   if (direction_ == Direction::kExport) {
     batch.middle.Record(copy_);
     hash_.Wait(batch.middle);
@@ -95,7 +95,7 @@ void Lane::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after
 
 bool Lane::TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const {
   const int64_t bytes = kv_.block_bytes / layers;
-  if (ByKernel(batch, host, bytes)) return true;
+  if (ByKernel(host.view, batch.host_offsets(), bytes)) return true;
   const auto runs = PlanRuns(batch.pool_offsets(), batch.host_offsets(), kv_.block_bytes, host.chunk_bytes, kv_.block_bytes + 1);
   return layers * static_cast<int64_t>(runs.size()) <= kMaxLayeredCopies;
 }
@@ -105,7 +105,7 @@ void Lane::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, 
   while (static_cast<int64_t>(layer_events_.size()) < layers) layer_events_.emplace_back();
   if (after != nullptr) copy_.Wait(*after);
   copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
-  const bool by_kernel = ByKernel(batch, host, bytes);
+  const bool by_kernel = ByKernel(host.view, batch.host_offsets(), bytes);
   for (int64_t layer = 0; layer < layers; ++layer) {
     CopyPieces(batch, host, layer * bytes, bytes, by_kernel);
     layer_events_[static_cast<size_t>(layer)].Record(copy_);

@@ -59,12 +59,13 @@ class Lane {
   void Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after);
   // Import only: one layer's slice of all blocks after the other; layer_events[l] fires when layer l is there.
   void IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after);
+  // Whether pieces of `bytes` at these places go by the kernel. view: of the host's memory, null where kernels do not reach it.
+  bool ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const;
   // False where slices would have to go one by one, too many for a stream to take: then import whole blocks.
   bool TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const;
   std::vector<gpu::Event>& layer_events() { return layer_events_; }
 
  private:
-  bool ByKernel(const CopyBatch& batch, const HostSide& host, int64_t bytes) const;
   // The same bytes of every block: [skip, skip + bytes).
   void CopyPieces(const CopyBatch& batch, const HostSide& host, int64_t skip, int64_t bytes, bool by_kernel);
   void Hash(const CopyBatch& batch);

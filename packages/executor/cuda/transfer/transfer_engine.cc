@@ -23,6 +23,7 @@ std::vector<std::unique_ptr<HostArena>>& AbandonedArenas() {
 
 constexpr auto kPollPeriod = std::chrono::milliseconds(5);  // of quarantines, by who waits for one to end
 constexpr int64_t kMinHashedBytes = 256;
+constexpr int64_t kMaxBatchBlocks = 4096;
 constexpr int64_t kMeasuredBytes = 16 << 20;
 
 std::string Refused(const std::string& what) { return "copies: " + what + "; compute instead and restart the engine worker if this goes on"; }
@@ -36,7 +37,7 @@ TransferEngine::TransferEngine(const KvBlocks& kv, const TransferOptions& option
   }
   gpu::Use(options.device);
   if (paths_.threshold_bytes == 0) paths_ = gpu::Info().emulated ? PathChoice{} : MeasurePaths(kMeasuredBytes);
-  const int64_t capacity = std::clamp<int64_t>(options.batch_bytes / kv.block_bytes, 1, options.batch_blocks);
+  const int64_t capacity = std::clamp<int64_t>(options.batch_bytes / kv.block_bytes, 1, kMaxBatchBlocks);
   for (Direction direction : {Direction::kExport, Direction::kImport}) {
     for (int i = 0; i < options.lanes; ++i) {
       IdleLanes(direction).push_back(std::make_unique<Lane>(direction, kv, capacity, options.batches, paths_));
@@ -163,6 +164,9 @@ void TransferEngine::Run(Hold& hold, const Call& call, const Deliver& deliver, T
     per_batch = std::clamp<int64_t>(options_.stage_bytes / kv_.block_bytes, 1, per_batch);
     for (CopyBatch& batch : lane.batches()) ReserveStage(batch);
   }
+  // One operation for all its pieces, or one for each.
+  const bool by_kernel = arena.pinned() ? lane.ByKernel(arena.view(), call.offsets, kv_.block_bytes) : kv_.block_bytes < paths_.threshold_bytes;
+  if (!by_kernel) per_batch = std::min(per_batch, options_.batch_blocks);
 
   for (int64_t next = 0, oldest = 0; result.blocks < total;) {
     if (issued < total && next - oldest < static_cast<int64_t>(lane.batches().size())) {

@@ -42,7 +42,7 @@ struct TransferOptions {
   int lanes = 2;    // calls per direction on the bus at the same time
   int batches = 3;  // per lane, in flight
   int64_t batch_bytes = 32 << 20;
-  int64_t batch_blocks = 256;     // a stream takes about a thousand operations before it makes its caller wait
+  int64_t batch_blocks = 256;     // by the copy engine: a stream takes about a thousand operations before it makes its caller wait
   int64_t layered_blocks = 8192;  // most blocks of one import by layers
   int64_t stage_bytes = 8 << 20;  // per batch, where an arena is not pinned
   PinOptions pin;
