@@ -212,12 +212,18 @@ KVTIER_CHECK(attention_head_dims) {
   for (const int32_t dim : {32, 64, 80, 96, 128, 256}) {
     for (const NumberType type : {kF16, kBf16}) {
       for (const NumberType kv : {type, kE4m3}) {
-        Problem problem(Mixed(dim).With(type, kv), 4);
-        problem.ExpectPrefill(2);
-        if (kv == kE4m3 || type == kBf16) problem.ExpectPrefill(0);
+        Problem(Mixed(dim).With(type, kv), 4).ExpectPrefill(2);
+        Shape shape = Mixed(dim).With(type, kv);
+        shape.lengths = {{140, 1}, {15, 1}};
+        Problem(shape, 4).ExpectSplit(8);
       }
     }
   }
+}
+
+// What a step calls: tiles for the chunks, split keys for the decodes and short tails among them.
+KVTIER_CHECK(attention_mixed_batches) {
+  for (const int32_t dim : {32, 80, 128}) Problem(Mixed(dim).With(kBf16), 4).ExpectPrefill(0);
 }
 
 KVTIER_CHECK(attention_head_groups) {
@@ -244,11 +250,11 @@ KVTIER_CHECK(attention_blocks) {
     for (const int32_t computed : {1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129}) {
       shape.lengths.push_back({computed, 1});
       shape.lengths.push_back({computed - 1, 2});
-      if (computed >= 63) shape.lengths.push_back({computed, 40});
+      if (computed >= 63 && computed <= 65) shape.lengths.push_back({computed, 40});
     }
     Problem problem(shape, 7);
     problem.ExpectPrefill(2);
-    problem.ExpectPrefill(0);
+    problem.ExpectSplit(4, 40);
   }
 }
 
@@ -262,9 +268,8 @@ KVTIER_CHECK(attention_windows) {
       shape.lengths = {{200, 70}, {0, 90}, {130, 1}, {127, 3}};
       Problem problem(shape, 8);
       problem.ExpectPrefill(2);
-      problem.ExpectPrefill(0);
-      shape.lengths = {{399, 1}, {0, 1}, {64, 1}, {16, 1}};
-      Problem(shape, 9).ExpectSplit(32);
+      shape.lengths = {{399, 3}, {0, 1}, {64, 1}, {16, 2}};
+      Problem(shape, 9).ExpectSplit(32, 3);
     }
   }
 }
