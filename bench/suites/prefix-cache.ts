@@ -11,11 +11,11 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { noConnector } from '@kvtier/connector';
 import { KvError } from '@kvtier/errors';
-import type { Executor, KvLayout, ModelShape, Step, StepResult } from '@kvtier/executor';
 import { ChainHasher, SequenceHashes } from '@kvtier/identity';
 import { type AttentionSpec, type CacheRequest, KvCacheManager } from '@kvtier/prefix-cache';
 import { Engine } from '@kvtier/scheduler';
 import { type Figure, median, type Suite, time } from '../figures.ts';
+import { IdleExecutor } from '../idle-executor.ts';
 
 const blockCount = 200_000;
 const blockTokens = 16;
@@ -149,41 +149,6 @@ function measureOurs(setting: Setting, seed: number, hasher: ChainHasher): Times
   return { ...(Object.fromEntries(times) as Times), last };
 }
 
-/** A model that computes nothing and says one token: what is left of a step is the engine's own work. */
-class IdleExecutor implements Executor {
-  readonly backend = 'cpu';
-  readonly model: ModelShape;
-  readonly kv: KvLayout;
-  readonly blockCount = blockCount;
-  readonly modelDigest = new Uint8Array(32);
-  /** Called between steps. */
-  onStep: () => void = () => {};
-
-  constructor() {
-    const one = { layers: 1, kvHeads: 1, headDim: 1 };
-    const sizes = { vocabSize: 128_000, hiddenSize: 1, intermediateSize: 1, maxModelTokens: 8192, parameters: 1 };
-    this.model = { family: 'llama', heads: 1, ...one, ...sizes };
-    this.kv = { ...one, dtype: 'f32', blockTokens, blockBytes: 8 * blockTokens, order: 'layer,kv,head,token,dim' };
-  }
-
-  execute({ queryTokens }: Step): Promise<StepResult> {
-    this.onStep();
-    return Promise.resolve({ tokenIds: new Int32Array(queryTokens.length).fill(7), logits: null, elapsedUs: 0 });
-  }
-
-  attachArena(): number {
-    throw new KvError('SETUP', 'prefix-cache bench: there is no arena');
-  }
-  async detachArena(): Promise<void> {}
-  exportBlocks(): Promise<BigUint64Array> {
-    throw new KvError('SETUP', 'prefix-cache bench: there is no arena');
-  }
-  importBlocks(): Promise<Uint8Array> {
-    throw new KvError('SETUP', 'prefix-cache bench: there is no arena');
-  }
-  async close(): Promise<void> {}
-}
-
 /**
  * Whole steps of the engine with requests that decode, from one step's start to the next one's: scheduling, slots, hashes
  * of blocks that became full, outputs. A request that ends makes room for a new one.
@@ -192,7 +157,7 @@ async function measureSteps(
   requests: number,
   steps: number,
 ): Promise<{ medianUs: number; p99Us: number; heapGrowthBytes: number }> {
-  const executor = new IdleExecutor();
+  const executor = new IdleExecutor({ blockCount, blockTokens });
   const engine = new Engine({
     executor,
     connector: noConnector,

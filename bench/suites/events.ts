@@ -1,0 +1,232 @@
+/**
+ * KV events on the wire: batches as engines make them, published and consumed over a Unix socket, beside plain ZeroMQ messages
+ * of the same bytes in the same run (what the transport alone takes). Then the engine's steps while blocks are stored and
+ * evicted, with events published and without. Consumers are processes of their own, as a router is, and must see every event.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import { setImmediate, setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { noConnector } from '@kvtier/connector';
+import { KvError } from '@kvtier/errors';
+import { encodeBatch, type KvEvent, KvEventPublisher } from '@kvtier/events';
+import { ChainHasher, type HashKey } from '@kvtier/identity';
+import { Engine } from '@kvtier/scheduler';
+import { Publisher } from 'zeromq';
+import { type Figure, median, rate, type Suite, time } from '../figures.ts';
+import { IdleExecutor } from '../idle-executor.ts';
+
+const rounds = 5;
+const roundDeadlineMs = 60_000;
+/** Fewer than ZeroMQ queues for a subscriber, so that none is dropped. */
+const batchesPerRound = 2_000;
+const blockTokens = 16;
+/** One stored run and as many removals, an event each, as vLLM tells them. */
+const shapes = [
+  { name: 'decode', blocks: 1 },
+  { name: 'prefill', blocks: 32 },
+] as const;
+
+/** Steps of requests that share nothing, in a pool that turns over. */
+const poolBlocks = 8_192;
+const requests = 32;
+const promptTokens = 1_024;
+const answerTokens = 16;
+const steps = 1_500;
+
+function eventsOf(blocks: number): KvEvent[] {
+  const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
+  const tokens = Uint32Array.from({ length: 2 * blocks * blockTokens }, (_, i) => (i * 7_919) % 128_000);
+  const packed = hasher.hashBlocks(null, tokens).toString('latin1');
+  const hashes = Array.from({ length: 2 * blocks }, (_, i) => packed.slice(32 * i, 32 * (i + 1)) as HashKey);
+  const removed = hashes.slice(blocks).map((hash): KvEvent => {
+    return { type: 'BlockRemoved', blockHashes: [hash], medium: 'GPU', groupIdx: 0 };
+  });
+  const stored: KvEvent = {
+    type: 'BlockStored',
+    blockHashes: hashes.slice(0, blocks),
+    parentBlockHash: null,
+    tokenIds: [...tokens.subarray(0, blocks * blockTokens)],
+    blockSize: blockTokens,
+    loraId: null,
+    loraName: null,
+    medium: 'GPU',
+    extraKeys: Array.from({ length: blocks }, () => null),
+    groupIdx: 0,
+    kvCacheSpecKind: 'full_attention',
+    kvCacheSpecSlidingWindow: null,
+  };
+  return [...removed, stored];
+}
+
+class Consumer {
+  readonly #child: ChildProcess;
+
+  constructor(mode: 'events' | 'plain', endpoint: string) {
+    const script = fileURLToPath(new URL('../scripts/events-consumer.ts', import.meta.url));
+    this.#child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), script, mode, endpoint], {
+      stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+    });
+  }
+
+  /** Resolves when messages arrive; `say` sends one that does not count. */
+  async ready(say: () => Promise<void> | void): Promise<void> {
+    let isReady = false;
+    const first = this.#next().then(() => {
+      isReady = true;
+    });
+    while (!isReady) {
+      await say();
+      await Promise.race([first, sleep(20)]);
+    }
+  }
+
+  /** Resolves to the events of the next `batches` batches, and the gaps seen so far. */
+  expect(batches: number): Promise<{ events: number; gaps: number }> {
+    const answer = this.#next();
+    this.#child.send({ expect: batches });
+    return answer as Promise<{ events: number; gaps: number }>;
+  }
+
+  async close(): Promise<void> {
+    if (this.#child.exitCode !== null) return;
+    const exit = once(this.#child, 'exit');
+    this.#child.disconnect();
+    await exit;
+  }
+
+  async #next(): Promise<unknown> {
+    const signal = AbortSignal.timeout(roundDeadlineMs);
+    const gone = once(this.#child, 'exit', { signal }).then(() => undefined);
+    try {
+      const message = await Promise.race([once(this.#child, 'message', { signal }), gone]);
+      if (message !== undefined) return message[0];
+    } catch {
+      throw new KvError('DEADLINE', `events bench: not all batches arrived within ${roundDeadlineMs / 1_000} s: void`);
+    }
+    throw new KvError('SETUP', 'events bench: its consumer ended; see what it said above');
+  }
+}
+
+/** Events per second that leave the publisher, and that arrive decoded. */
+interface Rates {
+  readonly sent: number;
+  readonly arrived: number;
+}
+
+async function measure(consumer: Consumer, events: number, send: () => Promise<void>, wanted: number): Promise<Rates> {
+  const arrival = consumer.expect(batchesPerRound);
+  const start = performance.now();
+  await send();
+  const sentMs = performance.now() - start;
+  const { events: counted, gaps } = await arrival;
+  const arrivedMs = performance.now() - start;
+  if (counted !== wanted || gaps > 0) {
+    throw new KvError('CORRUPT', `events bench: ${counted} of ${wanted} arrived with ${gaps} gaps: void`);
+  }
+  const perSecond = (ms: number): number => (batchesPerRound * events * 1_000) / ms;
+  return { sent: perSecond(sentMs), arrived: perSecond(arrivedMs) };
+}
+
+async function measureShape(scratchDir: string, { name, blocks }: (typeof shapes)[number]): Promise<Figure[]> {
+  const events = eventsOf(blocks);
+  const payload = encodeBatch({ ts: Date.now() / 1_000, events, dataParallelRank: null }, {});
+  const [ours, plain]: [Rates[], Rates[]] = [[], []];
+  const publisher = await KvEventPublisher.start({ endpoint: `ipc://${join(scratchDir, `${name}-events`)}` });
+  const socket = new Publisher({ linger: 0, sendHighWaterMark: 10_000 });
+  await socket.bind(`ipc://${join(scratchDir, `${name}-plain`)}`);
+  const consumers = [new Consumer('events', publisher.endpoint), new Consumer('plain', socket.lastEndpoint!)] as const;
+  try {
+    await consumers[0].ready(() => publisher.publish([{ type: 'AllBlocksCleared' }]));
+    await consumers[1].ready(() => socket.send(['', Buffer.alloc(8), Buffer.alloc(1)]));
+    const total = batchesPerRound * events.length;
+    for (let round = 0; round < rounds; round++) {
+      const publish = async (): Promise<void> => {
+        for (let i = 0; i < batchesPerRound; i++) publisher.publish(events);
+        while (publisher.stats().queuedBatches > 0) await setImmediate();
+      };
+      ours.push(await measure(consumers[0], events.length, publish, total));
+      const send = async (): Promise<void> => {
+        for (let i = 0; i < batchesPerRound; i++) await socket.send(['', Buffer.alloc(8), payload]);
+      };
+      plain.push(await measure(consumers[1], events.length, send, batchesPerRound));
+    }
+  } finally {
+    for (const consumer of consumers) await consumer.close();
+    await publisher.close();
+    socket.close();
+  }
+  const of = (rates: readonly Rates[], which: keyof Rates): number => median(rates.map((one) => one[which])) / 1_000;
+  const limit = `plain ZeroMQ, ${payload.length} bytes a message`;
+  return [
+    rate(`${name}_published`, of(ours, 'sent'), 'k events/s', of(plain, 'sent'), limit),
+    rate(`${name}_consumed`, of(ours, 'arrived'), 'k events/s', of(plain, 'arrived'), limit),
+  ];
+}
+
+/** Microseconds from step to step, the slowest twentieth left out (a busy machine's). */
+async function stepUs(publisher: KvEventPublisher | null): Promise<number> {
+  const executor = new IdleExecutor({ blockCount: poolBlocks, blockTokens });
+  const engine = new Engine({
+    executor,
+    connector: noConnector,
+    hasher: new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }),
+    eosTokenIds: [],
+    limits: { maxStepTokens: 2_048, maxSequences: requests, maxWaiting: requests },
+    ...(publisher && { onEvents: (events: readonly KvEvent[]) => publisher.publish(events) }),
+  });
+  const times: number[] = [];
+  let born = 0;
+  let last = performance.now();
+  await new Promise<void>((resolve) => {
+    const submit = (): void => {
+      const which = born++;
+      const promptTokenIds = Int32Array.from({ length: promptTokens }, (_, i) => (which * 31 + i * 7) % 30_000);
+      promptTokenIds[0] = which % 30_000; // nothing is shared
+      const params = { maxTokens: answerTokens, temperature: 0, topK: 0, topP: 1, ignoreEos: true };
+      engine.submit({ requestId: String(which), promptTokenIds, ...params }, ({ finishReason }) => {
+        if (finishReason === 'length' && times.length < steps) submit();
+      });
+    };
+    executor.onStep = () => {
+      const now = performance.now();
+      times.push(now - last);
+      last = now;
+      if (times.length === steps) resolve();
+    };
+    for (let i = 0; i < requests; i++) submit();
+  });
+  await engine.close();
+  const kept = times.slice(steps >> 2).sort((a, b) => a - b);
+  kept.length = Math.floor(kept.length * 0.95);
+  return (kept.reduce((sum, ms) => sum + ms, 0) / kept.length) * 1_000;
+}
+
+async function measureSteps(scratchDir: string): Promise<Figure> {
+  const publisher = await KvEventPublisher.start({ endpoint: `ipc://${join(scratchDir, 'steps')}` });
+  const [on, off]: [number[], number[]] = [[], []];
+  try {
+    for (let round = 0; round < rounds; round++) {
+      off.push(await stepUs(null));
+      on.push(await stepUs(publisher));
+    }
+  } finally {
+    await publisher.close();
+  }
+  return time('step_with_events', median(on), 'µs', median(off), 'the same steps without events');
+}
+
+const suite: Suite = {
+  name: 'events',
+  description:
+    "KV events published and consumed per second, beside plain ZeroMQ; the engine's step with them and without",
+  async run({ scratchDir }) {
+    const figures: Figure[] = [];
+    for (const shape of shapes) figures.push(...(await measureShape(scratchDir, shape)));
+    figures.push(await measureSteps(scratchDir));
+    return figures;
+  },
+};
+
+export default suite;
