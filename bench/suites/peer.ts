@@ -1,6 +1,8 @@
 /**
  * Blocks out of one node's arena into another's, over a veth pair between two network namespaces, beside iperf3 over the same
- * pair with that of 1, 2 and 4 streams that it is fastest with, in paired rounds. The giving node is a process of its own in its namespace; so is the fetching one.
+ * pair with that of 1, 2 and 4 streams that it is fastest with, in paired rounds. The giving node is a process of its own in its
+ * namespace; so is the fetching one. iperf3 moves one small buffer that stays in the cache, we move arenas that do not: on a
+ * machine whose memory is slow, a copy out of and into memory alone is most of the difference.
  * Arena to arena means: found by the index, requested, received into its slot, header and checksum verified.
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
@@ -133,6 +135,16 @@ function iperf(count: number): { rate: number; cpu: number } {
   return { rate: value, cpu: (host_total + remote_total) / 100 / value };
 }
 
+/** GB/s of TLS's cipher on one core, in records of TLS's size. */
+function aesRate(): number {
+  const args = ['speed', '-mr', '-seconds', '1', '-bytes', '16384', '-evp', 'aes-128-gcm'];
+  const out = execFileSync('openssl', args, { encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] });
+  const bytesPerSecond = /^\+F:\d+:AES-128-GCM:([\d.]+)/m.exec(out)?.[1];
+  if (bytesPerSecond === undefined)
+    throw new KvError('SETUP', 'openssl speed: no rate of AES-128-GCM; install openssl 3');
+  return Number(bytesPerSecond) / 1e9;
+}
+
 /** How many streams iperf3 is fastest with here. */
 function bestStreams(context: BenchContext): number {
   const rateOf = (count: number): number => median([1, 2, 3].map(() => iperf(count).rate));
@@ -168,10 +180,16 @@ async function measure(context: BenchContext, limitStreams: number, one: (typeof
       `${label}: ${list(ours)} GB/s, iperf3 ${list(limits.map((each) => each.rate))}, CPU s/GB both ends ${list(cpus)}`,
     );
     const limit = `iperf3, ${limitStreams} streams`;
-    return [
+    const figures = [
       rate(`fetch_${label}`, median(ours), 'GB/s', median(limits.map((each) => each.rate)), limit),
       time(`cpu_${label}`, median(cpus), 's/GB', median(limits.map((each) => each.cpu)), `${limit}, both ends too`),
     ];
+    if (encryption === 'none') return figures;
+    // iperf3 does not encrypt: its time for a byte and that of AES, which both ends do at once, each on a core.
+    const aes = median([1, 2, 3].map(aesRate));
+    const withAes = limits.map((each) => 1 / (1 / each.rate + 1 / aes));
+    const aesLimit = `${limit}, and AES-128-GCM at both ends`;
+    return [...figures, rate(`fetch_${label}_aes`, median(ours), 'GB/s', median(withAes), aesLimit)];
   } finally {
     for (const each of [giving, fetching]) each?.end();
     for (const each of [giving, fetching]) await each?.ended;
