@@ -27,7 +27,7 @@ beforeAll(async () => {
   clients = [a.client('worker'), b.client('worker')];
   judge = a.client('judge');
   for (const client of clients) await attached(client);
-});
+}, 180_000);
 afterAll(async () => {
   redis?.signal('SIGCONT');
   await Promise.all([a?.close(), b?.close()]);
@@ -35,7 +35,8 @@ afterAll(async () => {
   expect([...a.arenas(), ...b.arenas()], 'arena files left behind').toEqual([]);
 });
 
-const attached = (client: EngineClient) => until(async () => (await describe(client)).tierAttached, 'the session');
+const attached = (client: EngineClient) =>
+  until(async () => (await describe(client)).tierAttached, 'the session', 60_000);
 
 /** A figure of the worker's metrics, by its name and label there. */
 async function metric(client: EngineClient, name: string): Promise<number> {
