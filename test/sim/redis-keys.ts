@@ -241,7 +241,7 @@ export class RedisKeys {
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {
     const number = ++ledger.eventCount;
-    ledger.events.push({ number, fields: ['k', kind, 'f', field, 'e', entry, 'n', node] });
+    ledger.events.push({ number, fields: ['n', node, kind + field, entry] });
     if (ledger.events.length > Math.min(maxEvents, 200)) ledger.events.shift();
   }
 }

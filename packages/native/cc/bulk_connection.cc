@@ -57,7 +57,7 @@ void BulkConnection::Move(BulkMove move) {
 
 // Commands, up to the depth.
 void BulkConnection::Pump() {
-  while (!closed() && sending_ < values_.size() && pieces_.size() < server_.depth) {
+  while (!closed() && !held_ && sending_ < values_.size() && pieces_.size() < server_.depth) {
     Value& value = values_[sending_];
     if (!value.allSent()) SendPiece(value);
     if (value.allSent()) ++sending_;
@@ -83,7 +83,10 @@ void BulkConnection::SendPiece(Value& value) {
     else out_.push_back({std::move(text)});
   } else {
     text.append("$").append(std::to_string(count)).append("\r\n");
-    out_.push_back({std::move(text), arena_.base() + move.slot + value.sentBytes, count});
+    out_.push_back({std::move(text)});
+    Out bytes{{}, arena_.base() + move.slot + value.sentBytes, count};
+    if (pieces_.empty()) out_.push_back(std::move(bytes));
+    else held_ = std::move(bytes);
   }
   pieces_.push_back({value.sentBytes, count});
   value.sentBytes += count;
@@ -234,6 +237,10 @@ void BulkConnection::BeginBody(uint64_t bytes) {
 void BulkConnection::EndPiece(BulkResult result, std::string text) {
   Value& value = values_.front();
   pieces_.pop_front();
+  if (held_ && pieces_.size() == 1) {
+    out_.push_back(std::move(*held_));
+    held_.reset();
+  }
   --value.open;
   // A value that is too short has pieces that are not there: the worst counts.
   if (value.result == BulkResult::kOk || result == BulkResult::kLength) {

@@ -74,7 +74,8 @@ class BulkLoop {
     {
       const std::lock_guard lock(mutex_);
       posted_.push_back(std::move(work));
-      if (posted_.size() > 1) return;  // it is awake already, or about to be
+      if (!sleeping_) return;  // it looks before it sleeps
+      sleeping_ = false;
     }
     const uint64_t one = 1;
     if (write(mailbox_, &one, sizeof(one)) < 0) return;
@@ -125,8 +126,6 @@ class BulkLoop {
   }
 
   void Mail() {
-    uint64_t count = 0;
-    if (read(mailbox_, &count, sizeof(count)) < 0 && errno != EAGAIN) return;
     std::vector<std::function<void()>> work;
     {
       const std::lock_guard lock(mutex_);
@@ -138,12 +137,24 @@ class BulkLoop {
   void Run() {
     epoll_event ready[kEpollEvents];
     while (!stopping_) {
-      const int count = epoll_wait(epoll_, ready, kEpollEvents, -1);
+      bool sleeps;
+      {
+        const std::lock_guard lock(mutex_);
+        sleeps = sleeping_ = posted_.empty();
+      }
+      const int count = epoll_wait(epoll_, ready, kEpollEvents, sleeps ? -1 : 0);
+      {
+        const std::lock_guard lock(mutex_);
+        sleeping_ = false;
+      }
+      Mail();
       for (int i = 0; i < count; ++i) {
         const uint64_t number = ready[i].data.u64;
         const uint32_t what = ready[i].events;
-        if (number == kMailbox) Mail();
-        else if (const auto found = connections_.find(number); found != connections_.end()) {
+        if (number == kMailbox) {
+          uint64_t wakes = 0;
+          if (read(mailbox_, &wakes, sizeof(wakes)) < 0) continue;
+        } else if (const auto found = connections_.find(number); found != connections_.end()) {
           found->second->OnReady((what & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0, (what & EPOLLOUT) != 0);
           Settle(number);
         }
@@ -161,6 +172,7 @@ class BulkLoop {
   bool stopping_ = false;  // the loop's thread only
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;
+  bool sleeping_ = false;  // waits for the mailbox
   // Events of this turn; connections write into it.
   std::vector<BulkEvent> events_;
   std::unordered_map<uint64_t, std::unique_ptr<BulkConnection>> connections_;

@@ -23,8 +23,10 @@ import {
 
 const namespaceBytes = 32;
 const pageEntries = 1000;
-const pollEvents = 500;
+const pollEvents = 100;
 const scanKeys = 1000;
+/** Of a change in an event: 'r', and not 's'. */
+const removedKind = 114;
 
 /** What a write wants to store. `id` names the value and is never used again. */
 export interface Reservation {
@@ -117,10 +119,14 @@ export class Directory {
       this.#read(state);
       const newest = Number(state[3]);
       if (newest > this.#lastEvent && (first === 0 || first > this.#lastEvent + 1)) throw lost('is ahead by too much');
-      for (const [id, [, kind, , field, , entry, , node]] of events) {
+      for (const [id, [, node, ...changes]] of events) {
         this.#lastEvent = Number(String(id).split('-')[0]);
-        if (String(kind) === 'r') this.#removed(field!, String(entry));
-        else if (String(node) !== this.#node) this.#stored(field!, String(entry));
+        const isOwn = String(node) === this.#node;
+        for (let at = 0; at < changes.length; at += 2) {
+          const [kind, field] = [changes[at]![0], changes[at]!.subarray(1)];
+          if (kind === removedKind) this.#removed(field, String(changes[at + 1]));
+          else if (!isOwn) this.#stored(field, String(changes[at + 1]));
+        }
       }
       for (const [text, event] of this.#leaving) if (event <= this.#lastEvent) this.#leaving.delete(text);
       if (events.length < pollEvents) return;

@@ -21,11 +21,10 @@ import { Recency } from './recency.ts';
 import { partitionOf, RedisService } from './service.ts';
 import { policyOf, type RedisTierOptions } from './settings.ts';
 import type { ValueResult } from './values.ts';
+import { WriteBatches } from './write-batches.ts';
 
 const defaultMaxPendingBytes = 256 << 20;
 const defaultLeaseMs = 60_000;
-/** Blocks of one reservation: a script holds up all other clients of its server. */
-const reserveBlocks = 32;
 const maxParts = 4000;
 /** Where a header has its parent's length and name: docs/formats.md. */
 const parentAt = { length: 14, hash: 80 };
@@ -33,8 +32,8 @@ const payloadBytesAt = 120;
 
 interface Job extends Reservation {
   readonly parent: HashKey | undefined;
-  readonly index: number;
   readonly slot: number;
+  readonly tell: (answer: Answer) => void;
 }
 
 export class RedisTier implements Tier {
@@ -45,6 +44,7 @@ export class RedisTier implements Tier {
   readonly #index = new BlockIndex();
   readonly #service: RedisService;
   readonly #recency: Recency;
+  readonly #batches: ReadonlyMap<Directory, WriteBatches<Job>>;
   /** Writes in flight by namespace and hash, with who else waits for them. */
   readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
   readonly #inFlight = new Set<Promise<unknown>>();
@@ -73,6 +73,9 @@ export class RedisTier implements Tier {
     this.#options = options;
     this.#service = new RedisService(options, this.#index, this.#node);
     this.#recency = new Recency(this.#index, this.#service);
+    const batchesOf = (directory: Directory): WriteBatches<Job> =>
+      new WriteBatches((namespace, jobs) => this.#writeBatch(namespace, directory, jobs));
+    this.#batches = new Map(this.#service.directories.map((directory) => [directory, batchesOf(directory)]));
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -110,7 +113,10 @@ export class RedisTier implements Tier {
           }),
         );
       } else if (this.#service.inService && policy.readOnly !== true) {
-        const job = this.#jobOf(index, hash, slot);
+        const tell = (answer: Answer): void => {
+          statuses[index] = answer === 'done' ? 'stored' : answer;
+        };
+        const job = this.#jobOf(hash, slot, tell);
         if (!this.#admit(job.bytes)) continue;
         this.#writing.set(namespace.key + hash, []);
         const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
@@ -120,9 +126,7 @@ export class RedisTier implements Tier {
       }
     }
     for (const [directory, list] of jobs) {
-      for (let at = 0; at < list.length; at += reserveBlocks) {
-        waits.push(this.#track(this.#writeGroup(namespace, directory, list.slice(at, at + reserveBlocks), statuses)));
-      }
+      waits.push(this.#track(this.#batches.get(directory)!.add(namespace, list)));
     }
     await Promise.all(waits);
     for (const status of statuses) if (status === 'refused') this.#counts.refused++;
@@ -202,7 +206,7 @@ export class RedisTier implements Tier {
     return promise;
   }
 
-  #jobOf(index: number, hash: HashKey, slot: number): Job {
+  #jobOf(hash: HashKey, slot: number, tell: Job['tell']): Job {
     const header = this.#options.memory.view(slot, headerBytes);
     const bytes = headerBytes + Number(header.readBigUInt64LE(payloadBytesAt));
     const parentLength = header.readUInt16LE(parentAt.length);
@@ -210,7 +214,7 @@ export class RedisTier implements Tier {
       parentLength === 0
         ? undefined
         : (header.toString('latin1', parentAt.hash, parentAt.hash + parentLength) as HashKey);
-    return { index, hash, slot, parent, bytes, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
+    return { hash, slot, parent, tell, bytes, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
   }
 
   #admit(bytes: number): boolean {
@@ -221,21 +225,16 @@ export class RedisTier implements Tier {
   }
 
   /** Blocks of one partition: reserved, sent, listed. Never throws for what the world does. */
-  async #writeGroup(
-    namespace: Namespace,
-    directory: Directory,
-    jobs: readonly Job[],
-    statuses: WriteStatus[],
-  ): Promise<void> {
+  async #writeBatch(namespace: Namespace, directory: Directory, jobs: readonly Job[]): Promise<void> {
     let answers: readonly Answer[] = jobs.map(() => 'refused');
     try {
-      answers = await this.#store(namespace, directory, jobs);
+      if (this.#service.inService) answers = await this.#store(namespace, directory, jobs);
     } catch (error) {
       this.#service.commandFailed(error);
     }
     for (const [i, job] of jobs.entries()) {
       const answer = answers[i]!;
-      statuses[job.index] = answer === 'done' ? 'stored' : answer;
+      job.tell(answer);
       this.#pendingBytes -= job.bytes;
       const key = namespace.key + job.hash;
       const waiters = this.#writing.get(key)!;

@@ -19,8 +19,8 @@ export interface Script {
 export const keyNames = ['ledger', 'blocks', 'recency', 'leases', 'expiry', 'events'] as const;
 /** `format` of the ledger: another one is not ours to touch. */
 export const formatName = 'kvtier-redis-1';
-/** Events kept for those who follow; who is further behind lists anew. */
-export const maxEvents = 20_000;
+/** Events kept for those who follow; who is further behind lists anew. One is what one script changed. */
+export const maxEvents = 10_000;
 /** Charged on top of a value's bytes: the entry's keys and fields, and those of each part. */
 const entryBytes = 640;
 const partOverheadBytes = 160;
@@ -37,7 +37,7 @@ local call = redis.call
 -- A call costs the server some microseconds, whatever it does. So the ledger's numbers are read once and written once, and what
 -- changes is noted, and then done for all blocks of a script at once, by flush(). gone: names dropped by this script.
 local format, epoch, used, cap, count, number
-local node, charges, changed, gone = '', {}, false, {}
+local node, news, charges, changed, gone = '', {}, {}, false, {}
 local dead_keys, dead_fields, dead_leases = {}, {}, {}
 local new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
 local function load()
@@ -45,8 +45,12 @@ local function load()
   format, epoch = t[1], t[2]
   used, cap, count, number = tonumber(t[3] or 0), tonumber(t[4] or 0), tonumber(t[5] or 0), tonumber(t[6] or 0)
 end
+local function add(list, ...)
+  for _, word in ipairs({...}) do list[#list + 1] = word end
+end
 -- One command for a whole list. Lua cannot pass more than a few thousand arguments.
 local function over(list, ...)
+  if #list == 0 then return end
   local head = {...}
   for first = 1, #list, 1200 do
     local words = {unpack(head)}
@@ -66,6 +70,12 @@ local function flush()
   -- Never used less recently than is known already.
   over(new_uses, 'ZADD', recency, 'GT')
   over(new_ends, 'ZADD', expiry)
+  for first = 1, #news, 1200 do
+    number = number + 1
+    call('XADD', events, 'MAXLEN', '~', ${maxEvents}, string.format('%d-1', number), 'n', node,
+      unpack(news, first, math.min(first + 1199, #news)))
+  end
+  news = {}
   dead_keys, dead_fields, dead_leases = {}, {}, {}
   new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
 end
@@ -83,9 +93,6 @@ end
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
-local function add(list, ...)
-  for _, word in ipairs({...}) do list[#list + 1] = word end
-end
 local function parts_of(bytes, part) return math.ceil(bytes / part) end
 local function charge_of(bytes, part) return bytes + ${entryBytes} + parts_of(bytes, part) * ${partOverheadBytes} end
 -- "bytes part id"
@@ -119,10 +126,8 @@ local function charge(field, amount)
   changed = true
 end
 local function tell(kind, field, entry)
-  number = number + 1
+  add(news, kind .. field, entry)
   changed = true
-  local id = string.format('%d-1', number)
-  call('XADD', events, 'MAXLEN', '~', ${maxEvents}, id, 'k', kind, 'f', field, 'e', entry, 'n', node)
 end
 -- Used at that time of the server's clock, which is not in the future.
 local function use(field, at) add(new_uses, string.format('%d', math.min(at, now_us + 1000000)), field) end
@@ -156,7 +161,7 @@ local function sweep(limit)
   for i, entry in ipairs(entries_of(ended)) do
     if entry then drop(ended[i], entry) else call('ZREM', expiry, ended[i]) end
   end
-  flush()
+  if changed then flush() end
 end
 -- By recency, read a few at a time: what flush() has not removed yet keeps its place. Those before first are gone.
 local aged, aged_entries, first, stride = {}, {}, 1, 16
@@ -252,7 +257,7 @@ local held = entries_of(fields)
 for i, field in ipairs(fields) do
   if held[i] then use(field, now_us) end
 end
-flush() -- what is asked for is not the oldest any more
+if #new_uses > 0 then flush() end -- what is asked for is not the oldest any more
 local function evict(namespace)
   local field, entry = oldest_of(namespace)
   if not field then return false end
