@@ -137,6 +137,17 @@ async function probe(port: number, work?: () => Promise<void>): Promise<number> 
   return Number(text);
 }
 
+/** partBytes=N depth=N on the command line, for looking at other settings than the default. */
+function chosen(args: readonly string[]): { partBytes?: number; depth?: number } {
+  const pairs = args.map((arg) => arg.split('='));
+  for (const [name, value] of pairs) {
+    if (!['partBytes', 'depth'].includes(name!) || !(Number(value) > 0)) {
+      throw new KvError('CONFIG', `redis: ${name}=${value}: write partBytes=N or depth=N`);
+    }
+  }
+  return Object.fromEntries(pairs.map(([name, value]) => [name, Number(value)]));
+}
+
 async function runRedis(context: BenchContext): Promise<Figure[]> {
   const server = await RedisServer.start();
   const arenaPath = `/dev/shm/kvtier-bench-redis-${process.pid}`;
@@ -145,7 +156,13 @@ async function runRedis(context: BenchContext): Promise<Figure[]> {
   const slots = new ArenaTier({ arena, arenaBytes, nowUs: () => performance.now() * 1000 });
   const error = (fields: object, message: string): void => context.log(`${message} ${JSON.stringify(fields)}`);
   const log = { info: () => {}, warn: error, error };
-  const settings = { ...defaultRedisSettings, servers: [server.url], bytes: budgetBytes, timeLimitMs: 5000 };
+  const settings = {
+    ...defaultRedisSettings,
+    ...chosen(context.args),
+    servers: [server.url],
+    bytes: budgetBytes,
+    timeLimitMs: 5000,
+  };
   const tier = await RedisTier.open({ settings, arena, memory: new ArenaMemory(arena, arenaBytes), slots, log });
   try {
     const measured = await measure(context, tier, slots, server, (slot, bytes) =>

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::string_view kSetTail = "\r\n$2\r\nXX\r\n";
 constexpr size_t kLongestLine = 4096;
+// What a server reads into a buffer of its own: PROTO_MBULK_BIG_ARG.
+constexpr uint64_t kLargeValue = 32 << 10;
 // Of one turn, so that connections take turns.
 constexpr uint64_t kTurnBytes = 1 << 20;
 constexpr size_t kVectors = 12;
@@ -29,7 +31,9 @@ void AppendWord(std::string& text, std::string_view word) {
 
 BulkConnection::BulkConnection(Arena& arena, uint64_t number, int fd, const BulkServer& server,
                                std::vector<BulkEvent>& events)
-    : arena_(arena), number_(number), fd_(fd), server_(server), events_(events), logins_(server.loginReplies) {}
+    : arena_(arena), number_(number), fd_(fd), server_(server), events_(events), logins_(server.loginReplies) {
+  XXH3_64bits_reset(&checksum_);  // the first piece of a value may be missing, and its second arrive
+}
 
 void BulkConnection::OnReady(bool readable, bool writable) {
   if (connecting_ && (readable || writable)) Connected();
@@ -85,7 +89,7 @@ void BulkConnection::SendPiece(Value& value) {
     text.append("$").append(std::to_string(count)).append("\r\n");
     out_.push_back({std::move(text)});
     Out bytes{{}, arena_.base() + move.slot + value.sentBytes, count};
-    if (pieces_.empty()) out_.push_back(std::move(bytes));
+    if (pieces_.empty() || count < kLargeValue) out_.push_back(std::move(bytes));
     else held_ = std::move(bytes);
   }
   pieces_.push_back({value.sentBytes, count});

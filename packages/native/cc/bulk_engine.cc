@@ -188,20 +188,21 @@ BulkEngine::~BulkEngine() { Close(); }
 uint64_t BulkEngine::Connect(const BulkServer& server) {
   const Address address = AddressOf(server.host, server.port);
   const uint64_t number = nextNumber_++;
-  loop_->Post([this, number, address, server] { loop_->Connect(number, address, server); });
+  // Not by loop_, which is null while the last of these run.
+  loop_->Post([loop = loop_.get(), number, address, server] { loop->Connect(number, address, server); });
   return number;
 }
 
 void BulkEngine::Move(uint64_t connection, BulkMove move) {
   // std::function copies, so the move is shared.
   const auto shared = std::make_shared<BulkMove>(std::move(move));
-  loop_->Post([this, connection, shared] { loop_->Move(connection, std::move(*shared)); });
+  loop_->Post([loop = loop_.get(), connection, shared] { loop->Move(connection, std::move(*shared)); });
 }
 
 void BulkEngine::Disconnect(uint64_t connection) {
   std::promise<void> done;
-  loop_->Post([this, connection, &done] {
-    loop_->Disconnect(connection);
+  loop_->Post([loop = loop_.get(), connection, &done] {
+    loop->Disconnect(connection);
     done.set_value();
   });
   done.get_future().wait();

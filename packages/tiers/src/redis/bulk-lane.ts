@@ -29,7 +29,7 @@ export interface ValueJob {
 const event = { ready: 0, down: 1, moved: 2 } as const;
 const results = ['ok', 'none', 'length', 'fault'] as const;
 /** What one answer of a server carries at most: what it holds up the commands of others for. */
-const pieceBytes = 256 << 10;
+export const pieceBytes = 128 << 10;
 
 export class BulkEngine {
   readonly #handle: BulkHandle;

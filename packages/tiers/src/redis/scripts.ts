@@ -100,24 +100,32 @@ local function parse(entry)
   local bytes, part, id = string.match(entry, '^(%d+) (%d+) (.+)$')
   return tonumber(bytes), tonumber(part), id
 end
+-- Numbers become text slowly.
+local names = {}
+local function key_of(value, i)
+  names[i] = names[i] or ':' .. i
+  return value .. names[i]
+end
 -- Its keys, empty.
 local function make_value(bytes, part, id)
+  local value = base .. 'v:' .. id
   for i = 0, parts_of(bytes, part) - 1 do
-    new_keys[#new_keys + 1] = base .. 'v:' .. id .. ':' .. i
+    new_keys[#new_keys + 1] = key_of(value, i)
     new_keys[#new_keys + 1] = ''
   end
 end
 -- Bytes in its keys; a key that is no string has none.
 local function bytes_of(bytes, part, id)
-  local there = 0
+  local there, value = 0, base .. 'v:' .. id
   for i = 0, parts_of(bytes, part) - 1 do
-    local length = redis.pcall('STRLEN', base .. 'v:' .. id .. ':' .. i)
+    local length = redis.pcall('STRLEN', key_of(value, i))
     if type(length) == 'number' then there = there + length end
   end
   return there
 end
 local function drop_value(bytes, part, id)
-  for i = 0, parts_of(bytes, part) - 1 do dead_keys[#dead_keys + 1] = base .. 'v:' .. id .. ':' .. i end
+  local value = base .. 'v:' .. id
+  for i = 0, parts_of(bytes, part) - 1 do dead_keys[#dead_keys + 1] = key_of(value, i) end
 end
 local function charge(field, amount)
   local namespace = string.sub(field, 1, 32)
@@ -277,7 +285,7 @@ for i, field in ipairs(fields) do
     while fits and used + need > cap do fits = evict() end
     if fits then
       charge(field, need)
-      add(new_leases, now + tonumber(ARGV[2]), bytes .. ' ' .. part .. ' ' .. id .. ' ' .. field)
+      add(new_leases, now + tonumber(ARGV[2]), ARGV[3 * i + 4] .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. field)
       make_value(bytes, part, id)
       answers[i] = 'r'
     else
@@ -299,7 +307,7 @@ local part, answers = tonumber(ARGV[3]), {}
 local fields, members = {}, {}
 for at = 4, #ARGV, 5 do
   add(fields, ARGV[at])
-  add(members, tonumber(ARGV[at + 2]) .. ' ' .. part .. ' ' .. ARGV[at + 1] .. ' ' .. ARGV[at])
+  add(members, ARGV[at + 2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[at + 1] .. ' ' .. ARGV[at])
 end
 local held, leased = entries_of(fields), call('ZMSCORE', leases, unpack(members))
 local stored = {}
@@ -313,7 +321,7 @@ for i, field in ipairs(fields) do
       give_back(members[i])
       if written and other then answers[i] = other end
     else
-      local entry = bytes .. ' ' .. part .. ' ' .. id
+      local entry = ARGV[at + 2] .. ' ' .. ARGV[3] .. ' ' .. id
       stored[field] = entry
       add(dead_leases, members[i])
       add(new_blocks, field, entry)

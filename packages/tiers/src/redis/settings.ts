@@ -59,8 +59,8 @@ export interface RedisSettings {
 }
 
 /**
- * As `redisSchema` has them. A part and its header fill a size class of jemalloc. Each part costs the server about 10 µs in scripts and
- * a copy of what it read along with a command's first line, so parts are large; reading goes in smaller pieces (values.ts).
+ * As `redisSchema` has them. A part and its header fill a size class of jemalloc. Each part costs the server some 10 µs in scripts and
+ * round trips, so parts are large; reading goes in smaller pieces (bulk-lane.ts).
  */
 export const defaultSettings = {
   mode: 'single',

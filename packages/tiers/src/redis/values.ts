@@ -12,7 +12,7 @@ import type { ArenaHandle } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
 import { type BulkAddress, BulkConnection, type BulkJob, type BulkResult } from './bulk-connection.ts';
-import { BulkEngine, BulkLane, type ValueJob } from './bulk-lane.ts';
+import { BulkEngine, BulkLane, pieceBytes, type ValueJob } from './bulk-lane.ts';
 import { BulkPool } from './bulk-pool.ts';
 import { parseEntry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
@@ -31,8 +31,6 @@ export interface Value {
 }
 
 const maxRedirections = 4;
-/** What one answer of a server carries at most. */
-const pieceBytes = 256 << 10;
 /** Values on one lane: while the last pieces of one are awaited, those of the next are on their way. */
 const laneValues = 2;
 

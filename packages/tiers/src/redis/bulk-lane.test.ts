@@ -1,0 +1,216 @@
+/**
+ * Lanes against a peer that speaks Redis's protocol, and cuts its answers anywhere: whole values arrive whole, in order, and
+ * verified; anything else never counts as a value, and what is no answer ends the lane.
+ */
+import { createServer, type Server, type Socket } from 'node:net';
+import { headerBytes } from '@kvtier/identity';
+import { native } from '@kvtier/native';
+import fc from 'fast-check';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { TestBench } from '../testing/objects.ts';
+import type { BulkResult } from './bulk-connection.ts';
+import { BulkEngine, BulkLane, type ValueJob } from './bulk-lane.ts';
+
+const arenaBytes = 4 << 20;
+let bench: TestBench;
+let engine: BulkEngine;
+let server: Server;
+let port: number;
+/** What the peer holds. */
+let values: Map<string, Buffer>;
+/** Lengths of the pieces that its answers are sent in, over and over. */
+let cuts: readonly number[];
+/** Said instead of an answer. */
+let nonsense: string | undefined;
+
+beforeEach(async () => {
+  bench = new TestBench(arenaBytes);
+  engine = new BulkEngine(bench.arena);
+  [values, cuts, nonsense] = [new Map(), [1 << 20], undefined];
+  server = createServer(serve);
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  port = (server.address() as { port: number }).port;
+});
+afterEach(async () => {
+  engine.close();
+  bench.dispose();
+  await new Promise((resolve) => server.close(resolve));
+});
+
+/** GETRANGE and SET ... XX, as Redis does them. */
+function serve(socket: Socket): void {
+  let text: Buffer = Buffer.alloc(0);
+  socket.setNoDelay(true).on('error', () => {});
+  const out: Buffer[] = [];
+  const flow = (): void => {
+    const next = out.shift();
+    if (next !== undefined) socket.write(next, () => setImmediate(flow));
+  };
+  const say = (answer: Buffer): void => {
+    const isIdle = out.length === 0;
+    for (let at = 0, i = 0; at < answer.length; at += cuts[i++ % cuts.length]!) {
+      out.push(answer.subarray(at, at + cuts[i % cuts.length]!));
+    }
+    if (isIdle) flow();
+  };
+  socket.on('data', (data) => {
+    text = Buffer.concat([text, data]);
+    for (let words = commandIn(text); words !== undefined; words = commandIn(text)) {
+      text = text.subarray(words.bytes);
+      const [name, key, first, last] = words.words.map((word) => word.toString('latin1'));
+      const held = values.get(key!);
+      if (nonsense !== undefined) say(Buffer.from(nonsense));
+      else if (name === 'SET') {
+        if (held !== undefined) values.set(key!, words.words[2]!);
+        say(Buffer.from(held === undefined ? '$-1\r\n' : '+OK\r\n'));
+      } else {
+        const end = last === '-1' ? undefined : Number(last) + 1;
+        const piece = held?.subarray(Number(first), end) ?? Buffer.alloc(0);
+        say(Buffer.concat([Buffer.from(`$${piece.length}\r\n`), piece, Buffer.from('\r\n')]));
+      }
+    }
+  });
+}
+
+function commandIn(text: Buffer): { words: Buffer[]; bytes: number } | undefined {
+  let at = 0;
+  const line = (): string | undefined => {
+    const end = text.indexOf('\r\n', at);
+    if (end === -1) return undefined;
+    const found = text.toString('latin1', at + 1, end);
+    at = end + 2;
+    return found;
+  };
+  const words: Buffer[] = [];
+  const count = Number(line() ?? 0);
+  for (let i = 0; i < count; i++) {
+    const bytes = Number(line() ?? Number.NaN);
+    if (!(at + bytes + 2 <= text.length)) return undefined;
+    words.push(text.subarray(at, at + bytes));
+    at += bytes + 2;
+  }
+  return count > 0 ? { words, bytes: at } : undefined;
+}
+
+/** Everything over one lane; what each job ended with. */
+function moveAll(jobs: readonly Omit<ValueJob, 'onDone' | 'deadlineMs'>[], depth = 2) {
+  const results: (BulkResult | 'fault')[] = [];
+  return new Promise<{ results: (BulkResult | 'fault')[]; reason: string }>((resolve) => {
+    let isSent = false;
+    const ready = (): void => {
+      if (isSent) return;
+      isSent = true;
+      for (const job of jobs) {
+        const onDone = (result: BulkResult | 'fault'): void => {
+          results.push(result);
+          if (results.length === jobs.length) setImmediate(() => lane.destroy('the end'));
+        };
+        lane.send({ ...job, deadlineMs: Number.POSITIVE_INFINITY, onDone });
+      }
+    };
+    const end = (reason: string): void => resolve({ results, reason });
+    const login = { connectTimeoutMs: 10_000 };
+    const lane: BulkLane = new BulkLane(engine, { host: '127.0.0.1', port }, login, depth, { ready, end });
+  });
+}
+
+const split = (object: Buffer, partBytes: number): Buffer[] =>
+  Array.from({ length: Math.ceil(object.length / partBytes) }, (_, i) =>
+    Buffer.from(object.subarray(i * partBytes, (i + 1) * partBytes)),
+  );
+
+const kinds = ['sound', 'sound', 'written', 'unreserved', 'gone', 'short', 'long', 'flipped', 'foreign'] as const;
+
+it('values arrive whole and verified or not at all, in order, however the answers are cut', async () => {
+  const value = fc.record({
+    kind: fc.constantFrom(...kinds),
+    payloadBytes: fc.oneof(fc.integer({ min: 1, max: 5000 }), fc.integer({ min: 1, max: 200_000 })),
+    partBytes: fc.constantFrom(4096, 40_000, 150_000, 500_000),
+  });
+  const property = fc.asyncProperty(
+    fc.array(value, { minLength: 1, maxLength: 6 }),
+    fc.array(fc.oneof(fc.integer({ min: 1, max: 90 }), fc.integer({ min: 1, max: 100_000 })), { maxLength: 5 }),
+    fc.integer({ min: 1, max: 4 }),
+    async (rows, lengths, depth) => {
+      values.clear();
+      cuts = [...lengths, 50_000];
+      const made = rows.map(({ kind, payloadBytes, partBytes }, i) => {
+        const { slot: source, identity } = bench.filledObject(`${i}`, payloadBytes);
+        const bytes = headerBytes + payloadBytes;
+        const object = native.arenaRead(bench.arena, source, bytes);
+        const parts = split(object, partBytes);
+        const part = parts[i % parts.length]!;
+        if (kind === 'flipped') part[part.length >> 1]! ^= 4;
+        if (kind === 'short') parts[i % parts.length] = part.subarray(1);
+        if (kind === 'long') parts[i % parts.length] = Buffer.concat([part, Buffer.from('!')]);
+        for (const [number, content] of parts.entries()) {
+          const isThere = kind !== 'unreserved' && !(kind === 'gone' && number === i % parts.length);
+          if (isThere) values.set(`v:${i}:${number}`, kind === 'written' ? Buffer.alloc(0) : content);
+        }
+        const isSet = kind === 'written' || kind === 'unreserved';
+        const slot = isSet ? source : bench.emptySlot(payloadBytes);
+        const wanted = kind === 'foreign' ? Buffer.alloc(64, 1) : identity;
+        const job = { keys: Buffer.from(`v:${i}:`), slot, bytes, partBytes, identity: isSet ? null : wanted };
+        return { kind, object, slots: new Set([source, slot]), job: { ...job, kind: isSet ? 'set' : 'get' } as const };
+      });
+      const { results, reason } = await moveAll(
+        made.map(({ job }) => job),
+        depth,
+      );
+      expect(reason).toBe('the end');
+      for (const [i, { kind, object, slots, job }] of made.entries()) {
+        const content = native.arenaRead(bench.arena, job.slot, job.bytes);
+        if (kind === 'sound' || kind === 'written') expect(results[i]).toBe('ok');
+        else if (kind === 'unreserved' || kind === 'gone') expect(results[i]).toBe('none');
+        else if (kind === 'flipped' || kind === 'foreign') expect(results[i]).toBe('fault');
+        else expect(results[i]).toBe(kind === 'short' && object.length % job.partBytes === 1 ? results[i] : 'length');
+        if (results[i] === 'ok') expect(content.equals(object)).toBe(true);
+        if (kind === 'written') {
+          const stored = split(object, job.partBytes).map((_, number) => values.get(`v:${i}:${number}`)!);
+          expect(Buffer.concat(stored).equals(object)).toBe(true);
+        }
+        for (const slot of slots) bench.tier.free(slot);
+      }
+    },
+  );
+  await fc.assert(property, { numRuns: 30 });
+});
+
+it.each([
+  ['something that is not RESP2', 'hello\r\n'],
+  ['another length than it says', '$3\r\nabcXY'],
+  ['no length', '$x\r\n'],
+  ['an answer that nobody asked for', '$-1\r\n$-1\r\n$-1\r\n'],
+])('a peer that says %s loses the connection, and what waits is lost', async (_, text) => {
+  nonsense = text;
+  const { slot, identity } = bench.filledObject('one', 1000);
+  const job = { kind: 'get', slot, bytes: 1256, partBytes: 4096, identity } as const;
+  const { results, reason } = await moveAll([0, 1].map((i) => ({ ...job, keys: Buffer.from(`v:${i}:`) })));
+  expect(results.filter((result) => result === 'lost' || result === 'none')).toEqual(results);
+  expect(results).toHaveLength(2);
+  if (!text.startsWith('$-1')) expect(reason).toMatch(/not RESP2|not a length/);
+});
+
+it('a refusal is the server’s own line, and does not end the lane', async () => {
+  nonsense = '-MOVED 7 a:1\r\n';
+  const { slot, identity } = bench.filledObject('one', 1000);
+  const job = { slot, bytes: 1256, partBytes: 100, keys: Buffer.from('v:1:') } as const;
+  const { results, reason } = await moveAll([
+    { ...job, kind: 'get', identity },
+    { ...job, kind: 'set', identity: null },
+  ]);
+  expect(results).toEqual([{ error: 'MOVED 7 a:1' }, { error: 'MOVED 7 a:1' }]);
+  expect(reason).toBe('the end');
+});
+
+it('nobody there, or a name that is none: why, and everything ends', async () => {
+  const closed = port;
+  await new Promise((resolve) => server.close(resolve));
+  const ended = (host: string) =>
+    new Promise<string>((resolve) => {
+      const on = { ready: () => {}, end: resolve };
+      new BulkLane(engine, { host, port: closed }, { connectTimeoutMs: 20_000 }, 2, on);
+    });
+  expect(await ended('127.0.0.1')).toMatch(/connect: Connection refused/);
+  expect(await ended('no-such-host.invalid')).toMatch(/ENOTFOUND|EAI_AGAIN|has no address/);
+});
