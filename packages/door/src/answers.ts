@@ -194,6 +194,7 @@ function engineRequest(
     ignoreEos: sampling.ignoreEos,
     stopTokenIds: [...sampling.stopTokenIds],
     cacheSalt: sampling.cacheSalt,
+    kvCacheReportMode: sampling.kvCacheReportMode,
     loraName: '',
   };
 }

@@ -3,7 +3,8 @@
  *
  * Invariant: nothing that would change the answer is ignored. A parameter that we do not serve is refused by name,
  * unless it has its neutral value; labels that never change an answer (user, metadata, ...) are accepted.
- * Extensions, by the names that vLLM gave them: top_k, ignore_eos, stop_token_ids, cache_salt, return_token_ids.
+ * Extensions, by the names that vLLM gave them: top_k, ignore_eos, stop_token_ids, cache_salt, kv_cache_report_mode,
+ * return_token_ids.
  */
 import { z } from 'zod';
 import type { ChatMessage } from './chat-template.ts';
@@ -33,6 +34,7 @@ const shared = {
   stop_token_ids: z.array(tokenId).max(64).default([]),
   ignore_eos: z.boolean().default(false),
   cache_salt: z.string().max(1_024).default(''),
+  kv_cache_report_mode: z.enum(['full']).optional(),
   return_token_ids: z.boolean().default(false),
   stream: z.boolean().default(false),
   stream_options: z
@@ -104,6 +106,7 @@ export interface SamplingParams {
   readonly ignoreEos: boolean;
   readonly stopTokenIds: readonly number[];
   readonly cacheSalt: string;
+  readonly kvCacheReportMode: string | undefined;
 }
 
 export interface GenerationParams {
@@ -191,6 +194,7 @@ function generationParams(given: Shared): Omit<GenerationParams, 'maxTokens' | '
       ignoreEos: given.ignore_eos,
       stopTokenIds: given.stop_token_ids,
       cacheSalt: given.cache_salt,
+      kvCacheReportMode: given.kv_cache_report_mode,
     },
   };
 }

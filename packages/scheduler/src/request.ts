@@ -36,6 +36,7 @@ export class EngineRequest implements PrefixCacheRequest {
   /** What KV events say of its blocks. */
   readonly description: RequestDescription;
   readonly extraKey: string;
+  readonly reportMode?: 'full';
   readonly onOutput: OnOutput;
 
   state: RequestState = 'waiting';
@@ -97,6 +98,7 @@ export class EngineRequest implements PrefixCacheRequest {
       extraKeys: (first) => (cacheSalt && first === 0 ? [cacheSalt] : null),
     };
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
+    if (params.kvCacheReportMode === 'full') this.reportMode = 'full';
     this.hashes.append(Uint32Array.from(params.promptTokenIds));
   }
 

@@ -1,7 +1,8 @@
 /**
  * The rules of vLLM's scheduler around its KV-cache manager (prefix-cache semantics, 2.8), one case per sentence, and the
  * options of the block pool as a whole engine shows them. What does not apply: synchronous loads (there are none: a load
- * never holds up a step), hits that end inside a block (the engine's groups have one block size, so hits are whole blocks),
+ * never holds up a step), hits that end inside a block and hits that a connector extends group by group (both need a Mamba group,
+ * and the executor has none), blocks that must be zeroed before use (its attention reads no token that no step or load has written),
  * encoders.
  */
 import { ChainHasher, type TokenIds } from '@kvtier/identity';
@@ -194,6 +195,19 @@ describe('options of the block pool', () => {
     ['maxPinnedBlocks', { maxPinnedBlocks: 1 }],
   ])('are refused with the radix tree: %s', (_name, options) => {
     expect(() => new Rig({ ...options, prefixCache: 'radix' })).toThrow('are options of hashed blocks');
+  });
+
+  it('events tell the hits of a request that asks for all of its blocks, and of no other', async () => {
+    const types: string[] = [];
+    const rig = new Rig({ attached: false, onEvents: (events) => types.push(...events.map(({ type }) => type)) });
+    await rig.generate('a', prompt(1, 9), { maxTokens: 1 });
+    await rig.generate('again', prompt(1, 9), { maxTokens: 1 });
+    expect(types).toEqual(['BlockStored']);
+    await rig.generate('full', prompt(1, 9), { maxTokens: 1, kvCacheReportMode: 'full' });
+    expect(types).toEqual(['BlockStored', 'BlockStored']);
+    expect(() => rig.submit('odd', prompt(1, 9), { kvCacheReportMode: 'odd' })).toThrow(
+      'kvCacheReportMode is "odd"; use "full" or leave it out',
+    );
   });
 
   it('events tell the tokens, the salt and the parents of what is stored', async () => {

@@ -20,6 +20,8 @@ export interface GenerateRequest {
   /** Requests share blocks only with requests of the same salt. */
   readonly cacheSalt?: string;
   readonly loraName?: string;
+  /** 'full': KV events tell the blocks of its hits too. Of hashed blocks; the radix tree has no such events. */
+  readonly kvCacheReportMode?: string | undefined;
 }
 
 /** Where the prompt's cached tokens came from. `engine` = the engine's own block pool. */

@@ -15,6 +15,9 @@ export function checkRequest(params: GenerateRequest, vocabSize: number, maxTota
   if (!Number.isInteger(topK) || topK < 0) refuse(`topK is ${topK}; use 0 (off) or a whole number`);
   if (!(topP > 0 && topP <= 1)) refuse(`topP is ${topP}; use a number above 0, at most 1 (off)`);
   if (loraName) refuse(`no adapter named ${JSON.stringify(loraName)} is loaded; leave loraName empty`);
+  const mode = params.kvCacheReportMode ?? '';
+  if (mode !== '' && mode !== 'full')
+    refuse(`kvCacheReportMode is ${JSON.stringify(mode)}; use "full" or leave it out`);
   const isToken = (id: number): boolean => Number.isInteger(id) && id >= 0 && id < vocabSize;
   if (!stopTokenIds.every(isToken))
     refuse(`stopTokenIds has an id that is not in the vocabulary (0..${vocabSize - 1})`);

@@ -62,6 +62,8 @@ export interface GenerateRequest {
   stopTokenIds: number[];
   cacheSalt: string;
   loraName: string;
+  /** "full": KV events tell the blocks of this request's hits, too */
+  kvCacheReportMode?: string | undefined;
 }
 
 export interface GenerateEvent {
@@ -350,6 +352,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     stopTokenIds: [],
     cacheSalt: "",
     loraName: "",
+    kvCacheReportMode: undefined,
   };
 }
 
@@ -398,6 +401,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.loraName !== "") {
       writer.uint32(90).string(message.loraName);
+    }
+    if (message.kvCacheReportMode !== undefined) {
+      writer.uint32(98).string(message.kvCacheReportMode);
     }
     return writer;
   },
@@ -521,6 +527,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.loraName = reader.string();
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.kvCacheReportMode = reader.string();
             continue;
           }
         }
