@@ -15,6 +15,8 @@ struct Instance::Job {
   Job(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish)
       : deferred(Napi::Promise::Deferred::New(env)), finish(std::move(finish)) {}
   Napi::Promise::Deferred deferred;
+  // Keeps the instance alive until JavaScript has its answer; let go on JavaScript's thread, where an instance must end.
+  std::shared_ptr<Instance> keep;
   std::function<Napi::Value(Napi::Env)> finish;
   std::mutex failing;
   std::string error;
@@ -54,36 +56,41 @@ void Instance::SetBackend(std::unique_ptr<Backend> made) {
 
 std::shared_ptr<Instance::Job> Instance::NewJob(Napi::Env env, std::function<Napi::Value(Napi::Env)> finish) {
   if (in_flight_++ == 0) back_.Ref(env);
-  return std::make_shared<Job>(env, std::move(finish));
+  auto job = std::make_shared<Job>(env, std::move(finish));
+  job->keep = shared_from_this();
+  return job;
 }
 
 void Instance::Discard(Napi::Env env) {
   if (--in_flight_ == 0) back_.Unref(env);
 }
 
-// On a worker's thread. The callback keeps the instance alive until JavaScript has its answer.
+// On a worker's thread.
 void Instance::Complete(std::shared_ptr<Job> job) {
-  back_.BlockingCall([self = shared_from_this(), job](Napi::Env env, Napi::Function) {
+  back_.BlockingCall([job](Napi::Env env, Napi::Function) {
     if (static_cast<napi_env>(env) == nullptr) return;  // the environment is ending: nobody waits any more
     Napi::HandleScope scope(env);
+    const auto self = std::move(job->keep);
     if (!self->closed_) self->Discard(env);
     if (!job->error.empty()) {
       job->deferred.Reject(Napi::Error::New(env, job->error).Value());
     } else {
       job->deferred.Resolve(job->finish(env));
     }
+    job->finish = nullptr;  // see above; and the thread that ran the job may still hold that
   });
 }
 
 Napi::Promise Instance::RunStep(Napi::Env env, std::function<void()> work,
                                 std::function<Napi::Value(Napi::Env)> finish) {
   auto job = NewJob(env, std::move(finish));
-  const bool posted = steps_.Post({[this, job, work = std::move(work)] {
+  const bool posted = steps_.Post({[this, job, work = std::move(work)]() mutable {
     try {
       work();
     } catch (const std::exception& error) {
       job->error = error.what();
     }
+    work = nullptr;  // it may hold the instance, whose end belongs on JavaScript's thread
     Complete(job);
   }});
   if (!posted) {

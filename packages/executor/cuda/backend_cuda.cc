@@ -45,7 +45,7 @@ class CudaBackend : public Backend {
     transfer.deadline_us = gpu.copy_deadline_us;
     transfer.pin.device = device_;
     engine_ = std::make_unique<cuda::TransferEngine>(
-        cuda::KvBlocks{transformer_->pool(), static_cast<int64_t>(transformer_->block_bytes()), blocks_}, transfer);
+        cuda::KvBlocks{transformer_->pool(), blocks_, static_cast<int64_t>(transformer_->block_bytes())}, transfer);
   }
 
   ~CudaBackend() override {

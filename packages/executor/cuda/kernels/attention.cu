@@ -94,7 +94,7 @@ int Multiprocessors() {
 void CheckAttention(NumberType type, const AttentionArgs& a, const Batch& b) {
   const PagedKv& kv = a.kv;
   const int32_t d = kv.head_dim;
-  if (d != 32 && d != 64 && d != 80 && d != 96 && d != 128 && d != 256) Refuse("head_dim " + std::to_string(d), "known are 32, 64, 80, 96, 128 and 256");
+  if (d != 16 && d != 32 && d != 64 && d != 80 && d != 96 && d != 128 && d != 256) Refuse("head_dim " + std::to_string(d), "known are 16, 32, 64, 80, 96, 128 and 256");
   if (kv.block_tokens < 8 || kv.block_tokens % 8 != 0) Refuse("blocks of " + std::to_string(kv.block_tokens) + " tokens", "take a multiple of 8");
   if (kv.kv_heads < 1 || a.heads % kv.kv_heads != 0) Refuse(std::to_string(a.heads) + " heads over " + std::to_string(kv.kv_heads) + " KV heads", "one must divide the other");
   if (kv.type != type && kv.type != NumberType::kE4m3) Refuse("KV of another type than the queries", "store it in the same type or as e4m3");

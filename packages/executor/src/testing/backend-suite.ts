@@ -76,7 +76,7 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
       const tokens = promptOf(1, 4 * blockTokens + 7);
       const expected = await greedy(executor, tokens, blocksFor(tokens.length + 8, blockTokens, 1), 0);
       for (let cached = 0; cached <= 4; cached++) {
-        const blocks = [...blocksFor(cached * blockTokens, blockTokens, 1), ...blocksFor(64, blockTokens, 20)];
+        const blocks = [...blocksFor(cached * blockTokens, blockTokens, 1), ...blocksFor(96, blockTokens, 20)];
         expect(await greedy(executor, tokens, blocks, cached * blockTokens), `${cached} blocks`).toEqual(expected);
       }
     });
@@ -100,10 +100,11 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
     async function withArena(run: (path: string, id: bigint) => Promise<void>): Promise<void> {
       const path = `/dev/shm/kvtier-test-cuda-${process.pid}-${randomBytes(4).toString('hex')}`;
       const arena = native.arenaCreate(path, arenaBytes, 1);
+      const id = native.arenaId(arena);
+      native.arenaClose(arena);
       try {
-        await run(path, native.arenaInfo(arena).id);
+        await run(path, id);
       } finally {
-        native.arenaClose(arena);
         await rm(path, { force: true });
       }
     }
