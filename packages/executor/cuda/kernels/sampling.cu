@@ -252,7 +252,7 @@ __device__ __forceinline__ u64 Target(uint64_t seed, u64 total) {
   return __umul64hi((z ^ (z >> 31)) & ~2047ull, total);  // the upper 53 bits x total / 2^53
 }
 
-__global__ void __launch_bounds__(kDrawThreads) SampleDraw(int32_t vocab, SamplingArgs a, Workspace workspace, int32_t* token_ids) {
+__global__ void __launch_bounds__(kDrawThreads, 1) SampleDraw(int32_t vocab, SamplingArgs a, Workspace workspace, int32_t* token_ids) {
   __shared__ Shared s;
   const int64_t row = blockIdx.x;
   const int32_t tiles = (vocab + kTile - 1) / kTile, thread = static_cast<int32_t>(threadIdx.x);
