@@ -68,7 +68,7 @@ std::vector<float> Peaked(uint64_t seed, int64_t vocab) {
   return logits;
 }
 
-KVTIER_CHECK(sampling) {
+KVTIER_CHECK(sampling_settings) {
   Compare("3 tokens", {0.5f, -1, 0.25f});
   Compare("1000 tokens", Peaked(1, 1000));
   Compare("4097 tokens", Peaked(2, 4097));  // a tile and one more
