@@ -41,7 +41,8 @@ class Problem {
       return at - values.size();
     };
     batch_ = {sequences, rows, queries, context, put(start), put(before), put(row_sequence), put(table), entries};
-    args_ = {q_.data(), out_.data(), kStride, kHeads, 0.08838834764f, 0, 0, {pool_.data(), block_bytes, 0, blocks, kBlockTokens, kKvHeads, kHeadDim, kv_type},
+    args_ = {q_.data(), out_.data(), kStride, kHeads, 0.08838834764f, 0, 0,
+             {pool_.data(), block_bytes, 0, blocks, kBlockTokens, kKvHeads, kHeadDim, kv_type},
              batch_.tables, workspace_.data()};
     if (!stream_.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
   }

@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(32 * kV1Warps) AttentionWarpKernel(AttentionAr
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const auto row_of = [&](int32_t kv, int32_t key) {
     const int64_t block = view.table[key / a.kv.block_tokens];
-    return reinterpret_cast<const Kv*>(pool + block * a.kv.block_bytes + a.kv.layer_offset + a.kv.Row(kv, head / view.group, key % a.kv.block_tokens));
+    return reinterpret_cast<const Kv*>(pool + block * a.kv.block_bytes + a.kv.layer_offset +
+                                       a.kv.Row(kv, head / view.group, key % a.kv.block_tokens));
   };
 
   float* const q = queries[warp];
@@ -87,20 +88,34 @@ int Multiprocessors() {
   return count;
 }
 
-[[noreturn]] void Refuse(const std::string& what, const std::string& mend) { throw std::invalid_argument("GPU: attention: " + what + "; " + mend); }
+[[noreturn]] void Refuse(const std::string& what, const std::string& mend) {
+  throw std::invalid_argument("GPU: attention: " + what + "; " + mend);
+}
 
 }  // namespace
 
 void CheckAttention(NumberType type, const AttentionArgs& a, const Batch& b) {
   const PagedKv& kv = a.kv;
   const int32_t d = kv.head_dim;
-  if (d != 16 && d != 32 && d != 64 && d != 80 && d != 96 && d != 128 && d != 256) Refuse("head_dim " + std::to_string(d), "known are 16, 32, 64, 80, 96, 128 and 256");
-  if (kv.block_tokens < 8 || kv.block_tokens % 8 != 0) Refuse("blocks of " + std::to_string(kv.block_tokens) + " tokens", "take a multiple of 8");
-  if (kv.kv_heads < 1 || a.heads % kv.kv_heads != 0) Refuse(std::to_string(a.heads) + " heads over " + std::to_string(kv.kv_heads) + " KV heads", "one must divide the other");
-  if (kv.type != type && kv.type != NumberType::kE4m3) Refuse("KV of another type than the queries", "store it in the same type or as e4m3");
+  if (d != 16 && d != 32 && d != 64 && d != 80 && d != 96 && d != 128 && d != 256) {
+    Refuse("head_dim " + std::to_string(d), "known are 16, 32, 64, 80, 96, 128 and 256");
+  }
+  if (kv.block_tokens < 8 || kv.block_tokens % 8 != 0) {
+    Refuse("blocks of " + std::to_string(kv.block_tokens) + " tokens", "take a multiple of 8");
+  }
+  if (kv.kv_heads < 1 || a.heads % kv.kv_heads != 0) {
+    Refuse(std::to_string(a.heads) + " heads over " + std::to_string(kv.kv_heads) + " KV heads", "one must divide the other");
+  }
+  if (kv.type != type && kv.type != NumberType::kE4m3) {
+    Refuse("KV of another type than the queries", "store it in the same type or as e4m3");
+  }
   if (!(a.scale > 0) || a.window < 0 || a.soft_cap < 0) Refuse("scale, window or soft cap below 0", "give a positive scale");
-  if (a.q_stride % 8 != 0 || kv.block_bytes % 128 != 0 || kv.layer_offset % 128 != 0) Refuse("q_stride, blocks or layers that are not aligned", "align them to 8 elements, 128 bytes, 128 bytes");
-  if (b.sequences < 1 || b.rows < b.sequences || b.sequences > 65535) Refuse("a batch of " + std::to_string(b.sequences) + " sequences", "take 1 to 65535, each with a query");
+  if (a.q_stride % 8 != 0 || kv.block_bytes % 128 != 0 || kv.layer_offset % 128 != 0) {
+    Refuse("q_stride, blocks or layers that are not aligned", "align them to 8 elements, 128 bytes, 128 bytes");
+  }
+  if (b.sequences < 1 || b.rows < b.sequences || b.sequences > 65535) {
+    Refuse("a batch of " + std::to_string(b.sequences) + " sequences", "take 1 to 65535, each with a query");
+  }
 }
 
 void AttentionWarp(Stream& stream, NumberType type, const AttentionArgs& a, const Batch& b) {
@@ -124,7 +139,7 @@ void AttentionPrefill(Stream& stream, NumberType type, const AttentionArgs& a, c
     AttentionWarp(stream, type, a, b);
     return;
   }
-  const int32_t few = version == 2 || a.workspace == nullptr ? 0 : kFewRows / (a.heads / a.kv.kv_heads);
+  const int32_t few = version == 2 || a.workspace == nullptr ? 0 : max(1, kFewRows / (a.heads / a.kv.kv_heads));
   const bool any_few = few > 0 && (b.sequences > 1 || b.max_queries <= few), any_more = b.max_queries > few;
   const auto run = [&]<class T>(T) {
     if (any_more) AttentionTiles<T>(stream, a, b, few);

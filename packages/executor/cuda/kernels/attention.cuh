@@ -77,6 +77,8 @@ struct LaneRow {
   __device__ LaneRow(int row, int odd) : base(row * kChunks * 16), mix((odd ^ Mix<kChunks>(row)) * 16) {}
   // Byte offset in a tile; `rows` is a multiple of 16.
   __device__ int at(int rows, int pair) const { return base + (mix ^ (pair * 32)) + rows * kChunks * 16; }
+  // At the top of a loop: else the compiler computes the offsets of all pairs before it, and accumulators are spilled for them.
+  __device__ void ForgetPairs() { asm volatile("" : "+r"(mix)); }
 };
 // Left operands of mma.m16n8k16, and right operands by transposing: rows of lanes 0 to 15, then the same of the odd chunk.
 template <int kChunks>

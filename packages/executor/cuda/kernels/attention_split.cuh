@@ -271,7 +271,9 @@ void AttentionSplit(Stream& stream, const AttentionArgs& a, const Batch& b, int3
   splits = splits < steps ? splits : steps;
   splits = splits < kMaxSplits ? splits : kMaxSplits;
   if (splits < 1) splits = 1;
-  if (splits > 1 && a.workspace == nullptr) throw std::invalid_argument("GPU: attention over split keys without a workspace; give it AttentionWorkspaceBytes");
+  if (splits > 1 && a.workspace == nullptr) {
+    throw std::invalid_argument("GPU: attention over split keys without a workspace; give it AttentionWorkspaceBytes");
+  }
   ForAttentionShape<T>(a.kv, [&]<class Kv, int kDim>() {
     using Piece = KeyPiece<T, Kv, kDim>;
     const gpu::Dim grid{static_cast<unsigned>(blocks), static_cast<unsigned>(b.sequences), static_cast<unsigned>(splits)};

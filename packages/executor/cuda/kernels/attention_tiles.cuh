@@ -108,9 +108,10 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 
   const int warp_row = static_cast<int>(threadIdx.x / 32) * Tile::kWarpRows;
   const uint8_t* const warp_queries = queries + warp_row * kChunks * 16;
-  const LaneRow<kChunks> left = LeftRow<kChunks>(), right = RightRow<kChunks>();
-  const int32_t warp_low = view.position(first_row + warp_row), warp_high = view.position(first_row + warp_row + Tile::kWarpRows - 1);
-  const bool has_rows = first_row + warp_row < view.rows();
+  LaneRow<kChunks> left = LeftRow<kChunks>(), right = RightRow<kChunks>();
+  // Positions of this warp's first and last row; a warp without rows sees nothing.
+  const int32_t warp_low = view.position(first_row + warp_row);
+  const int32_t warp_high = first_row + warp_row < view.rows() ? view.position(first_row + warp_row + Tile::kWarpRows - 1) : -1;
   const float scale_log2 = (a.soft_cap > 0 ? 1.0f : a.scale) * kLog2E;
   float o[kFragments][kChunks][4] = {};
   float max[kFragments][2], sum[kFragments][2] = {};
@@ -120,9 +121,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   for (; key < end; key += kKeys) {
     const bool more = key + kKeys < end;
     const uint32_t next_place = more ? locate(key + kKeys) : 0;  // the table's latency goes by under the scores
-    const bool seen = has_rows && key <= warp_high && (view.window == 0 || key + kKeys > warp_low - view.window + 1);
+    const bool seen = key <= warp_high && (view.window == 0 || key + kKeys > warp_low - view.window + 1);
     float s[kFragments][kKeys / 8][4] = {};
 
+    left.ForgetPairs();
+    right.ForgetPairs();
     Tile::Finish(keys, raw);
     __syncthreads();  // keys are here, and everybody has done with the last values
     Tile::Start(values, raw, pool + to_values, place, key, first, end, head_dim);

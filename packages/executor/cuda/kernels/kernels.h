@@ -87,12 +87,13 @@ struct AttentionArgs {
   float soft_cap;    // scores are cap * tanh(s / cap); 0 = off
   PagedKv kv;
   const int32_t* table;  // of this layer's attention group; 0 (the null block) only where the window has moved on
-  void* workspace;       // decode: AttentionWorkspaceBytes
+  void* workspace;       // AttentionWorkspaceBytes; without it prefill uses tiles only
 };
 // Scratch of the split-KV decode for these bounds; also of its atomics: zeroed once by the caller.
 int64_t AttentionWorkspaceBytes(int64_t max_sequences, int64_t heads, int64_t head_dim, int multiprocessors);
 // Any batch. head_dim 16, 32, 64, 80, 96, 128, 256. v1: one warp per query, any type, the reference on the device; v2: tensor
-// cores (f16, bf16; KV of the same type or e4m3), tiles of queries of all heads that share a KV head. `version` 0: the best.
+// cores (f16, bf16; KV of the same type or e4m3), tiles of queries of all heads that share a KV head. `version` 0: the
+// best, which is decode's way for sequences of few queries (decodes of a mixed batch, short tails behind a long prefix).
 void AttentionPrefill(Stream&, NumberType, const AttentionArgs&, const Batch&, int version = 0);
 // Every sequence has one query. Contexts are split over blocks and merged (FlashDecoding), so that one long sequence uses the
 // whole GPU. The grid depends on bounds only, never on lengths: it can be captured into a graph.
