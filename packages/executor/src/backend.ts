@@ -34,6 +34,16 @@ export function chooseBackend(wanted: BackendName, settings: GpuSettings = {}): 
   return { name, computeDtype, kvDtype: settings.kvDtype ?? computeDtype, settings };
 }
 
+/** Why no GPU can be used here, in one line; null when one can. */
+export function gpuMissing(): string | null {
+  try {
+    chooseBackend('cuda');
+    return null;
+  } catch (error) {
+    return KvError.from(error).message;
+  }
+}
+
 function usableGpu(device: number): boolean {
   if (!isBuilt('cuda')) return false;
   try {

@@ -1,16 +1,9 @@
 /** The CUDA backend on a GPU (`npm run test:gpu`); where there is none, cuda-emulated.slow.test.ts ran the same. */
 import { describe, it } from 'vitest';
-import { chooseBackend } from './backend.ts';
+import { gpuMissing } from './backend.ts';
 import { describeGpuBackend } from './testing/backend-suite.ts';
 
-const reason = ((): string | null => {
-  try {
-    chooseBackend('cuda');
-    return null;
-  } catch (error) {
-    return (error as Error).message;
-  }
-})();
+const reason = gpuMissing();
 
 if (reason === null) {
   describeGpuBackend('cuda', { prompts: 1000, bf16Families: 8 });

@@ -1,4 +1,5 @@
 export { attentionGroups, kvBlockBytes } from './attention-groups.ts';
+export { gpuMissing } from './backend.ts';
 export { createExecutor } from './create-executor.ts';
 export { cacheDir } from './digest.ts';
 export * from './executor.ts';

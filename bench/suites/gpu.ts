@@ -1,0 +1,88 @@
+/**
+ * The CUDA backend on this machine's GPU: every kernel, matrix products, whole steps of an 8B shape and transfers, each beside
+ * its limit measured in the same run (`kernel_bench`, packages/executor/cuda/checks), then time to first token through the
+ * whole system. Says clearly when there is no GPU.
+ */
+import { spawn } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { fileURLToPath } from 'node:url';
+import { complete, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
+import { KvError } from '@kvtier/errors';
+import { gpuMissing } from '@kvtier/executor';
+import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
+
+const kernelBench = fileURLToPath(new URL('../../build/cuda/kernel_bench', import.meta.url));
+const promptTokens = 10_000;
+const pairs = 5;
+
+const suite: Suite = {
+  name: 'gpu',
+  description: 'the CUDA backend: kernels, GEMM, an 8B shape, transfers; cold, warm and restart through the system',
+  async run(context) {
+    const missing = gpuMissing();
+    if (missing !== null) throw new KvError('GPU', `bench gpu: ${missing}; run it on a machine with an NVIDIA GPU`);
+    if (!existsSync(kernelBench))
+      throw new KvError('SETUP', `${kernelBench} was not built; install nvcc, run: npm run build`);
+    return [...(await kernelFigures(context)), ...(await systemFigures(context))];
+  },
+};
+export default suite;
+
+/** kernel_bench prints figures in this project's form; arguments name some of its cases. */
+async function kernelFigures({ args }: BenchContext): Promise<Figure[]> {
+  const child = spawn(kernelBench, [...args], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const ended = new Promise<number | null>((resolve, reject) => child.once('error', reject).once('close', resolve));
+  const printed = await text(child.stdout);
+  const code = await ended;
+  if (code !== 0) throw new KvError('GPU', `kernel_bench ended with ${code}; what it said stands above`);
+  return (JSON.parse(printed.trim().split('\n').at(-1)!) as { figures: Figure[] }).figures;
+}
+
+/** Each prompt is asked cold, warm from the arena, and, when all processes were killed, from disk. */
+async function systemFigures(context: BenchContext): Promise<Figure[]> {
+  const flags = [
+    '--port',
+    '0',
+    '--backend',
+    'cuda',
+    '--model',
+    'random:500m',
+    '--arena-bytes',
+    '8GiB',
+    '--disk-bytes',
+    '16GiB',
+  ];
+  const start = async () => {
+    const system = await launch([...flags, '--data-dir', join(context.scratchDir, 'gpu')]);
+    await waitUntilServing(system.url, true);
+    return system;
+  };
+  const prompts = Array.from({ length: pairs }, (_, seed) =>
+    Array.from({ length: promptTokens }, (_, i) => 300 + ((i * i * 31 + i * 7 + seed * 101) % 1000)),
+  );
+  const times: Record<'cold' | 'warm' | 'restart', number[]> = { cold: [], warm: [], restart: [] };
+  let system = await start();
+  try {
+    const ask = async (prompt: readonly number[]): Promise<number> => {
+      await resetPrefixCache(system.url);
+      const request = { prompt, max_tokens: 1, temperature: 0, ignore_eos: true };
+      return (await complete(system.url, request)).ttftMs;
+    };
+    for (const prompt of prompts) {
+      times.cold.push(await ask(prompt));
+      times.warm.push(await ask(prompt));
+    }
+    await waitForWriteDown(system.url);
+    await system.killAll();
+    system = await start();
+    for (const prompt of prompts) times.restart.push(await ask(prompt));
+  } finally {
+    await system.stop();
+  }
+  const cold = median(times.cold);
+  return (['warm', 'restart'] as const).map((name) =>
+    time(`ttft_${name}_${promptTokens}`, median(times[name]), 'ms', cold, 'cold, same prompts, same run'),
+  );
+}
