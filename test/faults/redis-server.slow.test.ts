@@ -16,10 +16,14 @@ const timeLimitMs = 400;
 let bench: TestBench;
 let tier: RedisTier | undefined;
 let group: { stop(): Promise<void> } | undefined;
+/** Ends the load of a test that failed before it could. */
+let stopLoad: (() => Promise<unknown>) | undefined;
 beforeEach(() => {
   bench = new TestBench();
 });
 afterEach(async () => {
+  await stopLoad?.().catch(() => {}); // its test has said what is wrong
+  stopLoad = undefined;
   await tier?.close();
   await group?.stop();
   tier = undefined;
@@ -45,6 +49,11 @@ function load(over: RedisTier): () => Promise<Map<string, number>> {
     }
   };
   const workers = Promise.all([0, 1, 2].map(worker));
+  workers.catch(() => {}); // told to whoever stops it
+  stopLoad = async () => {
+    running = false;
+    await workers;
+  };
   return async () => {
     running = false;
     await workers;
