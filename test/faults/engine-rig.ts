@@ -35,14 +35,16 @@ export interface Answer {
 export class Service {
   readonly #name: string;
   readonly #config: object;
+  readonly #env: NodeJS.ProcessEnv;
   #child: ChildProcess | undefined;
   said = '';
   /** What it said when it was ready, at each start. */
   readonly ready: Record<string, unknown>[] = [];
 
-  constructor(name: string, config: object) {
+  constructor(name: string, config: object, env: NodeJS.ProcessEnv = {}) {
     this.#name = name;
     this.#config = config;
+    this.#env = env;
   }
 
   get pid(): number | undefined {
@@ -54,7 +56,7 @@ export class Service {
     const main = join(root, 'services', this.#name, 'src/main.ts');
     const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), main], {
       stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
-      env: { ...process.env, KVTIER_CONFIG: JSON.stringify(this.#config) },
+      env: { ...process.env, ...this.#env, KVTIER_CONFIG: JSON.stringify(this.#config) },
     });
     this.#child = child;
     child.stderr!.setEncoding('utf8').on('data', (text: string) => {
@@ -63,6 +65,14 @@ export class Service {
     const message = await Promise.race([once(child, 'message'), once(child, 'exit').then(() => undefined)]);
     if (message === undefined) throw new Error(`${this.#name} did not start: ${this.said}`);
     this.ready.push((message as [{ ready: Record<string, unknown> }])[0].ready);
+  }
+
+  /** Resolves with the exit code when it has ended by itself, or null after `limitMs`. */
+  async ended(limitMs: number): Promise<number | null> {
+    const child = this.#child!;
+    if (child.exitCode !== null) return child.exitCode;
+    await once(child, 'exit', { signal: AbortSignal.timeout(limitMs) }).catch(() => {});
+    return child.exitCode;
   }
 
   /** Send a signal; after SIGKILL or SIGTERM wait for the end and return the exit code. */

@@ -36,6 +36,8 @@ export const engineWorkerSchema = z.strictObject({
       kvDtype: z.enum(['e4m3']).optional(),
       /** Decode steps as CUDA graphs. */
       graphs: z.boolean().default(true),
+      /** A step that takes longer means that the GPU hangs: the worker ends, and is started again. */
+      stepDeadlineMs: z.number().int().min(100).max(600_000).default(60_000),
     })
     .prefault({}),
   maxStepTokens: z.number().int().min(16).default(512),

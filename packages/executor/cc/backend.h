@@ -50,6 +50,9 @@ class Backend {
   virtual void Attached(int number, const std::shared_ptr<Arena>& arena) = 0;
   virtual void Detached(int number) = 0;
 
+  // The executor is being closed: no copy waits for a device that does not answer any more.
+  virtual void Closing() = 0;
+
   // What was chosen and what the start took, as one line of JSON, for the log.
   virtual std::string Describe() const = 0;
 };

@@ -37,6 +37,7 @@ class CpuBackend : public Backend {
     populating_[number] = std::jthread([arena](std::stop_token stop) { Populate(arena->base(), arena->bytes(), stop); });
   }
   void Detached(int number) override { populating_.erase(number); }
+  void Closing() override {}
   std::string Describe() const override { return R"({"backend":"cpu"})"; }
 
  private:

@@ -42,6 +42,7 @@ void Instance::Close() {
   if (closed_) return;
   closed_ = true;
   napi_remove_env_cleanup_hook(env_, CloseAtExit, this);
+  if (backend) backend->Closing();
   steps_.Stop();
   if (copies_) copies_->Stop();
   back_.Release();

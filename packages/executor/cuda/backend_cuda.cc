@@ -49,7 +49,6 @@ class CudaBackend : public Backend {
   }
 
   ~CudaBackend() override {
-    closing_ = true;
     for (auto& [number, arena] : arenas_) arena.detaching = Release(arena);
     for (auto& [number, arena] : arenas_) arena.detaching.wait();
     engine_.reset();
@@ -91,6 +90,8 @@ class CudaBackend : public Backend {
     auto& arena = arenas_.at(number);
     arena.detaching = Release(arena);
   }
+
+  void Closing() override { closing_ = true; }
 
   std::string Describe() const override {
     UseDevice();

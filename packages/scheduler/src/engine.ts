@@ -75,7 +75,7 @@ export interface EngineOptions {
   readonly logger?: { error(details: object, message: string): void };
   /** After each step, for metrics. */
   readonly onStep?: (info: StepInfo) => void;
-  /** A broken invariant ended the loop: every request has failed and the process should end. */
+  /** A broken invariant or a failed GPU ended the loop: every request has failed and the process should end. */
   readonly onDefect?: (error: Error) => void;
   /** Seeds of requests that bring none. */
   readonly randomSeed?: () => bigint;
@@ -315,10 +315,13 @@ export class Engine {
         if (batch.length === 0) await this.#sleep();
       }
     } catch (thrown) {
-      // Only a defect of ours comes here; what the world does was caught where it happened.
+      // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
       const error = thrown instanceof Error ? thrown : new Error(String(thrown));
-      this.#options.logger?.error({ err: error }, 'engine: stopped by a defect');
-      this.#ended ??= new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, { cause: error });
+      this.#options.logger?.error({ err: error }, 'engine: stopped');
+      this.#ended ??=
+        error instanceof KvError
+          ? error
+          : new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, { cause: error });
       // The blocks are in an unknown state: only the callers are told, nothing is freed.
       for (const request of this.#requests.values())
         this.#emit(request, { tokenIds: [], finishReason: '', error: this.#ended });
@@ -356,8 +359,9 @@ export class Engine {
       if (thrown instanceof InvariantError) throw thrown;
       result = KvError.from(thrown);
     }
-    if (result instanceof KvError) this.#failed(batch, result);
-    else this.#executed(batch, result);
+    if (!(result instanceof KvError)) return this.#executed(batch, result);
+    if (result.code === 'GPU') throw result; // no later step can succeed in this process
+    this.#failed(batch, result);
   }
 
   #failed(batch: readonly Share[], error: KvError): void {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -32,13 +33,31 @@ using Clock = std::chrono::steady_clock;
 [[noreturn]] void Fail(const std::string& what) { throw std::runtime_error("GPU: " + what); }
 
 // All of the process: there is one emulated device.
+struct Planned {
+  Fault fault = Fault::kNone;
+  uint64_t operation = 0;  // 0: never
+};
+Planned PlannedFault();
+
 struct Device {
   std::mutex mutex;
   std::atomic<Fault> next{Fault::kNone};
   std::atomic<bool> failed{false}, hung{false};
   size_t allocated_bytes = 0;
   std::map<uintptr_t, size_t> host_ranges;  // registered: start -> bytes
+  const Planned planned = PlannedFault();
+  std::atomic<uint64_t> operations{0};
 };
+// From the environment, for tests of whole processes: KVTIER_EMULATED_FAULT=hang@N or illegal@N, the Nth operation.
+Planned PlannedFault() {
+  const char* text = getenv("KVTIER_EMULATED_FAULT");
+  if (text == nullptr) return {};
+  const std::string plan = text;
+  const size_t at = plan.find('@');
+  if (at == std::string::npos) return {};
+  return {plan.substr(0, at) == "hang" ? Fault::kHang : Fault::kIllegalAccess, strtoull(plan.c_str() + at + 1, nullptr, 10)};
+}
+
 // Never destroyed: threads of streams that are static variables may outlive everything else.
 Device& device() {
   static Device& one = *new Device;
@@ -247,6 +266,7 @@ struct Stream::Impl {
   void Perform(const Operation& operation) {
     Device& d = device();
     if (!operation.work) return operation.run();
+    if (d.operations.fetch_add(1) + 1 == d.planned.operation) d.next = d.planned.fault;
     for (Fault fault : {Fault::kHang, Fault::kIllegalAccess}) {
       Fault expected = fault;
       if (!d.next.compare_exchange_strong(expected, Fault::kNone)) continue;

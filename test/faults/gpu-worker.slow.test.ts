@@ -1,0 +1,96 @@
+/**
+ * An engine worker on a GPU (its kernels on the CPU, by the emulator) with a cache node: the same tokens as an engine on the CPU
+ * without a tier, computed or loaded; and a GPU that faults or hangs ends this worker only, with a clear answer.
+ */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import type { KvError } from '@kvtier/errors';
+import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { ask, Service } from './engine-rig.ts';
+
+const modelDir = fileURLToPath(new URL('../numerics/golden/llama', import.meta.url));
+const prompt = (seed: number): number[] =>
+  Array.from({ length: 90 }, (_, i) => 3 + ((i * i * 13 + i * 5 + seed * 31) % 150));
+
+let folder: string;
+let node: Service;
+const started: Service[] = [];
+const clients: EngineClient[] = [];
+
+beforeEach(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'kvtier-gpu-'));
+  const nodeConfig = { arena: { bytes: 16 << 20 }, disk: { bytes: 64 << 20 }, logLevel: 'warn' };
+  node = new Service('cache-node', { socketPath: join(folder, 'n/s'), dataDir: join(folder, 'data'), ...nodeConfig });
+  started.push(node);
+  await node.start();
+});
+afterEach(async () => {
+  for (const client of clients.splice(0)) client.close();
+  for (const service of started.splice(0).reverse()) await service.signal('SIGTERM');
+  rmSync(folder, { recursive: true, force: true });
+});
+
+async function startWorker(
+  name: string,
+  config: object,
+  env: NodeJS.ProcessEnv = {},
+): Promise<[Service, EngineClient]> {
+  const address = `unix:${join(folder, name)}`;
+  const base = { modelDir, servedName: 'tiny', listen: address, kvBytes: 1 << 20, maxStepTokens: 64, threads: 1 };
+  const worker = new Service('engine-worker', { ...base, logLevel: 'warn', ...config }, env);
+  started.push(worker);
+  await worker.start();
+  const client = new EngineClient(address, clientCredentials(), channelOptions);
+  clients.push(client);
+  return [worker, client];
+}
+
+const gpu = (settings: object = {}): object => ({
+  backend: 'cuda-emulated',
+  gpu: { computeDtype: 'f32', ...settings },
+  cacheNodeSocket: join(folder, 'n/s'),
+});
+
+it('answers as the CPU does, computed, cached, and from the tier after SIGKILL', { timeout: 120_000 }, async () => {
+  const [, judge] = await startWorker('judge', { backend: 'cpu', cacheNodeSocket: null });
+  const [worker, client] = await startWorker('gpu', gpu());
+  for (let seed = 0; seed < 3; seed++) {
+    const right = (await ask(judge, prompt(seed))).tokenIds;
+    expect((await ask(client, prompt(seed))).tokenIds).toEqual(right);
+    expect((await ask(client, prompt(seed))).tokenIds).toEqual(right);
+  }
+  await worker.signal('SIGKILL');
+  const [, again] = await startWorker('gpu2', gpu());
+  for (let seed = 0; seed < 3; seed++) {
+    const { tokenIds, cache } = await ask(again, prompt(seed));
+    expect(tokenIds).toEqual((await ask(judge, prompt(seed))).tokenIds);
+    expect(cache!.cachedTokens).toBe(80); // five full blocks of 16; the rest is computed
+  }
+});
+
+it.each(['illegal', 'hang'])(
+  '%s: this worker ends with a clear answer, the node and another worker go on',
+  {
+    timeout: 120_000,
+  },
+  async (fault) => {
+    const [faulty, client] = await startWorker('faulty', gpu({ stepDeadlineMs: 2_000 }), {
+      KVTIER_EMULATED_FAULT: `${fault}@400`,
+    });
+    const failures: KvError[] = [];
+    for (let seed = 0; seed < 40 && failures.length === 0; seed++) {
+      await ask(client, prompt(seed)).catch((error: KvError) => failures.push(error));
+    }
+    expect(failures).toHaveLength(1);
+    expect(failures[0]).toMatchObject({ code: 'GPU' });
+    expect(await faulty.ended(30_000)).toBe(1);
+    const [, judge] = await startWorker('judge', { backend: 'cpu', cacheNodeSocket: null });
+    const [, sound] = await startWorker('sound', gpu());
+    for (let seed = 0; seed < 3; seed++) {
+      expect((await ask(sound, prompt(seed))).tokenIds).toEqual((await ask(judge, prompt(seed))).tokenIds);
+    }
+  },
+);
