@@ -1,17 +1,28 @@
 /**
  * npm test: set-up, every check, every test (quick and slow). Ends with one line: "N passed, N failed, N skipped".
  * `npm test -- PATH` runs the tests of a path only, without the checks.
+ *
+ * Where there is no GPU the CUDA backend is compiled all the same, to show that it does: beside the tests, which mostly wait.
  */
 import { runChecks } from './lib/checks.mjs';
 import { script } from './lib/command.mjs';
+import { compileBeside, cudaGap, hasGpu } from './lib/native.mjs';
 import { testPackages } from './lib/system.mjs';
 import { closingLine, runVitest } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
 await script(async (args) => {
-  await setup({ need: ['npm', 'native', 'cuda-emulated', 'cuda'], packages: Object.keys(testPackages) });
-  const failedChecks = args.length === 0 ? await runChecks() : 0;
+  const parts = ['npm', 'native', 'cuda-emulated'];
+  await setup({ need: hasGpu() ? [...parts, 'cuda'] : parts, packages: Object.keys(testPackages) });
+  if (!hasGpu() && cudaGap(['cuda'])) process.stdout.write(`skipped: ${cudaGap(['cuda'])}\n`);
+  const compiled = hasGpu() || args.length > 0 ? '' : compileBeside(['cuda']);
+  let failed = args.length === 0 ? await runChecks() : 0;
   const tests = await runVitest(['quick', 'slow'], args);
-  closingLine({ ...tests, failed: tests.failed + failedChecks });
-  return tests.code || (failedChecks > 0 ? 1 : 0);
+  const complaint = await compiled;
+  if (complaint !== '') {
+    process.stdout.write(`FAILED  the CUDA backend does not compile:\n${complaint}\n`);
+    failed += 1;
+  }
+  closingLine({ ...tests, failed: tests.failed + failed });
+  return tests.code || (failed > 0 ? 1 : 0);
 });

@@ -133,7 +133,26 @@ export function cudaGap(parts) {
   return '';
 }
 
-async function build(module, note) {
+/**
+ * Compiles these parts beside other work: one job, at the lowest priority, without a word. Resolves with what the compiler
+ * said where it failed, else ''.
+ * @param {readonly string[]} parts
+ */
+export async function compileBeside(parts) {
+  try {
+    for (const module of modulesOf(parts)) {
+      const print = fingerprint(module);
+      if (isCurrent(module, print)) continue;
+      await build(module, () => {}, ['nice', '-n', '19', 'ninja', '-j', '1']);
+      writeFileSync(stampOf(module), print);
+    }
+    return '';
+  } catch (error) {
+    return error.message;
+  }
+}
+
+async function build(module, note, [ninja, ...flags] = ['ninja', '-j', String(availableParallelism())]) {
   const target = join(root, module.build);
   const source = join(root, module.source);
   const cache = join(target, 'CMakeCache.txt');
@@ -143,5 +162,5 @@ async function build(module, note) {
   }
   mkdirSync(target, { recursive: true });
   await command('cmake', ['-S', source, '-B', target, '-G', 'Ninja', ...(module.options ?? [])], { note });
-  await command('ninja', ['-C', target, '-j', String(availableParallelism())], { note });
+  await command(ninja, [...flags, '-C', target], { note });
 }
