@@ -55,22 +55,32 @@ async function check(client: EngineClient, table: number, row: number): Promise<
   return answer;
 }
 
-/** Worker A computes a table; worker B, which never saw it, gets it from Redis: it, or one of the next, should B hear of it late. */
-async function checkShared(firstTable: number): Promise<void> {
+/** Never the same twice, also in a second attempt of a test. */
+let nextTable = 100;
+
+/**
+ * Worker A computes a table; when B, which never saw it, asks for it, B's node finds it in Redis: it, or one of the next, should
+ * B hear of it late. Whether B then loads or computes is the planner's: on a fast machine computing may win.
+ */
+async function checkShared(): Promise<void> {
   const [client, other] = clients as [EngineClient, EngineClient];
   const stored = (): Promise<number> => metric(client, 'node_events{event="writedown.redis.stored"}');
-  for (let table = firstTable; ; table++) {
+  const hits = (): Promise<number> => metric(other, 'tier_hits{tier="redis"}');
+  const endMs = performance.now() + 60_000;
+  for (;;) {
+    const table = nextTable++;
     const mustBe = (await stored()) + Math.floor(a.prompt(table, 1).length / 16) - 3;
     await check(client, table, 1);
     await until(async () => (await stored()) >= mustBe, 'the blocks in Redis', 60_000);
+    const before = await hits();
     const { cache } = await check(other, table, 2);
-    if ((cache!.tokensByTier.redis ?? 0) > 0) return;
-    expect(table, 'nothing is shared').toBeLessThan(firstTable + 5);
+    if ((await hits()) > before || (cache!.tokensByTier.redis ?? 0) > 0) return;
+    expect(performance.now(), 'nothing is shared').toBeLessThan(endMs);
   }
 }
 
-test('what one worker computed, the other loads, and answers the same', async () => {
-  await checkShared(100);
+test('what one worker computed, the other finds in Redis, and answers the same', async () => {
+  await checkShared();
 });
 
 test('Redis and nodes are killed and stopped under load: every answer is right, and they share again', async () => {
@@ -113,7 +123,7 @@ test('Redis and nodes are killed and stopped under load: every answer is right, 
   }
   for (const client of clients) await attached(client);
   await until(isInService, 'Redis in service', 60_000);
-  await checkShared(200);
+  await checkShared();
   const most = await held.end();
   expect(most).toBeGreaterThan(0);
   expect(most).toBeLessThanOrEqual(redisBytes);
