@@ -3,30 +3,12 @@
  * scalings, biases, windows, dtypes, shards), however the prompt is cut into chunks. Tolerance 1e-3 of the largest logit;
  * what is reached is about 1e-6. transformers run live: live.slow.test.ts.
  */
-import { readFileSync } from 'node:fs';
-import { fileURLToPath } from 'node:url';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { afterEach, describe, expect, it } from 'vitest';
+import { goldenDir, goldenFamilies, readGolden } from '../../packages/executor/src/testing/golden.ts';
 import { blocksFor, prefill, relativeError, runStep } from '../../packages/executor/src/testing/run-step.ts';
 
-const here = fileURLToPath(new URL('.', import.meta.url));
 const tolerance = 1e-3;
-const cases = [
-  'llama',
-  'llama-bias-linear',
-  'llama3-rope',
-  'mistral-window',
-  'qwen2',
-  'qwen3-yarn',
-  'gemma3',
-  'ministral-mixed',
-];
-
-interface Golden {
-  readonly tokens: number[];
-  readonly positions: number[];
-  readonly logits: number[][];
-}
 
 let executor: Executor | undefined;
 afterEach(async () => {
@@ -46,12 +28,11 @@ async function openModel(modelDir: string, blockTokens = 16): Promise<Executor> 
   return executor;
 }
 
-describe.each(cases)('%s', (name) => {
-  const golden = JSON.parse(readFileSync(`${here}golden/${name}/golden.json`, 'utf8')) as Golden;
-  const { tokens, positions, logits } = golden;
+describe.each(goldenFamilies)('%s', (name) => {
+  const { tokens, positions, logits } = readGolden(name);
 
   it('gives the logits of transformers for whole prompts', async () => {
-    const model = await openModel(`${here}golden/${name}`);
+    const model = await openModel(goldenDir(name));
     for (const [i, position] of positions.entries()) {
       const [row] = await prefill(model, tokens.slice(0, position + 1), [position + 1]);
       expect(relativeError(row!, logits[i]!)).toBeLessThan(tolerance);
@@ -59,7 +40,7 @@ describe.each(cases)('%s', (name) => {
   });
 
   it.each([3, 16])('gives them for chunks that end anywhere, at %i tokens per block', async (blockTokens) => {
-    const model = await openModel(`${here}golden/${name}`, blockTokens);
+    const model = await openModel(goldenDir(name), blockTokens);
     const rows = await prefill(
       model,
       tokens,
@@ -69,7 +50,7 @@ describe.each(cases)('%s', (name) => {
   });
 
   it('gives them token by token', async () => {
-    const model = await openModel(`${here}golden/${name}`);
+    const model = await openModel(goldenDir(name));
     const rows = await prefill(
       model,
       tokens,
@@ -81,7 +62,7 @@ describe.each(cases)('%s', (name) => {
   });
 
   it('gives them in a batch with other sequences', async () => {
-    const model = await openModel(`${here}golden/${name}`);
+    const model = await openModel(goldenDir(name));
     const last = tokens.length - 1;
     await prefill(model, tokens.slice(0, last), [last], 20);
     const result = await runStep(model, [

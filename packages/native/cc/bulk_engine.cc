@@ -1,8 +1,6 @@
 // See bulk_engine.h: the loop, and the mailboxes between it and JavaScript.
 #include "bulk_engine.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -17,6 +15,7 @@
 #include <unordered_map>
 
 #include "bulk_connection.h"
+#include "ip_address.h"
 
 namespace kvtier {
 namespace {
@@ -24,32 +23,18 @@ namespace {
 constexpr uint64_t kMailbox = 0;
 constexpr int kEpollEvents = 64;
 
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t bytes = 0;
-};
-
-Address AddressOf(const std::string& host, uint16_t port) {
-  Address address;
-  auto* four = reinterpret_cast<sockaddr_in*>(&address.storage);
-  auto* six = reinterpret_cast<sockaddr_in6*>(&address.storage);
+// `host` may be the path of a Unix socket, too.
+SocketAddress AddressOf(const std::string& host, uint16_t port) {
+  SocketAddress address;
   auto* path = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (host.starts_with('/') && host.size() < sizeof(path->sun_path)) {
     path->sun_family = AF_UNIX;
     std::memcpy(path->sun_path, host.c_str(), host.size() + 1);
     address.bytes = sizeof(*path);
-  } else if (inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
-    four->sin_family = AF_INET;
-    four->sin_port = htons(port);
-    address.bytes = sizeof(*four);
-  } else if (inet_pton(AF_INET6, host.c_str(), &six->sin6_addr) == 1) {
-    six->sin6_family = AF_INET6;
-    six->sin6_port = htons(port);
-    address.bytes = sizeof(*six);
-  } else {
-    throw std::runtime_error("CONFIG: " + host + ": neither an IP address nor the path of a socket");
+    return address;
   }
-  return address;
+  if (const auto ip = IpAddress(host, port)) return *ip;
+  throw std::runtime_error("CONFIG: " + host + ": neither an IP address nor the path of a socket");
 }
 
 }  // namespace
@@ -81,7 +66,7 @@ class BulkLoop {
     if (write(mailbox_, &one, sizeof(one)) < 0) return;
   }
 
-  void Connect(uint64_t number, const Address& address, const BulkServer& server) {
+  void Connect(uint64_t number, const SocketAddress& address, const BulkServer& server) {
     const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     const int on = 1;
     if (fd >= 0 && address.storage.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -186,7 +171,7 @@ BulkEngine::BulkEngine(std::shared_ptr<Arena> arena, std::function<void()> wake)
 BulkEngine::~BulkEngine() { Close(); }
 
 uint64_t BulkEngine::Connect(const BulkServer& server) {
-  const Address address = AddressOf(server.host, server.port);
+  const SocketAddress address = AddressOf(server.host, server.port);
   const uint64_t number = nextNumber_++;
   // Not by loop_, which is null while the last of these run.
   loop_->Post([loop = loop_.get(), number, address, server] { loop->Connect(number, address, server); });

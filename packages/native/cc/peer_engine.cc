@@ -1,8 +1,6 @@
 // See peer_engine.h: the loops, the listener, and the mailboxes between them and JavaScript.
 #include "peer_engine.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -13,6 +11,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "ip_address.h"
 #include "peer_connection.h"
 
 namespace kvtier {
@@ -24,27 +23,9 @@ constexpr int kTickMs = 50;
 constexpr int kEpollEvents = 64;
 constexpr int kBacklog = 64;
 
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t bytes = 0;
-};
-
-Address AddressOf(const std::string& host, uint16_t port) {
-  Address address;
-  auto* four = reinterpret_cast<sockaddr_in*>(&address.storage);
-  auto* six = reinterpret_cast<sockaddr_in6*>(&address.storage);
-  if (inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
-    four->sin_family = AF_INET;
-    four->sin_port = htons(port);
-    address.bytes = sizeof(*four);
-  } else if (inet_pton(AF_INET6, host.c_str(), &six->sin6_addr) == 1) {
-    six->sin6_family = AF_INET6;
-    six->sin6_port = htons(port);
-    address.bytes = sizeof(*six);
-  } else {
-    throw std::runtime_error("CONFIG: " + host + ": not an IP address");
-  }
-  return address;
+SocketAddress AddressOf(const std::string& host, uint16_t port) {
+  if (const auto address = IpAddress(host, port)) return *address;
+  throw std::runtime_error("CONFIG: " + host + ": not an IP address");
 }
 
 }  // namespace
@@ -238,7 +219,7 @@ PeerEngine::PeerEngine(std::shared_ptr<Arena> arena, PeerOptions options, std::f
 PeerEngine::~PeerEngine() { Close(); }
 
 uint16_t PeerEngine::Listen(const std::string& host, uint16_t port) {
-  Address address = AddressOf(host, port);
+  SocketAddress address = AddressOf(host, port);
   const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1;
   if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -264,7 +245,7 @@ void PeerEngine::Revoke(const PeerSession& session) {
 }
 
 uint64_t PeerEngine::Connect(const std::string& host, uint16_t port, const PeerSession& session, const PeerKey& key) {
-  const Address address = AddressOf(host, port);
+  const SocketAddress address = AddressOf(host, port);
   const uint64_t number = NextNumber();
   PeerLoop& loop = LoopOf(number);
   loop.Post([&loop, address, number, session, key] {

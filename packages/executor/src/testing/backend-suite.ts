@@ -3,31 +3,12 @@
  * same tokens with and without cached prefixes, blocks that travel through an arena, also between backends. Test code only.
  */
 import { randomBytes } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
-import { fileURLToPath } from 'node:url';
 import { native } from '@kvtier/native';
 import { afterEach, describe, expect, it } from 'vitest';
 import { type BackendName, createExecutor, type Executor, type ExecutorOptions, type GpuSettings } from '../index.ts';
+import { goldenDir, goldenFamilies, readGolden } from './golden.ts';
 import { blocksFor, prefill, relativeError, runStep } from './run-step.ts';
-
-const golden = fileURLToPath(new URL('../../../../test/numerics/golden/', import.meta.url));
-const families = [
-  'llama',
-  'llama-bias-linear',
-  'llama3-rope',
-  'mistral-window',
-  'qwen2',
-  'qwen3-yarn',
-  'gemma3',
-  'ministral-mixed',
-];
-
-interface Golden {
-  readonly tokens: number[];
-  readonly positions: number[];
-  readonly logits: number[][];
-}
 
 export interface SuiteSize {
   /** Prompts with random cached prefixes. */
@@ -40,7 +21,7 @@ const blockTokens = 16;
 const blockCount = 64;
 
 function optionsOf(backend: BackendName, family: string, gpu: GpuSettings): ExecutorOptions {
-  const modelDir = `${golden}${family}`;
+  const modelDir = goldenDir(family);
   return { modelDir, blockTokens, blockCount, threads: 1, maxStepTokens: 256, maxStepSequences: 4, backend, gpu };
 }
 
@@ -57,17 +38,21 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
   });
 
   describe('logits of transformers', () => {
-    it.each(families)('%s, f32, within 1e-3', { timeout: 120_000 }, async (family) => {
+    it.each(goldenFamilies)('%s, f32, within 1e-3', { timeout: 120_000 }, async (family) => {
       const executor = await open(backend, family, { computeDtype: 'f32' });
       expect(executor.backend).toBe('cuda');
       await expectGolden(executor, family, 1e-3);
     });
 
-    it.each(families.slice(0, size.bf16Families))('%s, bf16, within 2e-2', { timeout: 120_000 }, async (family) => {
-      const executor = await open(backend, family, { computeDtype: 'bf16' });
-      expect(executor.kv.dtype).toBe('bf16');
-      await expectGolden(executor, family, 2e-2);
-    });
+    it.each(goldenFamilies.slice(0, size.bf16Families))(
+      '%s, bf16, within 2e-2',
+      { timeout: 120_000 },
+      async (family) => {
+        const executor = await open(backend, family, { computeDtype: 'bf16' });
+        expect(executor.kv.dtype).toBe('bf16');
+        await expectGolden(executor, family, 2e-2);
+      },
+    );
   });
 
   describe('cached prefixes', () => {
@@ -173,7 +158,7 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
 }
 
 async function expectGolden(executor: Executor, family: string, tolerance: number): Promise<void> {
-  const { tokens, positions, logits } = JSON.parse(readFileSync(`${golden}${family}/golden.json`, 'utf8')) as Golden;
+  const { tokens, positions, logits } = readGolden(family);
   const rows = await prefill(
     executor,
     tokens,
