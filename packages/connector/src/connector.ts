@@ -9,6 +9,7 @@
  *   forget() when the request is gone
  */
 import type { Buffer } from 'node:buffer';
+import type { ArenaBlocks, StepResult } from '@kvtier/executor';
 
 /** Tokens or blocks by the tier they came from, e.g. {arena: 12, disk: 40}. */
 export type ByTier = Readonly<Record<string, number>>;
@@ -20,6 +21,20 @@ export interface LoadResult {
   readonly loaded: number;
   readonly byTier: ByTier;
   readonly elapsedUs: number;
+}
+
+/** A load whose blocks all lie in the arena, none of them copied yet. Exactly one of `import` and `decline` is called, once. */
+export interface ArrivedLoad {
+  readonly blocks: ArenaBlocks;
+  /** The session that holds the slots is up: a step may import from them. */
+  readonly live: boolean;
+  /**
+   * Runs the step that imports the blocks; the load has ended (`onDone`) when this settles, as the step does.
+   * @throws KvError DISCONNECTED when not `live`; the step has not begun then
+   */
+  import(step: () => Promise<StepResult>): Promise<StepResult>;
+  /** Copy them now, beside the steps. */
+  decline(): void;
 }
 
 export interface Connector {
@@ -35,7 +50,8 @@ export interface Connector {
    * Bring blocks of the chain, from block `firstBlock` on, into the KV cache.
    * @param blockIds row-major [attention group][block]; 0 where a group's window does not reach, at the front of its row
    * `onDone` is called exactly once, never from inside this call, at the latest shortly after the deadline; the block
-   * ids belong to the connector until then.
+   * ids belong to the connector until then. `onArrived`, of a model of one attention group: all of it lies in the arena; true
+   * when the caller means to import it with a step, and decides at once when the next one is put together.
    */
   load(
     requestId: string,
@@ -43,6 +59,7 @@ export interface Connector {
     firstBlock: number,
     blockIds: Int32Array,
     onDone: (result: LoadResult) => void,
+    onArrived?: (load: ArrivedLoad) => boolean,
   ): void;
   /**
    * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`, ids laid out as in `load`,

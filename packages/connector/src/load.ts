@@ -6,12 +6,16 @@
  *      copy started            ├─────────────────┤                 `#started`
  *      copied and verified     ├──────────┤                        the result, when it ends
  *
+ * Where all of it is announced at once, it may be offered instead: to be imported with a step, layer by layer (`ArrivedLoad`).
+ * What comes from slower tiers comes more slowly than the bus, and is copied as it comes.
+ *
  * Invariants: the result is a prefix, and every block of it matched its checksum on arrival, so that a node that died
  * or lied in the middle costs time but never truth. It ends once, and only when no copy runs any more: the blocks are
  * the scheduler's again. Whatever the node leased is released.
  */
 import { KvError } from '@kvtier/errors';
-import type { Executor } from '@kvtier/executor';
+import type { Executor, StepResult } from '@kvtier/executor';
+import type { ArrivedLoad } from './connector.ts';
 import { type ConnectorCounters, count } from './counters.ts';
 import type { Answer } from './link.ts';
 import type { Session } from './session-client.ts';
@@ -24,6 +28,8 @@ export interface LoadContext {
   readonly counters: ConnectorCounters;
   /** Blocks copied, and how long the copy took. */
   onCopied(blocks: number, elapsedUs: number): void;
+  /** All blocks lie in the arena at once: true when a step will import them. */
+  readonly onArrived?: ((load: ArrivedLoad) => boolean) | undefined;
 }
 
 export interface LoadOutcome {
@@ -31,6 +37,8 @@ export interface LoadOutcome {
   readonly loaded: number;
   /** Where each of them came from. */
   readonly tiers: readonly string[];
+  /** A step imported them: how long that took says nothing about the copy. */
+  readonly withStep: boolean;
 }
 
 /** The node ends a load at its deadline by itself; this much later we do. */
@@ -53,7 +61,9 @@ export class LoadRun {
   #leased = false;
   #ready = 0;
   #started = 0;
+  /** Copies that run, and an offer that is not decided. */
   #copies = 0;
+  #withStep = false;
   /** No more Ready is taken. */
   #closed = false;
   /** No more copies are started either. */
@@ -122,9 +132,54 @@ export class LoadRun {
     if (this.#copies < maxCopies && this.#started < this.#ready && !this.#halted) {
       const first = this.#started;
       this.#started = this.#ready;
-      void this.#copy(first, this.#started);
+      if (first > 0 || this.#ready < this.#blockIds.length || !this.#offer()) void this.#copy(first, this.#started);
     }
     if (this.#copies === 0 && this.#closed && !this.#ended) this.#end();
+  }
+
+  /** True when it was taken: it counts as a copy until it is decided. */
+  #offer(): boolean {
+    const { session, onArrived } = this.#context;
+    if (!onArrived) return false;
+    const { link, arena } = session;
+    const [blockIds, offsets, checksums] = [this.#blockIds, this.#offsets, this.#checksums];
+    this.#copies++;
+    const taken = onArrived({
+      blocks: { arena, blockIds, offsets, checksums },
+      get live() {
+        return link.alive;
+      },
+      import: (step) => this.#importWith(step),
+      decline: () => {
+        this.#copies--;
+        if (this.#halted) this.#pump();
+        else void this.#copy(0, this.#started);
+      },
+    });
+    if (!taken) this.#copies--;
+    return taken;
+  }
+
+  async #importWith(step: () => Promise<StepResult>): Promise<StepResult> {
+    this.#withStep = true;
+    try {
+      const result = await this.#context.session.copy(step);
+      if (result.imported) this.#verdicts(result.imported, 0);
+      else this.#fail('not imported');
+      return result;
+    } catch (error) {
+      this.#fail(KvError.from(error).code.toLowerCase());
+      throw error;
+    } finally {
+      this.#copies--;
+      this.#pump();
+    }
+  }
+
+  #verdicts(flags: Uint8Array, first: number): void {
+    this.#verified.set(flags, first);
+    for (const [i, flag] of flags.entries()) if (flag !== 1) this.#corrupt.push(first + i);
+    if (this.#corrupt.length > 0) this.#fail('checksum');
   }
 
   async #copy(first: number, end: number): Promise<void> {
@@ -141,9 +196,7 @@ export class LoadRun {
         ),
       );
       this.#context.onCopied(end - first, (timers.nowMs() - startedAtMs) * 1_000);
-      this.#verified.set(flags.subarray(0, end - first), first);
-      for (let i = first; i < end; i++) if (this.#verified[i] !== 1) this.#corrupt.push(i);
-      if (this.#corrupt.length > 0) this.#fail('checksum');
+      this.#verdicts(flags.subarray(0, end - first), first);
     } catch (error) {
       this.#fail(KvError.from(error).code.toLowerCase());
     }
@@ -170,7 +223,7 @@ export class LoadRun {
     const gap = this.#verified.indexOf(0);
     const loaded = gap < 0 ? this.#verified.length : gap;
     this.#release();
-    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded) });
+    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded), withStep: this.#withStep });
   }
 
   #release(): void {

@@ -1,5 +1,8 @@
 /** The connector against a scripted node: what it does when all goes well, and for each way in which a node misbehaves. */
+import { KvError } from '@kvtier/errors';
+import type { StepResult } from '@kvtier/executor';
 import { afterEach, expect, test } from 'vitest';
+import type { ArrivedLoad, LoadResult } from './connector.ts';
 import { chainOf, hashOf } from './testing/memory.ts';
 import { fastTimers, Rig, until } from './testing/rig.ts';
 
@@ -123,6 +126,68 @@ test('a block with wrong bytes ends the prefix and is reported', async () => {
   await until(() => rig.node.corruptReports.length === 1, 'the report');
   expect(rig.node.corruptReports[0]!.corrupt).toEqual([4]);
   expect(reasons()).toEqual({ 'load: checksum': 1 });
+});
+
+test('a load that lies in the arena as a whole is offered to a step, and ends with it', async () => {
+  rig = new Rig();
+  await rig.attach();
+  for (let i = 0; i < 9; i++) rig.node.seed(hashOf(1, i));
+  rig.node.readyBlocks = 9;
+  const step = (good: Uint8Array | null) => async (): Promise<StepResult> => {
+    expect(rig.node.leases.size).toBe(1); // held until the step has ended
+    return { tokenIds: Int32Array.of(1), logits: null, elapsedUs: 1, imported: good };
+  };
+  const offered = async (id: string, decide: (load: ArrivedLoad) => void): Promise<LoadResult> => {
+    const result = await rig.load(id, 1, 0, ids(50, 9), (load) => {
+      queueMicrotask(() => decide(load));
+      return true;
+    });
+    await until(() => rig.node.leases.size === 0, 'the release');
+    return result;
+  };
+  const good = new Uint8Array(9).fill(1);
+  let seen: ArrivedLoad | undefined;
+  const whole = await offered('whole', (load) => {
+    seen = load;
+    void load.import(step(good));
+  });
+  expect(whole).toMatchObject({ loaded: 9, byTier: { arena: 9 } });
+  expect(seen!.blocks.blockIds).toEqual(Int32Array.from(ids(50, 9)));
+  expect(seen!.blocks.offsets).toHaveLength(9);
+  expect(rig.holds(50, 1, 0)).toBe(false); // nothing was copied
+  const bad = good.slice();
+  bad[4] = 0;
+  expect((await offered('bad', (load) => void load.import(step(bad)))).loaded).toBe(4);
+  expect(rig.node.corruptReports).toMatchObject([{ corrupt: [4] }]);
+  expect((await offered('none', (load) => void load.import(step(null)))).loaded).toBe(0);
+  const failing = (): Promise<StepResult> => Promise.reject(new KvError('GPU', 'the device is gone'));
+  const failed = await offered('failed', (load) => load.import(failing).catch(() => {}));
+  expect(failed.loaded).toBe(0);
+  expect(rig.node.corruptReports).toHaveLength(1);
+  expect(reasons()).toEqual({ 'load: checksum': 1, 'load: not imported': 1, 'load: gpu': 1 });
+  expect((await offered('declined', (load) => load.decline())).loaded).toBe(9);
+  for (let i = 0; i < 9; i++) expect(rig.holds(50 + i, 1, i)).toBe(true);
+  const refused = await rig.load('refused', 1, 0, ids(70, 9), () => false);
+  expect(refused.loaded).toBe(9);
+  expect(rig.holds(78, 1, 8)).toBe(true);
+  // In pieces: what came first is on its way when the last comes.
+  rig.node.readyBlocks = 4;
+  expect((await rig.load('pieces', 1, 0, ids(80, 9), () => expect.unreachable())).loaded).toBe(9);
+});
+
+test('an offer outlives its session: a step may not import it, and declined it ends with nothing', async () => {
+  rig = new Rig();
+  await rig.attach();
+  for (let i = 0; i < 4; i++) rig.node.seed(hashOf(1, i));
+  rig.node.readyBlocks = 4;
+  const offers: ArrivedLoad[] = [];
+  const result = rig.load('r', 1, 0, ids(50, 4), (load) => offers.push(load) === 1);
+  await until(() => offers.length === 1, 'the offer');
+  expect(offers[0]!.live).toBe(true);
+  await rig.node.kill();
+  await until(() => !offers[0]!.live, 'the end of the session');
+  offers[0]!.decline();
+  expect((await result).loaded).toBe(0);
 });
 
 test('a load keeps what is contiguous when the node stops in the middle; its late lease is released', async () => {

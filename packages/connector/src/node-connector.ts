@@ -4,10 +4,10 @@
  * Invariants (the port's): nothing throws at the scheduler, nothing waits without a deadline, each callback fires
  * exactly once and never from inside the call. Blocks in flight are bounded; what exceeds the bound is not stored.
  */
-import { invariant, KvError } from '@kvtier/errors';
+import { invariant } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
 import { maxHashesPerFrame, type StatsResult } from '@kvtier/wire';
-import type { Connector, LoadResult, Match } from './connector.ts';
+import type { ArrivedLoad, Connector, LoadResult, Match } from './connector.ts';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
 import { columnsWithin, type GroupPart, groupWindows, partsOf } from './groups.ts';
 import { type LoadOutcome, LoadRun } from './load.ts';
@@ -132,6 +132,7 @@ class CacheNodeConnector implements NodeConnector {
     firstBlock: number,
     blockIds: Int32Array,
     onDone: (result: LoadResult) => void,
+    onArrived?: (load: ArrivedLoad) => boolean,
   ): void {
     const { executor, hashBytes } = this.#options;
     const blocks = blockIds.length / this.#windows.length;
@@ -158,13 +159,15 @@ class CacheNodeConnector implements NodeConnector {
     const ended = (): void => {
       const elapsedUs = Math.round((this.#timers.nowMs() - startedAtMs) * 1_000);
       const { loaded, byTier, ends } = together(outcomes, blocks);
+      let withStep = false;
       for (const outcome of outcomes.values()) {
+        withStep ||= outcome.withStep;
         this.counters.loadedBlocks += outcome.loaded;
         this.counters.loadedBytes += outcome.loaded * executor.kv.blockBytes;
       }
       this.counters.loadUs += elapsedUs;
-      // A load that failed early says nothing about speed.
-      if (predictedUs !== undefined && (loaded === blocks || elapsedUs > predictedUs)) {
+      // A load that failed early says nothing about speed, nor does one that a step was part of.
+      if (predictedUs !== undefined && !withStep && (loaded === blocks || elapsedUs > predictedUs)) {
         this.#planner.observeLoad(predictedUs, elapsedUs, this.#timers.nowMs());
       }
       const chainEnds = this.#windows.map((_, group) => {
@@ -181,6 +184,7 @@ class CacheNodeConnector implements NodeConnector {
         timers: this.#timers,
         counters: this.counters,
         onCopied: (copied: number, elapsedUs: number) => this.#planner.observeCopy(copied, elapsedUs),
+        onArrived: this.#windows.length === 1 ? onArrived : undefined,
       };
       const wanted = hashes.subarray((firstBlock + part.from) * hashBytes, (firstBlock + blocks) * hashBytes);
       new LoadRun(context, wanted, part.blockIds, deadlineMs, (outcome) => {

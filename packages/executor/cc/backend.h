@@ -26,7 +26,7 @@ struct CopyJob {
   std::vector<int32_t> blocks;
   std::vector<int64_t> offsets;
   std::vector<uint64_t> sums;  // export: what was found; import: what is expected
-  std::vector<uint8_t> good;   // import: 1 where it was found
+  std::vector<uint8_t> good;   // import: 1 where it was found; empty, of an import with a step: it did not take place
 };
 
 class Backend {
@@ -34,7 +34,9 @@ class Backend {
   virtual ~Backend() = default;
   // Throws std::invalid_argument naming the first thing that is wrong; a checked step cannot touch foreign memory.
   virtual void Check(const Step& step) const = 0;
-  virtual StepResult Run(const Step& step) = 0;
+  // `import`: null, or the blocks of step.import_sequence, that come in under the step. Fills its `good`; unless all are, that
+  // sequence draws -1 and its new tokens' keys and values mean nothing.
+  virtual StepResult Run(const Step& step, CopyJob* import) = 0;
 
   // The KV pool: blocks 1 to blocks() - 1 may be copied, each block_bytes() long.
   virtual int64_t blocks() const = 0;

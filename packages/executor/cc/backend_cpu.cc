@@ -18,7 +18,15 @@ class CpuBackend : public Backend {
   CpuBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits) : transformer_(shape, plan, limits) {}
 
   void Check(const Step& step) const override { transformer_.Check(step); }
-  StepResult Run(const Step& step) override { return transformer_.Run(step); }
+  // Nothing to gain here from layers: a copy is over before the step begins.
+  StepResult Run(const Step& step, CopyJob* import) override {
+    if (import == nullptr) return transformer_.Run(step);
+    import->good.resize(import->blocks.size());
+    for (size_t i = 0; i < import->blocks.size(); ++i) Import(*import, i);
+    StepResult result = transformer_.Run(step);
+    SettleImport(step, std::ranges::count(import->good, 0) == 0, result);
+    return result;
+  }
   int64_t blocks() const override { return transformer_.pool().blocks; }
   size_t block_bytes() const override { return transformer_.pool().block_bytes; }
   int copy_threads() const override {

@@ -43,6 +43,55 @@ std::vector<T> Copy(const Napi::Object& object, const char* name) {
   return std::vector<T>(array.Data(), array.Data() + array.ElementLength());
 }
 
+// Node-addon-api checks types only when asked; a wrong type must be an exception and never a crash.
+bool TypedArray(const Napi::Value& value, napi_typedarray_type type) {
+  return value.IsTypedArray() && value.As<Napi::TypedArray>().TypedArrayType() == type;
+}
+
+std::shared_ptr<CopyJob> ReadCopies(Napi::Env env, const Instance& instance, Napi::Value arena, Napi::Value block_ids,
+                                    Napi::Value arena_offsets) {
+  const auto fail = [&](const std::string& what) { return Napi::Error::New(env, "copy: " + what); };
+  auto job = std::make_shared<CopyJob>();
+  job->arena_number = arena.ToNumber().Int32Value();
+  const auto found = instance.arenas.find(job->arena_number);
+  if (found == instance.arenas.end()) throw fail("no such arena is attached");
+  const auto ids = block_ids.As<Napi::Int32Array>();
+  const auto offsets = arena_offsets.As<Napi::Float64Array>();
+  if (ids.ElementLength() != offsets.ElementLength()) throw fail("blockIds and offsets differ in length");
+  job->arena = found->second;
+  for (size_t i = 0; i < ids.ElementLength(); ++i) {
+    if (ids[i] < 1 || ids[i] >= instance.backend->blocks()) throw fail("block id " + std::to_string(ids[i]) + " is not in the pool");
+    const bool whole = offsets[i] >= 0 && offsets[i] < 0x1p53 && offsets[i] == std::floor(offsets[i]);  // no NaN
+    if (!whole || !job->arena->Contains(static_cast<uint64_t>(offsets[i]), instance.backend->block_bytes())) {
+      throw fail("offset " + std::to_string(offsets[i]) + " is not in the arena");
+    }
+    job->blocks.push_back(ids[i]);
+    job->offsets.push_back(static_cast<int64_t>(offsets[i]));
+  }
+  return job;
+}
+
+// The checksums are an import's.
+void ReadSums(Napi::Env env, CopyJob& job, Napi::Value checksums) {
+  const auto given = checksums.As<Napi::BigUint64Array>();
+  job.sums.assign(given.Data(), given.Data() + given.ElementLength());
+  auto sorted = job.blocks;
+  std::sort(sorted.begin(), sorted.end());
+  if (job.sums.size() != sorted.size() || std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    throw Napi::Error::New(env, "copy: one checksum per block, and each block once");
+  }
+}
+
+std::shared_ptr<CopyJob> ReadImport(Napi::Env env, const Instance& instance, const Napi::Object& import) {
+  const auto ids = import.Get("blockIds"), offsets = import.Get("offsets"), checksums = import.Get("checksums");
+  if (!TypedArray(ids, napi_int32_array) || !TypedArray(offsets, napi_float64_array) || !TypedArray(checksums, napi_biguint64_array)) {
+    throw Napi::TypeError::New(env, "step: an import's blockIds, offsets and checksums are not the typed arrays they should be");
+  }
+  auto job = ReadCopies(env, instance, import.Get("arena"), ids, offsets);
+  ReadSums(env, *job, checksums);
+  return job;
+}
+
 Napi::Value Execute(const Napi::CallbackInfo& info) {
   auto instance = Get(info);
   const auto o = info[1].As<Napi::Object>();
@@ -62,6 +111,12 @@ Napi::Value Execute(const Napi::CallbackInfo& info) {
     throw Napi::Error::New(info.Env(), "step: sampling arrays of different lengths");
   }
   for (size_t i = 0; i < temperature.size(); ++i) step->sampling.push_back({temperature[i], top_k[i], top_p[i], seed[i]});
+  std::shared_ptr<CopyJob> import;
+  if (const auto given = o.Get("import"); given.IsObject()) {
+    import = ReadImport(info.Env(), *instance, given.As<Napi::Object>());
+    step->import_sequence = std::max(0, given.As<Napi::Object>().Get("sequence").ToNumber().Int32Value());
+    step->import_blocks = import->blocks;
+  }
   try {
     instance->backend->Check(*step);
   } catch (const std::exception& error) {
@@ -69,12 +124,13 @@ Napi::Value Execute(const Napi::CallbackInfo& info) {
   }
   auto result = std::make_shared<StepResult>();
   return instance->RunStep(
-      info.Env(), [backend = instance->backend.get(), step, result] { *result = backend->Run(*step); },
-      [step, result](Napi::Env env) -> Napi::Value {
+      info.Env(), [backend = instance->backend.get(), step, import, result] { *result = backend->Run(*step, import.get()); },
+      [step, import, result](Napi::Env env) -> Napi::Value {
         auto answer = Napi::Object::New(env);
         answer.Set("tokenIds", NewArray<Napi::Int32Array>(env, result->token_ids));
         answer.Set("logits", step->want_logits ? NewArray<Napi::Float32Array>(env, result->logits) : env.Null());
         answer.Set("elapsedUs", result->elapsed_us);
+        if (import) answer.Set("imported", import->good.empty() ? env.Null() : NewArray<Napi::Uint8Array>(env, import->good));
         return answer;
       });
 }
@@ -102,31 +158,9 @@ Napi::Value DetachArena(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), true);
 }
 
-std::shared_ptr<CopyJob> ReadCopies(const Napi::CallbackInfo& info, const Instance& instance) {
-  const auto fail = [&](const std::string& what) { return Napi::Error::New(info.Env(), "copy: " + what); };
-  auto job = std::make_shared<CopyJob>();
-  job->arena_number = info[1].ToNumber().Int32Value();
-  const auto found = instance.arenas.find(job->arena_number);
-  if (found == instance.arenas.end()) throw fail("no such arena is attached");
-  const auto ids = info[2].As<Napi::Int32Array>();
-  const auto offsets = info[3].As<Napi::Float64Array>();
-  if (ids.ElementLength() != offsets.ElementLength()) throw fail("blockIds and offsets differ in length");
-  job->arena = found->second;
-  for (size_t i = 0; i < ids.ElementLength(); ++i) {
-    if (ids[i] < 1 || ids[i] >= instance.backend->blocks()) throw fail("block id " + std::to_string(ids[i]) + " is not in the pool");
-    const bool whole = offsets[i] >= 0 && offsets[i] < 0x1p53 && offsets[i] == std::floor(offsets[i]);  // no NaN
-    if (!whole || !job->arena->Contains(static_cast<uint64_t>(offsets[i]), instance.backend->block_bytes())) {
-      throw fail("offset " + std::to_string(offsets[i]) + " is not in the arena");
-    }
-    job->blocks.push_back(ids[i]);
-    job->offsets.push_back(static_cast<int64_t>(offsets[i]));
-  }
-  return job;
-}
-
 Napi::Value ExportBlocks(const Napi::CallbackInfo& info) {
   auto instance = Get(info);
-  auto job = ReadCopies(info, *instance);
+  auto job = ReadCopies(info.Env(), *instance, info[1], info[2], info[3]);
   job->sums.resize(job->blocks.size());
   return instance->RunCopies(
       info.Env(), instance->backend->Pieces(*job),
@@ -136,15 +170,9 @@ Napi::Value ExportBlocks(const Napi::CallbackInfo& info) {
 
 Napi::Value ImportBlocks(const Napi::CallbackInfo& info) {
   auto instance = Get(info);
-  auto job = ReadCopies(info, *instance);
-  const auto given = info[4].As<Napi::BigUint64Array>();
-  job->sums.assign(given.Data(), given.Data() + given.ElementLength());
-  auto sorted = job->blocks;
-  std::sort(sorted.begin(), sorted.end());
-  if (job->sums.size() != sorted.size() || std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    throw Napi::Error::New(info.Env(), "copy: one checksum per block, and each block once");
-  }
-  job->good.resize(sorted.size());
+  auto job = ReadCopies(info.Env(), *instance, info[1], info[2], info[3]);
+  ReadSums(info.Env(), *job, info[4]);
+  job->good.resize(job->blocks.size());
   return instance->RunCopies(
       info.Env(), instance->backend->Pieces(*job),
       [backend = instance->backend.get(), job](size_t piece) { backend->Import(*job, piece); },
@@ -156,11 +184,6 @@ Napi::Value Describe(const Napi::CallbackInfo& info) { return Napi::String::New(
 Napi::Value Close(const Napi::CallbackInfo& info) {
   (*info[0].As<Handle>().Data())->Close();
   return info.Env().Undefined();
-}
-
-// Node-addon-api checks types only when asked; a wrong type must be an exception and never a crash.
-bool TypedArray(const Napi::Value& value, napi_typedarray_type type) {
-  return value.IsTypedArray() && value.As<Napi::TypedArray>().TypedArrayType() == type;
 }
 
 template <Napi::Value (*Function)(const Napi::CallbackInfo&), napi_typedarray_type... Types>

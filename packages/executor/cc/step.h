@@ -15,6 +15,9 @@ struct Step {
   std::vector<uint8_t> sample;
   std::vector<Sampling> sampling;
   bool want_logits;
+  // Blocks of this sequence that come in from an arena under the step; none: -1.
+  int32_t import_sequence = -1;
+  std::vector<int32_t> import_blocks = {};
 };
 
 struct StepResult {
@@ -29,5 +32,11 @@ struct Limits {
 
 // Throws std::invalid_argument naming the first thing that is wrong.
 void CheckStep(const Step& step, const Shape& shape, const Limits& limits);
+
+// The draw of sequence `i` as a backend found it, negative: its logits are no finite numbers. Throws "MODEL: ..." then, but not
+// over blocks that came with the step: whether these are good is not known yet.
+int32_t Drawn(const Step& step, size_t i, int32_t token);
+// Behind a step with an import: nothing that was computed over blocks that are not all good is given out.
+void SettleImport(const Step& step, bool whole, StepResult& result);
 
 }  // namespace kvtier

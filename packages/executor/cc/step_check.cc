@@ -11,6 +11,25 @@ void Require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument("step: " + message);
 }
 
+// A step writes to no block that comes in under it: the blocks lie in the table before the first new token's, each once.
+void CheckImport(const Step& step, const Shape& shape, const Limits& limits) {
+  const auto sequences = static_cast<int64_t>(step.query_tokens.size());
+  const int64_t sequence = step.import_sequence;
+  Require(sequence < sequences, "import: there is no sequence " + std::to_string(sequence));
+  std::vector<int32_t> computed;
+  for (int64_t group = 0; group < shape.groups; ++group) {
+    const auto row = step.block_tables.begin() + (group * sequences + sequence) * step.block_table_stride;
+    computed.insert(computed.end(), row, row + step.computed_tokens[static_cast<size_t>(sequence)] / limits.block_tokens);
+  }
+  std::ranges::sort(computed);
+  auto blocks = step.import_blocks;
+  std::ranges::sort(blocks);
+  Require(std::ranges::adjacent_find(blocks) == blocks.end() && std::ranges::includes(computed, blocks),
+          "import: its blocks are not blocks of computed tokens of sequence " + std::to_string(sequence) + ", each once");
+}
+
+[[noreturn]] void NotFinite() { throw std::runtime_error("MODEL: the logits are not finite numbers; the model's weights are damaged"); }
+
 }  // namespace
 
 void CheckStep(const Step& step, const Shape& shape, const Limits& limits) {
@@ -51,6 +70,22 @@ void CheckStep(const Step& step, const Shape& shape, const Limits& limits) {
   Require(rows <= limits.max_step_tokens, std::to_string(rows) + " tokens, allowed are " + std::to_string(limits.max_step_tokens));
   for (const int32_t id : step.token_ids) {
     Require(id >= 0 && id < shape.vocab, "token id " + std::to_string(id) + " is not in the vocabulary");
+  }
+  if (step.import_sequence >= 0) CheckImport(step, shape, limits);
+}
+
+int32_t Drawn(const Step& step, size_t i, int32_t token) {
+  if (token < 0 && static_cast<int64_t>(i) != step.import_sequence) NotFinite();
+  return token;
+}
+
+void SettleImport(const Step& step, bool whole, StepResult& result) {
+  const auto sequence = static_cast<size_t>(step.import_sequence);
+  int32_t& token = result.token_ids[sequence];
+  if (!whole) {
+    token = -1;
+  } else if (step.sample[sequence] != 0 && token < 0) {
+    NotFinite();
   }
 }
 

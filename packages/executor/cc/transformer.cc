@@ -1,7 +1,6 @@
 #include "transformer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <stdexcept>
 
@@ -101,15 +100,13 @@ StepResult Transformer::Run(const Step& step) {
     Gemm({logits_.floats(), shape_.vocab, normed_.floats(), shape_.hidden, weights_.lm_head, count, shape_.vocab,
           shape_.hidden, false},
          threads_);
-    std::atomic<bool> finite{true};
     threads_.For(count, [&](int64_t task, int) {
       const auto index = static_cast<size_t>(sampled[static_cast<size_t>(task)]);
       if (shape_.logit_cap > 0) SoftCap(logits_.floats() + task * shape_.vocab, shape_.logit_cap, shape_.vocab);
       const int32_t token = Sample(logits_.floats() + task * shape_.vocab, shape_.vocab, step.sampling[index]);
-      if (token < 0) finite = false;
       result.token_ids[index] = token;
     });
-    if (!finite) throw std::runtime_error("MODEL: the logits are not finite numbers; the model's weights are damaged");
+    for (const int64_t i : sampled) Drawn(step, static_cast<size_t>(i), result.token_ids[static_cast<size_t>(i)]);
     if (step.want_logits) result.logits.assign(logits_.floats(), logits_.floats() + count * shape_.vocab);
   }
   result.elapsed_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();

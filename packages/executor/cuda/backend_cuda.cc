@@ -3,6 +3,7 @@
 // Invariant: a copy's call returns only when the device touches its blocks and slots no more. One that misses its deadline
 // keeps its thread until then, and fails; the scheduler does not wait for it: a load's request starts anew after its own
 // deadline and leaves its blocks with the load, an export holds blocks that nobody waits for.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -37,7 +38,7 @@ cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
 class CudaBackend : public Backend {
  public:
   CudaBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits, const GpuOptions& gpu)
-      : device_(static_cast<int>(gpu.device)), blocks_(limits.blocks) {
+      : device_(static_cast<int>(gpu.device)), blocks_(limits.blocks), block_layers_(shape.block_layers), kinds_(shape.kinds) {
     UseDevice();
     transformer_ = std::make_unique<cuda::CudaTransformer>(shape, plan, limits, TransformerOptions(gpu));
     cuda::TransferOptions transfer;
@@ -55,9 +56,22 @@ class CudaBackend : public Backend {
   }
 
   void Check(const Step& step) const override { transformer_->Check(step); }
-  StepResult Run(const Step& step) override {
+  // The step's kernels for a layer wait, on the device, for that layer of all blocks; checksums are there when both have ended.
+  StepResult Run(const Step& step, CopyJob* import) override {
     UseDevice();
-    return transformer_->Run(step);
+    if (import == nullptr) return transformer_->Run(step);
+    const auto arriving = BeginImport(*import);
+    StepResult result = transformer_->Run(step, [&](int64_t layer, gpu::Stream& stream) {
+      if (arriving) arriving->BeforeLayer(kinds_[static_cast<size_t>(layer)].slot, stream);
+    });
+    if (arriving) {
+      const TransferResult& end = arriving->Finish();
+      // The device still writes to the blocks: they are nobody's until this process ends.
+      if (end.outcome == TransferResult::Outcome::kTimedOut) throw std::runtime_error("GPU: import with a step: " + end.error);
+      if (end.outcome == TransferResult::Outcome::kDone) import->good = arriving->good();
+    }
+    SettleImport(step, !import->good.empty() && std::ranges::count(import->good, 0) == 0, result);
+    return result;
   }
   int64_t blocks() const override { return blocks_; }
   size_t block_bytes() const override { return transformer_->block_bytes(); }
@@ -120,6 +134,17 @@ class CudaBackend : public Backend {
     used = device_;
   }
 
+  // Null where a step would have to wait for the arena to be pinned.
+  std::unique_ptr<cuda::LayeredImport> BeginImport(const CopyJob& job) {
+    std::shared_future<int> registered;
+    {
+      std::lock_guard lock(mutex_);
+      registered = arenas_.at(job.arena_number).registered;
+    }
+    if (registered.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
+    return engine_->ImportByLayer(registered.get(), job.blocks, job.offsets, job.sums, block_layers_);
+  }
+
   int RegisteredArena(const CopyJob& job) {
     UseDevice();
     std::shared_future<int> registered;
@@ -154,7 +179,8 @@ class CudaBackend : public Backend {
   }
 
   const int device_;
-  const int64_t blocks_;
+  const int64_t blocks_, block_layers_;
+  const std::vector<LayerKind> kinds_;
   std::unique_ptr<cuda::CudaTransformer> transformer_;
   std::unique_ptr<cuda::TransferEngine> engine_;
   std::mutex mutex_;

@@ -160,6 +160,68 @@ describe('arena copies', () => {
   });
 });
 
+describe('an import with a step', () => {
+  const arenaBytes = 1 << 20;
+  let path: string;
+  let arena: number;
+  const offsets = Float64Array.of(4096, 40_960);
+  let checksums: BigUint64Array;
+  let whole: Float32Array;
+  const rest = { blocks: [31, 33, 40], computed: 32, tokens: tokens.slice(32, 40) };
+  const other = { blocks: [50], computed: 0, tokens: [5, 6, 7] };
+  const blocks = (change: object = {}) => ({
+    sequence: 1,
+    arena,
+    blockIds: Int32Array.of(31, 33),
+    offsets,
+    checksums,
+    ...change,
+  });
+
+  beforeEach(async () => {
+    path = `/dev/shm/kvtier-test-step-${process.pid}-${randomBytes(4).toString('hex')}`;
+    const made = native.arenaCreate(path, arenaBytes, 1);
+    const id = native.arenaId(made);
+    native.arenaClose(made);
+    arena = executor.attachArena(path, arenaBytes, id);
+    whole = (await prefill(executor, tokens.slice(0, 40), [40]))[0]!;
+    checksums = await executor.exportBlocks(arena, Int32Array.of(1, 2), offsets);
+  });
+  afterEach(() => rm(path, { force: true }));
+
+  it('brings what the step attends to', async () => {
+    const { imported, logits, tokenIds } = await runStep(executor, [other, rest], blocks());
+    expect([...imported!]).toEqual([1, 1]);
+    expect(relativeError(logits!.slice(logits!.length / 2), whole)).toBeLessThan(1e-4);
+    expect(tokenIds[1]).toBe(whole.indexOf(Math.max(...whole)));
+  });
+
+  it('draws nothing over a block that is not good, and the others’ draws count', async () => {
+    const alone = await runStep(executor, [other]);
+    const nan = await open(path, 'r+');
+    await nan.write(new Uint8Array(64).fill(0xff), 0, 64, offsets[1]); // f32: no number
+    await nan.close();
+    const { imported, tokenIds } = await runStep(executor, [other, rest], blocks());
+    expect([...imported!]).toEqual([1, 0]);
+    expect([...tokenIds]).toEqual([alone.tokenIds[0], -1]);
+  });
+
+  it('refuses blocks that are not the sequence’s, that the step writes to, or twice', async () => {
+    const bad = (change: object) =>
+      expect(runStep(executor, [other, rest], blocks(change))).rejects.toThrow(InvariantError);
+    await bad({ sequence: 0 });
+    await bad({ sequence: 2 });
+    await bad({ blockIds: Int32Array.of(31, 40) });
+    await bad({ blockIds: Int32Array.of(31, 31) });
+    await bad({ blockIds: Int32Array.of(31) });
+    await bad({ blockIds: [31, 33] });
+    await bad({ offsets: Float64Array.of(4096, arenaBytes) });
+    await bad({ arena: arena + 1 });
+    await executor.detachArena(arena);
+    await bad({});
+  });
+});
+
 describe('steps', () => {
   it('refuses a step that could touch foreign memory, and lives on', async () => {
     const piece = { blocks: [1], computed: 0, tokens: [5] };

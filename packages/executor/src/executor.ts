@@ -85,6 +85,21 @@ export interface ExecutorOptions {
   readonly maxStepSequences: number;
 }
 
+/** Blocks that lie in the arena, and what their payloads' XXH3-64 must be. */
+export interface ArenaBlocks {
+  readonly arena: number;
+  readonly blockIds: Int32Array;
+  /** Of the payloads, in bytes. */
+  readonly offsets: Float64Array;
+  readonly checksums: BigUint64Array;
+}
+
+/** Computed tokens of one sequence, whose blocks come in from the arena under the step: no new token lies in them. */
+export interface StepImport extends ArenaBlocks {
+  /** Index of the sequence. */
+  readonly sequence: number;
+}
+
 /** One forward pass over a batch of sequences: prefill chunks and decodes mixed. All arrays are indexed by sequence. */
 export interface Step {
   /** New token ids of all sequences, one after another: sum(queryTokens). */
@@ -111,6 +126,8 @@ export interface Step {
   readonly seed: BigUint64Array;
   /** Also return the logits of the sampled rows (tests, numerics). */
   readonly wantLogits?: boolean;
+  /** At most one: where `importsByLayer`, layer 0 is computed while layer 1 arrives; else the step waits for all of it. */
+  readonly import?: StepImport | undefined;
 }
 
 export interface StepResult {
@@ -119,6 +136,11 @@ export interface StepResult {
   /** [sampled rows × vocabSize], only with wantLogits. */
   readonly logits: Float32Array | null;
   readonly elapsedUs: number;
+  /**
+   * With an import: a byte per block as of `importBlocks`, or null when it did not take place. Unless all are 1, the sequence
+   * has drawn no token (-1), and the keys and values of its new tokens mean nothing.
+   */
+  readonly imported?: Uint8Array | null;
 }
 
 export interface Executor {
@@ -126,6 +148,8 @@ export interface Executor {
   readonly model: ModelShape;
   readonly kv: KvLayout;
   readonly blockCount: number;
+  /** An import with a step overlaps with it. Default: no. */
+  readonly importsByLayer?: boolean;
   /** Content digest of the weights and the parts of config.json that change results; part of the namespace. */
   readonly modelDigest: Uint8Array;
 

@@ -30,9 +30,14 @@ export class NativeExecutor implements Executor {
     this.modelDigest = modelDigest;
   }
 
+  get importsByLayer(): boolean {
+    return this.backend === 'cuda';
+  }
+
   async execute(step: Step): Promise<StepResult> {
     invariant(!this.#closed, 'executor: execute after close');
-    const running = call(() => this.#native.execute(this.#handle, step));
+    const execute = (): Promise<StepResult> => this.#native.execute(this.#handle, step);
+    const running = step.import ? this.#copy(step.import.arena, execute) : call(execute);
     this.#step = running.catch(() => {});
     return running;
   }

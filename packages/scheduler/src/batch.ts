@@ -1,5 +1,6 @@
 /** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does. */
-import type { Step } from '@kvtier/executor';
+import type { ArrivedLoad } from '@kvtier/connector';
+import type { Step, StepImport } from '@kvtier/executor';
 import type { GroupBlocks, PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
 import { drawSeed } from './seed.ts';
@@ -8,6 +9,8 @@ import { drawSeed } from './seed.ts';
 export interface Share {
   readonly request: EngineRequest;
   readonly count: number;
+  /** The blocks of its computed tokens come in with the step. */
+  readonly arrived?: ArrivedLoad | undefined;
 }
 
 /** This share reaches the end of the sequence, so the step draws a token after it. */
@@ -27,7 +30,8 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     blockTableStride = Math.max(blockTableStride, table[0]!.length);
     tokenCount += batch[i]!.count;
   }
-  const step = {
+  const imported = batch.findIndex(({ arrived }) => arrived);
+  const step: Step & { import?: StepImport } = {
     tokenIds: new Int32Array(tokenCount),
     queryTokens: new Int32Array(count),
     computedTokens: new Int32Array(count),
@@ -39,6 +43,7 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     topP: new Float32Array(count),
     seed: new BigUint64Array(count),
   };
+  if (imported >= 0) step.import = { sequence: imported, ...batch[imported]!.arrived!.blocks };
   let at = 0;
   for (let i = 0; i < count; i++) {
     const share = batch[i]!;

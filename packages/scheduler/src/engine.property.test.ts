@@ -46,6 +46,10 @@ const scenario = fc.record({
   shortLoad: chance,
   lateLoad: chance,
   refuseStore: chance,
+  importsByLayer: fc.boolean(),
+  scattered: chance,
+  deadOffer: chance,
+  refuseImport: chance,
   stepFailure: chance.map((percent) => percent / 5),
   requests: fc.array(request, { minLength: 1, maxLength: 14 }),
 });
@@ -60,6 +64,7 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         blockTokens,
         blockCount: one.poolBlocks + 1,
         attached: one.attached,
+        importsByLayer: one.importsByLayer,
         prefixCache: one.prefixCache,
         radixPolicy: one.radixPolicy,
         ...(one.prefixCache === 'blocks' && {
@@ -80,6 +85,9 @@ it('answers right, holds right, frees all, and never hangs', async () => {
           shorten: (blocks) => (happens(one.shortLoad)() ? dice(blocks + 1) : blocks),
           lateLoad: happens(one.lateLoad),
           refuseStore: happens(one.refuseStore),
+          scattered: happens(one.scattered),
+          deadOffer: happens(one.deadOffer),
+          refuseImport: happens(one.refuseImport),
         },
         stepFailure: () => (happens(one.stepFailure)() ? new Error('a fault') : undefined),
       });

@@ -1,7 +1,9 @@
 /** What the engine promises, one rule at a time, over an executor whose outputs show every wrong block. */
 import { describe, expect, it } from 'vitest';
 import { vocabSize } from './testing/content-executor.ts';
+import type { Faults } from './testing/faulty-connector.ts';
 import { naiveAnswer, prompt, Rig } from './testing/rig.ts';
+import type { EngineLimits } from './types.ts';
 
 describe('answers', () => {
   it('are those of a model without blocks, in chunks and token by token', async () => {
@@ -178,6 +180,121 @@ describe('the tier', () => {
     await rig.drain();
     expect(rig.connector.tier.size).toBe(exportedBlocks);
     expect(rig.engine.stats()).toMatchObject({ exportBlocks: 0, freeBlocks: 31 });
+  });
+});
+
+describe('a load that a step imports, layer by layer', () => {
+  /** An engine whose tier holds 10 blocks of prompt 1, and that remembers nothing itself. */
+  async function warmed(faults: Faults = {}, limits: Partial<EngineLimits> = {}): Promise<Rig> {
+    const rig = new Rig({ importsByLayer: true, faults, limits });
+    await rig.generate('warm', prompt(1, 43));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    rig.executor.steps.length = 0;
+    rig.connector.prefills.length = 0;
+    return rig;
+  }
+  const layered = (rig: Rig): number => rig.engine.stats().layeredLoads;
+
+  it('comes in with the first step of a request that is alone', async () => {
+    const rig = await warmed();
+    expect(await rig.generate('a', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(rig.executor.steps.map((step) => [step.tokenIds.length, step.import?.blockIds.length])).toEqual([
+      [3, 10],
+      [1, undefined],
+      [1, undefined],
+      [1, undefined],
+    ]);
+    expect(rig.outputs.get('a')![0]!.cache).toMatchObject({ cachedTokens: 40, tokensByTier: { arena: 40 } });
+    expect(rig.connector.prefills).toEqual([]); // that step's time is no measure of prefill
+    await rig.drain();
+    expect(rig.engine.stats()).toMatchObject({ layeredLoads: 1, loads: 1, shortLoads: 0, freeBlocks: 31 });
+    // What was imported is found again.
+    await rig.generate('b', prompt(1, 43));
+    expect(rig.outputs.get('b')![0]!.cache!.tokensByTier).toEqual({ engine: 40 });
+  });
+
+  it('imports no block that the step writes to, and may be longer than one step', async () => {
+    const aligned = await warmed();
+    expect(await aligned.generate('a', prompt(1, 40))).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(aligned.executor.steps[0]!.import!.blockIds).toHaveLength(9);
+    const chunked = await warmed({}, { maxStepTokens: 2 });
+    expect(await chunked.generate('a', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(chunked.executor.steps.slice(0, 3).map((step) => [step.tokenIds.length, step.import !== undefined])).toEqual(
+      [
+        [2, true],
+        [1, false],
+        [1, false],
+      ],
+    );
+  });
+
+  it.each([0, 1, 7])(
+    'with a block that fails behind %i good ones: computed from there, nothing given out before',
+    async (good) => {
+      let shorten = 10;
+      const rig = await warmed({ shorten: () => shorten });
+      shorten = good;
+      expect(await rig.generate('a', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+      const [first, second] = rig.executor.steps;
+      expect(first!.import!.blockIds).toHaveLength(10);
+      expect(second!.computedTokens[0]).toBe(good * 4);
+      expect(rig.outputs.get('a')![0]!.cache!.cachedTokens).toBe(good * 4);
+      await rig.drain();
+      expect(rig.engine.stats()).toMatchObject({ layeredLoads: 1, shortLoads: 1, freeBlocks: 31 });
+    },
+  );
+
+  it('that does not take place, whose session has ended or whose step fails', async () => {
+    let refuseImport = true;
+    let deadOffer = false;
+    const rig = await warmed({ refuseImport: () => refuseImport, deadOffer: () => deadOffer });
+    expect(await rig.generate('refused', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    await rig.drain();
+    rig.engine.resetPrefixCache();
+    refuseImport = false;
+    deadOffer = true;
+    expect(await rig.generate('dead', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(layered(rig)).toBe(1);
+    await rig.drain();
+    expect(rig.engine.stats().freeBlocks).toBe(31);
+
+    let fail = false;
+    const broken = new Rig({ importsByLayer: true, stepFailure: () => (fail ? new Error('a fault') : undefined) });
+    await broken.generate('warm', prompt(1, 43));
+    await broken.drain();
+    broken.engine.resetPrefixCache();
+    fail = true;
+    await broken.generate('a', prompt(1, 43));
+    expect(broken.last('a').error).toMatchObject({ message: 'a fault' });
+    fail = false;
+    expect(await broken.generate('b', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(layered(broken)).toBe(2);
+    await broken.drain();
+    expect(broken.engine.stats()).toMatchObject({ freeBlocks: 31, loading: 0 });
+    broken.engine.checkIntegrity();
+  });
+
+  it('is copied beside the steps where anybody else is served', async () => {
+    const rig = await warmed();
+    rig.submit('other', prompt(2, 9), { maxTokens: 40 });
+    await rig.world.until(() => rig.outputs.get('other')!.length > 2);
+    expect(await rig.generate('a', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(rig.ended('other')).toBe(false);
+    expect(layered(rig)).toBe(0);
+    expect(rig.outputs.get('a')![0]!.cache!.tokensByTier).toEqual({ arena: 40 });
+  });
+
+  it('whose request is aborted under the step gives its blocks back when that has ended', async () => {
+    const rig = await warmed();
+    rig.submit('a', prompt(1, 43));
+    await rig.world.until(() => rig.executor.steps.length === 1);
+    rig.engine.abort('a');
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 20, running: 0, loading: 1 });
+    expect(await rig.generate('b', prompt(1, 43))).toEqual(naiveAnswer(prompt(1, 43), 4));
+    await rig.drain();
+    expect(rig.engine.stats()).toMatchObject({ freeBlocks: 31, loading: 0 });
+    rig.engine.checkIntegrity();
   });
 });
 

@@ -10,7 +10,7 @@
 import { randomBytes } from 'node:crypto';
 import type { Connector } from '@kvtier/connector';
 import { InvariantError, KvError } from '@kvtier/errors';
-import type { Executor, StepResult } from '@kvtier/executor';
+import type { Executor, Step, StepResult } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
 import {
   type BlockPolicyName,
@@ -182,6 +182,7 @@ export class Engine {
       matchDeadlineMs: limits.matchDeadlineMs ?? 2_000,
       loadDeadlineMs: limits.loadDeadlineMs ?? 30_000,
       windows,
+      importsByLayer: executor.importsByLayer && !windows,
       wake: () => this.wake(),
     });
     this.#loop = this.#run();
@@ -354,14 +355,21 @@ export class Engine {
     this.#counts.steps++;
     let result: StepResult | KvError;
     try {
-      result = await this.#options.executor.execute(step);
+      const run = (): Promise<StepResult> => this.#options.executor.execute(step);
+      const arrived = batch[0]!.arrived;
+      result = await (arrived ? arrived.import(run) : run());
     } catch (thrown) {
       if (thrown instanceof InvariantError) throw thrown;
       result = KvError.from(thrown);
     }
-    if (!(result instanceof KvError)) return this.#executed(batch, result);
-    if (result.code === 'GPU') throw result; // no later step can succeed in this process
-    this.#failed(batch, result);
+    if (result instanceof KvError) {
+      if (result.code === 'GPU') throw result; // no later step can succeed in this process
+      this.#failed(batch, result);
+    } else if (step.import && !result.imported?.every((good) => good === 1)) {
+      for (const { request } of batch) this.#scheduler.discarded(request); // computed anew, from where good blocks end
+    } else {
+      this.#executed(batch, step, result);
+    }
   }
 
   #failed(batch: readonly Share[], error: KvError): void {
@@ -374,7 +382,7 @@ export class Engine {
     }
   }
 
-  #executed(batch: readonly Share[], result: StepResult): void {
+  #executed(batch: readonly Share[], step: Step, result: StepResult): void {
     let prefillTokens = 0;
     let decodeTokens = 0;
     batch.forEach((share, i) => {
@@ -388,7 +396,7 @@ export class Engine {
     });
     this.#counts.prefillTokens += prefillTokens;
     this.#counts.decodeTokens += decodeTokens;
-    if (decodeTokens === 0) this.#options.connector.observePrefill(prefillTokens, result.elapsedUs);
+    if (decodeTokens === 0 && !step.import) this.#options.connector.observePrefill(prefillTokens, result.elapsedUs);
     const tokens = prefillTokens + decodeTokens;
     this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });
   }

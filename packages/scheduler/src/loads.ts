@@ -5,7 +5,7 @@
  * Invariant: every load ends its request's wait exactly once, by the callback, by the end of the request, or by a
  * deadline behind the connector's own ("never in the way"): then the request leaves its table behind and starts anew.
  */
-import type { Connector, LoadResult } from '@kvtier/connector';
+import type { ArrivedLoad, Connector, LoadResult } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
 import type { PrefixCache } from '@kvtier/prefix-cache';
 import type { EngineRequest } from './request.ts';
@@ -16,12 +16,26 @@ export interface LoadEnd extends LoadResult {
   readonly wanted: number;
   /** First of them in the chain. */
   readonly firstBlock: number;
+  /** Before the request's first step. */
+  readonly first: boolean;
 }
 
 interface Load {
   /** Gone when the request has ended or has given up on the load. */
   request: EngineRequest | undefined;
   readonly cancelDeadline: () => void;
+  /** Of the chain, behind the load. */
+  readonly endBlock: number;
+  /** It lies in the arena, and the next step may import it. */
+  arrived?: ArrivedLoad | undefined;
+}
+
+/** A request whose load waits for the next step. */
+export interface Arrival {
+  readonly request: EngineRequest;
+  /** Blocks of the chain that the request has, once the load is imported. */
+  readonly endBlock: number;
+  readonly load: ArrivedLoad;
 }
 
 export interface LoadsOptions {
@@ -31,6 +45,8 @@ export interface LoadsOptions {
   readonly deadlineMs: number;
   /** The request's wait is over. `end` undefined: given up; the request holds nothing any more. */
   readonly onEnd: (request: EngineRequest, end: LoadEnd | undefined) => void;
+  /** All of a load lies in the arena. True: the next step will import it, or say no (`decline`). */
+  readonly onArrived?: (() => boolean) | undefined;
   /** Blocks that a load held for nobody are free now. */
   readonly onFreed: () => void;
 }
@@ -72,19 +88,57 @@ export class Loads {
       () => `request ${id}: ${count} blocks to load in a table that ends earlier`,
     );
     const cancelDeadline = clock.after(deadlineMs, () => this.#expire(id));
-    this.#loads.set(id, { request, cancelDeadline });
-    connector.load(id, request.hashes.packed, firstBlock, blockIds, (result) => {
+    const load: Load = { request, cancelDeadline, endBlock: firstBlock + count };
+    this.#loads.set(id, load);
+    const first = request.startedUs === undefined;
+    const onDone = (result: LoadResult): void => {
       const loaded = Math.min(Math.max(result.loaded, 0), count);
-      this.#end(id, { ...result, loaded, wanted: count, firstBlock });
-    });
+      this.#end(id, { ...result, loaded, wanted: count, firstBlock, first });
+    };
+    const { onArrived } = this.#options;
+    const offer = (arrived: ArrivedLoad): boolean => {
+      if (!load.request || !onArrived?.()) return false;
+      load.arrived = arrived;
+      return true;
+    };
+    connector.load(id, request.hashes.packed, firstBlock, blockIds, onDone, onArrived && offer);
+  }
+
+  *arrivals(): Generator<Arrival> {
+    for (const { request, endBlock, arrived } of this.#loads.values())
+      if (request && arrived) yield { request, endBlock, load: arrived };
+  }
+
+  /** The step that is put together now imports it: the load ends with that step, whatever becomes of the request. */
+  takeArrived(request: EngineRequest): void {
+    const load = this.#of(request);
+    load.cancelDeadline();
+    load.arrived = undefined;
+  }
+
+  /** Copied beside the steps instead, as if it had never been offered. */
+  decline(request: EngineRequest): void {
+    this.#declined(this.#of(request));
   }
 
   /** The request has ended; its blocks are freed when the connector is done with them. */
   abandon(request: EngineRequest): void {
-    const load = this.#loads.get(request.id);
-    invariant(load?.request === request, () => `request ${request.id}: has no load`);
+    const load = this.#of(request);
     load.request = undefined;
     load.cancelDeadline();
+    this.#declined(load);
+  }
+
+  #of(request: EngineRequest): Load {
+    const load = this.#loads.get(request.id);
+    invariant(load?.request === request, () => `request ${request.id}: has no load`);
+    return load;
+  }
+
+  #declined(load: Load): void {
+    const { arrived } = load;
+    load.arrived = undefined;
+    arrived?.decline();
   }
 
   #end(id: string, end: LoadEnd): void {
@@ -105,6 +159,7 @@ export class Loads {
     const request = load?.request;
     if (!load || !request) return;
     load.request = undefined;
+    this.#declined(load);
     this.#expiredCount++;
     this.#options.connector.forget(id);
     request.id = `${id}+${this.#expiredCount}`; // the old table stays with the load

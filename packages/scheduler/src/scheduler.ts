@@ -5,14 +5,15 @@
  * A step is put together in this order, under one budget of tokens:
  *   1. running requests that decode (one token each), so that a long prompt never stalls an answer;
  *   2. running requests that prefill, oldest first, in chunks;
- *   3. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
+ *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
+ *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
  *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
  * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later.
  *
  * Invariants: the oldest request that holds blocks is never preempted for a younger one, so something always advances;
  * blocks become findable only when the step or load that fills them has ended, so a failed one leaves nothing behind.
  */
-import type { Connector } from '@kvtier/connector';
+import type { ArrivedLoad, Connector } from '@kvtier/connector';
 import { invariant } from '@kvtier/errors';
 import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
@@ -35,6 +36,8 @@ export interface SchedulerOptions {
   readonly loadDeadlineMs: number;
   /** Some layers see only a window of the tokens before. Default: none. */
   readonly windows?: boolean;
+  /** A step can import its request's blocks, layer by layer. Default: no. */
+  readonly importsByLayer?: boolean | undefined;
   /** Something that may let a waiting request go on has happened. */
   readonly wake: () => void;
 }
@@ -54,6 +57,7 @@ export class Scheduler {
     loadedTokens: 0,
     loads: 0,
     shortLoads: 0,
+    layeredLoads: 0,
     expiredMatches: 0,
   };
   readonly #options: SchedulerOptions;
@@ -76,6 +80,7 @@ export class Scheduler {
       clock,
       deadlineMs: options.loadDeadlineMs,
       onEnd: (request, end) => this.#loadEnded(request, end),
+      onArrived: options.importsByLayer ? () => this.#arrived() : undefined,
       onFreed: wake,
     });
   }
@@ -114,9 +119,10 @@ export class Scheduler {
     const running = this.running.toArray();
     for (const request of running) if (decodes(request)) this.#continue(request);
     for (const request of running) if (!decodes(request)) this.#continue(request);
+    const arrived = this.#admitArrived();
     this.#admitWaiting();
     this.exports.goDown();
-    return [...this.#batch].map(([request, count]) => ({ request, count }));
+    return [...this.#batch].map(([request, count]) => ({ request, count, arrived }));
   }
 
   /** The step is over for this request: `count` more tokens are computed. Full blocks are findable, and offered. */
@@ -125,6 +131,12 @@ export class Scheduler {
     request.computedTokens += count;
     this.#kv.cacheBlocks(request, request.computedTokens);
     if (request.state === 'running') this.exports.offer(request);
+  }
+
+  /** What the step computed for this request lay over blocks that did not arrive: none of it counts. */
+  discarded(request: EngineRequest): void {
+    request.executing = false;
+    if (request.state === 'finished') this.remove(request);
   }
 
   #continue(request: EngineRequest): void {
@@ -178,6 +190,11 @@ export class Scheduler {
     if (!admitted) return 'full';
     if (computed) this.#hit(request, computed);
     this.waiting.remove(request);
+    this.#begin(request, count);
+    return 'admitted';
+  }
+
+  #begin(request: EngineRequest, count: number): void {
     this.running.add(request);
     request.state = 'running';
     if (request.startedUs === undefined) {
@@ -185,7 +202,42 @@ export class Scheduler {
       this.counts.promptTokens += request.promptTokens;
     }
     this.#take(request, count);
-    return 'admitted';
+  }
+
+  /**
+   * With the step or beside the steps? With it, the wait for a load is the wait for its first layer. But all that is in that step
+   * waits for all layers; and while others compute, a copy beside them costs nothing. So: with the step where nobody else is.
+   */
+  #isAlone(): boolean {
+    return this.running.count === 0 && this.waiting.count === 0 && this.loads.count === 1;
+  }
+
+  #arrived(): boolean {
+    if (!this.#isAlone()) return false;
+    this.#options.wake();
+    return true;
+  }
+
+  /** The load that the step brings in; all others are copied. */
+  #admitArrived(): ArrivedLoad | undefined {
+    for (const { request, endBlock, load } of this.loads.arrivals()) {
+      const computedTokens = endBlock * this.#kv.blockTokens;
+      if (load.live && this.#isAlone() && computedTokens < request.tokenCount) {
+        const before = request.computedTokens;
+        request.computedTokens = computedTokens;
+        const count = Math.min(request.tokenCount - computedTokens, this.#budget);
+        if (this.#kv.allocateSlots(request, count, { delayCacheBlocks: true, fullSequenceMustFit: true })) {
+          this.loads.takeArrived(request);
+          request.loadUs += this.#options.clock.nowUs();
+          this.counts.layeredLoads++;
+          this.#begin(request, count);
+          return load;
+        }
+        request.computedTokens = before;
+      }
+      this.loads.decline(request);
+    }
+    return undefined;
   }
 
   /** Blocks beyond the local hit that should come from the tier. Asking costs no time; the answer may be still out. */
@@ -194,7 +246,9 @@ export class Scheduler {
     const { blockTokens } = this.#kv;
     const localBlocks = hit.tokens / blockTokens;
     // The last token is computed in any case; with a window it may look at a block that a longer prefix passes over.
-    const blocks = this.#windows ? Math.floor((request.tokenCount - 1) / blockTokens) : request.hashes.blockCount;
+    // A step imports no block that it writes to.
+    const wholeBlocks = this.#windows || this.#options.importsByLayer;
+    const blocks = wholeBlocks ? Math.floor((request.tokenCount - 1) / blockTokens) : request.hashes.blockCount;
     const missing = blocks - localBlocks;
     if (!request.mayLoad || missing <= 0 || !connector.attached) return 0;
     const { packed } = request.hashes;
@@ -239,8 +293,12 @@ export class Scheduler {
 
   /** A load is over; the request goes on where its good blocks end. */
   #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
-    request.loadUs += this.#options.clock.nowUs();
-    request.state = 'waiting';
+    if (request.state === 'finished') return; // while a step imported: its blocks go when that has ended
+    const withStep = request.state === 'running';
+    if (!withStep) {
+      request.loadUs += this.#options.clock.nowUs();
+      request.state = 'waiting';
+    }
     const lost = end !== undefined && this.#isLost(request, end);
     if (lost) {
       this.#kv.free(request.id);
@@ -252,7 +310,7 @@ export class Scheduler {
       request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
       if (end.firstBlock === 0) request.offeredBlocks = end.loaded;
       this.#kv.cacheBlocks(request, request.computedTokens);
-      if (request.startedUs === undefined) request.loadedByTier = end.byTier;
+      if (end.first) request.loadedByTier = end.byTier;
       this.counts.loadedTokens += end.loaded * blockTokens;
     } else {
       request.computedTokens = 0;
@@ -265,6 +323,7 @@ export class Scheduler {
       request.mayLoad = lost && request.lostLoads === 1;
       this.counts.shortLoads++;
     }
+    if (withStep) return; // it goes on in the next step
     this.waiting.add(request);
     this.#options.wake();
   }

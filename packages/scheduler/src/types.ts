@@ -88,6 +88,8 @@ export interface EngineStats {
   readonly loads: number;
   /** Loads that brought less than they set out to. */
   readonly shortLoads: number;
+  /** Loads that a step imported, layer by layer. */
+  readonly layeredLoads: number;
   readonly expiredMatches: number;
   readonly expiredLoads: number;
   readonly exportedBlocks: number;

@@ -60,6 +60,7 @@ const stats: EngineStats = {
   loadedTokens: 0,
   loads: 0,
   shortLoads: 0,
+  layeredLoads: 0,
   expiredMatches: 0,
   expiredLoads: 0,
   exportedBlocks: 0,

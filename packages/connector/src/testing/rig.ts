@@ -2,7 +2,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { LoadResult, Match } from '../connector.ts';
+import type { ArrivedLoad, LoadResult, Match } from '../connector.ts';
 import { type ConnectorOptions, createConnector, type NodeConnector } from '../node-connector.ts';
 import type { Timers } from '../timers.ts';
 import { FakeExecutor } from './fake-executor.ts';
@@ -65,14 +65,21 @@ export class Rig {
     return (match as { blocks: number }).blocks;
   }
 
-  load(id: string, chain: number, first: number, blockIds: number[]): Promise<LoadResult> {
+  load(
+    id: string,
+    chain: number,
+    first: number,
+    blockIds: number[],
+    onArrived?: (load: ArrivedLoad) => boolean,
+  ): Promise<LoadResult> {
     return new Promise((resolve) => {
       const hashes = chainOf(chain, first + blockIds.length);
       let inside = true;
-      this.connector.load(id, hashes, first, Int32Array.from(blockIds), (result) => {
+      const onDone = (result: LoadResult): void => {
         if (inside) throw new Error('called back from inside the call');
         resolve(result);
-      });
+      };
+      this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived);
       inside = false;
     });
   }

@@ -186,13 +186,10 @@ StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_laye
   broken_ = false;
 
   result.token_ids.assign(static_cast<size_t>(sequences), -1);
-  bool finite = true;
   for (const auto& [sequence, row] : sampled) {
-    const int32_t token = state.token_ids.data<int32_t>()[row];
-    finite = finite && token >= 0;
-    result.token_ids[static_cast<size_t>(sequence)] = token;
+    const auto i = static_cast<size_t>(sequence);
+    result.token_ids[i] = Drawn(step, i, state.token_ids.data<int32_t>()[row]);
   }
-  if (!finite) throw std::runtime_error("MODEL: the logits are not finite numbers; the model's weights are damaged");
   if (logits.bytes() > 0) result.logits.assign(logits.data<float>(), logits.data<float>() + sampled.size() * vocab);
   result.elapsed_us = ElapsedUs(start);
   return result;

@@ -6,7 +6,14 @@ import { randomBytes } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { native } from '@kvtier/native';
 import { afterEach, describe, expect, it } from 'vitest';
-import { type BackendName, createExecutor, type Executor, type ExecutorOptions, type GpuSettings } from '../index.ts';
+import {
+  type BackendName,
+  createExecutor,
+  type Executor,
+  type ExecutorOptions,
+  type GpuSettings,
+  type StepResult,
+} from '../index.ts';
 import { goldenDir, goldenFamilies, readGolden } from './golden.ts';
 import { blocksFor, prefill, relativeError, runStep } from './run-step.ts';
 
@@ -119,6 +126,40 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
           await from.detachArena(source);
           await to.detachArena(target);
         }
+      });
+    });
+
+    it('come in with a step, layer by layer: the same tokens at every block boundary, none over a bad block', {
+      timeout: 120_000,
+    }, async () => {
+      await withArena(async (path, id) => {
+        const gpu = await open(backend, 'llama', { computeDtype: 'f32' });
+        expect(gpu.importsByLayer).toBe(true);
+        const tokens = promptOf(8, 4 * blockTokens + 3);
+        const whole = (await prefill(gpu, tokens, [tokens.length]))[0]!;
+        const arena = gpu.attachArena(path, arenaBytes, id);
+        const offsets = Float64Array.from([4096, 4096 + 65536, 4096 + 2 * 65536, 4096 + 3 * 65536]);
+        const sums = await gpu.exportBlocks(arena, Int32Array.of(1, 2, 3, 4), offsets);
+        const withStep = (count: number, checksums: BigUint64Array): Promise<StepResult> => {
+          const blocks = [41 + count, 31, 51, 21, 40].map((block, i) => (i < count ? block : 10 + i));
+          const source = { arena, offsets: offsets.slice(0, count), checksums: checksums.slice(0, count) };
+          const piece = { blocks, computed: count * blockTokens, tokens: tokens.slice(count * blockTokens) };
+          return runStep(gpu, [piece], { sequence: 0, blockIds: Int32Array.from(blocks.slice(0, count)), ...source });
+        };
+        // The first one may come before the arena is pinned: then nothing is imported, and nothing drawn.
+        const first = await withStep(4, sums);
+        if (first.imported === null) expect([...first.tokenIds]).toEqual([-1]);
+        await gpu.importBlocks(arena, Int32Array.of(60), offsets.slice(0, 1), sums.slice(0, 1));
+        for (let count = 1; count <= 4; count++) {
+          const { imported, logits } = await withStep(count, sums);
+          expect([...imported!]).toEqual(new Array(count).fill(1));
+          expect(relativeError(logits!, whole)).toBeLessThan(1e-4);
+        }
+        const wrong = sums.slice();
+        wrong[2]! ^= 1n;
+        const { imported, tokenIds } = await withStep(4, wrong);
+        expect([[...imported!], [...tokenIds]]).toEqual([[1, 1, 0, 1], [-1]]);
+        await gpu.detachArena(arena);
       });
     });
 

@@ -1,5 +1,5 @@
 /** Test harness: sequences with contiguous block tables, stepped through an executor. Test code only. */
-import type { Executor, StepResult } from '../executor.ts';
+import type { Executor, Step, StepResult } from '../executor.ts';
 
 export interface Piece {
   /** The sequence's blocks, in order; must cover computed + tokens. */
@@ -14,7 +14,7 @@ export interface Piece {
 }
 
 /** One step over the pieces as one batch; logits of the sampled rows come back. */
-export function runStep(executor: Executor, pieces: readonly Piece[]): Promise<StepResult> {
+export function runStep(executor: Executor, pieces: readonly Piece[], imported?: Step['import']): Promise<StepResult> {
   const stride = Math.max(...pieces.map((piece) => piece.blocks.length));
   const { blockTokens, groups = [{ windowTokens: 0 }] } = executor.kv;
   const tables = new Int32Array(groups.length * pieces.length * stride);
@@ -39,6 +39,7 @@ export function runStep(executor: Executor, pieces: readonly Piece[]): Promise<S
     topP: Float32Array.from(pieces, (piece) => piece.topP ?? 1),
     seed: BigUint64Array.from(pieces, (piece) => piece.seed ?? 0n),
     wantLogits: true,
+    import: imported,
   });
 }
 

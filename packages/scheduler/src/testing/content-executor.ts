@@ -4,7 +4,7 @@
  * drawn is made of all slots of the sequence. A wrong, stale, reused or half-loaded block therefore changes the output.
  * It reads and writes when the step ends, not when it begins: blocks that are reused under a running step show, too.
  */
-import type { Executor, KvLayout, ModelShape, Step, StepResult } from '@kvtier/executor';
+import type { Executor, KvLayout, ModelShape, Step, StepImport, StepResult } from '@kvtier/executor';
 
 export const vocabSize = 50;
 
@@ -78,6 +78,8 @@ export interface ContentExecutorOptions {
   readonly windows?: readonly number[];
   /** Asked at the end of each step: an error fails the step, after it has scribbled over its blocks. */
   readonly failure?: () => Error | undefined;
+  /** Steps take imports. */
+  readonly importsByLayer?: boolean | undefined;
 }
 
 export class ContentExecutor implements Executor {
@@ -89,12 +91,16 @@ export class ContentExecutor implements Executor {
   /** The KV cache: one number per token slot. */
   readonly slots: Uint32Array;
   readonly steps: Step[] = [];
+  readonly importsByLayer: boolean;
+  /** Brings in the blocks of a step's import, when the step ends. */
+  bring: (blocks: StepImport) => Uint8Array | null = () => null;
   readonly #options: ContentExecutorOptions;
 
   constructor(options: ContentExecutorOptions) {
     const { blockTokens, blockCount, maxModelTokens } = options;
     this.#options = options;
     this.blockCount = blockCount;
+    this.importsByLayer = options.importsByLayer ?? false;
     this.slots = new Uint32Array(blockCount * blockTokens).fill(0xdead);
     this.model = {
       family: 'llama',
@@ -127,9 +133,11 @@ export class ContentExecutor implements Executor {
     return new Promise((resolve, reject) => {
       this.#options.later(() => {
         const failure = this.#options.failure?.();
+        const imported = step.import ? this.bring(step.import) : null;
         const tokenIds = this.#compute(step, failure !== undefined);
+        if (step.import && !imported?.every((good) => good === 1)) tokenIds[step.import.sequence] = -1;
         if (failure) reject(failure);
-        else resolve({ tokenIds, logits: null, elapsedUs: 10 });
+        else resolve({ tokenIds, logits: null, elapsedUs: 10, imported });
       });
     });
   }

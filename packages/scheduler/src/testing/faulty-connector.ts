@@ -3,7 +3,8 @@
  * lie or not come at all. It copies block content at the last moment it may (an export when it releases, an import when
  * it calls back), so that a block which was freed or reused too early leaves wrong content behind.
  */
-import type { Connector, LoadResult, Match } from '@kvtier/connector';
+import type { ArrivedLoad, Connector, LoadResult, Match } from '@kvtier/connector';
+import type { StepResult } from '@kvtier/executor';
 import type { ContentExecutor } from './content-executor.ts';
 
 export interface Faults {
@@ -17,6 +18,12 @@ export interface Faults {
   readonly lateLoad?: () => boolean;
   /** A block that is lost on its way in, or out of the tier again, by itself. */
   readonly lostBlock?: () => boolean;
+  /** A load that does not all lie in the arena at once, and so is not offered to a step. */
+  readonly scattered?: () => boolean;
+  /** A load that ended before the step that was to import it is put together. */
+  readonly deadOffer?: () => boolean;
+  /** A step's import that does not take place at all. */
+  readonly refuseImport?: () => boolean;
   /** A store that does not happen. */
   readonly refuseStore?: () => boolean;
 }
@@ -28,6 +35,8 @@ export interface FaultyConnectorOptions {
   readonly wake: () => void;
   readonly faults?: Faults;
 }
+
+type Step = () => Promise<StepResult>;
 
 export class FaultyConnector implements Connector {
   attached = true;
@@ -73,13 +82,14 @@ export class FaultyConnector implements Connector {
     firstBlock: number,
     blockIds: Int32Array,
     onDone: (result: LoadResult) => void,
+    onArrived?: (load: ArrivedLoad) => boolean,
   ): void {
     const { executor, later, faults } = this.#options;
     this.#matches.delete(requestId);
     const columns = blockIds.length / this.#windows.length;
     this.#countOutside(blockIds, firstBlock, firstBlock + columns);
     const wanted = Math.min(columns, faults?.shorten?.(columns) ?? columns);
-    const arrive = (): void => {
+    const bring = (): number => {
       let loaded = columns;
       blockIds.forEach((block, at) => {
         if (block === 0) return;
@@ -95,10 +105,42 @@ export class FaultyConnector implements Connector {
         executor.block(block).fill(0xf00d);
         loaded = Math.min(loaded, i);
       });
-      onDone({ loaded, byTier: loaded > 0 ? { arena: loaded } : {}, elapsedUs: 5 });
+      return loaded;
+    };
+    const end = (loaded: number): void => onDone({ loaded, byTier: loaded > 0 ? { arena: loaded } : {}, elapsedUs: 5 });
+    const arrive = (): void => end(bring());
+    const offer = (): void => {
+      const live = !faults?.deadOffer?.();
+      const checksums = new BigUint64Array(columns);
+      const blocks = { arena: 1, blockIds, offsets: new Float64Array(columns), checksums };
+      const load = {
+        blocks,
+        live,
+        import: (step: Step) => this.#importWith(step, bring, end),
+        decline: () => later(arrive),
+      };
+      if (!onArrived?.(load)) later(arrive);
     };
     if (faults?.lateLoad?.()) this.late.push(arrive);
-    else later(arrive);
+    else later(onArrived && !faults?.scattered?.() ? offer : arrive);
+  }
+
+  /** Blocks in front of the first bad one are good, those behind it look good too. */
+  async #importWith(step: Step, bring: () => number, end: (loaded: number) => void): Promise<StepResult> {
+    let loaded = 0;
+    this.#options.executor.bring = ({ blockIds }) => {
+      if (this.#options.faults?.refuseImport?.()) return null;
+      loaded = bring();
+      return Uint8Array.from(blockIds, (_, i) => (i === loaded ? 0 : 1));
+    };
+    try {
+      return await step();
+    } catch (error) {
+      loaded = 0;
+      throw error;
+    } finally {
+      end(loaded);
+    }
   }
 
   store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {

@@ -15,6 +15,7 @@ export interface RigOptions {
   readonly limits?: Partial<EngineLimits>;
   readonly faults?: Faults;
   readonly stepFailure?: () => Error | undefined;
+  readonly importsByLayer?: boolean | undefined;
   readonly eosTokenIds?: readonly number[];
   readonly attached?: boolean;
   /** Attention groups by their windows in tokens, 0 = all. */
@@ -47,6 +48,7 @@ export class Rig {
       blockCount,
       maxModelTokens,
       later,
+      importsByLayer: options.importsByLayer,
       ...(stepFailure ? { failure: stepFailure } : {}),
       ...(options.windows ? { windows: options.windows } : {}),
     });
