@@ -2,9 +2,11 @@
 #include "arena.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -24,8 +26,27 @@ constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
   throw std::runtime_error(std::string(code) + ": " + path + ": " + what);
 }
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1; the C library's headers may be older
+#endif
+
+// A huge page of the file needs an address like its own, which the system chooses only where huge pages are its default.
+void* MapAligned(int fd, uint64_t bytes) {
+  constexpr int kAccess = PROT_READ | PROT_WRITE;
+  void* base = mmap(nullptr, bytes, kAccess, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED || reinterpret_cast<uintptr_t>(base) % kHugePageBytes == 0) return base;
+  munmap(base, bytes);
+  void* room = mmap(nullptr, bytes + kHugePageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return room;
+  const uint64_t before = kHugePageBytes - reinterpret_cast<uintptr_t>(room) % kHugePageBytes;
+  uint8_t* const aligned = static_cast<uint8_t*>(room) + before;
+  munmap(room, before);
+  munmap(aligned + bytes, kHugePageBytes - before);
+  return mmap(aligned, bytes, kAccess, MAP_SHARED | MAP_FIXED, fd, 0);
+}
+
 uint8_t* Map(int fd, const std::string& path, uint64_t bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* base = MapAligned(fd, bytes);
   if (base == MAP_FAILED) Fail("SETUP", path, std::string("cannot be mapped (") + std::strerror(errno) + ")");
   // A child of this process must not hold the arena's memory, nor a core dump its bytes.
   madvise(base, bytes, MADV_DONTFORK);
@@ -35,22 +56,40 @@ uint8_t* Map(int fd, const std::string& path, uint64_t bytes) {
   return static_cast<uint8_t*>(base);
 }
 
-// Page tables are filled now rather than at the first copy of each page.
-void Touch(uint8_t* base, uint64_t bytes, unsigned threads) {
+// `work` on each thread's share of the arena.
+template <typename Work>
+void InShares(uint8_t* base, uint64_t bytes, unsigned threads, const Work& work) {
   // Shares end between huge pages: the kernel populates none of hugetlbfs otherwise.
   const uint64_t share = (bytes / threads / kHugePageBytes + 1) * kHugePageBytes;
   std::vector<std::thread> workers;
   for (uint64_t from = 0; from < bytes; from += share) {
-    const uint64_t count = std::min(share, bytes - from);
-    workers.emplace_back([=] {
-      if (madvise(base + from, count, MADV_POPULATE_WRITE) == 0) return;
-      for (uint64_t page = 0; page < count; page += kArenaHeaderBytes) {
-        auto* byte = reinterpret_cast<volatile uint8_t*>(base + from + page);
-        *byte = *byte;
-      }
-    });
+    workers.emplace_back([=] { work(base + from, std::min(share, bytes - from)); });
   }
   for (auto& worker : workers) worker.join();
+}
+
+// Huge pages where the system has no policy of its own for them, as most have none for shared memory: the kernel makes one of an
+// extent of the file in which there is a page already. A best effort; where it ends, small pages follow.
+void MakeHugePages(int fd, uint8_t* base, uint64_t bytes, unsigned threads) {
+  struct statfs fs {};
+  if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC || fs.f_bavail * static_cast<uint64_t>(fs.f_bsize) < bytes) return;
+  InShares(base, bytes, threads, [=](uint8_t* from, uint64_t count) {
+    for (uint64_t at = 0; at + kHugePageBytes <= count; at += kHugePageBytes) {
+      if (fallocate(fd, 0, static_cast<off_t>(from + at - base), kArenaHeaderBytes) != 0) return;
+      if (madvise(from + at, kHugePageBytes, MADV_COLLAPSE) != 0) return;
+    }
+  });
+}
+
+// Page tables are filled now rather than at the first copy of each page.
+void Touch(uint8_t* base, uint64_t bytes, unsigned threads) {
+  InShares(base, bytes, threads, [](uint8_t* from, uint64_t count) {
+    if (madvise(from, count, MADV_POPULATE_WRITE) == 0) return;
+    for (uint64_t page = 0; page < count; page += kArenaHeaderBytes) {
+      auto* byte = reinterpret_cast<volatile uint8_t*>(from + page);
+      *byte = *byte;
+    }
+  });
 }
 
 struct Fd {
@@ -61,6 +100,15 @@ struct Fd {
   }
 };
 
+[[noreturn]] void NoSpace(const std::string& path, uint64_t bytes, int error) {
+  struct statvfs fs {};
+  statvfs(path.c_str(), &fs);
+  const uint64_t freeBytes = uint64_t{fs.f_bavail} * fs.f_frsize;
+  Fail("CAPACITY", path,
+       "no space for an arena of " + std::to_string(bytes) + " bytes (" + std::strerror(error) + ", about " +
+           std::to_string(freeBytes) + " free); enlarge the file system (docker: --shm-size) or make the arena smaller");
+}
+
 }  // namespace
 
 std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, unsigned threads) {
@@ -70,19 +118,15 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
   Fd fd{open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600)};
   if (fd.number < 0) Fail("SETUP", path, std::string("cannot be created (") + std::strerror(errno) + ")");
   try {
-    if (const int error = posix_fallocate(fd.number, 0, static_cast<off_t>(bytes)); error != 0) {
-      struct statvfs fs {};
-      fstatvfs(fd.number, &fs);
-      const uint64_t freeBytes = uint64_t{fs.f_bavail} * fs.f_frsize;
-      Fail("CAPACITY", path,
-           "no space for an arena of " + std::to_string(bytes) + " bytes (" + std::strerror(error) + ", about " +
-               std::to_string(freeBytes) + " free); enlarge the file system (docker: --shm-size) or make the arena smaller");
-    }
     uint64_t id = 0;
     if (getrandom(&id, sizeof(id), 0) != sizeof(id)) Fail("SETUP", path, "no random numbers from the kernel");
+    if (ftruncate(fd.number, static_cast<off_t>(bytes)) != 0) NoSpace(path, bytes, errno);
     uint8_t* base = Map(fd.number, path, bytes);
     std::shared_ptr<Arena> arena(new Arena(fd.Release(), base, bytes, id));
-    Touch(base, bytes, std::clamp(threads, 1u, 64u));
+    threads = std::clamp(threads, 1u, 64u);
+    MakeHugePages(arena->fd_, base, bytes, threads);
+    if (const int error = posix_fallocate(arena->fd_, 0, static_cast<off_t>(bytes)); error != 0) NoSpace(path, bytes, error);
+    Touch(base, bytes, threads);
     const ArenaHeader header{kArenaMagic, kArenaVersion, kArenaHeaderBytes, bytes, id};
     std::memcpy(base, &header, sizeof(header));
     return arena;

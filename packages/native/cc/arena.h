@@ -1,6 +1,6 @@
 // The shared arena: one memory-mapped file that holds the object slots of a cache node and that engines map too.
 //
-// Byte table in docs/formats.md ("Arena file"). Invariants: all of its space is reserved before it is mapped, so that a small
+// Byte table in docs/formats.md ("Arena file"). Invariants: all of its space is reserved before it is touched, so that a small
 // /dev/shm is an error at start and never a SIGBUS; nobody touches memory outside [kArenaHeaderBytes, bytes) through an
 // offset that came from elsewhere. Depends on nothing of Node, so that the executor can share it.
 #pragma once
@@ -40,7 +40,8 @@ inline std::string ArenaFault(const void* base, uint64_t bytes, uint64_t id) {
 
 class Arena {
  public:
-  // Create the file (0600, must not exist), reserve and map `bytes`, touch its pages with `threads` threads.
+  // Create the file (0600, must not exist), map and reserve `bytes`, in huge pages where the kernel has any to give, and touch its
+  // pages with `threads` threads.
   // Throws std::runtime_error("CODE: ...") and leaves no file behind.
   static std::shared_ptr<Arena> Create(const std::string& path, uint64_t bytes, unsigned threads);
   // Map an existing arena. Throws what ArenaFault says.

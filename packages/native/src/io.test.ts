@@ -52,6 +52,19 @@ describe('arena', () => {
     expect(() => statSync('/dev/shm/kvtier-test-too-big')).toThrow(/ENOENT/);
   });
 
+  it.each(['fits', 'does not fit'])('is mapped where huge pages can lie, whether its size %s them', (what) => {
+    const path = join(dir, 'huge');
+    const bytes = (4 << 20) + (what === 'fits' ? 0 : page);
+    const mapped = native.arenaCreate(path, bytes, 2);
+    const again = native.arenaOpen(path, bytes, native.arenaId(mapped));
+    const maps = readFileSync('/proc/self/maps', 'utf8').split('\n');
+    const starts = maps.filter((line) => line.endsWith(path)).map((line) => Number.parseInt(line, 16) % (2 << 20));
+    expect(starts).toEqual([0, 0]);
+    for (const each of [mapped, again]) native.arenaClose(each);
+    const left = readFileSync('/proc/self/maps', 'utf8');
+    expect(left).not.toContain(path);
+  });
+
   it('copies and sums off the thread', async () => {
     const bytes = randomBytes(3 * page);
     native.arenaWrite(arena, page, bytes);

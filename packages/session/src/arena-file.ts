@@ -25,7 +25,7 @@ export interface ArenaFile {
 export interface ArenaPages {
   /** Of the file system: 4096, or more on hugetlbfs. */
   readonly pageBytes: number;
-  /** Bytes that lie in transparent huge pages: `shmem_enabled` of the kernel must allow them. */
+  /** Bytes that lie in transparent huge pages, as many as the kernel had to give. */
   readonly transparentBytes: number;
 }
 
