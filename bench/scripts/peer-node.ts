@@ -8,7 +8,8 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { type HashKey, headerBytes, namespaceFromDigest } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import { ArenaTier, PeerEngine, type PeerSecurity, PeerServer, PeerTier } from '@kvtier/tiers';
+import { ArenaTier, type PeerSecurity } from '@kvtier/tiers';
+import { PeerEngine, PeerServer, PeerTier } from '@kvtier/tiers/peer';
 
 const [role, host, port, encryption, payload, scratchDir, streams] = process.argv.slice(2) as string[];
 const payloadBytes = Number(payload);

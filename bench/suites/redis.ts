@@ -13,7 +13,8 @@ import { promisify } from 'node:util';
 import { KvError } from '@kvtier/errors';
 import { encodeHeader, type HashKey, headerBytes, namespaceFromDigest } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import { ArenaMemory, ArenaTier, defaultRedisSettings, RedisTier, type SlotBlock } from '@kvtier/tiers';
+import { ArenaMemory, ArenaTier, type SlotBlock } from '@kvtier/tiers';
+import { defaultRedisSettings, RedisTier } from '@kvtier/tiers/redis';
 import { RedisServer } from '../../infra/redis/servers.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 

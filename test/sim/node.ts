@@ -14,7 +14,9 @@ import {
   systemClock,
   type TierPlan,
 } from '../../packages/store/src/index.ts';
-import { ArenaMemory, ArenaTier, DiskTier, RedisTier, S3Tier, type Tier } from '../../packages/tiers/src/index.ts';
+import { ArenaMemory, ArenaTier, DiskTier, type Tier } from '../../packages/tiers/src/index.ts';
+import { RedisTier } from '../../packages/tiers/src/redis/index.ts';
+import { S3Tier } from '../../packages/tiers/src/s3/index.ts';
 import { simRoot } from './virtual-disk.ts';
 import { ModelPeerTier, type PeerNetwork } from './virtual-peers.ts';
 import { WatchedTier } from './watched-tier.ts';

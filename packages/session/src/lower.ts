@@ -1,4 +1,7 @@
-/** The tiers below the arena, as the configuration asks for them, fastest first: disk, peer, redis, s3. */
+/**
+ * The tiers below the arena, as the configuration asks for them, fastest first: disk, peer, redis, s3. What is not asked for is not
+ * even imported: a node is to start, and start again, at once.
+ */
 import path from 'node:path';
 import type { ArenaHandle } from '@kvtier/native';
 import type { Clock, Log, TierPlan } from '@kvtier/store';
@@ -10,9 +13,7 @@ import {
   DiskTier,
   type DiskTierOptions,
   type RedisSettings,
-  RedisTier,
   type S3Settings,
-  S3Tier,
   type Tier,
 } from '@kvtier/tiers';
 import { openOrLater } from './late-tier.ts';
@@ -59,12 +60,14 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
     if (disk !== null) opened.push(await openDisk(disk, options));
     if (options.peers !== null) opened.push(options.peers);
     if (redis !== null) {
+      const { RedisTier } = await import('@kvtier/tiers/redis');
       const open = () => RedisTier.open({ settings: redis, arena, memory, slots, log });
       opened.push(
         await openOrLater({ name: 'redis', supports: sharedSupports, capacityBytes: redis.bytes, open, clock, log }),
       );
     }
     if (s3 !== null) {
+      const { S3Tier } = await import('@kvtier/tiers/s3');
       const open = () => S3Tier.open({ ...s3, arena, memory, slots, log });
       opened.push(
         await openOrLater({ name: 's3', supports: sharedSupports, capacityBytes: s3.bytes, open, clock, log }),

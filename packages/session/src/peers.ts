@@ -1,8 +1,8 @@
 /** What a node has to do with its peers: the engine that moves the bytes, the tier that fetches, the server that gives. */
 import type { ArenaHandle } from '@kvtier/native';
 import type { Log } from '@kvtier/store';
-import type { Tier } from '@kvtier/tiers';
-import { type ArenaTier, type PeerAddress, PeerEngine, type PeerSecurity, PeerServer, PeerTier } from '@kvtier/tiers';
+import type { ArenaTier, PeerAddress, PeerSecurity, Tier } from '@kvtier/tiers';
+import { PeerEngine, PeerServer, PeerTier } from '@kvtier/tiers/peer';
 
 export interface PeersOptions {
   /** null: this node only fetches. */

@@ -1,4 +1,7 @@
-/** Tiers: the interface, the arena, and what lies below it. */
+/**
+ * Tiers: the interface, the arena, the disk, codecs. Apart, so that a node loads only the code of the tiers it is configured with:
+ * `@kvtier/tiers/peer`, `@kvtier/tiers/redis`, `@kvtier/tiers/s3`.
+ */
 
 export { ArenaMemory } from './arena-memory.ts';
 export { type ArenaBlock, ArenaTier, type ArenaTierOptions, type BlockFields } from './arena-tier.ts';
@@ -7,24 +10,8 @@ export { DiskTier } from './disk/disk-tier.ts';
 export { type ArenaSlots, type DiskLog, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export type { DiskStep } from './disk/segment-pool.ts';
 export { Followers } from './followers.ts';
-export {
-  maxPeers,
-  type PeerAddress,
-  PeerEngine,
-  type PeerEngineOptions,
-  type PeerSecurity,
-  PeerServer,
-  type PeerServerOptions,
-  PeerTier,
-  type PeerTierOptions,
-} from './peer/index.ts';
-export { RedisTier } from './redis/redis-tier.ts';
-export {
-  defaultSettings as defaultRedisSettings,
-  type RedisSettings,
-  type RedisTierOptions,
-} from './redis/settings.ts';
-export type { S3Settings, S3TierOptions } from './s3/options.ts';
-export { S3Tier } from './s3/s3-tier.ts';
+export type { PeerAddress, PeerSecurity } from './peer/index.ts';
+export type { RedisSettings } from './redis/settings.ts';
+export type { S3Settings } from './s3/options.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';

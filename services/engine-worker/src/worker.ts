@@ -9,7 +9,6 @@ import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kv
 import { Engine } from '@kvtier/scheduler';
 import type { Logger, RunningService } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
-import { startKvEvents } from './kv-events.ts';
 import { WorkerMetrics } from './metrics.ts';
 import { engineService } from './service.ts';
 import { readStopTokenIds } from './stop-ids.ts';
@@ -39,7 +38,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
           logger,
           onWake: () => engine.wake(),
         });
-  const events = config.kvEvents === null ? null : await startKvEvents(config.kvEvents, logger);
+  const events = config.kvEvents && (await (await import('./kv-events.ts')).startKvEvents(config.kvEvents, logger));
   const engine = new Engine({
     executor,
     connector: connector ?? noConnector,
