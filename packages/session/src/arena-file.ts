@@ -5,6 +5,7 @@
  */
 import { createHash, randomBytes } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, statfsSync, unlinkSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -14,8 +15,8 @@ export interface ArenaFile {
   readonly path: string;
   /** What was asked for; on hugetlbfs the whole huge pages of it. */
   readonly bytes: number;
-  /** How its memory is mapped, for the log. */
-  readonly pages: ArenaPages;
+  /** How its memory is mapped, as the kernel said a minute ago at most. Never waits: a large arena takes it a while. */
+  pages(): ArenaPages;
   readonly handle: ArenaHandle;
   readonly id: bigint;
   /** Unmap and remove. */
@@ -25,23 +26,62 @@ export interface ArenaFile {
 export interface ArenaPages {
   /** Of the file system: 4096, or more on hugetlbfs. */
   readonly pageBytes: number;
-  /** Bytes that lie in transparent huge pages, as many as the kernel had to give. */
-  readonly transparentBytes: number;
+  /** Bytes that lie in huge pages: all on hugetlbfs; else transparent ones, as many as the kernel had to give. */
+  readonly hugeBytes: number;
 }
 
 const hugetlbfsMagic = 0x958458f6;
 const smallPageBytes = 4096;
 
-/** What the kernel gave this mapping; nothing huge when it does not say. */
-function pagesOf(file: string, pageBytes: number): ArenaPages {
-  try {
-    const maps = readFileSync('/proc/self/smaps', 'utf8');
-    const own = maps.slice(maps.indexOf(file));
-    const transparent = /^ShmemPmdMapped: +(\d+) kB$/m.exec(own);
-    return { pageBytes, transparentBytes: Number(transparent?.[1] ?? 0) * 1024 };
-  } catch {
-    return { pageBytes, transparentBytes: 0 };
+const lookAgainMs = 60_000;
+
+/** Follows what the kernel gives a mapping: it merges pages into huge ones, and splits them, at any time. */
+class PageWatch {
+  readonly #file: string;
+  readonly #pageBytes: number;
+  readonly #bytes: number;
+  #transparentBytes: number;
+  #lookedAtMs = performance.now();
+
+  constructor(file: string, bytes: number, pageBytes: number) {
+    this.#file = file;
+    this.#bytes = bytes;
+    this.#pageBytes = pageBytes;
+    this.#transparentBytes = transparentBytes(readMaps(), file);
   }
+
+  pages(): ArenaPages {
+    const nowMs = performance.now();
+    if (nowMs - this.#lookedAtMs > lookAgainMs) {
+      this.#lookedAtMs = nowMs;
+      void readFile(mapsFile, 'utf8').then(
+        (maps) => {
+          this.#transparentBytes = transparentBytes(maps, this.#file);
+        },
+        () => {}, // what was known stays
+      );
+    }
+    const isHuge = this.#pageBytes > smallPageBytes;
+    return { pageBytes: this.#pageBytes, hugeBytes: isHuge ? this.#bytes : this.#transparentBytes };
+  }
+}
+
+const mapsFile = '/proc/self/smaps';
+
+/** '' where the kernel does not say. */
+function readMaps(): string {
+  try {
+    return readFileSync(mapsFile, 'utf8');
+  } catch {
+    return '';
+  }
+}
+
+/** Of the mapping of `file`; 0 when it is not told. */
+function transparentBytes(maps: string, file: string): number {
+  const begin = maps.indexOf(file);
+  const own = begin < 0 ? undefined : /^ShmemPmdMapped: +(\d+) kB$/m.exec(maps.slice(begin));
+  return Number(own?.[1] ?? 0) * 1024;
 }
 
 /** What all arena files of this data folder begin with; `realDataDir` without symbolic links. */
@@ -75,7 +115,8 @@ export function createArenaFile(
       native.arenaClose(handle);
       unlinkSync(file);
     };
-    const pages = pagesOf(file, pageBytes);
+    const watch = new PageWatch(file, bytes, pageBytes);
+    const pages = (): ArenaPages => watch.pages();
     return { path: file, bytes, pages, handle, id: native.arenaId(handle), close, removed };
   } catch (error) {
     throw KvError.from(error, 'SETUP');

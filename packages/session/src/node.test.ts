@@ -1,5 +1,6 @@
 /** A whole node in this process, with a real arena: bytes go in and come out right, and its end leaves nothing. */
-import { existsSync, mkdtempSync, readdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/native';
@@ -69,6 +70,27 @@ test('bytes written into the arena are served again, also when blocks had to go 
   await node.close();
   expect(arenaFiles()).toEqual([]);
   expect(existsSync(path.join(folder, 'node.sock'))).toBe(false);
+});
+
+test('tells how much of its arena lies in huge pages', async (context) => {
+  const huge = path.join(folder, 'huge');
+  mkdirSync(huge);
+  try {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'huge=always,size=64m', 'tmpfs', huge], { stdio: 'pipe' });
+  } catch (error) {
+    console.warn(`SKIPPED: huge pages of an arena: ${(error as Error).message.trim().split('\n').at(-1)}; run as root`);
+    return context.skip();
+  }
+  try {
+    const bytes = 16 << 20;
+    const node = await open({ arena: { bytes, dir: huge } });
+    const { huge_page_bytes: hugeBytes } = node.store.stats().tiers[0]!.detail;
+    expect(hugeBytes).toBeGreaterThan(0);
+    expect(hugeBytes).toBeLessThanOrEqual(bytes);
+    await node.close();
+  } finally {
+    execFileSync('umount', [huge]);
+  }
 });
 
 test('a start that fails half-way leaves nothing open', async () => {

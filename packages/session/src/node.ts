@@ -14,8 +14,8 @@ import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, St
 import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
-import { NodeEvents, type NodeEventsOptions } from './node-events.ts';
-import { openPeers, type PeersOptions } from './peers.ts';
+import type { NodeEventsOptions } from './node-events.ts';
+import type { PeersOptions } from './peers.ts';
 import { SessionServer } from './server.ts';
 
 /** Longer than a step of a prompt's computation takes, shorter than anybody waits for. */
@@ -61,20 +61,23 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     undo.push(() => native.unlock(lock));
     const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes);
     undo.push(() => arenaFile.close());
-    log.info({ bytes: arenaFile.bytes, ...arenaFile.pages }, 'the arena is reserved');
+    log.info({ bytes: arenaFile.bytes, ...arenaFile.pages() }, 'the arena is reserved');
     if (arenaFile.removed > 0) log.info({ files: arenaFile.removed }, 'removed the arena of a node that was killed');
     const arena = new ArenaTier({
       arena: arenaFile.handle,
       arenaBytes: arenaFile.bytes,
       nowUs: () => clock.nowUs(),
       policy: options.arena.eviction ?? 'lru',
+      detail: () => ({ huge_page_bytes: arenaFile.pages().hugeBytes }),
     });
     const placement = options.placement ?? {};
     const bootEpoch = randomBytes(8).readBigUInt64LE();
     const node = { arena: arenaFile.handle, slots: arena, epoch: bootEpoch, log };
-    const events = options.kvEvents ? await NodeEvents.start(options.kvEvents, log) : null;
+    const events = options.kvEvents
+      ? await (await import('./node-events.ts')).NodeEvents.start(options.kvEvents, log)
+      : null;
     if (events !== null) undo.push(() => events.close());
-    const peers = options.peers ? openPeers(options.peers, node) : null;
+    const peers = options.peers ? (await import('./peers.ts')).openPeers(options.peers, node) : null;
     if (peers !== null) undo.push(() => peers.close());
     const lower = await openLower({
       disk: options.disk,

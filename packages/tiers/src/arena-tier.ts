@@ -62,6 +62,8 @@ export interface ArenaTierOptions {
   readonly policy?: PolicyName;
   readonly chunkBytes?: number;
   readonly onEvict?: (namespace: Namespace, hash: HashKey) => void;
+  /** Asked by `stats`, for its `detail`: what only whoever made the arena knows. */
+  readonly detail?: () => Readonly<Record<string, number>>;
 }
 
 export class ArenaTier implements Tier {
@@ -72,6 +74,7 @@ export class ArenaTier implements Tier {
   readonly #nowUs: () => number;
   readonly #policyName: PolicyName;
   readonly #onEvict: (namespace: Namespace, hash: HashKey) => void;
+  readonly #detail: () => Readonly<Record<string, number>>;
   readonly #allocator: SlotAllocator;
   readonly #index = new Map<string, Map<HashKey, Entry>>();
   readonly #classes = new Map<number, SizeClass>();
@@ -89,6 +92,7 @@ export class ArenaTier implements Tier {
     this.#nowUs = options.nowUs;
     this.#policyName = options.policy ?? 'lru';
     this.#onEvict = options.onEvict ?? (() => {});
+    this.#detail = options.detail ?? (() => ({}));
     this.#allocator = new SlotAllocator(options.arenaBytes, options.chunkBytes);
   }
 
@@ -264,6 +268,7 @@ export class ArenaTier implements Tier {
       ...this.#counts,
       inService: true,
       outOfServiceReason: '',
+      detail: this.#detail(),
     };
   }
 

@@ -5,7 +5,7 @@
 import type { NodeConnector } from '@kvtier/connector';
 import type { KvEventPublisher } from '@kvtier/events';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
-import { Counter, Gauge, Histogram, Registry, secondsBuckets } from '@kvtier/telemetry';
+import { Counter, Gauge, Histogram, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
 import type { StatsResult } from '@kvtier/wire';
 
 export interface MetricsSources {
@@ -164,8 +164,8 @@ const tierGauges = ['blocks', 'bytes', 'capacityBytes', 'hits', 'misses', 'evict
 /** The node's statistics, in a registry of their own: a tier that is gone leaves no stale figure behind. */
 async function tierText({ tiers, counters }: StatsResult): Promise<string> {
   const registry = new Registry();
-  const gauge = (name: string, help: string, label: string) =>
-    new Gauge({ name: `kvtier_${name}`, help, labelNames: [label], registers: [registry] });
+  const gauge = (name: string, help: string, ...labelNames: string[]) =>
+    new Gauge({ name: `kvtier_${name}`, help, labelNames, registers: [registry] });
   for (const field of tierGauges) {
     const name = field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
     const family = gauge(`tier_${name}`, `${name.replace('_', ' ')} of a tier, as the cache node tells it`, 'tier');
@@ -173,6 +173,9 @@ async function tierText({ tiers, counters }: StatsResult): Promise<string> {
   }
   const inService = gauge('tier_in_service', '0: the tier is out of service', 'tier');
   for (const tier of tiers) inService.set({ tier: tier.tier }, Number(tier.inService));
+  const details = gauge('tier_detail', 'What only this kind of tier has or counts, by name', 'tier', 'name');
+  for (const { tier, detail } of tiers)
+    for (const [name, value] of Object.entries(detail)) details.set({ tier, name }, value);
   const events = gauge('node_events', 'What the cache node counts, by name', 'event');
   for (const [event, count] of Object.entries(counters)) events.set({ event }, Number(count));
   return await registry.metrics();
