@@ -79,7 +79,7 @@ export interface Tier {
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void>;
-  /** Bytes of slot that reading this block takes; undefined: not held. Tiers that do not know it before they read lack this. */
+  /** Bytes of slot that reading this block takes; undefined: not held, or not known before it is read. */
   objectBytes?(namespace: Namespace, hash: HashKey): number | undefined;
   /** Forget blocks; `reason` "corrupt" is counted as such. Returns how many were held. */
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number;

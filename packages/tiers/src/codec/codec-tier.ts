@@ -6,7 +6,7 @@
  * The inner tier sees sound objects with fewer bytes. With codec "none" nothing is encoded, but what an earlier life
  * encoded is still read. Invariant: a block is 'ready' only with the bytes and the checksum that it had when it was written.
  */
-import { decodeHeader, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
+import { decodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
@@ -33,12 +33,14 @@ export interface CodecTierOptions {
 const widthsOf: Record<CodecName, readonly Width[]> = { none: [], lz4: [1], 'planes+lz4': [2, 4] };
 /** Blocks that are encoded at the same time: each keeps a slot on loan. */
 const maxEncoding = 4;
-/** Namespaces whose choice is remembered; the one that came first is forgotten first. */
-const maxChoices = 256;
+/** Namespaces about which anything is remembered; the one that came first is forgotten first. */
+const maxNamespaces = 256;
 
 export class CodecTier implements Tier {
   readonly #options: CodecTierOptions;
   readonly #choices = new Map<string, CodecChoice>();
+  /** By namespace, whose blocks are all of one size: the largest decoded object that was written or read. */
+  readonly #slotBytes = new Map<string, number>();
   readonly #counts = { codec_raw_bytes: 0, codec_stored_bytes: 0, codec_saved_bytes: 0, codec_plain_blocks: 0 };
 
   constructor(options: CodecTierOptions) {
@@ -61,8 +63,17 @@ export class CodecTier implements Tier {
     this.#options.inner.touch(namespace, hashes);
   }
 
+  /** Known for namespaces of which this life has written or read a block: a slot of the encoded size would be too small. */
+  objectBytes(namespace: Namespace, hash: HashKey): number | undefined {
+    const { inner } = this.#options;
+    const slotBytes = this.#slotBytes.get(namespace.key);
+    if (slotBytes === undefined || inner.lookup(namespace, [hash]) === 0) return undefined;
+    return Math.max(slotBytes, inner.objectBytes?.(namespace, hash) ?? 0);
+  }
+
   async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
     const { inner, slots, codec } = this.#options;
+    for (const { slot } of blocks) this.#learn(namespace, slots.slotBytesOf(slot));
     if (codec === 'none') return inner.write(namespace, blocks);
     const statuses: WriteStatus[] = [];
     for (let first = 0; first < blocks.length; first += maxEncoding) {
@@ -148,7 +159,11 @@ export class CodecTier implements Tier {
   #decode(namespace: Namespace, block: SlotBlock, tierUs: number): Promise<ReadStatus> | undefined {
     const { arena, memory, slots, inner, nowUs } = this.#options;
     const header = decodeHeader(native.arenaRead(arena, block.slot, headerBytes));
-    if ('error' in header || header.codec === 0) return undefined;
+    if ('error' in header) return undefined;
+    if (header.codec === 0) {
+      this.#learn(namespace, slotBytesFor(header.payloadBytes));
+      return undefined;
+    }
     const choice = this.#choiceOf(namespace);
     choice.read(header.payloadBytes, tierUs);
     const startUs = nowUs();
@@ -158,18 +173,27 @@ export class CodecTier implements Tier {
         return 'corrupt';
       }
       choice.decoded(rawBytes, nowUs() - startUs);
+      this.#learn(namespace, slotBytesFor(rawBytes));
       return 'ready';
     });
+  }
+
+  #learn({ key }: Namespace, slotBytes: number): void {
+    if (slotBytes > (this.#slotBytes.get(key) ?? 0)) remember(this.#slotBytes, key, slotBytes);
   }
 
   #choiceOf(namespace: Namespace): CodecChoice {
     let choice = this.#choices.get(namespace.key);
     if (choice === undefined) {
       choice = new CodecChoice(widthsOf[this.#options.codec]);
-      this.#choices.set(namespace.key, choice);
-      const [oldest] = this.#choices.keys();
-      if (this.#choices.size > maxChoices) this.#choices.delete(oldest!);
+      remember(this.#choices, namespace.key, choice);
     }
     return choice;
   }
+}
+
+function remember<T>(map: Map<string, T>, namespaceKey: string, value: T): void {
+  map.set(namespaceKey, value);
+  const [oldest] = map.keys();
+  if (map.size > maxNamespaces) map.delete(oldest!);
 }

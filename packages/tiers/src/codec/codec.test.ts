@@ -1,5 +1,5 @@
 /** Encoded objects: exact round trips over real slots, what is saved, and no flipped byte that becomes a wrong block. */
-import { decodeHeader, encodeHeader, headerBytes } from '@kvtier/identity';
+import { decodeHeader, encodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -207,8 +207,12 @@ it('a tier says what its codec saved, and reads it without one, later', async ()
   expect(detail).toMatchObject({ codec_raw_bytes: 600_000, codec_plain_blocks: 0 });
   expect(detail!.codec_saved_bytes).toBe(600_000 - detail!.codec_stored_bytes!);
   expect(detail!.codec_saved_bytes).toBeGreaterThan(60_000);
+  const needed = slotBytesFor(200_000); // not what the encoded object takes on disk
+  expect(tier.objectBytes(space, blocks[0]!.hash)).toBe(needed);
+  expect(tier.objectBytes(space, hashNamed('not held'))).toBeUndefined();
   await tier.close();
   const plain = await open('none');
+  expect(plain.objectBytes(space, blocks[0]!.hash)).toBeUndefined(); // another life: not known before it is read
   const targets = blocks.map(({ hash }) => ({ hash, slot: bench.emptySlot(200_000) }));
   const statuses: string[] = [];
   await plain.read(space, targets, (index, status) => {
@@ -218,5 +222,6 @@ it('a tier says what its codec saved, and reads it without one, later', async ()
   for (const [index, { slot }] of targets.entries()) {
     expect(bench.payloadAt(slot, 200_000).equals(payloads[index]!)).toBe(true);
   }
+  expect(plain.objectBytes(space, blocks[0]!.hash)).toBe(needed);
   await plain.close();
 });

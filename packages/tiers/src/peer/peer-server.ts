@@ -227,8 +227,8 @@ export class PeerServer {
   #bytesBelow(namespace: Namespace, hash: HashKey, otherwise: number): number | undefined {
     const { slots, below } = this.#options;
     if (below === undefined || below.lookup(namespace, [hash]) === 0) return undefined;
-    const bytes = below.objectBytes === undefined ? otherwise : below.objectBytes(namespace, hash);
-    if (bytes === undefined || bytes < 2 * headerBytes || bytes - headerBytes > slots.maxPayloadBytes) return undefined;
+    const bytes = below.objectBytes?.(namespace, hash) ?? otherwise;
+    if (bytes < 2 * headerBytes || bytes - headerBytes > slots.maxPayloadBytes) return undefined;
     return bytes;
   }
 
