@@ -4,10 +4,12 @@
  */
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { connect, createServer } from 'node:net';
+import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { connect as connectTls } from 'node:tls';
 import { promisify } from 'node:util';
+import { freePort } from '../ports.ts';
 
 const run = promisify(execFile);
 const readyMs = 20_000;
@@ -19,22 +21,14 @@ export interface ServerOptions {
   readonly port?: number;
   /** Keep the data over a restart (an append-only file, written at every command). */
   readonly persistent?: boolean;
+  /** Speak TLS and nothing else, with this certificate, also between servers. */
+  readonly tls?: Certificate | undefined;
 }
 
-/** A port that nothing listens on; low enough that a Cluster's bus port (+10000) is one, too. */
-export async function freePort(): Promise<number> {
-  for (;;) {
-    const port = 15_000 + Math.floor(Math.random() * 15_000);
-    if ((await isFree(port)) && (await isFree(port + 10_000))) return port;
-  }
-}
-
-function isFree(port: number): Promise<boolean> {
-  return new Promise((resolve) => {
-    const server = createServer();
-    server.once('error', () => resolve(false));
-    server.listen(port, host, () => server.close(() => resolve(true)));
-  });
+/** Files, PEM; who trusts the certificate itself trusts its server. */
+export interface Certificate {
+  readonly keyFile: string;
+  readonly certFile: string;
 }
 
 const living = new Set<RedisServer>();
@@ -48,27 +42,30 @@ export class RedisServer {
   readonly dir: string;
   readonly program: string;
   readonly #config: string;
+  readonly #tls: Certificate | undefined;
   #child: ChildProcess | undefined;
 
-  private constructor(program: string, port: number, dir: string, config: readonly string[]) {
+  private constructor(program: string, port: number, dir: string, config: readonly string[], tls?: Certificate) {
     this.program = program;
     this.port = port;
     this.dir = dir;
     this.#config = config.join('\n');
+    this.#tls = tls;
   }
 
   static async start(options: ServerOptions = {}, program = 'redis-server'): Promise<RedisServer> {
     const port = options.port ?? (await freePort());
     const dir = mkdtempSync(join(tmpdir(), 'kvtier-redis-'));
     const isSentinel = program === 'redis-sentinel';
+    const { tls } = options;
     const config = [
-      `port ${port}`,
+      ...(tls === undefined ? [`port ${port}`] : ['port 0', `tls-port ${port}`, ...tlsLines(tls)]),
       `bind ${host}`,
       `dir ${dir}`,
       ...(isSentinel ? [] : ['save ""', `appendonly ${options.persistent ? 'yes' : 'no'}`, 'appendfsync always']),
       ...(options.config ?? []),
     ];
-    const server = new RedisServer(program, port, dir, config);
+    const server = new RedisServer(program, port, dir, config, tls);
     try {
       await server.start();
     } catch (error) {
@@ -83,7 +80,7 @@ export class RedisServer {
   }
 
   get url(): string {
-    return `redis://${host}:${this.port}`;
+    return `${this.#tls === undefined ? 'redis' : 'rediss'}://${host}:${this.port}`;
   }
 
   /** Again, after `kill` or `end`. */
@@ -108,7 +105,7 @@ export class RedisServer {
       child.once('exit', (code) => reject(new Error(`${this.program} ended (${code}): ${output}`)));
     });
     failed.catch(() => {});
-    await Promise.race([failed, until(() => listens(this.port), `${this.program} on ${this.port}`)]);
+    await Promise.race([failed, until(() => listens(this.port, this.#tls), `${this.program} on ${this.port}`)]);
   }
 
   signal(name: NodeJS.Signals): void {
@@ -141,10 +138,18 @@ export class RedisServer {
 
   /** One command, by redis-cli; its output. */
   async cli(...args: readonly string[]): Promise<string> {
-    const { stdout } = await run('redis-cli', ['-h', host, '-p', String(this.port), ...args], { timeout: 10_000 });
+    const place = ['-h', host, '-p', String(this.port), ...cliTls(this.#tls)];
+    const { stdout } = await run('redis-cli', [...place, ...args], { timeout: 10_000 });
     return stdout.trimEnd();
   }
 }
+
+const tlsLines = ({ keyFile, certFile }: Certificate): string[] => [
+  ...[`tls-key-file ${keyFile}`, `tls-cert-file ${certFile}`, `tls-ca-cert-file ${certFile}`],
+  ...['tls-auth-clients no', 'tls-cluster yes', 'tls-replication yes'],
+];
+const cliTls = (tls: Certificate | undefined): string[] =>
+  tls === undefined ? [] : ['--tls', '--cacert', tls.certFile];
 
 export interface ServerGroup {
   /** As the tier's settings want them. */
@@ -192,36 +197,25 @@ export function aclRules(keyPrefix: string): string {
   return `~${keyPrefix}* -@all ${commands.map((name) => `+${name}`).join(' ')}`;
 }
 
+/** A certificate of its own for localhost; `dir`: where it may be written. */
+export function makeCertificate(dir: string): Certificate {
+  const [keyFile, certFile] = [join(dir, 'key.pem'), join(dir, 'cert.pem')];
+  const kind = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'];
+  const names = ['-subj', '/CN=localhost', '-addext', `subjectAltName=DNS:localhost,IP:${host}`];
+  execFileSync('openssl', [...kind, '-keyout', keyFile, '-out', certFile, ...names], { stdio: 'ignore' });
+  return { keyFile, certFile };
+}
+
 /** One server that speaks TLS only, with an ACL user of its own. `caFile`: whom to trust. */
 export async function startTls(acl: string): Promise<ServerGroup & { caFile: string; server: RedisServer }> {
   const dir = mkdtempSync(join(tmpdir(), 'kvtier-redis-tls-'));
-  const [key, certificate] = [join(dir, 'key.pem'), join(dir, 'cert.pem')];
-  execFileSync(
-    'openssl',
-    [
-      ...['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'],
-      ...['-keyout', key, '-out', certificate, '-subj', '/CN=localhost'],
-      ...['-addext', `subjectAltName=DNS:localhost,IP:${host}`],
-    ],
-    { stdio: 'ignore' },
-  );
-  const tlsPort = await freePort();
-  const server = await RedisServer.start({
-    config: [
-      ...[
-        `tls-port ${tlsPort}`,
-        `tls-cert-file ${certificate}`,
-        `tls-key-file ${key}`,
-        `tls-ca-cert-file ${certificate}`,
-      ],
-      ...['tls-auth-clients no', `user kvtier on >secret ${acl}`],
-    ],
-  });
+  const tls = makeCertificate(dir);
+  const server = await RedisServer.start({ tls, config: [`user kvtier on >secret ${acl}`] });
   return {
-    urls: [`rediss://${host}:${tlsPort}`],
+    urls: [server.url],
     servers: [server],
     server,
-    caFile: certificate,
+    caFile: tls.certFile,
     stop: async () => {
       await server.stop();
       rmSync(dir, { recursive: true, force: true });
@@ -230,7 +224,7 @@ export async function startTls(acl: string): Promise<ServerGroup & { caFile: str
 }
 
 /** `masters` masters with `replicas` replicas each; every slot served when it resolves. */
-export async function startCluster(masters = 3, replicas = 1): Promise<ServerGroup> {
+export async function startCluster(masters = 3, replicas = 1, tls?: Certificate): Promise<ServerGroup> {
   const config = [
     'cluster-enabled yes',
     'cluster-node-timeout 1000',
@@ -238,16 +232,15 @@ export async function startCluster(masters = 3, replicas = 1): Promise<ServerGro
     'repl-diskless-sync-delay 0',
   ];
   const servers = await Promise.all(
-    Array.from({ length: masters * (1 + replicas) }, () => RedisServer.start({ config })),
+    Array.from({ length: masters * (1 + replicas) }, () => RedisServer.start({ config, tls })),
   );
   const stop = async (): Promise<void> => {
     await Promise.all(servers.map((server) => server.stop()));
   };
   try {
     const nodes = servers.map(({ port }) => `${host}:${port}`);
-    await run('redis-cli', ['--cluster', 'create', ...nodes, '--cluster-replicas', String(replicas), '--cluster-yes'], {
-      timeout: 30_000,
-    });
+    const create = ['--cluster', 'create', ...nodes, '--cluster-replicas', String(replicas), '--cluster-yes'];
+    await run('redis-cli', [...cliTls(tls), ...create], { timeout: 30_000 });
     const isWhole = async (server: RedisServer): Promise<boolean> =>
       (await server.cli('cluster', 'info')).includes('cluster_state:ok');
     const hasReplica = async (server: RedisServer): Promise<boolean> => {
@@ -263,6 +256,45 @@ export async function startCluster(masters = 3, replicas = 1): Promise<ServerGro
     throw error;
   }
   return { urls: servers.map(({ url }) => url), servers, stop };
+}
+
+/** A slot of a Cluster on its way from one master to another, as `redis-cli --cluster reshard` moves it, step by step. */
+export class SlotMove {
+  readonly #cluster: ServerGroup;
+  readonly #source: RedisServer;
+  readonly #target: RedisServer;
+  readonly #slot: string;
+
+  private constructor(cluster: ServerGroup, source: RedisServer, target: RedisServer, slot: string) {
+    this.#cluster = cluster;
+    this.#source = source;
+    this.#target = target;
+    this.#slot = slot;
+  }
+
+  /** From now on the source answers ASK for the slot's keys that it does not have. */
+  static async begin(cluster: ServerGroup, source: RedisServer, target: RedisServer, slot: string): Promise<SlotMove> {
+    await target.cli('cluster', 'setslot', slot, 'importing', await source.cli('cluster', 'myid'));
+    await source.cli('cluster', 'setslot', slot, 'migrating', await target.cli('cluster', 'myid'));
+    return new SlotMove(cluster, source, target, slot);
+  }
+
+  async keys(): Promise<string[]> {
+    return (await this.#source.cli('cluster', 'getkeysinslot', this.#slot, '100000')).split('\n').filter(Boolean);
+  }
+
+  async move(keys: readonly string[]): Promise<void> {
+    await this.#source.cli('migrate', host, String(this.#target.port), '', '0', '5000', 'keys', ...keys);
+  }
+
+  /** Moves the rest; from now on all answer MOVED. */
+  async end(): Promise<void> {
+    await this.move(await this.keys());
+    const owner = await this.#target.cli('cluster', 'myid');
+    const others = this.#cluster.servers.filter((server) => server !== this.#source && server !== this.#target);
+    for (const server of [this.#target, this.#source, ...others])
+      await server.cli('cluster', 'setslot', this.#slot, 'node', owner);
+  }
 }
 
 /** A master named "kvtier", a replica, and three Sentinels that agree by two. `servers`: master, replica, then the Sentinels. */
@@ -297,14 +329,15 @@ export async function startSentinel(): Promise<ServerGroup> {
   return { urls: sentinels.map(({ url }) => url), servers, stop };
 }
 
-function listens(port: number): Promise<boolean> {
+function listens(port: number, tls: Certificate | undefined): Promise<boolean> {
   return new Promise((resolve) => {
-    const socket = connect(port, host);
+    // Whether it answers is all that is asked: by the loopback, of a server of our own.
+    const socket = tls === undefined ? connect(port, host) : connectTls({ port, host, rejectUnauthorized: false });
     const end = (isThere: boolean): void => {
       socket.destroy();
       resolve(isThere);
     };
-    socket.once('connect', () => socket.write('PING\r\n'));
+    socket.once(tls === undefined ? 'connect' : 'secureConnect', () => socket.write('PING\r\n'));
     socket.once('data', (data) => end(!String(data).startsWith('-LOADING')));
     socket.once('error', () => end(false));
   });

@@ -3,7 +3,15 @@
  * time limit by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
  */
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { RedisServer, type ServerGroup, startCluster, startSentinel, until } from '../../infra/redis/servers.ts';
+import {
+  makeCertificate,
+  RedisServer,
+  type ServerGroup,
+  SlotMove,
+  startCluster,
+  startSentinel,
+  until,
+} from '../../infra/redis/servers.ts';
 import type { RedisTier } from '../../packages/tiers/src/redis/redis-tier.ts';
 import { hashNamed, namespaceNamed, TestBench } from '../../packages/tiers/src/testing/objects.ts';
 import { openTier } from '../../packages/tiers/src/testing/redis.ts';
@@ -189,6 +197,55 @@ it('a Cluster’s master dies under load: its replica takes over, and the tier i
     partBytes: 32_768,
   });
   await survives(cluster.servers[0]!);
+});
+
+describe('a Cluster without replicas', () => {
+  const many = Array.from({ length: 48 }, (_, i) => hashNamed(i));
+  const all = (status: string): string[] => many.map(() => status);
+
+  it('speaks TLS, also between its servers', async () => {
+    const tls = makeCertificate(bench.dir);
+    const cluster = await startCluster(3, 0, tls);
+    group = cluster;
+    const settings = {
+      mode: 'cluster',
+      servers: cluster.urls,
+      tls: { caFile: tls.certFile },
+      timeLimitMs: 5_000,
+    } as const;
+    tier = await openTier(bench, { ...settings, bytes: 24 << 20, partBytes: 32_768 });
+    expect(await bench.write(tier, space, many, payloadBytes)).toEqual(all('stored'));
+    expect(await bench.read(tier, space, many, payloadBytes)).toEqual(all('ready'));
+    const perServer = await Promise.all(cluster.servers.map(async (server) => Number(await server.cli('dbsize'))));
+    expect(Math.min(...perServer)).toBeGreaterThan(0);
+    await expect(openTier(bench, { ...settings, tls: undefined })).rejects.toThrow(/certificate/);
+  });
+
+  it('moves a slot: what has gone already is read by ASK, later by MOVED, and writes go on', async () => {
+    const cluster = await startCluster(3, 0);
+    group = cluster;
+    const settings = { mode: 'cluster', servers: cluster.urls, timeLimitMs: 5_000 } as const;
+    tier = await openTier(bench, { ...settings, bytes: 24 << 20, partBytes: 32_768 });
+    expect(await bench.write(tier, space, many, payloadBytes)).toEqual(all('stored'));
+    const [source, target] = cluster.servers as [RedisServer, RedisServer];
+    const value = (await source.cli('keys', 'kvtier:*:v:*')).split('\n')[0]!;
+    const moving = await SlotMove.begin(cluster, source, target, await source.cli('cluster', 'keyslot', value));
+    const values = (await moving.keys()).filter((key) => key.includes(':v:'));
+    expect(values.length).toBeGreaterThan(3); // the parts of a block, at least
+    await moving.move(values.filter((_, index) => index % 2 === 0));
+    expect(await bench.read(tier, space, many, payloadBytes)).toEqual(all('ready'));
+    expect(await source.cli('info', 'errorstats')).toMatch(/errorstat_ASK:count=[1-9]/);
+    await moving.end();
+    expect(await bench.read(tier, space, many, payloadBytes)).toEqual(all('ready'));
+    const more = many.map((_, i) => hashNamed(`more ${i}`));
+    await until(async () => {
+      const statuses = await bench.write(tier!, space, more, payloadBytes);
+      return statuses.every((status) => status === 'stored' || status === 'held');
+    }, 'writes to the new master');
+    expect(await bench.read(tier, space, more, payloadBytes)).toEqual(all('ready'));
+    expect(tier.stats()).toMatchObject({ inService: true, corrupt: 0, blocks: 96 });
+    tier.checkIntegrity();
+  });
 });
 
 it('the master under Sentinels dies under load: the replica takes over, and the tier is back by itself', async () => {
