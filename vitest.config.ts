@@ -1,9 +1,11 @@
+import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
 
 // Two projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things.
 // Real servers, real deaths and random schedules on two busy cores: whoever needs a second attempt is named at the end of
 // `npm test`, and is a defect to mend.
-const common = { testTimeout: 30_000, hookTimeout: 60_000, pool: 'forks' as const, retry: 1 };
+// A worker runs one file after another in one process: modules are loaded once, and no test changes any.
+const common = { testTimeout: 30_000, hookTimeout: 60_000, pool: 'forks' as const, isolate: false, retry: 1 };
 export default defineConfig({
   test: {
     projects: [
@@ -11,6 +13,8 @@ export default defineConfig({
         test: {
           ...common,
           name: 'quick',
+          maxWorkers: availableParallelism(),
+          sequence: { groupOrder: 0 },
           include: ['{packages,services,bench,test}/**/*.test.ts'],
           exclude: ['**/*.slow.test.ts', '**/node_modules/**'],
         },
@@ -22,7 +26,9 @@ export default defineConfig({
           testTimeout: 240_000,
           include: ['{packages,services,bench,test}/**/*.slow.test.ts'],
           exclude: ['**/node_modules/**'],
-          fileParallelism: false,
+          // Two at a time: they mostly wait for servers, deaths and starts.
+          maxWorkers: 2,
+          sequence: { groupOrder: 1 },
         },
       },
     ],

@@ -6,7 +6,7 @@ import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import path from 'node:path';
 import { afterEach, expect, it } from 'vitest';
-import { freePort } from '../../infra/redis/servers.ts';
+import { freePort } from '../../infra/ports.ts';
 import { NodeLoad, Pair, tierOf } from './node-load.ts';
 import { NodeRig } from './node-rig.ts';
 

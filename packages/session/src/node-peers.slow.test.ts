@@ -6,7 +6,7 @@ import { native } from '@kvtier/native';
 import { systemClock } from '@kvtier/store';
 import { silent } from '@kvtier/store/testing';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { freePort } from '../../../infra/redis/servers.ts';
+import { freePort } from '../../../infra/ports.ts';
 import { type CacheNode, openCacheNode } from './node.ts';
 import { packed, RawClient } from './testing/raw-client.ts';
 
