@@ -12,7 +12,8 @@ import { promisify } from 'node:util';
 import { freePort } from '../ports.ts';
 
 const run = promisify(execFile);
-const readyMs = 20_000;
+/** Of a machine that does many other things. */
+const readyMs = 60_000;
 const host = '127.0.0.1';
 
 export interface ServerOptions {

@@ -185,7 +185,8 @@ async function answers(url: string): Promise<boolean> {
 
 /**
  * One monitor, one store without replicas, no manager: what a test needs and no more. A monitor gathers changes for a second before it
- * proposes them; alone it need not, and the dozen pools that a gateway makes one by one are there five times as soon.
+ * proposes them; alone it need not, and the dozen pools that a gateway makes one by one are there five times as soon. A gateway that
+ * was killed is waited for by the next one, for as long as its watches live: 30 s otherwise.
  */
 function configOf(dir: string, monV1: number, monV2: number, port: number, storeBytes: number): string {
   return `[global]
@@ -210,6 +211,8 @@ mon max pg per osd = 1000
 osd crush chooseleaf type = 0
 paxos propose interval = 0.05
 paxos min wait = 0.01
+osd client watch timeout = 3
+objecter tick interval = 0.5
 [mon.a]
 mon data = ${dir}/mon/a
 mon data avail crit = 1

@@ -42,8 +42,9 @@ test('full while it runs: the node goes on without the tier, and says why', asyn
     const { loaded } = await engine.load(`c${round}`, 16);
     expect(loaded).toBe(16);
   }
-  await vi.waitUntil(async () =>
-    (await engine.stats()).tiers.some(({ tier, inService }) => tier === 'disk' && !inService),
+  await vi.waitUntil(
+    async () => (await engine.stats()).tiers.some(({ tier, inService }) => tier === 'disk' && !inService),
+    { timeout: 60_000 },
   );
   const disk = (await engine.stats()).tiers.find(({ tier }) => tier === 'disk')!;
   expect(disk.outOfServiceReason).toMatch(/space|ENOSPC/i);

@@ -7,6 +7,9 @@ import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { type ServiceSpec, Supervisor } from './supervisor.ts';
 
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
 const serviceFile = fileURLToPath(new URL('./testing/service.mjs', import.meta.url));
 let folder: string;
 let log: string;
@@ -51,7 +54,7 @@ describe('supervisor', () => {
       ['engine', { name: 'engine' }],
       ['node', { name: 'node' }],
     ]);
-    await vi.waitUntil(() => lines.length === 3);
+    await vi.waitUntil(() => lines.length === 3, patience);
     const pids = [...supervisor.pids().values()];
     await supervisor.stop();
     expect(noted().slice(3)).toEqual(['door term', 'engine term', 'node term']);

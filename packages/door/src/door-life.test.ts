@@ -6,6 +6,9 @@ import { caught, Harness, ids, jsonOf, modelDir, silent } from '../test/harness.
 import { cacheUse, event, ScriptedEngine, say } from '../test/scripted-engine.ts';
 import { type DoorOptions, startDoor } from './door.ts';
 
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
 const at = new Harness();
 
 describe('a client that leaves', () => {
@@ -99,7 +102,7 @@ describe('models, health, metrics, admin', () => {
   it('health is 503 when answers run without a token', async () => {
     await at.open({ limits: { stallMs: 0 } });
     const pending = at.client.completions.create({ model: 'demo', prompt: 'a' }).catch(() => 'ended');
-    await vi.waitUntil(async () => (await fetch(`${at.door.url}/health`)).status === 503);
+    await vi.waitUntil(async () => (await fetch(`${at.door.url}/health`)).status === 503, patience);
     await at.engine.stop();
     expect(await pending).toBe('ended');
   });
@@ -167,7 +170,7 @@ describe('an engine that comes and goes', () => {
       for await (const _ of stream);
     })();
     const streamEnded = caught(reading);
-    await vi.waitUntil(() => at.engine.seen.length === 1);
+    await vi.waitUntil(() => at.engine.seen.length === 1, patience);
     await at.engine.stop();
     expect((await streamEnded).error).toMatchObject({ code: 'engine_unavailable' });
     const { status, error, headers } = await caught(at.client.completions.create({ model: 'demo', prompt: 'a' }));
@@ -229,7 +232,7 @@ describe('the end', () => {
   it('cuts answers after the grace and tells their clients', async () => {
     await at.open({ limits: { closeGraceMs: 20 } });
     const pending = caught(at.client.completions.create({ model: 'demo', prompt: 'a' }));
-    await vi.waitUntil(() => at.engine.seen.length === 1);
+    await vi.waitUntil(() => at.engine.seen.length === 1, patience);
     await at.door.close();
     expect((await pending).error).toMatchObject({ message: 'the door is closing; try again' });
     await at.engine.seen[0]!.cancelled;

@@ -15,6 +15,9 @@ import type { SessionLimits } from './limits.ts';
 import { SessionServer } from './server.ts';
 import { attachOf, packed, RawClient } from './testing/raw-client.ts';
 
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
 const headerBytes = 256;
 let folder: string;
 let socketPath: string;
@@ -170,7 +173,7 @@ describe('attach', () => {
     const client = await attached();
     await (await connect()).ended;
     await client.end();
-    await vi.waitUntil(() => server!.sessions === 0);
+    await vi.waitUntil(() => server!.sessions === 0, patience);
     expect((await attached()).id.length).toBe(16);
     expect(bench.store.counters.get('session.refused.too_many')).toBe(1);
     await server!.close();
@@ -307,7 +310,7 @@ describe('requests', () => {
       }),
       { numRuns: 100 },
     );
-    await vi.waitUntil(() => server!.sessions === 1);
+    await vi.waitUntil(() => server!.sessions === 1, patience);
   });
 });
 
@@ -333,7 +336,7 @@ describe('when a connection ends', () => {
     const client = await attached();
     await put(client, 'x', 2);
     await client.end();
-    await vi.waitUntil(() => server!.sessions === 0);
+    await vi.waitUntil(() => server!.sessions === 0, patience);
     expect(server!.quarantined).toBe(0);
   });
 
@@ -345,7 +348,7 @@ describe('when a connection ends', () => {
     client.send({ $case: 'load', value: { hashes: packed('x', 2), deadlineMs: 1000 } });
     await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('y', 3) } }, 'reserved');
     await client.end();
-    await vi.waitUntil(() => server!.quarantined === 1);
+    await vi.waitUntil(() => server!.quarantined === 1, patience);
     expect(bench.arena.busySlots).toBe(5);
     const other = await attached(Buffer.alloc(16, 1));
     expect(bench.arena.busySlots).toBe(5);
@@ -381,7 +384,7 @@ describe('when a connection ends', () => {
     });
     try {
       await once(child.stdout, 'data');
-      await vi.waitUntil(() => server!.quarantined === 1);
+      await vi.waitUntil(() => server!.quarantined === 1, patience);
       expect(bench.arena.busySlots).toBe(4);
       await attached(); // our own process: it cannot lift what is not its own
       expect(server!.quarantined).toBe(1);
@@ -389,7 +392,7 @@ describe('when a connection ends', () => {
       child.kill('SIGKILL');
     }
     await once(child, 'exit');
-    await vi.waitUntil(() => server!.quarantined === 0);
+    await vi.waitUntil(() => server!.quarantined === 0, patience);
     expect(bench.arena.busySlots).toBe(0);
     expect(bench.store.counters.get('quarantine.lifted.process_dead')).toBe(1);
   });

@@ -17,6 +17,9 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { WorkerMetrics } from './metrics.ts';
 import { engineService } from './service.ts';
 
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
 class ScriptedEngine {
   readonly submitted: { params: GenerateRequest; onOutput: OnOutput }[] = [];
   readonly aborted: string[] = [];
@@ -131,7 +134,7 @@ function generate() {
 
 test('a request goes in whole, its tokens come out as they are drawn', async () => {
   const { events, ended } = generate();
-  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1));
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
   const { params, onOutput } = engine.submitted[0]!;
   expect(params).toEqual({ ...request, requestId: 'r@0', promptTokenIds: Uint32Array.of(1, 2, 3) });
   const cache = {
@@ -165,7 +168,7 @@ test('a refusal and a failure in the middle both end the stream with the code', 
   expect(refused.events).toMatchObject([{ failure: { code: 'BUSY', message: 'full', retry: true } }]);
   engine.refusal = undefined;
   const failing = generate();
-  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1));
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
   engine.submitted[0]!.onOutput({ tokenIds: [], finishReason: '', error: new KvError('IO', 'gone') });
   expect(await failing.ended).toBe('end');
   expect(failing.events).toMatchObject([{ failure: { code: 'IO', message: 'gone' } }]);
@@ -173,10 +176,10 @@ test('a refusal and a failure in the middle both end the stream with the code', 
 
 test('cancelling aborts the request, once; what the scheduler still says goes nowhere', async () => {
   const { call, events, ended } = generate();
-  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1));
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
   call.cancel();
   expect(await ended).toMatch(/CANCELLED/);
-  await vi.waitFor(() => expect(engine.aborted).toEqual(['r@0']));
+  await vi.waitFor(() => expect(engine.aborted).toEqual(['r@0']), patience);
   engine.submitted[0]!.onOutput({ tokenIds: [], finishReason: 'abort' });
   expect(events).toEqual([]);
   expect(await metrics.text()).toContain('kvtier_engine_requests_total{outcome="CANCELLED"} 1');
