@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { root, SetupError, script } from './lib/command.mjs';
 import { withLock } from './lib/lock.mjs';
-import { cudaGap, ensureNative, nativeIsCurrent } from './lib/native.mjs';
+import { buildAhead, cudaGap, ensureNative, nativeIsCurrent } from './lib/native.mjs';
 import { ensureNpmPackages, npmIsCurrent } from './lib/npm.mjs';
 import { ensureSystemPackages } from './lib/system.mjs';
 
@@ -41,8 +41,13 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
   if ((!need.includes('npm') || npmIsCurrent()) && nativeIsCurrent(need)) return;
   await withLock(join(root, 'build/.setup.lock'), async () => {
     if (need.includes('native')) await ensureSystemPackages();
-    if (need.includes('npm')) await ensureNpmPackages();
-    await ensureNative(need);
+    const ahead = buildAhead(need);
+    try {
+      if (need.includes('npm')) await ensureNpmPackages();
+      await ensureNative(need, ahead);
+    } finally {
+      await ahead; // nothing of ours runs on without the lock
+    }
   });
   if (!existsSync(join(root, 'node_modules/tsx'))) throw new SetupError('node_modules/tsx is missing; run: npm ci');
 }

@@ -17,7 +17,7 @@ const withCuda = [...sources, 'packages/executor/cuda'];
 export const hasNvcc = () => onPath('nvcc');
 export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
 
-/** `part`: what `setup` is asked for; `files`: what the build must leave. */
+/** `part`: what `setup` is asked for; `files`: what the build must leave; `ahead`: those of its targets that need no npm packages. */
 const modules = [
   {
     part: 'native',
@@ -42,6 +42,7 @@ const modules = [
     build: 'build/cuda-emulated',
     options: ['-DKVTIER_EMULATED=ON'],
     files: ['kernel_check', 'runtime_check', 'kvtier_cuda_emulated.node'],
+    ahead: ['kernel_check', 'runtime_check'],
     sources: withCuda,
   },
   {
@@ -118,12 +119,31 @@ export function nativeIsCurrent(parts) {
   return modulesOf(parts).every((module) => isCurrent(module, fingerprint(module)));
 }
 
-/** @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda` */
-export async function ensureNative(parts) {
+const jobs = String(availableParallelism());
+const atLowestPriority = ['nice', '-n', '19', 'ninja', '-j', jobs];
+
+/**
+ * Begins with what needs no npm packages, while these are fetched. Without a word: what fails here fails again, and tells it, in
+ * `ensureNative`. Resolves when it has ended.
+ * @param {readonly string[]} parts
+ */
+export async function buildAhead(parts) {
+  const modules = modulesOf(parts).filter((module) => module.ahead && !isCurrent(module, fingerprint(module)));
+  for (const module of modules) await build(module, () => {}, [...atLowestPriority, ...module.ahead]).catch(() => {});
+}
+
+/**
+ * @param {readonly string[]} parts of `native`, `cuda-emulated`, `cuda`
+ * @param {Promise<void>} ahead what `buildAhead` has begun with
+ */
+export async function ensureNative(parts, ahead = Promise.resolve()) {
   for (const module of modulesOf(parts)) {
     const print = fingerprint(module); // before the build: a source that changes meanwhile is built again next time
     if (isCurrent(module, print)) continue;
-    await step(`build ${module.name}`, (note) => build(module, note));
+    await step(`build ${module.name}`, async (note) => {
+      if (module.ahead) await ahead;
+      await build(module, note);
+    });
     writeFileSync(stampOf(module), print);
   }
 }
@@ -150,7 +170,7 @@ export async function compileBeside(parts) {
     for (const module of modulesOf(parts)) {
       const print = fingerprint(module);
       if (isCurrent(module, print)) continue;
-      await build(module, () => {}, ['nice', '-n', '19', 'ninja', '-j', String(availableParallelism())]);
+      await build(module, () => {}, atLowestPriority);
       writeFileSync(stampOf(module), print);
     }
     return '';
@@ -159,7 +179,7 @@ export async function compileBeside(parts) {
   }
 }
 
-async function build(module, note, [ninja, ...flags] = ['ninja', '-j', String(availableParallelism())]) {
+async function build(module, note, [ninja, ...flags] = ['ninja', '-j', jobs]) {
   const target = join(root, module.build);
   const source = join(root, module.source);
   const cache = join(target, 'CMakeCache.txt');
