@@ -264,6 +264,11 @@ const remedies: readonly (readonly [RegExp, string])[] = [
   [/cluster support disabled/i, 'set mode to single'],
   [/DB index is out of range|SELECT is not allowed/i, 'correct database'],
   [/All sentinels are unreachable/, 'correct servers and masterName'],
+  // ioredis keeps to itself what its connections for this met.
+  [
+    /Failed to refresh slots cache/,
+    'check that servers can be reached, and tls (caFile, serverName) where they speak it',
+  ],
 ];
 
 /** Waiting does not mend it. */
