@@ -121,6 +121,10 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
     uint64_t id = 0;
     if (getrandom(&id, sizeof(id), 0) != sizeof(id)) Fail("SETUP", path, "no random numbers from the kernel");
     if (ftruncate(fd.number, static_cast<off_t>(bytes)) != 0) NoSpace(path, bytes, errno);
+    // Asked first: what no file system holds may not fit the address space either, and that would be the complaint.
+    if (struct statvfs fs {}; fstatvfs(fd.number, &fs) == 0 && fs.f_blocks != 0 && uint64_t{fs.f_blocks} * fs.f_frsize < bytes) {
+      NoSpace(path, bytes, ENOSPC);
+    }
     uint8_t* base = Map(fd.number, path, bytes);
     std::shared_ptr<Arena> arena(new Arena(fd.Release(), base, bytes, id));
     threads = std::clamp(threads, 1u, 64u);
