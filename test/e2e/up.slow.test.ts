@@ -23,7 +23,7 @@ const prompt =
 const ask = (url: string) => complete(url, { prompt, max_tokens: 4, temperature: 0 });
 
 describe('kvtier up', () => {
-  it('serves, caches, and leaves nothing after Ctrl-C', async () => {
+  it('serves, caches, keeps its data folder to itself, and leaves nothing after Ctrl-C', async () => {
     const system = await machine.up();
     expect(system.pids()).toHaveLength(4);
     const cold = await ask(system.url);
@@ -33,6 +33,12 @@ describe('kvtier up', () => {
     const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
     expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { arena: shared } });
     expect(machine.left()).toHaveLength(2); // run folder and arena
+    expect(await kvtier('up', '--port', '0', '--data-dir', machine.dataDir)).toEqual({
+      code: 1,
+      stdout: '',
+      stderr: `kvtier: ${machine.dataDir}: another kvtier uses this data folder; stop it or name another with --data-dir\n`,
+    });
+    expect((await ask(system.url)).text).toBe(' Brazil');
     expect(await system.stop()).toBe(0);
     expect(machine.left()).toEqual([]);
   });
@@ -122,17 +128,6 @@ describe('what cannot work is one line and exit code 1', () => {
     } finally {
       server.close();
     }
-  });
-
-  it('a data folder that another kvtier holds', async () => {
-    const system = await machine.up();
-    const { code, stderr } = await kvtier('up', '--port', '0', '--data-dir', machine.dataDir);
-    expect(code).toBe(1);
-    expect(stderr).toBe(
-      `kvtier: ${machine.dataDir}: another kvtier uses this data folder; stop it or name another with --data-dir\n`,
-    );
-    expect((await ask(system.url)).text).toBe(' Brazil');
-    expect(await system.stop()).toBe(0);
   });
 
   it('a model folder that is not there, or damaged', async () => {
