@@ -49,6 +49,19 @@ async function runKernels(): Promise<Line[]> {
   return (await Promise.all(halves.map((half) => run('kernel_check', half)))).flat();
 }
 
+/** Files of kernels by whether each of their waits is missed when it is taken away (checks/mutate.h). */
+async function missedWaits(names: readonly string[]): Promise<Map<string, boolean>> {
+  const program = fileURLToPath(new URL('../../../build/cuda-emulated/kernel_check', import.meta.url));
+  const { stdout } = await runFile(program, ['--mutate', ...names], { timeout: deadlineMs });
+  const files = new Map<string, boolean>();
+  for (const line of stdout.trim().split('\n')) {
+    const { wait, found } = JSON.parse(line) as { wait: string; found: string | null };
+    const file = wait.split(':')[0]!;
+    files.set(file, found !== null && (files.get(file) ?? true));
+  }
+  return files;
+}
+
 /** The functions that kernels.h declares: each must have a comparison, and a new one must get one. */
 function declared(): string[] {
   const header = readFileSync(new URL('../cuda/kernels/kernels.h', import.meta.url), 'utf8');
@@ -74,6 +87,16 @@ test(
     expect(lines.filter((line) => !line.ok)).toEqual([]);
     const covered = new Set(lines.map((line) => line.kernel.split(' ')[0])); // "AttentionPrefill v2"
     expect(declared().filter((kernel) => !covered.has(kernel))).toEqual([]);
+  },
+  deadlineMs,
+);
+
+test(
+  'a kernel that lacks a barrier, or a wait for a copy, fails its checks',
+  async () => {
+    const files = await missedWaits(['attention_ways_agree', 'gemm_unaligned', 'gemm_batch_invariance', 'rope_far']);
+    for (const file of ['attention_tiles.cuh', 'gemm_plain.cuh', 'gemm_few.cuh', 'rope.cu'])
+      expect([file, files.get(file)]).toEqual([file, true]);
   },
   deadlineMs,
 );

@@ -1,5 +1,5 @@
-// Registration, comparison and the main function of kernel_check and runtime_check: `kernel_check [--list] [NAME...]` runs the
-// checks whose name contains one of the arguments. Exit code 0 when every line is ok, 2 when there is no GPU.
+// Registration, comparison and the main function of kernel_check and runtime_check: `kernel_check [--list | --mutate] [NAME...]`
+// runs the checks whose name contains one of the arguments (--mutate: mutate.h). Exit code 0 when every line is ok, 2 when there is no GPU.
 #include "check.h"
 
 #include <chrono>
@@ -8,6 +8,8 @@
 #include <cstring>
 #include <exception>
 #include <stdexcept>
+
+#include "mutate.h"
 
 namespace kvtier::cuda::check {
 namespace {
@@ -79,6 +81,12 @@ auto WithType(NumberType type, const Fn& fn) {
   throw std::logic_error("no such type");
 }
 
+bool Selected(const Case& one, const std::vector<std::string>& wanted) {
+  bool selected = wanted.empty();
+  for (const std::string& part : wanted) selected = selected || strstr(one.name, part.c_str()) != nullptr;
+  return selected;
+}
+
 int Run(const std::vector<std::string>& wanted) {
   std::string why;
   if (gpu::DeviceCount(&why) == 0) {
@@ -90,9 +98,7 @@ int Run(const std::vector<std::string>& wanted) {
   fprintf(stderr, "device: %s, compute capability %d.%d, %d multiprocessors\n", info.name.c_str(), info.compute_capability / 10,
           info.compute_capability % 10, info.multiprocessors);
   for (const Case& one : cases()) {
-    bool selected = wanted.empty();
-    for (const std::string& part : wanted) selected = selected || strstr(one.name, part.c_str()) != nullptr;
-    if (!selected) continue;
+    if (!Selected(one, wanted)) continue;
     const int before = expected;
     const auto start = std::chrono::steady_clock::now();
     try {
@@ -183,5 +189,15 @@ int main(int count, char** arguments) {
     for (const auto& one : cases()) printf("%s\n", one.name);
     return 0;
   }
+#if defined(KVTIER_EMULATED)
+  if (!wanted.empty() && wanted[0] == "--mutate") {
+    wanted.erase(wanted.begin());
+    std::vector<std::string> names;
+    for (const auto& one : cases()) {
+      if (Selected(one, wanted)) names.push_back(one.name);
+    }
+    return Mutate(names, [](const std::string& name) { return Run({name}); });
+  }
+#endif
   return Run(wanted);
 }

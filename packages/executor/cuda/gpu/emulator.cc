@@ -1,7 +1,8 @@
 // Fibers, barriers and warp operations of emulator.h.
 //
 // A fiber is a stack and a saved stack pointer; Switch saves what the ABI lets a callee keep and jumps (x86-64; elsewhere
-// ucontext does it, slower). Fibers of a block run in a ring: one that waits passes on to the next.
+// ucontext does it, slower). A fiber that waits passes on to the next of its warp that can run, and when there is none, to the
+// next warp.
 #include "emulator.h"
 
 #include <sys/mman.h>
@@ -9,7 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <vector>
+#include <mutex>
+#include <set>
+#include <unordered_map>
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -83,11 +86,33 @@ struct Warp {
   alignas(64) uint8_t exchange[2][32 * kLaneBytes];
 };
 
+struct PendingCopy {
+  void* shared;
+  const void* global;  // null: zeros
+};
+
 struct Fiber {
   Context context;
   Index index;
   unsigned warp;
   bool done;
+  // What it waits for: that the barrier is past this generation.
+  const Barrier* barrier;
+  uint64_t generation;
+  std::vector<PendingCopy> copies;
+  std::vector<size_t> groups;  // where each ends among the copies
+
+  bool can_run() const { return !done && (barrier == nullptr || barrier->generation != generation); }
+  void Arrive(size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      if (copies[i].global != nullptr) {
+        memcpy(copies[i].shared, copies[i].global, 16);
+      } else {
+        memset(copies[i].shared, 0, 16);
+      }
+    }
+    copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(count));
+  }
 };
 
 // All fibers of one OS thread; made once, used again for every block.
@@ -104,7 +129,8 @@ struct Machine {
   uint8_t* shared_base = nullptr;
   Barrier block;
   Context main;
-  size_t running = 0, live = 0, threads = 0, idle = 0;
+  size_t running = 0, live = 0, threads = 0;
+  bool backwards = false;
   const std::function<void()>* body = nullptr;
   const char* name = "";
 
@@ -120,11 +146,23 @@ struct Machine {
     capacity = count;
   }
 
+  size_t Next() const {
+    const size_t warp = fibers[running].warp, all = warps.size();
+    for (size_t turn = 0; turn < all; ++turn) {
+      const size_t of = (backwards ? warp + all - turn : warp + turn) % all, first = of * 32, lanes = std::min<size_t>(32, threads - first);
+      const size_t begin = turn == 0 ? running - first + (backwards ? lanes - 1 : 1) : backwards ? lanes - 1 : 0;
+      for (size_t i = 0; i < lanes; ++i) {
+        const size_t lane = first + (begin + (backwards ? lanes - i : i)) % lanes;
+        if (fibers[lane].can_run()) return lane;
+      }
+    }
+    fprintf(stderr, "emulator: kernel %s: its threads wait for each other for ever (barriers that not all reach)\n", name);
+    abort();
+  }
+
   void PassOn(Context& from) {
-    size_t next = running;
-    do next = next + 1 == threads ? 0 : next + 1;
-    while (fibers[next].done);
-    running = next;
+    running = Next();
+    const size_t next = running;
     current = &fibers[next].index;
     if (&fibers[next].context != &from) Switch(from, fibers[next].context);
   }
@@ -134,21 +172,16 @@ struct Machine {
       Release(barrier);
       return;
     }
-    const uint64_t generation = barrier.generation;
     Fiber& me = fibers[running];
-    while (barrier.generation == generation) {
-      if (++idle > 4 * threads + 64) {
-        fprintf(stderr, "emulator: kernel %s: its threads wait for each other for ever (barriers that not all reach)\n", name);
-        abort();
-      }
-      PassOn(me.context);
-    }
+    me.barrier = &barrier;
+    me.generation = barrier.generation;
+    PassOn(me.context);
+    me.barrier = nullptr;
   }
 
   void Release(Barrier& barrier) {
     barrier.arrived = 0;
     ++barrier.generation;
-    idle = 0;
   }
 
   void Leave(Barrier& barrier) {
@@ -159,12 +192,35 @@ struct Machine {
 
 thread_local std::unique_ptr<Machine> machine;
 
+void WaitForWarp() { machine->Wait(machine->warps[machine->fibers[machine->running].warp].barrier); }
+
+struct Waits {
+  bool watching = false;
+  std::string without;
+  std::mutex mutex;
+  std::set<std::string> met;
+
+  bool Skips(const Site& at) {
+    if (!watching) return false;
+    static thread_local std::unordered_map<const char*, std::unordered_map<uint32_t, bool>> known;
+    const auto [found, is_new] = known[at.file_name()].try_emplace(at.line(), false);
+    if (is_new) {
+      const std::string file = at.file_name(), site = file.substr(file.rfind('/') + 1) + ":" + std::to_string(at.line());
+      const std::lock_guard lock(mutex);
+      met.insert(site);
+      found->second = site == without;
+    }
+    return found->second;
+  }
+};
+Waits waits;
+
 void FiberMain() {
   Machine& m = *machine;
   (*m.body)();
   Fiber& me = m.fibers[m.running];
   me.done = true;
-  m.idle = 0;
+  me.Arrive(me.copies.size());  // what nobody waited for lands at some time
   m.Leave(m.warps[me.warp].barrier);
   m.Leave(m.block);
   if (--m.live == 0) {
@@ -186,6 +242,9 @@ void RunBlock(Machine& m, dim3 grid, dim3 block, dim3 at, size_t shared_bytes) {
     fiber.index = {{linear % block.x, linear / block.x % block.y, linear / (block.x * block.y)}, at, block, grid, linear % 32};
     fiber.warp = linear / 32;
     fiber.done = false;
+    fiber.barrier = nullptr;
+    fiber.copies.clear();
+    fiber.groups.clear();
     Prepare(fiber.context, m.stacks + i * kStackBytes, FiberMain);
   }
   for (size_t w = 0; w < m.warps.size(); ++w) {
@@ -194,18 +253,50 @@ void RunBlock(Machine& m, dim3 grid, dim3 block, dim3 at, size_t shared_bytes) {
   }
   m.block = {static_cast<unsigned>(m.threads), 0, 0};
   m.live = m.threads;
-  m.idle = 0;
-  m.running = 0;
-  current = &m.fibers[0].index;
-  Switch(m.main, m.fibers[0].context);
+  m.running = m.backwards ? m.threads - 1 : 0;
+  current = &m.fibers[m.running].index;
+  Switch(m.main, m.fibers[m.running].context);
+  m.backwards = !m.backwards;
   current = nullptr;
 }
 
 }  // namespace
 
 uint8_t* SharedMemory() { return machine->shared_base; }
-void SyncThreads() { machine->Wait(machine->block); }
-void SyncWarp() { machine->Wait(machine->warps[machine->fibers[machine->running].warp].barrier); }
+void SyncThreads(Site at) {
+  if (!waits.Skips(at)) machine->Wait(machine->block);
+}
+void SyncWarp(Site at) {
+  if (!waits.Skips(at)) WaitForWarp();
+}
+
+// Whoever reads the target before its thread has waited, or while others still read what was there, finds NaNs.
+void CopyAsync(void* shared, const void* global) {
+  memset(shared, 0xff, 16);
+  machine->fibers[machine->running].copies.push_back({shared, global});
+}
+void CopyAsyncCommit() {
+  Fiber& me = machine->fibers[machine->running];
+  me.groups.push_back(me.copies.size());
+}
+void CopyAsyncWait(size_t pending, Site at) {
+  Fiber& me = machine->fibers[machine->running];
+  if (waits.Skips(at) || me.groups.size() <= pending) return;
+  const auto last = me.groups.end() - static_cast<std::ptrdiff_t>(pending) - 1;
+  const size_t count = *last;
+  me.Arrive(count);
+  me.groups.erase(me.groups.begin(), last + 1);
+  for (size_t& end : me.groups) end -= count;
+}
+
+void WatchWaits(const std::string& without) {
+  waits.without = without;
+  waits.watching = true;
+}
+std::vector<std::string> WaitsMet() {
+  const std::lock_guard lock(waits.mutex);
+  return {waits.met.begin(), waits.met.end()};
+}
 
 const uint8_t* Exchange(const void* data, size_t bytes) {
   Machine& m = *machine;
@@ -254,7 +345,7 @@ void LoadMatrices(uint32_t (&r)[4], const void* row, bool transposed) {
     const unsigned i = lane / 4, j = 2 * (lane % 4);
     r[matrix] = transposed ? PackPair(element(j, i), element(j + 1, i)) : PackPair(element(i, j), element(i, j + 1));
   }
-  emulated::SyncWarp();  // nobody overwrites shared memory that another lane still reads
+  emulated::WaitForWarp();  // nobody overwrites shared memory that another lane still reads
 }
 
 struct Fragments {

@@ -1,14 +1,24 @@
 // CUDA's words on the CPU, so that every kernel runs in tests where there is no GPU. A block is a set of fibers, one per
 // thread, on the OS thread of its stream; blocks run one after another. A fiber runs until it meets a barrier or a warp
-// operation; these are exact, so results do not depend on timing. What it does not model: weak memory order between blocks,
-// bank conflicts, speed. Shared memory starts as NaNs in each block, and a kernel whose threads wait for each other for
-// ever ends the process with a line that says so.
+// operation; these are exact, so results do not depend on timing.
+//
+// It is meant to show every wait that a kernel lacks. One warp runs as far as it can before another one begins, from the first
+// warp on in one block, from the last one on in the next; so do the lanes of a warp. cp.async makes its target NaNs when it
+// is issued, and the bytes come when the thread waits for them, not before. Dynamic shared memory starts as NaNs in each block.
+// `kernel_check --mutate` takes the waits away one by one. Threads that wait for each other for ever end the process with a line
+// that says so.
+//
+// What it does not model: weak memory order (a store is there when it is made: a missing __syncwarp before an operation of the
+// whole warp goes unseen), stale content of static shared memory, bank conflicts, speed.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <source_location>
+#include <string>
+#include <vector>
 
 #include "numeric.h"
 
@@ -51,8 +61,18 @@ struct Index {
 extern thread_local const Index* current;
 
 uint8_t* SharedMemory();
-void SyncThreads();
-void SyncWarp();
+using Site = std::source_location;  // in a kernel
+void SyncThreads(Site at);
+void SyncWarp(Site at);
+void CopyAsync(void* shared, const void* global);  // null: zeros
+void CopyAsyncCommit();
+void CopyAsyncWait(size_t pending, Site at);
+
+// For tests of tests: from now on waits are noted as "file:line" where kernels meet them, and the one named here, if any, does
+// nothing. Before the first kernel.
+void WatchWaits(const std::string& without);
+std::vector<std::string> WaitsMet();
+
 // Leaves `bytes` (at most 64) for the other lanes of the warp and waits for theirs; what lane i left is then at
 // returned + 64 * i, until the next warp operation but one.
 const uint8_t* Exchange(const void* data, size_t bytes);
@@ -74,8 +94,10 @@ T FromLane(T value, unsigned lane) {
 #define blockDim (::kvtier::gpu::emulated::current->block_size)
 #define gridDim (::kvtier::gpu::emulated::current->grid)
 
-inline void __syncthreads() { kvtier::gpu::emulated::SyncThreads(); }
-inline void __syncwarp(unsigned = ~0u) { kvtier::gpu::emulated::SyncWarp(); }
+inline void __syncthreads(kvtier::gpu::emulated::Site at = kvtier::gpu::emulated::Site::current()) { kvtier::gpu::emulated::SyncThreads(at); }
+inline void __syncwarp(unsigned = ~0u, kvtier::gpu::emulated::Site at = kvtier::gpu::emulated::Site::current()) {
+  kvtier::gpu::emulated::SyncWarp(at);
+}
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() {}
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -175,15 +197,13 @@ using std::min;
 namespace kvtier::gpu {
 
 inline void CopyAsync16(void* shared, const void* global, bool valid = true) {
-  if (valid) {
-    memcpy(shared, global, 16);
-  } else {
-    memset(shared, 0, 16);
-  }
+  emulated::CopyAsync(shared, valid ? global : nullptr);
 }
-inline void CopyAsyncCommit() {}
+inline void CopyAsyncCommit() { emulated::CopyAsyncCommit(); }
 template <int Pending>
-inline void CopyAsyncWait() {}
+inline void CopyAsyncWait(emulated::Site at = emulated::Site::current()) {
+  emulated::CopyAsyncWait(Pending, at);
+}
 
 void LoadMatrix4(uint32_t (&r)[4], const void* row);
 void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row);
