@@ -3,9 +3,22 @@
  * and answers do not. The same size gives the same bytes on every machine. Scales are chosen so that attention is neither
  * flat nor one-hot and logits have clear winners: a wrong KV block shows as a different greedy token.
  */
-import { copyFile, type FileHandle, mkdir, mkdtemp, open, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import {
+  copyFile,
+  type FileHandle,
+  mkdir,
+  mkdtemp,
+  open,
+  readFile,
+  rename,
+  rm,
+  statfs,
+  writeFile,
+} from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { KvError } from '@kvtier/errors';
+import { DeviatePool, writeTensor } from './random-fill.ts';
+import { type Fill, type RealShape, realTensors, type TensorPlan } from './real-shapes.ts';
 
 export interface RandomShape {
   readonly hiddenSize: number;
@@ -29,6 +42,8 @@ const windowTokens = 128;
 const headDim = 64;
 /** In the config, so that a later generator does not take an older one's files for its own. */
 const generatorVersion = 1;
+/** Beside the model, so that the disk is not full to the last byte. */
+const spareBytes = 64 * 2 ** 20;
 const tokenizerFiles = ['tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'];
 
 /** The shape nearest to `parameters`, embeddings included: depth and width grow together, GQA with two heads per group. */
@@ -44,16 +59,13 @@ export function randomShape(parameters: number, vocabSize: number, family: Rando
   return { hiddenSize, layers, heads, kvHeads: heads / 2, intermediateSize };
 }
 
-/** What a tensor is filled with: normal deviates of this standard deviation, or one value. */
-type Fill = number | 'ones' | 'zeros';
-
 /** Name, shape and content of every tensor, in the order of the file. */
-function tensorsOf(shape: RandomShape, vocabSize: number, family: RandomFamily): [string, number[], Fill][] {
+function tensorsOf(shape: RandomShape, vocabSize: number, family: RandomFamily): TensorPlan[] {
   const { hiddenSize: hidden, intermediateSize: inner, heads, kvHeads } = shape;
   const unit = 1 / Math.sqrt(hidden);
   const gemma = family === 'gemma3';
   const norm = gemma ? 'zeros' : 'ones'; // Gemma keeps the distance from one, and scales embeddings up by sqrt(hidden)
-  const out: [string, number[], Fill][] = [
+  const out: TensorPlan[] = [
     ['model.embed_tokens.weight', [vocabSize, hidden], gemma ? unit : 1],
     ['lm_head.weight', [vocabSize, hidden], 2 * unit],
     ['model.norm.weight', [hidden], norm],
@@ -89,12 +101,45 @@ export async function makeRandomModel(
   onProgress: (share: number) => void = () => {},
   family: RandomFamily = 'llama',
 ): Promise<void> {
+  await makeFolder(modelDir, (folder) => writeModel(folder, parameters, tokenizerDir, onProgress, family));
+}
+
+/** The same of a real model's shape, as fast as the disk takes it. @throws KvError MODEL, too, where it has no room for it */
+export async function makeRealModel(
+  modelDir: string,
+  shape: RealShape,
+  tokenizerDir: string,
+  onProgress: (share: number) => void = () => {},
+): Promise<void> {
+  await makeFolder(modelDir, async (folder) => {
+    const tensors = realTensors(shape);
+    await requireRoom(folder, modelDir, tensors);
+    const source = await copyTokenizer(tokenizerDir, folder);
+    const pool = new DeviatePool();
+    await writeTensors(folder, tensors, onProgress, (file, count, fill) => pool.write(file, count, fill));
+    await writeConfig(folder, { ...shape, hidden_act: 'silu', ...endTokens(source) });
+  });
+}
+
+async function requireRoom(folder: string, modelDir: string, tensors: readonly TensorPlan[]): Promise<void> {
+  const bytes = tensors.reduce((sum, [, size]) => sum + 2 * countOf(size), 0);
+  const { bavail, bsize } = await statfs(folder);
+  const room = bavail * bsize;
+  if (room >= bytes + spareBytes) return;
+  const gib = (count: number): string => `${(count / 2 ** 30).toFixed(1)} GiB`;
+  throw new KvError(
+    'MODEL',
+    `${modelDir}: the model takes ${gib(bytes)}, the disk has ${gib(room)} left; make room or set XDG_CACHE_HOME to a larger one`,
+  );
+}
+
+async function makeFolder(modelDir: string, write: (folder: string) => Promise<void>): Promise<void> {
   if (await isOurs(modelDir)) return;
   let temporary = '';
   try {
     await mkdir(dirname(modelDir), { recursive: true });
     temporary = await mkdtemp(`${modelDir}.tmp-`);
-    await writeModel(temporary, parameters, tokenizerDir, onProgress, family);
+    await write(temporary);
     await publish(temporary, modelDir);
   } catch (error) {
     if (error instanceof KvError) throw error;
@@ -133,10 +178,9 @@ async function writeModel(
   onProgress: (share: number) => void,
   family: RandomFamily,
 ): Promise<void> {
-  const source = JSON.parse(await readFile(join(tokenizerDir, 'config.json'), 'utf8')) as Record<string, number>;
+  const source = await copyTokenizer(tokenizerDir, folder);
   const vocabSize = 64 * Math.ceil(source.vocab_size! / 64);
   const shape = randomShape(parameters, vocabSize, family);
-  for (const name of tokenizerFiles) await copyFile(join(tokenizerDir, name), join(folder, name));
   const config = {
     ...familyConfig(family, shape.layers),
     vocab_size: vocabSize,
@@ -149,18 +193,47 @@ async function writeModel(
     rms_norm_eps: 1e-5,
     max_position_embeddings: 16_384,
     tie_word_embeddings: false,
-    bos_token_id: source.bos_token_id,
-    eos_token_id: source.eos_token_id,
-    pad_token_id: source.pad_token_id,
-    torch_dtype: 'bfloat16',
-    kvtier_generator: generatorVersion,
+    ...endTokens(source),
   };
 
-  const tensors = tensorsOf(shape, vocabSize, family);
+  let seed = 0;
+  await writeTensors(folder, tensorsOf(shape, vocabSize, family), onProgress, (file, count, fill) =>
+    writeTensor(file, count, fill, ++seed),
+  );
+  await writeConfig(folder, config);
+}
+
+/** Returns what is said there of the model that the tokenizer belongs to. */
+async function copyTokenizer(tokenizerDir: string, folder: string): Promise<Record<string, number>> {
+  for (const name of tokenizerFiles) await copyFile(join(tokenizerDir, name), join(folder, name));
+  return JSON.parse(await readFile(join(tokenizerDir, 'config.json'), 'utf8')) as Record<string, number>;
+}
+
+const endTokens = ({ bos_token_id, eos_token_id, pad_token_id }: Record<string, number>): object => ({
+  bos_token_id,
+  eos_token_id,
+  pad_token_id,
+});
+
+/** Last of all: a folder with it is whole. */
+const writeConfig = (folder: string, config: object): Promise<void> =>
+  writeFile(
+    join(folder, 'config.json'),
+    `${JSON.stringify({ ...config, torch_dtype: 'bfloat16', kvtier_generator: generatorVersion }, null, 2)}\n`,
+  );
+
+const countOf = (size: readonly number[]): number => size.reduce((product, n) => product * n, 1);
+
+async function writeTensors(
+  folder: string,
+  tensors: readonly TensorPlan[],
+  onProgress: (share: number) => void,
+  write: (file: FileHandle, count: number, fill: Fill) => Promise<void>,
+): Promise<void> {
   const header: Record<string, unknown> = {};
   let offset = 0;
   for (const [name, size] of tensors) {
-    const bytes = 2 * size.reduce((product, n) => product * n, 1);
+    const bytes = 2 * countOf(size);
     header[name] = { dtype: 'BF16', shape: size, data_offsets: [offset, offset + bytes] };
     offset += bytes;
   }
@@ -173,9 +246,9 @@ async function writeModel(
   try {
     await file.write(Buffer.concat([prefix, Buffer.from(json)]));
     let done = 0;
-    for (const [index, [, size, fill]] of tensors.entries()) {
-      const count = size.reduce((product, n) => product * n, 1);
-      await writeTensor(file, count, fill, index + 1);
+    for (const [, size, fill] of tensors) {
+      const count = countOf(size);
+      await write(file, count, fill);
       done += 2 * count;
       onProgress(done / offset);
     }
@@ -183,7 +256,6 @@ async function writeModel(
   } finally {
     await file.close();
   }
-  await writeFile(join(folder, 'config.json'), `${JSON.stringify(config, null, 2)}\n`);
 }
 
 /** What config.json says of the family. */
@@ -219,55 +291,4 @@ function familyConfig(family: RandomFamily, layers: number): Record<string, unkn
         layer_types,
       };
   }
-}
-
-/** `count` bfloat16 numbers, in pieces so that the event loop breathes. */
-async function writeTensor(file: FileHandle, count: number, fill: Fill, seed: number): Promise<void> {
-  const random = gaussian(seed);
-  for (let done = 0; done < count; ) {
-    const piece = Math.min(1 << 20, count - done);
-    const floats = new Float32Array(piece);
-    if (typeof fill !== 'number') floats.fill(fill === 'ones' ? 1 : 0);
-    else for (let i = 0; i < piece; i++) floats[i] = fill * random();
-    const bits = new Uint32Array(floats.buffer);
-    const halves = new Uint16Array(piece);
-    for (let i = 0; i < piece; i++) halves[i] = (bits[i]! + 0x8000) >>> 16; // rounds to nearest
-    await file.write(new Uint8Array(halves.buffer));
-    done += piece;
-  }
-}
-
-/** Normal deviates by Marsaglia's polar method over sfc32 (Doty-Humphrey): 32-bit integer steps, fast in JavaScript. */
-function gaussian(seed: number): () => number {
-  let a = 0x9e3779b9;
-  let b = seed | 0;
-  let c = 0x243f6a88;
-  let counter = 1;
-  const next = (): number => {
-    const t = (((a + b) | 0) + counter) | 0;
-    counter = (counter + 1) | 0;
-    a = b ^ (b >>> 9);
-    b = (c + (c << 3)) | 0;
-    c = ((c << 21) | (c >>> 11)) + t;
-    c |= 0;
-    return (t >>> 0) / 2 ** 31 - 1; // [-1, 1)
-  };
-  for (let i = 0; i < 16; i++) next();
-  let spare = Number.NaN;
-  return () => {
-    if (!Number.isNaN(spare)) {
-      const value = spare;
-      spare = Number.NaN;
-      return value;
-    }
-    for (;;) {
-      const x = next();
-      const y = next();
-      const s = x * x + y * y;
-      if (s === 0 || s >= 1) continue;
-      const factor = Math.sqrt((-2 * Math.log(s)) / s);
-      spare = y * factor;
-      return x * factor;
-    }
-  };
 }

@@ -1,10 +1,11 @@
-/** What `--model` may say: "demo", "random:25m", "random:gemma3-30m", or a folder. */
+/** What `--model` may say: "demo", "random:25m", "random:gemma3-30m", "random:8b", or a folder. */
 import { stat } from 'node:fs/promises';
 import { basename, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import { cacheDir } from './digest.ts';
-import { makeRandomModel, type RandomFamily } from './random-model.ts';
+import { makeRandomModel, makeRealModel, type RandomFamily } from './random-model.ts';
+import { realShapes } from './real-shapes.ts';
 
 const demoDir = fileURLToPath(new URL('../../../models/demo/model', import.meta.url));
 const maxRandomParameters = 20e9;
@@ -28,13 +29,15 @@ export async function resolveModel(
     if (!(parameters >= 500e3 && parameters <= maxRandomParameters)) {
       throw new KvError(
         'CONFIG',
-        `--model ${spec}: say random:SIZE or random:FAMILY-SIZE (gemma3, ministral, mistral-sw) with a size from 500k to 20b, such as random:25m`,
+        `--model ${spec}: say random:SIZE or random:FAMILY-SIZE (gemma3, ministral, mistral-sw) with a size from 500k to 20b, such as random:25m; random:0.5b and random:8b have real shapes`,
       );
     }
     const name = `random-${spec.slice('random:'.length)}`;
     const dir = join(cacheDir(), 'models', name);
     const progress = (share: number) => onProgress(`making the model ${name}`, share);
-    await makeRandomModel(dir, parameters, demoDir, progress, family);
+    const real = realShapes[spec.slice('random:'.length)];
+    if (real) await makeRealModel(dir, real, demoDir, progress);
+    else await makeRandomModel(dir, parameters, demoDir, progress, family);
     return { dir, name };
   }
   const dir = resolve(spec);
