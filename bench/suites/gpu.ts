@@ -1,20 +1,29 @@
 /**
  * The CUDA backend on this machine's GPU: every kernel, matrix products, whole steps of an 8B shape and transfers, each beside
  * its limit measured in the same run (`kernel_bench`, packages/executor/cuda/checks), then time to first token through the
- * whole system. Says clearly when there is no GPU.
+ * whole system, for models of real shapes. Attention stands beside torch's, too, where a Python with torch is found
+ * (KVTIER_TORCH_PYTHON, default python3). Says clearly when there is no GPU.
  */
-import { spawn } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
 import { complete, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
 import { KvError } from '@kvtier/errors';
-import { gpuMissing } from '@kvtier/executor';
+import { gpuMissing, resolveModel } from '@kvtier/executor';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 
 const kernelBench = fileURLToPath(new URL('../../build/cuda/kernel_bench', import.meta.url));
+const torchAttention = fileURLToPath(
+  new URL('../../packages/executor/cuda/checks/torch_attention.py', import.meta.url),
+);
 const promptTokens = 10_000;
+/** Arena and disk hold all prompts. */
+const models = [
+  { model: 'random:0.5b', arenaBytes: '2GiB', diskBytes: '4GiB' },
+  { model: 'random:8b', arenaBytes: '16GiB', diskBytes: '32GiB' },
+] as const;
 const pairs = 5;
 
 const suite: Suite = {
@@ -25,37 +34,62 @@ const suite: Suite = {
     if (missing !== null) throw new KvError('GPU', `bench gpu: ${missing}; run it on a machine with an NVIDIA GPU`);
     if (!existsSync(kernelBench))
       throw new KvError('SETUP', `${kernelBench} was not built; install nvcc, run: npm run build`);
-    return [...(await kernelFigures(context)), ...(await systemFigures(context))];
+    const figures = await kernelFigures(context);
+    for (const one of models) {
+      try {
+        await resolveModel(one.model, (line, share) => context.log(`${line}: ${Math.round(100 * share)} %`));
+      } catch (error) {
+        context.log(`SKIPPED ${one.model}: ${(error as Error).message}`);
+        continue;
+      }
+      figures.push(...(await systemFigures(context, one)));
+    }
+    return figures;
   },
 };
 export default suite;
 
 /** kernel_bench prints figures in this project's form; arguments name some of its cases. */
-async function kernelFigures({ args }: BenchContext): Promise<Figure[]> {
+async function kernelFigures({ args, log }: BenchContext): Promise<Figure[]> {
   const child = spawn(kernelBench, [...args], { stdio: ['ignore', 'pipe', 'inherit'] });
   const ended = new Promise<number | null>((resolve, reject) => child.once('error', reject).once('close', resolve));
   const printed = await text(child.stdout);
   const code = await ended;
   if (code !== 0) throw new KvError('GPU', `kernel_bench ended with ${code}; what it said stands above`);
-  return (JSON.parse(printed.trim().split('\n').at(-1)!) as { figures: Figure[] }).figures;
+  return [...figuresOf(printed), ...torchFigures(printed, log)];
+}
+
+const figuresOf = (printed: string): Figure[] =>
+  (JSON.parse(printed.trim().split('\n').at(-1)!) as { figures: Figure[] }).figures;
+
+/** Prefill attention against torch's flash attention, at the shapes that kernel_bench has just measured. */
+function torchFigures(printed: string, log: (line: string) => void): Figure[] {
+  const python = process.env.KVTIER_TORCH_PYTHON ?? 'python3';
+  const run = spawnSync(python, [torchAttention], { input: printed, encoding: 'utf8', timeout: 300_000 });
+  if (run.status === 0) return figuresOf(run.stdout);
+  const why = run.error?.message ?? run.stderr.trim().split('\n').at(-1);
+  log(`SKIPPED the comparison with torch: ${why} (KVTIER_TORCH_PYTHON names a Python with torch)`);
+  return [];
 }
 
 /** Each prompt is asked cold, warm from the arena, and, when all processes were killed, from disk. */
-async function systemFigures(context: BenchContext): Promise<Figure[]> {
+async function systemFigures(context: BenchContext, one: (typeof models)[number]): Promise<Figure[]> {
+  const { model, arenaBytes, diskBytes } = one;
+  const name = model.replace('random:', '');
   const flags = [
     '--port',
     '0',
     '--backend',
     'cuda',
     '--model',
-    'random:500m',
+    model,
     '--arena-bytes',
-    '8GiB',
+    arenaBytes,
     '--disk-bytes',
-    '16GiB',
+    diskBytes,
   ];
   const start = async () => {
-    const system = await launch([...flags, '--data-dir', join(context.scratchDir, 'gpu')]);
+    const system = await launch([...flags, '--data-dir', join(context.scratchDir, `gpu-${name}`)]);
     await waitUntilServing(system.url, true);
     return system;
   };
@@ -82,7 +116,7 @@ async function systemFigures(context: BenchContext): Promise<Figure[]> {
     await system.stop();
   }
   const cold = median(times.cold);
-  return (['warm', 'restart'] as const).map((name) =>
-    time(`ttft_${name}_${promptTokens}`, median(times[name]), 'ms', cold, 'cold, same prompts, same run'),
+  return (['warm', 'restart'] as const).map((way) =>
+    time(`ttft_${way}_${promptTokens}_${name}`, median(times[way]), 'ms', cold, 'cold, same prompts, same run'),
   );
 }

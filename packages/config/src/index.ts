@@ -36,6 +36,10 @@ export const engineWorkerSchema = z.strictObject({
       kvDtype: z.enum(['e4m3']).optional(),
       /** Decode steps as CUDA graphs. */
       graphs: z.boolean().default(true),
+      /** All of them at start instead of each at its first use: a longer start, no slow first step of a size. */
+      captureAtStart: z.boolean().default(false),
+      /** Path of cuBLASLt; absent: where the system has it; "off": matrix products by kernels of ours only. */
+      cublaslt: z.string().min(1).optional(),
       /** A step that takes longer means that the GPU hangs: the worker ends, and is started again. */
       stepDeadlineMs: z.number().int().min(100).max(600_000).default(60_000),
     })

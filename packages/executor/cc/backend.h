@@ -17,6 +17,8 @@ struct GpuOptions {
   int64_t compute = 2, kv = 2;
   bool graphs = true;
   int64_t step_deadline_us = 60'000'000, copy_deadline_us = 5'000'000;
+  bool capture_at_start = false;
+  std::string cublaslt;  // a path; empty: the usual names; "off"
 };
 
 // Blocks of the pool and their payloads in an arena; checked: whatever it names exists.

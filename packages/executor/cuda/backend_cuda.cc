@@ -32,6 +32,8 @@ cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
   options.kv = static_cast<NumberType>(gpu.kv);
   options.graphs = gpu.graphs;
   options.step_deadline_us = gpu.step_deadline_us;
+  options.capture_at_start = gpu.capture_at_start;
+  options.cublaslt = gpu.cublaslt;
   return options;
 }
 

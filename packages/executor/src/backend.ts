@@ -63,7 +63,8 @@ export function gpuStatus(name: ModuleName, device: number): GpuStatus {
 }
 
 export function nativeGpu({ computeDtype, kvDtype, settings }: Backend): NativeGpu {
-  const { device = 0, graphs = true, stepDeadlineMs = 60_000, copyDeadlineMs = 5_000 } = settings;
+  const { device = 0, graphs = true, captureAtStart = false, cublaslt = '' } = settings;
+  const { stepDeadlineMs = 60_000, copyDeadlineMs = 5_000 } = settings;
   return {
     device,
     compute: numberTypes.indexOf(computeDtype),
@@ -71,5 +72,7 @@ export function nativeGpu({ computeDtype, kvDtype, settings }: Backend): NativeG
     graphs,
     stepDeadlineUs: stepDeadlineMs * 1000,
     copyDeadlineUs: copyDeadlineMs * 1000,
+    captureAtStart,
+    cublaslt,
   };
 }

@@ -104,6 +104,8 @@ export interface NativeGpu {
   readonly graphs: boolean;
   readonly stepDeadlineUs: number;
   readonly copyDeadlineUs: number;
+  readonly captureAtStart: boolean;
+  readonly cublaslt: string;
 }
 
 /** A device; with `count` 0 only `why` is there: what is missing, in one line. */

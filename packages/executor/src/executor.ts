@@ -49,6 +49,10 @@ export interface GpuSettings {
   readonly kvDtype?: NumberType;
   /** Decode steps as CUDA graphs; default true. */
   readonly graphs?: boolean;
+  /** All graphs at start instead of each at its first use: a longer start, no slow first step of a size. Default false. */
+  readonly captureAtStart?: boolean;
+  /** Path of cuBLASLt; default: where the system has it; "off": matrix products by kernels of ours only. */
+  readonly cublaslt?: string;
   /** A step, and a batch of copies, that takes longer means that the GPU hangs. */
   readonly stepDeadlineMs?: number;
   readonly copyDeadlineMs?: number;

@@ -97,14 +97,14 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
 /** The executor with as many KV blocks as the configured bytes, or the GPU's share, hold. */
 async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
   const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
-  const { memoryUtilization, device, computeDtype, kvDtype, graphs, stepDeadlineMs } = config.gpu;
+  const { memoryUtilization, computeDtype, kvDtype, cublaslt, ...gpu } = config.gpu;
   const options = {
     modelDir,
     blockTokens,
     maxStepTokens,
     maxStepSequences: maxSequences,
     backend,
-    gpu: { device, graphs, stepDeadlineMs, ...(computeDtype && { computeDtype }), ...(kvDtype && { kvDtype }) },
+    gpu: { ...gpu, ...(computeDtype && { computeDtype }), ...(kvDtype && { kvDtype }), ...(cublaslt && { cublaslt }) },
     ...(threads === undefined ? {} : { threads }),
   };
   const blockCount = await planBlocks(options, { kvBytes, gpuMemoryUtilization: memoryUtilization });

@@ -36,19 +36,31 @@ int DeviceCount(std::string* why);
 void Use(int index);
 DeviceInfo Info();
 
-// Device memory, zeroed or not; frees itself.
-class Buffer {
+// What a buffer consists of. `what` names the owner in the error when it does not fit.
+struct DeviceMemory {
+  static void* Allocate(size_t bytes, const std::string& what);
+  static void Free(void* data, size_t bytes) noexcept;
+};
+struct PinnedMemory {
+  static void* Allocate(size_t bytes, const std::string& what);
+  static void Free(void* data, size_t bytes) noexcept;
+};
+
+// Memory that frees itself; empty, it allocates nothing.
+template <class Memory>
+class OwnedBuffer {
  public:
-  Buffer() = default;
-  // `what` names the owner in the error when it does not fit.
-  Buffer(size_t bytes, const std::string& what);
-  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
+  OwnedBuffer() = default;
+  OwnedBuffer(size_t bytes, const std::string& what) : data_(bytes == 0 ? nullptr : Memory::Allocate(bytes, what)), bytes_(bytes) {}
+  OwnedBuffer(OwnedBuffer&& other) noexcept { *this = std::move(other); }
+  OwnedBuffer& operator=(OwnedBuffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~Buffer();
+  ~OwnedBuffer() {
+    if (data_ != nullptr) Memory::Free(data_, bytes_);
+  }
   template <class T = uint8_t>
   T* data() const {
     return static_cast<T*>(data_);
@@ -60,28 +72,10 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
+// Device memory, zeroed or not.
+using Buffer = OwnedBuffer<DeviceMemory>;
 // Pinned host memory of our own, mapped into the device's address space.
-class PinnedBuffer {
- public:
-  PinnedBuffer() = default;
-  PinnedBuffer(size_t bytes, const std::string& what);
-  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~PinnedBuffer();
-  template <class T = uint8_t>
-  T* data() const {
-    return static_cast<T*>(data_);
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
+using PinnedBuffer = OwnedBuffer<PinnedMemory>;
 
 // Pins memory that exists (a piece of the arena) and maps it for the device. Page-aligned.
 void RegisterHost(void* base, size_t bytes);

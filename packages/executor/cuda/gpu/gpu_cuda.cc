@@ -143,23 +143,23 @@ DeviceInfo Info() {
   return info;
 }
 
-Buffer::Buffer(size_t bytes, const std::string& what) {
-  if (bytes == 0) return;
-  Require(cudaMalloc(&data_, bytes), what + ": " + std::to_string(bytes) + " bytes of GPU memory");
-  bytes_ = bytes;
+void* DeviceMemory::Allocate(size_t bytes, const std::string& what) {
+  void* data = nullptr;
+  Require(cudaMalloc(&data, bytes), what + ": " + std::to_string(bytes) + " bytes of GPU memory");
+  return data;
 }
-Buffer::~Buffer() {
-  if (data_ != nullptr && cudaFree(data_) != cudaSuccess) (void)cudaGetLastError();
+void DeviceMemory::Free(void* data, size_t) noexcept {
+  if (cudaFree(data) != cudaSuccess) (void)cudaGetLastError();
 }
 
-PinnedBuffer::PinnedBuffer(size_t bytes, const std::string& what) {
-  if (bytes == 0) return;
-  Require(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+void* PinnedMemory::Allocate(size_t bytes, const std::string& what) {
+  void* data = nullptr;
+  Require(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
           what + ": " + std::to_string(bytes) + " bytes of pinned host memory");
-  bytes_ = bytes;
+  return data;
 }
-PinnedBuffer::~PinnedBuffer() {
-  if (data_ != nullptr && cudaFreeHost(data_) != cudaSuccess) (void)cudaGetLastError();
+void PinnedMemory::Free(void* data, size_t) noexcept {
+  if (cudaFreeHost(data) != cudaSuccess) (void)cudaGetLastError();
 }
 
 void RegisterHost(void* base, size_t bytes) {

@@ -143,31 +143,26 @@ DeviceInfo Info() {
   return {"emulated", 90, 4, kDeviceBytes, kDeviceBytes - device().allocated_bytes, kSharedBytesPerBlock, true};
 }
 
-Buffer::Buffer(size_t bytes, const std::string& what) {
-  if (bytes == 0) return;
+void* DeviceMemory::Allocate(size_t bytes, const std::string& what) {
   Reserve(bytes, what);
-  data_ = Map(bytes, what);
-  bytes_ = bytes;
+  return Map(bytes, what);
 }
-Buffer::~Buffer() {
-  if (data_ == nullptr) return;
-  Unmap(data_, bytes_);
+void DeviceMemory::Free(void* data, size_t bytes) noexcept {
+  Unmap(data, bytes);
   std::lock_guard lock(device().mutex);
-  device().allocated_bytes -= bytes_;
+  device().allocated_bytes -= bytes;
 }
 
-PinnedBuffer::PinnedBuffer(size_t bytes, const std::string& what) {
+void* PinnedMemory::Allocate(size_t bytes, const std::string& what) {
   Check();
-  if (bytes == 0) return;
-  data_ = Map(bytes, what);
-  bytes_ = bytes;
+  void* data = Map(bytes, what);
   std::lock_guard lock(device().mutex);
-  device().host_ranges[reinterpret_cast<uintptr_t>(data_)] = bytes;
+  device().host_ranges[reinterpret_cast<uintptr_t>(data)] = bytes;
+  return data;
 }
-PinnedBuffer::~PinnedBuffer() {
-  if (data_ == nullptr) return;
-  UnregisterHost(data_);
-  Unmap(data_, bytes_);
+void PinnedMemory::Free(void* data, size_t bytes) noexcept {
+  UnregisterHost(data);
+  Unmap(data, bytes);
 }
 
 void RegisterHost(void* base, size_t bytes) {

@@ -86,6 +86,17 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
     });
   });
 
+  it('captures all graphs at start and leaves cuBLASLt alone, when told', { timeout: 60_000 }, async () => {
+    const later = await open(backend, 'llama', { computeDtype: 'f32' });
+    const eager = await open(backend, 'llama', { computeDtype: 'f32', captureAtStart: true, cublaslt: 'off' });
+    expect(later.describe!()).toMatchObject({ graphsUs: 0 });
+    expect(eager.describe!()).toMatchObject({ gemm: expect.stringContaining('switched off') });
+    expect(eager.describe!().graphsUs).toBeGreaterThan(0);
+    const tokens = promptOf(9, 20);
+    const blocks = blocksFor(32, blockTokens, 1);
+    expect(await greedy(eager, tokens, blocks, 0)).toEqual(await greedy(later, tokens, blocks, 0));
+  });
+
   describe('arena copies', () => {
     const arenaBytes = 1 << 20;
 
