@@ -12,7 +12,8 @@
 #   node     tests on the GPU, bench gpu for random:0.5b and random:8b; needs KVTIER_NODE                       10 min
 #   sanitize kernel_check under compute-sanitizer: memcheck, then racecheck                                      3 min
 #
-#   OUT          where results go (default build/gpu-session): one log per stage, figures-*.json, summary.txt
+# All that is found lies in build/gpu-session, also from earlier calls: a log per stage, figures-*.json, summary.txt.
+#   OUT          a folder that gets summary and figures after each stage, and the rest as one archive: seven files at most
 #   KVTIER_NODE  a folder with bin/node; beside it, or in the checkout, node_modules
 #   KVTIER_MINUTES  for all stages together (25)
 #
@@ -27,7 +28,7 @@ stages=${*:-$known}
 for stage in $stages; do
   case " $known " in *" $stage "*) ;; *) echo "$stage: unknown stage; there are: $known" >&2; exit 2 ;; esac
 done
-out=${OUT:-$root/build/gpu-session}
+out=$root/build/gpu-session
 mkdir -p "$out"
 build=$root/build/$([ $emulated = yes ] && echo cuda-emulated || echo cuda)
 deadline=$(($(date +%s) + ${KVTIER_MINUTES:-25} * 60))
@@ -35,6 +36,13 @@ failed=0
 
 say() { echo "$(date +%T) $*" | tee -a "$out/summary.txt"; }
 has() { command -v "$1" > /dev/null 2>&1; }
+# A call that is cut off has handed over what was done by then.
+hand_over() {
+  [ -n "${OUT:-}" ] || return 0
+  mkdir -p "$OUT"
+  find "$out" -maxdepth 1 \( -name 'figures-*.json' -size +0 -o -name summary.txt \) -exec cp {} "$OUT" \;
+  tar -C "$out" -czf "$OUT/details.tgz" --exclude=./cache .
+}
 # within SECONDS COMMAND...: no longer than that, and never past the session's end.
 within() {
   local left=$((deadline - $(date +%s))) limit=$1
@@ -135,6 +143,8 @@ for stage in $stages; do
   start=$(date +%s)
   if "stage_$stage" > "$out/$stage.log" 2>&1; then verdict=ok; else verdict="FAILED ($(tail -1 "$out/$stage.log" | cut -c1-160))"; failed=1; fi
   say "$stage: $verdict, $(($(date +%s) - start)) s"
+  hand_over
 done
-say "results in $out"
+say "results in ${OUT:-$out}"
+hand_over
 exit $failed

@@ -41,7 +41,7 @@ def flash(torch, sequences, queries, computed):
     try:
         call(k, v, enable_gqa=True)
         return lambda: call(k, v, enable_gqa=True)
-    except (RuntimeError, TypeError, NotImplementedError):
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
         k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
         return lambda: call(k, v)
 
