@@ -15,21 +15,24 @@ export async function writeTensor(file: FileHandle, count: number, fill: Fill, s
 }
 
 /**
- * Fills tensors as fast as the disk takes them: pieces of varying length, from varying places of 16 MiB of deviates, scaled once
+ * Fills tensors as fast as the disk takes them: pieces of varying length, from varying places of at most 16 MiB of deviates, scaled once
  * per standard deviation. Rows are windows of one long stream: no two rows of a matrix are equal, none is a multiple of another.
  */
 export class DeviatePool {
-  readonly #unit = new Float32Array(poolCount);
+  readonly #unit: Float32Array;
   readonly #scaled = new Map<Fill, Uint8Array>();
   readonly #place = whole(7);
 
-  constructor() {
+  /** @param total numbers of the whole model */
+  constructor(total: number) {
+    this.#unit = new Float32Array(Math.min(maxPoolCount, 2 ** Math.ceil(Math.log2(total))));
     const random = gaussian(1);
-    for (let i = 0; i < poolCount; i++) this.#unit[i] = random();
+    for (let i = 0; i < this.#unit.length; i++) this.#unit[i] = random();
   }
 
   async write(file: FileHandle, count: number, fill: Fill): Promise<void> {
     const pool = this.#pool(fill);
+    const poolCount = this.#unit.length;
     for (let done = 0; done < count; ) {
       const first = this.#place() % (poolCount / 2);
       const piece = Math.min(count - done, poolCount / 4 + (this.#place() % (poolCount / 4)));
@@ -42,7 +45,7 @@ export class DeviatePool {
     let pool = this.#scaled.get(fill);
     if (!pool) {
       let at = 0;
-      pool = bfloat16(poolCount, fill, () => this.#unit[at++]!);
+      pool = bfloat16(this.#unit.length, fill, () => this.#unit[at++]!);
       if (this.#scaled.size === maxPools) this.#scaled.delete(this.#scaled.keys().next().value!);
       this.#scaled.set(fill, pool);
     }
@@ -50,7 +53,7 @@ export class DeviatePool {
   }
 }
 
-const poolCount = 1 << 23;
+const maxPoolCount = 1 << 23;
 /** A model has few standard deviations. */
 const maxPools = 8;
 

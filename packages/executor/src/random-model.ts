@@ -113,16 +113,16 @@ export async function makeRealModel(
 ): Promise<void> {
   await makeFolder(modelDir, async (folder) => {
     const tensors = realTensors(shape);
-    await requireRoom(folder, modelDir, tensors);
+    const total = tensors.reduce((sum, [, size]) => sum + countOf(size), 0);
+    await requireRoom(folder, modelDir, 2 * total);
     const source = await copyTokenizer(tokenizerDir, folder);
-    const pool = new DeviatePool();
+    const pool = new DeviatePool(total);
     await writeTensors(folder, tensors, onProgress, (file, count, fill) => pool.write(file, count, fill));
     await writeConfig(folder, { ...shape, hidden_act: 'silu', ...endTokens(source) });
   });
 }
 
-async function requireRoom(folder: string, modelDir: string, tensors: readonly TensorPlan[]): Promise<void> {
-  const bytes = tensors.reduce((sum, [, size]) => sum + 2 * countOf(size), 0);
+async function requireRoom(folder: string, modelDir: string, bytes: number): Promise<void> {
   const { bavail, bsize } = await statfs(folder);
   const room = bavail * bsize;
   if (room >= bytes + spareBytes) return;
