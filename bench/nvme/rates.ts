@@ -1,8 +1,9 @@
 /**
- * One size of block through the disk tier in its default configuration, beside fio with I/O of that size on the same files, in
- * paired rounds; medians count. Steady state: all files have been filled before, so segments are recycled. Batches as the
- * store makes them; reads are verified and follow chains, or hop about at random (fio's are sequential), or are one single
- * request: one chain in one call with nothing else in flight.
+ * One size of block through the disk tier in its default configuration, beside fio with I/O of that size on the same files. The
+ * rate of a virtual disk wanders by half within a minute, so turns of the tier and of fio alternate, a few hundred milliseconds
+ * each; medians count. Steady state: all files have been filled before, so segments are recycled. Batches as the store makes
+ * them; reads are verified and follow chains, or hop about at random (fio's are sequential), or are one single request: one
+ * chain in one call with nothing else in flight.
  */
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -13,8 +14,8 @@ import { type BenchContext, type Figure, median, rate, time } from '../figures.t
 import { Blocks, benchNamespace } from './blocks.ts';
 import { fio, type Rate } from './fio.ts';
 
-const rounds = 3;
-const turnMs = 500;
+const rounds = 4;
+const turnMs = 400;
 const jobCounts = [1, 2, 4];
 /** Of all segments. */
 const fileBytes = 2 ** 31;
@@ -73,27 +74,44 @@ async function turn(
   return { rate: bytes / ms / 1e6, cpu: cpuUs / bytes / 1e-3 };
 }
 
-async function tierRound(dir: string, blocks: Blocks, place: Place, note: (name: string, value: Rate) => void) {
-  const tier = await DiskTier.open({ dir, capacityBytes, ...place });
+type Note = (name: string, value: Rate) => void;
+
+/** Turns of the tier and of fio on the segments in `dir`: reads beside the open tier, writes (fio's destroy what it holds) after it is closed. */
+async function alternate(dir: string, blocks: Blocks, place: Place, note: Note): Promise<void> {
   const { payloadBytes } = blocks;
-  const write = async (part: readonly SlotBlock[]): Promise<void> => {
+  const open = (): Promise<DiskTier> => DiskTier.open({ dir, capacityBytes, ...place });
+  const segments = (): string[] =>
+    readdirSync(dir)
+      .filter((name) => name.endsWith('.kvs'))
+      .map((name) => join(dir, name));
+  const write = (tier: DiskTier) => async (part: readonly SlotBlock[]) => {
     const statuses = await tier.write(benchNamespace, part);
     if (statuses.some((status) => status !== 'stored')) throw new KvError('IO', `nvme: a write was ${statuses}`);
   };
-  const read = (part: readonly SlotBlock[]): Promise<void> =>
+  const read = (tier: DiskTier) => (part: readonly SlotBlock[]) =>
     tier.read(benchNamespace, part, (_, status) => {
       if (status !== 'ready') throw new KvError('IO', `nvme: a read was ${status}`);
     });
+  const all = (move: ReturnType<typeof read>) => (slice: SlotBlock[]) => inBatches(slice, payloadBytes, move);
+  const chainBlocks = Math.max(1, Math.floor(chainBytes / payloadBytes));
+
+  let tier = await open();
   try {
     for (let bytes = 0; bytes < 1.25 * fileBytes; bytes += sliceBytes) {
-      await inBatches(blocks.rename(), payloadBytes, write);
+      await inBatches(blocks.rename(), payloadBytes, write(tier));
     }
-    const all = (move: typeof read) => (slice: SlotBlock[]) => inBatches(slice, payloadBytes, move);
-    const chainBlocks = Math.max(1, Math.floor(chainBytes / payloadBytes));
-    note('write', await turn(payloadBytes, () => blocks.rename(), all(write)));
-    note('read', await turn(payloadBytes, () => blocks.pick(tier, 'chain'), all(read)));
-    note('read_random', await turn(payloadBytes, () => blocks.pick(tier, 'random'), all(read)));
-    note('read_one_request', await turn(payloadBytes, () => blocks.pick(tier, 'chain', chainBlocks), read));
+    for (const jobs of jobCounts) {
+      note('read', await turn(payloadBytes, () => blocks.pick(tier, 'chain'), all(read(tier))));
+      note(`fio read ${jobs}`, await fio(segments(), 'read', payloadBytes, jobs, turnMs));
+      note('read_random', await turn(payloadBytes, () => blocks.pick(tier, 'random'), all(read(tier))));
+      note('read_one_request', await turn(payloadBytes, () => blocks.pick(tier, 'chain', chainBlocks), read(tier)));
+    }
+    for (const jobs of jobCounts) {
+      note('write', await turn(payloadBytes, () => blocks.rename(), all(write(tier))));
+      await tier.close();
+      note(`fio write ${jobs}`, await fio(segments(), 'write', payloadBytes, jobs, turnMs));
+      tier = await open();
+    }
   } finally {
     await tier.close();
   }
@@ -111,14 +129,7 @@ export async function measureRates(
   const note = (name: string, value: Rate): void => {
     measured.set(name, [...(measured.get(name) ?? []), value]);
   };
-  for (let round = 0; round < rounds; round++) {
-    await tierRound(dir, blocks, place, note);
-    const files = readdirSync(dir).filter((name) => name.endsWith('.kvs'));
-    const paths = files.map((name) => join(dir, name));
-    for (const kind of ['write', 'read'] as const) {
-      for (const jobs of jobCounts) note(`fio ${kind} ${jobs}`, await fio(paths, kind, payloadBytes, jobs, turnMs));
-    }
-  }
+  for (let round = 0; round < rounds; round++) await alternate(dir, blocks, place, note);
   for (const slot of blocks.slots) place.slots.free(slot);
   for (const [name, values] of measured) {
     context.log(`${label} ${name}: ${values.map((value) => value.rate.toFixed(2)).join(' ')} GB/s`);
