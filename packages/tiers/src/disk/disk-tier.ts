@@ -24,6 +24,8 @@ import type { Segment } from './segment.ts';
 
 /** So much of a batch goes to one device before the next one gets its turn: far above the size of one I/O. */
 const stripeBytes = 4 << 20;
+/** So many blocks of a read go to the devices at once: they work on these while the next ones are prepared. */
+const readPartBlocks = 128;
 const eio = 5;
 
 export class DiskTier implements Tier {
@@ -141,39 +143,12 @@ export class DiskTier implements Tier {
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    const { table } = this.#index;
-    const found: { index: number; slot: number; entry: EntryNumber; segment: Segment; page: number }[] = [];
-    for (const [index, { hash, slot }] of blocks.entries()) {
-      const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
-      if (entry === noEntry) onDone(index, 'missing');
-      else if (!this.#devices[this.#index.segmentOf(entry).device]!.inService) onDone(index, 'failed');
-      else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
-        this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
-        onDone(index, 'corrupt');
-      } else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
+    const parts: Promise<void>[] = [];
+    for (let from = 0; from < blocks.length; from += readPartBlocks) {
+      const part = blocks.slice(from, from + readPartBlocks);
+      parts.push(this.#readPart(namespace, part, (index, status) => onDone(from + index, status)));
     }
-    if (found.length === 0) return;
-    // Neighbours in a file travel as one I/O.
-    found.sort((a, b) => a.segment.number - b.segment.number || a.page - b.page);
-    await new Promise<void>((resolve) => {
-      let open = found.length;
-      for (const device of this.#devices) {
-        const own = found.filter(({ segment }) => segment.device === device.number);
-        if (own.length === 0) continue;
-        const rows = own.map(({ index, slot, entry, segment, page }): ObjectRow => {
-          segment.uses++;
-          const bytes = table.pages(entry) * pageBytes;
-          const ended = (result: number): void => {
-            segment.release();
-            onDone(index, this.#readEnded(device, entry, result));
-            if (--open === 0) resolve();
-          };
-          return { file: segment.file, offset: page * pageBytes, bytes, slot, onDone: ended };
-        });
-        const names = own.map(({ entry }) => table.hash(entry));
-        device.read(rows, identitiesOf(namespace, names));
-      }
-    });
+    await Promise.all(parts);
   }
 
   objectBytes(namespace: Namespace, hash: HashKey): number | undefined {
@@ -244,6 +219,46 @@ export class DiskTier implements Tier {
       this.#devices.every((each) => !each.inService),
     );
     this.#options.onOutOfService?.(reason);
+  }
+
+  async #readPart(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    const { table } = this.#index;
+    const found: { index: number; slot: number; entry: EntryNumber; segment: Segment; page: number }[] = [];
+    for (const [index, { hash, slot }] of blocks.entries()) {
+      const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
+      if (entry === noEntry) onDone(index, 'missing');
+      else if (!this.#devices[this.#index.segmentOf(entry).device]!.inService) onDone(index, 'failed');
+      else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
+        this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
+        onDone(index, 'corrupt');
+      } else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
+    }
+    if (found.length === 0) return;
+    // Neighbours in a file travel as one I/O.
+    found.sort((a, b) => a.segment.number - b.segment.number || a.page - b.page);
+    await new Promise<void>((resolve) => {
+      let open = found.length;
+      for (const device of this.#devices) {
+        const own = found.filter(({ segment }) => segment.device === device.number);
+        if (own.length === 0) continue;
+        const rows = own.map(({ index, slot, entry, segment, page }): ObjectRow => {
+          segment.uses++;
+          const bytes = table.pages(entry) * pageBytes;
+          const ended = (result: number): void => {
+            segment.release();
+            onDone(index, this.#readEnded(device, entry, result));
+            if (--open === 0) resolve();
+          };
+          return { file: segment.file, offset: page * pageBytes, bytes, slot, onDone: ended };
+        });
+        const names = own.map(({ entry }) => table.hash(entry));
+        device.read(rows, identitiesOf(namespace, names));
+      }
+    });
   }
 
   #readEnded(device: DiskDevice, entry: EntryNumber, result: number): ReadStatus {
