@@ -432,7 +432,7 @@ void PeerConnection::TakeBody(const uint8_t* bytes, uint64_t count) {
   bodyDone_ += count;
   const uint64_t skip = before < kHeaderBytes ? std::min<uint64_t>(count, kHeaderBytes - before) : 0;
   for (uint64_t at = skip; at < count; at += kHashBytes) {
-    WarmUp(before + at + kReceiveBytes);
+    WarmUp(bodyDone_ + at);
     XXH3_64bits_update(&checksum_, bytes + at, std::min(kHashBytes, count - at));
   }
   if (bodyDone_ == bodyBytes_) EndBody();
