@@ -19,12 +19,14 @@ import { RedisServer } from '../../infra/redis/servers.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 
 const rounds = 5;
-const turnMs = 500;
+/** Long enough that what a turn begins with (memory of the other side's sizes, sockets that were idle) is a small part of it. */
+const turnMs = 1500;
 const payloadBytes = 2 << 20;
 const slotCount = 32;
 /** Values of the plain clients: as much of the server’s memory as the tier’s budget. */
 const plainKeys = 240;
-const batchBlocks = 4;
+/** As the store writes down (store/src/limits.ts): batches of 16 MiB, four at a time. */
+const batchBlocks = 8;
 const batchesInFlight = 4;
 const arenaBytes = 96 << 20;
 const budgetBytes = 512 << 20;

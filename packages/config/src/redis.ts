@@ -50,7 +50,7 @@ export const redisSchema = z
       .int()
       .min(4096)
       .max(8 << 20)
-      .default(524_224),
+      .default(1_048_512),
     connections: z.number().int().min(1).max(16).default(2),
     depth: z.number().int().min(1).max(16).default(2),
     timeLimitMs: z.number().int().min(50).max(60_000).default(2000),

@@ -66,7 +66,7 @@ export const defaultSettings = {
   mode: 'single',
   database: 0,
   keyPrefix: 'kvtier:',
-  partBytes: 524_224,
+  partBytes: 1_048_512,
   connections: 2,
   depth: 2,
   timeLimitMs: 2000,
