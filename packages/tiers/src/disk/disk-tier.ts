@@ -221,6 +221,7 @@ export class DiskTier implements Tier {
     this.#options.onOutOfService?.(reason);
   }
 
+  /** All of it is with the devices when the call returns; the promise is for the end of the last row. */
   async #readPart(
     namespace: Namespace,
     blocks: readonly SlotBlock[],
