@@ -14,9 +14,11 @@ import { type BenchContext, type Figure, median, type Suite, time } from '../fig
 const lengths = [2000, 4000];
 const warmPairs = 7;
 /** Rounds of A/B/B/A by prompt length, in each pair of systems: two pairs each, more where a run is short. */
-const missRounds: Readonly<Record<number, number>> = { 2000: 6, 4000: 4 };
+const missRounds: Readonly<Record<number, number>> = { 2000: 8, 4000: 6 };
 /** Where its memory lies makes a process up to a tenth slower than the next one, for as long as it lives: so several of each. */
 const missLaunches = 3;
+/** Requests before anything counts: the code of a process that has just started is interpreted, and compiled beside its work. */
+const missWarmUps = 8;
 /** Ids of ordinary words in the demo tokenizer, which the random models use. */
 const tokenIds = { from: 300, to: 1300 };
 
@@ -126,7 +128,10 @@ async function measureMisses(context: BenchContext, newPrompt: (tokens: number) 
     try {
       off = await start(context, `miss-off-${launch}`, ['--no-tier', '--kv-bytes', '256MiB'], false);
       const systems = { on, off };
-      for (const tokens of lengths) for (const system of [on, off]) await ttft(system, newPrompt(tokens));
+      for (let i = 0; i < missWarmUps; i++) {
+        for (const system of [on, off]) await ttft(system, newPrompt(lengths[i % lengths.length]!));
+      }
+      await waitForWriteDown(on.url);
       for (const [tokens, ms] of taken) {
         for (let round = 0; round < missRounds[tokens]!; round++) {
           for (const which of ['off', 'on', 'on', 'off'] as const) {

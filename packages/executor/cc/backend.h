@@ -44,8 +44,10 @@ class Backend {
   virtual int64_t blocks() const = 0;
   virtual size_t block_bytes() const = 0;
 
-  // Copies run on threads of the module that may wait, a job in pieces on several of them, beside steps.
+  // Copies run on threads of the module that may wait, a job in pieces on several of them, beside steps: so many for each
+  // direction, and how far those of exports stand back for the steps (`nice`).
   virtual int copy_threads() const = 0;
+  virtual int export_niceness() const { return 0; }
   virtual size_t Pieces(const CopyJob& job) const = 0;
   virtual void Export(CopyJob& job, size_t piece) = 0;
   virtual void Import(CopyJob& job, size_t piece) = 0;

@@ -163,7 +163,7 @@ Napi::Value ExportBlocks(const Napi::CallbackInfo& info) {
   auto job = ReadCopies(info.Env(), *instance, info[1], info[2], info[3]);
   job->sums.resize(job->blocks.size());
   return instance->RunCopies(
-      info.Env(), instance->backend->Pieces(*job),
+      info.Env(), Instance::Direction::kExport, instance->backend->Pieces(*job),
       [backend = instance->backend.get(), job](size_t piece) { backend->Export(*job, piece); },
       [job](Napi::Env env) { return NewArray<Napi::BigUint64Array>(env, job->sums); });
 }
@@ -174,7 +174,7 @@ Napi::Value ImportBlocks(const Napi::CallbackInfo& info) {
   ReadSums(info.Env(), *job, info[4]);
   job->good.resize(job->blocks.size());
   return instance->RunCopies(
-      info.Env(), instance->backend->Pieces(*job),
+      info.Env(), Instance::Direction::kImport, instance->backend->Pieces(*job),
       [backend = instance->backend.get(), job](size_t piece) { backend->Import(*job, piece); },
       [job](Napi::Env env) { return NewArray<Napi::Uint8Array>(env, job->good); });
 }

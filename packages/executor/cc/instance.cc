@@ -44,14 +44,16 @@ void Instance::Close() {
   napi_remove_env_cleanup_hook(env_, CloseAtExit, this);
   if (backend) backend->Closing();
   steps_.Stop();
-  if (copies_) copies_->Stop();
+  if (imports_) imports_->Stop();
+  if (exports_) exports_->Stop();
   back_.Release();
   backend.reset();
   arenas.clear();
 }
 
 void Instance::SetBackend(std::unique_ptr<Backend> made) {
-  copies_ = std::make_unique<Workers>(made->copy_threads(), kQueuedCopies);
+  imports_ = std::make_unique<Workers>(made->copy_threads(), kQueuedCopies);
+  exports_ = std::make_unique<Workers>(made->copy_threads(), kQueuedCopies, made->export_niceness());
   backend = std::move(made);
 }
 
@@ -101,12 +103,13 @@ Napi::Promise Instance::RunStep(Napi::Env env, std::function<void()> work,
   return job->deferred.Promise();
 }
 
-Napi::Promise Instance::RunCopies(Napi::Env env, size_t pieces, std::function<void(size_t)> piece,
-                                  std::function<Napi::Value(Napi::Env)> finish) {
+Napi::Promise Instance::RunCopies(Napi::Env env, Direction direction, size_t pieces,
+                                  std::function<void(size_t)> piece, std::function<Napi::Value(Napi::Env)> finish) {
   auto job = NewJob(env, std::move(finish));
   job->piece = std::move(piece);
   job->pieces = pieces;
-  const size_t runners = std::clamp<size_t>(pieces, 1, copies_->threads());
+  Workers& threads = direction == Direction::kImport ? *imports_ : *exports_;
+  const size_t runners = std::clamp<size_t>(pieces, 1, threads.threads());
   job->runners = runners;
   std::vector<std::function<void()>> work(runners, [this, job] {
     try {
@@ -117,7 +120,7 @@ Napi::Promise Instance::RunCopies(Napi::Env env, size_t pieces, std::function<vo
     }
     if (job->runners.fetch_sub(1) == 1) Complete(job);
   });
-  if (!copies_->Post(std::move(work))) {
+  if (!threads.Post(std::move(work))) {
     Discard(env);
     throw Napi::Error::New(env, "BUSY: too many copies are waiting, or the executor is closed");
   }

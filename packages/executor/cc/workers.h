@@ -1,5 +1,8 @@
 // Threads that run jobs first come, first served, apart from JavaScript's thread and from the compute pool.
 #pragma once
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -11,9 +14,15 @@ namespace kvtier {
 
 class Workers {
  public:
-  // At most `capacity` jobs wait; a job must not throw.
-  Workers(int threads, size_t capacity) : capacity_(capacity) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+  // At most `capacity` jobs wait; a job must not throw. `niceness`: 0 to 19, how far these threads stand back where processors
+  // are wanted by others.
+  Workers(int threads, size_t capacity, int niceness = 0) : capacity_(capacity) {
+    for (int i = 0; i < threads; ++i) {
+      threads_.emplace_back([this, niceness] {
+        if (niceness > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), niceness);  // Linux: of this thread alone
+        Work();
+      });
+    }
   }
   ~Workers() { Stop(); }
 

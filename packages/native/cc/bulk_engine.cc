@@ -120,6 +120,7 @@ class BulkLoop {
   }
 
   void Run() {
+    PagePipe::BlockPipeSignal();
     epoll_event ready[kEpollEvents];
     while (!stopping_) {
       bool sleeps;

@@ -158,11 +158,7 @@ class PeerLoop {
   }
 
   void Run() {
-    // splice() knows no MSG_NOSIGNAL.
-    sigset_t pipe;
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+    PagePipe::BlockPipeSignal();
     epoll_event ready[kEpollEvents];
     while (!stopping_) {
       const int count = epoll_wait(epoll_, ready, kEpollEvents, again_.empty() ? kTickMs : 0);

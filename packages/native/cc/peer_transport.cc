@@ -1,11 +1,9 @@
 // See peer_transport.h. OpenSSL is linked statically and hidden: node has its own, of another version.
 #include "peer_transport.h"
 
-#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,13 +17,6 @@ namespace {
 class Plain : public PeerTransport {
  public:
   explicit Plain(int fd) : fd_(fd) {}
-  ~Plain() override {
-    for (const int end : pipe_) {
-      if (end >= 0) close(end);
-    }
-  }
-  Plain(const Plain&) = delete;
-  Plain& operator=(const Plain&) = delete;
   ssize_t Handshake() override { return 1; }
   ssize_t Read(const iovec* pieces, int count) override {
     msghdr message{};
@@ -44,41 +35,12 @@ class Plain : public PeerTransport {
     return moved < 0 && (errno == EAGAIN || errno == EINTR) ? kWait : kEnded;
   }
 
-  bool SendsPages() const override { return sendsPages_; }
-
-  // Memory to pipe to socket: half of what sendfile() costs out of a shared-memory file, where each page is looked up.
-  ssize_t SendPages(const uint8_t* at, uint64_t bytes) override {
-    if (pipe_[0] < 0 && pipe2(pipe_, O_NONBLOCK | O_CLOEXEC) != 0) return SendsNoPages();
-    if (pipedBytes_ == 0) {
-      if (!sized_) fcntl(pipe_[1], F_SETPIPE_SZ, kPipeBytes);  // where it is refused, a smaller one does
-      sized_ = true;
-      const iovec piece{const_cast<uint8_t*>(at), std::min<uint64_t>(bytes, kPipeBytes)};
-      const ssize_t piped = vmsplice(pipe_[1], &piece, 1, SPLICE_F_NONBLOCK);
-      if (piped <= 0) return SendsNoPages();
-      pipedBytes_ = static_cast<uint64_t>(piped);
-    }
-    const unsigned more = bytes > pipedBytes_ ? SPLICE_F_MORE : 0u;
-    const ssize_t moved = splice(pipe_[0], nullptr, fd_, nullptr, pipedBytes_, SPLICE_F_NONBLOCK | more);
-    if (moved > 0) {
-      pipedBytes_ -= static_cast<uint64_t>(moved);
-      return moved;
-    }
-    return moved < 0 && (errno == EAGAIN || errno == EINTR) ? kWait : kEnded;
-  }
+  bool SendsPages() const override { return pages_.usable(); }
+  ssize_t SendPages(const uint8_t* at, uint64_t bytes) override { return pages_.Send(fd_, at, bytes); }
 
  private:
-  static constexpr int kPipeBytes = 256 << 10;
-
-  ssize_t SendsNoPages() {
-    sendsPages_ = false;
-    return kWait;
-  }
-
   int fd_;
-  bool sendsPages_ = true;
-  bool sized_ = false;
-  int pipe_[2] = {-1, -1};
-  uint64_t pipedBytes_ = 0;  // of what SendPages was given last
+  PagePipe pages_;
 };
 
 // TLS_AES_128_GCM_SHA256: the one that every CPU of this kind has instructions for.

@@ -9,13 +9,10 @@
 #include <memory>
 #include <string>
 
+#include "page_pipe.h"
 #include "peer_auth.h"
 
 namespace kvtier {
-
-// What a read or write moved: > 0 bytes; kWait: nothing now; kEnded: the connection is over.
-inline constexpr ssize_t kWait = 0;
-inline constexpr ssize_t kEnded = -1;
 
 class PeerTransport {
  public:
@@ -27,8 +24,7 @@ class PeerTransport {
   virtual ssize_t Write(const iovec* pieces, int count, bool more) = 0;
   // Whether SendPages may be used in place of Write.
   virtual bool SendsPages() const { return false; }
-  // Memory goes by reference, without a copy: it may not change until the peer has received it. What was not moved must be what
-  // is sent next.
+  // See page_pipe.h.
   virtual ssize_t SendPages(const uint8_t*, uint64_t) { return kEnded; }
   // Bytes that were read off the socket and wait inside: epoll will not tell of them.
   virtual bool HasBuffered() const { return false; }

@@ -297,12 +297,13 @@ export class Engine {
   async #close(): Promise<void> {
     this.#endAll(new KvError('CANCELLED', 'engine: is closing; send the request to another one', { retry: true }));
     await this.#loop;
+    const { loads, exports } = this.#scheduler;
+    exports.send();
     let late = false;
     const cancel = this.#clock.after(closeDeadlineMs, () => {
       late = true;
       this.wake();
     });
-    const { loads, exports } = this.#scheduler;
     while (!late && loads.count + exports.heldBlocks > 0) await this.#sleep();
     cancel();
   }
@@ -313,7 +314,9 @@ export class Engine {
         const batch = this.#scheduler.schedule();
         if (batch.length > 0) await this.#step(batch);
         this.#handOutEvents();
-        if (batch.length === 0) await this.#sleep();
+        if (batch.length > 0) continue;
+        this.#scheduler.exports.send();
+        await this.#sleep();
       }
     } catch (thrown) {
       // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
@@ -357,7 +360,9 @@ export class Engine {
     try {
       const run = (): Promise<StepResult> => this.#options.executor.execute(step);
       const arrived = batch[0]!.arrived;
-      result = await (arrived ? arrived.import(run) : run());
+      const running = arrived ? arrived.import(run) : run();
+      this.#scheduler.exports.send(); // beside the step
+      result = await running;
     } catch (thrown) {
       if (thrown instanceof InvariantError) throw thrown;
       result = KvError.from(thrown);

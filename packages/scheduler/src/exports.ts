@@ -13,6 +13,9 @@
  *     full     ■ ■ ■ ■ ■ ■ ■ ■ | ■ ■ ■ ■ ■ | ■ | ■        offers of two prefill chunks, then of decode steps
  *     window   · · · · · ■ ■ ■ | · · ■ ■ ■ | ■ | ■        with a window of three blocks: hits at 8, 13, 14, 15
  *
+ * Offers wait for `send`, which comes when the next step is under way, or when there is none: what an export costs this
+ * thread then delays neither a step nor a request's first token.
+ *
  * With `ahead` a block that fills up is only noted, and `goDown` chooses what goes, among the free blocks too. These keep
  * their place in the order of eviction, and at most half of what is free is held at a time: an allocation never waits for
  * a copy, it takes other blocks.
@@ -38,6 +41,8 @@ export class Exports {
   readonly #onReleased: () => void;
   readonly #ahead: AheadOptions | undefined;
   readonly #writeDown: WriteDownAhead | undefined;
+  /** Held already; the connector does not know of them yet. */
+  #unsent: (() => void)[] = [];
   #heldBlocks = 0;
   #exportedBlocks = 0;
   #skippedBlocks = 0;
@@ -100,6 +105,11 @@ export class Exports {
       this.#store(hashes, firstBlock, Int32Array.from(blockIds), blockIds.length, kv.holdInPlace(blockIds));
   }
 
+  /** Hand to the connector what was offered since the last time. */
+  send(): void {
+    for (const store of this.#unsent.splice(0)) store();
+  }
+
   /** The request lets its blocks go: what has not been offered will not be. */
   giveUp(request: EngineRequest): void {
     if (this.#writeDown) {
@@ -114,13 +124,14 @@ export class Exports {
     this.#heldBlocks += count;
     this.#exportedBlocks += count;
     let released = false;
-    this.#connector.store(hashes, first, blockIds, () => {
+    const onReleased = (): void => {
       invariant(!released, 'exports: the connector released the same blocks twice');
       released = true;
       this.#heldBlocks -= count;
       letGo();
       this.#onReleased();
-    });
+    };
+    this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased));
   }
 
   #note(writeDown: WriteDownAhead, request: EngineRequest): void {

@@ -79,9 +79,9 @@ describe('an asynchronous load', () => {
     expect(rig.engine.stats().freeBlocks).toBe(12);
     rig.submit('load', prompt(1, 40), { maxTokens: 1 });
     await rig.world.until(() => {
-      const { running, loading } = rig.engine.stats();
+      const { running, loading, exportBlocks } = rig.engine.stats();
       expect(running + loading).toBeLessThanOrEqual(1);
-      return rig.allEnded();
+      return rig.allEnded() && exportBlocks === 0;
     });
     expect(rig.engine.stats()).toMatchObject({ loads: 1, preemptions: 0, freeBlocks: 16 });
     expect(rig.tokens('load')).toEqual(naiveAnswer(prompt(1, 40), 1));

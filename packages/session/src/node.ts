@@ -18,8 +18,8 @@ import type { NodeEventsOptions } from './node-events.ts';
 import type { PeersOptions } from './peers.ts';
 import { SessionServer } from './server.ts';
 
-/** Longer than a step of a prompt's computation takes, shorter than anybody waits for. */
-const diskSettleMs = 300;
+/** Longer than a step of a prompt's computation takes, also on slow processors; shorter than anybody waits for. */
+const diskSettleMs = 1_000;
 
 export interface CacheNodeOptions {
   readonly socketPath: string;
