@@ -24,12 +24,12 @@ const turnMs = 1500;
 const payloadBytes = 2 << 20;
 const slotCount = 32;
 /** Values of the plain clients: as much of the server’s memory as the tier’s budget. */
-const plainKeys = 240;
+const plainKeys = 960;
 /** As the store writes down (store/src/limits.ts): batches of 16 MiB, four at a time. */
 const batchBlocks = 8;
 const batchesInFlight = 4;
 const arenaBytes = 96 << 20;
-const budgetBytes = 512 << 20;
+const budgetBytes = 2 * 1024 ** 3;
 const namespace = namespaceFromDigest(createHash('sha256').update('bench redis').digest());
 const run = promisify(execFile);
 const { connections } = defaultRedisSettings;

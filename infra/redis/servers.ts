@@ -175,6 +175,7 @@ export function aclRules(keyPrefix: string): string {
       'strlen',
       'del',
       'unlink',
+      'rename',
       'pexpireat',
       'scan',
       'hscan',

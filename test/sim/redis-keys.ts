@@ -139,6 +139,8 @@ export class RedisKeys {
     this.#sweep(ledger, base, node!);
     const answers: Buffer[] = [];
     const evicted: Buffer[] = [];
+    const made: string[] = [];
+    const freed: Buffer[] = [];
     for (let at = 4; at < argv.length; at += 3) {
       const [field, id, length] = [argv[at]!, argv[at + 1]!, Number(argv[at + 2])];
       const held = ledger.blocks.get(field);
@@ -154,17 +156,17 @@ export class RedisKeys {
         if (victim === undefined) fits = false;
         else {
           evicted.push(bytes(victim), bytes(ledger.blocks.get(victim)!));
-          this.#drop(ledger, base, victim, node!);
+          freed.push(...this.#drop(ledger, base, victim, node!));
         }
       }
       answers.push(bytes(fits ? 'r' : 'n'));
       if (!fits) continue;
       ledger.used += need;
       ledger.leases.set(`${length} ${part} ${id} ${field}`, this.#nowUs() / 1000 + Number(leaseMs));
-      for (let i = 0; i < partsOf(length, Number(part)); i++) {
-        this.#state.values.set(`${base}v:${id}:${i}`, Buffer.alloc(0));
-      }
+      for (let i = 0; i < partsOf(length, Number(part)); i++) made.push(`${base}v:${id}:${i}`);
     }
+    // Keys of what was evicted are renamed, with what is in them.
+    for (const [i, key] of made.entries()) this.#state.values.set(key, freed[i] ?? Buffer.alloc(0));
     return [state(ledger), answers, evicted];
   }
 
@@ -223,20 +225,25 @@ export class RedisKeys {
     ledger.used -= chargeOf(Number(length), Number(part));
   }
 
-  #drop(ledger: Ledger, base: string, field: string, node: string): void {
+  /** What was in its keys. */
+  #drop(ledger: Ledger, base: string, field: string, node: string): Buffer[] {
     const entry = ledger.blocks.get(field)!;
     const [length, part, id] = entry.split(' ');
-    this.#dropValue(base, Number(length), Number(part), id!);
+    const freed = this.#dropValue(base, Number(length), Number(part), id!);
     ledger.blocks.delete(field);
     ledger.recency.delete(field);
     ledger.expiry.delete(field);
     ledger.count--;
     ledger.used -= chargeOf(Number(length), Number(part));
     this.#tell(ledger, 'r', field, entry, node);
+    return freed;
   }
 
-  #dropValue(base: string, length: number, part: number, id: string): void {
-    for (let i = 0; i < partsOf(length, part); i++) this.#state.values.delete(`${base}v:${id}:${i}`);
+  #dropValue(base: string, length: number, part: number, id: string): Buffer[] {
+    const keys = Array.from({ length: partsOf(length, part) }, (_, i) => `${base}v:${id}:${i}`);
+    const freed = keys.flatMap((key) => this.#state.values.get(key) ?? []);
+    for (const key of keys) this.#state.values.delete(key);
+    return freed;
   }
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {

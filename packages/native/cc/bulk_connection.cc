@@ -99,59 +99,38 @@ void BulkConnection::SendPiece(Value& value) {
 
 void BulkConnection::Write() {
   while (!closed() && !connecting_ && !out_.empty()) {
-    const ssize_t moved = WriteSome();
-    if (moved == kWait) return;
-    if (moved == kEnded) return Close(std::string("send: ") + std::strerror(errno));
-    for (auto left = static_cast<uint64_t>(moved); left > 0;) {
+    iovec vectors[kVectors];
+    size_t used = 0;
+    for (auto out = out_.begin(); out != out_.end() && used + 3 <= kVectors; ++out) {
+      uint64_t skip = out->doneBytes;
+      const auto add = [&](const void* bytes, uint64_t count) {
+        const uint64_t skipped = std::min(skip, count);
+        skip -= skipped;
+        if (count == skipped) return;
+        vectors[used++] = {static_cast<uint8_t*>(const_cast<void*>(bytes)) + skipped, count - skipped};
+      };
+      add(out->head.data(), out->head.size());
+      if (out->body == nullptr) continue;
+      add(out->body, out->bodyBytes);
+      add(kSetTail.data(), kSetTail.size());
+    }
+    msghdr message{};
+    message.msg_iov = vectors;
+    message.msg_iovlen = used;
+    ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EINTR) return;
+      return Close(std::string("send: ") + std::strerror(errno));
+    }
+    while (sent > 0) {
       Out& out = out_.front();
-      const uint64_t taken = std::min(out.bytes() - out.doneBytes, left);
+      const uint64_t all = out.head.size() + (out.body == nullptr ? 0 : out.bodyBytes + kSetTail.size());
+      const uint64_t taken = std::min<uint64_t>(all - out.doneBytes, static_cast<uint64_t>(sent));
       out.doneBytes += taken;
-      left -= taken;
-      if (out.doneBytes == out.bytes()) out_.pop_front();
+      sent -= static_cast<ssize_t>(taken);
+      if (out.doneBytes == all) out_.pop_front();
     }
   }
-}
-
-// A large body by reference; all else in few gathered pieces, up to the next large body.
-ssize_t BulkConnection::WriteSome() {
-  const Out& first = out_.front();
-  const uint64_t bodyEnd = first.head.size() + first.bodyBytes;
-  if (SendsPages(first) && first.doneBytes >= first.head.size() && first.doneBytes < bodyEnd) {
-    return pages_.Send(fd_, first.body + (first.doneBytes - first.head.size()), bodyEnd - first.doneBytes);
-  }
-  iovec vectors[kVectors];
-  size_t used = 0;
-  bool more = false;
-  for (auto out = out_.begin(); out != out_.end() && used + 3 <= kVectors && !more; ++out) {
-    uint64_t skip = out->doneBytes;
-    const auto add = [&](const void* bytes, uint64_t count) {
-      const uint64_t skipped = std::min(skip, count);
-      skip -= skipped;
-      if (count == skipped) return;
-      vectors[used++] = {static_cast<uint8_t*>(const_cast<void*>(bytes)) + skipped, count - skipped};
-    };
-    add(out->head.data(), out->head.size());
-    if (out->body == nullptr) continue;
-    more = SendsPages(*out) && skip < out->bodyBytes;
-    if (more) break;
-    add(out->body, out->bodyBytes);
-    add(kSetTail.data(), kSetTail.size());
-  }
-  msghdr message{};
-  message.msg_iov = vectors;
-  message.msg_iovlen = used;
-  const ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
-  if (sent > 0) return sent;
-  return errno == EAGAIN || errno == EINTR ? kWait : kEnded;
-}
-
-// The loopback of a Unix socket copies in any case.
-bool BulkConnection::SendsPages(const Out& out) const {
-  return out.bodyBytes >= kLargeValue && pages_.usable() && !server_.host.starts_with('/');
-}
-
-uint64_t BulkConnection::Out::bytes() const {
-  return head.size() + (body == nullptr ? 0 : bodyBytes + kSetTail.size());
 }
 
 void BulkConnection::Read() {
@@ -305,9 +284,6 @@ void BulkConnection::Close(const std::string& why) {
 }
 
 void BulkConnection::CloseSocket() {
-  // What is still to be sent may lie in slots, which are others' from now on.
-  const linger drop{1, 0};
-  if (fd_ >= 0) setsockopt(fd_, SOL_SOCKET, SO_LINGER, &drop, sizeof(drop));
   if (fd_ >= 0) close(fd_);
   fd_ = -1;
 }

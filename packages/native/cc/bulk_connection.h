@@ -11,9 +11,6 @@
 // A part is announced (its SET up to the length) behind the part before, and its bytes follow when that one was answered: a server
 // that finds bytes of a value behind its announcement in one read moves them in memory once more (readQueryFromClient reads as
 // much as the last value had, processMultibulkBuffer then aligns it), which costs it as much as a sixth of its time.
-//
-// A large body goes by reference (page_pipe.h): its slot is the caller's until it is answered, or the connection has ended, which
-// then drops what is not sent.
 #pragma once
 #include <deque>
 #include <optional>
@@ -21,7 +18,6 @@
 #include <vector>
 
 #include "bulk_engine.h"
-#include "page_pipe.h"
 #include "xxh3.h"
 
 namespace kvtier {
@@ -60,15 +56,12 @@ class BulkConnection {
     const uint8_t* body = nullptr;  // of a SET, and its tail
     uint64_t bodyBytes = 0;
     uint64_t doneBytes = 0;  // of all three
-    uint64_t bytes() const;
   };
 
   void Connected();
   void Pump();
   void SendPiece(Value& value);
   void Write();
-  ssize_t WriteSome();
-  bool SendsPages(const Out& out) const;
   void Read();
   void Parse();
   bool ParseLine(const char* line, size_t count);
@@ -84,7 +77,6 @@ class BulkConnection {
   const uint64_t number_;
   int fd_;
   const BulkServer server_;
-  PagePipe pages_;
   std::vector<BulkEvent>& events_;
   bool connecting_ = true;
   unsigned logins_ = 0;     // replies still to come

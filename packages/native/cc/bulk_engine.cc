@@ -120,7 +120,6 @@ class BulkLoop {
   }
 
   void Run() {
-    PagePipe::BlockPipeSignal();
     epoll_event ready[kEpollEvents];
     while (!stopping_) {
       bool sleeps;

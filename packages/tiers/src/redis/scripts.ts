@@ -4,8 +4,10 @@
  *
  * Invariants, held by these scripts alone, whatever nodes do or die of:
  *  - `used` is the sum of the charges of all entries and all leases; it is never above `cap`;
- *  - a value's keys exist only under an entry or a lease: a lease makes them (empty), nodes may only replace what exists (SET XX),
- *    so that a writer that wakes up after its lease has expired finds nothing to write to;
+ *  - a value's keys exist only under an entry or a lease: a lease makes them, nodes may only replace what exists (SET XX), so that
+ *    a writer that wakes up after its lease has expired finds nothing to write to. Keys of what is evicted for it become them
+ *    (RENAME): their old bytes are freed one by one, as new ones come. Freed by megabytes at once, they would go back to the
+ *    kernel, and each page would be asked for and cleared again: a tenth of the server's time;
  *  - an entry is written only when all bytes of its value are there.
  */
 import { createHash } from 'node:crypto';
@@ -45,26 +47,40 @@ local function load()
   format, epoch = t[1], t[2]
   used, cap, count, number = tonumber(t[3] or 0), tonumber(t[4] or 0), tonumber(t[5] or 0), tonumber(t[6] or 0)
 end
-local function add(list, ...)
-  for _, word in ipairs({...}) do list[#list + 1] = word end
+local function add(list, word) list[#list + 1] = word end
+local function add_pair(list, first, second)
+  local size = #list
+  list[size + 1], list[size + 2] = first, second
 end
--- One command for a whole list. Lua cannot pass more than a few thousand arguments.
-local function over(list, ...)
-  if #list == 0 then return end
-  local head = {...}
+-- One command for a whole list: a name, up to two words, the list. Lua cannot pass more than a few thousand arguments.
+local function over(list, name, a, b)
   for first = 1, #list, 1200 do
-    local words = {unpack(head)}
-    for i = first, math.min(first + 1199, #list) do words[#words + 1] = list[i] end
-    call(unpack(words))
+    local last = math.min(first + 1199, #list)
+    if b then call(name, a, b, unpack(list, first, last))
+    elseif a then call(name, a, unpack(list, first, last))
+    else call(name, unpack(list, first, last)) end
   end
 end
+-- What a server has dropped by itself, or refuses to rename, is made anew.
+local function reuse()
+  local dead, empty = {}, {}
+  for i = 1, math.max(#dead_keys, #new_keys) do
+    local old, new = dead_keys[i], new_keys[i]
+    local renamed = old and new and redis.pcall('RENAME', old, new)
+    if not renamed or renamed.err then
+      if old then add(dead, old) end
+      if new then add_pair(empty, new, '') end
+    end
+  end
+  over(dead, 'DEL')
+  over(empty, 'MSET')
+end
 local function flush()
-  over(dead_keys, 'DEL')
+  reuse()
   over(dead_leases, 'ZREM', leases)
   over(dead_fields, 'HDEL', blocks)
   over(dead_fields, 'ZREM', recency)
   over(dead_fields, 'ZREM', expiry)
-  over(new_keys, 'MSET')
   over(new_leases, 'ZADD', leases)
   over(new_blocks, 'HSET', blocks)
   -- Never used less recently than is known already.
@@ -106,13 +122,10 @@ local function key_of(value, i)
   names[i] = names[i] or ':' .. i
   return value .. names[i]
 end
--- Its keys, empty.
+-- Its keys, with whatever in them.
 local function make_value(bytes, part, id)
   local value = base .. 'v:' .. id
-  for i = 0, parts_of(bytes, part) - 1 do
-    new_keys[#new_keys + 1] = key_of(value, i)
-    new_keys[#new_keys + 1] = ''
-  end
+  for i = 0, parts_of(bytes, part) - 1 do new_keys[#new_keys + 1] = key_of(value, i) end
 end
 -- Bytes in its keys; a key that is no string has none.
 local function bytes_of(bytes, part, id)
@@ -134,11 +147,12 @@ local function charge(field, amount)
   changed = true
 end
 local function tell(kind, field, entry)
-  add(news, kind .. field, entry)
+  add_pair(news, kind .. field, entry)
   changed = true
 end
 -- Used at that time of the server's clock, which is not in the future.
-local function use(field, at) add(new_uses, string.format('%d', math.min(at, now_us + 1000000)), field) end
+local latest = now_us + 1000000
+local function use(field, at) add_pair(new_uses, tonumber(at) <= latest and at or string.format('%d', latest), field) end
 local function drop(field, entry)
   local bytes, part, id = parse(entry)
   gone[field] = true
@@ -157,9 +171,11 @@ local function give_back(member)
 end
 -- Entries by field; false: none.
 local function entries_of(fields)
+  if #fields == 0 then return {} end
+  if #fields <= 1000 then return call('HMGET', blocks, unpack(fields)) end
   local entries = {}
   for first = 1, #fields, 1000 do
-    add(entries, unpack(call('HMGET', blocks, unpack(fields, first, math.min(first + 999, #fields)))))
+    for _, entry in ipairs(call('HMGET', blocks, unpack(fields, first, math.min(first + 999, #fields)))) do add(entries, entry) end
   end
   return entries
 end
@@ -176,8 +192,11 @@ local aged, aged_entries, first, stride = {}, {}, 1, 16
 local function age(i)
   if i > #aged then
     local fields = call('ZRANGE', recency, #aged, #aged + stride - 1)
-    add(aged, unpack(fields))
-    add(aged_entries, unpack(entries_of(fields)))
+    local entries = entries_of(fields)
+    for at, field in ipairs(fields) do
+      aged[#aged + 1] = field
+      aged_entries[#aged] = entries[at]
+    end
   end
   return aged[i]
 end
@@ -263,14 +282,14 @@ for at = 5, #ARGV, 3 do add(fields, ARGV[at]) end
 stride = math.max(2, #fields)
 local held = entries_of(fields)
 for i, field in ipairs(fields) do
-  if held[i] then use(field, now_us) end
+  if held[i] then use(field, string.format('%d', now_us)) end
 end
 if #new_uses > 0 then flush() end -- what is asked for is not the oldest any more
 local function evict(namespace)
   local field, entry = oldest_of(namespace)
   if not field then return false end
   drop(field, entry)
-  add(evicted, field, entry)
+  add_pair(evicted, field, entry)
   return true
 end
 for i, field in ipairs(fields) do
@@ -285,7 +304,7 @@ for i, field in ipairs(fields) do
     while fits and used + need > cap do fits = evict() end
     if fits then
       charge(field, need)
-      add(new_leases, now + tonumber(ARGV[2]), ARGV[3 * i + 4] .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. field)
+      add_pair(new_leases, now + tonumber(ARGV[2]), ARGV[3 * i + 4] .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. field)
       make_value(bytes, part, id)
       answers[i] = 'r'
     else
@@ -324,12 +343,12 @@ for i, field in ipairs(fields) do
       local entry = ARGV[at + 2] .. ' ' .. ARGV[3] .. ' ' .. id
       stored[field] = entry
       add(dead_leases, members[i])
-      add(new_blocks, field, entry)
+      add_pair(new_blocks, field, entry)
       count = count + 1
-      use(field, tonumber(ARGV[at + 4]))
+      use(field, ARGV[at + 4])
       if ARGV[2] ~= '' then
         local at_ms = now + tonumber(ARGV[2])
-        add(new_ends, at_ms, field)
+        add_pair(new_ends, at_ms, field)
         for part_number = 0, parts_of(bytes, part) - 1 do
           call('PEXPIREAT', base .. 'v:' .. id .. ':' .. part_number, at_ms)
         end
@@ -358,7 +377,7 @@ export const touchScript = script(`${needsLedger}${mayWrite}
 local fields = {}
 for at = 1, #ARGV, 2 do add(fields, ARGV[at]) end
 for i, entry in ipairs(entries_of(fields)) do
-  if entry then use(fields[i], tonumber(ARGV[2 * i])) end
+  if entry then use(fields[i], ARGV[2 * i]) end
 end
 return {finish()}
 `);
