@@ -13,7 +13,8 @@
  *     full     ■ ■ ■ ■ ■ ■ ■ ■ | ■ ■ ■ ■ ■ | ■ | ■        offers of two prefill chunks, then of decode steps
  *     window   · · · · · ■ ■ ■ | · · ■ ■ ■ | ■ | ■        with a window of three blocks: hits at 8, 13, 14, 15
  *
- * Offers wait for `send`, which comes when the next step is under way, or when there is none: what an export costs this
+ * Blocks of a prompt that is being computed are gathered, up to `gatherBlocks`: what an export costs besides its copy is paid
+ * once, and for most prompts after their first token. Offers then wait for `send`, which comes when the next step is under way, or when there is none: what an export costs this
  * thread then delays neither a step nor a request's first token.
  *
  * With `ahead` a block that fills up is only noted, and `goDown` chooses what goes, among the free blocks too. These keep
@@ -38,6 +39,7 @@ export class Exports {
   readonly #kv: PrefixCache;
   readonly #connector: Connector;
   readonly #maxBlocks: number;
+  readonly #gatherBlocks: number;
   readonly #onReleased: () => void;
   readonly #ahead: AheadOptions | undefined;
   readonly #writeDown: WriteDownAhead | undefined;
@@ -52,12 +54,14 @@ export class Exports {
     kv: PrefixCache,
     connector: Connector,
     maxBlocks: number,
+    gatherBlocks: number,
     onReleased: () => void,
     ahead?: AheadOptions | undefined,
   ) {
     this.#kv = kv;
     this.#connector = connector;
     this.#maxBlocks = maxBlocks;
+    this.#gatherBlocks = gatherBlocks;
     this.#onReleased = onReleased;
     this.#ahead = ahead;
     if (!ahead) return;
@@ -83,6 +87,12 @@ export class Exports {
       this.#note(this.#writeDown, request);
       return;
     }
+    const waiting = this.#fullBlocks(request) - request.offeredBlocks;
+    if (request.computedTokens < request.promptTokens && waiting < this.#gatherBlocks) return;
+    this.#offer(request);
+  }
+
+  #offer(request: EngineRequest): void {
     if (!this.#connector.attached) return;
     const first = request.offeredBlocks;
     const tables = this.#tables(request, first);
@@ -110,13 +120,14 @@ export class Exports {
     for (const store of this.#unsent.splice(0)) store();
   }
 
-  /** The request lets its blocks go: what has not been offered will not be. */
+  /** The request lets its blocks go: what cannot be offered now will not be. */
   giveUp(request: EngineRequest): void {
     if (this.#writeDown) {
       this.#note(this.#writeDown, request);
       return;
     }
     if (!this.#connector.attached) return;
+    this.#offer(request);
     this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
   }
 

@@ -30,6 +30,8 @@ export interface SchedulerOptions {
   readonly maxStepTokens: number;
   readonly maxSequences: number;
   readonly maxExportBlocks: number;
+  /** Blocks of a prompt's computation that are offered together. */
+  readonly exportGatherBlocks: number;
   /** Blocks go down when they are about to be reused, or have been hit twice; default: all, as they fill up. */
   readonly ahead?: AheadOptions | undefined;
   readonly matchDeadlineMs: number;
@@ -73,7 +75,7 @@ export class Scheduler {
     this.#options = options;
     this.#kv = kv;
     this.#windows = options.windows ?? false;
-    this.exports = new Exports(kv, connector, options.maxExportBlocks, wake, options.ahead);
+    this.exports = new Exports(kv, connector, options.maxExportBlocks, options.exportGatherBlocks, wake, options.ahead);
     this.loads = new Loads({
       kv,
       connector,
