@@ -379,53 +379,6 @@ describe('when blocks are short', () => {
   });
 });
 
-describe('blocks of a prompt', () => {
-  /** What was offered: [first block, blocks] of each store. */
-  function watched(exportGatherBlocks: number): { rig: Rig; offers: [number, number][] } {
-    const rig = new Rig({ limits: { exportGatherBlocks } });
-    const offers: [number, number][] = [];
-    rig.connector.store = (_hashes, first, blocks, onReleased) => {
-      offers.push([first, blocks.length]);
-      rig.world.later(onReleased);
-    };
-    return { rig, offers };
-  }
-
-  it.each([
-    [
-      1,
-      [
-        [0, 4],
-        [4, 4],
-        [8, 2],
-      ],
-    ],
-    [
-      6,
-      [
-        [0, 8],
-        [8, 2],
-      ],
-    ],
-    [100, [[0, 10]]],
-  ])('are exported %i at a time, in chunks of 4, and the rest with its first token', async (gather, expected) => {
-    const { rig, offers } = watched(gather);
-    await rig.generate('a', prompt(1, 40));
-    await rig.drain();
-    expect(offers).toEqual(expected);
-  });
-
-  it('go out too when the request ends before its first token', async () => {
-    const { rig, offers } = watched(100);
-    rig.submit('a', prompt(1, 40));
-    await rig.world.until(() => rig.executor.steps.length === 2);
-    rig.engine.abort('a');
-    await rig.drain();
-    expect(offers).toEqual([[0, 8]]);
-    expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 8, skippedExportBlocks: 0, exportBlocks: 0 });
-  });
-});
-
 describe('an abort', () => {
   it('while waiting, mid-step and mid-load ends the request at once and frees its blocks when it is safe', async () => {
     const rig = new Rig();
