@@ -8,7 +8,8 @@
  *    a writer that wakes up after its lease has expired finds nothing to write to. Keys of what is evicted for it become them
  *    (RENAME): their old bytes are freed one by one, as new ones come. Freed by megabytes at once, they would go back to the
  *    kernel, and each page would be asked for and cleared again: a tenth of the server's time;
- *  - an entry is written only when all bytes of its value are there.
+ *  - an entry is written only when its writer says that every part was stored and the keys still have that many bytes. The count alone
+ *    proves nothing, a renamed key has its old bytes: readers verify what they get.
  */
 import { createHash } from 'node:crypto';
 
