@@ -1,20 +1,22 @@
 /**
  * Time to first token through the real system: door, engine, cache node, processes and all, with a 25-million-parameter shape.
  * Paired runs: each pair is a prompt of its own, asked cold and then warm (or, after SIGKILL of every process, from disk), so drift
- * of the machine cancels. Before every request the engine's own prefix cache is dropped; hits can only come from the tier.
+ * of the machine cancels. Before every request the engine's own prefix cache is dropped; hits can only come from the tier. What is
+ * computed with and without a tier is asked of both at once, and they take turns (taking-turns.ts).
  *
  *   warm     cold ÷ warm, blocks in the arena                    target ≥ 8
  *   restart  cold ÷ first request of a prompt after SIGKILL      target ≥ 5
- *   miss     nothing to hit: tier off ÷ tier on, A/B/B/A order   target ≥ 0.98
+ *   miss     nothing to hit: tier off ÷ tier on, taking turns    target ≥ 0.98
  */
 import { join } from 'node:path';
 import { complete, type Launched, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
+import { type Runner, takeTurns } from '../taking-turns.ts';
 
 const lengths = [2000, 4000];
 const warmPairs = 7;
-/** Rounds of A/B/B/A by prompt length, in each pair of systems: two pairs each, more where a run is short. */
-const missRounds: Readonly<Record<number, number>> = { 2000: 8, 4000: 6 };
+/** Prompts by length, for each pair of systems; the first of the two slices goes to either in turn. */
+const missPairs: Readonly<Record<number, number>> = { 2000: 10, 4000: 8 };
 /** Where its memory lies makes a process up to a tenth slower than the next one, for as long as it lives: so several of each. */
 const missLaunches = 3;
 /** Requests before anything counts: the code of a process that has just started is interpreted, and compiled beside its work. */
@@ -36,6 +38,10 @@ function makePrompts(seed: number): (tokens: number) => Prompt {
 
 async function ttft(system: Launched, prompt: Prompt): Promise<{ ms: number; cachedTokens: number }> {
   await resetPrefixCache(system.url);
+  return ask(system, prompt);
+}
+
+async function ask(system: Launched, prompt: Prompt): Promise<{ ms: number; cachedTokens: number }> {
   const { ttftMs, cachedTokens } = await complete(system.url, {
     prompt,
     max_tokens: 1,
@@ -121,48 +127,54 @@ async function measureHits(context: BenchContext, newPrompt: (tokens: number) =>
 }
 
 async function measureMisses(context: BenchContext, newPrompt: (tokens: number) => Prompt): Promise<Figure[]> {
-  const taken = new Map(lengths.map((tokens) => [tokens, { on: [] as number[], off: [] as number[] }]));
+  const taken = lengths.map((tokens) => ({ tokens, on: [] as number[], ratios: [] as number[] }));
   for (let launch = 0; launch < missLaunches; launch++) {
     const on = await start(context, `miss-on-${launch}`, tierFlags, true);
     let off: Launched | undefined;
     try {
       off = await start(context, `miss-off-${launch}`, ['--no-tier', '--kv-bytes', '256MiB'], false);
-      const systems = { on, off };
-      for (let i = 0; i < missWarmUps; i++) {
-        for (const system of [on, off]) await ttft(system, newPrompt(lengths[i % lengths.length]!));
-      }
-      await waitForWriteDown(on.url);
-      for (const [tokens, ms] of taken) {
-        for (let round = 0; round < missRounds[tokens]!; round++) {
-          for (const which of ['off', 'on', 'on', 'off'] as const) {
-            const prompt = newPrompt(tokens);
-            const { ms: elapsed, cachedTokens } = await ttft(systems[which], prompt);
-            expectCached('miss', prompt, cachedTokens, false);
-            ms[which].push(elapsed);
-            if (which === 'on') await waitForWriteDown(on.url); // its write-down must not burden the next one
-          }
+      for (let i = 0; i < missWarmUps; i++) await miss({ on, off }, newPrompt(lengths[i % lengths.length]!), 'on');
+      for (const { tokens, on: ms, ratios } of taken) {
+        for (let pair = 0; pair < missPairs[tokens]!; pair++) {
+          const ran = await miss({ on, off }, newPrompt(tokens), pair % 2 === 0 ? 'off' : 'on');
+          ms.push(ran.on);
+          ratios.push(ran.off / ran.on);
         }
-        const ratios = roundRatios(ms).slice(-missRounds[tokens]!);
-        context.log(`${tokens} tokens, nothing to hit, off ÷ on: ${ratios.map((ratio) => ratio.toFixed(3)).join(' ')}`);
+        const last = ratios.slice(-missPairs[tokens]!);
+        context.log(`${tokens} tokens, nothing to hit, off ÷ on: ${last.map((ratio) => ratio.toFixed(3)).join(' ')}`);
       }
     } finally {
       await on.stop();
       await off?.stop();
     }
   }
-  const each = [...taken].map(([tokens, ms]) => {
-    const value = median(ms.on);
-    // The machine drifts more between rounds than the tier costs: what counts is off ÷ on within each round.
-    const limit = value * median(roundRatios(ms));
-    return time(`miss_${tokens}`, value, 'ms', limit, 'tier off, paired: on × median off ÷ on of A/B/B/A rounds');
+  const each = taken.map(({ tokens, on, ratios }) => {
+    const value = median(on);
+    const limitName = 'tier off, paired: on × median of off ÷ on, the same prompt in slices of turns';
+    return time(`miss_${tokens}`, value, 'ms', value * median(ratios), limitName);
   });
   return [worst('miss', each), ...each];
 }
 
-/** Off ÷ on of each A/B/B/A round: within a round, a linear drift of the machine cancels. */
-function roundRatios({ on, off }: Readonly<Record<'on' | 'off', readonly number[]>>): number[] {
-  const rounds = Array.from({ length: on.length / 2 }, (_, round) => round * 2);
-  return rounds.map((i) => (off[i]! + off[i + 1]!) / (on[i]! + on[i + 1]!));
+/** Both systems asked a prompt that neither knows; ms that each ran until its first token. */
+async function miss(
+  systems: Readonly<Record<'on' | 'off', Launched>>,
+  prompt: Prompt,
+  first: 'on' | 'off',
+): Promise<Record<'on' | 'off', number>> {
+  const second = first === 'on' ? 'off' : 'on';
+  for (const { url } of Object.values(systems)) await resetPrefixCache(url);
+  const runnerOf = (which: 'on' | 'off'): Runner => ({
+    pids: systems[which].pids(),
+    ask: async () => {
+      const { ms, cachedTokens } = await ask(systems[which], prompt);
+      expectCached('miss', prompt, cachedTokens, false);
+      return ms;
+    },
+  });
+  const [ofFirst, ofSecond] = (await takeTurns([runnerOf(first), runnerOf(second)])) as [number, number];
+  await waitForWriteDown(systems.on.url); // it must not burden the next one
+  return first === 'on' ? { on: ofFirst, off: ofSecond } : { on: ofSecond, off: ofFirst };
 }
 
 /** The figure of the length that does worst, under the name alone. */

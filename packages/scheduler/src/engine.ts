@@ -176,7 +176,7 @@ export class Engine {
       maxSequences: Math.min(limits.maxSequences, limits.maxStepTokens), // each running request gets a token a step
       maxExportBlocks: Math.max(1, Math.floor((limits.exportShare ?? 0.5) * (executor.blockCount - 1))),
       // Where layers see windows, each chunk's end is a place for a hit.
-      exportGatherBlocks: windows ? 1 : (limits.exportGatherBlocks ?? 128),
+      exportGatherBlocks: windows ? 1 : (limits.exportGatherBlocks ?? 512),
       ahead:
         this.#blocks && writeDownAheadBlocks !== undefined
           ? { kv: this.#blocks, hashBytes: options.hasher.hashBytes, aheadBlocks: writeDownAheadBlocks }

@@ -4,8 +4,8 @@ import { prompt, Rig } from './testing/rig.ts';
 
 describe('blocks of a prompt', () => {
   /** What was offered: [first block, blocks] of each store. */
-  function watched(exportGatherBlocks: number): { rig: Rig; offers: [number, number][] } {
-    const rig = new Rig({ limits: { exportGatherBlocks } });
+  function watched(exportGatherBlocks: number, blockCount = 64): { rig: Rig; offers: [number, number][] } {
+    const rig = new Rig({ blockCount, limits: { exportGatherBlocks } });
     const offers: [number, number][] = [];
     rig.connector.store = (_hashes, first, blocks, onReleased) => {
       offers.push([first, blocks.length]);
@@ -36,6 +36,16 @@ describe('blocks of a prompt', () => {
     await rig.generate('a', prompt(1, 40));
     await rig.drain();
     expect(offers).toEqual(expected);
+  });
+
+  it('wait for no more than half of what exports may hold', async () => {
+    const { rig, offers } = watched(100, 32); // exports may hold 15
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(offers).toEqual([
+      [0, 8],
+      [8, 2],
+    ]);
   });
 
   it('go out too when the request ends before its first token', async () => {

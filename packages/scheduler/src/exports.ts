@@ -61,7 +61,7 @@ export class Exports {
     this.#kv = kv;
     this.#connector = connector;
     this.#maxBlocks = maxBlocks;
-    this.#gatherBlocks = gatherBlocks;
+    this.#gatherBlocks = Math.min(gatherBlocks, Math.ceil(maxBlocks / 2)); // the next ones find room while these are copied
     this.#onReleased = onReleased;
     this.#ahead = ahead;
     if (!ahead) return;

@@ -62,7 +62,10 @@ export interface EngineLimits {
   readonly maxWaiting: number;
   /** Share of the block pool that exports in flight may hold; default 0.5. */
   readonly exportShare?: number;
-  /** Full blocks of a prompt that wait for each other to be exported, until its first token; default 128. 1: none waits. */
+  /**
+   * Full blocks of a prompt that wait for each other to be exported, until its first token; default 512, and never more than half
+   * of what exports may hold. 1: none waits.
+   */
   readonly exportGatherBlocks?: number;
   /** A tier that has not said by then what it holds holds nothing; default 2000. */
   readonly matchDeadlineMs?: number;
