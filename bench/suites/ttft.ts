@@ -2,7 +2,8 @@
  * Time to first token through the real system: door, engine, cache node, processes and all, with a 25-million-parameter shape.
  * Paired runs: each pair is a prompt of its own, asked cold and then warm (or, after SIGKILL of every process, from disk), so drift
  * of the machine cancels. Before every request the engine's own prefix cache is dropped; hits can only come from the tier. What is
- * computed with and without a tier is asked of both at once, and they take turns (taking-turns.ts).
+ * computed with and without a tier is asked of both at once, and they take turns (taking-turns.ts), with their computing threads
+ * pinned (pinning.ts).
  *
  *   warm     cold ÷ warm, blocks in the arena                    target ≥ 8
  *   restart  cold ÷ first request of a prompt after SIGKILL      target ≥ 5
@@ -11,6 +12,7 @@
 import { join } from 'node:path';
 import { complete, type Launched, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
+import { pinComputing } from '../pinning.ts';
 import { type Runner, takeTurns } from '../taking-turns.ts';
 
 const lengths = [2000, 4000];
@@ -134,6 +136,7 @@ async function measureMisses(context: BenchContext, newPrompt: (tokens: number) 
     try {
       off = await start(context, `miss-off-${launch}`, ['--no-tier', '--kv-bytes', '256MiB'], false);
       for (let i = 0; i < missWarmUps; i++) await miss({ on, off }, newPrompt(lengths[i % lengths.length]!), 'on');
+      for (const { pids } of [on, off]) pinComputing(pids());
       for (const { tokens, on: ms, ratios } of taken) {
         for (let pair = 0; pair < missPairs[tokens]!; pair++) {
           const ran = await miss({ on, off }, newPrompt(tokens), pair % 2 === 0 ? 'off' : 'on');

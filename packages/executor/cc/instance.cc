@@ -52,8 +52,8 @@ void Instance::Close() {
 }
 
 void Instance::SetBackend(std::unique_ptr<Backend> made) {
-  imports_ = std::make_unique<Workers>(made->copy_threads(), kQueuedCopies);
-  exports_ = std::make_unique<Workers>(made->copy_threads(), kQueuedCopies, made->export_niceness());
+  imports_ = std::make_unique<Workers>("kvtier-import", made->copy_threads(), kQueuedCopies);
+  exports_ = std::make_unique<Workers>("kvtier-export", made->copy_threads(), kQueuedCopies, made->export_niceness());
   backend = std::move(made);
 }
 

@@ -23,7 +23,8 @@ class Instance : public std::enable_shared_from_this<Instance> {
   // Runs piece(i) for i in [0, pieces) over the copy threads of their direction: a request waits for an import, nobody for an
   // export.
   enum class Direction { kImport, kExport };
-  Napi::Promise RunCopies(Napi::Env env, Direction direction, size_t pieces, std::function<void(size_t)> piece, std::function<Napi::Value(Napi::Env)> finish);
+  Napi::Promise RunCopies(Napi::Env env, Direction direction, size_t pieces, std::function<void(size_t)> piece,
+                          std::function<Napi::Value(Napi::Env)> finish);
   // Ends the threads after what is queued, frees everything. Idempotent, JavaScript's thread only.
   void Close();
 
@@ -45,7 +46,7 @@ class Instance : public std::enable_shared_from_this<Instance> {
   Napi::ThreadSafeFunction back_;
   int in_flight_ = 0;  // JavaScript's thread only; while it is 0 the process may end
   bool closed_ = false;
-  Workers steps_{1, 1};
+  Workers steps_{"kvtier-step", 1, 1};
   std::unique_ptr<Workers> imports_, exports_;
 };
 

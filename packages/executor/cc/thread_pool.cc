@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <immintrin.h>
+#include <pthread.h>
 
 namespace kvtier {
 
@@ -48,6 +49,7 @@ void ThreadPool::Run(int64_t tasks, Call call, const void* context) {
 }
 
 void ThreadPool::Work(int thread) {
+  pthread_setname_np(pthread_self(), "kvtier-compute");
   uint32_t seen = 0;
   for (;;) {
     for (int spin = 0; round_.load(std::memory_order_acquire) == seen && spin < kSpins; ++spin) _mm_pause();

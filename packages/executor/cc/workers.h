@@ -1,5 +1,6 @@
 // Threads that run jobs first come, first served, apart from JavaScript's thread and from the compute pool.
 #pragma once
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -14,11 +15,12 @@ namespace kvtier {
 
 class Workers {
  public:
-  // At most `capacity` jobs wait; a job must not throw. `niceness`: 0 to 19, how far these threads stand back where processors
-  // are wanted by others.
-  Workers(int threads, size_t capacity, int niceness = 0) : capacity_(capacity) {
+  // At most `capacity` jobs wait; a job must not throw. `name`: of the threads, as top shows them; 15 letters. `niceness`: 0 to 19,
+  // how far these threads stand back where processors are wanted by others.
+  Workers(const char* name, int threads, size_t capacity, int niceness = 0) : capacity_(capacity) {
     for (int i = 0; i < threads; ++i) {
-      threads_.emplace_back([this, niceness] {
+      threads_.emplace_back([this, name, niceness] {
+        pthread_setname_np(pthread_self(), name);
         if (niceness > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), niceness);  // Linux: of this thread alone
         Work();
       });
