@@ -34,6 +34,16 @@ export interface State {
 }
 
 const bytes = (value: string): Buffer => Buffer.from(value, 'latin1');
+/** Each is behind a byte with its length. */
+function fieldsIn(text: string): string[] {
+  const fields: string[] = [];
+  for (let at = 0; at < text.length; ) {
+    const end = at + 1 + text.charCodeAt(at);
+    fields.push(text.slice(at + 1, end));
+    at = end;
+  }
+  return fields;
+}
 const partsOf = (length: number, part: number): number => Math.ceil(length / part);
 
 export class RedisKeys {
@@ -135,19 +145,23 @@ export class RedisKeys {
   }
 
   #reserve(ledger: Ledger, base: string, argv: readonly string[]): Reply {
-    const [node, leaseMs, part, share] = argv;
+    const [node, leaseMs, part, share, fields, list] = argv;
     this.#sweep(ledger, base, node!);
-    const answers: Buffer[] = [];
-    const evicted: Buffer[] = [];
+    const words = list!.split(' ');
+    let answers = '';
+    const held: Buffer[] = [];
+    const evicted: string[] = [];
+    const entries: string[] = [];
     const made: string[] = [];
     const freed: Buffer[] = [];
-    for (let at = 4; at < argv.length; at += 3) {
-      const [field, id, length] = [argv[at]!, argv[at + 1]!, Number(argv[at + 2])];
-      const held = ledger.blocks.get(field);
+    for (const [i, field] of fieldsIn(fields!).entries()) {
+      const [id, length] = [words[2 * i]!, Number(words[2 * i + 1])];
+      const other = ledger.blocks.get(field);
       const need = chargeOf(length, Number(part));
-      if (held !== undefined) {
+      if (other !== undefined) {
         this.#use(ledger, field, this.#nowUs());
-        answers.push(bytes(held));
+        answers += 'h';
+        held.push(bytes(other));
         continue;
       }
       let fits = need <= ledger.cap && (share === '' || need <= Number(share));
@@ -155,11 +169,12 @@ export class RedisKeys {
         const victim = oldest(ledger);
         if (victim === undefined) fits = false;
         else {
-          evicted.push(bytes(victim), bytes(ledger.blocks.get(victim)!));
+          evicted.push(String.fromCharCode(victim.length), victim);
+          entries.push(ledger.blocks.get(victim)!);
           freed.push(...this.#drop(ledger, base, victim, node!));
         }
       }
-      answers.push(bytes(fits ? 'r' : 'n'));
+      answers += fits ? 'r' : 'n';
       if (!fits) continue;
       ledger.used += need;
       ledger.leases.set(`${length} ${part} ${id} ${field}`, this.#nowUs() / 1000 + Number(leaseMs));
@@ -167,17 +182,19 @@ export class RedisKeys {
     }
     // Keys of what was evicted are renamed, with what is in them.
     for (const [i, key] of made.entries()) this.#state.values.set(key, freed[i] ?? Buffer.alloc(0));
-    return [state(ledger), answers, evicted];
+    return [state(ledger), bytes(answers), held, bytes(evicted.join('')), bytes(entries.join('\n'))];
   }
 
   #commit(ledger: Ledger, base: string, argv: readonly string[]): Reply {
-    const [node, ttlMs, part] = argv;
-    const answers: Buffer[] = [];
-    for (let at = 3; at < argv.length; at += 5) {
-      const [field, id, length, written, used] = argv.slice(at, at + 5) as [string, string, string, string, string];
+    const [node, ttlMs, part, fields, list] = argv;
+    const words = list!.split(' ');
+    let answers = '';
+    const others: Buffer[] = [];
+    for (const [i, field] of fieldsIn(fields!).entries()) {
+      const [id, length, written, used] = words.slice(4 * i, 4 * i + 4) as [string, string, string, string];
       const member = `${length} ${part} ${id} ${field}`;
       let answer = 'n';
-      if (written === '' || !ledger.leases.has(member)) this.#endLease(ledger, base, member);
+      if (written === '0' || !ledger.leases.has(member)) this.#endLease(ledger, base, member);
       else {
         let there = 0;
         for (let i = 0; i < partsOf(Number(length), Number(part)); i++) {
@@ -186,7 +203,10 @@ export class RedisKeys {
         const held = ledger.blocks.get(field);
         if (held !== undefined || there !== Number(length)) {
           this.#endLease(ledger, base, member);
-          answer = held ?? 'n';
+          if (held !== undefined) {
+            answer = 'h';
+            others.push(bytes(held));
+          }
         } else {
           const entry = `${length} ${part} ${id}`;
           ledger.leases.delete(member);
@@ -198,9 +218,9 @@ export class RedisKeys {
           answer = 's';
         }
       }
-      answers.push(bytes(answer));
+      answers += answer;
     }
-    return [state(ledger), answers];
+    return [state(ledger), bytes(answers), others];
   }
 
   #use(ledger: Ledger, field: string, usedUs: number): void {

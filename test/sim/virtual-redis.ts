@@ -8,7 +8,7 @@
  */
 import type { ArenaHandle, BulkHandle } from '../../packages/native/src/index.ts';
 import type { BulkJob, BulkResult } from '../../packages/tiers/src/redis/bulk-connection.ts';
-import type { ValueJob } from '../../packages/tiers/src/redis/bulk-lane.ts';
+import type { ValueEnd, ValueJob } from '../../packages/tiers/src/redis/bulk-lane.ts';
 import type { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
 import { type Ledger, RedisKeys, type Reply, type State } from './redis-keys.ts';
 import { isSound, type VirtualArenas } from './virtual-arena.ts';
@@ -29,6 +29,15 @@ interface Connection {
   isOpen: boolean;
   readonly waiting: Set<(error: Error) => void>;
   reconnect: Entry | undefined;
+}
+
+/** A value, and where its parts are. */
+interface ValueParts {
+  readonly kind: 'get' | 'set';
+  readonly keys: string;
+  readonly value: Buffer;
+  readonly partBytes: number;
+  readonly deadlineMs: number;
 }
 
 const text = (argument: unknown): string =>
@@ -132,7 +141,7 @@ export class VirtualRedis {
     const world = (): VirtualRedis => this;
     return {
       submit(this: BulkPool, job: BulkJob | ValueJob): void {
-        if ('slot' in job) world().#submitValue(this, job);
+        if ('rows' in job) world().#submitValues(this, job);
         else world().#submit(this, job);
       },
       close(this: BulkPool): void {
@@ -250,21 +259,40 @@ export class VirtualRedis {
     });
   }
 
-  /** A whole value: its parts one after another, and its object looked at when all have arrived. */
-  #submitValue(pool: BulkPool, { kind, keys, slot, bytes, partBytes, identity, deadlineMs, onDone }: ValueJob): void {
-    const value = this.#memories.get(this.#world.life)!.subarray(slot, slot + bytes);
-    const count = Math.max(1, Math.ceil(bytes / partBytes));
+  /** Whole values: their parts one after another, and each object looked at when all of its have arrived. */
+  #submitValues(pool: BulkPool, { kind, base, ids, rows, identities, deadlineMs, onDone }: ValueJob): void {
+    const memory = this.#memories.get(this.#world.life)!;
+    const names = ids.split(' ');
+    const ends: (BulkResult | 'fault')[] = [];
+    let open = names.length;
+    for (const [index, id] of names.entries()) {
+      const [slot, bytes, partBytes] = rows.subarray(3 * index) as unknown as [number, number, number];
+      const value = memory.subarray(slot, slot + bytes);
+      const identity = identities === null ? null : Buffer.from(identities.subarray(64 * index, 64 * (index + 1)));
+      this.#submitParts(pool, { kind, keys: `${base}${id}:`, value, partBytes, deadlineMs }, (worst) => {
+        ends[index] = worst === 'ok' && identity !== null && !isSound(value, identity, true) ? 'fault' : worst;
+        if (--open > 0) return;
+        // One connection carries them all: it is lost with all of them.
+        onDone(ends.includes('lost') ? 'lost' : (ends as ValueEnd[]));
+      });
+    }
+  }
+
+  #submitParts(
+    pool: BulkPool,
+    { kind, keys, value, partBytes, deadlineMs }: ValueParts,
+    onEnd: (worst: BulkResult) => void,
+  ): void {
+    const count = Math.max(1, Math.ceil(value.length / partBytes));
     let open = count;
     let worst: BulkResult = 'ok';
     const end = (result: BulkResult): void => {
       if (worst === 'ok') worst = result;
-      if (--open > 0) return;
-      const isFault = worst === 'ok' && identity !== null && !isSound(value, Buffer.from(identity), true);
-      onDone(isFault ? 'fault' : worst);
+      if (--open === 0) onEnd(worst);
     };
     for (let part = 0; part < count; part++) {
       const view = value.subarray(part * partBytes, (part + 1) * partBytes);
-      const piece = { kind, key: `${keys.toString()}${part}`, view, start: 0, toEnd: true, deadlineMs, asking: false };
+      const piece = { kind, key: `${keys}${part}`, view, start: 0, toEnd: true, deadlineMs, asking: false };
       this.#submit(pool, { ...piece, onDone: end });
     }
   }

@@ -33,8 +33,10 @@ struct BulkBox {
   void Deliver(Napi::Env env) {
     for (const auto& event : engine->Take()) {
       const Napi::HandleScope scope(env);
+      std::string results;
+      for (const BulkResult result : event.results) results += static_cast<char>('0' + static_cast<int>(result));
       onEvent.Call({Napi::Number::New(env, static_cast<int>(event.kind)), Napi::Number::New(env, event.number),
-                    Napi::Number::New(env, static_cast<int>(event.result)), Napi::String::New(env, event.text)});
+                    Napi::String::New(env, results), Napi::String::New(env, event.text)});
       if (!engine) return;  // closed meanwhile
     }
   }
@@ -92,26 +94,38 @@ Napi::Value BulkConnect(const Napi::CallbackInfo& info) {
   }
 }
 
-void BulkMoveValue(const Napi::CallbackInfo& info) {
+void BulkMoveValues(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const BulkHandle box = BoxOf(info[0]);
-  BulkMove move{};
-  move.tag = NumberOf(info, 2, "tag");
-  move.keys = BytesOf(info[3]);
-  move.slot = NumberOf(info, 4, "slot");
-  move.bytes = NumberOf(info, 5, "bytes");
-  move.partBytes = NumberOf(info, 6, "partBytes");
-  move.isGet = !info[7].IsNull();
-  if (move.partBytes < 1) throw Napi::RangeError::New(env, "partBytes");
-  if (move.bytes > 0 && (move.bytes < kHeaderBytes || !box->engine->arena().Contains(move.slot, move.bytes))) {
-    throw Napi::RangeError::New(env, "slot outside the arena, or no room for a header");
+  BulkGroup group{NumberOf(info, 2, "tag"), !info[6].IsNull(), {}};
+  const std::string base = info[3].As<Napi::String>().Utf8Value();
+  const std::string ids = info[4].As<Napi::String>().Utf8Value();
+  const auto rows = info[5].As<Napi::Float64Array>();
+  const size_t count = rows.ElementLength() / 3;
+  if (count < 1 || rows.ElementLength() != 3 * count) throw Napi::RangeError::New(env, "rows of three");
+  const uint8_t* identities = nullptr;
+  if (group.isGet) {
+    const auto given = info[6].As<Napi::Uint8Array>();
+    if (given.ByteLength() != 64 * count) throw Napi::RangeError::New(env, "64 bytes of identity for each value");
+    identities = given.Data();
   }
-  if (move.isGet) {
-    const auto identity = info[7].As<Napi::Uint8Array>();
-    if (identity.ByteLength() != 64) throw Napi::RangeError::New(env, "64 bytes of identity");
-    std::memcpy(move.identity.data(), identity.Data(), 64);
+  group.moves.resize(count);
+  for (size_t i = 0, at = 0; i < count; ++i) {
+    BulkMove& move = group.moves[i];
+    const size_t end = std::min(ids.find(' ', at), ids.size());
+    if (at >= end) throw Napi::RangeError::New(env, "an id for each value");
+    move.keys = base + ids.substr(at, end - at) + ":";
+    at = end + 1;
+    move.slot = WholeOf(env, rows[3 * i], "slot");
+    move.bytes = WholeOf(env, rows[3 * i + 1], "bytes");
+    move.partBytes = WholeOf(env, rows[3 * i + 2], "partBytes");
+    if (move.partBytes < 1) throw Napi::RangeError::New(env, "partBytes");
+    if (move.bytes > 0 && (move.bytes < kHeaderBytes || !box->engine->arena().Contains(move.slot, move.bytes))) {
+      throw Napi::RangeError::New(env, "slot outside the arena, or no room for a header");
+    }
+    if (identities != nullptr) std::memcpy(move.identity.data(), identities + 64 * i, 64);
   }
-  box->engine->Move(NumberOf(info, 1, "connection"), std::move(move));
+  box->engine->Move(NumberOf(info, 1, "connection"), std::move(group));
 }
 
 void BulkDisconnect(const Napi::CallbackInfo& info) {
@@ -125,7 +139,7 @@ void BulkClose(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
 void RegisterBulk(Napi::Env env, Napi::Object exports) {
   exports["bulkOpen"] = Napi::Function::New(env, BulkOpen);
   exports["bulkConnect"] = Napi::Function::New(env, BulkConnect);
-  exports["bulkMove"] = Napi::Function::New(env, BulkMoveValue);
+  exports["bulkMove"] = Napi::Function::New(env, BulkMoveValues);
   exports["bulkDisconnect"] = Napi::Function::New(env, BulkDisconnect);
   exports["bulkClose"] = Napi::Function::New(env, BulkClose);
 }

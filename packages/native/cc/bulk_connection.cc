@@ -47,14 +47,20 @@ void BulkConnection::Connected() {
   getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &bytes);
   if (error != 0) return Close(std::string("connect: ") + std::strerror(error));
   connecting_ = false;
-  if (logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), BulkResult::kOk, {}});
+  if (logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), {}, {}});
   else out_.push_back({server_.login});
   Write();
 }
 
-void BulkConnection::Move(BulkMove move) {
-  values_.push_back({});
-  values_.back().move = std::move(move);
+void BulkConnection::Move(BulkGroup what) {
+  const auto group = std::make_shared<Group>();
+  group->what = std::move(what);
+  group->results.resize(group->what.moves.size());
+  for (size_t i = 0; i < group->results.size(); ++i) {
+    values_.push_back({});
+    values_.back().group = group;
+    values_.back().index = i;
+  }
   Pump();
   Write();
 }
@@ -69,16 +75,17 @@ void BulkConnection::Pump() {
 }
 
 void BulkConnection::SendPiece(Value& value) {
-  const BulkMove& move = value.move;
+  const BulkMove& move = value.move();
+  const bool isGet = value.isGet();
   const uint64_t part = value.sentBytes / move.partBytes;
   const uint64_t start = value.sentBytes % move.partBytes;
   const uint64_t partBytes = std::min(move.partBytes, move.bytes - part * move.partBytes);
-  const uint64_t count = std::min(move.isGet ? server_.pieceBytes : partBytes, partBytes - start);
+  const uint64_t count = std::min(isGet ? server_.pieceBytes : partBytes, partBytes - start);
   std::string text = "*4\r\n";
-  AppendWord(text, move.isGet ? "GETRANGE" : "SET");
+  AppendWord(text, isGet ? "GETRANGE" : "SET");
   AppendWord(text, move.keys + std::to_string(part));
   value.begun = true;
-  if (move.isGet) {
+  if (isGet) {
     // To the end whatever it is: more than is expected must not go unnoticed.
     const bool isLast = start + count == partBytes;
     AppendWord(text, std::to_string(start));
@@ -211,11 +218,11 @@ bool BulkConnection::ParseLine(const char* text, size_t count) {
   const std::string_view line(text, count);
   if (logins_ > 0) {
     if (line != "+OK") return Close(std::string(line.substr(line.empty() ? 0 : 1))), false;
-    if (--logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), BulkResult::kOk, {}});
+    if (--logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), {}, {}});
     return true;
   }
   if (pieces_.empty()) return Close("the server sent what nobody asked for: " + std::string(line.substr(0, 80))), false;
-  const bool isGet = values_.front().move.isGet;
+  const bool isGet = values_.front().isGet();
   if (line.starts_with('-')) EndPiece(BulkResult::kError, std::string(line.substr(1)));
   else if (line == "+OK" && !isGet) EndPiece(BulkResult::kOk);
   else if (line == "$-1") EndPiece(BulkResult::kNone);
@@ -233,7 +240,7 @@ void BulkConnection::BeginBody(uint64_t bytes) {
   const bool isWanted = bytes == piece.bytes && bytes > 0;
   // GETRANGE answers "" when there is no such key.
   bodyIs_ = isWanted ? BulkResult::kOk : bytes == 0 ? BulkResult::kNone : BulkResult::kLength;
-  bodyAt_ = isWanted ? arena_.base() + values_.front().move.slot + piece.at : nullptr;
+  bodyAt_ = isWanted ? arena_.base() + values_.front().move().slot + piece.at : nullptr;
   bodyLeft_ = bytes;
   if (bytes == 0) tailLeft_ = 2;
 }
@@ -257,10 +264,15 @@ void BulkConnection::EndPiece(BulkResult result, std::string text) {
 void BulkConnection::EndValues() {
   while (!values_.empty() && values_.front().open == 0 && values_.front().allSent()) {
     Value& value = values_.front();
-    const bool isWhole = value.result == BulkResult::kOk && value.move.isGet;
+    const bool isWhole = value.result == BulkResult::kOk && value.isGet();
     if (isWhole && !IsSound(value)) value.result = BulkResult::kFault;
-    events_.push_back(
-        {BulkEventKind::kMoved, static_cast<double>(value.move.tag), value.result, std::move(value.text)});
+    Group& group = *value.group;
+    group.results[value.index] = value.result;
+    if (value.result == BulkResult::kError) group.errors.append(value.text).append("\n");
+    if (value.index + 1 == group.results.size()) {
+      events_.push_back({BulkEventKind::kMoved, static_cast<double>(group.what.tag), std::move(group.results),
+                         std::move(group.errors)});
+    }
     values_.pop_front();
     if (sending_ > 0) --sending_;
   }
@@ -268,11 +280,11 @@ void BulkConnection::EndValues() {
 
 bool BulkConnection::IsSound(const Value& value) {
   ObjectHeader header;
-  const uint8_t* identity = value.move.identity.data();
-  return DecodeHeader(arena_.base() + value.move.slot, &header) == HeaderFault::kNone &&
+  const uint8_t* identity = value.move().identity.data();
+  return DecodeHeader(arena_.base() + value.move().slot, &header) == HeaderFault::kNone &&
          std::memcmp(header.namespaceDigest.data(), identity, 32) == 0 &&
          std::memcmp(header.hash.data(), identity + 32, 32) == 0 &&
-         header.payloadBytes == value.move.bytes - kHeaderBytes &&
+         header.payloadBytes == value.move().bytes - kHeaderBytes &&
          XXH3_64bits_digest(&checksum_) == header.payloadChecksum;
 }
 
@@ -280,7 +292,7 @@ bool BulkConnection::IsSound(const Value& value) {
 void BulkConnection::Close(const std::string& why) {
   if (closed()) return;
   CloseSocket();
-  events_.push_back({BulkEventKind::kDown, static_cast<double>(number_), BulkResult::kError, why});
+  events_.push_back({BulkEventKind::kDown, static_cast<double>(number_), {}, why});
 }
 
 void BulkConnection::CloseSocket() {

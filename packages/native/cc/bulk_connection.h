@@ -13,6 +13,7 @@
 // much as the last value had, processMultibulkBuffer then aligns it), which costs it as much as a sixth of its time.
 #pragma once
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,21 +32,29 @@ class BulkConnection {
 
   // The socket is ready. Afterwards: see closed() and wantsWrite().
   void OnReady(bool readable, bool writable);
-  void Move(BulkMove move);
+  void Move(BulkGroup group);
 
   int fd() const { return fd_; }
   bool closed() const { return fd_ < 0; }
   bool wantsWrite() const { return connecting_ || !out_.empty(); }
 
  private:
+  struct Group {
+    BulkGroup what;
+    std::vector<BulkResult> results;
+    std::string errors;  // a line each
+  };
   struct Value {
-    BulkMove move;
+    std::shared_ptr<Group> group;
+    size_t index;            // in it
     uint64_t sentBytes = 0;  // asked for, or put on its way
     unsigned open = 0;       // pieces that are not answered
     BulkResult result = BulkResult::kOk;
     std::string text;
     bool begun = false;
-    bool allSent() const { return begun && (sentBytes == move.bytes || result != BulkResult::kOk); }
+    bool isGet() const { return group->what.isGet; }
+    const BulkMove& move() const { return group->what.moves[index]; }
+    bool allSent() const { return begun && (sentBytes == move().bytes || result != BulkResult::kOk); }
   };
   struct Piece {
     uint64_t at;  // in the object

@@ -75,17 +75,17 @@ class BulkLoop {
     if (!going) {
       const std::string why = std::string("connect: ") + std::strerror(errno);
       if (fd >= 0) close(fd);
-      events_.push_back({BulkEventKind::kDown, static_cast<double>(number), BulkResult::kError, why});
+      events_.push_back({BulkEventKind::kDown, static_cast<double>(number), {}, why});
       return;
     }
     connections_[number] = std::make_unique<BulkConnection>(engine_.arena(), number, fd, server, events_);
     Watch(fd, number, interest_[number] = EPOLLIN | EPOLLOUT, EPOLL_CTL_ADD);
   }
 
-  void Move(uint64_t number, BulkMove&& move) {
+  void Move(uint64_t number, BulkGroup&& group) {
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;  // its kDown is on the way, and ends this, too
-    found->second->Move(std::move(move));
+    found->second->Move(std::move(group));
     Settle(number);
   }
 
@@ -178,9 +178,9 @@ uint64_t BulkEngine::Connect(const BulkServer& server) {
   return number;
 }
 
-void BulkEngine::Move(uint64_t connection, BulkMove move) {
-  // std::function copies, so the move is shared.
-  const auto shared = std::make_shared<BulkMove>(std::move(move));
+void BulkEngine::Move(uint64_t connection, BulkGroup group) {
+  // std::function copies, so the group is shared.
+  const auto shared = std::make_shared<BulkGroup>(std::move(group));
   loop_->Post([loop = loop_.get(), connection, shared] { loop->Move(connection, std::move(*shared)); });
 }
 

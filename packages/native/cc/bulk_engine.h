@@ -4,6 +4,7 @@
 //        ▲ kMoved              │ kDown                    ──Move──▶ server ──▶ arena slot, checksum while it is hot in cache
 //
 // JavaScript decides what moves where and for how long; here bytes are moved, and an object that has arrived is verified.
+// Values come in groups: JavaScript is woken once for a group, which on a busy machine costs as much as moving half a megabyte.
 // Invariants: a slot is touched only between Move and its kMoved, or until Disconnect has returned; every Move gets one kMoved, of
 // one connection in their order, or ends with its connection (kDown); nothing that a server sends makes a buffer grow.
 // Idea: platform.md, "raw"; a loop with a mailbox, as in peer_engine.h.
@@ -24,7 +25,7 @@ namespace kvtier {
 enum class BulkEventKind : int {
   kReady = 0,  // connection
   kDown = 1,   // connection; text: why
-  kMoved = 2,  // tag, BulkResult; text: the server's error line
+  kMoved = 2,  // tag; results: a BulkResult for each value; text: the server's error lines, of those that are kError
 };
 enum class BulkResult : int {
   kOk = 0,
@@ -37,19 +38,24 @@ enum class BulkResult : int {
 struct BulkEvent {
   BulkEventKind kind;
   double number;
-  BulkResult result = BulkResult::kOk;
+  std::vector<BulkResult> results;
   std::string text;
 };
 
 // A value: `bytes` at `slot`, in keys `keys`0, `keys`1 ... of `partBytes` each. Zero bytes ask for key 0, which is 'none'.
 struct BulkMove {
-  uint64_t tag;
-  bool isGet;
   std::string keys;
   uint64_t slot;
   uint64_t bytes;
   uint64_t partBytes;
   std::array<uint8_t, 64> identity;  // get: namespace digest and hash that the object must have
+};
+
+// Values that go one way and are told of together.
+struct BulkGroup {
+  uint64_t tag;
+  bool isGet;
+  std::vector<BulkMove> moves;
 };
 
 struct BulkServer {
@@ -71,7 +77,7 @@ class BulkEngine {
 
   // The number of a connection that will be kReady or kDown. Throws std::runtime_error when the address is none.
   uint64_t Connect(const BulkServer& server);
-  void Move(uint64_t connection, BulkMove move);
+  void Move(uint64_t connection, BulkGroup group);
   // Its socket is closed when this returns; there will be no kDown.
   void Disconnect(uint64_t connection);
   std::vector<BulkEvent> Take();

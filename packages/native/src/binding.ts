@@ -174,12 +174,13 @@ export interface NativeBinding {
   // -- Redis values (binding_bulk.cc) ---------------------------------------------------------------------------
   /**
    * Values between arena slots and Redis servers, on a thread of its own. `onEvent`: 0 ready: connection · 1 down: connection;
-   * text: why; what it carried has ended · 2 moved: tag, result (0 all of it, and for a get verified; 1 a key is not there;
-   * 2 not as long as it should be; 3 not the object that it should be; 4 refused: text is the server's error line).
+   * text: why; what it carried has ended · 2 moved: tag, results, a digit for each value (0 all of it, and for a get verified; 1 a key
+   * is not there; 2 not as long as it should be; 3 not the object that it should be; 4 refused: text has the server's error lines,
+   * one for each of these).
    */
   bulkOpen(
     arena: ArenaHandle,
-    onEvent: (kind: number, number: number, result: number, text: string) => void,
+    onEvent: (kind: number, number: number, results: string, text: string) => void,
   ): BulkHandle;
   /**
    * Open a connection to an IP address, or a Unix socket (a path); it will be ready or down. Returns its number. `login` is sent
@@ -195,18 +196,18 @@ export interface NativeBinding {
     pieceBytes: number,
   ): number;
   /**
-   * Move a value of `bytes` between `slot` and the keys `keys`0, `keys`1, ... of `partBytes` each, over a connection that is ready.
-   * `identity`: 64 bytes, and it is read and verified; null, and it is written (SET XX). Ends in one event, or with its connection.
+   * Move values over a connection that is ready. Rows of 3: [slot, bytes, partBytes]; a value's keys are `base` + its id + ":0",
+   * ":1" ..., of `partBytes` each; `ids` has a space between them. `identities`: 64 bytes a value, and they are read and verified;
+   * null, and they are written (SET XX). All end in one event, or with their connection.
    */
   bulkMove(
     bulk: BulkHandle,
     connection: number,
     tag: number,
-    keys: Uint8Array,
-    slot: number,
-    bytes: number,
-    partBytes: number,
-    identity: Uint8Array | null,
+    base: string,
+    ids: string,
+    rows: Float64Array,
+    identities: Uint8Array | null,
   ): void;
   /** Nothing moves over it when this returns; there is no event. */
   bulkDisconnect(bulk: BulkHandle, connection: number): void;

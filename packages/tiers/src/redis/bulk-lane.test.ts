@@ -9,7 +9,7 @@ import fc from 'fast-check';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { TestBench } from '../testing/objects.ts';
 import type { BulkResult } from './bulk-connection.ts';
-import { BulkEngine, BulkLane, type ValueJob } from './bulk-lane.ts';
+import { BulkEngine, BulkLane, type ValueEnd, type ValueJob } from './bulk-lane.ts';
 
 const arenaBytes = 4 << 20;
 let bench: TestBench;
@@ -22,11 +22,13 @@ let values: Map<string, Buffer>;
 let cuts: readonly number[];
 /** Said instead of an answer. */
 let nonsense: string | undefined;
+/** Values by their ids that it has no answer but an error for. */
+let refused: Set<string>;
 
 beforeEach(async () => {
   bench = new TestBench(arenaBytes);
   engine = new BulkEngine(bench.arena);
-  [values, cuts, nonsense] = [new Map(), [1 << 20], undefined];
+  [values, cuts, nonsense, refused] = [new Map(), [1 << 20], undefined, new Set()];
   server = createServer(serve);
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   port = (server.address() as { port: number }).port;
@@ -59,7 +61,9 @@ function serve(socket: Socket): void {
       text = text.subarray(words.bytes);
       const [name, key, first, last] = words.words.map((word) => word.toString('latin1'));
       const held = values.get(key!);
+      const id = key!.split(':')[1]!;
       if (nonsense !== undefined) say(Buffer.from(nonsense));
+      else if (refused.has(id)) say(Buffer.from(`-ERR not ${id}\r\n`));
       else if (name === 'SET') {
         if (held !== undefined) values.set(key!, words.words[2]!);
         say(Buffer.from(held === undefined ? '$-1\r\n' : '+OK\r\n'));
@@ -92,20 +96,35 @@ function commandIn(text: Buffer): { words: Buffer[]; bytes: number } | undefined
   return count > 0 ? { words, bytes: at } : undefined;
 }
 
-/** Everything over one lane; what each job ended with. */
-function moveAll(jobs: readonly Omit<ValueJob, 'onDone' | 'deadlineMs'>[], depth = 2) {
+interface Move {
+  readonly kind: 'get' | 'set';
+  readonly id: string;
+  readonly slot: number;
+  readonly bytes: number;
+  readonly partBytes: number;
+  readonly identity: Uint8Array | null;
+}
+
+/** Everything over one lane, what goes one way `together` at a time; what each ended with. */
+function moveAll(moves: readonly Move[], depth = 2, together = 1) {
   const results: (BulkResult | 'fault')[] = [];
+  const groups: Move[][] = [];
+  for (const move of moves) {
+    const last = groups.at(-1);
+    if (last !== undefined && last.length < together && last[0]!.kind === move.kind) last.push(move);
+    else groups.push([move]);
+  }
   return new Promise<{ results: (BulkResult | 'fault')[]; reason: string }>((resolve) => {
     let isSent = false;
     const ready = (): void => {
       if (isSent) return;
       isSent = true;
-      for (const job of jobs) {
-        const onDone = (result: BulkResult | 'fault'): void => {
-          results.push(result);
-          if (results.length === jobs.length) setImmediate(() => lane.destroy('the end'));
+      for (const group of groups) {
+        const onDone = (ends: 'lost' | readonly ValueEnd[]): void => {
+          results.push(...(ends === 'lost' ? group.map(() => 'lost' as const) : ends));
+          if (results.length === moves.length) setImmediate(() => lane.destroy('the end'));
         };
-        lane.send({ ...job, deadlineMs: Number.POSITIVE_INFINITY, onDone });
+        lane.send({ ...jobOf(group), deadlineMs: Number.POSITIVE_INFINITY, onDone });
       }
     };
     const end = (reason: string): void => resolve({ results, reason });
@@ -114,12 +133,30 @@ function moveAll(jobs: readonly Omit<ValueJob, 'onDone' | 'deadlineMs'>[], depth
   });
 }
 
+function jobOf(group: readonly Move[]): Omit<ValueJob, 'onDone' | 'deadlineMs'> {
+  const { kind } = group[0]!;
+  const rows = Float64Array.from(group.flatMap(({ slot, bytes, partBytes }) => [slot, bytes, partBytes]));
+  const identities = kind === 'get' ? Buffer.concat(group.map(({ identity }) => identity!)) : null;
+  return { kind, base: 'v:', ids: group.map(({ id }) => id).join(' '), rows, identities };
+}
+
 const split = (object: Buffer, partBytes: number): Buffer[] =>
   Array.from({ length: Math.ceil(object.length / partBytes) }, (_, i) =>
     Buffer.from(object.subarray(i * partBytes, (i + 1) * partBytes)),
   );
 
-const kinds = ['sound', 'sound', 'written', 'unreserved', 'gone', 'short', 'long', 'flipped', 'foreign'] as const;
+const kinds = [
+  'sound',
+  'sound',
+  'written',
+  'unreserved',
+  'gone',
+  'short',
+  'long',
+  'flipped',
+  'foreign',
+  'refused',
+] as const;
 
 it('values arrive whole and verified or not at all, in order, however the answers are cut', async () => {
   const value = fc.record({
@@ -131,8 +168,10 @@ it('values arrive whole and verified or not at all, in order, however the answer
     fc.array(value, { minLength: 1, maxLength: 6 }),
     fc.array(fc.oneof(fc.integer({ min: 1, max: 90 }), fc.integer({ min: 1, max: 100_000 })), { maxLength: 5 }),
     fc.integer({ min: 1, max: 4 }),
-    async (rows, lengths, depth) => {
+    fc.integer({ min: 1, max: 4 }),
+    async (rows, lengths, depth, together) => {
       values.clear();
+      refused.clear();
       cuts = [...lengths, 50_000];
       const made = rows.map(({ kind, payloadBytes, partBytes }, i) => {
         const { slot: source, identity } = bench.filledObject(`${i}`, payloadBytes);
@@ -147,21 +186,24 @@ it('values arrive whole and verified or not at all, in order, however the answer
           const isThere = kind !== 'unreserved' && !(kind === 'gone' && number === i % parts.length);
           if (isThere) values.set(`v:${i}:${number}`, kind === 'written' ? Buffer.alloc(0) : content);
         }
+        if (kind === 'refused') refused.add(String(i));
         const isSet = kind === 'written' || kind === 'unreserved';
         const slot = isSet ? source : bench.emptySlot(payloadBytes);
         const wanted = kind === 'foreign' ? Buffer.alloc(64, 1) : identity;
-        const job = { keys: Buffer.from(`v:${i}:`), slot, bytes, partBytes, identity: isSet ? null : wanted };
+        const job = { id: String(i), slot, bytes, partBytes, identity: isSet ? null : wanted };
         return { kind, object, slots: new Set([source, slot]), job: { ...job, kind: isSet ? 'set' : 'get' } as const };
       });
       const { results, reason } = await moveAll(
         made.map(({ job }) => job),
         depth,
+        together,
       );
       expect(reason).toBe('the end');
       for (const [i, { kind, object, slots, job }] of made.entries()) {
         const content = native.arenaRead(bench.arena, job.slot, job.bytes);
         if (kind === 'sound' || kind === 'written') expect(results[i]).toBe('ok');
         else if (kind === 'unreserved' || kind === 'gone') expect(results[i]).toBe('none');
+        else if (kind === 'refused') expect(results[i]).toEqual({ error: `ERR not ${i}` });
         else if (kind === 'flipped' || kind === 'foreign') expect(results[i]).toBe('fault');
         else expect(results[i]).toBe(kind === 'short' && object.length % job.partBytes === 1 ? results[i] : 'length');
         if (results[i] === 'ok') expect(content.equals(object)).toBe(true);
@@ -185,7 +227,7 @@ it.each([
   nonsense = text;
   const { slot, identity } = bench.filledObject('one', 1000);
   const job = { kind: 'get', slot, bytes: 1256, partBytes: 4096, identity } as const;
-  const { results, reason } = await moveAll([0, 1].map((i) => ({ ...job, keys: Buffer.from(`v:${i}:`) })));
+  const { results, reason } = await moveAll([0, 1].map((i) => ({ ...job, id: String(i) })));
   expect(results.filter((result) => result === 'lost' || result === 'none')).toEqual(results);
   expect(results).toHaveLength(2);
   if (!text.startsWith('$-1')) expect(reason).toMatch(/not RESP2|not a length/);
@@ -194,7 +236,7 @@ it.each([
 it('a refusal is the server’s own line, and does not end the lane', async () => {
   nonsense = '-MOVED 7 a:1\r\n';
   const { slot, identity } = bench.filledObject('one', 1000);
-  const job = { slot, bytes: 1256, partBytes: 100, keys: Buffer.from('v:1:') } as const;
+  const job = { slot, bytes: 1256, partBytes: 100, id: '1' } as const;
   const { results, reason } = await moveAll([
     { ...job, kind: 'get', identity },
     { ...job, kind: 'set', identity: null },

@@ -1,6 +1,6 @@
 /**
  * Connections that move whole values in native code: `BulkEngine` has the thread, a `BulkLane` is one connection, which a `BulkPool`
- * treats as it treats a `BulkConnection` of Node's. Used where a server is reached by plain TCP or a Unix socket. Invariant: once
+ * treats as it treats a `BulkConnection` of Node's. A job is a few values, told of together. Used where a server is reached by plain TCP or a Unix socket. Invariant: once
  * `destroy` has returned, nothing reads or writes any slot for it any more, and every job has ended.
  */
 import { lookup } from 'node:dns';
@@ -9,37 +9,40 @@ import { KvError } from '@kvtier/errors';
 import { type ArenaHandle, type BulkHandle, native } from '@kvtier/native';
 import { type BulkAddress, type BulkLogin, type BulkResult, loginOf } from './bulk-connection.ts';
 
-/** A value between its slot and its parts; `onDone` is called exactly once. */
+/** What became of a value. 'fault': it has arrived, and is not the object that it should be. */
+export type ValueEnd = Exclude<BulkResult, 'lost'> | 'fault';
+
+/** Values between their slots and their parts; `onDone` is called exactly once, for all of them. */
 export interface ValueJob {
   readonly kind: 'get' | 'set';
-  /** What its parts' keys begin with: "kvtier:{p0}:v:ID:". */
-  readonly keys: Buffer;
-  readonly slot: number;
-  readonly bytes: number;
-  readonly partBytes: number;
-  /** Get: 64 bytes, what the object must be. */
-  readonly identity: Uint8Array | null;
+  /** What its parts' keys begin with, "kvtier:{p0}:v:", before the value's id and ":0", ":1" ... */
+  readonly base: string;
+  /** With a space between them. */
+  readonly ids: string;
+  /** Rows of 3: slot, bytes, partBytes. */
+  readonly rows: Float64Array;
+  /** Get: what each must be, 64 bytes a value. */
+  readonly identities: Uint8Array | null;
   /** On the clock of performance.now(). */
   readonly deadlineMs: number;
-  /** 'fault': it has arrived, and is not the object that it should be. */
-  readonly onDone: (result: BulkResult | 'fault') => void;
+  readonly onDone: (ends: 'lost' | readonly ValueEnd[]) => void;
 }
 
 /** The same numbers in packages/native/cc/bulk_engine.h. */
 const event = { ready: 0, down: 1, moved: 2 } as const;
-const results = ['ok', 'none', 'length', 'fault'] as const;
+const ends = ['ok', 'none', 'length', 'fault'] as const;
 /** What one answer of a server carries at most: what it holds up the commands of others for. */
 export const pieceBytes = 128 << 10;
 
 export class BulkEngine {
   readonly #handle: BulkHandle;
   readonly #lanes = new Map<number, { ready(): void; down(reason: string): void }>();
-  readonly #jobs = new Map<number, (result: BulkResult | 'fault') => void>();
+  readonly #jobs = new Map<number, (ends: readonly ValueEnd[]) => void>();
   #nextTag = 1;
 
   constructor(arena: ArenaHandle) {
-    this.#handle = native.bulkOpen(arena, (kind, number, result, text) => {
-      if (kind === event.moved) this.#jobs.get(number)?.(results[result] ?? { error: text });
+    this.#handle = native.bulkOpen(arena, (kind, number, results, text) => {
+      if (kind === event.moved) this.#jobs.get(number)?.(endsOf(results, text));
       else if (kind === event.ready) this.#lanes.get(number)?.ready();
       else this.#lanes.get(number)?.down(text);
     });
@@ -66,12 +69,12 @@ export class BulkEngine {
   /** Returns the job's tag, until it ends. */
   move(connection: number, job: ValueJob): number {
     const tag = this.#nextTag++;
-    this.#jobs.set(tag, (result) => {
+    this.#jobs.set(tag, (all) => {
       this.#jobs.delete(tag);
-      job.onDone(result);
+      job.onDone(all);
     });
-    const { keys, slot, bytes, partBytes, identity } = job;
-    native.bulkMove(this.#handle, connection, tag, keys, slot, bytes, partBytes, identity);
+    const { base, ids, rows, identities } = job;
+    native.bulkMove(this.#handle, connection, tag, base, ids, rows, identities);
     return tag;
   }
 
@@ -84,6 +87,12 @@ export class BulkEngine {
   close(): void {
     native.bulkClose(this.#handle);
   }
+}
+
+function endsOf(results: string, text: string): ValueEnd[] {
+  const lines = text === '' ? [] : text.split('\n');
+  let next = 0;
+  return Array.from(results, (digit) => ends[Number(digit)] ?? { error: lines[next++]! });
 }
 
 export class BulkLane {
@@ -132,7 +141,7 @@ export class BulkLane {
     return this.#ready && !this.#ended;
   }
 
-  /** Values sent and not ended. */
+  /** Jobs sent and not ended. */
   get inFlight(): number {
     return this.#jobs.size;
   }
@@ -144,9 +153,9 @@ export class BulkLane {
   }
 
   send(job: ValueJob): void {
-    const onDone = (result: BulkResult | 'fault'): void => {
+    const onDone = (all: 'lost' | readonly ValueEnd[]): void => {
       this.#jobs.delete(tag);
-      job.onDone(result);
+      job.onDone(all);
       if (!this.#ended) this.#onReady();
     };
     const tag = this.#engine.move(this.#connection!, { ...job, onDone });

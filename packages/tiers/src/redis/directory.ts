@@ -42,6 +42,12 @@ export type Answer = 'done' | 'held' | 'refused';
 export const fieldOf = (namespace: Namespace, hash: HashKey): Buffer =>
   Buffer.concat([namespace.digest, hashOfKey(hash)]);
 
+/** Of several, one after the other, each behind a byte with its length: hashes of 16 bytes and of 32 are in use. */
+const fieldsOf = (namespace: Namespace, blocks: readonly { readonly hash: HashKey }[]): Buffer =>
+  Buffer.concat(
+    blocks.flatMap(({ hash }) => [Buffer.of(namespaceBytes + hash.length), namespace.digest, hashOfKey(hash)]),
+  );
+
 /** Of an entry's text. */
 export function parseEntry(text: string): { bytes: number; partBytes: number; id: string } {
   const [bytes, partBytes, id] = text.split(' ');
@@ -140,20 +146,25 @@ export class Directory {
     terms: { leaseMs: number; partBytes: number; share: number | undefined },
   ): Promise<{ answers: Answer[]; evicted: number }> {
     const share = terms.share === undefined ? '' : Math.floor(terms.share * this.capacityBytes);
-    const args = blocks.flatMap(({ hash, id, bytes }) => [fieldOf(namespace, hash), id, bytes]);
+    const words = blocks.map(({ id, bytes }) => `${id} ${bytes}`).join(' ');
     const head = [this.#node, terms.leaseMs, terms.partBytes, share];
-    const reply = await this.#run(reserveScript, [...head, ...args]);
-    const [state, answers, evicted] = reply as [Reply[], Buffer[], Buffer[]];
+    const reply = await this.#run(reserveScript, [...head, fieldsOf(namespace, blocks), words]);
+    const [state, answers, held, gone, entries] = reply as [Reply[], Buffer, Buffer[], Buffer, Buffer];
     this.#read(state);
-    for (let at = 0; at < evicted.length; at += 2) this.#removed(evicted[at]!, String(evicted[at + 1]!));
-    const told = answers.map((answer, i): Answer => {
-      const text = String(answer);
-      if (text === 'n') return 'refused';
-      if (text === 'r') return 'done';
-      this.#stored(fieldOf(namespace, blocks[i]!.hash), text);
+    const evicted = gone.length === 0 ? [] : entries.toString('latin1').split('\n');
+    let at = 0;
+    for (const text of evicted) {
+      const end = at + 1 + gone[at]!;
+      this.#removed(gone.subarray(at + 1, end), text);
+      at = end;
+    }
+    const next = held.values();
+    const told = Array.from(answers.toString('latin1'), (letter, i): Answer => {
+      if (letter !== 'h') return letter === 'r' ? 'done' : 'refused';
+      this.#stored(fieldOf(namespace, blocks[i]!.hash), String(next.next().value!));
       return 'held';
     });
-    return { answers: told, evicted: evicted.length / 2 };
+    return { answers: told, evicted: evicted.length };
   }
 
   /** List what was written; give back the reservation of what was not. */
@@ -162,20 +173,20 @@ export class Directory {
     blocks: readonly (Reservation & { readonly written: boolean; readonly usedUs: number })[],
     terms: { ttlMs: number | undefined; partBytes: number; offsetUs: number },
   ): Promise<Answer[]> {
-    const args = blocks.flatMap(({ hash, id, bytes, written, usedUs }) => [
-      ...[fieldOf(namespace, hash), id, bytes, written ? '1' : '', Math.round(usedUs + terms.offsetUs)],
-    ]);
+    const wordsOf = ({ id, bytes, written, usedUs }: (typeof blocks)[number]): string =>
+      `${id} ${bytes} ${written ? 1 : 0} ${Math.round(usedUs + terms.offsetUs)}`;
+    const words = blocks.map(wordsOf).join(' ');
     const head = [this.#node, terms.ttlMs ?? '', terms.partBytes];
-    const reply = await this.#run(commitScript, [...head, ...args]);
-    const [state, answers] = reply as [Reply[], Buffer[]];
+    const reply = await this.#run(commitScript, [...head, fieldsOf(namespace, blocks), words]);
+    const [state, answers, held] = reply as [Reply[], Buffer, Buffer[]];
     this.#read(state);
-    return answers.map((answer, i): Answer => {
-      const { hash, usedUs, id, bytes, written } = blocks[i]!;
-      const text = String(answer);
-      if (text === 'n') return 'refused';
-      const entry = text === 's' ? `${bytes} ${terms.partBytes} ${id}` : text;
+    const next = held.values();
+    return Array.from(answers.toString('latin1'), (letter, i): Answer => {
+      if (letter === 'n') return 'refused';
+      const { hash, usedUs, id, bytes } = blocks[i]!;
+      const entry = letter === 's' ? `${bytes} ${terms.partBytes} ${id}` : String(next.next().value!);
       if (!this.#leaving.has(entry)) this.#index.set(namespace, hash, entry, usedUs);
-      return text === 's' ? 'done' : written ? 'held' : 'refused';
+      return letter === 's' ? 'done' : 'held';
     });
   }
 

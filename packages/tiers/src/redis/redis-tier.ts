@@ -20,7 +20,7 @@ import { type Answer, type Directory, parseEntry, type Reservation } from './dir
 import { Recency } from './recency.ts';
 import { partitionOf, RedisService } from './service.ts';
 import { policyOf, type RedisTierOptions } from './settings.ts';
-import type { ValueResult } from './values.ts';
+import type { Value, ValueResult } from './values.ts';
 import { WriteBatches } from './write-batches.ts';
 
 const defaultMaxPendingBytes = 256 << 20;
@@ -138,11 +138,7 @@ export class RedisTier implements Tier {
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    const reads = blocks.map(async ({ hash, slot }, index) => {
-      const status = await this.#readOne(namespace, hash, slot);
-      onDone(index, status);
-    });
-    await this.#track(Promise.all(reads));
+    await this.#track(this.#read(namespace, blocks, onDone));
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
@@ -252,21 +248,18 @@ export class RedisTier implements Tier {
     const [{ answers, evicted }] = await Promise.all([directory.reserve(namespace, jobs, terms), flushed]);
     this.#counts.evictions += evicted;
     onStep?.('redis.write.reserved');
-    const results = await Promise.all(
-      jobs.map(({ bytes, hash, id, slot }, i): Promise<ValueResult> => {
-        if (answers[i] === 'refused') this.#detail.full++;
-        if (answers[i] !== 'done') return Promise.resolve('none');
-        const text = `${bytes} ${partBytes} ${id}`;
-        return this.#service.values.move('set', { partition: directory.partition, text, namespace, hash }, slot);
-      }),
-    );
+    const roomy = jobs.filter((_, i) => answers[i] === 'done');
+    for (const answer of answers) if (answer === 'refused') this.#detail.full++;
+    const values = roomy.map(({ bytes, hash, id, slot }) => ({ text: `${bytes} ${partBytes} ${id}`, hash, slot }));
+    const written = roomy.map(() => false);
+    await this.#service.values.move('set', directory.partition, namespace, values, (i, result) => {
+      written[i] = result === 'ok';
+      if (result === 'lost') this.#detail.transfers_lost++;
+    });
     onStep?.('redis.write.parts');
-    this.#detail.transfers_lost += results.filter((result) => result === 'lost').length;
-    const uses = this.#recency.usesOf(namespace, jobs);
-    const reserved = jobs.flatMap((job, i) =>
-      answers[i] === 'done' ? [{ ...job, written: results[i] === 'ok', usedUs: uses[i]! }] : [],
-    );
-    if (reserved.length === 0) return answers;
+    if (roomy.length === 0) return answers;
+    const uses = this.#recency.usesOf(namespace, roomy);
+    const reserved = roomy.map((job, i) => ({ ...job, written: written[i]!, usedUs: uses[i]! }));
     const ttlMs = policy.ttlSeconds === undefined ? undefined : policy.ttlSeconds * 1000;
     const committed = await directory.commit(namespace, reserved, {
       ttlMs,
@@ -278,17 +271,41 @@ export class RedisTier implements Tier {
     return answers.map((answer) => (answer === 'done' ? committed[next++]! : answer));
   }
 
-  async #readOne(namespace: Namespace, hash: HashKey, slot: number): Promise<ReadStatus> {
-    const entry = this.#index.get(namespace, hash);
-    if (entry === undefined) return 'missing';
-    const { bytes } = parseEntry(entry.text);
-    const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
-    let result: ValueResult = 'wrong';
-    // An object of another size than its namespace has: never into this slot.
-    if (bytes >= headerBytes && bytes <= this.#options.slots.slotBytesOf(slot)) {
-      const value = { partition: directory.partition, text: entry.text, namespace, hash };
-      result = await this.#service.values.move('get', value, slot);
+  async #read(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    await Promise.resolve(); // nothing is told before the caller has its promise
+    const wanted = new Map<Directory, (Value & { readonly index: number })[]>();
+    for (const [index, { hash, slot }] of blocks.entries()) {
+      const entry = this.#index.get(namespace, hash);
+      if (entry === undefined) {
+        onDone(index, 'missing');
+        continue;
+      }
+      const { text } = entry;
+      const { bytes } = parseEntry(text);
+      // An object of another size than its namespace has: never into this slot.
+      if (bytes < headerBytes || bytes > this.#options.slots.slotBytesOf(slot)) {
+        onDone(index, this.#ended(namespace, { text, hash }, 'wrong'));
+        continue;
+      }
+      const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
+      const list = wanted.get(directory);
+      if (list === undefined) wanted.set(directory, [{ index, text, hash, slot }]);
+      else list.push({ index, text, hash, slot });
     }
+    const moves = [...wanted].map(([{ partition }, values]) =>
+      this.#service.values.move('get', partition, namespace, values, (i, result) => {
+        onDone(values[i]!.index, this.#ended(namespace, values[i]!, result));
+      }),
+    );
+    await Promise.all(moves);
+  }
+
+  /** A read has ended: what it says about the block. */
+  #ended(namespace: Namespace, { text, hash }: Pick<Value, 'text' | 'hash'>, result: ValueResult): ReadStatus {
     if (result === 'ok') return 'ready';
     if (result === 'lost' || result === 'refused') {
       this.#detail.transfers_lost++;
@@ -296,11 +313,11 @@ export class RedisTier implements Tier {
     }
     if (result === 'none') this.#detail.vanished++; // evicted by another node, expired, or the server forgot it
     // Unless it has a new value by now.
-    const isSame = this.#index.get(namespace, hash)?.text === entry.text;
+    const isSame = this.#index.get(namespace, hash)?.text === text;
     if (isSame) this.remove(namespace, [hash], result === 'wrong' ? 'corrupt' : 'asked');
     else if (result === 'wrong') this.#counts.corrupt++;
     if (result === 'wrong') {
-      const error = new KvError('CORRUPT', `redis: value ${entry.text} did not match its header; it was removed`);
+      const error = new KvError('CORRUPT', `redis: value ${text} did not match its header; it was removed`);
       this.#options.log.warn({ tier: this.name, reason: error.message }, 'a corrupt block was removed');
       return 'corrupt';
     }

@@ -170,6 +170,16 @@ local function give_back(member)
   drop_value(tonumber(bytes), tonumber(part), id)
   charge(field, -charge_of(tonumber(bytes), tonumber(part)))
 end
+-- Fields, each behind a byte with its length.
+local function fields_in(text)
+  local list, at = {}, 1
+  while at <= #text do
+    local size = string.byte(text, at)
+    list[#list + 1] = string.sub(text, at + 1, at + size)
+    at = at + 1 + size
+  end
+  return list
+end
 -- Entries by field; false: none.
 local function entries_of(fields)
   if #fields == 0 then return {} end
@@ -270,16 +280,21 @@ return {'ok', unpack(finish())}
 `);
 
 /**
- * ARGV: node, leaseMs, partBytes, namespace cap ("" for none), then for each block: field, id, bytes.
- * → {state, answers, evicted}: answers are 'r' (reserved), 'n' (no room), or the entry that is held already;
- * evicted is field, entry, field, entry ...
+ * ARGV: node, leaseMs, partBytes, namespace cap ("" for none), fields (one after the other, each behind a byte with its length), and for
+ * each block the words: id, bytes. → {state, answers, held, evicted fields, evicted entries}: a letter a block, 'r' (reserved), 'n' (no
+ * room), 'h' (held already: the next of `held`); evicted entries have a line feed between them. In few pieces, because each
+ * argument and each reply costs both sides a microsecond or so.
  */
 export const reserveScript = script(`${needsLedger}${mayWrite}
 node = ARGV[1]
 sweep(64)
 local part, share = tonumber(ARGV[3]), tonumber(ARGV[4])
-local fields, answers, evicted = {}, {}, {}
-for at = 5, #ARGV, 3 do add(fields, ARGV[at]) end
+local fields, answers, others, evicted, entries = fields_in(ARGV[5]), {}, {}, {}, {}
+local ids, sizes = {}, {}
+for id, bytes in string.gmatch(ARGV[6], '(%S+) (%S+)') do
+  add(ids, id)
+  add(sizes, bytes)
+end
 stride = math.max(2, #fields)
 local held = entries_of(fields)
 for i, field in ipairs(fields) do
@@ -290,14 +305,16 @@ local function evict(namespace)
   local field, entry = oldest_of(namespace)
   if not field then return false end
   drop(field, entry)
-  add_pair(evicted, field, entry)
+  add_pair(evicted, string.char(#field), field)
+  add(entries, entry)
   return true
 end
 for i, field in ipairs(fields) do
-  local id, bytes = ARGV[3 * i + 3], tonumber(ARGV[3 * i + 4])
+  local id, bytes = ids[i], tonumber(sizes[i])
   local need = charge_of(bytes, part)
   if held[i] and not gone[field] then
-    answers[i] = held[i]
+    answers[i] = 'h'
+    add(others, held[i])
   else
     local fits = need <= cap and (not share or need <= share)
     local namespace = string.sub(field, 1, 32)
@@ -305,7 +322,7 @@ for i, field in ipairs(fields) do
     while fits and used + need > cap do fits = evict() end
     if fits then
       charge(field, need)
-      add_pair(new_leases, now + tonumber(ARGV[2]), ARGV[3 * i + 4] .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. field)
+      add_pair(new_leases, now + tonumber(ARGV[2]), sizes[i] .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. field)
       make_value(bytes, part, id)
       answers[i] = 'r'
     else
@@ -313,40 +330,45 @@ for i, field in ipairs(fields) do
     end
   end
 end
-return {finish(), answers, evicted}
+return {finish(), table.concat(answers), others, table.concat(evicted), table.concat(entries, '\\n')}
 `);
 
 /**
- * ARGV: node, ttlMs ("" for none), partBytes, then for each block: field, id, bytes, written ("1", or "" to give
- * the lease back), used (µs, the server's clock). → {state, answers}: 's' (stored), 'n' (not: the lease had expired, or bytes are missing), or the entry that
- * another node stored meanwhile.
+ * ARGV: node, ttlMs ("" for none), partBytes, fields, and for each block the words: id, bytes, written ("1", or "0" to give the lease
+ * back), used (µs, the server's clock). → {state, answers, held}: a letter a block, 's' (stored), 'n' (not: the lease had expired,
+ * or bytes are missing), 'h' (another node stored it meanwhile: the next of `held`).
  */
 export const commitScript = script(`${needsLedger}${mayWrite}
 node = ARGV[1]
-local part, answers = tonumber(ARGV[3]), {}
-local fields, members = {}, {}
-for at = 4, #ARGV, 5 do
-  add(fields, ARGV[at])
-  add(members, ARGV[at + 2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[at + 1] .. ' ' .. ARGV[at])
+local part, answers, others = tonumber(ARGV[3]), {}, {}
+local fields, members, ids, sizes, flags, uses = fields_in(ARGV[4]), {}, {}, {}, {}, {}
+for id, bytes, written, used_at in string.gmatch(ARGV[5], '(%S+) (%S+) (%S+) (%S+)') do
+  add(members, bytes .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. fields[#members + 1])
+  add(ids, id)
+  add(sizes, bytes)
+  add(flags, written == '1')
+  add(uses, used_at)
 end
 local held, leased = entries_of(fields), call('ZMSCORE', leases, unpack(members))
 local stored = {}
 for i, field in ipairs(fields) do
-  local at = 5 * i - 1
-  local id, bytes = ARGV[at + 1], tonumber(ARGV[at + 2])
+  local id, bytes = ids[i], tonumber(sizes[i])
   answers[i] = 'n'
   if leased[i] then
-    local written, other = ARGV[at + 3] ~= '', held[i] or stored[field]
+    local written, other = flags[i], held[i] or stored[field]
     if not written or other or bytes_of(bytes, part, id) ~= bytes then
       give_back(members[i])
-      if written and other then answers[i] = other end
+      if written and other then
+        answers[i] = 'h'
+        add(others, other)
+      end
     else
-      local entry = ARGV[at + 2] .. ' ' .. ARGV[3] .. ' ' .. id
+      local entry = sizes[i] .. ' ' .. ARGV[3] .. ' ' .. id
       stored[field] = entry
       add(dead_leases, members[i])
       add_pair(new_blocks, field, entry)
       count = count + 1
-      use(field, ARGV[at + 4])
+      use(field, uses[i])
       if ARGV[2] ~= '' then
         local at_ms = now + tonumber(ARGV[2])
         add_pair(new_ends, at_ms, field)
@@ -359,7 +381,7 @@ for i, field in ipairs(fields) do
     end
   end
 end
-return {finish(), answers}
+return {finish(), table.concat(answers), others}
 `);
 
 /** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */

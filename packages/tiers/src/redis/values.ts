@@ -2,7 +2,7 @@
  * Values between the arena and the servers, in parts: each part a key of its own. A part is written at once, and read in pieces: a
  * server takes a value in as it arrives, but sends a whole answer before anybody else gets his turn.
  *
- *     plain TCP, Unix socket ──▶ whole values, in native code (BulkLane)
+ *     plain TCP, Unix socket ──▶ whole values, a few together, in native code (BulkLane)
  *     TLS, and a value that is redirected ──▶ piece by piece (BulkConnection); follows MOVED and ASK
  *
  * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more. One that was read was verified.
@@ -12,7 +12,7 @@ import type { ArenaHandle } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
 import { type BulkAddress, BulkConnection, type BulkJob, type BulkResult } from './bulk-connection.ts';
-import { BulkEngine, BulkLane, pieceBytes, type ValueJob } from './bulk-lane.ts';
+import { BulkEngine, BulkLane, pieceBytes, type ValueEnd, type ValueJob } from './bulk-lane.ts';
 import { BulkPool } from './bulk-pool.ts';
 import { parseEntry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
@@ -22,17 +22,18 @@ import { Verifier } from './verifier.ts';
 /** 'none': a key is not there (expired, evicted, never reserved); 'wrong': not what its entry says; 'refused': by the server. */
 export type ValueResult = 'ok' | 'none' | 'wrong' | 'lost' | 'refused';
 
-/** Whose value it is, and which: `text` is the directory's entry. */
+/** A value of one partition, and its slot: `text` is the directory's entry. */
 export interface Value {
-  readonly partition: Partition;
   readonly text: string;
-  readonly namespace: Namespace;
   readonly hash: HashKey;
+  readonly slot: number;
 }
 
 const maxRedirections = 4;
-/** Values on one lane: while the last pieces of one are awaited, those of the next are on their way. */
-const laneValues = 2;
+/** Jobs on one lane: while the last pieces of one are awaited, those of the next are on their way. */
+const laneJobs = 2;
+/** Values of a job: what is told of together, and what others wait for. What is read is waited for by somebody. */
+const jobBytes = { get: 1 << 20, set: 4 << 20 };
 
 type Address = BulkAddress & { readonly name: string };
 
@@ -66,18 +67,55 @@ export class Values {
     this.#onError = onError;
   }
 
-  /** Move a value to or from a slot. */
-  async move(kind: 'get' | 'set', value: Value, slot: number): Promise<ValueResult> {
+  /** Move values of one partition to or from their slots. `onEnd`: a value has ended, in no order. */
+  async move(
+    kind: 'get' | 'set',
+    partition: Partition,
+    namespace: Namespace,
+    values: readonly Value[],
+    onEnd: (index: number, result: ValueResult) => void,
+  ): Promise<void> {
     const deadlineMs = performance.now() + this.#options.settings.timeLimitMs;
-    const { namespace, hash, text, partition } = value;
-    if (this.#isNative) {
-      const identity = kind === 'get' ? identitiesOf(namespace, [hash]) : null;
-      const result = await this.#moveWhole(partition, text, slot, identity, deadlineMs);
-      if (typeof result !== 'object') return result === 'length' || result === 'fault' ? 'wrong' : result;
-      if (!isRedirection(result.error)) return this.#refusal(result.error);
-      if (result.error.startsWith('MOVED')) this.#link.refreshTopology();
+    const one = async (index: number): Promise<void> => {
+      onEnd(index, await this.#moveOne(kind, partition, namespace, values[index]!, deadlineMs));
+    };
+    if (!this.#isNative) {
+      await Promise.all(values.map((_, index) => one(index)));
+      return;
     }
-    const result = await this.#movePieces(kind, value, slot, deadlineMs);
+    const jobs = jobsOf(values, jobBytes[kind]).map(async ([first, end]) => {
+      const of = values.slice(first, end);
+      const identities =
+        kind === 'get'
+          ? identitiesOf(
+              namespace,
+              of.map(({ hash }) => hash),
+            )
+          : null;
+      const ends = await this.#moveWhole(kind, partition, of, identities, deadlineMs);
+      const redirected: number[] = [];
+      for (let index = first; index < end; index++) {
+        const result = ends === 'lost' ? 'lost' : ends[index - first]!;
+        if (typeof result !== 'object') onEnd(index, result === 'length' || result === 'fault' ? 'wrong' : result);
+        else if (!isRedirection(result.error)) onEnd(index, this.#refusal(result.error));
+        else {
+          if (result.error.startsWith('MOVED')) this.#link.refreshTopology();
+          redirected.push(index);
+        }
+      }
+      await Promise.all(redirected.map(one));
+    });
+    await Promise.all(jobs);
+  }
+
+  async #moveOne(
+    kind: 'get' | 'set',
+    partition: Partition,
+    namespace: Namespace,
+    { text, hash, slot }: Value,
+    deadlineMs: number,
+  ): Promise<ValueResult> {
+    const result = await this.#movePieces(kind, partition, text, slot, deadlineMs);
     if (kind === 'set' || result !== 'ok') return result;
     return (await this.#verifier.isSound(namespace, hash, slot, parseEntry(text).bytes)) ? 'ok' : 'wrong';
   }
@@ -88,11 +126,13 @@ export class Values {
     this.#lastError = 'no answer within the time limit';
     const tryOut = async (kind: 'get' | 'set'): Promise<ValueResult> => {
       if (this.#isNative) {
-        const identity = kind === 'get' ? Buffer.alloc(identityBytes) : null;
-        const result = await this.#moveWhole(partition, '0 1 probe', 0, identity, deadlineMs);
-        if (result === 'none') return 'none';
-        if (typeof result !== 'object') return 'lost';
-        if (!isRedirection(result.error)) return this.#refusal(result.error);
+        const identities = kind === 'get' ? Buffer.alloc(identityBytes) : null;
+        const value = { text: '0 1 probe', slot: 0 };
+        const ends = await this.#moveWhole(kind, partition, [value], identities, deadlineMs);
+        const end = ends === 'lost' ? 'lost' : ends[0]!;
+        if (end === 'none') return 'none';
+        if (typeof end !== 'object') return 'lost';
+        if (!isRedirection(end.error)) return this.#refusal(end.error);
       }
       return new Promise((resolve) => {
         const piece = { key: `${partition.base}v:probe:0`, view: Buffer.alloc(0), start: 0, toEnd: true };
@@ -123,25 +163,37 @@ export class Values {
     return this.#link.login.tls === undefined && this.#options.transport !== 'node';
   }
 
-  /** By `identity` a get, or a set (null). */
   #moveWhole(
+    kind: 'get' | 'set',
     partition: Partition,
-    text: string,
-    slot: number,
-    identity: Uint8Array | null,
+    values: readonly Pick<Value, 'text' | 'slot'>[],
+    identities: Uint8Array | null,
     deadlineMs: number,
-  ): Promise<BulkResult | 'fault'> {
+  ): Promise<'lost' | readonly ValueEnd[]> {
     const address = this.#link.address(partition);
     if (address === undefined || this.#isClosed) return Promise.resolve('lost');
-    const { bytes, partBytes, id } = parseEntry(text);
-    const keys = Buffer.from(`${partition.base}v:${id}:`);
-    const kind = identity === null ? 'set' : 'get';
+    const rows = new Float64Array(3 * values.length);
+    let ids = '';
+    for (const [i, { text, slot }] of values.entries()) {
+      const { bytes, partBytes, id } = parseEntry(text);
+      rows[3 * i] = slot;
+      rows[3 * i + 1] = bytes;
+      rows[3 * i + 2] = partBytes;
+      ids += i === 0 ? id : ` ${id}`;
+    }
     return new Promise((onDone) => {
-      this.#laneTo(address).submit({ kind, keys, slot, bytes, partBytes, identity, deadlineMs, onDone });
+      const base = `${partition.base}v:`;
+      this.#laneTo(address).submit({ kind, base, ids, rows, identities, deadlineMs, onDone });
     });
   }
 
-  #movePieces(kind: 'get' | 'set', { partition, text }: Value, slot: number, deadlineMs: number): Promise<ValueResult> {
+  #movePieces(
+    kind: 'get' | 'set',
+    partition: Partition,
+    text: string,
+    slot: number,
+    deadlineMs: number,
+  ): Promise<ValueResult> {
     const { bytes, partBytes, id } = parseEntry(text);
     const pieces: Piece[] = [];
     for (let at = 0, part = 0; at < bytes; at += partBytes, part++) {
@@ -219,7 +271,7 @@ export class Values {
       const connect = (on: ConstructorParameters<typeof BulkLane>[4]) =>
         new BulkLane(engine, address, this.#link.login, depth, on);
       const onFailure = (reason: string): void => this.#note(reason);
-      pool = new BulkPool<ValueJob>({ connect, connections, depth: laneValues, onFailure });
+      pool = new BulkPool<ValueJob>({ connect, connections, depth: laneJobs, onFailure });
       this.#lanes.set(address.name, pool);
     }
     return pool;
@@ -237,3 +289,20 @@ export class Values {
 }
 
 const isRedirection = (line: string): boolean => /^(MOVED|ASK) \d+ \S/.test(line);
+
+/** [first, end) of each job: of so many bytes, or one value. */
+function jobsOf(values: readonly Value[], maxBytes: number): [number, number][] {
+  const jobs: [number, number][] = [];
+  let jobBytes = 0;
+  for (const [index, { text }] of values.entries()) {
+    const { bytes } = parseEntry(text);
+    jobBytes += bytes;
+    const last = jobs.at(-1);
+    if (last !== undefined && jobBytes <= maxBytes) last[1] = index + 1;
+    else {
+      jobs.push([index, index + 1]);
+      jobBytes = bytes;
+    }
+  }
+  return jobs;
+}
