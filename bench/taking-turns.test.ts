@@ -49,11 +49,11 @@ it('processes run one at a time, and what each ran is what its answer took', asy
   const ran = await takeTurns(runners);
   const wallMs = performance.now() - startMs;
   expect(ran[0]! + ran[1]!).toBeLessThanOrEqual(wallMs + 1);
-  // A millisecond at either end of a slice may be seen by both, or by none.
+  // A millisecond at either end of a slice may be seen by both. Others may want the processors: what it ran it need not have seen.
   for (const [i, seen] of answers.entries()) {
     const slices = Math.ceil(ran[i]! / 25) + 1;
     expect(slices).toBeGreaterThan(4);
-    expect(Math.abs(seen.length - ran[i]!)).toBeLessThanOrEqual(2 * slices);
+    expect(seen.length).toBeLessThanOrEqual(ran[i]! + 2 * slices);
   }
   const shared = answers[0]!.filter((ms) => answers[1]!.includes(ms));
   expect(shared.length).toBeLessThanOrEqual(2 * (Math.ceil(ran[0]! / 25) + 1));

@@ -101,6 +101,7 @@ export class RedisKeys {
 
   #script(sha: string, base: string, argv: readonly string[]): Reply | Error {
     if (sha === scripts.resetScript.sha) {
+      if (this.#state.ledger?.epoch !== argv[0]) return 0;
       this.#state.ledger = undefined;
       return 6;
     }
@@ -134,11 +135,13 @@ export class RedisKeys {
   #open(base: string, [partitions, cap, epoch, create]: readonly string[]): Reply {
     let { ledger } = this.#state;
     if (ledger === undefined) {
-      if (create === '') return [bytes('new')];
+      if (create === '') return [bytes('new'), bytes('')];
       ledger = new Ledger();
       Object.assign(ledger, { partitions, epoch });
       this.#state.ledger = ledger;
-    } else if (ledger.blocks.size !== ledger.count || ledger.recency.size !== ledger.count) return [bytes('damaged')];
+    } else if (ledger.blocks.size !== ledger.count || ledger.recency.size !== ledger.count) {
+      return [bytes('damaged'), bytes(ledger.epoch)];
+    }
     ledger.cap = Number(cap);
     while (ledger.used > ledger.cap && ledger.blocks.size > 0) this.#drop(ledger, base, oldest(ledger)!, '');
     return [bytes('ok'), ...state(ledger)];

@@ -90,7 +90,7 @@ export class Directory {
         throw new KvError('CONFIG', `redis: ${text.slice(9)}; choose another keyPrefix, or remove that key`);
       }
       if (text !== 'ok') {
-        await this.#sweepOrphans();
+        await this.#sweepOrphans(String(state[0]));
         create = '1';
         continue;
       }
@@ -220,8 +220,8 @@ export class Directory {
   }
 
   /** The server holds no directory, or a broken one: values that no entry names would count for nobody. */
-  async #sweepOrphans(): Promise<void> {
-    await this.#run(resetScript, []);
+  async #sweepOrphans(epoch: string): Promise<void> {
+    if (epoch !== '') await this.#run(resetScript, [epoch]);
     const pattern = `${this.partition.base.replaceAll(/[*?[\]\\]/g, '\\$&')}v:*`;
     let cursor = '0';
     do {

@@ -136,6 +136,18 @@ describe('nodes that share a server', () => {
     expect(two.lookup(space, chain)).toBe(7);
   });
 
+  it('that start at once, on an empty server and on a damaged one, all come into service', async () => {
+    for (let round = 0; round < 6; round++) {
+      if (round % 2 === 0) await server.cli('flushall');
+      else await server.cli('del', `${base}recency`);
+      const [one, two, three] = await Promise.all([open(), open(), open()]);
+      expect(await bench.write(one!, space, chain, payloadBytes)).toEqual(chain.map(() => 'stored'));
+      for (const each of [two!, three!]) await until(() => each.lookup(space, chain) === 8, 'the chain');
+      await Promise.all([one, two, three].map((each) => each!.close()));
+      tiers.length = 0;
+    }
+  });
+
   it('one that is too far behind lists anew', async () => {
     const [one, two] = [await open(), await open({}, { pollMs: 300 })];
     await bench.write(one, space, chain, payloadBytes);

@@ -8,6 +8,7 @@
  *    a writer that wakes up after its lease has expired finds nothing to write to. Keys of what is evicted for it become them
  *    (RENAME): their old bytes are freed one by one, as new ones come. Freed by megabytes at once, they would go back to the
  *    kernel, and each page would be asked for and cleared again: a tenth of the server's time;
+ *  - a script does all of what it is for, or nothing, or (several flushes) whole steps of it; also while its slot moves;
  *  - an entry is written only when its writer says that every part was stored and the keys still have that many bytes. The count alone
  *    proves nothing, a renamed key has its old bytes: readers verify what they get.
  */
@@ -62,6 +63,16 @@ local function over(list, name, a, b)
     else call(name, unpack(list, first, last)) end
   end
 end
+-- While a slot of a Cluster moves, its servers refuse whatever names a key that they do not have (TRYAGAIN). Asked before anything is
+-- changed, so that a script does all of it or nothing; with the ledger, because one key alone would not be refused.
+local function expect_still()
+  for _, list in ipairs({dead_keys, new_keys}) do
+    for first = 1, #list, 1200 do
+      local there = redis.pcall('EXISTS', ledger, unpack(list, first, math.min(first + 1199, #list)))
+      if type(there) ~= 'number' then error('KVTIER TRYAGAIN: the slot is on its way to another server') end
+    end
+  end
+end
 -- What a server has dropped by itself, or refuses to rename, is made anew.
 local function reuse()
   local dead, empty = {}, {}
@@ -76,7 +87,9 @@ local function reuse()
   over(dead, 'DEL')
   over(empty, 'MSET')
 end
+-- The keys and the ledger change together, here and nowhere else.
 local function flush()
+  expect_still()
   reuse()
   over(dead_leases, 'ZREM', leases)
   over(dead_fields, 'HDEL', blocks)
@@ -95,13 +108,14 @@ local function flush()
   news = {}
   dead_keys, dead_fields, dead_leases = {}, {}, {}
   new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
-end
-local function finish()
-  flush()
   if changed then call('HSET', ledger, 'used', used, 'count', count, 'events', number) end
   for namespace, amount in pairs(charges) do
     if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
   end
+  charges, changed = {}, false
+end
+local function finish()
+  flush()
   return {epoch, used, cap, number}
 end
 local function charged(namespace)
@@ -247,7 +261,8 @@ function script(body: string): Script {
 
 /**
  * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, epoch, used, cap, events}. status: 'ok'; 'new': there is no ledger
- * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format.
+ * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format. The
+ * first two with the epoch of what is there.
  * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call.
  */
 export const openScript = script(`
@@ -258,7 +273,8 @@ for i, key in ipairs(KEYS) do
 end
 load()
 if call('EXISTS', ledger) == 0 then
-  if ARGV[4] == '' then return {'new'} end
+  if ARGV[4] == '' then return {'new', ''} end
+  call('DEL', blocks, recency, leases, expiry, events) -- left by a server that dropped the ledger alone
   call('HSET', ledger, 'format', '${formatName}', 'partitions', ARGV[1], 'cap', ARGV[2], 'epoch', ARGV[3],
     'used', 0, 'count', 0, 'events', 0)
   load()
@@ -266,7 +282,7 @@ else
   if format ~= '${formatName}' then return {'foreign: ' .. ledger .. ' has format ' .. (format or 'none')} end
   local partitions = call('HGET', ledger, 'partitions')
   if partitions ~= ARGV[1] then return {'foreign: ' .. ledger .. ' was made for ' .. partitions .. ' partitions'} end
-  if call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged'} end
+  if call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged', epoch or ''} end
   cap = tonumber(ARGV[2])
   call('HSET', ledger, 'cap', ARGV[2])
   for _ = 1, 1000 do
@@ -417,8 +433,9 @@ local first = oldest and tonumber(string.match(oldest[1], '^(%d+)')) or 0
 return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
 `);
 
-/** Everything of a partition but its values goes. ARGV: none. */
+/** Everything of a partition but its values goes, if it is still of that epoch: another node may have made it anew. ARGV: epoch. */
 export const resetScript = script(`
+if (call('HGET', ledger, 'epoch') or '') ~= ARGV[1] then return 0 end
 return call('DEL', unpack(KEYS))
 `);
 

@@ -43,6 +43,8 @@ export class RedisService {
   /** Grows with every loss: what began before it is over. */
   #life = 0;
   #busy: Promise<void> = Promise.resolve();
+  /** Why the server last refused a command that it may take later. */
+  #refusal = '';
   connectionsLost = 0;
   /** The server's clock less ours (performance.now()), microseconds. */
   clockOffsetUs = 0;
@@ -104,8 +106,13 @@ export class RedisService {
   commandFailed(error: unknown): void {
     if (!(error instanceof KvError)) throw error;
     if (error.code === 'CANCELLED') return;
-    if (/\b(OOM|MISCONF|NOREPLICAS)\b/.test(error.message)) {
-      this.#options.log.warn({ tier: 'redis', reason: error.message }, 'the server refuses to write');
+    // The last two: a slot of a Cluster moves, and with it one partition; the others go on.
+    if (/\b(OOM|MISCONF|NOREPLICAS|TRYAGAIN|Too many Cluster redirections)\b/.test(error.message)) {
+      // Once: whoever asks again and again is refused as often.
+      if (error.message !== this.#refusal) {
+        this.#refusal = error.message;
+        this.#options.log.warn({ tier: 'redis', reason: error.message }, 'the server refuses to write');
+      }
       return;
     }
     this.fail(error.message);
@@ -204,11 +211,11 @@ export class RedisService {
   #poll(): void {
     this.#later(this.#options.pollMs ?? defaultPollMs, async () => {
       const life = this.#life;
-      try {
-        await Promise.all(this.directories.map((directory) => directory.poll()));
-      } catch (error) {
-        if (life === this.#life) this.commandFailed(error);
-      }
+      // Each to its end: two polls of one directory at once would tell old news last.
+      const polls = await Promise.allSettled(this.directories.map((directory) => directory.poll()));
+      const failed = polls.filter((poll) => poll.status === 'rejected');
+      if (failed.length === 0) this.#refusal = '';
+      for (const { reason } of failed) if (life === this.#life) this.commandFailed(reason);
       if (life === this.#life && this.#state === 'in') this.#poll();
     });
   }
