@@ -30,6 +30,9 @@ export function partitionOf(hash: HashKey, count: number): number {
   );
 }
 
+/** The last three: a slot of a Cluster moves, sent here and there meanwhile, and with it one partition; the others go on. */
+const isOfOneCommand = /\b(OOM|MISCONF|NOREPLICAS|TRYAGAIN|redirections\. Last error: \w+: (MOVED|ASK))\b/;
+
 export class RedisService {
   readonly #options: RedisTierOptions;
   readonly #index: BlockIndex;
@@ -106,8 +109,7 @@ export class RedisService {
   commandFailed(error: unknown): void {
     if (!(error instanceof KvError)) throw error;
     if (error.code === 'CANCELLED') return;
-    // The last two: a slot of a Cluster moves, and with it one partition; the others go on.
-    if (/\b(OOM|MISCONF|NOREPLICAS|TRYAGAIN|Too many Cluster redirections)\b/.test(error.message)) {
+    if (isOfOneCommand.test(error.message)) {
       // Once: whoever asks again and again is refused as often.
       if (error.message !== this.#refusal) {
         this.#refusal = error.message;
