@@ -4,8 +4,8 @@
  * second to the next, which runs one after the other do not: their ratio then scatters by a tenth and more, this one by a hundredth.
  * Idea: randomised block designs, with blocks as short as a system can be stopped in.
  *
- * What it does to them: their clocks go on while they are stopped, so what waits for a time waits less of its own time; and a slice begins
- * with the caches as the other left them. That happens to all.
+ * What it does to them: their clocks go on while they are stopped, so what waits for a time waits less of its own time; and a slice
+ * begins with the caches as the other left them. That happens to all.
  */
 
 /** Long against a stop and a cold cache (some 0.2 ms), short against an answer. */
@@ -58,6 +58,7 @@ class Turns {
     this.#asked ??= this.#runner.ask().then((ms) => {
       this.#answerMs = startMs + ms;
     });
+    this.#asked.catch(() => {}); // thrown in its own next slice, and not in the midst of another's
     let timer: NodeJS.Timeout | undefined;
     const over = new Promise<void>((resolve) => {
       timer = setTimeout(resolve, sliceMs);

@@ -101,7 +101,7 @@ export class RedisKeys {
 
   #script(sha: string, base: string, argv: readonly string[]): Reply | Error {
     if (sha === scripts.resetScript.sha) {
-      if (this.#state.ledger?.epoch !== argv[0]) return 0;
+      if ((this.#state.ledger?.epoch ?? '') !== argv[0]) return 0;
       this.#state.ledger = undefined;
       return 6;
     }

@@ -14,8 +14,8 @@
  *     window   · · · · · ■ ■ ■ | · · ■ ■ ■ | ■ | ■        with a window of three blocks: hits at 8, 13, 14, 15
  *
  * Blocks of a prompt that is being computed are gathered, up to `gatherBlocks`: what an export costs besides its copy is paid
- * once, and for most prompts after their first token. Offers then wait for `send`, which comes when the next step is under way, or when there is none: what an export costs this
- * thread then delays neither a step nor a request's first token.
+ * once, and for most prompts after their first token. Offers then wait for `send`, which comes when the next step is under way, or
+ * when there is none: what an export costs this thread then delays neither a step nor a request's first token.
  *
  * With `ahead` a block that fills up is only noted, and `goDown` chooses what goes, among the free blocks too. These keep
  * their place in the order of eviction, and at most half of what is free is held at a time: an allocation never waits for

@@ -221,7 +221,7 @@ export class Directory {
 
   /** The server holds no directory, or a broken one: values that no entry names would count for nobody. */
   async #sweepOrphans(epoch: string): Promise<void> {
-    if (epoch !== '') await this.#run(resetScript, [epoch]);
+    await this.#run(resetScript, [epoch]);
     const pattern = `${this.partition.base.replaceAll(/[*?[\]\\]/g, '\\$&')}v:*`;
     let cursor = '0';
     do {

@@ -250,7 +250,12 @@ export class RedisTier implements Tier {
     onStep?.('redis.write.reserved');
     const roomy = jobs.filter((_, i) => answers[i] === 'done');
     for (const answer of answers) if (answer === 'refused') this.#detail.full++;
-    const values = roomy.map(({ bytes, hash, id, slot }) => ({ text: `${bytes} ${partBytes} ${id}`, hash, slot }));
+    const values = roomy.map(({ bytes, hash, id, slot }) => ({
+      text: `${bytes} ${partBytes} ${id}`,
+      bytes,
+      hash,
+      slot,
+    }));
     const written = roomy.map(() => false);
     await this.#service.values.move('set', directory.partition, namespace, values, (i, result) => {
       written[i] = result === 'ok';
@@ -293,8 +298,8 @@ export class RedisTier implements Tier {
       }
       const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
       const list = wanted.get(directory);
-      if (list === undefined) wanted.set(directory, [{ index, text, hash, slot }]);
-      else list.push({ index, text, hash, slot });
+      if (list === undefined) wanted.set(directory, [{ index, text, bytes, hash, slot }]);
+      else list.push({ index, text, bytes, hash, slot });
     }
     const moves = [...wanted].map(([{ partition }, values]) =>
       this.#service.values.move('get', partition, namespace, values, (i, result) => {

@@ -274,7 +274,6 @@ end
 load()
 if call('EXISTS', ledger) == 0 then
   if ARGV[4] == '' then return {'new', ''} end
-  call('DEL', blocks, recency, leases, expiry, events) -- left by a server that dropped the ledger alone
   call('HSET', ledger, 'format', '${formatName}', 'partitions', ARGV[1], 'cap', ARGV[2], 'epoch', ARGV[3],
     'used', 0, 'count', 0, 'events', 0)
   load()
@@ -433,7 +432,7 @@ local first = oldest and tonumber(string.match(oldest[1], '^(%d+)')) or 0
 return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
 `);
 
-/** Everything of a partition but its values goes, if it is still of that epoch: another node may have made it anew. ARGV: epoch. */
+/** Everything of a partition but its values goes, if it is still of that epoch ("": there is no ledger): another node may have made it anew. ARGV: epoch. */
 export const resetScript = script(`
 if (call('HGET', ledger, 'epoch') or '') ~= ARGV[1] then return 0 end
 return call('DEL', unpack(KEYS))

@@ -25,6 +25,7 @@ export type ValueResult = 'ok' | 'none' | 'wrong' | 'lost' | 'refused';
 /** A value of one partition, and its slot: `text` is the directory's entry. */
 export interface Value {
   readonly text: string;
+  readonly bytes: number;
   readonly hash: HashKey;
   readonly slot: number;
 }
@@ -85,13 +86,8 @@ export class Values {
     }
     const jobs = jobsOf(values, jobBytes[kind]).map(async ([first, end]) => {
       const of = values.slice(first, end);
-      const identities =
-        kind === 'get'
-          ? identitiesOf(
-              namespace,
-              of.map(({ hash }) => hash),
-            )
-          : null;
+      const hashes = of.map(({ hash }) => hash);
+      const identities = kind === 'get' ? identitiesOf(namespace, hashes) : null;
       const ends = await this.#moveWhole(kind, partition, of, identities, deadlineMs);
       const redirected: number[] = [];
       for (let index = first; index < end; index++) {
@@ -112,12 +108,12 @@ export class Values {
     kind: 'get' | 'set',
     partition: Partition,
     namespace: Namespace,
-    { text, hash, slot }: Value,
+    { text, bytes, hash, slot }: Value,
     deadlineMs: number,
   ): Promise<ValueResult> {
     const result = await this.#movePieces(kind, partition, text, slot, deadlineMs);
     if (kind === 'set' || result !== 'ok') return result;
-    return (await this.#verifier.isSound(namespace, hash, slot, parseEntry(text).bytes)) ? 'ok' : 'wrong';
+    return (await this.#verifier.isSound(namespace, hash, slot, bytes)) ? 'ok' : 'wrong';
   }
 
   /** Can values be reached, with these credentials? KvError-free: 'ok', or why not. */
@@ -293,15 +289,14 @@ const isRedirection = (line: string): boolean => /^(MOVED|ASK) \d+ \S/.test(line
 /** [first, end) of each job: of so many bytes, or one value. */
 function jobsOf(values: readonly Value[], maxBytes: number): [number, number][] {
   const jobs: [number, number][] = [];
-  let jobBytes = 0;
-  for (const [index, { text }] of values.entries()) {
-    const { bytes } = parseEntry(text);
-    jobBytes += bytes;
+  let filled = 0;
+  for (const [index, { bytes }] of values.entries()) {
+    filled += bytes;
     const last = jobs.at(-1);
-    if (last !== undefined && jobBytes <= maxBytes) last[1] = index + 1;
+    if (last !== undefined && filled <= maxBytes) last[1] = index + 1;
     else {
       jobs.push([index, index + 1]);
-      jobBytes = bytes;
+      filled = bytes;
     }
   }
   return jobs;
