@@ -295,7 +295,11 @@ export class Scheduler {
 
   /** A load is over; the request goes on where its good blocks end. */
   #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
-    if (request.state === 'finished') return; // while a step imported: its blocks go when that has ended
+    if (request.state === 'finished') {
+      // While a step imported, which counted on all of it: its blocks go when that has ended, and are worth what arrived.
+      request.computedTokens = end ? (end.firstBlock + end.loaded) * this.#kv.blockTokens : 0;
+      return;
+    }
     const withStep = request.state === 'running';
     if (!withStep) {
       request.loadUs += this.#options.clock.nowUs();
