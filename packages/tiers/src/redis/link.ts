@@ -126,11 +126,7 @@ export class RedisLink {
       const leftMs = endMs - performance.now();
       if (leftMs <= 0) {
         throw error === undefined
-          ? new KvError(
-              'DEADLINE',
-              `redis: no connection within ${limitMs} ms; check servers, and whether they speak TLS`,
-              { retry: true },
-            )
+          ? new KvError('DEADLINE', `redis: no connection within ${limitMs} ms; ${reachAdvice}`, { retry: true })
           : asKvError(error);
       }
       await new Promise<void>((resolve) => {
@@ -257,6 +253,8 @@ function backoffMs(times: number): number {
   return Math.min(2000, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
 }
 
+const reachAdvice = 'check that servers can be reached, and tls (caFile, serverName) where they speak it';
+
 const remedies: readonly (readonly [RegExp, string])[] = [
   [/NOAUTH|WRONGPASS|invalid (username|password)|without any password configured/i, 'correct username and password'],
   [/NOPERM/, 'give the user the commands and keys that docs/operating.md lists'],
@@ -264,11 +262,8 @@ const remedies: readonly (readonly [RegExp, string])[] = [
   [/cluster support disabled/i, 'set mode to single'],
   [/DB index is out of range|SELECT is not allowed/i, 'correct database'],
   [/All sentinels are unreachable/, 'correct servers and masterName'],
-  // ioredis keeps to itself what its connections for this met.
-  [
-    /Failed to refresh slots cache/,
-    'check that servers can be reached, and tls (caFile, serverName) where they speak it',
-  ],
+  // ioredis keeps to itself what its connections for this met; which of the two it tells of depends on which ended first.
+  [/Failed to refresh slots cache|Connection is closed/, reachAdvice],
 ];
 
 /** Waiting does not mend it. */
