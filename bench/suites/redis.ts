@@ -2,8 +2,9 @@
  * The Redis tier against the server's own rate, in the same run: SET and GET of 2 MiB blocks through `RedisTier` (reserved,
  * written in parts, listed; read in parts, verified), beside the larger of redis-benchmark and a plain socket client, each with as
  * many connections. While the tier works, another process asks for a small value; its median stands beside that on an idle server.
- * Rounds are paired: each side takes its turn in each round, and medians are compared, after a few turns that do not count. Client,
- * server and prober share this machine's cores; CPU seconds per GB are printed for both.
+ * Rounds are paired: each side takes its turn in each round, and the median of the rounds' ratios counts, because a busy host changes
+ * by more from minute to minute than the sides differ. A few turns before do not count. Client, server and prober share this
+ * machine's cores; CPU seconds per GB are printed for both.
  */
 import { execFile, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -18,7 +19,7 @@ import { defaultRedisSettings, RedisTier } from '@kvtier/tiers/redis';
 import { RedisServer } from '../../infra/redis/servers.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 
-const rounds = 5;
+const rounds = 9;
 /** Long enough that what a turn begins with (memory of the other side's sizes, sockets that were idle) is a small part of it. */
 const turnMs = 1500;
 const payloadBytes = 2 << 20;
@@ -266,11 +267,13 @@ async function measure(
       ['set', write],
       ['get', read],
     ] as const) {
+      const plain = async (): Promise<void> => note(`${kind} plain socket`, await plainSocket(port, kind, memory));
+      if (round % 2 === 1) await plain(); // who goes first does so in half of the rounds
       const [gbs, cpu, serverCpu] = await turn(move);
       note(kind, gbs);
       note(`${kind} cpu`, cpu);
       note(`${kind} server cpu`, serverCpu);
-      note(`${kind} plain socket`, await plainSocket(port, kind, memory));
+      if (round % 2 === 0) await plain();
       note(`${kind} redis-benchmark`, await redisBenchmark(port, kind));
       note(
         `${kind} small`,
@@ -286,24 +289,34 @@ async function measure(
 }
 
 function figuresOf(context: BenchContext, measured: Measured): Figure[] {
-  const of = (name: string): number => median(measured.get(name)!);
+  const all = (name: string): readonly number[] => measured.get(name)!;
+  const of = (name: string): number => median(all(name));
   const cpu = (kind: string): string =>
     `${kind.toUpperCase()} ${of(`${kind} cpu`).toFixed(2)} + ${of(`${kind} server cpu`).toFixed(2)}`;
   context.log(`CPU seconds per GB, node + server: ${cpu('set')}, ${cpu('get')}`);
-  const figures = (['set', 'get'] as const).flatMap((kind): Figure[] => {
-    const limit = Math.max(of(`${kind} plain socket`), of(`${kind} redis-benchmark`));
+  /** Of each round, one by the other. */
+  const paired = (value: string, by: string): number => median(all(value).map((each, round) => each / all(by)[round]!));
+  return (['set', 'get'] as const).flatMap((kind): Figure[] => {
+    const [peer] = ['plain socket', 'redis-benchmark'].sort((a, b) => of(`${kind} ${b}`) - of(`${kind} ${a}`));
+    const limit = of(kind) / paired(kind, `${kind} ${peer}`);
+    const small = of(`${kind} small`);
     return [
       rate(
         `${kind}_2m`,
         of(kind),
         'GB/s',
         limit,
-        `the larger of redis-benchmark and a plain socket, ${connections} connections`,
+        `the larger of redis-benchmark and a plain socket (${peer}), ${connections} connections, paired`,
       ),
-      time(`${kind}_small_p50`, of(`${kind} small`), 'us', 3 * of('idle small'), '3 x a small GET on an idle server'),
+      time(
+        `${kind}_small_p50`,
+        small,
+        'us',
+        (3 * small) / paired(`${kind} small`, 'idle small'),
+        '3 x a small GET on an idle server, paired',
+      ),
     ];
   });
-  return figures;
 }
 
 const suite: Suite = {

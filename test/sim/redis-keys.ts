@@ -46,6 +46,18 @@ function fieldsIn(text: string): string[] {
 }
 const partsOf = (length: number, part: number): number => Math.ceil(length / part);
 
+/** A value's key, and the bytes that belong into it. */
+interface Part {
+  readonly key: string;
+  readonly length: number;
+  readonly value?: Buffer | undefined;
+}
+
+const partsIn = (base: string, length: number, part: number, id: string): Part[] =>
+  Array.from({ length: partsOf(length, part) }, (_, i) => {
+    return { key: `${base}v:${id}:${i}`, length: Math.min(part, length - i * part) };
+  });
+
 export class RedisKeys {
   #state: State = { ledger: undefined, values: new Map() };
   readonly #nowUs: () => number;
@@ -155,8 +167,8 @@ export class RedisKeys {
     const held: Buffer[] = [];
     const evicted: string[] = [];
     const entries: string[] = [];
-    const made: string[] = [];
-    const freed: Buffer[] = [];
+    const made: Part[] = [];
+    const freed: Part[] = [];
     for (const [i, field] of fieldsIn(fields!).entries()) {
       const [id, length] = [words[2 * i]!, Number(words[2 * i + 1])];
       const other = ledger.blocks.get(field);
@@ -181,10 +193,16 @@ export class RedisKeys {
       if (!fits) continue;
       ledger.used += need;
       ledger.leases.set(`${length} ${part} ${id} ${field}`, this.#nowUs() / 1000 + Number(leaseMs));
-      for (let i = 0; i < partsOf(length, Number(part)); i++) made.push(`${base}v:${id}:${i}`);
+      made.push(...partsIn(base, length, Number(part), id));
     }
-    // Keys of what was evicted are renamed, with what is in them.
-    for (const [i, key] of made.entries()) this.#state.values.set(key, freed[i] ?? Buffer.alloc(0));
+    // Keys of what was evicted are renamed, with what is in them, where that is no more than what will be.
+    for (const [i, { key, length }] of made.entries()) {
+      const old = freed[i];
+      this.#state.values.set(
+        key,
+        (old !== undefined && old.length <= length ? old.value : undefined) ?? Buffer.alloc(0),
+      );
+    }
     return [state(ledger), bytes(answers), held, bytes(evicted.join('')), bytes(entries.join('\n'))];
   }
 
@@ -249,7 +267,7 @@ export class RedisKeys {
   }
 
   /** What was in its keys. */
-  #drop(ledger: Ledger, base: string, field: string, node: string): Buffer[] {
+  #drop(ledger: Ledger, base: string, field: string, node: string): Part[] {
     const entry = ledger.blocks.get(field)!;
     const [length, part, id] = entry.split(' ');
     const freed = this.#dropValue(base, Number(length), Number(part), id!);
@@ -262,11 +280,10 @@ export class RedisKeys {
     return freed;
   }
 
-  #dropValue(base: string, length: number, part: number, id: string): Buffer[] {
-    const keys = Array.from({ length: partsOf(length, part) }, (_, i) => `${base}v:${id}:${i}`);
-    const freed = keys.flatMap((key) => this.#state.values.get(key) ?? []);
-    for (const key of keys) this.#state.values.delete(key);
-    return freed;
+  #dropValue(base: string, length: number, part: number, id: string): Part[] {
+    const parts = partsIn(base, length, part, id).map((each) => ({ ...each, value: this.#state.values.get(each.key) }));
+    for (const { key } of parts) this.#state.values.delete(key);
+    return parts;
   }
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {

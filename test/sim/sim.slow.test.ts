@@ -30,6 +30,13 @@ test('many worlds keep all laws, and everything happened in them', async () => {
   expect((tally['fault.kill'] ?? 0) + (tally['fault.power'] ?? 0)).toBeGreaterThan(0);
 });
 
+test.each([[32_067, 2_500, 'a key of Redis with more bytes than it is charged for']])(
+  'the world of seed %i (%i steps), which found %s, keeps all laws',
+  async (seed, many) => {
+    expect((await simulate({ seed, steps: many })).failure).toBeUndefined();
+  },
+);
+
 test('a seed is a life: the same again, event by event, and another one for another seed', async () => {
   const [first, again, other] = [
     await simulate({ seed: 7, steps, verbose: true }),

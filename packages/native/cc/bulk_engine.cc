@@ -1,9 +1,8 @@
-// See bulk_engine.h: the loop, and the mailboxes between it and JavaScript.
+// See bulk_engine.h: the loop, and the mailbox from it to JavaScript.
 #include "bulk_engine.h"
 
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -15,13 +14,11 @@
 #include <unordered_map>
 
 #include "bulk_connection.h"
+#include "epoll_loop.h"
 #include "ip_address.h"
 
 namespace kvtier {
 namespace {
-
-constexpr uint64_t kMailbox = 0;
-constexpr int kEpollEvents = 64;
 
 // `host` may be the path of a Unix socket, too.
 SocketAddress AddressOf(const std::string& host, uint16_t port) {
@@ -39,32 +36,10 @@ SocketAddress AddressOf(const std::string& host, uint16_t port) {
 
 }  // namespace
 
-class BulkLoop {
+class BulkLoop final : public EpollLoop {
  public:
-  explicit BulkLoop(BulkEngine& engine)
-      : engine_(engine), epoll_(epoll_create1(EPOLL_CLOEXEC)), mailbox_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (epoll_ < 0 || mailbox_ < 0) throw std::runtime_error("IO: no more files for the loop of Redis values");
-    Watch(mailbox_, kMailbox, EPOLLIN, EPOLL_CTL_ADD);
-    thread_ = std::thread([this] { Run(); });
-  }
-  // Connections end before the thread does.
-  ~BulkLoop() {
-    Post([this] { stopping_ = true; });
-    thread_.join();
-    close(mailbox_);
-    close(epoll_);
-  }
-
-  void Post(std::function<void()> work) {
-    {
-      const std::lock_guard lock(mutex_);
-      posted_.push_back(std::move(work));
-      if (!sleeping_) return;  // it looks before it sleeps
-      sleeping_ = false;
-    }
-    const uint64_t one = 1;
-    if (write(mailbox_, &one, sizeof(one)) < 0) return;
-  }
+  explicit BulkLoop(BulkEngine& engine) : EpollLoop("the loop of Redis values"), engine_(engine) { Start(); }
+  ~BulkLoop() override { Stop(); }
 
   void Connect(uint64_t number, const SocketAddress& address, const BulkServer& server) {
     const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -79,7 +54,7 @@ class BulkLoop {
       return;
     }
     connections_[number] = std::make_unique<BulkConnection>(engine_.arena(), number, fd, server, events_);
-    Watch(fd, number, interest_[number] = EPOLLIN | EPOLLOUT, EPOLL_CTL_ADD);
+    Watch(number, fd, EPOLLIN | EPOLLOUT);
   }
 
   void Move(uint64_t number, BulkGroup&& group) {
@@ -91,78 +66,36 @@ class BulkLoop {
 
   void Disconnect(uint64_t number) {
     connections_.erase(number);
-    interest_.erase(number);
+    Forget(number);
   }
 
  private:
-  void Watch(int fd, uint64_t number, uint32_t what, int how) {
-    epoll_event event{};
-    event.events = what;
-    event.data.u64 = number;
-    epoll_ctl(epoll_, how, fd, &event);
-  }
-
   // After anything was done with a connection: forget it, or look for what it waits for now.
   void Settle(uint64_t number) {
     const BulkConnection& connection = *connections_[number];
     if (connection.closed()) return Disconnect(number);
-    const uint32_t wanted = EPOLLIN | (connection.wantsWrite() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-    if (interest_[number] != wanted) Watch(connection.fd(), number, interest_[number] = wanted, EPOLL_CTL_MOD);
+    Watch(number, connection.fd(), EPOLLIN | (connection.wantsWrite() ? static_cast<uint32_t>(EPOLLOUT) : 0u));
   }
 
-  void Mail() {
-    std::vector<std::function<void()>> work;
-    {
-      const std::lock_guard lock(mutex_);
-      work.swap(posted_);
-    }
-    for (const auto& each : work) each();
+  void OnReady(uint64_t number, uint32_t what) override {
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) return;
+    found->second->OnReady((what & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0, (what & EPOLLOUT) != 0);
+    Settle(number);
   }
 
-  void Run() {
-    epoll_event ready[kEpollEvents];
-    while (!stopping_) {
-      bool sleeps;
-      {
-        const std::lock_guard lock(mutex_);
-        sleeps = sleeping_ = posted_.empty();
-      }
-      const int count = epoll_wait(epoll_, ready, kEpollEvents, sleeps ? -1 : 0);
-      {
-        const std::lock_guard lock(mutex_);
-        sleeping_ = false;
-      }
-      Mail();
-      for (int i = 0; i < count; ++i) {
-        const uint64_t number = ready[i].data.u64;
-        const uint32_t what = ready[i].events;
-        if (number == kMailbox) {
-          uint64_t wakes = 0;
-          if (read(mailbox_, &wakes, sizeof(wakes)) < 0) continue;
-        } else if (const auto found = connections_.find(number); found != connections_.end()) {
-          found->second->OnReady((what & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0, (what & EPOLLOUT) != 0);
-          Settle(number);
-        }
-      }
-      if (!events_.empty()) engine_.Emit(std::move(events_));
-      events_.clear();
-    }
-    Mail();
-    connections_.clear();
+  int OnTurn() override {
+    if (!events_.empty()) engine_.Emit(std::move(events_));
+    events_.clear();
+    return -1;
   }
+
+  void OnEnd() override { connections_.clear(); }
 
   BulkEngine& engine_;
-  int epoll_;
-  int mailbox_;
-  bool stopping_ = false;  // the loop's thread only
-  std::mutex mutex_;
-  std::vector<std::function<void()>> posted_;
-  bool sleeping_ = false;  // waits for the mailbox
   // Events of this turn; connections write into it.
   std::vector<BulkEvent> events_;
   std::unordered_map<uint64_t, std::unique_ptr<BulkConnection>> connections_;
-  std::unordered_map<uint64_t, uint32_t> interest_;
-  std::thread thread_;
 };
 
 BulkEngine::BulkEngine(std::shared_ptr<Arena> arena, std::function<void()> wake)

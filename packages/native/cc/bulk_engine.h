@@ -7,7 +7,7 @@
 // Values come in groups: JavaScript is woken once for a group, which on a busy machine costs as much as moving half a megabyte.
 // Invariants: a slot is touched only between Move and its kMoved, or until Disconnect has returned; every Move gets one kMoved, of
 // one connection in their order, or ends with its connection (kDown); nothing that a server sends makes a buffer grow.
-// Idea: platform.md, "raw"; a loop with a mailbox, as in peer_engine.h.
+// Idea: platform.md, "raw".
 #pragma once
 #include <array>
 #include <functional>
@@ -90,7 +90,7 @@ class BulkEngine {
  private:
   std::shared_ptr<Arena> arena_;
   std::function<void()> wake_;
-  uint64_t nextNumber_ = 1;  // 0: the loop's mailbox
+  uint64_t nextNumber_ = 1;
   std::mutex mutex_;
   std::vector<BulkEvent> events_;
   std::unique_ptr<BulkLoop> loop_;

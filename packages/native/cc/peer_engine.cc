@@ -1,9 +1,8 @@
-// See peer_engine.h: the loops, the listener, and the mailboxes between them and JavaScript.
+// See peer_engine.h: the loops, the listener, and the mailbox from them to JavaScript.
 #include "peer_engine.h"
 
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,16 +10,15 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "epoll_loop.h"
 #include "ip_address.h"
 #include "peer_connection.h"
 
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kMailbox = 0;
-constexpr uint64_t kListener = 1;
+constexpr uint64_t kListener = 0;
 constexpr int kTickMs = 50;
-constexpr int kEpollEvents = 64;
 constexpr int kBacklog = 64;
 
 SocketAddress AddressOf(const std::string& host, uint16_t port) {
@@ -30,36 +28,18 @@ SocketAddress AddressOf(const std::string& host, uint16_t port) {
 
 }  // namespace
 
-class PeerLoop {
+class PeerLoop final : public EpollLoop {
  public:
-  explicit PeerLoop(PeerEngine& engine)
-      : engine_(engine), epoll_(epoll_create1(EPOLL_CLOEXEC)), mailbox_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (epoll_ < 0 || mailbox_ < 0) throw std::runtime_error("IO: no more files for the peer loops");
-    Watch(mailbox_, kMailbox, EPOLLIN);
-    thread_ = std::thread([this] { Run(); });
-  }
-  // Connections end before the thread does.
-  ~PeerLoop() {
-    Post([this] { stopping_ = true; });
-    thread_.join();
+  explicit PeerLoop(PeerEngine& engine) : EpollLoop("the peer loops"), engine_(engine) { Start(); }
+  ~PeerLoop() override {
+    Stop();
     if (listener_ >= 0) close(listener_);
-    close(mailbox_);
-    close(epoll_);
-  }
-
-  void Post(std::function<void()> work) {
-    {
-      const std::lock_guard lock(mutex_);
-      posted_.push_back(std::move(work));
-    }
-    const uint64_t one = 1;
-    if (write(mailbox_, &one, sizeof(one)) < 0) return;  // full: it is awake already
   }
 
   void Listen(int fd) {
     Post([this, fd] {
       listener_ = fd;
-      Watch(fd, kListener, EPOLLIN);
+      Watch(kListener, fd, EPOLLIN);
     });
   }
 
@@ -68,8 +48,7 @@ class PeerLoop {
     if (server) connection->StartServer();
     else connection->StartClient(session, key);
     PeerConnection& added = *(connections_[number] = std::move(connection));
-    interest_[number] = EPOLLIN | EPOLLOUT;
-    Watch(added.fd(), number, EPOLLIN | EPOLLOUT);
+    Watch(number, added.fd(), EPOLLIN | EPOLLOUT);
   }
 
   void With(uint64_t number, const std::function<void(PeerConnection&)>& work, const std::function<void()>& gone) {
@@ -93,13 +72,6 @@ class PeerLoop {
   std::vector<PeerEvent>& events() { return events_; }
 
  private:
-  void Watch(int fd, uint64_t number, uint32_t what) {
-    epoll_event event{};
-    event.events = what;
-    event.data.u64 = number;
-    epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
-  }
-
   // After anything was done with a connection: forget it, or look for what it waits for now.
   void Settle(uint64_t number) {
     const auto found = connections_.find(number);
@@ -107,16 +79,10 @@ class PeerLoop {
     if (connection.closed()) {
       if (connection.isServer()) --engine_.accepted;
       connections_.erase(found);
-      interest_.erase(number);
+      Forget(number);
       return;
     }
-    const uint32_t wanted = EPOLLIN | (connection.wantsWrite() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-    if (interest_[number] != wanted) {
-      epoll_event event{};
-      event.events = interest_[number] = wanted;
-      event.data.u64 = number;
-      epoll_ctl(epoll_, EPOLL_CTL_MOD, connection.fd(), &event);
-    }
+    Watch(number, connection.fd(), EPOLLIN | (connection.wantsWrite() ? static_cast<uint32_t>(EPOLLOUT) : 0u));
     if (connection.hasMore()) again_.push_back(number);
   }
 
@@ -136,17 +102,6 @@ class PeerLoop {
     }
   }
 
-  void Mail() {
-    uint64_t count = 0;
-    if (read(mailbox_, &count, sizeof(count)) < 0) return;
-    std::vector<std::function<void()>> work;
-    {
-      const std::lock_guard lock(mutex_);
-      work.swap(posted_);
-    }
-    for (const auto& each : work) each();
-  }
-
   void Tick(PeerClock::time_point now) {
     lastTick_ = now;
     std::vector<uint64_t> numbers;
@@ -157,53 +112,48 @@ class PeerLoop {
     }
   }
 
-  void Run() {
-    PagePipe::BlockPipeSignal();
-    epoll_event ready[kEpollEvents];
-    while (!stopping_) {
-      const int count = epoll_wait(epoll_, ready, kEpollEvents, again_.empty() ? kTickMs : 0);
-      std::vector<uint64_t> again;
-      again.swap(again_);
-      for (int i = 0; i < count; ++i) {
-        const uint64_t number = ready[i].data.u64;
-        const uint32_t what = ready[i].events;
-        if (number == kMailbox) Mail();
-        else if (number == kListener) Accept();
-        else if (const auto found = connections_.find(number); found != connections_.end()) {
-          found->second->OnReady((what & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0, (what & EPOLLOUT) != 0);
-          Settle(number);
-        }
-      }
-      for (const uint64_t number : again) {
-        const auto found = connections_.find(number);
-        if (found == connections_.end() || !found->second->hasMore()) continue;
-        found->second->OnReady(true, false);
-        Settle(number);
-      }
-      if (const auto now = PeerClock::now(); now - lastTick_ > std::chrono::milliseconds(kTickMs)) Tick(now);
-      if (!events_.empty()) engine_.Emit(std::move(events_));
-      events_.clear();
+  void OnStart() override { PagePipe::BlockPipeSignal(); }
+
+  void OnReady(uint64_t number, uint32_t what) override {
+    if (number == kListener) return Accept();
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) return;
+    found->second->OnReady((what & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0, (what & EPOLLOUT) != 0);
+    Settle(number);
+  }
+
+  int OnTurn() override {
+    std::vector<uint64_t> again;
+    again.swap(again_);
+    for (const uint64_t number : again) {
+      const auto found = connections_.find(number);
+      if (found == connections_.end() || !found->second->hasMore()) continue;
+      found->second->OnReady(true, false);
+      Settle(number);
     }
-    Mail();
+    if (const auto now = PeerClock::now(); now - lastTick_ > std::chrono::milliseconds(kTickMs)) Tick(now);
+    Tell();
+    return again_.empty() ? kTickMs : 0;
+  }
+
+  void OnEnd() override {
     connections_.clear();
+    Tell();
+  }
+
+  void Tell() {
     if (!events_.empty()) engine_.Emit(std::move(events_));
     events_.clear();
   }
 
   PeerEngine& engine_;
-  int epoll_;
-  int mailbox_;
   int listener_ = -1;
-  bool stopping_ = false;  // the loop's thread only
-  std::mutex mutex_;
-  std::vector<std::function<void()>> posted_;
   // Events of this turn; connections write into it.
   std::vector<PeerEvent> events_;
   std::unordered_map<uint64_t, std::unique_ptr<PeerConnection>> connections_;
-  std::unordered_map<uint64_t, uint32_t> interest_;
+  // Those that have more than they could deal with in their turn.
   std::vector<uint64_t> again_;
   PeerClock::time_point lastTick_ = PeerClock::now();
-  std::thread thread_;
 };
 
 PeerEngine::PeerEngine(std::shared_ptr<Arena> arena, PeerOptions options, std::function<void()> wake)

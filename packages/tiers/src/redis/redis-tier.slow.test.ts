@@ -5,6 +5,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { KvError } from '@kvtier/errors';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { aclRules, RedisServer, until } from '../../../../infra/redis/servers.ts';
 import { hashNamed, namespaceNamed, TestBench } from '../testing/objects.ts';
@@ -83,6 +84,24 @@ describe('nodes that share a server', () => {
     const statuses = await Promise.all([one, two].map((tier) => bench.write(tier, space, chain, payloadBytes)));
     for (const i of chain.keys()) expect(statuses.map((each) => each[i]).sort()).toEqual(['held', 'stored']);
     expect(await serverBytes()).toEqual([8 * (payloadBytes + 256), 8 * charge, 2 << 20]);
+  });
+
+  it('a small block in the place of a large one never has its bytes, not even before its own have come', async () => {
+    let stops = false;
+    const onStep = (step: string): void => {
+      if (stops && step === 'redis.write.reserved') throw new KvError('CANCELLED', 'no further');
+    };
+    const tier = await open({ bytes: 1 << 20 }, { onStep });
+    const large = Array.from({ length: 9 }, (_, i) => hashNamed(`large ${i}`));
+    expect(await bench.write(tier, space, large, 100_000)).toEqual(large.map(() => 'stored'));
+    const small = Array.from({ length: 64 }, (_, i) => hashNamed(`small ${i}`));
+    stops = true;
+    expect(await bench.write(tier, other, small, 700)).toEqual(small.map(() => 'refused'));
+    stops = false;
+    const [values, used] = await serverBytes();
+    expect(tier.lookup(space, large)).toBe(8); // the last of them made room
+    expect(used).toBe(8 * chargeOf(100_256, 4096) + 64 * chargeOf(956, 4096));
+    expect(values).toBe(8 * 100_256);
   });
 
   it('never hold more than the one budget, at any instant, and forget what others evicted', async () => {

@@ -6,8 +6,8 @@
  *  - `used` is the sum of the charges of all entries and all leases; it is never above `cap`;
  *  - a value's keys exist only under an entry or a lease: a lease makes them, nodes may only replace what exists (SET XX), so that
  *    a writer that wakes up after its lease has expired finds nothing to write to. Keys of what is evicted for it become them
- *    (RENAME): their old bytes are freed one by one, as new ones come. Freed by megabytes at once, they would go back to the
- *    kernel, and each page would be asked for and cleared again: a tenth of the server's time;
+ *    (RENAME) where no more bytes belong into them: their old bytes are freed one by one, as new ones come. Freed by megabytes at
+ *    once, they would go back to the kernel, and each page would be asked for and cleared again: a tenth of the server's time;
  *  - a script does all of what it is for, or nothing, or (several flushes) whole steps of it; also while its slot moves;
  *  - an entry is written only when its writer says that every part was stored and the keys still have that many bytes. The count alone
  *    proves nothing, a renamed key has its old bytes: readers verify what they get.
@@ -42,8 +42,8 @@ local call = redis.call
 -- changes is noted, and then done for all blocks of a script at once, by flush(). gone: names dropped by this script.
 local format, epoch, used, cap, count, number
 local node, news, charges, changed, gone = '', {}, {}, false, {}
-local dead_keys, dead_fields, dead_leases = {}, {}, {}
-local new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
+local dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
+local new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
 local function load()
   local t = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events')
   format, epoch = t[1], t[2]
@@ -73,12 +73,13 @@ local function expect_still()
     end
   end
 end
--- What a server has dropped by itself, or refuses to rename, is made anew.
+-- A key becomes another's only if no more bytes belong into it: what lies under the ledger is never more than the ledger says. What
+-- a server has dropped by itself, or refuses to rename, is made anew.
 local function reuse()
   local dead, empty = {}, {}
   for i = 1, math.max(#dead_keys, #new_keys) do
     local old, new = dead_keys[i], new_keys[i]
-    local renamed = old and new and redis.pcall('RENAME', old, new)
+    local renamed = old and new and dead_bytes[i] <= new_bytes[i] and redis.pcall('RENAME', old, new)
     if not renamed or renamed.err then
       if old then add(dead, old) end
       if new then add_pair(empty, new, '') end
@@ -106,8 +107,8 @@ local function flush()
       unpack(news, first, math.min(first + 1199, #news)))
   end
   news = {}
-  dead_keys, dead_fields, dead_leases = {}, {}, {}
-  new_keys, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}
+  dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
+  new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
   if changed then call('HSET', ledger, 'used', used, 'count', count, 'events', number) end
   for namespace, amount in pairs(charges) do
     if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
@@ -140,7 +141,10 @@ end
 -- Its keys, with whatever in them.
 local function make_value(bytes, part, id)
   local value = base .. 'v:' .. id
-  for i = 0, parts_of(bytes, part) - 1 do new_keys[#new_keys + 1] = key_of(value, i) end
+  for i = 0, parts_of(bytes, part) - 1 do
+    add(new_keys, key_of(value, i))
+    add(new_bytes, math.min(part, bytes - i * part))
+  end
 end
 -- Bytes in its keys; a key that is no string has none.
 local function bytes_of(bytes, part, id)
@@ -153,7 +157,10 @@ local function bytes_of(bytes, part, id)
 end
 local function drop_value(bytes, part, id)
   local value = base .. 'v:' .. id
-  for i = 0, parts_of(bytes, part) - 1 do dead_keys[#dead_keys + 1] = key_of(value, i) end
+  for i = 0, parts_of(bytes, part) - 1 do
+    add(dead_keys, key_of(value, i))
+    add(dead_bytes, math.min(part, bytes - i * part))
+  end
 end
 local function charge(field, amount)
   local namespace = string.sub(field, 1, 32)
