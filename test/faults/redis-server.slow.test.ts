@@ -2,7 +2,8 @@
  * What happens to Redis happens to real servers here: killed, stopped, emptied, full, failed over. Always: no operation outlives its
  * time limit by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
  */
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { Redis } from 'ioredis';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import {
   makeCertificate,
   RedisServer,
@@ -103,6 +104,26 @@ describe('one server', () => {
     tier!.checkIntegrity();
   });
 
+  it('a client that gave up for good, as ioredis does when a failover is announced while it connects: connects anew', async () => {
+    const { connect } = Redis.prototype;
+    let lost = 0;
+    const connecting = vi.spyOn(Redis.prototype, 'connect').mockImplementation(function (this: Redis) {
+      const connected = connect.call(this);
+      // What its failover detector does: FailoverDetector.disconnect().
+      if (lost++ === 1) (this as unknown as { connector: { disconnect(): void } }).connector.disconnect();
+      return connected;
+    });
+    try {
+      await open();
+      await server.kill();
+      await until(() => lost > 1, 'the second connection');
+      await server.start();
+      await until(isBack, 'back in service');
+    } finally {
+      connecting.mockRestore();
+    }
+  });
+
   it('not there yet when a node starts that may start without it: in service once it is there', async () => {
     server = await RedisServer.start();
     group = server;
@@ -177,7 +198,11 @@ const survives = async (victim: RedisServer): Promise<void> => {
   await until(() => tier!.stats().blocks > 20, 'some load');
   await victim.kill();
   await until(isOut, 'out of service');
-  await until(isBack, 'the failover');
+  try {
+    await until(isBack, 'the failover');
+  } catch (error) {
+    throw new Error(`${(error as Error).message}: ${tier!.stats().outOfServiceReason}`);
+  }
   await bench.write(tier!, space, chain, payloadBytes);
   await until(async () => {
     await bench.write(tier!, space, chain, payloadBytes);

@@ -28,6 +28,7 @@ export class RedisLink {
   readonly #login: BulkLogin;
   /** Why the last connection was not made or kept; ioredis tells by events. */
   #lastError: Error | undefined;
+  #isClosed = false;
 
   /** Begins to connect. KvError CONFIG for what cannot work. `onLost`: the connection to a server ended, or a server was replaced. */
   constructor(settings: RedisSettings, onLost: (reason: string) => void) {
@@ -121,6 +122,9 @@ export class RedisLink {
   async ready(limitMs: number): Promise<void> {
     const endMs = performance.now() + limitMs;
     while (!this.isReady) {
+      if (this.#isClosed) throw new KvError('CANCELLED', 'redis: the tier was closed', { retry: true });
+      // ioredis gives up for good when a failover is announced just while it connects. What it meets, its events tell.
+      if (this.#client.status === 'end') this.#client.connect().catch(() => {});
       const error = this.#lastError;
       if (error !== undefined && isRefusal(error.message)) throw asKvError(error);
       const leftMs = endMs - performance.now();
@@ -200,6 +204,7 @@ export class RedisLink {
   }
 
   close(): void {
+    this.#isClosed = true;
     this.#client.removeAllListeners('close');
     this.#client.disconnect();
   }
