@@ -128,7 +128,7 @@ def train(model, ids, args, deadline, save, log):
                 logged = now
             if now - saved >= SAVE_SECONDS:
                 log("  held out: " + "  ".join(f"{n} rows {held_out(model, ids, n, args.step_tokens, args.bf16):.3f}"
-                                               for n in sorted({8, *(sizes[-1] * i // 4 for i in (1, 2, 4))})))
+                                               for n in sorted({4, *(max(4, sizes[-1] * i // 4) for i in (1, 2, 4))})))
                 save()
                 saved = time.time()
             last = level + 1 == len(sizes)
