@@ -41,7 +41,8 @@ def read_safetensors(path):
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] != "BF16":
-            raise SystemExit(f"{path}: {name} is {entry['dtype']}; only BF16 weights, as this script exports them, are read")
+            raise SystemExit(f"{path}: {name} is {entry['dtype']}; give a folder with BF16 weights, "
+                             "as this script exports them")
         begin, end = entry["data_offsets"]
         flat = torch.frombuffer(data, dtype=torch.int16, count=(end - begin) // 2, offset=begin)
         tensors[name] = flat.view(torch.bfloat16).reshape(entry["shape"])

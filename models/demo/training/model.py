@@ -12,15 +12,19 @@ from .tokens import BOS, EOS, PAD
 MAX_POSITIONS = 8192
 
 
-def config(vocab_size, head_dim=64, layers=4):
-    """config.json. There are four heads, because start.py gives each head of a layer its own part."""
+def config(vocab_size, head_dim=64, layers=4, rope_theta=1e8):
+    """config.json. There are four heads, because start.py gives each head of a layer its own part.
+
+    A large rope_theta leaves more rotary pairs that hardly turn over the longest prompt: words far
+    apart are compared in those.
+    """
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab_size,
         "hidden_size": 4 * head_dim, "intermediate_size": 8 * head_dim, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim,
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": MAX_POSITIONS,
-        "rope_theta": 1000000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "rope_theta": rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
         "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
         "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True,
         "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "dtype": "bfloat16",

@@ -25,6 +25,8 @@ def construct(model, max_tokens):
             if "o_proj" in name or "down_proj" in name:
                 std /= 3 * math.sqrt(2 * c["num_hidden_layers"])
             nn.init.normal_(p, std=std)
+    for layer in model.layers[:2]:      # noise in what the third layer compares
+        layer.mlp.down_proj.weight *= 0.1
     look_back(model, inv)
     look_up(model, inv, max_tokens)
 
