@@ -172,7 +172,6 @@ export function aclRules(keyPrefix: string): string {
       'getrange',
       'set',
       'mset',
-      'strlen',
       'del',
       'unlink',
       'rename',

@@ -301,7 +301,7 @@ describe('a Cluster without replicas', () => {
     const value = (await source.cli('keys', 'kvtier:*:v:*')).split('\n')[0]!;
     // All keys of the directory are there, with something that expires and a lease: else no script would run at all while they move.
     const leases = value.replace(/v:.*/, 'leases');
-    await source.cli('zadd', leases, '9e15', '1 1 never ends');
+    await source.cli('zadd', leases, '9e15', 'never ends');
     const stop = load(tier);
     const moving = await SlotMove.begin(cluster, source, target, await source.cli('cluster', 'keyslot', value));
     const fresh = (step: number): Promise<unknown> =>
@@ -318,7 +318,7 @@ describe('a Cluster without replicas', () => {
     await moving.move((await moving.keys()).filter((key) => !isValue(key)));
     await fresh(2);
     await moving.end();
-    await target.cli('zrem', leases, '1 1 never ends');
+    await target.cli('zrem', leases, 'never ends');
     const counts = await stop();
     expect(counts.get('corrupt') ?? 0).toBe(0);
     expect(tier.stats().outOfServiceReason).toBe('');

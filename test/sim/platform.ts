@@ -11,6 +11,7 @@ import { syncBuiltinESMExports } from 'node:module';
 import { S3Client } from '@aws-sdk/client-s3';
 import { Redis } from 'ioredis';
 import { native } from '../../packages/native/src/index.ts';
+import { BulkLanes } from '../../packages/tiers/src/redis/bulk-lanes.ts';
 import { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
 import { HttpPool } from '../../packages/tiers/src/s3/http-pool.ts';
 import type { VirtualArenas } from './virtual-arena.ts';
@@ -128,7 +129,9 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
     ...Object.entries(redis.client).map(([name, value]): Patch => [Redis.prototype, name, value]),
     ...Object.entries(s3.http).map(([name, value]): Patch => [HttpPool.prototype, name, value]),
     ...Object.entries(s3.sdk).map(([name, value]): Patch => [S3Client.prototype, name, value]),
-    ...Object.entries(redis.pool).map(([name, value]): Patch => [BulkPool.prototype, name, value]),
+    ...[BulkPool.prototype, BulkLanes.prototype].flatMap((pool) =>
+      Object.entries(redis.pool).map(([name, value]): Patch => [pool, name, value]),
+    ),
   ];
   const before = patches.map(([object, name]) => Object.getOwnPropertyDescriptor(object, name));
   for (const [object, name, value] of patches) {

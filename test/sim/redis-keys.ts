@@ -44,6 +44,7 @@ function fieldsIn(text: string): string[] {
   }
   return fields;
 }
+const leaseOf = (part: string, words: string, fields: string): string => `${part} ${words}\n${fields}`;
 const partsOf = (length: number, part: number): number => Math.ceil(length / part);
 
 /** A value's key, and the bytes that belong into it. */
@@ -167,6 +168,7 @@ export class RedisKeys {
     const held: Buffer[] = [];
     const evicted: string[] = [];
     const entries: string[] = [];
+    const taken: { readonly words: string; readonly name: string }[] = [];
     const made: Part[] = [];
     const freed: Part[] = [];
     for (const [i, field] of fieldsIn(fields!).entries()) {
@@ -192,8 +194,12 @@ export class RedisKeys {
       answers += fits ? 'r' : 'n';
       if (!fits) continue;
       ledger.used += need;
-      ledger.leases.set(`${length} ${part} ${id} ${field}`, this.#nowUs() / 1000 + Number(leaseMs));
+      taken.push({ words: `${id} ${length}`, name: String.fromCharCode(field.length) + field });
       made.push(...partsIn(base, length, Number(part), id));
+    }
+    if (taken.length > 0) {
+      const [list, names] = [taken.map(({ words }) => words).join(' '), taken.map(({ name }) => name).join('')];
+      ledger.leases.set(leaseOf(part!, list, names), this.#nowUs() / 1000 + Number(leaseMs));
     }
     // Keys of what was evicted are renamed, with what is in them, where that is no more than what will be.
     for (const [i, { key, length }] of made.entries()) {
@@ -207,37 +213,33 @@ export class RedisKeys {
   }
 
   #commit(ledger: Ledger, base: string, argv: readonly string[]): Reply {
-    const [node, ttlMs, part, fields, list] = argv;
+    const [node, ttlMs, part, fields, list, flags, times] = argv;
+    const names = fieldsIn(fields!);
+    if (!ledger.leases.delete(leaseOf(part!, list!, fields!))) {
+      return [state(ledger), bytes('n'.repeat(names.length)), []];
+    }
     const words = list!.split(' ');
+    const uses = times!.split(' ');
     let answers = '';
     const others: Buffer[] = [];
-    for (const [i, field] of fieldsIn(fields!).entries()) {
-      const [id, length, written, used] = words.slice(4 * i, 4 * i + 4) as [string, string, string, string];
-      const member = `${length} ${part} ${id} ${field}`;
+    for (const [i, field] of names.entries()) {
+      const [id, length] = words.slice(2 * i, 2 * i + 2) as [string, string];
+      const held = ledger.blocks.get(field);
       let answer = 'n';
-      if (written === '0' || !ledger.leases.has(member)) this.#endLease(ledger, base, member);
-      else {
-        let there = 0;
-        for (let i = 0; i < partsOf(Number(length), Number(part)); i++) {
-          there += this.#state.values.get(`${base}v:${id}:${i}`)?.length ?? 0;
+      if (flags![i] === '0' || held !== undefined) {
+        this.#dropReserved(ledger, base, Number(length), Number(part), id);
+        if (flags![i] === '1') {
+          answer = 'h';
+          others.push(bytes(held!));
         }
-        const held = ledger.blocks.get(field);
-        if (held !== undefined || there !== Number(length)) {
-          this.#endLease(ledger, base, member);
-          if (held !== undefined) {
-            answer = 'h';
-            others.push(bytes(held));
-          }
-        } else {
-          const entry = `${length} ${part} ${id}`;
-          ledger.leases.delete(member);
-          ledger.blocks.set(field, entry);
-          ledger.count++;
-          this.#use(ledger, field, Number(used));
-          if (ttlMs !== '') ledger.expiry.set(field, this.#nowUs() / 1000 + Number(ttlMs));
-          this.#tell(ledger, 's', field, entry, node!);
-          answer = 's';
-        }
+      } else {
+        const entry = `${length} ${part} ${id}`;
+        ledger.blocks.set(field, entry);
+        ledger.count++;
+        this.#use(ledger, field, Number(uses[i]));
+        if (ttlMs !== '') ledger.expiry.set(field, this.#nowUs() / 1000 + Number(ttlMs));
+        this.#tell(ledger, 's', field, entry, node!);
+        answer = 's';
       }
       answers += answer;
     }
@@ -259,11 +261,17 @@ export class RedisKeys {
     }
   }
 
-  #endLease(ledger: Ledger, base: string, member: string): void {
-    if (!ledger.leases.delete(member)) return;
-    const [length, part, id] = member.split(' ');
-    this.#dropValue(base, Number(length), Number(part), id!);
-    ledger.used -= chargeOf(Number(length), Number(part));
+  #endLease(ledger: Ledger, base: string, lease: string): void {
+    ledger.leases.delete(lease);
+    const [part, ...words] = lease.slice(0, lease.indexOf('\n')).split(' ');
+    for (let i = 0; i < words.length; i += 2) {
+      this.#dropReserved(ledger, base, Number(words[i + 1]), Number(part), words[i]!);
+    }
+  }
+
+  #dropReserved(ledger: Ledger, base: string, length: number, part: number, id: string): void {
+    this.#dropValue(base, length, part, id);
+    ledger.used -= chargeOf(length, part);
   }
 
   /** What was in its keys. */
@@ -288,7 +296,7 @@ export class RedisKeys {
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {
     const number = ++ledger.eventCount;
-    ledger.events.push({ number, fields: ['n', node, kind + field, entry] });
+    ledger.events.push({ number, fields: ['n', node, kind, String.fromCharCode(field.length) + field, 'e', entry] });
     if (ledger.events.length > Math.min(maxEvents, 200)) ledger.events.shift();
   }
 }

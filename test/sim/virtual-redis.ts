@@ -8,7 +8,7 @@
  */
 import type { ArenaHandle, BulkHandle } from '../../packages/native/src/index.ts';
 import type { BulkJob, BulkResult } from '../../packages/tiers/src/redis/bulk-connection.ts';
-import type { ValueEnd, ValueJob } from '../../packages/tiers/src/redis/bulk-lane.ts';
+import type { BulkLanes, ValueEnd, ValueJob } from '../../packages/tiers/src/redis/bulk-lanes.ts';
 import type { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
 import { type Ledger, RedisKeys, type Reply, type State } from './redis-keys.ts';
 import { isSound, type VirtualArenas } from './virtual-arena.ts';
@@ -42,6 +42,9 @@ interface ValueParts {
 
 const text = (argument: unknown): string =>
   Buffer.isBuffer(argument) ? argument.toString('latin1') : String(argument);
+/** Whatever takes jobs for a server. */
+type Pool = BulkPool | BulkLanes;
+
 export class VirtualRedis {
   readonly #keys: RedisKeys;
   /** What a replica has: some of the latest writes are missing. */
@@ -52,7 +55,7 @@ export class VirtualRedis {
   readonly #memories = new WeakMap<Life, Buffer>();
   readonly #connections = new Map<Client, Connection>();
   /** Jobs of each pool that have not ended, and whose they are. */
-  readonly #pools = new Map<BulkPool, { readonly owner: Life; readonly jobs: Set<BulkJob> }>();
+  readonly #pools = new Map<Pool, { readonly owner: Life; readonly jobs: Set<BulkJob> }>();
   isDown = false;
   stalledUntilUs = 0;
   /** Probabilities: a write command is refused; a value arrives damaged. */
@@ -136,15 +139,15 @@ export class VirtualRedis {
     };
   })();
 
-  /** What replaces methods of BulkPool. */
+  /** What replaces methods of BulkPool and BulkLanes. */
   readonly pool = (() => {
     const world = (): VirtualRedis => this;
     return {
-      submit(this: BulkPool, job: BulkJob | ValueJob): void {
+      submit(this: Pool, job: BulkJob | ValueJob): void {
         if ('rows' in job) world().#submitValues(this, job);
         else world().#submit(this, job);
       },
-      close(this: BulkPool): void {
+      close(this: Pool): void {
         const { jobs } = world().#jobsOf(this);
         for (const job of [...jobs]) world().#endJob(jobs, job, 'lost');
       },
@@ -157,6 +160,7 @@ export class VirtualRedis {
       this.#memories.set(this.#world.life, this.#arenas.memories.get(arena)!);
       return {} as BulkHandle;
     },
+    bulkServer: (): number => 1,
     bulkClose: (): void => {},
   };
 
@@ -260,10 +264,10 @@ export class VirtualRedis {
   }
 
   /** Whole values: their parts one after another, and each object looked at when all of its have arrived. */
-  #submitValues(pool: BulkPool, { kind, base, ids, rows, identities, deadlineMs, onDone }: ValueJob): void {
+  #submitValues(pool: Pool, { kind, base, ids, rows, identities, deadlineMs, onDone }: ValueJob): void {
     const memory = this.#memories.get(this.#world.life)!;
     const names = ids.split(' ');
-    const ends: (BulkResult | 'fault')[] = [];
+    const ends: ValueEnd[] = [];
     let open = names.length;
     for (const [index, id] of names.entries()) {
       const [slot, bytes, partBytes] = rows.subarray(3 * index) as unknown as [number, number, number];
@@ -272,14 +276,13 @@ export class VirtualRedis {
       this.#submitParts(pool, { kind, keys: `${base}${id}:`, value, partBytes, deadlineMs }, (worst) => {
         ends[index] = worst === 'ok' && identity !== null && !isSound(value, identity, true) ? 'fault' : worst;
         if (--open > 0) return;
-        // One connection carries them all: it is lost with all of them.
-        onDone(ends.includes('lost') ? 'lost' : (ends as ValueEnd[]));
+        onDone(ends);
       });
     }
   }
 
   #submitParts(
-    pool: BulkPool,
+    pool: Pool,
     { kind, keys, value, partBytes, deadlineMs }: ValueParts,
     onEnd: (worst: BulkResult) => void,
   ): void {
@@ -297,7 +300,7 @@ export class VirtualRedis {
     }
   }
 
-  #submit(pool: BulkPool, job: BulkJob): void {
+  #submit(pool: Pool, job: BulkJob): void {
     const world = this.#world;
     const { life } = world;
     const open = this.#jobsOf(pool).jobs;
@@ -345,7 +348,7 @@ export class VirtualRedis {
     world.schedule(this.#delayUs(), `redis value ${job.kind}`, arrive, world.servers);
   }
 
-  #jobsOf(pool: BulkPool): { readonly owner: Life; readonly jobs: Set<BulkJob> } {
+  #jobsOf(pool: Pool): { readonly owner: Life; readonly jobs: Set<BulkJob> } {
     let entry = this.#pools.get(pool);
     if (entry === undefined) {
       entry = { owner: this.#world.life, jobs: new Set() };

@@ -75,20 +75,26 @@ Napi::Value BulkOpen(const Napi::CallbackInfo& info) {
   return Napi::External<BulkHandle>::New(env, new BulkHandle(box), [](Napi::Env, BulkHandle* handle) { delete handle; });
 }
 
-Napi::Value BulkConnect(const Napi::CallbackInfo& info) {
+Napi::Value BulkServerOf(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   BulkServer server{};
-  server.host = info[1].As<Napi::String>().Utf8Value();
-  const uint64_t port = NumberOf(info, 2, "port");
-  if (port > 65535) throw Napi::RangeError::New(env, "port");
-  server.port = static_cast<uint16_t>(port);
-  server.login = BytesOf(info[3]);
-  server.loginReplies = static_cast<unsigned>(NumberOf(info, 4, "loginReplies"));
-  server.depth = static_cast<unsigned>(NumberOf(info, 5, "depth"));
-  server.pieceBytes = NumberOf(info, 6, "pieceBytes");
+  server.login = BytesOf(info[1]);
+  server.loginReplies = static_cast<unsigned>(NumberOf(info, 2, "loginReplies"));
+  server.depth = static_cast<unsigned>(NumberOf(info, 3, "depth"));
+  server.pieceBytes = NumberOf(info, 4, "pieceBytes");
   if (server.depth < 1 || server.pieceBytes < 1) throw Napi::RangeError::New(env, "depth and pieceBytes are 1 at least");
+  return Napi::Number::New(env, static_cast<double>(BoxOf(info[0])->engine->Open(server)));
+}
+
+Napi::Value BulkConnect(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const std::string host = info[2].As<Napi::String>().Utf8Value();
+  const uint64_t port = NumberOf(info, 3, "port");
+  if (port > 65535) throw Napi::RangeError::New(env, "port");
   try {
-    return Napi::Number::New(env, static_cast<double>(BoxOf(info[0])->engine->Connect(server)));
+    const BulkHandle box = BoxOf(info[0]);
+    const uint64_t number = box->engine->Connect(NumberOf(info, 1, "server"), host, static_cast<uint16_t>(port));
+    return Napi::Number::New(env, static_cast<double>(number));
   } catch (const std::runtime_error& error) {
     throw Napi::Error::New(env, error.what());
   }
@@ -125,12 +131,18 @@ void BulkMoveValues(const Napi::CallbackInfo& info) {
     }
     if (identities != nullptr) std::memcpy(move.identity.data(), identities + 64 * i, 64);
   }
-  box->engine->Move(NumberOf(info, 1, "connection"), std::move(group));
+  box->engine->Move(NumberOf(info, 1, "server"), std::move(group));
+}
+
+void BulkExpire(const Napi::CallbackInfo& info) {
+  BoxOf(info[0])->engine->Expire(NumberOf(info, 1, "server"), NumberOf(info, 2, "tag"));
 }
 
 void BulkDisconnect(const Napi::CallbackInfo& info) {
   BoxOf(info[0])->engine->Disconnect(NumberOf(info, 1, "connection"));
 }
+
+void BulkShut(const Napi::CallbackInfo& info) { BoxOf(info[0])->engine->Shut(NumberOf(info, 1, "server")); }
 
 void BulkClose(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
 
@@ -138,9 +150,12 @@ void BulkClose(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
 
 void RegisterBulk(Napi::Env env, Napi::Object exports) {
   exports["bulkOpen"] = Napi::Function::New(env, BulkOpen);
+  exports["bulkServer"] = Napi::Function::New(env, BulkServerOf);
   exports["bulkConnect"] = Napi::Function::New(env, BulkConnect);
   exports["bulkMove"] = Napi::Function::New(env, BulkMoveValues);
+  exports["bulkExpire"] = Napi::Function::New(env, BulkExpire);
   exports["bulkDisconnect"] = Napi::Function::New(env, BulkDisconnect);
+  exports["bulkShut"] = Napi::Function::New(env, BulkShut);
   exports["bulkClose"] = Napi::Function::New(env, BulkClose);
 }
 

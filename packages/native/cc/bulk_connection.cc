@@ -29,9 +29,10 @@ void AppendWord(std::string& text, std::string_view word) {
 
 }  // namespace
 
-BulkConnection::BulkConnection(Arena& arena, uint64_t number, int fd, const BulkServer& server,
+BulkConnection::BulkConnection(Arena& arena, uint64_t number, int fd, std::shared_ptr<BulkQueue> queue,
                                std::vector<BulkEvent>& events)
-    : arena_(arena), number_(number), fd_(fd), server_(server), events_(events), logins_(server.loginReplies) {
+    : arena_(arena), number_(number), fd_(fd), queue_(std::move(queue)), server_(queue_->server()), events_(events),
+      logins_(server_.loginReplies) {
   XXH3_64bits_reset(&checksum_);  // the first piece of a value may be missing, and its second arrive
 }
 
@@ -49,32 +50,33 @@ void BulkConnection::Connected() {
   connecting_ = false;
   if (logins_ == 0) events_.push_back({BulkEventKind::kReady, static_cast<double>(number_), {}, {}});
   else out_.push_back({server_.login});
-  Write();
+  Serve();
 }
 
-void BulkConnection::Move(BulkGroup what) {
-  const auto group = std::make_shared<Group>();
-  group->what = std::move(what);
-  group->results.resize(group->what.moves.size());
-  for (size_t i = 0; i < group->results.size(); ++i) {
-    values_.push_back({});
-    values_.back().group = group;
-    values_.back().index = i;
-  }
+void BulkConnection::Serve() {
   Pump();
   Write();
 }
 
+bool BulkConnection::Carries(uint64_t tag) const {
+  return std::ranges::any_of(values_, [tag](const BulkValue& value) { return value.group->what.tag == tag; });
+}
+
 // Commands, up to the depth.
 void BulkConnection::Pump() {
-  while (!closed() && !held_ && sending_ < values_.size() && pieces_.size() < server_.depth) {
-    Value& value = values_[sending_];
+  while (!closed() && !connecting_ && logins_ == 0 && !held_ && pieces_.size() < server_.depth) {
+    if (sending_ == values_.size()) {
+      auto next = queue_->Next();
+      if (!next) return;
+      values_.push_back(std::move(*next));
+    }
+    BulkValue& value = values_[sending_];
     if (!value.allSent()) SendPiece(value);
     if (value.allSent()) ++sending_;
   }
 }
 
-void BulkConnection::SendPiece(Value& value) {
+void BulkConnection::SendPiece(BulkValue& value) {
   const BulkMove& move = value.move();
   const bool isGet = value.isGet();
   const uint64_t part = value.sentBytes / move.partBytes;
@@ -246,7 +248,7 @@ void BulkConnection::BeginBody(uint64_t bytes) {
 }
 
 void BulkConnection::EndPiece(BulkResult result, std::string text) {
-  Value& value = values_.front();
+  BulkValue& value = values_.front();
   pieces_.pop_front();
   if (held_ && pieces_.size() == 1) {
     out_.push_back(std::move(*held_));
@@ -263,22 +265,15 @@ void BulkConnection::EndPiece(BulkResult result, std::string text) {
 
 void BulkConnection::EndValues() {
   while (!values_.empty() && values_.front().open == 0 && values_.front().allSent()) {
-    Value& value = values_.front();
+    BulkValue& value = values_.front();
     const bool isWhole = value.result == BulkResult::kOk && value.isGet();
-    if (isWhole && !IsSound(value)) value.result = BulkResult::kFault;
-    Group& group = *value.group;
-    group.results[value.index] = value.result;
-    if (value.result == BulkResult::kError) group.errors.append(value.text).append("\n");
-    if (value.index + 1 == group.results.size()) {
-      events_.push_back({BulkEventKind::kMoved, static_cast<double>(group.what.tag), std::move(group.results),
-                         std::move(group.errors)});
-    }
+    queue_->End(value, isWhole && !IsSound(value) ? BulkResult::kFault : value.result);
     values_.pop_front();
     if (sending_ > 0) --sending_;
   }
 }
 
-bool BulkConnection::IsSound(const Value& value) {
+bool BulkConnection::IsSound(const BulkValue& value) {
   ObjectHeader header;
   const uint8_t* identity = value.move().identity.data();
   return DecodeHeader(arena_.base() + value.move().slot, &header) == HeaderFault::kNone &&
@@ -288,16 +283,18 @@ bool BulkConnection::IsSound(const Value& value) {
          XXH3_64bits_digest(&checksum_) == header.payloadChecksum;
 }
 
-// What it carried is lost, and JavaScript knows what that was.
 void BulkConnection::Close(const std::string& why) {
   if (closed()) return;
-  CloseSocket();
+  End();
   events_.push_back({BulkEventKind::kDown, static_cast<double>(number_), {}, why});
 }
 
-void BulkConnection::CloseSocket() {
-  if (fd_ >= 0) close(fd_);
+void BulkConnection::End() {
+  if (closed()) return;
+  close(fd_);
   fd_ = -1;
+  for (const BulkValue& value : values_) queue_->End(value, BulkResult::kLost);
+  values_.clear();
 }
 
 }  // namespace kvtier

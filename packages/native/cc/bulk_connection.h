@@ -5,7 +5,7 @@
 //           "..XX\r\n"     ─┼─ one sendmsg   GETRANGE      N bytes ─▶ arena      ┐ one readv
 //           next "*4..$N\r\n" ─┘                     "\r\n$N\r\n" ─▶ stash      ┘
 //
-// Values are sent one after the other, and answered so; pieces of the next follow those of the last without a pause. What is not
+// Values are taken from the server's queue one after the other, and answered so; pieces of the next follow those of the last without a pause. What is not
 // understood ends the connection: there is no resynchronising.
 //
 // A part is announced (its SET up to the length) behind the part before, and its bytes follow when that one was answered: a server
@@ -18,44 +18,33 @@
 #include <string>
 #include <vector>
 
-#include "bulk_engine.h"
+#include "bulk_queue.h"
 #include "xxh3.h"
 
 namespace kvtier {
 
 class BulkConnection {
  public:
-  BulkConnection(Arena& arena, uint64_t number, int fd, const BulkServer& server, std::vector<BulkEvent>& events);
-  ~BulkConnection() { CloseSocket(); }
+  BulkConnection(Arena& arena, uint64_t number, int fd, std::shared_ptr<BulkQueue> queue, std::vector<BulkEvent>& events);
+  ~BulkConnection() { End(); }
   BulkConnection(const BulkConnection&) = delete;
   BulkConnection& operator=(const BulkConnection&) = delete;
 
   // The socket is ready. Afterwards: see closed() and wantsWrite().
   void OnReady(bool readable, bool writable);
-  void Move(BulkGroup group);
+  // There is more in the queue.
+  void Serve();
+  void Close(const std::string& why);
+  // What it carries is lost; nothing is touched any more.
+  void End();
 
+  const BulkQueue& queue() const { return *queue_; }
+  bool Carries(uint64_t tag) const;
   int fd() const { return fd_; }
   bool closed() const { return fd_ < 0; }
   bool wantsWrite() const { return connecting_ || !out_.empty(); }
 
  private:
-  struct Group {
-    BulkGroup what;
-    std::vector<BulkResult> results;
-    std::string errors;  // a line each
-  };
-  struct Value {
-    std::shared_ptr<Group> group;
-    size_t index;            // in it
-    uint64_t sentBytes = 0;  // asked for, or put on its way
-    unsigned open = 0;       // pieces that are not answered
-    BulkResult result = BulkResult::kOk;
-    std::string text;
-    bool begun = false;
-    bool isGet() const { return group->what.isGet; }
-    const BulkMove& move() const { return group->what.moves[index]; }
-    bool allSent() const { return begun && (sentBytes == move().bytes || result != BulkResult::kOk); }
-  };
   struct Piece {
     uint64_t at;  // in the object
     uint64_t bytes;
@@ -69,7 +58,7 @@ class BulkConnection {
 
   void Connected();
   void Pump();
-  void SendPiece(Value& value);
+  void SendPiece(BulkValue& value);
   void Write();
   void Read();
   void Parse();
@@ -78,18 +67,17 @@ class BulkConnection {
   void Filled(uint64_t bytes);
   void EndPiece(BulkResult result, std::string text = {});
   void EndValues();
-  bool IsSound(const Value& value);
-  void Close(const std::string& why);
-  void CloseSocket();
+  bool IsSound(const BulkValue& value);
 
   Arena& arena_;
   const uint64_t number_;
   int fd_;
-  const BulkServer server_;
+  const std::shared_ptr<BulkQueue> queue_;
+  const BulkServer& server_;  // the queue's
   std::vector<BulkEvent>& events_;
   bool connecting_ = true;
   unsigned logins_ = 0;     // replies still to come
-  std::deque<Value> values_;  // the first is being answered
+  std::deque<BulkValue> values_;  // the first is being answered
   size_t sending_ = 0;        // index of the value whose pieces are sent next
   std::deque<Piece> pieces_;  // sent and not answered
   std::deque<Out> out_;

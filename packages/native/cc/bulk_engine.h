@@ -1,12 +1,14 @@
 // The Redis data plane: values straight between arena slots and connections to servers, on a thread of its own.
 //
 //     JavaScript ──Connect──▶ connection ──login──▶ kReady          GETRANGE, SET ... XX: pieces of a value, a few at a time
-//        ▲ kMoved              │ kDown                    ──Move──▶ server ──▶ arena slot, checksum while it is hot in cache
+//        ▲ kMoved              │ kDown       ▲
+//        └──────────── a server's queue ─────┘  ◀──Move                              server ──▶ arena slot, checksum while it is hot in cache
 //
 // JavaScript decides what moves where and for how long; here bytes are moved, and an object that has arrived is verified.
 // Values come in groups: JavaScript is woken once for a group, which on a busy machine costs as much as moving half a megabyte.
-// Invariants: a slot is touched only between Move and its kMoved, or until Disconnect has returned; every Move gets one kMoved, of
-// one connection in their order, or ends with its connection (kDown); nothing that a server sends makes a buffer grow.
+// Those of a server wait in one queue, and any connection to it takes the next when it has room: none is idle while another has
+// more than it can carry. Invariants: a slot is touched only between Move and its kMoved, or until Shut has returned; every Move gets
+// one kMoved, in no order; values whose connection ends are lost; nothing that a server sends makes a buffer grow.
 // Idea: platform.md, "raw".
 #pragma once
 #include <array>
@@ -21,7 +23,7 @@
 
 namespace kvtier {
 
-// The same numbers in packages/tiers/src/redis/bulk-lane.ts.
+// The same numbers in packages/tiers/src/redis/bulk-lanes.ts.
 enum class BulkEventKind : int {
   kReady = 0,  // connection
   kDown = 1,   // connection; text: why
@@ -33,6 +35,7 @@ enum class BulkResult : int {
   kLength = 2,  // not as long as it should be
   kFault = 3,   // arrived, and is not the object that it should be
   kError = 4,   // the server says no
+  kLost = 5,    // no answer: its connection has ended, or its time was over
 };
 
 struct BulkEvent {
@@ -58,9 +61,8 @@ struct BulkGroup {
   std::vector<BulkMove> moves;
 };
 
+// How all connections to a server are used.
 struct BulkServer {
-  std::string host;  // an address literal, or the path of a Unix socket
-  uint16_t port;
   std::string login;      // sent first
   unsigned loginReplies;  // +OK's that it is answered with
   unsigned depth;         // commands in flight
@@ -75,11 +77,18 @@ class BulkEngine {
   BulkEngine(std::shared_ptr<Arena> arena, std::function<void()> wake);
   ~BulkEngine();
 
-  // The number of a connection that will be kReady or kDown. Throws std::runtime_error when the address is none.
-  uint64_t Connect(const BulkServer& server);
-  void Move(uint64_t connection, BulkGroup group);
-  // Its socket is closed when this returns; there will be no kDown.
+  // A number for a server: a queue, and no connection yet.
+  uint64_t Open(const BulkServer& server);
+  // The number of a connection that will be kReady or kDown. `host`: an address literal, or the path of a Unix socket. Throws
+  // std::runtime_error when it is neither.
+  uint64_t Connect(uint64_t server, const std::string& host, uint16_t port);
+  void Move(uint64_t server, BulkGroup group);
+  // Time is over for what is left of a group: what waits is lost, and so are the connections that carry some of it (kDown).
+  void Expire(uint64_t server, uint64_t tag);
+  // Its socket is closed when this returns; what it carried is lost; there will be no kDown.
   void Disconnect(uint64_t connection);
+  // The end of a server: nothing moves any more when this returns. What has not ended, has now, and no event says so.
+  void Shut(uint64_t server);
   std::vector<BulkEvent> Take();
   // Ends every connection, then the thread.
   void Close();
@@ -88,6 +97,9 @@ class BulkEngine {
   void Emit(std::vector<BulkEvent>&& events);
 
  private:
+  // Done by the loop when this returns.
+  void Do(std::function<void()> work);
+
   std::shared_ptr<Arena> arena_;
   std::function<void()> wake_;
   uint64_t nextNumber_ = 1;

@@ -174,43 +174,41 @@ export interface NativeBinding {
   // -- Redis values (binding_bulk.cc) ---------------------------------------------------------------------------
   /**
    * Values between arena slots and Redis servers, on a thread of its own. `onEvent`: 0 ready: connection · 1 down: connection;
-   * text: why; what it carried has ended · 2 moved: tag, results, a digit for each value (0 all of it, and for a get verified; 1 a key
-   * is not there; 2 not as long as it should be; 3 not the object that it should be; 4 refused: text has the server's error lines,
-   * one for each of these).
+   * text: why · 2 moved: tag, results, a digit for each value (0 all of it, and for a get verified; 1 a key is not there; 2 not as
+   * long as it should be; 3 not the object that it should be; 4 refused: text has the server's error lines, one for each of these;
+   * 5 lost: no answer).
    */
   bulkOpen(
     arena: ArenaHandle,
     onEvent: (kind: number, number: number, results: string, text: string) => void,
   ): BulkHandle;
   /**
-   * Open a connection to an IP address, or a Unix socket (a path); it will be ready or down. Returns its number. `login` is sent
-   * first, and answered by `loginReplies` times +OK. `depth`: commands in flight. `pieceBytes`: of one GETRANGE.
+   * A server to move values to and from: its number. `login` is what each connection sends first, and is answered by `loginReplies`
+   * times +OK. `depth`: commands in flight on one. `pieceBytes`: of one GETRANGE.
    */
-  bulkConnect(
-    bulk: BulkHandle,
-    host: string,
-    port: number,
-    login: Uint8Array,
-    loginReplies: number,
-    depth: number,
-    pieceBytes: number,
-  ): number;
+  bulkServer(bulk: BulkHandle, login: Uint8Array, loginReplies: number, depth: number, pieceBytes: number): number;
+  /** Open a connection to it, at an IP address or a Unix socket (a path); it will be ready or down. Returns its number. */
+  bulkConnect(bulk: BulkHandle, server: number, host: string, port: number): number;
   /**
-   * Move values over a connection that is ready. Rows of 3: [slot, bytes, partBytes]; a value's keys are `base` + its id + ":0",
-   * ":1" ..., of `partBytes` each; `ids` has a space between them. `identities`: 64 bytes a value, and they are read and verified;
-   * null, and they are written (SET XX). All end in one event, or with their connection.
+   * Move values over whatever connections there are, or will be. Rows of 3: [slot, bytes, partBytes]; a value's keys are `base` + its
+   * id + ":0", ":1" ..., of `partBytes` each; `ids` has a space between them. `identities`: 64 bytes a value, and they are read and
+   * verified; null, and they are written (SET XX). All end in one event.
    */
   bulkMove(
     bulk: BulkHandle,
-    connection: number,
+    server: number,
     tag: number,
     base: string,
     ids: string,
     rows: Float64Array,
     identities: Uint8Array | null,
   ): void;
-  /** Nothing moves over it when this returns; there is no event. */
+  /** What is left of these values is lost, and so is each connection that carries some of it. */
+  bulkExpire(bulk: BulkHandle, server: number, tag: number): void;
+  /** Nothing moves over this connection when this returns; there is no event of it. */
   bulkDisconnect(bulk: BulkHandle, connection: number): void;
+  /** Nothing moves to or from this server when this returns; what was to move gets no event. */
+  bulkShut(bulk: BulkHandle, server: number): void;
   /** Ends all connections and the thread; no event follows. */
   bulkClose(bulk: BulkHandle): void;
 }

@@ -2,27 +2,10 @@
  * A few connections to one server, and the jobs that wait for one. Reads go before writes. Invariant: a job ends by its deadline
  * (and a sweep), and if it was on a connection that fell silent, only after that connection is destroyed.
  */
-import type { BulkJob } from './bulk-connection.ts';
+import type { BulkConnection, BulkJob } from './bulk-connection.ts';
 
-/** What a pool knows of a job: a piece of a value, or a whole one. */
-interface Job {
-  readonly kind: 'get' | 'set';
-  /** On the clock of performance.now(). */
-  readonly deadlineMs: number;
-  readonly onDone: (result: 'lost') => void;
-}
-
-/** A `BulkConnection`, or a `BulkLane`. */
-interface Connection<J extends Job> {
-  readonly ready: boolean;
-  readonly inFlight: number;
-  readonly deadlineMs: number;
-  send(job: J): void;
-  destroy(reason: string): void;
-}
-
-export interface BulkPoolOptions<J extends Job> {
-  readonly connect: (on: { ready: () => void; end: (reason: string, wasReady: boolean) => void }) => Connection<J>;
+export interface BulkPoolOptions {
+  readonly connect: (on: { ready: () => void; end: (reason: string, wasReady: boolean) => void }) => BulkConnection;
   readonly connections: number;
   /** Jobs in flight on one connection. */
   readonly depth: number;
@@ -32,18 +15,18 @@ export interface BulkPoolOptions<J extends Job> {
 
 const sweepMs = 50;
 
-export class BulkPool<J extends Job = BulkJob> {
-  readonly #options: BulkPoolOptions<J>;
-  readonly #connections = new Set<Connection<J>>();
-  readonly #waiting = { get: new Queue<J>(), set: new Queue<J>() };
+export class BulkPool {
+  readonly #options: BulkPoolOptions;
+  readonly #connections = new Set<BulkConnection>();
+  readonly #waiting = { get: new Queue<BulkJob>(), set: new Queue<BulkJob>() };
   #sweep: NodeJS.Timeout | undefined;
   #closed = false;
 
-  constructor(options: BulkPoolOptions<J>) {
+  constructor(options: BulkPoolOptions) {
     this.#options = options;
   }
 
-  submit(job: J): void {
+  submit(job: BulkJob): void {
     if (this.#closed) {
       job.onDone('lost');
       return;
@@ -80,7 +63,7 @@ export class BulkPool<J extends Job = BulkJob> {
 
   #connect(): void {
     if (this.#closed) return;
-    const connection: Connection<J> = this.#options.connect({
+    const connection: BulkConnection = this.#options.connect({
       ready: () => this.#pump(),
       end: (reason, wasReady) => {
         this.#connections.delete(connection);

@@ -25,8 +25,6 @@ const namespaceBytes = 32;
 const pageEntries = 1000;
 const pollEvents = 100;
 const scanKeys = 1000;
-/** Of a change in an event: 'r', and not 's'. */
-const removedKind = 114;
 
 /** What a write wants to store. `id` names the value and is never used again. */
 export interface Reservation {
@@ -47,6 +45,20 @@ const fieldsOf = (namespace: Namespace, blocks: readonly { readonly hash: HashKe
   Buffer.concat(
     blocks.flatMap(({ hash }) => [Buffer.of(namespaceBytes + hash.length), namespace.digest, hashOfKey(hash)]),
   );
+
+/** The lease of what is reserved together is named by this: id and bytes of each. */
+const wordsOf = (blocks: readonly Reservation[]): string => blocks.map(({ id, bytes }) => `${id} ${bytes}`).join(' ');
+
+/** Names one after the other, each behind its length, and their entries, a line each. */
+function* changesIn(fields: Buffer, entries: Buffer): Generator<[field: Buffer, text: string]> {
+  let at = 0;
+  if (fields.length === 0) return;
+  for (const text of entries.toString('latin1').split('\n')) {
+    const end = at + 1 + fields[at]!;
+    yield [fields.subarray(at + 1, end), text];
+    at = end;
+  }
+}
 
 /** Of an entry's text. */
 export function parseEntry(text: string): { bytes: number; partBytes: number; id: string } {
@@ -125,13 +137,13 @@ export class Directory {
       this.#read(state);
       const newest = Number(state[3]);
       if (newest > this.#lastEvent && (first === 0 || first > this.#lastEvent + 1)) throw lost('is ahead by too much');
-      for (const [id, [, node, ...changes]] of events) {
+      for (const [id, [, node, kind, fields, , entries]] of events) {
         this.#lastEvent = Number(String(id).split('-')[0]);
-        const isOwn = String(node) === this.#node;
-        for (let at = 0; at < changes.length; at += 2) {
-          const [kind, field] = [changes[at]![0], changes[at]!.subarray(1)];
-          if (kind === removedKind) this.#removed(field, String(changes[at + 1]));
-          else if (!isOwn) this.#stored(field, String(changes[at + 1]));
+        const isRemoval = String(kind) === 'r';
+        if (!isRemoval && String(node) === this.#node) continue;
+        for (const [field, text] of changesIn(fields!, entries!)) {
+          if (isRemoval) this.#removed(field, text);
+          else this.#stored(field, text);
         }
       }
       for (const [text, event] of this.#leaving) if (event <= this.#lastEvent) this.#leaving.delete(text);
@@ -146,17 +158,14 @@ export class Directory {
     terms: { leaseMs: number; partBytes: number; share: number | undefined },
   ): Promise<{ answers: Answer[]; evicted: number }> {
     const share = terms.share === undefined ? '' : Math.floor(terms.share * this.capacityBytes);
-    const words = blocks.map(({ id, bytes }) => `${id} ${bytes}`).join(' ');
     const head = [this.#node, terms.leaseMs, terms.partBytes, share];
-    const reply = await this.#run(reserveScript, [...head, fieldsOf(namespace, blocks), words]);
+    const reply = await this.#run(reserveScript, [...head, fieldsOf(namespace, blocks), wordsOf(blocks)]);
     const [state, answers, held, gone, entries] = reply as [Reply[], Buffer, Buffer[], Buffer, Buffer];
     this.#read(state);
-    const evicted = gone.length === 0 ? [] : entries.toString('latin1').split('\n');
-    let at = 0;
-    for (const text of evicted) {
-      const end = at + 1 + gone[at]!;
-      this.#removed(gone.subarray(at + 1, end), text);
-      at = end;
+    let evicted = 0;
+    for (const [field, text] of changesIn(gone, entries)) {
+      this.#removed(field, text);
+      evicted++;
     }
     const next = held.values();
     const told = Array.from(answers.toString('latin1'), (letter, i): Answer => {
@@ -164,20 +173,20 @@ export class Directory {
       this.#stored(fieldOf(namespace, blocks[i]!.hash), String(next.next().value!));
       return 'held';
     });
-    return { answers: told, evicted: evicted.length };
+    return { answers: told, evicted };
   }
 
-  /** List what was written; give back the reservation of what was not. */
+  /** List what was written; give back the reservation of what was not. `blocks`: all that were reserved together. */
   async commit(
     namespace: Namespace,
     blocks: readonly (Reservation & { readonly written: boolean; readonly usedUs: number })[],
     terms: { ttlMs: number | undefined; partBytes: number; offsetUs: number },
   ): Promise<Answer[]> {
-    const wordsOf = ({ id, bytes, written, usedUs }: (typeof blocks)[number]): string =>
-      `${id} ${bytes} ${written ? 1 : 0} ${Math.round(usedUs + terms.offsetUs)}`;
-    const words = blocks.map(wordsOf).join(' ');
+    const flags = blocks.map(({ written }) => (written ? '1' : '0')).join('');
+    const uses = blocks.map(({ usedUs }) => Math.round(usedUs + terms.offsetUs)).join(' ');
     const head = [this.#node, terms.ttlMs ?? '', terms.partBytes];
-    const reply = await this.#run(commitScript, [...head, fieldsOf(namespace, blocks), words]);
+    const args = [...head, fieldsOf(namespace, blocks), wordsOf(blocks), flags, uses];
+    const reply = await this.#run(commitScript, args);
     const [state, answers, held] = reply as [Reply[], Buffer, Buffer[]];
     this.#read(state);
     const next = held.values();

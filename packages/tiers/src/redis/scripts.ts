@@ -9,8 +9,11 @@
  *    (RENAME) where no more bytes belong into them: their old bytes are freed one by one, as new ones come. Freed by megabytes at
  *    once, they would go back to the kernel, and each page would be asked for and cleared again: a tenth of the server's time;
  *  - a script does all of what it is for, or nothing, or (several flushes) whole steps of it; also while its slot moves;
- *  - an entry is written only when its writer says that every part was stored and the keys still have that many bytes. The count alone
- *    proves nothing, a renamed key has its old bytes: readers verify what they get.
+ *  - an entry is written only under a lease, when its writer says that the server took every part. What is in the keys proves
+ *    nothing, a renamed one has its old bytes, and a server may drop one by itself: readers verify what they get.
+ *
+ * Lua's strings and calls are what a script costs its server, which does nothing else meanwhile: what comes together (the blocks of
+ * a batch, their lease, the news of them) is one string, and is taken apart only where it must be.
  */
 import { createHash } from 'node:crypto';
 
@@ -22,7 +25,7 @@ export interface Script {
 /** The keys of a partition, in the order of KEYS. */
 export const keyNames = ['ledger', 'blocks', 'recency', 'leases', 'expiry', 'events'] as const;
 /** `format` of the ledger: another one is not ours to touch. */
-export const formatName = 'kvtier-redis-1';
+export const formatName = 'kvtier-redis-2';
 /** Events kept for those who follow; who is further behind lists anew. One is what one script changed. */
 export const maxEvents = 10_000;
 /** Charged on top of a value's bytes: the entry's keys and fields, and those of each part. */
@@ -36,12 +39,14 @@ export function chargeOf(bytes: number, partBytes: number): number {
 
 const prelude = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local base = string.sub(ledger, 1, -7)
-local call = redis.call
+local value_base = string.sub(ledger, 1, -7) .. 'v:'
+local call, pcall = redis.call, redis.pcall
+local sub, match, gmatch, char, concat = string.sub, string.match, string.gmatch, string.char, table.concat
 -- A call costs the server some microseconds, whatever it does. So the ledger's numbers are read once and written once, and what
 -- changes is noted, and then done for all blocks of a script at once, by flush(). gone: names dropped by this script.
 local format, epoch, used, cap, count, number
-local node, news, charges, changed, gone = '', {}, {}, false, {}
+local node, charges, changed, gone = '', {}, false, {}
+local news_kind, news_fields, news_entries
 local dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
 local new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
 local function load()
@@ -68,7 +73,7 @@ end
 local function expect_still()
   for _, list in ipairs({dead_keys, new_keys}) do
     for first = 1, #list, 1200 do
-      local there = redis.pcall('EXISTS', ledger, unpack(list, first, math.min(first + 1199, #list)))
+      local there = pcall('EXISTS', ledger, unpack(list, first, math.min(first + 1199, #list)))
       if type(there) ~= 'number' then error('KVTIER TRYAGAIN: the slot is on its way to another server') end
     end
   end
@@ -79,7 +84,7 @@ local function reuse()
   local dead, empty = {}, {}
   for i = 1, math.max(#dead_keys, #new_keys) do
     local old, new = dead_keys[i], new_keys[i]
-    local renamed = old and new and dead_bytes[i] <= new_bytes[i] and redis.pcall('RENAME', old, new)
+    local renamed = old and new and dead_bytes[i] <= new_bytes[i] and pcall('RENAME', old, new)
     if not renamed or renamed.err then
       if old then add(dead, old) end
       if new then add_pair(empty, new, '') end
@@ -88,7 +93,7 @@ local function reuse()
   over(dead, 'DEL')
   over(empty, 'MSET')
 end
--- The keys and the ledger change together, here and nowhere else.
+-- The keys and the ledger change together, here and nowhere else. Returns the names and the entries of the news, as its event has them.
 local function flush()
   expect_still()
   reuse()
@@ -101,12 +106,12 @@ local function flush()
   -- Never used less recently than is known already.
   over(new_uses, 'ZADD', recency, 'GT')
   over(new_ends, 'ZADD', expiry)
-  for first = 1, #news, 1200 do
-    number = number + 1
-    call('XADD', events, 'MAXLEN', '~', ${maxEvents}, string.format('%d-1', number), 'n', node,
-      unpack(news, first, math.min(first + 1199, #news)))
+  local fields, entries = '', ''
+  if news_kind then
+    number, fields, entries = number + 1, concat(news_fields), concat(news_entries, '\\n')
+    call('XADD', events, 'MAXLEN', '~', ${maxEvents}, string.format('%d-1', number), 'n', node, news_kind, fields, 'e', entries)
   end
-  news = {}
+  news_kind = nil
   dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
   new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
   if changed then call('HSET', ledger, 'used', used, 'count', count, 'events', number) end
@@ -114,10 +119,12 @@ local function flush()
     if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
   end
   charges, changed = {}, false
+  return fields, entries
 end
+local function state() return {epoch, used, cap, number} end
 local function finish()
   flush()
-  return {epoch, used, cap, number}
+  return state()
 end
 local function charged(namespace)
   return tonumber(call('HGET', ledger, 'ns:' .. namespace) or 0) + (charges[namespace] or 0)
@@ -125,81 +132,86 @@ end
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
-local function parts_of(bytes, part) return math.ceil(bytes / part) end
-local function charge_of(bytes, part) return bytes + ${entryBytes} + parts_of(bytes, part) * ${partOverheadBytes} end
--- "bytes part id"
-local function parse(entry)
-  local bytes, part, id = string.match(entry, '^(%d+) (%d+) (.+)$')
-  return tonumber(bytes), tonumber(part), id
+-- What all values of a size have in common, by "bytes part": most blocks of a script are of one.
+local shapes = {}
+local function shape_of(size)
+  local shape = shapes[size]
+  if shape then return shape end
+  local bytes, part = match(size, '^(%d+) (%d+)$')
+  bytes, part = tonumber(bytes), tonumber(part)
+  local parts = math.ceil(bytes / part)
+  shape = {charge = bytes + ${entryBytes} + parts * ${partOverheadBytes}, parts = parts}
+  for i = 1, parts do
+    shape[i] = math.min(part, bytes - (i - 1) * part)
+  end
+  shapes[size] = shape
+  return shape
 end
--- Numbers become text slowly.
-local names = {}
-local function key_of(value, i)
-  names[i] = names[i] or ':' .. i
-  return value .. names[i]
+-- Of a value's parts. Numbers become text slowly.
+local suffixes = {':0', ':1', ':2', ':3', ':4', ':5', ':6', ':7'}
+local function key_of(id, i)
+  local suffix = suffixes[i]
+  if not suffix then
+    suffix = ':' .. (i - 1)
+    suffixes[i] = suffix
+  end
+  return value_base .. id .. suffix
 end
--- Its keys, with whatever in them.
-local function make_value(bytes, part, id)
-  local value = base .. 'v:' .. id
-  for i = 0, parts_of(bytes, part) - 1 do
-    add(new_keys, key_of(value, i))
-    add(new_bytes, math.min(part, bytes - i * part))
+local function add_keys(keys, sizes, shape, id)
+  local at = #keys
+  for i = 1, shape.parts do
+    keys[at + i], sizes[at + i] = key_of(id, i), shape[i]
   end
 end
--- Bytes in its keys; a key that is no string has none.
-local function bytes_of(bytes, part, id)
-  local there, value = 0, base .. 'v:' .. id
-  for i = 0, parts_of(bytes, part) - 1 do
-    local length = redis.pcall('STRLEN', key_of(value, i))
-    if type(length) == 'number' then there = there + length end
-  end
-  return there
-end
-local function drop_value(bytes, part, id)
-  local value = base .. 'v:' .. id
-  for i = 0, parts_of(bytes, part) - 1 do
-    add(dead_keys, key_of(value, i))
-    add(dead_bytes, math.min(part, bytes - i * part))
-  end
-end
-local function charge(field, amount)
-  local namespace = string.sub(field, 1, 32)
+local function charge(namespace, amount)
   used = used + amount
   charges[namespace] = (charges[namespace] or 0) + amount
   changed = true
 end
+-- 's', stored, or 'r', removed: of one kind are all news of a flush.
 local function tell(kind, field, entry)
-  add_pair(news, kind .. field, entry)
+  if not news_kind then news_kind, news_fields, news_entries = kind, {}, {} end
+  add_pair(news_fields, char(#field), field)
+  add(news_entries, entry)
   changed = true
 end
 -- Used at that time of the server's clock, which is not in the future.
 local latest = now_us + 1000000
 local function use(field, at) add_pair(new_uses, tonumber(at) <= latest and at or string.format('%d', latest), field) end
+-- Its keys go, and its charge; an entry is "bytes part id".
+local function drop_value(field, size, id)
+  local shape = shape_of(size)
+  add_keys(dead_keys, dead_bytes, shape, id)
+  charge(sub(field, 1, 32), -shape.charge)
+end
 local function drop(field, entry)
-  local bytes, part, id = parse(entry)
+  local size, id = match(entry, '^(%d+ %d+) (.+)$')
   gone[field] = true
-  drop_value(bytes, part, id)
+  drop_value(field, size, id)
   add(dead_fields, field)
   count = count - 1
-  charge(field, -charge_of(bytes, part))
   tell('r', field, entry)
-end
--- A lease's member, "bytes part id field".
-local function give_back(member)
-  local bytes, part, id, field = string.match(member, '^(%d+) (%d+) (%S+) (.+)$')
-  add(dead_leases, member)
-  drop_value(tonumber(bytes), tonumber(part), id)
-  charge(field, -charge_of(tonumber(bytes), tonumber(part)))
 end
 -- Fields, each behind a byte with its length.
 local function fields_in(text)
-  local list, at = {}, 1
-  while at <= #text do
-    local size = string.byte(text, at)
-    list[#list + 1] = string.sub(text, at + 1, at + size)
-    at = at + 1 + size
+  local list, at, size = {}, 1, #text
+  while at <= size do
+    local last = at + string.byte(text, at)
+    list[#list + 1] = sub(text, at + 1, last)
+    at = last + 1
   end
   return list
+end
+-- The lease of a batch: "part id bytes id bytes ...", a line feed, its fields.
+local function lease_of(part, words, fields) return part .. ' ' .. words .. '\\n' .. fields end
+local function give_back(lease)
+  local part, words, fields = match(lease, '^(%d+) ([^\\n]*)\\n(.*)$')
+  local names, i = fields_in(fields), 0
+  for id, bytes in gmatch(words, '(%S+) (%S+)') do
+    i = i + 1
+    drop_value(names[i], bytes .. ' ' .. part, id)
+  end
+  add(dead_leases, lease)
 end
 -- Entries by field; false: none.
 local function entries_of(fields)
@@ -211,9 +223,10 @@ local function entries_of(fields)
   end
   return entries
 end
-local function sweep(limit)
-  for _, member in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, limit)) do give_back(member) end
-  local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, limit)
+-- What has ended by itself: so many leases, so many blocks at most, and whether there was any.
+local function sweep()
+  for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 4)) do give_back(lease) end
+  local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 64)
   for i, entry in ipairs(entries_of(ended)) do
     if entry then drop(ended[i], entry) else call('ZREM', expiry, ended[i]) end
   end
@@ -238,7 +251,7 @@ local function oldest_of(namespace)
   for i = first, first + 1023 do
     local field = age(i)
     if not field then return end
-    local is_it = not namespace or string.sub(field, 1, 32) == namespace
+    local is_it = not namespace or sub(field, 1, 32) == namespace
     if is_it and not gone[field] then
       if aged_entries[i] then return field, aged_entries[i] end
       gone[field] = true -- a name without an entry
@@ -305,20 +318,15 @@ return {'ok', unpack(finish())}
  * ARGV: node, leaseMs, partBytes, namespace cap ("" for none), fields (one after the other, each behind a byte with its length), and for
  * each block the words: id, bytes. → {state, answers, held, evicted fields, evicted entries}: a letter a block, 'r' (reserved), 'n' (no
  * room), 'h' (held already: the next of `held`); evicted entries have a line feed between them. In few pieces, because each
- * argument and each reply costs both sides a microsecond or so.
+ * argument and each reply costs both sides a microsecond or so. What is reserved has one lease.
  */
 export const reserveScript = script(`${needsLedger}${mayWrite}
 node = ARGV[1]
-sweep(64)
-local part, share = tonumber(ARGV[3]), tonumber(ARGV[4])
-local fields, answers, others, evicted, entries = fields_in(ARGV[5]), {}, {}, {}, {}
-local ids, sizes = {}, {}
-for id, bytes in string.gmatch(ARGV[6], '(%S+) (%S+)') do
-  add(ids, id)
-  add(sizes, bytes)
-end
+sweep()
+local part, share = ARGV[3], tonumber(ARGV[4])
+local fields, answers, others = fields_in(ARGV[5]), {}, {}
 stride = math.max(2, #fields)
-local held = entries_of(fields)
+local held, taken = entries_of(fields), {}
 for i, field in ipairs(fields) do
   if held[i] then use(field, string.format('%d', now_us)) end
 end
@@ -327,83 +335,89 @@ local function evict(namespace)
   local field, entry = oldest_of(namespace)
   if not field then return false end
   drop(field, entry)
-  add_pair(evicted, string.char(#field), field)
-  add(entries, entry)
   return true
 end
-for i, field in ipairs(fields) do
-  local id, bytes = ids[i], tonumber(sizes[i])
-  local need = charge_of(bytes, part)
+local i = 0
+for id, bytes in gmatch(ARGV[6], '(%S+) (%S+)') do
+  i = i + 1
+  local field, shape = fields[i], shape_of(bytes .. ' ' .. part)
+  local need = shape.charge
   if held[i] and not gone[field] then
     answers[i] = 'h'
     add(others, held[i])
   else
     local fits = need <= cap and (not share or need <= share)
-    local namespace = string.sub(field, 1, 32)
+    local namespace = sub(field, 1, 32)
     while fits and share and charged(namespace) + need > share do fits = evict(namespace) end
     while fits and used + need > cap do fits = evict() end
     if fits then
-      charge(field, need)
-      add_pair(new_leases, now + tonumber(ARGV[2]), sizes[i] .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. field)
-      make_value(bytes, part, id)
+      charge(namespace, need)
+      add_keys(new_keys, new_bytes, shape, id)
+      add_pair(taken, id .. ' ' .. bytes, char(#field) .. field)
       answers[i] = 'r'
     else
       answers[i] = 'n'
     end
   end
 end
-return {finish(), table.concat(answers), others, table.concat(evicted), table.concat(entries, '\\n')}
+if #taken > 0 then
+  local words, names = ARGV[6], ARGV[5]
+  if #taken < 2 * #fields then
+    local some_words, some_names = {}, {}
+    for at = 1, #taken, 2 do
+      add(some_words, taken[at])
+      add(some_names, taken[at + 1])
+    end
+    words, names = concat(some_words, ' '), concat(some_names)
+  end
+  add_pair(new_leases, now + tonumber(ARGV[2]), lease_of(part, words, names))
+end
+local evicted, entries = flush()
+return {state(), concat(answers), others, evicted, entries}
 `);
 
 /**
- * ARGV: node, ttlMs ("" for none), partBytes, fields, and for each block the words: id, bytes, written ("1", or "0" to give the lease
- * back), used (µs, the server's clock). → {state, answers, held}: a letter a block, 's' (stored), 'n' (not: the lease had expired,
- * or bytes are missing), 'h' (another node stored it meanwhile: the next of `held`).
+ * ARGV: node, ttlMs ("" for none), partBytes, fields, and for each block the words: id, bytes; these as they were reserved, without what
+ * was not. Then whether each was written ("1", or "0": it is given back), and when each was used (words; µs, the server's clock).
+ * → {state, answers, held}: a letter a block, 's' (stored), 'n' (not: the lease had expired, or it was not written), 'h' (another node
+ * stored it meanwhile: the next of `held`).
  */
 export const commitScript = script(`${needsLedger}${mayWrite}
 node = ARGV[1]
-local part, answers, others = tonumber(ARGV[3]), {}, {}
-local fields, members, ids, sizes, flags, uses = fields_in(ARGV[4]), {}, {}, {}, {}, {}
-for id, bytes, written, used_at in string.gmatch(ARGV[5], '(%S+) (%S+) (%S+) (%S+)') do
-  add(members, bytes .. ' ' .. ARGV[3] .. ' ' .. id .. ' ' .. fields[#members + 1])
-  add(ids, id)
-  add(sizes, bytes)
-  add(flags, written == '1')
-  add(uses, used_at)
-end
-local held, leased = entries_of(fields), call('ZMSCORE', leases, unpack(members))
-local stored = {}
-for i, field in ipairs(fields) do
-  local id, bytes = ids[i], tonumber(sizes[i])
-  answers[i] = 'n'
-  if leased[i] then
-    local written, other = flags[i], held[i] or stored[field]
-    if not written or other or bytes_of(bytes, part, id) ~= bytes then
-      give_back(members[i])
-      if written and other then
-        answers[i] = 'h'
-        add(others, other)
-      end
-    else
-      local entry = sizes[i] .. ' ' .. ARGV[3] .. ' ' .. id
-      stored[field] = entry
-      add(dead_leases, members[i])
-      add_pair(new_blocks, field, entry)
-      count = count + 1
-      use(field, uses[i])
-      if ARGV[2] ~= '' then
-        local at_ms = now + tonumber(ARGV[2])
-        add_pair(new_ends, at_ms, field)
-        for part_number = 0, parts_of(bytes, part) - 1 do
-          call('PEXPIREAT', base .. 'v:' .. id .. ':' .. part_number, at_ms)
-        end
-      end
-      tell('s', field, entry)
-      answers[i] = 's'
+local part, answers, others = ARGV[3], {}, {}
+local fields, flags, lease = fields_in(ARGV[4]), ARGV[6], lease_of(ARGV[3], ARGV[5], ARGV[4])
+if not call('ZMSCORE', leases, lease)[1] then return {finish(), string.rep('n', #fields), others} end
+local uses = {}
+for used_at in gmatch(ARGV[7], '%S+') do add(uses, used_at) end
+local held, stored, i = entries_of(fields), {}, 0
+add(dead_leases, lease)
+for id, bytes in gmatch(ARGV[5], '(%S+) (%S+)') do
+  i = i + 1
+  local field, size, written = fields[i], bytes .. ' ' .. part, sub(flags, i, i) == '1'
+  local other = held[i] or stored[field]
+  if not written or other then
+    drop_value(field, size, id)
+    answers[i] = 'n'
+    if written then
+      answers[i] = 'h'
+      add(others, other)
     end
+  else
+    local entry = size .. ' ' .. id
+    stored[field] = entry
+    add_pair(new_blocks, field, entry)
+    count = count + 1
+    use(field, uses[i])
+    if ARGV[2] ~= '' then
+      local at_ms = now + tonumber(ARGV[2])
+      add_pair(new_ends, at_ms, field)
+      for part_number = 1, shape_of(size).parts do call('PEXPIREAT', key_of(id, part_number), at_ms) end
+    end
+    tell('s', field, entry)
+    answers[i] = 's'
   end
 end
-return {finish(), table.concat(answers), others}
+return {finish(), concat(answers), others}
 `);
 
 /** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */
@@ -433,9 +447,9 @@ return {finish()}
  */
 export const pollScript = script(`${needsLedger}
 node = ARGV[1]
-if type(redis.pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep(64) end
+if type(pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep() end
 local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
-local first = oldest and tonumber(string.match(oldest[1], '^(%d+)')) or 0
+local first = oldest and tonumber(match(oldest[1], '^(%d+)')) or 0
 return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
 `);
 

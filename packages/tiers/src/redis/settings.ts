@@ -60,7 +60,7 @@ export interface RedisSettings {
 
 /**
  * As `redisSchema` has them. A part and its header fill a size class of jemalloc. Each part costs the server some 10 µs in scripts and
- * round trips, so parts are large; reading goes in smaller pieces (bulk-lane.ts).
+ * round trips, so parts are large; reading goes in smaller pieces (bulk-lanes.ts).
  */
 export const defaultSettings = {
   mode: 'single',

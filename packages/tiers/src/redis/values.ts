@@ -2,7 +2,7 @@
  * Values between the arena and the servers, in parts: each part a key of its own. A part is written at once, and read in pieces: a
  * server takes a value in as it arrives, but sends a whole answer before anybody else gets his turn.
  *
- *     plain TCP, Unix socket ──▶ whole values, a few together, in native code (BulkLane)
+ *     plain TCP, Unix socket ──▶ whole values, many together, in native code (BulkLanes)
  *     TLS, and a value that is redirected ──▶ piece by piece (BulkConnection); follows MOVED and ASK
  *
  * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more. One that was read was verified.
@@ -11,8 +11,8 @@ import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaHandle } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
-import { type BulkAddress, BulkConnection, type BulkJob, type BulkResult } from './bulk-connection.ts';
-import { BulkEngine, BulkLane, pieceBytes, type ValueEnd, type ValueJob } from './bulk-lane.ts';
+import { type BulkAddress, BulkConnection, type BulkResult } from './bulk-connection.ts';
+import { BulkEngine, BulkLanes, pieceBytes, type ValueEnd } from './bulk-lanes.ts';
 import { BulkPool } from './bulk-pool.ts';
 import { parseEntry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
@@ -31,10 +31,8 @@ export interface Value {
 }
 
 const maxRedirections = 4;
-/** Jobs on one lane: while the last pieces of one are awaited, those of the next are on their way. */
-const laneJobs = 2;
-/** Values of a job: what is told of together, and what others wait for. What is read is waited for by somebody. */
-const jobBytes = { get: 1 << 20, set: 4 << 20 };
+/** Values of a job: what is told of together. A batch is committed when all of it is written; what is read is waited for one by one. */
+const jobBytes = { get: 1 << 20, set: 64 << 20 };
 
 type Address = BulkAddress & { readonly name: string };
 
@@ -52,7 +50,7 @@ export class Values {
   readonly #options: RedisTierOptions;
   readonly #verifier: Verifier;
   readonly #pools = new Map<string, BulkPool>();
-  readonly #lanes = new Map<string, BulkPool<ValueJob>>();
+  readonly #lanes = new Map<string, BulkLanes>();
   #engine: BulkEngine | undefined;
   readonly #onError: (line: string) => void;
   #isClosed = false;
@@ -179,7 +177,7 @@ export class Values {
     }
     return new Promise((onDone) => {
       const base = `${partition.base}v:`;
-      this.#laneTo(address).submit({ kind, base, ids, rows, identities, deadlineMs, onDone });
+      this.#lanesTo(address).submit({ kind, base, ids, rows, identities, deadlineMs, onDone });
     });
   }
 
@@ -252,25 +250,22 @@ export class Values {
       const { connections, depth } = this.#options.settings;
       const connect = (on: ConstructorParameters<typeof BulkConnection>[2]) =>
         new BulkConnection(address, this.#link.login, on);
-      pool = new BulkPool<BulkJob>({ connect, connections, depth, onFailure: (reason) => this.#note(reason) });
+      pool = new BulkPool({ connect, connections, depth, onFailure: (reason) => this.#note(reason) });
       this.#pools.set(address.name, pool);
     }
     return pool;
   }
 
-  #laneTo(address: Address): BulkPool<ValueJob> {
-    let pool = this.#lanes.get(address.name);
-    if (pool === undefined) {
+  #lanesTo(address: Address): BulkLanes {
+    let lanes = this.#lanes.get(address.name);
+    if (lanes === undefined) {
       this.#engine ??= new BulkEngine(this.#arena);
-      const engine = this.#engine;
       const { connections, depth } = this.#options.settings;
-      const connect = (on: ConstructorParameters<typeof BulkLane>[4]) =>
-        new BulkLane(engine, address, this.#link.login, depth, on);
       const onFailure = (reason: string): void => this.#note(reason);
-      pool = new BulkPool<ValueJob>({ connect, connections, depth: laneJobs, onFailure });
-      this.#lanes.set(address.name, pool);
+      lanes = new BulkLanes(this.#engine, { address, login: this.#link.login, connections, depth, onFailure });
+      this.#lanes.set(address.name, lanes);
     }
-    return pool;
+    return lanes;
   }
 
   #refusal(line: string): ValueResult {

@@ -1,6 +1,6 @@
 /**
- * Lanes against a peer that speaks Redis's protocol, and cuts its answers anywhere: whole values arrive whole, in order, and
- * verified; anything else never counts as a value, and what is no answer ends the lane.
+ * Lanes against a peer that speaks Redis's protocol, and cuts its answers anywhere: whole values arrive whole, and verified; anything
+ * else never counts as a value, and what is no answer ends the lane, and nothing but what it carried.
  */
 import { createServer, type Server, type Socket } from 'node:net';
 import { headerBytes } from '@kvtier/identity';
@@ -8,8 +8,7 @@ import { native } from '@kvtier/native';
 import fc from 'fast-check';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { TestBench } from '../testing/objects.ts';
-import type { BulkResult } from './bulk-connection.ts';
-import { BulkEngine, BulkLane, type ValueEnd, type ValueJob } from './bulk-lane.ts';
+import { BulkEngine, BulkLanes, type ValueEnd, type ValueJob } from './bulk-lanes.ts';
 
 const arenaBytes = 4 << 20;
 let bench: TestBench;
@@ -22,13 +21,16 @@ let values: Map<string, Buffer>;
 let cuts: readonly number[];
 /** Said instead of an answer. */
 let nonsense: string | undefined;
-/** Values by their ids that it has no answer but an error for. */
+/** Values by their ids that it has no answer but an error for, and that it never answers at all. */
 let refused: Set<string>;
+let silent: Set<string>;
+/** Values by their ids, in the order asked for, and by which connection. */
+let asked: { id: string; socket: Socket }[];
 
 beforeEach(async () => {
   bench = new TestBench(arenaBytes);
   engine = new BulkEngine(bench.arena);
-  [values, cuts, nonsense, refused] = [new Map(), [1 << 20], undefined, new Set()];
+  [values, cuts, nonsense, refused, silent, asked] = [new Map(), [1 << 20], undefined, new Set(), new Set(), []];
   server = createServer(serve);
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   port = (server.address() as { port: number }).port;
@@ -62,6 +64,8 @@ function serve(socket: Socket): void {
       const [name, key, first, last] = words.words.map((word) => word.toString('latin1'));
       const held = values.get(key!);
       const id = key!.split(':')[1]!;
+      asked.push({ id, socket });
+      if (silent.has(id)) continue;
       if (nonsense !== undefined) say(Buffer.from(nonsense));
       else if (refused.has(id)) say(Buffer.from(`-ERR not ${id}\r\n`));
       else if (name === 'SET') {
@@ -105,32 +109,43 @@ interface Move {
   readonly identity: Uint8Array | null;
 }
 
-/** Everything over one lane, what goes one way `together` at a time; what each ended with. */
-function moveAll(moves: readonly Move[], depth = 2, together = 1) {
-  const results: (BulkResult | 'fault')[] = [];
+interface Asked {
+  readonly depth?: number;
+  readonly connections?: number;
+  readonly limitMs?: number;
+}
+
+/** Lanes to the peer, and why any of them ended. */
+function lanesTo({ depth = 2, connections = 1 }: Asked = {}): { lanes: BulkLanes; failures: string[] } {
+  const failures: string[] = [];
+  const address = { host: '127.0.0.1', port };
+  const onFailure = (reason: string): void => {
+    failures.push(reason);
+  };
+  const login = { connectTimeoutMs: 10_000 };
+  return { lanes: new BulkLanes(engine, { address, login, connections, depth, onFailure }), failures };
+}
+
+const ended = (lanes: BulkLanes, group: readonly Move[], limitMs = 60_000): Promise<readonly ValueEnd[]> =>
+  new Promise((resolve) => {
+    const onDone = (ends: 'lost' | readonly ValueEnd[]): void => {
+      resolve(ends === 'lost' ? group.map(() => 'lost') : ends);
+    };
+    lanes.submit({ ...jobOf(group), deadlineMs: performance.now() + limitMs, onDone });
+  });
+
+/** What goes one way `together` at a time; what each ended with. */
+async function moveAll(moves: readonly Move[], asked: Asked = {}, together = 1) {
   const groups: Move[][] = [];
   for (const move of moves) {
     const last = groups.at(-1);
     if (last !== undefined && last.length < together && last[0]!.kind === move.kind) last.push(move);
     else groups.push([move]);
   }
-  return new Promise<{ results: (BulkResult | 'fault')[]; reason: string }>((resolve) => {
-    let isSent = false;
-    const ready = (): void => {
-      if (isSent) return;
-      isSent = true;
-      for (const group of groups) {
-        const onDone = (ends: 'lost' | readonly ValueEnd[]): void => {
-          results.push(...(ends === 'lost' ? group.map(() => 'lost' as const) : ends));
-          if (results.length === moves.length) setImmediate(() => lane.destroy('the end'));
-        };
-        lane.send({ ...jobOf(group), deadlineMs: Number.POSITIVE_INFINITY, onDone });
-      }
-    };
-    const end = (reason: string): void => resolve({ results, reason });
-    const login = { connectTimeoutMs: 10_000 };
-    const lane: BulkLane = new BulkLane(engine, { host: '127.0.0.1', port }, login, depth, { ready, end });
-  });
+  const { lanes, failures } = lanesTo(asked);
+  const results = (await Promise.all(groups.map((group) => ended(lanes, group, asked.limitMs)))).flat();
+  lanes.close('the end');
+  return { results, failures };
 }
 
 function jobOf(group: readonly Move[]): Omit<ValueJob, 'onDone' | 'deadlineMs'> {
@@ -158,7 +173,7 @@ const kinds = [
   'refused',
 ] as const;
 
-it('values arrive whole and verified or not at all, in order, however the answers are cut', async () => {
+it('values arrive whole and verified or not at all, however the answers are cut', async () => {
   const value = fc.record({
     kind: fc.constantFrom(...kinds),
     payloadBytes: fc.oneof(fc.integer({ min: 1, max: 5000 }), fc.integer({ min: 1, max: 200_000 })),
@@ -169,7 +184,8 @@ it('values arrive whole and verified or not at all, in order, however the answer
     fc.array(fc.oneof(fc.integer({ min: 1, max: 90 }), fc.integer({ min: 1, max: 100_000 })), { maxLength: 5 }),
     fc.integer({ min: 1, max: 4 }),
     fc.integer({ min: 1, max: 4 }),
-    async (rows, lengths, depth, together) => {
+    fc.integer({ min: 1, max: 3 }),
+    async (rows, lengths, depth, together, connections) => {
       values.clear();
       refused.clear();
       cuts = [...lengths, 50_000];
@@ -193,12 +209,12 @@ it('values arrive whole and verified or not at all, in order, however the answer
         const job = { id: String(i), slot, bytes, partBytes, identity: isSet ? null : wanted };
         return { kind, object, slots: new Set([source, slot]), job: { ...job, kind: isSet ? 'set' : 'get' } as const };
       });
-      const { results, reason } = await moveAll(
+      const { results, failures } = await moveAll(
         made.map(({ job }) => job),
-        depth,
+        { depth, connections },
         together,
       );
-      expect(reason).toBe('the end');
+      expect(failures).toEqual([]);
       for (const [i, { kind, object, slots, job }] of made.entries()) {
         const content = native.arenaRead(bench.arena, job.slot, job.bytes);
         if (kind === 'sound' || kind === 'written') expect(results[i]).toBe('ok');
@@ -227,32 +243,105 @@ it.each([
   nonsense = text;
   const { slot, identity } = bench.filledObject('one', 1000);
   const job = { kind: 'get', slot, bytes: 1256, partBytes: 4096, identity } as const;
-  const { results, reason } = await moveAll([0, 1].map((i) => ({ ...job, id: String(i) })));
+  const { results, failures } = await moveAll([0, 1].map((i) => ({ ...job, id: String(i) })));
   expect(results.filter((result) => result === 'lost' || result === 'none')).toEqual(results);
   expect(results).toHaveLength(2);
-  if (!text.startsWith('$-1')) expect(reason).toMatch(/not RESP2|not a length/);
+  if (!text.startsWith('$-1')) expect(failures[0]).toMatch(/not RESP2|not a length/);
 });
 
 it('a refusal is the server’s own line, and does not end the lane', async () => {
   nonsense = '-MOVED 7 a:1\r\n';
   const { slot, identity } = bench.filledObject('one', 1000);
   const job = { slot, bytes: 1256, partBytes: 100, id: '1' } as const;
-  const { results, reason } = await moveAll([
+  const { results, failures } = await moveAll([
     { ...job, kind: 'get', identity },
     { ...job, kind: 'set', identity: null },
   ]);
   expect(results).toEqual([{ error: 'MOVED 7 a:1' }, { error: 'MOVED 7 a:1' }]);
-  expect(reason).toBe('the end');
+  expect(failures).toEqual([]);
 });
 
-it('nobody there, or a name that is none: why, and everything ends', async () => {
+/** Sound values of one part that the peer has, to be read. */
+function soundOnes(ids: readonly string[]): (Move & { readonly object: Buffer })[] {
+  return ids.map((id) => {
+    const { slot: source, identity } = bench.filledObject(id, 3000);
+    const bytes = headerBytes + 3000;
+    const object = native.arenaRead(bench.arena, source, bytes);
+    values.set(`v:${id}:0`, object);
+    return { kind: 'get', id, slot: bench.emptySlot(3000), bytes, partBytes: 1 << 20, identity, object };
+  });
+}
+
+it('a lane that falls silent is closed at the deadline, and loses only what it carried; others take the rest', async () => {
+  silent.add('b');
+  const moves = soundOnes(['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']);
+  const { results, failures } = await moveAll(moves, { depth: 1, connections: 2, limitMs: 500 }, 8);
+  expect(results).toEqual(moves.map(({ id }) => (id === 'b' ? 'lost' : 'ok')));
+  expect(failures).toEqual(['no answer within the time limit']);
+  for (const { id, slot, bytes, object } of moves) {
+    if (id !== 'b') expect(native.arenaRead(bench.arena, slot, bytes).equals(object)).toBe(true);
+  }
+});
+
+it('what waits for its turn is lost at its deadline, and never asked for', async () => {
+  silent.add('a');
+  const [first, second] = soundOnes(['a', 'b']);
+  const { lanes } = lanesTo({ depth: 1 });
+  const both = [ended(lanes, [first!], 60_000), ended(lanes, [second!], 60_000)];
+  await expect.poll(() => asked.map(({ id }) => id)).toEqual(['a']);
+  lanes.close('the end');
+  expect(await Promise.all(both)).toEqual([['lost'], ['lost']]);
+  const { results } = await moveAll([first!, second!], { depth: 1, limitMs: 300 });
+  expect(results).toEqual(['lost', 'lost']);
+  expect(asked.map(({ id }) => id)).toEqual(['a', 'a']);
+});
+
+it('a connection that the peer ends loses what it carried, and another is made for the rest', async () => {
+  silent.add('b');
+  const moves = soundOnes(['a', 'b', 'c', 'd']);
+  const { lanes, failures } = lanesTo({ depth: 1 });
+  const all = ended(lanes, moves);
+  await expect.poll(() => asked.map(({ id }) => id)).toEqual(['a', 'b']);
+  asked.at(-1)!.socket.destroy();
+  expect(await all).toEqual(['ok', 'lost', 'ok', 'ok']);
+  expect(failures).toHaveLength(1);
+  lanes.close('the end');
+});
+
+it('what is read goes before what waits to be written', async () => {
+  silent.add('first');
+  const [first, read] = soundOnes(['first', 'read']);
+  const written = ['w1', 'w2'].map((id): Move => {
+    values.set(`v:${id}:0`, Buffer.alloc(0));
+    const { slot } = bench.filledObject(id, 3000);
+    return { kind: 'set', id, slot, bytes: headerBytes + 3000, partBytes: 1 << 20, identity: null };
+  });
+  const { lanes } = lanesTo({ depth: 1 });
+  const ends = Promise.all([ended(lanes, [first!]), ended(lanes, written), ended(lanes, [read!])]);
+  await expect.poll(() => asked.map(({ id }) => id)).toEqual(['first']);
+  asked[0]!.socket.destroy();
+  expect(await ends).toEqual([['lost'], ['ok', 'ok'], ['ok']]);
+  expect(asked.map(({ id }) => id)).toEqual(['first', 'read', 'w1', 'w2']);
+  lanes.close('the end');
+});
+
+it('nobody there, or a name that is none: why, and everything is lost', async () => {
+  const [one] = soundOnes(['one']);
   const closed = port;
   await new Promise((resolve) => server.close(resolve));
-  const ended = (host: string) =>
-    new Promise<string>((resolve) => {
-      const on = { ready: () => {}, end: resolve };
-      new BulkLane(engine, { host, port: closed }, { connectTimeoutMs: 20_000 }, 2, on);
-    });
-  expect(await ended('127.0.0.1')).toMatch(/connect: Connection refused/);
-  expect(await ended('no-such-host.invalid')).toMatch(/ENOTFOUND|EAI_AGAIN|has no address/);
+  const end = async (host: string): Promise<string> => {
+    const failures: string[] = [];
+    const onFailure = (reason: string): void => {
+      failures.push(reason);
+    };
+    const login = { connectTimeoutMs: 20_000 };
+    const options = { address: { host, port: closed }, login, connections: 2, depth: 2, onFailure };
+    const lanes = new BulkLanes(engine, options);
+    expect(await ended(lanes, [one!])).toEqual(['lost']);
+    lanes.close('the end');
+    expect(failures).toHaveLength(1);
+    return failures[0]!;
+  };
+  expect(await end('127.0.0.1')).toMatch(/connect: Connection refused/);
+  expect(await end('no-such-host.invalid')).toMatch(/ENOTFOUND|EAI_AGAIN|has no address/);
 });
