@@ -37,29 +37,27 @@ export function chargeOf(bytes: number, partBytes: number): number {
   return bytes + entryBytes + Math.ceil(bytes / partBytes) * partOverheadBytes;
 }
 
-const prelude = `
+/*
+ * Pieces that scripts are made of. A script has those that it needs and no other: what a piece makes (functions, tables) is made anew
+ * in each call, and costs as much as a block does. What is rare is made where it is needed.
+ */
+
+/** The ledger: its numbers are read once; lists of words, and one command for a whole list. */
+const core = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local value_base = string.sub(ledger, 1, -7) .. 'v:'
 local call, pcall = redis.call, redis.pcall
 local sub, match, gmatch, char, concat = string.sub, string.match, string.gmatch, string.char, table.concat
--- A call costs the server some microseconds, whatever it does. So the ledger's numbers are read once and written once, and what
--- changes is noted, and then done for all blocks of a script at once, by flush(). gone: names dropped by this script.
-local format, epoch, used, cap, count, number
-local node, charges, changed, gone = '', {}, false, {}
-local news_kind, news_fields, news_entries
-local dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
-local new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
-local function load()
-  local t = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events')
-  format, epoch = t[1], t[2]
-  used, cap, count, number = tonumber(t[3] or 0), tonumber(t[4] or 0), tonumber(t[5] or 0), tonumber(t[6] or 0)
-end
+local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events')
+local format, epoch, used, cap = ledger_now[1], ledger_now[2], tonumber(ledger_now[3] or 0), tonumber(ledger_now[4] or 0)
+local count, number = tonumber(ledger_now[5] or 0), tonumber(ledger_now[6] or 0)
+local time = call('TIME')
+local now, now_us = time[1] * 1000 + math.floor(time[2] / 1000), time[1] * 1000000 + time[2]
 local function add(list, word) list[#list + 1] = word end
 local function add_pair(list, first, second)
   local size = #list
   list[size + 1], list[size + 2] = first, second
 end
--- One command for a whole list: a name, up to two words, the list. Lua cannot pass more than a few thousand arguments.
+-- A name, up to two words, the list. Lua cannot pass more than a few thousand arguments.
 local function over(list, name, a, b)
   for first = 1, #list, 1200 do
     local last = math.min(first + 1199, #list)
@@ -68,35 +66,53 @@ local function over(list, name, a, b)
     else call(name, unpack(list, first, last)) end
   end
 end
--- While a slot of a Cluster moves, its servers refuse whatever names a key that they do not have (TRYAGAIN). Asked before anything is
--- changed, so that a script does all of it or nothing; with the ledger, because one key alone would not be refused.
-local function expect_still()
-  for _, list in ipairs({dead_keys, new_keys}) do
-    for first = 1, #list, 1200 do
-      local there = pcall('EXISTS', ledger, unpack(list, first, math.min(first + 1199, #list)))
-      if type(there) ~= 'number' then error('KVTIER TRYAGAIN: the slot is on its way to another server') end
-    end
+-- Entries by field; false: none.
+local function entries_of(fields)
+  if #fields == 0 then return {} end
+  if #fields <= 1000 then return call('HMGET', blocks, unpack(fields)) end
+  local entries = {}
+  for first = 1, #fields, 1000 do
+    for _, entry in ipairs(call('HMGET', blocks, unpack(fields, first, math.min(first + 999, #fields)))) do add(entries, entry) end
   end
+  return entries
 end
--- A key becomes another's only if no more bytes belong into it: what lies under the ledger is never more than the ledger says. What
--- a server has dropped by itself, or refuses to rename, is made anew.
-local function reuse()
-  local dead, empty = {}, {}
-  for i = 1, math.max(#dead_keys, #new_keys) do
-    local old, new = dead_keys[i], new_keys[i]
-    local renamed = old and new and dead_bytes[i] <= new_bytes[i] and pcall('RENAME', old, new)
-    if not renamed or renamed.err then
-      if old then add(dead, old) end
-      if new then add_pair(empty, new, '') end
-    end
-  end
-  over(dead, 'DEL')
-  over(empty, 'MSET')
-end
+`;
+
+/**
+ * A call costs the server some microseconds, whatever it does: so what changes is noted, and done for all blocks of a script at once,
+ * by flush().
+ */
+const changes = `
+local node, charges, changed = '', {}, false
+local news_kind, news_fields, news_entries
+local dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
+local new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
 -- The keys and the ledger change together, here and nowhere else. Returns the names and the entries of the news, as its event has them.
 local function flush()
-  expect_still()
-  reuse()
+  if #dead_keys + #new_keys > 0 then
+    -- While a slot of a Cluster moves, its servers refuse whatever names a key that they do not have (TRYAGAIN). Asked before anything
+    -- is changed, so that a script does all of it or nothing; with the ledger, because one key alone would not be refused.
+    for _, list in ipairs({dead_keys, new_keys}) do
+      for first = 1, #list, 1200 do
+        local there = pcall('EXISTS', ledger, unpack(list, first, math.min(first + 1199, #list)))
+        if type(there) ~= 'number' then error('KVTIER TRYAGAIN: the slot is on its way to another server') end
+      end
+    end
+    -- A key becomes another's only if no more bytes belong into it: what lies under the ledger is never more than the ledger says.
+    -- What a server has dropped by itself, or refuses to rename, is made anew.
+    local dead, empty = {}, {}
+    for i = 1, math.max(#dead_keys, #new_keys) do
+      local old, new = dead_keys[i], new_keys[i]
+      local renamed = old and new and dead_bytes[i] <= new_bytes[i] and pcall('RENAME', old, new)
+      if not renamed or renamed.err then
+        if old then add(dead, old) end
+        if new then add_pair(empty, new, '') end
+      end
+    end
+    over(dead, 'DEL')
+    over(empty, 'MSET')
+    dead_keys, dead_bytes, new_keys, new_bytes = {}, {}, {}, {}
+  end
   over(dead_leases, 'ZREM', leases)
   over(dead_fields, 'HDEL', blocks)
   over(dead_fields, 'ZREM', recency)
@@ -106,32 +122,37 @@ local function flush()
   -- Never used less recently than is known already.
   over(new_uses, 'ZADD', recency, 'GT')
   over(new_ends, 'ZADD', expiry)
+  dead_leases, dead_fields, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
   local fields, entries = '', ''
   if news_kind then
     number, fields, entries = number + 1, concat(news_fields), concat(news_entries, '\\n')
     call('XADD', events, 'MAXLEN', '~', ${maxEvents}, string.format('%d-1', number), 'n', node, news_kind, fields, 'e', entries)
+    news_kind = nil
   end
-  news_kind = nil
-  dead_keys, dead_bytes, dead_fields, dead_leases = {}, {}, {}, {}
-  new_keys, new_bytes, new_leases, new_blocks, new_uses, new_ends = {}, {}, {}, {}, {}, {}
-  if changed then call('HSET', ledger, 'used', used, 'count', count, 'events', number) end
-  for namespace, amount in pairs(charges) do
-    if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
+  if changed then
+    call('HSET', ledger, 'used', used, 'count', count, 'events', number)
+    for namespace, amount in pairs(charges) do
+      if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
+    end
+    charges, changed = {}, false
   end
-  charges, changed = {}, false
   return fields, entries
 end
-local function state() return {epoch, used, cap, number} end
 local function finish()
   flush()
-  return state()
+  return {epoch, used, cap, number}
 end
-local function charged(namespace)
-  return tonumber(call('HGET', ledger, 'ns:' .. namespace) or 0) + (charges[namespace] or 0)
-end
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local now_us = time[1] * 1000000 + time[2]
+`;
+
+/** Used at some time of the server's clock, which is not in the future. */
+const uses = `
+local latest = now_us + 1000000
+local function use(field, at) add_pair(new_uses, tonumber(at) <= latest and at or string.format('%d', latest), field) end
+`;
+
+/** Values and what they are charged; blocks that go. gone: names dropped by this script. */
+const values = `
+local value_base, gone = sub(ledger, 1, -7) .. 'v:', {}
 -- What all values of a size have in common, by "bytes part": most blocks of a script are of one.
 local shapes = {}
 local function shape_of(size)
@@ -175,9 +196,6 @@ local function tell(kind, field, entry)
   add(news_entries, entry)
   changed = true
 end
--- Used at that time of the server's clock, which is not in the future.
-local latest = now_us + 1000000
-local function use(field, at) add_pair(new_uses, tonumber(at) <= latest and at or string.format('%d', latest), field) end
 -- Its keys go, and its charge; an entry is "bytes part id".
 local function drop_value(field, size, id)
   local shape = shape_of(size)
@@ -204,7 +222,11 @@ local function fields_in(text)
 end
 -- The lease of a batch: "part id bytes id bytes ...", a line feed, its fields.
 local function lease_of(part, words, fields) return part .. ' ' .. words .. '\\n' .. fields end
-local function give_back(lease)
+`;
+
+/** What has ended by itself goes: so many leases, so many blocks at most. */
+const sweep = `
+for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 4)) do
   local part, words, fields = match(lease, '^(%d+) ([^\\n]*)\\n(.*)$')
   local names, i = fields_in(fields), 0
   for id, bytes in gmatch(words, '(%S+) (%S+)') do
@@ -213,41 +235,35 @@ local function give_back(lease)
   end
   add(dead_leases, lease)
 end
--- Entries by field; false: none.
-local function entries_of(fields)
-  if #fields == 0 then return {} end
-  if #fields <= 1000 then return call('HMGET', blocks, unpack(fields)) end
-  local entries = {}
-  for first = 1, #fields, 1000 do
-    for _, entry in ipairs(call('HMGET', blocks, unpack(fields, first, math.min(first + 999, #fields)))) do add(entries, entry) end
-  end
-  return entries
+local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 64)
+for i, entry in ipairs(entries_of(ended)) do
+  if entry then drop(ended[i], entry) else call('ZREM', expiry, ended[i]) end
 end
--- What has ended by itself: so many leases, so many blocks at most, and whether there was any.
-local function sweep()
-  for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 4)) do give_back(lease) end
-  local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 64)
-  for i, entry in ipairs(entries_of(ended)) do
-    if entry then drop(ended[i], entry) else call('ZREM', expiry, ended[i]) end
-  end
-  if changed then flush() end
-end
+if changed then flush() end
+`;
+
+/** What is used least recently. */
+const eviction = `
 -- By recency, read a few at a time: what flush() has not removed yet keeps its place. Those before first are gone.
 local aged, aged_entries, first, stride = {}, {}, 1, 16
 local function age(i)
-  if i > #aged then
-    local fields = call('ZRANGE', recency, #aged, #aged + stride - 1)
-    local entries = entries_of(fields)
-    for at, field in ipairs(fields) do
-      aged[#aged + 1] = field
-      aged_entries[#aged] = entries[at]
-    end
+  local field = aged[i]
+  if field or i <= #aged then return field end
+  local fields = call('ZRANGE', recency, #aged, #aged + stride - 1)
+  local entries = entries_of(fields)
+  for at, name in ipairs(fields) do
+    aged[#aged + 1] = name
+    aged_entries[#aged] = entries[at]
   end
   return aged[i]
 end
--- The least recently used, and its entry; of one namespace (or nil): looked for among the oldest only, so that a script stays short.
+-- Its name and its entry; of one namespace (or nil): looked for among the oldest only, so that a script stays short.
 local function oldest_of(namespace)
-  while age(first) and gone[age(first)] do first = first + 1 end
+  local oldest = age(first)
+  while oldest and gone[oldest] do
+    first = first + 1
+    oldest = age(first)
+  end
   for i = first, first + 1023 do
     local field = age(i)
     if not field then return end
@@ -259,7 +275,6 @@ local function oldest_of(namespace)
     end
   end
 end
-local function lost() return format ~= '${formatName}' or call('HLEN', blocks) ~= count end
 `;
 
 /**
@@ -270,12 +285,11 @@ const mayWrite = `
 call('HINCRBY', ledger, 'events', 0)
 `;
 const needsLedger = `
-load()
-if lost() then return redis.error_reply('KVTIER lost') end
+if format ~= '${formatName}' or call('HLEN', blocks) ~= count then return redis.error_reply('KVTIER lost') end
 `;
 
-function script(body: string): Script {
-  const lua = prelude + body;
+function script(...pieces: readonly string[]): Script {
+  const lua = pieces.join('');
   return { lua, sha: createHash('sha1').update(lua).digest('hex') };
 }
 
@@ -285,18 +299,25 @@ function script(body: string): Script {
  * first two with the epoch of what is there.
  * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call.
  */
-export const openScript = script(`
+const ownKeys = `
 local types = {'hash', 'hash', 'zset', 'zset', 'zset', 'stream'}
 for i, key in ipairs(KEYS) do
-  local kind = call('TYPE', key).ok
+  local kind = redis.call('TYPE', key).ok
   if kind ~= 'none' and kind ~= types[i] then return {'foreign: ' .. key .. ' is a ' .. kind} end
 end
-load()
+`;
+export const openScript = script(
+  ownKeys,
+  core,
+  changes,
+  values,
+  eviction,
+  `
 if call('EXISTS', ledger) == 0 then
   if ARGV[4] == '' then return {'new', ''} end
   call('HSET', ledger, 'format', '${formatName}', 'partitions', ARGV[1], 'cap', ARGV[2], 'epoch', ARGV[3],
     'used', 0, 'count', 0, 'events', 0)
-  load()
+  epoch, cap = ARGV[3], tonumber(ARGV[2])
 else
   if format ~= '${formatName}' then return {'foreign: ' .. ledger .. ' has format ' .. (format or 'none')} end
   local partitions = call('HGET', ledger, 'partitions')
@@ -312,7 +333,8 @@ else
   end
 end
 return {'ok', unpack(finish())}
-`);
+`,
+);
 
 /**
  * ARGV: node, leaseMs, partBytes, namespace cap ("" for none), fields (one after the other, each behind a byte with its length), and for
@@ -320,9 +342,17 @@ return {'ok', unpack(finish())}
  * room), 'h' (held already: the next of `held`); evicted entries have a line feed between them. In few pieces, because each
  * argument and each reply costs both sides a microsecond or so. What is reserved has one lease.
  */
-export const reserveScript = script(`${needsLedger}${mayWrite}
-node = ARGV[1]
-sweep()
+export const reserveScript = script(
+  core,
+  needsLedger,
+  mayWrite,
+  changes,
+  uses,
+  values,
+  eviction,
+  `node = ARGV[1]`,
+  sweep,
+  `
 local part, share = ARGV[3], tonumber(ARGV[4])
 local fields, answers, others = fields_in(ARGV[5]), {}, {}
 stride = math.max(2, #fields)
@@ -348,7 +378,10 @@ for id, bytes in gmatch(ARGV[6], '(%S+) (%S+)') do
   else
     local fits = need <= cap and (not share or need <= share)
     local namespace = sub(field, 1, 32)
-    while fits and share and charged(namespace) + need > share do fits = evict(namespace) end
+    if share then
+      local charged = tonumber(call('HGET', ledger, 'ns:' .. namespace) or 0)
+      while fits and charged + (charges[namespace] or 0) + need > share do fits = evict(namespace) end
+    end
     while fits and used + need > cap do fits = evict() end
     if fits then
       charge(namespace, need)
@@ -373,8 +406,9 @@ if #taken > 0 then
   add_pair(new_leases, now + tonumber(ARGV[2]), lease_of(part, words, names))
 end
 local evicted, entries = flush()
-return {state(), concat(answers), others, evicted, entries}
-`);
+return {{epoch, used, cap, number}, concat(answers), others, evicted, entries}
+`,
+);
 
 /**
  * ARGV: node, ttlMs ("" for none), partBytes, fields, and for each block the words: id, bytes; these as they were reserved, without what
@@ -382,18 +416,24 @@ return {state(), concat(answers), others, evicted, entries}
  * → {state, answers, held}: a letter a block, 's' (stored), 'n' (not: the lease had expired, or it was not written), 'h' (another node
  * stored it meanwhile: the next of `held`).
  */
-export const commitScript = script(`${needsLedger}${mayWrite}
+export const commitScript = script(
+  core,
+  needsLedger,
+  mayWrite,
+  changes,
+  uses,
+  values,
+  `
 node = ARGV[1]
 local part, answers, others = ARGV[3], {}, {}
 local fields, flags, lease = fields_in(ARGV[4]), ARGV[6], lease_of(ARGV[3], ARGV[5], ARGV[4])
 if not call('ZMSCORE', leases, lease)[1] then return {finish(), string.rep('n', #fields), others} end
-local uses = {}
-for used_at in gmatch(ARGV[7], '%S+') do add(uses, used_at) end
+local used_at = gmatch(ARGV[7], '%S+')
 local held, stored, i = entries_of(fields), {}, 0
 add(dead_leases, lease)
 for id, bytes in gmatch(ARGV[5], '(%S+) (%S+)') do
   i = i + 1
-  local field, size, written = fields[i], bytes .. ' ' .. part, sub(flags, i, i) == '1'
+  local field, size, written, at = fields[i], bytes .. ' ' .. part, sub(flags, i, i) == '1', used_at()
   local other = held[i] or stored[field]
   if not written or other then
     drop_value(field, size, id)
@@ -407,7 +447,7 @@ for id, bytes in gmatch(ARGV[5], '(%S+) (%S+)') do
     stored[field] = entry
     add_pair(new_blocks, field, entry)
     count = count + 1
-    use(field, uses[i])
+    use(field, at)
     if ARGV[2] ~= '' then
       local at_ms = now + tonumber(ARGV[2])
       add_pair(new_ends, at_ms, field)
@@ -418,10 +458,17 @@ for id, bytes in gmatch(ARGV[5], '(%S+) (%S+)') do
   end
 end
 return {finish(), concat(answers), others}
-`);
+`,
+);
 
 /** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */
-export const removeScript = script(`${needsLedger}${mayWrite}
+export const removeScript = script(
+  core,
+  needsLedger,
+  mayWrite,
+  changes,
+  values,
+  `
 node = ARGV[1]
 local fields = {}
 for at = 2, #ARGV, 2 do add(fields, ARGV[at]) end
@@ -429,34 +476,50 @@ for i, entry in ipairs(entries_of(fields)) do
   if entry == ARGV[2 * i + 1] and not gone[fields[i]] then drop(fields[i], entry) end
 end
 return {finish()}
-`);
+`,
+);
 
 /** ARGV: field, used (µs, the server's clock), field, used ... → {state} */
-export const touchScript = script(`${needsLedger}${mayWrite}
+export const touchScript = script(
+  core,
+  needsLedger,
+  mayWrite,
+  changes,
+  uses,
+  `
 local fields = {}
 for at = 1, #ARGV, 2 do add(fields, ARGV[at]) end
 for i, entry in ipairs(entries_of(fields)) do
   if entry then use(fields[i], ARGV[2 * i]) end
 end
 return {finish()}
-`);
+`,
+);
 
 /**
  * ARGV: node, the last event known, most events to return. → {state, first, events}: first is the number of the oldest event
  * that is kept (0: none); events are XRANGE's. What has expired goes first.
  */
-export const pollScript = script(`${needsLedger}
+export const pollScript = script(
+  core,
+  needsLedger,
+  changes,
+  values,
+  `
 node = ARGV[1]
-if type(pcall('HINCRBY', ledger, 'events', 0)) == 'number' then sweep() end
+if type(pcall('HINCRBY', ledger, 'events', 0)) == 'number' then
+${sweep}
+end
 local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
 local first = oldest and tonumber(match(oldest[1], '^(%d+)')) or 0
 return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
-`);
+`,
+);
 
 /** Everything of a partition but its values goes, if it is still of that epoch ("": there is no ledger): another node may have made it anew. ARGV: epoch. */
 export const resetScript = script(`
-if (call('HGET', ledger, 'epoch') or '') ~= ARGV[1] then return 0 end
-return call('DEL', unpack(KEYS))
+if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
+return redis.call('DEL', unpack(KEYS))
 `);
 
 export const allScripts = [
