@@ -41,27 +41,37 @@ export const fieldOf = (namespace: Namespace, hash: HashKey): Buffer =>
   Buffer.concat([namespace.digest, hashOfKey(hash)]);
 
 /** Of several, one after the other, each behind a byte with its length: hashes of 16 bytes and of 32 are in use. */
-const fieldsOf = (namespace: Namespace, blocks: readonly { readonly hash: HashKey }[]): Buffer =>
-  Buffer.concat(
-    blocks.flatMap(({ hash }) => [Buffer.of(namespaceBytes + hash.length), namespace.digest, hashOfKey(hash)]),
-  );
+function fieldsOf(namespace: Namespace, blocks: readonly { readonly hash: HashKey }[]): Buffer {
+  let text = '';
+  for (const { hash } of blocks) text += String.fromCharCode(namespaceBytes + hash.length) + namespace.key + hash;
+  return Buffer.from(text, 'latin1');
+}
 
 /** The lease of what is reserved together is named by this: id and bytes of each. */
 const wordsOf = (blocks: readonly Reservation[]): string => blocks.map(({ id, bytes }) => `${id} ${bytes}`).join(' ');
 
 /** Names one after the other, each behind its length, and their entries, a line each. */
-function* changesIn(fields: Buffer, entries: Buffer): Generator<[field: Buffer, text: string]> {
-  let at = 0;
+function* changesIn(fields: Buffer, entries: Buffer): Generator<[namespace: string, hash: HashKey, text: string]> {
   if (fields.length === 0) return;
+  const names = fields.toString('latin1');
+  let at = 0;
   for (const text of entries.toString('latin1').split('\n')) {
-    const end = at + 1 + fields[at]!;
-    yield [fields.subarray(at + 1, end), text];
+    const hashAt = at + 1 + namespaceBytes;
+    const end = at + 1 + names.charCodeAt(at);
+    yield [names.slice(at + 1, hashAt), names.slice(hashAt, end) as HashKey, text];
     at = end;
   }
 }
 
+/** Where a value is: its keys are `id` and the number of the part, of `partBytes` each. */
+export interface Entry {
+  readonly bytes: number;
+  readonly partBytes: number;
+  readonly id: string;
+}
+
 /** Of an entry's text. */
-export function parseEntry(text: string): { bytes: number; partBytes: number; id: string } {
+export function parseEntry(text: string): Entry {
   const [bytes, partBytes, id] = text.split(' ');
   return { bytes: Number(bytes), partBytes: Number(partBytes), id: id! };
 }
@@ -123,7 +133,10 @@ export class Directory {
       const [next, rows] = (await this.#link.command(this.partition, 'HSCAN', args)) as [Buffer, Buffer[]];
       if (life !== this.#life) throw lost('was lost while it was listed');
       cursor = String(next);
-      for (let at = 0; at < rows.length; at += 2) this.#stored(rows[at]!, String(rows[at + 1]!));
+      for (let at = 0; at < rows.length; at += 2) {
+        const name = rows[at]!.toString('latin1');
+        this.#stored(name.slice(0, namespaceBytes), name.slice(namespaceBytes) as HashKey, String(rows[at + 1]!));
+      }
       onPage(rows.length / 2);
     } while (cursor !== '0');
   }
@@ -141,9 +154,9 @@ export class Directory {
         this.#lastEvent = Number(String(id).split('-')[0]);
         const isRemoval = String(kind) === 'r';
         if (!isRemoval && String(node) === this.#node) continue;
-        for (const [field, text] of changesIn(fields!, entries!)) {
-          if (isRemoval) this.#removed(field, text);
-          else this.#stored(field, text);
+        for (const [namespace, hash, text] of changesIn(fields!, entries!)) {
+          if (isRemoval) this.#index.remove(this.#namespaceOf(namespace), hash, text);
+          else this.#stored(namespace, hash, text);
         }
       }
       for (const [text, event] of this.#leaving) if (event <= this.#lastEvent) this.#leaving.delete(text);
@@ -163,14 +176,14 @@ export class Directory {
     const [state, answers, held, gone, entries] = reply as [Reply[], Buffer, Buffer[], Buffer, Buffer];
     this.#read(state);
     let evicted = 0;
-    for (const [field, text] of changesIn(gone, entries)) {
-      this.#removed(field, text);
+    for (const [key, hash, text] of changesIn(gone, entries)) {
+      this.#index.remove(this.#namespaceOf(key), hash, text);
       evicted++;
     }
     const next = held.values();
     const told = Array.from(answers.toString('latin1'), (letter, i): Answer => {
       if (letter !== 'h') return letter === 'r' ? 'done' : 'refused';
-      this.#stored(fieldOf(namespace, blocks[i]!.hash), String(next.next().value!));
+      this.#stored(namespace.key, blocks[i]!.hash, String(next.next().value!));
       return 'held';
     });
     return { answers: told, evicted };
@@ -246,29 +259,23 @@ export class Directory {
     this.capacityBytes = Number(state[2]);
   }
 
-  #stored(field: Buffer, text: string): void {
+  #stored(namespace: string, hash: HashKey, text: string): void {
     if (this.#leaving.has(text)) return;
-    this.#index.set(this.#namespaceOf(field), hashOf(field), text);
+    // A copy: pieces of a long string would keep all of it.
+    this.#index.set(this.#namespaceOf(namespace), hashOfKey(hash).toString('latin1') as HashKey, text);
   }
 
-  #removed(field: Buffer, text: string): void {
-    this.#index.remove(this.#namespaceOf(field), hashOf(field), text);
-  }
-
-  #namespaceOf(field: Buffer): Namespace {
-    const key = field.toString('latin1', 0, namespaceBytes);
+  #namespaceOf(key: string): Namespace {
     let namespace = this.#namespaces.get(key);
     if (namespace === undefined) {
       // Bounded: a server's namespaces are few; should they not be, they are made again.
       if (this.#namespaces.size >= 4096) this.#namespaces.clear();
-      namespace = namespaceFromDigest(field.subarray(0, namespaceBytes));
-      this.#namespaces.set(key, namespace);
+      namespace = namespaceFromDigest(Buffer.from(key, 'latin1'));
+      this.#namespaces.set(namespace.key, namespace);
     }
     return namespace;
   }
 }
-
-const hashOf = (field: Buffer): HashKey => field.toString('latin1', namespaceBytes) as HashKey;
 
 function lost(how: string): KvError {
   return new KvError('IO', `redis: the directory ${how}; it is listed again`, { retry: true, tier: 'redis' });

@@ -31,6 +31,8 @@ const parentAt = { length: 14, hash: 80 };
 const payloadBytesAt = 120;
 
 interface Job extends Reservation {
+  /** In #writing. */
+  readonly key: string;
   readonly parent: HashKey | undefined;
   readonly slot: number;
   readonly tell: (answer: Answer) => void;
@@ -98,8 +100,9 @@ export class RedisTier implements Tier {
     const jobs = new Map<Directory, Job[]>();
     const waits: Promise<void>[] = [];
     for (const [index, { hash, slot }] of blocks.entries()) {
-      const others = this.#writing.get(namespace.key + hash);
       if (sizes[index] === 0) continue;
+      const key = namespace.key + hash;
+      const others = this.#writing.get(key);
       if (this.#index.get(namespace, hash) !== undefined) {
         statuses[index] = 'held';
         this.#recency.touch(namespace, [hash]);
@@ -116,9 +119,9 @@ export class RedisTier implements Tier {
         const tell = (answer: Answer): void => {
           statuses[index] = answer === 'done' ? 'stored' : answer;
         };
-        const job = this.#jobOf(hash, slot, tell);
+        const job = this.#jobOf(key, hash, slot, tell);
         if (!this.#admit(job.bytes)) continue;
-        this.#writing.set(namespace.key + hash, []);
+        this.#writing.set(key, []);
         const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
         const list = jobs.get(directory);
         if (list === undefined) jobs.set(directory, [job]);
@@ -202,7 +205,7 @@ export class RedisTier implements Tier {
     return promise;
   }
 
-  #jobOf(hash: HashKey, slot: number, tell: Job['tell']): Job {
+  #jobOf(key: string, hash: HashKey, slot: number, tell: Job['tell']): Job {
     const header = this.#options.memory.view(slot, headerBytes);
     const bytes = headerBytes + Number(header.readBigUInt64LE(payloadBytesAt));
     const parentLength = header.readUInt16LE(parentAt.length);
@@ -210,7 +213,7 @@ export class RedisTier implements Tier {
       parentLength === 0
         ? undefined
         : (header.toString('latin1', parentAt.hash, parentAt.hash + parentLength) as HashKey);
-    return { hash, slot, parent, tell, bytes, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
+    return { key, hash, slot, parent, tell, bytes, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
   }
 
   #admit(bytes: number): boolean {
@@ -232,9 +235,8 @@ export class RedisTier implements Tier {
       const answer = answers[i]!;
       job.tell(answer);
       this.#pendingBytes -= job.bytes;
-      const key = namespace.key + job.hash;
-      const waiters = this.#writing.get(key)!;
-      this.#writing.delete(key);
+      const waiters = this.#writing.get(job.key)!;
+      this.#writing.delete(job.key);
       for (const tell of waiters) tell(answer !== 'refused');
     }
   }
@@ -250,12 +252,7 @@ export class RedisTier implements Tier {
     onStep?.('redis.write.reserved');
     const roomy = jobs.filter((_, i) => answers[i] === 'done');
     for (const answer of answers) if (answer === 'refused') this.#detail.full++;
-    const values = roomy.map(({ bytes, hash, id, slot }) => ({
-      text: `${bytes} ${partBytes} ${id}`,
-      bytes,
-      hash,
-      slot,
-    }));
+    const values = roomy.map(({ bytes, hash, id, slot }): Value => ({ bytes, partBytes, id, hash, slot }));
     const written = roomy.map(() => false);
     await this.#service.values.move('set', directory.partition, namespace, values, (i, result) => {
       written[i] = result === 'ok';
@@ -282,7 +279,7 @@ export class RedisTier implements Tier {
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
     await Promise.resolve(); // nothing is told before the caller has its promise
-    const wanted = new Map<Directory, (Value & { readonly index: number })[]>();
+    const wanted = new Map<Directory, (Value & { readonly index: number; readonly text: string })[]>();
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#index.get(namespace, hash);
       if (entry === undefined) {
@@ -290,7 +287,7 @@ export class RedisTier implements Tier {
         continue;
       }
       const { text } = entry;
-      const { bytes } = parseEntry(text);
+      const { bytes, partBytes, id } = parseEntry(text);
       // An object of another size than its namespace has: never into this slot.
       if (bytes < headerBytes || bytes > this.#options.slots.slotBytesOf(slot)) {
         onDone(index, this.#ended(namespace, { text, hash }, 'wrong'));
@@ -298,8 +295,9 @@ export class RedisTier implements Tier {
       }
       const directory = this.#service.directories[partitionOf(hash, this.#service.directories.length)]!;
       const list = wanted.get(directory);
-      if (list === undefined) wanted.set(directory, [{ index, text, bytes, hash, slot }]);
-      else list.push({ index, text, bytes, hash, slot });
+      const value = { index, text, bytes, partBytes, id, hash, slot };
+      if (list === undefined) wanted.set(directory, [value]);
+      else list.push(value);
     }
     const moves = [...wanted].map(([{ partition }, values]) =>
       this.#service.values.move('get', partition, namespace, values, (i, result) => {
@@ -310,7 +308,7 @@ export class RedisTier implements Tier {
   }
 
   /** A read has ended: what it says about the block. */
-  #ended(namespace: Namespace, { text, hash }: Pick<Value, 'text' | 'hash'>, result: ValueResult): ReadStatus {
+  #ended(namespace: Namespace, { text, hash }: { text: string; hash: HashKey }, result: ValueResult): ReadStatus {
     if (result === 'ok') return 'ready';
     if (result === 'lost' || result === 'refused') {
       this.#detail.transfers_lost++;

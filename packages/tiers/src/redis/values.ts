@@ -14,7 +14,7 @@ import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
 import { type BulkAddress, BulkConnection, type BulkResult } from './bulk-connection.ts';
 import { BulkEngine, BulkLanes, pieceBytes, type ValueEnd } from './bulk-lanes.ts';
 import { BulkPool } from './bulk-pool.ts';
-import { parseEntry } from './directory.ts';
+import type { Entry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Verifier } from './verifier.ts';
@@ -22,10 +22,8 @@ import { Verifier } from './verifier.ts';
 /** 'none': a key is not there (expired, evicted, never reserved); 'wrong': not what its entry says; 'refused': by the server. */
 export type ValueResult = 'ok' | 'none' | 'wrong' | 'lost' | 'refused';
 
-/** A value of one partition, and its slot: `text` is the directory's entry. */
-export interface Value {
-  readonly text: string;
-  readonly bytes: number;
+/** A value of one partition, and its slot. */
+export interface Value extends Entry {
   readonly hash: HashKey;
   readonly slot: number;
 }
@@ -106,12 +104,12 @@ export class Values {
     kind: 'get' | 'set',
     partition: Partition,
     namespace: Namespace,
-    { text, bytes, hash, slot }: Value,
+    value: Value,
     deadlineMs: number,
   ): Promise<ValueResult> {
-    const result = await this.#movePieces(kind, partition, text, slot, deadlineMs);
+    const result = await this.#movePieces(kind, partition, value, deadlineMs);
     if (kind === 'set' || result !== 'ok') return result;
-    return (await this.#verifier.isSound(namespace, hash, slot, bytes)) ? 'ok' : 'wrong';
+    return (await this.#verifier.isSound(namespace, value.hash, value.slot, value.bytes)) ? 'ok' : 'wrong';
   }
 
   /** Can values be reached, with these credentials? KvError-free: 'ok', or why not. */
@@ -121,7 +119,7 @@ export class Values {
     const tryOut = async (kind: 'get' | 'set'): Promise<ValueResult> => {
       if (this.#isNative) {
         const identities = kind === 'get' ? Buffer.alloc(identityBytes) : null;
-        const value = { text: '0 1 probe', slot: 0 };
+        const value = { bytes: 0, partBytes: 1, id: 'probe', slot: 0 };
         const ends = await this.#moveWhole(kind, partition, [value], identities, deadlineMs);
         const end = ends === 'lost' ? 'lost' : ends[0]!;
         if (end === 'none') return 'none';
@@ -160,7 +158,7 @@ export class Values {
   #moveWhole(
     kind: 'get' | 'set',
     partition: Partition,
-    values: readonly Pick<Value, 'text' | 'slot'>[],
+    values: readonly Omit<Value, 'hash'>[],
     identities: Uint8Array | null,
     deadlineMs: number,
   ): Promise<'lost' | readonly ValueEnd[]> {
@@ -168,8 +166,7 @@ export class Values {
     if (address === undefined || this.#isClosed) return Promise.resolve('lost');
     const rows = new Float64Array(3 * values.length);
     let ids = '';
-    for (const [i, { text, slot }] of values.entries()) {
-      const { bytes, partBytes, id } = parseEntry(text);
+    for (const [i, { bytes, partBytes, id, slot }] of values.entries()) {
       rows[3 * i] = slot;
       rows[3 * i + 1] = bytes;
       rows[3 * i + 2] = partBytes;
@@ -184,11 +181,9 @@ export class Values {
   #movePieces(
     kind: 'get' | 'set',
     partition: Partition,
-    text: string,
-    slot: number,
+    { bytes, partBytes, id, slot }: Value,
     deadlineMs: number,
   ): Promise<ValueResult> {
-    const { bytes, partBytes, id } = parseEntry(text);
     const pieces: Piece[] = [];
     for (let at = 0, part = 0; at < bytes; at += partBytes, part++) {
       const key = `${partition.base}v:${id}:${part}`;
