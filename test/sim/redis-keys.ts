@@ -4,8 +4,9 @@
  *
  * Invariant: a command is done whole, in one turn.
  */
+
+import { chargeOf, maxEvents } from '../../packages/tiers/src/redis/script-pieces.ts';
 import * as scripts from '../../packages/tiers/src/redis/scripts.ts';
-import { chargeOf, maxEvents } from '../../packages/tiers/src/redis/scripts.ts';
 
 export type Reply = Buffer | number | null | readonly Reply[];
 interface Event {

@@ -11,7 +11,7 @@ import { aclRules, RedisServer, until } from '../../../../infra/redis/servers.ts
 import { hashNamed, namespaceNamed, TestBench } from '../testing/objects.ts';
 import { openTier } from '../testing/redis.ts';
 import type { RedisTier } from './redis-tier.ts';
-import { chargeOf } from './scripts.ts';
+import { chargeOf } from './script-pieces.ts';
 
 const payloadBytes = 20_000;
 const charge = chargeOf(payloadBytes + 256, 4096);
@@ -77,6 +77,29 @@ describe('nodes that share a server', () => {
     expect(await bench.write(two, space, chain, payloadBytes)).toEqual(chain.map(() => 'held'));
     expect(two.lookup(space, chain)).toBe(8);
     expect((await serverBytes())[1]).toBe(8 * charge);
+  });
+
+  it('a batch of which another node has some: the rest is stored, or given back, under one lease', async () => {
+    let stops = false;
+    const onStep = (step: string): void => {
+      if (stops && step === 'redis.write.reserved') throw new KvError('CANCELLED', 'no further');
+    };
+    const [one, two] = [await open(), await open({}, { pollMs: 60_000, leaseMs: 2_000, onStep })];
+    const held = chain.filter((_, i) => i % 3 === 0);
+    await bench.write(one, space, held, payloadBytes);
+    const leases = async (): Promise<string> => server.cli('zcard', `${base}leases`);
+    stops = true;
+    expect(await bench.write(two, space, chain, payloadBytes)).toEqual(chain.map(() => 'refused'));
+    expect([await leases(), (await serverBytes())[1]]).toEqual(['1', 8 * charge]);
+    await until(async () => (await leases()) === '0', 'the reservation to end');
+    expect((await serverBytes()).slice(0, 2)).toEqual([held.length * (payloadBytes + 256), held.length * charge]);
+    stops = false;
+    const news = hashNamed('and a new one');
+    const statuses = await bench.write(two, space, [...held, news, hashNamed('and another')], payloadBytes);
+    expect(statuses).toEqual([...held.map(() => 'held'), 'stored', 'stored']);
+    expect([await leases(), (await serverBytes())[1]]).toEqual(['0', (held.length + 2) * charge]);
+    await until(() => one.lookup(space, [news]) === 1, 'the first node');
+    expect(await bench.read(one, space, [...held, news], payloadBytes)).toEqual([...held, news].map(() => 'ready'));
   });
 
   it('writing the same block at once, one stores it and no byte is counted twice', async () => {
