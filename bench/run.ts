@@ -2,11 +2,12 @@
  * `npm run bench -- SUITE [--json]` and `--list`. A table for a person; with --json that goes to stderr and stdout ends with one
  * JSON object {suite, figures} on its last line. What a suite logs goes to stderr.
  */
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import type { Figure, Suite } from './figures.ts';
+import { makeScratch } from './scratch.ts';
 
 /** From scripts/lib/system.mjs, which runs before TypeScript can. */
 export interface BenchHost {
@@ -50,8 +51,7 @@ async function list(): Promise<number> {
 
 async function runSuite(suite: Suite, args: readonly string[], json: boolean, host: BenchHost): Promise<number> {
   if (suite.needs) await host.ensureSystemPackages(suite.needs);
-  mkdirSync(scratchRoot, { recursive: true });
-  const scratchDir = mkdtempSync(join(scratchRoot, `${suite.name}-`));
+  const scratchDir = makeScratch(scratchRoot, suite.name);
   const cleanUp = (): void => rmSync(scratchDir, { recursive: true, force: true });
   process.once('exit', cleanUp);
   try {
