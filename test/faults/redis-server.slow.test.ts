@@ -2,7 +2,7 @@
  * What happens to Redis happens to real servers here: killed, stopped, emptied, full, failed over. Always: no operation outlives its
  * time limit by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
  */
-import { Redis } from 'ioredis';
+import { Cluster, Redis } from 'ioredis';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import {
   makeCertificate,
@@ -222,6 +222,30 @@ it('a Cluster’s master dies under load: its replica takes over, and the tier i
     partBytes: 32_768,
   });
   await survives(cluster.servers[0]!);
+});
+
+it('a Cluster’s client that learns of a server while it disconnects, as ioredis may: connects anew', async () => {
+  const cluster = await startCluster(3, 0);
+  group = cluster;
+  tier = await openTier(bench, { mode: 'cluster', servers: cluster.urls, timeLimitMs, bytes: 24 << 20 });
+  const { disconnect } = Cluster.prototype;
+  let late = 0;
+  const disconnecting = vi.spyOn(Cluster.prototype, 'disconnect').mockImplementation(function (this: Cluster, again) {
+    disconnect.call(this, again);
+    if (again !== true || late++ > 0) return;
+    // What the answer to CLUSTER SLOTS does that comes too late: a node that is made, and connects when it is asked something.
+    const { port } = cluster.servers[0]!;
+    const pool = (this as unknown as { connectionPool: { findOrCreate(node: object): void } }).connectionPool;
+    pool.findOrCreate({ host: '127.0.0.1', port });
+  });
+  try {
+    await cluster.servers[0]!.kill();
+    await until(() => late > 0, 'out of service');
+    await cluster.servers[0]!.start();
+    await until(isBack, 'back in service');
+  } finally {
+    disconnecting.mockRestore();
+  }
 });
 
 describe('a Cluster without replicas', () => {

@@ -125,6 +125,10 @@ export class RedisLink {
       if (this.#isClosed) throw new KvError('CANCELLED', 'redis: the tier was closed', { retry: true });
       // ioredis gives up for good when a failover is announced just while it connects. What it meets, its events tell.
       if (this.#client.status === 'end') this.#client.connect().catch(() => {});
+      // A Cluster's client that learns of a server while it disconnects waits for ever that this one goes, too.
+      if (this.#client instanceof Cluster && this.#client.status === 'disconnecting') {
+        for (const node of this.#client.nodes('all')) node.disconnect();
+      }
       const error = this.#lastError;
       if (error !== undefined && isRefusal(error.message)) throw asKvError(error);
       const leftMs = endMs - performance.now();
