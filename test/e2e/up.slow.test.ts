@@ -47,12 +47,12 @@ describe('kvtier up', () => {
     const killed = await machine.up();
     await ask(killed.url);
     const cold = await complete(killed.url, { prompt, max_tokens: 1, temperature: 0 });
-    await waitForWriteDown(killed.url);
+    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
+    await waitForWriteDown(killed.url, shared / 16);
     await killed.killAll();
     expect(machine.left()).toHaveLength(2);
     const system = await machine.up();
     const warm = await ask(system.url);
-    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
     expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { disk: shared } });
     expect(await system.stop()).toBe(0);
     expect(machine.left()).toEqual([]);
