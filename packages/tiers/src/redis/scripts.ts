@@ -27,6 +27,9 @@ function script(...pieces: readonly string[]): Script {
   return { lua, sha: createHash('sha1').update(lua).digest('hex') };
 }
 
+/** What every script that changes something begins with. */
+const writing = [core, needsLedger, mayWrite, changes] as const;
+
 /** Keys of ours, or none: else nothing is read. */
 const ownKeys = `
 local types = {'hash', 'hash', 'zset', 'zset', 'zset', 'stream'}
@@ -78,10 +81,7 @@ return {'ok', unpack(finish())}
  * argument and each reply costs both sides a microsecond or so. What is reserved has one lease.
  */
 export const reserveScript = script(
-  core,
-  needsLedger,
-  mayWrite,
-  changes,
+  ...writing,
   uses,
   values,
   eviction,
@@ -152,10 +152,7 @@ return {{epoch, used, cap, number}, concat(answers), others, evicted, entries}
  * stored it meanwhile: the next of `held`).
  */
 export const commitScript = script(
-  core,
-  needsLedger,
-  mayWrite,
-  changes,
+  ...writing,
   uses,
   values,
   `
@@ -198,10 +195,7 @@ return {finish(), concat(answers), others}
 
 /** ARGV: node, then for each block: field, entry. Removes those that are still the same. → {state} */
 export const removeScript = script(
-  core,
-  needsLedger,
-  mayWrite,
-  changes,
+  ...writing,
   values,
   `
 node = ARGV[1]
@@ -216,10 +210,7 @@ return {finish()}
 
 /** ARGV: field, used (µs, the server's clock), field, used ... → {state} */
 export const touchScript = script(
-  core,
-  needsLedger,
-  mayWrite,
-  changes,
+  ...writing,
   uses,
   `
 local fields = {}
