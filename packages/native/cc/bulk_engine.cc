@@ -110,9 +110,10 @@ class BulkLoop final : public EpollLoop {
  private:
   std::vector<uint64_t> ConnectionsOf(uint64_t server) const {
     std::vector<uint64_t> numbers;
-    const BulkQueue* queue = queues_.at(server).get();
+    const auto queue = queues_.find(server);
+    if (queue == queues_.end()) return numbers;
     for (const auto& [number, connection] : connections_) {
-      if (&connection->queue() == queue) numbers.push_back(number);
+      if (&connection->queue() == queue->second.get()) numbers.push_back(number);
     }
     return numbers;
   }
