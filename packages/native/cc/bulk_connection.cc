@@ -38,6 +38,7 @@ BulkConnection::BulkConnection(Arena& arena, uint64_t number, int fd, std::share
 
 void BulkConnection::OnReady(bool readable, bool writable) {
   if (connecting_ && (readable || writable)) Connected();
+  if (!closed()) congestion_.Look(fd_);
   if (!closed() && readable) Read();
   if (!closed() && writable) Write();
 }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "bulk_queue.h"
+#include "congestion.h"
 #include "xxh3.h"
 
 namespace kvtier {
@@ -76,6 +77,7 @@ class BulkConnection {
   const BulkServer& server_;  // the queue's
   std::vector<BulkEvent>& events_;
   bool connecting_ = true;
+  Congestion congestion_;
   unsigned logins_ = 0;     // replies still to come
   std::deque<BulkValue> values_;  // the first is being answered
   size_t sending_ = 0;        // index of the value whose pieces are sent next

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "bulk_connection.h"
+#include "congestion.h"
 #include "epoll_loop.h"
 #include "ip_address.h"
 
@@ -35,19 +36,10 @@ SocketAddress AddressOf(const std::string& host, uint16_t port) {
   throw std::runtime_error("CONFIG: " + host + ": neither an IP address nor the path of a socket");
 }
 
-bool IsLoopback(const SocketAddress& address) {
-  if (address.storage.ss_family == AF_INET6) {
-    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
-  }
-  return (ntohl(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr) >> 24) == 127;
-}
-
-void Prepare(int fd, const SocketAddress& address) {
+void Prepare(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // Some systems' congestion control paces what is sent (BBR); what never leaves the machine only waits for it, a tenth of its time.
-  // Every Linux has Reno; should this one refuse it, the default does.
-  if (IsLoopback(address)) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+  BeginUnpaced(fd);
 }
 
 }  // namespace
@@ -63,7 +55,7 @@ class BulkLoop final : public EpollLoop {
     const auto queue = queues_.find(server);
     if (queue == queues_.end()) return;
     const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && address.storage.ss_family != AF_UNIX) Prepare(fd, address);
+    if (fd >= 0 && address.storage.ss_family != AF_UNIX) Prepare(fd);
     const bool going = fd >= 0 && (connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.bytes) == 0 ||
                                    errno == EINPROGRESS);
     if (!going) {

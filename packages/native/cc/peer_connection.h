@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "congestion.h"
 #include "peer_engine.h"
 #include "xxh3.h"
 
@@ -85,6 +86,7 @@ class PeerConnection {
   const bool server_;
   std::vector<PeerEvent>& events_;
   std::unique_ptr<PeerTransport> transport_;
+  Congestion congestion_;
   State state_ = State::kConnecting;
   bool more_ = false;
   PeerClock::time_point lastProgress_ = PeerClock::now();

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "congestion.h"
 #include "epoll_loop.h"
 #include "ip_address.h"
 #include "peer_connection.h"
@@ -169,6 +170,7 @@ uint16_t PeerEngine::Listen(const std::string& host, uint16_t port) {
   const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1;
   if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (fd >= 0) BeginUnpaced(fd);
   if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address.storage), address.bytes) != 0 ||
       listen(fd, kBacklog) != 0 ||
       getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.bytes) != 0) {
@@ -196,6 +198,7 @@ uint64_t PeerEngine::Connect(const std::string& host, uint16_t port, const PeerS
   PeerLoop& loop = LoopOf(number);
   loop.Post([&loop, address, number, session, key] {
     const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0) BeginUnpaced(fd);
     const bool going = fd >= 0 && (connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.bytes) == 0 ||
                                    errno == EINPROGRESS);
     if (going) return loop.Add(number, fd, false, session, key);

@@ -160,7 +160,7 @@ export class ArenaTier implements Tier {
     native.arenaWrite(this.#arena, slot, header);
     const sizeClass = this.#classOf(slotBytes);
     const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
-    const pins = this.#leaving.get(namespace.key + hash)?.[0]?.pins ?? { count: 0 };
+    const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
     const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins, usedUs };
     sizeClass.entries[index] = entry;
@@ -190,13 +190,12 @@ export class ArenaTier implements Tier {
   }
 
   unpin(namespace: Namespace, hash: HashKey): void {
-    const key = namespace.key + hash;
-    const leaving = this.#leaving.get(key);
+    const leaving = this.#leavingOf(namespace, hash);
     const pins = (leaving?.[0] ?? this.#find(namespace, hash))?.pins;
     invariant(pins !== undefined && pins.count > 0, 'arena: unpin of a block that is not pinned');
     pins.count--;
     if (leaving === undefined || pins.count > 0) return;
-    this.#leaving.delete(key);
+    this.#leaving.delete(namespace.key + hash);
     for (const { slot } of leaving) this.#freeSlot(slot);
   }
 
@@ -303,6 +302,11 @@ export class ArenaTier implements Tier {
 
   #find(namespace: Namespace, hash: HashKey): Entry | undefined {
     return this.#index.get(namespace.key)?.get(hash);
+  }
+
+  /** Mostly nothing is leaving, and joining the two names costs more than all else that a pin does. */
+  #leavingOf(namespace: Namespace, hash: HashKey): Entry[] | undefined {
+    return this.#leaving.size === 0 ? undefined : this.#leaving.get(namespace.key + hash);
   }
 
   #classOf(slotBytes: number): SizeClass {

@@ -204,6 +204,7 @@ export class PeerEngine {
   #deliver(rows: Float64Array, identities: Buffer): void {
     const requests: PeerRequest[] = [];
     const names = identities.length === 0 ? '' : identities.toString('latin1');
+    let namespaceKey = names.slice(0, identityBytes / 2);
     for (let at = 0; at < rows.length; at += eventNumbers) {
       const kind = rows[at]!;
       const first = rows[at + 1]!;
@@ -211,7 +212,8 @@ export class PeerEngine {
       if (kind === event.fetched) this.#fetched(first, fetchResults[second]!);
       else if (kind === event.request) {
         const begin = requests.length * identityBytes;
-        const namespaceKey = names.slice(begin, begin + identityBytes / 2);
+        // Requests of one read come together, and a string for each would be garbage.
+        if (!names.startsWith(namespaceKey, begin)) namespaceKey = names.slice(begin, begin + identityBytes / 2);
         const hash = names.slice(begin + identityBytes / 2, begin + identityBytes);
         requests.push({ token: first, connection: second, slotBytes: rows[at + 3]!, namespaceKey, hash });
       } else if (kind === event.sent) {
