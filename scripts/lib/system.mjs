@@ -27,7 +27,7 @@ export const buildPackages = {
   'libxxhash-dev': header('xxhash.h'),
 };
 
-/** Real servers that the tests start themselves, and what the consumers of KV events are written with. */
+/** Real servers that the tests start themselves, what the consumers of KV events are written with, and the C++ tests' framework. */
 export const testPackages = {
   'redis-server': program('redis-server'),
   'redis-sentinel': program('redis-sentinel'),
@@ -41,6 +41,7 @@ export const testPackages = {
   'ceph-common': program('ceph'),
   'python3-zmq': pythonModule('zmq'),
   'python3-msgpack': pythonModule('msgpack'),
+  'libgtest-dev': header('gtest/gtest.h'),
 };
 
 /** Packages that a bench suite may ask for. Others are looked up with dpkg-query. */
