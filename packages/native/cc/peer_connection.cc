@@ -68,6 +68,7 @@ void PeerConnection::OnReady(bool readable, bool writable) {
   if (state_ == State::kSecuring) Advance();
   if (closed() || state_ == State::kSecuring) return;
   congestion_.Look(fd_);
+  if (writable && transport_->WantsWrite() && !transport_->Flush()) return Close(PeerEnd::kEnded);
   if (writable && !out_.empty()) Write();
   if (!closed() && (readable || more_)) Read();
 }

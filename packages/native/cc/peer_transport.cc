@@ -43,6 +43,9 @@ class Plain : public PeerTransport {
   PagePipe pages_;
 };
 
+// Of one call to Write, so that connections take turns.
+constexpr ssize_t kTurnBytes = 1 << 20;
+
 // TLS_AES_128_GCM_SHA256: the one that every CPU of this kind has instructions for.
 constexpr unsigned char kCipher[2] = {0x13, 0x01};
 
@@ -95,11 +98,79 @@ int FindSession(SSL* ssl, const unsigned char* id, size_t idBytes, SSL_SESSION**
   return 1;
 }
 
+// Where OpenSSL puts the records that it made: each alone would be a system call, and a segment a quarter full.
+class RecordBatch {
+ public:
+  explicit RecordBatch(int fd) : fd_(fd), bytes_(std::make_unique<uint8_t[]>(kBatchBytes)) {}
+
+  // Sends what waits, as far as the socket takes it.
+  void Flush() {
+    while (from_ < to_ && !ended_) {
+      const ssize_t moved = send(fd_, bytes_.get() + from_, to_ - from_, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (moved > 0) from_ += static_cast<size_t>(moved);
+      else if (moved < 0 && (errno == EAGAIN || errno == EINTR)) return;
+      else ended_ = true;
+    }
+    if (from_ == to_) from_ = to_ = 0;
+  }
+  bool waits() const { return from_ < to_; }
+  bool ended() const { return ended_; }
+
+  // For OpenSSL, which writes to it as to any BIO.
+  static BIO* Open(RecordBatch* batch) {
+    BIO* bio = BIO_new(Method());
+    if (bio == nullptr) return nullptr;
+    BIO_set_data(bio, batch);
+    BIO_set_init(bio, 1);
+    return bio;
+  }
+
+ private:
+  // Eight full records.
+  static constexpr size_t kBatchBytes = 8 * (SSL3_RT_MAX_PLAIN_LENGTH + SSL3_RT_HEADER_LENGTH + 17);
+
+  static const BIO_METHOD* Method() {
+    static BIO_METHOD* const method = [] {
+      BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "records of peers");
+      BIO_meth_set_write(made, Take);
+      BIO_meth_set_ctrl(made, [](BIO*, int what, long, void*) -> long { return what == BIO_CTRL_FLUSH ? 1 : 0; });
+      return made;
+    }();
+    return method;
+  }
+
+  static int Take(BIO* bio, const char* bytes, int count) {
+    auto* batch = static_cast<RecordBatch*>(BIO_get_data(bio));
+    const auto wanted = static_cast<size_t>(count);
+    BIO_clear_retry_flags(bio);
+    if (batch->to_ + wanted > kBatchBytes) batch->Flush();
+    if (batch->ended_) return -1;
+    const size_t taken = std::min(wanted, kBatchBytes - batch->to_);
+    if (taken == 0) {
+      BIO_set_retry_write(bio);
+      return -1;
+    }
+    std::memcpy(batch->bytes_.get() + batch->to_, bytes, taken);
+    batch->to_ += taken;
+    return static_cast<int>(taken);
+  }
+
+  const int fd_;
+  const std::unique_ptr<uint8_t[]> bytes_;
+  size_t from_ = 0;
+  size_t to_ = 0;
+  bool ended_ = false;
+};
+
 class Tls : public PeerTransport {
  public:
   Tls(SSL_CTX* context, int fd, bool server, std::optional<ClientIdentity> identity)
-      : ssl_(SSL_new(context)), identity_(identity) {
-    if (ssl_ == nullptr || SSL_set_fd(ssl_, fd) != 1) throw std::runtime_error("SETUP: OpenSSL has no memory");
+      : batch_(fd), ssl_(SSL_new(context)), identity_(identity) {
+    BIO* const out = RecordBatch::Open(&batch_);
+    if (ssl_ == nullptr || out == nullptr || SSL_set_rfd(ssl_, fd) != 1) {
+      throw std::runtime_error("SETUP: OpenSSL has no memory");
+    }
+    SSL_set0_wbio(ssl_, out);
     if (server) {
       SSL_set_accept_state(ssl_);
     } else {
@@ -113,6 +184,7 @@ class Tls : public PeerTransport {
 
   ssize_t Handshake() override {
     const ssize_t result = Moved(SSL_do_handshake(ssl_));
+    Flush();
     // Without the pre-shared key there is no peer, whatever certificate it shows.
     if (result > 0 && SSL_session_reused(ssl_) != 1) return kEnded;
     return result;
@@ -122,18 +194,23 @@ class Tls : public PeerTransport {
   }
   ssize_t Write(const iovec* pieces, int count, bool) override {
     ssize_t total = 0;
-    for (int i = 0; i < count; ++i) {
-      if (pieces[i].iov_len == 0) continue;
-      const auto bytes = static_cast<int>(std::min<size_t>(pieces[i].iov_len, INT_MAX));
-      const ssize_t moved = Moved(SSL_write(ssl_, pieces[i].iov_base, bytes));
-      if (moved <= 0) return total > 0 && moved == kWait ? total : moved;
-      total += moved;
-      if (moved < bytes) return total;
+    for (int i = 0; i < count && total < kTurnBytes; ++i) {
+      const auto bytes = static_cast<int>(std::min<size_t>(pieces[i].iov_len, kTurnBytes));
+      for (int done = 0; done < bytes && total < kTurnBytes;) {
+        const ssize_t moved = Moved(SSL_write(ssl_, static_cast<uint8_t*>(pieces[i].iov_base) + done, bytes - done));
+        if (moved <= 0) return total > 0 && moved == kWait ? total : moved;
+        done += static_cast<int>(moved);
+        total += moved;
+      }
     }
-    return total;
+    return Flush() ? total : kEnded;
+  }
+  bool Flush() override {
+    batch_.Flush();
+    return !batch_.ended();
   }
   bool HasBuffered() const override { return SSL_has_pending(ssl_) == 1; }
-  bool WantsWrite() const override { return SSL_want_write(ssl_); }
+  bool WantsWrite() const override { return batch_.waits() || SSL_want_write(ssl_); }
 
  private:
   ssize_t Moved(int result) {
@@ -142,6 +219,7 @@ class Tls : public PeerTransport {
     ERR_clear_error();
     return error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE ? kWait : kEnded;
   }
+  RecordBatch batch_;
   SSL* ssl_;
   std::optional<ClientIdentity> identity_;
 };

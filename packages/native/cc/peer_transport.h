@@ -28,8 +28,10 @@ class PeerTransport {
   virtual ssize_t SendPages(const uint8_t*, uint64_t) { return kEnded; }
   // Bytes that were read off the socket and wait inside: epoll will not tell of them.
   virtual bool HasBuffered() const { return false; }
-  // Handshake or write can go on only when the socket takes bytes.
+  // Handshake, write or Flush can go on only when the socket takes bytes.
   virtual bool WantsWrite() const { return false; }
+  // Sends what was written and kept, as far as the socket takes it. False: the connection is over.
+  virtual bool Flush() { return true; }
 };
 
 // What TLS connections of one engine share. The key of a connection is found by session, on the server's side in `sessions`.

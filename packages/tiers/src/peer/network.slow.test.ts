@@ -1,6 +1,6 @@
 /**
  * Two nodes in namespaces of their own. Packets lost between them: no wrong block, no read that hangs, and all is well afterwards.
- * Near and far: who paces what it sends.
+ * A narrow way, whose sockets are always full. Near and far: who paces what it sends.
  */
 import { type ChildProcess, execFileSync } from 'node:child_process';
 import { once } from 'node:events';
@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import { createInterface, type Interface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { afterAll, expect, it } from 'vitest';
+import { makeCertificates } from '../testing/certificates.ts';
 import { NetworkSpaces } from '../testing/network-spaces.ts';
 
 const blockCount = 16;
@@ -44,12 +45,15 @@ function start(space: string, name: string, ...args: readonly string[]): { child
 }
 
 /** A giver at this address, a fetcher in the other space. `read` asks it for all blocks once. */
-async function pairAt(address: string): Promise<() => Promise<Read>> {
-  const [blocks, bytes] = [String(blockCount), String(payloadBytes)];
-  const giver = start(spaces!.first, 'peer-giver', dir, '0', blocks, bytes, address);
+async function pairAt(
+  address: string,
+  { encryption = 'none', count = blockCount, limitMs = readLimitMs } = {},
+): Promise<() => Promise<Read>> {
+  const [blocks, bytes] = [String(count), String(payloadBytes)];
+  const giver = start(spaces!.first, 'peer-giver', dir, '0', blocks, bytes, address, encryption);
   const [port] = (await once(giver.lines, 'line')) as [string];
   controlPorts.push(port);
-  const fetcher = start(spaces!.second, 'peer-fetcher', dir, address, port, blocks, bytes, String(readLimitMs));
+  const fetcher = start(spaces!.second, 'peer-fetcher', dir, address, port, blocks, bytes, String(limitMs), encryption);
   await once(fetcher.lines, 'line');
   const read = async (): Promise<Read> => {
     const answered = once(fetcher.lines, 'line');
@@ -80,6 +84,19 @@ it.skipIf(spaces === undefined)('packets lost between namespaces', { timeout: 60
     spaces!.lose(0);
     await untilAll();
   }
+});
+
+it.skipIf(spaces === undefined)('a way so narrow that TLS records have to wait', { timeout: 60_000 }, async () => {
+  makeCertificates(dir, '10.79.0.1');
+  const count = 6 * blockCount; // more than sockets hold
+  const read = await pairAt('10.79.0.1', { encryption: 'tls', count, limitMs: 5 * readLimitMs });
+  const limitMs = performance.now() + 20_000;
+  while ((await read()).ready < count) expect(performance.now(), 'all blocks, once').toBeLessThan(limitMs);
+  spaces!.narrow('800mbit');
+  for (let round = 0; round < 20; round++) {
+    expect(await read()).toMatchObject({ ready: count, missing: 0, failed: 0, corrupt: 0 });
+  }
+  spaces!.narrow(null);
 });
 
 /** Congestion control of the data connections at this address: all but those to a control port. */

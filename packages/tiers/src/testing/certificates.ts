@@ -27,6 +27,11 @@ export function makeCertificates(dir: string, address: string): PeerSecurity {
     at('node.ext'),
   ];
   openssl('x509', '-req', '-in', at('node.csr'), ...sign, '-out', at('node.pem'));
-  const [cert, key, authority] = ['node.pem', 'node.key', 'ca.pem'].map((name) => readFileSync(at(name)));
+  return certificatesIn(dir);
+}
+
+/** Those that `makeCertificates` left in `dir`. */
+export function certificatesIn(dir: string): PeerSecurity {
+  const [cert, key, authority] = ['node.pem', 'node.key', 'ca.pem'].map((name) => readFileSync(join(dir, name)));
   return { encryption: 'tls', cert: cert!, key: key!, ca: authority! };
 }

@@ -82,6 +82,12 @@ export class NetworkSpaces {
     }
   }
 
+  /** What leaves `first` is no more than this, as tc says it ("200mbit"); null: as much as will. */
+  narrow(rate: string | null): void {
+    const device = ['-n', this.first, 'qdisc', rate === null ? 'del' : 'replace', 'dev', 'v1', 'root'];
+    run('tc', ...device, ...(rate === null ? [] : ['tbf', 'rate', rate, 'burst', '64kb', 'latency', '50ms']));
+  }
+
   /** A second way, by TUN devices, that takes `ms` longer in each direction. False where there is no python3 or no TUN. */
   async lengthen(ms: number): Promise<boolean> {
     const args = ['-c', longWay, this.first, this.second, String(ms / 1000)];

@@ -1,18 +1,20 @@
 /**
- * A fetching node as a process of its own: `peer-fetcher.ts DIR HOST PORT BLOCKS PAYLOAD_BYTES READ_LIMIT_MS`. Each line on stdin is
+ * A fetching node as a process of its own: `peer-fetcher.ts DIR HOST PORT BLOCKS PAYLOAD_BYTES READ_LIMIT_MS [tls]`. Each line on stdin is
  * a read of all blocks, answered by a line of JSON: how many ended how, and the milliseconds it took. A wrong block ends it.
  */
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
+import { certificatesIn } from './certificates.ts';
 import { hashNamed, namespaceNamed, TestBench } from './objects.ts';
 import { engineOf, fetchingTier, sharedSecret } from './peer-pair.ts';
 
-const [dir, host, port, blocks, payloadBytes, readLimitMs] = process.argv.slice(2);
+const [dir, host, port, blocks, payloadBytes, readLimitMs, encryption] = process.argv.slice(2);
 const bench = new TestBench(64 << 20, join(dir!, `fetcher-${process.pid}`));
 const hashes = Array.from({ length: Number(blocks) }, (_, i) => hashNamed(i));
-const engine = engineOf(bench, sharedSecret());
+const security = encryption === 'tls' ? certificatesIn(dir!) : sharedSecret();
+const engine = engineOf(bench, security);
 const peers = [{ host: host!, port: Number(port) }];
-const tier = fetchingTier(bench, engine, [], { peers, readLimitMs: Number(readLimitMs) });
+const tier = fetchingTier(bench, engine, [], { security, peers, readLimitMs: Number(readLimitMs) });
 process.stdout.write('ready\n');
 for await (const _ of createInterface({ input: process.stdin })) {
   const startMs = performance.now();
