@@ -23,7 +23,10 @@ constexpr uint64_t kReceiveBytes = 128 << 10;
 constexpr uint64_t kHashBytes = 4 << 10;
 // One turn of one connection, so that no connection starves its neighbours.
 constexpr uint64_t kTurnBytes = 4 << 20;
-constexpr int kSendPieces = 16;
+constexpr int kSendPieces = 64;
+// From this size on, an object is cheaper to send by reference; below, a system call for several of them is (measured at 16 KiB to
+// 256 KiB: 3.3 to 2.0 GB/s, 7.0 to 5.5, 7.5 to 7.2, 7.3 to 7.9).
+constexpr uint64_t kPagesFrom = 128 << 10;
 
 std::atomic<uint64_t> nextToken{1};
 
@@ -196,12 +199,11 @@ void PeerConnection::Send(const void* bytes, size_t count) {
   Write();
 }
 
-// Objects go out of the arena without a copy where the transport can; all else, and heads, in few gathered pieces.
+// Large objects go out of the arena without a copy where the transport can; all else, and heads, in few gathered pieces.
 void PeerConnection::Write() {
   const uint64_t before = sentBytes_;
   while (!out_.empty() && sentBytes_ - before < kTurnBytes) {
-    const bool pages = transport_->SendsPages();
-    if (pages && out_.front().doneBytes >= out_.front().head.size()) {
+    if (GoesByPages(out_.front()) && out_.front().doneBytes >= out_.front().head.size()) {
       if (!SendBody()) return;
       continue;
     }
@@ -216,7 +218,7 @@ void PeerConnection::Write() {
         pieces[count++] = {const_cast<uint8_t*>(out.head.data()) + headDone, out.head.size() - headDone};
       }
       if (bodyDone == out.bodyBytes) continue;
-      if (pages) more = true;
+      if (GoesByPages(out)) more = true;
       else pieces[count++] = {const_cast<uint8_t*>(out.body) + bodyDone, out.bodyBytes - bodyDone};
     }
     const ssize_t moved = transport_->Write(pieces, count, more);
@@ -224,6 +226,10 @@ void PeerConnection::Write() {
     if (moved == kEnded) return Close(PeerEnd::kEnded);
     Sent(static_cast<uint64_t>(moved));
   }
+}
+
+bool PeerConnection::GoesByPages(const Out& out) const {
+  return out.bodyBytes >= kPagesFrom && transport_->SendsPages();
 }
 
 // Of the first of `out_`, whose head is out. False: no more now, or closed.

@@ -72,6 +72,7 @@ class PeerConnection {
   void WarmUp(uint64_t offset);
   void EndBody();
   void Write();
+  bool GoesByPages(const Out& out) const;
   bool SendBody();
   void Sent(uint64_t bytes);
   void Acknowledge();
