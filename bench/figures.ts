@@ -29,6 +29,8 @@ export interface Suite {
   readonly description: string;
   /** Debian packages that the suite measures against; installed before it runs. */
   readonly needs?: readonly string[];
+  /** Compares with plain TCP clients: see unpaced.ts. */
+  readonly unpaced?: boolean;
   run(context: BenchContext): Promise<Figure[]>;
 }
 

@@ -8,6 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import type { Figure, Suite } from './figures.ts';
 import { makeScratch } from './scratch.ts';
+import { againUnpaced } from './unpaced.ts';
 
 /** From scripts/lib/system.mjs, which runs before TypeScript can. */
 export interface BenchHost {
@@ -51,11 +52,14 @@ async function list(): Promise<number> {
 
 async function runSuite(suite: Suite, args: readonly string[], json: boolean, host: BenchHost): Promise<number> {
   if (suite.needs) await host.ensureSystemPackages(suite.needs);
+  const log = (line: string): void => void process.stderr.write(`${line}\n`);
+  const done = suite.unpaced ? await againUnpaced(log) : undefined;
+  if (done !== undefined) return done;
   const scratchDir = makeScratch(scratchRoot, suite.name);
   const cleanUp = (): void => rmSync(scratchDir, { recursive: true, force: true });
   process.once('exit', cleanUp);
   try {
-    const figures = await suite.run({ args, scratchDir, log: (line) => process.stderr.write(`${line}\n`) });
+    const figures = await suite.run({ args, scratchDir, log });
     (json ? process.stderr : process.stdout).write(table(figures));
     if (json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures })}\n`);
     return 0;

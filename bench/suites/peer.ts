@@ -11,6 +11,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
+import { isPaced, unpace } from '../unpaced.ts';
 
 const rounds = 5;
 const turnMs = 1000;
@@ -43,6 +44,7 @@ function makeNamespaces(): void {
       ip('-n', space, 'addr', 'add', address, 'dev', device);
       ip('-n', space, 'link', 'set', device, 'up');
       ip('-n', space, 'link', 'set', 'lo', 'up');
+      if (isPaced()) unpace(space);
     }
   } catch (error) {
     throw new KvError('SETUP', `ip netns: not permitted here (${(error as Error).message}); run this suite as root`);

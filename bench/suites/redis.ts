@@ -322,7 +322,8 @@ function figuresOf(context: BenchContext, measured: Measured): Figure[] {
 const suite: Suite = {
   name: 'redis',
   description: '2 MiB blocks through the Redis tier, against the server’s own rate; a small GET beside them',
-  needs: ['redis-server', 'redis-tools'],
+  needs: ['redis-server', 'redis-tools', 'iproute2'],
+  unpaced: true,
   run: runRedis,
 };
 export default suite;

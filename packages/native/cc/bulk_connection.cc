@@ -19,6 +19,8 @@ constexpr std::string_view kSetTail = "\r\n$2\r\nXX\r\n";
 constexpr size_t kLongestLine = 4096;
 // What a server reads into a buffer of its own: PROTO_MBULK_BIG_ARG.
 constexpr uint64_t kLargeValue = 32 << 10;
+// From this size on, a value is cheaper to send by reference.
+constexpr uint64_t kPagesFrom = 128 << 10;
 // Of one turn, so that connections take turns.
 constexpr uint64_t kTurnBytes = 1 << 20;
 constexpr size_t kVectors = 12;
@@ -67,7 +69,7 @@ bool BulkConnection::Carries(uint64_t tag) const {
 void BulkConnection::Pump() {
   while (!closed() && !connecting_ && logins_ == 0 && !held_ && pieces_.size() < server_.depth) {
     if (sending_ == values_.size()) {
-      auto next = queue_->Next();
+      auto next = queue_->Next(this);
       if (!next) return;
       values_.push_back(std::move(*next));
     }
@@ -83,7 +85,10 @@ void BulkConnection::SendPiece(BulkValue& value) {
   const uint64_t part = value.sentBytes / move.partBytes;
   const uint64_t start = value.sentBytes % move.partBytes;
   const uint64_t partBytes = std::min(move.partBytes, move.bytes - part * move.partBytes);
-  const uint64_t count = std::min(isGet ? server_.pieceBytes : partBytes, partBytes - start);
+  const uint64_t left = partBytes - start;
+  // Pieces of about one size: a small one at the end would cost as much as a large one.
+  const uint64_t pieces = std::max<uint64_t>(1, (left + queue_->pieceBytes() / 2) / queue_->pieceBytes());
+  const uint64_t count = isGet ? (left + pieces - 1) / pieces : left;
   std::string text = "*4\r\n";
   AppendWord(text, isGet ? "GETRANGE" : "SET");
   AppendWord(text, move.keys + std::to_string(part));
@@ -107,11 +112,21 @@ void BulkConnection::SendPiece(BulkValue& value) {
   ++value.open;
 }
 
+uint64_t BulkConnection::Out::bytes() const {
+  return head.size() + (body == nullptr ? 0 : bodyBytes + kSetTail.size());
+}
+
+// Large values go out of the arena without a copy; all else in few gathered pieces.
 void BulkConnection::Write() {
   while (!closed() && !connecting_ && !out_.empty()) {
+    if (GoesByPages(out_.front()) && out_.front().doneBytes >= out_.front().head.size()) {
+      if (!SendBody()) return;
+      continue;
+    }
     iovec vectors[kVectors];
     size_t used = 0;
-    for (auto out = out_.begin(); out != out_.end() && used + 3 <= kVectors; ++out) {
+    bool more = false;
+    for (auto out = out_.begin(); out != out_.end() && used + 3 <= kVectors && !more; ++out) {
       uint64_t skip = out->doneBytes;
       const auto add = [&](const void* bytes, uint64_t count) {
         const uint64_t skipped = std::min(skip, count);
@@ -121,25 +136,45 @@ void BulkConnection::Write() {
       };
       add(out->head.data(), out->head.size());
       if (out->body == nullptr) continue;
+      more = GoesByPages(*out);
+      if (more) break;
       add(out->body, out->bodyBytes);
       add(kSetTail.data(), kSetTail.size());
     }
     msghdr message{};
     message.msg_iov = vectors;
     message.msg_iovlen = used;
-    ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     if (sent < 0) {
       if (errno == EAGAIN || errno == EINTR) return;
       return Close(std::string("send: ") + std::strerror(errno));
     }
-    while (sent > 0) {
-      Out& out = out_.front();
-      const uint64_t all = out.head.size() + (out.body == nullptr ? 0 : out.bodyBytes + kSetTail.size());
-      const uint64_t taken = std::min<uint64_t>(all - out.doneBytes, static_cast<uint64_t>(sent));
-      out.doneBytes += taken;
-      sent -= static_cast<ssize_t>(taken);
-      if (out.doneBytes == all) out_.pop_front();
-    }
+    Sent(static_cast<uint64_t>(sent));
+  }
+}
+
+bool BulkConnection::GoesByPages(const Out& out) const {
+  return out.body != nullptr && out.bodyBytes >= kPagesFrom && out.doneBytes < out.head.size() + out.bodyBytes &&
+         pages_.usable();
+}
+
+// Of the first of `out_`, whose head is out. False: no more now, or closed.
+bool BulkConnection::SendBody() {
+  const Out& out = out_.front();
+  const uint64_t done = out.doneBytes - out.head.size();
+  const ssize_t moved = pages_.Send(fd_, out.body + done, out.bodyBytes - done, true);  // its tail follows
+  if (moved > 0) Sent(static_cast<uint64_t>(moved));
+  if (moved == kEnded) Close(std::string("send: ") + std::strerror(errno));
+  return moved > 0 || (moved == kWait && !pages_.usable());
+}
+
+void BulkConnection::Sent(uint64_t bytes) {
+  while (bytes > 0) {
+    Out& out = out_.front();
+    const uint64_t taken = std::min(out.bytes() - out.doneBytes, bytes);
+    out.doneBytes += taken;
+    bytes -= taken;
+    if (out.doneBytes == out.bytes()) out_.pop_front();
   }
 }
 
@@ -250,7 +285,9 @@ void BulkConnection::BeginBody(uint64_t bytes) {
 
 void BulkConnection::EndPiece(BulkResult result, std::string text) {
   BulkValue& value = values_.front();
+  const uint64_t bytes = pieces_.front().bytes;
   pieces_.pop_front();
+  if (value.isGet()) queue_->Arrived(bytes, !pieces_.empty());
   if (held_ && pieces_.size() == 1) {
     out_.push_back(std::move(*held_));
     held_.reset();
@@ -292,6 +329,9 @@ void BulkConnection::Close(const std::string& why) {
 
 void BulkConnection::End() {
   if (closed()) return;
+  // What the kernel still holds refers to slots that get other content now: it must not go out.
+  const linger drop{1, 0};
+  if (!values_.empty()) setsockopt(fd_, SOL_SOCKET, SO_LINGER, &drop, sizeof(drop));
   close(fd_);
   fd_ = -1;
   for (const BulkValue& value : values_) queue_->End(value, BulkResult::kLost);

@@ -1,7 +1,7 @@
 // One connection to a Redis server that moves values and nothing else: a minimal RESP2 writer and reader, as a state machine
 // without waiting.
 //
-//     SET   arena          ─┐                            "$N\r\n" ─▶ stash (128 bytes)
+//     SET   arena          ─┐ (by reference where large)  "$N\r\n" ─▶ stash (128 bytes)
 //           "..XX\r\n"     ─┼─ one sendmsg   GETRANGE      N bytes ─▶ arena      ┐ one readv
 //           next "*4..$N\r\n" ─┘                     "\r\n$N\r\n" ─▶ stash      ┘
 //
@@ -20,6 +20,7 @@
 
 #include "bulk_queue.h"
 #include "congestion.h"
+#include "page_pipe.h"
 #include "xxh3.h"
 
 namespace kvtier {
@@ -55,12 +56,16 @@ class BulkConnection {
     const uint8_t* body = nullptr;  // of a SET, and its tail
     uint64_t bodyBytes = 0;
     uint64_t doneBytes = 0;  // of all three
+    uint64_t bytes() const;
   };
 
   void Connected();
   void Pump();
   void SendPiece(BulkValue& value);
   void Write();
+  bool GoesByPages(const Out& out) const;
+  bool SendBody();
+  void Sent(uint64_t bytes);
   void Read();
   void Parse();
   bool ParseLine(const char* line, size_t count);
@@ -83,6 +88,7 @@ class BulkConnection {
   size_t sending_ = 0;        // index of the value whose pieces are sent next
   std::deque<Piece> pieces_;  // sent and not answered
   std::deque<Out> out_;
+  PagePipe pages_;
   // Bytes of a part that is announced, the last of pieces_. Nothing else is sent before them.
   std::optional<Out> held_;
   std::array<char, 128> stash_;

@@ -22,6 +22,9 @@
 namespace kvtier {
 namespace {
 
+// How often a connection that others' values wait for is looked at.
+constexpr int kLookMs = 20;
+
 // `host` may be the path of a Unix socket, too.
 SocketAddress AddressOf(const std::string& host, uint16_t port) {
   SocketAddress address;
@@ -72,10 +75,7 @@ class BulkLoop final : public EpollLoop {
     const auto queue = queues_.find(server);
     if (queue == queues_.end()) return;
     queue->second->Add(std::move(group));
-    for (const uint64_t number : ConnectionsOf(server)) {
-      connections_[number]->Serve();
-      Settle(number);
-    }
+    Serve(server);
   }
 
   void Expire(uint64_t server, uint64_t tag) {
@@ -83,19 +83,23 @@ class BulkLoop final : public EpollLoop {
     if (queue == queues_.end()) return;
     queue->second->Drop(tag);
     for (const uint64_t number : ConnectionsOf(server)) {
-      BulkConnection& connection = *connections_[number];
-      if (connection.Carries(tag)) connection.Close("no answer within the time limit");
+      const auto found = connections_.find(number);
+      if (found == connections_.end()) continue;
+      if (found->second->Carries(tag)) found->second->Close("no answer within the time limit");
       Settle(number);
     }
   }
 
   void Disconnect(uint64_t number) {
-    connections_.erase(number);
-    Forget(number);
+    const auto found = connections_.find(number);
+    if (found == connections_.end()) return;
+    const uint64_t server = ServerOf(*found->second);
+    Remove(number);
+    Serve(server);  // another one reads now
   }
 
   void Shut(uint64_t server) {
-    for (const uint64_t number : ConnectionsOf(server)) Disconnect(number);
+    for (const uint64_t number : ConnectionsOf(server)) Remove(number);
     queues_.erase(server);
   }
 
@@ -117,6 +121,29 @@ class BulkLoop final : public EpollLoop {
     Watch(number, connection.fd(), EPOLLIN | (connection.wantsWrite() ? static_cast<uint32_t>(EPOLLOUT) : 0u));
   }
 
+  void Remove(uint64_t number) {
+    connections_.erase(number);
+    Forget(number);
+  }
+
+  uint64_t ServerOf(const BulkConnection& connection) const {
+    for (const auto& [server, queue] : queues_) {
+      if (queue.get() == &connection.queue()) return server;
+    }
+    return 0;
+  }
+
+  void Serve(uint64_t server) {
+    for (const uint64_t number : ConnectionsOf(server)) {
+      const auto found = connections_.find(number);
+      if (found == connections_.end()) continue;  // it ended with one before it
+      found->second->Serve();
+      Settle(number);
+    }
+  }
+
+  void OnStart() override { PagePipe::BlockPipeSignal(); }
+
   void OnReady(uint64_t number, uint32_t what) override {
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
@@ -125,9 +152,14 @@ class BulkLoop final : public EpollLoop {
   }
 
   int OnTurn() override {
+    bool waits = false;
+    for (const auto& [server, queue] : queues_) {
+      if (queue->ChangeReader()) Serve(server);
+      waits |= queue->waitsForReader();
+    }
     if (!events_.empty()) engine_.Emit(std::move(events_));
     events_.clear();
-    return -1;
+    return waits ? kLookMs : -1;
   }
 
   void OnEnd() override {

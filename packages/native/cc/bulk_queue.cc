@@ -1,9 +1,18 @@
 // See bulk_queue.h.
 #include "bulk_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvtier {
+namespace {
+
+constexpr uint64_t kPieceUs = 75;
+constexpr auto kSilence = std::chrono::milliseconds(50);
+constexpr uint64_t kMeasuredBytes = 8 << 20;
+constexpr uint64_t kStepBytes = 64 << 10;
+
+}  // namespace
 
 void BulkQueue::Add(BulkGroup what) {
   const size_t count = what.moves.size();
@@ -20,15 +29,26 @@ void BulkQueue::Add(BulkGroup what) {
   }
 }
 
-std::optional<BulkValue> BulkQueue::Next() {
-  auto& list = gets_.empty() ? sets_ : gets_;
+std::optional<BulkValue> BulkQueue::Next(const void* connection) {
+  const bool reads = !gets_.empty() && (reader_ == nullptr || reader_ == connection);
+  auto& list = reads ? gets_ : sets_;
   if (list.empty()) return {};
+  if (reads) {
+    if (reader_ == nullptr) lastProgress_ = std::chrono::steady_clock::now();
+    reader_ = connection;
+    ++reading_;
+  }
   std::optional<BulkValue> next(std::move(list.front()));
   list.pop_front();
   return next;
 }
 
 void BulkQueue::End(const BulkValue& value, BulkResult result) {
+  if (value.isGet() && --reading_ == 0) reader_ = nullptr;
+  Ended(value, result);
+}
+
+void BulkQueue::Ended(const BulkValue& value, BulkResult result) {
   BulkValue::Group& group = *value.group;
   group.results[value.index] = result;
   if (result == BulkResult::kError) group.errors[value.index] = value.text + "\n";
@@ -43,11 +63,32 @@ void BulkQueue::Drop(uint64_t tag) {
   for (auto* list : {&gets_, &sets_}) {
     std::deque<BulkValue> kept;
     for (BulkValue& value : *list) {
-      if (value.group->what.tag == tag) End(value, BulkResult::kLost);
+      if (value.group->what.tag == tag) Ended(value, BulkResult::kLost);
       else kept.push_back(std::move(value));
     }
     list->swap(kept);
   }
+}
+
+bool BulkQueue::ChangeReader() {
+  if (!waitsForReader() || std::chrono::steady_clock::now() - lastProgress_ < kSilence) return false;
+  reader_ = nullptr;
+  return true;
+}
+
+void BulkQueue::Arrived(uint64_t bytes, bool more) {
+  const auto now = lastProgress_ = std::chrono::steady_clock::now();
+  if (lastArrival_) {
+    arriving_ += now - *lastArrival_;
+    arrivedBytes_ += bytes;
+  }
+  lastArrival_ = more ? std::optional(now) : std::nullopt;
+  if (arrivedBytes_ < kMeasuredBytes) return;
+  const uint64_t us = std::chrono::duration_cast<std::chrono::microseconds>(arriving_).count() + 1;
+  const uint64_t wanted = arrivedBytes_ * kPieceUs / us / kStepBytes * kStepBytes;
+  pieceBytes_ = std::clamp(wanted, server_.pieceBytes, 4 * server_.pieceBytes);
+  arrivedBytes_ = 0;
+  arriving_ = {};
 }
 
 }  // namespace kvtier

@@ -29,7 +29,7 @@ PagePipe::~PagePipe() {
   }
 }
 
-ssize_t PagePipe::Send(int socket, const uint8_t* at, uint64_t bytes) {
+ssize_t PagePipe::Send(int socket, const uint8_t* at, uint64_t bytes, bool more) {
   if (ends_[0] < 0 && pipe2(ends_, O_NONBLOCK | O_CLOEXEC) != 0) return Refused();
   if (waiting_ == 0) {
     if (!sized_) fcntl(ends_[1], F_SETPIPE_SZ, kPipeBytes);  // where it is refused, a smaller one does
@@ -39,8 +39,8 @@ ssize_t PagePipe::Send(int socket, const uint8_t* at, uint64_t bytes) {
     if (piped <= 0) return Refused();
     waiting_ = static_cast<uint64_t>(piped);
   }
-  const unsigned more = bytes > waiting_ ? SPLICE_F_MORE : 0u;
-  const ssize_t moved = splice(ends_[0], nullptr, socket, nullptr, waiting_, SPLICE_F_NONBLOCK | more);
+  const unsigned hint = more || bytes > waiting_ ? SPLICE_F_MORE : 0u;
+  const ssize_t moved = splice(ends_[0], nullptr, socket, nullptr, waiting_, SPLICE_F_NONBLOCK | hint);
   if (moved > 0) {
     waiting_ -= static_cast<uint64_t>(moved);
     return moved;

@@ -25,8 +25,8 @@ class PagePipe {
   static void BlockPipeSignal();
   // False once this kernel, or this kind of socket, has refused: then bytes are to be copied.
   bool usable() const { return usable_; }
-  // Never blocks. What was not moved must be what is sent next.
-  ssize_t Send(int socket, const uint8_t* at, uint64_t bytes);
+  // Never blocks. What was not moved must be what is sent next. `more`: a few bytes follow at once, in the same segment.
+  ssize_t Send(int socket, const uint8_t* at, uint64_t bytes, bool more = false);
 
  private:
   ssize_t Refused();

@@ -283,6 +283,44 @@ it('a lane that falls silent is closed at the deadline, and loses only what it c
   }
 });
 
+it('one connection reads at a time; when it falls silent, another one does', async () => {
+  let connections = 0;
+  server.on('connection', () => connections++);
+  const [first, ...others] = soundOnes(['first', 'a', 'b', 'c', 'd', 'e', 'f', 'g']);
+  silent.add('first').add('a');
+  const { lanes } = lanesTo({ depth: 2, connections: 3 });
+  const silentRead = ended(lanes, [first!]);
+  await expect.poll(() => connections).toBe(3);
+  const reads = others.map((move) => ended(lanes, [move]));
+  // 'a' was asked for where no answers come any more.
+  expect((await Promise.all(reads.slice(1))).flat()).toEqual(others.slice(1).map(() => 'ok'));
+  const readers = others.map((move) => asked.find(({ id }) => id === move.id)!.socket);
+  expect(readers[0]).toBe(asked[0]!.socket);
+  expect(readers[1]).not.toBe(readers[0]);
+  expect(new Set(readers.slice(1)).size).toBe(1);
+  lanes.close('the end');
+  expect([await silentRead, await reads[0]]).toEqual([['lost'], ['lost']]);
+});
+
+it('large values go out by reference, and are as whole as small ones', async () => {
+  const moves = [600_000, 131_072, 131_071, 400_000].map((bytes, i): Move => {
+    values.set(`v:${i}:0`, Buffer.alloc(0));
+    return {
+      kind: 'set',
+      id: String(i),
+      slot: bench.filledObject(`${i}`, bytes).slot,
+      bytes,
+      partBytes: 1 << 20,
+      identity: null,
+    };
+  });
+  const { results } = await moveAll(moves, { depth: 3 }, 4);
+  expect(results).toEqual(moves.map(() => 'ok'));
+  for (const { id, slot, bytes } of moves) {
+    expect(values.get(`v:${id}:0`)!.equals(native.arenaRead(bench.arena, slot, bytes))).toBe(true);
+  }
+});
+
 it('what waits for its turn is lost at its deadline, and never asked for', async () => {
   silent.add('a');
   const [first, second] = soundOnes(['a', 'b']);
@@ -291,7 +329,7 @@ it('what waits for its turn is lost at its deadline, and never asked for', async
   await expect.poll(() => asked.map(({ id }) => id)).toEqual(['a']);
   lanes.close('the end');
   expect(await Promise.all(both)).toEqual([['lost'], ['lost']]);
-  const { results } = await moveAll([first!, second!], { depth: 1, limitMs: 300 });
+  const { results } = await moveAll([first!, second!], { depth: 1, limitMs: 300 }, 2);
   expect(results).toEqual(['lost', 'lost']);
   expect(asked.map(({ id }) => id)).toEqual(['a', 'a']);
 });

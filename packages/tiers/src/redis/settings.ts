@@ -68,7 +68,7 @@ export const defaultSettings = {
   keyPrefix: 'kvtier:',
   partBytes: 1_048_512,
   connections: 2,
-  depth: 2,
+  depth: 3,
   timeLimitMs: 2000,
   policies: {},
 } as const;
