@@ -8,51 +8,35 @@ import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 
 const mark = 'KVTIER_BENCH_UNPACED';
-const ip = (...args: readonly string[]): void => {
-  execFileSync('ip', args, { stdio: ['ignore', 'ignore', 'pipe'] });
-};
 const setting = '/proc/sys/net/ipv4/tcp_congestion_control';
+/** Reno, which every network may have; and loopback, which a new one has not. */
+const begin = `ip link set lo up && echo reno > ${setting}`;
 
 /** Of the calling process's network. */
 export const isPaced = (): boolean => readFileSync(setting, 'latin1').startsWith('bbr');
 
-/** Reno, which every network may have, in this namespace. */
+/** Reno in this namespace. */
 export function unpace(space: string): void {
-  ip('netns', 'exec', space, 'sysctl', '-qw', 'net.ipv4.tcp_congestion_control=reno');
+  execFileSync('ip', ['netns', 'exec', space, 'sh', '-c', begin], { stdio: ['ignore', 'ignore', 'pipe'] });
 }
 
 /**
- * Runs this same command again in a namespace with Reno and returns its exit code; undefined: nothing paces here, or it cannot be
- * helped, which `log` is told.
+ * Runs this same command again in a network with Reno, which ends with it, and returns its exit code; undefined: nothing paces here, or
+ * it cannot be helped, which `log` is told.
  */
 export async function againUnpaced(log: (line: string) => void): Promise<number | undefined> {
   if (!isPaced() || process.env[mark] !== undefined) return undefined;
-  const space = `kvbench${process.pid}`;
+  const within = (script: string, ...rest: readonly string[]): string[] => ['--net', 'sh', '-c', script, 'sh', ...rest];
   try {
-    ip('netns', 'add', space);
-    ip('-n', space, 'link', 'set', 'lo', 'up');
-    unpace(space);
+    execFileSync('unshare', within(begin), { stdio: ['ignore', 'ignore', 'pipe'] });
   } catch (error) {
     log(`plain clients are paced here (BBR), which flatters us: ${(error as Error).message.trim()}; run as root`);
-    remove(space);
     return undefined;
   }
   const command = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
-  const again = spawn('ip', ['netns', 'exec', space, ...command], {
-    stdio: 'inherit',
-    env: { ...process.env, [mark]: '1' },
-  });
-  const pass = (signal: NodeJS.Signals): void => void again.kill(signal);
-  for (const signal of ['SIGINT', 'SIGTERM'] as const) process.on(signal, pass);
+  const env = { ...process.env, [mark]: '1' };
+  const again = spawn('unshare', within(`${begin} && exec "$@"`, ...command), { stdio: 'inherit', env });
+  for (const signal of ['SIGINT', 'SIGTERM'] as const) process.on(signal, () => again.kill(signal));
   const [code] = (await once(again, 'exit')) as [number | null];
-  remove(space);
   return code ?? 1;
-}
-
-function remove(space: string): void {
-  try {
-    ip('netns', 'del', space);
-  } catch {
-    // it was never made
-  }
 }

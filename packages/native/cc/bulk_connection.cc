@@ -19,8 +19,6 @@ constexpr std::string_view kSetTail = "\r\n$2\r\nXX\r\n";
 constexpr size_t kLongestLine = 4096;
 // What a server reads into a buffer of its own: PROTO_MBULK_BIG_ARG.
 constexpr uint64_t kLargeValue = 32 << 10;
-// From this size on, a value is cheaper to send by reference.
-constexpr uint64_t kPagesFrom = 128 << 10;
 // Of one turn, so that connections take turns.
 constexpr uint64_t kTurnBytes = 1 << 20;
 constexpr size_t kVectors = 12;
@@ -154,7 +152,7 @@ void BulkConnection::Write() {
 }
 
 bool BulkConnection::GoesByPages(const Out& out) const {
-  return out.body != nullptr && out.bodyBytes >= kPagesFrom && out.doneBytes < out.head.size() + out.bodyBytes &&
+  return out.body != nullptr && out.bodyBytes >= PagePipe::kFromBytes && out.doneBytes < out.head.size() + out.bodyBytes &&
          pages_.usable();
 }
 

@@ -6,8 +6,8 @@
 //
 // JavaScript decides what moves where and for how long; here bytes are moved, and an object that has arrived is verified.
 // Values come in groups: JavaScript is woken once for a group, which on a busy machine costs as much as moving half a megabyte.
-// Those of a server wait in one queue, and any connection to it takes the next when it has room: none is idle while another has
-// more than it can carry. Invariants: a slot is touched only between Move and its kMoved, or until Shut has returned; every Move gets
+// Those of a server wait in one queue: any connection to it takes the next to be written when it has room, and one, as long as it is
+// not silent, takes what is read (bulk_queue.h). Invariants: a slot is touched only between Move and its kMoved, or until Shut has returned; every Move gets
 // one kMoved, in no order; values whose connection ends are lost; nothing that a server sends makes a buffer grow. Large values are
 // sent by reference (page_pipe.h): the server's +OK says that their bytes were received, and a connection that ends with values in
 // flight is reset, so that what the kernel still has of them goes nowhere.

@@ -16,6 +16,10 @@ inline constexpr ssize_t kEnded = -1;
 
 class PagePipe {
  public:
+  // From this size on, an object is cheaper to send by reference; below, one copying call for several of them is (between peers, 16 KiB
+  // to 256 KiB: 3.3 to 2.0 GB/s, 7.0 to 5.5, 7.5 to 7.2, 7.3 to 7.9).
+  static constexpr uint64_t kFromBytes = 128 << 10;
+
   PagePipe() = default;
   ~PagePipe();
   PagePipe(const PagePipe&) = delete;

@@ -24,9 +24,6 @@ constexpr uint64_t kHashBytes = 4 << 10;
 // One turn of one connection, so that no connection starves its neighbours.
 constexpr uint64_t kTurnBytes = 4 << 20;
 constexpr int kSendPieces = 64;
-// From this size on, an object is cheaper to send by reference; below, a system call for several of them is (measured at 16 KiB to
-// 256 KiB: 3.3 to 2.0 GB/s, 7.0 to 5.5, 7.5 to 7.2, 7.3 to 7.9).
-constexpr uint64_t kPagesFrom = 128 << 10;
 
 std::atomic<uint64_t> nextToken{1};
 
@@ -229,7 +226,7 @@ void PeerConnection::Write() {
 }
 
 bool PeerConnection::GoesByPages(const Out& out) const {
-  return out.bodyBytes >= kPagesFrom && transport_->SendsPages();
+  return out.bodyBytes >= PagePipe::kFromBytes && transport_->SendsPages();
 }
 
 // Of the first of `out_`, whose head is out. False: no more now, or closed.
