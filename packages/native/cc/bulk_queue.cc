@@ -10,7 +10,6 @@ namespace {
 constexpr uint64_t kPieceUs = 75;
 constexpr auto kSilence = std::chrono::milliseconds(50);
 constexpr uint64_t kMeasuredBytes = 8 << 20;
-constexpr uint64_t kStepBytes = 64 << 10;
 
 }  // namespace
 
@@ -85,8 +84,9 @@ void BulkQueue::Arrived(uint64_t bytes, bool more) {
   lastArrival_ = more ? std::optional(now) : std::nullopt;
   if (arrivedBytes_ < kMeasuredBytes) return;
   const uint64_t us = std::chrono::duration_cast<std::chrono::microseconds>(arriving_).count() + 1;
-  const uint64_t wanted = arrivedBytes_ * kPieceUs / us / kStepBytes * kStepBytes;
-  pieceBytes_ = std::clamp(wanted, server_.pieceBytes, 4 * server_.pieceBytes);
+  const uint64_t step = server_.pieceBytes;
+  const uint64_t steps = (arrivedBytes_ * kPieceUs / us + step / 2) / step;
+  pieceBytes_ = std::clamp<uint64_t>(steps, 1, 4) * step;
   arrivedBytes_ = 0;
   arriving_ = {};
 }

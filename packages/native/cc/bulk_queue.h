@@ -50,7 +50,7 @@ class BulkQueue {
   // True: values wait for a connection that has fallen silent, and from now on another one reads.
   bool ChangeReader();
   bool waitsForReader() const { return reader_ != nullptr && !gets_.empty(); }
-  // About how much to ask for at once: what a server gives in 75 us, so that others wait for no longer, within 1 to 4 times
+  // About how much to ask for at once: what a server gives in 75 us, so that others wait for no longer, 1 to 4 times
   // server().pieceBytes. Larger pieces are cheaper for it: 128 KiB cost a fast one a third more than 512 KiB.
   uint64_t pieceBytes() const { return pieceBytes_; }
 
