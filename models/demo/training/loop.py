@@ -16,7 +16,7 @@ CHECK = 10              # steps between two looks at the accuracy: each waits fo
 LOG_SECONDS = 5
 SAVE_SECONDS = 60       # between two held-out measurements and exports
 WARM_UP = 40            # steps
-MOST_QUESTIONS = 40
+QUESTIONS = 40          # a table, or one for three rows where that is more: answers are what is learned from
 
 
 def levels(max_tokens):
@@ -34,7 +34,7 @@ def precision(device, bf16):
 
 
 def questions_for(n_rows):
-    return min(2 * n_rows, MOST_QUESTIONS)
+    return min(2 * n_rows, max(QUESTIONS, n_rows // 3))
 
 
 def tables_for(n_rows, step_tokens):
@@ -47,7 +47,7 @@ def step_loss(forward, model, batch, gen, other):
     n = len(batch.others)
     some = batch.others[torch.randperm(n, generator=gen, device=batch.others.device)[:n // 8]]
     cols = torch.cat((batch.asked, some))
-    z, y, w = model.logits(forward(batch.tokens)[:, cols]), batch.labels[:, cols], batch.weight[cols]
+    z, y, w = model.logits(forward(batch.tokens, cols)), batch.labels[:, cols], batch.weight[cols]
     w = torch.where(w == OTHER, w * 8 * other, w)
     answers = y.shape[0] * len(batch.answers)
     loss = (F.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none").view_as(y) * w).sum() / answers
@@ -62,7 +62,7 @@ def held_out(model, ids, n_rows, step_tokens, bf16):
     gen = torch.Generator(ids.device).manual_seed(10 ** 6 + n_rows)
     batch = make_batch(gen, ids, tables_for(n_rows, step_tokens), n_rows, questions_for(n_rows), 0)
     with precision(ids.device, bf16):
-        z = model.logits(model(batch.tokens)[:, batch.answers])
+        z = model.logits(model(batch.tokens, batch.answers))
     return (z.argmax(-1) == batch.labels[:, batch.answers]).float().mean().item()
 
 

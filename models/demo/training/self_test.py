@@ -156,8 +156,12 @@ def check_folder(kinds, tokenizer_json, device, log):
         else:
             log("skipped: logits and decoding against transformers (transformers or tokenizers is not installed)")
         t = torch.randint(3, 300, (2, 30), device=device)
+        some = torch.tensor([29, 3, 17], device=device)
+        with torch.no_grad():
+            apart = (again(t)[:, some] - again(t, some)).abs().max().item()
+        expect(apart < 1e-4, f"columns computed alone are {apart} from the same of all")
         expect(greedy(again, t, MAX_NEW).shape[1] in range(1, MAX_NEW + 1), "greedy decoding")
-    log("export, load, start from an export: right")
+    log("export, load, start from an export, single columns: right")
 
 
 def check_training(kinds, tokenizer_json, device, log):

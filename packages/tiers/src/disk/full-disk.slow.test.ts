@@ -19,7 +19,7 @@ beforeEach(() => {
   bench = new TestBench();
   mount = join(bench.dir, 'small');
   mkdirSync(mount);
-  mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'kvtier-test', mount]).status === 0;
+  mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=6m', 'kvtier-test', mount]).status === 0;
 });
 afterEach(() => {
   if (mounted) expect(spawnSync('umount', [mount]).status).toBe(0);
@@ -32,7 +32,8 @@ it('goes out of service on ENOSPC, and comes back when there is room', async (co
     context.skip();
   }
   const reasons: string[] = [];
-  writeFileSync(join(mount, 'somebody-elses'), Buffer.alloc(1 << 20));
+  // Three segments: one to write to and one made ahead of need would else fill the disk again while it is looked at.
+  writeFileSync(join(mount, 'somebody-elses'), Buffer.alloc(3 << 20));
   const options = { dir: join(mount, 'segments'), capacityBytes: 16 << 20, segmentBytes: 1 << 20 };
   const make = () =>
     DiskTier.open({
