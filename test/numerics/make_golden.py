@@ -15,7 +15,8 @@ import sys
 import torch
 from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
                           Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Gemma3TextConfig,
-                          Gemma3ForCausalLM, MinistralConfig, MinistralForCausalLM)
+                          Gemma3ForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration, MinistralConfig,
+                          MinistralForCausalLM)
 
 SHAPE = dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
@@ -42,6 +43,13 @@ CASES = {
     "ministral-mixed": (MinistralForCausalLM, MinistralConfig(**{**SHAPE, "num_hidden_layers": 4, "intermediate_size": 64},
                         head_dim=16, sliding_window=24,
                         layer_types=["full_attention", "sliding_attention"] * 2), "bfloat16"),
+    # The text model of one with a vision tower, as small as that gets; the layers' kinds follow from the pattern.
+    "gemma3-vision": (Gemma3ForConditionalGeneration, Gemma3Config(
+        text_config=dict({**SHAPE, "num_hidden_layers": 6, "intermediate_size": 32, "hidden_size": 32}, head_dim=16,
+                         sliding_window=20, query_pre_attn_scalar=16),
+        vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=28,
+                           patch_size=14), mm_tokens_per_image=4, image_token_index=SHAPE["vocab_size"] - 1),
+        "bfloat16"),
 }
 TOKENS = 97
 
@@ -53,7 +61,9 @@ def logits_of(model, tokens, positions):
 
 
 def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    kind = json.loads((pathlib.Path(folder) / "config.json").read_text())["architectures"][0]
+    auto = Gemma3ForConditionalGeneration if kind == "Gemma3ForConditionalGeneration" else AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
 def main():

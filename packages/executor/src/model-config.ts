@@ -6,7 +6,7 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import type { ModelShape } from './executor.ts';
-import { gemmaOptions, gemmaRopes, type Json, plainRope } from './model-options.ts';
+import { gemmaOptions, gemmaRopes, type Json, plainRope, textConfigOf, textModels } from './model-options.ts';
 import type { Rope } from './rope.ts';
 
 const families: Readonly<Record<string, string>> = {
@@ -67,7 +67,8 @@ export async function readModelConfig(modelDir: string): Promise<ModelConfig> {
 }
 
 /** `where` names the file in errors. */
-export function parseModelConfig(json: Json, where: string): ModelConfig {
+export function parseModelConfig(whole: Json, where: string): ModelConfig {
+  const json = textConfigOf(whole, where);
   const fail = (what: string) => new KvError('MODEL', `${where}: ${what}`);
   const count = (name: string, fallback?: number): number => {
     const value = json[name] ?? fallback;
@@ -86,7 +87,7 @@ export function parseModelConfig(json: Json, where: string): ModelConfig {
   const architecture = Array.isArray(architectures) && architectures.length === 1 ? String(architectures[0]) : '';
   const family = Object.hasOwn(families, architecture) ? families[architecture] : undefined;
   if (!family) {
-    const served = Object.keys(families).join(', ');
+    const served = [...Object.keys(families), ...Object.keys(textModels)].join(', ');
     throw fail(`architecture ${JSON.stringify(architectures)} is not served; served are ${served}`);
   }
   const gemma = family === 'gemma3';

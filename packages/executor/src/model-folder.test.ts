@@ -9,6 +9,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { createExecutor } from './index.ts';
 import { parseModelConfig } from './model-config.ts';
 import { readTensorTable } from './safetensors.ts';
+import { changeHeader } from './testing/change-header.ts';
 
 const golden = fileURLToPath(new URL('../../../test/numerics/golden', import.meta.url));
 let dir: string;
@@ -40,18 +41,6 @@ async function refused(pattern: RegExp): Promise<void> {
 }
 
 const weights = () => join(dir, 'model.safetensors');
-
-/** Rewrites the header; the data after it stays. */
-async function changeHeader(change: (header: Record<string, Record<string, unknown>>) => unknown): Promise<void> {
-  const bytes = await readFile(weights());
-  const length = Number(bytes.readBigUInt64LE());
-  const header = JSON.parse(bytes.toString('utf8', 8, 8 + length)) as Record<string, Record<string, unknown>>;
-  const changed = change(header) ?? header;
-  const text = Buffer.from(typeof changed === 'string' ? changed : JSON.stringify(changed));
-  const prefix = Buffer.alloc(8);
-  prefix.writeBigUInt64LE(BigInt(text.length));
-  await writeFile(weights(), Buffer.concat([prefix, text, bytes.subarray(8 + length)]));
-}
 
 const key = 'model.layers.1.mlp.up_proj.weight';
 
@@ -225,7 +214,7 @@ describe('safetensors', () => {
     ],
   ])('%s', async (_name, change, pattern) => {
     await copy();
-    await changeHeader(change);
+    await changeHeader(weights(), change);
     await refused(pattern);
   });
 

@@ -1,6 +1,6 @@
 /**
  * What a config.json says beyond the shape: rotary embedding as it is written by transformers 4 and 5, and what is
- * particular to Gemma 3. Invariant as in model-config.ts: what is not served is refused, never ignored.
+ * particular to Gemma 3, whose larger ones stand beside a vision tower. Invariant as in model-config.ts: what is not served is refused, never ignored.
  */
 import { KvError } from '@kvtier/errors';
 import { type Rope, ropeOf } from './rope.ts';
@@ -9,6 +9,35 @@ export type Json = Readonly<Record<string, unknown>>;
 
 const isObject = (value: unknown): value is Json =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** The architectures of text and images whose text model is served alone, and what that one is. */
+export const textModels: Readonly<Record<string, string>> = { Gemma3ForConditionalGeneration: 'Gemma3ForCausalLM' };
+/** What transformers' Gemma3TextConfig has where a `text_config` is silent, as those of the published models are. */
+const gemmaTextDefaults: Json = {
+  vocab_size: 262_208,
+  hidden_size: 2304,
+  intermediate_size: 9216,
+  num_hidden_layers: 26,
+  num_attention_heads: 8,
+};
+
+/** The config of the text model of a model of text and images; other configs as they are. */
+export function textConfigOf(json: Json, where: string): Json {
+  const architectures = Array.isArray(json.architectures) ? json.architectures : [];
+  const name = architectures.length === 1 ? String(architectures[0]) : '';
+  if (!Object.hasOwn(textModels, name)) return json;
+  const text = json.text_config;
+  if (!isObject(text)) {
+    throw new KvError('MODEL', `${where}: "text_config" must be an object for ${name}; fetch the model again`);
+  }
+  return {
+    ...gemmaTextDefaults,
+    ...text,
+    architectures: [textModels[name]],
+    tie_word_embeddings: json.tie_word_embeddings ?? true,
+    quantization_config: json.quantization_config ?? text.quantization_config,
+  };
+}
 
 /** One rope for all layers: `rope_parameters` (rope_theta inside), or `rope_scaling` beside `rope_theta` as before. */
 export function plainRope(json: Json, headDim: number, maxTokens: number, where: string): Rope {

@@ -7,6 +7,16 @@ import { dtypes, type LayerPlan, type TensorRef, type WeightPlan } from './bindi
 import type { ModelConfig } from './model-config.ts';
 import type { TensorTable } from './safetensors.ts';
 
+/**
+ * What stands before the names of the text model, in files of text and images as published (`language_model.model.layers.0...`),
+ * as transformers 5 names its modules (`model.language_model.layers.0...`), and in those of text alone.
+ */
+const layouts = [
+  { model: 'model', head: 'lm_head' },
+  { model: 'language_model.model', head: 'language_model.lm_head' },
+  { model: 'model.language_model', head: 'lm_head' },
+] as const;
+
 /** Throws KvError('MODEL') naming the first tensor that is missing or has the wrong shape or dtype. */
 export function planWeights(
   config: ModelConfig,
@@ -14,6 +24,7 @@ export function planWeights(
   modelDir: string,
 ): WeightPlan & { parameters: number } {
   let parameters = 0;
+  const { model, head } = layouts.find(({ model }) => table.tensors.has(`${model}.embed_tokens.weight`)) ?? layouts[0];
   const ref = (name: string, ...shape: number[]): TensorRef => {
     const tensor = table.tensors.get(name);
     if (!tensor) throw new KvError('MODEL', `${modelDir}: tensor ${name} is missing; config.json and weights disagree`);
@@ -32,7 +43,7 @@ export function planWeights(
   const queries = config.heads * headDim;
   const keys = config.kvHeads * headDim;
   const layers = Array.from({ length: config.layers }, (_, i): LayerPlan => {
-    const at = `model.layers.${i}`;
+    const at = `${model}.layers.${i}`;
     // Gemma 3 calls "post attention" the norm over what attention adds; elsewhere it is the one before the feed-forward.
     const gemma = config.family === 'gemma3';
     const attention = `${at}.self_attn`;
@@ -61,8 +72,8 @@ export function planWeights(
       mlpOutNorm: gemma ? [ref(`${at}.post_feedforward_layernorm.weight`, hidden)] : [],
     };
   });
-  const embedding = [ref('model.embed_tokens.weight', config.vocabSize, hidden)];
-  const norm = [ref('model.norm.weight', hidden)];
-  const lmHead = config.tiedEmbeddings ? [] : [ref('lm_head.weight', config.vocabSize, hidden)];
+  const embedding = [ref(`${model}.embed_tokens.weight`, config.vocabSize, hidden)];
+  const norm = [ref(`${model}.norm.weight`, hidden)];
+  const lmHead = config.tiedEmbeddings ? [] : [ref(`${head}.weight`, config.vocabSize, hidden)];
   return { files: table.files, embedding, norm, lmHead, layers, parameters };
 }

@@ -13,6 +13,7 @@ export const goldenFamilies = [
   'qwen3-yarn',
   'gemma3',
   'ministral-mixed',
+  'gemma3-vision',
 ];
 
 /** `logits[i]`: of the token after `tokens[positions[i]]`. */
