@@ -6,21 +6,20 @@
  */
 
 import { setTimeout as setTimer } from 'node:timers/promises';
-import { type ClientReadableStream, Metadata, type ServiceError } from '@grpc/grpc-js';
+import { type ClientReadableStream, Metadata, type ServiceError, status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import {
-  channelOptions,
-  clientCredentials,
   type Description,
   deadlineAfter,
-  EngineClient,
+  type EngineClient,
   fromFailure,
   fromStatus,
   type GenerateEvent,
   type GenerateRequest,
   type PinPrefixRequest,
 } from '@kvtier/wire/grpc';
+import { EngineClients } from './engine-clients.ts';
 import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
 
 /** Between two looks at an engine that is not there. */
@@ -46,7 +45,7 @@ export interface EngineLinkOptions {
 }
 
 export class EngineLink {
-  readonly #client: EngineClient;
+  readonly #clients: EngineClients;
   readonly #address: string;
   readonly #logger: Logger;
   readonly #pollMs: number;
@@ -68,12 +67,12 @@ export class EngineLink {
     this.#problem = new KvError('DISCONNECTED', `engine at ${this.#address}: not reached yet; try again in a moment`, {
       retry: true,
     });
-    this.#client = new EngineClient(options.address, clientCredentials(), {
-      ...channelOptions,
-      // A peer that vanished without a word is noticed, also while requests wait for tokens.
-      'grpc.keepalive_time_ms': 15_000,
-      'grpc.keepalive_timeout_ms': 15_000,
-    });
+    this.#clients = new EngineClients(options.address);
+  }
+
+  /** Connections to the engine so far. */
+  get connections(): number {
+    return this.#clients.opened;
   }
 
   /** The last look at the engine found it. */
@@ -111,8 +110,8 @@ export class EngineLink {
   /** One look at the engine. @throws KvError */
   async look(): Promise<Description> {
     try {
-      const description = await this.#unary<Description>((deadline, done) =>
-        this.#client.describe({}, new Metadata(), { deadline }, done),
+      const description = await this.#unary<Description>((client, deadline, done) =>
+        client.describe({}, new Metadata(), { deadline }, done),
       );
       if (!this.#model || !sameModel(this.#model.description, description)) {
         const tokenizer = loadTokenizer(description.modelDir);
@@ -142,21 +141,25 @@ export class EngineLink {
    */
   async *generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
     if (signal.aborted) throw signal.reason;
-    const call: ClientReadableStream<GenerateEvent> = this.#client.generate(request);
+    const connection = this.#clients.begin();
+    const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
     call.on('error', ignore); // the loop below reports it; one that comes after the loop was left has nobody to tell
     const cancel = (): void => call.cancel();
     signal.addEventListener('abort', cancel, { once: true });
     let silent = false;
+    let answered = false;
+    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
     const watchdog = setTimeout(() => {
       silent = true;
       call.cancel();
     }, this.#silenceDeadlineMs);
     try {
-      for await (const event of call as AsyncIterable<GenerateEvent>) {
+      for await (const event of call.iterator({ destroyOnReturn: false }) as AsyncIterable<GenerateEvent>) {
         watchdog.refresh();
+        answered = event.failure !== undefined || event.finishReason !== '';
         if (event.failure) throw fromFailure(event.failure);
         yield event;
-        if (event.finishReason !== '') return;
+        if (answered) return;
       }
       throw new KvError(
         'PROTOCOL',
@@ -174,38 +177,46 @@ export class EngineLink {
     } finally {
       clearTimeout(watchdog);
       signal.removeEventListener('abort', cancel);
-      call.cancel(); // of no effect on a call that has ended
+      if (answered) this.#awaitStatus(call);
+      else call.cancel(); // of no effect on a call that has ended
     }
+  }
+
+  /** The engine has said all, and its status is under way: cancelling would only be one more reset (EngineClients). */
+  #awaitStatus(call: ClientReadableStream<GenerateEvent>): void {
+    const patience = setTimeout(() => call.cancel(), this.#unaryDeadlineMs);
+    call.once('status', () => clearTimeout(patience));
+    call.resume();
   }
 
   /** The engine's own metrics in Prometheus' text form. @throws KvError */
   async metrics(): Promise<string> {
-    const answer = await this.#unary<{ prometheus: string }>((deadline, done) =>
-      this.#client.metrics({}, new Metadata(), { deadline }, done),
+    const answer = await this.#unary<{ prometheus: string }>((client, deadline, done) =>
+      client.metrics({}, new Metadata(), { deadline }, done),
     );
     return answer.prometheus;
   }
 
   /** Whether the engine's own prefix cache was dropped; false while blocks are held. @throws KvError */
   async resetPrefixCache(): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((deadline, done) =>
-      this.#client.resetPrefixCache({}, new Metadata(), { deadline }, done),
+    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
+      client.resetPrefixCache({}, new Metadata(), { deadline }, done),
     );
     return answer.done;
   }
 
   /** How many tokens of the prefix the engine holds from now on. @throws KvError: REQUEST (name in use), CONFIG (no room) */
   async pinPrefix(request: PinPrefixRequest): Promise<number> {
-    const answer = await this.#unary<{ pinnedTokens: number }>((deadline, done) =>
-      this.#client.pinPrefix(request, new Metadata(), { deadline }, done),
+    const answer = await this.#unary<{ pinnedTokens: number }>((client, deadline, done) =>
+      client.pinPrefix(request, new Metadata(), { deadline }, done),
     );
     return answer.pinnedTokens;
   }
 
   /** False when nothing is pinned under this name. @throws KvError */
   async unpinPrefix(name: string): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((deadline, done) =>
-      this.#client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
+    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
+      client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
     );
     return answer.done;
   }
@@ -213,7 +224,7 @@ export class EngineLink {
   close(): void {
     this.#closed = true;
     clearTimeout(this.#timer);
-    this.#client.close();
+    this.#clients.close();
   }
 
   #schedule(): void {
@@ -229,9 +240,16 @@ export class EngineLink {
     this.#timer.unref();
   }
 
-  #unary<T>(start: (deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown): Promise<T> {
+  #unary<T>(
+    start: (client: EngineClient, deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown,
+  ): Promise<T> {
+    const connection = this.#clients.begin();
     return new Promise<T>((resolve, reject) => {
-      start(deadlineAfter(this.#unaryDeadlineMs), (error, value) => (error ? reject(error) : resolve(value)));
+      start(connection.client, deadlineAfter(this.#unaryDeadlineMs), (error, value) => {
+        this.#clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
+        if (error) reject(error);
+        else resolve(value);
+      });
     }).catch((error: unknown) => {
       const failure = this.#describeFailure(fromStatus(error));
       // Nobody answers: for a client of the door that is the same as nobody there.

@@ -1,0 +1,68 @@
+/**
+ * gRPC clients of one engine worker, one after another: each has a connection of its own and is left before the worker's
+ * HTTP/2 server would end it.
+ *
+ * That server counts calls that its client resets, and beyond 1,000 (and 33 a second) closes the connection with every call on
+ * it (nghttp2's answer to CVE-2023-44487). Users who leave and stop strings reset calls. So after half as many the next calls
+ * go over a new connection; the old one goes when its last call has ended.
+ */
+import type { ChannelOptions } from '@grpc/grpc-js';
+import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
+
+const maxResets = 500;
+
+const options: ChannelOptions = {
+  ...channelOptions,
+  // A peer that vanished without a word is noticed, also while requests wait for tokens.
+  'grpc.keepalive_time_ms': 15_000,
+  'grpc.keepalive_timeout_ms': 15_000,
+  // Else two clients of one address share a connection.
+  'grpc.use_local_subchannel_pool': 1,
+};
+
+/** A client with its connection. */
+export interface EngineConnection {
+  readonly client: EngineClient;
+  running: number;
+  resets: number;
+}
+
+export class EngineClients {
+  readonly #address: string;
+  #current: EngineConnection;
+  #opened = 0;
+
+  /** `address`: "unix:/path" or "127.0.0.1:port". */
+  constructor(address: string) {
+    this.#address = address;
+    this.#current = this.#open();
+  }
+
+  /** Connections so far, the present one included. */
+  get opened(): number {
+    return this.#opened;
+  }
+
+  /** For one call, which `end` is told the end of. */
+  begin(): EngineConnection {
+    this.#current.running++;
+    return this.#current;
+  }
+
+  /** `reset`: the call was cancelled before the engine had ended it. */
+  end(connection: EngineConnection, reset: boolean): void {
+    connection.running--;
+    if (reset && ++connection.resets >= maxResets && connection === this.#current) this.#current = this.#open();
+    // Not while calls run: those that the library has not started yet would fail.
+    if (connection !== this.#current && connection.running === 0) connection.client.close();
+  }
+
+  close(): void {
+    this.#current.client.close();
+  }
+
+  #open(): EngineConnection {
+    this.#opened++;
+    return { client: new EngineClient(this.#address, clientCredentials(), options), running: 0, resets: 0 };
+  }
+}

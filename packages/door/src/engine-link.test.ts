@@ -1,0 +1,92 @@
+/**
+ * Many short calls over one line to the engine. An HTTP/2 server ends a connection on which more calls are reset than it
+ * bears (1,000, and 33 a second: CVE-2023-44487), and with it every call that runs there.
+ */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { ids, modelDir, silent } from '../test/harness.ts';
+import { type Call, event, ScriptedEngine, say } from '../test/scripted-engine.ts';
+import { EngineLink } from './engine-link.ts';
+
+/** Twice what a server bears at once. */
+const calls = 2_000;
+const atOnce = 50;
+
+let dir: string;
+let engine: ScriptedEngine;
+let link: EngineLink;
+beforeEach(async () => {
+  dir = mkdtempSync(join(tmpdir(), 'kvtier-link-'));
+  engine = new ScriptedEngine(`unix:${dir}/engine.sock`, modelDir);
+  await engine.start();
+  link = new EngineLink({ address: `unix:${dir}/engine.sock`, logger: silent });
+});
+afterEach(async () => {
+  link.close();
+  await engine.stop();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+const request = (requestId: string) => ({
+  requestId,
+  promptTokenIds: [5],
+  maxTokens: 4,
+  temperature: 0,
+  topK: 0,
+  topP: 1,
+  seed: undefined,
+  ignoreEos: false,
+  stopTokenIds: [],
+  cacheSalt: '',
+  kvCacheReportMode: '',
+  loraName: '',
+});
+const never = new AbortController().signal;
+
+async function many(one: (which: number) => Promise<void>): Promise<void> {
+  let next = 0;
+  const run = async () => {
+    while (next < calls) await one(next++);
+  };
+  await Promise.all(Array.from({ length: atOnce }, run));
+}
+
+it.each(['read to their end', 'left at their finish reason'])('answers that are %s reset nothing', async (how) => {
+  engine.script = say(ids(' 34 35'));
+  let finished = 0;
+  await many(async (which) => {
+    for await (const { finishReason } of link.generate(request(`a${which}`), never)) {
+      if (finishReason === '') continue;
+      finished++;
+      if (how.startsWith('left')) break;
+    }
+  });
+  expect(finished).toBe(calls);
+  expect(link.connections).toBe(1);
+});
+
+it('calls that are given up cost no other its answer', async () => {
+  let long: Call | undefined;
+  engine.script = (call, { requestId }) => {
+    if (requestId === 'long') long = call;
+    call.write(event({ tokenIds: ids(' 34') }));
+  };
+  const answer: number[] = [];
+  const running = (async () => {
+    for await (const { tokenIds } of link.generate(request('long'), never)) answer.push(...tokenIds);
+  })();
+  await many(async (which) => {
+    for await (const _ of link.generate(request(`b${which}`), never)) break;
+  });
+  expect(engine.seen).toHaveLength(calls + 1);
+  await Promise.all(
+    engine.seen.filter(({ request: { requestId } }) => requestId !== 'long').map((seen) => seen.cancelled),
+  );
+  long!.write(event({ tokenIds: ids(' 35'), finishReason: 'stop' }));
+  long!.end();
+  await running;
+  expect(answer).toEqual(ids(' 34 35'));
+  expect(link.connections).toBeGreaterThan(calls / 1_000);
+});
