@@ -12,8 +12,12 @@ interface DemoRequest {
   readonly right: boolean;
 }
 
-it('answers right and identically, cold, warm and after SIGKILL', async () => {
-  const { code, stdout, stderr } = await kvtier('demo', '--json');
+// The longest table, of a kind that is not the default, and the default.
+it.each([
+  [[], 3615],
+  [['--rows', '332', '--table', 'ships'], 3999],
+] as const)('answers right and identically, cold, warm and after SIGKILL: %j', async (flags, promptTokens) => {
+  const { code, stdout, stderr } = await kvtier('demo', '--json', ...flags);
   expect({ code, stderr }).toMatchObject({ code: 0 });
   const { identical, requests, ratios } = JSON.parse(stdout.trimEnd().split('\n').at(-1)!) as {
     identical: boolean;
@@ -27,7 +31,7 @@ it('answers right and identically, cold, warm and after SIGKILL', async () => {
     { name: 'restart', tier: 'disk', right: true },
   ]);
   const [cold, warm, restart] = requests as [DemoRequest, DemoRequest, DemoRequest];
-  expect(cold.cachedTokens).toBe(0);
+  expect(cold).toMatchObject({ cachedTokens: 0, promptTokens });
   for (const { cachedTokens, promptTokens } of [warm, restart]) {
     expect(cachedTokens).toBeGreaterThanOrEqual(0.95 * (promptTokens - 15)); // the question is 15 tokens
   }

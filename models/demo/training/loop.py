@@ -105,8 +105,9 @@ def train(model, ids, args, deadline, save, log):
             for g in opt.param_groups:
                 g["lr"] = lr
             most = sizes[level]
-            # mostly near the level's own length, sometimes shorter tables
-            n_rows = rng.randint(4 if rng.random() < 0.3 else max(4, most // 2), most)
+            # mostly near the level's own length, sometimes shorter tables, of each order of size as often
+            short = round(4 * (most / 4) ** rng.random())
+            n_rows = short if rng.random() < 0.3 else rng.randint(max(4, most // 2), most)
             batch = make_batch(gen, ids, tables_for(n_rows, args.step_tokens), n_rows,
                                questions_for(n_rows), int(rng.random() < 0.5))
             with precision(ids.device, args.bf16):

@@ -1,5 +1,5 @@
 /**
- * `kvtier demo`: the experiment that this field shows its users. One table of 100 rows, three questions: computed (cold), served
+ * `kvtier demo`: the experiment that this field shows its users. One table, three questions: computed (cold), served
  * from the tier (warm), served from the tier after every process was SIGKILLed (restart). The answers are checked against the
  * table, and the greedy outputs against a run that has no tier and no cache at all.
  *
@@ -11,19 +11,26 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { type Completion, complete, resetPrefixCache, waitUntilServing } from './client.ts';
-import { DemoTable, type Question } from './demo-table.ts';
+import { DemoTable, demoKinds, maxDemoRows, type Question } from './demo-table.ts';
 import { type Launched, launch } from './launch.ts';
-import { parseFlags } from './options.ts';
+import { nearest, parseFlags } from './options.ts';
 import { waitForWriteDown } from './write-down.ts';
 
-const rowCount = 100;
+const defaultRows = 300;
 const seed = 7;
 const maxTokens = 8;
 
 const help = `kvtier demo: cold, warm and after SIGKILL
 
-  --json    one object on the last line: {identical, requests, ratios}
+  --rows N      rows of the table, 4 to ${maxDemoRows}; a row is 12 tokens (${defaultRows})
+  --table KIND  ${demoKinds.join(', ')} (people)
+  --json        one object on the last line: {identical, requests, ratios}
 `;
+
+interface Shape {
+  readonly rows: number;
+  readonly kind: string;
+}
 
 interface Asked {
   readonly name: string;
@@ -35,29 +42,52 @@ interface Asked {
 export async function run(args: readonly string[]): Promise<number> {
   const { values } = parseFlags(
     args,
-    { json: { type: 'boolean' }, help: { type: 'boolean', short: 'h' } },
+    {
+      rows: { type: 'string' },
+      table: { type: 'string' },
+      json: { type: 'boolean' },
+      help: { type: 'boolean', short: 'h' },
+    },
     'kvtier demo --help',
   );
   if (values.help) {
     process.stdout.write(help);
     return 0;
   }
+  const shape = shapeOf(values.rows, values.table);
   const say = (line: string): void => void process.stderr.write(`${line}\n`);
-  const asked = await experiment(say);
+  const asked = await experiment(shape, say);
   const verdict = judge(asked);
-  process.stdout.write(report(asked, verdict));
+  process.stdout.write(report(shape, asked, verdict));
   if (values.json) process.stdout.write(`${JSON.stringify(asJson(asked, verdict))}\n`);
   return verdict.identical && verdict.right ? 0 : 1;
 }
 
-async function experiment(say: (line: string) => void): Promise<Asked[]> {
+function shapeOf(rows = String(defaultRows), kind = 'people'): Shape {
+  if (!/^\d+$/.test(rows) || Number(rows) < 4 || Number(rows) > maxDemoRows)
+    throw new KvError('CONFIG', `--rows: "${rows}" is not a count from 4 to ${maxDemoRows}`);
+  if (!demoKinds.includes(kind)) {
+    const near = nearest(kind, demoKinds);
+    const hint = near ? `did you mean ${near}?` : `choose from ${demoKinds.join(', ')}`;
+    throw new KvError('CONFIG', `--table: "${kind}" is no kind of table; ${hint}`);
+  }
+  return { rows: Number(rows), kind };
+}
+
+async function experiment({ rows, kind }: Shape, say: (line: string) => void): Promise<Asked[]> {
   const folder = mkdtempSync(join(tmpdir(), 'kvtier-demo-'));
-  const table = new DemoTable(rowCount, seed);
+  const table = new DemoTable(rows, seed, kind);
+  const at = (share: number): number => Math.floor(share * rows);
   const questions: [string, Question][] = [
-    ['cold', table.question(17, 'occupation')],
-    ['warm', table.question(61, 'country')],
-    ['restart', table.question(88, 'age')],
+    ['cold', table.question(at(0.17), table.fields[1]!)],
+    ['warm', table.question(at(0.61), table.fields[2]!)],
+    ['restart', table.question(at(0.88), table.fields[0]!)],
   ];
+  /** A table that nothing else asks about, of the same length. */
+  const warmUp = async (system: Launched, number: number): Promise<void> => {
+    const other = new DemoTable(rows, seed + 1000 * number, kind);
+    await ask(system, other.question(0, other.fields[0]!));
+  };
   const common = ['--port', '0', '--model', 'demo', '--arena-bytes', '256MiB', '--disk-bytes', '512MiB'];
   const withTier = [...common, '--data-dir', join(folder, 'data')];
   const running = new Set<Launched>();
@@ -112,11 +142,6 @@ async function ask(system: Launched, { prompt }: Question): Promise<Completion> 
   return complete(system.url, { prompt, max_tokens: maxTokens, temperature: 0 });
 }
 
-/** A table that nothing else asks about, of the same length. */
-async function warmUp(system: Launched, number: number): Promise<void> {
-  await ask(system, new DemoTable(rowCount, seed + 1000 * number).question(0, 'age'));
-}
-
 interface Verdict {
   readonly identical: boolean;
   readonly right: boolean;
@@ -142,7 +167,7 @@ const tierOf = ({ tokensByTier }: Completion): string =>
     .map(([tier]) => tier)
     .join('+');
 
-function report(asked: readonly Asked[], { identical, right, ratios }: Verdict): string {
+function report({ rows, kind }: Shape, asked: readonly Asked[], { identical, right, ratios }: Verdict): string {
   const row = (cells: readonly string[]): string =>
     `  ${cells.map((cell, i) => (i < 2 ? cell.padEnd([8, 20][i]!) : cell.padStart([7, 7, 11, 9][i - 2]!))).join('  ')}`;
   const lines = asked.map(({ name, question, completion }) =>
@@ -156,7 +181,7 @@ function report(asked: readonly Asked[], { identical, right, ratios }: Verdict):
     ]),
   );
   return `
-A table of ${rowCount} rows in the prompt, three questions about it:
+A table of ${rows} rows (${kind}) in the prompt, three questions about it:
 
 ${row(['', 'answer', 'prompt', 'cached', 'from', 'TTFT'])}
 ${lines.join('\n')}

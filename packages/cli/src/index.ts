@@ -7,6 +7,7 @@ export {
   waitUntil,
   waitUntilServing,
 } from './client.ts';
+export { DemoTable, demoKinds } from './demo-table.ts';
 export { type Launched, launch } from './launch.ts';
 export { parseUp, type UpOptions } from './options.ts';
 export { type ServiceSpec, Supervisor } from './supervisor.ts';

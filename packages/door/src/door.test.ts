@@ -230,7 +230,7 @@ describe('errors in OpenAI’s shape', () => {
     ['five stops', { stop: ['a', 'b', 'c', 'd', 'e'] }, 'stop', 'invalid_value'],
     ['a mixed prompt', { prompt: ['a', 1] }, 'prompt', 'invalid_value'],
     ['an empty prompt', { prompt: '' }, 'prompt', 'invalid_value'],
-    ['a foreign token', { prompt: [1_344] }, 'prompt', 'invalid_value'],
+    ['a foreign token', { prompt: [3_520] }, 'prompt', 'invalid_value'],
     ['usage without a stream', { stream_options: {} }, 'stream_options', 'invalid_value'],
   ])('bad parameter: %s', async (_, part, param, code) => {
     const { status, error } = await caught(at.client.completions.create({ ...completion, ...part }));

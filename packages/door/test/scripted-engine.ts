@@ -44,7 +44,7 @@ export class ScriptedEngine {
       modelDir,
       maxModelTokens: 4_096,
       blockTokens: 16,
-      vocabSize: 1_344,
+      vocabSize: 3_520,
       stopTokenIds: [2],
       backend: 'cpu',
       tierAttached: true,

@@ -41,7 +41,7 @@ const turns: Readonly<Record<RandomFamily, { readonly local: number; readonly gl
 const windowTokens = 128;
 const headDim = 64;
 /** In the config, so that a later generator does not take an older one's files for its own. */
-const generatorVersion = 1;
+const generatorVersion = 2;
 /** Beside the model, so that the disk is not full to the last byte. */
 const spareBytes = 64 * 2 ** 20;
 const tokenizerFiles = ['tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json'];
