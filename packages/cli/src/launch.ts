@@ -38,7 +38,9 @@ export async function launch(args: readonly string[]): Promise<Launched> {
   const closed = once(child, 'close');
   const pids = (): number[] => (isAlive(child) ? [child.pid!, ...descendants(child.pid!)] : []);
   const killAll = async (): Promise<void> => {
-    const all = pids();
+    // The supervisor is held first and killed last: services that outlive it by an instant would end in order, and tidy up.
+    if (isAlive(child)) signal(child.pid!, 'SIGSTOP');
+    const all = pids().reverse();
     for (const pid of all) signal(pid, 'SIGKILL');
     await closed;
     await gone(all);
