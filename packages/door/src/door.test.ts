@@ -2,7 +2,7 @@
 import { KvError } from '@kvtier/errors';
 import { describe, expect, it } from 'vitest';
 import { caught, eos, eventsOf, Harness, ids, jsonOf } from '../test/harness.ts';
-import { cacheUse, event, fail, say } from '../test/scripted-engine.ts';
+import { cacheUse, event, fail, greedy, say } from '../test/scripted-engine.ts';
 
 const at = new Harness();
 
@@ -37,19 +37,7 @@ describe('completions', () => {
       },
       kvtier: { tokens_by_tier: { engine: 1, disk: 3 }, queue_us: 10, load_us: 20, prefill_us: 30 },
     });
-    expect(at.engine.seen[0]!.request).toEqual({
-      requestId,
-      promptTokenIds: ids(prompt),
-      maxTokens: 8,
-      temperature: 0,
-      topK: 0,
-      topP: 1,
-      seed: undefined,
-      ignoreEos: false,
-      stopTokenIds: [],
-      cacheSalt: '',
-      loraName: '',
-    });
+    expect(at.engine.seen[0]!.request).toEqual(greedy({ requestId, promptTokenIds: ids(prompt), maxTokens: 8 }));
   });
 
   it('gives the generated token ids when asked to, whole and streamed, with the one that ended the answer', async () => {

@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { ids, modelDir, silent } from '../test/harness.ts';
-import { type Call, event, ScriptedEngine, say } from '../test/scripted-engine.ts';
+import { type Call, event, greedy, ScriptedEngine, say } from '../test/scripted-engine.ts';
 import { EngineLink } from './engine-link.ts';
 
 /** Twice what a server bears at once. */
@@ -29,20 +29,7 @@ afterEach(async () => {
   rmSync(dir, { recursive: true, force: true });
 });
 
-const request = (requestId: string) => ({
-  requestId,
-  promptTokenIds: [5],
-  maxTokens: 4,
-  temperature: 0,
-  topK: 0,
-  topP: 1,
-  seed: undefined,
-  ignoreEos: false,
-  stopTokenIds: [],
-  cacheSalt: '',
-  kvCacheReportMode: '',
-  loraName: '',
-});
+const request = (requestId: string) => greedy({ requestId, promptTokenIds: [5] });
 const never = new AbortController().signal;
 
 async function many(one: (which: number) => Promise<void>): Promise<void> {

@@ -102,6 +102,22 @@ export const event = (part: Partial<GenerateEvent>): GenerateEvent => ({
   ...part,
 });
 
+/** A greedy request, as the door makes it of one that says nothing else. */
+export const greedy = (part: Partial<GenerateRequest>): GenerateRequest => ({
+  requestId: '',
+  promptTokenIds: [],
+  maxTokens: 16,
+  temperature: 0,
+  topK: 0,
+  topP: 1,
+  seed: undefined,
+  ignoreEos: false,
+  stopTokenIds: [],
+  cacheSalt: '',
+  loraName: '',
+  ...part,
+});
+
 /** Answers with `ids`, one event each, ended by `finishReason` with the last one. */
 export const say =
   (ids: readonly number[], finishReason: 'stop' | 'length' = 'stop', cache: CacheUse = cacheUse()) =>
