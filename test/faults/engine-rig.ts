@@ -21,6 +21,7 @@ import {
 } from '@kvtier/wire/grpc';
 import { DemoTable } from '../../packages/cli/src/demo-table.ts';
 import { loadTokenizer } from '../../packages/door/src/tokenizer.ts';
+import { greedy } from '../../packages/door/test/scripted-engine.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 export const modelDir = join(root, 'models/demo/model');
@@ -157,23 +158,9 @@ export class EngineRig {
 /** One greedy request. @throws KvError */
 export function ask(client: EngineClient, promptTokenIds: number[], maxTokens = 6): Promise<Answer> {
   return new Promise((resolve, reject) => {
-    const call = client.generate(
-      {
-        requestId: 'test',
-        promptTokenIds,
-        maxTokens,
-        temperature: 0,
-        topK: 0,
-        topP: 1,
-        seed: undefined,
-        ignoreEos: false,
-        stopTokenIds: [],
-        cacheSalt: '',
-        loraName: '',
-      },
-      undefined,
-      { deadline: deadlineAfter(60_000) },
-    );
+    const call = client.generate(greedy({ requestId: 'test', promptTokenIds, maxTokens }), undefined, {
+      deadline: deadlineAfter(60_000),
+    });
     const tokenIds: number[] = [];
     let finishReason = '';
     let cache: CacheUse | undefined;

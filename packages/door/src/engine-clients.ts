@@ -3,13 +3,15 @@
  * HTTP/2 server would end it.
  *
  * That server counts calls that its client resets, and beyond 1,000 (and 33 a second) closes the connection with every call on
- * it (nghttp2's answer to CVE-2023-44487). Users who leave and stop strings reset calls. So after half as many the next calls
- * go over a new connection; the old one goes when its last call has ended.
+ * it (nghttp2's answer to CVE-2023-44487). Users who leave and stop strings reset calls.
+ *
+ * Invariant: calls of a connection that were reset, and those that still may be, are at most `maxAtRisk`. The next call opens
+ * another connection; the old one goes when its last call has ended.
  */
 import type { ChannelOptions } from '@grpc/grpc-js';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 
-const maxResets = 500;
+const maxAtRisk = 800;
 
 const options: ChannelOptions = {
   ...channelOptions,
@@ -45,6 +47,11 @@ export class EngineClients {
 
   /** For one call, which `end` is told the end of. */
   begin(): EngineConnection {
+    const last = this.#current;
+    if (last.resets + last.running >= maxAtRisk) {
+      this.#current = this.#open();
+      this.#closeIfLeft(last);
+    }
     this.#current.running++;
     return this.#current;
   }
@@ -52,8 +59,12 @@ export class EngineClients {
   /** `reset`: the call was cancelled before the engine had ended it. */
   end(connection: EngineConnection, reset: boolean): void {
     connection.running--;
-    if (reset && ++connection.resets >= maxResets && connection === this.#current) this.#current = this.#open();
-    // Not while calls run: those that the library has not started yet would fail.
+    if (reset) connection.resets++;
+    this.#closeIfLeft(connection);
+  }
+
+  /** Not while calls run: those that the library has not started yet would fail. */
+  #closeIfLeft(connection: EngineConnection): void {
     if (connection !== this.#current && connection.running === 0) connection.client.close();
   }
 

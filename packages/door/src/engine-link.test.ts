@@ -32,6 +32,12 @@ afterEach(async () => {
 const request = (requestId: string) => greedy({ requestId, promptTokenIds: [5] });
 const never = new AbortController().signal;
 
+async function tokensOf(requestId: string): Promise<number[]> {
+  const tokens: number[] = [];
+  for await (const { tokenIds } of link.generate(request(requestId), never)) tokens.push(...tokenIds);
+  return tokens;
+}
+
 async function many(one: (which: number) => Promise<void>): Promise<void> {
   let next = 0;
   const run = async () => {
@@ -60,10 +66,7 @@ it('calls that are given up cost no other its answer', async () => {
     if (requestId === 'long') long = call;
     call.write(event({ tokenIds: ids(' 34') }));
   };
-  const answer: number[] = [];
-  const running = (async () => {
-    for await (const { tokenIds } of link.generate(request('long'), never)) answer.push(...tokenIds);
-  })();
+  const running = tokensOf('long');
   await many(async (which) => {
     for await (const _ of link.generate(request(`b${which}`), never)) break;
   });
@@ -73,7 +76,30 @@ it('calls that are given up cost no other its answer', async () => {
   );
   long!.write(event({ tokenIds: ids(' 35'), finishReason: 'stop' }));
   long!.end();
-  await running;
-  expect(answer).toEqual(ids(' 34 35'));
+  expect(await running).toEqual(ids(' 34 35'));
   expect(link.connections).toBeGreaterThan(calls / 1_000);
+});
+
+it('nor when more are given up at once than a server bears', async () => {
+  let long: Call | undefined;
+  const held: Call[] = [];
+  engine.script = (call, { requestId }) => {
+    if (requestId === 'long') {
+      long = call;
+      call.write(event({ tokenIds: ids(' 34') }));
+      return;
+    }
+    held.push(call);
+    // All of them run before the first one is left.
+    if (held.length === calls) for (const each of held) each.write(event({ tokenIds: ids(' 34') }));
+  };
+  const running = tokensOf('long');
+  const leave = async (which: number) => {
+    for await (const _ of link.generate(request(`c${which}`), never)) break;
+  };
+  await Promise.all(Array.from({ length: calls }, (_, which) => leave(which)));
+  await Promise.all(engine.seen.slice(1).map((seen) => seen.cancelled));
+  long!.write(event({ tokenIds: ids(' 35'), finishReason: 'stop' }));
+  long!.end();
+  expect(await running).toEqual(ids(' 34 35'));
 });
