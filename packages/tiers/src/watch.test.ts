@@ -1,5 +1,6 @@
 /** The clock that stands still with its process. */
 import { setTimeout as sleep } from 'node:timers/promises';
+import { MessageChannel } from 'node:worker_threads';
 import { afterEach, expect, it } from 'vitest';
 import { Watch } from './watch.ts';
 
@@ -37,7 +38,7 @@ it('looks only when what arrived during a standstill has been taken in', async (
       resolve();
     });
   });
-  port2.onmessage = () => order.push('message');
+  port2.on('message', () => order.push('message'));
   port1.postMessage('');
   standStill(100);
   await looked;
