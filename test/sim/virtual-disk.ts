@@ -249,14 +249,16 @@ export class VirtualDisks {
             .bytes.subarray(position, position + bytes),
         ),
       ),
-    fileWrite: async (_: FilesHandle, path: string, positions: Float64Array, given: Uint8Array) => {
+    fileWrite: async (_: FilesHandle, path: string, positions: Float64Array, given: Uint8Array, padded = 0) => {
       const disk = this.of(path);
       const bytes = Buffer.from(given);
       const file = disk.file(path);
       const piece = bytes.length / positions.length;
       // One after another, as in one thread.
-      for (const [at, position] of positions.entries())
-        await disk.writeCall(file, position, bytes.subarray(at * piece, (at + 1) * piece));
+      for (const [at, position] of positions.entries()) {
+        const zeros = Buffer.alloc(Math.max(0, padded - piece));
+        await disk.writeCall(file, position, Buffer.concat([bytes.subarray(at * piece, (at + 1) * piece), zeros]));
+      }
     },
     fileMake: (_: FilesHandle, path: string, bytes: Uint8Array) => {
       const disk = this.of(path);

@@ -158,14 +158,19 @@ Napi::Value FileWrite(const Napi::CallbackInfo& info) {
   if (positions.empty() || source.ByteLength() % positions.size() != 0) {
     throw Napi::RangeError::New(env, "pieces of one size, one for each position");
   }
+  const uint64_t piece = source.ByteLength() / positions.size();
+  const uint64_t padded = info[4].IsNumber() ? WholeOf(env, NumberOf(info[4]), "padded bytes") : piece;
+  if (padded < piece || padded > kPrepareChunkBytes + piece) throw Napi::RangeError::New(env, "padded bytes");
   // A copy: the array is JavaScript's, and a call that hangs may outlive what it was made for.
   const std::vector<uint8_t> bytes(source.Data(), source.Data() + source.ByteLength());
   const auto work = [=] {
     const Descriptor file(Open(path, O_WRONLY));
     if (file.fd < 0) throw Failure(path, "opened", errno);
-    const uint64_t piece = bytes.size() / positions.size();
+    std::vector<uint8_t> page(padded > piece ? padded : 0);
     for (size_t i = 0; i < positions.size(); ++i) {
-      if (const int error = WriteAt(file.fd, bytes.data() + i * piece, piece, positions[i]); error != 0) {
+      const uint8_t* from = bytes.data() + i * piece;
+      if (!page.empty()) from = static_cast<const uint8_t*>(std::memcpy(page.data(), from, piece));
+      if (const int error = WriteAt(file.fd, from, padded, positions[i]); error != 0) {
         throw Failure(path, "written", error);
       }
     }

@@ -113,8 +113,17 @@ export interface NativeBinding {
   fileBytes(files: FilesHandle, path: string): Promise<number>;
   /** Bytes from `position` on, fewer where the file ends. */
   fileRead(files: FilesHandle, path: string, position: number, bytes: number): Promise<Buffer>;
-  /** Write pieces of one size into an existing file, one at each position; `bytes` holds them all. One open file for all. */
-  fileWrite(files: FilesHandle, path: string, positions: Float64Array, bytes: Uint8Array): Promise<void>;
+  /**
+   * Write pieces of one size into an existing file, one at each position; `bytes` holds them all, and may be used anew when this
+   * returns. `paddedBytes`: of each piece, with zeros behind it. One open file for all.
+   */
+  fileWrite(
+    files: FilesHandle,
+    path: string,
+    positions: Float64Array,
+    bytes: Uint8Array,
+    paddedBytes?: number,
+  ): Promise<void>;
   /** Make a file (0600) with these bytes, or replace its contents. */
   fileMake(files: FilesHandle, path: string, bytes: Uint8Array): Promise<void>;
   /**

@@ -30,6 +30,12 @@ it('does to files what it says', async () => {
   expect(await native.fileBytes(files, path)).toBe(10);
   await native.fileWrite(files, path, Float64Array.of(8, 2), Buffer.from('abxy'));
   expect(readFileSync(path, 'latin1')).toBe('01xy4567ab');
+  const piece = Buffer.from('0123');
+  const padding = native.fileWrite(files, path, Float64Array.of(0, 4), piece, 3);
+  piece.fill('z'); // it has been taken
+  await padding;
+  expect(readFileSync(path, 'latin1')).toBe('01\x00y23\x007ab');
+  await native.fileWrite(files, path, Float64Array.of(0), Buffer.from('01xy4567ab'));
   expect((await native.fileRead(files, path, 2, 3)).toString()).toBe('xy4');
   expect((await native.fileRead(files, path, 8, 100)).toString()).toBe('ab');
   expect(await native.fileRead(files, path, 50, 4)).toHaveLength(0);

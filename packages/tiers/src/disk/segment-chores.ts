@@ -40,6 +40,8 @@ export class SegmentChores {
   #timer: NodeJS.Timeout | undefined;
   #working: Promise<void> | undefined;
   #stopped = false;
+  /** For those of one call. */
+  readonly #headers = Buffer.alloc(maxMarks * headerBytes);
 
   constructor(options: ChoresOptions) {
     this.#options = options;
@@ -127,19 +129,17 @@ export class SegmentChores {
   async #mark(segment: Segment): Promise<void> {
     const pairs = segment.erased.slice(0, 2 * maxMarks);
     const count = pairs.length / 2;
-    const positions = new Float64Array(count);
-    // Whole pages: a part of one would have to be read first.
-    const bytes = Buffer.alloc(count * pageBytes);
-    for (let i = 0; i < count; i++) {
-      positions[i] = pairs[2 * i]! * pageBytes;
-      const header = encodeHeader({
-        ...{ namespace: erasedNamespace, hash: noHash, parent: null, tokenCount: 0, payloadChecksum: 0n },
-        payloadBytes: pairs[2 * i + 1]! * pageBytes - headerBytes,
-        sequence: segment.generation,
-      });
-      bytes.set(header, i * pageBytes);
-    }
-    await this.#options.files.run((files) => native.fileWrite(files, segment.path, positions, bytes));
+    const positions = Float64Array.from({ length: count }, (_, i) => pairs[2 * i]! * pageBytes);
+    const fields = { namespace: erasedNamespace, hash: noHash, parent: null, tokenCount: 0, payloadChecksum: 0n };
+    await this.#options.files.run((files) => {
+      const bytes = this.#headers.subarray(0, count * headerBytes);
+      for (let i = 0; i < count; i++) {
+        const payloadBytes = pairs[2 * i + 1]! * pageBytes - headerBytes;
+        bytes.set(encodeHeader({ ...fields, payloadBytes, sequence: segment.generation }), i * headerBytes);
+      }
+      // Whole pages: a part of one would have to be read first.
+      return native.fileWrite(files, segment.path, positions, bytes, pageBytes);
+    });
     segment.erased.splice(0, pairs.length);
   }
 
