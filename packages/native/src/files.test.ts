@@ -1,7 +1,7 @@
 /** Calls to file systems, each device's on a thread of its own; one that hangs holds up nobody else. */
 import { execFileSync } from 'node:child_process';
 import { lookup } from 'node:dns/promises';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdtempSync, openSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { open, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -94,6 +94,23 @@ it('calls that hang on eight devices stop neither verification, nor codecs, name
   await Promise.all(hanging);
   expect(ended).toBe(8);
   for (const device of devices) native.filesClose(device);
+  native.arenaClose(arena);
+});
+
+it('verification, copies and codecs go on while every thread of libuv hangs', async () => {
+  const arena = native.arenaCreate(join(dir, 'arena'), 1 << 20, 1);
+  const fifo = join(dir, 'fifo');
+  execFileSync('mkfifo', [fifo]);
+  const hanging = Array.from({ length: 8 }, () => open(fifo, 'r'));
+  const [slot, target] = [Float64Array.of(4096), Float64Array.of(8192)];
+  expect([...(await native.arenaVerify(arena, slot, slot, Buffer.alloc(64)))]).toEqual([1]);
+  expect([...(await native.arenaChecksum(arena, slot, 8))]).toEqual([native.xxh3_64(Buffer.alloc(8))]);
+  await native.arenaCopy(arena, slot, target, 4096);
+  await native.arenaJoinPlanes(arena, 4096, [await native.arenaSplitPlanes(arena, 4096, 8, 2), Buffer.alloc(8)]);
+  await native.filePrepare(files, join(dir, 'prepared'), 4096);
+  const writer = openSync(fifo, 'r+'); // a pipe's other end, without waiting
+  for (const handle of await Promise.all(hanging)) await handle.close();
+  closeSync(writer);
   native.arenaClose(arena);
 });
 
