@@ -5,6 +5,7 @@
 import { afterEach, expect, test } from 'vitest';
 import { Pins } from '../../packages/store/src/pins.ts';
 import { Tenants } from '../../packages/store/src/tenants.ts';
+import { DeviceFiles } from '../../packages/tiers/src/disk/device-files.ts';
 import { DiskIo, type ObjectRow } from '../../packages/tiers/src/disk/disk-io.ts';
 import { ArenaTier, Followers, SlotAllocator } from '../../packages/tiers/src/index.ts';
 import { Discovery } from '../../packages/tiers/src/s3/discovery.ts';
@@ -53,6 +54,15 @@ const defects: Record<string, () => void> = {
           const early = rows.map((row): ObjectRow => ({ ...row, onDone: () => {} }));
           read.call(this, early, identities);
           for (const { onDone, bytes } of rows) onDone(bytes);
+        },
+    ),
+  'calls to a file system do not wait for each other': () =>
+    plant(
+      DeviceFiles.prototype,
+      'run',
+      () =>
+        function (this: DeviceFiles, call) {
+          return call(this.handle!);
         },
     ),
   'bytes are trusted without a checksum': () => {

@@ -70,6 +70,10 @@ export class Faults {
       'disk hangs': () => {
         disk.hangsUntilUs = world.nowUs + world.between(50, 3_000) * 1000;
       },
+      // As a disk does that flushes its cache: reads go on, and it is back within the time limit, or not.
+      'disk stalls': () => {
+        disk.stallsUntilUs = world.nowUs + world.between(50, 1_500) * 1000;
+      },
       'disk EIO': () => {
         disk.eio = world.pick([0.02, 0.3, 1]);
         this.#lasts(50, 800, () => (disk.eio = 0));

@@ -1,12 +1,11 @@
 /**
- * The product's code runs unchanged; what it stands on is exchanged while a world runs: timers, clocks, randomness, the file
- * system, the native I/O engine, and the outermost layer of the clients of Redis and S3.
+ * The product's code runs unchanged; what it stands on is exchanged while a world runs: timers, clocks, randomness, the
+ * native functions that reach disks, and the outermost layer of the clients of Redis and S3.
  *
  * Invariants: `install` and `uninstall` are balanced, and afterwards everything is as before; what the simulation does not know
  * is refused loudly, so that nothing real is waited for.
  */
 import crypto from 'node:crypto';
-import fsPromises from 'node:fs/promises';
 import { syncBuiltinESMExports } from 'node:module';
 import { S3Client } from '@aws-sdk/client-s3';
 import { Redis } from 'ioredis';
@@ -122,7 +121,6 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
   const patches: Patch[] = [
     ...timerPatches(world),
     ...refuse,
-    ...Object.entries(disks.fileSystem).map(([name, value]): Patch => [fsPromises, name, value]),
     ...Object.entries(arenas.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(redis.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(disks.native).map(([name, value]): Patch => [native, name, value]),

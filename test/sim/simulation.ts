@@ -50,6 +50,8 @@ export interface SimResult {
 
 export const defaultSteps = 2_500;
 const maxNodes = 4;
+/** In flight at once on one device, from one node, whatever is removed, written or made. */
+const maxDiskCalls = 1;
 const calmUs = 40_000_000;
 const closeLimitUs = 30_000_000;
 
@@ -198,11 +200,14 @@ class Simulation {
   #checkBudgets(): void {
     const { redis, s3, disks } = this.#servers;
     const over = (what: string, bytes: number, cap: number): void => {
-      if (bytes > cap) throw new Violation(`law 3: ${what}: ${bytes} bytes, ${cap} allowed`);
+      if (bytes > cap) throw new Violation(`law 3: ${what}: ${bytes}, ${cap} allowed`);
     };
     over('redis, by its ledger', redis.ledger?.used ?? 0, redisBytes);
     over('redis, values under the ledger', redis.ledger === undefined ? 0 : redis.valueBytes, redis.ledger?.used ?? 0);
     over('the bucket', s3.bytes, s3Bytes);
+    for (const [name, { callsInFlight }] of disks.disks) {
+      over(`${name}, calls to its file system`, Math.max(0, ...callsInFlight.values()), maxDiskCalls);
+    }
     for (const node of this.#nodes) {
       let bytes = 0;
       for (const name of node.diskNames()) bytes += disks.of(`/kvtier-sim/${name}/`).bytes;

@@ -1,13 +1,14 @@
 /**
- * Disks in memory, behind the functions of node:fs/promises and of the native I/O engine that the disk tier calls. They take time,
- * complete out of order, hang, fail (EIO, ENOSPC), flip bits, tear what is written while the power goes, and forget what was not
- * flushed.
+ * Disks in memory, behind the native functions that the disk tier calls: calls to file systems and the I/O engine. They take time,
+ * complete out of order, hang, stall (what writes waits, what reads does not), fail (EIO, ENOSPC), flip bits, tear what is written
+ * while the power goes, and forget what was not flushed. They count the calls in flight.
  *
  * Invariants: bytes reach a slot of the arena, or leave it, only in the very event that completes the transfer, and until then a
  * read has filled its slot with rubbish: who uses it too early, or gives it away, is found out.
  */
-import fsPromises from 'node:fs/promises';
-import { type ArenaHandle, native } from '../../packages/native/src/index.ts';
+
+import { headerBytes } from '../../packages/identity/src/index.ts';
+import { type ArenaHandle, type FilesHandle, native } from '../../packages/native/src/index.ts';
 import { isSound, type VirtualArenas } from './virtual-arena.ts';
 import type { Entry, Life, World } from './world.ts';
 
@@ -16,11 +17,13 @@ const identityBytes = 64;
 export const simRoot = '/kvtier-sim/';
 const flushUs = 300_000;
 
+const errors = { EIO: 5, ENOENT: 2, ENOSPC: 28 } as const;
+
 class DiskError extends Error {
-  readonly code: string;
-  constructor(code: string, path: string) {
-    super(`${code}: ${path}`);
-    this.code = code;
+  readonly errno: number;
+  constructor(code: keyof typeof errors, path: string) {
+    super(`IO: ${path}: ${code}`);
+    this.errno = errors[code];
   }
 }
 
@@ -41,12 +44,16 @@ export class VirtualDisk {
   readonly locks = new Map<string, Life>();
   /** No operation ends before. */
   hangsUntilUs = 0;
+  /** Nothing that writes ends before. */
+  stallsUntilUs = 0;
   /** Files cannot be made while so many bytes are in use. */
   roomBytes = Number.POSITIVE_INFINITY;
   /** Probability that an operation fails with EIO; that a read finds a bit flipped. */
   eio = 0;
   flips = 0;
   readonly counts = { reads: 0, writes: 0, eio: 0, enospc: 0, flips: 0, torn: 0, reverted: 0 };
+  /** Calls to the file system that have not ended, by whose they are; and objects on their way. */
+  readonly callsInFlight = new Map<Life, number>();
   readonly #writing = new Set<Writing>();
   /** Pages as they were before writes that are not flushed yet, oldest first. */
   #unflushed: { readonly file: VirtualFile; readonly at: number; readonly before: Buffer }[] = [];
@@ -66,31 +73,20 @@ export class VirtualDisk {
     return bytes;
   }
 
-  /** `fn` runs when the operation is over; it may fail instead. */
-  op<T>(what: string, fn: () => T): Promise<T> {
-    return new Promise((resolve, reject) => {
-      this.after(what, (failure) => {
-        if (failure !== undefined) {
-          reject(failure);
-          return;
-        }
-        try {
-          resolve(fn());
-        } catch (error) {
-          reject(error);
-        }
-      });
-    });
+  /** A call to the file system: `fn` runs when it is over; it may fail instead. */
+  op<T>(what: string, fn: () => T, writes = false): Promise<T> {
+    return this.#call((done) => this.after(what, done, writes), fn);
   }
 
-  after(what: string, fn: (failure: DiskError | undefined) => void): Entry {
+  after(what: string, fn: (failure: DiskError | undefined) => void, writes = false): Entry {
     const { world } = this;
     const slow = world.chance(0.03) ? world.between(5_000, 60_000) : 0;
-    const delayUs = Math.max(this.hangsUntilUs - world.nowUs, 0) + world.between(20, 400) + slow;
+    const untilUs = Math.max(this.hangsUntilUs, writes ? this.stallsUntilUs : 0);
+    const delayUs = Math.max(untilUs - world.nowUs, 0) + world.between(20, 400) + slow;
     return world.schedule(delayUs, `disk ${what}`, () => {
       // It hangs since this began: it ends when that ends.
-      if (this.hangsUntilUs > world.nowUs) {
-        this.after(what, fn);
+      if (this.hangsUntilUs > world.nowUs || (writes && this.stallsUntilUs > world.nowUs)) {
+        this.after(what, fn, writes);
         return;
       }
       const fails = this.eio > 0 && world.chance(this.eio);
@@ -99,12 +95,29 @@ export class VirtualDisk {
     });
   }
 
-  /** Bytes that will be in the file when the operation is over: taken from `source` then. */
+  /** A call that puts bytes in place when it is over. */
+  writeCall(file: VirtualFile, at: number, bytes: Buffer): Promise<void> {
+    return this.#call(
+      (done) => this.write('write metadata', file, at, [bytes], done),
+      () => {},
+    );
+  }
+
+  async #call<T>(begin: (done: (failure: DiskError | undefined) => void) => void, fn: () => T): Promise<T> {
+    const { life } = this.world;
+    this.callsInFlight.set(life, (this.callsInFlight.get(life) ?? 0) + 1);
+    const failure = await new Promise<DiskError | undefined>(begin);
+    this.callsInFlight.set(life, this.callsInFlight.get(life)! - 1);
+    if (failure !== undefined) throw failure;
+    return fn();
+  }
+
+  /** Bytes that will be in the file when the operation is over: taken from the parts of `source` then. */
   write(
     what: string,
     file: VirtualFile,
     at: number,
-    source: Buffer,
+    source: readonly Buffer[],
     done: (failure: DiskError | undefined) => void,
   ): void {
     this.counts.writes++;
@@ -113,15 +126,17 @@ export class VirtualDisk {
         const page = file.bytes.subarray(from, from + pageBytes);
         this.#unflushed.push({ file, at: from, before: Buffer.from(page) });
       }
-      source.copy(file.bytes, at, 0, bytes);
+      Buffer.concat(source).copy(file.bytes, at, 0, bytes);
     };
-    const writing = { owner: this.world.life, bytes: source.length, apply };
+    const bytes = source.reduce((sum, { length }) => sum + length, 0);
+    const writing = { owner: this.world.life, bytes, apply };
     this.#writing.add(writing);
-    this.after(what, (failure) => {
+    const ended = (failure: DiskError | undefined): void => {
       this.#writing.delete(writing);
-      if (failure === undefined) apply(source.length);
+      if (failure === undefined) apply(bytes);
       done(failure);
-    });
+    };
+    this.after(what, ended, true);
   }
 
   make(path: string, bytes: number): void {
@@ -159,6 +174,7 @@ export class VirtualDisk {
       if (kept > 0 && kept < writing.bytes) this.counts.torn++;
       writing.apply(kept);
     }
+    this.callsInFlight.delete(owner);
     for (const [path, holder] of this.locks) if (holder === owner) this.locks.delete(path);
     if (!power) return;
     const settled = new Map<VirtualFile, Set<number>>();
@@ -204,62 +220,6 @@ export class VirtualDisks {
     return disk;
   }
 
-  /** What replaces node:fs/promises, for paths below `simRoot`. */
-  readonly fileSystem = forSimulated({
-    mkdir: async () => undefined,
-    open: (path: string) =>
-      this.of(path).op('open', () => {
-        const disk = this.of(path);
-        const file = disk.file(path);
-        return {
-          stat: () => disk.op('stat', () => ({ size: file.bytes.length })),
-          read: (out: Buffer, offset: number, length: number, position: number) =>
-            disk.op('read metadata', () => ({
-              bytesRead: file.bytes.copy(out, offset, position, Math.min(position + length, file.bytes.length)),
-            })),
-          write: (bytes: Buffer, offset: number, length: number, position: number) =>
-            new Promise<void>((resolve, reject) => {
-              disk.write('write metadata', file, position, bytes.subarray(offset, offset + length), (failure) =>
-                failure === undefined ? resolve() : reject(failure),
-              );
-            }),
-          close: async () => {},
-        };
-      }),
-    rename: (from: string, to: string) => {
-      const disk = this.of(from);
-      return disk.op('rename', () => {
-        disk.files.set(to, disk.file(from));
-        disk.files.delete(from);
-      });
-    },
-    rm: (path: string, options?: { force?: boolean }) => {
-      const disk = this.of(path);
-      return disk.op('rm', () => {
-        if (options?.force !== true) disk.file(path);
-        disk.files.delete(path);
-      });
-    },
-    readdir: (path: string) => {
-      const disk = this.of(path);
-      const below = path.endsWith('/') ? path : `${path}/`;
-      return disk.op('readdir', () =>
-        [...disk.files.keys()].filter((name) => name.startsWith(below)).map((name) => name.slice(below.length)),
-      );
-    },
-    readFile: (path: string) => {
-      const disk = this.of(path);
-      return disk.op('readFile', () => Buffer.from(disk.file(path).bytes));
-    },
-    writeFile: (path: string, bytes: Buffer) => {
-      const disk = this.of(path);
-      return disk.op('writeFile', () => {
-        disk.make(path, bytes.length);
-        bytes.copy(disk.file(path).bytes);
-      });
-    },
-  });
-
   /** What replaces functions of the native binding. */
   readonly native = {
     lockFile: (path: string) => {
@@ -269,15 +229,57 @@ export class VirtualDisks {
       return path;
     },
     unlock: (path: string) => void this.of(path).locks.delete(path),
-    prepareFile: (path: string, bytes: number) => {
+    filesOpen: () => ({}) as FilesHandle,
+    filesClose: () => {},
+    fileFolder: (_: FilesHandle, path: string) => this.of(path).op('mkdir', () => {}, true),
+    fileNames: (_: FilesHandle, path: string) => {
       const disk = this.of(path);
-      return disk
-        .op('prepare', () => disk.make(path, bytes))
-        .catch((error: Error) => {
-          disk.files.delete(path);
-          throw new Error(`IO: ${error.message}`);
-        });
+      const below = path.endsWith('/') ? path : `${path}/`;
+      return disk.op('readdir', () =>
+        [...disk.files.keys()].filter((name) => name.startsWith(below)).map((name) => name.slice(below.length)),
+      );
     },
+    fileBytes: (_: FilesHandle, path: string) =>
+      this.of(path).op('stat', () => this.of(path).files.get(path)?.bytes.length ?? -1),
+    fileRead: (_: FilesHandle, path: string, position: number, bytes: number) =>
+      this.of(path).op('read metadata', () =>
+        Buffer.from(
+          this.of(path)
+            .file(path)
+            .bytes.subarray(position, position + bytes),
+        ),
+      ),
+    fileWrite: async (_: FilesHandle, path: string, positions: Float64Array, given: Uint8Array, padded = 0) => {
+      const disk = this.of(path);
+      const bytes = Buffer.from(given);
+      const file = disk.file(path);
+      const piece = bytes.length / positions.length;
+      // One after another, as in one thread.
+      for (const [at, position] of positions.entries()) {
+        const zeros = Buffer.alloc(Math.max(0, padded - piece));
+        await disk.writeCall(file, position, Buffer.concat([bytes.subarray(at * piece, (at + 1) * piece), zeros]));
+      }
+    },
+    fileMake: (_: FilesHandle, path: string, bytes: Uint8Array) => {
+      const disk = this.of(path);
+      const make = (): void => {
+        disk.make(path, bytes.length);
+        Buffer.from(bytes).copy(disk.file(path).bytes);
+      };
+      return disk.op('make', make, true);
+    },
+    filePrepare: (_: FilesHandle, path: string, bytes: number) =>
+      this.of(path).op('prepare', () => this.of(path).make(path, bytes), true),
+    fileRename: (_: FilesHandle, from: string, to: string) => {
+      const disk = this.of(from);
+      const rename = (): void => {
+        disk.files.set(to, disk.file(from));
+        disk.files.delete(from);
+      };
+      return disk.op('rename', rename, true);
+    },
+    fileRemove: (_: FilesHandle, path: string) =>
+      this.of(path).op('rm', () => void this.of(path).files.delete(path), true),
     ioOpen: (handle: ArenaHandle, _options: object, onComplete: Io['onComplete']): Io => ({
       arena: this.#arenas.memories.get(handle)!,
       files: [],
@@ -285,7 +287,10 @@ export class VirtualDisks {
       gone: false,
     }),
     ioBackend: () => ({ backend: 'threads', reason: 'simulation' }),
-    ioOpenFile: (io: Io, path: string) => io.files.push({ disk: this.of(path), file: this.of(path).file(path) }) - 1,
+    ioTakeFile: (io: Io, _: FilesHandle, path: string) => {
+      const disk = this.of(path);
+      return disk.op('open', () => io.files.push({ disk, file: disk.file(path) }) - 1);
+    },
     ioCloseFile: () => {},
     ioSubmit: (io: Io, rows: Float64Array, identities: Buffer) => {
       for (let row = 0; row * 6 < rows.length; row++) {
@@ -309,9 +314,9 @@ export class VirtualDisks {
       if (!io.gone) io.onComplete(Float64Array.of(tag!), Float64Array.of(result));
     };
     if (kind === 3) {
-      view.writeBigUInt64LE(identity.readBigUInt64LE(0), 128); // the sequence
-      view.writeBigUInt64LE(native.xxh3_64(view.subarray(0, 248)), 248);
-      disk.write('write object', file, offset!, view, (failure) => complete(failure === undefined ? bytes! : -5));
+      const header = stamped(view, identity.readBigUInt64LE(0));
+      const source = [header, view.subarray(header.length)];
+      disk.write('write object', file, offset!, source, (failure) => complete(failure === undefined ? bytes! : -5));
       return;
     }
     disk.counts.reads++;
@@ -326,22 +331,17 @@ export class VirtualDisks {
         disk.counts.flips++;
         view[world.between(0, view.length - 1)]! ^= 1;
       }
-      complete(isSound(view, identity) ? bytes! : -74);
+      const sound = isSound(view, identity);
+      if (sound) stamped(view, 0n).copy(view);
+      complete(sound ? bytes! : -74);
     });
   }
 }
 
-/** Functions that take a path first: the simulated ones below `simRoot`, the real ones elsewhere. */
-function forSimulated<T extends Record<string, (path: string, ...rest: never[]) => unknown>>(functions: T) {
-  const real = fsPromises as unknown as Record<string, (...args: unknown[]) => unknown>;
-  return Object.fromEntries(
-    Object.entries(functions).map(([name, simulated]) => {
-      const original = real[name]!.bind(fsPromises);
-      return [
-        name,
-        (path: unknown, ...rest: never[]) =>
-          typeof path === 'string' && path.startsWith(simRoot) ? simulated(path, ...rest) : original(path, ...rest),
-      ];
-    }),
-  );
+/** The header in `object` with this sequence. */
+function stamped(object: Buffer, sequence: bigint): Buffer {
+  const header = Buffer.from(object.subarray(0, headerBytes));
+  header.writeBigUInt64LE(sequence, 128);
+  header.writeBigUInt64LE(native.xxh3_64(header.subarray(0, 248)), 248);
+  return header;
 }

@@ -6,6 +6,7 @@ static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterIdentity(env, exports);
   kvtier::RegisterArena(env, exports);
   kvtier::RegisterCodec(env, exports);
+  kvtier::RegisterFiles(env, exports);
   kvtier::RegisterIo(env, exports);
   kvtier::RegisterPeer(env, exports);
   kvtier::RegisterBulk(env, exports);

@@ -6,6 +6,7 @@ namespace kvtier {
 void RegisterIdentity(Napi::Env env, Napi::Object exports);
 void RegisterArena(Napi::Env env, Napi::Object exports);
 void RegisterCodec(Napi::Env env, Napi::Object exports);
+void RegisterFiles(Napi::Env env, Napi::Object exports);
 void RegisterIo(Napi::Env env, Napi::Object exports);
 void RegisterBulk(Napi::Env env, Napi::Object exports);
 void RegisterPeer(Napi::Env env, Napi::Object exports);

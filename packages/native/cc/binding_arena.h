@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "arena.h"
+#include "background.h"
 
 namespace kvtier {
 
@@ -22,28 +23,5 @@ inline uint64_t WholeOf(Napi::Env env, double value, const char* what) {
   }
   return static_cast<uint64_t>(value);
 }
-
-// Runs `work` on a thread of libuv's pool and settles a promise with what `finish` makes of it on the JavaScript thread.
-// An exception of `work` rejects it.
-class Background : public Napi::AsyncWorker {
- public:
-  static Napi::Promise Run(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish) {
-    auto* worker = new Background(env, std::move(work), std::move(finish));
-    const Napi::Promise promise = worker->deferred_.Promise();
-    worker->Queue();
-    return promise;
-  }
-
- private:
-  Background(Napi::Env env, std::function<void()> work, std::function<Napi::Value(Napi::Env)> finish)
-      : AsyncWorker(env), deferred_(env), work_(std::move(work)), finish_(std::move(finish)) {}
-  void Execute() override { work_(); }
-  void OnOK() override { deferred_.Resolve(finish_(Env())); }
-  void OnError(const Napi::Error& error) override { deferred_.Reject(error.Value()); }
-
-  Napi::Promise::Deferred deferred_;
-  std::function<void()> work_;
-  std::function<Napi::Value(Napi::Env)> finish_;
-};
 
 }  // namespace kvtier

@@ -46,7 +46,7 @@ Napi::Value ArenaSplitPlanes(const Napi::CallbackInfo& info) {
     if (width == 2) Split<2>(source, bytes / 2, planes->data());
     else Split<4>(source, bytes / 4, planes->data());
   };
-  return Background::Run(env, work, [planes](Napi::Env e) -> Napi::Value {
+  return RunOn(Processors(), env, work, [planes](Napi::Env e) -> Napi::Value {
     return Napi::Buffer<uint8_t>::New(
         e, planes->data(), planes->size(), [](Napi::Env, uint8_t*, std::vector<uint8_t>* owner) { delete owner; }, planes);
   });
@@ -75,7 +75,7 @@ Napi::Value ArenaJoinPlanes(const Napi::CallbackInfo& info) {
     if (width == 2) Join<2>(planes, count, target);
     else Join<4>(planes, count, target);
   };
-  return Background::Run(env, work, [kept](Napi::Env e) -> Napi::Value {
+  return RunOn(Processors(), env, work, [kept](Napi::Env e) -> Napi::Value {
     kept->Reset();
     return e.Undefined();
   });

@@ -12,6 +12,7 @@
 
 #include "binding.h"
 #include "binding_arena.h"
+#include "binding_files.h"
 #include "io_engine.h"
 #include "object_header.h"
 
@@ -19,7 +20,6 @@ namespace kvtier {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPrepareChunkBytes = uint64_t{4} << 20;
 
 std::string TextOf(const Napi::Value& value) { return value.As<Napi::String>().Utf8Value(); }
 double NumberOf(const Napi::Value& value) { return value.As<Napi::Number>().DoubleValue(); }
@@ -179,46 +179,35 @@ Napi::Value IoOpenFile(const Napi::CallbackInfo& info) {
   }
 }
 
+Napi::Value IoTakeFile(const Napi::CallbackInfo& info) {
+  const IoHandle box = BoxOf(info[0]);
+  const std::string path = TextOf(info[2]);
+  const auto file = std::make_shared<std::shared_ptr<IoFile>>();
+  return RunOn(*FilesOf(info[1]), info.Env(), [path, file] { *file = IoEngine::Open(path); },
+               [box, file](Napi::Env e) -> Napi::Value {
+                 if (box->closing) throw Napi::Error::New(e, "the I/O engine is closed");
+                 return Napi::Number::New(e, box->engine->Adopt(std::move(*file)));
+               });
+}
+
 void IoCloseFile(const Napi::CallbackInfo& info) {
-  BoxOf(info[0])->engine->CloseFile(info[1].As<Napi::Number>().Uint32Value());
+  auto file = BoxOf(info[0])->engine->CloseFile(info[1].As<Napi::Number>().Uint32Value());
+  // close(2) may wait for the device, too.
+  if (file && info.Length() > 2 && info[2].IsExternal()) FilesOf(info[2])->Push([kept = std::move(file)] {});
 }
 
-// Write zeros all over a new file, so that later writes meet written extents (2 to 10 times as fast as fresh ones).
-void Prepare(const std::string& path, uint64_t bytes) {
-  const int fd = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_DIRECT | O_CLOEXEC, 0600);
-  if (fd < 0) throw std::runtime_error("IO: " + path + ": cannot be created (" + Why() + ")");
-  const IoFile file(fd);
-  int error = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
-  const std::unique_ptr<void, decltype(&std::free)> zeros(std::aligned_alloc(kPage, kPrepareChunkBytes), std::free);
-  if (!zeros) error = ENOMEM;
-  else std::memset(zeros.get(), 0, kPrepareChunkBytes);
-  for (uint64_t from = 0; error == 0 && from < bytes;) {
-    const ssize_t count = pwrite(fd, zeros.get(), std::min(kPrepareChunkBytes, bytes - from), static_cast<off_t>(from));
-    if (count > 0) from += static_cast<uint64_t>(count);
-    else if (count == 0) error = EIO;
-    else if (errno != EINTR) error = errno;
-  }
-  if (error == 0) return;
-  unlink(path.c_str());
-  throw std::runtime_error("IO: " + path + ": no space for " + std::to_string(bytes) + " bytes (" +
-                           std::strerror(error) + ")");
-}
-
-Napi::Value PrepareFile(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
-  const std::string path = TextOf(info[0]);
-  const uint64_t bytes = WholeOf(env, NumberOf(info[1]), "bytes");
-  if (bytes == 0 || bytes % kPage != 0) throw Napi::RangeError::New(env, "bytes is a whole number of pages");
-  return Background::Run(env, [=] { Prepare(path, bytes); }, [](Napi::Env e) { return e.Undefined(); });
-}
-
-// Put the writer's sequence (the first 8 bytes of a row's identity) into the header of an object.
-void Stamp(uint8_t* object, const uint8_t* sequence) {
+// The first page of an object with the writer's sequence (the first 8 bytes of a row's identity) in its header. A copy: the slot
+// itself may be on its way elsewhere.
+FirstPage Stamped(const uint8_t* object, const uint8_t* sequence) {
+  FirstPage page(static_cast<uint8_t*>(std::aligned_alloc(kPage, kPage)), std::free);
+  if (!page) throw std::bad_alloc();
+  std::memcpy(page.get(), object, kPage);
   ObjectHeader header;
-  std::memcpy(&header, object, sizeof(header));
+  std::memcpy(&header, page.get(), sizeof(header));
   std::memcpy(&header.sequence, sequence, sizeof(header.sequence));
   header.headerChecksum = HeaderChecksum(header);
-  std::memcpy(object, &header, sizeof(header));
+  std::memcpy(page.get(), &header, sizeof(header));
+  return page;
 }
 
 void IoSubmit(const Napi::CallbackInfo& info) {
@@ -255,7 +244,8 @@ void IoSubmit(const Napi::CallbackInfo& info) {
     rows[i] = row;
   }
   for (size_t i = 0; i < count; ++i) {
-    if (numbers.Data()[i * 6 + 1] == 3) Stamp(box->arena->base() + rows[i]->arenaOffset, identities + i * 64);
+    if (numbers.Data()[i * 6 + 1] != 3) continue;
+    rows[i]->firstPage = Stamped(box->arena->base() + rows[i]->arenaOffset, identities + i * 64);
   }
   if (count == 0) return;
   if (box->inFlightCount == 0) box->callback.Ref(env);
@@ -266,7 +256,7 @@ void IoSubmit(const Napi::CallbackInfo& info) {
 Napi::Value IoClose(const Napi::CallbackInfo& info) {
   const IoHandle box = BoxOf(info[0]);
   box->closing = true;
-  return Background::Run(
+  return RunApart(
       info.Env(), [box] { box->engine->Close(); },
       [box](Napi::Env env) -> Napi::Value {
         box->Deliver(env);  // what ended last
@@ -306,8 +296,8 @@ void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["ioOpen"] = Napi::Function::New(env, IoOpen);
   exports["ioBackend"] = Napi::Function::New(env, IoBackendOf);
   exports["ioOpenFile"] = Napi::Function::New(env, IoOpenFile);
+  exports["ioTakeFile"] = Napi::Function::New(env, IoTakeFile);
   exports["ioCloseFile"] = Napi::Function::New(env, IoCloseFile);
-  exports["prepareFile"] = Napi::Function::New(env, PrepareFile);
   exports["ioSubmit"] = Napi::Function::New(env, IoSubmit);
   exports["ioClose"] = Napi::Function::New(env, IoClose);
   exports["ioAbandon"] = Napi::Function::New(env, IoAbandon);

@@ -185,7 +185,7 @@ void PeerAnswerRows(const Napi::CallbackInfo& info) {
 Napi::Value PeerClose(const Napi::CallbackInfo& info) {
   const PeerHandle box = BoxOf(info[0]);
   box->closing = true;
-  return Background::Run(
+  return RunApart(
       info.Env(), [box] { box->engine->Close(); },
       [box](Napi::Env env) -> Napi::Value {
         box->Deliver(env);  // what ended last

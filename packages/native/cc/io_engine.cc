@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "background.h"
 #include "object_header.h"
 
 namespace kvtier {
@@ -69,7 +70,21 @@ uint32_t IoEngine::OpenFile(const std::string& path, bool create, uint64_t bytes
   return nextFile_++;
 }
 
-bool IoEngine::CloseFile(uint32_t number) { return files_.erase(number) == 1; }
+std::shared_ptr<IoFile> IoEngine::Open(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) throw SystemFailure("IO: " + path + ": cannot be opened (" + std::strerror(errno) + ")", errno);
+  return std::make_shared<IoFile>(fd);
+}
+
+uint32_t IoEngine::Adopt(std::shared_ptr<IoFile> file) {
+  files_[nextFile_] = std::move(file);
+  return nextFile_++;
+}
+
+std::shared_ptr<IoFile> IoEngine::CloseFile(uint32_t number) {
+  auto node = files_.extract(number);
+  return node.empty() ? nullptr : std::move(node.mapped());
+}
 
 std::shared_ptr<IoFile> IoEngine::File(uint32_t number) const {
   const auto found = files_.find(number);
@@ -108,16 +123,22 @@ std::vector<IoTransferPtr> IoEngine::Plan(const std::vector<std::shared_ptr<IoRo
           transfer->file = row.file;
           transfer->fileOffset = row.fileOffset + from;
         }
-        const uint64_t bytes = std::min(row.bytes - from, share - transfer->bytes);
-        uint8_t* data = arena_->base() + row.arenaOffset + from;
+        const bool isFirst = row.firstPage && from < kSlotAlignment;
+        const uint64_t end = isFirst ? kSlotAlignment : row.bytes;
+        const uint64_t bytes = std::min(end - from, share - transfer->bytes);
+        uint8_t* data = (isFirst ? row.firstPage.get() : arena_->base() + row.arenaOffset) + from;
         auto& pieces = transfer->pieces;
         if (!pieces.empty() && static_cast<uint8_t*>(pieces.back().iov_base) + pieces.back().iov_len == data) {
           pieces.back().iov_len += bytes;
         } else {
           pieces.push_back({data, bytes});
         }
-        transfer->parts.push_back({rows[i], bytes});
-        row.openParts.fetch_add(1, std::memory_order_relaxed);
+        if (!transfer->parts.empty() && transfer->parts.back().row == rows[i]) {
+          transfer->parts.back().bytes += bytes;
+        } else {
+          transfer->parts.push_back({rows[i], bytes});
+          row.openParts.fetch_add(1, std::memory_order_relaxed);
+        }
         transfer->bytes += bytes;
         from += bytes;
       }
@@ -133,9 +154,14 @@ double IoEngine::ResultOf(const IoRow& row) const {
   const uint64_t moved = row.movedBytes.load();
   if (row.kind != IoKind::kReadVerified || moved < row.bytes) return static_cast<double>(moved);
   ObjectHeader header;
-  const uint8_t* object = arena_->base() + row.arenaOffset;
+  uint8_t* object = arena_->base() + row.arenaOffset;
   const HeaderFault fault = VerifyObject(object, row.bytes, row.identity.data(), row.identity.data() + 32, &header);
   if (fault != HeaderFault::kNone || SlotBytesFor(header.payloadBytes) != row.bytes) return -EBADMSG;
+  if (header.sequence != 0) {
+    header.sequence = 0;
+    header.headerChecksum = HeaderChecksum(header);
+    std::memcpy(object, &header, sizeof(header));
+  }
   return static_cast<double>(moved);
 }
 

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,9 @@ struct IoFile {
   ~IoFile();
 };
 
+// Bytes that are written in place of an object's first page.
+using FirstPage = std::unique_ptr<uint8_t, void (*)(void*)>;
+
 // What one submitted row asks for. Offsets and bytes are multiples of 4096, checked by the binding.
 struct IoRow {
   double tag = 0;
@@ -45,6 +49,8 @@ struct IoRow {
   uint64_t bytes = 0;
   // For kReadVerified: namespace digest, then hash zero padded.
   std::array<uint8_t, 64> identity{};
+  // For writes: may be null.
+  FirstPage firstPage{nullptr, std::free};
   // Written by the backend's thread(s) as parts end.
   std::atomic<uint32_t> openParts{0};
   std::atomic<uint64_t> movedBytes{0};
@@ -107,7 +113,11 @@ class IoEngine {
 
   // Throws std::runtime_error("IO: ...").
   uint32_t OpenFile(const std::string& path, bool create, uint64_t bytes);
-  bool CloseFile(uint32_t number);
+  // The two halves of it, for who opens elsewhere: the first on any thread. Throws SystemFailure.
+  static std::shared_ptr<IoFile> Open(const std::string& path);
+  uint32_t Adopt(std::shared_ptr<IoFile> file);
+  // Null when there is no such file; it is closed with its last user.
+  std::shared_ptr<IoFile> CloseFile(uint32_t number);
   std::shared_ptr<IoFile> File(uint32_t number) const;
 
   void Submit(std::vector<std::shared_ptr<IoRow>> rows);
@@ -121,6 +131,7 @@ class IoEngine {
   std::vector<IoTransferPtr> Plan(const std::vector<std::shared_ptr<IoRow>>& rows) const;
   void Finish(IoTransferPtr transfer);
   void End(IoTransferPtr transfer);
+  // Also puts the sequence of an object that was read to 0: it is the disk's own.
   double ResultOf(const IoRow& row) const;
 
   std::shared_ptr<Arena> arena_;

@@ -140,10 +140,12 @@ class UringBackend final : public IoBackend {
     const uint64_t offset = transfer.fileOffset + transfer.doneBytes;
     iovec* pieces = transfer.pieces.data() + transfer.firstPiece;
     const auto count = static_cast<unsigned>(transfer.pieces.size() - transfer.firstPiece);
-    const uint64_t from = static_cast<uint64_t>(static_cast<uint8_t*>(pieces->iov_base) - base_);
+    const auto* piece = static_cast<const uint8_t*>(pieces->iov_base);
+    const uint64_t from = static_cast<uint64_t>(piece - base_);
     const uint64_t index = from / kRegisteredPieceBytes;
     const auto bytes = static_cast<unsigned>(pieces->iov_len);
-    if (registered_ && count == 1 && (from + bytes - 1) / kRegisteredPieceBytes == index) {
+    const bool inArena = piece >= base_ && piece < base_ + bytes_;
+    if (registered_ && count == 1 && inArena && (from + bytes - 1) / kRegisteredPieceBytes == index) {
       if (transfer.write) io_uring_prep_write_fixed(sqe, fd, pieces->iov_base, bytes, offset, static_cast<int>(index));
       else io_uring_prep_read_fixed(sqe, fd, pieces->iov_base, bytes, offset, static_cast<int>(index));
     } else if (transfer.write) {

@@ -10,6 +10,8 @@
 export type ArenaHandle = { readonly __arena: never };
 /** An I/O engine with its ring or threads. Opaque. */
 export type IoHandle = { readonly __io: never };
+/** A thread for calls to one file system. Opaque. */
+export type FilesHandle = { readonly __files: never };
 /** Connections to Redis servers for values, and their thread. Opaque. */
 export type BulkHandle = { readonly __bulk: never };
 /** A peer data plane with its threads and connections. Opaque. */
@@ -94,6 +96,46 @@ export interface NativeBinding {
   /** Credentials of the process at the other end of a Unix socket. */
   peerCredentials(fd: number): { pid: number; uid: number };
 
+  // -- calls to the file system of a device (binding_files.cc) --------------------------------------------------
+  /**
+   * A thread for the calls to one file system, which happen one after another there. One that hangs holds up those behind it
+   * and nobody else: not the process, not libuv's pool, not the process's end. All reject with "IO: path: what (why)" and
+   * with `errno` (positive).
+   */
+  filesOpen(): FilesHandle;
+  /** No more calls; the thread ends after those that were made. Returns at once. */
+  filesClose(files: FilesHandle): void;
+  /** Make a folder, and those above it (0700), where they are not there. */
+  fileFolder(files: FilesHandle, path: string): Promise<void>;
+  /** Names in a folder. */
+  fileNames(files: FilesHandle, path: string): Promise<string[]>;
+  /** Size of a file; 0 of what is no file, -1 when there is none. */
+  fileBytes(files: FilesHandle, path: string): Promise<number>;
+  /** Bytes from `position` on, fewer where the file ends. */
+  fileRead(files: FilesHandle, path: string, position: number, bytes: number): Promise<Buffer>;
+  /**
+   * Write pieces of one size into an existing file, one at each position; `bytes` holds them all, and may be used anew when this
+   * returns. `paddedBytes`: of each piece, with zeros behind it. One open file for all.
+   */
+  fileWrite(
+    files: FilesHandle,
+    path: string,
+    positions: Float64Array,
+    bytes: Uint8Array,
+    paddedBytes?: number,
+  ): Promise<void>;
+  /** Make a file (0600) with these bytes, or replace its contents. */
+  fileMake(files: FilesHandle, path: string, bytes: Uint8Array): Promise<void>;
+  /**
+   * Create a file of `bytes` (must not exist, 0600) and write zeros all over it: writes into space that was written before are 2
+   * to 10 times as fast. Leaves nothing behind when it rejects.
+   */
+  filePrepare(files: FilesHandle, path: string, bytes: number): Promise<void>;
+  fileRename(files: FilesHandle, from: string, to: string): Promise<void>;
+  /** Nothing happens when there is none. */
+  fileRemove(files: FilesHandle, path: string): Promise<void>;
+
+  // -- I/O (binding_io.cc) --------------------------------------------------------------------------------------
   /**
    * An asynchronous O_DIRECT reader and writer between files and one arena. `backend` "auto" takes io_uring (registered
    * arena memory, registered files) where the kernel allows it, else "threads".
@@ -109,18 +151,16 @@ export interface NativeBinding {
   ioBackend(io: IoHandle): { backend: 'io_uring' | 'threads'; reason: string };
   /** Open a file for O_DIRECT I/O; returns a file number of this engine. `create` preallocates `bytes`. */
   ioOpenFile(io: IoHandle, path: string, options: { create: boolean; bytes: number }): number;
-  ioCloseFile(io: IoHandle, file: number): void;
-  /**
-   * Create a file of `bytes` (must not exist, 0600) and write zeros all over it, off the JavaScript thread: writes into
-   * space that was written before are 2 to 10 times as fast. Rejects with "IO: ..." and leaves nothing behind.
-   */
-  prepareFile(path: string, bytes: number): Promise<void>;
+  /** Open an existing file for O_DIRECT I/O on the thread of `files`; resolves with its number in this engine. */
+  ioTakeFile(io: IoHandle, files: FilesHandle, path: string): Promise<number>;
+  /** With `files`: its close(2) happens on that thread. */
+  ioCloseFile(io: IoHandle, file: number, files?: FilesHandle): void;
   /**
    * Submit operations, one row of 6 numbers each: [tag, kind, file, fileOffset, arenaOffset, bytes]. Kinds: 0 read ·
-   * 1 write · 2 verified read of one object · 3 write of one object, its header's `sequence` set before (in the arena). All 4096-aligned. Adjacent rows that continue each other in the file travel as one
+   * 1 write · 2 verified read of one object · 3 write of one object with its header's `sequence` set on the way; the slot stays as it is. All 4096-aligned. Adjacent rows that continue each other in the file travel as one
    * vectored I/O; rows larger than `ioBytes` are split. Rows complete singly. Returns at once.
    * `identities`: 64 bytes a row, needed for kinds 2 and 3. Kind 2: namespace digest, then the hash zero padded to 32; the
-   * object's header, namespace, hash, length and payload checksum are verified before the row completes. Kind 3: the
+   * object's header, namespace, hash, length and payload checksum are verified before the row completes, and its `sequence` becomes 0. Kind 3: the
    * sequence as a u64, little-endian; the rest is ignored.
    */
   ioSubmit(io: IoHandle, rows: Float64Array, identities?: Uint8Array): void;

@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import type { NativeBinding } from './binding.ts';
 
-export type { ArenaHandle, BulkHandle, IoHandle, NativeBinding, PeerHandle } from './binding.ts';
+export type { ArenaHandle, BulkHandle, FilesHandle, IoHandle, NativeBinding, PeerHandle } from './binding.ts';
 
 function load(): NativeBinding {
   const file = fileURLToPath(new URL('../../../build/native/kvtier_native.node', import.meta.url));

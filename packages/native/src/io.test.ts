@@ -128,6 +128,55 @@ describe.each(['io_uring', 'threads'] as const)('I/O by %s', (backend) => {
     await native.ioClose(io);
   });
 
+  it('stamps an object on its way: the slot never changes, and what is read back says 0 again', async () => {
+    const pages = [1, 2, 16, 17, 40]; // below, at and above the size of one I/O
+    const file = native.ioOpenFile(io, join(dir, 'stamped'), { create: true, bytes: 128 * page });
+    const identities = Buffer.alloc(pages.length * 64);
+    const stamps = Buffer.alloc(pages.length * 64);
+    const objects: Buffer[] = [];
+    let at = 0;
+    const rows = pages.map((count, i) => {
+      const object = randomBytes(count * page);
+      Buffer.from('KVTIEROB\x01\x00\x00\x01\x20\x00\x00\x00', 'latin1').copy(object);
+      object.fill(0, 80, 248); // no parent, no codec, no sequence
+      object.writeBigUInt64LE(BigInt(count * page - 256), 120);
+      object.writeBigUInt64LE(native.xxh3_64(object.subarray(256)), 136);
+      object.writeBigUInt64LE(native.xxh3_64(object.subarray(0, 248)), 248);
+      object.copy(identities, i * 64, 16, 80);
+      stamps.writeBigUInt64LE(BigInt(i + 7), i * 64);
+      native.arenaWrite(arena, page + at, object);
+      objects.push(object);
+      const row = [3, file, at, page + at, count * page];
+      at += count * page;
+      return row;
+    });
+    const slots = (from: number): Buffer => native.arenaRead(arena, from, at);
+    const written = submit(rows, stamps);
+    expect(slots(page).equals(Buffer.concat(objects))).toBe(true);
+    expect(await written).toEqual(pages.map((count) => count * page));
+    expect(slots(page).equals(Buffer.concat(objects))).toBe(true);
+    const stored = readFileSync(join(dir, 'stamped'));
+    for (const [i, [, , offset]] of rows.entries()) expect(stored.readBigUInt64LE(offset! + 128)).toBe(BigInt(i + 7));
+    const back = rows.map(([, , offset, slot, bytes]) => [2, file, offset!, slot! + (8 << 20), bytes!]);
+    expect(await submit(back, identities)).toEqual(pages.map((count) => count * page));
+    expect(slots(page + (8 << 20)).equals(Buffer.concat(objects))).toBe(true);
+    await native.ioClose(io);
+  });
+
+  it('opens and closes files on the thread of their device', async () => {
+    const files = native.filesOpen();
+    writeFileSync(join(dir, 'taken'), Buffer.alloc(page, 7));
+    const file = await native.ioTakeFile(io, files, join(dir, 'taken'));
+    expect(await submit([[0, file, 0, page, page]])).toEqual([page]);
+    expect(native.arenaRead(arena, page, 2)).toEqual(Buffer.of(7, 7));
+    native.ioCloseFile(io, file, files);
+    expect(() => submit([[0, file, 0, page, page]])).toThrow(/no such file/);
+    const failed = await native.ioTakeFile(io, files, join(dir, 'none')).catch((error) => error);
+    expect(failed).toMatchObject({ message: expect.stringMatching(/^IO: .*No such file/), errno: 2 });
+    native.filesClose(files);
+    await native.ioClose(io);
+  });
+
   it('reports short reads at the end of a file, and errors of the system', async () => {
     const path = join(dir, 'short');
     const file = native.ioOpenFile(io, path, { create: true, bytes: 16 * page });
@@ -168,6 +217,7 @@ describe.each(['io_uring', 'threads'] as const)('I/O by %s', (backend) => {
 });
 
 describe('files', () => {
+  const files = native.filesOpen();
   it('locks once, naming the holder, and again after unlock', () => {
     const path = join(dir, 'lock');
     const lock = native.lockFile(path);
@@ -178,10 +228,10 @@ describe('files', () => {
 
   it('prepares a file of zeros, or says why not', async () => {
     const path = join(dir, 'prepared');
-    await native.prepareFile(path, (5 << 20) + page);
+    await native.filePrepare(files, path, (5 << 20) + page);
     expect(readFileSync(path).equals(Buffer.alloc((5 << 20) + page))).toBe(true);
-    await expect(native.prepareFile(path, page)).rejects.toThrow(/^IO: .*exists/);
-    await expect(native.prepareFile(join(dir, 'huge'), 2 ** 45)).rejects.toThrow(/^IO: .*no space/);
+    await expect(native.filePrepare(files, path, page)).rejects.toThrow(/^IO: .*exists/);
+    await expect(native.filePrepare(files, join(dir, 'huge'), 2 ** 45)).rejects.toThrow(/^IO: .*no space/);
     expect(() => statSync(join(dir, 'huge'))).toThrow(/ENOENT/);
     writeFileSync(path, '');
   });

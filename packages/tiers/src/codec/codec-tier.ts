@@ -172,6 +172,7 @@ export class CodecTier implements Tier {
         inner.remove(namespace, [block.hash], 'corrupt');
         return 'corrupt';
       }
+      if (rawBytes === 'too large') return 'missing';
       choice.decoded(rawBytes, nowUs() - startUs);
       this.#learn(namespace, slotBytesFor(rawBytes));
       return 'ready';

@@ -57,19 +57,20 @@ export async function encodeObject(
 }
 
 /**
- * Decode the verified object in `slot` (of `slotBytes`) in place. Returns the bytes of its payload, then; undefined when it
- * is not what its table says.
+ * Decode the verified object in `slot` (of `slotBytes`) in place. Returns the bytes of its payload, then; 'too large': not for
+ * this slot; undefined when it is not what its table says.
  */
 export async function decodeObject(
   { arena, memory }: CodecPlace,
   header: Header,
   slot: number,
   slotBytes: number,
-): Promise<number | undefined> {
+): Promise<number | 'too large' | undefined> {
   if (header.codec !== encodedCodec) return undefined;
   const payload = memory.view(slot + headerBytes, header.payloadBytes);
   const table = decodeTable(payload.subarray(0, maxTableBytes), header.payloadBytes);
-  if (table === undefined || slotBytesFor(table.rawBytes) > slotBytes) return undefined;
+  if (table === undefined) return undefined;
+  if (slotBytesFor(table.rawBytes) > slotBytes) return 'too large';
   const { width, rawBytes, rawChecksum, planeBytes } = table;
   let at = tableBytes(width);
   const planes = await Promise.all(

@@ -20,13 +20,16 @@ export interface WriteJob {
   readonly hash: HashKey;
   readonly slot: number;
   readonly bytes: number;
-  /** Of `performance.now()`. */
-  readonly startMs: number;
   /** Recency to keep; undefined: it is new. */
   readonly lastUse: number | undefined;
   /** Asked when it has been written: false, and it is not listed. */
   readonly wanted?: () => boolean;
   readonly onDone: (stored: boolean) => void;
+}
+
+interface Waiting {
+  readonly job: WriteJob;
+  readonly startMs: number;
 }
 
 interface Placed {
@@ -40,6 +43,8 @@ export interface AppenderOptions {
   readonly index: BlockIndex;
   readonly io: DiskIo;
   readonly maxPendingBytes: number;
+  /** The clock by which jobs have waited too long. */
+  readonly nowMs: () => number;
   /** The segment that a former life left open. */
   readonly open: Segment | undefined;
   readonly onFailure: (error: unknown) => void;
@@ -49,7 +54,7 @@ export interface AppenderOptions {
 export class Appender {
   readonly #options: AppenderOptions;
   #open: Segment | undefined;
-  #queue: WriteJob[] = [];
+  #queue: Waiting[] = [];
   /** Per segment what was placed, in order of places, from `first` on not yet stored. */
   readonly #inFlight = new Map<Segment, { first: number; readonly placed: Placed[] }>();
   #pendingBytes = 0;
@@ -74,9 +79,10 @@ export class Appender {
       return;
     }
     if (jobs.length > 0) this.#options.pool.prepareAhead(true);
+    const startMs = this.#options.nowMs();
     for (const job of jobs) {
       this.#pendingBytes += job.bytes;
-      this.#queue.push(job);
+      this.#queue.push({ job, startMs });
     }
     this.#pump();
   }
@@ -115,16 +121,16 @@ export class Appender {
 
   /** Refuse what has waited for a place since before `sinceMs`. */
   giveUp(sinceMs: number): void {
-    const late = this.#queue.filter((job) => job.startMs < sinceMs);
+    const late = this.#queue.filter(({ startMs }) => startMs < sinceMs);
     if (late.length === 0) return;
-    this.#queue = this.#queue.filter((job) => job.startMs >= sinceMs);
-    for (const job of late) this.#end(job, false);
+    this.#queue = this.#queue.filter(({ startMs }) => startMs >= sinceMs);
+    for (const { job } of late) this.#end(job, false);
   }
 
   /** Refuse what waits and what comes; what is in flight ends by itself. */
   stop(): void {
     this.#stopped = true;
-    for (const job of this.#queue.splice(0)) this.#end(job, false);
+    for (const { job } of this.#queue.splice(0)) this.#end(job, false);
   }
 
   /** Resolves when nothing waits or is in flight. */
@@ -138,7 +144,7 @@ export class Appender {
     const { pool } = this.#options;
     let taken = 0;
     let placed: Placed[] = [];
-    for (const job of this.#queue) {
+    for (const { job } of this.#queue) {
       if (this.#switching || this.#stopped) break;
       if (this.#open?.hasRoom(job.namespace.key, job.bytes) !== true) {
         if (this.#open !== undefined) this.#submit(this.#open, placed);

@@ -7,16 +7,18 @@
  * I/O begins; a new life begins only when nothing of the former one is in flight. It tries again by itself, with a backoff
  * that starts anew only after it has been well for a while.
  */
-import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
-import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import { type Namespace, namespaceFromDigest } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import type { ReadStatus } from '../tier.ts';
+import { Watch } from '../watch.ts';
 import { Appender } from './appender.ts';
 import type { BlockIndex } from './block-index.ts';
+import { DeviceFiles } from './device-files.ts';
 import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
+import { DeviceRoom } from './file-room.ts';
 import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
 import {
   type DiskPlace,
@@ -38,10 +40,8 @@ import {
 } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import type { Segment } from './segment.ts';
-import { SegmentPool } from './segment-pool.ts';
+import { isNoSpace, SegmentPool } from './segment-pool.ts';
 
-/** A namespace that no engine has: marks an erased object, so that a walk over the headers can step over it. */
-const erasedNamespace = new Uint8Array(32);
 /** Places that could not be read, remembered so that they are not listed again. */
 const maxBadPlaces = 4096;
 /** The slowest preparation of a file that is not called hanging. */
@@ -69,13 +69,18 @@ export class DiskDevice {
   readonly dir: string;
   readonly capacityBytes: number;
   readonly io: DiskIo;
+  /** All other calls to its file system. */
+  readonly files: DeviceFiles;
+  readonly #room: DeviceRoom;
   readonly #options: DiskTierOptions;
   readonly #owner: DeviceOwner;
   readonly #plan: ReturnType<typeof planCapacity>;
-  readonly #lock: number;
+  #lock: number | undefined;
   readonly #timeoutMs: number;
   readonly #badPlaces = new Set<string>();
-  readonly #watch: NodeJS.Timeout;
+  /** What a life that ended had removed and not marked yet (`SegmentPool.erasures`). */
+  #erased: Map<string, readonly number[]> = new Map();
+  readonly #watch: Watch;
   #pool: SegmentPool | undefined;
   #life: Life | undefined;
   #reason = 'not open yet';
@@ -85,7 +90,7 @@ export class DiskDevice {
   #reviving: Promise<void> | undefined;
   #checkpointing: Promise<void> | undefined;
   #checkpointTick = 0;
-  #checkpointedMs = performance.now();
+  #checkpointedMs: number;
   #closed = false;
 
   /** Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. */
@@ -95,46 +100,35 @@ export class DiskDevice {
     options: DiskTierOptions,
     owner: DeviceOwner,
   ): Promise<DiskDevice> {
-    const plan = planCapacity(place.capacityBytes, options.segmentBytes);
-    let lock: number;
+    const device = new DiskDevice(number, place, options, owner);
     try {
-      await mkdir(place.dir, { recursive: true, mode: 0o700 });
-      lock = native.lockFile(join(place.dir, 'lock'));
-    } catch (error) {
-      throw KvError.from(error, 'IO');
-    }
-    let device: DiskDevice | undefined;
-    try {
-      device = new DiskDevice(number, place, options, owner, plan, lock);
+      await device.files.run((files) => native.fileFolder(files, place.dir));
+      device.#lock = native.lockFile(join(place.dir, 'lock'));
       device.#life = await device.#recover(true);
       device.#reason = '';
       return device;
     } catch (error) {
-      if (device === undefined) native.unlock(lock);
-      else await device.close();
+      await device.close();
       throw KvError.from(error, 'IO');
     }
   }
 
-  private constructor(
-    number: number,
-    place: DiskPlace,
-    options: DiskTierOptions,
-    owner: DeviceOwner,
-    plan: ReturnType<typeof planCapacity>,
-    lock: number,
-  ) {
+  private constructor(number: number, place: DiskPlace, options: DiskTierOptions, owner: DeviceOwner) {
+    const { retry = defaultRetry, timeoutMs = defaultTimeoutMs } = options;
     this.number = number;
     this.dir = place.dir;
     this.capacityBytes = place.capacityBytes;
     this.#options = options;
     this.#owner = owner;
-    this.#plan = plan;
-    this.#lock = lock;
-    this.#timeoutMs = options.timeoutMs ?? defaultTimeoutMs;
-    this.#waitMs = (options.retry ?? defaultRetry).firstMs;
-    this.io = new DiskIo(options.arena, options.slots, { ...defaultIo, ...options.io });
-    this.#watch = setInterval(() => this.#look(), Math.max(10, Math.min(1000, this.#timeoutMs / 8))).unref();
+    this.#plan = planCapacity(place.capacityBytes, options.segmentBytes);
+    this.#timeoutMs = timeoutMs;
+    this.#waitMs = retry.firstMs;
+    this.#watch = new Watch(Math.max(10, Math.min(1000, timeoutMs / 8)), (nowMs) => this.#look(nowMs));
+    this.#checkpointedMs = this.#watch.nowMs();
+    const nowMs = (): number => this.#watch.nowMs();
+    this.io = new DiskIo(options.arena, options.slots, { ...defaultIo, ...options.io }, nowMs);
+    this.files = new DeviceFiles(place.dir, timeoutMs, nowMs);
+    this.#room = new DeviceRoom(place.dir, options.log, retry, nowMs);
   }
 
   get inService(): boolean {
@@ -144,6 +138,11 @@ export class DiskDevice {
   /** Why it is out of service; "" when it is not. */
   get reason(): string {
     return this.#reason;
+  }
+
+  /** Its file system has no space for more files; it goes on with those that it has. */
+  get isFull(): boolean {
+    return this.inService && this.#room.isFull;
   }
 
   /** Bytes of all its segment files, those being made included. */
@@ -175,18 +174,8 @@ export class DiskDevice {
   }
 
   /** What was removed must not come back after a restart. */
-  erase(segment: Segment, page: number, pages: number, hash: HashKey): void {
-    if (!this.inService) return;
-    const header = encodeHeader({
-      namespace: erasedNamespace,
-      hash,
-      parent: null,
-      tokenCount: 0,
-      payloadBytes: pages * pageBytes - headerBytes,
-      sequence: segment.generation,
-      payloadChecksum: 0n,
-    });
-    this.#life!.pool.erase(segment, page, header);
+  erase(segment: Segment, page: number, pages: number): void {
+    if (this.inService) this.#life!.pool.erase(segment, page, pages);
   }
 
   /** A block that the device cannot read: never listed again in this life of its segment. */
@@ -202,6 +191,7 @@ export class DiskDevice {
     this.#owner.onOut(this, this.#reason);
     life?.appender.stop();
     life?.pool.stop(true);
+    this.#erased = life?.pool.erasures() ?? this.#erased;
     const { firstMs, longestMs } = this.#options.retry ?? defaultRetry;
     const wasWell = performance.now() - this.#backSinceMs > longestMs;
     this.#waitMs = wasWell ? firstMs : Math.min(longestMs, this.#waitMs * 2);
@@ -234,9 +224,10 @@ export class DiskDevice {
       for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
       await patience.wait(this.#warned(this.#checkpoint()));
     }
-    clearInterval(this.#watch);
+    this.#watch.stop();
     await this.io.close();
-    native.unlock(this.#lock);
+    this.files.close();
+    if (this.#lock !== undefined) native.unlock(this.#lock);
   }
 
   async #warned(work: Promise<void>): Promise<void> {
@@ -250,15 +241,11 @@ export class DiskDevice {
   }
 
   /** Look for what has taken too long, and for a checkpoint that is due. */
-  #look(): void {
-    const nowMs = performance.now();
+  #look(nowMs: number): void {
     const sinceMs = nowMs - this.#timeoutMs;
     this.io.giveUp(sinceMs); // those who waited fail the device
+    this.files.giveUp();
     this.#life?.appender.giveUp(sinceMs);
-    const prepareMs = this.#plan.segmentBytes / slowestPrepareBytesPerMs;
-    if (this.inService && this.#pool!.oldestWorkMs < sinceMs - prepareMs) {
-      this.fail(new KvError('IO', `${this.dir}: the device did not answer for ${this.#timeoutMs} ms`));
-    }
     const checkpointMs = this.#options.checkpointMs ?? defaultCheckpointMs;
     const isDue = nowMs - this.#checkpointedMs >= checkpointMs && this.#owner.index.tick !== this.#checkpointTick;
     if (!this.inService || !isDue || this.#checkpointing !== undefined) return;
@@ -280,17 +267,18 @@ export class DiskDevice {
   async #revive(): Promise<void> {
     const { longestMs } = this.#options.retry ?? defaultRetry;
     try {
-      const isBusy = this.io.inFlightCount > 0 || this.#pool?.oldestWorkMs !== Number.POSITIVE_INFINITY;
+      const isBusy = this.io.inFlightCount > 0 || this.files.openCount > 0 || this.#pool?.isBusy;
       if (isBusy || this.#life?.appender.isBusy) throw new KvError('IO', `${this.dir}: the device still hangs`);
       await this.#probe();
       for (const segment of [...this.segments]) {
-        this.io.closeFile(segment.file);
+        this.io.closeFile(this.files, segment.file);
         this.#owner.index.unregister(segment);
       }
       this.#pool!.segments.clear();
       const life = await this.#recover(false);
       if (this.#closed) return;
       this.#life = life;
+      this.#erased.clear();
       this.#reason = '';
       this.#backSinceMs = performance.now();
       this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
@@ -308,21 +296,28 @@ export class DiskDevice {
   /** One page written to the device itself. */
   async #probe(): Promise<void> {
     const path = join(this.dir, `probe${unfinishedSuffix}`);
-    await rm(path, { force: true });
-    await native.prepareFile(path, pageBytes);
-    await rm(path);
+    await this.files.run((files) => native.fileRemove(files, path));
+    try {
+      await this.files.run((files) => native.filePrepare(files, path, pageBytes));
+    } catch (error) {
+      if (isNoSpace(error)) return; // it answers, and what it holds can be read
+      throw error;
+    }
+    await this.files.run((files) => native.fileRemove(files, path));
   }
 
   /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */
   async #recover(isFirst: boolean): Promise<Life> {
     const { log, onStep } = this.#options;
     const { limitBytes } = this.#plan;
-    const [checkpoint, all] = [await readCheckpoint(this.dir, log), await findSegments(this.dir, log)];
+    const checkpoint = await readCheckpoint(this.dir, this.files, this.#plan.metadataBytes, log);
+    const all = await findSegments(this.dir, this.files, log);
     let bytes = all.reduce((sum, segment) => sum + segment.bytes, 0);
     let excess = 0;
     // The budget has shrunk: the oldest segments go.
     for (; bytes > limitBytes; excess++) {
-      await rm(join(this.dir, segmentName(all[excess]!.id)));
+      const path = join(this.dir, segmentName(all[excess]!.id));
+      await this.files.run((files) => native.fileRemove(files, path));
       bytes -= all[excess]!.bytes;
     }
     const pool = this.#newPool();
@@ -334,13 +329,20 @@ export class DiskDevice {
     let open: Segment | undefined;
     const ranks = new Map<Segment, number>();
     for (const found of all.slice(excess)) {
-      const segment = pool.adopt(found);
+      const segment = await pool.adopt(found);
       if (found.generation === 0) continue;
-      const uses = known.get(`${found.id}:${found.generation}`);
+      const life = `${found.id}:${found.generation}`;
+      const uses = known.get(life);
+      const gone = this.#erased.get(life) ?? [];
+      const { sealed, hasFooter, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0, gone);
+      if (!sealed && tail === pageBytes) {
+        pool.setFree(segment);
+        continue;
+      }
       ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
-      const { sealed, hasFooter, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0);
       segment.tail = Math.max(segment.tail, tail);
-      if (hasFooter) segment.footer = 'written';
+      segment.hasFooter = hasFooter;
+      if (gone.length > 0) pool.eraseAgain(segment, gone);
       open = sealed ? undefined : segment; // only the latest one goes on
     }
     if (open !== undefined) open.state = 'open';
@@ -355,6 +357,7 @@ export class DiskDevice {
       index,
       io: this.io,
       maxPendingBytes: this.#options.maxPendingBytes ?? defaultMaxPendingBytes,
+      nowMs: () => this.#watch.nowMs(),
       open,
       onFailure: (error) => this.fail(error),
       step: (step) => onStep?.(step),
@@ -375,6 +378,9 @@ export class DiskDevice {
       mayGrow: this.#options.segmentBytes === undefined,
       policy: this.#options.policy ?? 'lru',
       io: this.io,
+      files: this.files,
+      prepareLimitMs: this.#timeoutMs + this.#plan.segmentBytes / slowestPrepareBytesPerMs,
+      room: this.#room,
       index: this.#owner.index,
       onEvict: (segment) => this.#evict(segment),
       onRefilled: () => this.#life?.appender.resume(),
@@ -383,15 +389,18 @@ export class DiskDevice {
     });
   }
 
-  async #list(segment: Segment, known: SegmentUses | undefined, tick: number) {
+  /** `gone`: removed before the outage, page and pages of each. */
+  async #list(segment: Segment, known: SegmentUses | undefined, tick: number, gone: readonly number[]) {
     const { index } = this.#owner;
+    const gonePages = new Set(gone.filter((_, at) => at % 2 === 0));
     const namespaces = new Map<Uint8Array, Namespace>();
     const uses = known?.uses ?? new Uint32Array(0);
     let at = 0;
     let digest: Uint8Array | undefined;
     let namespace: Namespace | undefined;
-    return recoverContents(this.dir, segment, (block) => {
+    return recoverContents(this.dir, this.files, segment, (block) => {
       const { page, pages } = block;
+      if (gonePages.has(page)) return;
       if (this.#badPlaces.size > 0 && this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
       if (namespace === undefined || block.namespace !== digest) {
         digest = block.namespace;
@@ -440,9 +449,10 @@ export class DiskDevice {
       await new Promise<void>((resolve) => setImmediate(resolve));
     }
     const path = join(this.dir, checkpointName);
-    await writeFile(path + unfinishedSuffix, encodeCheckpoint({ tick, segments }), { mode: 0o600 });
+    const bytes = encodeCheckpoint({ tick, segments });
+    await this.files.run((files) => native.fileMake(files, path + unfinishedSuffix, bytes));
     this.#options.onStep?.('disk.close.checkpoint');
-    await rename(path + unfinishedSuffix, path);
+    await this.files.run((files) => native.fileRename(files, path + unfinishedSuffix, path));
     this.#checkpointTick = tick;
   }
 }

@@ -9,6 +9,7 @@ import { Buffer } from 'node:buffer';
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { type ArenaHandle, type IoHandle, native } from '@kvtier/native';
+import type { DeviceFiles } from './device-files.ts';
 import type { ArenaSlots } from './options.ts';
 
 export const identityBytes = 64;
@@ -57,10 +58,13 @@ export class DiskIo {
   readonly #slots: ArenaSlots;
   readonly #rows: (InFlight | undefined)[] = [];
   readonly #freeTags: number[] = [];
+  readonly #nowMs: () => number;
   #count = 0;
 
-  constructor(arena: ArenaHandle, slots: ArenaSlots, settings: IoSettings) {
+  /** `nowMs`: the clock by which rows are late. */
+  constructor(arena: ArenaHandle, slots: ArenaSlots, settings: IoSettings, nowMs: () => number) {
     this.#slots = slots;
+    this.#nowMs = nowMs;
     this.handle = native.ioOpen(arena, settings, (tags, results) => this.#complete(tags, results));
   }
 
@@ -73,12 +77,12 @@ export class DiskIo {
     return this.#count;
   }
 
-  openFile(path: string): number {
-    return native.ioOpenFile(this.handle, path, { create: false, bytes: 0 });
+  openFile(files: DeviceFiles, path: string): Promise<number> {
+    return files.run((handle) => native.ioTakeFile(this.handle, handle, path));
   }
 
-  closeFile(file: number): void {
-    native.ioCloseFile(this.handle, file);
+  closeFile(files: DeviceFiles, file: number): void {
+    native.ioCloseFile(this.handle, file, files.handle);
   }
 
   /** Read objects and verify them against `identities`. */
@@ -93,7 +97,7 @@ export class DiskIo {
     this.#submit(3, rows, stamps);
   }
 
-  /** Give up rows that began before `sinceMs` (of `performance.now()`); returns how many. */
+  /** Give up rows that began before `sinceMs` (of this clock); returns how many. */
   giveUp(sinceMs: number): number {
     if (this.#count === 0) return 0;
     const late = this.#rows.filter((row) => row !== undefined && !row.isGivenUp && row.startMs < sinceMs);
@@ -113,7 +117,7 @@ export class DiskIo {
 
   #submit(kind: number, rows: readonly ObjectRow[], identities: Buffer): void {
     const numbers = new Float64Array(rows.length * 6);
-    const startMs = performance.now();
+    const startMs = this.#nowMs();
     for (let i = 0; i < rows.length; i++) {
       const { file, offset, slot, bytes, onDone } = rows[i]!;
       const tag = this.#freeTags.pop() ?? this.#rows.length;

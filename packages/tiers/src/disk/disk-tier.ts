@@ -130,7 +130,7 @@ export class DiskTier implements Tier {
             end(index, stored ? 'stored' : 'refused');
             for (const tell of waiters) tell(stored);
           };
-          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, startMs: performance.now(), onDone });
+          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, onDone });
         }
       }
       stripes.submit();
@@ -167,7 +167,7 @@ export class DiskTier implements Tier {
       const segment = this.#index.segmentOf(entry);
       const { table } = this.#index;
       if (reason === 'evicted' || this.#closed) continue;
-      this.#devices[segment.device]!.erase(segment, table.page(entry), table.pages(entry), hash);
+      this.#devices[segment.device]!.erase(segment, table.page(entry), table.pages(entry));
     }
     return count;
   }
@@ -189,6 +189,7 @@ export class DiskTier implements Tier {
       detail: {
         devices: this.#devices.length,
         devices_out_of_service: broken.length,
+        devices_without_space: this.#devices.filter((device) => device.isFull).length,
         outages: this.#outages,
         index_bytes: this.#index.table.bytes,
       },
@@ -233,10 +234,9 @@ export class DiskTier implements Tier {
       const entry = this.#closed ? noEntry : this.#index.get(namespace, hash);
       if (entry === noEntry) onDone(index, 'missing');
       else if (!this.#devices[this.#index.segmentOf(entry).device]!.inService) onDone(index, 'failed');
-      else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) {
-        this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
-        onDone(index, 'corrupt');
-      } else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
+      // Never into a slot that is too small for it; whoever has a larger one may have it.
+      else if (table.pages(entry) * pageBytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
+      else found.push({ index, slot, entry, segment: this.#index.segmentOf(entry), page: table.page(entry) });
     }
     if (found.length === 0) return;
     // Neighbours in a file travel as one I/O.
@@ -268,10 +268,9 @@ export class DiskTier implements Tier {
     if (result === table.pages(entry) * pageBytes) return 'ready';
     if (result === badMessage || result >= 0) {
       if (!table.isListed(entry)) return 'corrupt';
-      const hash = table.hash(entry);
       this.#forget(entry, 'corrupt');
       // Damaged for good: a start must not list it again. A short read says that the file was cut: then there is nothing to erase.
-      if (result < 0) device.erase(segment, table.page(entry), table.pages(entry), hash);
+      if (result < 0) device.erase(segment, table.page(entry), table.pages(entry));
       return 'corrupt';
     }
     if (result === -eio) device.markBad(segment, table.page(entry));

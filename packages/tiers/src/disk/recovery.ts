@@ -7,9 +7,10 @@
  * not vouch for (payloads are verified at every read); a later generation wins over an earlier one.
  */
 import { Buffer } from 'node:buffer';
-import { type FileHandle, open, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
+import { native } from '@kvtier/native';
+import type { DeviceFiles } from './device-files.ts';
 import {
   type Checkpoint,
   decodeCheckpoint,
@@ -57,35 +58,39 @@ export interface FoundContents {
 }
 
 /** All segments, by generation. */
-export async function findSegments(dir: string, log: DiskLog): Promise<FoundSegment[]> {
+export async function findSegments(dir: string, files: DeviceFiles, log: DiskLog): Promise<FoundSegment[]> {
   const segments: FoundSegment[] = [];
-  for (const name of await readdir(dir)) {
-    if (/^(segment-\d{8}\.kvs|checkpoint\.kvc|probe)\.new$/.test(name)) await rm(join(dir, name));
+  for (const name of await files.run((handle) => native.fileNames(handle, dir))) {
+    const isOurLeftover = /^(segment-\d{8}\.kvs|checkpoint\.kvc|probe)\.new$/.test(name);
+    if (isOurLeftover) await files.run((handle) => native.fileRemove(handle, join(dir, name)));
     const match = /^segment-(\d{8})\.kvs$/.exec(name);
     if (match === null) continue;
     const path = join(dir, name);
     const id = Number(match[1]);
-    const found = await reading(path, async (file) => {
-      const { size: bytes } = await file.stat();
-      const header = decodeSegmentHeader(await readAt(file, 0, pageBytes));
-      return header?.id === id && header.bytes === bytes ? { id, bytes, generation: header.generation } : undefined;
-    });
-    if (found !== undefined) segments.push(found);
+    const bytes = await files.run((handle) => native.fileBytes(handle, path));
+    const page = bytes < pageBytes ? Buffer.alloc(0) : await readAt(files, path, 0, pageBytes);
+    const header = decodeSegmentHeader(page);
+    const isWhole = header?.id === id && header.bytes === bytes;
+    if (isWhole) segments.push({ id, bytes, generation: header.generation });
     else {
       log.warn({ path }, 'a segment is damaged (header or size); its blocks are lost and the file is made anew');
-      await rm(path);
+      await files.run((handle) => native.fileRemove(handle, path));
     }
   }
   return segments.sort((a, b) => a.generation - b.generation || a.id - b.id);
 }
 
-/** The recency that the last checkpoint knew; undefined: there is none that can be read. */
-export async function readCheckpoint(dir: string, log: DiskLog): Promise<Checkpoint | undefined> {
+/** The recency that the last checkpoint knew; undefined: there is none that can be read. One never has more than `maxBytes`. */
+export async function readCheckpoint(
+  dir: string,
+  files: DeviceFiles,
+  maxBytes: number,
+  log: DiskLog,
+): Promise<Checkpoint | undefined> {
   const path = join(dir, checkpointName);
-  const bytes = await readFile(path).catch((error: NodeJS.ErrnoException) => {
-    if (error.code !== 'ENOENT') throw error;
-  });
-  if (bytes === undefined) return undefined;
+  const size = await files.run((handle) => native.fileBytes(handle, path));
+  if (size < 0) return undefined;
+  const bytes = size > maxBytes ? Buffer.alloc(0) : await readAt(files, path, 0, size);
   const checkpoint = decodeCheckpoint(bytes);
   if (checkpoint === undefined) log.warn({ path }, 'the checkpoint is damaged; recency is that of the places instead');
   return checkpoint;
@@ -94,18 +99,18 @@ export async function readCheckpoint(dir: string, log: DiskLog): Promise<Checkpo
 /** Calls `list` for every block of a segment, by place. */
 export async function recoverContents(
   dir: string,
+  files: DeviceFiles,
   { id, bytes, generation }: FoundSegment,
   list: (block: FoundBlock) => void,
 ): Promise<FoundContents> {
-  return reading(join(dir, segmentName(id)), async (file) => {
-    const footer = await readFooter(file, bytes);
-    if (footer?.id !== id || footer.generation !== generation) {
-      return { sealed: false, hasFooter: false, tail: await scan(file, pageBytes, bytes, generation, list) };
-    }
-    listRecords(footer, bytes / pageBytes, list);
-    if (footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
-    return { sealed: false, hasFooter: true, tail: await scan(file, footer.tail, bytes, generation, list) };
-  });
+  const read: Reading = (position, count) => readAt(files, join(dir, segmentName(id)), position, count);
+  const footer = await readFooter(read, bytes);
+  if (footer?.id !== id || footer.generation !== generation) {
+    return { sealed: false, hasFooter: false, tail: await scan(read, pageBytes, bytes, generation, list) };
+  }
+  listRecords(footer, bytes / pageBytes, list);
+  if (footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
+  return { sealed: false, hasFooter: true, tail: await scan(read, footer.tail, bytes, generation, list) };
 }
 
 function listRecords({ namespaces, records }: Footer, segmentPages: number, list: (block: FoundBlock) => void): void {
@@ -131,15 +136,18 @@ const blockIn = (words: Uint32Array): FoundBlock => ({
   ...{ words, at: 0, hashBytes: 0, namespace: new Uint8Array(0), page: 0, pages: 0, hot: false, lastUse: undefined },
 });
 
-async function readFooter(file: FileHandle, bytes: number): Promise<Footer | undefined> {
-  const footerBytes = footerBytesOf(await readAt(file, bytes - pageBytes, pageBytes));
+/** Bytes of one file: position, count. */
+type Reading = (position: number, bytes: number) => Promise<Buffer>;
+
+async function readFooter(read: Reading, bytes: number): Promise<Footer | undefined> {
+  const footerBytes = footerBytesOf(await read(bytes - pageBytes, pageBytes));
   if (footerBytes === undefined || footerBytes > bytes - pageBytes) return undefined;
-  return decodeFooter(await readAt(file, bytes - footerBytes, footerBytes));
+  return decodeFooter(await read(bytes - footerBytes, footerBytes));
 }
 
 /** Walk the objects of an unsealed segment, up to the first header that is not of this generation; returns where that is. */
 async function scan(
-  file: FileHandle,
+  read: Reading,
   from: number,
   bytes: number,
   generation: number,
@@ -151,7 +159,7 @@ async function scan(
   let windowAt = 0;
   for (let at = from; ; ) {
     if (at < windowAt || at + headerBytes > windowAt + window.length) {
-      window = await readAt(file, at, Math.min(windowBytes, bytes - at));
+      window = await read(at, Math.min(windowBytes, bytes - at));
       windowAt = at;
       if (window.length < headerBytes) return at;
     }
@@ -171,18 +179,5 @@ async function scan(
   }
 }
 
-async function reading<T>(path: string, use: (file: FileHandle) => Promise<T>): Promise<T> {
-  const file = await open(path, 'r');
-  try {
-    return await use(file);
-  } finally {
-    await file.close();
-  }
-}
-
-async function readAt(file: FileHandle, position: number, bytes: number): Promise<Buffer> {
-  const out = Buffer.allocUnsafeSlow(Math.max(0, bytes));
-  if (bytes <= 0) return out;
-  const { bytesRead } = await file.read(out, 0, bytes, position);
-  return out.subarray(0, bytesRead);
-}
+const readAt = (files: DeviceFiles, path: string, position: number, bytes: number): Promise<Buffer> =>
+  bytes <= 0 ? Promise.resolve(Buffer.alloc(0)) : files.run((handle) => native.fileRead(handle, path, position, bytes));

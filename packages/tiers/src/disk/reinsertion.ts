@@ -67,7 +67,7 @@ async function carryOver(batch: readonly EntryNumber[], parts: ReinsertionParts)
       const [namespace, hash, lastUse] = [index.namespaceOf(entry), table.hash(entry), table.lastUse(entry)];
       const wanted = (): boolean => table.isListed(entry);
       const bytes = table.pages(entry) * pageBytes;
-      const job = { namespace, hash, slot, bytes, lastUse, wanted, startMs: performance.now() };
+      const job = { namespace, hash, slot, bytes, lastUse, wanted };
       ends.push(new Promise((resolve) => jobs.push({ ...job, onDone: resolve })));
     }
     const taken = appender.appendNow(jobs);

@@ -5,17 +5,17 @@
  * new generation only when nothing of it is listed and nothing is in flight; one free segment is made ready ahead, so
  * that a writer seldom waits. Region eviction with reinsertion is CacheLib's (navy/block_cache).
  */
-import { open, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { invariant, KvError } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
 import { native } from '@kvtier/native';
 import type { BlockIndex } from './block-index.ts';
+import type { DeviceFiles } from './device-files.ts';
 import type { DiskIo } from './disk-io.ts';
-import { noEntry } from './entry-table.ts';
-import { emptyRecords, encodeFooter, encodeSegmentHeader, pageBytes, record } from './format.ts';
+import { encodeSegmentHeader, pageBytes, type SegmentHeader } from './format.ts';
 import { type FoundSegment, segmentName, unfinishedSuffix } from './recovery.ts';
 import { maxObjectBytes, Segment } from './segment.ts';
+import { SegmentChores } from './segment-chores.ts';
 
 /** Named steps for tests that stop the process there. */
 export type DiskStep =
@@ -28,6 +28,14 @@ export type DiskStep =
   | 'disk.write.stored'
   | 'disk.close.checkpoint';
 
+/** Whether the file system has space for another file, which may be less than the budget allows. */
+export interface FileRoom {
+  /** May another one be tried? */
+  readonly isLikely: boolean;
+  /** One was refused, or made. */
+  told(isFull: boolean): void;
+}
+
 export interface SegmentPoolOptions {
   readonly dir: string;
   /** Number of the device in the tier. */
@@ -38,7 +46,11 @@ export interface SegmentPoolOptions {
   /** Larger ones may be made when a block needs it. */
   readonly mayGrow: boolean;
   readonly io: DiskIo;
+  readonly files: DeviceFiles;
+  /** The longest that making a file may take. */
+  readonly prepareLimitMs: number;
   readonly index: BlockIndex;
+  readonly room: FileRoom;
   /** Chooses the segment that goes. */
   readonly policy: PolicyName;
   /** Empties a segment of listed blocks, carrying over what is hot. The segment is in state 'leaving'. */
@@ -57,8 +69,8 @@ export class SegmentPool {
   readonly #policy: EvictionPolicy;
   readonly #options: SegmentPoolOptions;
   readonly #free: Segment[] = [];
-  /** With the time at which each began. */
-  readonly #background = new Map<Promise<void>, number>();
+  readonly #background = new Set<Promise<void>>();
+  readonly #chores: SegmentChores;
   #refilling: Promise<void> | undefined;
   readonly #sealWaiters: (() => void)[] = [];
   #stopped = false;
@@ -73,6 +85,8 @@ export class SegmentPool {
     this.#options = options;
     this.#segmentBytes = options.segmentBytes;
     this.#policy = createPolicy(options.policy);
+    const { index, files, onFailure, step } = options;
+    this.#chores = new SegmentChores({ index, files, onFailure, step, empty: (segment) => this.#empty(segment) });
   }
 
   /** Bytes of all segment files, those being made included. */
@@ -80,9 +94,9 @@ export class SegmentPool {
     return this.#bytes;
   }
 
-  /** When the oldest background work began, of `performance.now()`; Infinity when there is none. */
-  get oldestWorkMs(): number {
-    return this.#background.size === 0 ? Number.POSITIVE_INFINITY : Math.min(...this.#background.values());
+  /** Something of it still waits for the device. */
+  get isBusy(): boolean {
+    return this.#background.size > 0 || this.#chores.isBusy;
   }
 
   /** Whether an object of so many bytes fits into a segment; larger segments are made from now on if that is what it takes. */
@@ -96,9 +110,9 @@ export class SegmentPool {
   }
 
   /** Take over a file of a former life of the process. */
-  adopt(found: FoundSegment): Segment {
+  async adopt(found: FoundSegment): Promise<Segment> {
     const path = join(this.#options.dir, segmentName(found.id));
-    const segment = this.#register(found.id, path, found.bytes);
+    const segment = await this.#register(found.id, path, found.bytes);
     this.#bytes += found.bytes;
     segment.generation = found.generation;
     if (found.generation > 0) segment.state = 'sealed';
@@ -107,6 +121,12 @@ export class SegmentPool {
     if (this.#options.mayGrow && isWhole) this.#segmentBytes = Math.max(this.#segmentBytes, found.bytes);
     this.#generation = Math.max(this.#generation, found.generation);
     return segment;
+  }
+
+  /** Nothing was found in it: it is as good as one that was never written. */
+  setFree(segment: Segment): void {
+    segment.state = 'free';
+    this.#free.push(segment);
   }
 
   /** Segments as the policy takes them, from the first to go. */
@@ -131,11 +151,19 @@ export class SegmentPool {
         await this.#discard(this.#free.pop()!);
       if (this.#stopped) throw new KvError('IO', `${this.#options.dir}: the disk tier has stopped`);
       if (this.#free.length > 0) break;
-      await this.#refill();
+      const earlier = this.#refilling;
+      await this.#refill(true);
+      if (
+        earlier === undefined &&
+        this.#free.length === 0 &&
+        this.segments.size > 0 &&
+        !this.#hasSpace() &&
+        !this.#stopped
+      )
+        throw new KvError('IO', `${this.#options.dir}: no segment can be written to, and none can be made`);
     }
     const segment = this.#free.pop()!;
-    segment.reset(++this.#generation);
-    await this.#writeAt(segment, encodeSegmentHeader(segment), 0);
+    await this.#renew(segment);
     segment.state = 'open';
     this.track(segment);
     this.#options.step('disk.segment.opened');
@@ -145,12 +173,13 @@ export class SegmentPool {
   /** Have a free segment ready before it is needed. With `evict` false only as far as there is space. */
   prepareAhead(evict: boolean): void {
     if (this.#free.length > 0 || (!evict && !this.#hasSpace())) return;
-    this.#run(this.#refill());
+    this.#run(this.#refill(evict));
   }
 
   /** Make sure that a file can be made, if one is still due; `atLeastOne`: only if there is none at all. */
   async ensureUsable(atLeastOne: boolean): Promise<void> {
-    if (this.segments.size === 0 || (!atLeastOne && this.#free.length === 0 && this.#hasSpace())) await this.#refill();
+    if (this.segments.size === 0 || (!atLeastOne && this.#free.length === 0 && this.#hasSpace()))
+      await this.#refill(false);
   }
 
   /**
@@ -159,48 +188,70 @@ export class SegmentPool {
    */
   seal(segment: Segment): void {
     segment.state = 'sealed';
-    if (!this.#broken) this.#run(this.#writeFooter(segment));
-    for (const resume of this.#sealWaiters.splice(0)) resume();
+    if (!this.#broken) this.#chores.foot(segment);
+    this.#wake();
   }
 
   /** No more files are made or recycled. `isBroken`: nothing more is written at all. */
   stop(isBroken: boolean): void {
     this.#stopped = true;
     this.#broken ||= isBroken;
-    for (const resume of this.#sealWaiters.splice(0)) resume();
+    if (isBroken) this.#chores.stop();
+    this.#wake();
   }
 
-  /** Overwrite the header of an object that must not come back, and take it out of the segment's footer. */
-  erase(segment: Segment, page: number, header: Buffer): void {
-    if (segment.state === 'free') return;
-    this.#run(this.#writeAt(segment, header, page * pageBytes).then(() => this.#renewFooter(segment)));
+  /** An object must not come back: its header will be overwritten, and the segment's footer written without it. */
+  erase(segment: Segment, page: number, pages: number): void {
+    this.#chores.erase(segment, page, pages);
+  }
+
+  /** Objects of a former life of the device, as `erasures` said. */
+  eraseAgain(segment: Segment, erased: readonly number[]): void {
+    segment.erased = [...erased];
+    this.#chores.eraseLater(segment);
+  }
+
+  /** What is removed and not marked in its file yet: page and pages of each object, by id and generation of its segment. */
+  erasures(): Map<string, readonly number[]> {
+    const all = new Map<string, readonly number[]>();
+    for (const { id, generation, erased } of this.segments.values())
+      if (erased.length > 0) all.set(`${id}:${generation}`, erased);
+    return all;
   }
 
   /** The open segment gets a footer, too: the next start need not walk over its objects. */
   async footOpen(segment: Segment): Promise<void> {
-    if (segment.state === 'open' && segment.uses === 0) await this.#writeFooter(segment);
+    if (segment.state === 'open' && segment.uses === 0) await this.#chores.writeFooter(segment);
   }
 
   /** Resolves when no background work is left. */
   async settle(): Promise<void> {
-    while (this.#background.size > 0) await Promise.all(this.#background.keys());
+    do {
+      await Promise.all(this.#background);
+      await this.#chores.settle();
+    } while (this.#background.size > 0);
   }
 
   #run(work: Promise<void>): void {
     const watched: Promise<void> = work
       .catch((error: unknown) => this.#options.onFailure(error))
       .finally(() => this.#background.delete(watched));
-    this.#background.set(watched, performance.now());
+    this.#background.add(watched);
+  }
+
+  #wake(): void {
+    for (const resume of this.#sealWaiters.splice(0)) resume();
   }
 
   #hasSpace(): boolean {
-    return this.#bytes + this.#segmentBytes <= this.#options.limitBytes;
+    return this.#bytes + this.#segmentBytes <= this.#options.limitBytes && this.#options.room.isLikely;
   }
 
-  #refill(): Promise<void> {
+  /** `evict`: a segment may be emptied for it. */
+  #refill(evict: boolean): Promise<void> {
     if (this.#refilling !== undefined) return this.#refilling;
     this.isRecycling = !this.#hasSpace();
-    this.#refilling = (this.isRecycling ? this.#recycle() : this.#create()).finally(() => {
+    this.#refilling = (this.isRecycling ? this.#recycle() : this.#createOrRecycle(evict)).finally(() => {
       this.#refilling = undefined;
       this.isRecycling = false;
       this.#options.onRefilled();
@@ -208,29 +259,51 @@ export class SegmentPool {
     return this.#refilling;
   }
 
+  /** A file system that is full ends the making of files and nothing else, if there are any. */
+  async #createOrRecycle(evict: boolean): Promise<void> {
+    const { room } = this.#options;
+    try {
+      await this.#create();
+      room.told(false);
+    } catch (error) {
+      if (!isNoSpace(error) || this.segments.size === 0) throw error;
+      room.told(true);
+      if (!evict) return;
+      this.isRecycling = true;
+      await this.#recycle();
+    }
+  }
+
   async #create(): Promise<void> {
-    const { dir, step } = this.#options;
+    const { dir, files, prepareLimitMs, step } = this.#options;
     const segmentBytes = this.#segmentBytes;
     this.#bytes += segmentBytes; // before a byte of it is written
     const id = this.#nextId++;
     const path = join(dir, segmentName(id));
+    const unfinished = path + unfinishedSuffix;
+    let isMade = false;
     try {
-      await native.prepareFile(path + unfinishedSuffix, segmentBytes);
-      await writeAt(path + unfinishedSuffix, encodeSegmentHeader({ id, generation: 0, bytes: segmentBytes }), 0);
+      await files.run((handle) => native.filePrepare(handle, unfinished, segmentBytes), prepareLimitMs);
+      isMade = true;
+      await this.#writeHeader(unfinished, { id, generation: 0, bytes: segmentBytes });
       step('disk.segment.prepared');
-      await rename(path + unfinishedSuffix, path);
+      await files.run((handle) => native.fileRename(handle, unfinished, path));
     } catch (error) {
+      // What was made, if anything, goes before its space is counted as free; if not even that works, the next start does it.
+      if (isMade) await files.run((handle) => native.fileRemove(handle, unfinished)).catch(() => {});
       this.#bytes -= segmentBytes;
       throw error;
     }
-    this.#free.push(this.#register(id, path, segmentBytes));
+    this.#free.push(await this.#register(id, path, segmentBytes));
   }
 
   async #recycle(): Promise<void> {
     let victim = this.#victim();
     while (victim === undefined && !this.#stopped) {
-      if (![...this.segments.values()].some(({ state }) => state === 'full')) return; // one single, open segment
-      await new Promise<void>((resolve) => this.#sealWaiters.push(resolve)); // full, but its last writes are in flight
+      // Full, but its last writes are in flight; or being emptied already.
+      const isComing = ({ state }: Segment): boolean => state === 'full' || state === 'leaving';
+      if (this.#free.length > 0 || ![...this.segments.values()].some(isComing)) return; // one single, open segment
+      await new Promise<void>((resolve) => this.#sealWaiters.push(resolve));
       victim = this.#victim();
     }
     if (victim === undefined || this.#stopped) return;
@@ -238,11 +311,35 @@ export class SegmentPool {
     await this.#options.onEvict(victim);
     await victim.idle();
     this.#options.index.clear(victim);
+    // What was evicted may come back after a crash, until the file is written to again; what was removed may not.
+    if (victim.erased.length > 0) await this.#renew(victim);
     this.#options.step('disk.segment.evicted');
-    if (victim.bytes === this.#segmentBytes) {
-      victim.state = 'free';
-      this.#free.push(victim);
-    } else await this.#discard(victim); // of a former configuration: its space is used anew
+    if (victim.bytes === this.#segmentBytes) this.setFree(victim);
+    else await this.#discard(victim); // of a former configuration: its space is used anew
+  }
+
+  /** All of a sealed segment was removed: a new generation is shorter than so many marks. */
+  async #empty(segment: Segment): Promise<void> {
+    segment.state = 'leaving';
+    this.#policy.remove(segment.id);
+    await segment.idle();
+    this.#options.index.clear(segment);
+    await this.#renew(segment);
+    this.setFree(segment);
+    this.#wake();
+    this.#options.onRefilled();
+  }
+
+  /** A new generation, first in the file: from then on nothing that it held is listed by a start. */
+  async #renew(segment: Segment): Promise<void> {
+    const generation = ++this.#generation;
+    segment.uses++;
+    try {
+      await this.#writeHeader(segment.path, { id: segment.id, generation, bytes: segment.bytes });
+    } finally {
+      segment.release();
+    }
+    segment.reset(generation);
   }
 
   /** Leaves the policy, too. */
@@ -256,93 +353,36 @@ export class SegmentPool {
   /** Delete a segment's file. */
   async #discard(segment: Segment): Promise<void> {
     invariant(segment.listedCount === 0 && segment.uses === 0, 'disk: a segment in use is deleted');
-    this.#options.io.closeFile(segment.file);
+    const { files, io, index, room } = this.#options;
+    io.closeFile(files, segment.file);
     this.segments.delete(segment.id);
-    this.#options.index.unregister(segment);
-    await rm(segment.path);
+    index.unregister(segment);
+    await files.run((handle) => native.fileRemove(handle, segment.path));
     this.#bytes -= segment.bytes;
+    if (!room.isLikely) room.told(false);
   }
 
-  #register(id: number, path: string, bytes: number): Segment {
-    const segment = new Segment(id, path, bytes, this.#options.device, this.#options.io.openFile(path));
+  async #register(id: number, path: string, bytes: number): Promise<Segment> {
+    const { device, files, io, index } = this.#options;
+    const segment = new Segment(id, path, bytes, device, await io.openFile(files, path));
     this.segments.set(id, segment);
-    this.#options.index.register(segment);
+    index.register(segment);
     this.#nextId = Math.max(this.#nextId, id + 1);
     return segment;
   }
 
-  /** Of what is listed now; one write of it at a time. */
-  async #writeFooter(segment: Segment): Promise<void> {
-    segment.uses++;
-    segment.footer = 'writing';
-    try {
-      const sealing = segment.state === 'sealed';
-      const footer = footerOf(this.#options.index, segment);
-      if (sealing) this.#options.step('disk.seal.before');
-      await this.#writeAt(segment, footer, segment.bytes - footer.length);
-      if (sealing) this.#options.step('disk.seal.after');
-    } finally {
-      const isStale = (segment.footer as Segment['footer']) === 'stale';
-      segment.footer = 'written';
-      segment.release();
-      if (isStale) this.#run(this.#renewFooter(segment));
-    }
-  }
-
-  async #renewFooter(segment: Segment): Promise<void> {
-    if (this.#broken) return; // as in `seal`
-    if (segment.footer === 'writing') segment.footer = 'stale';
-    if (segment.footer === 'written' && (segment.state === 'sealed' || segment.state === 'open')) {
-      await this.#writeFooter(segment);
-    }
-  }
-
-  async #writeAt(segment: Segment, bytes: Buffer, position: number): Promise<void> {
-    segment.uses++;
-    try {
-      await writeAt(segment.path, bytes, position);
-    } finally {
-      segment.release();
-    }
+  /** Through the page cache: it is small, and the kernel keeps both views of a file in step. */
+  #writeHeader(path: string, header: SegmentHeader): Promise<void> {
+    const page = encodeSegmentHeader(header);
+    return this.#options.files.run((files) => native.fileWrite(files, path, Float64Array.of(0), page));
   }
 }
 
-/** Metadata goes through the page cache; it is small, and the kernel keeps both views of a file in step. */
-async function writeAt(path: string, bytes: Buffer, position: number): Promise<void> {
-  const handle = await open(path, 'r+');
-  try {
-    await handle.write(bytes, 0, bytes.length, position);
-  } finally {
-    await handle.close();
-  }
-}
+const enospc = 28;
+const edquot = 122;
 
-/** All before the last listed block is written, so a walk may begin behind it. */
-function footerOf(index: BlockIndex, segment: Segment): Buffer {
-  const { table } = index;
-  const numbers = new Map<number, number>();
-  const digests: Uint8Array[] = [];
-  const records = emptyRecords(segment.listedCount);
-  const { words, doubles } = records;
-  let at = 0;
-  for (const entry of index.listedOf(segment)) {
-    const inIndex = table.namespace(entry);
-    let number = numbers.get(inIndex);
-    if (number === undefined) {
-      number = numbers.size;
-      numbers.set(inIndex, number);
-      digests.push(index.namespaceOf(entry).digest);
-    }
-    const hashBytes = table.copyHash(entry, words, at);
-    words[at + record.page] = table.page(entry);
-    words[at + record.pages] = table.pages(entry);
-    words[at + record.namespace] = number;
-    words[at + record.kind] = hashBytes | (table.isHot(entry) ? record.hotBit : 0);
-    doubles[at / 2 + record.lastUse] = table.lastUse(entry);
-    at += record.words;
-  }
-  const { id, generation, last } = segment;
-  const sealed = segment.state === 'sealed';
-  const end = last === noEntry ? pageBytes : (table.page(last) + table.pages(last)) * pageBytes;
-  return encodeFooter({ id, generation, sealed, tail: sealed ? segment.tail : end }, digests, records);
+/** The file system, or the quota of its user, is full. */
+export function isNoSpace(error: unknown): boolean {
+  const { errno } = error as { errno?: number };
+  return errno === enospc || errno === edquot;
 }

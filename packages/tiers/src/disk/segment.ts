@@ -31,7 +31,11 @@ export class Segment {
   last: EntryNumber = noEntry;
   listedCount = 0;
   /** Whether the file ends with a footer of this generation. */
-  footer: 'none' | 'writing' | 'stale' | 'written' = 'none';
+  hasFooter = false;
+  /** A footer of what is listed is due. */
+  needsFooter = false;
+  /** Removed objects whose headers are still whole in the file: page and pages of each. */
+  erased: number[] = [];
   readonly #namespaces = new Set<string>();
   #latestKey = '';
   #placedCount = 0;
@@ -50,7 +54,9 @@ export class Segment {
     invariant(this.uses === 0 && this.first === noEntry, 'segment: reset while it is used');
     this.generation = generation;
     this.tail = pageBytes;
-    this.footer = 'none';
+    this.hasFooter = false;
+    this.needsFooter = false;
+    this.erased = [];
     this.#placedCount = 0;
     this.#latestKey = '';
     this.#namespaces.clear();
