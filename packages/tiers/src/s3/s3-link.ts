@@ -5,8 +5,8 @@
  * Invariants: every call ends by its deadline; what can pass by itself (5xx, 429, a connection that ended) is tried again after a
  * random wait below a growing bound ("full jitter"); `onTry` hears of every try, for the breaker.
  */
-import type { S3Client } from '@aws-sdk/client-s3';
-import { KvError } from '@kvtier/errors';
+import type { S3Client, S3ClientConfig } from '@aws-sdk/client-s3';
+import { KvError, Outside } from '@kvtier/errors';
 import type { HttpReply, HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
 import type { S3Plan } from './options.ts';
@@ -48,7 +48,7 @@ export class S3Link {
   readonly #plan: S3Plan;
   readonly #options: S3LinkOptions;
   readonly #sdk: typeof import('@aws-sdk/client-s3');
-  readonly #client: S3Client;
+  readonly #client: Outside<S3Client>;
   readonly #pool: HttpPool;
   readonly #host: string;
   readonly #basePath: string;
@@ -73,7 +73,7 @@ export class S3Link {
     this.#options = options;
     this.#sdk = sdk;
     const { url, bucket, pathStyle } = plan;
-    this.#client = new sdk.S3Client({
+    const settings: S3ClientConfig = {
       endpoint: url.origin,
       region: plan.region,
       forcePathStyle: pathStyle,
@@ -85,7 +85,8 @@ export class S3Link {
         throwOnRequestTimeout: true,
         ...(plan.ca === undefined ? {} : { httpsAgent: { ca: plan.ca } }),
       },
-    });
+    };
+    this.#client = new Outside('credentials, or the server', new sdk.S3Client(settings));
     const host = pathStyle ? url.hostname : `${bucket}.${url.hostname}`;
     const tls = url.protocol === 'https:';
     const port = url.port === '' ? (tls ? 443 : 80) : Number(url.port);
@@ -165,8 +166,10 @@ export class S3Link {
     let token: string | undefined;
     for (let page = 0; page < maxPages; page++) {
       const request = { Bucket: bucket, Prefix: prefix + below, ContinuationToken: token };
-      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineMs, (signal) =>
-        this.#client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal: signal }),
+      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineMs, (limitMs) =>
+        this.#client.ask(limitMs, (client, abortSignal) =>
+          client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
+        ),
       );
       for (const { Key, ETag, Size, LastModified } of answer.Contents ?? []) {
         if (Key === undefined) continue;
@@ -181,7 +184,7 @@ export class S3Link {
 
   close(): void {
     this.#pool.close();
-    this.#client.destroy();
+    this.#client.now((client) => client.destroy());
   }
 
   #etagHeader(etag: string): string {
@@ -199,18 +202,23 @@ export class S3Link {
     const path = this.#basePath + (this.#plan.prefix + key).split('/').map(encodeURIComponent).join('/');
     const bodyBytes = body.reduce((sum, part) => sum + part.length, 0);
     const { protocol, hostname } = this.#plan.url;
-    const signer = await this.#client.config.signer({
-      ...{ name: 'sigv4', signingName: 's3', signingRegion: this.#plan.region, properties: {} },
-    });
-    const signed = await signer.sign(
-      // The class of this literal is the SDK's own; only these fields are read.
-      {
-        ...{ method, protocol, hostname, path, query: {} },
-        headers: { host: this.#host, 'x-amz-content-sha256': 'UNSIGNED-PAYLOAD', ...request.headers },
-      } as Parameters<typeof signer.sign>[0],
-      { signingDate: new Date(Date.now() + this.clockOffsetMs) },
-    );
-    const headers = { ...signed.headers, ...(method === 'PUT' ? { 'content-length': String(bodyBytes) } : {}) };
+    // Credentials may come from a process or another server, which may hang.
+    const limitMs = Math.min(deadlineMs - performance.now(), this.#plan.idleLimitMs);
+    const sign = async (client: S3Client): Promise<HttpRequest['headers']> => {
+      const scheme = { name: 'sigv4', signingName: 's3', signingRegion: this.#plan.region, properties: {} };
+      const signer = await client.config.signer(scheme);
+      const signed = await signer.sign(
+        // The class of this literal is the SDK's own; only these fields are read.
+        {
+          ...{ method, protocol, hostname, path, query: {} },
+          headers: { host: this.#host, 'x-amz-content-sha256': 'UNSIGNED-PAYLOAD', ...request.headers },
+        } as Parameters<typeof signer.sign>[0],
+        { signingDate: new Date(Date.now() + this.clockOffsetMs) },
+      );
+      return signed.headers;
+    };
+    const signed = await this.#client.ask(limitMs, sign, 'credentials');
+    const headers = { ...signed, ...(method === 'PUT' ? { 'content-length': String(bodyBytes) } : {}) };
     const limits = { deadlineMs, idleMs: this.#plan.idleLimitMs };
     const reply = await this.#pool.send({ method, path, headers, body, targets }, limits);
     const version = reply.headers.get('x-amz-version-id');
@@ -224,7 +232,7 @@ export class S3Link {
     return reply;
   }
 
-  async #tried<T>(what: string, deadlineMs: number, once: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  async #tried<T>(what: string, deadlineMs: number, once: (limitMs: number) => Promise<T>): Promise<T> {
     for (let tries = 1; ; tries++) {
       const reason = this.#options.suspended();
       if (reason !== undefined) throw new KvError('IO', `s3: ${what}: not tried: ${reason}`);
@@ -232,7 +240,7 @@ export class S3Link {
       if (leftMs <= 0) throw new KvError('DEADLINE', `s3: ${what}: the time limit was reached`);
       try {
         this.requestCount++;
-        const result = await once(AbortSignal.timeout(Math.ceil(Math.min(leftMs, this.#plan.idleLimitMs * 2))));
+        const result = await once(Math.min(leftMs, this.#plan.idleLimitMs * 2));
         this.#options.onTry(undefined);
         return result;
       } catch (error) {
