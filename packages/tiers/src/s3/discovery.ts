@@ -10,10 +10,11 @@
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { DiskLog } from '../disk/options.ts';
+import type { ListedObject } from './answers.ts';
 import type { S3Plan } from './options.ts';
 import { decodePackTable, type PackTable, packHeaderBytes, packTableBytesOf } from './pack-format.ts';
 import type { PackIndex } from './pack-index.ts';
-import type { ListedObject, S3Link } from './s3-link.ts';
+import type { S3Link } from './s3-link.ts';
 
 export const packsBelow = 'v1/packs/';
 export const packKey = (slot: number): string => packsBelow + String(slot).padStart(8, '0');

@@ -7,6 +7,7 @@
  */
 import type { S3Client, S3ClientConfig } from '@aws-sdk/client-s3';
 import { KvError, Outside } from '@kvtier/errors';
+import { bareEtag, dateIn, type ListedObject, listedIn } from './answers.ts';
 import type { HttpReply, HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
 import type { S3Plan } from './options.ts';
@@ -17,13 +18,6 @@ const busyBackoffMs = 500;
 const maxTries = 6;
 /** A bucket lists 1000 keys at a time; beyond this many pages something else lives under our prefix. */
 const maxPages = 1_000;
-
-export interface ListedObject {
-  readonly key: string;
-  readonly etag: string;
-  readonly bytes: number;
-  readonly modifiedMs: number;
-}
 
 export interface S3LinkOptions {
   readonly plan: S3Plan;
@@ -171,10 +165,9 @@ export class S3Link {
           client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
         ),
       );
-      for (const { Key, ETag, Size, LastModified } of answer.Contents ?? []) {
-        if (Key === undefined) continue;
-        const key = Key.slice(prefix.length);
-        objects.push({ key, etag: bareEtag(ETag ?? ''), bytes: Size ?? 0, modifiedMs: LastModified?.getTime() ?? 0 });
+      for (const each of answer.Contents ?? []) {
+        const object = listedIn(each, prefix);
+        if (object !== undefined) objects.push(object);
       }
       token = answer.IsTruncated ? answer.NextContinuationToken : undefined;
       if (token === undefined) break;
@@ -223,9 +216,9 @@ export class S3Link {
     const reply = await this.#pool.send({ method, path, headers, body, targets }, limits);
     const version = reply.headers.get('x-amz-version-id');
     if (version !== undefined && version !== 'null') this.hasVersions = true;
-    const serverMs = Date.parse(reply.headers.get('date') ?? '');
+    const serverMs = dateIn(reply.headers.get('date'));
     // The header has whole seconds: a smaller difference is none.
-    if (!Number.isNaN(serverMs)) {
+    if (serverMs !== undefined) {
       const differenceMs = serverMs - Date.now();
       this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
     }
@@ -256,8 +249,6 @@ export class S3Link {
     }
   }
 }
-
-const bareEtag = (etag: string): string => etag.replaceAll('"', '');
 
 class StatusError extends Error {
   readonly status: number;
