@@ -11,6 +11,7 @@ import * as scripts from '../../packages/tiers/src/redis/scripts.ts';
 export type Reply = Buffer | number | null | readonly Reply[];
 interface Event {
   readonly number: number;
+  readonly id: string;
   readonly fields: readonly string[];
 }
 
@@ -22,6 +23,9 @@ export class Ledger {
   used = 0;
   count = 0;
   eventCount = 0;
+  /** The clock of recency: where it was last, and how far the server's own was set back. */
+  clockUs = 0;
+  skewUs = 0;
   blocks = new Map<string, string>();
   recency = new Map<string, number>();
   leases = new Map<string, number>();
@@ -103,9 +107,6 @@ export class RedisKeys {
         return [bytes('0'), [...(ledger?.blocks ?? [])].flatMap(([field, entry]) => [bytes(field), bytes(entry)])];
       case 'SCAN':
         return [bytes('0'), [...this.#state.values.keys()].map(bytes)];
-      case 'UNLINK':
-        for (const key of args) this.#state.values.delete(key);
-        return args.length;
       case 'EVALSHA':
         return this.#script(args[0]!, args[2]!.slice(0, -6), args.slice(2 + Number(args[1])));
       default:
@@ -119,9 +120,15 @@ export class RedisKeys {
       this.#state.ledger = undefined;
       return 6;
     }
+    if (sha === scripts.orphansScript.sha) {
+      if (this.#state.ledger !== undefined) return 0;
+      for (const key of argv) this.#state.values.delete(key);
+      return 1;
+    }
     if (sha === scripts.openScript.sha) return this.#open(base, argv);
     const { ledger } = this.#state;
     if (ledger === undefined || ledger.blocks.size !== ledger.count) return new Error('KVTIER lost');
+    if (sha === scripts.clockScript.sha) return [this.#stateOf(ledger)];
     const writes = sha !== scripts.pollScript.sha;
     if (writes && this.#refuses()) {
       return new Error('OOM command not allowed when used memory > maxmemory');
@@ -132,18 +139,23 @@ export class RedisKeys {
       for (let at = 1; at < argv.length; at += 2) {
         if (ledger.blocks.get(argv[at]!) === argv[at + 1]) this.#drop(ledger, base, argv[at]!, argv[0]!);
       }
-      return [state(ledger)];
+      return [this.#stateOf(ledger)];
     }
     if (sha === scripts.touchScript.sha) {
       for (let at = 0; at < argv.length; at += 2) {
         if (ledger.blocks.has(argv[at]!)) this.#use(ledger, argv[at]!, Number(argv[at + 1]));
       }
-      return [state(ledger)];
+      return [this.#stateOf(ledger)];
     }
     this.#sweep(ledger, base, argv[0]!);
     const first = ledger.events[0]?.number ?? 0;
     const news = ledger.events.filter(({ number }) => number > Number(argv[1])).slice(0, Number(argv[2]));
-    return [state(ledger), first, news.map(({ number, fields }) => [bytes(`${number}-1`), fields.map(bytes)])];
+    return [
+      this.#stateOf(ledger),
+      first,
+      bytes(ledger.events.find(({ number }) => number === Number(argv[1]))?.id ?? ''),
+      news.map(({ id, fields }) => [bytes(id), fields.map(bytes)]),
+    ];
   }
 
   #open(base: string, [partitions, cap, epoch, create]: readonly string[]): Reply {
@@ -158,7 +170,7 @@ export class RedisKeys {
     }
     ledger.cap = Number(cap);
     while (ledger.used > ledger.cap && ledger.blocks.size > 0) this.#drop(ledger, base, oldest(ledger)!, '');
-    return [bytes('ok'), ...state(ledger)];
+    return [bytes('ok'), ...this.#stateOf(ledger)];
   }
 
   #reserve(ledger: Ledger, base: string, argv: readonly string[]): Reply {
@@ -177,7 +189,7 @@ export class RedisKeys {
       const other = ledger.blocks.get(field);
       const need = chargeOf(length, Number(part));
       if (other !== undefined) {
-        this.#use(ledger, field, this.#nowUs());
+        this.#use(ledger, field, this.#clockUs(ledger));
         answers += 'h';
         held.push(bytes(other));
         continue;
@@ -200,7 +212,7 @@ export class RedisKeys {
     }
     if (taken.length > 0) {
       const [list, names] = [taken.map(({ words }) => words).join(' '), taken.map(({ name }) => name).join('')];
-      ledger.leases.set(leaseOf(part!, list, names), this.#nowUs() / 1000 + Number(leaseMs));
+      ledger.leases.set(leaseOf(part!, list, names), this.#clockUs(ledger) / 1000 + Number(leaseMs));
     }
     // Keys of what was evicted are renamed, with what is in them, where that is no more than what will be.
     for (const [i, { key, length }] of made.entries()) {
@@ -210,14 +222,14 @@ export class RedisKeys {
         (old !== undefined && old.length <= length ? old.value : undefined) ?? Buffer.alloc(0),
       );
     }
-    return [state(ledger), bytes(answers), held, bytes(evicted.join('')), bytes(entries.join('\n'))];
+    return [this.#stateOf(ledger), bytes(answers), held, bytes(evicted.join('')), bytes(entries.join('\n'))];
   }
 
   #commit(ledger: Ledger, base: string, argv: readonly string[]): Reply {
     const [node, ttlMs, part, fields, list, flags, times] = argv;
     const names = fieldsIn(fields!);
     if (!ledger.leases.delete(leaseOf(part!, list!, fields!))) {
-      return [state(ledger), bytes('n'.repeat(names.length)), []];
+      return [this.#stateOf(ledger), bytes('n'.repeat(names.length)), []];
     }
     const words = list!.split(' ');
     const uses = times!.split(' ');
@@ -244,17 +256,30 @@ export class RedisKeys {
       }
       answers += answer;
     }
-    return [state(ledger), bytes(answers), others];
+    return [this.#stateOf(ledger), bytes(answers), others];
+  }
+
+  #stateOf(ledger: Ledger): Reply[] {
+    return [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount, this.#clockUs(ledger)];
+  }
+
+  /** Goes on where the server's own clock is set back. */
+  #clockUs(ledger: Ledger): number {
+    const nowUs = Math.floor(this.#nowUs());
+    if (nowUs + ledger.skewUs < ledger.clockUs) ledger.skewUs = ledger.clockUs - nowUs;
+    ledger.clockUs = nowUs + ledger.skewUs;
+    return ledger.clockUs;
   }
 
   #use(ledger: Ledger, field: string, usedUs: number): void {
-    const used = Math.min(usedUs, this.#nowUs() + 1_000_000);
+    const used = Math.min(usedUs, this.#clockUs(ledger) + 1_000_000);
     ledger.recency.set(field, Math.max(ledger.recency.get(field) ?? 0, used));
   }
 
   #sweep(ledger: Ledger, base: string, node: string): void {
     const nowMs = this.#nowUs() / 1000;
-    for (const [member, ends] of [...ledger.leases]) if (ends <= nowMs) this.#endLease(ledger, base, member);
+    const leaseMs = this.#clockUs(ledger) / 1000;
+    for (const [member, ends] of [...ledger.leases]) if (ends <= leaseMs) this.#endLease(ledger, base, member);
     for (const [field, ends] of [...ledger.expiry]) {
       if (ends > nowMs) continue;
       if (ledger.blocks.has(field)) this.#drop(ledger, base, field, node);
@@ -297,12 +322,15 @@ export class RedisKeys {
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {
     const number = ++ledger.eventCount;
-    ledger.events.push({ number, fields: ['n', node, kind, String.fromCharCode(field.length) + field, 'e', entry] });
+    const id = `${number}-${this.#clockUs(ledger)}`;
+    ledger.events.push({
+      number,
+      id,
+      fields: ['n', node, kind, String.fromCharCode(field.length) + field, 'e', entry],
+    });
     if (ledger.events.length > Math.min(maxEvents, 200)) ledger.events.shift();
   }
 }
-
-const state = (ledger: Ledger): Reply[] => [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount];
 
 function oldest(ledger: Ledger): string | undefined {
   let found: string | undefined;

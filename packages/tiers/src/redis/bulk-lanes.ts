@@ -76,11 +76,12 @@ export class BulkEngine {
   /** Returns the job's tag, until it ends. */
   move(server: number, job: ValueJob, onEnd: (ends: readonly ValueEnd[]) => void): number {
     const tag = this.#nextTag++;
+    native.bulkMove(this.#handle, server, tag, job.base, job.ids, job.rows, job.identities);
+    // Its end comes in a turn of its own.
     this.#jobs.set(tag, (all) => {
       this.#jobs.delete(tag);
       onEnd(all);
     });
-    native.bulkMove(this.#handle, server, tag, job.base, job.ids, job.rows, job.identities);
     return tag;
   }
 

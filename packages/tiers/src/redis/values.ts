@@ -5,17 +5,19 @@
  *     plain TCP, Unix socket ──▶ whole values, many together, in native code (BulkLanes)
  *     TLS, and a value that is redirected ──▶ piece by piece (BulkConnection); follows MOVED and ASK
  *
- * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more. One that was read was verified.
+ * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more, and when `move` has settled, well or
+ * not, no slot of its values. One that was read was verified.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaHandle } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
+import { settled } from '../settled.ts';
 import { type BulkAddress, BulkConnection, type BulkResult } from './bulk-connection.ts';
 import { BulkEngine, BulkLanes, pieceBytes, type ValueEnd } from './bulk-lanes.ts';
 import { BulkPool } from './bulk-pool.ts';
-import type { Entry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
+import type { Entry } from './replies.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Verifier } from './verifier.ts';
 
@@ -77,7 +79,7 @@ export class Values {
       onEnd(index, await this.#moveOne(kind, partition, namespace, values[index]!, deadlineMs));
     };
     if (!this.#isNative) {
-      await Promise.all(values.map((_, index) => one(index)));
+      await settled(values.map((_, index) => one(index)));
       return;
     }
     const jobs = jobsOf(values, jobBytes[kind]).map(async ([first, end]) => {
@@ -95,9 +97,9 @@ export class Values {
           redirected.push(index);
         }
       }
-      await Promise.all(redirected.map(one));
+      await settled(redirected.map(one));
     });
-    await Promise.all(jobs);
+    await settled(jobs);
   }
 
   async #moveOne(
