@@ -155,6 +155,11 @@ export class BulkLanes {
     this.#connect();
   }
 
+  /** Nothing waits or moves. */
+  get idle(): boolean {
+    return this.#jobs.size === 0;
+  }
+
   /** Every connection is closed and every job 'lost' when this returns. */
   close(reason: string): void {
     if (this.#closed) return;

@@ -210,6 +210,7 @@ export class RedisService {
       const polls = await Promise.allSettled(this.directories.map((directory) => directory.poll()));
       const failed = polls.filter((poll) => poll.status === 'rejected');
       if (failed.length === 0) this.#refusal = '';
+      this.values.leaveFormer(this.directories.map(({ partition }) => partition));
       for (const { reason } of failed) if (life === this.#life) this.commandFailed(reason);
       if (life === this.#life && this.#state === 'in') this.#poll();
     });

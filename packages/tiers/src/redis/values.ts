@@ -31,6 +31,8 @@ export interface Value extends Entry {
 }
 
 const maxRedirections = 4;
+/** A slot that moves sends values to where it goes before the topology says so. */
+const formerMs = 30_000;
 /** Values of a job: what is told of together. A batch is committed when all of it is written; what is read is waited for one by one. */
 const jobBytes = { get: 1 << 20, set: 64 << 20 };
 
@@ -53,6 +55,8 @@ export class Values {
   readonly #lanes = new Map<string, BulkLanes>();
   #engine: BulkEngine | undefined;
   readonly #onError: (line: string) => void;
+  /** When each address was last sent to, on performance.now(). */
+  readonly #usedMs = new Map<string, number>();
   #isClosed = false;
   #lastError = '';
 
@@ -142,7 +146,23 @@ export class Values {
     const pools = [...this.#pools.values(), ...this.#lanes.values()];
     this.#pools.clear();
     this.#lanes.clear();
+    this.#usedMs.clear();
     for (const pool of pools) pool.close(reason);
+  }
+
+  /** Connections to addresses where no partition is any more go, when nothing was sent there for a while: a Cluster's come and go. */
+  leaveFormer(partitions: readonly Partition[], nowMs = performance.now()): void {
+    if (this.#usedMs.size <= 1) return;
+    const current = new Set(partitions.map((each) => this.#link.address(each)?.name));
+    for (const [name, usedMs] of this.#usedMs) {
+      if (current.has(name) || nowMs - usedMs < formerMs) continue;
+      const pools = [this.#pools.get(name), this.#lanes.get(name)];
+      if (pools.some((pool) => pool?.idle === false)) continue;
+      for (const pool of pools) pool?.close('its server is in use no more');
+      this.#pools.delete(name);
+      this.#lanes.delete(name);
+      this.#usedMs.delete(name);
+    }
   }
 
   /** The end: what is moved afterwards is 'lost'. */
@@ -242,6 +262,7 @@ export class Values {
   }
 
   #pool(address: Address): BulkPool {
+    this.#usedMs.set(address.name, performance.now());
     let pool = this.#pools.get(address.name);
     if (pool === undefined) {
       const { connections, depth } = this.#options.settings;
@@ -254,6 +275,7 @@ export class Values {
   }
 
   #lanesTo(address: Address): BulkLanes {
+    this.#usedMs.set(address.name, performance.now());
     let lanes = this.#lanes.get(address.name);
     if (lanes === undefined) {
       this.#engine ??= new BulkEngine(this.#arena);
