@@ -5,6 +5,7 @@
  * Invariant: a command is done whole, in one turn.
  */
 
+import { parseEntry } from '../../packages/tiers/src/redis/replies.ts';
 import { chargeOf, maxEvents } from '../../packages/tiers/src/redis/script-pieces.ts';
 import * as scripts from '../../packages/tiers/src/redis/scripts.ts';
 
@@ -26,6 +27,8 @@ export class Ledger {
   /** The clock of recency: where it was last, and how far the server's own was set back. */
   clockUs = 0;
   skewUs = 0;
+  /** Entries that were none and are gone; what they were charged is not known. */
+  lost = 0;
   blocks = new Map<string, string>();
   recency = new Map<string, number>();
   leases = new Map<string, number>();
@@ -37,6 +40,9 @@ export interface State {
   ledger: Ledger | undefined;
   values: Map<string, Buffer>;
 }
+
+const isWell = (ledger: Ledger): boolean =>
+  ledger.blocks.size === ledger.count && !Number.isNaN(ledger.used) && ledger.lost * 16 <= ledger.count + 16;
 
 const bytes = (value: string): Buffer => Buffer.from(value, 'latin1');
 /** Each is behind a byte with its length. */
@@ -94,6 +100,21 @@ export class RedisKeys {
     this.#state = state;
   }
 
+  /** Somebody else writes into our keys. */
+  scribble(what: 'entry' | 'event' | 'lease' | 'number' | 'name', nonsense: string, at: number): void {
+    const { ledger } = this.#state;
+    if (ledger === undefined) return;
+    const field = [...ledger.blocks.keys()][at];
+    if (what === 'entry' && field !== undefined) ledger.blocks.set(field, nonsense);
+    if (what === 'lease') ledger.leases.set(nonsense, at);
+    if (what === 'number' && at === 0) ledger.used = Number.NaN;
+    if (what === 'name' && at === 0) ledger.blocks.set(`stranger ${nonsense}`, nonsense);
+    if (what === 'event') {
+      const number = (ledger.events.at(-1)?.number ?? 0) + at;
+      if (at > 0) ledger.events.push({ number, id: `${number}-1`, fields: ['foo', nonsense] });
+    }
+  }
+
   run(name: string, args: readonly string[]): Reply | Error {
     const { ledger } = this.#state;
     switch (name) {
@@ -127,7 +148,7 @@ export class RedisKeys {
     }
     if (sha === scripts.openScript.sha) return this.#open(base, argv);
     const { ledger } = this.#state;
-    if (ledger === undefined || ledger.blocks.size !== ledger.count) return new Error('KVTIER lost');
+    if (ledger === undefined || !isWell(ledger)) return new Error('KVTIER lost');
     if (sha === scripts.clockScript.sha) return [this.#stateOf(ledger)];
     const writes = sha !== scripts.pollScript.sha;
     if (writes && this.#refuses()) {
@@ -149,7 +170,9 @@ export class RedisKeys {
     }
     this.#sweep(ledger, base, argv[0]!);
     const first = ledger.events[0]?.number ?? 0;
-    const news = ledger.events.filter(({ number }) => number > Number(argv[1])).slice(0, Number(argv[2]));
+    const news = ledger.events
+      .filter(({ number }) => number > Number(argv[1]) && number <= ledger.eventCount)
+      .slice(0, Number(argv[2]));
     return [
       this.#stateOf(ledger),
       first,
@@ -165,12 +188,16 @@ export class RedisKeys {
       ledger = new Ledger();
       Object.assign(ledger, { partitions, epoch });
       this.#state.ledger = ledger;
-    } else if (ledger.blocks.size !== ledger.count || ledger.recency.size !== ledger.count) {
+    } else if (!isWell(ledger) || ledger.recency.size !== ledger.count) {
       return [bytes('damaged'), bytes(ledger.epoch)];
     }
     ledger.cap = Number(cap);
     while (ledger.used > ledger.cap && ledger.blocks.size > 0) this.#drop(ledger, base, oldest(ledger)!, '');
-    return [bytes('ok'), ...this.#stateOf(ledger)];
+    return [
+      bytes('ok'),
+      this.#stateOf(ledger),
+      bytes(ledger.events.find(({ number }) => number === ledger.eventCount)?.id ?? ''),
+    ];
   }
 
   #reserve(ledger: Ledger, base: string, argv: readonly string[]): Reply {
@@ -184,6 +211,10 @@ export class RedisKeys {
     const taken: { readonly words: string; readonly name: string }[] = [];
     const made: Part[] = [];
     const freed: Part[] = [];
+    for (const field of fieldsIn(fields!)) {
+      const entry = ledger.blocks.get(field);
+      if (entry !== undefined && parseEntry(entry) === undefined) this.#drop(ledger, base, field, node!);
+    }
     for (const [i, field] of fieldsIn(fields!).entries()) {
       const [id, length] = [words[2 * i]!, Number(words[2 * i + 1])];
       const other = ledger.blocks.get(field);
@@ -199,9 +230,10 @@ export class RedisKeys {
         const victim = oldest(ledger);
         if (victim === undefined) fits = false;
         else {
-          evicted.push(String.fromCharCode(victim.length), victim);
-          entries.push(ledger.blocks.get(victim)!);
+          const entry = ledger.blocks.get(victim)!;
           freed.push(...this.#drop(ledger, base, victim, node!));
+          evicted.push(String.fromCharCode(victim.length), victim);
+          entries.push(parseEntry(entry) === undefined ? '-' : entry);
         }
       }
       answers += fits ? 'r' : 'n';
@@ -289,7 +321,7 @@ export class RedisKeys {
 
   #endLease(ledger: Ledger, base: string, lease: string): void {
     ledger.leases.delete(lease);
-    const [part, ...words] = lease.slice(0, lease.indexOf('\n')).split(' ');
+    const [part, ...words] = lease.slice(0, Math.max(0, lease.indexOf('\n'))).split(' ');
     for (let i = 0; i < words.length; i += 2) {
       this.#dropReserved(ledger, base, Number(words[i + 1]), Number(part), words[i]!);
     }
@@ -303,13 +335,19 @@ export class RedisKeys {
   /** What was in its keys. */
   #drop(ledger: Ledger, base: string, field: string, node: string): Part[] {
     const entry = ledger.blocks.get(field)!;
-    const [length, part, id] = entry.split(' ');
-    const freed = this.#dropValue(base, Number(length), Number(part), id!);
     ledger.blocks.delete(field);
     ledger.recency.delete(field);
     ledger.expiry.delete(field);
     ledger.count--;
-    ledger.used -= chargeOf(Number(length), Number(part));
+    const parsed = parseEntry(entry);
+    if (parsed === undefined) {
+      ledger.lost++;
+      this.#tell(ledger, 'r', field, '-', node);
+      return [];
+    }
+    const { bytes: length, partBytes: part, id } = parsed;
+    const freed = this.#dropValue(base, length, part, id);
+    ledger.used -= chargeOf(length, part);
     this.#tell(ledger, 'r', field, entry, node);
     return freed;
   }
@@ -322,6 +360,8 @@ export class RedisKeys {
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {
     const number = ++ledger.eventCount;
+    // A stream that others have written to takes no smaller number: it begins anew.
+    if ((ledger.events.at(-1)?.number ?? 0) >= number) ledger.events = [];
     const id = `${number}-${this.#clockUs(ledger)}`;
     ledger.events.push({
       number,

@@ -38,6 +38,8 @@ import {
 const pageEntries = 1000;
 const pollEvents = 100;
 const scanKeys = 1000;
+/** Removals that wait for a server that takes none now; beyond it, a block may be listed again. */
+const maxRefused = 4096;
 /** Of a listing: beyond it a server goes round in circles. */
 const maxPages = 1_000_000;
 const clockAttempts = 4;
@@ -53,6 +55,12 @@ export interface Reservation {
 
 /** 'refused': no room; 'held': another has stored it. */
 export type Answer = 'done' | 'held' | 'refused';
+
+/** What the directory has: its name there, and its text, a character a byte. */
+interface Listed {
+  readonly field: Buffer;
+  readonly text: string;
+}
 
 /** The directory's name of a block. */
 export const fieldOf = (namespace: Namespace, hash: HashKey): Buffer =>
@@ -76,12 +84,18 @@ export class Directory {
   readonly #namespaces = new Map<string, Namespace>();
   /** Removed here and perhaps still in events to come: by entry, the last event that may name it (Infinity: not known yet). */
   readonly #leaving = new Map<string, number>();
+  /** Of these, those that the server refused to remove: entries and names. */
+  readonly #refused: Listed[] = [];
   #epoch = '';
   /** Grows when the tier loses its server: a reply to what was asked before says nothing any more. */
   #life = 0;
   #lastEvent = 0;
   /** Its whole id on the server; '': not known yet. */
   #lastId = '';
+  /** Number of the newest event that any reply has counted. */
+  #newest = 0;
+  /** Of events after the last known one: those that this node's own stores made. */
+  readonly #own = new Set<number>();
   usedBytes = 0;
   capacityBytes = 0;
   /** The server's clock of recency less ours (performance.now()), microseconds. */
@@ -99,24 +113,27 @@ export class Directory {
   /** Take the partition as it is, or make it. KvError CONFIG when its keys are not ours. Returns whether it is empty and new. */
   async open(partitionCount: number, capacityBytes: number): Promise<boolean> {
     this.#leaving.clear();
+    this.#refused.length = 0;
     this.capacityBytes = capacityBytes;
     let create = '';
     for (let attempt = 0; attempt < 100; attempt++) {
       const fresh = randomBytes(12).toString('base64url');
-      const { status, epoch, state } = parseOpened(
+      const { status, epoch, opened } = parseOpened(
         await this.#run(openScript, [partitionCount, capacityBytes, fresh, create]),
       );
       if (status.startsWith('foreign')) {
         throw new KvError('CONFIG', `redis: ${status.slice(9)}; choose another keyPrefix, or remove that key`);
       }
-      if (state === undefined) {
+      if (opened === undefined) {
         create = (await this.#sweepOrphans(epoch)) ? '1' : '';
         continue;
       }
       this.#epoch = epoch;
-      this.#read(state);
-      this.#lastEvent = state.newest;
-      this.#lastId = '';
+      this.#newest = 0;
+      this.#own.clear();
+      this.#read(opened.state);
+      this.#lastEvent = opened.state.newest;
+      this.#lastId = opened.lastId;
       if (this.usedBytes > this.capacityBytes) continue;
       await this.#measureClock();
       return create === '1';
@@ -135,40 +152,40 @@ export class Directory {
       const page = parsePage(await this.#link.command(this.partition, 'HSCAN', args));
       if (life !== this.#life) throw lost('was lost while it was listed');
       cursor = page.cursor;
-      const wrong: Buffer[] = [];
+      const wrong: Listed[] = [];
       for (let at = 0; at + 1 < page.found.length; at += 2) {
         const [field, text] = [page.found[at]!, page.found[at + 1]!];
         const name = parseName(field.toString('latin1'));
         if (name === undefined) this.nonsense++;
         if (name === undefined || !this.#stored(name.namespace, name.hash, text.toString('latin1')))
-          wrong.push(field, text);
+          wrong.push({ field, text: text.toString('latin1') });
       }
-      // Should the server refuse it, the next listing tries again.
-      if (wrong.length > 0) await this.#run(removeScript, [this.#node, ...wrong]).catch(() => {});
+      if (wrong.length > 0) await this.#remove(wrong).catch(() => {}); // the next polls ask again
       onPage(page.found.length / 2);
     } while (cursor !== '0');
   }
 
   /** What has changed since. KvError IO (retry) when the node must list anew. */
   async poll(): Promise<void> {
+    const refused = this.#refused.splice(0, pageEntries);
+    if (refused.length > 0) await this.#remove(refused).catch(() => {});
     for (;;) {
       const last = this.#lastEvent;
       const reply = await this.#run(pollScript, [this.#node, last, pollEvents]);
       const { state, first, lastId, news } = parsePolled(reply, last);
-      if (state.epoch !== this.#epoch) throw lost('has been made anew');
       this.#read(state);
-      if (state.newest < last) throw lost('has forgotten its latest events');
       if (state.newest > last && (first === 0 || first > last + 1)) throw lost('is ahead by too much');
       // The same number with another time: the server's past is not the one that we know.
       if (this.#lastId !== '' && lastId !== '' && lastId !== this.#lastId) throw lost('has another past');
       if (lastId !== '') this.#lastId = lastId;
       if (state.newest > last && news.length === 0) throw lost('lacks an event');
       for (const { id, number, node, isRemoval, changes } of news) {
+        if (this.#own.delete(number) && node !== this.#node) throw lost('has another past');
         this.#lastEvent = number;
         this.#lastId = id;
         if (!isRemoval && node === this.#node) continue;
         for (const { namespace, hash, text } of changes) {
-          if (isRemoval) this.#index.remove(this.#namespaceOf(namespace), hash, text);
+          if (isRemoval) this.#removed(namespace, hash, text);
           else this.#stored(namespace, hash, text);
         }
       }
@@ -190,7 +207,7 @@ export class Directory {
     const reply = await this.#run(reserveScript, [...head, fieldsOf(namespace, blocks), wordsOf(blocks)]);
     const { state, answers, evicted } = parseReserved(reply, blocks.length);
     this.#read(state);
-    for (const { namespace: key, hash, text } of evicted) this.#index.remove(this.#namespaceOf(key), hash, text);
+    for (const { namespace: key, hash, text } of evicted) this.#removed(key, hash, text);
     const told = answers.map(({ letter, held }, i): Answer => {
       if (held === undefined) return letter === 'r' ? 'done' : 'refused';
       return this.#stored(namespace.key, blocks[i]!.hash, held) ? 'held' : 'refused';
@@ -210,7 +227,10 @@ export class Directory {
     const args = [...head, fieldsOf(namespace, blocks), wordsOf(blocks), flags, uses];
     const reply = await this.#run(commitScript, args);
     const { state, answers } = parseCommitted(reply, blocks.length);
+    const isNews = answers.some(({ letter }) => letter === 's');
+    if (isNews && state.newest <= this.#newest) throw lost('has forgotten its latest events');
     this.#read(state);
+    if (isNews) this.#own.add(state.newest);
     return answers.map(({ letter, held }, i): Answer => {
       if (letter === 'n') return 'refused';
       const { hash, usedUs, id, bytes } = blocks[i]!;
@@ -220,16 +240,23 @@ export class Directory {
     });
   }
 
-  /** The index has forgotten these already; now the server does. KvError: it does not, and may tell of them again. */
+  /** The index has forgotten these already; now the server does. KvError: it does not; the next polls ask again. */
   async remove(namespace: Namespace, blocks: readonly { hash: HashKey; text: string }[]): Promise<void> {
-    for (const { text } of blocks) this.#leaving.set(text, Number.POSITIVE_INFINITY);
+    await this.#remove(blocks.map(({ hash, text }) => ({ field: fieldOf(namespace, hash), text })));
+  }
+
+  async #remove(entries: readonly Listed[]): Promise<void> {
+    for (const { text } of entries) this.#leaving.set(text, Number.POSITIVE_INFINITY);
     try {
-      const args = blocks.flatMap(({ hash, text }) => [fieldOf(namespace, hash), text]);
+      const args = entries.flatMap(({ field, text }) => [field, Buffer.from(text, 'latin1')]);
       const state = parseDone(await this.#run(removeScript, [this.#node, ...args]));
       this.#read(state);
-      for (const { text } of blocks) this.#leaving.set(text, state.newest);
+      for (const { text } of entries) this.#leaving.set(text, state.newest);
     } catch (error) {
-      for (const { text } of blocks) this.#leaving.delete(text);
+      for (const entry of entries) {
+        if (this.#refused.length < maxRefused) this.#refused.push(entry);
+        else this.#leaving.delete(entry.text);
+      }
       throw error;
     }
   }
@@ -291,7 +318,11 @@ export class Directory {
     this.clockOffsetUs = offsetUs;
   }
 
-  #read({ usedBytes, capBytes }: State): void {
+  /** KvError when this is not the directory that the replies before were about: they come in the order in which the server made them. */
+  #read({ epoch, newest, usedBytes, capBytes }: State): void {
+    if (epoch !== this.#epoch) throw lost('has been made anew');
+    if (newest < this.#newest) throw lost('has forgotten its latest events');
+    this.#newest = newest;
     this.usedBytes = usedBytes;
     this.capacityBytes = capBytes;
   }
@@ -306,6 +337,10 @@ export class Directory {
     const copy = hashOfKey(hash).toString('latin1') as HashKey;
     if (!this.#leaving.has(text)) this.#index.set(this.#namespaceOf(namespace), copy, text, usedUs);
     return true;
+  }
+
+  #removed(namespace: string, hash: HashKey, text: string): void {
+    this.#index.remove(this.#namespaceOf(namespace), hash, parseEntry(text) === undefined ? undefined : text);
   }
 
   #namespaceOf(key: string): Namespace {

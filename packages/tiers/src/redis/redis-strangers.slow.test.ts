@@ -96,11 +96,13 @@ describe('nonsense', () => {
     await lua(
       `for _, name in ipairs(redis.call('HKEYS', '${base}blocks')) do redis.call('HSET', '${base}blocks', name, 'x') end`,
     );
-    const fresh = Array.from({ length: 12 }, (_, i) => hashNamed(`fresh ${i}`));
-    const statuses = await bench.write(tier, other, fresh, payloadBytes);
-    expect(tier.stats()).toMatchObject({ inService: true });
-    expect(statuses.filter((status) => status === 'stored').length).toBeGreaterThanOrEqual(3);
-    expect(tier.stats().bytes).toBeLessThanOrEqual(10 * charge);
+    const fresh = Array.from({ length: 10 }, (_, i) => hashNamed(`fresh ${i}`));
+    // What those were charged nobody knows any more: the directory begins anew, with all of its budget.
+    await until(
+      async () => (await bench.write(tier, other, fresh, payloadBytes)).every((status) => status === 'stored'),
+      'room',
+    );
+    expect(tier.stats()).toMatchObject({ inService: true, blocks: 10, bytes: 10 * charge });
     const next = await open({ bytes: 10 * charge });
     expect(await bench.write(next, space, chain.slice(3, 4), payloadBytes)).toEqual(['stored']);
   });
@@ -259,11 +261,12 @@ describe('values that no entry names', () => {
     expect(answers).toEqual(['done']);
     isSecondDone = true;
     goOn();
-    expect(await opening).toBe(false);
+    const isNew = await opening;
     expect((await server.cli('keys', `${base}v:*`)).split('\n').sort()).toEqual([
       `${base}v:node1.0:0`,
       `${base}v:node1.0:1`,
     ]);
+    expect(isNew).toBe(false);
     for (const link of links) link.close();
   });
 });

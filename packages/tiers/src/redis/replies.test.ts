@@ -55,7 +55,8 @@ const nameOf = (i: number): string => space.key + hashes[i]!;
 const behindLength = (text: string): string => String.fromCharCode(text.length) + text;
 const names = hashes.map((_, i) => behindLength(nameOf(i))).join('');
 const entries = ['2000 512 n.0', '2000 512 n.1', '2000 512 n.2'];
-const state: Reply = [bytes('epoch'), 5_000, 100_000, 7, 1.7e15];
+const stateAt = (newest: number): Reply => [bytes('epoch'), 5_000, 100_000, newest, 1.7e15];
+const state = stateAt(7);
 const event = (number: number, kind = 's'): Reply => [
   bytes(`${number}-1700`),
   ['n', 'another', kind, names, 'e', entries.join('\n')].map(bytes),
@@ -63,11 +64,17 @@ const event = (number: number, kind = 's'): Reply => [
 
 /** What a sound server says. */
 const truth: Readonly<Record<string, Reply>> = {
-  [scripts.openScript.sha]: [bytes('ok'), ...state],
+  [scripts.openScript.sha]: [bytes('ok'), state, bytes('7-1')],
   [scripts.pollScript.sha]: [[bytes('epoch'), 5_000, 100_000, 9, 1.7e15], 1, bytes('7-1'), [event(8), event(9, 'r')]],
-  [scripts.reserveScript.sha]: [state, bytes('rhn'), [bytes(entries[1]!)], bytes(names), bytes(entries.join('\n'))],
-  [scripts.commitScript.sha]: [state, bytes('shn'), [bytes(entries[1]!)]],
-  [scripts.removeScript.sha]: [state],
+  [scripts.reserveScript.sha]: [
+    stateAt(9),
+    bytes('rhn'),
+    [bytes(entries[1]!)],
+    bytes(names),
+    bytes(entries.join('\n')),
+  ],
+  [scripts.commitScript.sha]: [stateAt(10), bytes('shn'), [bytes(entries[1]!)]],
+  [scripts.removeScript.sha]: [stateAt(10)],
   [scripts.touchScript.sha]: [state],
   [scripts.clockScript.sha]: [state],
   [scripts.resetScript.sha]: 1,
@@ -198,33 +205,55 @@ describe('a directory', () => {
   });
 
   it('whose last event is another than it was has another past', async () => {
-    let lastId = '7-1700';
+    let lastId = '7-1';
     const says = (name: string): Reply =>
       name === scripts.pollScript.sha ? [state, 1, bytes(lastId), []] : truth[name]!;
     const directory = new Directory(partition, serverThat(says), new BlockIndex(), 'us');
     await directory.open(1, 100_000);
     await directory.poll();
-    await directory.poll();
-    lastId = '7-1701';
+    lastId = '7-2';
     await expect(directory.poll()).rejects.toThrow('has another past');
   });
 
-  it('a removal that was refused is not waited for: what the server still lists may be listed again', async () => {
-    let refuses = true;
+  it('a store that makes no new event, or whose event another node made, is of another past', async () => {
+    let newest = 8;
     const says = (name: string): Reply => {
+      if (name === scripts.commitScript.sha) return [stateAt(newest), bytes('sss'), []];
+      if (name === scripts.pollScript.sha) return [stateAt(8), 1, bytes('7-1'), [event(8)]];
+      return truth[name]!;
+    };
+    const directory = new Directory(partition, serverThat(says), new BlockIndex(), 'us');
+    const commit = () => directory.commit(space, uses, { ttlMs: undefined, partBytes: 512 });
+    await directory.open(1, 100_000);
+    expect(await commit()).toEqual(['done', 'done', 'done']);
+    await expect(commit()).rejects.toThrow('has forgotten its latest events');
+    newest = 7;
+    await expect(commit()).rejects.toThrow('has forgotten its latest events');
+    await expect(directory.poll()).rejects.toThrow('has another past');
+  });
+
+  it('a removal that was refused is asked for again with the next poll, and is not waited for without an end', async () => {
+    let refuses = true;
+    const asked: string[] = [];
+    const says = (name: string): Reply => {
+      if (name === scripts.removeScript.sha) asked.push(refuses ? 'no' : 'yes');
       if (refuses && name === scripts.removeScript.sha) throw new KvError('IO', 'OOM');
+      if (name === scripts.removeScript.sha) return [state];
+      if (name === scripts.pollScript.sha) return [state, 1, bytes('7-1'), []];
       return truth[name]!;
     };
     const index = new BlockIndex();
     const directory = new Directory(partition, serverThat(says), index, 'us');
     await directory.open(1, 100_000);
     await expect(directory.remove(space, [{ hash: hashes[0]!, text: entries[0]! }])).rejects.toThrow('OOM');
+    await directory.poll();
     await directory.list(() => {});
-    expect(index.get(space, hashes[0]!)?.text).toBe(entries[0]);
+    expect(index.get(space, hashes[0]!)).toBeUndefined(); // the server has it, and will not for long
     refuses = false;
-    index.clear();
-    await directory.remove(space, [{ hash: hashes[0]!, text: entries[0]! }]);
-    await directory.list(() => {}); // before the events say that it is gone
-    expect(index.get(space, hashes[0]!)).toBeUndefined();
+    await directory.poll();
+    await directory.poll();
+    expect(asked).toEqual(['no', 'no', 'yes']);
+    await directory.list(() => {});
+    expect(index.get(space, hashes[0]!)?.text).toBe(entries[0]); // were it still there, it would be listed
   });
 });

@@ -48,7 +48,7 @@ export function parseName(field: string): Name | undefined {
   return { namespace: field.slice(0, namespaceBytes), hash: field.slice(namespaceBytes) as HashKey };
 }
 
-/** A block that came or went; its entry may still be none. */
+/** A block that came or went; its entry may still be none: one that went with none is gone whatever it was. */
 export interface Change extends Name {
   readonly text: string;
 }
@@ -106,15 +106,17 @@ export function parseState(reply: Reply | undefined): State {
   };
 }
 
-/** 'ok' with the state; else what it says instead, and the epoch of what is there. */
-export function parseOpened(reply: Reply): { status: string; epoch: string; state: State | undefined } {
+/** 'ok' with the state and the id of the last event; else what it says instead, and the epoch of what is there. */
+export function parseOpened(reply: Reply): {
+  status: string;
+  epoch: string;
+  opened?: { state: State; lastId: string };
+} {
   const [status, ...rest] = list(reply, 'an answer');
   const said = text(status, 'a status');
-  if (said === 'ok') {
-    const state = parseState(rest);
-    return { status: said, epoch: state.epoch, state };
-  }
-  return { status: said, epoch: rest.length === 0 ? '' : text(rest[0], 'an epoch'), state: undefined };
+  if (said !== 'ok') return { status: said, epoch: rest.length === 0 ? '' : text(rest[0], 'an epoch') };
+  const state = parseState(rest[0]);
+  return { status: said, epoch: state.epoch, opened: { state, lastId: text(rest[1], 'an event') } };
 }
 
 /** A page of SCAN or HSCAN: where to go on, and what was found. */

@@ -27,7 +27,7 @@ export const core = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local call, pcall = redis.call, redis.pcall
 local sub, match, gmatch, char, concat = string.sub, string.match, string.gmatch, string.char, table.concat
-local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events', 'clock', 'skew')
+local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events', 'clock', 'skew', 'lost')
 -- Numbers of the ledger are ours, unless somebody else wrote there.
 local function whole(text, most)
   local value = tonumber(text or 0)
@@ -37,6 +37,9 @@ local format, epoch = ledger_now[1], ledger_now[2]
 local used, cap, count, number = whole(ledger_now[3], 2^53), whole(ledger_now[4], 2^53), whole(ledger_now[5], 2^53), whole(ledger_now[6], 2^53)
 local is_sound = epoch and used and cap and count and number
 used, cap, count, number = used or 0, cap or 0, count or 0, number or 0
+-- Entries that were none and are gone: what they were charged is not known. Too many, and the budget is no budget any more.
+local lost = whole(ledger_now[9], 2^53) or 0
+is_sound = is_sound and lost * 16 <= count + 16
 local time = call('TIME')
 local now, now_us = time[1] * 1000 + math.floor(time[2] / 1000), time[1] * 1000000 + time[2]
 -- The clock of recency and leases goes on where the server's own is set back: skew is how far that has been, all together.
@@ -128,7 +131,7 @@ local function flush()
     news_kind = nil
   end
   if changed then
-    call('HSET', ledger, 'used', math.max(0, used), 'count', math.max(0, count), 'events', number, 'clock', now_us, 'skew', skew)
+    call('HSET', ledger, 'used', math.max(0, used), 'count', math.max(0, count), 'events', number, 'clock', now_us, 'skew', skew, 'lost', lost)
     for namespace, amount in pairs(charges) do
       if amount ~= 0 then
         local summed = pcall('HINCRBY', ledger, 'ns:' .. namespace, amount)
@@ -218,8 +221,13 @@ local function drop(field, entry)
   add(dead_fields, field)
   count = count - 1
   changed = true
-  -- What is no entry of a block has no keys that we know, and nobody has heard of it.
-  if not size or (#field ~= 48 and #field ~= 64) then return end
+  -- What is no entry has no keys that we know. Nodes may still list the block as it was before: whatever it was, it is gone.
+  local is_name = #field == 48 or #field == 64
+  if not size or not is_name then
+    lost = lost + 1
+    if is_name then tell('r', field, '-') end
+    return
+  end
   drop_value(field, size, id)
   tell('r', field, entry)
 end

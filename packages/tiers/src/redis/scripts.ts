@@ -40,7 +40,7 @@ end
 `;
 /**
  * A state is {epoch, used, cap, number of the last event, clock of recency in microseconds}.
- * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, and for 'ok' the state}. status: 'ok'; 'new': there is no ledger
+ * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, and for 'ok' the state and the whole id of the last event ('': none is kept)}. status: 'ok'; 'new': there is no ledger
  * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format. The
  * first two with the epoch of what is there.
  * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call.
@@ -71,7 +71,9 @@ else
     drop(field, entry)
   end
 end
-return {'ok', unpack(finish())}
+local state = finish()
+local newest = call('XRANGE', events, number, number, 'COUNT', 1)[1]
+return {'ok', state, newest and newest[1] or ''}
 `,
 );
 

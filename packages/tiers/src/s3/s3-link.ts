@@ -19,6 +19,12 @@ const maxTries = 6;
 /** A bucket lists 1000 keys at a time; beyond this many pages something else lives under our prefix. */
 const maxPages = 1_000;
 
+export interface ListedPage {
+  readonly objects: readonly ListedObject[];
+  /** When it was made, on the server's clock; undefined: it does not say. */
+  readonly serverMs: number | undefined;
+}
+
 export interface S3LinkOptions {
   readonly plan: S3Plan;
   readonly onTry: (failure: KvError | undefined) => void;
@@ -52,7 +58,7 @@ export class S3Link {
   canReplace = false;
   /** An answer named a version: what is deleted stays, so that no budget can be kept. */
   hasVersions = false;
-  /** Server time minus ours, from the Date of its answers. */
+  /** Server time minus ours, from the Date of its answers: for signatures. Our clock may be set at any time, so nothing is judged by it. */
   clockOffsetMs = 0;
   requestCount = 0;
   retryCount = 0;
@@ -81,6 +87,22 @@ export class S3Link {
       },
     };
     this.#client = new Outside('credentials, or the server', new sdk.S3Client(settings));
+    this.#client.now(({ middlewareStack }) => {
+      // The SDK drops the head of an answer; the time in it says how old an object is.
+      const keepsDate: Parameters<typeof middlewareStack.use>[0] = {
+        applyToStack: (stack) =>
+          stack.add(
+            (next) => async (args) => {
+              const result = await next(args);
+              const { headers } = result.response as { headers?: Record<string, string> };
+              Object.assign(result.output?.$metadata ?? {}, { date: headers?.date });
+              return result;
+            },
+            { step: 'deserialize', priority: 'high' },
+          ),
+      };
+      middlewareStack.use(keepsDate);
+    });
     const host = pathStyle ? url.hostname : `${bucket}.${url.hostname}`;
     const tls = url.protocol === 'https:';
     const port = url.port === '' ? (tls ? 443 : 80) : Number(url.port);
@@ -153,9 +175,15 @@ export class S3Link {
     });
   }
 
-  /** All objects whose key begins with the tier's prefix and `below`. */
+  /** All objects whose key begins with the tier's prefix and `below`: few. */
   async list(below: string, deadlineMs: number): Promise<ListedObject[]> {
     const objects: ListedObject[] = [];
+    for await (const page of this.pages(below, deadlineMs)) objects.push(...page.objects);
+    return objects;
+  }
+
+  /** The same, in the order of their keys, with the server's own time when it said so. */
+  async *pages(below: string, deadlineMs: number): AsyncGenerator<ListedPage> {
     const { bucket, prefix } = this.#plan;
     let token: string | undefined;
     for (let page = 0; page < maxPages; page++) {
@@ -165,14 +193,14 @@ export class S3Link {
           client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
         ),
       );
-      for (const each of answer.Contents ?? []) {
-        const object = listedIn(each, prefix);
-        if (object !== undefined) objects.push(object);
-      }
+      const { date } = answer.$metadata as { date?: string };
+      const serverMs = dateIn(date);
+      if (serverMs !== undefined) this.#heardTime(serverMs);
+      const objects = (answer.Contents ?? []).flatMap((each) => listedIn(each, prefix) ?? []);
+      yield { objects, serverMs };
       token = answer.IsTruncated ? answer.NextContinuationToken : undefined;
-      if (token === undefined) break;
+      if (token === undefined) return;
     }
-    return objects;
   }
 
   close(): void {
@@ -217,12 +245,14 @@ export class S3Link {
     const version = reply.headers.get('x-amz-version-id');
     if (version !== undefined && version !== 'null') this.hasVersions = true;
     const serverMs = dateIn(reply.headers.get('date'));
-    // The header has whole seconds: a smaller difference is none.
-    if (serverMs !== undefined) {
-      const differenceMs = serverMs - Date.now();
-      this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
-    }
+    if (serverMs !== undefined) this.#heardTime(serverMs);
     return reply;
+  }
+
+  #heardTime(serverMs: number): void {
+    // Its header has whole seconds: a smaller difference is none.
+    const differenceMs = serverMs - Date.now();
+    this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
   }
 
   async #tried<T>(what: string, deadlineMs: number, once: (limitMs: number) => Promise<T>): Promise<T> {
@@ -277,6 +307,6 @@ function judged(error: unknown, what: string): { failure: KvError; mayPass: bool
   const mayPass =
     status === undefined
       ? sdkError.name !== 'CredentialsProviderError'
-      : status >= 500 || [408, 409, 429].includes(status);
+      : status >= 500 || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
   return { failure: new KvError('IO', `s3: ${what}: ${message}`), mayPass, isBusy: status === 503 || status === 429 };
 }
