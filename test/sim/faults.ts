@@ -99,6 +99,11 @@ export class Faults {
         redis.stalledUntilUs = world.nowUs + world.between(50, 1_500) * 1000;
       },
       'redis fails over': () => redis.failover(),
+      'redis goes back': () => redis.failover(false),
+      'redis clock': () => {
+        redis.clockStepUs = world.between(-3_600, 3_600) * 1_000_000;
+      },
+      'redis nonsense': () => redis.scribble(),
       'redis forgets': () => redis.forget(),
       'redis refuses': () => {
         redis.refuses = world.pick([0.1, 0.5, 1]);
@@ -122,6 +127,13 @@ export class Faults {
       's3 cuts': () => {
         s3.cuts = world.pick([0.2, 0.7]);
         this.#lasts(50, 800, () => (s3.cuts = 0));
+      },
+      's3 credentials': () => {
+        s3.credentialsHangUntilUs = world.nowUs + world.between(50, 3_000) * 1000;
+      },
+      'clocks are set': () => {
+        world.wallStepMs = world.between(-40, 40) * 86_400_000;
+        this.#lasts(50, 2_000, () => (world.wallStepMs = 0));
       },
       's3 forgets': () => s3.forget(),
       's3 rots': () => s3.rot(),

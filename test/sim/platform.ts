@@ -9,6 +9,7 @@ import crypto from 'node:crypto';
 import { syncBuiltinESMExports } from 'node:module';
 import { S3Client } from '@aws-sdk/client-s3';
 import { Redis } from 'ioredis';
+import { Outside } from '../../packages/errors/src/index.ts';
 import { native } from '../../packages/native/src/index.ts';
 import { BulkLanes } from '../../packages/tiers/src/redis/bulk-lanes.ts';
 import { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
@@ -64,7 +65,6 @@ function timerPatches(world: World): Patch[] {
     timer.entry = world.schedule(0, 'immediate', () => fn(...args));
     return timer;
   };
-  const startMs = Date.UTC(2026, 0, 1);
   return [
     [globalThis, 'setTimeout', setTimeout],
     [globalThis, 'setInterval', setInterval],
@@ -73,7 +73,7 @@ function timerPatches(world: World): Patch[] {
     [globalThis, 'clearInterval', clear],
     [globalThis, 'clearImmediate', clear],
     [performance, 'now', () => world.nowMs],
-    [Date, 'now', () => Math.floor(startMs + world.nowMs)],
+    [Date, 'now', () => Math.floor(world.startMs + world.wallStepMs + world.nowMs)],
     [Math, 'random', () => world.random()],
     [AbortSignal, 'timeout', (ms: number) => abortAfter(world, ms)],
     [
@@ -126,6 +126,7 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
     ...Object.entries(disks.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(redis.client).map(([name, value]): Patch => [Redis.prototype, name, value]),
     ...Object.entries(s3.http).map(([name, value]): Patch => [HttpPool.prototype, name, value]),
+    [Outside.prototype, 'ask', s3.outside(Outside.prototype.ask)],
     ...Object.entries(s3.sdk).map(([name, value]): Patch => [S3Client.prototype, name, value]),
     ...[BulkPool.prototype, BulkLanes.prototype].flatMap((pool) =>
       Object.entries(redis.pool).map(([name, value]): Patch => [pool, name, value]),

@@ -5,12 +5,14 @@
  * Invariant: a command is done whole, in one turn.
  */
 
+import { parseEntry } from '../../packages/tiers/src/redis/replies.ts';
 import { chargeOf, maxEvents } from '../../packages/tiers/src/redis/script-pieces.ts';
 import * as scripts from '../../packages/tiers/src/redis/scripts.ts';
 
 export type Reply = Buffer | number | null | readonly Reply[];
 interface Event {
   readonly number: number;
+  readonly id: string;
   readonly fields: readonly string[];
 }
 
@@ -22,6 +24,11 @@ export class Ledger {
   used = 0;
   count = 0;
   eventCount = 0;
+  /** The clock of recency: where it was last, and how far the server's own was set back. */
+  clockUs = 0;
+  skewUs = 0;
+  /** Entries that were none and are gone; what they were charged is not known. */
+  lost = 0;
   blocks = new Map<string, string>();
   recency = new Map<string, number>();
   leases = new Map<string, number>();
@@ -33,6 +40,9 @@ export interface State {
   ledger: Ledger | undefined;
   values: Map<string, Buffer>;
 }
+
+const isWell = (ledger: Ledger): boolean =>
+  ledger.blocks.size === ledger.count && !Number.isNaN(ledger.used) && ledger.lost * 16 <= ledger.count + 16;
 
 const bytes = (value: string): Buffer => Buffer.from(value, 'latin1');
 /** Each is behind a byte with its length. */
@@ -90,6 +100,21 @@ export class RedisKeys {
     this.#state = state;
   }
 
+  /** Somebody else writes into our keys. */
+  scribble(what: 'entry' | 'event' | 'lease' | 'number' | 'name', nonsense: string, at: number): void {
+    const { ledger } = this.#state;
+    if (ledger === undefined) return;
+    const field = [...ledger.blocks.keys()][at];
+    if (what === 'entry' && field !== undefined) ledger.blocks.set(field, nonsense);
+    if (what === 'lease') ledger.leases.set(nonsense, at);
+    if (what === 'number' && at === 0) ledger.used = Number.NaN;
+    if (what === 'name' && at === 0) ledger.blocks.set(`stranger ${nonsense}`, nonsense);
+    if (what === 'event') {
+      const number = (ledger.events.at(-1)?.number ?? 0) + at;
+      if (at > 0) ledger.events.push({ number, id: `${number}-1`, fields: ['foo', nonsense] });
+    }
+  }
+
   run(name: string, args: readonly string[]): Reply | Error {
     const { ledger } = this.#state;
     switch (name) {
@@ -103,9 +128,6 @@ export class RedisKeys {
         return [bytes('0'), [...(ledger?.blocks ?? [])].flatMap(([field, entry]) => [bytes(field), bytes(entry)])];
       case 'SCAN':
         return [bytes('0'), [...this.#state.values.keys()].map(bytes)];
-      case 'UNLINK':
-        for (const key of args) this.#state.values.delete(key);
-        return args.length;
       case 'EVALSHA':
         return this.#script(args[0]!, args[2]!.slice(0, -6), args.slice(2 + Number(args[1])));
       default:
@@ -119,9 +141,15 @@ export class RedisKeys {
       this.#state.ledger = undefined;
       return 6;
     }
+    if (sha === scripts.orphansScript.sha) {
+      if (this.#state.ledger !== undefined) return 0;
+      for (const key of argv) this.#state.values.delete(key);
+      return 1;
+    }
     if (sha === scripts.openScript.sha) return this.#open(base, argv);
     const { ledger } = this.#state;
-    if (ledger === undefined || ledger.blocks.size !== ledger.count) return new Error('KVTIER lost');
+    if (ledger === undefined || !isWell(ledger)) return new Error('KVTIER lost');
+    if (sha === scripts.clockScript.sha) return [this.#stateOf(ledger)];
     const writes = sha !== scripts.pollScript.sha;
     if (writes && this.#refuses()) {
       return new Error('OOM command not allowed when used memory > maxmemory');
@@ -132,18 +160,25 @@ export class RedisKeys {
       for (let at = 1; at < argv.length; at += 2) {
         if (ledger.blocks.get(argv[at]!) === argv[at + 1]) this.#drop(ledger, base, argv[at]!, argv[0]!);
       }
-      return [state(ledger)];
+      return [this.#stateOf(ledger)];
     }
     if (sha === scripts.touchScript.sha) {
       for (let at = 0; at < argv.length; at += 2) {
         if (ledger.blocks.has(argv[at]!)) this.#use(ledger, argv[at]!, Number(argv[at + 1]));
       }
-      return [state(ledger)];
+      return [this.#stateOf(ledger)];
     }
     this.#sweep(ledger, base, argv[0]!);
     const first = ledger.events[0]?.number ?? 0;
-    const news = ledger.events.filter(({ number }) => number > Number(argv[1])).slice(0, Number(argv[2]));
-    return [state(ledger), first, news.map(({ number, fields }) => [bytes(`${number}-1`), fields.map(bytes)])];
+    const news = ledger.events
+      .filter(({ number }) => number > Number(argv[1]) && number <= ledger.eventCount)
+      .slice(0, Number(argv[2]));
+    return [
+      this.#stateOf(ledger),
+      first,
+      bytes(ledger.events.find(({ number }) => number === Number(argv[1]))?.id ?? ''),
+      news.map(({ id, fields }) => [bytes(id), fields.map(bytes)]),
+    ];
   }
 
   #open(base: string, [partitions, cap, epoch, create]: readonly string[]): Reply {
@@ -153,12 +188,16 @@ export class RedisKeys {
       ledger = new Ledger();
       Object.assign(ledger, { partitions, epoch });
       this.#state.ledger = ledger;
-    } else if (ledger.blocks.size !== ledger.count || ledger.recency.size !== ledger.count) {
+    } else if (!isWell(ledger) || ledger.recency.size !== ledger.count) {
       return [bytes('damaged'), bytes(ledger.epoch)];
     }
     ledger.cap = Number(cap);
     while (ledger.used > ledger.cap && ledger.blocks.size > 0) this.#drop(ledger, base, oldest(ledger)!, '');
-    return [bytes('ok'), ...state(ledger)];
+    return [
+      bytes('ok'),
+      this.#stateOf(ledger),
+      bytes(ledger.events.find(({ number }) => number === ledger.eventCount)?.id ?? ''),
+    ];
   }
 
   #reserve(ledger: Ledger, base: string, argv: readonly string[]): Reply {
@@ -172,12 +211,16 @@ export class RedisKeys {
     const taken: { readonly words: string; readonly name: string }[] = [];
     const made: Part[] = [];
     const freed: Part[] = [];
+    for (const field of fieldsIn(fields!)) {
+      const entry = ledger.blocks.get(field);
+      if (entry !== undefined && parseEntry(entry) === undefined) this.#drop(ledger, base, field, node!);
+    }
     for (const [i, field] of fieldsIn(fields!).entries()) {
       const [id, length] = [words[2 * i]!, Number(words[2 * i + 1])];
       const other = ledger.blocks.get(field);
       const need = chargeOf(length, Number(part));
       if (other !== undefined) {
-        this.#use(ledger, field, this.#nowUs());
+        this.#use(ledger, field, this.#clockUs(ledger));
         answers += 'h';
         held.push(bytes(other));
         continue;
@@ -187,9 +230,10 @@ export class RedisKeys {
         const victim = oldest(ledger);
         if (victim === undefined) fits = false;
         else {
-          evicted.push(String.fromCharCode(victim.length), victim);
-          entries.push(ledger.blocks.get(victim)!);
+          const entry = ledger.blocks.get(victim)!;
           freed.push(...this.#drop(ledger, base, victim, node!));
+          evicted.push(String.fromCharCode(victim.length), victim);
+          entries.push(parseEntry(entry) === undefined ? '-' : entry);
         }
       }
       answers += fits ? 'r' : 'n';
@@ -200,7 +244,7 @@ export class RedisKeys {
     }
     if (taken.length > 0) {
       const [list, names] = [taken.map(({ words }) => words).join(' '), taken.map(({ name }) => name).join('')];
-      ledger.leases.set(leaseOf(part!, list, names), this.#nowUs() / 1000 + Number(leaseMs));
+      ledger.leases.set(leaseOf(part!, list, names), this.#clockUs(ledger) / 1000 + Number(leaseMs));
     }
     // Keys of what was evicted are renamed, with what is in them, where that is no more than what will be.
     for (const [i, { key, length }] of made.entries()) {
@@ -210,14 +254,14 @@ export class RedisKeys {
         (old !== undefined && old.length <= length ? old.value : undefined) ?? Buffer.alloc(0),
       );
     }
-    return [state(ledger), bytes(answers), held, bytes(evicted.join('')), bytes(entries.join('\n'))];
+    return [this.#stateOf(ledger), bytes(answers), held, bytes(evicted.join('')), bytes(entries.join('\n'))];
   }
 
   #commit(ledger: Ledger, base: string, argv: readonly string[]): Reply {
     const [node, ttlMs, part, fields, list, flags, times] = argv;
     const names = fieldsIn(fields!);
     if (!ledger.leases.delete(leaseOf(part!, list!, fields!))) {
-      return [state(ledger), bytes('n'.repeat(names.length)), []];
+      return [this.#stateOf(ledger), bytes('n'.repeat(names.length)), []];
     }
     const words = list!.split(' ');
     const uses = times!.split(' ');
@@ -244,17 +288,30 @@ export class RedisKeys {
       }
       answers += answer;
     }
-    return [state(ledger), bytes(answers), others];
+    return [this.#stateOf(ledger), bytes(answers), others];
+  }
+
+  #stateOf(ledger: Ledger): Reply[] {
+    return [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount, this.#clockUs(ledger)];
+  }
+
+  /** Goes on where the server's own clock is set back. */
+  #clockUs(ledger: Ledger): number {
+    const nowUs = Math.floor(this.#nowUs());
+    if (nowUs + ledger.skewUs < ledger.clockUs) ledger.skewUs = ledger.clockUs - nowUs;
+    ledger.clockUs = nowUs + ledger.skewUs;
+    return ledger.clockUs;
   }
 
   #use(ledger: Ledger, field: string, usedUs: number): void {
-    const used = Math.min(usedUs, this.#nowUs() + 1_000_000);
+    const used = Math.min(usedUs, this.#clockUs(ledger) + 1_000_000);
     ledger.recency.set(field, Math.max(ledger.recency.get(field) ?? 0, used));
   }
 
   #sweep(ledger: Ledger, base: string, node: string): void {
     const nowMs = this.#nowUs() / 1000;
-    for (const [member, ends] of [...ledger.leases]) if (ends <= nowMs) this.#endLease(ledger, base, member);
+    const leaseMs = this.#clockUs(ledger) / 1000;
+    for (const [member, ends] of [...ledger.leases]) if (ends <= leaseMs) this.#endLease(ledger, base, member);
     for (const [field, ends] of [...ledger.expiry]) {
       if (ends > nowMs) continue;
       if (ledger.blocks.has(field)) this.#drop(ledger, base, field, node);
@@ -264,7 +321,7 @@ export class RedisKeys {
 
   #endLease(ledger: Ledger, base: string, lease: string): void {
     ledger.leases.delete(lease);
-    const [part, ...words] = lease.slice(0, lease.indexOf('\n')).split(' ');
+    const [part, ...words] = lease.slice(0, Math.max(0, lease.indexOf('\n'))).split(' ');
     for (let i = 0; i < words.length; i += 2) {
       this.#dropReserved(ledger, base, Number(words[i + 1]), Number(part), words[i]!);
     }
@@ -278,13 +335,19 @@ export class RedisKeys {
   /** What was in its keys. */
   #drop(ledger: Ledger, base: string, field: string, node: string): Part[] {
     const entry = ledger.blocks.get(field)!;
-    const [length, part, id] = entry.split(' ');
-    const freed = this.#dropValue(base, Number(length), Number(part), id!);
     ledger.blocks.delete(field);
     ledger.recency.delete(field);
     ledger.expiry.delete(field);
     ledger.count--;
-    ledger.used -= chargeOf(Number(length), Number(part));
+    const parsed = parseEntry(entry);
+    if (parsed === undefined) {
+      ledger.lost++;
+      this.#tell(ledger, 'r', field, '-', node);
+      return [];
+    }
+    const { bytes: length, partBytes: part, id } = parsed;
+    const freed = this.#dropValue(base, length, part, id);
+    ledger.used -= chargeOf(length, part);
     this.#tell(ledger, 'r', field, entry, node);
     return freed;
   }
@@ -297,12 +360,17 @@ export class RedisKeys {
 
   #tell(ledger: Ledger, kind: string, field: string, entry: string, node: string): void {
     const number = ++ledger.eventCount;
-    ledger.events.push({ number, fields: ['n', node, kind, String.fromCharCode(field.length) + field, 'e', entry] });
+    // A stream that others have written to takes no smaller number: it begins anew.
+    if ((ledger.events.at(-1)?.number ?? 0) >= number) ledger.events = [];
+    const id = `${number}-${this.#clockUs(ledger)}`;
+    ledger.events.push({
+      number,
+      id,
+      fields: ['n', node, kind, String.fromCharCode(field.length) + field, 'e', entry],
+    });
     if (ledger.events.length > Math.min(maxEvents, 200)) ledger.events.shift();
   }
 }
-
-const state = (ledger: Ledger): Reply[] => [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount];
 
 function oldest(ledger: Ledger): string | undefined {
   let found: string | undefined;

@@ -307,6 +307,7 @@ class Simulation {
     }
     this.#checkControl();
     await this.#checkBucket();
+    await this.#checkDirectory();
   }
 
   /** Nothing is written any more: every node comes to know the bucket as it is (law 6), and what is not ours is still there. */
@@ -323,6 +324,17 @@ class Simulation {
     const corrupt = nodes.reduce((sum, node) => sum + (node.counts()['s3.corrupt'] ?? 0), 0);
     if (corrupt > s3.counts.flips)
       throw new Violation(`law 1: s3: ${corrupt} blocks were corrupt, with ${s3.counts.flips} damaged bytes`);
+  }
+
+  /** Law 6: every node lists what the directory has, whatever past the server had. */
+  async #checkDirectory(): Promise<void> {
+    const nodes = this.#up().filter(({ plan }) => plan.tiers.includes('redis'));
+    const listed = (): number[] => nodes.map(({ lower }) => lower.find(({ name }) => name === 'redis')!.stats().blocks);
+    const isKnown = (): boolean => listed().every((count) => count === (this.#servers.redis.ledger?.count ?? 0));
+    await this.#until('the directory in redis is not seen as it is', calmUs, isKnown).catch((error: unknown) => {
+      const { count, blocks } = this.#servers.redis.ledger ?? { count: 0, blocks: new Map() };
+      throw new Violation(`${(error as Error).message}: ${listed()} of ${count}: ${[...blocks.values()].join(', ')}`);
+    });
   }
 
   /** One chain there and back. Returns what did not work, '' if all did. */

@@ -58,6 +58,8 @@ export class VirtualRedis {
   readonly #pools = new Map<Pool, { readonly owner: Life; readonly jobs: Set<BulkJob> }>();
   isDown = false;
   stalledUntilUs = 0;
+  /** How far its clock was set. */
+  clockStepUs = 0;
   /** Probabilities: a write command is refused; a value arrives damaged. */
   refuses = 0;
   flips = 0;
@@ -70,7 +72,7 @@ export class VirtualRedis {
     this.#world = world;
     this.#arenas = arenas;
     this.#keys = new RedisKeys(
-      () => 5e9 + world.nowUs,
+      () => 5e12 + world.nowUs + this.clockStepUs,
       () => this.#isRefused(),
     );
     this.#replica = this.#keys.copy();
@@ -104,12 +106,23 @@ export class VirtualRedis {
     }
   }
 
-  /** The replica takes over: what it had not got is gone. */
-  failover(): void {
+  /** The replica takes over: what it had not got is gone. In a Cluster not every connection ends with that. */
+  failover(ends = true): void {
     this.counts.failovers++;
     this.#keys.restore(this.#replica);
     this.#replica = this.#keys.copy();
-    this.reset();
+    if (ends) this.reset();
+  }
+
+  /** Somebody else writes into our keys. */
+  scribble(): void {
+    const world = this.#world;
+    const nonsense = world.pick(['', 'x', '2000 0 x', 'NaN 512 x', '99999999999999 1 x', '2000 512 a b', '100 512 x']);
+    this.#keys.scribble(
+      world.pick(['entry', 'event', 'lease', 'number', 'name'] as const),
+      nonsense,
+      world.between(0, 9),
+    );
   }
 
   /** It starts again, empty. */

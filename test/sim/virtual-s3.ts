@@ -6,7 +6,7 @@
  * Invariants: a caller's buffers are touched only in the event that ends its exchange. Checked with every request: no PUT without
  * a condition, no pack but whole and right ones (law 1), what is not ours stays as it is.
  */
-import { KvError } from '../../packages/errors/src/index.ts';
+import { KvError, type Outside } from '../../packages/errors/src/index.ts';
 import type { HttpReply, HttpRequest, TryLimits } from '../../packages/tiers/src/s3/http-connection.ts';
 import { decodePackTable, packTableBytesOf } from '../../packages/tiers/src/s3/pack-format.ts';
 import { mustHold } from './contents.ts';
@@ -46,6 +46,8 @@ export class VirtualS3 {
   cuts = 0;
   flips = 0;
   hangsUntilUs = 0;
+  /** Whoever has the credentials is silent until then. */
+  credentialsHangUntilUs = 0;
   /** `flips`: damaged bytes that were delivered. */
   readonly counts = { puts: 0, gets: 0, lists: 0, deletes: 0, errors: 0, lost: 0, cuts: 0, conflicts: 0, flips: 0 };
   /** Hears of violations. */
@@ -97,6 +99,16 @@ export class VirtualS3 {
     destroy: (): void => {},
   };
 
+  /** What replaces a method of Outside: the wait for credentials and a signature. */
+  outside(ask: typeof Outside.prototype.ask): typeof Outside.prototype.ask {
+    const world = this.#world;
+    const isHung = (): boolean => this.credentialsHangUntilUs > world.nowUs;
+    return function (this: Outside<object>, limitMs, call, what) {
+      const never = (): Promise<never> => new Promise(() => {});
+      return ask.call(this, limitMs, what === 'credentials' && isHung() ? never : call, what) as never;
+    };
+  }
+
   /** Somebody deletes of ours what he likes. */
   forget(): void {
     for (const key of [...this.objects.keys()]) {
@@ -138,7 +150,7 @@ export class VirtualS3 {
   }
 
   #nowMs(): number {
-    return Date.now() + this.#clockOffsetMs;
+    return this.#world.startMs + this.#world.nowMs + this.#clockOffsetMs;
   }
 
   #send(request: HttpRequest, limits: TryLimits): Promise<HttpReply> {
@@ -348,7 +360,13 @@ export class VirtualS3 {
       return { Key, ETag: `"${etag}"`, Size: bytes.length, LastModified };
     });
     const IsTruncated = keys.length > Contents.length;
-    return { Contents, IsTruncated, ...(IsTruncated ? { NextContinuationToken: Contents.at(-1)!.Key } : {}) };
+    const $metadata = { date: new Date(this.#nowMs()).toUTCString() };
+    return {
+      $metadata,
+      Contents,
+      IsTruncated,
+      ...(IsTruncated ? { NextContinuationToken: Contents.at(-1)!.Key } : {}),
+    };
   }
 
   #delayUs(): number {

@@ -37,6 +37,9 @@ export class World {
   /** Whose code runs now. */
   life: Life = this.servers;
   nowUs = 1_000_000;
+  /** The wall clock of the nodes, which somebody may set; that of the servers is another. */
+  readonly startMs = Date.UTC(2026, 0, 1);
+  wallStepMs = 0;
   steps = 0;
   /** A fingerprint of all that has happened so far. */
   digest = 0;

@@ -4,6 +4,7 @@
  */
 import { codes, type KvErrorCode } from './codes.ts';
 
+export { Outside, within } from './outside.ts';
 export { codes, type KvErrorCode };
 
 export interface KvErrorOptions {

@@ -3,6 +3,7 @@ import { createServer, type Server } from 'node:net';
 import fc from 'fast-check';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { BulkConnection, type BulkResult } from './bulk-connection.ts';
+import { BulkPool } from './bulk-pool.ts';
 
 let server: Server;
 let port: number;
@@ -145,3 +146,41 @@ function cutInto(text: Buffer, cuts: readonly number[]): Buffer[] {
   }
   return out;
 }
+
+it.each([false, true])('a server that falls silent costs a job its deadline; behind ASKING: %s', async (asking) => {
+  pieces = [];
+  const failures: string[] = [];
+  const pool = new BulkPool({
+    connect: (on) => new BulkConnection({ host: '127.0.0.1', port }, { connectTimeoutMs: 5000 }, on),
+    ...{ connections: 1, depth: 3, onFailure: (reason) => failures.push(reason) },
+  });
+  const job = { kind: 'get', key: 'k', view: Buffer.alloc(3), start: 0, toEnd: true, asking } as const;
+  const deadlineMs = performance.now() + 300;
+  const ended = new Promise<BulkResult>((onDone) => pool.submit({ ...job, deadlineMs, onDone }));
+  const late = new Promise<string>((resolve) => setTimeout(resolve, 3_000, 'not ended'));
+  expect(await Promise.race([ended, late])).toBe('lost');
+  expect(failures).toEqual(['no answer within the time limit']);
+  pool.close('end');
+});
+
+it.each(['', '1e2', '0x3', '-3', ' 3', '3.0', '99999999999999999999'])('%j is no length', async (length) => {
+  pieces = [Buffer.from(`$${length}\r\nabc\r\n`)];
+  const view = Buffer.alloc(3, 0xee);
+  const results: BulkResult[] = [];
+  const reason = await new Promise<string>((resolve) => {
+    const connection = new BulkConnection(
+      { host: '127.0.0.1', port },
+      { connectTimeoutMs: 5000 },
+      {
+        ready: () => {
+          if (results.length > 0 || connection.inFlight > 0) return;
+          const onDone = (result: BulkResult): void => void results.push(result);
+          const job = { kind: 'get', key: 'k', view, start: 0, toEnd: true, asking: false } as const;
+          connection.send({ ...job, deadlineMs: Number.POSITIVE_INFINITY, onDone });
+        },
+        end: resolve,
+      },
+    );
+  });
+  expect([reason, results, view.toString('hex')]).toEqual([`not a length: $${length}`, ['lost'], 'eeeeee']);
+});

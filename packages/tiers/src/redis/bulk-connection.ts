@@ -129,9 +129,9 @@ export class BulkConnection {
     return this.#expected.length;
   }
 
-  /** By when the oldest job must have ended, on the clock of performance.now(). */
+  /** By when the oldest job must have ended, on the clock of performance.now(); what goes before it (ASKING) is its own. */
   get deadlineMs(): number {
-    return this.#expected[0]?.job?.deadlineMs ?? Number.POSITIVE_INFINITY;
+    return this.#expected.find(({ job }) => job !== undefined)?.job?.deadlineMs ?? Number.POSITIVE_INFINITY;
   }
 
   send(job: BulkJob): void {
@@ -271,8 +271,9 @@ export class BulkConnection {
     } else if (line === '+OK' && job!.kind === 'set') this.#end('ok');
     else if (line === '$-1' && job !== undefined) this.#end('none');
     else if (line[0] === '$' && job?.kind === 'get') {
-      const bytes = Number(line.slice(1));
-      if (bytes === 0) {
+      const bytes = /^\$\d{1,15}$/.test(line) ? Number(line.slice(1)) : undefined;
+      if (bytes === undefined) this.destroy(`not a length: ${line.slice(0, 40)}`);
+      else if (bytes === 0) {
         this.#bodyIs = 'none'; // GETRANGE's answer when there is no such key
         this.#tailBytes = 2;
       } else if (bytes === job.view.length) {
@@ -280,7 +281,6 @@ export class BulkConnection {
       } else {
         this.#bodyIs = 'length';
         this.#skipBytes = bytes;
-        if (!Number.isSafeInteger(bytes) || bytes < 0) this.destroy(`not a length: ${line}`);
       }
     } else this.destroy(`the server sent something that is not RESP2: ${line.slice(0, 40)}`);
   }

@@ -76,11 +76,12 @@ export class BulkEngine {
   /** Returns the job's tag, until it ends. */
   move(server: number, job: ValueJob, onEnd: (ends: readonly ValueEnd[]) => void): number {
     const tag = this.#nextTag++;
+    native.bulkMove(this.#handle, server, tag, job.base, job.ids, job.rows, job.identities);
+    // Its end comes in a turn of its own.
     this.#jobs.set(tag, (all) => {
       this.#jobs.delete(tag);
       onEnd(all);
     });
-    native.bulkMove(this.#handle, server, tag, job.base, job.ids, job.rows, job.identities);
     return tag;
   }
 
@@ -152,6 +153,11 @@ export class BulkLanes {
     this.#jobs.set(tag, job);
     this.#sweep ??= setInterval(() => this.#expire(), sweepMs);
     this.#connect();
+  }
+
+  /** Nothing waits or moves. */
+  get idle(): boolean {
+    return this.#jobs.size === 0;
   }
 
   /** Every connection is closed and every job 'lost' when this returns. */

@@ -36,6 +36,11 @@ export class BulkPool {
     this.#pump();
   }
 
+  /** Nothing waits or moves. */
+  get idle(): boolean {
+    return this.#waitingCount === 0 && [...this.#connections].every(({ inFlight }) => inFlight === 0);
+  }
+
   /** Every connection is destroyed and every job 'lost' when this returns. */
   close(reason: string): void {
     this.#closed = true;

@@ -11,8 +11,22 @@ import { type HashKey, hashOfKey, type Namespace, namespaceFromDigest } from '@k
 import type { BlockIndex } from './block-index.ts';
 import type { Partition, RedisLink, Reply } from './link.ts';
 import {
+  namespaceBytes,
+  parseCommitted,
+  parseDone,
+  parseEntry,
+  parseName,
+  parseOpened,
+  parsePage,
+  parsePolled,
+  parseReserved,
+  type State,
+} from './replies.ts';
+import {
+  clockScript,
   commitScript,
   openScript,
+  orphansScript,
   pollScript,
   removeScript,
   reserveScript,
@@ -21,10 +35,16 @@ import {
   touchScript,
 } from './scripts.ts';
 
-const namespaceBytes = 32;
 const pageEntries = 1000;
 const pollEvents = 100;
 const scanKeys = 1000;
+/** Removals that wait for a server that takes none now; beyond it, a block may be listed again. */
+const maxRefused = 4096;
+/** Of a listing: beyond it a server goes round in circles. */
+const maxPages = 1_000_000;
+const clockAttempts = 4;
+/** Uses are noted at most so much before or after their time. */
+const clockSlackUs = 1_000_000;
 
 /** What a write wants to store. `id` names the value and is never used again. */
 export interface Reservation {
@@ -35,6 +55,12 @@ export interface Reservation {
 
 /** 'refused': no room; 'held': another has stored it. */
 export type Answer = 'done' | 'held' | 'refused';
+
+/** What the directory has: its name there, and its text, a character a byte. */
+interface Listed {
+  readonly field: Buffer;
+  readonly text: string;
+}
 
 /** The directory's name of a block. */
 export const fieldOf = (namespace: Namespace, hash: HashKey): Buffer =>
@@ -50,32 +76,6 @@ function fieldsOf(namespace: Namespace, blocks: readonly { readonly hash: HashKe
 /** The lease of what is reserved together is named by this: id and bytes of each. */
 const wordsOf = (blocks: readonly Reservation[]): string => blocks.map(({ id, bytes }) => `${id} ${bytes}`).join(' ');
 
-/** Names one after the other, each behind its length, and their entries, a line each. */
-function* changesIn(fields: Buffer, entries: Buffer): Generator<[namespace: string, hash: HashKey, text: string]> {
-  if (fields.length === 0) return;
-  const names = fields.toString('latin1');
-  let at = 0;
-  for (const text of entries.toString('latin1').split('\n')) {
-    const hashAt = at + 1 + namespaceBytes;
-    const end = at + 1 + names.charCodeAt(at);
-    yield [names.slice(at + 1, hashAt), names.slice(hashAt, end) as HashKey, text];
-    at = end;
-  }
-}
-
-/** Where a value is: its keys are `id` and the number of the part, of `partBytes` each. */
-export interface Entry {
-  readonly bytes: number;
-  readonly partBytes: number;
-  readonly id: string;
-}
-
-/** Of an entry's text. */
-export function parseEntry(text: string): Entry {
-  const [bytes, partBytes, id] = text.split(' ');
-  return { bytes: Number(bytes), partBytes: Number(partBytes), id: id! };
-}
-
 export class Directory {
   readonly partition: Partition;
   readonly #link: RedisLink;
@@ -84,12 +84,24 @@ export class Directory {
   readonly #namespaces = new Map<string, Namespace>();
   /** Removed here and perhaps still in events to come: by entry, the last event that may name it (Infinity: not known yet). */
   readonly #leaving = new Map<string, number>();
+  /** Of these, those that the server refused to remove: entries and names. */
+  readonly #refused: Listed[] = [];
   #epoch = '';
   /** Grows when the tier loses its server: a reply to what was asked before says nothing any more. */
   #life = 0;
   #lastEvent = 0;
+  /** Its whole id on the server; '': not known yet. */
+  #lastId = '';
+  /** Number of the newest event that any reply has counted. */
+  #newest = 0;
+  /** Of events after the last known one: those that this node's own stores made. */
+  readonly #own = new Set<number>();
   usedBytes = 0;
   capacityBytes = 0;
+  /** The server's clock of recency less ours (performance.now()), microseconds. */
+  clockOffsetUs = 0;
+  /** Names and entries that are none, skipped. */
+  nonsense = 0;
 
   constructor(partition: Partition, link: RedisLink, index: BlockIndex, node: string) {
     this.partition = partition;
@@ -101,66 +113,86 @@ export class Directory {
   /** Take the partition as it is, or make it. KvError CONFIG when its keys are not ours. Returns whether it is empty and new. */
   async open(partitionCount: number, capacityBytes: number): Promise<boolean> {
     this.#leaving.clear();
+    this.#refused.length = 0;
     this.capacityBytes = capacityBytes;
     let create = '';
     for (let attempt = 0; attempt < 100; attempt++) {
-      const epoch = randomBytes(12).toString('base64url');
-      const reply = await this.#run(openScript, [partitionCount, capacityBytes, epoch, create]);
-      const [status, ...state] = reply as readonly Reply[];
-      const text = String(status);
-      if (text.startsWith('foreign')) {
-        throw new KvError('CONFIG', `redis: ${text.slice(9)}; choose another keyPrefix, or remove that key`);
+      const fresh = randomBytes(12).toString('base64url');
+      const { status, epoch, opened } = parseOpened(
+        await this.#run(openScript, [partitionCount, capacityBytes, fresh, create]),
+      );
+      if (status.startsWith('foreign')) {
+        throw new KvError('CONFIG', `redis: ${status.slice(9)}; choose another keyPrefix, or remove that key`);
       }
-      if (text !== 'ok') {
-        await this.#sweepOrphans(String(state[0]));
-        create = '1';
+      if (opened === undefined) {
+        create = (await this.#sweepOrphans(epoch)) ? '1' : '';
         continue;
       }
-      this.#epoch = String(state[0]);
-      this.#read(state);
-      this.#lastEvent = Number(state[3]);
-      if (this.usedBytes <= this.capacityBytes) return create === '1';
+      this.#epoch = epoch;
+      this.#newest = 0;
+      this.#own.clear();
+      this.#read(opened.state);
+      this.#lastEvent = opened.state.newest;
+      this.#lastId = opened.lastId;
+      if (this.usedBytes > this.capacityBytes) continue;
+      await this.#measureClock();
+      return create === '1';
     }
     throw new KvError('IO', 'redis: the directory could not be brought within its budget', { retry: true });
   }
 
-  /** Everything that the directory lists, a page at a time. */
+  /** Everything that the directory lists, a page at a time. What is no entry of a block is removed: nobody else would. */
   async list(onPage: (count: number) => void): Promise<void> {
     let cursor = '0';
+    let pages = 0;
     const life = this.#life;
     do {
+      if (++pages > maxPages) throw lost('is listed without an end');
       const args = [this.partition.keys[1]!, cursor, 'COUNT', pageEntries];
-      const [next, rows] = (await this.#link.command(this.partition, 'HSCAN', args)) as [Buffer, Buffer[]];
+      const page = parsePage(await this.#link.command(this.partition, 'HSCAN', args));
       if (life !== this.#life) throw lost('was lost while it was listed');
-      cursor = String(next);
-      for (let at = 0; at < rows.length; at += 2) {
-        const name = rows[at]!.toString('latin1');
-        this.#stored(name.slice(0, namespaceBytes), name.slice(namespaceBytes) as HashKey, String(rows[at + 1]!));
+      cursor = page.cursor;
+      const wrong: Listed[] = [];
+      for (let at = 0; at + 1 < page.found.length; at += 2) {
+        const [field, text] = [page.found[at]!, page.found[at + 1]!];
+        const name = parseName(field.toString('latin1'));
+        if (name === undefined) this.nonsense++;
+        if (name === undefined || !this.#stored(name.namespace, name.hash, text.toString('latin1')))
+          wrong.push({ field, text: text.toString('latin1') });
       }
-      onPage(rows.length / 2);
+      if (wrong.length > 0) await this.#remove(wrong).catch(() => {}); // the next polls ask again
+      onPage(page.found.length / 2);
     } while (cursor !== '0');
   }
 
   /** What has changed since. KvError IO (retry) when the node must list anew. */
   async poll(): Promise<void> {
+    const refused = this.#refused.splice(0, pageEntries);
+    if (refused.length > 0) await this.#remove(refused).catch(() => {});
     for (;;) {
-      const reply = await this.#run(pollScript, [this.#node, this.#lastEvent, pollEvents]);
-      const [state, first, events] = reply as [Reply[], number, [Buffer, Buffer[]][]];
-      if (String(state[0]) !== this.#epoch) throw lost('has been made anew');
+      const last = this.#lastEvent;
+      const reply = await this.#run(pollScript, [this.#node, last, pollEvents]);
+      const { state, first, lastId, news } = parsePolled(reply, last);
       this.#read(state);
-      const newest = Number(state[3]);
-      if (newest > this.#lastEvent && (first === 0 || first > this.#lastEvent + 1)) throw lost('is ahead by too much');
-      for (const [id, [, node, kind, fields, , entries]] of events) {
-        this.#lastEvent = Number(String(id).split('-')[0]);
-        const isRemoval = String(kind) === 'r';
-        if (!isRemoval && String(node) === this.#node) continue;
-        for (const [namespace, hash, text] of changesIn(fields!, entries!)) {
-          if (isRemoval) this.#index.remove(this.#namespaceOf(namespace), hash, text);
+      if (state.newest > last && (first === 0 || first > last + 1)) throw lost('is ahead by too much');
+      // The same number with another time: the server's past is not the one that we know.
+      if (this.#lastId !== '' && lastId !== '' && lastId !== this.#lastId) throw lost('has another past');
+      if (lastId !== '') this.#lastId = lastId;
+      if (state.newest > last && news.length === 0) throw lost('lacks an event');
+      for (const { id, number, node, isRemoval, changes } of news) {
+        if (this.#own.delete(number) && node !== this.#node) throw lost('has another past');
+        this.#lastEvent = number;
+        this.#lastId = id;
+        if (!isRemoval && node === this.#node) continue;
+        for (const { namespace, hash, text } of changes) {
+          if (isRemoval) this.#removed(namespace, hash, text);
           else this.#stored(namespace, hash, text);
         }
       }
       for (const [text, event] of this.#leaving) if (event <= this.#lastEvent) this.#leaving.delete(text);
-      if (events.length < pollEvents) return;
+      // Ours are measured against a clock that has been set forward since.
+      if (state.clockUs - performance.now() * 1000 > this.clockOffsetUs + clockSlackUs) await this.#measureClock();
+      if (news.length < pollEvents) return;
     }
   }
 
@@ -173,59 +205,68 @@ export class Directory {
     const share = terms.share === undefined ? '' : Math.floor(terms.share * this.capacityBytes);
     const head = [this.#node, terms.leaseMs, terms.partBytes, share];
     const reply = await this.#run(reserveScript, [...head, fieldsOf(namespace, blocks), wordsOf(blocks)]);
-    const [state, answers, held, gone, entries] = reply as [Reply[], Buffer, Buffer[], Buffer, Buffer];
+    const { state, answers, evicted } = parseReserved(reply, blocks.length);
     this.#read(state);
-    let evicted = 0;
-    for (const [key, hash, text] of changesIn(gone, entries)) {
-      this.#index.remove(this.#namespaceOf(key), hash, text);
-      evicted++;
-    }
-    const next = held.values();
-    const told = Array.from(answers.toString('latin1'), (letter, i): Answer => {
-      if (letter !== 'h') return letter === 'r' ? 'done' : 'refused';
-      this.#stored(namespace.key, blocks[i]!.hash, String(next.next().value!));
-      return 'held';
+    for (const { namespace: key, hash, text } of evicted) this.#removed(key, hash, text);
+    const told = answers.map(({ letter, held }, i): Answer => {
+      if (held === undefined) return letter === 'r' ? 'done' : 'refused';
+      return this.#stored(namespace.key, blocks[i]!.hash, held) ? 'held' : 'refused';
     });
-    return { answers: told, evicted };
+    return { answers: told, evicted: evicted.length };
   }
 
   /** List what was written; give back the reservation of what was not. `blocks`: all that were reserved together. */
   async commit(
     namespace: Namespace,
     blocks: readonly (Reservation & { readonly written: boolean; readonly usedUs: number })[],
-    terms: { ttlMs: number | undefined; partBytes: number; offsetUs: number },
+    terms: { ttlMs: number | undefined; partBytes: number },
   ): Promise<Answer[]> {
     const flags = blocks.map(({ written }) => (written ? '1' : '0')).join('');
-    const uses = blocks.map(({ usedUs }) => Math.round(usedUs + terms.offsetUs)).join(' ');
+    const uses = blocks.map(({ usedUs }) => Math.round(usedUs + this.clockOffsetUs)).join(' ');
     const head = [this.#node, terms.ttlMs ?? '', terms.partBytes];
     const args = [...head, fieldsOf(namespace, blocks), wordsOf(blocks), flags, uses];
     const reply = await this.#run(commitScript, args);
-    const [state, answers, held] = reply as [Reply[], Buffer, Buffer[]];
+    const { state, answers } = parseCommitted(reply, blocks.length);
+    const isNews = answers.some(({ letter }) => letter === 's');
+    if (isNews && state.newest <= this.#newest) throw lost('has forgotten its latest events');
     this.#read(state);
-    const next = held.values();
-    return Array.from(answers.toString('latin1'), (letter, i): Answer => {
+    if (isNews) this.#own.add(state.newest);
+    return answers.map(({ letter, held }, i): Answer => {
       if (letter === 'n') return 'refused';
       const { hash, usedUs, id, bytes } = blocks[i]!;
-      const entry = letter === 's' ? `${bytes} ${terms.partBytes} ${id}` : String(next.next().value!);
-      if (!this.#leaving.has(entry)) this.#index.set(namespace, hash, entry, usedUs);
+      const entry = held ?? `${bytes} ${terms.partBytes} ${id}`;
+      if (!this.#stored(namespace.key, hash, entry, usedUs)) return 'refused';
       return letter === 's' ? 'done' : 'held';
     });
   }
 
-  /** The index has forgotten these already; now the server does. */
+  /** The index has forgotten these already; now the server does. KvError: it does not; the next polls ask again. */
   async remove(namespace: Namespace, blocks: readonly { hash: HashKey; text: string }[]): Promise<void> {
-    for (const { text } of blocks) this.#leaving.set(text, Number.POSITIVE_INFINITY);
-    const args = blocks.flatMap(({ hash, text }) => [fieldOf(namespace, hash), text]);
-    const [state] = (await this.#run(removeScript, [this.#node, ...args])) as [Reply[]];
-    this.#read(state);
-    for (const { text } of blocks) this.#leaving.set(text, Number(state[3]));
+    await this.#remove(blocks.map(({ hash, text }) => ({ field: fieldOf(namespace, hash), text })));
   }
 
-  /** `usedUs`: on the server's clock. */
+  async #remove(entries: readonly Listed[]): Promise<void> {
+    for (const { text } of entries) this.#leaving.set(text, Number.POSITIVE_INFINITY);
+    try {
+      const args = entries.flatMap(({ field, text }) => [field, Buffer.from(text, 'latin1')]);
+      const state = parseDone(await this.#run(removeScript, [this.#node, ...args]));
+      this.#read(state);
+      for (const { text } of entries) this.#leaving.set(text, state.newest);
+    } catch (error) {
+      for (const entry of entries) {
+        if (this.#refused.length < maxRefused) this.#refused.push(entry);
+        else this.#leaving.delete(entry.text);
+      }
+      throw error;
+    }
+  }
+
+  /** `usedUs`: on our clock, performance.now(). */
   async touch(uses: readonly { readonly field: Buffer; readonly usedUs: number }[]): Promise<void> {
+    const offsetUs = this.clockOffsetUs;
     await this.#run(
       touchScript,
-      uses.flatMap(({ field, usedUs }) => [field, Math.round(usedUs)]),
+      uses.flatMap(({ field, usedUs }) => [field, Math.round(usedUs + offsetUs)]),
     );
   }
 
@@ -241,28 +282,65 @@ export class Directory {
     return reply;
   }
 
-  /** The server holds no directory, or a broken one: values that no entry names would count for nobody. */
-  async #sweepOrphans(epoch: string): Promise<void> {
+  /**
+   * The server holds no directory, or a broken one: values that no entry names would count for nobody. false: another node has made
+   * a directory meanwhile, whose values must stay.
+   */
+  async #sweepOrphans(epoch: string): Promise<boolean> {
     await this.#run(resetScript, [epoch]);
     const pattern = `${this.partition.base.replaceAll(/[*?[\]\\]/g, '\\$&')}v:*`;
     let cursor = '0';
+    let pages = 0;
     do {
+      if (++pages > maxPages) throw lost('is swept without an end');
       const args = [cursor, 'MATCH', pattern, 'COUNT', scanKeys, 'TYPE', 'string'];
-      const [next, keys] = (await this.#link.command(this.partition, 'SCAN', args)) as [Buffer, Buffer[]];
-      cursor = String(next);
-      if (keys.length > 0) await this.#link.command(this.partition, 'UNLINK', keys);
+      const { cursor: next, found } = parsePage(await this.#link.command(this.partition, 'SCAN', args));
+      cursor = next;
+      for (let at = 0; at < found.length; at += scanKeys) {
+        if ((await this.#run(orphansScript, found.slice(at, at + scanKeys))) !== 1) return false;
+      }
     } while (cursor !== '0');
+    return true;
   }
 
-  #read(state: readonly Reply[]): void {
-    this.usedBytes = Number(state[1]);
-    this.capacityBytes = Number(state[2]);
+  /** The quickest of a few answers tells the time best. */
+  async #measureClock(): Promise<void> {
+    let bestUs = Number.POSITIVE_INFINITY;
+    let offsetUs = 0;
+    for (let attempt = 0; attempt < clockAttempts; attempt++) {
+      const startUs = performance.now() * 1000;
+      const { clockUs } = parseDone(await this.#run(clockScript, []));
+      const tookUs = performance.now() * 1000 - startUs;
+      if (tookUs >= bestUs) continue;
+      bestUs = tookUs;
+      offsetUs = clockUs - startUs - tookUs / 2;
+    }
+    this.clockOffsetUs = offsetUs;
   }
 
-  #stored(namespace: string, hash: HashKey, text: string): void {
-    if (this.#leaving.has(text)) return;
-    // A copy: pieces of a long string would keep all of it.
-    this.#index.set(this.#namespaceOf(namespace), hashOfKey(hash).toString('latin1') as HashKey, text);
+  /** KvError when this is not the directory that the replies before were about: they come in the order in which the server made them. */
+  #read({ epoch, newest, usedBytes, capBytes }: State): void {
+    if (epoch !== this.#epoch) throw lost('has been made anew');
+    if (newest < this.#newest) throw lost('has forgotten its latest events');
+    this.#newest = newest;
+    this.usedBytes = usedBytes;
+    this.capacityBytes = capBytes;
+  }
+
+  /** false: the entry is none. */
+  #stored(namespace: string, hash: HashKey, text: string, usedUs = 0): boolean {
+    if (parseEntry(text) === undefined) {
+      this.nonsense++;
+      return false;
+    }
+    // Copies: pieces of a long string would keep all of it.
+    const copy = hashOfKey(hash).toString('latin1') as HashKey;
+    if (!this.#leaving.has(text)) this.#index.set(this.#namespaceOf(namespace), copy, text, usedUs);
+    return true;
+  }
+
+  #removed(namespace: string, hash: HashKey, text: string): void {
+    this.#index.remove(this.#namespaceOf(namespace), hash, parseEntry(text) === undefined ? undefined : text);
   }
 
   #namespaceOf(key: string): Namespace {

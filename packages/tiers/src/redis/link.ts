@@ -3,7 +3,7 @@
  * server that has it. Invariants: every call ends within the time limit; replies of one partition come in the order in which the
  * server made them (one connection a server).
  */
-import { KvError } from '@kvtier/errors';
+import { KvError, Outside } from '@kvtier/errors';
 import { Cluster, Redis, type RedisOptions } from 'ioredis';
 import type { BulkAddress, BulkLogin } from './bulk-connection.ts';
 import { allScripts, keyNames, type Script } from './scripts.ts';
@@ -23,7 +23,7 @@ export interface Partition {
 }
 
 export class RedisLink {
-  readonly #client: Redis | Cluster;
+  readonly #client: Outside<Redis | Cluster>;
   readonly #settings: RedisSettings;
   readonly #login: BulkLogin;
   /** Why the last connection was not made or kept; ioredis tells by events. */
@@ -56,28 +56,24 @@ export class RedisLink {
     } satisfies RedisOptions;
     if (settings.mode === 'cluster') {
       const { retryStrategy: _, enableOfflineQueue: __, ...redisOptions } = common;
-      this.#client = new Cluster(
-        servers.map(({ host, port }) => ({ host: host!, port: port! })),
-        {
-          redisOptions,
-          clusterRetryStrategy: backoffMs,
-          enableOfflineQueue: false,
-          slotsRefreshTimeout: settings.timeLimitMs,
-          slotsRefreshInterval: 5000,
-          // Names and addresses as the cluster announces them: a certificate is for the name.
-          dnsLookup: (address, callback) => callback(null, address),
-          maxRedirections: 4,
-          retryDelayOnFailover: 100,
-          retryDelayOnClusterDown: 100,
-          retryDelayOnTryAgain: 20,
-        },
-      );
-      this.#client.on('node error', (error: Error) => {
-        this.#lastError = error;
-      });
+      const seeds = servers.map(({ host, port }) => ({ host: host!, port: port! }));
+      const clusterOptions = {
+        redisOptions,
+        clusterRetryStrategy: backoffMs,
+        enableOfflineQueue: false,
+        slotsRefreshTimeout: settings.timeLimitMs,
+        slotsRefreshInterval: 5000,
+        // Names and addresses as the cluster announces them: a certificate is for the name.
+        dnsLookup: (address: string, callback: (error: null, address: string) => void) => callback(null, address),
+        maxRedirections: 4,
+        retryDelayOnFailover: 100,
+        retryDelayOnClusterDown: 100,
+        retryDelayOnTryAgain: 20,
+      };
+      this.#client = new Outside('redis', new Cluster(seeds, clusterOptions));
     } else if (settings.mode === 'sentinel') {
       const { sentinelUsername, sentinelPassword } = settings;
-      this.#client = new Redis({
+      const options = {
         ...common,
         db: settings.database,
         sentinels: servers.map(({ host, port }) => ({ host: host!, port: port! })),
@@ -87,15 +83,20 @@ export class RedisLink {
         ...(sentinelUsername === undefined ? {} : { sentinelUsername }),
         ...(sentinelPassword === undefined ? {} : { sentinelPassword }),
         ...(tls === undefined ? {} : { sentinelTLS: tls, enableTLSForSentinelMode: true }),
-      });
+      };
+      this.#client = new Outside('redis', new Redis(options));
     } else {
       const place = first.path === undefined ? { host: first.host!, port: first.port! } : { path: first.path };
-      this.#client = new Redis({ ...common, ...place, db: settings.database });
+      this.#client = new Outside('redis', new Redis({ ...common, ...place, db: settings.database }));
     }
-    this.#client.on('error', (error: Error) => {
-      this.#lastError = error;
+    this.#client.now((client) => {
+      for (const event of ['error', 'node error']) {
+        client.on(event, (error: Error) => {
+          this.#lastError = error;
+        });
+      }
+      client.on('close', () => onLost(this.#lastError?.message ?? 'the connection ended'));
     });
-    this.#client.on('close', () => onLost(this.#lastError?.message ?? 'the connection ended'));
   }
 
   get partitionCount(): number {
@@ -115,7 +116,7 @@ export class RedisLink {
   }
 
   get isReady(): boolean {
-    return this.#client.status === 'ready';
+    return this.#client.now(({ status }) => status === 'ready');
   }
 
   /** Waits until commands can be sent. KvError with the reason, CONFIG when waiting longer will not help. */
@@ -123,12 +124,7 @@ export class RedisLink {
     const endMs = performance.now() + limitMs;
     while (!this.isReady) {
       if (this.#isClosed) throw new KvError('CANCELLED', 'redis: the tier was closed', { retry: true });
-      // ioredis gives up for good when a failover is announced just while it connects. What it meets, its events tell.
-      if (this.#client.status === 'end') this.#client.connect().catch(() => {});
-      // A Cluster's client that learns of a server while it disconnects waits for ever that this one goes, too.
-      if (this.#client instanceof Cluster && this.#client.status === 'disconnecting') {
-        for (const node of this.#client.nodes('all')) node.disconnect();
-      }
+      this.#client.now(unstick);
       const error = this.#lastError;
       if (error !== undefined && isRefusal(error.message)) throw asKvError(error);
       const leftMs = endMs - performance.now();
@@ -138,13 +134,14 @@ export class RedisLink {
           : asKvError(error);
       }
       await new Promise<void>((resolve) => {
+        const events = ['ready', 'error', 'node error'];
         const done = (): void => {
           clearTimeout(timer);
-          for (const event of ['ready', 'error', 'node error']) this.#client.off(event, done);
+          this.#client.now((client) => events.forEach((event) => void client.off(event, done)));
           resolve();
         };
         const timer = setTimeout(done, Math.min(leftMs, 100));
-        for (const event of ['ready', 'error', 'node error']) this.#client.once(event, done);
+        this.#client.now((client) => events.forEach((event) => void client.once(event, done)));
       });
     }
     this.#lastError = undefined;
@@ -152,9 +149,9 @@ export class RedisLink {
 
   /** Has every server know the scripts, so that calling one is one round trip. */
   async loadScripts(): Promise<void> {
-    const servers = this.#client instanceof Cluster ? this.#client.nodes('master') : [this.#client];
+    const servers = this.#client.now((client) => (client instanceof Cluster ? client.nodes('master') : [client]));
     for (const server of servers) {
-      for (const { lua } of allScripts) await this.#limited(server.call('SCRIPT', 'LOAD', lua));
+      for (const { lua } of allScripts) await this.#limited(() => server.call('SCRIPT', 'LOAD', lua));
     }
   }
 
@@ -162,39 +159,40 @@ export class RedisLink {
   async run(script: Script, partition: Partition, args: readonly Argument[]): Promise<Reply> {
     const rest = [String(partition.keys.length), ...partition.keys, ...args];
     try {
-      return (await this.#limited(this.#client.callBuffer('EVALSHA', [script.sha, ...rest]))) as Reply;
+      return (await this.#limited((client) => client.callBuffer('EVALSHA', [script.sha, ...rest]))) as Reply;
     } catch (error) {
       if (!(error as Error).message.includes('NOSCRIPT')) throw error;
-      return (await this.#limited(this.#client.callBuffer('EVAL', [script.lua, ...rest]))) as Reply;
+      return (await this.#limited((client) => client.callBuffer('EVAL', [script.lua, ...rest]))) as Reply;
     }
   }
 
   /** A command on the server of a partition. */
   async command(partition: Partition, name: string, args: readonly Argument[]): Promise<Reply> {
-    return (await this.#limited(this.#server(partition).callBuffer(name, [...args]))) as Reply;
+    return (await this.#limited((client) => this.#serverIn(client, partition).callBuffer(name, [...args]))) as Reply;
   }
 
   /** Where values of a partition are, as far as is known; undefined when that slot has no server now. */
   address(partition: Partition): (BulkAddress & { readonly name: string }) | undefined {
-    if (this.#client instanceof Cluster) {
-      const name = this.#client.slots[partition.slot]?.[0];
-      return name === undefined ? undefined : addressNamed(name);
-    }
-    const { path } = this.#client.options;
-    if (this.#settings.mode === 'single') {
-      if (path !== undefined && path !== null) return { path, name: path };
-      const { host, port } = this.#client.options;
-      return { host, port, name: `${host}:${port}` };
-    }
-    // Sentinel: whichever server commands go to now.
-    const { remoteAddress, remotePort } = this.#client.stream as { remoteAddress?: string; remotePort?: number };
-    if (remoteAddress === undefined || remotePort === undefined) return undefined;
-    return { host: remoteAddress, port: remotePort, name: `${remoteAddress}:${remotePort}` };
+    return this.#client.now((client) => {
+      if (client instanceof Cluster) {
+        const name = client.slots[partition.slot]?.[0];
+        return name === undefined ? undefined : addressNamed(name);
+      }
+      if (this.#settings.mode === 'single') {
+        const { host, port, path } = client.options;
+        if (path !== undefined && path !== null) return { path, name: path };
+        return { host, port, name: `${host}:${port}` };
+      }
+      // Sentinel: whichever server commands go to now.
+      const { remoteAddress, remotePort } = client.stream as { remoteAddress?: string; remotePort?: number };
+      if (remoteAddress === undefined || remotePort === undefined) return undefined;
+      return { host: remoteAddress, port: remotePort, name: `${remoteAddress}:${remotePort}` };
+    });
   }
 
   /** Connect anew: what is connected may be connected to nothing any more. */
   reset(): void {
-    if (this.isReady) this.#client.disconnect(true);
+    if (this.isReady) this.#client.now((client) => client.disconnect(true));
   }
 
   /** For connections of our own. */
@@ -204,41 +202,43 @@ export class RedisLink {
 
   /** A value's server said MOVED: ask the cluster anew. */
   refreshTopology(): void {
-    if (this.#client instanceof Cluster) this.#client.refreshSlotsCache(() => {});
+    this.#client.now((client) => (client instanceof Cluster ? client.refreshSlotsCache(() => {}) : undefined));
   }
 
   close(): void {
     this.#isClosed = true;
-    this.#client.removeAllListeners('close');
-    this.#client.disconnect();
+    this.#client.now((client) => {
+      client.removeAllListeners('close');
+      client.disconnect();
+    });
   }
 
-  #server(partition: Partition): Redis {
-    if (!(this.#client instanceof Cluster)) return this.#client;
-    const name = this.#client.slots[partition.slot]?.[0];
-    const server = this.#client.nodes('master').find((node) => `${node.options.host}:${node.options.port}` === name);
+  #serverIn(client: Redis | Cluster, partition: Partition): Redis {
+    if (!(client instanceof Cluster)) return client;
+    const name = client.slots[partition.slot]?.[0];
+    const server = client.nodes('master').find((node) => `${node.options.host}:${node.options.port}` === name);
     if (server === undefined)
       throw new KvError('IO', `redis: no server has slot ${partition.slot} now`, { retry: true });
     return server;
   }
 
   /** ioredis's own limit does not cover every wait of a Cluster (redirections, discovery). */
-  async #limited<T>(promise: Promise<T>): Promise<T> {
-    let timer: NodeJS.Timeout | undefined;
-    const limit = new Promise<never>((_, reject) => {
-      const ms = this.#settings.timeLimitMs + 200;
-      timer = setTimeout(
-        () => reject(new KvError('DEADLINE', `redis: no answer within ${ms} ms`, { retry: true })),
-        ms,
-      );
-    });
+  async #limited<T>(call: (client: Redis | Cluster) => Promise<T>): Promise<T> {
     try {
-      return await Promise.race([promise, limit]);
+      return await this.#client.ask(this.#settings.timeLimitMs + 200, call);
     } catch (error) {
       throw asKvError(error as Error);
-    } finally {
-      clearTimeout(timer);
     }
+  }
+}
+
+/** What ioredis leaves undone when events come at a bad moment. What is begun here, its events tell of. */
+function unstick(client: Redis | Cluster): void {
+  // It gives up for good when a failover is announced just while it connects.
+  if (client.status === 'end') client.connect().catch(() => {});
+  // A Cluster's client that learns of a server while it disconnects waits for ever that this one goes, too.
+  if (client instanceof Cluster && client.status === 'disconnecting') {
+    for (const node of client.nodes('all')) node.disconnect();
   }
 }
 

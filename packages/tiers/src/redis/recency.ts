@@ -1,8 +1,8 @@
 /**
  * Recency, told to the servers in batches: before anything is reserved (which may evict), and soon after it was noted. Bounded;
  * what comes beyond is dropped and counted. Invariant: a block is used no later than its parent, so that chains shrink from their
- * tail (as the policies of `eviction` have it); across partitions, too. Times travel on the server's clock, whose
- * distance from ours is measured once a connection: among the uses of one node the order is exact.
+ * tail (as the policies of `eviction` have it); across partitions, too. Times travel on the server's clock of
+ * recency, which never goes back; its distance from ours is measured once a connection: among the uses of one node the order is exact.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { BlockIndex } from './block-index.ts';
@@ -66,10 +66,9 @@ export class Recency {
     this.#waiting = new Map();
     const { directories } = this.#service;
     if (!this.#service.reachable) return;
-    const { clockOffsetUs } = this.#service;
     const batches = directories.map((): { field: Buffer; usedUs: number }[] => []);
     for (const { namespace, hash, usedUs } of waiting.values()) {
-      const use = { field: fieldOf(namespace, hash), usedUs: usedUs + clockOffsetUs };
+      const use = { field: fieldOf(namespace, hash), usedUs };
       batches[partitionOf(hash, directories.length)]!.push(use);
     }
     const sent: Promise<void>[] = [];

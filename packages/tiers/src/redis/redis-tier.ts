@@ -14,10 +14,12 @@ import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import { identitiesOf } from '../disk/disk-io.ts';
+import { settled } from '../settled.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import { BlockIndex } from './block-index.ts';
-import { type Answer, type Directory, parseEntry, type Reservation } from './directory.ts';
+import type { Answer, Directory, Reservation } from './directory.ts';
 import { Recency } from './recency.ts';
+import { maxParts, parseEntry } from './replies.ts';
 import { partitionOf, RedisService } from './service.ts';
 import { policyOf, type RedisTierOptions } from './settings.ts';
 import type { Value, ValueResult } from './values.ts';
@@ -25,7 +27,6 @@ import { WriteBatches } from './write-batches.ts';
 
 const defaultMaxPendingBytes = 256 << 20;
 const defaultLeaseMs = 60_000;
-const maxParts = 4000;
 /** Where a header has its parent's length and name: docs/formats.md. */
 const parentAt = { length: 14, hash: 80 };
 const payloadBytesAt = 120;
@@ -181,7 +182,12 @@ export class RedisTier implements Tier {
       ...this.#counts,
       inService,
       outOfServiceReason,
-      detail: { ...this.#detail, connections_lost: connectionsLost, touches_dropped: this.#recency.dropped },
+      detail: {
+        ...this.#detail,
+        connections_lost: connectionsLost,
+        touches_dropped: this.#recency.dropped,
+        nonsense: sum(({ nonsense }) => nonsense),
+      },
     };
   }
 
@@ -263,11 +269,7 @@ export class RedisTier implements Tier {
     const uses = this.#recency.usesOf(namespace, roomy);
     const reserved = roomy.map((job, i) => ({ ...job, written: written[i]!, usedUs: uses[i]! }));
     const ttlMs = policy.ttlSeconds === undefined ? undefined : policy.ttlSeconds * 1000;
-    const committed = await directory.commit(namespace, reserved, {
-      ttlMs,
-      partBytes,
-      offsetUs: this.#service.clockOffsetUs,
-    });
+    const committed = await directory.commit(namespace, reserved, { ttlMs, partBytes });
     onStep?.('redis.write.committed');
     let next = 0;
     return answers.map((answer) => (answer === 'done' ? committed[next++]! : answer));
@@ -287,7 +289,7 @@ export class RedisTier implements Tier {
         continue;
       }
       const { text } = entry;
-      const { bytes, partBytes, id } = parseEntry(text);
+      const { bytes, partBytes, id } = parseEntry(text)!; // the index has no other
       // An object of another size than its namespace has: never into this slot.
       if (bytes < headerBytes || bytes > this.#options.slots.slotBytesOf(slot)) {
         onDone(index, this.#ended(namespace, { text, hash }, 'wrong'));
@@ -304,7 +306,7 @@ export class RedisTier implements Tier {
         onDone(values[i]!.index, this.#ended(namespace, values[i]!, result));
       }),
     );
-    await Promise.all(moves);
+    await settled(moves);
   }
 
   /** A read has ended: what it says about the block. */

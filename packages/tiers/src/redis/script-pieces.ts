@@ -6,6 +6,9 @@
  * a batch, their lease, the news of them) is one string, and is taken apart only where it must be.
  */
 
+import { headerBytes } from '@kvtier/identity';
+import { maxIdLength, maxParts, maxValueBytes } from './replies.ts';
+
 /** `format` of the ledger: another one is not ours to touch. */
 export const formatName = 'kvtier-redis-2';
 /** Events kept for those who follow; who is further behind lists anew. One is what one script changed. */
@@ -24,11 +27,25 @@ export const core = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local call, pcall = redis.call, redis.pcall
 local sub, match, gmatch, char, concat = string.sub, string.match, string.gmatch, string.char, table.concat
-local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events')
-local format, epoch, used, cap = ledger_now[1], ledger_now[2], tonumber(ledger_now[3] or 0), tonumber(ledger_now[4] or 0)
-local count, number = tonumber(ledger_now[5] or 0), tonumber(ledger_now[6] or 0)
+local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events', 'clock', 'skew', 'lost')
+-- Numbers of the ledger are ours, unless somebody else wrote there.
+local function whole(text, most)
+  local value = tonumber(text or 0)
+  if value and value >= 0 and value <= most and value % 1 == 0 then return value end
+end
+local format, epoch = ledger_now[1], ledger_now[2]
+local used, cap, count, number = whole(ledger_now[3], 2^53), whole(ledger_now[4], 2^53), whole(ledger_now[5], 2^53), whole(ledger_now[6], 2^53)
+local is_sound = epoch and used and cap and count and number
+used, cap, count, number = used or 0, cap or 0, count or 0, number or 0
+-- Entries that were none and are gone: what they were charged is not known. Too many, and the budget is no budget any more.
+local lost = whole(ledger_now[9], 2^53) or 0
+is_sound = is_sound and lost * 16 <= count + 16
 local time = call('TIME')
 local now, now_us = time[1] * 1000 + math.floor(time[2] / 1000), time[1] * 1000000 + time[2]
+-- The clock of recency and leases goes on where the server's own is set back: skew is how far that has been, all together.
+local latest_us, skew = whole(ledger_now[7], 3e15) or 0, whole(ledger_now[8], 1e15) or 0
+if now_us + skew < latest_us then skew = latest_us - now_us end
+now_us = now_us + skew
 local function add(list, word) list[#list + 1] = word end
 local function add_pair(list, first, second)
   local size = #list
@@ -103,13 +120,23 @@ local function flush()
   local fields, entries = '', ''
   if news_kind then
     number, fields, entries = number + 1, concat(news_fields), concat(news_entries, '\\n')
-    call('XADD', events, 'MAXLEN', '~', ${maxEvents}, string.format('%d-1', number), 'n', node, news_kind, fields, 'e', entries)
+    -- The time tells this event from another of its number, after a failover to older data. A stream that takes none is not as we left
+    -- it: it begins anew with this one, and who does not know the one before lists anew.
+    local id = string.format('%d-%d', number, now_us)
+    local added = pcall('XADD', events, 'MAXLEN', '~', ${maxEvents}, id, 'n', node, news_kind, fields, 'e', entries)
+    if type(added) == 'table' and added.err then
+      call('DEL', events)
+      call('XADD', events, id, 'n', node, news_kind, fields, 'e', entries)
+    end
     news_kind = nil
   end
   if changed then
-    call('HSET', ledger, 'used', used, 'count', count, 'events', number)
+    call('HSET', ledger, 'used', math.max(0, used), 'count', math.max(0, count), 'events', number, 'clock', now_us, 'skew', skew, 'lost', lost)
     for namespace, amount in pairs(charges) do
-      if amount ~= 0 then call('HINCRBY', ledger, 'ns:' .. namespace, amount) end
+      if amount ~= 0 then
+        local summed = pcall('HINCRBY', ledger, 'ns:' .. namespace, amount)
+        if type(summed) == 'table' then call('HSET', ledger, 'ns:' .. namespace, math.max(0, amount)) end -- it was no number
+      end
     end
     charges, changed = {}, false
   end
@@ -117,27 +144,31 @@ local function flush()
 end
 local function finish()
   flush()
-  return {epoch, used, cap, number}
+  return {epoch, math.max(0, used), cap, number, now_us}
 end
 `;
 
 /** Used at some time of the server's clock, which is not in the future. */
 export const uses = `
 local latest = now_us + 1000000
-local function use(field, at) add_pair(new_uses, tonumber(at) <= latest and at or string.format('%d', latest), field) end
+local function use(field, at)
+  add_pair(new_uses, tonumber(at) <= latest and at or string.format('%d', latest), field)
+  changed = true -- the clock is noted with it
+end
 `;
 
 /** Values and what they are charged; blocks that go. gone: names dropped by this script. */
 export const values = `
 local value_base, gone = sub(ledger, 1, -7) .. 'v:', {}
--- What all values of a size have in common, by "bytes part": most blocks of a script are of one.
+-- What all values of a size have in common, by "bytes part": most blocks of a script are of one. nil: no value is of it.
 local shapes = {}
 local function shape_of(size)
   local shape = shapes[size]
   if shape then return shape end
   local bytes, part = match(size, '^(%d+) (%d+)$')
   bytes, part = tonumber(bytes), tonumber(part)
-  local parts = math.ceil(bytes / part)
+  local parts = part > 0 and math.ceil(bytes / part) or 0
+  if bytes < ${headerBytes} or bytes > ${maxValueBytes} or parts < 1 or parts > ${maxParts} then return end
   shape = {charge = bytes + ${entryBytes} + parts * ${partOverheadBytes}, parts = parts}
   for i = 1, parts do
     shape[i] = math.min(part, bytes - (i - 1) * part)
@@ -173,18 +204,31 @@ local function tell(kind, field, entry)
   add(news_entries, entry)
   changed = true
 end
--- Its keys go, and its charge; an entry is "bytes part id".
+-- Of an entry's text, "bytes part id": "bytes part" and the id; nil: it is none, somebody else wrote it (replies.ts: the same rules).
+local function parsed(entry)
+  local size, id = match(entry, '^([1-9]%d* [1-9]%d*) ([%w_.-]+)$')
+  if size and #size <= 31 and #id <= ${maxIdLength} and shape_of(size) then return size, id end
+end
+-- Its keys go, and its charge.
 local function drop_value(field, size, id)
   local shape = shape_of(size)
   add_keys(dead_keys, dead_bytes, shape, id)
   charge(sub(field, 1, 32), -shape.charge)
 end
 local function drop(field, entry)
-  local size, id = match(entry, '^(%d+ %d+) (.+)$')
+  local size, id = parsed(entry)
   gone[field] = true
-  drop_value(field, size, id)
   add(dead_fields, field)
   count = count - 1
+  changed = true
+  -- What is no entry has no keys that we know. Nodes may still list the block as it was before: whatever it was, it is gone.
+  local is_name = #field == 48 or #field == 64
+  if not size or not is_name then
+    lost = lost + 1
+    if is_name then tell('r', field, '-') end
+    return
+  end
+  drop_value(field, size, id)
   tell('r', field, entry)
 end
 -- Fields, each behind a byte with its length.
@@ -203,14 +247,16 @@ local function lease_of(part, words, fields) return part .. ' ' .. words .. '\\n
 
 /** What has ended by itself goes: so many leases, so many blocks at most. */
 export const sweep = `
-for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 4)) do
+for _, lease in ipairs(call('ZRANGEBYSCORE', leases, '-inf', math.floor(now_us / 1000), 'LIMIT', 0, 4)) do
   local part, words, fields = match(lease, '^(%d+) ([^\\n]*)\\n(.*)$')
-  local names, i = fields_in(fields), 0
-  for id, bytes in gmatch(words, '(%S+) (%S+)') do
+  local names, i = fields_in(fields or ''), 0
+  for id, bytes in gmatch(words or '', '(%S+) (%S+)') do
     i = i + 1
-    drop_value(names[i], bytes .. ' ' .. part, id)
+    local size, name = parsed(bytes .. ' ' .. part .. ' ' .. id)
+    if size and names[i] then drop_value(names[i], size, name) end
   end
   add(dead_leases, lease)
+  changed = true
 end
 local ended = call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 64)
 for i, entry in ipairs(entries_of(ended)) do
@@ -263,5 +309,5 @@ call('HINCRBY', ledger, 'events', 0)
 `;
 /** Else the server has forgotten some of what was there. */
 export const needsLedger = `
-if format ~= '${formatName}' or call('HLEN', blocks) ~= count then return redis.error_reply('KVTIER lost') end
+if format ~= '${formatName}' or not is_sound or call('HLEN', blocks) ~= count then return redis.error_reply('KVTIER lost') end
 `;

@@ -39,7 +39,8 @@ for i, key in ipairs(KEYS) do
 end
 `;
 /**
- * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, epoch, used, cap, events}. status: 'ok'; 'new': there is no ledger
+ * A state is {epoch, used, cap, number of the last event, clock of recency in microseconds}.
+ * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, and for 'ok' the state and the whole id of the last event ('': none is kept)}. status: 'ok'; 'new': there is no ledger
  * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format. The
  * first two with the epoch of what is there.
  * The cap of whoever starts last holds for all; a smaller one evicts, a thousand blocks a call.
@@ -59,8 +60,8 @@ if call('EXISTS', ledger) == 0 then
 else
   if format ~= '${formatName}' then return {'foreign: ' .. ledger .. ' has format ' .. (format or 'none')} end
   local partitions = call('HGET', ledger, 'partitions')
-  if partitions ~= ARGV[1] then return {'foreign: ' .. ledger .. ' was made for ' .. partitions .. ' partitions'} end
-  if call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged', epoch or ''} end
+  if partitions ~= ARGV[1] then return {'foreign: ' .. ledger .. ' was made for ' .. (partitions or 'no') .. ' partitions'} end
+  if not is_sound or call('HLEN', blocks) ~= count or call('ZCARD', recency) ~= count then return {'damaged', epoch or ''} end
   cap = tonumber(ARGV[2])
   call('HSET', ledger, 'cap', ARGV[2])
   for _ = 1, 1000 do
@@ -70,7 +71,9 @@ else
     drop(field, entry)
   end
 end
-return {'ok', unpack(finish())}
+local state = finish()
+local newest = call('XRANGE', events, number, number, 'COUNT', 1)[1]
+return {'ok', state, newest and newest[1] or ''}
 `,
 );
 
@@ -93,9 +96,12 @@ local fields, answers, others = fields_in(ARGV[5]), {}, {}
 stride = math.max(2, #fields)
 local held, taken = entries_of(fields), {}
 for i, field in ipairs(fields) do
-  if held[i] then use(field, string.format('%d', now_us)) end
+  if held[i] and not parsed(held[i]) then
+    drop(field, held[i]) -- of somebody else's making: the block has none
+    held[i] = false
+  elseif held[i] then use(field, string.format('%d', now_us)) end
 end
-if #new_uses > 0 then flush() end -- what is asked for is not the oldest any more
+if changed then flush() end -- what is asked for is not the oldest any more
 local function evict(namespace)
   local field, entry = oldest_of(namespace)
   if not field then return false end
@@ -114,7 +120,7 @@ for id, bytes in gmatch(ARGV[6], '(%S+) (%S+)') do
     local fits = need <= cap and (not share or need <= share)
     local namespace = sub(field, 1, 32)
     if share then
-      local charged = tonumber(call('HGET', ledger, 'ns:' .. namespace) or 0)
+      local charged = tonumber(call('HGET', ledger, 'ns:' .. namespace) or 0) or 0
       while fits and charged + (charges[namespace] or 0) + need > share do fits = evict(namespace) end
     end
     while fits and used + need > cap do fits = evict() end
@@ -138,10 +144,10 @@ if #taken > 0 then
     end
     words, names = concat(some_words, ' '), concat(some_names)
   end
-  add_pair(new_leases, now + tonumber(ARGV[2]), lease_of(part, words, names))
+  add_pair(new_leases, math.floor(now_us / 1000) + tonumber(ARGV[2]), lease_of(part, words, names))
 end
 local evicted, entries = flush()
-return {{epoch, used, cap, number}, concat(answers), others, evicted, entries}
+return {{epoch, used, cap, number, now_us}, concat(answers), others, evicted, entries}
 `,
 );
 
@@ -223,8 +229,9 @@ return {finish()}
 );
 
 /**
- * ARGV: node, the last event known, most events to return. → {state, first, events}: first is the number of the oldest event
- * that is kept (0: none); events are XRANGE's. What has expired goes first.
+ * ARGV: node, the last event known, most events to return. → {state, first, last id, events}: first is the number of the oldest event
+ * that is kept (0: none), last id the whole id that the last one known has here (''); events are XRANGE's, none beyond what the
+ * ledger has counted. What has expired goes first.
  */
 export const pollScript = script(
   core,
@@ -236,16 +243,31 @@ node = ARGV[1]
 if type(pcall('HINCRBY', ledger, 'events', 0)) == 'number' then
 ${sweep}
 end
+local state = finish()
 local oldest = call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
 local first = oldest and tonumber(match(oldest[1], '^(%d+)')) or 0
-return {finish(), first, call('XRANGE', events, (ARGV[2] + 1) .. '-0', '+', 'COUNT', ARGV[3])}
+local known = call('XRANGE', events, ARGV[2], ARGV[2], 'COUNT', 1)[1]
+return {state, first, known and known[1] or '', call('XRANGE', events, (ARGV[2] + 1) .. '-0', string.format('%d', number), 'COUNT', ARGV[3])}
 `,
 );
+
+/** → {state}: what time it is. */
+export const clockScript = script(core, needsLedger, `return {{epoch, used, cap, number, now_us}}`);
 
 /** Everything of a partition but its values goes, if it is still of that epoch ("": there is no ledger): another node may have made it anew. ARGV: epoch. */
 export const resetScript = script(`
 if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
 return redis.call('DEL', unpack(KEYS))
+`);
+
+/**
+ * Values go that no entry names, as long as there is no ledger: once there is one, keys may be of its leases. ARGV: their keys. → 1: done;
+ * 0: there is a ledger.
+ */
+export const orphansScript = script(`
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('UNLINK', unpack(ARGV))
+return 1
 `);
 
 export const allScripts = [
@@ -255,5 +277,7 @@ export const allScripts = [
   removeScript,
   touchScript,
   pollScript,
+  clockScript,
   resetScript,
+  orphansScript,
 ] as const;

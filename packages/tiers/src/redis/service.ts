@@ -49,8 +49,6 @@ export class RedisService {
   /** Why the server last refused a command that it may take later. */
   #refusal = '';
   connectionsLost = 0;
-  /** The server's clock less ours (performance.now()), microseconds. */
-  clockOffsetUs = 0;
 
   /** KvError CONFIG for what cannot work. */
   constructor(options: RedisTierOptions, index: BlockIndex, node: string) {
@@ -147,7 +145,6 @@ export class RedisService {
     );
     if (warning !== '') log.warn({ tier: 'redis', reason: warning }, 'the server may drop blocks by itself');
     await this.#link.loadScripts();
-    this.clockOffsetUs = await this.#measureClock();
     if (life !== this.#life) return;
     const share = Math.floor(settings.bytes / this.directories.length);
     let isNew = true;
@@ -168,19 +165,6 @@ export class RedisService {
     this.#poll();
   }
 
-  /** The quickest of a few answers tells the time best. */
-  async #measureClock(): Promise<number> {
-    let best = { tookUs: Number.POSITIVE_INFINITY, offsetUs: 0 };
-    for (let attempt = 0; attempt < 4; attempt++) {
-      const startUs = performance.now() * 1000;
-      const [seconds, micros] = (await this.#link.command(this.directories[0]!.partition, 'TIME', [])) as Buffer[];
-      const tookUs = performance.now() * 1000 - startUs;
-      const offsetUs = Number(seconds) * 1e6 + Number(micros) - startUs - tookUs / 2;
-      if (tookUs < best.tookUs) best = { tookUs, offsetUs };
-    }
-    return best.offsetUs;
-  }
-
   async #list(): Promise<void> {
     let listed = 0;
     const onPage = (count: number): void => {
@@ -189,8 +173,17 @@ export class RedisService {
       if (Math.floor(listed / progressEntries) > before) this.#options.log.info({ tier: 'redis', listed }, 'listing');
     };
     for (const directory of this.directories) {
+      const before = directory.nonsense;
       await directory.list(onPage);
       await directory.poll();
+      const entries = directory.nonsense - before;
+      if (entries > 0) {
+        const { base } = directory.partition;
+        this.#options.log.warn(
+          { tier: 'redis', base, entries },
+          'entries that are none were removed from the directory',
+        );
+      }
     }
   }
 
@@ -217,6 +210,7 @@ export class RedisService {
       const polls = await Promise.allSettled(this.directories.map((directory) => directory.poll()));
       const failed = polls.filter((poll) => poll.status === 'rejected');
       if (failed.length === 0) this.#refusal = '';
+      this.values.leaveFormer(this.directories.map(({ partition }) => partition));
       for (const { reason } of failed) if (life === this.#life) this.commandFailed(reason);
       if (life === this.#life && this.#state === 'in') this.#poll();
     });

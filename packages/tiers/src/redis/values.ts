@@ -5,17 +5,19 @@
  *     plain TCP, Unix socket ──▶ whole values, many together, in native code (BulkLanes)
  *     TLS, and a value that is redirected ──▶ piece by piece (BulkConnection); follows MOVED and ASK
  *
- * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more. One that was read was verified.
+ * Invariant: a value ends once, after its last piece has; then nothing touches its slot any more, and when `move` has settled, well or
+ * not, no slot of its values. One that was read was verified.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaHandle } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
+import { settled } from '../settled.ts';
 import { type BulkAddress, BulkConnection, type BulkResult } from './bulk-connection.ts';
 import { BulkEngine, BulkLanes, pieceBytes, type ValueEnd } from './bulk-lanes.ts';
 import { BulkPool } from './bulk-pool.ts';
-import type { Entry } from './directory.ts';
 import { addressNamed, type Partition, type RedisLink } from './link.ts';
+import type { Entry } from './replies.ts';
 import type { RedisTierOptions } from './settings.ts';
 import { Verifier } from './verifier.ts';
 
@@ -29,6 +31,8 @@ export interface Value extends Entry {
 }
 
 const maxRedirections = 4;
+/** A slot that moves sends values to where it goes before the topology says so. */
+const formerMs = 30_000;
 /** Values of a job: what is told of together. A batch is committed when all of it is written; what is read is waited for one by one. */
 const jobBytes = { get: 1 << 20, set: 64 << 20 };
 
@@ -51,6 +55,8 @@ export class Values {
   readonly #lanes = new Map<string, BulkLanes>();
   #engine: BulkEngine | undefined;
   readonly #onError: (line: string) => void;
+  /** When each address was last sent to, on performance.now(). */
+  readonly #usedMs = new Map<string, number>();
   #isClosed = false;
   #lastError = '';
 
@@ -77,7 +83,7 @@ export class Values {
       onEnd(index, await this.#moveOne(kind, partition, namespace, values[index]!, deadlineMs));
     };
     if (!this.#isNative) {
-      await Promise.all(values.map((_, index) => one(index)));
+      await settled(values.map((_, index) => one(index)));
       return;
     }
     const jobs = jobsOf(values, jobBytes[kind]).map(async ([first, end]) => {
@@ -95,9 +101,9 @@ export class Values {
           redirected.push(index);
         }
       }
-      await Promise.all(redirected.map(one));
+      await settled(redirected.map(one));
     });
-    await Promise.all(jobs);
+    await settled(jobs);
   }
 
   async #moveOne(
@@ -140,7 +146,23 @@ export class Values {
     const pools = [...this.#pools.values(), ...this.#lanes.values()];
     this.#pools.clear();
     this.#lanes.clear();
+    this.#usedMs.clear();
     for (const pool of pools) pool.close(reason);
+  }
+
+  /** Connections to addresses where no partition is any more go, when nothing was sent there for a while: a Cluster's come and go. */
+  leaveFormer(partitions: readonly Partition[], nowMs = performance.now()): void {
+    if (this.#usedMs.size <= 1) return;
+    const current = new Set(partitions.map((each) => this.#link.address(each)?.name));
+    for (const [name, usedMs] of this.#usedMs) {
+      if (current.has(name) || nowMs - usedMs < formerMs) continue;
+      const pools = [this.#pools.get(name), this.#lanes.get(name)];
+      if (pools.some((pool) => pool?.idle === false)) continue;
+      for (const pool of pools) pool?.close('its server is in use no more');
+      this.#pools.delete(name);
+      this.#lanes.delete(name);
+      this.#usedMs.delete(name);
+    }
   }
 
   /** The end: what is moved afterwards is 'lost'. */
@@ -240,6 +262,7 @@ export class Values {
   }
 
   #pool(address: Address): BulkPool {
+    this.#usedMs.set(address.name, performance.now());
     let pool = this.#pools.get(address.name);
     if (pool === undefined) {
       const { connections, depth } = this.#options.settings;
@@ -252,6 +275,7 @@ export class Values {
   }
 
   #lanesTo(address: Address): BulkLanes {
+    this.#usedMs.set(address.name, performance.now());
     let lanes = this.#lanes.get(address.name);
     if (lanes === undefined) {
       this.#engine ??= new BulkEngine(this.#arena);

@@ -10,30 +10,40 @@
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { DiskLog } from '../disk/options.ts';
+import { Slices } from '../slices.ts';
+import type { ListedObject } from './answers.ts';
 import type { S3Plan } from './options.ts';
 import { decodePackTable, type PackTable, packHeaderBytes, packTableBytesOf } from './pack-format.ts';
-import type { PackIndex } from './pack-index.ts';
-import type { ListedObject, S3Link } from './s3-link.ts';
+import type { Pack, PackIndex } from './pack-index.ts';
+import type { S3Link } from './s3-link.ts';
+import { SlotSet } from './slot-set.ts';
 
 export const packsBelow = 'v1/packs/';
 export const packKey = (slot: number): string => packsBelow + String(slot).padStart(8, '0');
 /** Read at first; holds the whole table of most packs. */
 const firstReadBytes = 16 << 10;
-const tablesAtOnce = 8;
+/** Tables read, and packs deleted, at one time. */
+const requestsAtOnce = 8;
 
 export interface DiscoveryOptions {
   readonly plan: S3Plan;
   readonly link: S3Link;
   readonly index: PackIndex;
   readonly log: DiskLog;
-  readonly nowMs: () => number;
   readonly onEvicted: (blockCount: number) => void;
+}
+
+/** An object in a slot, and what time the server had when it said so. */
+interface Found {
+  readonly slot: number;
+  readonly object: ListedObject;
+  readonly serverMs: number | undefined;
 }
 
 export class Discovery {
   readonly #options: DiscoveryOptions;
   /** Slots that nothing is in, as far as this node knows. */
-  readonly free: Set<number>;
+  readonly free: SlotSet;
   /** This node writes or deletes there now. */
   readonly busy = new Set<number>();
   /** Not ours, or damaged and refused deletion: by slot, the ETag, so that each is looked at once. */
@@ -43,7 +53,7 @@ export class Discovery {
 
   constructor(options: DiscoveryOptions) {
     this.#options = options;
-    this.free = new Set(Array.from({ length: options.plan.packCount }, (_, slot) => slot));
+    this.free = new SlotSet(options.plan.packCount, true);
   }
 
   get foreignCount(): number {
@@ -57,54 +67,87 @@ export class Discovery {
 
   /** One pass. KvError when the bucket cannot be listed or a table not be read. */
   async refresh(deadlineMs: number): Promise<void> {
-    const { plan, link, index, log, nowMs } = this.#options;
-    const busyBefore = new Set(this.busy);
-    const packsBefore = new Map(index.packs);
-    const listed = await link.list(packsBelow, deadlineMs);
-    this.#pages = Math.ceil(listed.length / 1000);
-    const bySlot = new Map<number, ListedObject>();
-    this.#otherForeign = 0;
-    for (const object of listed) {
-      const slot = slotOf(object.key);
-      if (slot === undefined) this.#otherForeign++;
-      else bySlot.set(slot, object);
-    }
-    // What this node began or ended meanwhile is newer than the listing.
-    const isOlder = (slot: number): boolean =>
-      busyBefore.has(slot) || this.busy.has(slot) || packsBefore.get(slot) !== index.packs.get(slot);
-    for (const pack of [...index.packs.values()]) {
-      const object = bySlot.get(pack.slot);
-      if (!isOlder(pack.slot) && object?.etag !== pack.etag) index.drop(pack);
-    }
-    for (const slot of this.#foreign.keys()) {
-      if (bySlot.get(slot)?.etag !== this.#foreign.get(slot)) this.#foreign.delete(slot);
-    }
-    for (let slot = 0; slot < plan.packCount; slot++) {
-      if (isOlder(slot)) continue;
-      if (bySlot.has(slot)) this.free.delete(slot);
-      else this.free.add(slot);
-    }
-    const expiredMs = nowMs() + link.clockOffsetMs - plan.ttlMs;
-    const unknown: [number, ListedObject][] = [];
-    for (const [slot, object] of bySlot) {
-      if (isOlder(slot) || this.#foreign.has(slot)) continue;
-      const pack = index.packs.get(slot);
-      if (pack === undefined) unknown.push([slot, object]);
-      else if (object.modifiedMs < expiredMs) {
-        this.#options.onEvicted(index.drop(pack));
+    const { index, log, onEvicted } = this.#options;
+    const changes = index.watch();
+    try {
+      const { unknown, expired } = await this.#compare(changes.slots, deadlineMs);
+      await this.#each(expired, async ({ slot, object }) => {
+        const pack = index.packs.get(slot);
+        if (this.busy.has(slot) || pack?.etag !== object.etag) return;
+        onEvicted(index.drop(pack));
         await this.#delete(slot, deadlineMs);
-      }
+      });
+      await this.#each(unknown, (found) => this.#meet(found, deadlineMs));
+    } finally {
+      changes.end();
     }
-    let next = 0;
-    const worker = async (): Promise<void> => {
-      while (next < unknown.length) {
-        const [slot, object] = unknown[next++]!;
-        await this.#meet(slot, object, expiredMs, deadlineMs);
-      }
-    };
-    await Promise.all(Array.from({ length: Math.min(tablesAtOnce, unknown.length) }, worker));
     if (this.foreignCount > 0)
       log.info({ foreign: this.foreignCount }, 's3: objects under our prefix that are not ours are left alone');
+  }
+
+  /** Lists, and follows: a page at a time, then the rest in slices. `changed`: packs that this node brought or took meanwhile. */
+  async #compare(changed: Set<number>, deadlineMs: number): Promise<{ unknown: Found[]; expired: Found[] }> {
+    const { plan, link, index } = this.#options;
+    const busyBefore = new Set(this.busy);
+    // What this node began or ended meanwhile is newer than the listing.
+    const isOlder = (slot: number): boolean => busyBefore.has(slot) || this.busy.has(slot) || changed.has(slot);
+    const listed = new SlotSet(plan.packCount);
+    const drop = (pack: Pack): void => {
+      index.drop(pack);
+      changed.delete(pack.slot); // by the listing's own word
+    };
+    const unknown: Found[] = [];
+    const expired: Found[] = [];
+    let pages = 0;
+    let foreign = 0;
+    for await (const { objects, serverMs } of link.pages(packsBelow, deadlineMs)) {
+      pages++;
+      for (const object of objects) {
+        const slot = slotOf(object.key);
+        if (slot === undefined) {
+          foreign++;
+          continue;
+        }
+        listed.add(slot);
+        if (this.#foreign.get(slot) !== object.etag) this.#foreign.delete(slot);
+        if (isOlder(slot) || this.#foreign.has(slot)) continue;
+        const found = { slot, object, serverMs };
+        const pack = index.packs.get(slot);
+        if (pack?.etag === object.etag) {
+          if (this.#isExpired(found)) expired.push(found);
+          continue;
+        }
+        if (pack !== undefined) drop(pack);
+        unknown.push(found);
+      }
+    }
+    this.#pages = pages;
+    this.#otherForeign = foreign;
+    const slices = new Slices();
+    for (const pack of index.packs.values()) {
+      if (!listed.has(pack.slot) && !isOlder(pack.slot)) drop(pack);
+      if (slices.due) await slices.next();
+    }
+    for (const slot of this.#foreign.keys()) if (!listed.has(slot)) this.#foreign.delete(slot);
+    for (const slot of listed.alike(this.free)) {
+      if (isOlder(slot)) continue;
+      if (listed.has(slot)) this.free.delete(slot);
+      else this.free.add(slot);
+    }
+    return { unknown, expired };
+  }
+
+  /** By the clock of the server that listed it, whatever ours says; one that does not tell the time lets nothing expire. */
+  #isExpired({ object, serverMs }: Found): boolean {
+    return serverMs !== undefined && object.modifiedMs < serverMs - this.#options.plan.ttlMs;
+  }
+
+  async #each(all: readonly Found[], act: (found: Found) => Promise<void>): Promise<void> {
+    let next = 0;
+    const worker = async (): Promise<void> => {
+      while (next < all.length) await act(all[next++]!);
+    };
+    await Promise.all(Array.from({ length: Math.min(requestsAtOnce, all.length) }, worker));
   }
 
   /** The table of the pack in a slot; undefined: it is gone, or replaced by another. */
@@ -127,8 +170,9 @@ export class Discovery {
   }
 
   /** An object in a slot that this node knows nothing of. */
-  async #meet(slot: number, object: ListedObject, expiredMs: number, deadlineMs: number): Promise<void> {
-    const { plan, index, log, nowMs, link } = this.#options;
+  async #meet(found: Found, deadlineMs: number): Promise<void> {
+    const { slot, object, serverMs } = found;
+    const { plan, index, log } = this.#options;
     const table = await this.readTable(slot, object, deadlineMs);
     if (table === undefined || this.busy.has(slot) || index.packs.has(slot)) return;
     if (table === 'foreign') {
@@ -136,16 +180,14 @@ export class Discovery {
       return;
     }
     const isBeyond = slot >= plan.packCount || object.bytes > plan.packBytes; // of a larger budget, before
-    if (table === 'damaged' || isBeyond || object.modifiedMs < expiredMs) {
+    if (table === 'damaged' || isBeyond || this.#isExpired(found)) {
       if (table === 'damaged') log.warn({ key: packKey(slot) }, 's3: a pack whose table is damaged is removed');
       await this.#delete(slot, deadlineMs);
       return;
     }
-    const lastUseMs = Math.min(object.modifiedMs - link.clockOffsetMs, nowMs());
-    index.add(
-      { slot, etag: object.etag, bytes: object.bytes, modifiedMs: object.modifiedMs, lastUseMs },
-      table.records,
-    );
+    const ageMs = Math.max(0, (serverMs ?? object.modifiedMs) - object.modifiedMs);
+    const lastUseMs = performance.now() - ageMs;
+    index.add({ slot, etag: object.etag, bytes: object.bytes, lastUseMs }, table.records);
   }
 
   /**

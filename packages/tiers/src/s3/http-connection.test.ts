@@ -1,5 +1,6 @@
 /** Our HTTP client against a plain server on the loopback: answers cut anywhere, limits, and bodies that land where they belong. */
 import { createServer, type Server, type Socket } from 'node:net';
+import fc from 'fast-check';
 import { afterEach, expect, it } from 'vitest';
 import type { HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
@@ -105,4 +106,67 @@ it('a server that is silent costs the limit and the connection; who waits for on
   );
   expect(await Promise.all(sends)).toEqual(['DEADLINE', 'DEADLINE', 'DEADLINE', 'DEADLINE']);
   await expect(pool.send(get([target]), { ...limits(), idleMs: 50 })).rejects.toThrow('nothing moved for 50 ms');
+});
+
+it.each([
+  '-5',
+  '1.5',
+  '5e0',
+  '0x5',
+  ' ',
+  '',
+  '5 5',
+  '+5',
+  'NaN',
+  'Infinity',
+  '9007199254740993',
+  '99999999999999999999',
+])('a length of %j is no length, for a body that goes to targets or not', async (length) => {
+  const pool = await poolTo((socket) => socket.write(`HTTP/1.1 404 No\r\nContent-Length: ${length}\r\n\r\nhello`));
+  for (const targets of [[], [Buffer.alloc(4)]]) {
+    await expect(pool.send(get(targets), limits())).rejects.toMatchObject({ code: 'PROTOCOL' });
+  }
+});
+
+it('whatever a server says is an answer or a KvError, and nothing of it lands beside the targets', async () => {
+  let text = Buffer.alloc(0);
+  const pool = await poolTo((socket) => socket.end(text));
+  const line = fc.oneof(
+    fc.constantFrom(
+      'HTTP/1.1 200 OK',
+      'HTTP/1.1 206 P',
+      'HTTP/1.1 404 No',
+      'HTTP/1.1 100 Go on',
+      'HTTP/1.1 204 None',
+      'HTTP/1.0 200 OK',
+    ),
+    fc.constantFrom(
+      'Transfer-Encoding: chunked',
+      'Connection: close',
+      'Content-Length: 8',
+      'Content-Length: 3',
+      'x',
+      ': 5',
+      '',
+    ),
+    fc.oneof(fc.double(), fc.integer(), fc.string({ maxLength: 12 })).map((value) => `Content-Length: ${value}`),
+    fc.string({ maxLength: 30 }),
+  );
+  const property = fc.asyncProperty(
+    fc.array(line, { maxLength: 8 }),
+    fc.string({ maxLength: 20 }),
+    fc.boolean(),
+    async (lines, body, toTarget) => {
+      text = Buffer.from(`${lines.join('\r\n')}\r\n\r\n${body}`);
+      const memory = Buffer.alloc(24, 0xee);
+      const targets = toTarget ? [memory.subarray(8, 12), memory.subarray(12, 16)] : [];
+      const ended = await pool.send(get(targets), limits()).then(
+        ({ status }) => `${status}`,
+        (error) => error.name,
+      );
+      expect(ended).toMatch(/^(\d{3}|KvError)$/);
+      expect(Buffer.concat([memory.subarray(0, 8), memory.subarray(16)]).equals(Buffer.alloc(16, 0xee))).toBe(true);
+    },
+  );
+  await fc.assert(property, { numRuns: 200 });
 });

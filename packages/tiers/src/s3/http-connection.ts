@@ -12,6 +12,7 @@ import { Buffer } from 'node:buffer';
 import { connect as connectTcp, type Socket } from 'node:net';
 import { type ConnectionOptions, connect as connectTls } from 'node:tls';
 import { invariant, KvError } from '@kvtier/errors';
+import { type Head, headIn } from './answers.ts';
 
 const headBytesMax = 4096;
 const headsMax = 8; // a head of up to 32 KiB, grown in steps
@@ -206,46 +207,39 @@ export class HttpConnection {
   }
 
   #parseHead(exchange: Exchange): void {
-    const end = this.#head.subarray(0, this.#headBytes).indexOf('\r\n\r\n');
-    if (end === -1) {
-      if (this.#headBytes >= headsMax * headBytesMax) this.#fail('PROTOCOL', 'the head of the answer does not end');
-      return;
+    for (;;) {
+      const end = this.#head.subarray(0, this.#headBytes).indexOf('\r\n\r\n');
+      if (end === -1) {
+        if (this.#headBytes >= headsMax * headBytesMax) this.#fail('PROTOCOL', 'the head of the answer does not end');
+        return;
+      }
+      const head = headIn(this.#head.toString('latin1', 0, end));
+      if (typeof head === 'string') {
+        this.#fail('PROTOCOL', head);
+        return;
+      }
+      const rest = this.#head.subarray(end + 4, this.#headBytes);
+      this.#headBytes = 0;
+      if (head.status >= 200) {
+        this.#startBody(exchange, head, rest);
+        return;
+      }
+      this.#headBytes = rest.copy(this.#head); // news on the way; the answer is still to come
     }
-    const [statusLine = '', ...lines] = this.#head.toString('latin1', 0, end).split('\r\n');
-    const status = Number(/^HTTP\/1\.[01] (\d{3})/.exec(statusLine)?.[1]);
-    if (!(status >= 100)) {
-      this.#fail('PROTOCOL', 'the answer is not HTTP');
-      return;
-    }
-    const rest = this.#head.subarray(end + 4, this.#headBytes);
-    this.#headBytes = 0;
-    if (status < 200) {
-      this.#headBytes = rest.copy(this.#head);
-      if (this.#headBytes > 0) this.#parseHead(exchange);
-      return;
-    }
-    const headers = new Map<string, string>();
-    for (const line of lines) {
-      const colon = line.indexOf(':');
-      headers.set(line.slice(0, colon).toLowerCase(), line.slice(colon + 1).trim());
-    }
-    this.#startBody(exchange, status, headers, rest);
   }
 
-  #startBody(exchange: Exchange, status: number, headers: ReadonlyMap<string, string>, rest: Buffer): void {
+  #startBody(exchange: Exchange, { status, headers, bodyBytes, keeps }: Head, rest: Buffer): void {
     exchange.reply = { status, headers };
-    exchange.keep = statusKeeps(headers);
-    const length = headers.get('content-length');
-    const bodyBytes = status === 204 || status === 304 ? 0 : Number(length ?? Number.NaN);
+    exchange.keep = keeps;
     const { targets } = exchange.request;
     if ((status === 200 || status === 206) && targets.length > 0) {
       const expected = targets.reduce((sum, target) => sum + target.length, 0);
       if (bodyBytes !== expected) {
-        this.#fail('PROTOCOL', `a body of ${length} bytes where ${expected} were asked`);
+        this.#fail('PROTOCOL', `a body of ${bodyBytes ?? 'unknown'} bytes where ${expected} were asked`);
         return;
       }
       exchange.sinks = targets;
-    } else if (bodyBytes <= smallBodyMax) exchange.sinks = [Buffer.alloc(bodyBytes)];
+    } else if (bodyBytes !== undefined && bodyBytes <= smallBodyMax) exchange.sinks = [Buffer.alloc(bodyBytes)];
     else {
       // Chunked or large: an error page that nobody needs. The status is the answer; the connection goes.
       exchange.keep = false;
@@ -309,6 +303,3 @@ export class HttpConnection {
     clearTimeout(this.#idleTimer);
   }
 }
-
-const statusKeeps = (headers: ReadonlyMap<string, string>): boolean =>
-  headers.get('connection')?.toLowerCase() !== 'close' && !headers.has('transfer-encoding');

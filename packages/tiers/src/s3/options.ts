@@ -44,8 +44,6 @@ export interface S3TierOptions extends S3Settings {
   readonly memory: ArenaMemory;
   readonly slots: ArenaSlots;
   readonly log: DiskLog;
-  /** Wall clock. */
-  readonly nowMs?: () => number;
 }
 
 /** One block of 32 MiB with its header and table, or many smaller ones. */

@@ -15,10 +15,9 @@ export interface Pack {
   readonly slot: number;
   readonly etag: string;
   readonly bytes: number;
-  readonly modifiedMs: number;
   readonly entries: PackEntry[];
   listedCount: number;
-  /** Of any of its blocks, by this node; at first, when it was made. Wall clock. */
+  /** Of any of its blocks, by this node; at first, when it was made. On performance.now(), which nobody sets: below 0 before our time. */
   lastUseMs: number;
   /** Order of uses within one millisecond. */
   tick: number;
@@ -33,6 +32,7 @@ export class PackIndex {
   readonly packs = new Map<number, Pack>();
   readonly #blocks = new Map<string, Map<HashKey, PackEntry>>();
   readonly #followers = new Followers();
+  readonly #watches = new Set<Set<number>>();
   /** Out of service: what is known counts as not held. */
   #hidden = false;
   #tick = 0;
@@ -55,6 +55,13 @@ export class PackIndex {
     return this.#followers.follow(listener, this.#hidden ? [] : this.#held());
   }
 
+  /** Slots whose packs come or go from now on, until `end`. */
+  watch(): { readonly slots: Set<number>; end(): void } {
+    const slots = new Set<number>();
+    this.#watches.add(slots);
+    return { slots, end: () => void this.#watches.delete(slots) };
+  }
+
   hide(): void {
     if (this.#hidden) return;
     this.#hidden = true;
@@ -68,10 +75,11 @@ export class PackIndex {
   }
 
   /** A pack that is in the bucket. A block that another pack holds, too, is found in this one from now on. */
-  add(found: Pick<Pack, 'slot' | 'etag' | 'bytes' | 'modifiedMs' | 'lastUseMs'>, records: readonly PackRecord[]): void {
+  add(found: Pick<Pack, 'slot' | 'etag' | 'bytes' | 'lastUseMs'>, records: readonly PackRecord[]): void {
     invariant(!this.packs.has(found.slot), 's3: a pack slot is taken twice');
     const pack: Pack = { ...found, entries: [], listedCount: 0, tick: ++this.#tick };
     this.packs.set(pack.slot, pack);
+    for (const slots of this.#watches) slots.add(pack.slot);
     this.storedBytes += pack.bytes;
     const news = new Map<string, { namespace: Namespace; hashes: HashKey[] }>();
     for (const record of records) {
@@ -97,8 +105,8 @@ export class PackIndex {
     if (!this.#hidden) for (const { namespace, hashes } of news.values()) this.#followers.stored(namespace, hashes);
   }
 
-  touch(pack: Pack, nowMs: number): void {
-    pack.lastUseMs = Math.max(pack.lastUseMs, nowMs);
+  touch(pack: Pack): void {
+    pack.lastUseMs = performance.now();
     pack.tick = ++this.#tick;
   }
 
@@ -113,6 +121,7 @@ export class PackIndex {
   drop(pack: Pack): number {
     invariant(this.packs.get(pack.slot) === pack, 's3: a pack is not where it says');
     this.packs.delete(pack.slot);
+    for (const slots of this.#watches) slots.add(pack.slot);
     this.storedBytes -= pack.bytes;
     const listed = pack.entries.filter((entry) => entry.listed);
     for (const entry of listed) this.remove(entry);

@@ -42,7 +42,6 @@ export interface PackWriterOptions {
   readonly discovery: Discovery;
   readonly memory: ArenaMemory;
   readonly log: DiskLog;
-  readonly nowMs: () => number;
   readonly onEvicted: (blockCount: number) => void;
 }
 
@@ -118,7 +117,7 @@ export class PackWriter {
 
   /** false: no slot could be had. KvError when the server does not do it. */
   async #store(jobs: readonly PackJob[], deadlineMs: number): Promise<boolean> {
-    const { link, memory, index, discovery, nowMs } = this.#options;
+    const { link, memory, index, discovery } = this.#options;
     const id = randomBytes(16).toString('hex');
     const table = encodePackTable(id, jobs);
     const body = [table, ...jobs.map(({ slot, bytes }) => memory.view(slot, bytes))];
@@ -135,11 +134,7 @@ export class PackWriter {
         if (outcome === 'other' && unsure) stored = await this.#whose(slot, id, packBytes, deadlineMs);
         if (!stored.isOurs) continue; // the next listing says what is there
         const records = this.#recordsOf(jobs, table.length);
-        const at = nowMs();
-        index.add(
-          { slot, etag: stored.etag, bytes: packBytes, modifiedMs: at + link.clockOffsetMs, lastUseMs: at },
-          records,
-        );
+        index.add({ slot, etag: stored.etag, bytes: packBytes, lastUseMs: performance.now() }, records);
         return true;
       } finally {
         discovery.busy.delete(slot);

@@ -5,8 +5,9 @@
  * Invariants: every call ends by its deadline; what can pass by itself (5xx, 429, a connection that ended) is tried again after a
  * random wait below a growing bound ("full jitter"); `onTry` hears of every try, for the breaker.
  */
-import type { S3Client } from '@aws-sdk/client-s3';
-import { KvError } from '@kvtier/errors';
+import type { S3Client, S3ClientConfig } from '@aws-sdk/client-s3';
+import { KvError, Outside } from '@kvtier/errors';
+import { bareEtag, dateIn, type ListedObject, listedIn } from './answers.ts';
 import type { HttpReply, HttpRequest } from './http-connection.ts';
 import { HttpPool } from './http-pool.ts';
 import type { S3Plan } from './options.ts';
@@ -18,11 +19,10 @@ const maxTries = 6;
 /** A bucket lists 1000 keys at a time; beyond this many pages something else lives under our prefix. */
 const maxPages = 1_000;
 
-export interface ListedObject {
-  readonly key: string;
-  readonly etag: string;
-  readonly bytes: number;
-  readonly modifiedMs: number;
+export interface ListedPage {
+  readonly objects: readonly ListedObject[];
+  /** When it was made, on the server's clock; undefined: it does not say. */
+  readonly serverMs: number | undefined;
 }
 
 export interface S3LinkOptions {
@@ -48,7 +48,7 @@ export class S3Link {
   readonly #plan: S3Plan;
   readonly #options: S3LinkOptions;
   readonly #sdk: typeof import('@aws-sdk/client-s3');
-  readonly #client: S3Client;
+  readonly #client: Outside<S3Client>;
   readonly #pool: HttpPool;
   readonly #host: string;
   readonly #basePath: string;
@@ -58,7 +58,7 @@ export class S3Link {
   canReplace = false;
   /** An answer named a version: what is deleted stays, so that no budget can be kept. */
   hasVersions = false;
-  /** Server time minus ours, from the Date of its answers. */
+  /** Server time minus ours, from the Date of its answers: for signatures. Our clock may be set at any time, so nothing is judged by it. */
   clockOffsetMs = 0;
   requestCount = 0;
   retryCount = 0;
@@ -73,7 +73,7 @@ export class S3Link {
     this.#options = options;
     this.#sdk = sdk;
     const { url, bucket, pathStyle } = plan;
-    this.#client = new sdk.S3Client({
+    const settings: S3ClientConfig = {
       endpoint: url.origin,
       region: plan.region,
       forcePathStyle: pathStyle,
@@ -85,6 +85,23 @@ export class S3Link {
         throwOnRequestTimeout: true,
         ...(plan.ca === undefined ? {} : { httpsAgent: { ca: plan.ca } }),
       },
+    };
+    this.#client = new Outside('credentials, or the server', new sdk.S3Client(settings));
+    this.#client.now(({ middlewareStack }) => {
+      // The SDK drops the head of an answer; the time in it says how old an object is.
+      const keepsDate: Parameters<typeof middlewareStack.use>[0] = {
+        applyToStack: (stack) =>
+          stack.add(
+            (next) => async (args) => {
+              const result = await next(args);
+              const { headers } = result.response as { headers?: Record<string, string> };
+              Object.assign(result.output?.$metadata ?? {}, { date: headers?.date });
+              return result;
+            },
+            { step: 'deserialize', priority: 'high' },
+          ),
+      };
+      middlewareStack.use(keepsDate);
     });
     const host = pathStyle ? url.hostname : `${bucket}.${url.hostname}`;
     const tls = url.protocol === 'https:';
@@ -158,30 +175,37 @@ export class S3Link {
     });
   }
 
-  /** All objects whose key begins with the tier's prefix and `below`. */
+  /** All objects whose key begins with the tier's prefix and `below`: few. */
   async list(below: string, deadlineMs: number): Promise<ListedObject[]> {
     const objects: ListedObject[] = [];
+    for await (const page of this.pages(below, deadlineMs)) objects.push(...page.objects);
+    return objects;
+  }
+
+  /** The same, in the order of their keys, with the server's own time when it said so. */
+  async *pages(below: string, deadlineMs: number): AsyncGenerator<ListedPage> {
     const { bucket, prefix } = this.#plan;
     let token: string | undefined;
     for (let page = 0; page < maxPages; page++) {
       const request = { Bucket: bucket, Prefix: prefix + below, ContinuationToken: token };
-      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineMs, (signal) =>
-        this.#client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal: signal }),
+      const answer = await this.#tried(`LIST ${prefix}${below}`, deadlineMs, (limitMs) =>
+        this.#client.ask(limitMs, (client, abortSignal) =>
+          client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
+        ),
       );
-      for (const { Key, ETag, Size, LastModified } of answer.Contents ?? []) {
-        if (Key === undefined) continue;
-        const key = Key.slice(prefix.length);
-        objects.push({ key, etag: bareEtag(ETag ?? ''), bytes: Size ?? 0, modifiedMs: LastModified?.getTime() ?? 0 });
-      }
+      const { date } = answer.$metadata as { date?: string };
+      const serverMs = dateIn(date);
+      if (serverMs !== undefined) this.#heardTime(serverMs);
+      const objects = (answer.Contents ?? []).flatMap((each) => listedIn(each, prefix) ?? []);
+      yield { objects, serverMs };
       token = answer.IsTruncated ? answer.NextContinuationToken : undefined;
-      if (token === undefined) break;
+      if (token === undefined) return;
     }
-    return objects;
   }
 
   close(): void {
     this.#pool.close();
-    this.#client.destroy();
+    this.#client.now((client) => client.destroy());
   }
 
   #etagHeader(etag: string): string {
@@ -199,32 +223,39 @@ export class S3Link {
     const path = this.#basePath + (this.#plan.prefix + key).split('/').map(encodeURIComponent).join('/');
     const bodyBytes = body.reduce((sum, part) => sum + part.length, 0);
     const { protocol, hostname } = this.#plan.url;
-    const signer = await this.#client.config.signer({
-      ...{ name: 'sigv4', signingName: 's3', signingRegion: this.#plan.region, properties: {} },
-    });
-    const signed = await signer.sign(
-      // The class of this literal is the SDK's own; only these fields are read.
-      {
-        ...{ method, protocol, hostname, path, query: {} },
-        headers: { host: this.#host, 'x-amz-content-sha256': 'UNSIGNED-PAYLOAD', ...request.headers },
-      } as Parameters<typeof signer.sign>[0],
-      { signingDate: new Date(Date.now() + this.clockOffsetMs) },
-    );
-    const headers = { ...signed.headers, ...(method === 'PUT' ? { 'content-length': String(bodyBytes) } : {}) };
+    // Credentials may come from a process or another server, which may hang.
+    const limitMs = Math.min(deadlineMs - performance.now(), this.#plan.idleLimitMs);
+    const sign = async (client: S3Client): Promise<HttpRequest['headers']> => {
+      const scheme = { name: 'sigv4', signingName: 's3', signingRegion: this.#plan.region, properties: {} };
+      const signer = await client.config.signer(scheme);
+      const signed = await signer.sign(
+        // The class of this literal is the SDK's own; only these fields are read.
+        {
+          ...{ method, protocol, hostname, path, query: {} },
+          headers: { host: this.#host, 'x-amz-content-sha256': 'UNSIGNED-PAYLOAD', ...request.headers },
+        } as Parameters<typeof signer.sign>[0],
+        { signingDate: new Date(Date.now() + this.clockOffsetMs) },
+      );
+      return signed.headers;
+    };
+    const signed = await this.#client.ask(limitMs, sign, 'credentials');
+    const headers = { ...signed, ...(method === 'PUT' ? { 'content-length': String(bodyBytes) } : {}) };
     const limits = { deadlineMs, idleMs: this.#plan.idleLimitMs };
     const reply = await this.#pool.send({ method, path, headers, body, targets }, limits);
     const version = reply.headers.get('x-amz-version-id');
     if (version !== undefined && version !== 'null') this.hasVersions = true;
-    const serverMs = Date.parse(reply.headers.get('date') ?? '');
-    // The header has whole seconds: a smaller difference is none.
-    if (!Number.isNaN(serverMs)) {
-      const differenceMs = serverMs - Date.now();
-      this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
-    }
+    const serverMs = dateIn(reply.headers.get('date'));
+    if (serverMs !== undefined) this.#heardTime(serverMs);
     return reply;
   }
 
-  async #tried<T>(what: string, deadlineMs: number, once: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  #heardTime(serverMs: number): void {
+    // Its header has whole seconds: a smaller difference is none.
+    const differenceMs = serverMs - Date.now();
+    this.clockOffsetMs = Math.abs(differenceMs) > 1500 ? differenceMs : 0;
+  }
+
+  async #tried<T>(what: string, deadlineMs: number, once: (limitMs: number) => Promise<T>): Promise<T> {
     for (let tries = 1; ; tries++) {
       const reason = this.#options.suspended();
       if (reason !== undefined) throw new KvError('IO', `s3: ${what}: not tried: ${reason}`);
@@ -232,7 +263,7 @@ export class S3Link {
       if (leftMs <= 0) throw new KvError('DEADLINE', `s3: ${what}: the time limit was reached`);
       try {
         this.requestCount++;
-        const result = await once(AbortSignal.timeout(Math.ceil(Math.min(leftMs, this.#plan.idleLimitMs * 2))));
+        const result = await once(Math.min(leftMs, this.#plan.idleLimitMs * 2));
         this.#options.onTry(undefined);
         return result;
       } catch (error) {
@@ -248,8 +279,6 @@ export class S3Link {
     }
   }
 }
-
-const bareEtag = (etag: string): string => etag.replaceAll('"', '');
 
 class StatusError extends Error {
   readonly status: number;
@@ -278,6 +307,6 @@ function judged(error: unknown, what: string): { failure: KvError; mayPass: bool
   const mayPass =
     status === undefined
       ? sdkError.name !== 'CredentialsProviderError'
-      : status >= 500 || [408, 409, 429].includes(status);
+      : status >= 500 || [408, 409, 429].includes(status) || s3Code === 'RequestTimeTooSkewed'; // its answer has the time
   return { failure: new KvError('IO', `s3: ${what}: ${message}`), mayPass, isBusy: status === 503 || status === 429 };
 }

@@ -26,7 +26,6 @@ export class S3Tier implements Tier {
   readonly supports = { persistent: true, shared: true, writable: true, evicts: true };
   readonly #options: S3TierOptions;
   readonly #plan: S3Plan;
-  readonly #nowMs: () => number;
   readonly #index = new PackIndex();
   readonly #link: S3Link;
   readonly #breaker: Breaker;
@@ -72,7 +71,6 @@ export class S3Tier implements Tier {
     this.#options = options;
     this.#plan = plan;
     this.#link = link;
-    this.#nowMs = options.nowMs ?? (() => Date.now());
     const index = this.#index;
     const onEvicted = (blockCount: number): void => {
       this.#counts.evictions += blockCount;
@@ -88,7 +86,7 @@ export class S3Tier implements Tier {
         log.info({ tier: this.name, blocks: index.count }, 'the s3 tier is back in service');
       },
     });
-    const shared = { plan, link, index, log, nowMs: this.#nowMs, onEvicted };
+    const shared = { plan, link, index, log, onEvicted };
     this.#discovery = new Discovery(shared);
     this.#writer = new PackWriter({ ...shared, discovery: this.#discovery, memory });
     this.#reader = new PackReader({
@@ -111,10 +109,9 @@ export class S3Tier implements Tier {
 
   /** Whole packs are as recent as the last use of any of their blocks. */
   touch(namespace: Namespace, hashes: readonly HashKey[]): void {
-    const nowMs = this.#nowMs();
     for (let at = hashes.length - 1; at >= 0; at--) {
       const entry = this.#index.get(namespace, hashes[at]!);
-      if (entry !== undefined) this.#index.touch(entry.pack, nowMs);
+      if (entry !== undefined) this.#index.touch(entry.pack);
     }
   }
 
@@ -137,7 +134,7 @@ export class S3Tier implements Tier {
         const bytes = this.#objectBytes(namespace, hash, slot);
         if (!this.#inService) end(index, 'refused');
         else if (entry !== undefined) {
-          this.#index.touch(entry.pack, this.#nowMs());
+          this.#index.touch(entry.pack);
           end(index, 'held');
         } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
         else if (bytes === undefined || !this.#writer.fits(bytes) || !this.#writer.hasRoom(jobBytes + bytes)) {
@@ -164,7 +161,6 @@ export class S3Tier implements Tier {
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
     const wanted: WantedBlock[] = [];
-    const nowMs = this.#nowMs();
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#inService ? this.#index.get(namespace, hash) : undefined;
       if (entry === undefined) onDone(index, 'missing');
@@ -172,7 +168,7 @@ export class S3Tier implements Tier {
         this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
         onDone(index, 'corrupt');
       } else {
-        this.#index.touch(entry.pack, nowMs);
+        this.#index.touch(entry.pack);
         wanted.push({ index, slot, entry });
       }
     }
