@@ -333,7 +333,7 @@ export class BlockPool {
 
   /** What `source` caches is cached in `target` from now on: its content is being copied there. */
   moveHashes(source: number, target: number): void {
-    invariant(this.#rows.has(source), () => `block pool: block ${source} has no hash to move`);
+    if (!this.#rows.has(source)) return; // evicted meanwhile
     invariant(!this.#rows.has(target), () => `block pool: block ${target} carries a hash already`);
     const group = this.#groups[source]!;
     this.#indexes[group]!.remove([source]);
