@@ -319,7 +319,7 @@ export class BlockPool {
       type: 'BlockStored',
       blockHashes: [request.hashes.keyAt(index)],
       parentBlockHash: index === 0 ? null : request.hashes.keyAt(index - 1),
-      tokenIds: description?.tokenIds(tokens - hashTokens, tokens) ?? [],
+      tokenIds: Array.from(description?.tokenIds(tokens - hashTokens, tokens) ?? []),
       blockSize: hashTokens,
       loraId: description?.loraId ?? null,
       loraName: description?.loraName ?? null,
@@ -438,15 +438,22 @@ export class BlockPool {
     const { hashes, description } = request;
     const hashesPerBlock = blockTokens / hashTokens;
     const indexes = places.map((i) => (i + 1) * hashesPerBlock - 1);
-    const extraKeys = places.map((i) => description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
+    if (description === undefined || description.isPlain) {
+      const tokenIds = description?.tokenIds(first * blockTokens, end * blockTokens) ?? [];
+      const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
+      const { kind, windowTokens } = full;
+      this.#events.addStored({ hashes, places: indexes, parent, tokenIds, blockTokens, group, kind, windowTokens });
+      return;
+    }
+    const extraKeys = places.map((i) => description.extraKeys(i * blockTokens, (i + 1) * blockTokens));
     this.#events.add({
       type: 'BlockStored',
       blockHashes: keysAt(hashes, indexes),
       parentBlockHash: first === 0 ? null : hashes.keyAt(first * hashesPerBlock - 1),
-      tokenIds: description?.tokenIds(first * blockTokens, end * blockTokens) ?? [],
+      tokenIds: Array.from(description.tokenIds(first * blockTokens, end * blockTokens)),
       blockSize: blockTokens,
-      loraId: description?.loraId ?? null,
-      loraName: description?.loraName ?? null,
+      loraId: description.loraId,
+      loraName: description.loraName,
       medium: 'GPU',
       extraKeys: places.length > 0 ? extraKeys : null,
       groupIdx: group,

@@ -18,7 +18,7 @@ import type { HashKey } from '@kvtier/identity';
 import { BlockPool, nullBlock } from './block-pool.ts';
 import type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';
 import { type CoordinatorConfig, createCoordinator } from './create-coordinator.ts';
-import { EventLog, type KvCacheEvent } from './events.ts';
+import { EventLog, type KvCacheEvent, type PackedEvents } from './events.ts';
 import { PinnedPrefixes } from './pinned-prefixes.ts';
 import type { PrefixCache } from './prefix-cache.ts';
 import type { CacheRequest } from './request.ts';
@@ -366,6 +366,11 @@ export class KvCacheManager implements PrefixCache {
   /** Events since the last call; [] when they are off. */
   takeEvents(): KvCacheEvent[] {
     return this.#events.take();
+  }
+
+  /** As takeEvents, without an object for each. */
+  takePackedEvents(): PackedEvents {
+    return this.#events.takePacked();
   }
 
   /** Count a lookup. Called at admission, because a request that waits is looked up many times. */

@@ -16,6 +16,7 @@ import {
   type BlockPolicyName,
   type KvCacheEvent,
   KvCacheManager,
+  type PackedEvents,
   type PrefixCache,
   type PrefixCacheKind,
   RadixCache,
@@ -71,6 +72,8 @@ export interface EngineOptions {
   readonly enableEvents?: boolean;
   /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
+  /** The same without an object for each, in place of onEvents; valid during the call. */
+  readonly onPackedEvents?: (events: PackedEvents) => void;
   readonly clock?: Clock;
   readonly logger?: { error(details: object, message: string): void };
   /** After each step, for metrics. */
@@ -147,7 +150,7 @@ export class Engine {
       blockCount: executor.blockCount,
       blockTokens,
       maxModelTokens: this.maxTotalTokens,
-      enableEvents: options.enableEvents ?? options.onEvents !== undefined,
+      enableEvents: options.enableEvents ?? (options.onEvents ?? options.onPackedEvents) !== undefined,
     };
     if (options.prefixCache === 'radix') {
       if (options.evictionPolicy || options.dedupBlocks || maxPinnedBlocks > 0) {
@@ -337,7 +340,12 @@ export class Engine {
   }
 
   #handOutEvents(): void {
-    const { onEvents } = this.#options;
+    const { onEvents, onPackedEvents } = this.#options;
+    if (onPackedEvents) {
+      const packed = this.#kv.takePackedEvents();
+      if (packed.count > 0) onPackedEvents(packed);
+      return;
+    }
     if (!onEvents) return;
     const events = this.#kv.takeEvents();
     if (events.length > 0) onEvents(events);

@@ -55,7 +55,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
       maxWaiting: config.maxWaiting,
     },
     logger,
-    ...(events && { onEvents: (changes) => events.publish(changes) }),
+    ...(events && { onPackedEvents: (changes) => events.publishPacked(changes) }),
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
       // Failed requests reach their clients first; then the supervisor starts a sound worker.
