@@ -44,17 +44,15 @@ function eventsOf(blocks: number): EventLog {
   const { words, wordsPerHash } = hashes.packedWords;
   const log = new EventLog(true);
   for (let i = blocks; i < 2 * blocks; i++) log.addRemoved(words, i * wordsPerHash, wordsPerHash, 0);
-  const places = Array.from({ length: blocks }, (_, i) => i);
-  const tokenIds = tokens.subarray(0, blocks * blockTokens);
+  const stored = Array.from({ length: blocks }, (_, i) => i);
+  const description = {
+    ...{ loraId: null, loraName: null, isPlain: true },
+    tokenIds: (first: number, end: number) => tokens.subarray(first, end),
+    extraKeys: () => null,
+  };
   log.addStored({
-    hashes,
-    places,
-    parent: -1,
-    tokenIds,
-    blockTokens,
-    group: 0,
-    kind: 'full_attention',
-    windowTokens: null,
+    ...{ hashes, description, first: 0, end: blocks, blocks: stored, places: stored, parent: -1 },
+    ...{ blockTokens, group: 0, kind: 'full_attention', windowTokens: null },
   });
   return log;
 }

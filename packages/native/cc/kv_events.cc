@@ -54,6 +54,14 @@ class Writer {
       Big(0xcf, value);
     }
   }
+  // As Integer, without branches, because ids of tokens are of any size. Writes 8 bytes, of which those after its own are void.
+  void Token(uint32_t value) {
+    constexpr uint8_t kHead[] = {0, 0xcc, 0xcd, 0xce}, kUnused[] = {24, 24, 16, 0}, kHeadBits[] = {0, 8, 8, 8}, kBytes[] = {1, 2, 3, 5};
+    const unsigned size = (value >= 0x80) + (value >= 0x100) + (value >= 0x10000);
+    const uint64_t bytes = kHead[size] | static_cast<uint64_t>(BigEndian(value) >> kUnused[size]) << kHeadBits[size];
+    memcpy(at_, &bytes, sizeof bytes);
+    at_ += kBytes[size];
+  }
   void Float(double value) { Big(0xcb, std::bit_cast<uint64_t>(value)); }
   void Array(uint32_t count) {
     if (count < 0x10) {
@@ -110,7 +118,7 @@ void WriteStored(Writer& out, const Stored& stored, KvEventFormat format) {
   const auto parent = [&] { stored.has_parent ? out.Hash(stored.words, stored.hash_words, format) : out.Nil(); };
   const auto all_tokens = [&] {
     out.Array(stored.tokens);
-    for (uint32_t i = 0; i < stored.tokens; ++i) out.Integer(tokens[i]);
+    for (uint32_t i = 0; i < stored.tokens; ++i) out.Token(tokens[i]);
   };
   const auto extras = [&] {
     out.Array(stored.hashes);

@@ -15,7 +15,7 @@
 import { invariant } from '@kvtier/errors';
 import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import { type EventLog, keysAt } from './events.ts';
+import type { EventLog } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
 import { HashIndex } from './hash-index.ts';
 import { type HashQuery, HashRows, rowWords } from './hash-rows.ts';
@@ -434,32 +434,14 @@ export class BlockPool {
     }
   }
 
-  #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, places: number[]): void {
+  #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, blocks: number[]): void {
     const { hashes, description } = request;
     const hashesPerBlock = blockTokens / hashTokens;
-    const indexes = places.map((i) => (i + 1) * hashesPerBlock - 1);
-    if (description === undefined || description.isPlain) {
-      const tokenIds = description?.tokenIds(first * blockTokens, end * blockTokens) ?? [];
-      const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
-      const { kind, windowTokens } = full;
-      this.#events.addStored({ hashes, places: indexes, parent, tokenIds, blockTokens, group, kind, windowTokens });
-      return;
-    }
-    const extraKeys = places.map((i) => description.extraKeys(i * blockTokens, (i + 1) * blockTokens));
-    this.#events.add({
-      type: 'BlockStored',
-      blockHashes: keysAt(hashes, indexes),
-      parentBlockHash: first === 0 ? null : hashes.keyAt(first * hashesPerBlock - 1),
-      tokenIds: Array.from(description.tokenIds(first * blockTokens, end * blockTokens)),
-      blockSize: blockTokens,
-      loraId: description.loraId,
-      loraName: description.loraName,
-      medium: 'GPU',
-      extraKeys: places.length > 0 ? extraKeys : null,
-      groupIdx: group,
-      kvCacheSpecKind: full.kind,
-      kvCacheSpecSlidingWindow: full.windowTokens,
-    });
+    const places = blocks.map((i) => (i + 1) * hashesPerBlock - 1);
+    const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
+    const { kind, windowTokens } = full;
+    const run = { hashes, description, places, parent, blocks, first, end, blockTokens, group, kind, windowTokens };
+    this.#events.addStored(run);
   }
 
   /** A block may only change its hash for one that covers more of it. */

@@ -5,7 +5,7 @@
  * or bytes on the wire, where they are taken: a step that stores and evicts hundreds of blocks makes no garbage for it.
  */
 import type { HashKey } from '@kvtier/identity';
-import type { BlockHashes } from './request.ts';
+import type { BlockHashes, RequestDescription } from './request.ts';
 
 export interface BlockStored {
   readonly type: 'BlockStored';
@@ -52,13 +52,17 @@ export interface PackedEvents {
   readonly objects: readonly KvCacheEvent[];
 }
 
-/** Of a request's blocks that are findable now; places are indexes of hashes, ascending. */
+/** Blocks of a request that are findable now. */
 export interface StoredRun {
   readonly hashes: BlockHashes;
+  readonly description: RequestDescription | undefined;
+  /** Blocks `first`..`end`-1 of the request were looked at; `blocks` of them are stored, ascending. */
+  readonly first: number;
+  readonly end: number;
+  readonly blocks: readonly number[];
+  /** Of their hashes in the chain, and of the hash before block `first`; -1 at the root. */
   readonly places: readonly number[];
-  /** Of the hash before the first block; -1 at the root. */
   readonly parent: number;
-  readonly tokenIds: ArrayLike<number>;
   readonly blockTokens: number;
   readonly group: number;
   readonly kind: string;
@@ -113,16 +117,18 @@ export class EventLog {
     for (let word = 0; word < count; word++) this.#words[record + removedHead + word] = words[at + word]!;
   }
 
-  /** A BlockStored of a request without an adapter and without extra keys. All of it is copied. */
+  /** One BlockStored. All of it is copied. */
   addStored(run: StoredRun): void {
     if (!this.enabled) return;
-    const { hashes, places, parent, tokenIds } = run;
+    const { hashes, description, places, parent } = run;
     const packed = hashes.packedWords;
     const kind = kinds.indexOf(run.kind);
-    if (packed === undefined || kind < 0) {
+    const isPlain = description === undefined || description.isPlain === true;
+    if (packed === undefined || kind < 0 || !isPlain) {
       this.add(storedEvent(run));
       return;
     }
+    const tokenIds = tokenIdsOf(run);
     const { words, wordsPerHash } = packed;
     const hasParent = parent >= 0 ? 1 : 0;
     const hashWords = (places.length + hasParent) * wordsPerHash;
@@ -237,19 +243,23 @@ function copyWords(from: Uint32Array, at: number, count: number, to: Uint32Array
   return target + count;
 }
 
-/** The run as an event, for hashes that do not lie in words. */
+const tokenIdsOf = ({ description, first, end, blockTokens }: StoredRun): ArrayLike<number> =>
+  description?.tokenIds(first * blockTokens, end * blockTokens) ?? [];
+
+/** The run as an event, where an adapter or extra keys belong to it, or its hashes do not lie in words. */
 function storedEvent(run: StoredRun): BlockStored {
-  const { hashes, places, parent } = run;
+  const { hashes, description, blocks, places, parent, blockTokens } = run;
+  const extraKeys = blocks.map((i) => description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
   return {
     type: 'BlockStored',
-    blockHashes: places.map((place) => hashes.keyAt(place)),
+    blockHashes: keysAt(hashes, places),
     parentBlockHash: parent < 0 ? null : hashes.keyAt(parent),
-    tokenIds: Array.from(run.tokenIds),
-    blockSize: run.blockTokens,
-    loraId: null,
-    loraName: null,
+    tokenIds: Array.from(tokenIdsOf(run)),
+    blockSize: blockTokens,
+    loraId: description?.loraId ?? null,
+    loraName: description?.loraName ?? null,
     medium: 'GPU',
-    extraKeys: places.length > 0 ? places.map(() => null) : null,
+    extraKeys: blocks.length > 0 ? extraKeys : null,
     groupIdx: run.group,
     kvCacheSpecKind: run.kind,
     kvCacheSpecSlidingWindow: run.windowTokens,
@@ -257,7 +267,7 @@ function storedEvent(run: StoredRun): BlockStored {
 }
 
 /** The keys at these places of a chain, in ascending order: one string for all where the hashes lie together. */
-export function keysAt(hashes: BlockHashes, indexes: readonly number[]): HashKey[] {
+function keysAt(hashes: BlockHashes, indexes: readonly number[]): HashKey[] {
   const packed = hashes.packedWords;
   if (packed === undefined || indexes.length < 2) return indexes.map((index) => hashes.keyAt(index));
   const { words, wordsPerHash } = packed;

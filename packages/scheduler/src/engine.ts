@@ -317,12 +317,15 @@ export class Engine {
     try {
       while (!this.#ended) {
         const batch = this.#scheduler.schedule();
-        if (batch.length > 0) await this.#step(batch);
+        if (batch.length > 0) {
+          await this.#step(batch);
+          continue;
+        }
         this.#handOutEvents();
-        if (batch.length > 0) continue;
         this.#scheduler.exports.send();
         await this.#sleep();
       }
+      this.#handOutEvents();
     } catch (thrown) {
       // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
       const error = thrown instanceof Error ? thrown : new Error(String(thrown));
@@ -371,7 +374,9 @@ export class Engine {
       const run = (): Promise<StepResult> => this.#options.executor.execute(step);
       const arrived = batch[0]!.arrived;
       const running = arrived ? arrived.import(run) : run();
-      this.#scheduler.exports.send(); // beside the step
+      // Beside the step: what these cost, no request waits for.
+      this.#scheduler.exports.send();
+      this.#handOutEvents();
       result = await running;
     } catch (thrown) {
       if (thrown instanceof InvariantError) throw thrown;

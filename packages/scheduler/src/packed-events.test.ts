@@ -56,10 +56,13 @@ function note(
   if (change.kind === 'object') log.add(change.event);
   else if (change.kind === 'removed') log.addRemoved(Uint32Array.from(change.words), 0, wordsPerHash, change.group);
   else {
-    const { places, hasParent, tokens: tokenIds, blockTokens, group, attention, windowTokens } = change;
-    const parent = hasParent ? 0 : -1;
-    const chain = hashes(change.words, wordsPerHash);
-    log.addStored({ hashes: chain, places, parent, tokenIds, blockTokens, group, kind: attention, windowTokens });
+    const { places, hasParent, tokens, group, attention, windowTokens } = change;
+    log.addStored({
+      hashes: hashes(change.words, wordsPerHash),
+      description: { loraId: null, loraName: null, isPlain: true, tokenIds: () => tokens, extraKeys: () => null },
+      ...{ first: 0, end: 8, blocks: places, places, parent: hasParent ? 0 : -1 },
+      ...{ blockTokens: change.blockTokens, group, kind: attention, windowTokens },
+    });
   }
 }
 
