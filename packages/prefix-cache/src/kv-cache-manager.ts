@@ -59,6 +59,8 @@ export interface AllocateOptions {
   readonly hasScheduledRequests?: boolean;
 }
 
+const noneAdded: GroupBlocks = [[]];
+
 export class KvCacheManager implements PrefixCache {
   readonly blockTokens: number;
   readonly #enableCaching: boolean;
@@ -143,6 +145,7 @@ export class KvCacheManager implements PrefixCache {
   allocateSlots(request: CacheRequest, newTokens: number, options: AllocateOptions = {}): GroupBlocks | null {
     const external = options.externalComputedTokens ?? 0;
     invariant(newTokens > 0 || external > 0, () => `request ${request.id}: nothing to allocate for`);
+    if (this.#hasRoom(request, newTokens, options)) return noneAdded;
     const computed = options.computed ?? this.#noHit;
     const localTokens = request.computedTokens + computed.tokens;
     const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
@@ -174,6 +177,17 @@ export class KvCacheManager implements PrefixCache {
       this.#coordinator.cacheBlocks(request, Math.min(endTokens, request.tokenCount));
     }
     return added;
+  }
+
+  /** Most steps of a request that decodes: it grows inside its last block, and no object need be made for that. */
+  #hasRoom(request: CacheRequest, newTokens: number, options: AllocateOptions): boolean {
+    const { managers } = this.#coordinator;
+    if (managers.length !== 1 || options.computed || options.externalComputedTokens || options.fullSequenceMustFit)
+      return false;
+    if (options.reservedBlocks || (this.#watermarkBlocks > 0 && !request.running)) return false;
+    if (this.#enableCaching && !options.delayCacheBlocks) return false;
+    const end = request.computedTokens + newTokens + (options.lookaheadTokens ?? 0);
+    return managers[0]!.hasRoom(request.id, Math.min(end, this.#maxModelTokens));
   }
 
   /** Let go of what no token after the first `processedTokens` looks at. allocateSlots does so by itself. */

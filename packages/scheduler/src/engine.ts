@@ -428,7 +428,8 @@ export class Engine {
       return;
     }
     request.append(tokenId);
-    const output = { tokenIds: [tokenId], finishReason: request.finishReason(), ...this.#cacheUse(request) };
+    const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
+    const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
     if (output.finishReason === '') {
       this.#emit(request, output);
       return;
@@ -439,7 +440,6 @@ export class Engine {
 
   /** With the first token only. */
   #cacheUse(request: EngineRequest): { cache?: CacheUse } {
-    if (request.firstOutputDone) return {};
     request.firstOutputDone = true;
     const { promptTokens } = request;
     const tokensByTier: Record<string, number> = {};
