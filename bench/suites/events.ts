@@ -10,8 +10,9 @@ import { setImmediate, setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { noConnector } from '@kvtier/connector';
 import { KvError } from '@kvtier/errors';
-import { encodeBatch, type KvEvent, KvEventPublisher } from '@kvtier/events';
-import { ChainHasher, type HashKey } from '@kvtier/identity';
+import { encodeBatch, KvEventPublisher } from '@kvtier/events';
+import { ChainHasher, SequenceHashes } from '@kvtier/identity';
+import { EventLog, type PackedEvents } from '@kvtier/prefix-cache';
 import { Engine } from '@kvtier/scheduler';
 import { Publisher } from 'zeromq';
 import { type Figure, median, rate, type Suite, time } from '../figures.ts';
@@ -35,29 +36,25 @@ const promptTokens = 1_024;
 const answerTokens = 16;
 const steps = 1_500;
 
-function eventsOf(blocks: number): KvEvent[] {
-  const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
+/** As a block pool notes them. */
+function eventsOf(blocks: number): EventLog {
+  const hashes = new SequenceHashes(new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }));
   const tokens = Uint32Array.from({ length: 2 * blocks * blockTokens }, (_, i) => (i * 7_919) % 128_000);
-  const packed = hasher.hashBlocks(null, tokens).toString('latin1');
-  const hashes = Array.from({ length: 2 * blocks }, (_, i) => packed.slice(32 * i, 32 * (i + 1)) as HashKey);
-  const removed = hashes.slice(blocks).map((hash): KvEvent => {
-    return { type: 'BlockRemoved', blockHashes: [hash], medium: 'GPU', groupIdx: 0 };
-  });
-  const stored: KvEvent = {
-    type: 'BlockStored',
-    blockHashes: hashes.slice(0, blocks),
-    parentBlockHash: null,
-    tokenIds: [...tokens.subarray(0, blocks * blockTokens)],
-    blockSize: blockTokens,
-    loraId: null,
-    loraName: null,
-    medium: 'GPU',
-    extraKeys: Array.from({ length: blocks }, () => null),
-    groupIdx: 0,
-    kvCacheSpecKind: 'full_attention',
-    kvCacheSpecSlidingWindow: null,
+  hashes.append(tokens);
+  const { words, wordsPerHash } = hashes.packedWords;
+  const log = new EventLog(true);
+  for (let i = blocks; i < 2 * blocks; i++) log.addRemoved(words, i * wordsPerHash, wordsPerHash, 0);
+  const stored = Array.from({ length: blocks }, (_, i) => i);
+  const description = {
+    ...{ loraId: null, loraName: null, isPlain: true },
+    tokenIds: (first: number, end: number) => tokens.subarray(first, end),
+    extraKeys: () => null,
   };
-  return [...removed, stored];
+  log.addStored({
+    ...{ hashes, description, first: 0, end: blocks, blocks: stored, places: stored, parent: -1 },
+    ...{ blockTokens, group: 0, kind: 'full_attention', windowTokens: null },
+  });
+  return log;
 }
 
 class Consumer {
@@ -130,7 +127,8 @@ async function measure(consumer: Consumer, events: number, send: () => Promise<v
 }
 
 async function measureShape(scratchDir: string, { name, blocks }: (typeof shapes)[number]): Promise<Figure[]> {
-  const events = eventsOf(blocks);
+  const events = eventsOf(blocks).take();
+  const packed = eventsOf(blocks).takePacked();
   const payload = encodeBatch({ ts: Date.now() / 1_000, events, dataParallelRank: null }, {});
   const [ours, plain]: [Rates[], Rates[]] = [[], []];
   const publisher = await KvEventPublisher.start({ endpoint: `ipc://${join(scratchDir, `${name}-events`)}` });
@@ -143,7 +141,7 @@ async function measureShape(scratchDir: string, { name, blocks }: (typeof shapes
     const total = batchesPerRound * events.length;
     for (let round = 0; round < rounds; round++) {
       const publish = async (): Promise<void> => {
-        for (let i = 0; i < batchesPerRound; i++) publisher.publish(events);
+        for (let i = 0; i < batchesPerRound; i++) publisher.publishPacked(packed);
         while (publisher.stats().queuedBatches > 0) await setImmediate();
       };
       ours.push(await measure(consumers[0], events.length, publish, total));
@@ -174,7 +172,7 @@ async function stepUs(publisher: KvEventPublisher | null): Promise<number> {
     hasher: new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }),
     eosTokenIds: [],
     limits: { maxStepTokens: 2_048, maxSequences: requests, maxWaiting: requests },
-    ...(publisher && { onEvents: (events: readonly KvEvent[]) => publisher.publish(events) }),
+    ...(publisher && { onPackedEvents: (events: PackedEvents) => publisher.publishPacked(events) }),
   });
   const times: number[] = [];
   let born = 0;

@@ -14,7 +14,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   identity: ['errors', 'native'],
   wire: ['errors', 'identity', 'native'],
   eviction: ['errors', 'identity'],
-  events: ['errors', 'identity'],
+  events: ['errors', 'identity', 'native'],
   tiers: ['errors', 'eviction', 'identity', 'native', 'wire'],
   store: ['errors', 'eviction', 'identity', 'tiers'],
   session: ['errors', 'events', 'identity', 'native', 'store', 'tiers', 'wire'],

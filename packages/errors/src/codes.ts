@@ -4,7 +4,8 @@
  */
 export const codes = {
   CONFIG: 'the configuration or a command-line option cannot work',
-  MODEL: 'a model folder is missing, damaged or of a kind that is not served',
+  MODEL:
+    'a model folder is missing, damaged, of a kind that is not served, or changed while an engine started on it (start again)',
   REQUEST: 'a request asks for something that cannot be served',
   TOO_LONG: 'a prompt, or prompt plus answer, exceeds the model or the block pool',
   CANCELLED: 'the caller ended the request',

@@ -40,6 +40,18 @@ export function encodeBatch(batch: KvEventBatch, { encoding = 'map', intBlockHas
   return writer.take();
 }
 
+/** One event of a batch. Throws as encodeBatch does. */
+export function encodeEvent(event: KvEvent, { encoding = 'map', intBlockHashes = true }: Encoding): Buffer {
+  try {
+    if (encoding === 'map') writeMap(event, intBlockHashes);
+    else writeArray(event, intBlockHashes);
+  } catch (error) {
+    writer.take();
+    throw error;
+  }
+  return writer.take();
+}
+
 /** Every field is there, null by default. Events of unknown types are left out. Throws KvError PROTOCOL. */
 export function decodeBatch(payload: Uint8Array): KvEventBatch {
   let batch: unknown;

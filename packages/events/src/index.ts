@@ -11,6 +11,7 @@ export {
   media,
 } from './event.ts';
 export { type Holder, HolderIndex, type HolderIndexStats, type PrefixMatch } from './holder-index.ts';
+export { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 export { KvEventPublisher, type KvEventPublisherOptions, type KvEventPublisherStats } from './publisher.ts';
 export { bindableEndpoint, type CurveClient, type CurveServer } from './security.ts';
 export { KvEventSubscriber, type KvEventSubscriberOptions, type KvEventSubscriberStats } from './subscriber.ts';

@@ -13,6 +13,7 @@ import { Context, Publisher, type Socket } from 'zeromq';
 import { type Encoding, encodeBatch } from './codec.ts';
 import type { KvEvent } from './event.ts';
 import { encodeSeq } from './frames.ts';
+import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
 import { ReplayServer } from './replay-server.ts';
 import {
@@ -69,6 +70,7 @@ export class KvEventPublisher {
   readonly endpoint: string;
   readonly replayEndpoint: string | null;
   readonly #options: KvEventPublisherOptions;
+  readonly #encoder: PackedEncoder;
   readonly #socket: Publisher;
   readonly #replay: ReplayServer | null;
   readonly #buffer: ReplayBuffer;
@@ -91,6 +93,7 @@ export class KvEventPublisher {
     this.endpoint = socket.lastEndpoint!;
     this.replayEndpoint = replay?.endpoint ?? null;
     this.#options = options;
+    this.#encoder = new PackedEncoder(options);
     this.#socket = socket;
     this.#buffer = buffer;
     this.#replay = replay;
@@ -136,18 +139,31 @@ export class KvEventPublisher {
    */
   publish(events: readonly KvEvent[], subtopic = ''): void {
     if (this.#closed || events.length === 0) return;
-    const { topic = '', dataParallelRank = null, now = unixSeconds, logger } = this.#options;
+    const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
+    this.#publish(topic + subtopic, events.length, () =>
+      encodeBatch({ ts: now(), events, dataParallelRank }, this.#options),
+    );
+  }
+
+  /** One batch of what a block pool has noted, encoded without an object for each event. `packed` is not used afterwards. */
+  publishPacked(packed: PackedEvents): void {
+    if (this.#closed || packed.count === 0) return;
+    const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
+    this.#publish(topic, packed.count, () => this.#encoder.encode(packed, now(), dataParallelRank));
+  }
+
+  #publish(topic: string, events: number, encode: () => Buffer): void {
     let payload: Buffer;
     try {
-      payload = encodeBatch({ ts: now(), events, dataParallelRank }, this.#options);
+      payload = encode();
     } catch (error) {
-      logger?.warn({ err: error }, 'kv events: a batch could not be encoded; consumers see a gap');
+      this.#options.logger?.warn({ err: error }, 'kv events: a batch could not be encoded; consumers see a gap');
       this.skip();
       return;
     }
-    const batch = { seq: this.#nextSeq++, topic: topic + subtopic, payload };
+    const batch = { seq: this.#nextSeq++, topic, payload };
     this.#counts.publishedBatches++;
-    this.#counts.publishedEvents += events.length;
+    this.#counts.publishedEvents += events;
     this.#counts.publishedBytes += payload.length;
     this.#buffer.push(batch);
     if (this.#queue.length >= this.#maxQueueSize) {

@@ -49,7 +49,10 @@ Limits ReadLimits(const Napi::Object& o) {
 WeightPlan ReadPlan(const Napi::Object& o) {
   WeightPlan plan;
   const auto files = o.Get("files").As<Napi::Array>();
-  for (uint32_t i = 0; i < files.Length(); ++i) plan.files.push_back(files.Get(i).ToString());
+  for (uint32_t i = 0; i < files.Length(); ++i) {
+    const auto file = files.Get(i).As<Napi::Object>();
+    plan.files.push_back({file.Get("path").ToString(), static_cast<int>(Int(file, "fd"))});
+  }
   plan.embedding = Stack(o, "embedding");
   plan.norm = Stack(o, "norm");
   plan.lm_head = Stack(o, "lmHead");

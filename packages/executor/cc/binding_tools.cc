@@ -2,7 +2,6 @@
 // benches in the same run as the figures. All of it runs on a libuv thread and answers by promise.
 #include <cblas.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -41,27 +40,21 @@ class Task : public Napi::AsyncWorker {
   std::function<Napi::Value(Napi::Env)> finish_;
 };
 
-XXH128_canonical_t DigestFile(const std::string& path) {
-  const auto fail = [&] { return std::runtime_error("MODEL: " + path + ": cannot be read: " + strerror(errno)); };
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw fail();
+// By a descriptor that the caller keeps open; where it stands does not move.
+XXH128_canonical_t DigestFile(int fd, const std::string& path) {
   posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
   constexpr size_t kPiece = 1 << 20;
   const auto buffer = std::make_unique<uint8_t[]>(kPiece);
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
-  for (;;) {
-    const ssize_t count = read(fd, buffer.get(), kPiece);
+  for (off_t at = 0;;) {
+    const ssize_t count = pread(fd, buffer.get(), kPiece, at);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      const auto error = fail();
-      close(fd);
-      throw error;
-    }
+    if (count < 0) throw std::runtime_error("MODEL: " + path + ": cannot be read: " + strerror(errno));
     if (count == 0) break;
     XXH3_128bits_update(&state, buffer.get(), static_cast<size_t>(count));
+    at += count;
   }
-  close(fd);
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
   return canonical;
@@ -70,7 +63,10 @@ XXH128_canonical_t DigestFile(const std::string& path) {
 Napi::Value Digest(const Napi::CallbackInfo& info) {
   auto digest = std::make_shared<XXH128_canonical_t>();
   return (new Task(
-              info.Env(), [path = info[0].ToString().Utf8Value(), digest] { *digest = DigestFile(path); },
+              info.Env(),
+              [fd = info[0].ToNumber().Int32Value(), path = info[1].ToString().Utf8Value(), digest] {
+                *digest = DigestFile(fd, path);
+              },
               [digest](Napi::Env env) -> Napi::Value {
                 auto bytes = Napi::Uint8Array::New(env, sizeof digest->digest);
                 memcpy(bytes.Data(), digest->digest, sizeof digest->digest);

@@ -73,8 +73,13 @@ using TensorStack = std::vector<TensorRef>;
 struct LayerPlan {
   TensorStack input_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, attention_out_norm, post_norm, gate_up, down, mlp_out_norm;
 };
+// Read by a descriptor that the caller keeps open, so that it is the file whose digest he took, whatever has its name by now.
+struct PlanFile {
+  std::string path;  // for errors
+  int fd;
+};
 struct WeightPlan {
-  std::vector<std::string> files;
+  std::vector<PlanFile> files;
   TensorStack embedding, norm, lm_head;  // lm_head empty: tied to the embedding
   std::vector<LayerPlan> layers;
 };
@@ -87,7 +92,7 @@ struct Weights {
   Memory memory;
 };
 
-// Maps the files, converts to f32 with the pool's threads. `norm_offset` is added to the weights of all norms. Throws
+// Reads the files, converts to f32 with the pool's threads. `norm_offset` is added to the weights of all norms. Throws
 // std::runtime_error("MODEL: ...").
 Weights LoadWeights(const WeightPlan& plan, float norm_offset, ThreadPool& pool);
 

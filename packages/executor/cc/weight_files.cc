@@ -1,7 +1,6 @@
 #include "weight_files.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,35 +16,29 @@ constexpr uint64_t kPieceElements = 1 << 20;
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+WeightFile::WeightFile(const PlanFile& file) : file_(file) {
   struct stat info {};
-  if (fd < 0 || fstat(fd, &info) != 0) {
-    const std::string why = strerror(errno);
-    if (fd >= 0) close(fd);
-    throw std::runtime_error("MODEL: " + path + ": cannot be opened: " + why);
+  if (fstat(file_.fd, &info) != 0) throw std::runtime_error("MODEL: " + file_.path + ": cannot be read: " + strerror(errno));
+  bytes_ = static_cast<uint64_t>(info.st_size);
+  posix_fadvise(file_.fd, 0, 0, POSIX_FADV_WILLNEED);
+}
+
+void WeightFile::Read(uint64_t offset, void* target, uint64_t bytes) const {
+  auto* to = static_cast<uint8_t*>(target);
+  while (bytes > 0) {
+    const ssize_t count = pread(file_.fd, to, bytes, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw std::runtime_error("MODEL: " + file_.path + ": cannot be read: " + strerror(errno));
+    if (count == 0) throw std::runtime_error("MODEL: " + file_.path + ": a tensor ends past the file");
+    to += count;
+    offset += static_cast<uint64_t>(count);
+    bytes -= static_cast<uint64_t>(count);
   }
-  bytes_ = static_cast<size_t>(info.st_size);
-  void* base = bytes_ == 0 ? MAP_FAILED : mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, fd, 0);
-  close(fd);
-  if (base == MAP_FAILED) throw std::runtime_error("MODEL: " + path + ": cannot be mapped");
-  base_ = base;
-  madvise(base_, bytes_, MADV_WILLNEED);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept : base_(other.base_), bytes_(other.bytes_) { other.base_ = nullptr; }
+std::vector<WeightFile> OpenFiles(const WeightPlan& plan) { return {plan.files.begin(), plan.files.end()}; }
 
-MappedFile::~MappedFile() {
-  if (base_ != nullptr) munmap(base_, bytes_);
-}
-
-std::vector<MappedFile> MapFiles(const WeightPlan& plan) {
-  std::vector<MappedFile> files;
-  for (const auto& path : plan.files) files.emplace_back(path);
-  return files;
-}
-
-WeightPlaces PlaceWeights(const WeightPlan& plan, const std::vector<MappedFile>& files, float norm_offset, uint64_t align) {
+WeightPlaces PlaceWeights(const WeightPlan& plan, const std::vector<WeightFile>& files, float norm_offset, uint64_t align) {
   WeightPlaces places;
   const auto place = [&](const TensorStack& stack, float offset = 0) {
     if (stack.empty()) return WeightPlaces::kNone;
@@ -54,7 +47,7 @@ WeightPlaces PlaceWeights(const WeightPlan& plan, const std::vector<MappedFile>&
       const auto& file = files.at(static_cast<size_t>(ref.file));
       const uint64_t bytes = ref.count * ElementBytes(ref.dtype);
       if (ref.offset > file.bytes() || bytes > file.bytes() - ref.offset) {
-        throw std::runtime_error("MODEL: " + plan.files[static_cast<size_t>(ref.file)] + ": a tensor ends past the file");
+        throw std::runtime_error("MODEL: " + plan.files[static_cast<size_t>(ref.file)].path + ": a tensor ends past the file");
       }
       for (uint64_t done = 0; done < ref.count; done += kPieceElements) {
         const uint64_t count = std::min(kPieceElements, ref.count - done);

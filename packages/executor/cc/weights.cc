@@ -8,17 +8,23 @@ constexpr uint64_t kAlignElements = 16;  // every matrix starts on a cache line
 }  // namespace
 
 Weights LoadWeights(const WeightPlan& plan, float norm_offset, ThreadPool& pool) {
-  const std::vector<MappedFile> files = MapFiles(plan);
+  const std::vector<WeightFile> files = OpenFiles(plan);
   const WeightPlaces places = PlaceWeights(plan, files, norm_offset, kAlignElements);
 
   Weights weights{};
   weights.memory = Memory(places.count * sizeof(float), "the model's weights");
   float* base = weights.memory.floats();
+  FirstError error;
   pool.For(static_cast<int64_t>(places.pieces.size()), [&](int64_t task, int) {
-    const auto& [target, source, offset] = places.pieces[static_cast<size_t>(task)];
-    ConvertToFloat(base + target, files[static_cast<size_t>(source.file)].data() + source.offset, source.count, source.dtype,
-                   offset);
+    error.Catch([&] {
+      const WeightPiece& piece = places.pieces[static_cast<size_t>(task)];
+      const TensorRef& source = piece.source;
+      ForSlices(files[static_cast<size_t>(source.file)], source, [&](const uint8_t* bytes, uint64_t first, uint64_t count) {
+        ConvertToFloat(base + piece.target + first, bytes, count, source.dtype, piece.offset);
+      });
+    });
   });
+  error.Rethrow();
 
   const auto at = [&](uint64_t start) -> const float* { return start == WeightPlaces::kNone ? nullptr : base + start; };
   weights.embedding = at(places.embedding);

@@ -48,8 +48,14 @@ export interface LayerPlan {
   readonly mlpOutNorm: TensorStack;
 }
 
+/** A file that is open for as long as native code reads it; the path is for errors. */
+export interface PlanFile {
+  readonly path: string;
+  readonly fd: number;
+}
+
 export interface WeightPlan {
-  readonly files: readonly string[];
+  readonly files: readonly PlanFile[];
   readonly embedding: TensorStack;
   readonly norm: TensorStack;
   /** Empty: tied to the embedding. */
@@ -154,8 +160,8 @@ export interface ExecutorBinding {
   gpuInject?(fault: 'none' | 'hang' | 'illegal' | 'memory'): void;
 
   // -- tools (binding_tools.cc) -----------------------------------------------------------------------------------
-  /** XXH3-128 of a file's bytes, 16 bytes big-endian. */
-  digestFile(path: string): Promise<Uint8Array>;
+  /** XXH3-128 of the bytes of an open file, 16 bytes big-endian. */
+  digestFile(fd: number, path: string): Promise<Uint8Array>;
   /** FLOP/s of big square sgemms on OpenBLAS's own threads, the mean of `repeats`. */
   sgemmRate(size: number, threads: number, repeats: number): Promise<number>;
   /** Bytes/s of memcpy in pieces over `totalBytes`, the best of `repeats`. */

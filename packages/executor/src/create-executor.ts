@@ -7,27 +7,60 @@ import { availableParallelism } from 'node:os';
 import { KvError } from '@kvtier/errors';
 import { attentionGroups, blockLayers, kvBlockBytes, numberBytes } from './attention-groups.ts';
 import { type Backend, chooseBackend, nativeGpu } from './backend.ts';
-import { binding, type NativeLimits, type NativeShape, translate } from './binding.ts';
+import { binding, type NativeLimits, translate } from './binding.ts';
 import { modelDigest } from './digest.ts';
 import type { Executor, ExecutorOptions, KvLayout } from './executor.ts';
 import { type ModelConfig, readModelConfig } from './model-config.ts';
+import { type ModelFolder, readModelFolder } from './model-folder.ts';
 import { NativeExecutor } from './native-executor.ts';
+import { nativeShape } from './native-shape.ts';
+import { minBlocks, planBlocks } from './plan-blocks.ts';
 import { readTensorTable } from './safetensors.ts';
 import { planWeights } from './weights.ts';
 
+/** What else belongs to a model: the door reads it by name, and it must be of the same model. */
+const companions = [
+  'tokenizer.json',
+  'tokenizer_config.json',
+  'special_tokens_map.json',
+  'generation_config.json',
+  'chat_template.jinja',
+];
+
 /**
- * Throws KvError: MODEL for a bad folder, CONFIG for options that cannot work, GPU when a GPU is asked for and cannot be used.
+ * Throws KvError: MODEL for a bad folder and for one that changes meanwhile, CONFIG for options that cannot work, GPU when a GPU
+ * is asked for and cannot be used.
  */
 export async function createExecutor(options: ExecutorOptions): Promise<Executor> {
-  const { modelDir, blockTokens, blockCount } = options;
-  const limits = checkedLimits(options);
+  const { blockCount } = options;
+  checkedLimits(options, typeof blockCount === 'number' ? blockCount : minBlocks);
   const backend = chooseBackend(options.backend ?? 'cpu', options.gpu);
-  const config = await readModelConfig(modelDir);
-  const table = await readTensorTable(modelDir);
-  const { parameters, ...plan } = planWeights(config, table, modelDir);
+  const executor: { opened?: Executor } = {};
+  try {
+    return await readModelFolder(options.modelDir, async (folder) => {
+      executor.opened = await openExecutor(options, backend, folder);
+      return executor.opened;
+    });
+  } catch (error) {
+    await executor.opened?.close();
+    throw error;
+  }
+}
+
+async function openExecutor(options: ExecutorOptions, backend: Backend, folder: ModelFolder): Promise<Executor> {
+  for (const name of companions) await folder.watch(name);
+  const config = await readModelConfig(folder);
+  const table = await readTensorTable(folder);
+  const { parameters, ...plan } = planWeights(config, table, folder.dir);
+  const blockCount =
+    typeof options.blockCount === 'number'
+      ? options.blockCount
+      : planBlocks(options, { config, parameters, backend }, options.blockCount);
+  const limits = checkedLimits(options, blockCount);
   const { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens } = config;
   const shape = { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens };
-  const kv = kvLayout(config, blockTokens, backend);
+  options.alongside?.({ ...shape, parameters });
+  const kv = kvLayout(config, options.blockTokens, backend);
   if (backend.name === 'cpu') checkHostMemory(kv, blockCount, parameters);
   const digest = await modelDigest(config, table.files);
   const native = binding(backend.name);
@@ -45,8 +78,8 @@ export async function createExecutor(options: ExecutorOptions): Promise<Executor
   });
 }
 
-function checkedLimits(options: ExecutorOptions): NativeLimits {
-  const { blockTokens, blockCount, maxStepTokens, maxStepSequences } = options;
+function checkedLimits(options: ExecutorOptions, blockCount: number): NativeLimits {
+  const { blockTokens, maxStepTokens, maxStepSequences } = options;
   const threads = options.threads ?? availableParallelism();
   const bounds = {
     blockTokens: 1024,
@@ -98,29 +131,4 @@ function checkHostMemory(kv: KvLayout, blockCount: number, parameters: number): 
 function computedAs(digest: Uint8Array, { computeDtype }: Backend): Uint8Array {
   if (computeDtype === 'f32') return digest;
   return new Uint8Array(createHash('sha256').update(digest).update(`computed as ${computeDtype}`).digest());
-}
-
-export function nativeShape(config: ModelConfig): NativeShape {
-  const groups = attentionGroups(config.windows);
-  const { rope, localRope } = config;
-  return {
-    ...config,
-    normOffset: config.normOffset ?? 0,
-    attentionScale: config.attentionScale ?? 1 / Math.sqrt(config.headDim),
-    embeddingScale: config.embeddingScale ?? 1,
-    logitCap: config.logitCap ?? 0,
-    gelu: config.gelu ?? false,
-    ropes: localRope ? [rope, localRope] : [rope],
-    layerKinds: config.windows.map((windowTokens, layer) => {
-      const group = groups.findIndex(({ layers }) => layers.includes(layer));
-      return {
-        windowTokens,
-        rope: localRope && windowTokens > 0 ? 1 : 0,
-        group,
-        slot: groups[group]!.layers.indexOf(layer),
-      };
-    }),
-    groups: groups.length,
-    blockLayers: blockLayers(groups),
-  };
 }

@@ -4,11 +4,12 @@
  * anyway. Files are hashed once: the result is kept beside path, size and change times, so that a start does not re-read.
  */
 import { createHash } from 'node:crypto';
-import { mkdir, readFile, realpath, rename, stat, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, realpath, rename, writeFile } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { binding, translate } from './binding.ts';
 import type { ModelConfig } from './model-config.ts';
+import { changed, type ModelFile, sameFacts } from './model-folder.ts';
 
 /** `~/.cache/kvtier`, or below XDG_CACHE_HOME. */
 export function cacheDir(): string {
@@ -16,27 +17,32 @@ export function cacheDir(): string {
   return join(base?.startsWith('/') ? base : join(homedir(), '.cache'), 'kvtier');
 }
 
-/** 32 bytes. Throws KvError('MODEL') when a file cannot be read; a cache that cannot be used is only slower. */
-export async function modelDigest(config: ModelConfig, files: readonly string[]): Promise<Uint8Array> {
+/**
+ * 32 bytes. Throws KvError('MODEL') when a file cannot be read, or was written to while it was; a cache that cannot be used is
+ * only slower.
+ */
+export async function modelDigest(config: ModelConfig, files: readonly ModelFile[]): Promise<Uint8Array> {
   const hash = createHash('sha256').update('kvtier model 1\n').update(config.canonical);
   for (const file of files) hash.update(`\n${await fileDigest(file)}`);
   return new Uint8Array(hash.digest());
 }
 
-async function fileDigest(file: string): Promise<string> {
-  const path = await realpath(file);
-  const { size, mtimeNs, ctimeNs, ino } = await stat(path, { bigint: true });
-  const facts = `${path}\n${size} ${mtimeNs} ${ctimeNs} ${ino}`;
+/** Of an open file, whose facts say which bytes it has: the name it had, or has now, only says where the result is kept. */
+async function fileDigest({ path: name, fd, handle, facts: known }: ModelFile): Promise<string> {
+  const path = await realpath(name).catch(() => name);
+  const { dev, ino, size, mtimeNs, ctimeNs } = known;
+  const facts = `${path}\n${size} ${mtimeNs} ${ctimeNs} ${dev}:${ino}`;
   const folder = join(cacheDir(), 'digests');
   const entry = join(folder, createHash('sha256').update(path).digest('hex').slice(0, 32));
-  const [known, digest] = (await readFile(entry, 'utf8').catch(() => '')).split('\n\n');
-  if (known === facts && /^[0-9a-f]{32}$/.test(digest ?? '')) return digest!;
+  const [keptFacts, kept] = (await readFile(entry, 'utf8').catch(() => '')).split('\n\n');
+  if (keptFacts === facts && /^[0-9a-f]{32}$/.test(kept ?? '')) return kept!;
 
   const fresh = await binding()
-    .digestFile(path)
+    .digestFile(fd, name)
     .catch((error: unknown) => {
       throw translate(error);
     });
+  if (!sameFacts(known, await handle.stat({ bigint: true }))) throw changed(name);
   const text = Buffer.from(fresh).toString('hex');
   const temporary = `${entry}.${process.pid}.${process.hrtime.bigint()}`;
   await mkdir(folder, { recursive: true, mode: 0o700 })

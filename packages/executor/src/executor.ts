@@ -78,7 +78,8 @@ export interface ExecutorOptions {
   /** A Hugging Face model folder: config.json, *.safetensors. */
   readonly modelDir: string;
   readonly blockTokens: number;
-  readonly blockCount: number;
+  /** Or what they may take: the number is counted from the model's shapes. */
+  readonly blockCount: number | BlockBudget;
   /** Worker threads for compute; default: all cores. */
   readonly threads?: number;
   /** Default: cpu. */
@@ -87,6 +88,15 @@ export interface ExecutorOptions {
   /** Upper bounds of one step; buffers are sized by them at start. */
   readonly maxStepTokens: number;
   readonly maxStepSequences: number;
+  /** Called while the folder is read, to read what else is needed of it: it is of the same model, or nothing is opened. */
+  readonly alongside?: (model: ModelShape) => void;
+}
+
+export interface BlockBudget {
+  /** Of all KV blocks; undefined: the GPU's share, or 256 MiB on the CPU. */
+  readonly kvBytes: number | undefined;
+  /** Share of the GPU's memory for weights, steps and KV blocks. */
+  readonly gpuMemoryUtilization: number;
 }
 
 /** Blocks that lie in the arena, and what their payloads' XXH3-64 must be. */

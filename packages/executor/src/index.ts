@@ -5,5 +5,4 @@ export { cacheDir } from './digest.ts';
 export * from './executor.ts';
 export { defaultGpuMemoryUtilization, type GpuDemand, type GpuMemory, gpuBlockCount } from './gpu-memory.ts';
 export { type ModelConfig, readModelConfig } from './model-config.ts';
-export { planBlocks } from './plan-blocks.ts';
 export { type ResolvedModel, resolveModel } from './resolve-model.ts';

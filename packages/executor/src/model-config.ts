@@ -2,10 +2,9 @@
  * Reads a Hugging Face config.json of the Llama family and says what the forward pass is. Invariant: whatever changes
  * results and is not implemented is refused with one line; nothing is silently ignored.
  */
-import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import type { ModelShape } from './executor.ts';
+import { type ModelFolder, readModelFolder } from './model-folder.ts';
 import { gemmaOptions, gemmaRopes, type Json, plainRope, textConfigOf, textModels } from './model-options.ts';
 import type { Rope } from './rope.ts';
 
@@ -45,14 +44,12 @@ export interface ModelConfig extends Omit<ModelShape, 'parameters'> {
 }
 
 /** Throws KvError('MODEL') for a missing or damaged file and for every architecture or option that is not served. */
-export async function readModelConfig(modelDir: string): Promise<ModelConfig> {
-  const file = join(modelDir, 'config.json');
-  let text: string;
-  try {
-    text = await readFile(file, 'utf8');
-  } catch (error) {
-    const why = (error as NodeJS.ErrnoException).code === 'ENOENT' ? 'no such file' : (error as Error).message;
-    throw new KvError('MODEL', `${file}: ${why}; give a Hugging Face model folder (config.json, *.safetensors)`);
+export async function readModelConfig(from: string | ModelFolder): Promise<ModelConfig> {
+  if (typeof from === 'string') return readModelFolder(from, readModelConfig);
+  const file = from.pathOf('config.json');
+  const text = await from.text('config.json');
+  if (text === null) {
+    throw new KvError('MODEL', `${file}: no such file; give a Hugging Face model folder (config.json, *.safetensors)`);
   }
   let json: unknown;
   try {

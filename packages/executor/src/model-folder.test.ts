@@ -1,4 +1,5 @@
 /** Bad model folders: each is one KvError('MODEL') of one line that names the file, and never a crash. */
+import { truncateSync, writeFileSync } from 'node:fs';
 import { cp, mkdtemp, readFile, rm, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -237,6 +238,22 @@ describe('safetensors', () => {
       }),
       { numRuns: 60 },
     );
+  });
+
+  it('a folder that changes while it is read is refused, and nothing of it is opened', async () => {
+    await copy();
+    const options = { modelDir: dir, blockTokens: 16, blockCount: 8, maxStepTokens: 16, maxStepSequences: 1 };
+    const changes: Record<string, () => void> = {
+      'model.safetensors': () => truncateSync(weights(), 4096), // under native code's eyes
+      'tokenizer.json': () => writeFileSync(join(dir, 'tokenizer.json'), '{}'),
+    };
+    for (const [name, alongside] of Object.entries(changes)) {
+      await expect(createExecutor({ ...options, alongside })).rejects.toMatchObject({
+        code: 'MODEL',
+        message: `${join(dir, name)}: changed while it was loaded; start again`,
+      });
+      await copy();
+    }
   });
 
   it('weights that are not numbers fail the step, not the process', async () => {

@@ -4,38 +4,29 @@
  */
 import { KvError } from '@kvtier/errors';
 import { kvBlockBytes, numberBytes } from './attention-groups.ts';
-import { chooseBackend, gpuStatus, nativeGpu } from './backend.ts';
+import { type Backend, gpuStatus, nativeGpu } from './backend.ts';
 import { binding } from './binding.ts';
-import { nativeShape } from './create-executor.ts';
-import type { ExecutorOptions } from './executor.ts';
+import type { BlockBudget, ExecutorOptions } from './executor.ts';
 import { gpuBlockCount } from './gpu-memory.ts';
-import { readModelConfig } from './model-config.ts';
-import { readTensorTable } from './safetensors.ts';
-import { planWeights } from './weights.ts';
+import type { ModelConfig } from './model-config.ts';
+import { nativeShape } from './native-shape.ts';
 
 /** Fewer make no engine: block 0 is never used, and a request needs two to make progress. */
-const minBlocks = 4;
+export const minBlocks = 4;
 /** Of the KV pool where nothing is said and no GPU is used. */
 const defaultKvBytes = 256 * 2 ** 20;
 
-export interface BlockBudget {
-  /** Of all KV blocks; undefined: the GPU's share, or 256 MiB on the CPU. */
-  readonly kvBytes: number | undefined;
-  /** Share of the GPU's memory for weights, steps and KV blocks. */
-  readonly gpuMemoryUtilization: number;
-}
-
-/** @throws KvError CONFIG when too few fit, and what `createExecutor` throws for the folder and the backend */
-export async function planBlocks(options: Omit<ExecutorOptions, 'blockCount'>, budget: BlockBudget): Promise<number> {
-  const { modelDir, blockTokens } = options;
-  const backend = chooseBackend(options.backend ?? 'cpu', options.gpu);
-  const config = await readModelConfig(modelDir);
-  const blockBytes = kvBlockBytes(config, blockTokens, backend.kvDtype);
+/** @throws KvError CONFIG when too few fit, GPU when the device does not answer */
+export function planBlocks(
+  options: Omit<ExecutorOptions, 'blockCount'>,
+  { config, parameters, backend }: { config: ModelConfig; parameters: number; backend: Backend },
+  budget: BlockBudget,
+): number {
+  const blockBytes = kvBlockBytes(config, options.blockTokens, backend.kvDtype);
   if (backend.name === 'cpu' || budget.kvBytes !== undefined) {
     return blocksWithin(budget.kvBytes ?? defaultKvBytes, blockBytes);
   }
   const status = gpuStatus(backend.name, options.gpu?.device ?? 0);
-  const { parameters } = planWeights(config, await readTensorTable(modelDir), modelDir);
   const limits = { ...options, blockCount: minBlocks, threads: options.threads ?? 1 };
   return gpuBlockCount(
     { totalBytes: status.totalBytes!, freeBytes: status.freeBytes! },

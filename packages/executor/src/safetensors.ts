@@ -6,9 +6,8 @@
  * Invariant: a table that is returned describes bytes that exist, each tensor as long as its shape and dtype say, no two
  * overlapping. Anything else is one KvError('MODEL') that names the file.
  */
-import { type FileHandle, open, readFile } from 'node:fs/promises';
-import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
+import { type ModelFile, type ModelFolder, readExactly, readModelFolder } from './model-folder.ts';
 
 export interface Tensor {
   /** Index into `TensorTable.files`. */
@@ -21,7 +20,8 @@ export interface Tensor {
 }
 
 export interface TensorTable {
-  readonly files: readonly string[];
+  /** Open for as long as the folder is. */
+  readonly files: readonly ModelFile[];
   readonly tensors: ReadonlyMap<string, Tensor>;
 }
 
@@ -32,41 +32,34 @@ const elementBytes: Readonly<Record<string, number>> = {
 /** The format's own limit. */
 const maxHeaderBytes = 100_000_000;
 
-/** The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json names. */
-export async function readTensorTable(modelDir: string): Promise<TensorTable> {
-  const single = join(modelDir, 'model.safetensors');
-  const index = join(modelDir, 'model.safetensors.index.json');
-  const indexText = await readIfThere(index);
-  if (indexText === null) {
-    const tensors = await readHeader(single, 0);
-    return { files: [single], tensors };
-  }
+const single = 'model.safetensors';
+const index = 'model.safetensors.index.json';
 
-  const map = weightMap(indexText, index);
-  const names = [...new Set(map.values())].sort();
-  const files = names.map((name) => join(modelDir, name));
+/** The tensors of a model folder: model.safetensors, or the shards that model.safetensors.index.json names. */
+export async function readTensorTable(from: string | ModelFolder): Promise<TensorTable> {
+  if (typeof from === 'string') return readModelFolder(from, readTensorTable);
+  const indexText = await from.text(index);
+  const map = indexText === null ? null : weightMap(indexText, from.pathOf(index));
+  const names = map ? [...new Set(map.values())].sort() : [single];
+  const files: ModelFile[] = [];
+  for (const name of names) {
+    const file = await from.file(name);
+    if (!file) throw new KvError('MODEL', `${from.pathOf(name)}: no such file; fetch the model again`);
+    files.push(file);
+  }
   const tensors = new Map<string, Tensor>();
-  for (const [file, path] of files.entries()) {
-    for (const [name, tensor] of await readHeader(path, file)) {
-      if (map.get(name) !== names[file]) continue; // the index decides which copy counts
+  for (const [i, file] of files.entries()) {
+    for (const [name, tensor] of await readHeader(file, i)) {
+      if (map && map.get(name) !== names[i]) continue; // the index decides which copy counts
       tensors.set(name, tensor);
     }
   }
-  for (const [name, shard] of map) {
+  for (const [name, shard] of map ?? []) {
     if (!tensors.has(name)) {
-      throw new KvError('MODEL', `${join(modelDir, shard)}: tensor ${name} is missing; fetch the model again`);
+      throw new KvError('MODEL', `${from.pathOf(shard)}: tensor ${name} is missing; fetch the model again`);
     }
   }
   return { files, tensors };
-}
-
-async function readIfThere(file: string): Promise<string | null> {
-  try {
-    return await readFile(file, 'utf8');
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return null;
-    throw new KvError('MODEL', `${file}: cannot be read (${(error as Error).message})`);
-  }
 }
 
 /** tensor name → shard file name, from an index; names that would leave the folder are refused. */
@@ -88,30 +81,16 @@ function weightMap(text: string, where: string): Map<string, string> {
   return new Map(entries as [string, string][]);
 }
 
-async function readHeader(path: string, file: number): Promise<Map<string, Tensor>> {
-  let handle: FileHandle;
-  try {
-    handle = await open(path, 'r');
-  } catch (error) {
-    const why = (error as NodeJS.ErrnoException).code === 'ENOENT' ? 'no such file' : (error as Error).message;
-    throw new KvError('MODEL', `${path}: ${why}; fetch the model again`);
+async function readHeader(file: ModelFile, index: number): Promise<Map<string, Tensor>> {
+  const size = Number(file.facts.size);
+  const fail = (what: string) => new KvError('MODEL', `${file.path}: ${what}; the file is damaged, fetch it again`);
+  if (size < 8) throw fail(`${size} bytes are too few for a safetensors file`);
+  const headerBytes = (await readExactly(file, 0, 8)).readBigUInt64LE();
+  if (headerBytes < 2n || headerBytes > BigInt(Math.min(maxHeaderBytes, size - 8))) {
+    throw fail(`its header claims ${headerBytes} bytes, the file has ${size}`);
   }
-  try {
-    const { size } = await handle.stat();
-    const fail = (what: string) => new KvError('MODEL', `${path}: ${what}; the file is damaged, fetch it again`);
-    if (size < 8) throw fail(`${size} bytes are too few for a safetensors file`);
-    const prefix = Buffer.alloc(8);
-    await handle.read(prefix, 0, 8, 0);
-    const headerBytes = prefix.readBigUInt64LE();
-    if (headerBytes < 2n || headerBytes > BigInt(Math.min(maxHeaderBytes, size - 8))) {
-      throw fail(`its header claims ${headerBytes} bytes, the file has ${size}`);
-    }
-    const header = Buffer.alloc(Number(headerBytes));
-    await handle.read(header, 0, header.length, 8);
-    return parseHeader(header, 8 + header.length, size, file, fail);
-  } finally {
-    await handle.close();
-  }
+  const header = await readExactly(file, 8, Number(headerBytes));
+  return parseHeader(header, 8 + header.length, size, index, fail);
 }
 
 function parseHeader(

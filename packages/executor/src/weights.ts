@@ -28,7 +28,7 @@ export function planWeights(
   const ref = (name: string, ...shape: number[]): TensorRef => {
     const tensor = table.tensors.get(name);
     if (!tensor) throw new KvError('MODEL', `${modelDir}: tensor ${name} is missing; config.json and weights disagree`);
-    const fail = (what: string) => new KvError('MODEL', `${table.files[tensor.file]}: tensor ${name} ${what}`);
+    const fail = (what: string) => new KvError('MODEL', `${table.files[tensor.file]!.path}: tensor ${name} ${what}`);
     const dtype = dtypes.indexOf(tensor.dtype as (typeof dtypes)[number]);
     if (dtype < 0) throw fail(`has dtype ${tensor.dtype}; served are ${dtypes.join(', ')}`);
     if (tensor.shape.length !== shape.length || tensor.shape.some((size, i) => size !== shape[i])) {

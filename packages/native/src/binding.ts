@@ -39,6 +39,26 @@ export interface NativeBinding {
   xxh3_128(bytes: Uint8Array): Uint8Array;
   xxh3_64(bytes: Uint8Array): bigint;
 
+  // -- events (binding_events.cc) ---------------------------------------------------------------------------------
+  /**
+   * A batch of KV events as msgpack. `words`: `count` words of `events` records (kv_events.h says how they lie). `rank`: -1 for nil.
+   * `kinds`: names of kinds of attention, each one byte of length and its text. `objects`: the events that have no record, encoded,
+   * in their order; null: none. Written to `out` from `at` on; returns how many bytes, 0 when there may be too few.
+   */
+  encodeKvEvents(
+    words: Uint32Array,
+    count: number,
+    events: number,
+    ts: number,
+    rank: number,
+    asArray: boolean,
+    fullHashes: boolean,
+    kinds: Uint8Array,
+    objects: Uint8Array[] | null,
+    out: Uint8Array,
+    at: number,
+  ): number;
+
   // -- arena (binding_arena.cc) ---------------------------------------------------------------------------------
   /**
    * Create the shared file at `path` (mode 0600, must not exist), reserve all of `bytes` (posix_fallocate: a full

@@ -15,7 +15,7 @@
 import { invariant } from '@kvtier/errors';
 import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import { type EventLog, keysAt } from './events.ts';
+import type { EventLog } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
 import { HashIndex } from './hash-index.ts';
 import { type HashQuery, HashRows, rowWords } from './hash-rows.ts';
@@ -319,7 +319,7 @@ export class BlockPool {
       type: 'BlockStored',
       blockHashes: [request.hashes.keyAt(index)],
       parentBlockHash: index === 0 ? null : request.hashes.keyAt(index - 1),
-      tokenIds: description?.tokenIds(tokens - hashTokens, tokens) ?? [],
+      tokenIds: Array.from(description?.tokenIds(tokens - hashTokens, tokens) ?? []),
       blockSize: hashTokens,
       loraId: description?.loraId ?? null,
       loraName: description?.loraName ?? null,
@@ -333,7 +333,7 @@ export class BlockPool {
 
   /** What `source` caches is cached in `target` from now on: its content is being copied there. */
   moveHashes(source: number, target: number): void {
-    invariant(this.#rows.has(source), () => `block pool: block ${source} has no hash to move`);
+    if (!this.#rows.has(source)) return; // evicted meanwhile
     invariant(!this.#rows.has(target), () => `block pool: block ${target} carries a hash already`);
     const group = this.#groups[source]!;
     this.#indexes[group]!.remove([source]);
@@ -434,25 +434,14 @@ export class BlockPool {
     }
   }
 
-  #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, places: number[]): void {
+  #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, blocks: number[]): void {
     const { hashes, description } = request;
     const hashesPerBlock = blockTokens / hashTokens;
-    const indexes = places.map((i) => (i + 1) * hashesPerBlock - 1);
-    const extraKeys = places.map((i) => description?.extraKeys(i * blockTokens, (i + 1) * blockTokens) ?? null);
-    this.#events.add({
-      type: 'BlockStored',
-      blockHashes: keysAt(hashes, indexes),
-      parentBlockHash: first === 0 ? null : hashes.keyAt(first * hashesPerBlock - 1),
-      tokenIds: description?.tokenIds(first * blockTokens, end * blockTokens) ?? [],
-      blockSize: blockTokens,
-      loraId: description?.loraId ?? null,
-      loraName: description?.loraName ?? null,
-      medium: 'GPU',
-      extraKeys: places.length > 0 ? extraKeys : null,
-      groupIdx: group,
-      kvCacheSpecKind: full.kind,
-      kvCacheSpecSlidingWindow: full.windowTokens,
-    });
+    const places = blocks.map((i) => (i + 1) * hashesPerBlock - 1);
+    const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
+    const { kind, windowTokens } = full;
+    const run = { hashes, description, places, parent, blocks, first, end, blockTokens, group, kind, windowTokens };
+    this.#events.addStored(run);
   }
 
   /** A block may only change its hash for one that covers more of it. */

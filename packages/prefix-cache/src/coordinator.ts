@@ -140,6 +140,7 @@ export class UnitaryCoordinator extends Coordinator {
 
   cacheBlocks(request: CacheRequest, tokens: number): void {
     const finalTokens = Math.max(tokens - this.options.reprefillableTokens, 0);
+    if (this.managers[0]!.isCached(request.id, finalTokens)) return;
     this.managers[0]!.cacheBlocks(request, finalTokens, this.retentionFor(request));
   }
 }

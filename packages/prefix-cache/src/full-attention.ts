@@ -40,6 +40,17 @@ export class FullAttentionManager extends SingleTypeManager {
     this.#cachePromptTail(request, tokens);
   }
 
+  override hasRoom(requestId: string, tokens: number): boolean {
+    const table = this.tables.get(requestId);
+    return table !== undefined && table.partialHit === undefined && table.blocks.length * this.blockTokens >= tokens;
+  }
+
+  override isCached(requestId: string, tokens: number): boolean {
+    const table = this.tables.get(requestId);
+    if (table === undefined || this.options.hashTokens !== this.blockTokens) return false;
+    return Math.floor(tokens / this.blockTokens) <= table.cachedCount;
+  }
+
   override commonPrefixBlocks(requestId: string): number {
     const blocks = this.table(requestId);
     let count = 0;

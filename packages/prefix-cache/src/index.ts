@@ -2,7 +2,14 @@ export { type BlockPolicyName, blockPolicyNames } from '@kvtier/eviction';
 export type * from './attention-spec.ts';
 export { BlockPool, type BlockPoolOptions, type FullBlocks, nullBlock, type PartialBlock } from './block-pool.ts';
 export type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';
-export type { AllBlocksCleared, BlockRemoved, BlockStored, KvCacheEvent } from './events.ts';
+export {
+  type AllBlocksCleared,
+  type BlockRemoved,
+  type BlockStored,
+  EventLog,
+  type KvCacheEvent,
+  type PackedEvents,
+} from './events.ts';
 export { FreeQueue } from './free-queue.ts';
 export { type AllocateOptions, KvCacheManager, type KvCacheManagerOptions } from './kv-cache-manager.ts';
 export {

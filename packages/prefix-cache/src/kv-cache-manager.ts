@@ -18,7 +18,7 @@ import type { HashKey } from '@kvtier/identity';
 import { BlockPool, nullBlock } from './block-pool.ts';
 import type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';
 import { type CoordinatorConfig, createCoordinator } from './create-coordinator.ts';
-import { EventLog, type KvCacheEvent } from './events.ts';
+import { EventLog, type KvCacheEvent, type PackedEvents } from './events.ts';
 import { PinnedPrefixes } from './pinned-prefixes.ts';
 import type { PrefixCache } from './prefix-cache.ts';
 import type { CacheRequest } from './request.ts';
@@ -58,6 +58,8 @@ export interface AllocateOptions {
   /** Others run in this step: the watermark applies. Default true. */
   readonly hasScheduledRequests?: boolean;
 }
+
+const noneAdded: GroupBlocks = [[]];
 
 export class KvCacheManager implements PrefixCache {
   readonly blockTokens: number;
@@ -143,6 +145,7 @@ export class KvCacheManager implements PrefixCache {
   allocateSlots(request: CacheRequest, newTokens: number, options: AllocateOptions = {}): GroupBlocks | null {
     const external = options.externalComputedTokens ?? 0;
     invariant(newTokens > 0 || external > 0, () => `request ${request.id}: nothing to allocate for`);
+    if (this.#hasRoom(request, newTokens, options)) return noneAdded;
     const computed = options.computed ?? this.#noHit;
     const localTokens = request.computedTokens + computed.tokens;
     const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
@@ -174,6 +177,17 @@ export class KvCacheManager implements PrefixCache {
       this.#coordinator.cacheBlocks(request, Math.min(endTokens, request.tokenCount));
     }
     return added;
+  }
+
+  /** Most steps of a request that decodes: it grows inside its last block, and no object need be made for that. */
+  #hasRoom(request: CacheRequest, newTokens: number, options: AllocateOptions): boolean {
+    const { managers } = this.#coordinator;
+    if (managers.length !== 1 || options.computed || options.externalComputedTokens || options.fullSequenceMustFit)
+      return false;
+    if (options.reservedBlocks || (this.#watermarkBlocks > 0 && !request.running)) return false;
+    if (this.#enableCaching && !options.delayCacheBlocks) return false;
+    const end = request.computedTokens + newTokens + (options.lookaheadTokens ?? 0);
+    return managers[0]!.hasRoom(request.id, Math.min(end, this.#maxModelTokens));
   }
 
   /** Let go of what no token after the first `processedTokens` looks at. allocateSlots does so by itself. */
@@ -366,6 +380,11 @@ export class KvCacheManager implements PrefixCache {
   /** Events since the last call; [] when they are off. */
   takeEvents(): KvCacheEvent[] {
     return this.#events.take();
+  }
+
+  /** As takeEvents, without an object for each. */
+  takePackedEvents(): PackedEvents {
+    return this.#events.takePacked();
   }
 
   /** Count a lookup. Called at admission, because a request that waits is looked up many times. */

@@ -36,7 +36,7 @@ export class MambaManager extends SingleTypeManager {
   /** Where the state was before the last growth: the copy's source, let go one step later (align). */
   readonly #lastState = new Map<string, number>();
   /** Blocks that were registered for a prompt that ends inside them, by the request that goes on writing there. */
-  readonly #promptTails = new Map<string, number>();
+  readonly #promptTails = new Map<string, { readonly block: number; readonly tokens: number }>();
   /** Copies of prompt tails that were made in this step. */
   #tailOffloads: PartialTailOffload[] = [];
 
@@ -67,17 +67,25 @@ export class MambaManager extends SingleTypeManager {
     // More than there are: the request waits for the next step.
     if (hash !== undefined && this.#cachedThisStep.has(hash)) return this.pool.blockCount + 1;
     if (!this.#aligned) return super.blocksToAllocate(requestId, this.#withSpeculative(growth), computed, capped);
-    let count = this.#alignedBlocks(growth) - computed.length - this.table(requestId).length;
+    const grown = this.#alignedBlocks(growth) - computed.length - this.table(requestId).length;
     const endsInside = computed.length > 0 && growth.localTokens % this.blockTokens !== 0;
-    if (count > 0) count = this.#running.has(requestId) ? 1 : 1 + this.#speculative;
-    const copied = endsInside || this.#sharedTail(requestId) !== undefined;
-    return Math.max(count, 0) + this.freeAmong(computed) + (copied ? 1 : 0);
+    const copies = endsInside || this.#promptTails.has(requestId) ? 1 : 0;
+    // vLLM adds the copy before it asks whether anything is needed: with one, the running state's block counts, needed or not.
+    const isNeeded = grown > 0 || copies > 0;
+    const fresh = isNeeded ? (this.#running.has(requestId) ? 1 : 1 + this.#speculative) + copies : grown;
+    return fresh + this.freeAmong(computed);
   }
 
-  /** After an external load its state has a block of its own, before the running one: the prediction knows of one. */
+  /**
+   * After an external load its state has a block of its own, before the running one: the prediction knows of one. And where a
+   * table is longer than the request, drafted tokens having been refused, the prediction counts that as room for other groups.
+   */
   override blocksBeyondDemand(requestId: string, growth: Growth): number {
-    const external = growth.computedTokens > growth.localTokens;
-    if (!this.#aligned || !external || this.tables.has(requestId)) return 0;
+    if (!this.#aligned) return 0;
+    const held = this.tables.get(requestId)?.blocks.length;
+    if (held !== undefined)
+      return this.#promptTails.has(requestId) ? 0 : Math.max(held - this.#alignedBlocks(growth), 0);
+    if (growth.computedTokens === growth.localTokens) return 0;
     return growth.mainModelTokens > this.blocksFor(growth.computedTokens) * this.blockTokens ? 1 : 0;
   }
 
@@ -85,15 +93,18 @@ export class MambaManager extends SingleTypeManager {
     if (!this.#aligned) return super.allocateBlocks(requestId, this.#withSpeculative(growth));
     const table = this.tableFor(requestId);
     const { blocks } = table;
+    const required = this.#alignedBlocks(growth);
+    const held = blocks.length;
+    const running = this.#running.has(requestId);
+    const copies = table.partialHit !== undefined || this.#promptTails.has(requestId);
     const target = this.replacePartialHit(table);
     const first = target === undefined ? [] : [target];
     this.#leaveTail(requestId);
-    const required = this.#alignedBlocks(growth);
-    const held = blocks.length;
-    if (required <= held) return first;
-    const running = this.#running.has(requestId);
+    this.#running.add(requestId);
+    if (required <= held && !copies) return first;
     if (running) this.#lastState.set(requestId, held - 1 - this.#speculative);
     else if (held > 0) this.#lastState.set(requestId, held - 1);
+    if (required <= held) return first;
 
     const stateAt = required - this.#speculative - 1;
     while (blocks.length < stateAt) blocks.push(nullBlock);
@@ -107,7 +118,6 @@ export class MambaManager extends SingleTypeManager {
     const fresh = required - blocks.length;
     invariant(fresh <= (running ? 1 : 1 + this.#speculative), () => `request ${requestId}: ${fresh} new state blocks`);
     blocks.push(...this.allocate(Math.max(fresh, 0)));
-    this.#running.add(requestId);
     return [...first, ...blocks.slice(held)];
   }
 
@@ -140,11 +150,21 @@ export class MambaManager extends SingleTypeManager {
     blocks[at] = nullBlock;
   }
 
+  override pop(requestId: string): number[] {
+    this.#forget(requestId);
+    return super.pop(requestId);
+  }
+
   override free(requestId: string): void {
+    this.#forget(requestId);
+    super.free(requestId);
+  }
+
+  #forget(requestId: string): void {
     this.#running.delete(requestId);
     this.#lastState.delete(requestId);
     this.#promptTails.delete(requestId);
-    super.free(requestId);
+    this.#tailOffloads = this.#tailOffloads.filter((offload) => offload.requestId !== requestId);
   }
 
   override newStepStarts(): void {
@@ -170,28 +190,23 @@ export class MambaManager extends SingleTypeManager {
     if (tokens % this.blockTokens === 0) return;
     const block = this.table(request.id)[Math.floor(tokens / this.blockTokens)]!;
     this.pool.cachePartialBlock({ request, block, tokens, hashTokens, group, kind: this.kind });
-    this.#promptTails.set(request.id, block);
+    if (block === nullBlock) return;
+    this.#promptTails.set(request.id, { block, tokens });
     this.#noteCached(block);
   }
 
-  /** The block of this request's prompt tail, while it is findable as such. */
-  #sharedTail(requestId: string): number | undefined {
-    const block = this.#promptTails.get(requestId);
-    if (block === undefined || this.pool.hashTokensOf(block) % this.blockTokens === 0) return undefined;
-    return block;
-  }
-
   /**
-   * The request goes on and overwrites the state that others may want: they get a copy of it. The table keeps the block,
-   * because the running step may have its id already.
+   * The request goes on and overwrites the state that others may want: they get a copy of it, which nobody may start from before
+   * the step that makes it has run. The table keeps the block, because the running step may have its id already.
    */
   #leaveTail(requestId: string): void {
-    const source = this.#sharedTail(requestId);
+    const tail = this.#promptTails.get(requestId);
     this.#promptTails.delete(requestId);
-    if (source === undefined) return;
+    if (tail === undefined) return;
+    const { block: source, tokens } = tail;
     const target = this.pool.allocate(1)[0]!;
-    const tokens = this.pool.hashTokensOf(source);
     this.pool.moveHashes(source, target);
+    this.#noteCached(target);
     this.pool.touch([source]);
     this.addCopy(source, target);
     this.#tailOffloads.push({ requestId, group: this.options.group, block: target, tokens });

@@ -9,7 +9,7 @@
  * cacheBlocks may exchange a block for an equal one that was cached first.
  */
 import type { CacheHit, GroupBlocks } from './coordinator.ts';
-import type { KvCacheEvent } from './events.ts';
+import type { KvCacheEvent, PackedEvents } from './events.ts';
 import type { AllocateOptions } from './kv-cache-manager.ts';
 import type { CacheRequest } from './request.ts';
 import type { PrefixCacheStatsSnapshot } from './stats.ts';
@@ -55,5 +55,7 @@ export interface PrefixCache {
   recordLookup(queriedTokens: number, hitTokens: number, preempted: boolean): void;
   takeStats(): PrefixCacheStatsSnapshot;
   takeEvents(): KvCacheEvent[];
+  /** As takeEvents, without an object for each: for a publisher. Valid until the next change. */
+  takePackedEvents(): PackedEvents;
   checkIntegrity(): void;
 }

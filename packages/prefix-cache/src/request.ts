@@ -43,8 +43,10 @@ export interface CacheRequest {
 export interface RequestDescription {
   readonly loraId: number | null;
   readonly loraName: string | null;
-  /** Token ids first..end-1. */
-  tokenIds(first: number, end: number): readonly number[];
+  /** No adapter, and no block has extra keys. */
+  readonly isPlain?: boolean;
+  /** Token ids first..end-1; valid until the request grows. */
+  tokenIds(first: number, end: number): ArrayLike<number>;
   /** What went into the hash of the block of tokens first..end-1 beyond parent and tokens; null when nothing did. */
   extraKeys(first: number, end: number): readonly unknown[] | null;
 }

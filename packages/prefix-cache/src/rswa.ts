@@ -22,6 +22,11 @@ export class RswaManager extends FullAttentionManager {
     return this.#windowTokens;
   }
 
+  /** Growing lets blocks go. */
+  override hasRoom(): boolean {
+    return false;
+  }
+
   override removeSkippedBlocks(requestId: string, processedTokens: number, promptTokens?: number): void {
     if (promptTokens === undefined) return;
     const seen = Math.max(promptTokens, processedTokens - this.#windowTokens);

@@ -242,6 +242,16 @@ export abstract class SingleTypeManager {
     return 0;
   }
 
+  /** The request holds room for its first `tokens` tokens already, and growing to there would change nothing. May say no. */
+  hasRoom(_requestId: string, _tokens: number): boolean {
+    return false;
+  }
+
+  /** Caching the first `tokens` tokens of a request would change nothing. May say no. */
+  isCached(_requestId: string, _tokens: number): boolean {
+    return false;
+  }
+
   newStepStarts(): void {}
 
   /** Since the last step began; each is held by its copy until that is released. */

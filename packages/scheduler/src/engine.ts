@@ -16,6 +16,7 @@ import {
   type BlockPolicyName,
   type KvCacheEvent,
   KvCacheManager,
+  type PackedEvents,
   type PrefixCache,
   type PrefixCacheKind,
   RadixCache,
@@ -71,6 +72,8 @@ export interface EngineOptions {
   readonly enableEvents?: boolean;
   /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
+  /** The same without an object for each, in place of onEvents; valid during the call. */
+  readonly onPackedEvents?: (events: PackedEvents) => void;
   readonly clock?: Clock;
   readonly logger?: { error(details: object, message: string): void };
   /** After each step, for metrics. */
@@ -147,7 +150,7 @@ export class Engine {
       blockCount: executor.blockCount,
       blockTokens,
       maxModelTokens: this.maxTotalTokens,
-      enableEvents: options.enableEvents ?? options.onEvents !== undefined,
+      enableEvents: options.enableEvents ?? (options.onEvents ?? options.onPackedEvents) !== undefined,
     };
     if (options.prefixCache === 'radix') {
       if (options.evictionPolicy || options.dedupBlocks || maxPinnedBlocks > 0) {
@@ -314,12 +317,15 @@ export class Engine {
     try {
       while (!this.#ended) {
         const batch = this.#scheduler.schedule();
-        if (batch.length > 0) await this.#step(batch);
+        if (batch.length > 0) {
+          await this.#step(batch);
+          continue;
+        }
         this.#handOutEvents();
-        if (batch.length > 0) continue;
         this.#scheduler.exports.send();
         await this.#sleep();
       }
+      this.#handOutEvents();
     } catch (thrown) {
       // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
       const error = thrown instanceof Error ? thrown : new Error(String(thrown));
@@ -337,7 +343,12 @@ export class Engine {
   }
 
   #handOutEvents(): void {
-    const { onEvents } = this.#options;
+    const { onEvents, onPackedEvents } = this.#options;
+    if (onPackedEvents) {
+      const packed = this.#kv.takePackedEvents();
+      if (packed.count > 0) onPackedEvents(packed);
+      return;
+    }
     if (!onEvents) return;
     const events = this.#kv.takeEvents();
     if (events.length > 0) onEvents(events);
@@ -363,7 +374,9 @@ export class Engine {
       const run = (): Promise<StepResult> => this.#options.executor.execute(step);
       const arrived = batch[0]!.arrived;
       const running = arrived ? arrived.import(run) : run();
-      this.#scheduler.exports.send(); // beside the step
+      // Beside the step: what these cost, no request waits for.
+      this.#scheduler.exports.send();
+      this.#handOutEvents();
       result = await running;
     } catch (thrown) {
       if (thrown instanceof InvariantError) throw thrown;
@@ -415,7 +428,8 @@ export class Engine {
       return;
     }
     request.append(tokenId);
-    const output = { tokenIds: [tokenId], finishReason: request.finishReason(), ...this.#cacheUse(request) };
+    const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
+    const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
     if (output.finishReason === '') {
       this.#emit(request, output);
       return;
@@ -426,7 +440,6 @@ export class Engine {
 
   /** With the first token only. */
   #cacheUse(request: EngineRequest): { cache?: CacheUse } {
-    if (request.firstOutputDone) return {};
     request.firstOutputDone = true;
     const { promptTokens } = request;
     const tokensByTier: Record<string, number> = {};

@@ -95,6 +95,7 @@ export class Exports {
   #offer(request: EngineRequest): void {
     if (!this.#connector.attached) return;
     const first = request.offeredBlocks;
+    if (this.#fullBlocks(request) <= first) return;
     const tables = this.#tables(request, first);
     const end = first + blocksWithin(tables, this.#maxBlocks - this.#heldBlocks);
     if (end <= first) return;

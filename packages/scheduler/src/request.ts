@@ -94,7 +94,8 @@ export class EngineRequest implements PrefixCacheRequest {
     this.description = {
       loraId: null,
       loraName: params.loraName || null,
-      tokenIds: (first, end) => [...this.#tokens.subarray(first, end)],
+      isPlain: !params.loraName && !cacheSalt,
+      tokenIds: (first, end) => this.#tokens.subarray(first, end),
       extraKeys: (first) => (cacheSalt && first === 0 ? [cacheSalt] : null),
     };
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';

@@ -47,6 +47,9 @@ export interface SchedulerOptions {
 /** What became of a waiting request: 'later' passes it over, 'full' ends the pass. */
 type Admission = 'admitted' | 'loading' | 'later' | 'full';
 
+/** Of a request that runs: blocks become findable when their step has computed them. */
+const asItGoes = { delayCacheBlocks: true } as const;
+
 export class Scheduler {
   readonly waiting = new ArrivalList();
   readonly running = new ArrivalList();
@@ -124,7 +127,12 @@ export class Scheduler {
     const arrived = this.#admitArrived();
     this.#admitWaiting();
     this.exports.goDown();
-    return [...this.#batch].map(([request, count]) => ({ request, count, arrived }));
+    const shares: Share[] = [];
+    // Not by its iterator, which makes a pair for each.
+    this.#batch.forEach((count, request) => {
+      shares.push({ request, count, arrived });
+    });
+    return shares;
   }
 
   /** The step is over for this request: `count` more tokens are computed. Full blocks are findable, and offered. */
@@ -144,7 +152,7 @@ export class Scheduler {
   #continue(request: EngineRequest): void {
     const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
     if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
-    while (!this.#kv.allocateSlots(request, count, { delayCacheBlocks: true })) {
+    while (!this.#kv.allocateSlots(request, count, asItGoes)) {
       const victim = this.#latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
       // Exports hold blocks that its window has left: they come back without anybody starting anew.

@@ -1,6 +1,7 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { naiveAnswer, prompt, Rig } from './testing/rig.ts';
+import { usedBytes } from './testing/used-bytes.ts';
 import { type ChainPiece, WriteDownAhead } from './write-down-ahead.ts';
 
 const hashBytes = 16;
@@ -133,6 +134,58 @@ describe('what goes down ahead of eviction', () => {
         }
       }),
       { numRuns: 500 },
+    );
+  });
+});
+
+describe('while nobody takes', () => {
+  it('what was proven is remembered once per block, however often it is hit', { timeout: 20_000 }, () => {
+    const blocks = Array.from({ length: 6_250 }, (_, i) => i + 1);
+    const packed = chain('a', blocks.length);
+    const policy = new WriteDownAhead(6_251, hashBytes, () => true);
+    for (let i = 0; i < 10; i++) policy.computed(packed, blocks, 0, blocks.length);
+    const before = usedBytes();
+    for (let i = 0; i < 200; i++) policy.computed(packed, blocks, 0, blocks.length);
+    expect(usedBytes() - before).toBeLessThan(2e6); // 11 bytes per block and hit would be 14 MB
+    expect(idsOf(policy.takeDue([], 10_000))).toEqual([blocks]);
+    expect(policy.takeDue([], 10_000)).toEqual([]);
+  });
+
+  it('a block that was proven and is another one by now does not go for what it was', () => {
+    const pool = new Pool();
+    for (let i = 0; i < 3; i++) pool.fill('a', [1, 2]);
+    pool.fill('b', [2]);
+    expect(idsOf(pool.take([]))).toEqual([[1]]);
+    for (let i = 0; i < 2; i++) pool.fill('b', [2]);
+    expect(idsOf(pool.take([]))).toEqual([[2]]);
+  });
+
+  /** The same, told to a model that keeps every hit in a list, as long as it grows. */
+  it('the same blocks are due as if every hit had been kept', () => {
+    const fill = fc.record({
+      name: fc.constantFrom('a', 'b'),
+      start: fc.integer({ min: 1, max: 3 }),
+      count: fc.integer({ min: 1, max: 6 }),
+    });
+    fc.assert(
+      fc.property(fc.array(fill, { maxLength: 60 }), (fills) => {
+        const pool = new Pool();
+        const hits = new Map<string, number>(); // by block and content
+        for (const { name, start, count } of fills) {
+          const blocks = Array.from({ length: count }, (_, i) => start + i);
+          const packed = chain(name, count);
+          blocks.forEach((block, i) => {
+            const key = `${block} ${hashAt(packed, i)}`;
+            for (const other of hits.keys()) if (other.startsWith(`${block} `) && other !== key) hits.delete(other);
+            hits.set(key, (hits.get(key) ?? -1) + 1);
+          });
+          pool.fill(name, blocks);
+        }
+        const proven = [...hits].filter(([, count]) => count >= 2).map(([key]) => Number(key.split(' ')[0]));
+        const went = new Set(idsOf(pool.take([])).flat());
+        for (const block of proven) expect(went).toContain(block);
+      }),
+      { numRuns: 300 },
     );
   });
 });

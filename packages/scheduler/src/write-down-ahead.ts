@@ -25,6 +25,8 @@ export interface ChainPiece {
 
 /** Hits after which a block is worth having in the tier whatever the pool does. */
 const provenHits = 2;
+/** Of the proven blocks that one call looks at: a pool may hold a million that nobody could take for long. */
+const maxLooked = 4096;
 const unknown = 0;
 const waiting = 1;
 const gone = 2;
@@ -40,7 +42,10 @@ export class WriteDownAhead {
   /** Per block: its parent's hash and its own. */
   readonly #hashes: Buffer;
   readonly #isCached: (block: number, hash: Buffer) => boolean;
-  #proven: number[] = [];
+  /** Blocks that were proven since the last time something was taken, each once, in that order; as many as `#provenCount`. */
+  readonly #proven: Int32Array;
+  readonly #isListed: Uint8Array;
+  #provenCount = 0;
   #lostBlocks = 0;
 
   /** @param isCached whether the pool finds a block by this hash */
@@ -49,6 +54,8 @@ export class WriteDownAhead {
     this.#state = new Uint8Array(blockCount);
     this.#hits = new Uint8Array(blockCount);
     this.#parent = new Int32Array(blockCount);
+    this.#proven = new Int32Array(blockCount);
+    this.#isListed = new Uint8Array(blockCount);
     this.#hashes = Buffer.alloc(blockCount * 2 * hashBytes);
     this.#isCached = isCached;
   }
@@ -73,7 +80,7 @@ export class WriteDownAhead {
       const isHit = this.#state[block] !== unknown && own.compare(packed, i * bytes, (i + 1) * bytes) === 0;
       if (isHit) {
         this.#hits[block] = Math.min(this.#hits[block]! + 1, 255);
-        if (this.#hits[block]! >= provenHits) this.#proven.push(block);
+        if (this.#hits[block]! >= provenHits) this.#list(block);
       } else {
         if (this.#state[block] === waiting) this.#lostBlocks++;
         packed.copy(own, 0, i * bytes, (i + 1) * bytes);
@@ -94,18 +101,34 @@ export class WriteDownAhead {
   takeDue(soon: readonly number[], room: number): ChainPiece[] {
     const pieces: ChainPiece[] = [];
     let left = room;
-    const proven = this.#proven;
-    this.#proven = [];
-    // Backwards: the last of a chain brings those before it along, as one piece.
-    for (const block of [...proven.reverse(), ...soon]) {
-      if (left <= 0) break;
-      if (!this.#isWaiting(block)) continue;
+    const take = (block: number): void => {
+      if (!this.#isWaiting(block)) return;
       const chain = this.#chainTo(block).slice(0, left);
       left -= chain.length;
       for (const one of chain) this.#state[one] = gone;
       pieces.push(this.#piece(chain));
+    };
+    // Backwards: the last of a chain brings those before it along, as one piece.
+    for (let looked = 0; looked < maxLooked && this.#provenCount > 0 && left > 0; looked++) {
+      const block = this.#proven[--this.#provenCount]!;
+      this.#isListed[block] = 0;
+      if (this.#hits[block]! >= provenHits) take(block); // else something new has taken its place
+    }
+    for (const block of soon) {
+      if (left <= 0) break;
+      take(block);
+    }
+    if (left <= 0 && this.#provenCount > 0) {
+      this.#provenCount = 0;
+      this.#isListed.fill(0);
     }
     return pieces;
+  }
+
+  #list(block: number): void {
+    if (this.#isListed[block]) return;
+    this.#isListed[block] = 1;
+    this.#proven[this.#provenCount++] = block;
   }
 
   /** The block and what comes before it in its chain and has not gone either, in the chain's order. */

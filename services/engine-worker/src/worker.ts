@@ -4,7 +4,7 @@
  */
 import type { EngineWorkerConfig } from '@kvtier/config';
 import { createConnector, noConnector } from '@kvtier/connector';
-import { createExecutor, type Executor, planBlocks } from '@kvtier/executor';
+import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine } from '@kvtier/scheduler';
 import type { Logger, RunningService } from '@kvtier/telemetry';
@@ -17,13 +17,12 @@ import { readStopTokenIds } from './stop-ids.ts';
 const graceMs = 1_000;
 
 export async function startWorker(config: EngineWorkerConfig, logger: Logger): Promise<RunningService> {
-  const executor = await openExecutor(config);
+  const { executor, stopTokenIds } = await openExecutor(config);
   const hasher = new ChainHasher({
     algorithm: config.hashAlgorithm,
     blockTokens: config.blockTokens,
     rootSeed: config.hashSeed,
   });
-  const stopTokenIds = readStopTokenIds(config.modelDir, executor.model.vocabSize);
   const connector =
     config.cacheNodeSocket === null
       ? null
@@ -56,7 +55,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
       maxWaiting: config.maxWaiting,
     },
     logger,
-    ...(events && { onEvents: (changes) => events.publish(changes) }),
+    ...(events && { onPackedEvents: (changes) => events.publishPacked(changes) }),
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
       // Failed requests reach their clients first; then the supervisor starts a sound worker.
@@ -95,7 +94,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
 }
 
 /** The executor with as many KV blocks as the configured bytes, or the GPU's share, hold. */
-async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
+async function openExecutor(config: EngineWorkerConfig): Promise<{ executor: Executor; stopTokenIds: number[] }> {
   const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
   const { memoryUtilization, computeDtype, kvDtype, cublaslt, ...gpu } = config.gpu;
   const options = {
@@ -107,8 +106,15 @@ async function openExecutor(config: EngineWorkerConfig): Promise<Executor> {
     gpu: { ...gpu, ...(computeDtype && { computeDtype }), ...(kvDtype && { kvDtype }), ...(cublaslt && { cublaslt }) },
     ...(threads === undefined ? {} : { threads }),
   };
-  const blockCount = await planBlocks(options, { kvBytes, gpuMemoryUtilization: memoryUtilization });
-  return createExecutor({ ...options, blockCount });
+  let stopTokenIds: number[] = [];
+  const executor = await createExecutor({
+    ...options,
+    blockCount: { kvBytes, gpuMemoryUtilization: memoryUtilization },
+    alongside: ({ vocabSize }) => {
+      stopTokenIds = readStopTokenIds(modelDir, vocabSize);
+    },
+  });
+  return { executor, stopTokenIds };
 }
 
 /** One per attention group: blocks of different groups hold different layers under the same chain hash. */

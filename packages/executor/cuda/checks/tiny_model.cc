@@ -62,7 +62,7 @@ TinyModel::TinyModel(const Family& f, NumberType file_type) {
   std::string path = std::string(folder != nullptr ? folder : "/tmp") + "/kvtier-check-XXXXXX";
   const int fd = mkstemp(path.data());
   if (fd < 0) throw std::runtime_error("check: no temporary file can be made; set TMPDIR");
-  plan.files = {path};
+  plan.files = {{path, fd}};
   uint64_t offset = 0, seed = 100;
   const auto tensor = [&](int64_t outputs, int64_t inputs, float scale, float middle) {
     const int64_t count = outputs * inputs;
@@ -97,10 +97,12 @@ TinyModel::TinyModel(const Family& f, NumberType file_type) {
                            {matrix(kHidden, kIntermediate)},
                            when(f.gemma, [&] { return TensorStack{norm(kHidden)}; })});
   }
-  close(fd);
 }
 
-TinyModel::~TinyModel() { unlink(plan.files[0].c_str()); }
+TinyModel::~TinyModel() {
+  close(plan.files[0].fd);
+  unlink(plan.files[0].path.c_str());
+}
 
 int64_t Sequences::Add(std::vector<int32_t> tokens) {
   all_.push_back({std::move(tokens), 0, std::vector<std::vector<int32_t>>(static_cast<size_t>(shape_.groups))});

@@ -31,19 +31,14 @@ void Round(void* target, const float* source, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) values[i] = FromFloat<T>(source[i]);
 }
 
-void Convert(uint8_t* target, NumberType type, const uint8_t* file, const WeightPiece& piece) {
-  const auto& [unused, source, offset] = piece;
-  const uint8_t* from = file + source.offset;
-  if (SameFormat(source.dtype, type) && offset == 0) {
-    memcpy(target, from, source.count * ElementBytes(source.dtype));
-    return;
-  }
+// Elements as they lie in a file, to `target`, rounded to `type`.
+void Convert(uint8_t* target, NumberType type, const uint8_t* from, uint64_t elements, Dtype dtype, float offset) {
   constexpr uint64_t kSlice = 4096;  // floats that stay in the first cache
   float floats[kSlice];
   const uint64_t bytes = static_cast<uint64_t>(NumberBytes(type));
-  for (uint64_t done = 0; done < source.count; done += kSlice) {
-    const uint64_t count = std::min(kSlice, source.count - done);
-    ConvertToFloat(floats, from + done * ElementBytes(source.dtype), count, source.dtype, offset);
+  for (uint64_t done = 0; done < elements; done += kSlice) {
+    const uint64_t count = std::min(kSlice, elements - done);
+    ConvertToFloat(floats, from + done * ElementBytes(dtype), count, dtype, offset);
     switch (type) {
       case NumberType::kF32: memcpy(target + done * bytes, floats, count * bytes); break;
       case NumberType::kF16: Round<f16>(target + done * bytes, floats, count); break;
@@ -51,6 +46,17 @@ void Convert(uint8_t* target, NumberType type, const uint8_t* file, const Weight
       case NumberType::kE4m3: break;  // refused by the caller
     }
   }
+}
+
+void Load(uint8_t* target, NumberType type, const WeightFile& file, const WeightPiece& piece) {
+  const TensorRef& source = piece.source;
+  if (SameFormat(source.dtype, type) && piece.offset == 0) {
+    file.Read(source.offset, target, source.count * ElementBytes(source.dtype));
+    return;
+  }
+  ForSlices(file, source, [&](const uint8_t* from, uint64_t first, uint64_t count) {
+    Convert(target + first * static_cast<uint64_t>(NumberBytes(type)), type, from, count, source.dtype, piece.offset);
+  });
 }
 
 double ElapsedUs(std::chrono::steady_clock::time_point since) {
@@ -117,7 +123,7 @@ WeightPlaces PlaceRandom(const Shape& s, const WeightFeatures& f, NumberType typ
 DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, NumberType type, ThreadPool& pool) {
   const auto started = std::chrono::steady_clock::now();
   RequireType(type);
-  const std::vector<MappedFile> files = MapFiles(plan);
+  const std::vector<WeightFile> files = OpenFiles(plan);
   const WeightPlaces places = PlaceWeights(plan, files, norm_offset, Align(type));
   DeviceWeights weights = AtPlaces(places, type);
   const auto bytes = static_cast<uint64_t>(NumberBytes(type));
@@ -133,6 +139,7 @@ DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, Numbe
   gpu::Stream stream;  // ends before the buffers that it copies from
 
   size_t turn = 0;
+  FirstError error;
   for (size_t first = 0; first < pieces.size(); ++turn) {
     // As many pieces as fit, gaps of alignment between them included.
     const uint64_t start = pieces[first].target;
@@ -150,8 +157,11 @@ DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, Numbe
     uint8_t* memory = staging.memory.data();
     pool.For(static_cast<int64_t>(last - first), [&](int64_t task, int) {
       const WeightPiece& piece = pieces[first + static_cast<size_t>(task)];
-      Convert(memory + (piece.target - start) * bytes, type, files[static_cast<size_t>(piece.source.file)].data(), piece);
+      error.Catch([&] {
+        Load(memory + (piece.target - start) * bytes, type, files[static_cast<size_t>(piece.source.file)], piece);
+      });
     });
+    error.Rethrow();
     stream.Copy(weights.memory.data() + start * bytes, memory, (end - start) * bytes);
     staging.free.Record(stream);
     first = last;

@@ -15,7 +15,7 @@ export async function naiveModel(modelDir: string): Promise<(tokens: readonly nu
   const config = await readModelConfig(modelDir);
   const table = await readTensorTable(modelDir);
   const plan = planWeights(config, table, modelDir);
-  const files = table.files.map((file) => readFileSync(file));
+  const files = table.files.map((file) => readFileSync(file.path));
   const matrix = (stack: TensorStack): Float64Array => {
     const out: number[] = [];
     for (const { file, offset, count, dtype } of stack) {

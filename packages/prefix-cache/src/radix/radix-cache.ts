@@ -18,7 +18,7 @@ import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import { nullBlock } from '../block-pool.ts';
 import type { CacheHit, GroupBlocks } from '../coordinator.ts';
-import { EventLog, type KvCacheEvent } from '../events.ts';
+import { EventLog, type KvCacheEvent, type PackedEvents } from '../events.ts';
 import type { AllocateOptions } from '../kv-cache-manager.ts';
 import type { PrefixCache, PrefixCacheRequest } from '../prefix-cache.ts';
 import { PrefixCacheStats, type PrefixCacheStatsSnapshot } from '../stats.ts';
@@ -211,6 +211,10 @@ export class RadixCache implements PrefixCache {
 
   takeStats(): PrefixCacheStatsSnapshot {
     return this.#stats.take();
+  }
+
+  takePackedEvents(): PackedEvents {
+    return this.#events.takePacked();
   }
 
   takeEvents(): KvCacheEvent[] {

@@ -1,6 +1,6 @@
 /** An engine in a simulated world, and what its requests have put out so far. */
 import { ChainHasher } from '@kvtier/identity';
-import type { BlockPolicyName, KvCacheEvent, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
+import type { BlockPolicyName, KvCacheEvent, PackedEvents, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
 import { Engine } from '../engine.ts';
 import type { EngineLimits, GenerateRequest, Output } from '../types.ts';
 import { ContentExecutor, nextToken } from './content-executor.ts';
@@ -28,6 +28,7 @@ export interface RigOptions {
   readonly writeDownAheadBlocks?: number | undefined;
   readonly hasher?: ChainHasher;
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
+  readonly onPackedEvents?: (events: PackedEvents) => void;
 }
 
 export class Rig {
@@ -75,6 +76,7 @@ export class Rig {
       maxPinnedBlocks: options.maxPinnedBlocks ?? 0,
       writeDownAheadBlocks: options.writeDownAheadBlocks,
       ...(options.onEvents && { onEvents: options.onEvents }),
+      ...(options.onPackedEvents && { onPackedEvents: options.onPackedEvents }),
       onDefect: (error) => this.defects.push(error),
     });
   }

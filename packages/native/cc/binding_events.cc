@@ -1,0 +1,44 @@
+#include <stdexcept>
+
+#include "binding.h"
+#include "kv_events.h"
+
+namespace kvtier {
+namespace {
+
+std::span<const uint8_t> BytesOf(const Napi::Value& value) {
+  const auto array = value.As<Napi::Uint8Array>();
+  return {array.Data(), array.ByteLength()};
+}
+
+Napi::Value EncodeEvents(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto words = info[0].As<Napi::Uint32Array>();
+  const uint32_t count = info[1].As<Napi::Number>().Uint32Value();
+  if (count > words.ElementLength()) throw Napi::RangeError::New(env, "encodeKvEvents: more words than there are");
+  const KvEventBatch batch{info[3].As<Napi::Number>().DoubleValue(), info[4].As<Napi::Number>().Int64Value()};
+  const KvEventFormat format{info[5].As<Napi::Boolean>().Value(), info[6].As<Napi::Boolean>().Value()};
+  std::vector<std::span<const uint8_t>> objects;
+  if (!info[8].IsNull()) {
+    const auto array = info[8].As<Napi::Array>();
+    for (uint32_t i = 0; i < array.Length(); ++i) objects.push_back(BytesOf(array.Get(i)));
+  }
+  auto out = info[9].As<Napi::Uint8Array>();
+  const uint32_t from = info[10].As<Napi::Number>().Uint32Value();
+  if (from > out.ByteLength()) throw Napi::RangeError::New(env, "encodeKvEvents: past the end of out");
+  try {
+    const size_t bytes = EncodeKvEvents({words.Data(), count}, info[2].As<Napi::Number>().Uint32Value(), batch, format, BytesOf(info[7]),
+                                        objects, {out.Data() + from, out.ByteLength() - from});
+    return Napi::Number::New(env, static_cast<double>(bytes));
+  } catch (const std::invalid_argument& error) {
+    throw Napi::RangeError::New(env, error.what());
+  }
+}
+
+}  // namespace
+
+void RegisterEvents(Napi::Env env, Napi::Object exports) {
+  exports.Set("encodeKvEvents", Napi::Function::New<EncodeEvents>(env, "encodeKvEvents"));
+}
+
+}  // namespace kvtier
