@@ -264,8 +264,9 @@ export class EngineLink {
     return new Promise<T>((resolve, reject) => {
       start(connection.client, deadlineAfter(this.#unaryDeadlineMs), (error, value) => {
         this.#clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
-        if (error) reject(error);
-        else resolve(value);
+        if (error) return reject(error);
+        this.#clients.answered();
+        resolve(value);
       });
     }).catch((error: unknown) => {
       const failure = this.#describeFailure(fromStatus(error));
@@ -282,6 +283,8 @@ export class EngineLink {
   }
 
   #gone(what: string): KvError {
+    const { refusal } = this.#clients;
+    if (refusal) return new KvError('DISCONNECTED', `engine: ${refusal.message}`, { retry: true });
     return new KvError('DISCONNECTED', `engine at ${this.#address}: ${what}; it may be restarting, try again`, {
       retry: true,
     });
