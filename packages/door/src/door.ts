@@ -102,7 +102,8 @@ export async function startDoor(options: DoorOptions): Promise<Door> {
   const text = options.text ?? new TextPool();
   const link = new EngineLink({ address: options.engine, logger, text, silenceDeadlineMs: limits.silenceMs });
   const metrics = new DoorMetrics();
-  const generation = new Generation({ link, text, metrics, logger, maxRunning: limits.answersRunning });
+  const { answersRunning: maxRunning, unreadMs } = limits;
+  const generation = new Generation({ link, text, metrics, logger, maxRunning, unreadMs });
   const app = createApp(limits, metrics, logger);
   const closeIdle = trackConnections(app);
   addRoutes(app, { link, text, generation, metrics, stallMs: limits.stallMs });
@@ -210,11 +211,19 @@ function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): Fa
       inProgress--;
       if (request.body instanceof Body) request.body.drop();
     });
-    reply.raw.once('prefinish', () => cutIfUnread(reply.raw, limits.unreadMs));
+    // The answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes.
+    let unread = false;
+    reply.raw.once('prefinish', () =>
+      reply.raw.setTimeout(limits.unreadMs, () => {
+        unread = true;
+        reply.raw.destroy();
+      }),
+    );
     const route = request.routeOptions.url ?? 'unknown';
     // 'close' comes after every answer, and alone when the client left before it was complete.
     reply.raw.once('close', () => {
-      metrics.requests.inc({ route, status: String(reply.raw.writableFinished ? reply.raw.statusCode : 499) });
+      const complete = reply.raw.writableFinished && !unread;
+      metrics.requests.inc({ route, status: String(complete ? reply.raw.statusCode : 499) });
     });
     checkOrigin(request.headers);
     if (inProgress > limits.requests) {
@@ -237,11 +246,6 @@ function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): Fa
     return sendError(reply, failure);
   });
   return app;
-}
-
-/** Its answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes. */
-function cutIfUnread(response: ServerResponse, ms: number): void {
-  response.setTimeout(ms, () => response.destroy());
 }
 
 interface Parts {

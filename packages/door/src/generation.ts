@@ -41,6 +41,8 @@ export interface GenerationOptions {
   readonly logger: Logger;
   /** Answers generated at once, of all requests; more are refused with 429. */
   readonly maxRunning: number;
+  /** A client that takes nothing of its stream for so long is cut off. */
+  readonly unreadMs: number;
 }
 
 export class Generation {
@@ -49,6 +51,7 @@ export class Generation {
   readonly #metrics: DoorMetrics;
   readonly #logger: Logger;
   readonly #maxRunning: number;
+  readonly #unreadMs: number;
   readonly #aborts = new Set<AbortController>();
   #running = 0;
   #finished = 0;
@@ -60,6 +63,7 @@ export class Generation {
     this.#metrics = options.metrics;
     this.#logger = options.logger;
     this.#maxRunning = options.maxRunning;
+    this.#unreadMs = options.unreadMs;
   }
 
   /** For /health. `silentMs`: since the last sign of life of any answer; 0 while none runs. */
@@ -145,7 +149,7 @@ export class Generation {
     const onDelta = async (delta: Delta): Promise<void> => {
       if (!events) {
         reply.hijack();
-        events = new EventStream(reply.raw, reply.request.id);
+        events = new EventStream(reply.raw, reply.request.id, this.#unreadMs);
       }
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
       const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
