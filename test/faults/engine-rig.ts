@@ -124,7 +124,8 @@ export class EngineRig {
   }
 
   client(name: 'worker' | 'judge'): EngineClient {
-    const client = new EngineClient(`unix:${join(this.folder, name)}`, clientCredentials(), channelOptions);
+    const address = `unix:${join(this.folder, name)}`;
+    const client = new EngineClient(address, clientCredentials(address), channelOptions);
     this.#clients.push(client);
     return client;
   }

@@ -43,7 +43,7 @@ async function startWorker(
   const worker = new Service('engine-worker', { ...base, logLevel: 'warn', ...config }, env);
   started.push(worker);
   await worker.start();
-  const client = new EngineClient(address, clientCredentials(), channelOptions);
+  const client = new EngineClient(address, clientCredentials(address), channelOptions);
   clients.push(client);
   return [worker, client];
 }

@@ -11,7 +11,15 @@
  */
 import { connect, type Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
-import { ClientFrame, FrameReader, fromFailure, ServerFrame, writeFrame } from '@kvtier/wire';
+import {
+  ClientFrame,
+  checkServer,
+  checkSocketFolder,
+  FrameReader,
+  fromFailure,
+  ServerFrame,
+  writeFrame,
+} from '@kvtier/wire';
 import type { Timers } from './timers.ts';
 
 export type ClientBody = NonNullable<ClientFrame['body']>;
@@ -58,7 +66,10 @@ export class Link {
   #silences = 0;
   #suspended = false;
 
-  /** Connect to a Unix socket. @throws KvError DISCONNECTED when nobody listens there or nobody answers */
+  /**
+   * Connect to a Unix socket, and ask whose process serves it before a byte is sent: who names the arena gets all KV.
+   * @throws KvError DISCONNECTED when nobody listens there or nobody answers, SETUP when another user's process or folder it is
+   */
   static connect(path: string, timers: Timers, onSuspend: () => void): Promise<Link> {
     return new Promise((resolve, reject) => {
       const socket = connect(path);
@@ -72,6 +83,14 @@ export class Link {
       socket.once('connect', () => {
         cancel();
         socket.removeAllListeners('error');
+        try {
+          checkSocketFolder(path);
+          checkServer(socket, path);
+        } catch (error) {
+          socket.destroy();
+          reject(KvError.from(error));
+          return;
+        }
         resolve(new Link(socket, timers, onSuspend));
       });
     });

@@ -4,13 +4,17 @@
  * Invariant: when this returns or throws, no call of the request is still running at the engine. The first failure
  * cancels the others; a stop string cancels its own call.
  */
-import { KvError } from '@kvtier/errors';
+import { setMaxListeners } from 'node:events';
+import { setImmediate } from 'node:timers/promises';
 import type { CacheUse, GenerateRequest } from '@kvtier/wire/grpc';
+import { Detokenizer } from './detokenizer.ts';
 import type { EngineLink, Model } from './engine-link.ts';
-import { badParameter } from './errors.ts';
-import type { GenerationParams, Prompt } from './params.ts';
+import type { GenerationParams } from './params.ts';
 import { StopMatcher } from './stop-matcher.ts';
-import type { Tokenizer } from './tokenizer.ts';
+import type { TokenIds } from './understand.ts';
+
+/** Token ids written to the engine in one turn of the event loop; a longer prompt takes one for itself. */
+const tokensPerTurn = 65_536;
 
 export type FinishReason = 'stop' | 'length';
 
@@ -40,49 +44,8 @@ export interface Totals {
 export interface Plan {
   readonly requestId: string;
   readonly model: Model;
-  readonly prompts: readonly (readonly number[])[];
+  readonly prompts: readonly TokenIds[];
   readonly params: GenerationParams;
-}
-
-/**
- * Token ids of a prompt, as far as they leave room for an answer.
- * @throws HttpError 400: too long, empty, or ids that the model does not have
- */
-export function promptTokens(
-  prompt: Prompt,
-  model: Model,
-  params: Pick<GenerationParams, 'maxTokens' | 'maxTokensParam'>,
-  addSpecialTokens: boolean,
-): readonly number[] {
-  const { maxModelTokens, vocabSize } = model.description;
-  const tooLong = (tokens: number, exact: boolean): Error => {
-    const answer = params.maxTokens ?? 1;
-    return badParameter(
-      tokens >= maxModelTokens ? (addSpecialTokens ? 'prompt' : 'messages') : params.maxTokensParam,
-      `This model's maximum context length is ${maxModelTokens} tokens. However, you requested ${exact ? '' : 'at least '}` +
-        `${tokens + answer} tokens (${tokens} in the prompt, ${answer} for the completion). Shorten one of them.`,
-      'context_length_exceeded',
-    );
-  };
-  if (typeof prompt === 'string' && model.tokenizer.leastTokens(prompt) >= maxModelTokens) {
-    throw tooLong(model.tokenizer.leastTokens(prompt), false);
-  }
-  let ids: readonly number[];
-  try {
-    ids =
-      typeof prompt === 'string'
-        ? model.tokenizer.encode(prompt, { addSpecialTokens, maxTokens: maxModelTokens })
-        : prompt;
-  } catch (error) {
-    throw error instanceof KvError && error.code === 'TOO_LONG' ? tooLong(maxModelTokens, false) : error;
-  }
-  if (ids.length === 0) throw badParameter('prompt', 'prompt: has no tokens; give at least one character.');
-  const foreign = typeof prompt === 'string' ? undefined : ids.find((id) => id >= vocabSize);
-  if (foreign !== undefined) {
-    throw badParameter('prompt', `prompt: token id ${foreign} is outside of the vocabulary (0 to ${vocabSize - 1}).`);
-  }
-  if (ids.length + (params.maxTokens ?? 1) > maxModelTokens) throw tooLong(ids.length, true);
-  return ids;
 }
 
 /**
@@ -107,30 +70,42 @@ export async function runAnswers(
   };
   const siblings = new AbortController();
   const either = AbortSignal.any([signal, siblings.signal]);
+  setMaxListeners(plan.prompts.length * plan.params.n + 1, either); // each answer listens
   let failure: { readonly error: unknown } | undefined;
-  const runs = plan.prompts.flatMap((prompt, promptIndex) =>
-    Array.from({ length: plan.params.n }, async (_, answer) => {
-      const index = promptIndex * plan.params.n + answer;
-      try {
-        const request = engineRequest(plan, prompt, index, answer, defaultMaxTokens);
-        await runAnswer(
-          link,
-          plan,
-          request,
-          index,
-          either,
-          onDelta,
-          (cache) => {
-            if (answer === 0) addCacheUse(totals, cache);
-          },
-          () => totals.completionTokens++,
-        );
-      } catch (error) {
-        failure ??= { error };
-        siblings.abort(error);
+  const run = async (prompt: TokenIds, index: number, answer: number): Promise<void> => {
+    try {
+      const request = engineRequest(plan, prompt, index, answer, defaultMaxTokens);
+      await runAnswer(
+        link,
+        plan,
+        request,
+        index,
+        either,
+        onDelta,
+        (cache) => {
+          if (answer === 0) addCacheUse(totals, cache);
+        },
+        () => totals.completionTokens++,
+      );
+    } catch (error) {
+      failure ??= { error };
+      siblings.abort(error);
+    }
+  };
+  const runs: Promise<void>[] = [];
+  let encoded = 0;
+  for (const [promptIndex, prompt] of plan.prompts.entries()) {
+    for (let answer = 0; answer < plan.params.n; answer++) {
+      if (encoded >= tokensPerTurn) {
+        await setImmediate();
+        encoded = 0;
       }
-    }),
-  );
+      if (either.aborted) break;
+      encoded += prompt.length;
+      runs.push(run(prompt, promptIndex * plan.params.n + answer, answer));
+    }
+  }
+  if (either.aborted) failure ??= { error: either.reason };
   await Promise.all(runs);
   if (failure) throw failure.error;
   return totals;
@@ -146,29 +121,29 @@ async function runAnswer(
   onCacheUse: (cache: CacheUse) => void,
   onToken: () => void,
 ): Promise<void> {
-  const { tokenizer, description } = plan.model;
-  const detokenizer = tokenizer.detokenizer();
+  const { text, description } = plan.model;
+  const detokenizer = new Detokenizer(text.table);
   const matcher = new StopMatcher(plan.params.stops);
   const endIds = new Set([...description.stopTokenIds, ...request.stopTokenIds]);
   let first = true;
   for await (const event of link.generate(request, signal)) {
     if (event.cache) onCacheUse(event.cache);
-    let text = '';
+    let grown = '';
     const finishReason = event.finishReason === '' ? null : asFinishReason(event.finishReason);
     for (const [at, id] of event.tokenIds.entries()) {
       onToken();
       // The token that ended the answer is no part of its text.
       if (finishReason === 'stop' && at === event.tokenIds.length - 1 && endIds.has(id)) break;
       const matched = matcher.push(detokenizer.push(id));
-      text += matched.text;
+      grown += matched.text;
       if (matched.stopped) {
-        await onDelta({ index, text, tokenIds: event.tokenIds.slice(0, at + 1), first, finishReason: 'stop' });
+        await onDelta({ index, text: grown, tokenIds: event.tokenIds.slice(0, at + 1), first, finishReason: 'stop' });
         return; // leaving the loop cancels the call
       }
     }
-    if (finishReason !== null) text += matcher.flush();
+    if (finishReason !== null) grown += matcher.flush();
     if (event.tokenIds.length === 0 && finishReason === null) continue;
-    await onDelta({ index, text, tokenIds: event.tokenIds, first, finishReason });
+    await onDelta({ index, text: grown, tokenIds: event.tokenIds, first, finishReason });
     first = false;
   }
 }
@@ -176,7 +151,7 @@ async function runAnswer(
 /** `answer`: number among the answers to its prompt. Each draws from its own seed; the first from the one given. */
 function engineRequest(
   plan: Plan,
-  prompt: readonly number[],
+  prompt: TokenIds,
   index: number,
   answer: number,
   defaultMaxTokens: number,
@@ -185,7 +160,7 @@ function engineRequest(
   const room = plan.model.description.maxModelTokens - prompt.length;
   return {
     requestId: index === 0 ? plan.requestId : `${plan.requestId}-${index}`,
-    promptTokenIds: prompt as number[],
+    promptTokenIds: prompt as unknown as number[], // it is only read, id by id
     maxTokens: maxTokens ?? Math.min(defaultMaxTokens, room),
     temperature: sampling.temperature,
     topK: sampling.topK,
@@ -215,7 +190,3 @@ function addCacheUse(totals: Totals, cache: CacheUse): void {
   totals.loadUs = Math.max(totals.loadUs, cache.loadUs);
   totals.prefillUs = Math.max(totals.prefillUs, cache.prefillUs);
 }
-
-/** Text of a prompt, for `echo`. */
-export const promptText = (prompt: Prompt, tokenizer: Tokenizer): string =>
-  typeof prompt === 'string' ? prompt : tokenizer.decode(prompt);

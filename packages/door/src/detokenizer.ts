@@ -55,28 +55,52 @@ export function tokenToBytes(decoder: DecoderConfig | null, source: string): Tok
   );
 }
 
-/** What every token of a vocabulary stands for. Built once per model. */
-export class TokenTable {
-  readonly #bytes: readonly Uint8Array[];
+/** A token table as it moves between threads. */
+export interface TokenTableParts {
+  /** Of all tokens, one after another. */
+  readonly bytes: Uint8Array<ArrayBuffer>;
+  /** Where each token's bytes end. */
+  readonly ends: Uint32Array<ArrayBuffer>;
   /** Tokens that end a run of bytes: added to the vocabulary, not special, text as they stand. */
+  readonly literal: readonly number[];
+}
+
+/** What every token of a vocabulary stands for. */
+export class TokenTable {
+  readonly parts: TokenTableParts;
   readonly #literal: ReadonlySet<number>;
 
-  constructor(
+  constructor(parts: TokenTableParts) {
+    this.parts = parts;
+    this.#literal = new Set(parts.literal);
+  }
+
+  static of(
     vocabulary: readonly (string | undefined)[],
     toBytes: TokenToBytes,
     special: ReadonlySet<number>,
     added: ReadonlySet<number>,
-  ) {
-    this.#literal = new Set([...added].filter((id) => !special.has(id)));
-    this.#bytes = Array.from(vocabulary, (token, id) => {
+  ): TokenTable {
+    const literal = new Set([...added].filter((id) => !special.has(id)));
+    const each = Array.from(vocabulary, (token, id) => {
       if (token === undefined || special.has(id)) return noBytes;
-      return this.#literal.has(id) ? encoder.encode(token) : toBytes(token);
+      return literal.has(id) ? encoder.encode(token) : toBytes(token);
     });
+    const ends = new Uint32Array(each.length);
+    const bytes = new Uint8Array(each.reduce((sum, { length }) => sum + length, 0));
+    let end = 0;
+    for (const [id, part] of each.entries()) {
+      bytes.set(part, end);
+      ends[id] = end += part.length;
+    }
+    return new TokenTable({ bytes, ends, literal: [...literal] });
   }
 
   /** Empty for a special token and for an id beyond the vocabulary (padding of the embedding). */
   bytes(id: number): Uint8Array {
-    return this.#bytes[id] ?? noBytes;
+    const { bytes, ends } = this.parts;
+    const end = ends[id];
+    return end === undefined ? noBytes : bytes.subarray(ends[id - 1] ?? 0, end);
   }
 
   isLiteral(id: number): boolean {

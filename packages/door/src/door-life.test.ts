@@ -2,7 +2,7 @@
 import { connect } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { describe, expect, it, vi } from 'vitest';
-import { caught, Harness, ids, jsonOf, modelDir, silent } from '../test/harness.ts';
+import { caught, Harness, ids, jsonOf, modelDir, silent, text } from '../test/harness.ts';
 import { cacheUse, event, ScriptedEngine, say } from '../test/scripted-engine.ts';
 import { type DoorOptions, startDoor } from './door.ts';
 
@@ -61,7 +61,7 @@ describe('a client that leaves', () => {
     const body = JSON.stringify({ prompt: 'a', stream: true, max_tokens: 4_000 });
     const socket = connect(Number(new URL(at.door.url).port), '127.0.0.1').pause();
     socket.write(
-      `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
+      `POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
     );
     await vi.waitUntil(() => stalled || writtenBytes >= wantedBytes, { timeout: 20_000 });
     expect(writtenBytes).toBeLessThan(wantedBytes / 2);
@@ -212,6 +212,7 @@ describe('the start', () => {
       port: 0,
       engine: `unix:${at.dir}/engine.sock`,
       logger: silent,
+      text,
       ...part,
     });
 

@@ -12,13 +12,15 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
-import fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
-import { promptTokens } from './answers.ts';
+import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
+import { Bodies, Body, bodyOf } from './bodies.ts';
 import { EngineLink, type Model } from './engine-link.ts';
 import { HttpError, toHttpError } from './errors.ts';
-import { Generation, unknownModel } from './generation.ts';
+import { Generation } from './generation.ts';
 import { DoorMetrics, metricsContentType } from './metrics.ts';
-import { parsePin, parseUnpin } from './params.ts';
+import { checkOrigin } from './origin.ts';
+import { TextPool } from './text-pool.ts';
+import { unknownModel } from './understand.ts';
 
 export interface DoorOptions {
   /** 127.0.0.1, ::1 or localhost */
@@ -31,6 +33,8 @@ export interface DoorOptions {
   /** How long the start waits for the engine; without it the door opens all the same and answers 503. */
   readonly firstContactMs?: number;
   readonly limits?: Partial<DoorLimits>;
+  /** Whose threads read texts; its owner closes it. Without it the door has its own. */
+  readonly text?: TextPool;
 }
 
 /** All the door's limits in one place. */
@@ -40,6 +44,14 @@ export interface DoorLimits {
   /** For a request's head and body to arrive. */
   readonly receiveMs: number;
   readonly connections: number;
+  /** In progress at once, also those that a client sends without waiting for the answer before. */
+  readonly requests: number;
+  /** Bodies above 64 KiB that arrive or are being read at once; the others wait. */
+  readonly largeBodies: number;
+  /** For its turn, of a large body; and then for the rest of it to arrive. */
+  readonly largeBodyMs: number;
+  /** A client that takes nothing of its answer for so long is cut off. */
+  readonly unreadMs: number;
   /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
   readonly answersRunning: number;
   /** A running answer without a token for so long: /health says 503. */
@@ -54,6 +66,10 @@ const defaultLimits: DoorLimits = {
   bodyBytes: 16 << 20,
   receiveMs: 60_000,
   connections: 4_096,
+  requests: 4_096,
+  largeBodies: 16,
+  largeBodyMs: 20_000,
+  unreadMs: 60_000,
   answersRunning: 2_048,
   stallMs: 120_000,
   silenceMs: 600_000,
@@ -62,6 +78,9 @@ const defaultLimits: DoorLimits = {
 
 /** For an aborted answer to tell its client so. */
 const cutAfterMs = 1_000;
+
+/** Of a body that needs no place among the large ones; and of all such bodies together. */
+const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
 
 const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
 
@@ -80,12 +99,14 @@ export async function startDoor(options: DoorOptions): Promise<Door> {
   }
   const limits = { ...defaultLimits, ...options.limits };
   const { logger } = options;
-  const link = new EngineLink({ address: options.engine, logger, silenceDeadlineMs: limits.silenceMs });
+  const text = options.text ?? new TextPool();
+  const link = new EngineLink({ address: options.engine, logger, text, silenceDeadlineMs: limits.silenceMs });
   const metrics = new DoorMetrics();
-  const generation = new Generation({ link, metrics, logger, maxRunning: limits.answersRunning });
+  const { answersRunning: maxRunning, unreadMs } = limits;
+  const generation = new Generation({ link, text, metrics, logger, maxRunning, unreadMs });
   const app = createApp(limits, metrics, logger);
   const closeIdle = trackConnections(app);
-  addRoutes(app, link, generation, metrics, limits.stallMs);
+  addRoutes(app, { link, text, generation, metrics, stallMs: limits.stallMs });
 
   const close = async (): Promise<void> => {
     const closed = app.close(); // takes no new request, waits for the running ones
@@ -97,6 +118,7 @@ export async function startDoor(options: DoorOptions): Promise<Door> {
     clearTimeout(cut);
     clearInterval(sweep);
     link.close();
+    if (!options.text) await text.close();
   };
   try {
     const url = await listen(app, options.host, options.port);
@@ -165,15 +187,48 @@ function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): Fa
       );
     },
   });
-  app.removeContentTypeParser('text/plain'); // JSON alone: a web page's plain form must not reach the engine
+  const bodies = new Bodies({
+    maxBytes: limits.bodyBytes,
+    smallBytes: smallBodyBytes,
+    smallTotalBytes: smallBodiesBytes,
+    places: limits.largeBodies,
+    waitMs: limits.largeBodyMs,
+    receiveMs: limits.largeBodyMs,
+  });
+  // JSON alone: a web page's plain form must not reach the engine. Its bytes are counted here and read elsewhere.
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', async (_request: FastifyRequest, payload: IncomingMessage) => {
+    const body = await bodies.receive(payload);
+    if (payload.socket.destroyed) body.drop(); // the hook below has run
+    return body;
+  });
   app.server.maxConnections = limits.connections;
+  let inProgress = 0;
   app.addHook('onRequest', async (request, reply) => {
     reply.header('x-request-id', request.id);
+    inProgress++;
+    reply.raw.once('close', () => {
+      inProgress--;
+      if (request.body instanceof Body) request.body.drop();
+    });
+    // The answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes.
+    let unread = false;
+    reply.raw.once('prefinish', () =>
+      reply.raw.setTimeout(limits.unreadMs, () => {
+        unread = true;
+        reply.raw.destroy();
+      }),
+    );
     const route = request.routeOptions.url ?? 'unknown';
     // 'close' comes after every answer, and alone when the client left before it was complete.
     reply.raw.once('close', () => {
-      metrics.requests.inc({ route, status: String(reply.raw.writableFinished ? reply.raw.statusCode : 499) });
+      const complete = reply.raw.writableFinished && !unread;
+      metrics.requests.inc({ route, status: String(complete ? reply.raw.statusCode : 499) });
     });
+    checkOrigin(request.headers);
+    if (inProgress > limits.requests) {
+      throw new KvError('BUSY', `the door: ${limits.requests} requests are in progress; try again later`);
+    }
   });
   app.setNotFoundHandler((request, reply) =>
     sendError(
@@ -183,6 +238,8 @@ function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): Fa
   );
   app.setErrorHandler((error: FastifyError, request, reply) => {
     const failure = toHttpError(error);
+    // What is left of the body is not wanted.
+    if (!request.raw.complete) reply.header('connection', 'close');
     if (failure.body.error.code === 'internal_error')
       logger.error({ request: request.id, err: error }, 'request failed');
     else if (failure.status >= 500) logger.warn({ request: request.id }, failure.message);
@@ -191,13 +248,15 @@ function createApp(limits: DoorLimits, metrics: DoorMetrics, logger: Logger): Fa
   return app;
 }
 
-function addRoutes(
-  app: FastifyInstance,
-  link: EngineLink,
-  generation: Generation,
-  metrics: DoorMetrics,
-  stallMs: number,
-): void {
+interface Parts {
+  readonly link: EngineLink;
+  readonly text: TextPool;
+  readonly generation: Generation;
+  readonly metrics: DoorMetrics;
+  readonly stallMs: number;
+}
+
+function addRoutes(app: FastifyInstance, { link, text, generation, metrics, stallMs }: Parts): void {
   app.post('/v1/completions', (request, reply) => generation.completions(request, reply));
   app.post('/v1/chat/completions', (request, reply) => generation.chat(request, reply));
   app.get('/v1/models', async () => ({ object: 'list', data: [modelCard(link.model())] }));
@@ -214,18 +273,18 @@ function addRoutes(
     return reply.header('content-type', metricsContentType).send(await metrics.text(engineText));
   });
   app.post('/admin/reset_prefix_cache', async () => ({ done: await link.resetPrefixCache() }));
-  app.post('/admin/pin_prefix', async ({ body }) => ({ pinned_tokens: await pinPrefix(link, body) }));
-  app.post('/admin/unpin_prefix', async ({ body }) => ({ done: await link.unpinPrefix(parseUnpin(body).name) }));
+  app.post('/admin/pin_prefix', async (request) => ({ pinned_tokens: await pinPrefix(link, text, request) }));
+  app.post('/admin/unpin_prefix', async (request) => {
+    const { name } = await bodyOf(request).use((bytes) => text.run('unpin', link.model().text, bytes));
+    return { done: await link.unpinPrefix(name) };
+  });
 }
 
 /** @throws HttpError 400 (the body), 409 (no room for pins, or an engine without them), KvError */
-async function pinPrefix(link: EngineLink, body: unknown): Promise<number> {
-  const { name, prompt, cacheSalt } = parsePin(body);
-  const promptTokenIds = [
-    ...promptTokens(prompt, link.model(), { maxTokens: undefined, maxTokensParam: 'prompt' }, true),
-  ];
+async function pinPrefix(link: EngineLink, text: TextPool, request: FastifyRequest): Promise<number> {
+  const { name, prompt, cacheSalt } = await bodyOf(request).use((bytes) => text.run('pin', link.model().text, bytes));
   try {
-    return await link.pinPrefix({ name, promptTokenIds, cacheSalt });
+    return await link.pinPrefix({ name, promptTokenIds: [...prompt], cacheSalt });
   } catch (error) {
     if (!(error instanceof KvError) || error.code !== 'CONFIG') throw error;
     throw new HttpError(409, error.message, { code: 'pin_refused' });

@@ -9,6 +9,7 @@
  * another connection; the old one goes when its last call has ended.
  */
 import type { ChannelOptions } from '@grpc/grpc-js';
+import type { KvError } from '@kvtier/errors';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 
 const maxAtRisk = 800;
@@ -33,6 +34,7 @@ export class EngineClients {
   readonly #address: string;
   #current: EngineConnection;
   #opened = 0;
+  #refusal: KvError | undefined;
 
   /** `address`: "unix:/path" or "127.0.0.1:port". */
   constructor(address: string) {
@@ -45,6 +47,11 @@ export class EngineClients {
     return this.#opened;
   }
 
+  /** Why the last server that was found there is none to talk to; undefined when the last call got through. */
+  get refusal(): KvError | undefined {
+    return this.#refusal;
+  }
+
   /** For one call, which `end` is told the end of. */
   begin(): EngineConnection {
     const last = this.#current;
@@ -54,6 +61,11 @@ export class EngineClients {
     }
     this.#current.running++;
     return this.#current;
+  }
+
+  /** A server of ours answered. */
+  answered(): void {
+    this.#refusal = undefined;
   }
 
   /** `reset`: the call was cancelled before the engine had ended it. */
@@ -74,6 +86,7 @@ export class EngineClients {
 
   #open(): EngineConnection {
     this.#opened++;
-    return { client: new EngineClient(this.#address, clientCredentials(), options), running: 0, resets: 0 };
+    const credentials = clientCredentials(this.#address, (why) => (this.#refusal = why));
+    return { client: new EngineClient(this.#address, credentials, options), running: 0, resets: 0 };
   }
 }

@@ -2,11 +2,12 @@
  * Many short calls over one line to the engine. An HTTP/2 server ends a connection on which more calls are reset than it
  * bears (1,000, and 33 a second: CVE-2023-44487), and with it every call that runs there.
  */
+import { setMaxListeners } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { ids, modelDir, silent } from '../test/harness.ts';
+import { ids, modelDir, silent, text } from '../test/harness.ts';
 import { type Call, event, greedy, ScriptedEngine, say } from '../test/scripted-engine.ts';
 import { EngineLink } from './engine-link.ts';
 
@@ -21,7 +22,7 @@ beforeEach(async () => {
   dir = mkdtempSync(join(tmpdir(), 'kvtier-link-'));
   engine = new ScriptedEngine(`unix:${dir}/engine.sock`, modelDir);
   await engine.start();
-  link = new EngineLink({ address: `unix:${dir}/engine.sock`, logger: silent });
+  link = new EngineLink({ address: `unix:${dir}/engine.sock`, logger: silent, text });
 });
 afterEach(async () => {
   link.close();
@@ -31,6 +32,7 @@ afterEach(async () => {
 
 const request = (requestId: string) => greedy({ requestId, promptTokenIds: [5] });
 const never = new AbortController().signal;
+setMaxListeners(0, never); // all calls share it
 
 async function tokensOf(requestId: string): Promise<number[]> {
   const tokens: number[] = [];

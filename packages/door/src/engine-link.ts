@@ -20,14 +20,14 @@ import {
   type PinPrefixRequest,
 } from '@kvtier/wire/grpc';
 import { EngineClients } from './engine-clients.ts';
-import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
+import type { LoadedText, TextPool } from './text-pool.ts';
 
 /** Between two looks at an engine that is not there. */
 const searchMs = 100;
 
 export interface Model {
   readonly description: Description;
-  readonly tokenizer: Tokenizer;
+  readonly text: LoadedText;
   /** When this door met the model, seconds since 1970: `created` of /v1/models. */
   readonly createdSeconds: number;
 }
@@ -36,6 +36,8 @@ export interface EngineLinkOptions {
   /** "unix:/path" or "127.0.0.1:port" */
   readonly address: string;
   readonly logger: Logger;
+  /** Loads the text side of the model that answers. */
+  readonly text: Pick<TextPool, 'load'>;
   /** Between two looks at the engine. */
   readonly pollMs?: number;
   /** For Describe, Metrics and ResetPrefixCache. */
@@ -48,10 +50,12 @@ export class EngineLink {
   readonly #clients: EngineClients;
   readonly #address: string;
   readonly #logger: Logger;
+  readonly #text: Pick<TextPool, 'load'>;
   readonly #pollMs: number;
   readonly #unaryDeadlineMs: number;
   readonly #silenceDeadlineMs: number;
   #model: Model | undefined;
+  #loading: { readonly description: Description; readonly model: Promise<Model> } | undefined;
   #isSearching = false;
   #problem: KvError;
   #reachable = false;
@@ -61,6 +65,7 @@ export class EngineLink {
   constructor(options: EngineLinkOptions) {
     this.#address = options.address;
     this.#logger = options.logger;
+    this.#text = options.text;
     this.#pollMs = options.pollMs ?? 1_000;
     this.#unaryDeadlineMs = options.unaryDeadlineMs ?? 2_000;
     this.#silenceDeadlineMs = options.silenceDeadlineMs ?? 600_000;
@@ -113,11 +118,8 @@ export class EngineLink {
       const description = await this.#unary<Description>((client, deadline, done) =>
         client.describe({}, new Metadata(), { deadline }, done),
       );
-      if (!this.#model || !sameModel(this.#model.description, description)) {
-        const tokenizer = loadTokenizer(description.modelDir);
-        this.#model = { description, tokenizer, createdSeconds: Math.floor(Date.now() / 1000) };
-      }
-      this.#model = { ...this.#model, description };
+      const known = this.#model && sameModel(this.#model.description, description) ? this.#model : undefined;
+      this.#model = known ? { ...known, description } : await this.#load(description);
       if (!this.#reachable) this.#logger.info({ model: description.model, engine: this.#address }, 'engine reached');
       this.#reachable = true;
       return description;
@@ -133,6 +135,21 @@ export class EngineLink {
       this.#reachable = false;
       throw failure;
     }
+  }
+
+  /** Several looks at a new model load it once. */
+  #load(description: Description): Promise<Model> {
+    if (this.#loading && sameModel(this.#loading.description, description)) return this.#loading.model;
+    const { model: name, modelDir, maxModelTokens, vocabSize } = description;
+    const loaded = this.#text.load({ name, modelDir, maxModelTokens, vocabSize });
+    const model = loaded.then((text) => ({ description, text, createdSeconds: Math.floor(Date.now() / 1000) }));
+    const loading = { description, model };
+    this.#loading = loading;
+    const ended = (): void => {
+      if (this.#loading === loading) this.#loading = undefined;
+    };
+    model.then(ended, ended);
+    return model;
   }
 
   /**
@@ -247,8 +264,9 @@ export class EngineLink {
     return new Promise<T>((resolve, reject) => {
       start(connection.client, deadlineAfter(this.#unaryDeadlineMs), (error, value) => {
         this.#clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
-        if (error) reject(error);
-        else resolve(value);
+        if (error) return reject(error);
+        this.#clients.answered();
+        resolve(value);
       });
     }).catch((error: unknown) => {
       const failure = this.#describeFailure(fromStatus(error));
@@ -265,6 +283,8 @@ export class EngineLink {
   }
 
   #gone(what: string): KvError {
+    const { refusal } = this.#clients;
+    if (refusal) return new KvError('DISCONNECTED', `engine: ${refusal.message}`, { retry: true });
     return new KvError('DISCONNECTED', `engine at ${this.#address}: ${what}; it may be restarting, try again`, {
       retry: true,
     });
@@ -274,4 +294,7 @@ export class EngineLink {
 const ignore = (): void => {};
 
 const sameModel = (a: Description, b: Description): boolean =>
-  a.model === b.model && a.modelDir === b.modelDir && a.vocabSize === b.vocabSize;
+  a.model === b.model &&
+  a.modelDir === b.modelDir &&
+  a.vocabSize === b.vocabSize &&
+  a.maxModelTokens === b.maxModelTokens;

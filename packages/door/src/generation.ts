@@ -1,23 +1,23 @@
 /**
  * POST /v1/completions and /v1/chat/completions: from a body to an answer, whole or streamed.
  *
- *   body ─► parameters ─► model ─► token ids ─► answers at the engine ─► JSON, or server-sent events
+ *   body ─► (text threads) parameters and token ids ─► answers at the engine ─► JSON, or server-sent events
  *
  * Invariants: until the first token nothing is written, so every failure before it has its HTTP status. A client that
  * leaves, at any moment, ends its calls at the engine. Answers running at once are bounded.
  */
 import { randomUUID } from 'node:crypto';
-import { setImmediate } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { type Delta, type Plan, promptText, promptTokens, runAnswers, type Totals } from './answers.ts';
-import type { EngineLink, Model } from './engine-link.ts';
-import { HttpError, toHttpError } from './errors.ts';
+import { type Delta, type Plan, runAnswers, type Totals } from './answers.ts';
+import { bodyOf } from './bodies.ts';
+import type { EngineLink } from './engine-link.ts';
+import { toHttpError } from './errors.ts';
 import type { DoorMetrics } from './metrics.ts';
-import { type GenerationParams, type Prompt, parseChat, parseCompletion } from './params.ts';
 import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageChunk, wholeReply } from './replies.ts';
 import { EventStream } from './sse.ts';
+import type { TextPool } from './text-pool.ts';
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
@@ -36,17 +36,22 @@ interface Job {
 
 export interface GenerationOptions {
   readonly link: EngineLink;
+  readonly text: TextPool;
   readonly metrics: DoorMetrics;
   readonly logger: Logger;
   /** Answers generated at once, of all requests; more are refused with 429. */
   readonly maxRunning: number;
+  /** A client that takes nothing of its stream for so long is cut off. */
+  readonly unreadMs: number;
 }
 
 export class Generation {
   readonly #link: EngineLink;
+  readonly #text: TextPool;
   readonly #metrics: DoorMetrics;
   readonly #logger: Logger;
   readonly #maxRunning: number;
+  readonly #unreadMs: number;
   readonly #aborts = new Set<AbortController>();
   #running = 0;
   #finished = 0;
@@ -54,9 +59,11 @@ export class Generation {
 
   constructor(options: GenerationOptions) {
     this.#link = options.link;
+    this.#text = options.text;
     this.#metrics = options.metrics;
     this.#logger = options.logger;
     this.#maxRunning = options.maxRunning;
+    this.#unreadMs = options.unreadMs;
   }
 
   /** For /health. `silentMs`: since the last sign of life of any answer; 0 while none runs. */
@@ -71,71 +78,52 @@ export class Generation {
     for (const abort of this.#aborts) abort.abort(reason);
   }
 
-  async completions(request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
-    const params = parseCompletion(request.body);
-    return this.#answer('completion', request, reply, params, params.prompts, params.echo);
+  completions(request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
+    return this.#answer('completion', request, reply);
   }
 
-  async chat(request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
-    const params = parseChat(request.body);
-    const prompt = this.#model(params.model).tokenizer.chatPrompt(params.messages);
-    return this.#answer('chat', request, reply, params, [prompt], false);
+  chat(request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
+    return this.#answer('chat', request, reply);
   }
 
-  /** @throws HttpError 404 for another model than the one served, KvError when there is none at the moment */
-  #model(name: string | undefined): Model {
-    const model = this.#link.model();
-    if (name !== undefined && name !== model.description.model) throw unknownModel(name);
-    return model;
-  }
-
-  async #answer(
-    endpoint: Endpoint,
-    _request: FastifyRequest,
-    reply: FastifyReply,
-    params: GenerationParams,
-    prompts: readonly Prompt[],
-    echo: boolean,
-  ): Promise<unknown> {
+  async #answer(endpoint: Endpoint, request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
     const arrivedMs = performance.now();
-    const model = this.#model(params.model);
-    const tokens: (readonly number[])[] = [];
-    for (const prompt of prompts) {
-      tokens.push(promptTokens(prompt, model, params, endpoint === 'completion'));
-      if (prompts.length > 1) await setImmediate(); // others have their turn between two long prompts
-    }
-    const count = prompts.length * params.n;
-    if (this.#running + count > this.#maxRunning) {
-      throw new KvError('BUSY', `the door: ${this.#running} answers are being generated already; try again later`);
-    }
+    const model = this.#link.model();
     const abort = new AbortController();
     const gone = new KvError('CANCELLED', 'the client ended the request');
     const onClose = (): void => abort.abort(gone); // also after a complete answer, then of no effect
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
-    // Unique, unlike x-request-id, which a client may choose: the engine tells its requests apart by it.
-    const requestId = randomUUID();
-    const job: Job = {
-      endpoint,
-      plan: { requestId, model, prompts: tokens, params },
-      head: {
-        id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
-        created: Math.floor(Date.now() / 1000),
-        model: model.description.model,
-      },
-      defaultMaxTokens: endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens,
-      echoes: prompts.flatMap((prompt) =>
-        Array<string>(params.n).fill(echo ? promptText(prompt, model.tokenizer) : ''),
-      ),
-      arrivedMs,
-      signal: abort.signal,
-    };
-    this.#begin(count, abort);
+    this.#aborts.add(abort);
     try {
-      return await (params.stream ? this.#stream(job, reply) : this.#collect(job));
+      const { params, prompts, echoes } = await bodyOf(request).use((bytes) =>
+        this.#text.run(endpoint, model.text, bytes, abort.signal),
+      );
+      // Unique, unlike x-request-id, which a client may choose: the engine tells its requests apart by it.
+      const requestId = randomUUID();
+      const job: Job = {
+        endpoint,
+        plan: { requestId, model, prompts, params },
+        head: {
+          id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
+          created: Math.floor(Date.now() / 1000),
+          model: model.description.model,
+        },
+        defaultMaxTokens: endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens,
+        echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
+        arrivedMs,
+        signal: abort.signal,
+      };
+      const count = job.echoes.length;
+      this.#begin(count);
+      try {
+        return await (params.stream ? this.#stream(job, reply) : this.#collect(job));
+      } finally {
+        this.#end(count);
+      }
     } finally {
       reply.raw.off('close', onClose);
-      this.#end(count, abort);
+      this.#aborts.delete(abort);
     }
   }
 
@@ -161,7 +149,7 @@ export class Generation {
     const onDelta = async (delta: Delta): Promise<void> => {
       if (!events) {
         reply.hijack();
-        events = new EventStream(reply.raw, reply.request.id);
+        events = new EventStream(reply.raw, reply.request.id, this.#unreadMs);
       }
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
       const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
@@ -198,23 +186,19 @@ export class Generation {
     return totals;
   }
 
-  #begin(count: number, abort: AbortController): void {
+  /** @throws KvError BUSY */
+  #begin(count: number): void {
+    if (this.#running + count > this.#maxRunning) {
+      throw new KvError('BUSY', `the door: ${this.#running} answers are being generated already; try again later`);
+    }
     if (this.#running === 0) this.#lastEventMs = performance.now();
     this.#running += count;
     this.#metrics.running.set(this.#running);
-    this.#aborts.add(abort);
   }
 
-  #end(count: number, abort: AbortController): void {
+  #end(count: number): void {
     this.#running -= count;
     this.#finished += count;
     this.#metrics.running.set(this.#running);
-    this.#aborts.delete(abort);
   }
 }
-
-export const unknownModel = (name: string): HttpError =>
-  new HttpError(404, `The model '${name}' does not exist; GET /v1/models lists what is served.`, {
-    param: 'model',
-    code: 'model_not_found',
-  });

@@ -155,8 +155,16 @@ export function parsePin(body: unknown): { name: string; prompt: Prompt; cacheSa
 /** The body of /admin/unpin_prefix. @throws HttpError 400 that names the parameter */
 export const parseUnpin = (body: unknown): { name: string } => parse(unpinSchema, body);
 
-/** @throws HttpError 400 that names the parameter */
-export function parseChat(body: unknown): ChatParams {
+/** A message costs a token at least: `maxMessages` is the model's context. @throws HttpError 400 that names the parameter */
+export function parseChat(body: unknown, maxMessages = Number.POSITIVE_INFINITY): ChatParams {
+  const listed = (body as { messages?: unknown } | null)?.messages;
+  if (Array.isArray(listed) && listed.length > maxMessages) {
+    throw badParameter(
+      'messages',
+      `messages: ${listed.length} of them; this model's maximum context length is ${maxMessages} tokens. Send fewer.`,
+      'context_length_exceeded',
+    );
+  }
   const given = parse(chatSchema, body);
   const messages = given.messages.map(
     ({ role, content }): ChatMessage => ({

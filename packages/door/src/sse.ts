@@ -2,19 +2,19 @@
  * Server-sent events to one client.
  *
  * Invariant: at most one chunk per answer waits beyond the socket's buffer; a client that does not read for
- * `stallMs` is cut off.
+ * `unreadMs` is cut off.
  */
 import type { ServerResponse } from 'node:http';
 import { KvError } from '@kvtier/errors';
 
-const stallMs = 60_000;
-
 export class EventStream {
   readonly #response: ServerResponse;
+  readonly #unreadMs: number;
   #drained: Promise<void> | undefined;
 
-  constructor(response: ServerResponse, requestId: string) {
+  constructor(response: ServerResponse, requestId: string, unreadMs: number) {
     this.#response = response;
+    this.#unreadMs = unreadMs;
     response.writeHead(200, {
       'content-type': 'text/event-stream; charset=utf-8',
       'cache-control': 'no-cache',
@@ -53,8 +53,8 @@ export class EventStream {
       const onClose = (): void => settle('the client ended the request');
       const timer = setTimeout(() => {
         response.destroy();
-        settle(`the client did not read for ${stallMs / 1000} s`);
-      }, stallMs);
+        settle(`the client did not read for ${this.#unreadMs / 1000} s`);
+      }, this.#unreadMs);
       response.once('drain', onDrain);
       response.once('close', onClose);
       if (response.destroyed) onClose();

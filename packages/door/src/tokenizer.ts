@@ -8,7 +8,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { type ChatMessage, ChatTemplate } from './chat-template.ts';
-import { type DecoderConfig, Detokenizer, TokenTable, tokenToBytes } from './detokenizer.ts';
+import { type DecoderConfig, Detokenizer, TokenTable, type TokenTableParts, tokenToBytes } from './detokenizer.ts';
 import { boundedEncoder, type PreTokenizerConfig } from './fast-encode.ts';
 import { LibraryTokenizer } from './library.ts';
 
@@ -68,6 +68,11 @@ export class Tokenizer {
     return new Detokenizer(this.#table);
   }
 
+  /** A copy of what a Detokenizer needs, to go to another thread. */
+  tableParts(): TokenTableParts {
+    return structuredClone(this.#table.parts);
+  }
+
   /** The prompt of a conversation, as text. @throws KvError REQUEST without a template or when it refuses them */
   chatPrompt(messages: readonly ChatMessage[]): string {
     if (!this.#chat) {
@@ -106,7 +111,7 @@ export function loadTokenizer(modelDir: string): Tokenizer {
   // A token of k characters covers k bytes or k characters, so at most k characters of the normalized text.
   const longest = vocabulary.reduce((most, token) => Math.max(most, token?.length ?? 0), 1);
   const maxTokenChars = file.normalizer === null ? longest : longest * normalizerShrink;
-  const table = new TokenTable(vocabulary, toBytes, special, added);
+  const table = TokenTable.of(vocabulary, toBytes, special, added);
   return new Tokenizer(encode, table, loadChatTemplate(modelDir, config, specialTokens), maxTokenChars);
 }
 

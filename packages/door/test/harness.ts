@@ -10,13 +10,30 @@ import { createLogger } from '@kvtier/telemetry';
 import OpenAI, { APIError } from 'openai';
 import { afterEach, beforeEach, expect } from 'vitest';
 import { type Door, type DoorOptions, startDoor } from '../src/door.ts';
+import { type LoadedText, TextPool } from '../src/text-pool.ts';
 import { loadTokenizer } from '../src/tokenizer.ts';
+import type { TextModel } from '../src/understand.ts';
 import { ScriptedEngine } from './scripted-engine.ts';
 
 export const modelDir = join(import.meta.dirname, '../../../models/demo/model');
 const tokenizer = loadTokenizer(modelDir);
 export const ids = (text: string): number[] => tokenizer.encode(text, { addSpecialTokens: false });
 export const eos = 2;
+
+/** Loads each model once. */
+class PatientPool extends TextPool {
+  readonly #loaded = new Map<string, LoadedText>();
+
+  override async load(model: TextModel): Promise<LoadedText> {
+    const key = JSON.stringify(model);
+    const loaded = this.#loaded.get(key) ?? (await super.load(model));
+    this.#loaded.set(key, loaded);
+    return loaded;
+  }
+}
+
+/** For all tests of a process: starting threads and loading tokenizers takes longer than most tests. */
+export const text: TextPool = new PatientPool();
 export const silent = createLogger('door-test', 'silent');
 
 export class Harness {
@@ -44,7 +61,7 @@ export class Harness {
   async open(options: Partial<DoorOptions> = {}): Promise<void> {
     await this.door?.close();
     const engine = `unix:${this.dir}/engine.sock`;
-    this.door = await startDoor({ host: '127.0.0.1', port: 0, engine, logger: silent, ...options });
+    this.door = await startDoor({ host: '127.0.0.1', port: 0, engine, logger: silent, text, ...options });
     this.client = new OpenAI({ baseURL: `${this.door.url}/v1`, apiKey: 'none', maxRetries: 0 });
   }
 

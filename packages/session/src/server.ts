@@ -8,6 +8,7 @@ import net from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { Namespace } from '@kvtier/identity';
 import type { Clock, Log, Store } from '@kvtier/store';
+import { descriptorOf } from '@kvtier/wire';
 import { Connection } from './connection.ts';
 import { defaultSessionLimits, type SessionLimits } from './limits.ts';
 import { isSameProcess, type PeerProcess, peerProcess } from './peer.ts';
@@ -130,9 +131,3 @@ export class SessionServer {
 }
 
 /** Node has no public way to the descriptor of an accepted socket. */
-function descriptorOf(socket: net.Socket): number {
-  const fd = (socket as unknown as { readonly _handle?: { readonly fd?: number } })._handle?.fd;
-  if (fd === undefined || fd < 0)
-    throw new KvError('SETUP', 'session link: this Node.js does not tell the descriptor of a socket');
-  return fd;
-}

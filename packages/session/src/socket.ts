@@ -1,11 +1,12 @@
 /**
- * A Unix socket that only this user can reach: mode 0600 from its first moment, in a folder that is made 0700 when it
- * is not there. A socket file that a dead process left is replaced; one that somebody serves is KvError LOCKED.
+ * A Unix socket that only this user can reach: mode 0600 from its first moment, in a folder that only its owner, this user or
+ * root, may write to; it is made 0700 when it is not there. A socket file that a dead process left is replaced; one that somebody serves is KvError LOCKED.
  */
-import { chmodSync, lstatSync, mkdirSync, statSync, unlinkSync } from 'node:fs';
+import { chmodSync, lstatSync, mkdirSync, unlinkSync } from 'node:fs';
 import net from 'node:net';
 import path from 'node:path';
 import { KvError } from '@kvtier/errors';
+import { checkSocketFolder } from '@kvtier/wire';
 
 /** sockaddr_un.sun_path, less its terminating zero. */
 const maxPathBytes = 107;
@@ -21,13 +22,7 @@ export async function listenPrivately(server: net.Server, socketPath: string): P
   const folder = path.dirname(socketPath);
   try {
     mkdirSync(folder, { recursive: true, mode: 0o700 });
-    const { mode } = statSync(folder);
-    if ((mode & 0o002) !== 0 && (mode & 0o1000) === 0) {
-      throw new KvError(
-        'SETUP',
-        `${folder}: everybody may write there; choose a private folder for the socket, or chmod 700 it`,
-      );
-    }
+    checkSocketFolder(socketPath);
     await removeStale(socketPath);
     await listen(server, socketPath);
     chmodSync(socketPath, 0o600);

@@ -1,5 +1,7 @@
 /** gRPC helpers against real servers on Unix sockets. */
-import { mkdtempSync, renameSync, rmSync, statSync } from 'node:fs';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, chownSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, statSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -38,7 +40,7 @@ function serve(address: string, metrics: () => string) {
 }
 
 function ask(address: string): Promise<string> {
-  const client = new EngineClient(address, clientCredentials(), channelOptions);
+  const client = new EngineClient(address, clientCredentials(address), channelOptions);
   return new Promise<string>((resolve, reject) =>
     client.metrics({}, { deadline: deadlineAfter(5_000) } as never, (error: ServiceError | null, answer) =>
       error ? reject(error) : resolve(answer.prometheus),
@@ -68,6 +70,93 @@ test('a stale socket is replaced', async () => {
   const server = await serve(`unix:${path}`, () => 'new');
   await expect(ask(`unix:${path}`)).resolves.toBe('new');
   await server.close();
+});
+
+test('a server that is being started changes nothing that the process makes meanwhile', async () => {
+  const modes = new Set<number>();
+  let made = 0;
+  let started = false;
+  const make = (): void => {
+    const path = join(folder, `made${made++}`);
+    mkdirSync(path);
+    modes.add(statSync(path).mode & 0o777);
+    // Between any two steps of the start, and so that others have their turn.
+    if (!started && made < 1_000) (made % 10 === 0 ? setImmediate : process.nextTick)(make);
+  };
+  const server = await startGrpcServer(`unix:${join(folder, 's')}`, () => make());
+  started = true;
+  expect(made).toBeGreaterThan(5);
+  expect(modes).toEqual(new Set([0o777 & ~process.umask()]));
+  await server.close();
+  expect(readdirSync(folder).filter((name) => !name.startsWith('made'))).toEqual([]);
+});
+
+test('of servers that start at once on one path, one serves', async () => {
+  const address = `unix:${join(folder, 's')}`;
+  const outcomes = await Promise.allSettled(['a', 'b', 'c'].map((name) => serve(address, () => name)));
+  const running = outcomes.filter((outcome) => outcome.status === 'fulfilled');
+  const refused = outcomes.filter((outcome) => outcome.status === 'rejected');
+  expect(running).toHaveLength(1);
+  expect(refused.map(({ reason }) => (reason as KvError).code)).toEqual(['LOCKED', 'LOCKED']);
+  expect(['a', 'b', 'c']).toContain(await ask(address));
+  await running[0]!.value.close();
+});
+
+test('a folder that others may write to, or that is another user’s, holds no socket', async () => {
+  const address = `unix:${join(folder, 's')}`;
+  for (const mode of [0o1777, 0o777, 0o770]) {
+    chmodSync(folder, mode);
+    await expect(serve(address, () => '')).rejects.toMatchObject({
+      code: 'SETUP',
+      message: expect.stringContaining('others may write there'),
+    });
+  }
+  chmodSync(folder, 0o700);
+  if (process.getuid!() !== 0) return;
+  chownSync(folder, 65_534, 65_534);
+  await expect(serve(address, () => '')).rejects.toMatchObject({
+    code: 'SETUP',
+    message: expect.stringContaining('belongs to user 65534'),
+  });
+});
+
+// Needs another user.
+test.runIf(process.getuid!() === 0)('a server of another user is not sent a byte', async () => {
+  const path = join(folder, 's');
+  chmodSync(folder, 0o777);
+  const script = `
+    require('node:net').createServer((socket) => {
+      process.stdout.write('connected\\n');
+      socket.on('data', (bytes) => process.stdout.write('heard ' + bytes.length + '\\n'));
+      socket.on('error', () => {});
+    }).listen(${JSON.stringify(path)}, () => process.stdout.write('listening\\n'));`;
+  const other = spawn(process.execPath, ['-e', script], {
+    uid: 65_534,
+    gid: 65_534,
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  let heard = '';
+  other.stdout.on('data', (bytes) => (heard += bytes));
+  await once(other.stdout, 'data');
+  chmodSync(folder, 0o755);
+  const refusals: KvError[] = [];
+  const client = new EngineClient(
+    `unix:${path}`,
+    clientCredentials(`unix:${path}`, (why) => refusals.push(why)),
+    channelOptions,
+  );
+  const failure = await new Promise<ServiceError | null>((resolve) =>
+    client.metrics({}, { deadline: deadlineAfter(5_000) } as never, (error: ServiceError | null) => resolve(error)),
+  );
+  client.close();
+  expect(fromStatus(failure).code).toBe('DISCONNECTED');
+  expect(refusals[0]).toMatchObject({
+    code: 'SETUP',
+    message: `${path}: is served by a process of user 65534 (pid ${other.pid}), not by ours; end it or choose a private folder`,
+  });
+  other.kill();
+  await once(other, 'close');
+  expect(heard).toMatch(/^listening\n(connected\n)+$/);
 });
 
 test('port 0 is replaced by the port; a port in use is LOCKED', async () => {

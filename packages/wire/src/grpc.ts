@@ -2,15 +2,15 @@
  * gRPC, for what crosses hosts and for administration (never KV bytes, never the session link): start and stop a
  * server, and carry a KvError through a status without losing its code.
  *
- * Invariants: a Unix socket is mode 0600 from its first instant; a socket that a live server answers on is never
- * replaced (LOCKED), one that a dead server left behind is. Every status that we send carries the whole KvFailure in
+ * Invariants: a Unix socket is mode 0600 from its first instant, in a folder that is its owner's alone, and its client asks whose
+ * process serves it; a socket that a live server answers on is never replaced (LOCKED), one that a dead server left behind is. Every status that we send carries the whole KvFailure in
  * the metadata key `kvtier-failure-bin`; a status from elsewhere maps to the nearest code.
  */
-import { unlinkSync } from 'node:fs';
+import { chmodSync, linkSync, lstatSync, mkdtempSync, rmSync, unlinkSync } from 'node:fs';
 import { createConnection } from 'node:net';
+import { dirname, join } from 'node:path';
 import {
   type ChannelOptions,
-  credentials,
   type handleUnaryCall,
   logVerbosity,
   Metadata,
@@ -23,7 +23,9 @@ import {
 import { KvError, type KvErrorCode } from '@kvtier/errors';
 import { fromFailure, toFailure } from './failure.ts';
 import { KvFailure } from './generated/kvtier/v1/errors.ts';
+import { checkSocketFolder } from './private-socket.ts';
 
+export { clientCredentials } from './client-credentials.ts';
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
@@ -44,9 +46,6 @@ export const channelOptions: ChannelOptions = {
   'grpc.max_reconnect_backoff_ms': 1_000,
 };
 
-/** What a client needs to reach `address`: plain text, since only loopback and Unix sockets are served so far. */
-export const clientCredentials = () => credentials.createInsecure();
-
 /** The `deadline` of a call that may take `ms` milliseconds from now. */
 export const deadlineAfter = (ms: number): Date => new Date(Date.now() + ms);
 
@@ -59,39 +58,34 @@ export interface RunningGrpcServer {
 
 /**
  * Serve `addServices` at "unix:/path" or "host:port".
- * @throws KvError LOCKED when a live server holds the address, IO when the system refuses it
+ * @throws KvError LOCKED when a live server holds the address, SETUP for a folder of others, IO when the system refuses it
  */
 export async function startGrpcServer(
   address: string,
   addServices: (server: Server) => void,
 ): Promise<RunningGrpcServer> {
-  const path = address.startsWith('unix:') ? address.slice('unix:'.length) : undefined;
-  if (path !== undefined) await replaceStaleSocket(path);
   const server = new Server(channelOptions);
   addServices(server);
-  // The umask, not a chmod afterwards: there must be no instant at which another user can connect.
-  const umask = path === undefined ? undefined : process.umask(0o177);
-  let port: number;
+  const path = address.startsWith('unix:') ? address.slice('unix:'.length) : undefined;
+  let port = 0;
+  let inode: bigint | undefined;
   try {
-    port = await new Promise<number>((resolve, reject) =>
-      server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
-        error ? reject(error) : resolve(bound),
-      ),
-    );
+    if (path === undefined) port = await bind(server, address);
+    else inode = await bindPrivately(server, path);
   } catch (error) {
     server.forceShutdown();
+    if (error instanceof KvError) throw error;
     const message = (error as Error).message;
-    if (message.includes('EADDRINUSE')) {
+    if (message.includes('EADDRINUSE') || (error as NodeJS.ErrnoException).code === 'EEXIST') {
       throw new KvError('LOCKED', `${address}: already in use by another process; choose another address or stop it`);
     }
     throw new KvError('IO', `${address}: cannot listen (${message}); check the folder, its permissions and the port`);
-  } finally {
-    if (umask !== undefined) process.umask(umask);
   }
   return {
     address: path === undefined ? address.replace(/:0$/, `:${port}`) : address,
     close: (graceMs = 1_000) =>
       new Promise((resolve) => {
+        if (path !== undefined) removeSocket(path, inode!);
         const timer = setTimeout(() => server.forceShutdown(), graceMs);
         server.tryShutdown(() => {
           clearTimeout(timer);
@@ -99,6 +93,38 @@ export async function startGrpcServer(
         });
       }),
   };
+}
+
+function bind(server: Server, address: string): Promise<number> {
+  return new Promise((resolve, reject) =>
+    server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
+      error ? reject(error) : resolve(bound),
+    ),
+  );
+}
+
+/**
+ * The library binds in a later turn, so no umask could be meant for it alone. It binds in a new folder of mode 0700, where nobody
+ * else can connect; when the socket is 0600 it gets its name, which fails if somebody else has taken that. Returns its inode.
+ */
+async function bindPrivately(server: Server, path: string): Promise<bigint> {
+  checkSocketFolder(path);
+  await replaceStaleSocket(path);
+  const folder = mkdtempSync(join(dirname(path), '.'));
+  try {
+    const born = join(folder, 's');
+    await bind(server, `unix:${born}`);
+    chmodSync(born, 0o600);
+    linkSync(born, path);
+    return lstatSync(path, { bigint: true }).ino;
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
+}
+
+/** Our socket file, and not the one that a successor has put there. */
+function removeSocket(path: string, inode: bigint): void {
+  if (lstatSync(path, { bigint: true, throwIfNoEntry: false })?.ino === inode) rmSync(path, { force: true });
 }
 
 async function replaceStaleSocket(path: string): Promise<void> {

@@ -27,6 +27,7 @@ export {
   TierStats,
   Unpin,
 } from './generated/kvtier/v1/session.ts';
+export { checkServer, checkSocketFolder, descriptorOf } from './private-socket.ts';
 /** The version that `Attach.protocol` carries. */
 export const sessionProtocol = 1;
 /** Hashes that one frame of the session link may carry: what is held beyond them is not asked for. */

@@ -99,7 +99,7 @@ beforeEach(async () => {
   server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) =>
     grpc.addService(EngineService, engineService({ engine, describe, metrics })),
   );
-  client = new EngineClient(server.address, clientCredentials());
+  client = new EngineClient(server.address, clientCredentials(server.address));
 });
 afterEach(async () => {
   client.close();

@@ -1,0 +1,144 @@
+/**
+ * What one client sends costs no other client anything: large nonsense of every kind, from many at once, while others stream.
+ * KVTIER_FLOOD_BYTES and KVTIER_FLOOD_CLIENTS make it larger or smaller by hand.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { event, ScriptedEngine } from '../../../packages/door/test/scripted-engine.ts';
+
+const main = join(import.meta.dirname, 'main.ts');
+const flood = join(import.meta.dirname, '../../../packages/door/test/flood.ts');
+const modelDir = join(import.meta.dirname, '../../../models/demo/model');
+const loader = import.meta.resolve('tsx');
+const bytes = Number(process.env.KVTIER_FLOOD_BYTES ?? 16 << 20);
+const clients = Number(process.env.KVTIER_FLOOD_CLIENTS ?? 64);
+const streams = 4;
+const tokenMs = 5;
+/** Longest time a stream of another client may stand still. */
+const longestGapMs = 100;
+/** Bodies (large and small ones) and two threads' heaps at most; what a process of this kind takes by itself. */
+const mostRssBytes = 1_500 << 20;
+
+let dir: string;
+let engine: ScriptedEngine;
+const children: ChildProcess[] = [];
+beforeEach(async () => {
+  dir = mkdtempSync(join(tmpdir(), 'kvtier-nonsense-'));
+  engine = new ScriptedEngine(`unix:${dir}/engine.sock`, modelDir);
+  engine.description = { ...engine.description, maxModelTokens: 131_072 };
+  engine.script = (call) => {
+    const timer = setInterval(() => call.write(event({ tokenIds: [200] })), tokenMs);
+    call.on('cancelled', () => clearInterval(timer));
+  };
+  await engine.start();
+});
+afterEach(async () => {
+  for (const child of children.splice(0)) {
+    if (child.exitCode !== null || child.signalCode !== null) continue;
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+  }
+  await engine.stop();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+function run(args: readonly string[], stdio: 'ipc' | 'pipe'): ChildProcess {
+  const child = spawn(process.execPath, ['--import', loader, ...args], {
+    stdio: ['pipe', 'pipe', 'inherit', ...(stdio === 'ipc' ? (['ipc'] as const) : [])],
+  });
+  children.push(child);
+  return child;
+}
+
+/** One stream, read as it comes; tells the longest time between two pieces since it was asked last. */
+class Watcher {
+  readonly #abort = new AbortController();
+  #lastMs = 0;
+  #longestMs = 0;
+  readonly started: Promise<void>;
+
+  constructor(url: string) {
+    let begin = (): void => {};
+    this.started = new Promise((resolve) => (begin = resolve));
+    void (async () => {
+      const response = await fetch(`${url}/v1/completions`, {
+        method: 'POST',
+        headers: { 'content-type': 'application/json' },
+        body: JSON.stringify({ prompt: 'a', stream: true, max_tokens: 100_000 }),
+        signal: this.#abort.signal,
+      });
+      for await (const _ of response.body!) {
+        const now = performance.now();
+        if (this.#lastMs !== 0) this.#longestMs = Math.max(this.#longestMs, now - this.#lastMs);
+        this.#lastMs = now;
+        begin();
+      }
+    })().catch(() => {});
+  }
+
+  longestGapMs(): number {
+    const longest = Math.max(this.#longestMs, performance.now() - this.#lastMs);
+    this.#longestMs = 0;
+    return longest;
+  }
+
+  stop(): void {
+    this.#abort.abort();
+  }
+}
+
+const memory = (pid: number): { now: number; most: number } => {
+  const status = readFileSync(`/proc/${pid}/status`, 'utf8');
+  const of = (name: string): number => Number(new RegExp(`${name}:\\s+(\\d+)`).exec(status)![1]) * 1024;
+  return { now: of('VmRSS'), most: of('VmHWM') };
+};
+
+it('streams go on and memory is bounded while many clients send large nonsense', async () => {
+  const file = join(dir, 'config.json');
+  writeFileSync(file, JSON.stringify({ port: 0, engine: `unix:${dir}/engine.sock`, logLevel: 'error' }));
+  const door = run([main, '--config', file], 'ipc');
+  const [{ ready }] = (await once(door, 'message')) as [{ ready: { url: string } }];
+  const watchers = Array.from({ length: streams }, () => new Watcher(ready.url));
+  await Promise.all(watchers.map(({ started }) => started));
+  const lines: string[] = [];
+  for (const [kind, path] of [
+    ['messages', '/v1/chat/completions'],
+    ['parts', '/v1/chat/completions'],
+    ['keys', '/v1/completions'],
+    ['nesting', '/v1/completions'],
+    ['text', '/v1/completions'],
+    ['numbers', '/v1/completions'],
+  ] as const) {
+    const port = new URL(ready.url).port;
+    const flooding = run([flood, port, path, kind, String(clients), String(bytes)], 'pipe');
+    const answers = createInterface({ input: flooding.stdout! })[Symbol.asyncIterator]();
+    expect((await answers.next()).value).toBe('ready');
+    for (const watcher of watchers) watcher.longestGapMs();
+    flooding.stdin!.write('go\n');
+    const { statuses, ms } = JSON.parse((await answers.next()).value as string) as {
+      statuses: Record<string, number>;
+      ms: number;
+    };
+    const gapMs = Math.max(...watchers.map((watcher) => watcher.longestGapMs()));
+    const { now, most } = memory(door.pid!);
+    lines.push(
+      `${kind}: ${JSON.stringify(statuses)} in ${ms} ms, longest gap ${gapMs.toFixed(1)} ms, rss ${now >> 20} MiB, most ${most >> 20} MiB`,
+    );
+    if (process.env.KVTIER_FLOOD_REPORT) process.stderr.write(`${lines.at(-1)}\n`);
+    // Each is refused for what it is, or asked to come again: none gets through, none is left without an answer.
+    expect
+      .soft(
+        Object.keys(statuses).filter((status) => !['400', '413', '429'].includes(status)),
+        lines.at(-1),
+      )
+      .toEqual([]);
+    expect.soft(gapMs, lines.at(-1)).toBeLessThan(longestGapMs);
+    expect.soft(most, lines.at(-1)).toBeLessThan(mostRssBytes);
+  }
+  for (const watcher of watchers) watcher.stop();
+});
