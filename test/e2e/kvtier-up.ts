@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { type Launched, launch, waitUntilServing } from '@kvtier/cli';
 import { root } from '../style/tree.ts';
 
-const smallBudgets = ['--arena-bytes', '64MiB', '--disk-bytes', '256MiB', '--kv-bytes', '128MiB'];
+export const smallBudgets = ['--arena-bytes', '64MiB', '--disk-bytes', '256MiB', '--kv-bytes', '128MiB'];
 
 export class Machine {
   readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-e2e-'));

@@ -9,5 +9,6 @@ void RegisterCodec(Napi::Env env, Napi::Object exports);
 void RegisterIo(Napi::Env env, Napi::Object exports);
 void RegisterBulk(Napi::Env env, Napi::Object exports);
 void RegisterPeer(Napi::Env env, Napi::Object exports);
+void RegisterProcess(Napi::Env env, Napi::Object exports);
 
 }  // namespace kvtier

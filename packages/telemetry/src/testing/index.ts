@@ -1,0 +1,1 @@
+export { hungCall } from './hung-call.ts';
