@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "binding.h"
 
@@ -80,6 +81,7 @@ constexpr int kUvPrepare = 9;
 constexpr double kLookMs = 10;         // shorter turns are not worth a look at the thread's clock
 constexpr double kBaselineOldMs = 1;   // what a turn may be charged for of those before it
 constexpr double kLongMs = 50;
+constexpr size_t kMaxRows = 64;
 
 double NowMs(clockid_t clock) {
   timespec now{};
@@ -94,14 +96,15 @@ struct Turns {
   double baseWallMs = 0;
   double baseCpuMs = 0;
   double longestCpuMs = 0, longestWallMs = 0;
-  double beganMs = 0, endedMs = 0;  // of the longest by CPU time, on the monotonic clock
   double longTurns = 0;
+  std::vector<double> rows;  // of the first long ones: [began, ended, CPU time], on the monotonic clock
 
   void Begin() {
     wallMs = baseWallMs = NowMs(CLOCK_MONOTONIC);
     baseCpuMs = NowMs(CLOCK_THREAD_CPUTIME_ID);
     idleMs = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
-    longestCpuMs = longestWallMs = beganMs = endedMs = longTurns = 0;
+    longestCpuMs = longestWallMs = longTurns = 0;
+    rows.clear();
   }
 
   // Just before the loop waits: a turn has ended.
@@ -113,11 +116,10 @@ struct Turns {
       const double wall = std::max(0.0, elapsed - (idle - idleMs));
       longestWallMs = std::max(longestWallMs, wall);
       const double cpu = std::min(NowMs(CLOCK_THREAD_CPUTIME_ID) - baseCpuMs, elapsed);
-      if (cpu > kLongMs) longTurns++;
-      if (cpu > longestCpuMs) {
-        longestCpuMs = cpu;
-        beganMs = now - wall;
-        endedMs = now;
+      longestCpuMs = std::max(longestCpuMs, cpu);
+      if (cpu > kLongMs) {
+        longTurns++;
+        if (rows.size() < kMaxRows * 3) rows.insert(rows.end(), {now - wall, now, cpu});
       }
     }
     if (now - baseWallMs >= kBaselineOldMs) {
@@ -130,6 +132,10 @@ struct Turns {
 };
 
 Turns turns;
+
+Napi::Value ThreadCpuMs(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), NowMs(CLOCK_THREAD_CPUTIME_ID));
+}
 
 void WatchTurns(const Napi::CallbackInfo& info) {
   struct uv_loop_s* loop = nullptr;
@@ -146,13 +152,15 @@ void WatchTurns(const Napi::CallbackInfo& info) {
   uv_unref(reinterpret_cast<struct uv_handle_s*>(prepare));
 }
 
-Napi::Value LongestTurn(const Napi::CallbackInfo& info) {
-  auto result = Napi::Object::New(info.Env());
-  result["cpuMs"] = Napi::Number::New(info.Env(), turns.longestCpuMs);
-  result["wallMs"] = Napi::Number::New(info.Env(), turns.longestWallMs);
-  result["beganMs"] = Napi::Number::New(info.Env(), turns.beganMs);
-  result["endedMs"] = Napi::Number::New(info.Env(), turns.endedMs);
-  result["longTurns"] = Napi::Number::New(info.Env(), turns.longTurns);
+Napi::Value TurnsSeen(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto rows = Napi::Float64Array::New(env, turns.rows.size());
+  std::copy(turns.rows.begin(), turns.rows.end(), rows.Data());
+  auto result = Napi::Object::New(env);
+  result["longestCpuMs"] = Napi::Number::New(env, turns.longestCpuMs);
+  result["longestWallMs"] = Napi::Number::New(env, turns.longestWallMs);
+  result["longTurns"] = Napi::Number::New(env, turns.longTurns);
+  result["rows"] = rows;
   return result;
 }
 
@@ -185,8 +193,9 @@ void RegisterProcess(Napi::Env env, Napi::Object exports) {
   exports["exitNow"] = Napi::Function::New(env, ExitNow);
   exports["killAfter"] = Napi::Function::New(env, KillAfter);
   exports["endWithParent"] = Napi::Function::New(env, EndWithParent);
+  exports["threadCpuMs"] = Napi::Function::New(env, ThreadCpuMs);
   exports["watchTurns"] = Napi::Function::New(env, WatchTurns);
-  exports["longestTurn"] = Napi::Function::New(env, LongestTurn);
+  exports["turnsSeen"] = Napi::Function::New(env, TurnsSeen);
   exports["unlinkUnlocked"] = Napi::Function::New(env, UnlinkUnlocked);
 }
 

@@ -222,13 +222,16 @@ export interface NativeBinding {
   killAfter(ms: number, line: string): void;
   /** The same, `graceMs` after the end of the process that is our parent now. */
   endWithParent(graceMs: number, line: string): void;
+  /** What this thread has computed so far. */
+  threadCpuMs(): number;
   /** From now on, and anew at each call: measures the turns of the main thread's event loop. */
   watchTurns(): void;
   /**
    * Since `watchTurns`, of the turns that have ended: the longest in CPU time of this thread, the longest without the wait for events,
-   * and how many had more than 50 ms of CPU time. `beganMs`, `endedMs`: the first of them, on the monotonic clock.
+   * how many had more than 50 ms of CPU time, and rows of 3 for the first 64 of these: [began, ended, CPU time], ms on the monotonic
+   * clock (that of process.hrtime).
    */
-  longestTurn(): { cpuMs: number; wallMs: number; beganMs: number; endedMs: number; longTurns: number };
+  turnsSeen(): { longestCpuMs: number; longestWallMs: number; longTurns: number; rows: Float64Array };
   /** Remove a file unless somebody holds a flock on it. Returns whether it is gone by us. Throws IO. */
   unlinkUnlocked(path: string): boolean;
 }

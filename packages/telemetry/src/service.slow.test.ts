@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it, vi } from 'vitest';
 import { hungCall } from './testing/hung-call.ts';
+import { TurnWatch } from './testing/turn-watch.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
@@ -66,6 +67,20 @@ it.each(['SIGTERM', 'SIGINT', 'SIGHUP'] as const)('says ready, closes in order a
   child.kill(signal);
   expect(await once(child, 'close')).toEqual([0, null]);
   expect(child.said()).toBe('closed\n');
+});
+
+it('says at its end how long the turns of its event loop took since it was ready', async () => {
+  const spin = (ms: number): string => `const end = performance.now() + ${ms}; while (performance.now() < end);`;
+  const quick = service('quick', `${spin(120)} ${serving}`);
+  const slow = service('slow', `setTimeout(() => { ${spin(120)} say('spun'); }, 300); ${serving}`);
+  const watches = [quick, slow].map((child) => new TurnWatch(child));
+  await Promise.all([once(quick, 'message'), vi.waitUntil(() => slow.said() === 'spun\n', patience)]);
+  for (const child of [quick, slow]) child.kill('SIGTERM');
+  await Promise.all([once(quick, 'close'), once(slow, 'close')]);
+  expect(() => watches[0]!.check('quick')).not.toThrow();
+  expect(() => watches[1]!.check('slow')).toThrow(
+    /^slow: 1 turns of its event loop above 50 ms, the longest \d{2,3} ms$/,
+  );
 });
 
 it('closes when its supervisor is gone', async () => {

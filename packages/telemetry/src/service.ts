@@ -46,6 +46,7 @@ export function runService(name: string, start: () => Promise<RunningService>): 
       say(`while closing: ${(error as Error).message}`);
       code = 1;
     }
+    tell({ turns: turnsOf() }); // for whoever watches over a test
     endProcess(code);
   };
   const crash = (error: unknown, origin: string): void => {
@@ -69,6 +70,7 @@ export function runService(name: string, start: () => Promise<RunningService>): 
   start().then(
     (service) => {
       running = service;
+      native.watchTurns(); // of the service; a start may take its time
       if (!closing) tell({ ready: service.ready });
     },
     (error: unknown) => {
@@ -83,6 +85,12 @@ export function runService(name: string, start: () => Promise<RunningService>): 
 /** A supervisor that has just died is learned of by 'disconnect', not by an error here. */
 function tell(message: object): void {
   process.send?.(message, undefined, undefined, () => {});
+}
+
+/** Of the event loop since the service was ready; CPU time of its thread. */
+function turnsOf(): { longestMs: number; above50ms: number } {
+  const { longestCpuMs, longTurns } = native.turnsSeen();
+  return { longestMs: longestCpuMs, above50ms: longTurns };
 }
 
 const isPing = (message: unknown): message is { ping: unknown } =>
