@@ -3,6 +3,7 @@
  * while a file system call hangs in each of its processes.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { hungCall } from '@kvtier/telemetry/testing';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
@@ -80,6 +81,24 @@ describe('npm start', () => {
     process.kill(supervisor, 'SIGKILL');
     await vi.waitUntil(() => !pids.some(isRunning), { timeout: 12_000 });
     expect(machine.left().filter((path) => path.startsWith('/dev/shm'))).toEqual([]);
+  });
+
+  it('a system that a program has launched ends with it', async () => {
+    const script = `
+      import { launch } from '@kvtier/cli';
+      const system = await launch(${JSON.stringify(['--port', '0', '--data-dir', machine.dataDir, ...smallBudgets])});
+      console.log(JSON.stringify(system.pids()));`;
+    const program = spawn(
+      process.execPath,
+      ['--import', import.meta.resolve('tsx'), '--input-type=module', '--eval', script],
+      { cwd: root, stdio: ['ignore', 'pipe', 'inherit'] },
+    );
+    const [text] = (await once(program.stdout, 'data')) as [Buffer];
+    pids = JSON.parse(text.toString()) as number[];
+    expect(pids.filter(isRunning)).toHaveLength(4);
+    program.kill('SIGKILL');
+    await vi.waitUntil(() => !pids.some(isRunning), { timeout: 12_000 });
+    expect(machine.left()).toEqual([]);
   });
 
   it('starts again each service that crashed or was told to end; SIGTERM to npm ends all of it', async () => {

@@ -19,6 +19,8 @@ const sampleUs = 2_000;
 const report = process.env.KVTIER_TURNS_REPORT;
 const root = new URL('../..', import.meta.url).pathname;
 
+/** Of before any test that exchanges it. */
+const realSetImmediate = setImmediate;
 const session = new Session();
 
 function post<T>(method: string, params: object = {}): T {
@@ -44,7 +46,7 @@ beforeEach(() => native.watchTurns());
 
 afterEach(async ({ task }) => {
   // The turn in which the test has ended ends, too.
-  for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => setImmediate(resolve));
+  for (let turn = 0; turn < 2; turn++) await new Promise((resolve) => realSetImmediate(resolve));
   const { rows } = native.turnsSeen();
   if (rows.length === 0) return;
   const { profile } = post<{ profile: Profile }>('Profiler.stop');
