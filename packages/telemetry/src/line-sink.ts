@@ -1,6 +1,6 @@
 /**
  * Lines to stderr that never make the process wait: whoever reads them may have stopped, the file may lie on a disk that hangs.
- * Invariant: at most `maxBytes` are held; what comes beyond is dropped, and counted in a line of its own once there is room.
+ * Invariant: at most `maxBytes` of lines are held; what comes beyond is dropped, and counted in a line of its own once there is room.
  */
 import { fstatSync, write } from 'node:fs';
 
@@ -15,6 +15,7 @@ export class LineSink {
   #queue: string[] = [];
   #queuedBytes = 0;
   #writingBytes = 0;
+  #isWriting = false;
   #dropped = 0;
   #onIdle: (() => void)[] = [];
 
@@ -27,16 +28,16 @@ export class LineSink {
   write(text: string): void {
     if (this.#queuedBytes + this.#writingBytes + text.length > this.#maxBytes) {
       this.#dropped++;
-      return;
+    } else {
+      this.#queue.push(text);
+      this.#queuedBytes += text.length;
     }
-    this.#queue.push(text);
-    this.#queuedBytes += text.length;
     this.#pump();
   }
 
   /** Resolves when everything is out, or after `limitMs`. */
   flush(limitMs: number): Promise<void> {
-    if (this.#writingBytes === 0) return Promise.resolve();
+    if (!this.#isWriting) return Promise.resolve();
     return new Promise((resolve) => {
       const timer = setTimeout(resolve, limitMs);
       this.#onIdle.push(() => {
@@ -47,22 +48,24 @@ export class LineSink {
   }
 
   #pump(): void {
-    if (this.#writingBytes > 0) return;
+    if (this.#isWriting) return;
+    let text = this.#queue.join('');
     if (this.#dropped > 0) {
       const msg = `${this.#dropped} lines were dropped: nobody read them in time`;
-      this.#queue.push(`${JSON.stringify({ level: 40, time: Date.now(), pid: process.pid, msg })}\n`);
-      this.#dropped = 0;
+      text += `${JSON.stringify({ level: 40, time: Date.now(), pid: process.pid, msg })}\n`; // held beyond the bound
     }
-    if (this.#queue.length === 0) {
+    if (text === '') {
       for (const resolve of this.#onIdle.splice(0)) resolve();
       return;
     }
-    const text = this.#queue.join('');
+    this.#writingBytes = this.#queuedBytes;
+    this.#isWriting = true;
     this.#queue = [];
     this.#queuedBytes = 0;
-    this.#writingBytes = text.length;
+    this.#dropped = 0;
     this.#write(text, () => {
       this.#writingBytes = 0;
+      this.#isWriting = false;
       this.#pump();
     });
   }

@@ -1,7 +1,7 @@
 /** The life of a service process, on real processes with a real IPC channel. */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it, vi } from 'vitest';
@@ -198,4 +198,30 @@ it('a reader that stopped reading does not stop it: lines beyond a bound are dro
     ({ msg }) => /^(\d+) lines were dropped: nobody read them in time$/.exec(msg)?.[1] ?? [],
   );
   expect(kept + counted.reduce((sum, count) => sum + Number(count), 0)).toBe(20_000);
+});
+
+it('lines to a file are all there at its end', async () => {
+  service(
+    'to-file',
+    `const log = createLogger('to-file', 'info');
+    for (let i = 0; i < 2_000; i++) log.info({ i }, 'x'.repeat(200));
+    ${serving}`,
+    '',
+    `import { createLogger } from ${JSON.stringify(telemetryIndex)};`,
+  ).kill('SIGKILL'); // its file stays
+  const log = join(folder, 'to-file.log');
+  const fd = openSync(log, 'a');
+  const child = fork(join(folder, 'to-file.mjs'), {
+    execArgv: ['--import', import.meta.resolve('tsx')],
+    stdio: ['ignore', 'ignore', fd, 'ipc'],
+  });
+  closeSync(fd);
+  await once(child, 'message');
+  child.kill('SIGTERM');
+  expect(await once(child, 'exit')).toEqual([0, null]);
+  const lines = readFileSync(log, 'utf8')
+    .trimEnd()
+    .split('\n')
+    .map((line) => (JSON.parse(line) as { i: number }).i);
+  expect(lines).toEqual(Array.from({ length: 2_000 }, (_, i) => i));
 });

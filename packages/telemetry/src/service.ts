@@ -13,7 +13,7 @@ import { stderrSink } from './line-sink.ts';
 /** From the signal to SIGKILL; a supervisor that stops several services gives less. */
 const closeDeadlineMs = 8_000;
 /** What lines that nobody reads may hold up an end. */
-const lastWordsMs = 100;
+const lastWordsMs = 500;
 
 export interface RunningService {
   /** Told to the supervisor as {ready: ...}: addresses and the like. */
