@@ -21,6 +21,7 @@ export default defineConfig({
         test: {
           ...common,
           name: 'quick',
+          setupFiles: [...common.setupFiles, 'test/setup/turns.ts'],
           maxWorkers: availableParallelism(),
           sequence: { groupOrder: 0 },
           include: ['{packages,services,bench,test}/**/*.test.ts'],

@@ -1,15 +1,15 @@
 /** For the end-to-end tests: `kvtier up` as a user starts it, and what it may leave behind. */
 
 import { spawn } from 'node:child_process';
-import { createHash } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Launched, launch, waitUntilServing } from '@kvtier/cli';
+import { placeId } from '@kvtier/native/places';
 import { root } from '../style/tree.ts';
 
-const smallBudgets = ['--arena-bytes', '64MiB', '--disk-bytes', '256MiB', '--kv-bytes', '128MiB'];
+export const smallBudgets = ['--arena-bytes', '64MiB', '--disk-bytes', '256MiB', '--kv-bytes', '128MiB'];
 
 export class Machine {
   readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-e2e-'));
@@ -25,10 +25,11 @@ export class Machine {
 
   /** What exists outside of the data folder now: run folder with sockets, shared memory. */
   left(): string[] {
-    const digest = createHash('sha256').update(this.dataDir).digest('hex').slice(0, 8);
+    if (!existsSync(this.dataDir)) return [];
+    const id = placeId(this.dataDir);
     return ['/dev/shm', '/tmp', process.env.XDG_RUNTIME_DIR ?? '/tmp']
       .flatMap((dir) => readdirSync(dir).map((name) => join(dir, name)))
-      .filter((path) => path.includes(`kvtier-`) && path.includes(digest))
+      .filter((path) => path.includes(`kvtier-`) && path.includes(id))
       .filter((path, index, all) => all.indexOf(path) === index);
   }
 

@@ -3,7 +3,7 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:net';
 import { join } from 'node:path';
-import { complete, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
+import { complete, metricValues, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { kvtier, Machine, pidOf } from './kvtier-up.ts';
 
@@ -39,6 +39,11 @@ describe('kvtier up', () => {
       stderr: `kvtier: ${machine.dataDir}: another kvtier uses this data folder; stop it or name another with --data-dir\n`,
     });
     expect((await ask(system.url)).text).toBe(' Brazil');
+    for (const process of ['door', 'engine', 'node']) {
+      const [seconds] = (await metricValues(system.url, `kvtier_${process}_longest_turn_seconds`)).values();
+      expect(seconds, process).toBeGreaterThan(0);
+      expect(seconds, process).toBeLessThan(0.05);
+    }
     expect(await system.stop()).toBe(0);
     expect(machine.left()).toEqual([]);
   });

@@ -8,6 +8,7 @@ import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { TurnWatch } from '@kvtier/telemetry/testing';
 import {
   type CacheUse,
   channelOptions,
@@ -38,6 +39,7 @@ export class Service {
   readonly #config: object;
   readonly #env: NodeJS.ProcessEnv;
   #child: ChildProcess | undefined;
+  #watch: TurnWatch | undefined;
   said = '';
   /** What it said when it was ready, at each start. */
   readonly ready: Record<string, unknown>[] = [];
@@ -60,6 +62,7 @@ export class Service {
       env: { ...process.env, ...this.#env, KVTIER_CONFIG: JSON.stringify(this.#config) },
     });
     this.#child = child;
+    this.#watch = new TurnWatch(child);
     child.stderr!.setEncoding('utf8').on('data', (text: string) => {
       this.said = (this.said + text).slice(-20_000);
     });
@@ -76,13 +79,17 @@ export class Service {
     return child.exitCode;
   }
 
-  /** Send a signal; after SIGKILL or SIGTERM wait for the end and return the exit code. */
+  /**
+   * Send a signal; after SIGKILL or SIGTERM wait for the end and return the exit code.
+   * @throws Error when it ended in order and its event loop had a turn above 50 ms
+   */
   async signal(signal: NodeJS.Signals): Promise<number | null> {
     const child = this.#child;
     if (child === undefined || child.exitCode !== null || child.signalCode !== null) return null;
     child.kill(signal);
     if (signal !== 'SIGKILL' && signal !== 'SIGTERM') return null;
     await once(child, 'exit');
+    this.#watch!.check(this.#name);
     return child.exitCode;
   }
 }

@@ -10,6 +10,7 @@ import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { type ArenaHandle, native } from '@kvtier/native';
 import { packed, RawClient } from '@kvtier/session/testing';
+import { TurnWatch } from '@kvtier/telemetry/testing';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 export const payloadBytes = 100_000;
@@ -32,6 +33,7 @@ export class NodeRig {
   arenaPath = '';
   stderr = '';
   exit: Promise<NodeExit> | undefined;
+  watch: TurnWatch | undefined;
 
   constructor(options: { readonly arenaBytes?: number; readonly diskBytes?: number | null } = {}) {
     this.arenaBytes = options.arenaBytes ?? 16 << 20;
@@ -60,15 +62,19 @@ export class NodeRig {
       this.stderr += text;
     });
     this.exit = once(child, 'close').then(([code, signal]) => ({ code, signal }) as NodeExit);
+    this.watch = new TurnWatch(child);
     const ready = once(child, 'message').then(([message]) => message as { ready: { arenaPath: string } });
     const first = await Promise.race([ready, this.exit]);
     if (!('ready' in first)) throw new Error(this.stderr.trim());
     this.arenaPath = first.ready.arenaPath;
   }
 
+  /** @throws Error when its event loop had a turn above 50 ms, and it ended in order */
   async stop(signal: NodeJS.Signals = 'SIGTERM'): Promise<NodeExit> {
     this.child!.kill(signal);
-    return this.exit!;
+    const exit = await this.exit!;
+    this.watch!.check('cache-node');
+    return exit;
   }
 
   async attach(): Promise<Engine> {

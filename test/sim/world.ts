@@ -7,6 +7,7 @@
  * Invariants: nothing happens outside of the list, so that no two things happen at once; whoever dies (a `Life`) takes its own
  * entries along, and none of its code runs any more. Idea: deterministic simulation (FoundationDB's, TigerBeetle's).
  */
+import { native } from '@kvtier/native';
 import { seededRandom } from '../../packages/tiers/src/testing/faulty-tier.ts';
 
 /** One life of a node, or of a server: owns the entries that its code makes. */
@@ -26,6 +27,9 @@ export interface Entry {
 /** A law was broken: what the world found, and where in the run. */
 export class Violation extends Error {}
 
+/** Of the event loop, until something else gets its turn; in CPU time of this thread, so that a busy machine makes none longer. */
+const maxTurnMs = 50;
+
 const realSetImmediate = setImmediate;
 /** Promises and microtasks run until nothing is left of them. */
 const settled = (): Promise<void> => new Promise((resolve) => realSetImmediate(resolve));
@@ -41,6 +45,8 @@ export class World {
   readonly startMs = Date.UTC(2026, 0, 1);
   wallStepMs = 0;
   steps = 0;
+  /** Of a node's event loop, in CPU time. */
+  longestTurnMs = 0;
   /** A fingerprint of all that has happened so far. */
   digest = 0;
   /** Lines of what happened, when asked for. */
@@ -108,18 +114,25 @@ export class World {
       this.nowUs = entry.atUs;
       this.steps++;
       this.note(`${owner.name} ${entry.what}`);
-      await this.runAs(owner, fn);
+      await this.runAs(owner, fn, entry.what);
       return true;
     }
     return false;
   }
 
-  /** Run code of `owner`, and what follows from it in the same turn. */
-  async runAs(owner: Life, fn: () => void): Promise<void> {
+  /** Run code of `owner`, and what follows from it in the same turn. @throws Violation when a node takes too long over it */
+  async runAs(owner: Life, fn: () => void, what = 'a call'): Promise<void> {
     this.life = owner;
+    const beginMs = native.threadCpuMs();
     fn();
     await settled();
+    const turnMs = native.threadCpuMs() - beginMs;
     this.life = this.servers;
+    if (owner === this.servers) return; // what a server takes is the simulation's own
+    this.longestTurnMs = Math.max(this.longestTurnMs, turnMs);
+    if (turnMs > maxTurnMs) {
+      throw new Violation(`law 2: ${owner.name}: ${what}: a turn of ${turnMs.toFixed(0)} ms, ${maxTurnMs} allowed`);
+    }
   }
 
   #push(entry: Entry): void {

@@ -8,9 +8,9 @@ import { filesBelow, importsOf, isTest, packages, services, type Workspace, work
 /** What each package may depend on. Below: what stands on nothing first. */
 const allowed: Readonly<Record<string, readonly string[]>> = {
   errors: [],
-  telemetry: ['errors'],
   config: ['errors'],
   native: ['errors'],
+  telemetry: ['errors', 'native'],
   identity: ['errors', 'native'],
   wire: ['errors', 'identity', 'native'],
   eviction: ['errors', 'identity'],
@@ -23,7 +23,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   connector: ['errors', 'executor', 'identity', 'prefix-cache', 'wire'],
   scheduler: ['connector', 'errors', 'events', 'executor', 'identity', 'prefix-cache'],
   door: ['errors', 'telemetry', 'wire'],
-  cli: ['config', 'errors', 'executor', 'native'],
+  cli: ['config', 'errors', 'executor', 'native', 'telemetry'],
 };
 
 const short = (name: string): string => name.replace('@kvtier/', '');

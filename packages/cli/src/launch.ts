@@ -28,11 +28,12 @@ const mainFile = fileURLToPath(new URL('./main.ts', import.meta.url));
 /** @throws KvError with what `kvtier up` said on stderr when it did not come up */
 export async function launch(args: readonly string[]): Promise<Launched> {
   const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), mainFile, 'up', ...args], {
-    stdio: ['ignore', 'pipe', 'pipe'],
+    stdio: ['ignore', 'pipe', 'pipe', 'ipc'], // by whose end it learns that we are gone
     detached: true, // Ctrl-C on our terminal is for us: we stop it in order
   });
+  child.channel?.unref();
   let said = '';
-  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+  child.stderr!.setEncoding('utf8').on('data', (text: string) => {
     said = (said + text).slice(-keepChars);
   });
   const closed = once(child, 'close');

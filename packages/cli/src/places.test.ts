@@ -1,8 +1,9 @@
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { placeId } from '@kvtier/native/places';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { arenaBudget, diskBudget, openDataDir, openRunDir, placeDigest, removeStaleArenas } from './places.ts';
+import { arenaBudget, diskBudget, openDataDir, openRunDir } from './places.ts';
 
 const MiB = 2 ** 20;
 const GiB = 2 ** 30;
@@ -47,7 +48,7 @@ describe('folders', () => {
     const runDir = openRunDir(dataDir, {});
     try {
       expect(join(runDir, 'engine.sock').length).toBeLessThan(60);
-      expect(runDir).toContain(placeDigest(dataDir));
+      expect(runDir).toContain(placeId(dataDir));
       expect(statSync(runDir).mode & 0o777).toBe(0o700);
       writeFileSync(join(runDir, 'left-behind.sock'), '');
       expect(openRunDir(dataDir, {})).toBe(runDir);
@@ -58,7 +59,7 @@ describe('folders', () => {
   });
 
   it('takes XDG_RUNTIME_DIR when it is usable', () => {
-    expect(openRunDir('/data', { XDG_RUNTIME_DIR: folder })).toBe(join(folder, `kvtier-${placeDigest('/data')}`));
+    expect(openRunDir(folder, { XDG_RUNTIME_DIR: folder })).toBe(join(folder, `kvtier-${placeId(folder)}`));
   });
 
   it('creates the data folder privately and refuses a file in its place', () => {
@@ -72,11 +73,5 @@ describe('folders', () => {
 
   it('refuses a folder below one that takes none', () => {
     expect(() => openDataDir('/proc/kvtier')).toThrow(/^\/proc\/kvtier: cannot be used as the data folder \(ENOENT/);
-  });
-
-  it('removes the arenas of this data folder only', () => {
-    for (const dir of ['/mine', '/other']) writeFileSync(join(folder, `kvtier-${placeDigest(dir)}-17`), '');
-    expect(removeStaleArenas('/mine', folder)).toBe(1);
-    expect(readdirSync(folder)).toEqual([`kvtier-${placeDigest('/other')}-17`]);
   });
 });

@@ -1,8 +1,7 @@
 /**
  * Where a system on this machine keeps what. The data folder may lie deep, but a Unix socket's path is limited to 108 bytes, so
- * sockets live in a short run folder (mode 0700, owner checked) whose name is derived from the data folder.
+ * sockets live in a short run folder (mode 0700, owner checked) named by the data folder's own id.
  */
-import { createHash } from 'node:crypto';
 import {
   accessSync,
   constants,
@@ -17,6 +16,7 @@ import {
 } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { KvError } from '@kvtier/errors';
+import { placeId } from '@kvtier/native/places';
 import { formatBytes } from './bytes.ts';
 
 export const arenaDir = '/dev/shm';
@@ -55,17 +55,12 @@ function makeFolder(path: string): void {
   }
 }
 
-/** Short name of a data folder, equal in every life of the system that owns it. */
-export function placeDigest(dataDir: string): string {
-  return createHash('sha256').update(dataDir).digest('hex').slice(0, 8);
-}
-
 /** Creates the run folder anew and empty. Call it only under the data folder's lock. @throws KvError SETUP */
 export function openRunDir(dataDir: string, env = process.env): string {
   const base = env.XDG_RUNTIME_DIR;
-  const name = `kvtier-${placeDigest(dataDir)}`;
+  const id = placeId(dataDir);
   const short = base && base.length < 60 && isUsable(base);
-  const path = short ? join(base, name) : `/tmp/kvtier-${process.getuid!()}-${placeDigest(dataDir)}`;
+  const path = short ? join(base, `kvtier-${id}`) : `/tmp/kvtier-${process.getuid!()}-${id}`;
   try {
     rmSync(path, { recursive: true, force: true });
     mkdirSync(path, { mode: 0o700 });
@@ -87,14 +82,6 @@ function isUsable(folder: string): boolean {
   } catch {
     return false;
   }
-}
-
-/** Removes arena files that a former life of this data folder's cache node left. Call it only under the lock. */
-export function removeStaleArenas(dataDir: string, dir = arenaDir): number {
-  const prefix = `kvtier-${placeDigest(dataDir)}-`;
-  const stale = listDir(dir).filter((name) => name.startsWith(prefix));
-  for (const name of stale) rmSync(join(dir, name), { force: true });
-  return stale.length;
 }
 
 function listDir(dir: string): string[] {

@@ -45,6 +45,12 @@ function supervise(services: ServiceSpec[], limits = {}) {
   return { supervisor, events, lines };
 }
 
+/** A process that runs this module. */
+const supervisorProcess = (script: string) =>
+  spawn(process.execPath, ['--import', import.meta.resolve('tsx'), '--input-type=module', '--eval', script], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+
 describe('supervisor', () => {
   it('starts all, hands on what they said, and stops them in the given order', async () => {
     const { supervisor, lines, events } = supervise([service('door'), service('engine'), service('node')]);
@@ -96,17 +102,82 @@ describe('supervisor', () => {
     expect(noted()).toContain('door term');
   });
 
+  it('kills and starts again what is ready and then stands still', async () => {
+    const { supervisor, events } = supervise([service('door', 'still'), service('node')], {
+      pingMs: 20,
+      silenceMs: 200,
+      backoffMinMs: 20,
+      stopMs: 300,
+    });
+    await supervisor.start();
+    const node = supervisor.pids().get('node');
+    await vi.waitUntil(() => events.length >= 4, patience);
+    expect(supervisor.pids().get('node')).toBe(node);
+    await supervisor.stop();
+    expect(events.slice(0, 4)).toEqual([
+      'door has not answered for 0.2 s; killing it',
+      'door was killed (SIGKILL); starting it again in 0.02 s',
+      'door is back',
+      'door has not answered for 0.2 s; killing it',
+    ]);
+  });
+
+  it('kills nobody for a standstill of its own', async () => {
+    const script = `
+      import { Supervisor } from ${JSON.stringify(new URL('./supervisor.ts', import.meta.url).href)};
+      const supervisor = new Supervisor({ services: ${JSON.stringify([service('door'), service('node')])}, onLine() {},
+        onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 300 } });
+      await supervisor.start();
+      console.log('up');
+      process.on('SIGUSR2', () => setTimeout(() => supervisor.stop().then(() => console.log('stopped')), 500));`;
+    const child = supervisorProcess(script);
+    let said = '';
+    child.stdout.on('data', (bytes) => (said += bytes));
+    await vi.waitUntil(() => said === 'up\n', patience);
+    for (let times = 0; times < 3; times++) {
+      child.kill('SIGSTOP');
+      await new Promise((resolve) => setTimeout(resolve, 600)); // the standstill is what is tested
+      child.kill('SIGCONT');
+    }
+    child.kill('SIGUSR2');
+    await once(child, 'close');
+    expect(said).toBe('up\nstopped\n');
+  });
+
+  it('tells the last one to end after half of the time, however slow the others are', async () => {
+    const { supervisor } = supervise([service('door', 'deaf'), service('engine', 'deaf'), service('node', 'slow')], {
+      stopMs: 2_000,
+    });
+    await supervisor.start();
+    const node = supervisor.pids().get('node')!;
+    const begin = performance.now();
+    const stopped = supervisor.stop();
+    await vi.waitUntil(() => !isAlive(node), patience);
+    const nodeMs = performance.now() - begin;
+    await stopped;
+    expect(noted().slice(3)).toEqual(['door term', 'engine term', 'node term']);
+    expect(nodeMs).toBeGreaterThanOrEqual(1_400); // by itself, and not by the SIGKILL for the others
+    expect(nodeMs).toBeLessThan(2_000);
+  });
+
+  it('starts again what has ended though its output is still held open', async () => {
+    const { supervisor, events } = supervise([service('node', 'holding')], { backoffMinMs: 20, lastWordsMs: 100 });
+    await supervisor.start();
+    const begin = performance.now();
+    supervisor.kill();
+    await vi.waitUntil(() => events.length === 2, patience);
+    expect(performance.now() - begin).toBeLessThan(4_000);
+    await supervisor.stop();
+    expect(events).toEqual(['node was killed (SIGKILL); starting it again in 0.02 s', 'node is back']);
+  });
+
   it('tells its services when it is killed itself', async () => {
     const script = `
       import { Supervisor } from ${JSON.stringify(new URL('./supervisor.ts', import.meta.url).href)};
       const supervisor = new Supervisor({ services: ${JSON.stringify([service('door'), service('node')])}, onLine() {}, onEvent() {} });
       await supervisor.start();
       console.log(JSON.stringify([...supervisor.pids().values()]));`;
-    const child = spawn(
-      process.execPath,
-      ['--import', import.meta.resolve('tsx'), '--input-type=module', '--eval', script],
-      { stdio: ['ignore', 'pipe', 'inherit'] },
-    );
+    const child = supervisorProcess(script);
     const [text] = (await once(child.stdout, 'data')) as [Buffer];
     const pids = JSON.parse(text.toString()) as number[];
     expect(pids.map(isAlive)).toEqual([true, true]);

@@ -5,8 +5,9 @@
  *     └─exit before the first ready: the start fails with the service's last line
  *
  * Each service is a session leader of its own (Ctrl-C reaches only us, and we decide the order) with an IPC channel: it says
- * {ready: ...} on it, and its end tells the service that we are gone (see runService of @kvtier/telemetry). Source of the idea:
- * Erlang's one_for_one supervisors.
+ * {ready: ...} on it, answers each {ping} with a {pong}, and its end tells the service that we are gone (see runService of
+ * @kvtier/telemetry). One that is ready and then silent for `silenceMs` is killed, and so started again: counted in our own rounds,
+ * so that a standstill of ours (a paused machine, SIGSTOP) is nobody's silence. Source of the idea: Erlang's one_for_one supervisors.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -34,8 +35,17 @@ export interface SupervisorOptions {
 export const supervisorLimits = {
   /** Until every service has said {ready}; a large model takes its time to load. */
   startMs: 600_000,
-  /** From the first SIGTERM to SIGKILL for all that is left. */
-  stopMs: 8_000,
+  /**
+   * From the first SIGTERM to SIGKILL for all that is left. A service gets its SIGTERM when those before it have ended, and the last one
+   * after half of this at the latest: what it writes down at its end (blocks, indexes) is worth more than the others' answers.
+   */
+  stopMs: 9_000,
+  /** Between two questions whether a service is alive. */
+  pingMs: 1_000,
+  /** Without an answer for so long a service is killed: longer than any turn of a sound event loop, shorter than anybody's patience. */
+  silenceMs: 30_000,
+  /** What has ended may still be heard for so long, where a child of its own holds its output open. */
+  lastWordsMs: 1_000,
   backoffMinMs: 200,
   backoffMaxMs: 10_000,
   /** A service that lived this long starts again from the shortest backoff. */
@@ -82,9 +92,18 @@ export class Supervisor {
   /** Stops all in order; after `stopMs` the rest is killed. Safe to call twice and during start. */
   async stop(): Promise<void> {
     for (const service of this.#services) service.retire();
-    const timer = setTimeout(() => this.kill(), this.#limits.stopMs);
+    const { stopMs } = this.#limits;
+    const begin = performance.now();
+    const timer = setTimeout(() => this.kill(), stopMs);
     try {
-      for (const service of this.#services) await service.terminate();
+      for (const [index, service] of this.#services.entries()) {
+        // Whoever is slow keeps the next one waiting, but not beyond its share of the first half.
+        const before = this.#services.slice(0, index).map(({ ended }) => ended);
+        const latestMs = (stopMs / 2) * (index / Math.max(1, this.#services.length - 1));
+        await within(Promise.all(before), latestMs - (performance.now() - begin));
+        service.signal('SIGTERM');
+      }
+      await Promise.all(this.#services.map(({ ended }) => ended));
     } finally {
       clearTimeout(timer);
     }
@@ -108,7 +127,8 @@ class Service {
   readonly #options: SupervisorOptions;
   readonly #limits: typeof supervisorLimits;
   #child: ChildProcess | undefined;
-  #closed: Promise<unknown> = Promise.resolve();
+  /** Resolves when the process that runs now has ended. */
+  ended: Promise<unknown> = Promise.resolve();
   #retired = false;
   #wasReady = false;
   #backoffMs: number;
@@ -147,11 +167,6 @@ class Service {
     clearTimeout(this.#restart);
   }
 
-  async terminate(): Promise<void> {
-    this.signal('SIGTERM');
-    await this.#closed;
-  }
-
   signal(signal: NodeJS.Signals): void {
     this.#child?.kill(signal);
   }
@@ -165,21 +180,38 @@ class Service {
     });
     this.#child = child;
     for (const stream of [child.stdout, child.stderr]) this.#readLines(stream!);
+    const watch = new Liveness(child, this.#limits, (why) => {
+      this.#options.onEvent(`${this.name} ${why}; killing it`);
+      child.kill('SIGKILL');
+    });
     child.on('message', (message: unknown) => {
+      watch.heard();
       if (typeof message !== 'object' || message === null || !('ready' in message)) return;
+      watch.ready();
       if (this.#wasReady) this.#options.onEvent(`${this.name} is back`);
       this.#wasReady = true;
       this.#onReady?.(message.ready as Readonly<Record<string, unknown>>);
     });
-    child.on('error', (error) => {
-      this.#lastLine = error.message; // could not be spawned; a failed signal or message ends in 'close' anyway
-      if (child.pid === undefined) this.#ended(begin, 'could not be started');
+    this.ended = new Promise<string>((resolve) => {
+      child.on('error', (error) => {
+        this.#lastLine = error.message; // could not be spawned; a failed signal or message ends in 'exit' anyway
+        if (child.pid === undefined) resolve('could not be started');
+      });
+      child.once('exit', (code, signal) =>
+        resolve(signal ? `was killed (${signal})` : `ended with exit code ${String(code)}`),
+      );
+    }).then(async (how) => {
+      watch.end();
+      await this.#lastWords(child);
+      this.#ended(begin, how);
     });
-    this.#closed = once(child, 'close').then(
-      ([code, signal]) =>
-        this.#ended(begin, signal ? `was killed (${String(signal)})` : `ended with exit code ${String(code)}`),
-      () => {}, // 'error' before 'close': handled above
-    );
+  }
+
+  /** Reads to the end of its output; not for ever: a child of its own may hold that open. */
+  async #lastWords(child: ChildProcess): Promise<void> {
+    const streams = [child.stdout!, child.stderr!].filter((stream) => !stream.closed);
+    await within(Promise.all(streams.map((stream) => once(stream, 'close'))), this.#limits.lastWordsMs);
+    for (const stream of streams) stream.destroy();
   }
 
   #ended(begin: number, how: string): void {
@@ -207,4 +239,58 @@ class Service {
       if (this.#wasReady || !line.startsWith(`${this.name}: `)) this.#options.onLine(this.name, line);
     });
   }
+}
+
+/** Asks a process again and again whether its event loop turns, and whether a start comes to its end. */
+class Liveness {
+  readonly #child: ChildProcess;
+  readonly #limits: typeof supervisorLimits;
+  readonly #onSilent: (why: string) => void;
+  readonly #timer: NodeJS.Timeout;
+  #ready = false;
+  /** Since it was heard of last; of a start, since its begin. */
+  #rounds = 0;
+
+  constructor(child: ChildProcess, limits: typeof supervisorLimits, onSilent: (why: string) => void) {
+    this.#child = child;
+    this.#limits = limits;
+    this.#onSilent = onSilent;
+    this.#timer = setInterval(() => this.#round(), limits.pingMs);
+  }
+
+  heard(): void {
+    if (this.#ready) this.#rounds = 0;
+  }
+
+  ready(): void {
+    this.#ready = true;
+    this.#rounds = 0;
+  }
+
+  end(): void {
+    clearInterval(this.#timer);
+  }
+
+  #round(): void {
+    const limitMs = this.#ready ? this.#limits.silenceMs : this.#limits.startMs;
+    this.#rounds++;
+    if (this.#ready && this.#child.connected) this.#child.send({ ping: this.#rounds }, () => {});
+    // What it has said meanwhile may lie in the channel already: let it in first.
+    setImmediate(() => {
+      if (this.#rounds * this.#limits.pingMs < limitMs) return;
+      this.end();
+      const seconds = limitMs / 1000;
+      this.#onSilent(this.#ready ? `has not answered for ${seconds} s` : `is not ready after ${seconds} s`);
+    });
+  }
+}
+
+/** Resolves with `work`, or after `ms`; whether it works out is not told here. */
+async function within(work: Promise<unknown>, ms: number): Promise<void> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, Math.max(0, ms));
+  });
+  await Promise.race([work.catch(() => {}), late]);
+  clearTimeout(timer);
 }

@@ -13,8 +13,9 @@ import type { CacheNodeInput, CoordinatorConfig, EngineWorkerInput } from '@kvti
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/executor';
 import { native } from '@kvtier/native';
+import { removeStaleArenas } from '@kvtier/native/places';
 import type { UpOptions } from './options.ts';
-import { arenaBudget, arenaDir, diskBudget, openDataDir, openRunDir, removeStaleArenas } from './places.ts';
+import { arenaBudget, arenaDir, diskBudget, openDataDir, openRunDir } from './places.ts';
 import { type ServiceSpec, Supervisor } from './supervisor.ts';
 
 export interface System {
@@ -55,12 +56,12 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
   let runDir: string | undefined;
   const cleanUp = (): void => {
     if (runDir) rmSync(runDir, { recursive: true, force: true });
-    removeStaleArenas(dataDir);
+    removeStaleArenas(dataDir, arenaDir);
     native.unlock(lock);
   };
   try {
     runDir = openRunDir(dataDir);
-    removeStaleArenas(dataDir);
+    removeStaleArenas(dataDir, arenaDir);
     const model = await resolveModel(options.model, quarters(events.onEvent));
     const budgets = options.tier ? planBudgets(options, dataDir, events) : { arenaBytes: 0, diskBytes: 0 };
     const supervisor = new Supervisor({

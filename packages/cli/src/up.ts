@@ -1,4 +1,6 @@
-/** `kvtier up`: starts the system, says how to use it, serves until SIGINT or SIGTERM. */
+/** `kvtier up`: starts the system, says how to use it, serves until SIGINT, SIGTERM, SIGHUP or until whoever launched it is gone. */
+import { native } from '@kvtier/native';
+import { endProcess, stderrSink } from '@kvtier/telemetry';
 import { formatBytes } from './bytes.ts';
 import { humanLine, jsonLine } from './log-lines.ts';
 import { parseUp, upHelp } from './options.ts';
@@ -6,6 +8,8 @@ import { type System, startSystem } from './system.ts';
 
 /** npm passes Ctrl-C on, so the first press may arrive twice; one that comes this much later is meant. */
 const secondPressMs = 2_000;
+/** Above what the supervisor gives its services: then this process goes, too, whatever hangs in it. */
+const lastResortMs = 14_000;
 
 export async function run(args: readonly string[]): Promise<number> {
   const options = parseUp(args);
@@ -14,7 +18,7 @@ export async function run(args: readonly string[]): Promise<number> {
     return 0;
   }
   const format = options.jsonLog ? jsonLine : humanLine;
-  const say = (line: string): void => void process.stderr.write(`${line}\n`);
+  const say = (line: string): void => stderrSink().write(`${line}\n`);
   const stopped = stopSignal();
   const begin = Date.now();
   const interrupted = new AbortController();
@@ -23,26 +27,38 @@ export async function run(args: readonly string[]): Promise<number> {
     onLine: (service: string, line: string) => say(format(service, line)),
     onEvent: (message: string) => say(options.jsonLog ? jsonLine('kvtier', message) : `kvtier: ${message}`),
   };
-  const system = await startSystem(options, events, interrupted.signal);
+  process.stdout.on('error', () => {}); // whoever read it is gone
+  const system = await startSystem(options, events, interrupted.signal).catch((error: unknown) => {
+    endInTime();
+    throw error;
+  });
   process.stdout.write(greeting(system, Date.now() - begin, options.tier));
   await stopped.first;
   stopped.onSecond = () => system.kill();
   await system.stop();
+  endProcess(0); // not by an empty event loop: a call that hangs would keep it
   return 0;
 }
+
+const endInTime = (): void =>
+  native.killAfter(lastResortMs, `kvtier: not ended after ${lastResortMs / 1000} s; killed\n`);
 
 function stopSignal(): { first: Promise<void>; onSecond: () => void } {
   let firstAt = 0;
   const state = { first: Promise.resolve(), onSecond: (): void => {} };
   state.first = new Promise((resolve) => {
     const onSignal = (): void => {
-      if (firstAt === 0) firstAt = Date.now();
-      else if (Date.now() - firstAt > secondPressMs) state.onSecond();
+      if (firstAt === 0) {
+        firstAt = Date.now();
+        endInTime();
+      } else if (Date.now() - firstAt > secondPressMs) state.onSecond();
       resolve();
     };
     process.on('SIGINT', onSignal);
     process.on('SIGTERM', onSignal);
     process.on('SIGHUP', onSignal);
+    process.on('disconnect', onSignal); // whoever launched us is gone
+    process.channel?.unref(); // and does not keep us
   });
   return state;
 }

@@ -46,8 +46,25 @@ test('without a node nothing is matched, loaded or stored, and nothing waits', a
   await rig.store(1, 0, [1, 2]);
   expect(await rig.connector.stats()).toBeNull();
   expect(reasons()).toEqual({ 'load: no session': 1, 'store: no session': 2 });
+});
+
+test('a node that is not there yet is worth a warning after 10 s, one that was there at once', async () => {
+  rig = new Rig({ timers: fastTimers(20) });
+  const begin = performance.now();
   await until(() => rig.warnings.length > 0, 'a warning');
+  expect((performance.now() - begin) * 20).toBeGreaterThan(9_900);
   expect(rig.warnings).toEqual(['no session with the cache node yet']);
+  await rig.attach();
+  await rig.node.kill();
+  await until(() => rig.warnings.length === 3, 'news of the loss');
+  expect(rig.warnings.slice(1)).toEqual(['the session ended', 'no session with the cache node yet']);
+});
+
+test('a start in which the node comes second warns of nothing', async () => {
+  rig = new Rig();
+  await new Promise((resolve) => setTimeout(resolve, 100)); // several attempts
+  await rig.attach();
+  expect(rig.warnings).toEqual([]);
 });
 
 test('a hint to prefetch is passed on, and nobody waits for its answer', async () => {

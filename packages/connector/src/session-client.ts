@@ -44,6 +44,8 @@ const firstPauseMs = 20;
 const longestPauseMs = 1_000;
 /** A session that lived this long was a good one: the next pause is short again. */
 const goodSessionMs = 1_000;
+/** Engine and node start at the same time, and nothing is wrong when the node is the slower one by so much. */
+const startMs = 10_000;
 
 /** One attachment: a live link and a mapped arena. */
 export class Session {
@@ -100,9 +102,11 @@ export class SessionClient {
   #closed = false;
   #endPause: () => void = () => {};
   #lastComplaint = '';
+  readonly #startedAtMs: number;
 
   constructor(options: SessionOptions) {
     this.#options = options;
+    this.#startedAtMs = options.timers.nowMs();
     this.#finished = this.#run();
   }
 
@@ -186,10 +190,13 @@ export class SessionClient {
     }
   }
 
-  /** The same trouble is reported once, not at every attempt. */
+  /** The same trouble is reported once, not at every attempt; that nobody listens yet is none while the node may still start. */
   #complain(error: KvError): void {
     const complaint = `${error.code}: ${error.message}`;
     if (this.#closed || complaint === this.#lastComplaint) return;
+    const { timers, counters } = this.#options;
+    const isStarting = counters.sessions === 0 && timers.nowMs() - this.#startedAtMs < startMs;
+    if (isStarting && error.code === 'DISCONNECTED') return;
     this.#lastComplaint = complaint;
     this.#options.logger.warn({ code: error.code, reason: error.message }, 'no session with the cache node yet');
   }

@@ -1,4 +1,5 @@
 /** The door's own metrics, `kvtier_door_*`; /metrics gives them followed by the engine's. */
+import { turnMetrics } from '@kvtier/telemetry/metrics';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import type { Totals } from './answers.ts';
 
@@ -51,6 +52,10 @@ export class DoorMetrics {
     help: '1 while the engine worker answers',
     registers: this.#registers,
   });
+
+  constructor() {
+    turnMetrics('door', this.#registry);
+  }
 
   countTokens(totals: Totals): void {
     this.#promptTokens.inc(totals.promptTokens);

@@ -1,8 +1,10 @@
 /** Random bfloat16 numbers, the same on every machine: one stream per tensor, or, for large models, windows into a pool. */
 import type { FileHandle } from 'node:fs/promises';
+import { setImmediate as turn } from 'node:timers/promises';
 import type { Fill } from './real-shapes.ts';
 
-const pieceCount = 1 << 20;
+/** In one turn of the event loop: some 10 ms. */
+const pieceCount = 1 << 17;
 
 /** `count` bfloat16 numbers, in pieces so that the event loop breathes. */
 export async function writeTensor(file: FileHandle, count: number, fill: Fill, seed: number): Promise<void> {
@@ -24,14 +26,22 @@ export class DeviatePool {
   readonly #place = whole(7);
 
   /** @param total numbers of the whole model */
-  constructor(total: number) {
-    this.#unit = new Float32Array(Math.min(maxPoolCount, 2 ** Math.ceil(Math.log2(total))));
+  static async make(total: number): Promise<DeviatePool> {
+    const unit = new Float32Array(Math.min(maxPoolCount, 2 ** Math.ceil(Math.log2(total))));
     const random = gaussian(1);
-    for (let i = 0; i < this.#unit.length; i++) this.#unit[i] = random();
+    for (let i = 0; i < unit.length; i++) {
+      if (i % pieceCount === 0) await turn();
+      unit[i] = random();
+    }
+    return new DeviatePool(unit);
+  }
+
+  private constructor(unit: Float32Array) {
+    this.#unit = unit;
   }
 
   async write(file: FileHandle, count: number, fill: Fill): Promise<void> {
-    const pool = this.#pool(fill);
+    const pool = await this.#pool(fill);
     const poolCount = this.#unit.length;
     for (let done = 0; done < count; ) {
       const first = this.#place() % (poolCount / 2);
@@ -41,11 +51,16 @@ export class DeviatePool {
     }
   }
 
-  #pool(fill: Fill): Uint8Array {
+  async #pool(fill: Fill): Promise<Uint8Array> {
     let pool = this.#scaled.get(fill);
     if (!pool) {
       let at = 0;
-      pool = bfloat16(this.#unit.length, fill, () => this.#unit[at++]!);
+      const next = (): number => this.#unit[at++]!;
+      pool = new Uint8Array(2 * this.#unit.length);
+      for (let done = 0; done < this.#unit.length; done += pieceCount) {
+        await turn();
+        pool.set(bfloat16(Math.min(pieceCount, this.#unit.length - done), fill, next), 2 * done);
+      }
       if (this.#scaled.size === maxPools) this.#scaled.delete(this.#scaled.keys().next().value!);
       this.#scaled.set(fill, pool);
     }

@@ -116,7 +116,7 @@ export async function makeRealModel(
     const total = tensors.reduce((sum, [, size]) => sum + countOf(size), 0);
     await requireRoom(folder, modelDir, 2 * total);
     const source = await copyTokenizer(tokenizerDir, folder);
-    const pool = new DeviatePool(total);
+    const pool = await DeviatePool.make(total);
     await writeTensors(folder, tensors, onProgress, (file, count, fill) => pool.write(file, count, fill));
     await writeConfig(folder, { ...shape, hidden_act: 'silu', ...endTokens(source) });
   });

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -118,6 +119,12 @@ std::shared_ptr<Arena> Arena::Create(const std::string& path, uint64_t bytes, un
   Fd fd{open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600)};
   if (fd.number < 0) Fail("SETUP", path, std::string("cannot be created (") + std::strerror(errno) + ")");
   try {
+    // Who finds the file unlocked removes it, and may have found it in the instant before this (see unlinkUnlocked).
+    struct stat info {};
+    while (flock(fd.number, LOCK_EX) != 0) {
+      if (errno != EINTR) Fail("SETUP", path, std::string("cannot be locked (") + std::strerror(errno) + ")");
+    }
+    if (fstat(fd.number, &info) != 0 || info.st_nlink == 0) Fail("SETUP", path, "another node removed it; start again");
     uint64_t id = 0;
     if (getrandom(&id, sizeof(id), 0) != sizeof(id)) Fail("SETUP", path, "no random numbers from the kernel");
     if (ftruncate(fd.number, static_cast<off_t>(bytes)) != 0) NoSpace(path, bytes, errno);

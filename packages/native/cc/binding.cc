@@ -11,6 +11,7 @@ static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterIo(env, exports);
   kvtier::RegisterPeer(env, exports);
   kvtier::RegisterBulk(env, exports);
+  kvtier::RegisterProcess(env, exports);
   return exports;
 }
 

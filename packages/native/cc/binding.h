@@ -11,5 +11,6 @@ void RegisterFiles(Napi::Env env, Napi::Object exports);
 void RegisterIo(Napi::Env env, Napi::Object exports);
 void RegisterBulk(Napi::Env env, Napi::Object exports);
 void RegisterPeer(Napi::Env env, Napi::Object exports);
+void RegisterProcess(Napi::Env env, Napi::Object exports);
 
 }  // namespace kvtier

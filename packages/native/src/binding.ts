@@ -61,7 +61,7 @@ export interface NativeBinding {
 
   // -- arena (binding_arena.cc) ---------------------------------------------------------------------------------
   /**
-   * Create the shared file at `path` (mode 0600, must not exist), reserve all of `bytes` (posix_fallocate: a full
+   * Create the shared file at `path` (mode 0600, must not exist), flock it for as long as it is mapped, reserve all of `bytes` (posix_fallocate: a full
    * /dev/shm is an error here, never a SIGBUS later), map it, touch its pages with `threads` threads.
    * Its first page holds a magic, the format version, `bytes` and a random `id`.
    */
@@ -271,4 +271,27 @@ export interface NativeBinding {
   bulkShut(bulk: BulkHandle, server: number): void;
   /** Ends all connections and the thread; no event follows. */
   bulkClose(bulk: BulkHandle): void;
+
+  // -- process (binding_process.cc) -----------------------------------------------------------------------------
+  /** _exit(2): ends this process now, whatever hangs in a thread of libuv's (process.exit joins these). Nothing is flushed. */
+  exitNow(code: number): never;
+  /**
+   * SIGKILL for this process in `ms`, whatever its event loop does; `line` goes to stderr before it. The earliest of several calls
+   * counts, none can be taken back.
+   */
+  killAfter(ms: number, line: string): void;
+  /** The same, `graceMs` after the end of the process that is our parent now. */
+  endWithParent(graceMs: number, line: string): void;
+  /** What this thread has computed so far. */
+  threadCpuMs(): number;
+  /** From now on, and anew at each call: measures the turns of the main thread's event loop. */
+  watchTurns(): void;
+  /**
+   * Since `watchTurns`, of the turns that have ended: the longest in CPU time of this thread, the longest without the wait for events,
+   * how many had more than 50 ms of CPU time, and rows of 3 for the first 64 of these: [began, ended, CPU time], ms on the monotonic
+   * clock (that of process.hrtime).
+   */
+  turnsSeen(): { longestCpuMs: number; longestWallMs: number; longTurns: number; rows: Float64Array };
+  /** Remove a file unless somebody holds a flock on it. Returns whether it is gone by us. Throws IO. */
+  unlinkUnlocked(path: string): boolean;
 }

@@ -1,13 +1,13 @@
 /** A whole node in this process, with a real arena: bytes go in and come out right, and its end leaves nothing. */
 import { execFileSync } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/native';
+import { arenaPrefix } from '@kvtier/native/places';
 import { systemClock } from '@kvtier/store';
 import { silent } from '@kvtier/store/testing';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { arenaPrefix } from './arena-file.ts';
 import { openCacheNode } from './node.ts';
 import { packed, RawClient } from './testing/raw-client.ts';
 
@@ -16,7 +16,7 @@ const arenaDir = '/dev/shm';
 let folder: string;
 let dataDir: string;
 const arenaFiles = (): string[] => {
-  const prefix = arenaPrefix(realpathSync(dataDir));
+  const prefix = arenaPrefix(dataDir);
   return readdirSync(arenaDir).filter((name) => name.startsWith(prefix));
 };
 const open = (changes: object = {}) =>
@@ -106,7 +106,7 @@ test('a start that fails half-way leaves nothing open', async () => {
 
 test('the arena of a node that was killed is removed by the next one, and only that', async () => {
   await (await open()).close();
-  const prefix = arenaPrefix(realpathSync(dataDir));
+  const prefix = arenaPrefix(dataDir);
   const stranger = path.join(arenaDir, `kvtier-00000000-${process.pid}`);
   writeFileSync(path.join(arenaDir, `${prefix}dead`), '');
   writeFileSync(stranger, '');

@@ -116,6 +116,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       headerBytes,
       bootEpoch,
       peerCredentials: (fd) => native.peerCredentials(fd),
+      gauges: turns,
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       clock,
       log,
@@ -159,4 +160,10 @@ function readBlockFields(arena: ArenaHandle, slot: number): BlockFields | undefi
   if ('error' in header) return undefined;
   const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
   return { hash, parent, tokenCount, payloadBytes, checksum };
+}
+
+/** How long this process's event loop lets others wait; measured once a service is ready. */
+function turns(): Record<string, number> {
+  const { longestCpuMs, longTurns } = native.turnsSeen();
+  return { 'turns.longest_us': longestCpuMs * 1_000, 'turns.long': longTurns };
 }

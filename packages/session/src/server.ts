@@ -27,6 +27,8 @@ export interface SessionServerOptions {
   readonly headerBytes: number;
   /** Differs after every start. */
   readonly bootEpoch: bigint;
+  /** Counts of the process, told with the store's. */
+  readonly gauges?: () => Readonly<Record<string, number>>;
   /** SO_PEERCRED of a socket's file descriptor. */
   readonly peerCredentials: (fd: number) => { readonly pid: number; readonly uid: number };
   /** An engine has attached, and says how many tokens a block of its namespace has. */
@@ -120,7 +122,11 @@ export class SessionServer {
       peer: peerProcess(credentials.pid),
       quarantine: this.#quarantine,
       endPrevious: (session, peer) => this.#endPrevious(session, peer),
-      gauges: () => ({ 'session.open': this.#connections.size, 'quarantine.open': this.#quarantine.size }),
+      gauges: () => ({
+        'session.open': this.#connections.size,
+        'quarantine.open': this.#quarantine.size,
+        ...this.#options.gauges?.(),
+      }),
       onClosed: (closed) => {
         this.#connections.delete(closed);
         if (this.#connections.size === 0) this.#onEmpty?.();

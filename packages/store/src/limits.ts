@@ -74,6 +74,6 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     breakerMaxOpenMs: 30_000,
     maxPrefetchedBytes: share(8),
     maxPrefetches: 64,
-    closeDrainMs: 5_000,
+    closeDrainMs: 2_500,
   };
 }

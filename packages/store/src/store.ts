@@ -228,7 +228,7 @@ export class Store {
     for (const ttl of this.#ttls) ttl?.close();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
     this.#residency.close();
-    for (const tier of this.#lower) await tier.close();
+    await Promise.all(this.#lower.map((tier) => tier.close())); // one that hangs does not take the others' time
     await this.#parts.arena.close();
   }
 

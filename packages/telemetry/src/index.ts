@@ -1,2 +1,3 @@
+export { LineSink, stderrSink } from './line-sink.ts';
 export { createLogger, type Logger } from './log.ts';
-export { type RunningService, runService } from './service.ts';
+export { endProcess, type RunningService, runService } from './service.ts';

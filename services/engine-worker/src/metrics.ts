@@ -5,7 +5,7 @@
 import type { NodeConnector } from '@kvtier/connector';
 import type { KvEventPublisher } from '@kvtier/events';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
-import { Counter, Gauge, Histogram, Registry, secondsBuckets } from '@kvtier/telemetry/metrics';
+import { Counter, Gauge, Histogram, Registry, secondsBuckets, turnMetrics } from '@kvtier/telemetry/metrics';
 import type { StatsResult } from '@kvtier/wire';
 
 export interface MetricsSources {
@@ -70,6 +70,7 @@ export class WorkerMetrics {
 
   constructor(sources: MetricsSources) {
     this.#sources = sources;
+    turnMetrics('engine', this.#registry);
     for (const [field, help] of Object.entries(engineGauges)) {
       const name = `engine_${field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)}`;
       this.#gauge(name, help, () => sources.engine()[field as keyof EngineStats]);
@@ -176,6 +177,9 @@ async function tierText({ tiers, counters }: StatsResult): Promise<string> {
   const details = gauge('tier_detail', 'What only this kind of tier has or counts, by name', 'tier', 'name');
   for (const { tier, detail } of tiers)
     for (const [name, value] of Object.entries(detail)) details.set({ tier, name }, value);
+  gauge('node_longest_turn_seconds', 'CPU time of the longest turn of the node’s event loop').set(
+    Number(counters['turns.longest_us'] ?? 0n) / 1e6,
+  );
   const events = gauge('node_events', 'What the cache node counts, by name', 'event');
   for (const [event, count] of Object.entries(counters)) events.set({ event }, Number(count));
   return await registry.metrics();

@@ -7,7 +7,7 @@ import { createConnector, noConnector } from '@kvtier/connector';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine } from '@kvtier/scheduler';
-import type { Logger, RunningService } from '@kvtier/telemetry';
+import { endProcess, type Logger, type RunningService } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
 import { WorkerMetrics } from './metrics.ts';
 import { engineService } from './service.ts';
@@ -59,7 +59,7 @@ export async function startWorker(config: EngineWorkerConfig, logger: Logger): P
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
       // Failed requests reach their clients first; then the supervisor starts a sound worker.
-      setTimeout(() => process.exit(1), graceMs);
+      setTimeout(() => endProcess(1), graceMs);
     },
   });
   const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });

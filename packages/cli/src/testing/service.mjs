@@ -1,7 +1,9 @@
 /**
  * A small service for the supervisor's tests, a real process with a real IPC channel. MODE: "run" is well-behaved, "refuse" fails
- * at start, "deaf" ignores SIGTERM. Each life appends a line to LOG, and one when it is told to end.
+ * at start, "deaf" ignores SIGTERM, "still" stands still once its supervisor knows it as ready, "slow" takes 400 ms to end, "holding" has
+ * a child that outlives it and holds its output open. Each life appends a line to LOG, and one when it is told to end.
  */
+import { spawn } from 'node:child_process';
 import { appendFileSync } from 'node:fs';
 
 const { NAME, MODE, LOG } = process.env;
@@ -14,11 +16,16 @@ if (MODE === 'refuse') {
 note('start');
 process.on('SIGTERM', () => {
   note('term');
-  if (MODE !== 'deaf') process.exit(0);
+  if (MODE === 'slow') setTimeout(() => process.exit(0), 400);
+  else if (MODE !== 'deaf') process.exit(0);
 });
+process.on('message', ({ ping }) => process.send({ pong: ping }));
 process.on('disconnect', () => {
   note('orphan');
   process.exit(0);
 });
 process.stdout.write(`hello from ${NAME}\n`);
-process.send({ ready: { name: NAME } });
+if (MODE === 'holding') spawn('sleep', ['5'], { stdio: 'inherit', detached: true });
+process.send({ ready: { name: NAME } }, () => {
+  if (MODE === 'still') for (;;);
+});

@@ -1,0 +1,202 @@
+// Node-API face of the process itself: its end, whatever hangs, and how long its event loop's turns take. Mirrors the "process"
+// part of binding.ts, in its order.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "binding.h"
+
+// Of libuv, which Node exports with a stable ABI and whose headers are no part of Node-API.
+extern "C" {
+struct uv_handle_s;
+struct uv_prepare_s;
+int uv_prepare_init(struct uv_loop_s*, struct uv_prepare_s*);
+int uv_prepare_start(struct uv_prepare_s*, void (*)(struct uv_prepare_s*));
+void uv_unref(struct uv_handle_s*);
+size_t uv_handle_size(int);
+uint64_t uv_metrics_idle_time(struct uv_loop_s*);
+struct uv_loop_s* uv_default_loop(void);
+}
+
+namespace kvtier {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// -- ends -------------------------------------------------------------------------------------------------------------
+
+// exit(3) joins libuv's threads, and so hangs with whatever hangs in one of them.
+void ExitNow(const Napi::CallbackInfo& info) { _exit(info[0].As<Napi::Number>().Int32Value()); }
+
+// stderr may be a pipe that nobody reads, or a file on the disk that hangs: its thread is left behind.
+[[noreturn]] void Die(const std::string& line) {
+  std::thread([line] { (void)!write(STDERR_FILENO, line.data(), line.size()); }).detach();
+  std::this_thread::sleep_for(milliseconds(100));
+  kill(getpid(), SIGKILL);
+  for (;;) pause();
+}
+
+void KillAfter(const Napi::CallbackInfo& info) {
+  static std::mutex mutex;
+  static steady_clock::time_point earliest = steady_clock::time_point::max();
+  const auto at = steady_clock::now() + milliseconds(info[0].As<Napi::Number>().Int64Value());
+  const std::lock_guard lock(mutex);
+  if (at >= earliest) return;
+  earliest = at;
+  std::thread([at, line = info[1].As<Napi::String>().Utf8Value()] {
+    std::this_thread::sleep_until(at);
+    Die(line);
+  }).detach();
+}
+
+void EndWithParent(const Napi::CallbackInfo& info) {
+  static std::atomic<bool> watching{false};
+  if (watching.exchange(true)) return;
+  const milliseconds grace(info[0].As<Napi::Number>().Int64Value());
+  std::thread([parent = getppid(), grace, line = info[1].As<Napi::String>().Utf8Value()] {
+    while (getppid() == parent) std::this_thread::sleep_for(milliseconds(500));
+    std::this_thread::sleep_for(grace);
+    Die(line);
+  }).detach();
+}
+
+// -- turns ------------------------------------------------------------------------------------------------------------
+
+constexpr int kUvPrepare = 9;
+constexpr double kLookMs = 10;         // shorter turns are not worth a look at the thread's clock
+constexpr double kBaselineOldMs = 1;   // what a turn may be charged for of those before it
+constexpr double kLongMs = 50;
+constexpr size_t kMaxRows = 64;
+
+double NowMs(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
+}
+
+struct Turns {
+  struct uv_loop_s* loop = nullptr;
+  double wallMs = 0;  // at the end of the last turn
+  double idleMs = 0;  // that the loop has waited, up to then
+  double baseWallMs = 0;
+  double baseCpuMs = 0;
+  double longestCpuMs = 0, longestWallMs = 0;
+  double longTurns = 0;
+  std::vector<double> rows;  // of the first long ones: [began, ended, CPU time], on the monotonic clock
+
+  void Begin() {
+    wallMs = baseWallMs = NowMs(CLOCK_MONOTONIC);
+    baseCpuMs = NowMs(CLOCK_THREAD_CPUTIME_ID);
+    idleMs = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
+    longestCpuMs = longestWallMs = longTurns = 0;
+    rows.clear();
+  }
+
+  // Just before the loop waits: a turn has ended.
+  void Ended() {
+    const double now = NowMs(CLOCK_MONOTONIC);
+    const double elapsed = now - wallMs;
+    if (elapsed >= kLookMs) {
+      const double idle = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
+      const double wall = std::max(0.0, elapsed - (idle - idleMs));
+      longestWallMs = std::max(longestWallMs, wall);
+      const double cpu = std::min(NowMs(CLOCK_THREAD_CPUTIME_ID) - baseCpuMs, elapsed);
+      longestCpuMs = std::max(longestCpuMs, cpu);
+      if (cpu > kLongMs) {
+        longTurns++;
+        if (rows.size() < kMaxRows * 3) rows.insert(rows.end(), {now - wall, now, cpu});
+      }
+    }
+    if (now - baseWallMs >= kBaselineOldMs) {
+      baseWallMs = now;
+      baseCpuMs = NowMs(CLOCK_THREAD_CPUTIME_ID);
+      idleMs = static_cast<double>(uv_metrics_idle_time(loop)) / 1e6;
+    }
+    wallMs = now;
+  }
+};
+
+Turns turns;
+
+Napi::Value ThreadCpuMs(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), NowMs(CLOCK_THREAD_CPUTIME_ID));
+}
+
+void WatchTurns(const Napi::CallbackInfo& info) {
+  struct uv_loop_s* loop = nullptr;
+  if (napi_get_uv_event_loop(info.Env(), &loop) != napi_ok || loop != uv_default_loop()) {
+    throw Napi::Error::New(info.Env(), "CONFIG: turns are measured in the main thread only");
+  }
+  const bool first = turns.loop == nullptr;
+  turns.loop = loop;
+  turns.Begin();
+  if (!first) return;
+  auto* prepare = static_cast<struct uv_prepare_s*>(std::calloc(1, uv_handle_size(kUvPrepare)));  // as long as the process
+  uv_prepare_init(loop, prepare);
+  uv_prepare_start(prepare, [](struct uv_prepare_s*) { turns.Ended(); });
+  uv_unref(reinterpret_cast<struct uv_handle_s*>(prepare));
+}
+
+Napi::Value TurnsSeen(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto rows = Napi::Float64Array::New(env, turns.rows.size());
+  std::copy(turns.rows.begin(), turns.rows.end(), rows.Data());
+  auto result = Napi::Object::New(env);
+  result["longestCpuMs"] = Napi::Number::New(env, turns.longestCpuMs);
+  result["longestWallMs"] = Napi::Number::New(env, turns.longestWallMs);
+  result["longTurns"] = Napi::Number::New(env, turns.longTurns);
+  result["rows"] = rows;
+  return result;
+}
+
+// -- files of processes that died -------------------------------------------------------------------------------------
+
+Napi::Value UnlinkUnlocked(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const std::string path = info[0].As<Napi::String>().Utf8Value();
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) {
+    if (errno == ENOENT) return Napi::Boolean::New(env, false);
+    throw Napi::Error::New(env, "IO: " + path + ": cannot be opened (" + std::strerror(errno) + "); remove it by hand");
+  }
+  // Removed while it is locked: whoever makes such a file looks, once it has the lock, whether it is still there.
+  const bool ours = flock(fd, LOCK_EX | LOCK_NB) == 0;
+  const int error = errno;
+  const bool removed = ours && unlink(path.c_str()) == 0;
+  const int unlinkError = errno;
+  close(fd);
+  if (!ours && error != EWOULDBLOCK) throw Napi::Error::New(env, "IO: " + path + ": cannot be locked (" + std::strerror(error) + ")");
+  if (ours && !removed && unlinkError != ENOENT) {
+    throw Napi::Error::New(env, "IO: " + path + ": cannot be removed (" + std::strerror(unlinkError) + ")");
+  }
+  return Napi::Boolean::New(env, removed);
+}
+
+}  // namespace
+
+void RegisterProcess(Napi::Env env, Napi::Object exports) {
+  exports["exitNow"] = Napi::Function::New(env, ExitNow);
+  exports["killAfter"] = Napi::Function::New(env, KillAfter);
+  exports["endWithParent"] = Napi::Function::New(env, EndWithParent);
+  exports["threadCpuMs"] = Napi::Function::New(env, ThreadCpuMs);
+  exports["watchTurns"] = Napi::Function::New(env, WatchTurns);
+  exports["turnsSeen"] = Napi::Function::New(env, TurnsSeen);
+  exports["unlinkUnlocked"] = Napi::Function::New(env, UnlinkUnlocked);
+}
+
+}  // namespace kvtier

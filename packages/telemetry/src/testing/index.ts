@@ -1,0 +1,2 @@
+export { hungCall } from './hung-call.ts';
+export { TurnWatch } from './turn-watch.ts';
