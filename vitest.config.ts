@@ -12,7 +12,7 @@ const common = {
   pool: 'forks' as const,
   isolate: false,
   retry: 1,
-  setupFiles: ['test/setup/properties.ts'],
+  setupFiles: ['test/setup/properties.ts', 'test/setup/turns.ts'],
 };
 export default defineConfig({
   test: {
@@ -21,7 +21,6 @@ export default defineConfig({
         test: {
           ...common,
           name: 'quick',
-          setupFiles: [...common.setupFiles, 'test/setup/turns.ts'],
           maxWorkers: availableParallelism(),
           sequence: { groupOrder: 0 },
           include: ['{packages,services,bench,test}/**/*.test.ts'],

@@ -27,5 +27,6 @@ process.on('disconnect', () => {
 process.stdout.write(`hello from ${NAME}\n`);
 if (MODE === 'holding') spawn('sleep', ['5'], { stdio: 'inherit', detached: true });
 process.send({ ready: { name: NAME } }, () => {
-  if (MODE === 'still') for (;;);
+  // Not for ever: nobody is left to kill it when its test fails.
+  if (MODE === 'still') for (const end = Date.now() + 10_000; Date.now() < end; );
 });
