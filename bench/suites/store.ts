@@ -73,6 +73,10 @@ class TurnClock implements Clock {
     return performance.now() * 1000;
   }
 
+  wallMs(): number {
+    return Date.now();
+  }
+
   after(ms: number, fn: () => void): () => void {
     if (ms === 0) this.turns.push(fn);
     return () => {};

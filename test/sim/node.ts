@@ -270,8 +270,8 @@ export class SimNode {
   #header(slot: number): BlockFields | undefined {
     const header = decodeHeader(this.memory.subarray(slot, slot + headerBytes));
     if ('error' in header) return undefined;
-    const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
-    return { hash, parent, tokenCount, payloadBytes, checksum };
+    const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+    return { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
   }
 
   #log(): Log {

@@ -157,6 +157,6 @@ function lockDataDir(dataDir: string): number {
 function readBlockFields(arena: ArenaHandle, slot: number): BlockFields | undefined {
   const header = decodeHeader(native.arenaRead(arena, slot, headerBytes));
   if ('error' in header) return undefined;
-  const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
-  return { hash, parent, tokenCount, payloadBytes, checksum };
+  const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+  return { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
 }

@@ -69,12 +69,18 @@ export interface StoreParts {
   readonly locate: (state: NamespaceState, hash: HashKey) => TierLink | undefined;
   /** Whose block it is; 0: nobody's, or of a tenant without a quota. */
   readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
-  /** A block has just been published by a session; `ttlS` 0: it does not expire. */
-  readonly onCommitted: (state: NamespaceState, hash: HashKey, ttlS: number) => void;
+  /** A block has just been published by a session. */
+  readonly onCommitted: (state: NamespaceState, hash: HashKey) => void;
   /** An engine uses a block of the arena; `fresh`: it has just come there from a lower tier. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
   readonly pumpWriteDowns: () => void;
-  /** Remove what has expired by now. */
+  /** Remove what has expired by now; one batch. */
   readonly sweep: () => void;
+  /** The second of Unix time. */
+  readonly wallS: () => number;
+  /** The end of an object (`Header.expiresS`) is over. */
+  readonly isOver: (expiresS: number) => boolean;
+  /** Remove this block if it has expired and was not removed yet. */
+  readonly removeIfOver: (namespace: Namespace, hash: HashKey) => void;
   readonly removeCorrupt: (namespace: Namespace, hashes: readonly HashKey[]) => void;
 }

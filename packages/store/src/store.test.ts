@@ -340,3 +340,19 @@ test('after disconnect slots stay taken, and other sessions may write the same b
   expect(b.lookup(chain('x', 4)).held).toBe(4);
   bench.store.checkIntegrity();
 });
+
+test('a chain that is offered keeps what the arena holds of it: its tail does not push out its head', async () => {
+  const bench = new Bench(6, {}, { plans: { disk: { write: 'none' } } });
+  const engine = bench.engine();
+  engine.put(chain('x', 4));
+  engine.put(chain('y', 2)); // used later
+  expect(engine.put(chain('x', 8))).toEqual([
+    ...['held', 'held', 'held', 'held'],
+    ...['reserved', 'reserved', 'refused', 'refused'],
+  ]);
+  expect(bench.arena.lookup(namespaceNamed('n'), chain('x', 8))).toBe(6);
+  // Nor the block before it, which is its parent.
+  expect(engine.put(chain('x', 1, 6), chain('x', 1, 5)[0]!)).toEqual(['reserved']);
+  expect(bench.arena.lookup(namespaceNamed('n'), chain('x', 1, 5))).toBe(1);
+  expect(bench.arena.busySlots).toBe(0);
+});

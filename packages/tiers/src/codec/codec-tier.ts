@@ -8,6 +8,7 @@
  */
 import { decodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
+import { allEnded } from '../all-ended.ts';
 import type { ArenaMemory } from '../arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '../tier.ts';
@@ -98,14 +99,15 @@ export class CodecTier implements Tier {
     const { inner, nowUs } = this.#options;
     const startUs = nowUs();
     const decoding: Promise<void>[] = [];
-    await inner.read(namespace, blocks, (index, status) => {
+    const reading = inner.read(namespace, blocks, (index, status) => {
       if (status !== 'ready') return onDone(index, status);
       const tierUs = nowUs() - startUs;
       const decoded = this.#decode(namespace, blocks[index]!, tierUs / blocks.length);
       if (decoded === undefined) return onDone(index, 'ready');
       decoding.push(decoded.then((sound) => onDone(index, sound)));
     });
-    await Promise.all(decoding);
+    // What is decoded is written into its slot, whatever became of the other blocks.
+    await reading.finally(() => allEnded(decoding));
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {

@@ -4,6 +4,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type ArenaHandle, native } from '@kvtier/native';
+import { allEnded } from '../all-ended.ts';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
 import type { ReadStatus } from '../tier.ts';
@@ -35,13 +36,13 @@ export class PackReader {
     this.#options = options;
   }
 
-  /** `onDone` once per block; resolves after the last. */
+  /** `onDone` once per block; settles after the last, by a rejection, too. */
   async read(
     wanted: readonly WantedBlock[],
     deadlineMs: number,
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    await Promise.all(runsOf(wanted).map((run) => this.#readRun(run, deadlineMs, onDone)));
+    await allEnded(runsOf(wanted).map((run) => this.#readRun(run, deadlineMs, onDone)));
   }
 
   async #readRun(
