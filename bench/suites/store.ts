@@ -110,6 +110,7 @@ async function run({ log }: BenchContext): Promise<Figure[]> {
     arena: arena as unknown as ArenaTop,
     lower: [disk as Tier],
     readHeader: () => undefined,
+    verify: async () => [],
     clock,
     log: silent,
   });

@@ -11,7 +11,7 @@ import { KvError } from '@kvtier/errors';
 import { decodeHeader, headerBytes } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, Store } from '@kvtier/store';
-import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings } from '@kvtier/tiers';
+import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import type { NodeEventsOptions } from './node-events.ts';
@@ -99,6 +99,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       plans: { ...placement, disk: { ...placement.disk, settleMs: placement.disk?.settleMs ?? diskSettleMs } },
       quotas: options.quotas,
       readHeader,
+      verify: (namespace, blocks) => verifyBlocks(arenaFile.handle, namespace, blocks),
       clock,
       log,
       failpoint,

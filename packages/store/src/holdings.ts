@@ -202,14 +202,15 @@ export class Holdings {
     load.start(Math.min(deadlineMs, limits.maxDeadlineMs));
   }
 
-  /** End a lease; `corrupt` are indexes into its hashes whose bytes were wrong. Returns false for an unknown lease. */
+  /** End a lease; `corrupt` are indexes of its blocks whose bytes were wrong: they are looked at. Returns false for an unknown lease. */
   release(id: bigint, corrupt: readonly number[]): boolean {
     const load = this.#loads.get(id);
     if (load === undefined) return false;
     this.#loads.delete(id);
+    const indexes = [...new Set(corrupt)].filter((index) => load.isLeased(index));
+    const wrong = [...new Set(indexes.map((index) => load.hashes[index]!))];
+    if (wrong.length > 0) this.#parts.suspect(this.state.namespace, wrong);
     load.release();
-    const wrong = corrupt.filter((index) => index < load.hashes.length).map((index) => load.hashes[index]!);
-    if (wrong.length > 0) this.#parts.removeCorrupt(this.state.namespace, wrong);
     return true;
   }
 

@@ -31,6 +31,8 @@ export interface StoreLimits {
   readonly stuckReadMs: number;
   /** When a tier broke off a read, its slots are used again after so long: no read of any tier takes longer. */
   readonly brokenReadMs: number;
+  /** Blocks of the arena that are being verified at a time because an engine found them wrong. */
+  readonly maxVerifiedBlocks: number;
   /** Blocks whose use is told to the tiers in one turn; longer chains are told over several, from their tail. */
   readonly touchBatchBlocks: number;
   /** Blocks whose use is still to be told; what comes beyond is dropped, counted. */
@@ -69,6 +71,7 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxDeadlineMs: 60_000,
     stuckReadMs: 10_000,
     brokenReadMs: 60_000,
+    maxVerifiedBlocks: 256,
     touchBatchBlocks: 256,
     maxTouchBlocks: 1 << 18,
     slowReadMs: 3_000,

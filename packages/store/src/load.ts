@@ -110,6 +110,11 @@ export class Load implements FetchClient {
     return this.#released ? 0 : this.#limit;
   }
 
+  /** The engine was given this block. */
+  isLeased(index: number): boolean {
+    return index < this.#emitted && this.#arrived[index] !== undefined;
+  }
+
   next(): FetchRequest | undefined {
     const index = this.#wanted[this.#wantedNext];
     return index === undefined || !this.wants(index) ? undefined : { index, hash: this.hashes[index]! };

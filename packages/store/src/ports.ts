@@ -47,3 +47,9 @@ export interface Log {
 
 /** The header of the object in a slot, as a tier has just verified it; undefined when there is none after all. */
 export type ReadHeader = (slot: number) => BlockFields | undefined;
+
+/** Which of these blocks of the arena are what their headers say, payload and all; not on the JavaScript thread. */
+export type VerifyBlocks = (
+  namespace: Namespace,
+  blocks: readonly { readonly hash: HashKey; readonly slot: number; readonly payloadBytes: number }[],
+) => Promise<readonly boolean[]>;

@@ -25,6 +25,7 @@ import { Prefetched } from './prefetch.ts';
 import { Recency } from './recency.ts';
 import { type Chain, hashCount, maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
+import { Suspects } from './suspects.ts';
 import { Tenants } from './tenants.ts';
 import { TierTtl } from './tier-ttl.ts';
 import { WriteDown } from './write-down.ts';
@@ -55,6 +56,7 @@ export class Store {
   readonly #residency = new Residency((record) => this.#expiry.delete(record));
   readonly #tenants: Tenants;
   readonly #expiry: Expiry;
+  readonly #suspects: Suspects;
   /** Of lower tiers that have one. */
   readonly #ttls: readonly (TierTtl | undefined)[];
   /** Of each tier, by bit: blocks that lookups found there first, and blocks that they asked it for in vain. */
@@ -92,6 +94,7 @@ export class Store {
       batchBlocks: limits.touchBatchBlocks,
       remove: (namespace, hashes) => this.#expired(namespace, hashes),
     });
+    this.#suspects = new Suspects({ ...shared, verify: options.verify });
     const prefetched = new Prefetched(limits.maxPrefetchedBytes, counters);
     const plans = lower.map((tier) => ({ ...defaultPlan, ...options.plans?.[tier.name] }));
     this.#promote = plans.map(({ promote }) => promote);
@@ -136,16 +139,16 @@ export class Store {
       pumpWriteDowns: () => this.#pumpWriteDowns(),
       sweep: () => this.#expiry.sweep(),
       removeIfOver: (namespace, hash) => this.#removeIfOver(namespace, hash),
-      removeCorrupt: (namespace, hashes) => this.#removeCorrupt(namespace, hashes),
+      suspect: (namespace, hashes) => this.#suspects.add(namespace, hashes),
       writeDowns,
     };
     for (const [bit, tier] of tiers.entries()) this.#follow(tier, bit);
   }
 
-  /** A new session's holdings; end them with `end`. KvError PROTOCOL when the block size contradicts the namespace. */
+  /** A new session's holdings; end them with `end`. KvError PROTOCOL when sizes of blocks or hashes contradict the namespace. */
   open(namespace: Namespace, payloadBytes: number, blockTokens: number, options: OpenOptions = {}): Holdings {
     const tenant = this.#tenants.open(options.tenant ?? '', namespace, payloadBytes);
-    const state = this.#parts.namespaces.acquire(namespace, payloadBytes);
+    const state = this.#parts.namespaces.acquire(namespace, payloadBytes, options.hashBytes);
     return new Holdings(this.#parts, state, { blockTokens, tenant, ttlS: options.ttlS ?? 0 });
   }
 
@@ -243,6 +246,7 @@ export class Store {
     this.#expiry.clear();
     for (const ttl of this.#ttls) ttl?.clear();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
+    await this.#suspects.close();
     this.#residency.close();
     for (const tier of this.#lower) await tier.close();
     await this.#parts.arena.close();
@@ -257,6 +261,7 @@ export class Store {
         const owner = this.#residency.tenant(namespace, hash);
         this.#ttls[bit - 1]?.changed(record, namespace, hash, held);
         if (held) {
+          this.#parts.namespaces.learn(namespace, hash.length);
           if (expiresS !== 0) this.#ends(record, namespace, hash, expiresS);
           this.#tenants.stored(bit, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
           return;
@@ -395,12 +400,6 @@ export class Store {
       this.#residency.mark(namespace, hash, this.#residency.tenant(namespace, hash), 0);
       this.#expiry.delete(record);
     }
-  }
-
-  #removeCorrupt(namespace: Namespace, hashes: readonly HashKey[]): void {
-    this.counters.add('release.corrupt', hashes.length);
-    this.#parts.pins.remove(namespace, hashes, 'corrupt');
-    for (const tier of this.#lower) tier.remove(namespace, hashes, 'corrupt');
   }
 
   #breakerOpened({ tier }: TierLink, reason: string): void {
