@@ -73,6 +73,10 @@ class TurnClock implements Clock {
     return performance.now() * 1000;
   }
 
+  wallMs(): number {
+    return Date.now();
+  }
+
   after(ms: number, fn: () => void): () => void {
     if (ms === 0) this.turns.push(fn);
     return () => {};
@@ -106,6 +110,7 @@ async function run({ log }: BenchContext): Promise<Figure[]> {
     arena: arena as unknown as ArenaTop,
     lower: [disk as Tier],
     readHeader: () => undefined,
+    verify: async () => [],
     clock,
     log: silent,
   });

@@ -14,7 +14,7 @@ import {
   systemClock,
   type TierPlan,
 } from '../../packages/store/src/index.ts';
-import { ArenaMemory, ArenaTier, DiskTier, type Tier } from '../../packages/tiers/src/index.ts';
+import { ArenaMemory, ArenaTier, DiskTier, type Tier, verifyBlocks } from '../../packages/tiers/src/index.ts';
 import { RedisTier } from '../../packages/tiers/src/redis/index.ts';
 import { S3Tier } from '../../packages/tiers/src/s3/index.ts';
 import { simRoot } from './virtual-disk.ts';
@@ -225,6 +225,7 @@ export class SimNode {
       ...{ arena, lower, limits, plans: plan.plans, log: this.#log(), clock: systemClock },
       quotas: { small: { arena: 20_000, disk: 30_000 } },
       readHeader: (slot) => this.#header(slot),
+      verify: (namespace, blocks) => verifyBlocks(handle, namespace, blocks),
     });
     this.state = 'up';
     this.#network.hosts.set(plan.number, { number: plan.number, life: this.life, arena, memory });
@@ -270,8 +271,8 @@ export class SimNode {
   #header(slot: number): BlockFields | undefined {
     const header = decodeHeader(this.memory.subarray(slot, slot + headerBytes));
     if ('error' in header) return undefined;
-    const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
-    return { hash, parent, tokenCount, payloadBytes, checksum };
+    const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+    return { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
   }
 
   #log(): Log {

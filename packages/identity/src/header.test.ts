@@ -29,6 +29,7 @@ function fieldsOf(json: Json): Header {
     flags: Number(json.flags),
     sequence: Number(json.sequence),
     payloadChecksum: BigInt(String(json.payloadChecksum)),
+    expiresS: Number(json.expiresS ?? 0), // older programs had no such field
   };
 }
 
@@ -68,6 +69,7 @@ const headerFields = fc.constantFrom(16, 32).chain((hashBytes) =>
     flags: fc.nat({ max: 0xffff }),
     sequence: fc.maxSafeNat(),
     payloadChecksum: fc.bigInt({ min: 0n, max: (1n << 64n) - 1n }),
+    expiresS: fc.nat({ max: 0xffff_ffff }),
   }),
 );
 

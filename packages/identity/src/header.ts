@@ -12,6 +12,8 @@ import type { HashKey } from './types.ts';
 
 export const headerBytes = 256;
 export const headerVersion = 1;
+/** Where in a header `expiresS` stands, a u32: for those who know that the rest is sound. */
+export const expiresOffset = 144;
 /** Slots and segment records start and end on this boundary (O_DIRECT). */
 export const slotAlignment = 4096;
 
@@ -32,6 +34,7 @@ const at = {
   payloadBytes: 120,
   sequence: 128,
   payloadChecksum: 136,
+  expires: expiresOffset,
   headerChecksum: 248,
 } as const;
 
@@ -54,11 +57,13 @@ export interface Header {
   readonly sequence: number;
   /** XXH3-64, seed 0, of the payload as stored. */
   readonly payloadChecksum: bigint;
+  /** Unix second (below 2^32) from which on the object may not be used; 0: none, also in what older programs wrote. */
+  readonly expiresS: number;
 }
 
 /** What the caller gives; the rest defaults to 0. */
-export type HeaderFields = Omit<Header, 'codec' | 'flags' | 'sequence'> &
-  Partial<Pick<Header, 'codec' | 'flags' | 'sequence'>>;
+export type HeaderFields = Omit<Header, 'codec' | 'flags' | 'sequence' | 'expiresS'> &
+  Partial<Pick<Header, 'codec' | 'flags' | 'sequence' | 'expiresS'>>;
 
 /** Why bytes are not a header that this program may trust. Checked in this order, in C++ too. */
 export type HeaderFault = 'short' | 'magic' | 'version' | 'checksum' | 'fields';
@@ -87,6 +92,7 @@ export function encodeHeader(fields: HeaderFields): Buffer {
   out.writeBigUInt64LE(BigInt(fields.payloadBytes), at.payloadBytes);
   out.writeBigUInt64LE(BigInt(sequence), at.sequence);
   out.writeBigUInt64LE(fields.payloadChecksum, at.payloadChecksum);
+  out.writeUInt32LE(fields.expiresS ?? 0, at.expires);
   out.writeBigUInt64LE(native.xxh3_64(out.subarray(0, at.headerChecksum)), at.headerChecksum);
   return out;
 }
@@ -122,6 +128,7 @@ export function decodeHeader(bytes: Uint8Array): Header | { readonly error: Head
     payloadBytes,
     sequence,
     payloadChecksum: source.readBigUInt64LE(at.payloadChecksum),
+    expiresS: source.readUInt32LE(at.expires),
   };
 }
 

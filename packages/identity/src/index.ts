@@ -14,6 +14,7 @@ export type { MmFeature, PromptEmbeds, RequestIdentity } from './extra-keys.ts';
 export {
   decodeHeader,
   encodeHeader,
+  expiresOffset,
   type Header,
   type HeaderFault,
   type HeaderFields,

@@ -50,7 +50,8 @@ struct ObjectHeader {
   uint64_t payloadBytes;
   uint64_t sequence;         // the writer's: the disk tier stamps its segment generation; 0 elsewhere
   uint64_t payloadChecksum;  // XXH3-64, seed 0
-  std::array<uint8_t, 104> reserved;  // zero in version 1
+  uint32_t expires;          // Unix second from which on the object may not be used; 0: none
+  std::array<uint8_t, 100> reserved;  // zero in version 1
   uint64_t headerChecksum;   // XXH3-64, seed 0, of the 248 bytes before it
 };
 
@@ -61,8 +62,8 @@ static_assert(offsetof(ObjectHeader, namespaceDigest) == 16 && offsetof(ObjectHe
 static_assert(offsetof(ObjectHeader, parentHash) == 80 && offsetof(ObjectHeader, tokenCount) == 112);
 static_assert(offsetof(ObjectHeader, codec) == 116 && offsetof(ObjectHeader, flags) == 118);
 static_assert(offsetof(ObjectHeader, payloadBytes) == 120 && offsetof(ObjectHeader, sequence) == 128);
-static_assert(offsetof(ObjectHeader, payloadChecksum) == 136 && offsetof(ObjectHeader, reserved) == 144);
-static_assert(offsetof(ObjectHeader, headerChecksum) == 248);
+static_assert(offsetof(ObjectHeader, payloadChecksum) == 136 && offsetof(ObjectHeader, expires) == 144);
+static_assert(offsetof(ObjectHeader, reserved) == 148 && offsetof(ObjectHeader, headerChecksum) == 248);
 
 inline uint64_t HeaderChecksum(const ObjectHeader& header) {
   return XXH3_64bits(&header, offsetof(ObjectHeader, headerChecksum));

@@ -11,6 +11,7 @@ import { KvError } from '@kvtier/errors';
 import { namespaceFromDigest } from '@kvtier/identity';
 import type { Holdings } from '@kvtier/store';
 import { type Attach, ClientFrame, FrameReader, ServerFrame, sessionProtocol, writeFrame } from '@kvtier/wire';
+import { checkShape } from './frame-shape.ts';
 import type { SessionLimits } from './limits.ts';
 import type { PeerProcess } from './peer.ts';
 import type { Quarantine } from './quarantine.ts';
@@ -79,9 +80,11 @@ export class Connection {
     if (this.#socket.destroyed || this.#socket.writableEnded) return; // failed in an earlier frame of the same chunk
     let frame: ClientFrame;
     try {
+      checkShape(message, this.#options.limits.maxHashes);
       frame = ClientFrame.decode(message);
     } catch (error) {
-      this.#fail(0n, new KvError('PROTOCOL', `session link: a frame is no message (${(error as Error).message})`));
+      const why = `session link: a frame is no message (${(error as Error).message})`;
+      this.#fail(0n, error instanceof KvError ? error : new KvError('PROTOCOL', why));
       return;
     }
     try {
@@ -113,7 +116,7 @@ export class Connection {
     checkAttach(attach, maxPayloadBytes);
     if (attach.previousSession.length > 0) endPrevious(attach.previousSession.toString('hex'), peer);
     const namespace = namespaceFromDigest(attach.namespace);
-    const traits = { tenant: attach.tenant, ttlS: attach.ttlSeconds };
+    const traits = { tenant: attach.tenant, ttlS: attach.ttlSeconds, hashBytes: attach.hashBytes };
     const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens, traits);
     this.#options.onAttach?.(namespace, attach.blockTokens);
     this.#cancelDeadline();

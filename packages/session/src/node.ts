@@ -11,7 +11,7 @@ import { KvError } from '@kvtier/errors';
 import { decodeHeader, headerBytes } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import { type BlockFields, type Clock, type Failpoint, type Log, type Quotas, Store } from '@kvtier/store';
-import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings } from '@kvtier/tiers';
+import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import type { NodeEventsOptions } from './node-events.ts';
@@ -99,6 +99,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       plans: { ...placement, disk: { ...placement.disk, settleMs: placement.disk?.settleMs ?? diskSettleMs } },
       quotas: options.quotas,
       readHeader,
+      verify: (namespace, blocks) => verifyBlocks(arenaFile.handle, namespace, blocks),
       clock,
       log,
       failpoint,
@@ -158,8 +159,8 @@ function lockDataDir(dataDir: string): number {
 function readBlockFields(arena: ArenaHandle, slot: number): BlockFields | undefined {
   const header = decodeHeader(native.arenaRead(arena, slot, headerBytes));
   if ('error' in header) return undefined;
-  const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
-  return { hash, parent, tokenCount, payloadBytes, checksum };
+  const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+  return { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
 }
 
 /** How long this process's event loop lets others wait; measured once a service is ready. */

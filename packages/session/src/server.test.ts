@@ -271,6 +271,33 @@ describe('requests', () => {
     expect((await lookup(client, 'x', 3)).held).toBe(0);
   });
 
+  test('a list of numbers without a bound ends this session, and takes no time from the others', async () => {
+    await start({ maxHashes: 100 });
+    const [good, bad] = [await attached(), await attached()];
+    await put(good, 'x', 2);
+    const corrupt = new Array<number>(101).fill(0);
+    const release = { $case: 'release' as const, value: { loadId: 1n, corrupt } };
+    await expect(bad.call(release, 'done')).rejects.toThrow('the connection ended');
+    await bad.ended;
+    expect(bad.answers.map(({ body }) => body.value)).toEqual([expect.objectContaining({ code: 'PROTOCOL' })]);
+    expect((await lookup(good, 'x', 2)).held).toBe(2);
+  });
+
+  test('the names of a namespace are of one length, also when nobody has it open', async () => {
+    await start();
+    const first = await attached();
+    await put(first, 'x', 2);
+    const second = await connect();
+    await expect(second.attach({ hashBytes: 32 })).rejects.toMatchObject({
+      code: 'PROTOCOL',
+      message: expect.stringMatching(/hashes of 16 bytes, not 32/),
+    });
+    await first.end();
+    const third = await connect();
+    await expect(third.attach({ hashBytes: 32 })).rejects.toMatchObject({ code: 'PROTOCOL' });
+    await (await connect()).attach({ hashBytes: 32, namespace: Buffer.alloc(32, 8) });
+  });
+
   test('a load that nothing holds is done at once, and leases nothing', async () => {
     await start();
     const client = await attached();

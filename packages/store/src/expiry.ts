@@ -1,97 +1,94 @@
 /**
- * Blocks whose time is over leave all tiers. Buckets of whole seconds; one timer, for the earliest.
+ * Blocks whose time is over leave: a timing wheel (deadlines.ts) and one timer, for the earliest of them.
  *
- * Invariants: at its second a block is a miss by the index already (`Residency.lookup`); here it is removed, at most
- * `expiryBatchBlocks` in one turn. A block that was made anew meanwhile has another second in the index and stays.
+ * Invariants: an entry lives as long as the block has its record in the index, and no longer (rows are record numbers there);
+ * at most `batchBlocks` blocks are removed in one turn, however many end in the same second. Time is monotonic: a wall clock
+ * that is put right moves nothing that is in here.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
+import { Deadlines } from './deadlines.ts';
 import type { Clock } from './ports.ts';
 
-interface Due {
-  readonly namespace: Namespace;
-  readonly hash: HashKey;
-}
+/** Rows that are put into a finer slot cost far less than a removal. */
+const stepsPerBlock = 16;
+/** Node's timers end there; one that is to be later is set anew then. */
+const longestTimerMs = 2 ** 31 - 1;
 
 export interface ExpiryOptions {
   readonly clock: Clock;
   readonly batchBlocks: number;
-  /** The second at which the block expires, by the index; 0: never, or it is gone. */
-  readonly expiresS: (namespace: Namespace, hash: HashKey) => number;
   readonly remove: (namespace: Namespace, hashes: readonly HashKey[]) => void;
 }
 
 export class Expiry {
   readonly #options: ExpiryOptions;
-  readonly #buckets = new Map<number, Due[]>();
+  readonly #deadlines: Deadlines;
   #timerS = Number.POSITIVE_INFINITY;
   #cancelTimer: () => void = () => {};
 
   constructor(options: ExpiryOptions) {
     this.#options = options;
+    this.#deadlines = new Deadlines(Math.floor(options.clock.nowUs() / 1e6));
   }
 
-  nowS(): number {
-    return Math.floor(this.#options.clock.nowUs() / 1e6);
+  /** Blocks that will end. */
+  get count(): number {
+    return this.#deadlines.count;
   }
 
-  add(namespace: Namespace, hash: HashKey, atS: number): void {
-    const bucket = this.#buckets.get(atS);
-    if (bucket === undefined) this.#buckets.set(atS, [{ namespace, hash }]);
-    else bucket.push({ namespace, hash });
-    if (atS < this.#timerS) this.#schedule(atS);
+  get bytes(): number {
+    return this.#deadlines.bytes;
   }
 
-  /** Remove what is over now, though its timer has not fired yet. */
+  /** The block with record number `row` ends in `ms`, at the next whole second. One that was set before is set anew. */
+  set(row: number, namespace: Namespace, hash: HashKey, ms: number): void {
+    const nowMs = this.#options.clock.nowUs() / 1000;
+    const second = Math.min(Math.ceil((nowMs + Math.max(0, ms)) / 1000), 2 ** 32 - 1);
+    this.#deadlines.set(row, namespace, hash, second, Math.floor(nowMs / 1000));
+    this.#schedule();
+  }
+
+  /** Nothing holds the block any more. */
+  delete(row: number): void {
+    if (this.#deadlines.count === 0) return;
+    this.#deadlines.delete(row);
+    if (this.#deadlines.count === 0) this.#stop();
+  }
+
+  /** Remove what is over now, though its timer has not fired yet; one batch. */
   sweep(): void {
-    if (this.#timerS > this.nowS()) return;
-    this.#cancelTimer();
-    this.#run();
+    if (this.#timerS <= this.#options.clock.nowUs() / 1e6) this.#run();
   }
 
-  close(): void {
+  clear(): void {
+    this.#stop();
+    this.#deadlines.clear();
+  }
+
+  checkIntegrity(): void {
+    this.#deadlines.checkIntegrity();
+  }
+
+  #stop(): void {
     this.#cancelTimer();
     this.#timerS = Number.POSITIVE_INFINITY;
-    this.#buckets.clear();
   }
 
-  #schedule(atS: number): void {
+  /** The timer stands for the earliest second. */
+  #schedule(): void {
+    const { nextS } = this.#deadlines;
+    if (nextS >= this.#timerS) return;
     this.#cancelTimer();
-    this.#timerS = atS;
-    const ms = Math.max(0, atS * 1000 - this.#options.clock.nowUs() / 1000);
-    // Node's timers end at 2^31 - 1 ms; this one is set anew then.
-    this.#cancelTimer = this.#options.clock.after(Math.min(Math.ceil(ms), 2 ** 31 - 1), () => this.#run());
+    this.#timerS = nextS;
+    const ms = Math.max(0, nextS * 1000 - this.#options.clock.nowUs() / 1000);
+    this.#cancelTimer = this.#options.clock.after(Math.min(Math.ceil(ms), longestTimerMs), () => this.#run());
   }
 
   #run(): void {
-    this.#timerS = Number.POSITIVE_INFINITY;
-    const nowS = this.nowS();
-    let left = this.#options.batchBlocks;
-    for (const [atS, bucket] of [...this.#buckets].sort(([a], [b]) => a - b)) {
-      if (atS > nowS || left === 0) {
-        this.#schedule(atS);
-        return;
-      }
-      const due = bucket.splice(0, left);
-      left -= due.length;
-      if (bucket.length === 0) this.#buckets.delete(atS);
-      for (const [namespace, hashes] of this.#over(due, nowS)) this.#options.remove(namespace, hashes);
-      if (bucket.length > 0) {
-        this.#schedule(atS);
-        return;
-      }
-    }
-  }
-
-  /** Those of them that the index says are over, by namespace. */
-  #over(due: readonly Due[], nowS: number): Map<Namespace, HashKey[]> {
-    const over = new Map<Namespace, HashKey[]>();
-    for (const { namespace, hash } of due) {
-      const expiresS = this.#options.expiresS(namespace, hash);
-      if (expiresS === 0 || expiresS > nowS) continue;
-      const hashes = over.get(namespace);
-      if (hashes === undefined) over.set(namespace, [hash]);
-      else hashes.push(hash);
-    }
-    return over;
+    this.#stop();
+    const { clock, batchBlocks, remove } = this.#options;
+    const over = this.#deadlines.take(Math.floor(clock.nowUs() / 1e6), batchBlocks, stepsPerBlock * batchBlocks);
+    for (const [namespace, hashes] of over) remove(namespace, hashes);
+    if (this.#deadlines.count > 0) this.#schedule();
   }
 }

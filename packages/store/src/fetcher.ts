@@ -6,7 +6,7 @@
  *
  * Invariants: one read per block, however many wait for it (single flight); what is in flight is bounded per tier (see
  * link.ts); clients take turns, one batch each, so that a long one cannot starve a short one; a slot is published or freed
- * exactly once, whether anyone still waits or not. Clients are told in the same turn in which a block is published, so that
+ * exactly once, whether anyone still waits or not, and never while a tier may still write to it. Clients are told in the same turn in which a block is published, so that
  * they can pin it before anything can evict it.
  */
 import { KvError } from '@kvtier/errors';
@@ -18,7 +18,7 @@ import type { StoreLimits } from './limits.ts';
 import type { ReadPriority, TierLink } from './link.ts';
 import type { NamespaceState } from './namespaces.ts';
 import type { Pins } from './pins.ts';
-import type { ArenaTop, Log, ReadHeader } from './ports.ts';
+import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
 import type { Tenants } from './tenants.ts';
 
 /** Why a block did not arrive, in the words of LoadDone. */
@@ -62,12 +62,15 @@ export interface FetcherOptions {
   readonly arena: ArenaTop;
   readonly pins: Pins;
   readonly readHeader: ReadHeader;
+  readonly clock: Clock;
   readonly log: Log;
   readonly limits: StoreLimits;
   readonly counters: Counters;
   readonly tenants: Tenants;
   /** Who pays for a block already; 0: nobody. */
   readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
+  /** The end of an object is over. */
+  readonly isOver: (expiresS: number) => boolean;
   readonly failpoint: Failpoint | undefined;
   /** The fastest lower tier that holds the block and answers, but for those in `tried`. */
   readonly locate: (state: NamespaceState, hash: HashKey, tried: number) => TierLink | undefined;
@@ -89,6 +92,8 @@ export class Fetcher {
   /** Reads that failed and are tried elsewhere, batched over one turn. */
   readonly #retries = new Map<NamespaceState, Fetch[]>();
   #inFlightBytes = 0;
+  /** Slots of reads that a tier broke off; each cancels the timer that gives it back. */
+  readonly #abandoned = new Set<() => void>();
   #pumping = false;
 
   constructor(options: FetcherOptions) {
@@ -97,6 +102,12 @@ export class Fetcher {
 
   get inFlightBytes(): number {
     return this.#inFlightBytes;
+  }
+
+  /** Slots of broken reads stay taken: the arena goes, too. */
+  close(): void {
+    for (const cancel of this.#abandoned) cancel();
+    this.#abandoned.clear();
   }
 
   /** Serve this client until its `next` returns nothing. */
@@ -128,7 +139,7 @@ export class Fetcher {
 
   /** One batch of one client. */
   #serve(client: FetchClient): 'done' | 'blocked' | 'started' {
-    const { arena, counters, limits, locate, tenants, ownerOf } = this.#options;
+    const { arena, counters, limits, locate, tenants, ownerOf, isOver } = this.#options;
     const { state, priority } = client;
     const { namespace, payloadBytes, fetching } = state;
     const batches = new Map<TierLink, Fetch[]>();
@@ -136,7 +147,8 @@ export class Fetcher {
     let bytes = 0;
     for (let request = client.next(); request !== undefined; request = client.next()) {
       const { index, hash } = request;
-      if (arena.get(namespace, hash)?.payloadBytes === payloadBytes) {
+      const block = arena.get(namespace, hash);
+      if (block?.payloadBytes === payloadBytes && !isOver(block.expiresS)) {
         client.advance();
         client.arrived(index, arena.name); // another client has brought it meanwhile
         continue;
@@ -206,6 +218,9 @@ export class Fetcher {
         { tier: link.tier.name, reason: KvError.from(error).message },
         'a read of a tier threw; its blocks count as failed',
       );
+      failedCount += open.size;
+      for (const fetch of open) this.#abandon(state, link, fetch);
+      open.clear();
     }
     for (const fetch of open) settle(fetch, 'failed');
     link.ended({ startUs, readyBytes, failedCount });
@@ -214,16 +229,21 @@ export class Fetcher {
 
   /** One block of a read has ended. */
   #settle(state: NamespaceState, link: TierLink, fetch: Fetch, read: ReadStatus): void {
-    const { arena, pins, counters, readHeader, failpoint, onPromoted } = this.#options;
+    const { arena, pins, counters, readHeader, failpoint, onPromoted, isOver } = this.#options;
     const { namespace, payloadBytes } = state;
     link.settled(payloadBytes, fetch.priority);
     const header = read === 'ready' ? readHeader(fetch.slot) : undefined;
     const isLeaving = pins.isLeaving(namespace, fetch.hash);
     // The tier has verified all of it; the size is what this session's slots and offsets were made for.
     const usable = header?.payloadBytes === payloadBytes && !isLeaving;
-    const status = read === 'ready' && !usable ? 'corrupt' : read;
-    // A foreign layout: removed, or it would count as held, and keep its name from being written, for ever.
-    if (header !== undefined && header.payloadBytes !== payloadBytes) {
+    const over = isOver(header?.expiresS ?? 0);
+    const status = over ? 'missing' : read === 'ready' && !usable ? 'corrupt' : read;
+    // Its own header says so, whoever wrote it and however old this node's view is.
+    if (over) {
+      counters.add(`load.expired.${link.tier.name}`);
+      link.tier.remove(namespace, [fetch.hash], 'asked');
+    } // A foreign layout: removed, or it would count as held, and keep its name from being written, for ever.
+    else if (header !== undefined && header.payloadBytes !== payloadBytes) {
       link.tier.remove(namespace, [fetch.hash], 'corrupt');
     }
     if (header !== undefined && status === 'ready') {
@@ -243,6 +263,27 @@ export class Fetcher {
     this.#end(state, fetch);
     arena.free(fetch.slot);
     for (const { client, index } of fetch.waiters) client.failed(index, reason);
+  }
+
+  /**
+   * The tier has a defect, so its word that nothing arrives any more is not taken: nobody waits for the block, but its slot, and
+   * the room that it has in the tier's share, are given back when even the slowest read would have ended.
+   */
+  #abandon(state: NamespaceState, link: TierLink, fetch: Fetch): void {
+    const { arena, clock, counters, limits, tenants } = this.#options;
+    const { payloadBytes } = state;
+    counters.add('load.failed.tier');
+    state.fetching.delete(fetch.hash);
+    tenants.settle(fetch.tenant, 0, payloadBytes);
+    const cancel = clock.after(limits.brokenReadMs, () => {
+      this.#abandoned.delete(cancel);
+      link.settled(payloadBytes, fetch.priority);
+      this.#inFlightBytes -= payloadBytes;
+      arena.free(fetch.slot);
+      this.pump();
+    });
+    this.#abandoned.add(cancel);
+    for (const { client, index } of fetch.waiters) client.failed(index, 'tier');
   }
 
   #end(state: NamespaceState, fetch: Fetch): void {

@@ -76,12 +76,14 @@ export class Holdings {
 
   /**
    * Slots for new blocks of one chain; `parent` precedes the first. What follows a refused block is refused too: without
-   * its parent it could never be found.
+   * its parent it could never be found. Nor is any of the chain evicted for another of it: what it holds is pinned meanwhile.
    */
   reserve(parent: HashKey | null, hashes: readonly HashKey[]): Reservation[] {
-    const { arena, pins, limits, counters, failpoint, tenants, ownerOf } = this.#parts;
+    const { arena, pins, limits, counters, failpoint, tenants, ownerOf, removeIfOver } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
     this.#parts.sweep();
+    for (const hash of hashes) removeIfOver(namespace, hash);
+    const kept = this.#keep(parent, hashes);
     const maxReserved = Math.max(1, Math.floor(limits.maxReservedBytes / payloadBytes));
     let refusal = parent !== null && !this.#isKnown(parent) ? 'no_parent' : '';
     let before = parent;
@@ -118,6 +120,7 @@ export class Holdings {
       out.push({ status, slot, reason: status === 'refused' ? refusal : '' });
       before = hash;
     }
+    for (const hash of kept) pins.unpin(namespace, hash);
     // What an engine holds itself it never looks up here; that it is still in use shows when it offers it again.
     const held = hashes.filter((_, index) => out[index]!.status === 'held');
     this.#parts.recency.used(namespace, held, held.length);
@@ -128,8 +131,10 @@ export class Holdings {
 
   /** The bytes are in place: make the blocks visible and send them down. Returns the count. */
   commit(slots: readonly number[], checksums: readonly bigint[]): number {
-    const { arena, pins, counters, failpoint, tenants, onCommitted } = this.#parts;
+    const { arena, pins, counters, failpoint, tenants, onCommitted, removeIfOver, wallS } = this.#parts;
     const { namespace, payloadBytes, writing } = this.state;
+    const { ttlS, blockTokens: tokenCount } = this.#traits;
+    const expiresS = ttlS === 0 ? 0 : wallS() + ttlS;
     for (const slot of slots) this.#mustBeReserved(slot, 'commit');
     failpoint?.('store.commit.before');
     const published: HashKey[] = [];
@@ -138,17 +143,18 @@ export class Holdings {
       this.#reserved.delete(slot);
       writing.delete(hash);
       tenants.settle(payer, 0, payloadBytes);
+      removeIfOver(namespace, hash);
       if (arena.get(namespace, hash) !== undefined || pins.isLeaving(namespace, hash)) {
         arena.free(slot); // promoted from a lower tier meanwhile, and perhaps found corrupt and still leased
         counters.add('commit.duplicate');
         continue;
       }
       const checksum = checksums[index]!;
-      const fields = { hash, parent, tokenCount: this.#traits.blockTokens, payloadBytes, checksum };
+      const fields = { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
       tenants.during(payer, () => arena.publish(namespace, fields, slot));
       published.push(hash);
       failpoint?.('store.commit.published');
-      onCommitted(this.state, hash, this.#traits.ttlS);
+      onCommitted(this.state, hash);
     }
     counters.add('commit.blocks', published.length);
     this.#parts.pumpWriteDowns();
@@ -196,14 +202,15 @@ export class Holdings {
     load.start(Math.min(deadlineMs, limits.maxDeadlineMs));
   }
 
-  /** End a lease; `corrupt` are indexes into its hashes whose bytes were wrong. Returns false for an unknown lease. */
+  /** End a lease; `corrupt` are indexes of its blocks whose bytes were wrong: they are looked at. Returns false for an unknown lease. */
   release(id: bigint, corrupt: readonly number[]): boolean {
     const load = this.#loads.get(id);
     if (load === undefined) return false;
     this.#loads.delete(id);
+    const indexes = [...new Set(corrupt)].filter((index) => load.isLeased(index));
+    const wrong = [...new Set(indexes.map((index) => load.hashes[index]!))];
+    if (wrong.length > 0) this.#parts.suspect(this.state.namespace, wrong);
     load.release();
-    const wrong = corrupt.filter((index) => index < load.hashes.length).map((index) => load.hashes[index]!);
-    if (wrong.length > 0) this.#parts.removeCorrupt(this.state.namespace, wrong);
     return true;
   }
 
@@ -245,13 +252,14 @@ export class Holdings {
 
   /** Keep blocks of the arena from eviction for a time. Returns how many of `hashes` are kept now. */
   pin(hashes: readonly HashKey[], ttlMs: number): number {
-    const { arena, pins, limits, clock, counters } = this.#parts;
+    const { arena, pins, limits, clock, counters, isOver } = this.#parts;
     const { namespace, payloadBytes } = this.state;
     const maxPins = Math.floor(limits.maxPinnedBytes / payloadBytes);
     let count = 0;
     for (const hash of hashes) {
       this.unpin([hash]); // its time begins anew
-      if (arena.get(namespace, hash)?.payloadBytes !== payloadBytes) continue;
+      const block = arena.get(namespace, hash);
+      if (block?.payloadBytes !== payloadBytes || isOver(block.expiresS)) continue;
       if (this.#pins.size >= maxPins) {
         counters.add('pin.refused.session_limit');
         continue;
@@ -306,6 +314,17 @@ export class Holdings {
     this.#parts.namespaces.release(this.state);
   }
 
+  /** Pins what the arena holds of a chain. */
+  #keep(parent: HashKey | null, hashes: readonly HashKey[]): HashKey[] {
+    const { arena, pins } = this.#parts;
+    const { namespace } = this.state;
+    const chain = parent === null ? hashes : [parent, ...hashes];
+    const kept = chain.filter((hash) => arena.get(namespace, hash) !== undefined);
+    if (kept.length === chain.length) return []; // nothing will be allocated
+    for (const hash of kept) pins.pin(namespace, hash);
+    return kept;
+  }
+
   #drop(slot: number): void {
     const { hash, payer } = this.#mustBeReserved(slot, 'abort');
     this.#reserved.delete(slot);
@@ -324,8 +343,9 @@ export class Holdings {
   }
 
   #isHeld(hash: HashKey): boolean {
-    const { arena, locate } = this.#parts;
-    const inArena = arena.get(this.state.namespace, hash)?.payloadBytes === this.state.payloadBytes;
+    const { arena, locate, isOver } = this.#parts;
+    const block = arena.get(this.state.namespace, hash);
+    const inArena = block?.payloadBytes === this.state.payloadBytes && !isOver(block.expiresS);
     return inArena || this.state.fetching.has(hash) || locate(this.state, hash) !== undefined;
   }
 

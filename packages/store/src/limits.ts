@@ -29,6 +29,10 @@ export interface StoreLimits {
   readonly maxDeadlineMs: number;
   /** A read that takes longer is not waited for by new loads: the tier counts as empty until it answers. */
   readonly stuckReadMs: number;
+  /** When a tier broke off a read, its slots are used again after so long: no read of any tier takes longer. */
+  readonly brokenReadMs: number;
+  /** Blocks of the arena that are being verified at a time because an engine found them wrong. */
+  readonly maxVerifiedBlocks: number;
   /** Blocks whose use is told to the tiers in one turn; longer chains are told over several, from their tail. */
   readonly touchBatchBlocks: number;
   /** Blocks whose use is still to be told; what comes beyond is dropped, counted. */
@@ -66,6 +70,8 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxPinTtlMs: 600_000,
     maxDeadlineMs: 60_000,
     stuckReadMs: 10_000,
+    brokenReadMs: 60_000,
+    maxVerifiedBlocks: 256,
     touchBatchBlocks: 256,
     maxTouchBlocks: 1 << 18,
     slowReadMs: 3_000,

@@ -35,6 +35,7 @@ export interface LoadOptions {
   readonly locate: (state: NamespaceState, hash: HashKey) => TierLink | undefined;
   /** A block is being read by an engine. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
+  readonly isOver: (expiresS: number) => boolean;
   readonly tenant: number;
   /** Blocks that this session may still lease. */
   readonly maxBlocks: number;
@@ -75,11 +76,13 @@ export class Load implements FetchClient {
 
   /** Pins what is in the arena now and asks for the rest. A deadline of 0 ends with what is there. */
   start(deadlineMs: number): void {
-    const { arena, locate, fetcher, clock, maxBlocks } = this.#options;
+    const { arena, locate, fetcher, clock, maxBlocks, isOver } = this.#options;
     for (let index = 0; index < this.#limit; index++) {
       const hash = this.hashes[index]!;
-      const payloadBytes = arena.get(this.state.namespace, hash)?.payloadBytes;
+      const block = arena.get(this.state.namespace, hash);
+      const payloadBytes = block?.payloadBytes;
       if (index >= maxBlocks) this.#give(index, 'capacity');
+      else if (block !== undefined && isOver(block.expiresS)) this.#give(index, 'missing');
       else if (payloadBytes === this.state.payloadBytes) this.#pin(index, arena.name);
       else {
         // A foreign layout under our name: never used, and not in the way of the real one.
@@ -105,6 +108,11 @@ export class Load implements FetchClient {
   /** Blocks pinned or still wanted: what it counts against its session. */
   get leasedBlocks(): number {
     return this.#released ? 0 : this.#limit;
+  }
+
+  /** The engine was given this block. */
+  isLeased(index: number): boolean {
+    return index < this.#emitted && this.#arrived[index] !== undefined;
   }
 
   next(): FetchRequest | undefined {
@@ -153,7 +161,8 @@ export class Load implements FetchClient {
     const block = arena.get(namespace, hash)!;
     pins.pin(namespace, hash);
     this.#options.onUsed(this.state, hash, tier !== arena.name);
-    this.#arrived[index] = { slot: block.slot, payloadBytes: block.payloadBytes, checksum: block.checksum, tier };
+    const { slot, payloadBytes, checksum, expiresS } = block;
+    this.#arrived[index] = { slot, payloadBytes, checksum, expiresS, tier };
   }
 
   #unpin(index: number): void {

@@ -9,7 +9,7 @@ import type { StoreLimits } from './limits.ts';
 import type { TierLink } from './link.ts';
 import type { NamespaceState, Namespaces } from './namespaces.ts';
 import type { Pins } from './pins.ts';
-import type { ArenaTop, Clock, Log, ReadHeader } from './ports.ts';
+import type { ArenaTop, Clock, Log, ReadHeader, VerifyBlocks } from './ports.ts';
 import type { Prefetched } from './prefetch.ts';
 import type { Recency } from './recency.ts';
 import type { Quotas, Tenants } from './tenants.ts';
@@ -38,6 +38,7 @@ export interface StoreOptions {
   readonly plans?: Readonly<Record<string, Partial<TierPlan> | undefined>> | undefined;
   readonly quotas?: Quotas | undefined;
   readonly readHeader: ReadHeader;
+  readonly verify: VerifyBlocks;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits?: Partial<StoreLimits>;
@@ -50,6 +51,8 @@ export interface OpenOptions {
   readonly tenant?: string;
   /** They are removed so many seconds after they were made; default 0: never. */
   readonly ttlS?: number;
+  /** Of its hashes; all sessions of a namespace have the same. Default: not said. */
+  readonly hashBytes?: number;
 }
 
 export interface StoreParts {
@@ -69,12 +72,19 @@ export interface StoreParts {
   readonly locate: (state: NamespaceState, hash: HashKey) => TierLink | undefined;
   /** Whose block it is; 0: nobody's, or of a tenant without a quota. */
   readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
-  /** A block has just been published by a session; `ttlS` 0: it does not expire. */
-  readonly onCommitted: (state: NamespaceState, hash: HashKey, ttlS: number) => void;
+  /** A block has just been published by a session. */
+  readonly onCommitted: (state: NamespaceState, hash: HashKey) => void;
   /** An engine uses a block of the arena; `fresh`: it has just come there from a lower tier. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
   readonly pumpWriteDowns: () => void;
-  /** Remove what has expired by now. */
+  /** Remove what has expired by now; one batch. */
   readonly sweep: () => void;
-  readonly removeCorrupt: (namespace: Namespace, hashes: readonly HashKey[]) => void;
+  /** The second of Unix time. */
+  readonly wallS: () => number;
+  /** The end of an object (`Header.expiresS`) is over. */
+  readonly isOver: (expiresS: number) => boolean;
+  /** Remove this block if it has expired and was not removed yet. */
+  readonly removeIfOver: (namespace: Namespace, hash: HashKey) => void;
+  /** An engine says that these blocks of the arena did not match their checksums. They are pinned. */
+  readonly suspect: (namespace: Namespace, hashes: readonly HashKey[]) => void;
 }

@@ -24,12 +24,15 @@ export interface ArenaTop extends Tier {
 export interface Clock {
   /** Monotonic microseconds. */
   nowUs(): number;
+  /** Unix time in milliseconds: of what is written into objects, and nothing else. It may be put right at any time. */
+  wallMs(): number;
   /** Runs `fn` once after `ms`; the returned function cancels it. */
   after(ms: number, fn: () => void): () => void;
 }
 
 export const systemClock: Clock = {
   nowUs: () => performance.now() * 1000,
+  wallMs: () => Date.now(),
   after: (ms, fn) => {
     const timer = setTimeout(fn, ms);
     return () => clearTimeout(timer);
@@ -44,3 +47,9 @@ export interface Log {
 
 /** The header of the object in a slot, as a tier has just verified it; undefined when there is none after all. */
 export type ReadHeader = (slot: number) => BlockFields | undefined;
+
+/** Which of these blocks of the arena are what their headers say, payload and all; not on the JavaScript thread. */
+export type VerifyBlocks = (
+  namespace: Namespace,
+  blocks: readonly { readonly hash: HashKey; readonly slot: number; readonly payloadBytes: number }[],
+) => Promise<readonly boolean[]>;

@@ -85,6 +85,9 @@ export function keysOf(chain: Chain, from = 0, to = hashCount(chain)): HashKey[]
   return keys;
 }
 
+/** A change of a block with a record: `held`, or not any more; `expiresS`: the end that the tier knows of its object, 0: none. */
+export type OnChange = (record: number, namespace: Namespace, hash: HashKey, held: boolean, expiresS: number) => void;
+
 export class Residency {
   readonly #shards: Shard[] = [];
   readonly #chunks: Int32Array[] = [];
@@ -93,21 +96,30 @@ export class Residency {
   /** Records that were ever used. */
   #used = 0;
   #count = 0;
+  #expiring = 0;
   readonly #tags = new Map<string, Int32Array>();
   readonly #unfollow: (() => void)[] = [];
+  readonly #onGone: (record: number) => void;
   /** Where `lookup` leaves the tiers of each block that it found. */
   #found: Uint8Array = new Uint8Array(1024);
   #words: Int32Array = new Int32Array(4 * 1024);
   #packed: Uint8Array = new Uint8Array(this.#words.buffer);
   readonly #one = new Int32Array(4);
 
-  constructor() {
+  /** @param onGone hears when the record of a block that was marked with an expiry goes, whatever made it go */
+  constructor(onGone: (record: number) => void = () => {}) {
+    this.#onGone = onGone;
     for (let i = 0; i < shardCount; i++) this.#shards.push({ slots: new Int32Array(firstSlots), count: 0 });
   }
 
   /** Blocks that at least one tier holds. */
   get count(): number {
     return this.#count;
+  }
+
+  /** Of these, with an expiry. */
+  get expiringCount(): number {
+    return this.#expiring;
   }
 
   /** Memory of the index. */
@@ -118,12 +130,7 @@ export class Residency {
   }
 
   /** Keep bit `bit` in step with this tier. `onChange` hears of each block while it has a record. */
-  follow(
-    tier: Pick<Tier, 'follow'>,
-    bit: number,
-    onChange?: (namespace: Namespace, hash: HashKey, held: boolean) => void,
-    onCleared?: () => void,
-  ): void {
+  follow(tier: Pick<Tier, 'follow'>, bit: number, onChange?: OnChange, onCleared?: () => void): void {
     invariant(bit < maxTiers, 'residency: too many tiers');
     const end = tier.follow((change) => {
       if (change.kind === 'cleared') {
@@ -132,10 +139,11 @@ export class Residency {
         return;
       }
       const held = change.kind === 'stored';
-      for (const hash of change.hashes) {
-        if (held) this.set(change.namespace, hash, 1 << bit);
-        onChange?.(change.namespace, hash, held);
-        if (!held) this.clear(change.namespace, hash, 1 << bit);
+      for (const [at, hash] of change.hashes.entries()) {
+        const record = held ? this.set(change.namespace, hash, 1 << bit) : this.recordOf(change.namespace, hash);
+        if (record === none) continue;
+        onChange?.(record, change.namespace, hash, held, change.expiresS?.[at] ?? 0);
+        if (!held) this.#drop(record, 1 << bit);
       }
     });
     this.#unfollow.push(end);
@@ -145,8 +153,13 @@ export class Residency {
     for (const end of this.#unfollow.splice(0)) end();
   }
 
-  /** These tiers hold the block now. */
-  set(namespace: Namespace, hash: HashKey, tiers: number): void {
+  /** The number of the block's record, the same for as long as a tier holds it; -1: none does. */
+  recordOf(namespace: Namespace, hash: HashKey): number {
+    return this.#find(this.#wordsOf(namespace, hash), 0);
+  }
+
+  /** These tiers hold the block now. Returns the number of its record. */
+  set(namespace: Namespace, hash: HashKey, tiers: number): number {
     const words = this.#wordsOf(namespace, hash);
     let record = this.#find(words, 0);
     if (record === none) {
@@ -159,6 +172,7 @@ export class Residency {
       this.#insert(record);
     }
     this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]! |= tiers;
+    return record;
   }
 
   /** These tiers do not hold the block any more. */
@@ -172,9 +186,9 @@ export class Residency {
     return this.#read(namespace, hash, metaAt) & tiersMask;
   }
 
-  /** Second of expiry, on the store's clock; 0: none. */
+  /** Second of expiry, of Unix time; 0: none. */
   expiresS(namespace: Namespace, hash: HashKey): number {
-    return this.#read(namespace, hash, expiresAt);
+    return this.#read(namespace, hash, expiresAt) >>> 0;
   }
 
   /** Number of the tenant who pays for the block. */
@@ -190,6 +204,7 @@ export class Residency {
     const chunk = this.#chunks[record >>> chunkBits]!;
     const at = (record & chunkMask) * recordWords;
     chunk[at + metaAt] = (chunk[at + metaAt]! & tiersMask) | (tenant << tenantShift);
+    this.#expiring += (expiresS === 0 ? 0 : 1) - (chunk[at + expiresAt] === 0 ? 0 : 1);
     chunk[at + expiresAt] = expiresS;
   }
 
@@ -237,7 +252,7 @@ export class Residency {
       }
       record = next;
       const meta = chunk[at + metaAt]!;
-      const expires = chunk[at + expiresAt]!;
+      const expires = chunk[at + expiresAt]! >>> 0;
       if ((meta & available) === 0 || (expires !== 0 && expires <= nowS)) break;
       found[held] = meta & tiersMask;
     }
@@ -379,6 +394,10 @@ export class Residency {
     const at = (record & chunkMask) * recordWords;
     chunk[at + metaAt]! &= ~tiers;
     if ((chunk[at + metaAt]! & tiersMask) !== 0) return;
+    if (chunk[at + expiresAt] !== 0) {
+      this.#expiring--;
+      this.#onGone(record);
+    }
     this.#unlist(record);
     chunk.fill(0, at, at + recordWords);
     chunk[at] = this.#free;

@@ -252,20 +252,64 @@ describe('load', () => {
 });
 
 describe('corrupt reports', () => {
-  test('a block whose bytes were wrong is removed everywhere; its slot lives until the last reader has gone', async () => {
-    const bench = new Bench(4);
+  test('a block of the arena that is found wrong leaves it; its slot lives until the last reader has gone', async () => {
+    const bench = new Bench(4, {}, { plans: { disk: { write: 'none' } } });
     const [a, b] = [bench.engine(), bench.engine()];
     a.put(chain('x', 2));
-    while (bench.answer('write', 'stored')) await settled();
     const [inA, inB] = [a.load(chain('x', 2)), b.load(chain('x', 2))];
     await settled();
-    a.release(inA, [1, 99]);
+    bench.damaged.add('nx1');
+    a.release(inA, [1, 99, 1, 1]);
+    await settled();
     expect(a.lookup(chain('x', 2)).held).toBe(1);
     expect(a.put(chain('x', 1, 1), 'x0' as never)).toEqual(['busy']);
     b.checkLeases();
     b.release(inB);
     expect(a.put(chain('x', 1, 1), 'x0' as never)).toEqual(['reserved']);
-    expect(bench.store.counters.get('release.corrupt')).toBe(2 - 1);
+    const { counters } = bench.store;
+    expect([counters.get('release.corrupt'), counters.get('release.corrupt.found')]).toEqual([1, 1]);
+  });
+
+  test('an engine that finds wrong what is sound removes nothing, here or below, and is told of', async () => {
+    const bench = new Bench(4, {}, { lower: ['disk', 'redis'] });
+    const engine = bench.engine();
+    engine.put(chain('x', 3));
+    for (const tier of bench.lower) await bench.answerAll('write', 'stored', tier);
+    const id = engine.load(chain('x', 3));
+    await settled();
+    engine.release(id, [0, 1, 2]);
+    await settled();
+    expect(engine.lookup(chain('x', 3)).spans).toEqual([{ tier: 'arena', count: 3 }]);
+    expect(bench.lower.map((tier) => tier.lookup(namespaceNamed('n'), chain('x', 3)))).toEqual([3, 3]);
+    expect(bench.store.counters.get('release.corrupt.unfounded')).toBe(3);
+    expect(bench.arena.busySlots).toBe(0);
+  });
+
+  test('what is found wrong in the arena is not held against the tiers below: they verify what they read', async () => {
+    const bench = new Bench(4);
+    const engine = bench.engine();
+    engine.put(chain('x', 1));
+    await bench.answerAll('write', 'stored');
+    const id = engine.load(chain('x', 1));
+    await settled();
+    bench.damaged.add('nx0');
+    engine.release(id, [0]);
+    await settled();
+    expect(engine.lookup(chain('x', 1)).spans).toEqual([{ tier: 'disk', count: 1 }]);
+  });
+
+  test('no more is looked at at a time than may be; the rest leaves the arena unseen', async () => {
+    const bench = new Bench(8, { maxVerifiedBlocks: 3 }, { plans: { disk: { write: 'none' } } });
+    const engine = bench.engine();
+    engine.put(chain('x', 8));
+    const id = engine.load(chain('x', 8));
+    await settled();
+    engine.release(id, [0, 1, 2, 3, 4]);
+    await settled();
+    expect(bench.store.counters.get('release.corrupt.unseen')).toBe(2);
+    expect(engine.lookup(chain('x', 8)).held).toBe(3);
+    expect(bench.arena.stats().blocks).toBe(6);
+    expect(bench.arena.busySlots).toBe(0);
   });
 
   test('a block that came from disk and was found corrupt while another session wrote it is not made twice', async () => {
@@ -280,12 +324,14 @@ describe('corrupt reports', () => {
     const [inB, inC] = [b.load(chain('x', 1, 1)), c.load(chain('x', 1, 1))];
     bench.answer('read', 'ready');
     await settled();
+    bench.damaged.add('nx1');
     b.release(inB, [0]);
+    await settled();
     expect(a.holdings.commit([slot], [0n])).toBe(1);
     expect(bench.store.counters.get('commit.duplicate')).toBe(1);
     c.checkLeases();
     c.release(inC);
-    expect(a.put(chain('x', 1, 1))).toEqual(['reserved']);
+    expect(a.lookup(chain('x', 1, 1)).spans).toEqual([{ tier: 'disk', count: 1 }]);
     bench.store.checkIntegrity();
   });
 
@@ -339,4 +385,20 @@ test('after disconnect slots stay taken, and other sessions may write the same b
   expect(bench.arena.busySlots).toBe(0);
   expect(b.lookup(chain('x', 4)).held).toBe(4);
   bench.store.checkIntegrity();
+});
+
+test('a chain that is offered keeps what the arena holds of it: its tail does not push out its head', async () => {
+  const bench = new Bench(6, {}, { plans: { disk: { write: 'none' } } });
+  const engine = bench.engine();
+  engine.put(chain('x', 4));
+  engine.put(chain('y', 2)); // used later
+  expect(engine.put(chain('x', 8))).toEqual([
+    ...['held', 'held', 'held', 'held'],
+    ...['reserved', 'reserved', 'refused', 'refused'],
+  ]);
+  expect(bench.arena.lookup(namespaceNamed('n'), chain('x', 8))).toBe(6);
+  // Nor the block before it, which is its parent.
+  expect(engine.put(chain('x', 1, 6), chain('x', 1, 5)[0]!)).toEqual(['reserved']);
+  expect(bench.arena.lookup(namespaceNamed('n'), chain('x', 1, 5))).toBe(1);
+  expect(bench.arena.busySlots).toBe(0);
 });

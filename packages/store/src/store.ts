@@ -8,6 +8,7 @@
  * Pure control plane: it moves offsets and hashes, never bytes (law 4). Single-threaded; every public call is one turn
  * and leaves all invariants intact. What the world does to a tier ends here as a shorter prefix or a counted refusal.
  */
+import { invariant } from '@kvtier/errors';
 import { createAdmission } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Tier } from '@kvtier/tiers';
@@ -24,6 +25,7 @@ import { Prefetched } from './prefetch.ts';
 import { Recency } from './recency.ts';
 import { type Chain, hashCount, maxTiers, Residency } from './residency.ts';
 import { type StoreStats, tierReports } from './stats.ts';
+import { Suspects } from './suspects.ts';
 import { Tenants } from './tenants.ts';
 import { TierTtl } from './tier-ttl.ts';
 import { WriteDown } from './write-down.ts';
@@ -51,9 +53,10 @@ export class Store {
   readonly #links: readonly TierLink[];
   readonly #promote: readonly boolean[];
   readonly #parts: StoreParts;
-  readonly #residency = new Residency();
+  readonly #residency = new Residency((record) => this.#expiry.delete(record));
   readonly #tenants: Tenants;
   readonly #expiry: Expiry;
+  readonly #suspects: Suspects;
   /** Of lower tiers that have one. */
   readonly #ttls: readonly (TierTtl | undefined)[];
   /** Of each tier, by bit: blocks that lookups found there first, and blocks that they asked it for in vain. */
@@ -65,7 +68,9 @@ export class Store {
     const { counters } = this;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
     const pins = new Pins(arena);
-    const shared = { arena, pins, clock, log, limits, counters, failpoint };
+    const wallS = (): number => Math.floor(clock.wallMs() / 1000);
+    const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();
+    const shared = { arena, pins, clock, log, limits, counters, failpoint, wallS, isOver };
     const tiers = [arena, ...lower];
     this.#lower = lower;
     this.#names = tiers.map(({ name }) => name);
@@ -87,9 +92,9 @@ export class Store {
     this.#expiry = new Expiry({
       clock,
       batchBlocks: limits.touchBatchBlocks,
-      expiresS: (namespace, hash) => this.#residency.expiresS(namespace, hash),
       remove: (namespace, hashes) => this.#expired(namespace, hashes),
     });
+    this.#suspects = new Suspects({ ...shared, verify: options.verify });
     const prefetched = new Prefetched(limits.maxPrefetchedBytes, counters);
     const plans = lower.map((tier) => ({ ...defaultPlan, ...options.plans?.[tier.name] }));
     this.#promote = plans.map(({ promote }) => promote);
@@ -129,20 +134,21 @@ export class Store {
       recency: new Recency({ tiers: this.#touchables(tiers), residency: this.#residency, clock, limits, counters }),
       locate: (state, hash) => this.#locate(state, hash, 0),
       ownerOf,
-      onCommitted: (state, hash, ttlS) => this.#committed(state, hash, ttlS),
+      onCommitted: (state, hash) => this.#committed(state, hash),
       onUsed: (state, hash, fresh) => this.#used(state, hash, fresh),
       pumpWriteDowns: () => this.#pumpWriteDowns(),
       sweep: () => this.#expiry.sweep(),
-      removeCorrupt: (namespace, hashes) => this.#removeCorrupt(namespace, hashes),
+      removeIfOver: (namespace, hash) => this.#removeIfOver(namespace, hash),
+      suspect: (namespace, hashes) => this.#suspects.add(namespace, hashes),
       writeDowns,
     };
     for (const [bit, tier] of tiers.entries()) this.#follow(tier, bit);
   }
 
-  /** A new session's holdings; end them with `end`. KvError PROTOCOL when the block size contradicts the namespace. */
+  /** A new session's holdings; end them with `end`. KvError PROTOCOL when sizes of blocks or hashes contradict the namespace. */
   open(namespace: Namespace, payloadBytes: number, blockTokens: number, options: OpenOptions = {}): Holdings {
     const tenant = this.#tenants.open(options.tenant ?? '', namespace, payloadBytes);
-    const state = this.#parts.namespaces.acquire(namespace, payloadBytes);
+    const state = this.#parts.namespaces.acquire(namespace, payloadBytes, options.hashBytes);
     return new Holdings(this.#parts, state, { blockTokens, tenant, ttlS: options.ttlS ?? 0 });
   }
 
@@ -150,7 +156,7 @@ export class Store {
   lookup(state: NamespaceState, chain: Chain): LookupResult {
     const { pins, recency } = this.#parts;
     const available = this.#available();
-    const { held: listed, found } = this.#residency.lookup(state.namespace, chain, available, this.#expiry.nowS());
+    const { held: listed, found } = this.#residency.lookup(state.namespace, chain, available, this.#parts.wallS());
     const held = pins.firstLeaving(state.namespace, chain, listed);
     const counts = new Array<number>(this.#hits.length).fill(0);
     const spans: { tier: string; count: number }[] = [];
@@ -169,16 +175,14 @@ export class Store {
 
   /** What is held of all hashes, wherever in the chain: groups with a sliding window keep only the ends of chains. */
   lookupAll(state: NamespaceState, hashes: readonly HashKey[]): LookupResult {
-    const { pins, recency } = this.#parts;
+    const { pins, recency, isOver } = this.#parts;
     const available = this.#available();
-    const nowS = this.#expiry.nowS();
     const counts = new Array<number>(this.#hits.length).fill(0);
     const spans: { tier: string; count: number }[] = [];
     const held: HashKey[] = [];
     const found: number[] = [];
     for (const hash of hashes) {
-      const expiresS = this.#residency.expiresS(state.namespace, hash);
-      const gone = pins.isLeaving(state.namespace, hash) || (expiresS !== 0 && expiresS <= nowS);
+      const gone = pins.isLeaving(state.namespace, hash) || isOver(this.#residency.expiresS(state.namespace, hash));
       const tiers = gone ? 0 : this.#residency.tiers(state.namespace, hash) & available;
       const name = tiers === 0 ? '' : this.#names[lowestBit(tiers)]!;
       if (tiers !== 0) {
@@ -205,6 +209,8 @@ export class Store {
       'index.blocks': this.#residency.count,
       'index.bytes': this.#residency.bytes,
       'touch.pending_blocks': recency.pendingBlocks,
+      'expiry.blocks': this.#expiry.count,
+      'expiry.bytes': this.#expiry.bytes,
       ...this.#tenants.gauges(),
     };
     const counters = this.counters.snapshot();
@@ -218,15 +224,29 @@ export class Store {
     const tiers = [this.#parts.arena, ...this.#lower];
     for (const tier of tiers) tier.checkIntegrity();
     this.#residency.checkIntegrity(tiers);
+    this.#expiry.checkIntegrity();
+    invariant(
+      this.#expiry.count === this.#residency.expiringCount,
+      'store: an expiry is queued for no block, or none is',
+    );
+    for (const [at, ttl] of this.#ttls.entries()) {
+      ttl?.checkIntegrity();
+      invariant(
+        ttl === undefined || ttl.count === this.#lower[at]!.stats().blocks,
+        'store: a time to live of no block',
+      );
+    }
   }
 
   /** Writes down what is queued, within its time, then closes all tiers, the arena last. Sessions have ended before. */
   async close(): Promise<void> {
     this.#parts.failpoint?.('store.close.before');
     this.#parts.recency.close();
-    this.#expiry.close();
-    for (const ttl of this.#ttls) ttl?.close();
+    this.#parts.fetcher.close();
+    this.#expiry.clear();
+    for (const ttl of this.#ttls) ttl?.clear();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
+    await this.#suspects.close();
     this.#residency.close();
     await Promise.all(this.#lower.map((tier) => tier.close())); // one that hangs does not take the others' time
     await this.#parts.arena.close();
@@ -237,10 +257,12 @@ export class Store {
     this.#residency.follow(
       tier,
       bit,
-      (namespace, hash, held) => {
+      (record, namespace, hash, held, expiresS) => {
         const owner = this.#residency.tenant(namespace, hash);
-        this.#ttls[bit - 1]?.changed(namespace, hash, held);
+        this.#ttls[bit - 1]?.changed(record, namespace, hash, held);
         if (held) {
+          this.#parts.namespaces.learn(namespace, hash.length);
+          if (expiresS !== 0) this.#ends(record, namespace, hash, expiresS);
           this.#tenants.stored(bit, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
           return;
         }
@@ -251,7 +273,7 @@ export class Store {
       },
       () => {
         this.#tenants.cleared(bit);
-        this.#ttls[bit - 1]?.cleared();
+        this.#ttls[bit - 1]?.clear();
       },
     );
   }
@@ -281,8 +303,7 @@ export class Store {
     if (this.#parts.pins.isLeaving(namespace, hash)) return undefined;
     const tiers = this.#residency.tiers(namespace, hash) & ~tried & ~1;
     if (tiers === 0) return undefined;
-    const expiresS = this.#residency.expiresS(namespace, hash);
-    if (expiresS !== 0 && expiresS <= this.#expiry.nowS()) return undefined;
+    if (this.#parts.isOver(this.#residency.expiresS(namespace, hash))) return undefined;
     const bits = tiers & this.#available();
     return bits === 0 ? undefined : this.#links[lowestBit(bits) - 1];
   }
@@ -314,11 +335,7 @@ export class Store {
     return bits;
   }
 
-  #committed(state: NamespaceState, hash: HashKey, ttlS: number): void {
-    const { namespace, payloadBytes } = state;
-    const expiresS = ttlS === 0 ? 0 : this.#expiry.nowS() + ttlS;
-    this.#residency.mark(namespace, hash, this.#residency.tenant(namespace, hash), expiresS);
-    if (expiresS !== 0) this.#expiry.add(namespace, hash, expiresS);
+  #committed({ namespace, payloadBytes }: NamespaceState, hash: HashKey): void {
     for (const writeDown of this.#parts.writeDowns) writeDown.offer(namespace, hash, payloadBytes);
   }
 
@@ -348,16 +365,41 @@ export class Store {
     }
   }
 
-  #expired(namespace: Namespace, hashes: readonly HashKey[]): void {
-    this.counters.add('expired.blocks', hashes.length);
-    this.#parts.pins.remove(namespace, hashes, 'asked');
-    for (const tier of this.#lower) tier.remove(namespace, hashes, 'asked');
+  /** A tier of this node holds an object with this end. The earliest end that is known of a name counts for all of it. */
+  #ends(record: number, namespace: Namespace, hash: HashKey, expiresS: number): void {
+    const before = this.#residency.expiresS(namespace, hash);
+    const endS = before === 0 ? expiresS : Math.min(before, expiresS);
+    this.#residency.mark(namespace, hash, this.#residency.tenant(namespace, hash), endS);
+    this.#expiry.set(record, namespace, hash, endS * 1000 - this.#parts.clock.wallMs());
   }
 
-  #removeCorrupt(namespace: Namespace, hashes: readonly HashKey[]): void {
-    this.counters.add('release.corrupt', hashes.length);
-    this.#parts.pins.remove(namespace, hashes, 'corrupt');
-    for (const tier of this.#lower) tier.remove(namespace, hashes, 'corrupt');
+  #removeIfOver(namespace: Namespace, hash: HashKey): void {
+    if (this.#expiry.count === 0 || !this.#parts.isOver(this.#residency.expiresS(namespace, hash))) return;
+    this.#expired(namespace, [hash]);
+  }
+
+  /**
+   * They leave what is this node's own. What others share is left alone: the object there may be another one, made by somebody
+   * without a time to live; if it is ours it has the same end, and whoever reads it sees that (`Fetcher`).
+   */
+  #expired(namespace: Namespace, hashes: readonly HashKey[]): void {
+    const { pins, isOver } = this.#parts;
+    const over = hashes.filter((hash) => isOver(this.#residency.expiresS(namespace, hash)));
+    this.counters.add('expired.blocks', over.length);
+    pins.remove(namespace, over, 'asked');
+    for (const tier of this.#lower) if (!tier.supports.shared) tier.remove(namespace, over, 'asked');
+    for (const hash of hashes) {
+      const record = this.#residency.recordOf(namespace, hash);
+      if (record === -1) continue;
+      const expiresS = this.#residency.expiresS(namespace, hash);
+      if (!isOver(expiresS)) {
+        // The wall clock was put back meanwhile.
+        if (expiresS !== 0) this.#ends(record, namespace, hash, expiresS);
+        continue;
+      }
+      this.#residency.mark(namespace, hash, this.#residency.tenant(namespace, hash), 0);
+      this.#expiry.delete(record);
+    }
   }
 
   #breakerOpened({ tier }: TierLink, reason: string): void {

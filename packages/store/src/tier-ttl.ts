@@ -11,37 +11,37 @@ import type { Clock } from './ports.ts';
 export class TierTtl {
   readonly #ttlS: number;
   readonly #expiry: Expiry;
-  /** Second at which each block goes. */
-  readonly #ends = new Map<string, number>();
 
   constructor(tier: Tier, ttlS: number, clock: Clock, batchBlocks: number, counters: Counters) {
     this.#ttlS = ttlS;
     this.#expiry = new Expiry({
       clock,
       batchBlocks,
-      expiresS: (namespace, hash) => this.#ends.get(namespace.key + hash) ?? 0,
       remove: (namespace, hashes) => {
         counters.add(`expired.blocks.${tier.name}`, tier.remove(namespace, hashes, 'asked'));
       },
     });
   }
 
-  changed(namespace: Namespace, hash: HashKey, held: boolean): void {
-    if (!held) {
-      this.#ends.delete(namespace.key + hash);
-      return;
-    }
-    const atS = this.#expiry.nowS() + this.#ttlS;
-    this.#ends.set(namespace.key + hash, atS);
-    this.#expiry.add(namespace, hash, atS);
+  get count(): number {
+    return this.#expiry.count;
   }
 
-  cleared(): void {
-    this.#ends.clear();
-    this.#expiry.close();
+  get bytes(): number {
+    return this.#expiry.bytes;
   }
 
-  close(): void {
-    this.#expiry.close();
+  /** The tier lists the block from now on, or not any more; `row`: its record in the index. */
+  changed(row: number, namespace: Namespace, hash: HashKey, held: boolean): void {
+    if (held) this.#expiry.set(row, namespace, hash, this.#ttlS * 1000);
+    else this.#expiry.delete(row);
+  }
+
+  clear(): void {
+    this.#expiry.clear();
+  }
+
+  checkIntegrity(): void {
+    this.#expiry.checkIntegrity();
   }
 }

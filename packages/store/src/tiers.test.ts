@@ -92,6 +92,41 @@ describe('a read that fails', () => {
   });
 });
 
+test('a read that a tier breaks off gives its slots back when no byte of it can arrive any more, and not before', async () => {
+  const bench = new Bench(4, { brokenReadMs: 60_000 }, { plans: { disk: { write: 'none' } } });
+  bench.disk.put(n, chain('x', 3));
+  const engine = bench.engine();
+  let slots: readonly number[] = [];
+  bench.disk.read = async (_, blocks, onDone) => {
+    slots = blocks.map(({ slot }) => slot);
+    bench.arena.content.set(slots[0]!, 'nx0');
+    bench.arena.headers.set(slots[0]!, {
+      hash: chain('x', 1)[0]!,
+      parent: null,
+      tokenCount: 16,
+      payloadBytes: 1,
+      checksum: 0n,
+    });
+    onDone(0, 'ready');
+    throw new Error('a defect');
+  };
+  const id = engine.load(chain('x', 3));
+  await settled();
+  expect(ended(engine, id)).toEqual([1, 'tier']);
+  engine.release(id);
+  expect(engine.put(chain('y', 4))).toEqual(['reserved', 'reserved', 'refused', 'refused']);
+  for (const slot of slots.slice(1)) {
+    expect(bench.arena.content.get(slot)).toBeUndefined();
+    bench.arena.content.set(slot, 'nothing of ours'); // a byte that arrives late
+  }
+  engine.checkLeases();
+  expect(bench.store.stats().counters['fetch.inflight_bytes']).toBe(2);
+  bench.clock.advance(60_000);
+  expect(bench.store.stats().counters['fetch.inflight_bytes']).toBe(0);
+  expect(engine.put(chain('z', 4))).toEqual(['reserved', 'reserved', 'reserved', 'reserved']);
+  expect(bench.clock.pending).toBe(0);
+});
+
 describe('shares and priorities', () => {
   test('a tier that hangs takes its own share only: another goes on', async () => {
     const bench = new Bench(20, { maxFetchBytes: 8 }, unwritten);

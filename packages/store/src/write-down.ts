@@ -39,6 +39,8 @@ export interface WriteDownOptions {
   readonly limits: StoreLimits;
   readonly counters: Counters;
   readonly failpoint: Failpoint | undefined;
+  /** The end of an object is over. */
+  readonly isOver: (expiresS: number) => boolean;
   /** Who pays for a block. */
   readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
   readonly tenants: Tenants;
@@ -50,6 +52,8 @@ interface Entry {
   readonly slot: number;
   readonly payloadBytes: number;
   readonly tenant: number;
+  /** End of the object, when it is written. */
+  expiresS: number;
 }
 
 export class WriteDown {
@@ -187,7 +191,8 @@ export class WriteDown {
       return false;
     }
     this.#burst.queued(this.#bytes === 0);
-    this.#queue.push({ namespace, hash, slot: arena.get(namespace, hash)!.slot, payloadBytes, tenant });
+    const { slot, expiresS } = arena.get(namespace, hash)!;
+    this.#queue.push({ namespace, hash, slot, payloadBytes, tenant, expiresS });
     this.#pending.add(namespace.key + hash);
     this.#bytes += payloadBytes;
     return true;
@@ -197,7 +202,7 @@ export class WriteDown {
   #soil(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
     const key = namespace.key + hash;
     this.#clean(key);
-    this.#dirty.set(key, { namespace, hash, slot: 0, payloadBytes, tenant: 0 });
+    this.#dirty.set(key, { namespace, hash, slot: 0, payloadBytes, tenant: 0, expiresS: 0 });
     this.#dirtyBytes += payloadBytes;
     for (const [oldest, entry] of this.#dirty) {
       if (this.#dirtyBytes <= this.#options.limits.maxDirtyBytes) return;
@@ -216,18 +221,21 @@ export class WriteDown {
 
   /** The next blocks of one namespace that are still there, pinned. */
   #takeBatch(): Entry[] {
-    const { arena, pins } = this.#options;
+    const { arena, pins, isOver } = this.#options;
     const { namespace } = this.#queue[this.#head]!;
     const batch: Entry[] = [];
     let bytes = 0;
     for (let entry = this.#queue[this.#head]; entry?.namespace.key === namespace.key; entry = this.#queue[this.#head]) {
       if (batch.length > 0 && bytes + entry.payloadBytes > this.#options.limits.writeDownBatchBytes) break;
       this.#head++;
-      if (arena.get(namespace, entry.hash)?.slot !== entry.slot) {
-        this.#refuse('evicted');
+      const block = arena.get(namespace, entry.hash);
+      const gone = block?.slot !== entry.slot ? 'evicted' : isOver(block.expiresS) ? 'expired' : '';
+      if (gone !== '') {
+        this.#refuse(gone);
         this.#forget(entry);
         continue;
       }
+      entry.expiresS = block!.expiresS;
       pins.pin(namespace, entry.hash);
       batch.push(entry);
       bytes += entry.payloadBytes;
@@ -241,7 +249,7 @@ export class WriteDown {
 
   /** Never rejects. */
   async #write(batch: readonly Entry[]): Promise<void> {
-    const { link, counters, failpoint, log, pins } = this.#options;
+    const { link, counters, failpoint, log, pins, isOver } = this.#options;
     const { name } = link.tier;
     let statuses: readonly WriteStatus[] = [];
     try {
@@ -256,6 +264,10 @@ export class WriteDown {
     for (const [index, entry] of batch.entries()) {
       const status = statuses[index] ?? 'failed';
       counters.add(`writedown.${name}.${status === 'refused' ? 'refused.tier' : status}`);
+      // Its time ended on the way: it is the object that we have just made, whoever else uses the tier.
+      if (status === 'stored' && isOver(entry.expiresS)) {
+        counters.add(`expired.blocks.${name}`, link.tier.remove(entry.namespace, [entry.hash], 'asked'));
+      }
       this.#forget(entry);
       pins.unpin(entry.namespace, entry.hash);
     }

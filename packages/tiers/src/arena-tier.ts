@@ -27,6 +27,8 @@ export interface BlockFields {
   readonly payloadBytes: number;
   /** XXH3-64 of the payload. */
   readonly checksum: bigint;
+  /** `Header.expiresS`; default 0. */
+  readonly expiresS?: number;
 }
 
 /** A listed block. `slot` is the offset of its header; the payload follows it. */
@@ -34,6 +36,8 @@ export interface ArenaBlock {
   readonly slot: number;
   readonly payloadBytes: number;
   readonly checksum: bigint;
+  /** Unix second from which on it may not be used; 0: none. */
+  readonly expiresS: number;
 }
 
 interface Entry extends ArenaBlock {
@@ -144,7 +148,7 @@ export class ArenaTier implements Tier {
 
   /** Write the header in front of the payload and list the block. From now on the slot belongs to the tier. */
   publish(namespace: Namespace, block: BlockFields, slot: number): void {
-    const { hash, parent, tokenCount, payloadBytes, checksum } = block;
+    const { hash, parent, tokenCount, payloadBytes, checksum, expiresS = 0 } = block;
     invariant(this.get(namespace, hash) === undefined, 'arena: the block is listed already');
     invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);
     const slotBytes = this.#allocator.slotBytesOf(slot);
@@ -156,13 +160,14 @@ export class ArenaTier implements Tier {
       tokenCount,
       payloadBytes,
       payloadChecksum: checksum,
+      expiresS,
     });
     native.arenaWrite(this.#arena, slot, header);
     const sizeClass = this.#classOf(slotBytes);
     const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
     const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
     const usedUs = this.#nowUs();
-    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, index, pins, usedUs };
+    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, expiresS, index, pins, usedUs };
     sizeClass.entries[index] = entry;
     const parentEntry = parent === null ? undefined : this.#find(namespace, parent);
     sizeClass.policy.insert(index, usedUs, {
@@ -175,7 +180,7 @@ export class ArenaTier implements Tier {
       this.#index.set(namespace.key, blocks);
     }
     blocks.set(hash, entry);
-    this.#followers.stored(namespace, [hash]);
+    this.#followers.stored(namespace, [hash], [expiresS]);
   }
 
   get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
@@ -252,8 +257,8 @@ export class ArenaTier implements Tier {
 
   follow(listener: (change: TierChange) => void): () => void {
     const held = [...this.#index.values()].map((blocks) => {
-      const [first] = blocks.values();
-      return [first!.namespace, [...blocks.keys()]] as const;
+      const entries = [...blocks.values()];
+      return [entries[0]!.namespace, [...blocks.keys()], entries.map(({ expiresS }) => expiresS)] as const;
     });
     return this.#followers.follow(listener, held);
   }
@@ -448,8 +453,8 @@ export class ArenaTier implements Tier {
       this.free(slot);
       return 'held';
     }
-    const { parent, tokenCount, payloadBytes, payloadChecksum: checksum } = header;
-    this.publish(namespace, { hash, parent, tokenCount, payloadBytes, checksum }, slot);
+    const { parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+    this.publish(namespace, { hash, parent, tokenCount, payloadBytes, checksum, expiresS }, slot);
     return 'stored';
   }
 

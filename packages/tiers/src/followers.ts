@@ -8,9 +8,12 @@ import type { TierChange } from './tier.ts';
 export class Followers {
   readonly #listeners = new Set<(change: TierChange) => void>();
 
-  /** `held`: all that the tier lists now. */
-  follow(listener: (change: TierChange) => void, held: Iterable<readonly [Namespace, readonly HashKey[]]>): () => void {
-    for (const [namespace, hashes] of held) listener({ kind: 'stored', namespace, hashes });
+  /** `held`: all that the tier lists now, with the end of each object where it is known. */
+  follow(
+    listener: (change: TierChange) => void,
+    held: Iterable<readonly [Namespace, readonly HashKey[], (readonly number[])?]>,
+  ): () => void {
+    for (const [namespace, hashes, expiresS] of held) listener({ kind: 'stored', namespace, hashes, expiresS });
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
   }
@@ -20,8 +23,8 @@ export class Followers {
     return this.#listeners.size === 0;
   }
 
-  stored(namespace: Namespace, hashes: readonly HashKey[]): void {
-    this.#tell({ kind: 'stored', namespace, hashes });
+  stored(namespace: Namespace, hashes: readonly HashKey[], expiresS?: readonly number[]): void {
+    this.#tell({ kind: 'stored', namespace, hashes, expiresS });
   }
 
   removed(namespace: Namespace, hashes: readonly HashKey[]): void {

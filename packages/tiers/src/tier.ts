@@ -11,6 +11,8 @@
  *  - what `write` reported as 'stored' is found by `lookup` until evicted or removed; a write in flight is not;
  *  - every read and write ends within the tier's own time limit ('failed', 'refused'); when `onDone` was called for a slot,
  *    the tier never touches that slot again, whatever still arrives from a disk or a socket;
+ *  - when `read` settles, by a rejection, too, no byte can arrive any more in any of its slots: what it has started has ended.
+ *    The caller gives the slots away in that turn. A tier that cannot know does not settle;
  *  - a tier that the world broke (ENOSPC, EIO, a server that is gone) goes out of service: lookups miss, writes are
  *    'refused', stats say why. It tries by itself, with a backoff, to come back, and then lists what is still there.
  */
@@ -33,7 +35,13 @@ export interface TierSupports {
  * its server lost its contents); then `namespace` is null and `hashes` empty.
  */
 export type TierChange =
-  | { readonly kind: 'stored' | 'removed'; readonly namespace: Namespace; readonly hashes: readonly HashKey[] }
+  | {
+      readonly kind: 'stored' | 'removed';
+      readonly namespace: Namespace;
+      readonly hashes: readonly HashKey[];
+      /** Of 'stored': the end of each object (`Header.expiresS`), where the tier knows it; what is not there: it does not. */
+      readonly expiresS?: readonly number[] | undefined;
+    }
   | { readonly kind: 'cleared'; readonly namespace: null; readonly hashes: readonly [] };
 
 /** One object in a slot of the arena. `slot` is the offset of its header; the payload follows the header. */

@@ -113,7 +113,7 @@ Bytes Golden(const std::string& name) {
 }
 
 TEST(ObjectHeader, GoldenFilesAreReadAndWrittenAgain) {
-  for (const char* name : {"header-root.bin", "header-child.bin", "header-xxhash.bin"}) {
+  for (const char* name : {"header-root.bin", "header-child.bin", "header-xxhash.bin", "header-expires.bin"}) {
     const Bytes golden = Golden(name);
     ASSERT_EQ(golden.size(), kHeaderBytes) << name;
     ObjectHeader header;
@@ -130,6 +130,10 @@ TEST(ObjectHeader, GoldenFilesAreReadAndWrittenAgain) {
   EXPECT_EQ(child.payloadChecksum, 0xfedcba9876543210u);
   EXPECT_EQ(child.hash[0], 1);
   EXPECT_EQ(child.parentHash[0], 50);
+  EXPECT_EQ(child.expires, 0u);
+  ObjectHeader expires;
+  DecodeHeader(Golden("header-expires.bin").data(), &expires);
+  EXPECT_EQ(expires.expires, 4294967294u);
 }
 
 TEST(ObjectHeader, AnyOneByteChangedIsNoticed) {

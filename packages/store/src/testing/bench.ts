@@ -33,6 +33,8 @@ export class Bench {
   /** The first of `lower`. */
   readonly disk: SteppedTier;
   readonly store: Store;
+  /** Names of blocks whose next verification finds that they are not sound. */
+  readonly damaged = new Set<string>();
 
   constructor(slotCount: number, limits: Partial<StoreLimits> = {}, options: BenchOptions = {}) {
     this.arena = new ModelArena(slotCount);
@@ -45,6 +47,11 @@ export class Bench {
       plans: options.plans,
       quotas: options.quotas,
       readHeader: (slot) => this.arena.headers.get(slot)!,
+      verify: async ({ key }, blocks) =>
+        blocks.map(({ hash, slot }) => {
+          const name = this.arena.content.get(slot);
+          return name === key + hash && !this.damaged.delete(name);
+        }),
       clock: this.clock,
       log: silent,
       limits: { ...generous, fetchBatchBytes: 4, writeDownBatchBytes: 4, ...limits },

@@ -19,10 +19,16 @@ export const silent: Log = { info: () => {}, warn: () => {}, error: () => {} };
 
 export class ManualClock implements Clock {
   #nowMs = 0;
+  /** What the wall clock says more than the one that only goes forward. */
+  wallAheadMs = 0;
   readonly #timers = new Set<{ readonly atMs: number; readonly fn: () => void }>();
 
   nowUs(): number {
     return this.#nowMs * 1000;
+  }
+
+  wallMs(): number {
+    return this.#nowMs + this.wallAheadMs;
   }
 
   after(ms: number, fn: () => void): () => void {
@@ -44,6 +50,7 @@ export class ManualClock implements Clock {
 }
 
 interface Listed extends BlockFields {
+  readonly expiresS: number;
   readonly namespace: Namespace;
   readonly slot: number;
   pins: number;
@@ -97,8 +104,8 @@ export class ModelArena implements ArenaTop {
     const key = namespace.key + block.hash;
     invariant(!this.#listed.has(key), 'published twice');
     this.headers.set(slot, block);
-    this.#listed.set(key, { ...block, namespace, slot, pins: 0 });
-    this.#followers.stored(namespace, [block.hash]);
+    this.#listed.set(key, { expiresS: 0, ...block, namespace, slot, pins: 0 });
+    this.#followers.stored(namespace, [block.hash], [block.expiresS ?? 0]);
   }
 
   get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
@@ -210,7 +217,7 @@ export interface Job {
 
 /** A lower tier that does nothing until the test answers a job. */
 export class SteppedTier implements Tier {
-  readonly supports = { persistent: true, shared: false, writable: true, evicts: false };
+  readonly supports;
   readonly #followers = new Followers();
   readonly name: string;
   readonly jobs: Job[] = [];
@@ -222,16 +229,29 @@ export class SteppedTier implements Tier {
 
   constructor(name: string, arena: ModelArena) {
     this.name = name;
+    this.supports = { persistent: true, shared: name !== 'disk', writable: true, evicts: false };
     this.#arena = arena;
   }
 
   /** It holds these now, without having been asked to: what another process or an earlier life wrote. */
-  put(namespace: Namespace, hashes: readonly HashKey[], payloadBytes = 1): void {
+  put(namespace: Namespace, hashes: readonly HashKey[], payloadBytes = 1, expiresS = 0): void {
     for (const hash of hashes) {
-      const fields = { hash, parent: null, tokenCount: 16, payloadBytes, checksum: 0n };
+      const fields = { hash, parent: null, tokenCount: 16, payloadBytes, checksum: 0n, expiresS };
       this.#held.set(namespace.key + hash, { namespace, content: namespace.key + hash, fields });
+      this.#tell(namespace, fields);
     }
-    this.#followers.stored(namespace, hashes);
+  }
+
+  /** As the disk does: with the end of the object; a shared tier does not know it before it is read. */
+  #tell(namespace: Namespace, { hash, expiresS = 0 }: BlockFields): void {
+    if (this.supports.shared) this.#followers.stored(namespace, [hash]);
+    else this.#followers.stored(namespace, [hash], [expiresS]);
+  }
+
+  /** The end of the object that it holds under this name; undefined: it holds none. */
+  endOf(namespace: Namespace, hash: HashKey): number | undefined {
+    const fields = this.#held.get(namespace.key + hash)?.fields;
+    return fields === undefined ? undefined : (fields.expiresS ?? 0);
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -247,8 +267,9 @@ export class SteppedTier implements Tier {
         for (const { hash, slot } of blocks) {
           const content = this.#arena.content.get(slot)!;
           if (answer !== 'stored') continue;
-          this.#held.set(namespace.key + hash, { namespace, content, fields: this.#arena.headers.get(slot)! });
-          this.#followers.stored(namespace, [hash]);
+          const fields = this.#arena.headers.get(slot)!;
+          this.#held.set(namespace.key + hash, { namespace, content, fields });
+          this.#tell(namespace, fields);
         }
         resolve(blocks.map(() => answer as WriteStatus));
       };
@@ -286,7 +307,10 @@ export class SteppedTier implements Tier {
   }
 
   follow(listener: (change: TierChange) => void): () => void {
-    const held = [...this.#held.values()].map(({ namespace, fields }) => [namespace, [fields.hash]] as const);
+    const held = [...this.#held.values()].map(
+      ({ namespace, fields }) =>
+        [namespace, [fields.hash], this.supports.shared ? [] : [fields.expiresS ?? 0]] as const,
+    );
     return this.#followers.follow(listener, held);
   }
 

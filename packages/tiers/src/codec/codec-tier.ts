@@ -6,10 +6,12 @@
  * The inner tier sees sound objects with fewer bytes. With codec "none" nothing is encoded, but what an earlier life
  * encoded is still read. Invariant: a block is 'ready' only with the bytes and the checksum that it had when it was written.
  */
+
 import { decodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
+import { settled } from '../settled.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '../tier.ts';
 import { CodecChoice } from './choice.ts';
 import { decodeObject, encodeObject, plainHeader } from './codec.ts';
@@ -98,14 +100,15 @@ export class CodecTier implements Tier {
     const { inner, nowUs } = this.#options;
     const startUs = nowUs();
     const decoding: Promise<void>[] = [];
-    await inner.read(namespace, blocks, (index, status) => {
+    const reading = inner.read(namespace, blocks, (index, status) => {
       if (status !== 'ready') return onDone(index, status);
       const tierUs = nowUs() - startUs;
       const decoded = this.#decode(namespace, blocks[index]!, tierUs / blocks.length);
       if (decoded === undefined) return onDone(index, 'ready');
       decoding.push(decoded.then((sound) => onDone(index, sound)));
     });
-    await Promise.all(decoding);
+    // What is decoded is written into its slot, whatever became of the other blocks.
+    await reading.finally(() => settled(decoding));
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {

@@ -22,6 +22,8 @@ export interface WriteJob {
   readonly bytes: number;
   /** Recency to keep; undefined: it is new. */
   readonly lastUse: number | undefined;
+  /** The end of the object (`Header.expiresS`). */
+  readonly expiresS: number;
   /** Asked when it has been written: false, and it is not listed. */
   readonly wanted?: () => boolean;
   readonly onDone: (stored: boolean) => void;
@@ -207,7 +209,8 @@ export class Appender {
       const { job, offset } = inFlight.placed[inFlight.first]!;
       segment.release();
       if (!this.#stopped && job.wanted?.() !== false) {
-        index.add(job.namespace, job.hash, segment, offset / pageBytes, job.bytes / pageBytes, job.lastUse);
+        const [page, pages] = [offset / pageBytes, job.bytes / pageBytes];
+        index.add(job.namespace, job.hash, segment, page, pages, job.lastUse, job.expiresS);
         step('disk.write.stored');
       }
       this.#end(job, !this.#stopped);

@@ -85,7 +85,7 @@ export class BlockIndex {
     this.#freeSegments.push(segment.number);
   }
 
-  /** List a block; one of the same name before it is forgotten. `lastUse` keeps a recency from before. */
+  /** List a block; one of the same name before it is forgotten. `lastUse` keeps a recency from before; `expiresS`: its end. */
   add(
     namespace: Namespace,
     hash: HashKey,
@@ -93,16 +93,17 @@ export class BlockIndex {
     page: number,
     pages: number,
     lastUse?: number,
+    expiresS = 0,
   ): EntryNumber {
     const number = this.#numberOf(namespace);
-    return this.#add(number, this.table.find(number, hash), segment, page, pages, lastUse);
+    return this.#add(number, this.table.find(number, hash), segment, page, pages, lastUse, expiresS);
   }
 
   /** `add` of what recovery found: the hash lies in words. */
   restore(namespace: Namespace, block: FoundBlock, segment: Segment, lastUse: number | undefined): EntryNumber {
     const number = this.#numberOf(namespace);
     const before = this.table.findWords(number, block.words, block.at, block.hashBytes);
-    return this.#add(number, before, segment, block.page, block.pages, lastUse);
+    return this.#add(number, before, segment, block.page, block.pages, lastUse, block.expiresS);
   }
 
   #add(
@@ -112,6 +113,7 @@ export class BlockIndex {
     page: number,
     pages: number,
     lastUse: number | undefined,
+    expiresS: number,
   ) {
     const { table } = this;
     if (before !== noEntry) this.#unlist(before);
@@ -119,6 +121,7 @@ export class BlockIndex {
     this.advance(use);
     const entry = table.add(number, segment.number, page, pages);
     table.setLastUse(entry, use);
+    table.setExpiresS(entry, expiresS);
     const row = this.#namespaces[number]!;
     row.count++;
     if (segment.last === noEntry) segment.first = entry;
@@ -126,7 +129,8 @@ export class BlockIndex {
     segment.last = entry;
     table.setNext(entry, noEntry);
     segment.listedCount++;
-    if (before === noEntry && !this.#followers.none) this.#followers.stored(row.namespace, [table.hash(entry)]);
+    if (before === noEntry && !this.#followers.none)
+      this.#followers.stored(row.namespace, [table.hash(entry)], [expiresS]);
     return entry;
   }
 
@@ -144,7 +148,7 @@ export class BlockIndex {
   /** Unlist all blocks of segments whose device is gone. `all`: nothing is left, say so in one word. */
   drop(segments: Iterable<Segment>, all: boolean): void {
     for (const segment of segments) {
-      const gone = all || this.#followers.none ? [] : [...this.#namesOf(segment)];
+      const gone = all || this.#followers.none ? [] : this.#namesOf(segment);
       for (const entry of this.listedOf(segment)) this.#unlist(entry);
       for (const [namespace, hashes] of gone) this.#followers.removed(namespace, hashes);
     }
@@ -189,19 +193,24 @@ export class BlockIndex {
     invariant(listed === table.count && inNamespaces === listed, 'disk: index and segments disagree');
   }
 
-  *#held(): Generator<readonly [Namespace, readonly HashKey[]]> {
+  *#held(): Generator<readonly [Namespace, readonly HashKey[], readonly number[]]> {
     for (const segment of this.#segments) if (segment !== undefined) yield* this.#namesOf(segment);
   }
 
-  #namesOf(segment: Segment): Map<Namespace, HashKey[]> {
-    const names = new Map<Namespace, HashKey[]>();
+  /** Blocks of a segment with their ends, by namespace. */
+  #namesOf(segment: Segment): readonly (readonly [Namespace, HashKey[], number[]])[] {
+    const names = new Map<Namespace, readonly [Namespace, HashKey[], number[]]>();
     for (const entry of this.listedOf(segment)) {
       const namespace = this.namespaceOf(entry);
-      const hashes = names.get(namespace);
-      if (hashes === undefined) names.set(namespace, [this.table.hash(entry)]);
-      else hashes.push(this.table.hash(entry));
+      let own = names.get(namespace);
+      if (own === undefined) {
+        own = [namespace, [], []];
+        names.set(namespace, own);
+      }
+      own[1].push(this.table.hash(entry));
+      own[2].push(this.table.expiresS(entry));
     }
-    return names;
+    return [...names.values()];
   }
 
   #numberOf(namespace: Namespace): number {

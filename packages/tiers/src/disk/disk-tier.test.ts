@@ -66,6 +66,39 @@ function crash(tier: DiskTier): () => Promise<void> {
 }
 
 describe('restart', () => {
+  it.each(['after a clean close', 'after a crash'])(
+    'tells the ends of its objects as it told them before, %s',
+    async (how) => {
+      const chain = names('end', 30);
+      const told = (tier: DiskTier): Map<HashKey, number> => {
+        const ends = new Map<HashKey, number>();
+        tier.follow((change) => {
+          if (change.kind !== 'stored') return;
+          for (const [at, hash] of change.hashes.entries()) ends.set(hash, change.expiresS![at]!);
+        });
+        return ends;
+      };
+      let tier = await open();
+      const live = told(tier);
+      const expected = new Map<HashKey, number>();
+      for (const [at, hash] of chain.entries()) {
+        const end = at % 3 === 0 ? 0 : 2 ** 32 - 1 - at;
+        expect(await bench.write(tier, space, [hash], payloadBytes, end)).toEqual(['stored']);
+        expected.set(hash, end);
+      }
+      expect(live).toEqual(expected);
+      if (how === 'after a crash') await crash(tier)();
+      else await tier.close();
+      tier = await open();
+      expect(told(tier)).toEqual(expected);
+      // The rows are used again: what comes into them has its own end.
+      tier.remove(space, chain, 'asked');
+      await bench.write(tier, space, chain, payloadBytes);
+      expect([...told(tier).values()]).toEqual(chain.map(() => 0));
+      await tier.close();
+    },
+  );
+
   it('finds everything after a clean close, in the order of its use', async () => {
     const chain = names('clean', 40);
     let tier = await open();

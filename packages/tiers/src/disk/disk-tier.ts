@@ -9,9 +9,12 @@
  * files together never exceed `capacityBytes`; a device that the world broke takes only what it holds out of the tier, says so
  * once, and comes back by itself. Idea: log-structured region caches (CacheLib's BlockCache, TAO's SSD tier).
  */
+
 import { invariant, KvError } from '@kvtier/errors';
-import type { HashKey, Namespace } from '@kvtier/identity';
+import { expiresOffset, type HashKey, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
+import { settled } from '../settled.ts';
+
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
@@ -130,7 +133,9 @@ export class DiskTier implements Tier {
             end(index, stored ? 'stored' : 'refused');
             for (const tell of waiters) tell(stored);
           };
-          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, onDone });
+          // Out of the header that was found sound above.
+          const expiresS = native.arenaRead(this.#options.arena, slot + expiresOffset, 4).readUInt32LE(0);
+          jobs.push({ namespace, hash, slot, bytes, lastUse: undefined, expiresS, onDone });
         }
       }
       stripes.submit();
@@ -148,7 +153,7 @@ export class DiskTier implements Tier {
       const part = blocks.slice(from, from + readPartBlocks);
       parts.push(this.#readPart(namespace, part, (index, status) => onDone(from + index, status)));
     }
-    await Promise.all(parts);
+    await settled(parts);
   }
 
   objectBytes(namespace: Namespace, hash: HashKey): number | undefined {
@@ -241,6 +246,7 @@ export class DiskTier implements Tier {
     if (found.length === 0) return;
     // Neighbours in a file travel as one I/O.
     found.sort((a, b) => a.segment.number - b.segment.number || a.page - b.page);
+    let defect: unknown;
     await new Promise<void>((resolve) => {
       let open = found.length;
       for (const device of this.#devices) {
@@ -257,9 +263,18 @@ export class DiskTier implements Tier {
           return { file: segment.file, offset: page * pageBytes, bytes, slot, onDone: ended };
         });
         const names = own.map(({ entry }) => table.hash(entry));
-        device.read(rows, identitiesOf(namespace, names));
+        try {
+          device.read(rows, identitiesOf(namespace, names));
+        } catch (error) {
+          // None of its rows has begun; those of other devices are on their way.
+          defect ??= error;
+          for (const { segment } of own) segment.release();
+          open -= own.length;
+        }
       }
+      if (open === 0) resolve();
     });
+    if (defect !== undefined) throw defect;
   }
 
   #readEnded(device: DiskDevice, entry: EntryNumber, result: number): ReadStatus {

@@ -26,6 +26,8 @@ const leastSlots = 1024;
 
 export class EntryTable {
   readonly #chunks: Uint32Array[] = [];
+  /** Ends of the rows of each chunk (`Header.expiresS`); for chunks in which any row has one. */
+  readonly #ends: (Uint32Array | undefined)[] = [];
   #rowCount = 0;
   /** Head of the list of rows that may be used again, through `next`. */
   #free = noEntry;
@@ -38,7 +40,8 @@ export class EntryTable {
 
   /** Bytes of memory that the table takes. */
   get bytes(): number {
-    return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.byteLength;
+    const endBytes = this.#ends.reduce((sum, ends) => sum + (ends?.byteLength ?? 0), 0);
+    return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.byteLength + endBytes;
   }
 
   find(namespace: number, hash: HashKey): EntryNumber {
@@ -85,6 +88,8 @@ export class EntryTable {
     row[from + field.pages] = pages;
     row[from + field.next] = 0;
     row[from + field.flags] = listedFlag | (this.#wantedBytes << hashBytesShift);
+    const ends = this.#ends[entry >>> chunkShift];
+    if (ends !== undefined) ends[entry & chunkMask] = 0;
     this.count++;
     return entry;
   }
@@ -160,6 +165,18 @@ export class EntryTable {
   setLastUse(entry: EntryNumber, use: number): void {
     this.#set(entry, field.useLow, use >>> 0);
     this.#set(entry, field.useHigh, Math.floor(use / 2 ** 32));
+  }
+
+  /** The end of the object, 0: none. */
+  expiresS(entry: EntryNumber): number {
+    return this.#ends[entry >>> chunkShift]?.[entry & chunkMask] ?? 0;
+  }
+
+  setExpiresS(entry: EntryNumber, expiresS: number): void {
+    if (expiresS === this.expiresS(entry)) return;
+    const ends = this.#ends[entry >>> chunkShift] ?? new Uint32Array(chunkMask + 1);
+    this.#ends[entry >>> chunkShift] = ends;
+    ends[entry & chunkMask] = expiresS;
   }
 
   hash(entry: EntryNumber): HashKey {

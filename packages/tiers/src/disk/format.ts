@@ -18,10 +18,10 @@ const headerMagic = 'KVTIERSG';
 const footerMagic = 'KVTIERSF';
 const checkpointMagic = 'KVTIERCP';
 const namespaceBytes = 32;
-const recordBytes = 56;
+const recordBytes = 64;
 const segmentUsesBytes = 24;
-/** Of footers and checkpoints. */
-const imageVersion = 2;
+const footerVersion = 3;
+const checkpointVersion = 2;
 /** At the very end of a footer or checkpoint. */
 const trailerBytes = 64;
 
@@ -44,10 +44,11 @@ export interface SegmentTail {
 
 /**
  * One object of a footer, in 32-bit words: hash, zero padded (0 to 7), page, pages, number in the namespace table, bytes of the
- * hash and above them 1 when hot, then its recency as a float64. Offsets and lengths in whole pages.
+ * hash and above them 1 when hot, then its recency as a float64, then its end (`Header.expiresS`). Offsets and lengths in whole
+ * pages.
  */
 export const record = {
-  ...{ words: recordBytes / 4, page: 8, pages: 9, namespace: 10, kind: 11 },
+  ...{ words: recordBytes / 4, page: 8, pages: 9, namespace: 10, kind: 11, expires: 14 },
   ...{ hashBytesMask: 0xff, hotBit: 0x100 },
   /** Counted in float64s. */
   ...{ doubles: recordBytes / 8, lastUse: 6 },
@@ -128,7 +129,7 @@ export function encodeFooter(tail: SegmentTail, namespaces: readonly Uint8Array[
   out.set(new Uint8Array(buffer, byteOffset, records.count * recordBytes), at);
   const trailer = out.length - trailerBytes;
   out.write(footerMagic, trailer, 'latin1');
-  out.writeUInt32LE(imageVersion, trailer + 8);
+  out.writeUInt32LE(footerVersion, trailer + 8);
   out.writeUInt32LE(tail.id, trailer + 12);
   out.writeUInt32LE(namespaces.length, trailer + 16);
   out.writeUInt32LE(records.count, trailer + 20);
@@ -143,7 +144,7 @@ export function encodeFooter(tail: SegmentTail, namespaces: readonly Uint8Array[
 export function footerBytesOf(end: Buffer): number | undefined {
   if (end.length < trailerBytes) return undefined;
   const trailer = end.subarray(end.length - trailerBytes);
-  if (trailer.toString('latin1', 0, 8) !== footerMagic || trailer.readUInt32LE(8) !== imageVersion) return undefined;
+  if (trailer.toString('latin1', 0, 8) !== footerMagic || trailer.readUInt32LE(8) !== footerVersion) return undefined;
   return footerBytes(trailer.readUInt32LE(16), trailer.readUInt32LE(20));
 }
 
@@ -191,7 +192,7 @@ export function encodeCheckpoint({ tick, segments }: Checkpoint): Buffer {
   }
   const trailer = out.length - trailerBytes;
   out.write(checkpointMagic, trailer, 'latin1');
-  out.writeUInt32LE(imageVersion, trailer + 8);
+  out.writeUInt32LE(checkpointVersion, trailer + 8);
   out.writeUInt32LE(segments.length, trailer + 12);
   out.writeDoubleLE(tick, trailer + 16);
   out.writeBigUInt64LE(native.xxh3_64(out.subarray(0, out.length - 8)), out.length - 8);
@@ -202,7 +203,7 @@ export function encodeCheckpoint({ tick, segments }: Checkpoint): Buffer {
 export function decodeCheckpoint(bytes: Buffer): Checkpoint | undefined {
   const trailer = bytes.length - trailerBytes;
   if (trailer < 0 || bytes.toString('latin1', trailer, trailer + 8) !== checkpointMagic) return undefined;
-  if (bytes.readUInt32LE(trailer + 8) !== imageVersion || !isSound(bytes)) return undefined;
+  if (bytes.readUInt32LE(trailer + 8) !== checkpointVersion || !isSound(bytes)) return undefined;
   const segmentCount = bytes.readUInt32LE(trailer + 12);
   let at = segmentCount * segmentUsesBytes;
   const segments = Array.from({ length: segmentCount }, (_, i): SegmentUses => {

@@ -48,6 +48,8 @@ export interface FoundBlock {
   hot: boolean;
   /** Recency at the time of the footer; undefined: written after it. */
   lastUse: number | undefined;
+  /** `Header.expiresS`. */
+  expiresS: number;
 }
 
 export interface FoundContents {
@@ -128,12 +130,23 @@ function listRecords({ namespaces, records }: Footer, segmentPages: number, list
     block.pages = pages;
     block.hot = (words[at + record.kind]! & record.hotBit) !== 0;
     block.lastUse = doubles[i * record.doubles + record.lastUse]!;
+    block.expiresS = words[at + record.expires]!;
     list(block);
   }
 }
 
 const blockIn = (words: Uint32Array): FoundBlock => ({
-  ...{ words, at: 0, hashBytes: 0, namespace: new Uint8Array(0), page: 0, pages: 0, hot: false, lastUse: undefined },
+  ...{
+    words,
+    at: 0,
+    hashBytes: 0,
+    namespace: new Uint8Array(0),
+    page: 0,
+    pages: 0,
+    hot: false,
+    lastUse: undefined,
+    expiresS: 0,
+  },
 });
 
 /** Bytes of one file: position, count. */
@@ -173,6 +186,7 @@ async function scan(
       block.namespace = header.namespace;
       block.page = at / pageBytes;
       block.pages = objectBytes / pageBytes;
+      block.expiresS = header.expiresS;
       list(block);
     } // else it was removed
     at += objectBytes;

@@ -67,7 +67,8 @@ async function carryOver(batch: readonly EntryNumber[], parts: ReinsertionParts)
       const [namespace, hash, lastUse] = [index.namespaceOf(entry), table.hash(entry), table.lastUse(entry)];
       const wanted = (): boolean => table.isListed(entry);
       const bytes = table.pages(entry) * pageBytes;
-      const job = { namespace, hash, slot, bytes, lastUse, wanted };
+      const expiresS = table.expiresS(entry);
+      const job = { namespace, hash, slot, bytes, lastUse, expiresS, wanted };
       ends.push(new Promise((resolve) => jobs.push({ ...job, onDone: resolve })));
     }
     const taken = appender.appendNow(jobs);

@@ -187,6 +187,7 @@ function footerOf(index: BlockIndex, segment: Segment): Buffer {
     words[at + record.namespace] = number;
     words[at + record.kind] = hashBytes | (table.isHot(entry) ? record.hotBit : 0);
     doubles[at / 2 + record.lastUse] = table.lastUse(entry);
+    words[at + record.expires] = table.expiresS(entry);
     at += record.words;
   }
   const { id, generation, last } = segment;

@@ -4,6 +4,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type ArenaHandle, native } from '@kvtier/native';
+
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../settled.ts';
@@ -36,7 +37,7 @@ export class PackReader {
     this.#options = options;
   }
 
-  /** `onDone` once per block; resolves after the last. */
+  /** `onDone` once per block; settles after the last, by a rejection, too. */
   async read(
     wanted: readonly WantedBlock[],
     deadlineMs: number,

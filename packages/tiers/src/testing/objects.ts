@@ -54,12 +54,18 @@ export class TestBench {
   }
 
   /** A slot that holds the object of this name. */
-  filledSlot(namespace: Namespace, hash: HashKey, payloadBytes: number, parent: HashKey | null = null): number {
+  filledSlot(
+    namespace: Namespace,
+    hash: HashKey,
+    payloadBytes: number,
+    parent: HashKey | null = null,
+    expiresS = 0,
+  ): number {
     const payload = payloadOf(namespace, hash, payloadBytes);
     const slot = this.emptySlot(payloadBytes);
     const payloadChecksum = native.xxh3_64(payload);
     const fields = { namespace: namespace.digest, hash, parent, tokenCount: 16, payloadBytes, payloadChecksum };
-    native.arenaWrite(this.arena, slot, Buffer.concat([encodeHeader(fields), payload]));
+    native.arenaWrite(this.arena, slot, Buffer.concat([encodeHeader({ ...fields, expiresS }), payload]));
     return slot;
   }
 
@@ -81,8 +87,11 @@ export class TestBench {
   }
 
   /** Write blocks of one size through slots that are given back. */
-  async write(tier: Tier, namespace: Namespace, hashes: readonly HashKey[], payloadBytes: number) {
-    const blocks = hashes.map((hash) => ({ hash, slot: this.filledSlot(namespace, hash, payloadBytes) }));
+  async write(tier: Tier, namespace: Namespace, hashes: readonly HashKey[], payloadBytes: number, expiresS = 0) {
+    const blocks = hashes.map((hash) => ({
+      hash,
+      slot: this.filledSlot(namespace, hash, payloadBytes, null, expiresS),
+    }));
     try {
       return await tier.write(namespace, blocks);
     } finally {
