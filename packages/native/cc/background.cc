@@ -167,7 +167,7 @@ Napi::Promise Begin(Napi::Env env, std::function<void()> work, std::function<Nap
     start(run);
   } catch (const std::exception& error) {  // no thread could be made
     task->failed = true;
-    task->message = std::string("CAPACITY: no thread for background work (") + error.what() + "); raise the limit of processes";
+    task->message = std::string("SETUP: no thread for background work (") + error.what() + "); raise the limit of processes";
     returns->Post(task);
   }
   return promise;

@@ -65,7 +65,7 @@ Napi::Value FilesOpen(const Napi::CallbackInfo& info) {
   try {
     queue = std::make_shared<WorkQueue>(1);
   } catch (const std::exception& error) {
-    throw Napi::Error::New(env, std::string("CAPACITY: no thread for a device's files (") + error.what() +
+    throw Napi::Error::New(env, std::string("SETUP: no thread for a device's files (") + error.what() +
                                     "); raise the limit of processes");
   }
   return Napi::External<FilesBox>::New(env, new FilesBox{std::move(queue)},
