@@ -150,7 +150,7 @@ Napi::Promise Begin(Napi::Env env, std::function<void()> work, std::function<Nap
   auto* task = new Task(env, std::move(finish));
   const Napi::Promise promise = task->deferred.Promise();
   returns->Expect(env);
-  start([returns, task, work = std::move(work)] {
+  const auto run = [returns, task, work = std::move(work)] {
     try {
       work();
     } catch (const SystemFailure& failure) {
@@ -162,7 +162,14 @@ Napi::Promise Begin(Napi::Env env, std::function<void()> work, std::function<Nap
       task->message = error.what();
     }
     returns->Post(task);
-  });
+  };
+  try {
+    start(run);
+  } catch (const std::exception& error) {  // no thread could be made
+    task->failed = true;
+    task->message = std::string("SETUP: no thread for background work (") + error.what() + "); raise the limit of processes";
+    returns->Post(task);
+  }
   return promise;
 }
 

@@ -61,7 +61,14 @@ int WriteAt(int fd, const uint8_t* bytes, uint64_t count, uint64_t position) {
 
 Napi::Value FilesOpen(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  return Napi::External<FilesBox>::New(env, new FilesBox{std::make_shared<WorkQueue>(1)},
+  std::shared_ptr<WorkQueue> queue;
+  try {
+    queue = std::make_shared<WorkQueue>(1);
+  } catch (const std::exception& error) {
+    throw Napi::Error::New(env, std::string("SETUP: no thread for a device's files (") + error.what() +
+                                    "); raise the limit of processes");
+  }
+  return Napi::External<FilesBox>::New(env, new FilesBox{std::move(queue)},
                                        [](Napi::Env, FilesBox* box) { delete box; });
 }
 

@@ -328,6 +328,7 @@ export class DiskDevice {
     index.table.reserve(checkpoint?.segments.reduce((sum, { uses }) => sum + uses.length / 2, 0) ?? 0);
     let open: Segment | undefined;
     const ranks = new Map<Segment, number>();
+    const marks: [Segment, readonly number[]][] = [];
     for (const found of all.slice(excess)) {
       const segment = await pool.adopt(found);
       if (found.generation === 0) continue;
@@ -342,7 +343,7 @@ export class DiskDevice {
       ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
       segment.tail = Math.max(segment.tail, tail);
       segment.hasFooter = hasFooter;
-      if (gone.length > 0) pool.eraseAgain(segment, gone);
+      if (gone.length > 0) marks.push([segment, gone]);
       open = sealed ? undefined : segment; // only the latest one goes on
     }
     if (open !== undefined) open.state = 'open';
@@ -351,6 +352,7 @@ export class DiskDevice {
     )) {
       pool.track(segment);
     }
+    for (const [segment, gone] of marks) pool.eraseAgain(segment, gone); // which may empty it: the policy knows it by now
     await pool.ensureUsable(isFirst);
     const appender = new Appender({
       pool,

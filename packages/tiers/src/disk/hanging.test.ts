@@ -106,6 +106,26 @@ it('devices that hang in their file systems take only what they hold; verificati
   await again.close();
 });
 
+it('what was all removed when the device hung is gone when it is back, and its space is used', async () => {
+  const tier = await filled(['a'], 200);
+  const first = [...tier.devices[0]!.segments].find(({ id }) => id === 1)!;
+  const held = all.filter((hash) => tier.lookup(space, [hash]) === 1);
+  const pipe = block('a', 1);
+  tier.remove(space, held, 'asked');
+  await vi.waitUntil(() => !tier.stats().inService, patience);
+  expect(first.erased.length).toBeGreaterThan(0);
+  await pipe.release();
+  await vi.waitUntil(() => tier.stats().inService, patience);
+  expect(tier.stats()).toMatchObject({ blocks: 0, corrupt: 0 });
+  await vi.waitUntil(() => [...tier.devices[0]!.segments].every(({ erased }) => erased.length === 0), patience);
+  for (let i = 0; i < 20; i++) {
+    const more = names(`more ${i}.`, 20);
+    expect(await bench.write(tier, space, more, payloadBytes)).toEqual(more.map(() => 'stored'));
+  }
+  tier.checkIntegrity();
+  await tier.close();
+});
+
 it('closes, and frees its lock, although a call hangs', async () => {
   const tier = await filled(['a'], 200);
   const pipe = block('a', 1);
