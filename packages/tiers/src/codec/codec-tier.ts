@@ -8,9 +8,9 @@
  */
 import { decodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
-import { allEnded } from '../all-ended.ts';
 import type { ArenaMemory } from '../arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
+import { settled } from '../settled.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '../tier.ts';
 import { CodecChoice } from './choice.ts';
 import { decodeObject, encodeObject, plainHeader } from './codec.ts';
@@ -107,7 +107,7 @@ export class CodecTier implements Tier {
       decoding.push(decoded.then((sound) => onDone(index, sound)));
     });
     // What is decoded is written into its slot, whatever became of the other blocks.
-    await reading.finally(() => allEnded(decoding));
+    await reading.finally(() => settled(decoding));
   }
 
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {

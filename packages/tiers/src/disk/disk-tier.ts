@@ -12,7 +12,7 @@
 import { invariant, KvError } from '@kvtier/errors';
 import { expiresOffset, type HashKey, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import { allEnded } from '../all-ended.ts';
+import { settled } from '../settled.ts';
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
@@ -151,7 +151,7 @@ export class DiskTier implements Tier {
       const part = blocks.slice(from, from + readPartBlocks);
       parts.push(this.#readPart(namespace, part, (index, status) => onDone(from + index, status)));
     }
-    await allEnded(parts);
+    await settled(parts);
   }
 
   objectBytes(namespace: Namespace, hash: HashKey): number | undefined {

@@ -4,9 +4,9 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type ArenaHandle, native } from '@kvtier/native';
-import { allEnded } from '../all-ended.ts';
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
+import { settled } from '../settled.ts';
 import type { ReadStatus } from '../tier.ts';
 import { packKey } from './discovery.ts';
 import type { Pack, PackEntry } from './pack-index.ts';
@@ -42,7 +42,7 @@ export class PackReader {
     deadlineMs: number,
     onDone: (index: number, status: ReadStatus) => void,
   ): Promise<void> {
-    await allEnded(runsOf(wanted).map((run) => this.#readRun(run, deadlineMs, onDone)));
+    await settled(runsOf(wanted).map((run) => this.#readRun(run, deadlineMs, onDone)));
   }
 
   async #readRun(
