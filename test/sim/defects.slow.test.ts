@@ -3,6 +3,7 @@
  * (reference/lessons.md), is planted in the real code and must be found within a few seeds.
  */
 import { afterEach, expect, test } from 'vitest';
+import { Deadlines } from '../../packages/store/src/deadlines.ts';
 import { Pins } from '../../packages/store/src/pins.ts';
 import { Tenants } from '../../packages/store/src/tenants.ts';
 import { DeviceFiles } from '../../packages/tiers/src/disk/device-files.ts';
@@ -97,6 +98,16 @@ const defects: Record<string, () => void> = {
     );
   },
   'a quota is not asked': () => plant(Tenants.prototype, 'reserve', () => () => true),
+  'the end of a block is not in its object': () =>
+    plant(
+      ArenaTier.prototype,
+      'publish',
+      (publish) =>
+        function (this: ArenaTier, namespace, block, slot) {
+          publish.call(this, namespace, { ...block, expiresS: 0 }, slot);
+        },
+    ),
+  'what has ended stays': () => plant(Deadlines.prototype, 'set', () => () => {}),
   'a removal is not told': () => {
     const now = oneIn(30);
     plant(

@@ -33,6 +33,8 @@ export interface EngineParts {
   readonly ttlS: number;
   /** Names that somebody has committed, ever: nothing else may be held. */
   readonly committed: Set<string>;
+  /** Until when each of them may be used, in virtual ms: the latest end that any commit gave it. */
+  readonly ends: Map<string, number>;
   readonly report: (error: unknown) => void;
   /** It died; another will come. */
   readonly onDied: (node: SimNode) => void;
@@ -170,7 +172,8 @@ export class Engine {
     const id = this.#next++;
     const view: View = { hashes: chain, blocks: [], reason: undefined };
     const deadlineMs = world.pick(deadlinesMs);
-    const dueMs = world.nowMs + deadlineMs + deadlineBoundMs;
+    const startMs = world.nowMs;
+    const dueMs = startMs + deadlineMs + deadlineBoundMs;
     const guarded = (fn: () => void): void => {
       try {
         fn();
@@ -189,6 +192,9 @@ export class Engine {
             for (const [at, block] of blocks.entries()) {
               const hash = chain[first + at]!;
               mustHold(node.memory, block.slot, space.namespace, hash, `${node.name}: a ready block`);
+              const endMs = this.parts.ends.get(space.namespace.key + hash)!;
+              if (startMs > endMs)
+                throw new Violation(`law 1: ${shortName(hash)} is served ${startMs - endMs} ms after its time to live`);
               if (block.checksum !== contentOf(space.namespace, hash).checksum)
                 throw new Violation('law 1: a wrong checksum');
             }
@@ -271,7 +277,13 @@ export class Engine {
       tally('abort', slots.length);
       return;
     }
-    for (const { hash } of blocks) committed.add(space.namespace.key + hash);
+    const { ttlS, ends } = this.parts;
+    for (const { hash } of blocks) {
+      const name = space.namespace.key + hash;
+      committed.add(name);
+      const endMs = ttlS === 0 ? Number.POSITIVE_INFINITY : this.#world.nowMs + ttlS * 1000;
+      ends.set(name, Math.max(ends.get(name) ?? 0, endMs));
+    }
     const checksums = blocks.map(({ hash }) => contentOf(space.namespace, hash).checksum);
     this.holdings.commit(slots, checksums);
     tally('commit', slots.length);

@@ -53,6 +53,8 @@ const maxNodes = 4;
 /** In flight at once on one device, from one node, whatever is removed, written or made. */
 const maxDiskCalls = 1;
 const calmUs = 40_000_000;
+/** Ends are whole seconds, rounded up by the timer that removes what is over; batch by batch. */
+const lateBoundMs = 2_000;
 const closeLimitUs = 30_000_000;
 
 export async function simulate(options: SimOptions): Promise<SimResult> {
@@ -93,6 +95,7 @@ class Simulation {
   readonly #nodes: SimNode[];
   readonly #engines = new Set<Engine>();
   readonly #committed = new Set<string>();
+  readonly #ends = new Map<string, number>();
   readonly #tally: Record<string, number> = {};
   #failure: unknown;
   #faults: Faults | undefined;
@@ -156,7 +159,7 @@ class Simulation {
     if (this.#isCalm || node.state !== 'up') return;
     const world = this.#world;
     const engine = new Engine({
-      ...{ node, space: world.pick(spaces), committed: this.#committed },
+      ...{ node, space: world.pick(spaces), committed: this.#committed, ends: this.#ends },
       ...{ tenant: world.pick(['', '', 'small']), ttlS: world.chance(0.15) ? world.between(1, 2) : 0 },
       report: (error) => this.report(error),
       onDied: (where) => this.#engineComes(where),
@@ -243,9 +246,26 @@ class Simulation {
     }
   }
 
-  /** Law 6: the index is what the tiers hold, block by block, and what they told. */
+  /** Law 6: the index is what the tiers hold, block by block, and what they told; what waits to end is what is held (law 3). */
   #checkIndexes(): void {
     for (const { store } of this.#up()) store.checkIntegrity();
+    this.#checkEnds();
+  }
+
+  /** What is over has left the tiers that are a node's own. */
+  #checkEnds(): void {
+    for (const { name, arena, lower } of this.#up()) {
+      for (const tier of [arena, ...lower.filter((each) => each.name === 'disk')]) {
+        const end = tier.follow(({ namespace, hashes }) => {
+          for (const hash of hashes) {
+            const lateMs = this.#world.nowMs - (this.#ends.get(namespace!.key + hash) ?? Number.POSITIVE_INFINITY);
+            if (lateMs > lateBoundMs)
+              throw new Violation(`law 1: ${name}: the ${tier.name} holds a block ${lateMs} ms after its time to live`);
+          }
+        });
+        end();
+      }
+    }
   }
 
   /** Faults end, engines finish what they have begun: everything comes back (law 5), tiers come back (law 2). */

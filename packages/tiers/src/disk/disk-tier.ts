@@ -14,7 +14,6 @@ import { invariant, KvError } from '@kvtier/errors';
 import { expiresOffset, type HashKey, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import { settled } from '../settled.ts';
-
 import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';

@@ -232,6 +232,21 @@ describe('eviction and policy', () => {
     expect(await serverBytes()).toEqual([2 * (payloadBytes + 256), 2 * charge, 2 << 20]);
   });
 
+  it('lets the server remove what has an end of its own, also for those who did not write it', async () => {
+    const writer = await open();
+    const reader = await open();
+    const endS = Math.floor(Date.now() / 1000) + 2;
+    await Promise.all([
+      bench.write(writer, space, chain.slice(0, 3), payloadBytes, endS),
+      bench.write(writer, space, chain.slice(3), payloadBytes),
+    ]);
+    await until(() => reader.stats().blocks === 8, 'the other node’s view');
+    await writer.close();
+    await until(() => reader.lookup(space, chain) === 0, 'its end');
+    expect(Date.now()).toBeGreaterThanOrEqual(endS * 1000 - 50);
+    expect(reader.lookup(space, chain.slice(3))).toBe(5);
+  });
+
   it('gives a namespace its share, and evicts its own blocks for it', async () => {
     const tier = await open({ bytes: 20 * charge, policies: { default: { maxShare: 0.25 } } });
     await bench.write(tier, other, chain.slice(0, 3), payloadBytes);

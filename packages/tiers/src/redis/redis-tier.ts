@@ -11,7 +11,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
-import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
+import { expiresOffset, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../settled.ts';
@@ -36,6 +36,8 @@ interface Job extends Reservation {
   readonly key: string;
   readonly parent: HashKey | undefined;
   readonly slot: number;
+  /** Of the object (`Header.expiresS`). */
+  readonly expiresS: number;
   readonly tell: (answer: Answer) => void;
 }
 
@@ -219,7 +221,8 @@ export class RedisTier implements Tier {
       parentLength === 0
         ? undefined
         : (header.toString('latin1', parentAt.hash, parentAt.hash + parentLength) as HashKey);
-    return { key, hash, slot, parent, tell, bytes, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
+    const expiresS = header.readUInt32LE(expiresOffset);
+    return { key, hash, slot, parent, tell, bytes, expiresS, id: `${this.#node}.${(this.#nextValue++).toString(36)}` };
   }
 
   #admit(bytes: number): boolean {
@@ -268,8 +271,15 @@ export class RedisTier implements Tier {
     if (roomy.length === 0) return answers;
     const uses = this.#recency.usesOf(namespace, roomy);
     const reserved = roomy.map((job, i) => ({ ...job, written: written[i]!, usedUs: uses[i]! }));
-    const ttlMs = policy.ttlSeconds === undefined ? undefined : policy.ttlSeconds * 1000;
-    const committed = await directory.commit(namespace, reserved, { ttlMs, partBytes });
+    // Those of one end at a time: when it comes, the server removes them, whichever nodes are there then.
+    const committed: Answer[] = [];
+    for (const expiresS of new Set(reserved.map((job) => job.expiresS))) {
+      const places = reserved.flatMap((job, i) => (job.expiresS === expiresS ? [i] : []));
+      const same = places.map((i) => reserved[i]!);
+      const ttlMs = ttlMsOf(policy.ttlSeconds, expiresS);
+      const listed = await directory.commit(namespace, same, { ttlMs, partBytes });
+      for (const [at, answer] of listed.entries()) committed[places[at]!] = answer;
+    }
     onStep?.('redis.write.committed');
     let next = 0;
     return answers.map((answer) => (answer === 'done' ? committed[next++]! : answer));
@@ -328,4 +338,11 @@ export class RedisTier implements Tier {
     }
     return 'missing';
   }
+}
+
+/** What is left of a policy's and of an object's own time to live, whichever is shorter; undefined: neither has one. */
+function ttlMsOf(policySeconds: number | undefined, expiresS: number): number | undefined {
+  const own = expiresS === 0 ? Number.POSITIVE_INFINITY : Math.max(1, expiresS * 1000 - Date.now());
+  const ttlMs = Math.min(own, (policySeconds ?? Number.POSITIVE_INFINITY) * 1000);
+  return ttlMs === Number.POSITIVE_INFINITY ? undefined : ttlMs;
 }

@@ -4,7 +4,6 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type ArenaHandle, native } from '@kvtier/native';
-
 import type { ArenaMemory } from '../arena-memory.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../settled.ts';

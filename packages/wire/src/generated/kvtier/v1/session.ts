@@ -184,7 +184,7 @@ export interface Abort {
   offsets: bigint[];
 }
 
-/** End a read lease. `corrupt` names blocks whose bytes did not match their checksum: the node removes them everywhere. */
+/** End a read lease. `corrupt` names blocks whose bytes did not match their checksum: the node looks at its own, and drops what is not sound. */
 export interface Release {
   loadId: bigint;
   /** indexes into Load.hashes */
