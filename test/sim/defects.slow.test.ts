@@ -3,12 +3,14 @@
  * (reference/lessons.md), is planted in the real code and must be found within a few seeds.
  */
 import { afterEach, expect, test } from 'vitest';
+import { Outside } from '../../packages/errors/src/index.ts';
 import { Deadlines } from '../../packages/store/src/deadlines.ts';
 import { Pins } from '../../packages/store/src/pins.ts';
 import { Tenants } from '../../packages/store/src/tenants.ts';
 import { DeviceFiles } from '../../packages/tiers/src/disk/device-files.ts';
 import { DiskIo, type ObjectRow } from '../../packages/tiers/src/disk/disk-io.ts';
 import { ArenaTier, Followers, SlotAllocator } from '../../packages/tiers/src/index.ts';
+import { Directory } from '../../packages/tiers/src/redis/directory.ts';
 import { Discovery } from '../../packages/tiers/src/s3/discovery.ts';
 import { PackWriter } from '../../packages/tiers/src/s3/pack-writer.ts';
 import { S3Link } from '../../packages/tiers/src/s3/s3-link.ts';
@@ -43,6 +45,8 @@ const worlds: Record<string, Partial<SimOptions>> = {
   's3: a read does not ask for the pack that it means': { tiers: ['s3'], faults: ['kill', 's3 forgets'] },
   's3: stored is told before the pack is': { tiers: ['s3'] },
   's3: other nodes are followed for a while only': { tiers: ['s3'] },
+  's3: credentials are waited for without a limit': { tiers: ['s3'], faults: ['s3 credentials'] },
+  'redis: a past that was undone is not noticed': { tiers: ['redis'], faults: ['redis goes back'] },
 };
 
 const defects: Record<string, () => void> = {
@@ -149,6 +153,26 @@ const defects: Record<string, () => void> = {
         },
     );
   },
+  's3: credentials are waited for without a limit': () =>
+    plant(
+      Outside.prototype,
+      'ask',
+      (ask) =>
+        function (this: Outside<object>, limitMs: number, call: never, what?: string) {
+          return ask.call(this, what === 'credentials' ? 1e9 : limitMs, call, what);
+        } as typeof ask,
+    ),
+  'redis: a past that was undone is not noticed': () =>
+    plant(
+      Directory.prototype,
+      'poll',
+      (poll) =>
+        function (this: Directory) {
+          return poll.call(this).catch((error: Error) => {
+            if (!/past|forgotten/.test(error.message)) throw error;
+          });
+        },
+    ),
 };
 
 test.each(Object.entries(defects))('%s: found', async (name, planted) => {
