@@ -17,6 +17,10 @@ const families: Readonly<Record<string, string>> = {
   Gemma3ForCausalLM: 'gemma3',
 };
 
+/** Lists are made of so many before a tensor is looked at; far above any model. */
+const maxLayers = 10_000;
+const maxHeadDim = 65_536;
+
 export interface ModelConfig extends Omit<ModelShape, 'parameters'> {
   readonly rmsEps: number;
   readonly rope: Rope;
@@ -67,11 +71,12 @@ export async function readModelConfig(from: string | ModelFolder): Promise<Model
 export function parseModelConfig(whole: Json, where: string): ModelConfig {
   const json = textConfigOf(whole, where);
   const fail = (what: string) => new KvError('MODEL', `${where}: ${what}`);
-  const count = (name: string, fallback?: number): number => {
+  const count = (name: string, fallback?: number, most = 2 ** 31 - 1): number => {
     const value = json[name] ?? fallback;
-    if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 1 || value >= 2 ** 31) {
+    if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 1) {
       throw fail(`"${name}" must be a positive integer, is ${JSON.stringify(value)}`);
     }
+    if (value > most) throw fail(`"${name}" is ${value}; served are models of up to ${most}`);
     return value;
   };
   const flag = (name: string, fallback: boolean): boolean => {
@@ -98,7 +103,7 @@ export function parseModelConfig(whole: Json, where: string): ModelConfig {
   if ((json.pretraining_tp ?? 1) !== 1) throw fail('pretraining_tp other than 1 is not served');
   if ((json.partial_rotary_factor ?? 1) !== 1) throw fail('partial_rotary_factor other than 1 is not served');
 
-  const layers = count('num_hidden_layers');
+  const layers = count('num_hidden_layers', undefined, maxLayers);
   const hiddenSize = count('hidden_size');
   const heads = count('num_attention_heads');
   const kvHeads = count('num_key_value_heads', family === 'mistral' || family === 'ministral' ? 8 : gemma ? 4 : heads);
@@ -106,7 +111,7 @@ export function parseModelConfig(whole: Json, where: string): ModelConfig {
   if (json.head_dim == null && headDimDefault === undefined && hiddenSize % heads !== 0) {
     throw fail(`hidden_size ${hiddenSize} is not a multiple of num_attention_heads ${heads}`);
   }
-  const headDim = count('head_dim', headDimDefault ?? hiddenSize / heads);
+  const headDim = count('head_dim', headDimDefault ?? hiddenSize / heads, maxHeadDim);
   if (heads % kvHeads !== 0) {
     throw fail(`num_attention_heads ${heads} is not a multiple of num_key_value_heads ${kvHeads}`);
   }

@@ -83,6 +83,55 @@ describe('config.json', () => {
     await refused(pattern);
   });
 
+  it('any values are a configuration or one line, and neither takes time or memory', () => {
+    const value = fc.oneof(
+      fc.constantFrom<unknown>(0, -1, 0.5, 2 ** 31 - 1, 2 ** 31, 2 ** 53, 1e308, '', [], {}, true, null, undefined),
+      fc.integer(),
+      fc.double({ noNaN: true }),
+      fc.string({ maxLength: 4 }),
+    );
+    const names = ['num_hidden_layers', 'hidden_size', 'num_attention_heads', 'num_key_value_heads', 'head_dim'];
+    names.push('intermediate_size', 'vocab_size', 'max_position_embeddings', 'sliding_window', 'max_window_layers');
+    names.push('rms_norm_eps', 'rope_theta', 'rope_scaling', 'layer_types', 'sliding_window_pattern');
+    names.push('query_pre_attn_scalar', 'final_logit_softcapping', 'original_max_position_embeddings');
+    const base = {
+      ...{ vocab_size: 8, hidden_size: 64, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4 },
+      ...{ use_sliding_window: true, sliding_window: 16 },
+    };
+    const scaling = fc.record({
+      rope_type: fc.constantFrom('linear', 'llama3', 'yarn', 'longrope', 'dynamic'),
+      factor: value,
+      low_freq_factor: value,
+      high_freq_factor: value,
+      original_max_position_embeddings: value,
+      beta_fast: value,
+      beta_slow: value,
+      attention_factor: value,
+    });
+    fc.assert(
+      fc.property(
+        fc.constantFrom('LlamaForCausalLM', 'Qwen2ForCausalLM', 'Gemma3ForCausalLM', 'MistralForCausalLM'),
+        fc.dictionary(fc.constantFrom(...names), value, { maxKeys: 3 }),
+        fc.option(scaling),
+        (architecture, changes, rope_scaling) => {
+          const json = { architectures: [architecture], ...base, ...(rope_scaling && { rope_scaling }), ...changes };
+          const started = performance.now();
+          try {
+            const config = parseModelConfig(json, 'config.json');
+            expect(config.windows).toHaveLength(config.layers);
+            expect(config.rope.freqs).toHaveLength(config.headDim / 2);
+            for (const freq of config.rope.freqs) expect(Number.isFinite(freq)).toBe(true);
+            expect(Number.isFinite(config.rope.scale)).toBe(true);
+          } catch (error) {
+            expect(error).toMatchObject({ code: 'MODEL', message: expect.not.stringContaining('\n') as string });
+          }
+          expect(performance.now() - started).toBeLessThan(5_000);
+        },
+      ),
+      { numRuns: 1_000 },
+    );
+  });
+
   it('reads old and new spellings of rope alike', () => {
     const base = {
       architectures: ['LlamaForCausalLM'],

@@ -104,5 +104,10 @@ function checkedRope(parameters: Json | null, theta: unknown, headDim: number, m
     throw fail(`"rope_theta" must be a number above 1, is ${JSON.stringify(base)}`);
   }
   if ((parameters?.partial_rotary_factor ?? 1) !== 1) throw fail('partial_rotary_factor other than 1 is not served');
-  return ropeOf(parameters, base, headDim, maxTokens, where);
+  const rope = ropeOf(parameters, base, headDim, maxTokens, where);
+  // As 32-bit numbers, as which they are computed with.
+  if (![...rope.freqs, rope.scale].every((number) => Number.isFinite(Math.fround(number)))) {
+    throw fail(`its rope gives frequencies that are no numbers: ${JSON.stringify(parameters)}`);
+  }
+  return rope;
 }
