@@ -35,8 +35,9 @@ export type TextFailure =
       readonly type: string;
     };
 
-/** What a thread answers. */
+/** What a thread answers, and says once when it is `ready` for jobs. */
 export interface TextOutcome {
+  readonly ready?: true;
   readonly value?: unknown;
   readonly failure?: TextFailure;
 }
@@ -52,7 +53,7 @@ export interface TextPoolOptions {
   readonly threads?: number;
   /** Of a job in the queue. */
   readonly waitMs?: number;
-  /** Of a job in a thread; a thread that is new starts and loads the tokenizer in it. */
+  /** Of a job in a thread, with reading the tokenizer if the thread is new. */
   readonly jobMs?: number;
   /** Of a thread's heap: a tokenizer of 128,000 tokens takes about 200 MiB of it. */
   readonly heapMiB?: number;
@@ -60,6 +61,8 @@ export interface TextPoolOptions {
 
 /** Bodies up to here go to any thread, larger ones not to the first. */
 export const smallBodyBytes = 256 << 10;
+/** Of a thread's start, before its first job. */
+const startMs = 60_000;
 /** More jobs are refused. */
 const maxWaiting = 4_096;
 /** A thread does not inherit what reads TypeScript: it begins with that. */
@@ -82,7 +85,8 @@ class TextThread {
   readonly #heapMiB: number;
   readonly takesLarge: boolean;
   #worker: Worker | undefined;
-  #running: { readonly settle: Waiting['settle']; readonly timer: NodeJS.Timeout } | undefined;
+  #isReady = false;
+  #running: { readonly settle: Waiting['settle']; readonly jobMs: number; timer: NodeJS.Timeout } | undefined;
 
   constructor(takesLarge: boolean, heapMiB: number) {
     this.takesLarge = takesLarge;
@@ -100,9 +104,8 @@ class TextThread {
   }
 
   start({ job, settle }: Waiting, jobMs: number): void {
-    const timer = setTimeout(() => this.#end(tookTooLong(jobMs)), jobMs);
-    this.#running = { settle, timer };
     this.#worker ??= this.#open();
+    this.#running = { settle, jobMs, timer: this.#timer(this.#isReady ? jobMs : startMs) };
     this.#worker.postMessage(job, job.body.byteLength === 0 ? [] : [job.body]);
   }
 
@@ -112,11 +115,28 @@ class TextThread {
     await worker?.terminate();
   }
 
+  #timer(ms: number): NodeJS.Timeout {
+    return setTimeout(() => this.#end(tookTooLong(ms)), ms);
+  }
+
+  #onMessage(outcome: TextOutcome): void {
+    if (!outcome.ready) return this.#settle(outcome);
+    this.#isReady = true;
+    const running = this.#running;
+    if (!running) return;
+    clearTimeout(running.timer);
+    running.timer = this.#timer(running.jobMs);
+  }
+
   #open(): Worker {
-    const worker = new Worker(threadEntry, { resourceLimits: { maxOldGenerationSizeMb: this.#heapMiB } });
+    this.#isReady = false;
+    const worker = new Worker(threadEntry, {
+      execArgv: [],
+      resourceLimits: { maxOldGenerationSizeMb: this.#heapMiB },
+    });
     worker.unref(); // a process that has nothing else to do may end
     worker.on('message', (outcome: TextOutcome) => {
-      if (this.#worker === worker) this.#settle(outcome);
+      if (this.#worker === worker) this.#onMessage(outcome);
     });
     // Both come after its last message.
     worker.on('error', (error: NodeJS.ErrnoException) => {

@@ -26,8 +26,8 @@ function tokenizerOf({ model, generation }: TextJob): Tokenizer {
 function run(job: TextJob): { outcome: TextOutcome; transfer: ArrayBuffer[] } {
   const tokenizer = tokenizerOf(job);
   if (job.kind === 'load') {
-    const { bytes, ends, literal } = tokenizer.tableParts();
-    return { outcome: { value: { bytes, ends, literal } }, transfer: [bytes.buffer, ends.buffer] };
+    const parts = tokenizer.tableParts();
+    return { outcome: { value: parts }, transfer: [parts.bytes.buffer, parts.ends.buffer] };
   }
   const value = understand(job.kind, new Uint8Array(job.body), job.model, tokenizer);
   const ids = 'prompts' in value ? value.prompts : 'prompt' in value ? [value.prompt] : [];
@@ -59,3 +59,5 @@ port.on('message', (job: TextJob) => {
     port.postMessage({ failure: failureOf(error) } satisfies TextOutcome);
   }
 });
+
+port.postMessage({ ready: true } satisfies TextOutcome);
