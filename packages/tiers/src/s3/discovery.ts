@@ -10,7 +10,7 @@
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
 import type { DiskLog } from '../disk/options.ts';
-import { Slices } from '../slices.ts';
+import { SliceTimer } from '../slice-timer.ts';
 import type { ListedObject } from './answers.ts';
 import type { S3Plan } from './options.ts';
 import { decodePackTable, type PackTable, packHeaderBytes, packTableBytesOf } from './pack-format.ts';
@@ -123,10 +123,10 @@ export class Discovery {
     }
     this.#pages = pages;
     this.#otherForeign = foreign;
-    const slices = new Slices();
+    const timer = new SliceTimer();
     for (const pack of index.packs.values()) {
       if (!listed.has(pack.slot) && !isOlder(pack.slot)) drop(pack);
-      if (slices.due) await slices.next();
+      if (timer.due) await timer.next();
     }
     for (const slot of this.#foreign.keys()) if (!listed.has(slot)) this.#foreign.delete(slot);
     for (const slot of listed.alike(this.free)) {

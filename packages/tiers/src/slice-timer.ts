@@ -1,10 +1,10 @@
 /**
- * Long work in slices of the event loop: `if (slices.due) await slices.next()` between two steps of it. Invariant: no turn is longer than
+ * Long work in slices of the event loop: `if (timer.due) await timer.next()` between two steps of it. Invariant: no turn is longer than
  * a slice and one step.
  */
 const sliceMs = 5;
 
-export class Slices {
+export class SliceTimer {
   #sinceMs = performance.now();
 
   get due(): boolean {
