@@ -15,3 +15,4 @@ export type { RedisSettings } from './redis/settings.ts';
 export type { S3Settings } from './s3/options.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';
+export { Watch } from './watch.ts';

@@ -1,0 +1,55 @@
+/** The clock that stands still with its process. */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterEach, expect, it } from 'vitest';
+import { Watch } from './watch.ts';
+
+let watch: Watch;
+afterEach(() => watch.stop());
+
+/** The event loop does nothing else. */
+function standStill(ms: number): void {
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
+}
+
+it('goes as real time goes while the process runs', async () => {
+  watch = new Watch(50, () => {});
+  const [startMs, realStartMs] = [watch.nowMs(), performance.now()];
+  await sleep(200);
+  const [ms, realMs] = [watch.nowMs() - startMs, performance.now() - realStartMs];
+  expect(ms).toBeLessThanOrEqual(realMs + 1);
+  expect(ms).toBeGreaterThan(50);
+});
+
+it('counts a standstill of any length as two intervals at most, however often it is read', () => {
+  watch = new Watch(20, () => {});
+  const startMs = watch.nowMs();
+  standStill(500);
+  expect(watch.nowMs() - startMs).toBeLessThan(42);
+  expect(watch.nowMs() - startMs).toBeLessThan(50);
+});
+
+it('looks only when what arrived during a standstill has been taken in', async () => {
+  const { port1, port2 } = new MessageChannel();
+  const order: string[] = [];
+  const looked = new Promise<void>((resolve) => {
+    watch = new Watch(20, () => {
+      order.push('look');
+      resolve();
+    });
+  });
+  port2.onmessage = () => order.push('message');
+  port1.postMessage('');
+  standStill(100);
+  await looked;
+  port2.close();
+  expect(order).toEqual(['message', 'look']);
+});
+
+it('does not look any more when it was stopped', async () => {
+  let looks = 0;
+  watch = new Watch(5, () => looks++);
+  setTimeout(() => watch.stop(), 0);
+  standStill(20);
+  await sleep(50);
+  expect(looks).toBe(0);
+});
