@@ -206,7 +206,9 @@ export class ModelPeerTier implements Tier {
   lost(link: Link, peer: number): void {
     if (this.#links.get(peer) !== link) return;
     this.#links.delete(peer);
-    for (const [namespace, gone] of this.#directory.drop(bitsOf(peer))) this.#followers.removed(namespace, gone);
+    const next = this.#directory.drop(bitsOf(peer));
+    for (let gone = next(); gone !== undefined; gone = next())
+      for (const [namespace, hashes] of gone) this.#followers.removed(namespace, hashes);
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {

@@ -7,7 +7,17 @@
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Clock, Log } from '@kvtier/store';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '@kvtier/tiers';
+import type {
+  Following,
+  ReadStatus,
+  SlotBlock,
+  Tier,
+  TierChange,
+  TierStats,
+  TierSupports,
+  WriteStatus,
+} from '@kvtier/tiers';
+import { followInPages, followInSlices, Slices } from '@kvtier/tiers';
 
 const firstPauseMs = 1_000;
 const longestPauseMs = 60_000;
@@ -38,6 +48,7 @@ class LateTier implements Tier {
   readonly supports: TierSupports;
   readonly #options: LateTierOptions;
   readonly #listeners = new Map<(change: TierChange) => void, () => void>();
+  readonly #slices = new Slices();
   #tier: Tier | undefined;
   #reason: string;
   #refused = 0;
@@ -89,6 +100,12 @@ class LateTier implements Tier {
     };
   }
 
+  /** Once the tier is there, it tells its pages by itself, in turns to come. */
+  followInPages(listener: (change: TierChange) => void): Following {
+    if (this.#tier !== undefined) return followInPages(this.#tier, listener);
+    return { next: () => false, end: this.follow(listener) };
+  }
+
   stats(): TierStats {
     if (this.#tier !== undefined) return this.#tier.stats();
     return {
@@ -106,6 +123,7 @@ class LateTier implements Tier {
     this.#closed = true;
     this.#cancelPause();
     await this.#opening;
+    this.#slices.clear();
     await this.#tier?.close();
   }
 
@@ -126,6 +144,8 @@ class LateTier implements Tier {
       return;
     }
     this.#options.log.info({ tier: this.name }, 'the tier is there now');
-    for (const listener of this.#listeners.keys()) this.#listeners.set(listener, this.#tier.follow(listener));
+    for (const listener of this.#listeners.keys()) {
+      this.#listeners.set(listener, followInSlices(this.#tier, listener, this.#slices));
+    }
   }
 }

@@ -9,14 +9,18 @@
  * Blocks of a chain come one after another, and so their records lie side by side: a lookup tries the neighbour of the last
  * record first, and asks the table only where a chain was interrupted. That is what keeps it out of memory's latency.
  *
- * Invariants: a record exists exactly while at least one tier holds the block; a shard is at most 80 % full and grows
+ * What concerns a whole tier takes many turns, a slice in each: what it holds is taken in page by page, and when it has lost all,
+ * its bit counts for nothing from that moment on, while it is taken out of the records one after the other (`followed-tier.ts`).
+ *
+ * Invariants: a record exists exactly while at least one tier holds the block, or has to be taken out of it; a shard is at most 80 % full and grows
  * alone, by half, so that no turn pays for the whole table; deletion shifts back, so there are no tombstones. The index is
  * a hint, never a proof: tiers verify the full name when they read. (Linear probing with backward shift: Knuth 6.4 R; a
  * multiplication in place of a modulus: Lemire's fast range.)
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import type { Tier } from '@kvtier/tiers';
+import { Slices, sliceBlocks, type Tier } from '@kvtier/tiers';
+import { type Followable, FollowedTier, type TierRecords } from './followed-tier.ts';
 
 /** Hashes one after another, as they travel on the session link. */
 export interface PackedHashes {
@@ -85,7 +89,7 @@ export function keysOf(chain: Chain, from = 0, to = hashCount(chain)): HashKey[]
   return keys;
 }
 
-export class Residency {
+export class Residency implements TierRecords {
   readonly #shards: Shard[] = [];
   readonly #chunks: Int32Array[] = [];
   /** Records that were given back: the last one, each leads to the one before in its first word. */
@@ -94,14 +98,20 @@ export class Residency {
   #used = 0;
   #count = 0;
   readonly #tags = new Map<string, Int32Array>();
-  readonly #unfollow: (() => void)[] = [];
+  readonly #followed: FollowedTier[] = [];
+  readonly #slices = new Slices();
+  readonly #sliceBlocks: number;
+  /** Tiers whose bits say something. */
+  #counting = tiersMask;
   /** Where `lookup` leaves the tiers of each block that it found. */
   #found: Uint8Array = new Uint8Array(1024);
   #words: Int32Array = new Int32Array(4 * 1024);
   #packed: Uint8Array = new Uint8Array(this.#words.buffer);
   readonly #one = new Int32Array(4);
 
-  constructor() {
+  /** `slice`: records that are looked at in one turn when a tier has lost all. */
+  constructor(slice = 16 * sliceBlocks) {
+    this.#sliceBlocks = slice;
     for (let i = 0; i < shardCount; i++) this.#shards.push({ slots: new Int32Array(firstSlots), count: 0 });
   }
 
@@ -117,36 +127,32 @@ export class Residency {
     return bytes;
   }
 
-  /** Keep bit `bit` in step with this tier. `onChange` hears of each block while it has a record. */
+  /**
+   * Keep bit `bit` in step with this tier. `onChange` hears of each block while it has a record, once each way; `onCleared` that the
+   * tier holds nothing. The first of what it holds is known when this returns, the rest turns later.
+   */
   follow(
-    tier: Pick<Tier, 'follow'>,
+    tier: Followable,
     bit: number,
-    onChange?: (namespace: Namespace, hash: HashKey, held: boolean) => void,
-    onCleared?: () => void,
+    onChange: (namespace: Namespace, hash: HashKey, held: boolean) => void = () => {},
+    onCleared: () => void = () => {},
   ): void {
     invariant(bit < maxTiers, 'residency: too many tiers');
-    const end = tier.follow((change) => {
-      if (change.kind === 'cleared') {
-        this.#clear(1 << bit);
-        onCleared?.();
-        return;
-      }
-      const held = change.kind === 'stored';
-      for (const hash of change.hashes) {
-        if (held) this.set(change.namespace, hash, 1 << bit);
-        onChange?.(change.namespace, hash, held);
-        if (!held) this.clear(change.namespace, hash, 1 << bit);
-      }
-    });
-    this.#unfollow.push(end);
+    const events = { onChange, onCleared };
+    this.#followed.push(new FollowedTier(tier, 1 << bit, this, this.#slices, events));
+  }
+
+  /** Every tier is listed, and what is to be taken out is out: nothing is left to do in later turns. */
+  get settled(): boolean {
+    return this.#slices.idle;
   }
 
   close(): void {
-    for (const end of this.#unfollow.splice(0)) end();
+    for (const followed of this.#followed.splice(0)) followed.end();
   }
 
   /** These tiers hold the block now. */
-  set(namespace: Namespace, hash: HashKey, tiers: number): void {
+  set(namespace: Namespace, hash: HashKey, tiers: number): boolean {
     const words = this.#wordsOf(namespace, hash);
     let record = this.#find(words, 0);
     if (record === none) {
@@ -154,11 +160,20 @@ export class Residency {
       const chunk = this.#chunks[record >>> chunkBits]!;
       const at = (record & chunkMask) * recordWords;
       chunk.set(words, at);
-      chunk[at + metaAt] = 0;
+      chunk[at + metaAt] = tiers;
       chunk[at + expiresAt] = 0;
       this.#insert(record);
+      return true;
     }
-    this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]! |= tiers;
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords;
+    const before = chunk[at + metaAt]!;
+    if ((before & this.#counting) === 0) {
+      // Nobody holds it: it begins anew.
+      chunk[at + metaAt] = tiers;
+      chunk[at + expiresAt] = 0;
+    } else chunk[at + metaAt] = before | tiers;
+    return (before & tiers) === 0;
   }
 
   /** These tiers do not hold the block any more. */
@@ -167,9 +182,25 @@ export class Residency {
     if (record !== none) this.#drop(record, tiers);
   }
 
+  mute(tiers: number): number {
+    this.#counting &= ~tiers;
+    return this.#used;
+  }
+
+  /** Records that are made meanwhile are without them. */
+  takeOut(tiers: number, from: number): number {
+    const to = Math.max(0, from - this.#sliceBlocks);
+    for (let record = from - 1; record >= to; record--) {
+      const meta = this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]!;
+      if ((meta & tiers) !== 0) this.#drop(record, tiers);
+    }
+    if (to === 0) this.#counting |= tiers;
+    return to;
+  }
+
   /** Which tiers hold the block, as bits; 0: none. */
   tiers(namespace: Namespace, hash: HashKey): number {
-    return this.#read(namespace, hash, metaAt) & tiersMask;
+    return this.#read(namespace, hash, metaAt) & this.#counting;
   }
 
   /** Second of expiry, on the store's clock; 0: none. */
@@ -189,6 +220,7 @@ export class Residency {
     if (record === none) return;
     const chunk = this.#chunks[record >>> chunkBits]!;
     const at = (record & chunkMask) * recordWords;
+    if ((chunk[at + metaAt]! & this.#counting) === 0) return;
     chunk[at + metaAt] = (chunk[at + metaAt]! & tiersMask) | (tenant << tenantShift);
     chunk[at + expiresAt] = expiresS;
   }
@@ -208,6 +240,8 @@ export class Residency {
     const t3 = tag[3]!;
     const found = this.#found;
     const one = this.#one;
+    const counting = this.#counting;
+    const asked = available & counting;
     let record = none;
     let step = 1;
     let held = 0;
@@ -238,16 +272,17 @@ export class Residency {
       record = next;
       const meta = chunk[at + metaAt]!;
       const expires = chunk[at + expiresAt]!;
-      if ((meta & available) === 0 || (expires !== 0 && expires <= nowS)) break;
-      found[held] = meta & tiersMask;
+      if ((meta & asked) === 0 || (expires !== 0 && expires <= nowS)) break;
+      found[held] = meta & counting;
     }
     return { held, found };
   }
 
-  /** Throws InvariantError unless the table says what the tiers say, and its own structure is sound. */
+  /** Throws InvariantError unless the table says what the tiers say, as far as it has listed them, and its own structure is sound. */
   checkIntegrity(tiers: readonly Pick<Tier, 'follow'>[]): void {
     const held = new Map<string, number>();
     for (const [bit, tier] of tiers.entries()) {
+      if ((this.#counting & (1 << bit)) === 0) continue;
       const end = tier.follow(({ namespace, hashes }) => {
         for (const hash of hashes) {
           const name = this.#wordsOf(namespace!, hash).join();
@@ -256,6 +291,8 @@ export class Residency {
       });
       end();
     }
+    let listing = 0;
+    for (const followed of this.#followed) if (followed.isListing) listing |= followed.bits;
     let total = 0;
     for (const [number, shard] of this.#shards.entries()) {
       let used = 0;
@@ -263,18 +300,23 @@ export class Residency {
         if (entry === 0) continue;
         used++;
         const name = this.#nameOf(entry - 1);
-        const tiersOfRecord =
-          this.#chunks[(entry - 1) >>> chunkBits]![((entry - 1) & chunkMask) * recordWords + metaAt]!;
+        const meta = this.#chunks[(entry - 1) >>> chunkBits]![((entry - 1) & chunkMask) * recordWords + metaAt]!;
+        const expected = held.get(name.join()) ?? 0;
+        held.delete(name.join());
         invariant(mix(name, 0) >>> (32 - shardBits) === number, 'residency: a record is listed in a wrong shard');
         invariant(this.#find(name, 0) === entry - 1, 'residency: a record cannot be found');
-        invariant(held.get(name.join()) === (tiersOfRecord & tiersMask), 'residency: a record names the wrong tiers');
+        invariant((meta & tiersMask) !== 0, 'residency: a record that no tier holds');
+        invariant((meta & this.#counting & ~expected) === 0, 'residency: a record names the wrong tiers');
+        invariant((expected & ~listing & ~meta) === 0, 'residency: a record lacks a tier');
       }
       invariant(used === shard.count, 'residency: a shard miscounts');
       total += used;
     }
     let free = 0;
     for (let record = this.#free; record !== none; record = this.#nameOf(record)[0]!) free++;
-    invariant(total === this.#count && held.size === total, 'residency: a block that a tier holds is not listed');
+    for (const bits of held.values())
+      invariant((bits & ~listing) === 0, 'residency: a block that a tier holds is not listed');
+    invariant(total === this.#count, 'residency: records are miscounted');
     invariant(free + total === this.#used, 'residency: a record is lost');
   }
 
@@ -298,7 +340,10 @@ export class Residency {
 
   #read(namespace: Namespace, hash: HashKey, word: number): number {
     const record = this.#find(this.#wordsOf(namespace, hash), 0);
-    return record === none ? 0 : this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + word]!;
+    if (record === none) return 0;
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords;
+    return (chunk[at + metaAt]! & this.#counting) === 0 ? 0 : chunk[at + word]!;
   }
 
   /** The chain's first 16 bytes of each hash, aligned. */
@@ -405,13 +450,6 @@ export class Residency {
     }
     slots[hole] = 0;
     shard.count--;
-  }
-
-  #clear(tiers: number): void {
-    for (let record = this.#used - 1; record >= 0; record--) {
-      const meta = this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]!;
-      if ((meta & tiers) !== 0) this.#drop(record, tiers);
-    }
   }
 }
 

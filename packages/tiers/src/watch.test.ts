@@ -37,7 +37,7 @@ it('looks only when what arrived during a standstill has been taken in', async (
       resolve();
     });
   });
-  port2.onmessage = () => order.push('message');
+  port2.on('message', () => order.push('message'));
   port1.postMessage('');
   standStill(100);
   await looked;

@@ -12,7 +12,7 @@
 import { invariant, KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
 import { DiskDevice } from './device.ts';
@@ -174,6 +174,10 @@ export class DiskTier implements Tier {
 
   follow(listener: (change: TierChange) => void): () => void {
     return this.#index.follow(listener);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#index.followInPages(listener);
   }
 
   stats(): TierStats {

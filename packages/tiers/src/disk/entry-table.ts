@@ -36,6 +36,11 @@ export class EntryTable {
   /** Rows that are listed. */
   count = 0;
 
+  /** Rows that were ever used, listed or not. */
+  get rowCount(): number {
+    return this.#rowCount;
+  }
+
   /** Bytes of memory that the table takes. */
   get bytes(): number {
     return this.#chunks.length * words * 4 * (chunkMask + 1) + this.#slots.byteLength;

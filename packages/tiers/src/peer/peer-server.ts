@@ -15,10 +15,12 @@ import { type ArenaHandle, native } from '@kvtier/native';
 import type { ArenaTier } from '../arena-tier.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
 import type { DiskLog } from '../disk/options.ts';
-import type { Tier, TierChange } from '../tier.ts';
+import { Slices } from '../slices.ts';
+import type { Tier } from '../tier.ts';
+import { Announcer } from './announcer.ts';
 import { type Control, greet, type PeerSecurity, sessionBytes } from './control.ts';
 import type { PeerEngine, PeerRequest } from './engine.ts';
-import { type ChangeMessage, type Message, maxHashes } from './frames.ts';
+import { type Message, maxHashes } from './frames.ts';
 
 export interface PeerServerOptions {
   readonly engine: PeerEngine;
@@ -42,8 +44,10 @@ export interface PeerServerOptions {
 }
 
 const defaultHeartbeatMs = 1000;
-/** A peer that says nothing for so many heartbeats is gone. */
+/** A node that gives and says nothing for so many heartbeats is left alone by who fetches from it. */
 export const silentHeartbeats = 5;
+/** One that fetches costs little: it may stand still for longer before it is told all anew. */
+const patientHeartbeats = 30;
 
 /** Strangers may come as often as they like: one line of the log in so long, the next says how many had none. */
 const refusalLineMs = 10_000;
@@ -53,6 +57,9 @@ export class PeerServer {
   readonly #server: Server;
   readonly #controls = new Set<Control>();
   readonly #heartbeatMs: number;
+  /** What is told, and what is heard: all peers share each turn. */
+  readonly #telling = new Slices();
+  readonly #hearing = new Slices();
   #lentBytes = 0;
   #reading = 0;
   /** Blocks that a peer calls corrupt, to be looked at; what does not fit is looked at when it is asked for again. */
@@ -141,16 +148,16 @@ export class PeerServer {
       this.#controls.add(control);
       control.onEnd(() => this.#controls.delete(control));
     };
-    const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, track);
+    const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, this.#hearing, track);
     const session = randomBytes(sessionBytes);
     engine.allow(session, dataKey);
     this.counts.peers++;
     control.send({ kind: 'welcome', session, dataPort: this.#dataPort, heartbeatMs: this.#heartbeatMs });
-    const announcer = new Announcer(control, this.#options.slots, this.#options.below);
+    const announcer = new Announcer(control, this.#telling, this.#options.slots, this.#options.below);
     let silent = 0;
     const heartbeat = setInterval(() => {
       control.send({ kind: 'ping' });
-      if (++silent <= silentHeartbeats) return;
+      if (++silent <= patientHeartbeats) return;
       control.end(new KvError('DEADLINE', 'peer: nothing heard of it; see whether that node hangs'));
     }, this.#heartbeatMs);
     control.onEnd((error) => {
@@ -309,51 +316,4 @@ function hashOf(padded: string, known: (key: HashKey) => boolean): HashKey {
   if (!padded.endsWith(padding)) return long;
   const short = padded.slice(0, 16) as HashKey;
   return !known(long) && known(short) ? short : long;
-}
-
-/** Tells one peer what changes, gathered for a turn of the event loop. */
-class Announcer {
-  readonly #control: Control;
-  readonly #ends: (() => void)[];
-  #waiting: { tier: 0 | 1; change: TierChange['kind']; namespace: Namespace | null; hashes: HashKey[] }[] = [];
-  #scheduled = false;
-  #sequence = 0;
-
-  constructor(control: Control, arena: Tier, below: Tier | undefined) {
-    this.#control = control;
-    this.#ends = [arena.follow((change) => this.#tell(0, change))];
-    if (below !== undefined) this.#ends.push(below.follow((change) => this.#tell(1, change)));
-    this.#flush();
-    control.send({ kind: 'listed' });
-  }
-
-  end(): void {
-    for (const end of this.#ends) end();
-  }
-
-  #tell(tier: 0 | 1, { kind, namespace, hashes }: TierChange): void {
-    let last = this.#waiting.at(-1);
-    for (let from = 0; from < hashes.length || from === 0; from += maxHashes) {
-      const part = hashes.slice(from, from + maxHashes);
-      const joins = last?.tier === tier && last.change === kind && last.namespace?.key === namespace?.key;
-      if (last !== undefined && joins && last.hashes.length + part.length <= maxHashes) last.hashes.push(...part);
-      else {
-        last = { tier, change: kind, namespace, hashes: [...part] };
-        this.#waiting.push(last);
-      }
-    }
-    if (this.#scheduled) return;
-    this.#scheduled = true;
-    setImmediate(() => this.#flush());
-  }
-
-  #flush(): void {
-    this.#scheduled = false;
-    const waiting = this.#waiting;
-    this.#waiting = [];
-    for (const each of waiting) {
-      const message: ChangeMessage = { kind: 'change', sequence: ++this.#sequence, ...each };
-      this.#control.send(message);
-    }
-  }
 }

@@ -14,7 +14,7 @@ import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import { identitiesOf } from '../disk/disk-io.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import { BlockIndex } from './block-index.ts';
 import { type Answer, type Directory, parseEntry, type Reservation } from './directory.ts';
 import { Recency } from './recency.ts';
@@ -168,6 +168,10 @@ export class RedisTier implements Tier {
 
   follow(listener: (change: TierChange) => void): () => void {
     return this.#index.follow(listener);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#index.followInPages(listener);
   }
 
   stats(): TierStats {
