@@ -2,7 +2,8 @@
  * One index over all tiers: for every block that any tier holds, which ones. Fed by `Tier.follow`, so that a lookup asks no
  * tier: it reads one small record per block, in typed arrays, without making a string.
  *
- *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing ──▶ record number
+ *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing ──▶ record number, and 32 bits of the
+ *                                             name beside it, so that no record is looked at but the right one
  *     records, in chunks, 24 bytes each:
  *       [ word0 | word1 | word2 | word3 | tiers 8 · tenant 12 | expires, s ]
  *
@@ -47,9 +48,10 @@ const firstSlots = 16;
 /** Not a record. */
 const none = -1;
 
-/** Slots hold record numbers + 1; 0 is free. */
+/** Slots hold record numbers + 1; 0 is free. `mixed`: of the name in each slot. */
 interface Shard {
   slots: Int32Array;
+  mixed: Int32Array;
   count: number;
 }
 
@@ -112,7 +114,9 @@ export class Residency implements TierRecords {
   /** `slice`: records that are looked at in one turn when a tier has lost all. */
   constructor(slice = 16 * sliceBlocks) {
     this.#sliceBlocks = slice;
-    for (let i = 0; i < shardCount; i++) this.#shards.push({ slots: new Int32Array(firstSlots), count: 0 });
+    for (let i = 0; i < shardCount; i++) {
+      this.#shards.push({ slots: new Int32Array(firstSlots), mixed: new Int32Array(firstSlots), count: 0 });
+    }
   }
 
   /** Blocks that at least one tier holds. */
@@ -123,7 +127,7 @@ export class Residency implements TierRecords {
   /** Memory of the index. */
   get bytes(): number {
     let bytes = this.#chunks.length * chunkRecords * recordWords * 4;
-    for (const { slots } of this.#shards) bytes += slots.byteLength;
+    for (const { slots } of this.#shards) bytes += 2 * slots.byteLength;
     return bytes;
   }
 
@@ -364,20 +368,22 @@ export class Residency implements TierRecords {
   /** The record of a name (4 words from `from` on), `none` when there is none. */
   #find(name: Int32Array, from: number): number {
     const h = mix(name, from);
-    const { slots } = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots, mixed } = this.#shards[h >>> (32 - shardBits)]!;
     const chunks = this.#chunks;
     for (let slot = homeOf(h, slots.length); ; ) {
       const record = slots[slot]! - 1;
       if (record === none) return none;
-      const chunk = chunks[record >>> chunkBits]!;
-      const at = (record & chunkMask) * recordWords;
-      if (
-        chunk[at] === name[from] &&
-        chunk[at + 1] === name[from + 1] &&
-        chunk[at + 2] === name[from + 2] &&
-        chunk[at + 3] === name[from + 3]
-      )
-        return record;
+      if (mixed[slot] === h) {
+        const chunk = chunks[record >>> chunkBits]!;
+        const at = (record & chunkMask) * recordWords;
+        if (
+          chunk[at] === name[from] &&
+          chunk[at + 1] === name[from + 1] &&
+          chunk[at + 2] === name[from + 2] &&
+          chunk[at + 3] === name[from + 3]
+        )
+          return record;
+      }
       if (++slot === slots.length) slot = 0;
     }
   }
@@ -385,6 +391,10 @@ export class Residency implements TierRecords {
   #nameOf(record: number): Int32Array {
     const at = (record & chunkMask) * recordWords;
     return this.#chunks[record >>> chunkBits]!.subarray(at, at + 4);
+  }
+
+  #mixOf(record: number): number {
+    return mix(this.#chunks[record >>> chunkBits]!, (record & chunkMask) * recordWords);
   }
 
   /** An unused record: the one given back last, so that a chain that shrank from its tail leaves room in chain order. */
@@ -400,22 +410,12 @@ export class Residency implements TierRecords {
   }
 
   #insert(record: number): void {
-    const h = mix(this.#nameOf(record), 0);
+    const h = this.#mixOf(record);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.slots.length * 4) {
-      const before = shard.slots;
-      shard.slots = new Int32Array(before.length + (before.length >>> 1));
-      for (const entry of before) if (entry !== 0) this.#place(shard.slots, mix(this.#nameOf(entry - 1), 0), entry);
-    }
-    this.#place(shard.slots, h, record + 1);
+    if ((shard.count + 1) * 5 > shard.slots.length * 4) grow(shard);
+    place(shard, h, record + 1);
     shard.count++;
     this.#count++;
-  }
-
-  #place(slots: Int32Array, h: number, entry: number): void {
-    let slot = homeOf(h, slots.length);
-    while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
-    slots[slot] = entry;
   }
 
   /** Unlist it from these tiers; from the last one it goes altogether. */
@@ -433,24 +433,39 @@ export class Residency implements TierRecords {
 
   /** Backward shift: what stands at or after its home beyond the hole may take the hole's place. */
   #unlist(record: number): void {
-    const h = mix(this.#nameOf(record), 0);
+    const h = this.#mixOf(record);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots } = shard;
+    const { slots, mixed } = shard;
     const { length } = slots;
     let hole = homeOf(h, length);
     while (slots[hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
     for (let next = hole; ; ) {
       next = next + 1 === length ? 0 : next + 1;
-      const entry = slots[next]!;
-      if (entry === 0) break;
-      const home = homeOf(mix(this.#nameOf(entry - 1), 0), length);
+      if (slots[next] === 0) break;
+      const home = homeOf(mixed[next]!, length);
       if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[hole] = entry;
+      slots[hole] = slots[next]!;
+      mixed[hole] = mixed[next]!;
       hole = next;
     }
     slots[hole] = 0;
     shard.count--;
   }
+}
+
+function place({ slots, mixed }: Shard, h: number, entry: number): void {
+  let slot = homeOf(h, slots.length);
+  while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
+  slots[slot] = entry;
+  mixed[slot] = h;
+}
+
+function grow(shard: Shard): void {
+  const { slots, mixed } = shard;
+  const length = slots.length + (slots.length >>> 1);
+  shard.slots = new Int32Array(length);
+  shard.mixed = new Int32Array(length);
+  for (let slot = 0; slot < slots.length; slot++) if (slots[slot] !== 0) place(shard, mixed[slot]!, slots[slot]!);
 }
 
 /** The bits below those that chose the shard, spread over the shard's slots. */

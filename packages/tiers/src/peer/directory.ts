@@ -85,11 +85,10 @@ export class PeerDirectory implements Rows {
     }
     const added: HashKey[] = [];
     for (const hash of hashes) {
-      const row = this.#table.find(space.number, hash);
-      if (row !== noRow) this.#table.setHolders(row, this.#table.holders(row) | bits);
-      else if (this.#table.count >= this.#maxBlocks) this.leftOut++;
+      const hasRoom = this.#table.count < this.#maxBlocks;
+      if (this.#table.add(space.number, hash, bits, hasRoom) !== 0) continue;
+      if (!hasRoom) this.leftOut++;
       else {
-        this.#table.add(space.number, hash, bits);
         space.count++;
         added.push(hash);
       }

@@ -1,9 +1,10 @@
 /**
- * The rows of the peer directory, packed: 40 bytes a block in chunks of typed arrays, outside of V8's heap, as ten million strings
+ * The rows of the peer directory, packed: 40 bytes a block and about 12 to find it, in chunks of typed arrays, outside of V8's heap, as ten million strings
  * in maps would stop the world again and again.
  *
  *     words  0–7 hash, zero padded · 8 namespace, bytes of the hash in the top 8 bits · 9 holders
- *     name ──▶ shard (top bits) ──▶ slot, linear probing ──▶ row number + 1
+ *     name ──▶ shard (top bits) ──▶ slot, linear probing ──▶ row number + 1, and beside it the name's hash, so that no row is
+ *     looked at but the right one
  *
  * Invariants: exactly the rows with a holder are found by name, and a row stays where it is until it has none; a shard is at most
  * 80 % full and grows alone, by half, so that no turn pays for all of them; removal shifts back (Knuth 6.4 R).
@@ -27,14 +28,17 @@ const firstSlots = 16;
 
 interface Shard {
   slots: Int32Array;
+  mixed: Int32Array;
   count: number;
 }
 
+const shardOf = (slots: number): Shard => ({
+  ...{ slots: new Int32Array(slots), mixed: new Int32Array(slots), count: 0 },
+});
+
 export class HolderTable {
   readonly #chunks: Int32Array[] = [];
-  readonly #shards: Shard[] = Array.from({ length: 1 << shardBits }, () => ({
-    ...{ slots: new Int32Array(firstSlots), count: 0 },
-  }));
+  readonly #shards: Shard[] = Array.from({ length: 1 << shardBits }, () => shardOf(firstSlots));
   /** The row given back last, each leads to the one before in its first word. */
   #free = noRow;
   #rowCount = 0;
@@ -55,29 +59,37 @@ export class HolderTable {
   /** Bytes of memory. */
   get bytes(): number {
     const rows = this.#chunks.length * words * 4 * (chunkMask + 1);
-    return this.#shards.reduce((sum, { slots }) => sum + slots.byteLength, rows);
+    return this.#shards.reduce((sum, { slots }) => sum + 2 * slots.byteLength, rows);
   }
 
   find(namespace: number, hash: HashKey): number {
     this.#read(namespace, hash);
-    return this.#find();
+    return this.#find(mix(this.#name));
   }
 
-  /** A row for a name that has none, with these holders. */
-  add(namespace: number, hash: HashKey, holders: number): number {
+  /** More holders of a name. Returns those that it had; with none, and no room for it, nothing changes. */
+  add(namespace: number, hash: HashKey, holders: number, hasRoom: boolean): number {
     this.#read(namespace, hash);
+    const h = mix(this.#name);
+    const found = this.#find(h);
+    if (found !== noRow) {
+      const before = this.holders(found);
+      if ((before & holders) !== holders) this.setHolders(found, before | holders);
+      return before;
+    }
+    if (!hasRoom) return 0;
     const row = this.#take();
     const chunk = this.#chunks[row >>> chunkBits]!;
     const at = (row & chunkMask) * words;
-    chunk.set(this.#name, at);
+    const name = this.#name;
+    for (let word = 0; word <= namespaceAt; word++) chunk[at + word] = name[word]!;
     chunk[at + holdersAt] = holders;
-    const h = mix(chunk, at);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.slots.length * 4) this.#grow(shard);
-    place(shard.slots, h, row + 1);
+    if ((shard.count + 1) * 5 > shard.slots.length * 4) grow(shard);
+    place(shard, h, row + 1);
     shard.count++;
     this.#count++;
-    return row;
+    return 0;
   }
 
   /** 0: nothing is listed in this row. */
@@ -90,7 +102,7 @@ export class HolderTable {
     const chunk = this.#chunks[row >>> chunkBits]!;
     const at = (row & chunkMask) * words;
     if (holders === 0) {
-      this.#unlist(row, mix(chunk, at));
+      this.#unlist(row, at, chunk);
       chunk[at] = this.#free;
       this.#free = row;
       this.#count--;
@@ -111,10 +123,7 @@ export class HolderTable {
 
   clear(): void {
     this.#chunks.length = 0;
-    for (const shard of this.#shards) {
-      shard.slots = new Int32Array(firstSlots);
-      shard.count = 0;
-    }
+    for (const shard of this.#shards) Object.assign(shard, shardOf(firstSlots));
     this.#free = noRow;
     this.#rowCount = 0;
     this.#count = 0;
@@ -123,15 +132,14 @@ export class HolderTable {
   /** Throws InvariantError. */
   checkIntegrity(): void {
     let listed = 0;
-    for (const [number, { slots, count }] of this.#shards.entries()) {
+    for (const [number, { slots, mixed, count }] of this.#shards.entries()) {
       let used = 0;
-      for (const entry of slots) {
+      for (const [slot, entry] of slots.entries()) {
         if (entry === 0) continue;
         used++;
         const row = entry - 1;
-        const h = mix(this.#chunks[row >>> chunkBits]!, (row & chunkMask) * words);
         invariant(this.holders(row) !== 0, 'peer directory: a block that nobody holds');
-        invariant(h >>> (32 - shardBits) === number, 'peer directory: a row is listed in a wrong shard');
+        invariant(mixed[slot]! >>> (32 - shardBits) === number, 'peer directory: a row is listed in a wrong shard');
         invariant(this.find(this.namespace(row), this.hash(row)) === row, 'peer directory: a row cannot be found');
       }
       invariant(used === count, 'peer directory: a shard miscounts');
@@ -158,18 +166,20 @@ export class HolderTable {
     this.#name[namespaceAt] = namespace | (length << hashBytesShift);
   }
 
-  #find(): number {
+  /** The row of the name that was read last. */
+  #find(h: number): number {
     const name = this.#name;
-    const h = mix(name, 0);
-    const { slots } = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots, mixed } = this.#shards[h >>> (32 - shardBits)]!;
     for (let slot = homeOf(h, slots.length); ; ) {
       const row = slots[slot]! - 1;
       if (row === noRow) return noRow;
-      const chunk = this.#chunks[row >>> chunkBits]!;
-      const at = (row & chunkMask) * words;
-      let word = 0;
-      while (word <= namespaceAt && chunk[at + word] === name[word]) word++;
-      if (word > namespaceAt) return row;
+      if (mixed[slot] === h) {
+        const chunk = this.#chunks[row >>> chunkBits]!;
+        const at = (row & chunkMask) * words;
+        let word = 0;
+        while (word <= namespaceAt && chunk[at + word] === name[word]) word++;
+        if (word > namespaceAt) return row;
+      }
       if (++slot === slots.length) slot = 0;
     }
   }
@@ -185,30 +195,21 @@ export class HolderTable {
     return this.#rowCount++;
   }
 
-  #grow(shard: Shard): void {
-    const before = shard.slots;
-    shard.slots = new Int32Array(before.length + (before.length >>> 1));
-    for (const entry of before) {
-      if (entry === 0) continue;
-      const row = entry - 1;
-      place(shard.slots, mix(this.#chunks[row >>> chunkBits]!, (row & chunkMask) * words), entry);
-    }
-  }
-
-  #unlist(row: number, h: number): void {
+  #unlist(row: number, at: number, chunk: Int32Array): void {
+    for (let word = 0; word <= namespaceAt; word++) this.#name[word] = chunk[at + word]!;
+    const h = mix(this.#name);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots } = shard;
+    const { slots, mixed } = shard;
     const { length } = slots;
     let hole = homeOf(h, length);
     while (slots[hole] !== row + 1) hole = hole + 1 === length ? 0 : hole + 1;
     for (let next = hole; ; ) {
       next = next + 1 === length ? 0 : next + 1;
-      const entry = slots[next]!;
-      if (entry === 0) break;
-      const at = ((entry - 1) & chunkMask) * words;
-      const home = homeOf(mix(this.#chunks[(entry - 1) >>> chunkBits]!, at), length);
+      if (slots[next] === 0) break;
+      const home = homeOf(mixed[next]!, length);
       if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[hole] = entry;
+      slots[hole] = slots[next]!;
+      mixed[hole] = mixed[next]!;
       hole = next;
     }
     slots[hole] = 0;
@@ -216,10 +217,17 @@ export class HolderTable {
   }
 }
 
-function place(slots: Int32Array, h: number, entry: number): void {
+function place({ slots, mixed }: Shard, h: number, entry: number): void {
   let slot = homeOf(h, slots.length);
   while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
   slots[slot] = entry;
+  mixed[slot] = h;
+}
+
+function grow(shard: Shard): void {
+  const { slots, mixed, count } = shard;
+  Object.assign(shard, shardOf(slots.length + (slots.length >>> 1)), { count });
+  for (let slot = 0; slot < slots.length; slot++) if (slots[slot] !== 0) place(shard, mixed[slot]!, slots[slot]!);
 }
 
 /** The bits below those that chose the shard, spread over its slots. */
@@ -227,12 +235,12 @@ function homeOf(h: number, slots: number): number {
   return ((((h << shardBits) >>> 0) * slots) / 0x1_0000_0000) | 0;
 }
 
-/** Chain hashes are uniform, but they are what others say: all of the name is stirred in. */
-function mix(name: Int32Array, at: number): number {
-  let h = Math.imul(name[at + namespaceAt]! + 1, 0x9e3779b1);
+/** Chain hashes are uniform, but they are what others say: all of the name is stirred in. Signed, as it is kept. */
+function mix(name: Int32Array): number {
+  let h = Math.imul(name[namespaceAt]! + 1, 0x9e3779b1);
   for (let word = 0; word < namespaceAt; word++) {
-    h = Math.imul(h ^ name[at + word]!, 0x85ebca6b);
+    h = Math.imul(h ^ name[word]!, 0x85ebca6b);
     h ^= h >>> 15;
   }
-  return h >>> 0;
+  return h | 0;
 }
