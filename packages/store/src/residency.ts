@@ -115,7 +115,9 @@ export class Residency implements TierRecords {
   constructor(slice = 16 * sliceBlocks) {
     this.#sliceBlocks = slice;
     for (let i = 0; i < shardCount; i++) {
-      this.#shards.push({ slots: new Int32Array(firstSlots), mixed: new Int32Array(firstSlots), count: 0 });
+      // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.
+      const slots = Math.floor(firstSlots * 1.5 ** (i / shardCount));
+      this.#shards.push({ slots: new Int32Array(slots), mixed: new Int32Array(slots), count: 0 });
     }
   }
 

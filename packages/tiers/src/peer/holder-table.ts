@@ -38,7 +38,7 @@ const shardOf = (slots: number): Shard => ({
 
 export class HolderTable {
   readonly #chunks: Int32Array[] = [];
-  readonly #shards: Shard[] = Array.from({ length: 1 << shardBits }, () => shardOf(firstSlots));
+  readonly #shards: Shard[] = Array.from({ length: 1 << shardBits }, (_, number) => shardOf(firstSlotsOf(number)));
   /** The row given back last, each leads to the one before in its first word. */
   #free = noRow;
   #rowCount = 0;
@@ -123,7 +123,7 @@ export class HolderTable {
 
   clear(): void {
     this.#chunks.length = 0;
-    for (const shard of this.#shards) Object.assign(shard, shardOf(firstSlots));
+    for (const [number, shard] of this.#shards.entries()) Object.assign(shard, shardOf(firstSlotsOf(number)));
     this.#free = noRow;
     this.#rowCount = 0;
     this.#count = 0;
@@ -216,6 +216,9 @@ export class HolderTable {
     shard.count--;
   }
 }
+
+/** Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time. */
+const firstSlotsOf = (shard: number): number => Math.floor(firstSlots * 1.5 ** (shard / (1 << shardBits)));
 
 function place({ slots, mixed }: Shard, h: number, entry: number): void {
   let slot = homeOf(h, slots.length);

@@ -243,15 +243,20 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #open(stream: Stream): void {
     const session = this.#session;
     if (session === undefined) return;
-    stream.connection = this.#options.engine.connect(session.host, session.dataPort, session.session, session.dataKey, {
-      onUp: () => {
-        if (this.#session !== session) return;
-        stream.up = true;
-        stream.failures = 0;
-        this.#pump();
-      },
-      onDown: (end) => this.#down(session, stream, end),
-    });
+    const { host, dataPort, session: id, dataKey } = session;
+    const onUp = (): void => {
+      if (this.#session !== session) return;
+      stream.up = true;
+      stream.failures = 0;
+      this.#pump();
+    };
+    try {
+      const onDown = (end: ConnectionEnd): void => this.#down(session, stream, end);
+      stream.connection = this.#options.engine.connect(host, dataPort, id, dataKey, { onUp, onDown });
+    } catch (error) {
+      // An interface that has gone, with an address that only it has.
+      session.control.end(KvError.from(error));
+    }
   }
 
   #down(session: Session, stream: Stream, end: ConnectionEnd): void {
