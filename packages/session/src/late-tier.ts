@@ -48,6 +48,8 @@ class LateTier implements Tier {
   readonly supports: TierSupports;
   readonly #options: LateTierOptions;
   readonly #listeners = new Map<(change: TierChange) => void, () => void>();
+  /** Called with the tier when it is there. */
+  readonly #paged = new Set<(tier: Tier) => void>();
   readonly #slices = new Slices();
   #tier: Tier | undefined;
   #reason: string;
@@ -100,10 +102,22 @@ class LateTier implements Tier {
     };
   }
 
-  /** Once the tier is there, it tells its pages by itself, in turns to come. */
-  followInPages(listener: (change: TierChange) => void): Following {
-    if (this.#tier !== undefined) return followInPages(this.#tier, listener);
-    return { next: () => false, end: this.follow(listener) };
+  followInPages(listener: (change: TierChange) => void, onMore?: () => void): Following {
+    if (this.#tier !== undefined) return followInPages(this.#tier, listener, onMore);
+    let inner: Following | undefined;
+    const next = (): boolean => inner?.next() ?? false;
+    const begin = (tier: Tier): void => {
+      inner = followInPages(tier, listener, onMore);
+      if (onMore !== undefined) onMore();
+      else if (next()) this.#slices.add(next);
+    };
+    this.#paged.add(begin);
+    const end = (): void => {
+      this.#paged.delete(begin);
+      this.#slices.remove(next);
+      inner?.end();
+    };
+    return { next, end };
   }
 
   stats(): TierStats {
@@ -147,5 +161,6 @@ class LateTier implements Tier {
     for (const listener of this.#listeners.keys()) {
       this.#listeners.set(listener, followInSlices(this.#tier, listener, this.#slices));
     }
+    for (const begin of this.#paged) begin(this.#tier);
   }
 }

@@ -52,8 +52,8 @@ export class FollowedTier {
     this.#records = records;
     this.#slices = slices;
     this.#events = events;
-    this.#following = followInPages(tier, this.#listener);
-    if (this.#slice()) slices.add(this.#slice);
+    this.#following = followInPages(tier, this.#listener, this.#more);
+    this.#more();
   }
 
   /** Not all that it holds is listed. */
@@ -74,6 +74,11 @@ export class FollowedTier {
     else this.#changed(change);
   };
 
+  readonly #more = (): void => {
+    this.#isListing = true;
+    if (this.#slice()) this.#slices.add(this.#slice);
+  };
+
   readonly #slice = (): boolean => {
     if (this.#goingFrom === 0) this.#isListing = this.#following.next();
     else {
@@ -81,7 +86,7 @@ export class FollowedTier {
       if (this.#goingFrom === 0 && this.#isUnheard) {
         this.#isListing = true;
         this.#following.end();
-        this.#following = followInPages(this.#tier, this.#listener);
+        this.#following = followInPages(this.#tier, this.#listener, this.#more);
       }
     }
     return this.#goingFrom > 0 || this.#isListing;

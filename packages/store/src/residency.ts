@@ -20,7 +20,7 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { Slices, sliceBlocks, type Tier } from '@kvtier/tiers';
+import { Slices, slicing, type Tier } from '@kvtier/tiers';
 import { type Followable, FollowedTier, type TierRecords } from './followed-tier.ts';
 
 /** Hashes one after another, as they travel on the session link. */
@@ -112,7 +112,7 @@ export class Residency implements TierRecords {
   readonly #one = new Int32Array(4);
 
   /** `slice`: records that are looked at in one turn when a tier has lost all. */
-  constructor(slice = 16 * sliceBlocks) {
+  constructor(slice = 16 * slicing.blocks) {
     this.#sliceBlocks = slice;
     for (let i = 0; i < shardCount; i++) {
       // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.

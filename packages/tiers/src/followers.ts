@@ -4,7 +4,7 @@
  * that throws is a defect and the throw is the tier's caller's.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { type Slices, sliceBlocks } from './slices.ts';
+import { type Slices, slicing } from './slices.ts';
 import type { Following, Tier, TierChange } from './tier.ts';
 
 type Listener = (change: TierChange) => void;
@@ -31,7 +31,7 @@ export class Followers {
     this.#paging.add(listener);
     return {
       next: () => {
-        for (let told = 0; told < sliceBlocks && this.#paging.has(listener); ) {
+        for (let told = 0; told < slicing.blocks && this.#paging.has(listener); ) {
           const page = pages.next();
           if (page.done === true) this.#paging.delete(listener);
           else if (page.value === undefined) return true;
@@ -91,7 +91,7 @@ export function* pagesOfMap<Space>(
     let page: HashKey[] = [];
     for (const hash of blocksOf(space).keys()) {
       page.push(hash);
-      if (page.length < sliceBlocks) continue;
+      if (page.length < slicing.blocks) continue;
       yield [namespace, page];
       page = [];
       // Dropped as a whole meanwhile.
@@ -114,9 +114,9 @@ export function* pagesOfRows(rows: Rows): Generator<Page | undefined, void> {
   let row = 0;
   while (row < rows.rowCount) {
     const page: HashKey[] = [];
-    const end = row + 16 * sliceBlocks;
+    const end = row + 16 * slicing.blocks;
     let namespace: Namespace | undefined;
-    for (; row < rows.rowCount && row < end && page.length < sliceBlocks; row++) {
+    for (; row < rows.rowCount && row < end && page.length < slicing.blocks; row++) {
       const each = rows.namespaceOfRow(row);
       if (each === undefined) continue;
       if (namespace !== undefined && each !== namespace) break;
@@ -128,8 +128,12 @@ export function* pagesOfRows(rows: Rows): Generator<Page | undefined, void> {
 }
 
 /** Follow in pages, also a tier that lists all at once: that is kept here then, and told page by page. */
-export function followInPages(tier: Pick<Tier, 'follow' | 'followInPages'>, listener: Listener): Following {
-  if (tier.followInPages !== undefined) return tier.followInPages(listener);
+export function followInPages(
+  tier: Pick<Tier, 'follow' | 'followInPages'>,
+  listener: Listener,
+  onMore?: () => void,
+): Following {
+  if (tier.followInPages !== undefined) return tier.followInPages(listener, onMore);
   const left = new Map<string, { readonly namespace: Namespace; readonly blocks: Map<HashKey, true> }>();
   const followers = new Followers();
   let isListing = true;

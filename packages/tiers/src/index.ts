@@ -13,7 +13,7 @@ export { Followers, followInPages, followInSlices, pagesOfMap } from './follower
 export type { PeerAddress, PeerSecurity } from './peer/index.ts';
 export type { RedisSettings } from './redis/settings.ts';
 export type { S3Settings } from './s3/options.ts';
-export { Slices, sliceBlocks } from './slices.ts';
+export { Slices, slicing } from './slices.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';
 export { Watch } from './watch.ts';

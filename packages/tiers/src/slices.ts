@@ -4,8 +4,8 @@
  * they came.
  */
 
-/** Blocks that are dealt with in one slice: some milliseconds. */
-export const sliceBlocks = 1024;
+/** Blocks that are dealt with in one slice: some milliseconds. (The simulation makes it a few.) */
+export const slicing = { blocks: 1024 };
 
 /** Does one slice. False: that was the last one. */
 export type Slice = () => boolean;

@@ -98,9 +98,10 @@ export interface Tier {
   follow(listener: (change: TierChange) => void): () => void;
   /**
    * The same for what may hold millions: changes come as they are, what is held comes a page at a time, when it is asked for. So a
-   * block may be told as 'stored' twice, and as 'removed' before it was told at all.
+   * block may be told as 'stored' twice, and as 'removed' before it was told at all. `onMore`: there are pages once more, after all had
+   * been told; without it they come by themselves.
    */
-  followInPages?(listener: (change: TierChange) => void): Following;
+  followInPages?(listener: (change: TierChange) => void, onMore?: () => void): Following;
   stats(): TierStats;
   /** Throws InvariantError when index, accounting and policy disagree. */
   checkIntegrity(): void;

@@ -126,8 +126,8 @@ export class CodecTier implements Tier {
     return this.#options.inner.follow(listener);
   }
 
-  followInPages(listener: (change: TierChange) => void): Following {
-    return followInPages(this.#options.inner, listener);
+  followInPages(listener: (change: TierChange) => void, onMore?: () => void): Following {
+    return followInPages(this.#options.inner, listener, onMore);
   }
 
   stats(): TierStats {

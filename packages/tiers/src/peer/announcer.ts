@@ -5,17 +5,28 @@
  *     tier ──change──────────────────▶ waiting ──at most `maxUnsentBytes` unsent──▶ socket ──'drain'──▶ the next page
  *
  * Invariants: what the peer was told is what the tiers said, up to the last message; memory is bounded however many blocks there are
- * and however slowly the peer reads: where more changes than `maxWaitingHashes` wait, they are forgotten, and all is told anew.
+ * and however slowly the peer reads: where more changes than `maxWaiting` wait, they are forgotten, and all is told anew.
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { followInPages } from '../followers.ts';
-import { type Slices, sliceBlocks } from '../slices.ts';
+import { type Slices, slicing } from '../slices.ts';
 import type { Following, Tier, TierChange } from '../tier.ts';
-import type { Control } from './control.ts';
-import { type ChangeMessage, maxHashes } from './frames.ts';
+import { type Message, maxHashes } from './frames.ts';
 
 const maxUnsentBytes = 1 << 20;
-const maxWaitingHashes = 64 * sliceBlocks;
+/** In slices. */
+const maxWaiting = 64;
+
+/** The peer's end of the connection: `Control`. */
+export interface Told {
+  readonly socket: {
+    on(event: 'drain', listener: () => void): unknown;
+    off(event: 'drain', listener: () => void): unknown;
+  };
+  readonly ended: boolean;
+  readonly unsentBytes: number;
+  send(message: Message): void;
+}
 
 interface Waiting {
   readonly tier: 0 | 1;
@@ -25,7 +36,7 @@ interface Waiting {
 }
 
 export class Announcer {
-  readonly #control: Control;
+  readonly #control: Told;
   readonly #slices: Slices;
   readonly #tiers: readonly Tier[];
   #followings: Following[] = [];
@@ -42,7 +53,7 @@ export class Announcer {
   /** Times that all had to be told anew. */
   overruns = 0;
 
-  constructor(control: Control, slices: Slices, arena: Tier, below: Tier | undefined) {
+  constructor(control: Told, slices: Slices, arena: Tier, below: Tier | undefined) {
     this.#control = control;
     this.#slices = slices;
     this.#tiers = below === undefined ? [arena] : [arena, below];
@@ -86,7 +97,7 @@ export class Announcer {
     }
     // A message costs something, too, however few hashes it has.
     this.#waitingHashes += hashes.length + 1;
-    if (this.#waitingHashes > maxWaitingHashes) {
+    if (this.#waitingHashes > maxWaiting * slicing.blocks) {
       this.#isOverrun = true;
       this.#waiting = [];
       this.#waitingHashes = 0;
@@ -127,7 +138,7 @@ export class Announcer {
     let sent = 0;
     for (const { hashes } of this.#waiting) {
       if (this.#control.ended || this.#control.unsentBytes >= maxUnsentBytes) break;
-      const message: ChangeMessage = { kind: 'change', sequence: ++this.#sequence, ...this.#waiting[sent]! };
+      const message: Message = { kind: 'change', sequence: ++this.#sequence, ...this.#waiting[sent]! };
       this.#control.send(message);
       this.#waitingHashes -= hashes.length;
       sent++;

@@ -6,7 +6,7 @@
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { type Page, pagesOfRows, type Rows } from '../followers.ts';
-import { sliceBlocks } from '../slices.ts';
+import { slicing } from '../slices.ts';
 import { HolderTable, noRow } from './holder-table.ts';
 
 /** Two bits each in a 32-bit number. */
@@ -128,7 +128,7 @@ export class PeerDirectory implements Rows {
       }
       const gone = new Map<number, HashKey[]>();
       let looked = 0;
-      for (let left = sliceBlocks; left > 0 && row < this.#table.rowCount && looked < 16 * sliceBlocks; row++) {
+      for (let left = slicing.blocks; left > 0 && row < this.#table.rowCount && looked < 16 * slicing.blocks; row++) {
         looked++;
         const holders = this.#table.holders(row);
         if ((holders & bits) === 0) continue;

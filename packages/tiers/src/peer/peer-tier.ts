@@ -67,6 +67,8 @@ export class PeerTier implements Tier {
   readonly #slices = new Slices();
   /** Bits of peers that may hold something. */
   #present = 0;
+  /** Those that are being taken out of the directory. */
+  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
   #pendingBytes = 0;
   #closed = false;
 
@@ -284,20 +286,32 @@ export class PeerTier implements Tier {
     const others = this.#present & ~bits;
     const isHeld = (this.#present & bits) !== 0;
     this.#present = others;
-    if (!isHeld) return Promise.resolve();
+    if (!isHeld) return this.#gone(bits);
     if (others === 0) {
       this.#directory.dropAll();
       this.#followers.cleared();
       return Promise.resolve();
     }
     const next = this.#directory.drop(bits);
-    return new Promise((resolve) => {
-      this.#slices.add(() => {
-        const gone = next();
-        for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
-        if (gone === undefined) resolve();
-        return gone !== undefined;
-      });
-    });
+    const drop = {
+      bits,
+      gone: new Promise<void>((resolve) => {
+        this.#slices.add(() => {
+          const gone = next();
+          for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
+          if (gone !== undefined) return true;
+          this.#drops.delete(drop);
+          resolve();
+          return false;
+        });
+      }),
+    };
+    this.#drops.add(drop);
+    return this.#gone(bits);
+  }
+
+  /** What was dropped before may still be going. */
+  async #gone(bits: number): Promise<void> {
+    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
   }
 }

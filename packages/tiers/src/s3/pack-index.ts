@@ -10,7 +10,7 @@
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import { Followers, type Page } from '../followers.ts';
-import { Slices, sliceBlocks } from '../slices.ts';
+import { Slices, slicing } from '../slices.ts';
 import type { Following, TierChange } from '../tier.ts';
 import type { PackRecord } from './pack-format.ts';
 
@@ -91,7 +91,7 @@ export class PackIndex {
     this.#stay = ++this.#stays;
     const packs = this.packs.values();
     const next = (): boolean => {
-      for (let told = 0; told < sliceBlocks; ) {
+      for (let told = 0; told < slicing.blocks; ) {
         const pack = packs.next();
         if (pack.done === true) return false;
         told += 1 + this.#showPack(pack.value);
