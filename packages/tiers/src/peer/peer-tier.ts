@@ -47,7 +47,7 @@ const defaults = {
   windowBytes: 16 << 20,
   maxPendingBytes: 2 ** 31,
   readLimitMs: 5000,
-  maxBlocks: 4 << 20,
+  maxBlocks: 16 << 20,
   maxRetryMs: 5000,
 };
 
