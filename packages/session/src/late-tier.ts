@@ -17,7 +17,7 @@ import type {
   TierSupports,
   WriteStatus,
 } from '@kvtier/tiers';
-import { followInPages, followInSlices, Slices } from '@kvtier/tiers';
+import { followInPages, Slices } from '@kvtier/tiers';
 
 const firstPauseMs = 1_000;
 const longestPauseMs = 60_000;
@@ -158,9 +158,7 @@ class LateTier implements Tier {
       return;
     }
     this.#options.log.info({ tier: this.name }, 'the tier is there now');
-    for (const listener of this.#listeners.keys()) {
-      this.#listeners.set(listener, followInSlices(this.#tier, listener, this.#slices));
-    }
+    for (const listener of this.#listeners.keys()) this.#listeners.set(listener, this.#tier.follow(listener));
     for (const begin of this.#paged) begin(this.#tier);
   }
 }
