@@ -9,7 +9,9 @@ import { Pins } from '../../packages/store/src/pins.ts';
 import { Tenants } from '../../packages/store/src/tenants.ts';
 import { DeviceFiles } from '../../packages/tiers/src/disk/device-files.ts';
 import { DiskIo, type ObjectRow } from '../../packages/tiers/src/disk/disk-io.ts';
+import type { Pages } from '../../packages/tiers/src/followers.ts';
 import { ArenaTier, Followers, SlotAllocator } from '../../packages/tiers/src/index.ts';
+import { PeerDirectory } from '../../packages/tiers/src/peer/directory.ts';
 import { Directory } from '../../packages/tiers/src/redis/directory.ts';
 import { Discovery } from '../../packages/tiers/src/s3/discovery.ts';
 import { PackWriter } from '../../packages/tiers/src/s3/pack-writer.ts';
@@ -41,6 +43,8 @@ function oneIn(count: number): () => boolean {
 
 /** Worlds in which a defect is likely to show: whatever else changes in the code, the first few seeds must find it. */
 const worlds: Record<string, Partial<SimOptions>> = {
+  'a page of a directory is never told': { tiers: ['peer'] },
+  'a peer that comes back is told over what is still going': { tiers: ['peer'], faults: ['peers reset'] },
   'bytes are trusted without a checksum': { faults: ['disk flips', 'redis flips', 'peer flips', 's3 flips'] },
   's3: a read does not ask for the pack that it means': { tiers: ['s3'], faults: ['kill', 's3 forgets'] },
   's3: stored is told before the pack is': { tiers: ['s3'] },
@@ -123,6 +127,32 @@ const defects: Record<string, () => void> = {
         },
     );
   },
+  'a page of a directory is never told': () => {
+    const now = oneIn(20);
+    plant(
+      Followers.prototype,
+      'followInPages',
+      (followInPages) =>
+        function (this: Followers, listener, pages) {
+          const next = (): ReturnType<Pages['next']> => {
+            const page = pages.next();
+            return now() && page.done !== true ? pages.next() : page;
+          };
+          return followInPages.call(this, listener, { next });
+        },
+    );
+  },
+  'a peer that comes back is told over what is still going': () =>
+    plant(
+      PeerDirectory.prototype,
+      'drop',
+      (drop) =>
+        function (this: PeerDirectory, bits) {
+          const next = drop.call(this, bits);
+          let slices = 0;
+          return () => (++slices > 2 ? undefined : next());
+        },
+    ),
   's3: a read does not ask for the pack that it means': () =>
     plant(
       S3Link.prototype,

@@ -14,6 +14,7 @@ import { native } from '../../packages/native/src/index.ts';
 import { BulkLanes } from '../../packages/tiers/src/redis/bulk-lanes.ts';
 import { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
 import { HttpPool } from '../../packages/tiers/src/s3/http-pool.ts';
+import { slicing } from '../../packages/tiers/src/slices.ts';
 import type { VirtualArenas } from './virtual-arena.ts';
 import type { VirtualDisks } from './virtual-disk.ts';
 import type { VirtualRedis } from './virtual-redis.ts';
@@ -120,6 +121,7 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
   );
   const patches: Patch[] = [
     ...timerPatches(world),
+    [slicing, 'blocks', 8],
     ...refuse,
     ...Object.entries(arenas.native).map(([name, value]): Patch => [native, name, value]),
     ...Object.entries(redis.native).map(([name, value]): Patch => [native, name, value]),

@@ -18,7 +18,7 @@ import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes
 import { install, type Servers } from './platform.ts';
 import { VirtualArenas } from './virtual-arena.ts';
 import { VirtualDisks } from './virtual-disk.ts';
-import { PeerNetwork } from './virtual-peers.ts';
+import { ModelPeerTier, PeerNetwork } from './virtual-peers.ts';
 import { VirtualRedis } from './virtual-redis.ts';
 import { VirtualS3 } from './virtual-s3.ts';
 import { Violation, World } from './world.ts';
@@ -303,6 +303,24 @@ class Simulation {
       throw error;
     });
     this.#checkIndexes();
+    await this.#checkPeers();
+  }
+
+  /** Nothing changes any more: every node comes to know what its peers hold (law 6). */
+  async #checkPeers(): Promise<void> {
+    let why = '';
+    const agree = (): boolean => {
+      why = '';
+      for (const { name, lower } of this.#up()) {
+        const peers = lower.find((tier) => tier.name === 'peer')?.inner;
+        const said = peers instanceof ModelPeerTier ? peers.disagreement() : '';
+        if (said !== '') why = `${name}: ${said}`;
+      }
+      return why === '';
+    };
+    await this.#until('peers are not seen as they are', calmUs, agree).catch((error: unknown) => {
+      throw why === '' ? error : new Violation(`law 6: peers are not seen as they are: ${why}`);
+    });
   }
 
   /** Law 2: once the world is kind, every node stores, and loads what it has stored, from its tiers; soon, if not at once. */

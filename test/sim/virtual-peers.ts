@@ -1,8 +1,9 @@
 /**
- * Other nodes' arenas over a network with latency, resets and partitions. The directory of who holds what is the real one; the
- * connections are modelled here: the native data plane and its sockets have tests of their own (packages/tiers/src/peer).
+ * Other nodes' arenas over a network with latency, resets and partitions. The announcer, which tells what a node holds, and the
+ * directory of who holds what are the real ones, a page being a few blocks and a full socket some dozens; the connections are
+ * modelled here: the native data plane and its sockets have tests of their own (packages/tiers/src/peer).
  *
- *     node's arena ──changes, in order──▶ PeerDirectory of each other node        read ──▶ holder pins, sends ──▶ verified ──▶ slot
+ *     node's arena ──Announcer──▶ pages, changes ──in order──▶ PeerDirectory of each other node        read ──▶ holder pins, sends ──▶ verified ──▶ slot
  */
 import type { HashKey, Namespace } from '../../packages/identity/src/index.ts';
 import { identitiesOf } from '../../packages/tiers/src/disk/disk-io.ts';
@@ -14,10 +15,12 @@ import type {
   TierStats,
   WriteStatus,
 } from '../../packages/tiers/src/index.ts';
-import { type ArenaTier, Followers } from '../../packages/tiers/src/index.ts';
+import { type ArenaTier, Followers, Slices } from '../../packages/tiers/src/index.ts';
+import { Announcer, type Told } from '../../packages/tiers/src/peer/announcer.ts';
 import { bitOf, bitsOf, PeerDirectory } from '../../packages/tiers/src/peer/directory.ts';
+import type { ChangeMessage, Message } from '../../packages/tiers/src/peer/frames.ts';
 import { isSound } from './virtual-arena.ts';
-import type { Life, World } from './world.ts';
+import { type Life, Violation, type World } from './world.ts';
 
 /** What a node shows to its peers. */
 export interface PeerHost {
@@ -34,6 +37,7 @@ export class PeerNetwork {
   readonly world: World;
   readonly hosts = new Map<number, PeerHost>();
   readonly links = new Set<Link>();
+  readonly #slices = new WeakMap<PeerHost, Slices>();
   /** Pairs that cannot reach each other: "0-2". */
   readonly cut = new Set<string>();
   flips = 0;
@@ -53,8 +57,62 @@ export class PeerNetwork {
     for (const link of [...this.links]) if (number === undefined || link.touches(number)) link.end();
   }
 
+  /** One for all that a host tells, as `PeerServer` has it. */
+  slicesOf(host: PeerHost): Slices {
+    const slices = this.#slices.get(host) ?? new Slices();
+    this.#slices.set(host, slices);
+    return slices;
+  }
+
   delayUs(): number {
     return this.world.between(30, 500) + (this.world.chance(0.04) ? this.world.between(5_000, 100_000) : 0);
+  }
+}
+
+/** What a node says to another one: in order, late, and no more at a time than fits. */
+class VirtualControl implements Told {
+  readonly #link: Link;
+  readonly #network: PeerNetwork;
+  readonly #host: PeerHost;
+  readonly #tier: ModelPeerTier;
+  #onDrain: () => void = () => {};
+  #lastUs = 0;
+  #onWay = 0;
+  readonly socket = {
+    on: (_: 'drain', listener: () => void) => {
+      this.#onDrain = listener;
+    },
+    off: () => {
+      this.#onDrain = () => {};
+    },
+  };
+
+  constructor(link: Link, network: PeerNetwork, host: PeerHost, tier: ModelPeerTier) {
+    this.#link = link;
+    this.#network = network;
+    this.#host = host;
+    this.#tier = tier;
+  }
+
+  get ended(): boolean {
+    return !this.#link.isOpen;
+  }
+
+  /** A message is as much as a quarter of what may be unsent. */
+  get unsentBytes(): number {
+    return this.#onWay << 18;
+  }
+
+  send(message: Message): void {
+    const { world } = this.#network;
+    this.#lastUs = Math.max(this.#lastUs, world.nowUs + this.#network.delayUs());
+    this.#onWay++;
+    const arrive = (): void => this.#link.heard(message);
+    const taken = (): void => {
+      if (--this.#onWay === 0) this.#onDrain();
+    };
+    world.schedule(this.#lastUs - world.nowUs, 'peer change', arrive, this.#tier.life);
+    world.schedule(this.#lastUs - world.nowUs, 'peer change is taken', taken, this.#host.life);
   }
 }
 
@@ -63,24 +121,50 @@ class Link {
   readonly #network: PeerNetwork;
   readonly #tier: ModelPeerTier;
   readonly #host: PeerHost;
-  readonly #unfollow: () => void;
+  readonly #announcer: Announcer;
   readonly #fetches = new Set<() => void>();
-  #lastUs = 0;
-  #isOpen = true;
+  readonly #held: ChangeMessage[] = [];
+  #isHeld = false;
+  #sequence = 0;
+  isOpen = true;
+  isListed = false;
 
   constructor(network: PeerNetwork, tier: ModelPeerTier, host: PeerHost) {
     this.#network = network;
     this.#tier = tier;
     this.#host = host;
     network.links.add(this);
-    this.#unfollow = host.arena.follow((change) => {
-      const { world } = network;
-      this.#lastUs = Math.max(this.#lastUs, world.nowUs + network.delayUs());
-      const tell = (): void => {
-        if (this.#isOpen) tier.changed(host.number, change);
-      };
-      world.schedule(this.#lastUs - world.nowUs, 'peer change', tell, tier.life);
+    const { world } = network;
+    const before = world.life;
+    world.life = host.life;
+    const control = new VirtualControl(this, network, host, tier);
+    this.#announcer = new Announcer(control, network.slicesOf(host), host.arena, undefined);
+    world.life = before;
+  }
+
+  heard(message: Message): void {
+    if (!this.isOpen) return;
+    if (message.kind === 'listed') this.isListed = true;
+    if (message.kind !== 'change') return;
+    if (message.sequence !== ++this.#sequence) throw new Violation('law 6: a peer tells out of order');
+    if (this.#isHeld) this.#held.push(message);
+    else this.#apply(message);
+  }
+
+  /** What follows waits while what was cleared goes. */
+  #apply(message: ChangeMessage): void {
+    const busy = this.#tier.changed(this.#host.number, message);
+    if (busy === undefined) return;
+    this.#isHeld = true;
+    void busy.then(() => {
+      this.#isHeld = false;
+      while (this.isOpen && !this.#isHeld && this.#held.length > 0) this.#apply(this.#held.shift()!);
     });
+  }
+
+  /** Nothing is on its way: the directory says of this host what its arena holds. */
+  get isQuiet(): boolean {
+    return this.isListed && !this.#isHeld;
   }
 
   touches(number: number): boolean {
@@ -89,9 +173,9 @@ class Link {
 
   /** Both ends find out after a while; here at once. */
   end(): void {
-    if (!this.#isOpen) return;
-    this.#isOpen = false;
-    this.#unfollow();
+    if (!this.isOpen) return;
+    this.isOpen = false;
+    this.#announcer.end();
     this.#network.links.delete(this);
     const { world } = this.#network;
     world.schedule(0, 'peer connection ends', () => this.#tier.lost(this, this.#host.number), this.#tier.life);
@@ -172,6 +256,15 @@ export class ModelPeerTier implements Tier {
   readonly #directory = new PeerDirectory(10_000);
   readonly #followers = new Followers();
   readonly #links = new Map<number, Link>();
+  readonly #slices = new Slices();
+  /** Peers whose entries still go. */
+  readonly #going = new Set<number>();
+  /** Bits of peers that may hold something. */
+  #present = 0;
+  /** Those that are being taken out of the directory. */
+  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
+  /** Bits of holders whose block was removed here; they may hold it still. */
+  readonly #forgotten = new Map<string, number>();
   #closed = false;
 
   constructor(network: PeerNetwork, number: number, arena: ArenaTier, memory: Buffer) {
@@ -187,7 +280,8 @@ export class ModelPeerTier implements Tier {
   #look(): void {
     if (this.#closed) return;
     for (const host of this.#network.hosts.values()) {
-      const may = host.number !== this.number && this.#network.reaches(host.number, this.number);
+      const may =
+        host.number !== this.number && !this.#going.has(host.number) && this.#network.reaches(host.number, this.number);
       if (may && host.life.alive && !this.#links.has(host.number)) {
         this.#links.set(host.number, new Link(this.#network, this, host));
       }
@@ -195,18 +289,83 @@ export class ModelPeerTier implements Tier {
     this.#network.world.schedule(retryUs, 'peers are looked for', () => this.#look(), this.life);
   }
 
-  changed(peer: number, change: TierChange): void {
+  /** As `PeerTier` does it. */
+  changed(peer: number, { change, namespace, hashes }: ChangeMessage): Promise<void> | undefined {
     const bits = bitOf(peer, 0);
-    if (change.kind === 'stored')
-      this.#followers.stored(change.namespace, this.#directory.add(change.namespace, change.hashes, bits));
-    else if (change.kind === 'removed')
-      this.#followers.removed(change.namespace, this.#directory.remove(change.namespace, change.hashes, bits));
+    if (change === 'cleared' || namespace === null) return this.#dropped(bits);
+    if (change === 'stored') {
+      this.#present |= bits;
+      this.#followers.stored(namespace, this.#directory.add(namespace, hashes, bits));
+      for (const hash of hashes) this.#forget(namespace, hash, this.#forgottenOf(namespace.key + hash) & ~bits);
+    } else this.#followers.removed(namespace, this.#directory.remove(namespace, hashes, bits));
+    return undefined;
   }
 
   lost(link: Link, peer: number): void {
     if (this.#links.get(peer) !== link) return;
     this.#links.delete(peer);
-    for (const [namespace, gone] of this.#directory.drop(bitsOf(peer))) this.#followers.removed(namespace, gone);
+    this.#going.add(peer);
+    void this.#dropped(bitsOf(peer)).then(() => this.#going.delete(peer));
+  }
+
+  #dropped(bits: number): Promise<void> {
+    const isHeld = (this.#present & bits) !== 0;
+    this.#present &= ~bits;
+    if (!isHeld) return this.#gone(bits);
+    if (this.#present === 0) {
+      this.#directory.dropAll();
+      this.#followers.cleared();
+      return Promise.resolve();
+    }
+    const next = this.#directory.drop(bits);
+    const drop = {
+      bits,
+      gone: new Promise<void>((resolve) => {
+        this.#slices.add(() => {
+          const gone = next();
+          for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
+          if (gone !== undefined) return true;
+          this.#drops.delete(drop);
+          resolve();
+          return false;
+        });
+      }),
+    };
+    this.#drops.add(drop);
+    return this.#gone(bits);
+  }
+
+  /** What was dropped before may still be going. */
+  async #gone(bits: number): Promise<void> {
+    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
+  }
+
+  /** Law 6, when nothing changes any more: what is listed of each peer is what it holds, but for what was removed here. "": it is. */
+  disagreement(): string {
+    const held = new Map<string, number>();
+    for (const host of this.#network.hosts.values()) {
+      if (host.number === this.number || !host.life.alive) continue;
+      const link = this.#links.get(host.number);
+      if (link === undefined || !link.isQuiet) return `peer ${host.number} is not listed`;
+      host.arena.follow(({ namespace, hashes }) => {
+        for (const hash of hashes) {
+          const name = namespace!.key + hash;
+          held.set(name, (held.get(name) ?? 0) | bitOf(host.number, 0));
+        }
+      })();
+    }
+    for (const [namespace, hashes] of this.#directory.all()) {
+      for (const hash of hashes) {
+        const name = namespace.key + hash;
+        const listed = this.#directory.holders(namespace, hash);
+        if ((listed & ~(held.get(name) ?? 0)) !== 0) return 'a block is listed that its peer does not hold';
+        if ((held.get(name)! & ~listed & ~this.#forgottenOf(name)) !== 0) return 'a holder of a block is not listed';
+        held.delete(name);
+      }
+    }
+    for (const [name, bits] of held)
+      if ((bits & ~this.#forgottenOf(name)) !== 0) return 'a block of a peer is not listed';
+    return '';
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -232,6 +391,8 @@ export class ModelPeerTier implements Tier {
             const peer = [...this.#links.keys()].find((number) => (bits & bitOf(number, 0)) !== 0);
             const end = (status: ReadStatus): void => {
               if (status !== 'ready' && status !== 'failed' && peer !== undefined) {
+                const forgotten = this.#forgottenOf(namespace.key + block.hash) | bitsOf(peer);
+                this.#forget(namespace, block.hash, forgotten);
                 this.#followers.removed(namespace, this.#directory.remove(namespace, [block.hash], bitsOf(peer)));
               }
               onDone(index, status);
@@ -247,6 +408,7 @@ export class ModelPeerTier implements Tier {
 
   remove(namespace: Namespace, hashes: readonly HashKey[]): number {
     const gone = this.#directory.remove(namespace, hashes, -1);
+    for (const hash of hashes) this.#forget(namespace, hash, -1);
     this.#followers.removed(namespace, gone);
     return gone.length;
   }
@@ -267,8 +429,18 @@ export class ModelPeerTier implements Tier {
     this.#directory.checkIntegrity();
   }
 
+  #forgottenOf(name: string): number {
+    return this.#forgotten.get(name) ?? 0;
+  }
+
+  #forget({ key }: Namespace, hash: HashKey, holders: number): void {
+    if (holders === 0) this.#forgotten.delete(key + hash);
+    else this.#forgotten.set(key + hash, holders);
+  }
+
   async close(): Promise<void> {
     this.#closed = true;
+    this.#slices.clear();
     for (const link of [...this.#links.values()]) link.end();
   }
 }

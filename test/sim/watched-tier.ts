@@ -4,7 +4,15 @@
  * what is told to followers is what `lookup` says.
  */
 import { type HashKey, headerBytes, type Namespace } from '../../packages/identity/src/index.ts';
-import type { ReadStatus, SlotBlock, Tier, TierStats, WriteStatus } from '../../packages/tiers/src/index.ts';
+import {
+  type Following,
+  followInPages,
+  type ReadStatus,
+  type SlotBlock,
+  type Tier,
+  type TierStats,
+  type WriteStatus,
+} from '../../packages/tiers/src/index.ts';
 import { mustHold, shortName } from './contents.ts';
 import { Violation, type World } from './world.ts';
 
@@ -110,6 +118,10 @@ export class WatchedTier implements Tier {
 
   follow(listener: Parameters<Tier['follow']>[0]): () => void {
     return this.inner.follow(listener);
+  }
+
+  followInPages(listener: Parameters<Tier['follow']>[0], onMore?: () => void): Following {
+    return followInPages(this.inner, listener, onMore);
   }
 
   stats(): TierStats {

@@ -46,7 +46,7 @@ export const peersSchema = z
     streams: z.number().int().min(1).max(16).default(4),
     readLimitMs: z.number().int().min(1).default(5000),
     /** Blocks of others that are listed, about 100 bytes each. */
-    maxBlocks: z.number().int().min(1).default(4_194_304),
+    maxBlocks: z.number().int().min(1).default(16_777_216),
   })
   .superRefine((value, context) => {
     if (value.security.encryption === 'tls' || value.security.trustedNetwork) return;

@@ -79,6 +79,7 @@ Napi::Value PeerOpen(const Napi::CallbackInfo& info) {
   options.tls = given.Get("tls").As<Napi::Boolean>().Value();
   options.maxConnections =
       static_cast<unsigned>(WholeOf(env, NumberOf(given.Get("maxConnections")), "maxConnections"));
+  options.maxStrangers = static_cast<unsigned>(WholeOf(env, NumberOf(given.Get("maxStrangers")), "maxStrangers"));
   options.stallMs = WholeOf(env, NumberOf(given.Get("stallMs")), "stallMs");
   if (options.threads < 1 || options.threads > 16) throw Napi::RangeError::New(env, "threads is 1 to 16");
   const auto box = std::make_shared<PeerBox>();

@@ -24,6 +24,8 @@ constexpr uint64_t kHashBytes = 4 << 10;
 // One turn of one connection, so that no connection starves its neighbours.
 constexpr uint64_t kTurnBytes = 4 << 20;
 constexpr int kSendPieces = 64;
+// For a client to prove itself.
+constexpr auto kStrangerLimit = std::chrono::milliseconds(3000);
 
 std::atomic<uint64_t> nextToken{1};
 
@@ -91,6 +93,10 @@ void PeerConnection::OnTick(PeerClock::time_point now) {
   const auto limit = std::chrono::milliseconds(engine_.options().stallMs);
   const bool waiting = state_ != State::kUp || !out_.empty() || !unreceived_.empty() || (server_ && stashed() > 0);
   if (waiting && now - lastProgress_ > limit) return Close(PeerEnd::kTimeLimit);
+  // However little it sends, and whenever.
+  if (server_ && !wasUp_ && now - began_ > std::min<PeerClock::duration>(limit, kStrangerLimit)) {
+    return Close(PeerEnd::kTimeLimit);
+  }
   for (const auto& [tag, fetch] : pending_) {
     if (now > fetch.deadline) return Close(PeerEnd::kTimeLimit);
   }
@@ -365,6 +371,8 @@ bool PeerConnection::ParseHello() {
 
 void PeerConnection::Up() {
   state_ = State::kUp;
+  wasUp_ = true;
+  if (server_ && ++engine_.proven > engine_.options().maxConnections) return Close(PeerEnd::kTooMany);
   lastProgress_ = PeerClock::now();
   if (!server_) events_.push_back({PeerEventKind::kUp, static_cast<double>(number_), 0, 0, {}});
 }

@@ -34,6 +34,10 @@ class PeerConnection {
   void Answer(const std::vector<PeerAnswerRow>& rows);
   // Ends the socket first, then everything that it carried.
   void Close(PeerEnd why);
+  // Of a client that has not proved itself: others take its place.
+  void CloseStranger() {
+    if (!closed() && !wasUp_) Close(PeerEnd::kTooMany);
+  }
 
   int fd() const { return fd_; }
   bool closed() const { return fd_ < 0; }
@@ -42,6 +46,8 @@ class PeerConnection {
   bool hasMore() const { return fd_ >= 0 && more_; }
   const PeerSession& session() const { return session_; }
   bool isServer() const { return server_; }
+  // It has proved itself.
+  bool wasUp() const { return wasUp_; }
 
  private:
   enum class State { kConnecting, kSecuring, kHello, kUp };
@@ -90,7 +96,9 @@ class PeerConnection {
   Congestion congestion_;
   State state_ = State::kConnecting;
   bool more_ = false;
-  PeerClock::time_point lastProgress_ = PeerClock::now();
+  bool wasUp_ = false;
+  const PeerClock::time_point began_ = PeerClock::now();
+  PeerClock::time_point lastProgress_ = began_;
   PeerSession session_{};
   PeerKey key_{};
   PeerNonce clientNonce_{};

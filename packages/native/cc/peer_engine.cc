@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <deque>
+#include <optional>
 #include <stdexcept>
 
 #include "congestion.h"
@@ -21,6 +23,8 @@ namespace {
 constexpr uint64_t kListener = 0;
 constexpr int kTickMs = 50;
 constexpr int kBacklog = 64;
+// Without a file to accept with, the listener would be ready again and again.
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 
 SocketAddress AddressOf(const std::string& host, uint16_t port) {
   if (const auto address = IpAddress(host, port)) return *address;
@@ -79,6 +83,7 @@ class PeerLoop final : public EpollLoop {
     PeerConnection& connection = *found->second;
     if (connection.closed()) {
       if (connection.isServer()) --engine_.accepted;
+      if (connection.isServer() && connection.wasUp()) --engine_.proven;
       connections_.erase(found);
       Forget(number);
       return;
@@ -90,8 +95,15 @@ class PeerLoop final : public EpollLoop {
   void Accept() {
     for (;;) {
       const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (fd < 0) return;
-      if (engine_.accepted >= engine_.options().maxConnections) {
+      if (fd < 0) {
+        if (errno == EINTR || errno == ECONNABORTED) continue;
+        if (errno == EAGAIN) return;
+        Watch(kListener, listener_, 0);
+        acceptAgain_ = PeerClock::now() + kAcceptPause;
+        return;
+      }
+      // Those that are about to be turned away may still be here.
+      if (engine_.accepted >= engine_.options().maxConnections + 2 * engine_.options().maxStrangers) {
         close(fd);
         events_.push_back({PeerEventKind::kRefused, 0, static_cast<double>(PeerEnd::kTooMany), 0, {}});
         continue;
@@ -100,11 +112,21 @@ class PeerLoop final : public EpollLoop {
       const uint64_t number = engine_.NextNumber();
       PeerLoop& loop = engine_.LoopOf(number);
       loop.Post([&loop, number, fd] { loop.Add(number, fd, true, {}, {}); });
+      latest_.push_back(number);
+      if (latest_.size() <= engine_.options().maxStrangers) continue;
+      const uint64_t oldest = latest_.front();
+      latest_.pop_front();
+      PeerLoop& its = engine_.LoopOf(oldest);
+      its.Post([&its, oldest] { its.With(oldest, [](PeerConnection& each) { each.CloseStranger(); }, [] {}); });
     }
   }
 
   void Tick(PeerClock::time_point now) {
     lastTick_ = now;
+    if (acceptAgain_ && now >= *acceptAgain_) {
+      acceptAgain_.reset();
+      Watch(kListener, listener_, EPOLLIN);
+    }
     std::vector<uint64_t> numbers;
     for (const auto& [number, connection] : connections_) numbers.push_back(number);
     for (const uint64_t number : numbers) {
@@ -149,6 +171,10 @@ class PeerLoop final : public EpollLoop {
 
   PeerEngine& engine_;
   int listener_ = -1;
+  // While nothing can be accepted: when to try again.
+  std::optional<PeerClock::time_point> acceptAgain_;
+  // The connections accepted last: those before them have proved themselves, or make room.
+  std::deque<uint64_t> latest_;
   // Events of this turn; connections write into it.
   std::vector<PeerEvent> events_;
   std::unordered_map<uint64_t, std::unique_ptr<PeerConnection>> connections_;

@@ -60,7 +60,8 @@ struct PeerAnswerRow {
 struct PeerOptions {
   unsigned threads;
   bool tls;
-  unsigned maxConnections;  // that peers may open, those not yet authenticated included
+  unsigned maxConnections;  // that peers may open
+  unsigned maxStrangers;    // besides, those that have not proved themselves yet; who comes beyond takes the oldest one's place
   uint64_t stallMs;         // handshakes, half a frame, bytes that nobody takes
 };
 
@@ -92,7 +93,9 @@ class PeerEngine {
   PeerLoop& LoopOf(uint64_t connection) { return *loops_[connection % loops_.size()]; }
   uint64_t NextNumber() { return nextNumber_++; }
   void Emit(std::vector<PeerEvent>&& events);
+  // Connections that were accepted, and those of them that proved themselves.
   std::atomic<unsigned> accepted{0};
+  std::atomic<unsigned> proven{0};
 
  private:
   std::shared_ptr<Arena> arena_;

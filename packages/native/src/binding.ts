@@ -197,8 +197,9 @@ export interface NativeBinding {
   // -- peers (binding_peer.cc) ----------------------------------------------------------------------------------
   /**
    * The data plane between nodes: objects out of one arena into another over TCP. `tls`: TLS 1.3 with the session's key as
-   * pre-shared key; otherwise plain, both ends authenticated by HMAC. `maxConnections`: that peers may open. `stallMs`: how
-   * long a handshake, half a frame, or bytes that nobody takes may last.
+   * pre-shared key; otherwise plain, both ends authenticated by HMAC. `maxConnections`: that peers may open, beside
+   * `maxStrangers` that have not proved themselves. `stallMs`: how long half a frame, or bytes that nobody takes may last; a
+   * handshake at most 3 s.
    * `onEvents`: rows of 4 numbers, many at a time. 0 fetched: tag, result (0 ready, 1 missing, 2 failed, 3 corrupt) ·
    * 1 request: token, connection, slotBytes; its 64 bytes of identity are the next in `identities` · 2 sent: token, 1 if all
    * of it · 3 up: connection · 4 down: connection, end · 5 refused: connection, end. Ends: 0 ended, 1 unauthenticated,
@@ -206,7 +207,7 @@ export interface NativeBinding {
    */
   peerOpen(
     arena: ArenaHandle,
-    options: { threads: number; tls: boolean; maxConnections: number; stallMs: number },
+    options: { threads: number; tls: boolean; maxConnections: number; maxStrangers: number; stallMs: number },
     onEvents: (rows: Float64Array, identities: Buffer) => void,
   ): PeerHandle;
   /** Listen on an IP address; returns the port. Throws IO or CONFIG. */

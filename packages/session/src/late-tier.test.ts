@@ -27,6 +27,13 @@ test('a server that is not there is a tier out of service, until it is there; fo
   const tier = await openOrLater({ ...common, open, clock });
   const heard: TierChange[] = [];
   const end = tier.follow((change) => heard.push(change));
+  const pages: TierChange[] = [];
+  let more = 0;
+  const following = tier.followInPages!(
+    (change) => pages.push(change),
+    () => more++,
+  );
+  expect([following.next(), more]).toEqual([false, 0]);
   expect(tier.stats()).toMatchObject({ inService: false, outOfServiceReason: 'redis: refused; start it', blocks: 0 });
   expect(tier.lookup(namespace, hashes)).toBe(0);
   expect(await tier.write(namespace, [{ hash: hashes[0]!, slot: 1 }])).toEqual(['refused']);
@@ -43,7 +50,10 @@ test('a server that is not there is a tier out of service, until it is there; fo
   await settled();
   expect(heard.flatMap(({ kind, hashes: [hash] }) => [kind, hash])).toEqual(['stored', 'a', 'stored', 'b']);
   expect([tier.lookup(namespace, hashes), tier.stats().inService]).toEqual([2, true]);
+  expect([more, following.next(), pages.length]).toEqual([1, false, 1]);
   inner.remove(namespace, hashes);
+  expect([pages.at(-1)!.kind, pages.length]).toEqual(['removed', 2]);
+  following.end();
   expect(heard.length).toBe(3);
   end();
   inner.put(namespace, hashes);

@@ -7,7 +7,17 @@
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Clock, Log } from '@kvtier/store';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '@kvtier/tiers';
+import type {
+  Following,
+  ReadStatus,
+  SlotBlock,
+  Tier,
+  TierChange,
+  TierStats,
+  TierSupports,
+  WriteStatus,
+} from '@kvtier/tiers';
+import { followInPages, Slices } from '@kvtier/tiers';
 
 const firstPauseMs = 1_000;
 const longestPauseMs = 60_000;
@@ -38,6 +48,9 @@ class LateTier implements Tier {
   readonly supports: TierSupports;
   readonly #options: LateTierOptions;
   readonly #listeners = new Map<(change: TierChange) => void, () => void>();
+  /** Called with the tier when it is there. */
+  readonly #paged = new Set<(tier: Tier) => void>();
+  readonly #slices = new Slices();
   #tier: Tier | undefined;
   #reason: string;
   #refused = 0;
@@ -89,6 +102,24 @@ class LateTier implements Tier {
     };
   }
 
+  followInPages(listener: (change: TierChange) => void, onMore?: () => void): Following {
+    if (this.#tier !== undefined) return followInPages(this.#tier, listener, onMore);
+    let inner: Following | undefined;
+    const next = (): boolean => inner?.next() ?? false;
+    const begin = (tier: Tier): void => {
+      inner = followInPages(tier, listener, onMore);
+      if (onMore !== undefined) onMore();
+      else if (next()) this.#slices.add(next);
+    };
+    this.#paged.add(begin);
+    const end = (): void => {
+      this.#paged.delete(begin);
+      this.#slices.remove(next);
+      inner?.end();
+    };
+    return { next, end };
+  }
+
   stats(): TierStats {
     if (this.#tier !== undefined) return this.#tier.stats();
     return {
@@ -106,6 +137,7 @@ class LateTier implements Tier {
     this.#closed = true;
     this.#cancelPause();
     await this.#opening;
+    this.#slices.clear();
     await this.#tier?.close();
   }
 
@@ -127,5 +159,6 @@ class LateTier implements Tier {
     }
     this.#options.log.info({ tier: this.name }, 'the tier is there now');
     for (const listener of this.#listeners.keys()) this.#listeners.set(listener, this.#tier.follow(listener));
+    for (const begin of this.#paged) begin(this.#tier);
   }
 }

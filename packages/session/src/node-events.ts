@@ -6,7 +6,7 @@
 import { KvEventPublisher, type KvEventPublisherOptions, tierEvents } from '@kvtier/events';
 import type { Namespace } from '@kvtier/identity';
 import type { Log } from '@kvtier/store';
-import type { Tier, TierChange } from '@kvtier/tiers';
+import { followInSlices, Slices, type Tier, type TierChange } from '@kvtier/tiers';
 
 export type NodeEventsOptions = Omit<KvEventPublisherOptions, 'logger' | 'now' | 'dataParallelRank'>;
 
@@ -16,6 +16,7 @@ const maxNamespaces = 4_096;
 export class NodeEvents {
   readonly #publisher: KvEventPublisher;
   readonly #ends: (() => void)[] = [];
+  readonly #slices = new Slices();
   readonly #blockTokens = new Map<string, number>();
 
   private constructor(publisher: KvEventPublisher) {
@@ -30,14 +31,14 @@ export class NodeEvents {
     return new NodeEvents(publisher);
   }
 
-  /** Publishes everything that the tier holds now, then every change. */
-  follow(tier: Pick<Tier, 'name' | 'follow'>): void {
+  /** Publishes everything that the tier holds, the first of it now and the rest in turns to come, and every change. */
+  follow(tier: Pick<Tier, 'name' | 'follow' | 'followInPages'>): void {
     const tell = tierEvents({
       tier: tier.name,
       blockTokens: ({ key }) => this.#blockTokens.get(key) ?? 0,
       publish: (events, subtopic) => this.#publisher.publish(events, subtopic),
     });
-    const end = tier.follow(tell as (change: TierChange) => void);
+    const end = followInSlices(tier, tell as (change: TierChange) => void, this.#slices);
     this.#ends.push(() => {
       end();
       if (tier.name === 'arena') tell({ kind: 'cleared', namespace: null, hashes: [] });

@@ -106,7 +106,10 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     });
     undo.push(() => store.close()); // and with it the tiers
     for (const tier of [arena, ...lower]) events?.follow(tier);
-    if (peers !== null) undo.push(await peers.serve(lower.find(({ name }) => name === 'disk')));
+    if (peers !== null) {
+      const below = lower.find(({ name }) => name === 'disk');
+      undo.push(await peers.serve(below, (namespace, hash) => store.arriving(namespace, hash, 'disk')));
+    }
     const server = await SessionServer.listen({
       socketPath: options.socketPath,
       store,

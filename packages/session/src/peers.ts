@@ -1,4 +1,5 @@
 /** What a node has to do with its peers: the engine that moves the bytes, the tier that fetches, the server that gives. */
+import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaHandle } from '@kvtier/native';
 import type { Log } from '@kvtier/store';
 import type { ArenaTier, PeerAddress, PeerSecurity, Tier } from '@kvtier/tiers';
@@ -14,10 +15,15 @@ export interface PeersOptions {
   readonly maxBlocks: number;
 }
 
+type Arriving = (namespace: Namespace, hash: HashKey) => Promise<void> | undefined;
+
 export interface Peers {
   readonly tier: Tier;
-  /** Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. */
-  serve(below: Tier | undefined): Promise<() => Promise<void>>;
+  /**
+   * Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. `arriving`: of
+   * a block that this node reads itself, fulfilled when that has ended.
+   */
+  serve(below: Tier | undefined, arriving: Arriving): Promise<() => Promise<void>>;
   /** After the tier and the server have been closed. */
   close(): Promise<void>;
 }
@@ -34,9 +40,9 @@ export function openPeers(
   const engine = new PeerEngine({ arena: node.arena, tls, threads, maxConnections, stallMs: readLimitMs });
   return {
     tier: new PeerTier({ ...options, ...node, engine }),
-    async serve(below) {
+    async serve(below, arriving) {
       if (listen === null) return async () => {};
-      const server = await PeerServer.open({ ...listen, ...node, engine, below, security });
+      const server = await PeerServer.open({ ...listen, ...node, engine, below, arriving, security });
       return () => server.close();
     },
     close: () => engine.close(),

@@ -60,6 +60,10 @@ export class Namespaces {
     return state;
   }
 
+  get(namespace: Namespace): NamespaceState | undefined {
+    return this.#states.get(namespace.key);
+  }
+
   release(state: NamespaceState): void {
     invariant(state.holders > 0, 'namespace: released more often than acquired');
     state.holders--;

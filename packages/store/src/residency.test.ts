@@ -1,7 +1,8 @@
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { Followers } from '@kvtier/tiers';
+import { Followers, type Following } from '@kvtier/tiers';
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
+import { watchTurns } from '../../tiers/src/testing/turns.ts';
 import { keysOf, type PackedHashes, Residency } from './residency.ts';
 import { namespaceNamed } from './testing/bench.ts';
 
@@ -59,6 +60,97 @@ test('a random life of four tiers is what a map says, and packed and unpacked ch
   );
 });
 
+test('while tiers list, lose all, come back and lose all again, the index never names one that does not hold the block', async () => {
+  const step = fc.record({
+    act: fc.constantFrom('store', 'store', 'store', 'remove', 'clear', 'turn', 'turn', 'turns', 'follow'),
+    tier: fc.nat(2),
+    space: fc.nat(1),
+    first: fc.nat(60),
+    count: fc.integer({ min: 1, max: 30 }),
+  });
+  await fc.assert(
+    fc.asyncProperty(fc.array(step, { minLength: 1, maxLength: 80 }), async (life) => {
+      const spaces = [namespaceNamed('n'), namespaceNamed('m')];
+      const keys = Array.from({ length: 100 }, (_, i) => named(i));
+      const residency = new Residency(undefined, 7);
+      const tiers = Array.from({ length: 3 }, () => new PagedTier());
+      // What followers of the index were told of each tier.
+      const told = tiers.map(() => new Set<string>());
+      let followed = 0;
+      const follow = (): void => {
+        const mine = told[followed]!;
+        const onChange = (_record: number, namespace: Namespace, hash: HashKey, held: boolean): void => {
+          expect(mine.has(namespace.key + hash)).toBe(!held);
+          expect(residency.tiers(namespace, hash) & (1 << followed)).toBeDefined();
+          if (held) mine.add(namespace.key + hash);
+          else mine.delete(namespace.key + hash);
+        };
+        residency.follow(tiers[followed]!, followed, onChange, () => mine.clear());
+        followed++;
+      };
+      const check = (isExact: boolean): void => {
+        for (const space of spaces) {
+          const masks = keys.map((hash) => {
+            let mask = 0;
+            for (let bit = 0; bit < followed; bit++) if (tiers[bit]!.has(space, hash)) mask |= 1 << bit;
+            return mask;
+          });
+          const indexed = keys.map((hash) => residency.tiers(space, hash));
+          if (isExact) expect(indexed).toEqual(masks);
+          else expect(indexed.filter((mask, at) => (mask & ~masks[at]!) !== 0)).toEqual([]);
+          for (const available of [0b111, 0b010]) {
+            const { held, found } = residency.lookup(space, keys, available, 0);
+            const end = indexed.findIndex((mask) => (mask & available) === 0);
+            expect(held).toBe(end === -1 ? keys.length : end);
+            expect([...found.subarray(0, held)]).toEqual(indexed.slice(0, held));
+          }
+          for (const [bit, set] of told.entries()) {
+            const mine = keys.filter((hash) => set.has(space.key + hash));
+            expect(mine).toEqual(keys.filter((_, at) => (indexed[at]! & (1 << bit)) !== 0));
+          }
+        }
+        residency.checkIntegrity(tiers.slice(0, followed));
+      };
+      follow();
+      for (const { act, tier, space, first, count } of life) {
+        const hashes = keys.slice(first, first + count);
+        if (act === 'store') tiers[tier]!.store(spaces[space]!, hashes);
+        else if (act === 'remove') tiers[tier]!.remove(spaces[space]!, hashes);
+        else if (act === 'clear') tiers[tier]!.clear();
+        else if (act === 'follow' && followed < tiers.length) follow();
+        else for (let turn = 0; turn < (act === 'turns' ? 12 : 1); turn++) await new Promise((go) => setImmediate(go));
+        check(false);
+      }
+      while (!residency.settled) await new Promise((go) => setImmediate(go));
+      check(true);
+      residency.close();
+    }),
+    { numRuns: 100 },
+  );
+});
+
+test('a tier of 150,000 blocks is listed, and lost, with no turn above 50 ms', async () => {
+  const count = 150_000;
+  const space = namespaceNamed('n');
+  const tier = new PagedTier(4096);
+  const keys = Array.from({ length: count }, (_, i) => named(i));
+  tier.store(space, keys);
+  const residency = new Residency();
+  const turns = watchTurns();
+  const settle = async (): Promise<void> => {
+    while (!residency.settled) await new Promise((go) => setTimeout(go, 1));
+  };
+  residency.follow(tier, 1);
+  await settle();
+  expect(residency.count).toBe(count);
+  tier.clear();
+  expect(residency.lookup(space, keys.slice(0, 10), all, 0).held).toBe(0);
+  await settle();
+  expect(residency.count).toBe(0);
+  expect(turns.take().cpuMs).toBeLessThan(50);
+  turns.end();
+});
+
 test('bytes per block stay below 64, also while it grows and after it has shrunk', () => {
   const residency = new Residency();
   const space = namespaceNamed('n');
@@ -89,7 +181,15 @@ test('an expired block ends the prefix; tenant and expiry go with the last tier'
 /** A tier reduced to its list. */
 class ListTier {
   readonly #followers = new Followers();
-  readonly #held = new Map<string, [Namespace, HashKey]>();
+  #held = new Map<string, [Namespace, HashKey]>();
+
+  get followers(): Followers {
+    return this.#followers;
+  }
+
+  get held(): Map<string, [Namespace, HashKey]> {
+    return this.#held;
+  }
 
   has(namespace: Namespace, hash: HashKey): boolean {
     return this.#held.has(namespace.key + hash);
@@ -106,7 +206,7 @@ class ListTier {
   }
 
   clear(): void {
-    this.#held.clear();
+    this.#held = new Map(); // a large one is cleared in a turn that is long enough
     this.#followers.cleared();
   }
 
@@ -115,5 +215,32 @@ class ListTier {
       listener,
       [...this.#held.values()].map(([namespace, hash]) => [namespace, [hash]] as const),
     );
+  }
+}
+
+/** One that lists a few blocks at a time. */
+class PagedTier extends ListTier {
+  readonly #page: number;
+
+  constructor(page = 3) {
+    super();
+    this.#page = page;
+  }
+
+  followInPages(listener: Parameters<Followers['follow']>[0]): Following {
+    return this.followers.followInPages(listener, this.#pages());
+  }
+
+  *#pages(): Generator<readonly [Namespace, HashKey[]] | undefined, void> {
+    const { held } = this;
+    let left = this.#page;
+    for (const [namespace, hash] of held.values()) {
+      // All that was held has gone.
+      if (held !== this.held) return yield* this.#pages();
+      yield [namespace, [hash]];
+      if (--left > 0) continue;
+      left = this.#page;
+      yield undefined;
+    }
   }
 }

@@ -2,21 +2,26 @@
  * One index over all tiers: for every block that any tier holds, which ones. Fed by `Tier.follow`, so that a lookup asks no
  * tier: it reads one small record per block, in typed arrays, without making a string.
  *
- *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing ──▶ record number
+ *     name (namespace, hash) ──▶ 128 bits ──▶ shard (top bits) ──▶ slot, linear probing ──▶ record number, and 32 bits of the
+ *                                             name beside it, so that no record is looked at but the right one
  *     records, in chunks, 24 bytes each:
  *       [ word0 | word1 | word2 | word3 | tiers 8 · tenant 12 | expires, s ]
  *
  * Blocks of a chain come one after another, and so their records lie side by side: a lookup tries the neighbour of the last
  * record first, and asks the table only where a chain was interrupted. That is what keeps it out of memory's latency.
  *
- * Invariants: a record exists exactly while at least one tier holds the block; a shard is at most 80 % full and grows
+ * What concerns a whole tier takes many turns, a slice in each: what it holds is taken in page by page, and when it has lost all,
+ * its bit counts for nothing from that moment on, while it is taken out of the records one after the other (`followed-tier.ts`).
+ *
+ * Invariants: a record exists exactly while at least one tier holds the block, or has to be taken out of it; a shard is at most 80 % full and grows
  * alone, by half, so that no turn pays for the whole table; deletion shifts back, so there are no tombstones. The index is
  * a hint, never a proof: tiers verify the full name when they read. (Linear probing with backward shift: Knuth 6.4 R; a
  * multiplication in place of a modulus: Lemire's fast range.)
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import type { Tier } from '@kvtier/tiers';
+import { Slices, slicing, type Tier } from '@kvtier/tiers';
+import { type Followable, FollowedTier, type OnChange, type TierRecords } from './followed-tier.ts';
 
 /** Hashes one after another, as they travel on the session link. */
 export interface PackedHashes {
@@ -43,9 +48,10 @@ const firstSlots = 16;
 /** Not a record. */
 const none = -1;
 
-/** Slots hold record numbers + 1; 0 is free. */
+/** Slots hold record numbers + 1; 0 is free. `mixed`: of the name in each slot. */
 interface Shard {
   slots: Int32Array;
+  mixed: Int32Array;
   count: number;
 }
 
@@ -85,10 +91,7 @@ export function keysOf(chain: Chain, from = 0, to = hashCount(chain)): HashKey[]
   return keys;
 }
 
-/** A change of a block with a record: `held`, or not any more; `expiresS`: the end that the tier knows of its object, 0: none. */
-export type OnChange = (record: number, namespace: Namespace, hash: HashKey, held: boolean, expiresS: number) => void;
-
-export class Residency {
+export class Residency implements TierRecords {
   readonly #shards: Shard[] = [];
   readonly #chunks: Int32Array[] = [];
   /** Records that were given back: the last one, each leads to the one before in its first word. */
@@ -98,18 +101,30 @@ export class Residency {
   #count = 0;
   #expiring = 0;
   readonly #tags = new Map<string, Int32Array>();
-  readonly #unfollow: (() => void)[] = [];
   readonly #onGone: (record: number) => void;
+  readonly #followed: FollowedTier[] = [];
+  readonly #slices = new Slices();
+  readonly #sliceBlocks: number;
+  /** Tiers whose bits say something. */
+  #counting = tiersMask;
   /** Where `lookup` leaves the tiers of each block that it found. */
   #found: Uint8Array = new Uint8Array(1024);
   #words: Int32Array = new Int32Array(4 * 1024);
   #packed: Uint8Array = new Uint8Array(this.#words.buffer);
   readonly #one = new Int32Array(4);
 
-  /** @param onGone hears when the record of a block that was marked with an expiry goes, whatever made it go */
-  constructor(onGone: (record: number) => void = () => {}) {
+  /**
+   * @param onGone hears when the record of a block that was marked with an expiry goes, whatever made it go
+   * @param slice records that are looked at in one turn when a tier has lost all
+   */
+  constructor(onGone: (record: number) => void = () => {}, slice = 16 * slicing.blocks) {
     this.#onGone = onGone;
-    for (let i = 0; i < shardCount; i++) this.#shards.push({ slots: new Int32Array(firstSlots), count: 0 });
+    this.#sliceBlocks = slice;
+    for (let i = 0; i < shardCount; i++) {
+      // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.
+      const slots = Math.floor(firstSlots * 1.5 ** (i / shardCount));
+      this.#shards.push({ slots: new Int32Array(slots), mixed: new Int32Array(slots), count: 0 });
+    }
   }
 
   /** Blocks that at least one tier holds. */
@@ -125,32 +140,27 @@ export class Residency {
   /** Memory of the index. */
   get bytes(): number {
     let bytes = this.#chunks.length * chunkRecords * recordWords * 4;
-    for (const { slots } of this.#shards) bytes += slots.byteLength;
+    for (const { slots } of this.#shards) bytes += 2 * slots.byteLength;
     return bytes;
   }
 
-  /** Keep bit `bit` in step with this tier. `onChange` hears of each block while it has a record. */
-  follow(tier: Pick<Tier, 'follow'>, bit: number, onChange?: OnChange, onCleared?: () => void): void {
+  /**
+   * Keep bit `bit` in step with this tier. `onChange` hears of each block while it has a record, once each way; `onCleared` that the
+   * tier holds nothing. The first of what it holds is known when this returns, the rest turns later.
+   */
+  follow(tier: Followable, bit: number, onChange: OnChange = () => {}, onCleared: () => void = () => {}): void {
     invariant(bit < maxTiers, 'residency: too many tiers');
-    const end = tier.follow((change) => {
-      if (change.kind === 'cleared') {
-        this.#clear(1 << bit);
-        onCleared?.();
-        return;
-      }
-      const held = change.kind === 'stored';
-      for (const [at, hash] of change.hashes.entries()) {
-        const record = held ? this.set(change.namespace, hash, 1 << bit) : this.recordOf(change.namespace, hash);
-        if (record === none) continue;
-        onChange?.(record, change.namespace, hash, held, change.expiresS?.[at] ?? 0);
-        if (!held) this.#drop(record, 1 << bit);
-      }
-    });
-    this.#unfollow.push(end);
+    const events = { onChange, onCleared };
+    this.#followed.push(new FollowedTier(tier, 1 << bit, this, this.#slices, events));
+  }
+
+  /** Every tier is listed, and what is to be taken out is out: nothing is left to do in later turns. */
+  get settled(): boolean {
+    return this.#slices.idle;
   }
 
   close(): void {
-    for (const end of this.#unfollow.splice(0)) end();
+    for (const followed of this.#followed.splice(0)) followed.end();
   }
 
   /** The number of the block's record, the same for as long as a tier holds it; -1: none does. */
@@ -158,7 +168,7 @@ export class Residency {
     return this.#find(this.#wordsOf(namespace, hash), 0);
   }
 
-  /** These tiers hold the block now. Returns the number of its record. */
+  /** These tiers hold the block now. Returns the number of its record; -1: they were listed as its holders before. */
   set(namespace: Namespace, hash: HashKey, tiers: number): number {
     const words = this.#wordsOf(namespace, hash);
     let record = this.#find(words, 0);
@@ -167,12 +177,20 @@ export class Residency {
       const chunk = this.#chunks[record >>> chunkBits]!;
       const at = (record & chunkMask) * recordWords;
       chunk.set(words, at);
-      chunk[at + metaAt] = 0;
+      chunk[at + metaAt] = tiers;
       chunk[at + expiresAt] = 0;
       this.#insert(record);
+      return record;
     }
-    this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]! |= tiers;
-    return record;
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords;
+    const before = chunk[at + metaAt]!;
+    if ((before & this.#counting) === 0) {
+      // Nobody holds it: it begins anew.
+      this.#endsNot(record);
+      chunk[at + metaAt] = tiers;
+    } else chunk[at + metaAt] = before | tiers;
+    return (before & tiers) === 0 ? record : none;
   }
 
   /** These tiers do not hold the block any more. */
@@ -181,9 +199,25 @@ export class Residency {
     if (record !== none) this.#drop(record, tiers);
   }
 
+  mute(tiers: number): number {
+    this.#counting &= ~tiers;
+    return this.#used;
+  }
+
+  /** Records that are made meanwhile are without them. */
+  takeOut(tiers: number, from: number): number {
+    const to = Math.max(0, from - this.#sliceBlocks);
+    for (let record = from - 1; record >= to; record--) {
+      const meta = this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]!;
+      if ((meta & tiers) !== 0) this.#drop(record, tiers);
+    }
+    if (to === 0) this.#counting |= tiers;
+    return to;
+  }
+
   /** Which tiers hold the block, as bits; 0: none. */
   tiers(namespace: Namespace, hash: HashKey): number {
-    return this.#read(namespace, hash, metaAt) & tiersMask;
+    return this.#read(namespace, hash, metaAt) & this.#counting;
   }
 
   /** Second of expiry, of Unix time; 0: none. */
@@ -203,6 +237,7 @@ export class Residency {
     if (record === none) return;
     const chunk = this.#chunks[record >>> chunkBits]!;
     const at = (record & chunkMask) * recordWords;
+    if ((chunk[at + metaAt]! & this.#counting) === 0) return;
     chunk[at + metaAt] = (chunk[at + metaAt]! & tiersMask) | (tenant << tenantShift);
     this.#expiring += (expiresS === 0 ? 0 : 1) - (chunk[at + expiresAt] === 0 ? 0 : 1);
     chunk[at + expiresAt] = expiresS;
@@ -223,6 +258,8 @@ export class Residency {
     const t3 = tag[3]!;
     const found = this.#found;
     const one = this.#one;
+    const counting = this.#counting;
+    const asked = available & counting;
     let record = none;
     let step = 1;
     let held = 0;
@@ -253,16 +290,17 @@ export class Residency {
       record = next;
       const meta = chunk[at + metaAt]!;
       const expires = chunk[at + expiresAt]! >>> 0;
-      if ((meta & available) === 0 || (expires !== 0 && expires <= nowS)) break;
-      found[held] = meta & tiersMask;
+      if ((meta & asked) === 0 || (expires !== 0 && expires <= nowS)) break;
+      found[held] = meta & counting;
     }
     return { held, found };
   }
 
-  /** Throws InvariantError unless the table says what the tiers say, and its own structure is sound. */
+  /** Throws InvariantError unless the table says what the tiers say, as far as it has listed them, and its own structure is sound. */
   checkIntegrity(tiers: readonly Pick<Tier, 'follow'>[]): void {
     const held = new Map<string, number>();
     for (const [bit, tier] of tiers.entries()) {
+      if ((this.#counting & (1 << bit)) === 0) continue;
       const end = tier.follow(({ namespace, hashes }) => {
         for (const hash of hashes) {
           const name = this.#wordsOf(namespace!, hash).join();
@@ -271,6 +309,8 @@ export class Residency {
       });
       end();
     }
+    let listing = 0;
+    for (const followed of this.#followed) if (followed.isListing) listing |= followed.bits;
     let total = 0;
     for (const [number, shard] of this.#shards.entries()) {
       let used = 0;
@@ -278,18 +318,23 @@ export class Residency {
         if (entry === 0) continue;
         used++;
         const name = this.#nameOf(entry - 1);
-        const tiersOfRecord =
-          this.#chunks[(entry - 1) >>> chunkBits]![((entry - 1) & chunkMask) * recordWords + metaAt]!;
+        const meta = this.#chunks[(entry - 1) >>> chunkBits]![((entry - 1) & chunkMask) * recordWords + metaAt]!;
+        const expected = held.get(name.join()) ?? 0;
+        held.delete(name.join());
         invariant(mix(name, 0) >>> (32 - shardBits) === number, 'residency: a record is listed in a wrong shard');
         invariant(this.#find(name, 0) === entry - 1, 'residency: a record cannot be found');
-        invariant(held.get(name.join()) === (tiersOfRecord & tiersMask), 'residency: a record names the wrong tiers');
+        invariant((meta & tiersMask) !== 0, 'residency: a record that no tier holds');
+        invariant((meta & this.#counting & ~expected) === 0, 'residency: a record names the wrong tiers');
+        invariant((expected & ~listing & ~meta) === 0, 'residency: a record lacks a tier');
       }
       invariant(used === shard.count, 'residency: a shard miscounts');
       total += used;
     }
     let free = 0;
     for (let record = this.#free; record !== none; record = this.#nameOf(record)[0]!) free++;
-    invariant(total === this.#count && held.size === total, 'residency: a block that a tier holds is not listed');
+    for (const bits of held.values())
+      invariant((bits & ~listing) === 0, 'residency: a block that a tier holds is not listed');
+    invariant(total === this.#count, 'residency: records are miscounted');
     invariant(free + total === this.#used, 'residency: a record is lost');
   }
 
@@ -313,7 +358,10 @@ export class Residency {
 
   #read(namespace: Namespace, hash: HashKey, word: number): number {
     const record = this.#find(this.#wordsOf(namespace, hash), 0);
-    return record === none ? 0 : this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + word]!;
+    if (record === none) return 0;
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords;
+    return (chunk[at + metaAt]! & this.#counting) === 0 ? 0 : chunk[at + word]!;
   }
 
   /** The chain's first 16 bytes of each hash, aligned. */
@@ -334,20 +382,22 @@ export class Residency {
   /** The record of a name (4 words from `from` on), `none` when there is none. */
   #find(name: Int32Array, from: number): number {
     const h = mix(name, from);
-    const { slots } = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots, mixed } = this.#shards[h >>> (32 - shardBits)]!;
     const chunks = this.#chunks;
     for (let slot = homeOf(h, slots.length); ; ) {
       const record = slots[slot]! - 1;
       if (record === none) return none;
-      const chunk = chunks[record >>> chunkBits]!;
-      const at = (record & chunkMask) * recordWords;
-      if (
-        chunk[at] === name[from] &&
-        chunk[at + 1] === name[from + 1] &&
-        chunk[at + 2] === name[from + 2] &&
-        chunk[at + 3] === name[from + 3]
-      )
-        return record;
+      if (mixed[slot] === h) {
+        const chunk = chunks[record >>> chunkBits]!;
+        const at = (record & chunkMask) * recordWords;
+        if (
+          chunk[at] === name[from] &&
+          chunk[at + 1] === name[from + 1] &&
+          chunk[at + 2] === name[from + 2] &&
+          chunk[at + 3] === name[from + 3]
+        )
+          return record;
+      }
       if (++slot === slots.length) slot = 0;
     }
   }
@@ -355,6 +405,10 @@ export class Residency {
   #nameOf(record: number): Int32Array {
     const at = (record & chunkMask) * recordWords;
     return this.#chunks[record >>> chunkBits]!.subarray(at, at + 4);
+  }
+
+  #mixOf(record: number): number {
+    return mix(this.#chunks[record >>> chunkBits]!, (record & chunkMask) * recordWords);
   }
 
   /** An unused record: the one given back last, so that a chain that shrank from its tail leaves room in chain order. */
@@ -370,22 +424,12 @@ export class Residency {
   }
 
   #insert(record: number): void {
-    const h = mix(this.#nameOf(record), 0);
+    const h = this.#mixOf(record);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.slots.length * 4) {
-      const before = shard.slots;
-      shard.slots = new Int32Array(before.length + (before.length >>> 1));
-      for (const entry of before) if (entry !== 0) this.#place(shard.slots, mix(this.#nameOf(entry - 1), 0), entry);
-    }
-    this.#place(shard.slots, h, record + 1);
+    if ((shard.count + 1) * 5 > shard.slots.length * 4) grow(shard);
+    place(shard, h, record + 1);
     shard.count++;
     this.#count++;
-  }
-
-  #place(slots: Int32Array, h: number, entry: number): void {
-    let slot = homeOf(h, slots.length);
-    while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
-    slots[slot] = entry;
   }
 
   /** Unlist it from these tiers; from the last one it goes altogether. */
@@ -394,10 +438,7 @@ export class Residency {
     const at = (record & chunkMask) * recordWords;
     chunk[at + metaAt]! &= ~tiers;
     if ((chunk[at + metaAt]! & tiersMask) !== 0) return;
-    if (chunk[at + expiresAt] !== 0) {
-      this.#expiring--;
-      this.#onGone(record);
-    }
+    this.#endsNot(record);
     this.#unlist(record);
     chunk.fill(0, at, at + recordWords);
     chunk[at] = this.#free;
@@ -405,33 +446,51 @@ export class Residency {
     this.#count--;
   }
 
+  /** The block has no expiry any more. */
+  #endsNot(record: number): void {
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * recordWords + expiresAt;
+    if (chunk[at] === 0) return;
+    chunk[at] = 0;
+    this.#expiring--;
+    this.#onGone(record);
+  }
+
   /** Backward shift: what stands at or after its home beyond the hole may take the hole's place. */
   #unlist(record: number): void {
-    const h = mix(this.#nameOf(record), 0);
+    const h = this.#mixOf(record);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots } = shard;
+    const { slots, mixed } = shard;
     const { length } = slots;
     let hole = homeOf(h, length);
     while (slots[hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
     for (let next = hole; ; ) {
       next = next + 1 === length ? 0 : next + 1;
-      const entry = slots[next]!;
-      if (entry === 0) break;
-      const home = homeOf(mix(this.#nameOf(entry - 1), 0), length);
+      if (slots[next] === 0) break;
+      const home = homeOf(mixed[next]!, length);
       if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[hole] = entry;
+      slots[hole] = slots[next]!;
+      mixed[hole] = mixed[next]!;
       hole = next;
     }
     slots[hole] = 0;
     shard.count--;
   }
+}
 
-  #clear(tiers: number): void {
-    for (let record = this.#used - 1; record >= 0; record--) {
-      const meta = this.#chunks[record >>> chunkBits]![(record & chunkMask) * recordWords + metaAt]!;
-      if ((meta & tiers) !== 0) this.#drop(record, tiers);
-    }
-  }
+function place({ slots, mixed }: Shard, h: number, entry: number): void {
+  let slot = homeOf(h, slots.length);
+  while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
+  slots[slot] = entry;
+  mixed[slot] = h;
+}
+
+function grow(shard: Shard): void {
+  const { slots, mixed } = shard;
+  const length = slots.length + (slots.length >>> 1);
+  shard.slots = new Int32Array(length);
+  shard.mixed = new Int32Array(length);
+  for (let slot = 0; slot < slots.length; slot++) if (slots[slot] !== 0) place(shard, mixed[slot]!, slots[slot]!);
 }
 
 /** The bits below those that chose the shard, spread over the shard's slots. */

@@ -199,6 +199,18 @@ export class Store {
     return { held: held.length, spans, estimatedUs };
   }
 
+  /** Fulfilled when the read that brings this block from this tier has ended, well or not; undefined: there is none. */
+  arriving(namespace: Namespace, hash: HashKey, tier: string): Promise<void> | undefined {
+    const state = this.#parts.namespaces.get(namespace);
+    const fetch = state?.fetching.get(hash);
+    if (state === undefined || fetch?.link.tier.name !== tier) return undefined;
+    return new Promise((resolve) => {
+      const [arrived, failed] = [() => resolve(), () => resolve()];
+      const watcher = { state, priority: 'prefetch', tenant: 0, wants: () => false, arrived, failed } as const;
+      fetch.waiters.push({ client: { ...watcher, next: () => undefined, advance: () => {} }, index: 0 });
+    });
+  }
+
   stats(): StoreStats {
     const { arena, pins, fetcher, writeDowns, namespaces, prefetched, recency } = this.#parts;
     const gauges: Record<string, number> = {

@@ -14,9 +14,9 @@ import { invariant } from '@kvtier/errors';
 import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
 import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
 import { type ArenaHandle, native } from '@kvtier/native';
-import { Followers } from './followers.ts';
+import { Followers, pagesOfMap } from './followers.ts';
 import { SlotAllocator } from './slot-allocator.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from './tier.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from './tier.ts';
 
 /** What becomes the object header when a block is published. */
 export interface BlockFields {
@@ -261,6 +261,19 @@ export class ArenaTier implements Tier {
       return [entries[0]!.namespace, [...blocks.keys()], entries.map(({ expiresS }) => expiresS)] as const;
     });
     return this.#followers.follow(listener, held);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    const namespaceOf = (blocks: ReadonlyMap<HashKey, Entry>): Namespace => blocks.values().next().value!.namespace;
+    return this.#followers.followInPages(
+      listener,
+      pagesOfMap(
+        this.#index,
+        (blocks) => blocks,
+        namespaceOf,
+        ({ expiresS }) => expiresS,
+      ),
+    );
   }
 
   stats(): TierStats {

@@ -9,10 +9,11 @@ export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './
 export { DiskTier } from './disk/disk-tier.ts';
 export { type ArenaSlots, type DiskLog, type DiskTierOptions, planCapacity } from './disk/options.ts';
 export type { DiskStep } from './disk/segment-pool.ts';
-export { Followers } from './followers.ts';
+export { Followers, followInPages, followInSlices, pagesOfMap } from './followers.ts';
 export type { PeerAddress, PeerSecurity } from './peer/index.ts';
 export type { RedisSettings } from './redis/settings.ts';
 export type { S3Settings } from './s3/options.ts';
+export { Slices, slicing } from './slices.ts';
 export { SlotAllocator } from './slot-allocator.ts';
 export type * from './tier.ts';
 export { verifyBlocks } from './verify-blocks.ts';

@@ -44,6 +44,13 @@ export type TierChange =
     }
   | { readonly kind: 'cleared'; readonly namespace: null; readonly hashes: readonly [] };
 
+/** One follower of `Tier.followInPages`. */
+export interface Following {
+  /** Tells more of what is held now, some thousand blocks. False: all has been told. Not to be called by the listener. */
+  next(): boolean;
+  end(): void;
+}
+
 /** One object in a slot of the arena. `slot` is the offset of its header; the payload follows the header. */
 export interface SlotBlock {
   readonly hash: HashKey;
@@ -99,6 +106,12 @@ export interface Tier {
    * end of it.
    */
   follow(listener: (change: TierChange) => void): () => void;
+  /**
+   * The same for what may hold millions: changes come as they are, what is held comes a page at a time, when it is asked for. So a
+   * block may be told as 'stored' twice, and as 'removed' before it was told at all. `onMore`: there are pages once more, after all had
+   * been told; without it they come by themselves.
+   */
+  followInPages?(listener: (change: TierChange) => void, onMore?: () => void): Following;
   stats(): TierStats;
   /** Throws InvariantError when index, accounting and policy disagree. */
   checkIntegrity(): void;

@@ -11,8 +11,18 @@ import { decodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor }
 import { type ArenaHandle, native } from '@kvtier/native';
 import type { ArenaMemory } from '../arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
+import { followInPages } from '../followers.ts';
 import { settled } from '../settled.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, TierSupports, WriteStatus } from '../tier.ts';
+import type {
+  Following,
+  ReadStatus,
+  SlotBlock,
+  Tier,
+  TierChange,
+  TierStats,
+  TierSupports,
+  WriteStatus,
+} from '../tier.ts';
 import { CodecChoice } from './choice.ts';
 import { decodeObject, encodeObject, plainHeader } from './codec.ts';
 import type { Width } from './encoded.ts';
@@ -117,6 +127,10 @@ export class CodecTier implements Tier {
 
   follow(listener: (change: TierChange) => void): () => void {
     return this.#options.inner.follow(listener);
+  }
+
+  followInPages(listener: (change: TierChange) => void, onMore?: () => void): Following {
+    return followInPages(this.#options.inner, listener, onMore);
   }
 
   stats(): TierStats {

@@ -4,8 +4,8 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { Followers } from '../followers.ts';
-import type { TierChange } from '../tier.ts';
+import { Followers, pagesOfRows } from '../followers.ts';
+import type { Following, TierChange } from '../tier.ts';
 import { type EntryNumber, EntryTable, noEntry } from './entry-table.ts';
 import type { FoundBlock } from './recovery.ts';
 import type { Segment } from './segment.ts';
@@ -73,6 +73,26 @@ export class BlockIndex {
     return this.#followers.follow(listener, this.#held());
   }
 
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#followers.followInPages(listener, pagesOfRows(this));
+  }
+
+  get rowCount(): number {
+    return this.table.rowCount;
+  }
+
+  namespaceOfRow(row: EntryNumber): Namespace | undefined {
+    return this.table.isListed(row) ? this.namespaceOf(row) : undefined;
+  }
+
+  hashOfRow(row: EntryNumber): HashKey {
+    return this.table.hash(row);
+  }
+
+  endOfRow(row: EntryNumber): number {
+    return this.table.expiresS(row);
+  }
+
   /** A segment whose blocks are to be listed; balanced by `unregister`. */
   register(segment: Segment): void {
     segment.number = this.#freeSegments.pop() ?? this.#segments.length;
@@ -129,8 +149,8 @@ export class BlockIndex {
     segment.last = entry;
     table.setNext(entry, noEntry);
     segment.listedCount++;
-    if (before === noEntry && !this.#followers.none)
-      this.#followers.stored(row.namespace, [table.hash(entry)], [expiresS]);
+    if (before !== noEntry) this.#followers.moved(row.namespace, () => table.hash(entry), expiresS);
+    else if (!this.#followers.none) this.#followers.stored(row.namespace, [table.hash(entry)], [expiresS]);
     return entry;
   }
 

@@ -14,7 +14,7 @@ import { invariant, KvError } from '@kvtier/errors';
 import { expiresOffset, type HashKey, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
 import { settled } from '../settled.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { WriteJob } from './appender.ts';
 import { BlockIndex } from './block-index.ts';
 import { DiskDevice } from './device.ts';
@@ -178,6 +178,10 @@ export class DiskTier implements Tier {
 
   follow(listener: (change: TierChange) => void): () => void {
     return this.#index.follow(listener);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#index.followInPages(listener);
   }
 
   stats(): TierStats {

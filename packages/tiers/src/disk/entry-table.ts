@@ -38,6 +38,11 @@ export class EntryTable {
   /** Rows that are listed. */
   count = 0;
 
+  /** Rows that were ever used, listed or not. */
+  get rowCount(): number {
+    return this.#rowCount;
+  }
+
   /** Bytes of memory that the table takes. */
   get bytes(): number {
     const endBytes = this.#ends.reduce((sum, ends) => sum + (ends?.byteLength ?? 0), 0);

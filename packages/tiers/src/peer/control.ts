@@ -6,13 +6,14 @@
  *
  * Both ends prove a key: under TLS one exported from the TLS session (RFC 5705), so that the proof holds for this channel only;
  * without, one made of the shared secret. Invariants: no message is handled before its sender has proved itself; what waits to
- * be sent is bounded; a connection that says nothing for `silenceMs` ends.
+ * be sent is bounded; what arrives is handled a little in each turn, all connections of one `Slices` taking turns.
  */
 import { Buffer } from 'node:buffer';
 import { createHash, createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
 import { connect, type Socket } from 'node:net';
 import { type TLSSocket, connect as tlsConnect } from 'node:tls';
 import { KvError } from '@kvtier/errors';
+import type { Slices } from '../slices.ts';
 import { encode, FrameReader, type Message, nonceBytes } from './frames.ts';
 
 /** How peers know each other. All nodes of a cluster have the same. */
@@ -28,7 +29,12 @@ export interface Proven {
   readonly peerEpoch: bigint;
 }
 
-const maxBufferedBytes = 128 << 20;
+/** Unsent; who tells of much looks at `unsentBytes` first. */
+const maxBufferedBytes = 16 << 20;
+/** Handled in one turn: some two thousand names. */
+const turnBytes = 64 << 10;
+/** Messages that may have come before anybody listens to them, or while none is handled: what two chunks of a socket hold. */
+const maxWaiting = 32_768;
 const handshakeMs = 5000;
 export const sessionBytes = 16;
 
@@ -38,12 +44,17 @@ export class Control {
   readonly #reader = new FrameReader();
   readonly #onEnd: ((error: KvError) => void)[] = [];
   #onMessage: (message: Message) => void = () => {};
+  readonly #slices: Slices;
   #waiting: Message[] = [];
   #listening = false;
+  /** Of this turn. */
+  #handledBytes = 0;
+  #holds = 0;
   #error: KvError | undefined;
 
-  constructor(socket: Socket) {
+  constructor(socket: Socket, slices: Slices) {
     this.socket = socket;
+    this.#slices = slices;
     socket.setNoDelay(true);
     socket.on('data', (bytes: Buffer) => this.#receive(bytes));
     socket.on('error', (error) => this.end(new KvError('DISCONNECTED', `peer: ${error.message}; see the peer's log`)));
@@ -56,6 +67,26 @@ export class Control {
     return this.#error !== undefined;
   }
 
+  get isHeld(): boolean {
+    return this.#holds > 0;
+  }
+
+  get unsentBytes(): number {
+    return this.socket.writableLength;
+  }
+
+  /** Handle nothing more until `until` is fulfilled; the other end is made to wait. */
+  hold(until: Promise<void>): void {
+    this.#holds++;
+    this.socket.pause();
+    void until.then(() => {
+      this.#holds--;
+      if (this.#holds > 0 || this.ended) return;
+      if (this.#listening) this.listen(this.#onMessage);
+      if (this.#holds === 0) this.#slices.add(this.#resume);
+    });
+  }
+
   /** Messages go to `listener` from now on, those that have come already first. */
   listen(listener: (message: Message) => void): void {
     this.#onMessage = listener;
@@ -64,6 +95,12 @@ export class Control {
     this.#waiting = [];
     for (const message of waiting) this.#handle(message);
   }
+
+  readonly #resume = (): boolean => {
+    this.#handledBytes = 0;
+    if (this.#holds === 0) this.socket.resume();
+    return false;
+  };
 
   /** Called once, at once when it has ended. */
   onEnd(listener: (error: KvError) => void): void {
@@ -75,7 +112,7 @@ export class Control {
     if (this.ended) return;
     this.socket.write(Buffer.concat(messages.map(encode)));
     if (this.socket.writableLength <= maxBufferedBytes) return;
-    this.end(new KvError('BUSY', 'peer: it does not read what it is told; it is told all again when it comes back'));
+    this.end(new KvError('BUSY', 'peer: it does not read what is said to it; see whether that node hangs'));
   }
 
   /** The next message, during the handshake. */
@@ -94,11 +131,17 @@ export class Control {
     if (this.#error !== undefined) return;
     this.#error = error;
     this.#waiting = [];
+    this.#slices.remove(this.#resume);
     this.socket.destroy();
     for (const listener of this.#onEnd.splice(0)) listener(error);
   }
 
   #receive(bytes: Buffer): void {
+    this.#handledBytes += bytes.length;
+    if (this.#handledBytes >= turnBytes) {
+      this.socket.pause();
+      this.#slices.add(this.#resume);
+    }
     try {
       for (const message of this.#reader.push(bytes)) {
         if (this.ended) return;
@@ -111,8 +154,8 @@ export class Control {
   }
 
   #handle(message: Message): void {
-    if (this.#listening) this.#onMessage(message);
-    else if (this.#waiting.length < 4096) this.#waiting.push(message);
+    if (this.#listening && this.#holds === 0) this.#onMessage(message);
+    else if (this.#waiting.length < maxWaiting) this.#waiting.push(message);
     else this.end(new KvError('PROTOCOL', 'peer: it speaks out of turn; run nodes of one version'));
   }
 }
@@ -159,13 +202,14 @@ export async function dial(
   port: number,
   security: PeerSecurity,
   epoch: bigint,
+  slices: Slices,
   onSocket: (control: Control) => void,
 ): Promise<Proven & { readonly session: Buffer; readonly dataPort: number; readonly heartbeatMs: number }> {
   const tls = security.encryption === 'tls';
   const socket = tls
     ? tlsConnect({ host, port, cert: security.cert, key: security.key, ca: security.ca, minVersion: 'TLSv1.3' })
     : connect({ host, port });
-  const control = new Control(socket);
+  const control = new Control(socket, slices);
   onSocket(control);
   return within(control, async () => {
     await new Promise<void>((resolve, reject) => {
@@ -194,9 +238,10 @@ export async function greet(
   socket: Socket,
   security: PeerSecurity,
   epoch: bigint,
+  slices: Slices,
   onSocket: (control: Control) => void,
 ): Promise<Proven> {
-  const control = new Control(socket);
+  const control = new Control(socket, slices);
   onSocket(control);
   return within(control, async () => {
     const hello = await control.next();

@@ -62,6 +62,8 @@ export interface PeerEngineOptions {
   readonly threads: number;
   /** Data connections that peers may open. */
   readonly maxConnections: number;
+  /** Beside them, those that have not proved themselves yet; one more takes the place of the oldest. */
+  readonly maxStrangers?: number;
   readonly stallMs: number;
 }
 
@@ -86,8 +88,8 @@ export class PeerEngine {
   #closed = false;
 
   constructor(options: PeerEngineOptions) {
-    const { arena, tls, threads, maxConnections, stallMs } = options;
-    this.#handle = native.peerOpen(arena, { threads, tls, maxConnections, stallMs }, (rows, identities) =>
+    const { arena, tls, threads, maxConnections, maxStrangers = 64, stallMs } = options;
+    this.#handle = native.peerOpen(arena, { threads, tls, maxConnections, maxStrangers, stallMs }, (rows, identities) =>
       this.#deliver(rows, identities),
     );
   }

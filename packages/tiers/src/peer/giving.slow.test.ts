@@ -2,7 +2,7 @@
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { join } from 'node:path';
-import { headerBytes } from '@kvtier/identity';
+import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { DiskTier } from '../disk/disk-tier.ts';
 import { hashNamed, namespaceNamed, silentLog, TestBench } from '../testing/objects.ts';
@@ -113,6 +113,87 @@ it('never more than `windowBytes` in flight on a stream', async () => {
   for (const statuses of await Promise.all(readings)) expect(statuses).toEqual(chain.map(() => 'ready'));
   expect(peakBytes).toBeGreaterThan(windowBytes / 2);
   expect(peakBytes).toBeLessThanOrEqual(windowBytes);
+});
+
+/** The disk below another giving node, with each block's reads counted, and held back for a while. */
+async function countedNode(options: Partial<Parameters<typeof GivingNode.open>[1]> = {}) {
+  const reads = new Map<HashKey, number>();
+  const below = new Proxy(disk, {
+    get: (target, name: keyof DiskTier) => {
+      if (name === 'read') {
+        return async (...[namespace, blocks, onDone]: Parameters<DiskTier['read']>) => {
+          for (const { hash } of blocks) reads.set(hash, (reads.get(hash) ?? 0) + 1);
+          await new Promise((resolve) => setTimeout(resolve, 300));
+          return target.read(namespace, blocks, onDone);
+        };
+      }
+      const value = target[name] as unknown;
+      return typeof value === 'function' ? value.bind(target) : value;
+    },
+  });
+  const counted = await GivingNode.open(remote, { below, ...options });
+  return { counted, reads };
+}
+
+it('what several peers ask for at the same time is read from below once', async () => {
+  await remote.write(disk, space, chain, payloadBytes);
+  const { counted, reads } = await countedNode();
+  const ports = [counted.server.port];
+  const tiers = [1, 2, 3].map(() => fetchingTier(local, engine, ports));
+  await until('all see it', () =>
+    tiers.every((each) => each.lookup(space, chain) === chain.length && each.stats().detail!.usable_peers === 1),
+  );
+  const answers = await Promise.all(tiers.map((each) => local.read(each, space, chain, payloadBytes)));
+  expect(answers).toEqual(tiers.map(() => chain.map(() => 'ready')));
+  expect([...reads.values()]).toEqual(chain.map(() => 1));
+  await until('its slots are back', () => remote.tier.stats().bytes === 0);
+  for (const each of tiers) await each.close();
+  await counted.close();
+});
+
+it('what the node reads itself is not read once more for a peer', async () => {
+  await remote.write(disk, space, chain, payloadBytes);
+  let asked = 0;
+  let arrive = (): void => {};
+  const arrived = new Promise<void>((resolve) => {
+    arrive = resolve;
+  });
+  let isArriving = true;
+  const arriving = (_: Namespace, hash: HashKey): Promise<void> | undefined => {
+    if (hash !== chain[3] || !isArriving) return undefined;
+    asked++;
+    return arrived;
+  };
+  const { counted, reads } = await countedNode({ arriving });
+  const one = fetchingTier(local, engine, [counted.server.port]);
+  await until('it is seen', () => one.lookup(space, chain) === chain.length && one.stats().detail!.usable_peers === 1);
+  const reading = local.read(one, space, chain, payloadBytes);
+  await until('it was asked for', () => asked === 1);
+  await remote.write(remote.tier, space, [chain[3]!], payloadBytes);
+  isArriving = false;
+  arrive();
+  expect(await reading).toEqual(chain.map(() => 'ready'));
+  expect([...reads.keys()].sort()).toEqual(chain.filter((_, at) => at !== 3).sort());
+  await one.close();
+  await counted.close();
+});
+
+it("peers' reads from below take an eighth of the arena at most", async () => {
+  const many = Array.from({ length: 40 }, (_, i) => hashNamed(`many ${i}`));
+  await remote.write(disk, space, many, payloadBytes);
+  const own = Array.from({ length: 160 }, (_, i) => hashNamed(`own ${i}`));
+  for (const hash of own) await remote.write(remote.tier, space, [hash], payloadBytes);
+  const before = remote.tier.stats();
+  const { counted, reads } = await countedNode();
+  const one = fetchingTier(local, engine, [counted.server.port]);
+  await until('it is seen', () => one.lookup(space, many) === many.length && one.stats().detail!.usable_peers === 1);
+  const statuses = await local.read(one, space, many, payloadBytes);
+  expect(new Set(statuses)).toEqual(new Set(['ready', 'failed']));
+  const evicted = remote.tier.stats().evictions - before.evictions;
+  expect(evicted * 45_056).toBeLessThanOrEqual((8 << 20) / 8);
+  expect(reads.size).toBe(statuses.filter((status) => status === 'ready').length);
+  await one.close();
+  await counted.close();
 });
 
 it('fifty strangers: all are counted, one line of the log tells it', async () => {

@@ -3,7 +3,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { hashNamed, namespaceNamed, TestBench } from '../testing/objects.ts';
+import { hashNamed, namespaceNamed, silentLog, TestBench } from '../testing/objects.ts';
 import { engineOf, fetchingTier, sharedSecret, until } from '../testing/peer-pair.ts';
 import type { PeerEngine } from './engine.ts';
 import type { PeerTier } from './peer-tier.ts';
@@ -62,6 +62,24 @@ it.each(['SIGKILL', 'SIGSTOP'] as const)('%s in mid-transfer', async (signal) =>
   await until('it is back', allThere(one));
   expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
   one.checkIntegrity();
+});
+
+it('an own standstill drops no healthy peer', async () => {
+  const first = await start(0);
+  const lines: string[] = [];
+  const log = {
+    ...silentLog,
+    info: (_: object, line: string) => lines.push(line),
+    warn: (_: object, line: string) => lines.push(line),
+  };
+  const one = fetchingTier(bench, engine, [first.port], { readLimitMs: 1000, log });
+  tier = one;
+  await until('the peer is there', allThere(one));
+  // Twice as long as a peer may be silent.
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 3000);
+  await new Promise((resolve) => setTimeout(resolve, 700));
+  expect(lines).toEqual(['connected to a peer']);
+  expect(await bench.read(one, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
 });
 
 it('SIGKILL of one of two givers in mid-transfer: the other one delivers all', async () => {

@@ -3,6 +3,7 @@ import { createHmac, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { Slices } from '../slices.ts';
 import { hashNamed, namespaceNamed, TestBench } from '../testing/objects.ts';
 import { engineOf, fetchingTier, sharedSecret, until } from '../testing/peer-pair.ts';
 import { type Control, greet } from './control.ts';
@@ -58,7 +59,7 @@ async function liar(answer: (tag: Buffer) => Buffer): Promise<number> {
     });
   });
   return listen((socket) => {
-    void greet(socket, sharedSecret(), 7n, () => {}).then(
+    void greet(socket, sharedSecret(), 7n, new Slices(), () => {}).then(
       ({ control, dataKey: key }: { control: Control; dataKey: Buffer }) => {
         dataKey = key;
         control.listen(() => {});

@@ -15,10 +15,13 @@ import { type ArenaHandle, native } from '@kvtier/native';
 import type { ArenaTier } from '../arena-tier.ts';
 import { identitiesOf } from '../disk/disk-io.ts';
 import type { DiskLog } from '../disk/options.ts';
-import type { Tier, TierChange } from '../tier.ts';
+import { Slices } from '../slices.ts';
+import type { ReadStatus, Tier } from '../tier.ts';
+import { Announcer } from './announcer.ts';
 import { type Control, greet, type PeerSecurity, sessionBytes } from './control.ts';
 import type { PeerEngine, PeerRequest } from './engine.ts';
-import { type ChangeMessage, type Message, maxHashes } from './frames.ts';
+import { type Message, maxHashes } from './frames.ts';
+import { Strangers } from './strangers.ts';
 
 export interface PeerServerOptions {
   readonly engine: PeerEngine;
@@ -35,15 +38,33 @@ export interface PeerServerOptions {
   readonly epoch: bigint;
   readonly log: DiskLog;
   readonly heartbeatMs?: number;
-  /** Control connections at a time, those that have not proved themselves included. */
+  /** Control connections of peers at a time. */
   readonly maxPeers?: number;
-  /** Slots of the arena that may be lent to reads from below. */
+  /** Beside them, those that have not proved themselves yet. */
+  readonly maxStrangers?: number;
+  /** Slots of the arena that may be lent to reads from below; an eighth of the arena where that is less. */
   readonly maxLentBytes?: number;
+  /** This node reads the block from below itself: fulfilled when that has ended. undefined: it does not. */
+  readonly arriving?: ((namespace: Namespace, hash: HashKey) => Promise<void> | undefined) | undefined;
+}
+
+/** A block from below in a slot of its own. One read serves all who ask for it meanwhile, and the slot all who are sent it. */
+interface Lending {
+  readonly slot: number;
+  readonly slotBytes: number;
+  /** 0: it has not come yet. */
+  objectBytes: number;
+  /** Who waits for it. */
+  readonly waiting: PeerRequest[];
+  /** The read, and each sending. */
+  users: number;
 }
 
 const defaultHeartbeatMs = 1000;
-/** A peer that says nothing for so many heartbeats is gone. */
+/** A node that gives and says nothing for so many heartbeats is left alone by who fetches from it. */
 export const silentHeartbeats = 5;
+/** One that fetches costs little: it may stand still for longer before it is told all anew. */
+const patientHeartbeats = 30;
 
 /** Strangers may come as often as they like: one line of the log in so long, the next says how many had none. */
 const refusalLineMs = 10_000;
@@ -52,7 +73,14 @@ export class PeerServer {
   readonly #options: PeerServerOptions;
   readonly #server: Server;
   readonly #controls = new Set<Control>();
+  readonly #strangers: Strangers;
+  readonly #maxLentBytes: number;
+  /** By namespace and hash. */
+  readonly #lendings = new Map<string, Lending>();
   readonly #heartbeatMs: number;
+  /** What is told, and what is heard: all peers share each turn. */
+  readonly #telling = new Slices();
+  readonly #hearing = new Slices();
   #lentBytes = 0;
   #reading = 0;
   /** Blocks that a peer calls corrupt, to be looked at; what does not fit is looked at when it is asked for again. */
@@ -73,6 +101,8 @@ export class PeerServer {
         server.#server.once('error', reject);
         server.#server.listen({ host, port }, resolve);
       });
+      // One connection could not be accepted (no descriptors, no memory): the peers that there are stay.
+      server.#server.on('error', (error) => server.#refused({}, error));
     } catch (error) {
       const { code, message } = KvError.from(error);
       throw new KvError(code, `peers: ${host}:${port}: cannot listen (${message}); choose another address or port`);
@@ -83,7 +113,9 @@ export class PeerServer {
   private constructor(options: PeerServerOptions) {
     this.#options = options;
     this.#heartbeatMs = options.heartbeatMs ?? defaultHeartbeatMs;
-    const { security } = options;
+    const { security, slots, maxStrangers = 32, maxLentBytes = 256 << 20 } = options;
+    this.#maxLentBytes = Math.min(maxLentBytes, Math.floor(slots.stats().capacityBytes / 8));
+    this.#strangers = new Strangers(maxStrangers);
     const onSocket = (socket: Socket): void => {
       void this.#welcome(socket).catch((error: unknown) => this.#refused(socket, error));
     };
@@ -97,7 +129,7 @@ export class PeerServer {
       });
       this.#server = server;
     } else this.#server = createServer(onSocket);
-    this.#server.maxConnections = options.maxPeers ?? 64;
+    this.#server.on('connection', (socket: Socket) => this.#strangers.add(socket));
   }
 
   get port(): number {
@@ -116,6 +148,7 @@ export class PeerServer {
   async close(): Promise<void> {
     const ended = new Promise<void>((resolve) => this.#server.close(() => resolve()));
     for (const control of this.#controls) control.end(new KvError('DISCONNECTED', 'peer: this node is closing'));
+    this.#strangers.end();
     await ended;
     // Reads from below end within their tier's limit; what is being sent ends with its session.
     while (this.#reading > 0) await new Promise((resolve) => setTimeout(resolve, 5));
@@ -141,16 +174,22 @@ export class PeerServer {
       this.#controls.add(control);
       control.onEnd(() => this.#controls.delete(control));
     };
-    const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, track);
+    const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, this.#hearing, track);
+    this.#strangers.remove(socket);
+    if (this.counts.peers >= (this.#options.maxPeers ?? 64)) {
+      const error = new KvError('BUSY', 'peer: more peers than this node serves; name it at fewer nodes');
+      control.end(error);
+      throw error;
+    }
     const session = randomBytes(sessionBytes);
     engine.allow(session, dataKey);
     this.counts.peers++;
     control.send({ kind: 'welcome', session, dataPort: this.#dataPort, heartbeatMs: this.#heartbeatMs });
-    const announcer = new Announcer(control, this.#options.slots, this.#options.below);
+    const announcer = new Announcer(control, this.#telling, this.#options.slots, this.#options.below);
     let silent = 0;
     const heartbeat = setInterval(() => {
       control.send({ kind: 'ping' });
-      if (++silent <= silentHeartbeats) return;
+      if (++silent <= patientHeartbeats) return;
       control.end(new KvError('DEADLINE', 'peer: nothing heard of it; see whether that node hangs'));
     }, this.#heartbeatMs);
     control.onEnd((error) => {
@@ -199,28 +238,55 @@ export class PeerServer {
   }
 
   async #serveFromBelow(namespace: Namespace, wanted: { request: PeerRequest; hash: HashKey }[]): Promise<void> {
-    const { below, arena } = this.#options;
-    const lent: { request: PeerRequest; hash: HashKey; slot: number; giveBack: () => void }[] = [];
+    const { below, arriving } = this.#options;
+    const reading: { hash: HashKey; slot: number; lending: Lending }[] = [];
     for (const { request, hash } of wanted) {
       const name = hashOf(hash, (key) => below?.lookup(namespace, [key]) === 1);
       const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
+      const own = arriving?.(namespace, name);
+      const lending = this.#lendings.get(namespace.key + name);
       // The tier below would take an object that is larger than its slot for a corrupt one.
       if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
+      else if (own !== undefined) void own.then(() => this.#serve([request]));
+      else if (lending !== undefined) this.#lendTo(request, namespace, name, lending);
       else {
-        const slot = this.#lend(namespace, slotBytes);
-        if (slot === undefined) this.#decline(request, 'failed');
-        else lent.push({ request, hash: name, ...slot });
+        const lent = this.#lend(namespace, name, slotBytes);
+        if (lent === undefined) this.#decline(request, 'failed');
+        else {
+          lent.waiting.push(request);
+          reading.push({ hash: name, slot: lent.slot, lending: lent });
+        }
       }
     }
-    if (below === undefined || lent.length === 0) return;
-    await below.read(namespace, lent, (index, status) => {
-      const { request, slot, giveBack } = lent[index]!;
-      const header = status === 'ready' ? decodeHeader(native.arenaRead(arena, slot, headerBytes)) : undefined;
-      if (header === undefined || 'error' in header) {
-        giveBack();
-        this.#decline(request, status === 'failed' ? 'failed' : 'missing');
-      } else this.#send(request, slot, headerBytes + header.payloadBytes, giveBack);
+    if (below === undefined || reading.length === 0) return;
+    await below.read(namespace, reading, (index, status) => {
+      const { hash, lending } = reading[index]!;
+      this.#arrived(namespace, hash, lending, status);
     });
+  }
+
+  /** The read has ended. */
+  #arrived(namespace: Namespace, hash: HashKey, lending: Lending, status: ReadStatus): void {
+    const bytes = status === 'ready' ? native.arenaRead(this.#options.arena, lending.slot, headerBytes) : undefined;
+    const header = bytes === undefined ? undefined : decodeHeader(bytes);
+    const requests = lending.waiting.splice(0);
+    if (header === undefined || 'error' in header) {
+      for (const request of requests) this.#decline(request, status === 'failed' ? 'failed' : 'missing');
+    } else {
+      lending.objectBytes = headerBytes + header.payloadBytes;
+      for (const request of requests) this.#lendTo(request, namespace, hash, lending);
+    }
+    this.#giveBack(namespace, hash, lending);
+  }
+
+  #lendTo(request: PeerRequest, namespace: Namespace, hash: HashKey, lending: Lending): void {
+    const { slot, objectBytes, waiting } = lending;
+    if (objectBytes === 0) waiting.push(request);
+    else if (objectBytes > request.slotBytes) this.#decline(request, 'missing');
+    else {
+      lending.users++;
+      this.#send(request, slot, objectBytes, () => this.#giveBack(namespace, hash, lending));
+    }
   }
 
   /** Bytes of slot for a read from below; undefined: it is not there, or fits into no slot. */
@@ -232,17 +298,22 @@ export class PeerServer {
     return bytes;
   }
 
-  #lend(namespace: Namespace, slotBytes: number): { slot: number; giveBack: () => void } | undefined {
-    const { slots, maxLentBytes = 256 << 20 } = this.#options;
-    if (this.#lentBytes + slotBytes > maxLentBytes) return undefined;
-    const slot = slots.allocate(namespace, slotBytes - headerBytes);
+  /** However small the arena, one block at a time may be lent. */
+  #lend(namespace: Namespace, hash: HashKey, slotBytes: number): Lending | undefined {
+    if (this.#lentBytes > 0 && this.#lentBytes + slotBytes > this.#maxLentBytes) return undefined;
+    const slot = this.#options.slots.allocate(namespace, slotBytes - headerBytes);
     if (slot === undefined) return undefined;
     this.#lentBytes += slotBytes;
-    const giveBack = (): void => {
-      this.#lentBytes -= slotBytes;
-      slots.free(slot);
-    };
-    return { slot, giveBack };
+    const lending = { slot, slotBytes, objectBytes: 0, waiting: [], users: 1 };
+    this.#lendings.set(namespace.key + hash, lending);
+    return lending;
+  }
+
+  #giveBack(namespace: Namespace, hash: HashKey, lending: Lending): void {
+    if (--lending.users > 0) return;
+    this.#lendings.delete(namespace.key + hash);
+    this.#lentBytes -= lending.slotBytes;
+    this.#options.slots.free(lending.slot);
   }
 
   #send(request: PeerRequest, slot: number, objectBytes: number, onSent: () => void): void {
@@ -289,14 +360,15 @@ export class PeerServer {
         if (fault !== 0 && slots.remove(namespace, [hash], 'corrupt') === 1) this.counts.corrupt++;
         slots.unpin(namespace, hash);
       }
-      // A tier verifies what it reads, and forgets what is corrupt.
+      // A tier verifies what it reads, and forgets what is corrupt. One that is being read is being verified.
       const slotBytes = below?.objectBytes?.(namespace, hash);
-      const lent = slotBytes === undefined ? undefined : this.#lend(namespace, slotBytes);
-      if (below === undefined || lent === undefined) continue;
-      await below.read(namespace, [{ hash, slot: lent.slot }], (_, status) => {
+      if (below === undefined || slotBytes === undefined || this.#lendings.has(namespace.key + hash)) continue;
+      const lending = this.#lend(namespace, hash, slotBytes);
+      if (lending === undefined) continue;
+      await below.read(namespace, [{ hash, slot: lending.slot }], (_, status) => {
         if (status === 'corrupt') this.counts.corrupt++;
+        this.#arrived(namespace, hash, lending, status);
       });
-      lent.giveBack();
     }
   }
 }
@@ -309,51 +381,4 @@ function hashOf(padded: string, known: (key: HashKey) => boolean): HashKey {
   if (!padded.endsWith(padding)) return long;
   const short = padded.slice(0, 16) as HashKey;
   return !known(long) && known(short) ? short : long;
-}
-
-/** Tells one peer what changes, gathered for a turn of the event loop. */
-class Announcer {
-  readonly #control: Control;
-  readonly #ends: (() => void)[];
-  #waiting: { tier: 0 | 1; change: TierChange['kind']; namespace: Namespace | null; hashes: HashKey[] }[] = [];
-  #scheduled = false;
-  #sequence = 0;
-
-  constructor(control: Control, arena: Tier, below: Tier | undefined) {
-    this.#control = control;
-    this.#ends = [arena.follow((change) => this.#tell(0, change))];
-    if (below !== undefined) this.#ends.push(below.follow((change) => this.#tell(1, change)));
-    this.#flush();
-    control.send({ kind: 'listed' });
-  }
-
-  end(): void {
-    for (const end of this.#ends) end();
-  }
-
-  #tell(tier: 0 | 1, { kind, namespace, hashes }: TierChange): void {
-    let last = this.#waiting.at(-1);
-    for (let from = 0; from < hashes.length || from === 0; from += maxHashes) {
-      const part = hashes.slice(from, from + maxHashes);
-      const joins = last?.tier === tier && last.change === kind && last.namespace?.key === namespace?.key;
-      if (last !== undefined && joins && last.hashes.length + part.length <= maxHashes) last.hashes.push(...part);
-      else {
-        last = { tier, change: kind, namespace, hashes: [...part] };
-        this.#waiting.push(last);
-      }
-    }
-    if (this.#scheduled) return;
-    this.#scheduled = true;
-    setImmediate(() => this.#flush());
-  }
-
-  #flush(): void {
-    this.#scheduled = false;
-    const waiting = this.#waiting;
-    this.#waiting = [];
-    for (const each of waiting) {
-      const message: ChangeMessage = { kind: 'change', sequence: ++this.#sequence, ...each };
-      this.#control.send(message);
-    }
-  }
 }

@@ -11,8 +11,9 @@
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaSlots, DiskLog } from '../disk/options.ts';
-import { Followers } from '../followers.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import { Followers, pagesOfRows } from '../followers.ts';
+import { Slices } from '../slices.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import type { PeerSecurity } from './control.ts';
 import { bitOf, bitsOf, maxPeers, PeerDirectory } from './directory.ts';
 import type { FetchResult, PeerEngine } from './engine.ts';
@@ -46,7 +47,7 @@ const defaults = {
   windowBytes: 16 << 20,
   maxPendingBytes: 2 ** 31,
   readLimitMs: 5000,
-  maxBlocks: 4 << 20,
+  maxBlocks: 16 << 20,
   maxRetryMs: 5000,
 };
 
@@ -63,6 +64,11 @@ export class PeerTier implements Tier {
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
   readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0 };
   readonly #open = new Set<Promise<void>>();
+  readonly #slices = new Slices();
+  /** Bits of peers that may hold something. */
+  #present = 0;
+  /** Those that are being taken out of the directory. */
+  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
   #pendingBytes = 0;
   #closed = false;
 
@@ -78,6 +84,7 @@ export class PeerTier implements Tier {
         new RemotePeer<Reading>({
           ...this.#options,
           address,
+          slices: this.#slices,
           onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
           onChange: (change) => this.#changed(index, change),
           onGone: () => this.#dropped(bitsOf(index)),
@@ -139,6 +146,10 @@ export class PeerTier implements Tier {
     return this.#followers.follow(listener, this.#directory.all());
   }
 
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#followers.followInPages(listener, pagesOfRows(this.#directory));
+  }
+
   stats(): TierStats {
     const away = this.#peers.filter(({ connected }) => !connected);
     const inService = !this.#closed && (this.#peers.length === 0 || away.length < this.#peers.length);
@@ -171,12 +182,12 @@ export class PeerTier implements Tier {
   async close(): Promise<void> {
     this.#closed = true;
     for (const peer of this.#peers) peer.close();
+    this.#slices.clear();
     await Promise.all(this.#open);
   }
 
   /** Send each to the holder with the least to do that has not been tried; end those that have none. */
   #fetch(reading: Reading, indexes: readonly number[]): void {
-    const holders = this.#directory.holdersIn(reading.namespace);
     const loads = this.#peers.map(({ loadBytes }) => loadBytes);
     const usable = this.#peers.map((peer) => peer.usable);
     const chosen = this.#peers.map((): number[] => []);
@@ -184,7 +195,7 @@ export class PeerTier implements Tier {
     const ended: number[] = [];
     for (const index of indexes) {
       const bytes = reading.slotBytes[index]!;
-      const left = (holders?.get(reading.blocks[index]!.hash) ?? 0) & ~reading.tried[index]!;
+      const left = this.#directory.holders(reading.namespace, reading.blocks[index]!.hash) & ~reading.tried[index]!;
       const peer = this.#closed ? -1 : this.#choose(reading, index, left, usable, loads);
       const isFull = this.#pendingBytes + bytes > this.#options.maxPendingBytes;
       if (isFull) reading.seen[index]! |= seenFailure;
@@ -260,15 +271,47 @@ export class PeerTier implements Tier {
     }
   }
 
-  #changed(peer: number, { tier, change, namespace, hashes }: ChangeMessage): void {
+  #changed(peer: number, { tier, change, namespace, hashes }: ChangeMessage): Promise<void> | undefined {
     const bits = bitOf(peer, tier);
-    if (change === 'cleared' || namespace === null) this.#dropped(bits);
-    else if (change === 'stored') {
+    if (change === 'cleared' || namespace === null) return this.#dropped(bits);
+    if (change === 'stored') {
+      this.#present |= bits;
       this.#followers.stored(namespace, this.#directory.add(namespace, hashes, bits));
     } else this.#followers.removed(namespace, this.#directory.remove(namespace, hashes, bits));
+    return undefined;
   }
 
-  #dropped(bits: number): void {
-    for (const [namespace, gone] of this.#directory.drop(bits)) this.#followers.removed(namespace, gone);
+  /** Nothing is read from these from now on; fulfilled when their entries are gone, some in each turn. */
+  #dropped(bits: number): Promise<void> {
+    const others = this.#present & ~bits;
+    const isHeld = (this.#present & bits) !== 0;
+    this.#present = others;
+    if (!isHeld) return this.#gone(bits);
+    if (others === 0) {
+      this.#directory.dropAll();
+      this.#followers.cleared();
+      return Promise.resolve();
+    }
+    const next = this.#directory.drop(bits);
+    const drop = {
+      bits,
+      gone: new Promise<void>((resolve) => {
+        this.#slices.add(() => {
+          const gone = next();
+          for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
+          if (gone !== undefined) return true;
+          this.#drops.delete(drop);
+          resolve();
+          return false;
+        });
+      }),
+    };
+    this.#drops.add(drop);
+    return this.#gone(bits);
+  }
+
+  /** What was dropped before may still be going. */
+  async #gone(bits: number): Promise<void> {
+    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
   }
 }

@@ -115,6 +115,17 @@ describe('peers', () => {
     expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(all('ready'));
   });
 
+  it('have link-local addresses, with the interface that they are meant on', async () => {
+    const { engine } = fetchFrom([]);
+    const down = (host: string): Promise<string> =>
+      new Promise((resolve) => {
+        engine.connect(host, 9, Buffer.alloc(16), Buffer.alloc(32), { onUp: () => resolve('up'), onDown: resolve });
+      });
+    // An address that nobody has: a connection that ends, and no error.
+    expect(await down('fe80::1234%lo')).toBe('ended');
+    await expect(down('fe80::1234%nowhere')).rejects.toThrow('CONFIG: fe80::1234%nowhere: not an IP address');
+  });
+
   it('whose block is corrupt: never delivered, and its owner removes it', async () => {
     const node = await give('remote');
     await node.bench.write(node.bench.tier, space, chain, payloadBytes);

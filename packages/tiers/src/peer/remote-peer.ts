@@ -6,6 +6,8 @@
 import { isIP } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { DiskLog } from '../disk/options.ts';
+import type { Slices } from '../slices.ts';
+import { Watch } from '../watch.ts';
 import { type Control, dial, type PeerSecurity } from './control.ts';
 import type { ConnectionEnd, FetchBlocks, FetchResult, PeerEngine } from './engine.ts';
 import type { ChangeMessage, Message } from './frames.ts';
@@ -27,9 +29,12 @@ export interface RemotePeerOptions<Blocks extends FetchBlocks> {
   readonly maxRetryMs: number;
   /** Called once for each block of a `fetch`. */
   readonly onFetched: (blocks: Blocks, index: number, result: FetchResult) => void;
-  readonly onChange: (change: ChangeMessage) => void;
-  /** Everything that it held is gone from sight. */
-  readonly onGone: () => void;
+  /** Returns what has to be waited for before the next one. */
+  readonly onChange: (change: ChangeMessage) => Promise<void> | undefined;
+  /** Everything that it held is gone from sight; fulfilled when it is gone from memory, so that it may tell anew. */
+  readonly onGone: () => Promise<void>;
+  /** Of all peers of the node. */
+  readonly slices: Slices;
 }
 
 /** What waits for a stream: those of `indexes` from `at` on. */
@@ -140,13 +145,16 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   }
 
   #dial(): void {
-    const { address, security, epoch } = this.#options;
+    const { address, security, epoch, slices } = this.#options;
     const remember = (control: Control): void => {
       this.#dialing = control;
     };
-    dial(address.host, address.port, security, epoch, remember).then(
+    dial(address.host, address.port, security, epoch, slices, remember).then(
       (proven) => this.#connected(proven),
-      (error: unknown) => this.#lost(KvError.from(error, 'PROTOCOL')),
+      (error: unknown) => {
+        this.#note(KvError.from(error, 'PROTOCOL'));
+        this.#later();
+      },
     );
   }
 
@@ -163,23 +171,28 @@ export class RemotePeer<Blocks extends FetchBlocks> {
     this.#listed = false;
     this.#failures = 0;
     let sequence = 0;
-    let heardMs = performance.now();
     const watchMs = Math.min(60_000, Math.max(10, heartbeatMs));
-    const watch = setInterval(() => {
-      if (performance.now() - heardMs <= silentHeartbeats * watchMs) return;
-      control.end(new KvError('DEADLINE', `peer ${this.name}: nothing heard of it; see whether that node hangs`));
-    }, watchMs);
-    watch.unref();
+    const watch = new Watch(watchMs, (nowMs) => {
+      if (control.isHeld) {
+        // Its pings wait behind what we do not take.
+        heardMs = nowMs;
+        control.send({ kind: 'pong' });
+      } else if (nowMs - heardMs > silentHeartbeats * watchMs)
+        control.end(new KvError('DEADLINE', `peer ${this.name}: nothing heard of it; see whether that node hangs`));
+    });
+    let heardMs = watch.nowMs();
     control.onEnd((error) => {
-      clearInterval(watch);
+      watch.stop();
       this.#ended(error);
     });
     control.listen((message) => {
-      heardMs = performance.now();
+      heardMs = watch.nowMs();
       this.#suspect = false;
       if (message.kind === 'ping') control.send({ kind: 'pong' });
-      else if (message.kind === 'change' && message.sequence === ++sequence) this.#options.onChange(message);
-      else if (message.kind === 'listed') this.#listed = true;
+      else if (message.kind === 'change' && message.sequence === ++sequence) {
+        const busy = this.#options.onChange(message);
+        if (busy !== undefined) control.hold(busy);
+      } else if (message.kind === 'listed') this.#listed = true;
       else {
         control.end(new KvError('PROTOCOL', `peer ${this.name}: it speaks out of turn; run nodes of one version`));
       }
@@ -200,19 +213,25 @@ export class RemotePeer<Blocks extends FetchBlocks> {
       clearTimeout(stream.retry);
       if (stream.connection !== 0) this.#options.engine.disconnect(stream.connection);
     }
-    this.#options.onGone();
+    const gone = this.#options.onGone();
     this.#failQueue();
-    this.#lost(error);
+    this.#note(error);
+    // What it held goes slice by slice; it may not tell of it again before that.
+    void gone.then(() => this.#later());
   }
 
-  /** Try again, later each time, and not all nodes at once. */
-  #lost(error: KvError): void {
+  #note(error: KvError): void {
     this.#dialing = undefined;
     if (this.#closed) return;
     if (this.#reason !== error.message) {
       this.#options.log.warn({ peer: this.name, reason: error.message }, 'a peer is not connected');
     }
     this.#reason = error.message;
+  }
+
+  /** Try again, later each time, and not all nodes at once. */
+  #later(): void {
+    if (this.#closed) return;
     this.#retry = setTimeout(() => this.#dial(), this.#backoffMs(this.#failures++));
     this.#retry.unref();
   }
@@ -224,15 +243,20 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #open(stream: Stream): void {
     const session = this.#session;
     if (session === undefined) return;
-    stream.connection = this.#options.engine.connect(session.host, session.dataPort, session.session, session.dataKey, {
-      onUp: () => {
-        if (this.#session !== session) return;
-        stream.up = true;
-        stream.failures = 0;
-        this.#pump();
-      },
-      onDown: (end) => this.#down(session, stream, end),
-    });
+    const { host, dataPort, session: id, dataKey } = session;
+    const onUp = (): void => {
+      if (this.#session !== session) return;
+      stream.up = true;
+      stream.failures = 0;
+      this.#pump();
+    };
+    try {
+      const onDown = (end: ConnectionEnd): void => this.#down(session, stream, end);
+      stream.connection = this.#options.engine.connect(host, dataPort, id, dataKey, { onUp, onDown });
+    } catch (error) {
+      // An interface that has gone, with an address that only it has.
+      session.control.end(KvError.from(error));
+    }
   }
 
   #down(session: Session, stream: Stream, end: ConnectionEnd): void {

@@ -4,8 +4,8 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
-import { Followers } from '../followers.ts';
-import type { TierChange } from '../tier.ts';
+import { Followers, pagesOfMap } from '../followers.ts';
+import type { Following, TierChange } from '../tier.ts';
 
 export interface IndexEntry {
   /** "bytes partBytes valueId", as the directory has it; another text is another value. */
@@ -76,6 +76,17 @@ export class BlockIndex {
   follow(listener: (change: TierChange) => void): () => void {
     const held = [...this.#spaces.values()].map(({ namespace, blocks }) => [namespace, [...blocks.keys()]] as const);
     return this.#followers.follow(listener, held);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#followers.followInPages(
+      listener,
+      pagesOfMap(
+        this.#spaces,
+        ({ blocks }) => blocks,
+        ({ namespace }) => namespace,
+      ),
+    );
   }
 
   checkIntegrity(): void {

@@ -15,7 +15,7 @@ import { expiresOffset, type HashKey, headerBytes, type Namespace } from '@kvtie
 import { native } from '@kvtier/native';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../settled.ts';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import { BlockIndex } from './block-index.ts';
 import type { Answer, Directory, Reservation } from './directory.ts';
 import { Recency } from './recency.ts';
@@ -171,6 +171,10 @@ export class RedisTier implements Tier {
 
   follow(listener: (change: TierChange) => void): () => void {
     return this.#index.follow(listener);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#index.followInPages(listener);
   }
 
   stats(): TierStats {

@@ -11,7 +11,7 @@
 import { invariant, KvError } from '@kvtier/errors';
 import { decodeHeader, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import { native } from '@kvtier/native';
-import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../tier.ts';
 import { Breaker } from './breaker.ts';
 import { Discovery, packKey } from './discovery.ts';
 import { checkBucket } from './opening.ts';
@@ -99,9 +99,7 @@ export class S3Tier implements Tier {
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
-    const blocks = this.#closed ? undefined : this.#index.of(namespace);
-    let held = 0;
-    while (held < hashes.length && blocks?.has(hashes[held]!)) held++;
+    const held = this.#closed ? 0 : this.#index.prefix(namespace, hashes);
     this.#counts.hits += held;
     if (held < hashes.length) this.#counts.misses++;
     return held;
@@ -193,11 +191,15 @@ export class S3Tier implements Tier {
     return this.#index.follow(listener);
   }
 
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#index.followInPages(listener);
+  }
+
   stats(): TierStats {
-    const { packs, count, storedBytes } = this.#index;
+    const { packs, toldCount, storedBytes } = this.#index;
     return {
       tier: this.name,
-      blocks: this.#inService ? count : 0,
+      blocks: this.#closed ? 0 : toldCount,
       bytes: (this.#plan.packCount - this.#discovery.free.size) * this.#plan.packBytes,
       capacityBytes: this.#plan.capacityBytes,
       ...this.#counts,
@@ -231,6 +233,7 @@ export class S3Tier implements Tier {
     this.#closed = true;
     clearTimeout(this.#refreshTimer);
     this.#breaker.stop();
+    this.#index.close();
     while (this.#background.size > 0) await Promise.allSettled(this.#background);
     await this.#refreshing?.catch(() => {});
     this.#link.close();
