@@ -76,7 +76,7 @@ describe('an encoded object', () => {
           expect(await decodeObject(place, headerAt(target), target, bench.tier.slotBytesOf(target))).toBe(bytes);
           expect(bench.payloadAt(target, bytes).equals(payload)).toBe(true);
           expect(headerAt(target)).toEqual(headerAt(source));
-        } else expect(noisy || bytes <= 100).toBe(true);
+        } else expect(noisy || bytes <= 120).toBe(true); // of four planes, table and lengths are more than 120 bytes
         for (const slot of [source, target]) bench.tier.free(slot);
       }),
       { numRuns: 40 },
