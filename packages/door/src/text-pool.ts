@@ -120,7 +120,10 @@ class TextThread {
   }
 
   #onMessage(outcome: TextOutcome): void {
-    if (!outcome.ready) return this.#settle(outcome);
+    if (!outcome.ready) {
+      this.#settle(outcome);
+      return;
+    }
     this.#isReady = true;
     const running = this.#running;
     if (!running) return;

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
 import type { BackendName } from './index.ts';
-import { type Part, ReplacedModel, type Way } from './testing/replaced-model.ts';
+import type { Part, ReplacedModel, Way } from './testing/replaced-model.ts';
 
 const moments = vi.hoisted(() => ({ current: undefined as import('./testing/replaced-model.ts').Moments | undefined }));
 
@@ -45,16 +45,20 @@ vi.mock('./binding.ts', async (original) => {
 });
 
 const cache = mkdtempSync(join(tmpdir(), 'kvtier-replaced-cache-'));
+// Files run in one process after others, which have loaded the real modules: those of here are loaded anew, and again after it.
 beforeAll(() => {
+  vi.resetModules();
   vi.stubEnv('XDG_CACHE_HOME', cache);
 });
 afterAll(() => {
+  vi.resetModules();
   vi.unstubAllEnvs();
   rmSync(cache, { recursive: true });
 });
 
 async function withModel<T>(backend: BackendName, use: (model: ReplacedModel) => Promise<T>): Promise<T> {
-  const model = new ReplacedModel(backend);
+  const testing = await import('./testing/replaced-model.ts');
+  const model = new testing.ReplacedModel(backend);
   try {
     return await use(model);
   } finally {

@@ -1,3 +1,4 @@
+export type { Chain, PackedHashes } from './chain-words.ts';
 export { Counters } from './counters.ts';
 export { type Failpoint, type FailpointStep, failpointFromEnv, failpointSteps } from './failpoints.ts';
 export { Holdings, type Reservation, type ReserveStatus } from './holdings.ts';
@@ -6,7 +7,6 @@ export type { LoadEvents, LoadReason } from './load.ts';
 export type { OpenOptions, StoreOptions, TierPlan } from './parts.ts';
 export type { ArenaBlock, ArenaTop, BlockFields, Clock, Log, ReadHeader } from './ports.ts';
 export { systemClock } from './ports.ts';
-export type { Chain, PackedHashes } from './residency.ts';
 export type { StoreStats, TierReport } from './stats.ts';
 export { type LookupResult, Store, type TierSpan } from './store.ts';
 export type { Quota, Quotas } from './tenants.ts';

@@ -7,8 +7,8 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
+import { type Chain, keysOf } from './chain-words.ts';
 import type { ArenaTop } from './ports.ts';
-import { type Chain, keysOf } from './residency.ts';
 
 export class Pins {
   readonly #arena: ArenaTop;

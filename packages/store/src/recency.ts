@@ -6,10 +6,11 @@
  */
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Tier } from '@kvtier/tiers';
+import { type Chain, keysOf } from './chain-words.ts';
 import type { Counters } from './counters.ts';
 import type { StoreLimits } from './limits.ts';
 import type { Clock } from './ports.ts';
-import { type Chain, keysOf, type Residency } from './residency.ts';
+import type { Residency } from './residency.ts';
 
 export interface RecencyOptions {
   /** By bit: the arena, then the lower ones. */

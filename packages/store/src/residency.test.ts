@@ -3,7 +3,8 @@ import { Followers, type Following } from '@kvtier/tiers';
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { watchTurns } from '../../tiers/src/testing/turns.ts';
-import { keysOf, type PackedHashes, Residency } from './residency.ts';
+import { keysOf, type PackedHashes } from './chain-words.ts';
+import { Residency } from './residency.ts';
 import { namespaceNamed } from './testing/bench.ts';
 
 const all = 0xff;

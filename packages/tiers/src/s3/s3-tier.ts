@@ -153,7 +153,7 @@ export class S3Tier implements Tier {
     });
   }
 
-  read(
+  async read(
     namespace: Namespace,
     blocks: readonly SlotBlock[],
     onDone: (index: number, status: ReadStatus) => void,
@@ -161,18 +161,16 @@ export class S3Tier implements Tier {
     const wanted: WantedBlock[] = [];
     for (const [index, { hash, slot }] of blocks.entries()) {
       const entry = this.#inService ? this.#index.get(namespace, hash) : undefined;
-      if (entry === undefined) onDone(index, 'missing');
-      else if (entry.bytes > this.#options.slots.slotBytesOf(slot)) {
-        this.#forget(entry, 'corrupt'); // an object of another size than its namespace has: never into this slot
-        onDone(index, 'corrupt');
-      } else {
+      // One that does not fit into the slot says nothing of the block: the slot's size is the asker's word.
+      if (entry === undefined || entry.bytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
+      else {
         this.#index.touch(entry.pack);
         wanted.push({ index, slot, entry });
       }
     }
     const reading = this.#reader.read(wanted, performance.now() + this.#plan.timeLimitMs, onDone);
     this.#keep(reading);
-    return reading;
+    await reading;
   }
 
   /** Lasting on this node as long as the pack does; other nodes, and this one after a restart, find a block by its own checksum. */
