@@ -29,6 +29,8 @@ export class Ledger {
   skewUs = 0;
   /** Entries that were none and are gone; what they were charged is not known. */
   lost = 0;
+  /** When the last event was made. */
+  atUs = 0;
   blocks = new Map<string, string>();
   recency = new Map<string, number>();
   leases = new Map<string, number>();
@@ -292,7 +294,7 @@ export class RedisKeys {
   }
 
   #stateOf(ledger: Ledger): Reply[] {
-    return [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount, this.#clockUs(ledger)];
+    return [bytes(ledger.epoch), ledger.used, ledger.cap, ledger.eventCount, this.#clockUs(ledger), ledger.atUs];
   }
 
   /** Goes on where the server's own clock is set back. */
@@ -362,7 +364,8 @@ export class RedisKeys {
     const number = ++ledger.eventCount;
     // A stream that others have written to takes no smaller number: it begins anew.
     if ((ledger.events.at(-1)?.number ?? 0) >= number) ledger.events = [];
-    const id = `${number}-${this.#clockUs(ledger)}`;
+    ledger.atUs = this.#clockUs(ledger);
+    const id = `${number}-${ledger.atUs}`;
     ledger.events.push({
       number,
       id,

@@ -94,8 +94,10 @@ export class Directory {
   #lastId = '';
   /** Number of the newest event that any reply has counted. */
   #newest = 0;
-  /** Of events after the last known one: those that this node's own stores made. */
-  readonly #own = new Set<number>();
+  /** Events still to come of this node's own stores, whose replies have come. */
+  readonly #told = new Set<number>();
+  /** Of events that replies have counted and no poll has brought yet: when they were made. This node's own changes are among them. */
+  readonly #seen = new Map<number, number>();
   usedBytes = 0;
   capacityBytes = 0;
   /** The server's clock of recency less ours (performance.now()), microseconds. */
@@ -130,9 +132,10 @@ export class Directory {
       }
       this.#epoch = epoch;
       this.#newest = 0;
-      this.#own.clear();
-      this.#read(opened.state);
+      this.#seen.clear();
+      this.#told.clear();
       this.#lastEvent = opened.state.newest;
+      this.#read(opened.state);
       this.#lastId = opened.lastId;
       if (this.usedBytes > this.capacityBytes) continue;
       await this.#measureClock();
@@ -179,11 +182,13 @@ export class Directory {
       if (this.#lastId !== '' && lastId !== '' && lastId !== this.#lastId) throw lost('has another past');
       if (lastId !== '') this.#lastId = lastId;
       if (state.newest > last && news.length === 0) throw lost('lacks an event');
-      for (const { id, number, node, isRemoval, changes } of news) {
-        if (this.#own.delete(number) && node !== this.#node) throw lost('has another past');
+      for (const { id, number, atUs, node, isRemoval, changes } of news) {
+        if (!this.#isSame(number, atUs)) throw lost('has another past');
+        this.#seen.delete(number);
         this.#lastEvent = number;
         this.#lastId = id;
-        if (!isRemoval && node === this.#node) continue;
+        // A store of ours is known by its reply; one whose reply was lost is not.
+        if (this.#told.delete(number) && node === this.#node && !isRemoval) continue;
         for (const { namespace, hash, text } of changes) {
           if (isRemoval) this.#removed(namespace, hash, text);
           else this.#stored(namespace, hash, text);
@@ -227,10 +232,8 @@ export class Directory {
     const args = [...head, fieldsOf(namespace, blocks), wordsOf(blocks), flags, uses];
     const reply = await this.#run(commitScript, args);
     const { state, answers } = parseCommitted(reply, blocks.length);
-    const isNews = answers.some(({ letter }) => letter === 's');
-    if (isNews && state.newest <= this.#newest) throw lost('has forgotten its latest events');
     this.#read(state);
-    if (isNews) this.#own.add(state.newest);
+    if (answers.some(({ letter }) => letter === 's') && state.newest > this.#lastEvent) this.#told.add(state.newest);
     return answers.map(({ letter, held }, i): Answer => {
       if (letter === 'n') return 'refused';
       const { hash, usedUs, id, bytes } = blocks[i]!;
@@ -319,10 +322,12 @@ export class Directory {
   }
 
   /** KvError when this is not the directory that the replies before were about: they come in the order in which the server made them. */
-  #read({ epoch, newest, usedBytes, capBytes }: State): void {
+  #read({ epoch, newest, newestUs, usedBytes, capBytes }: State): void {
     if (epoch !== this.#epoch) throw lost('has been made anew');
     if (newest < this.#newest) throw lost('has forgotten its latest events');
+    if (!this.#isSame(newest, newestUs)) throw lost('has another past');
     this.#newest = newest;
+    if (newest > this.#lastEvent) this.#seen.set(newest, newestUs);
     this.usedBytes = usedBytes;
     this.capacityBytes = capBytes;
   }
@@ -337,6 +342,12 @@ export class Directory {
     const copy = hashOfKey(hash).toString('latin1') as HashKey;
     if (!this.#leaving.has(text)) this.#index.set(this.#namespaceOf(namespace), copy, text, usedUs);
     return true;
+  }
+
+  /** Is the event of this number the one that was seen? Nodes of before did not note when they made one. */
+  #isSame(number: number, atUs: number): boolean {
+    const seenUs = this.#seen.get(number);
+    return seenUs === undefined || seenUs === atUs || atUs <= 1;
   }
 
   #removed(namespace: string, hash: HashKey, text: string): void {

@@ -55,17 +55,22 @@ const nameOf = (i: number): string => space.key + hashes[i]!;
 const behindLength = (text: string): string => String.fromCharCode(text.length) + text;
 const names = hashes.map((_, i) => behindLength(nameOf(i))).join('');
 const entries = ['2000 512 n.0', '2000 512 n.1', '2000 512 n.2'];
-const stateAt = (newest: number): Reply => [bytes('epoch'), 5_000, 100_000, newest, 1.7e15];
+const stateAt = (newest: number): Reply => [bytes('epoch'), 5_000, 100_000, newest, 1.7e15, newest + 1692];
 const state = stateAt(7);
 const event = (number: number, kind = 's'): Reply => [
-  bytes(`${number}-1700`),
+  bytes(`${number}-${number + 1692}`),
   ['n', 'another', kind, names, 'e', entries.join('\n')].map(bytes),
 ];
 
 /** What a sound server says. */
 const truth: Readonly<Record<string, Reply>> = {
   [scripts.openScript.sha]: [bytes('ok'), state, bytes('7-1')],
-  [scripts.pollScript.sha]: [[bytes('epoch'), 5_000, 100_000, 9, 1.7e15], 1, bytes('7-1'), [event(8), event(9, 'r')]],
+  [scripts.pollScript.sha]: [
+    [bytes('epoch'), 5_000, 100_000, 9, 1.7e15, 1701],
+    1,
+    bytes('7-1'),
+    [event(8), event(9, 'r')],
+  ],
   [scripts.reserveScript.sha]: [
     stateAt(9),
     bytes('rhn'),
@@ -189,10 +194,16 @@ describe('a directory', () => {
 
   it.each<[string, Reply]>([
     ['an event of another form', [state, 1, bytes(''), [[bytes('8-1'), [bytes('foo'), bytes('bar')]]]]],
-    ['an event of another number', [[bytes('epoch'), 5_000, 100_000, 9, 1.7e15], 1, bytes(''), [event(9)]]],
-    ['a number of events that is smaller than it was', [[bytes('epoch'), 5_000, 100_000, 6, 1.7e15], 1, bytes(''), []]],
-    ['events that it counts and does not have', [[bytes('epoch'), 5_000, 100_000, 9, 1.7e15], 1, bytes('7-1'), []]],
-    ['an epoch of its own', [[bytes('other'), 5_000, 100_000, 7, 1.7e15], 1, bytes(''), []]],
+    ['an event of another number', [[bytes('epoch'), 5_000, 100_000, 9, 1.7e15, 1701], 1, bytes(''), [event(9)]]],
+    [
+      'a number of events that is smaller than it was',
+      [[bytes('epoch'), 5_000, 100_000, 6, 1.7e15, 1698], 1, bytes(''), []],
+    ],
+    [
+      'events that it counts and does not have',
+      [[bytes('epoch'), 5_000, 100_000, 9, 1.7e15, 1701], 1, bytes('7-1'), []],
+    ],
+    ['an epoch of its own', [[bytes('other'), 5_000, 100_000, 7, 1.7e15, 1699], 1, bytes(''), []]],
   ])('lists anew after %s', async (_, polled) => {
     const directory = new Directory(
       partition,
@@ -215,21 +226,33 @@ describe('a directory', () => {
     await expect(directory.poll()).rejects.toThrow('has another past');
   });
 
-  it('a store that makes no new event, or whose event another node made, is of another past', async () => {
-    let newest = 8;
+  it('a change whose event is another one afterwards, or none, is of another past', async () => {
+    let after: Reply = stateAt(8);
+    let events: Reply[] = [event(8)];
     const says = (name: string): Reply => {
-      if (name === scripts.commitScript.sha) return [stateAt(newest), bytes('sss'), []];
-      if (name === scripts.pollScript.sha) return [stateAt(8), 1, bytes('7-1'), [event(8)]];
-      return truth[name]!;
+      if (name === scripts.removeScript.sha || name === scripts.reserveScript.sha) {
+        return name === scripts.removeScript.sha ? [after] : [after, bytes('nnn'), [], bytes(''), bytes('')];
+      }
+      return name === scripts.pollScript.sha ? [after, 1, bytes('7-1'), events] : truth[name]!;
     };
-    const directory = new Directory(partition, serverThat(says), new BlockIndex(), 'us');
-    const commit = () => directory.commit(space, uses, { ttlMs: undefined, partBytes: 512 });
-    await directory.open(1, 100_000);
-    expect(await commit()).toEqual(['done', 'done', 'done']);
-    await expect(commit()).rejects.toThrow('has forgotten its latest events');
-    newest = 7;
-    await expect(commit()).rejects.toThrow('has forgotten its latest events');
-    await expect(directory.poll()).rejects.toThrow('has another past');
+    const removed = [{ hash: hashes[0]!, text: entries[0]! }];
+    const fresh = async (): Promise<Directory> => {
+      after = stateAt(8);
+      const directory = new Directory(partition, serverThat(says), new BlockIndex(), 'us');
+      await directory.open(1, 100_000);
+      await directory.remove(space, removed);
+      return directory;
+    };
+    await (await fresh()).poll();
+    const other = await fresh();
+    events = [[bytes('8-5000'), (event(8) as Reply[])[1]!]];
+    await expect(other.poll()).rejects.toThrow('has another past');
+    const third = await fresh();
+    after = [bytes('epoch'), 5_000, 100_000, 8, 1.7e15, 5_000];
+    const reserve = () => third.reserve(space, uses, { leaseMs: 1, partBytes: 512, share: undefined });
+    await expect(reserve()).rejects.toThrow('has another past');
+    after = stateAt(7);
+    await expect(reserve()).rejects.toThrow('has forgotten its latest events');
   });
 
   it('a removal that was refused is asked for again with the next poll, and is not waited for without an end', async () => {

@@ -62,12 +62,16 @@ export interface State {
   readonly newest: number;
   /** The clock of recency, microseconds. */
   readonly clockUs: number;
+  /** When the newest event was made, by that clock: tells it from another of its number. */
+  readonly newestUs: number;
 }
 
 export interface News {
   /** The whole id of the event, which begins with its number. */
   readonly id: string;
   readonly number: number;
+  /** When it was made; 1: by a node that does not say. */
+  readonly atUs: number;
   readonly node: string;
   readonly isRemoval: boolean;
   readonly changes: readonly Change[];
@@ -96,13 +100,14 @@ function count(reply: Reply | string | undefined, what: string): number {
 }
 
 export function parseState(reply: Reply | undefined): State {
-  const [epoch, used, cap, newest, clock] = list(reply, 'a ledger');
+  const [epoch, used, cap, newest, clock, at] = list(reply, 'a ledger');
   return {
     epoch: text(epoch, 'an epoch'),
     usedBytes: count(used, 'a number of bytes'),
     capBytes: count(cap, 'a budget'),
     newest: count(newest, 'a number of events'),
     clockUs: count(clock, 'a time'),
+    newestUs: count(at, 'a time'),
   };
 }
 
@@ -138,9 +143,9 @@ export function parsePolled(reply: Reply, last: number): { state: State; first: 
       text(each, 'an event'),
     );
     const isOurs = ours === 'n' && entries === 'e' && (kind === 's' || kind === 'r') && more.length === 0;
-    const next = count(id.split('-')[0], 'an event');
+    const [next, atUs] = id.split('-').map((part) => count(part, 'an event')) as [number, number];
     if (!isOurs || next !== ++number) throw nonsense('an event');
-    return { id, number, node: node!, isRemoval: kind === 'r', changes: parseChanges(names!, texts!) };
+    return { id, number, atUs, node: node!, isRemoval: kind === 'r', changes: parseChanges(names!, texts!) };
   });
   return { state: parseState(state), first: count(first, 'an event'), lastId: text(lastId, 'an event'), news };
 }

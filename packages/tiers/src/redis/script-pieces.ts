@@ -27,7 +27,7 @@ export const core = `
 local ledger, blocks, recency, leases, expiry, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local call, pcall = redis.call, redis.pcall
 local sub, match, gmatch, char, concat = string.sub, string.match, string.gmatch, string.char, table.concat
-local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events', 'clock', 'skew', 'lost')
+local ledger_now = call('HMGET', ledger, 'format', 'epoch', 'used', 'cap', 'count', 'events', 'clock', 'skew', 'lost', 'at')
 -- Numbers of the ledger are ours, unless somebody else wrote there.
 local function whole(text, most)
   local value = tonumber(text or 0)
@@ -39,6 +39,7 @@ local is_sound = epoch and used and cap and count and number
 used, cap, count, number = used or 0, cap or 0, count or 0, number or 0
 -- Entries that were none and are gone: what they were charged is not known. Too many, and the budget is no budget any more.
 local lost = whole(ledger_now[9], 2^53) or 0
+local at_us = whole(ledger_now[10], 2^53) or 0 -- when the last event was made
 is_sound = is_sound and lost * 16 <= count + 16
 local time = call('TIME')
 local now, now_us = time[1] * 1000 + math.floor(time[2] / 1000), time[1] * 1000000 + time[2]
@@ -128,10 +129,10 @@ local function flush()
       call('DEL', events)
       call('XADD', events, id, 'n', node, news_kind, fields, 'e', entries)
     end
-    news_kind = nil
+    news_kind, at_us = nil, now_us
   end
   if changed then
-    call('HSET', ledger, 'used', math.max(0, used), 'count', math.max(0, count), 'events', number, 'clock', now_us, 'skew', skew, 'lost', lost)
+    call('HSET', ledger, 'used', math.max(0, used), 'count', math.max(0, count), 'events', number, 'clock', now_us, 'skew', skew, 'lost', lost, 'at', at_us)
     for namespace, amount in pairs(charges) do
       if amount ~= 0 then
         local summed = pcall('HINCRBY', ledger, 'ns:' .. namespace, amount)
@@ -144,7 +145,7 @@ local function flush()
 end
 local function finish()
   flush()
-  return {epoch, math.max(0, used), cap, number, now_us}
+  return {epoch, math.max(0, used), cap, number, now_us, at_us}
 end
 `;
 

@@ -39,7 +39,7 @@ for i, key in ipairs(KEYS) do
 end
 `;
 /**
- * A state is {epoch, used, cap, number of the last event, clock of recency in microseconds}.
+ * A state is {epoch, used, cap, number of the last event, clock of recency in microseconds, when that event was made on it}.
  * ARGV: partitions, cap, epoch, create ("1" or ""). → {status, and for 'ok' the state and the whole id of the last event ('': none is kept)}. status: 'ok'; 'new': there is no ledger
  * (and "create" was not asked for); 'damaged': the server has dropped keys; 'foreign: ...': keys of another program or format. The
  * first two with the epoch of what is there.
@@ -147,7 +147,7 @@ if #taken > 0 then
   add_pair(new_leases, math.floor(now_us / 1000) + tonumber(ARGV[2]), lease_of(part, words, names))
 end
 local evicted, entries = flush()
-return {{epoch, used, cap, number, now_us}, concat(answers), others, evicted, entries}
+return {{epoch, used, cap, number, now_us, at_us}, concat(answers), others, evicted, entries}
 `,
 );
 
@@ -252,7 +252,7 @@ return {state, first, known and known[1] or '', call('XRANGE', events, (ARGV[2] 
 );
 
 /** → {state}: what time it is. */
-export const clockScript = script(core, needsLedger, `return {{epoch, used, cap, number, now_us}}`);
+export const clockScript = script(core, needsLedger, `return {{epoch, used, cap, number, now_us, at_us}}`);
 
 /** Everything of a partition but its values goes, if it is still of that epoch ("": there is no ledger): another node may have made it anew. ARGV: epoch. */
 export const resetScript = script(`
