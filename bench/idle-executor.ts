@@ -1,6 +1,7 @@
 /** A model that computes nothing and says one token, always the same: what is left of a step is the engine's own work. */
 import { KvError } from '@kvtier/errors';
-import type { Executor, KvLayout, ModelShape, Step, StepResult } from '@kvtier/executor';
+import type { Executor, KvLayout, Step, StepResult } from '@kvtier/executor';
+import type { ModelShape } from '@kvtier/model';
 
 export class IdleExecutor implements Executor {
   readonly backend = 'cpu';

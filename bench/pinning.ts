@@ -6,7 +6,7 @@ import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 
-/** As packages/executor/cc names them. */
+/** As packages/engine/executor/cc names them. */
 const computing = ['kvtier-step', 'kvtier-compute'];
 
 /** Pins the computing threads of these processes, the n-th of each process to the n-th processor that we may use. */

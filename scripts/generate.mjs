@@ -1,4 +1,4 @@
-/** npm run generate: writes packages/wire/src/generated anew from proto/. */
+/** npm run generate: writes packages/base/wire/src/generated anew from proto/. */
 import { generate } from './lib/checks.mjs';
 import { script } from './lib/command.mjs';
 import { step } from './lib/progress.mjs';

@@ -10,7 +10,7 @@ import { hasGpu, hasNvcc } from './lib/native.mjs';
 import { closingLine, runVitest } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
-const gpuTests = 'packages/executor/src';
+const gpuTests = 'packages/engine/executor/src';
 
 /** What of a GPU machine is missing here, in one line. */
 function missing() {

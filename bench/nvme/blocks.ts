@@ -1,7 +1,7 @@
 /** Objects of one size in the slots of an arena, under new names as often as a bench wants, and those of them that a tier holds. */
 import { randomFillSync } from 'node:crypto';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { encodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
-import { type ArenaHandle, native } from '@kvtier/native';
 import type { ArenaTier, DiskTier, SlotBlock } from '@kvtier/tiers';
 
 export const benchNamespace: Namespace = namespaceFromDigest(Buffer.alloc(32, 0xbe));

@@ -7,8 +7,8 @@
  */
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
+import type { ArenaHandle } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import type { ArenaHandle } from '@kvtier/native';
 import { type ArenaTier, DiskTier, type DiskTierOptions, type SlotBlock } from '@kvtier/tiers';
 import { type BenchContext, type Figure, median, rate, time } from '../figures.ts';
 import { Blocks, benchNamespace } from './blocks.ts';
@@ -23,7 +23,7 @@ const capacityBytes = Math.ceil((fileBytes * 66) / 64);
 /** Moved per slice; slices of it repeat until a turn's time is over. */
 const sliceBytes = 512 << 20;
 const chainBytes = 256 << 20;
-/** As packages/store/src/limits.ts has them. */
+/** As packages/store/placement/src/limits.ts has them. */
 const batchBytes = 16 << 20;
 const batchesInFlight = 4;
 

@@ -1,6 +1,6 @@
 /** Opens a disk tier as a fresh process does at a restart. `DIR CAPACITY`; prints `{ms, blocks}`. */
 import { unlinkSync } from 'node:fs';
-import { native } from '@kvtier/native';
+import { native } from '@kvtier/data-plane';
 import { ArenaTier, DiskTier } from '@kvtier/tiers';
 
 const [dir, capacityBytes] = process.argv.slice(2);

@@ -6,10 +6,10 @@ import { createHash, randomBytes } from 'node:crypto';
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
+import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes, namespaceFromDigest } from '@kvtier/identity';
-import { native } from '@kvtier/native';
 import { ArenaTier, type PeerSecurity } from '@kvtier/tiers';
-import { PeerEngine, PeerServer, PeerTier } from '@kvtier/tiers/peer';
+import { PeerLoops, PeerServer, PeerTier } from '@kvtier/tiers/peer';
 
 const [role, host, port, encryption, payload, scratchDir, streams] = process.argv.slice(2) as string[];
 const payloadBytes = Number(payload);
@@ -35,7 +35,7 @@ const log = {
   warn: (fields: object) => process.stderr.write(`${JSON.stringify(fields)}\n`),
   error: () => {},
 };
-const engine = new PeerEngine({ arena, tls: encryption === 'tls', threads: 2, maxConnections: 64, stallMs: 5000 });
+const loops = new PeerLoops({ arena, tls: encryption === 'tls', threads: 2, maxConnections: 64, stallMs: 5000 });
 const epoch = randomBytes(8).readBigUInt64LE();
 const cpuSeconds = (): number => {
   const { user, system } = process.cpuUsage();
@@ -54,7 +54,7 @@ async function give(): Promise<{ answer: () => Promise<unknown>; close: () => Pr
     native.arenaWrite(arena, slot + headerBytes, bytes);
     slots.publish(namespace, { hash, parent: null, tokenCount: 16, payloadBytes, checksum }, slot);
   }
-  const options = { engine, arena, slots, security, host: host!, port: Number(port), dataPort: 0, epoch, log };
+  const options = { loops, arena, slots, security, host: host!, port: Number(port), dataPort: 0, epoch, log };
   const server = await PeerServer.open(options);
   let [cpu, sent] = [cpuSeconds(), 0];
   return {
@@ -69,7 +69,7 @@ async function give(): Promise<{ answer: () => Promise<unknown>; close: () => Pr
 
 async function fetch(): Promise<{ answer: (line: string) => Promise<unknown>; close: () => Promise<void> }> {
   const peers = [{ host: host!, port: Number(port) }];
-  const tier = new PeerTier({ engine, slots, peers, security, epoch, log, streams: Number(streams) });
+  const tier = new PeerTier({ loops, slots, peers, security, epoch, log, streams: Number(streams) });
   while (tier.lookup(namespace, hashes) < hashes.length) await new Promise((resolve) => setTimeout(resolve, 10));
   await new Promise((resolve) => setTimeout(resolve, 200)); // the streams come up
   const free = Array.from({ length: batchesInFlight }, () =>
@@ -99,6 +99,6 @@ const node = role === 'give' ? await give() : await fetch();
 say('ready');
 for await (const line of createInterface({ input: process.stdin })) say(await node.answer(line));
 await node.close();
-await engine.close();
+await loops.close();
 native.arenaClose(arena);
 rmSync(dir, { recursive: true });

@@ -6,9 +6,10 @@
 import { randomBytes } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
-import { createExecutor, resolveModel } from '@kvtier/executor';
-import { native } from '@kvtier/native';
-import { binding } from '../../packages/executor/src/binding.ts';
+import { native } from '@kvtier/data-plane';
+import { createExecutor } from '@kvtier/executor';
+import { binding } from '@kvtier/executor/testing';
+import { resolveModel } from '@kvtier/model';
 import { type Figure, rate, type Suite } from '../figures.ts';
 
 const blocks = 2048; // 512 MiB of the 25m shape

@@ -1,6 +1,6 @@
 /**
  * The CUDA backend on this machine's GPU: every kernel, matrix products, whole steps of an 8B shape and transfers, each beside
- * its limit measured in the same run (`kernel_bench`, packages/executor/cuda/checks), then time to first token through the
+ * its limit measured in the same run (`kernel_bench`, packages/engine/cuda/checks), then time to first token through the
  * whole system, for models of real shapes. Attention stands beside torch's, too, where a Python with torch is found
  * (KVTIER_TORCH_PYTHON, default python3). Says clearly when there is no GPU.
  */
@@ -11,13 +11,12 @@ import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
 import { complete, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
 import { KvError } from '@kvtier/errors';
-import { gpuMissing, resolveModel } from '@kvtier/executor';
+import { gpuMissing } from '@kvtier/executor';
+import { resolveModel } from '@kvtier/model';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 
 const kernelBench = fileURLToPath(new URL('../../build/cuda/kernel_bench', import.meta.url));
-const torchAttention = fileURLToPath(
-  new URL('../../packages/executor/cuda/checks/torch_attention.py', import.meta.url),
-);
+const torchAttention = fileURLToPath(new URL('../../packages/engine/cuda/checks/torch_attention.py', import.meta.url));
 const promptTokens = 10_000;
 /** Arena and disk hold all prompts. */
 const models = [

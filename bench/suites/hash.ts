@@ -7,9 +7,9 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
+import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { ChainHasher, type HashAlgorithm, SequenceHashes, serialize } from '@kvtier/identity';
-import { native } from '@kvtier/native';
 import { median, type Suite, time } from '../figures.ts';
 
 const promptTokens = 32_768;

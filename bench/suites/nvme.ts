@@ -5,7 +5,7 @@
 import { unlinkSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { native } from '@kvtier/native';
+import { native } from '@kvtier/data-plane';
 import { ArenaTier } from '@kvtier/tiers';
 import type { BenchContext, Figure, Suite } from '../figures.ts';
 import { measureRates, type Place } from '../nvme/rates.ts';

@@ -4,8 +4,9 @@
  * both alike. Decode and bandwidth: the best of each.
  */
 import { availableParallelism } from 'node:os';
-import { createExecutor, type Executor, resolveModel } from '@kvtier/executor';
-import { binding } from '../../packages/executor/src/binding.ts';
+import { createExecutor, type Executor } from '@kvtier/executor';
+import { binding } from '@kvtier/executor/testing';
+import { resolveModel } from '@kvtier/model';
 import { type Figure, median, rate, type Suite } from '../figures.ts';
 
 const prompts = [2000, 4000];

@@ -9,11 +9,10 @@ import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { noConnector } from '@kvtier/connector';
 import { KvError } from '@kvtier/errors';
 import { ChainHasher, SequenceHashes } from '@kvtier/identity';
 import { type AttentionSpec, type CacheRequest, KvCacheManager } from '@kvtier/prefix-cache';
-import { Engine } from '@kvtier/scheduler';
+import { Engine, noConnector } from '@kvtier/scheduler';
 import { type Figure, median, type Suite, time } from '../figures.ts';
 import { IdleExecutor } from '../idle-executor.ts';
 

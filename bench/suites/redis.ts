@@ -11,9 +11,9 @@ import { createHash } from 'node:crypto';
 import { readFileSync, unlinkSync } from 'node:fs';
 import { connect, type Socket } from 'node:net';
 import { promisify } from 'node:util';
+import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { encodeHeader, type HashKey, headerBytes, namespaceFromDigest } from '@kvtier/identity';
-import { native } from '@kvtier/native';
 import { ArenaMemory, ArenaTier, type SlotBlock } from '@kvtier/tiers';
 import { defaultRedisSettings, RedisTier } from '@kvtier/tiers/redis';
 import { RedisServer } from '../../infra/redis/servers.ts';
@@ -28,7 +28,7 @@ const slotCount = 32;
 const namesOfATurn = 4000;
 /** Values of the plain clients: as much of the server’s memory as the tier’s budget. */
 const plainKeys = 960;
-/** As the store writes down (store/src/limits.ts): batches of 16 MiB, four at a time. */
+/** As the store writes down (packages/store/placement/src/limits.ts): batches of 16 MiB, four at a time. */
 const batchBlocks = 8;
 const batchesInFlight = 4;
 const arenaBytes = 96 << 20;

@@ -7,14 +7,14 @@
  */
 import { createHash } from 'node:crypto';
 import { unlinkSync } from 'node:fs';
+import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { encodeHeader, type HashKey, headerBytes, namespaceFromDigest } from '@kvtier/identity';
-import { native } from '@kvtier/native';
 import { ArenaMemory, ArenaTier, type SlotBlock } from '@kvtier/tiers';
 import { S3Tier } from '@kvtier/tiers/s3';
+import { Bucket } from '@kvtier/tiers/s3/testing';
 import { Agent, request } from 'undici';
 import { S3Server, s3Credentials } from '../../infra/s3/servers.ts';
-import { Bucket } from '../../packages/tiers/src/testing/s3.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 
 /** An even number: who goes first has a third more of a server that writes behind. More would fill it: RGW frees hours later. */

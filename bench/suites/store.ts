@@ -8,7 +8,8 @@
 import { randomBytes } from 'node:crypto';
 import { LruPolicy } from '@kvtier/eviction';
 import { type HashKey, hashKeyAt, type Namespace, namespaceFromDigest } from '@kvtier/identity';
-import { type ArenaTop, type Clock, Store } from '@kvtier/store';
+import { type ArenaTop, Store } from '@kvtier/placement';
+import type { Clock } from '@kvtier/runtime';
 import { Followers, type Tier, type TierChange, type TierStats, type WriteStatus } from '@kvtier/tiers';
 import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
 

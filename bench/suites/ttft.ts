@@ -1,5 +1,5 @@
 /**
- * Time to first token through the real system: door, engine, cache node, processes and all, with a 25-million-parameter shape.
+ * Time to first token through the real system: API server, engine, cache node, processes and all, with a 25-million-parameter shape.
  * Paired runs: each pair is a prompt of its own, asked cold and then warm (or, after SIGKILL of every process, from disk), so drift
  * of the machine cancels. Before every request the engine's own prefix cache is dropped; hits can only come from the tier. What is
  * computed with and without a tier is asked of both at once, and they take turns (taking-turns.ts), with their computing threads

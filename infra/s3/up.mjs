@@ -10,7 +10,7 @@ import { setup } from '../../scripts/setup.mjs';
 await script(async (args) => {
   await setup({ need: ['npm'], packages: Object.keys(testPackages) });
   const { S3Server, s3Credentials } = await importTypeScript('infra/s3/servers.ts');
-  const { makeBucket } = await importTypeScript('packages/tiers/src/testing/s3.ts');
+  const { makeBucket } = await importTypeScript('packages/store/tiers/src/s3/testing/s3.ts');
   const port = args.includes('--port') ? Number(args[args.indexOf('--port') + 1]) : undefined;
   const server = await S3Server.start(port === undefined ? {} : { port });
   try {

@@ -6,7 +6,7 @@ import { command, root, SetupError } from './command.mjs';
 import { step } from './progress.mjs';
 
 const bin = (name) => join(root, 'node_modules/.bin', name);
-const generated = 'packages/wire/src/generated';
+const generated = 'packages/base/wire/src/generated';
 
 /** Writes the code generated from proto/ below `target`, at the same relative path as in the repository. */
 async function generateInto(target) {

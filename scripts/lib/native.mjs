@@ -11,8 +11,8 @@ import { command, onPath, root } from './command.mjs';
 import { step } from './progress.mjs';
 
 /** The executor includes headers of the data plane: both folders count for both. */
-const sources = ['packages/native/cc', 'packages/executor/cc'];
-const withCuda = [...sources, 'packages/executor/cuda'];
+const sources = ['packages/base/data-plane/cc', 'packages/engine/executor/cc'];
+const withCuda = [...sources, 'packages/engine/cuda'];
 
 export const hasNvcc = () => onPath('nvcc');
 export const hasGpu = () => existsSync('/dev/nvidia0') || onPath('nvidia-smi');
@@ -22,15 +22,15 @@ const modules = [
   {
     part: 'native',
     name: 'native data plane',
-    source: 'packages/native/cc',
-    build: 'build/native',
-    files: ['kvtier_native.node'],
+    source: 'packages/base/data-plane/cc',
+    build: 'build/data-plane',
+    files: ['kvtier_data_plane.node'],
     sources,
   },
   {
     part: 'native',
     name: 'native executor',
-    source: 'packages/executor/cc',
+    source: 'packages/engine/executor/cc',
     build: 'build/executor',
     files: ['kvtier_executor.node'],
     sources,
@@ -38,7 +38,7 @@ const modules = [
   {
     part: 'cuda-emulated',
     name: 'CUDA kernels for the CPU',
-    source: 'packages/executor/cuda',
+    source: 'packages/engine/cuda',
     build: 'build/cuda-emulated',
     options: ['-DKVTIER_EMULATED=ON'],
     files: ['kernel_check', 'runtime_check', 'kvtier_cuda_emulated.node'],
@@ -48,7 +48,7 @@ const modules = [
   {
     part: 'cuda',
     name: 'CUDA backend',
-    source: 'packages/executor/cuda',
+    source: 'packages/engine/cuda',
     build: 'build/cuda',
     // Without a GPU it is only to compile and link: one architecture of the three shows that, and nothing is optimised (a
     // build type of our own, for which CMake adds no flags; nvcc optimises device code unless it is told not to).

@@ -6,12 +6,12 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { type Connector, createConnector, type NodeConnector, noConnector } from '@kvtier/connector';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, namespaceOf } from '@kvtier/identity';
-import { type CacheUse, Engine, type EngineLimits } from '@kvtier/scheduler';
-import { type CacheNode, openCacheNode } from '@kvtier/session';
-import { systemClock } from '@kvtier/store';
+import { type CacheNode, openCacheNode } from '@kvtier/node';
+import { systemClock } from '@kvtier/runtime';
+import { type CacheUse, type Connector, Engine, type EngineLimits, noConnector } from '@kvtier/scheduler';
+import { createConnector, type NodeConnector } from '@kvtier/session-client';
 
 const golden = fileURLToPath(new URL('../numerics/golden', import.meta.url));
 const silent = { debug: () => {}, info: () => {}, warn: () => {}, error: () => {} };

@@ -6,7 +6,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, realpathSync, rmSyn
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Launched, launch, waitUntilServing } from '@kvtier/cli';
-import { placeId } from '@kvtier/native/places';
+import { placeId } from '@kvtier/data-plane/places';
 import { root } from '../style/tree.ts';
 
 export const smallBudgets = ['--arena-bytes', '64MiB', '--disk-bytes', '256MiB', '--kv-bytes', '128MiB'];

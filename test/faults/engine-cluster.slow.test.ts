@@ -4,7 +4,7 @@
  * engine without a tier, no request fails, and Redis keeps to its budget.
  */
 import type { EngineClient } from '@kvtier/wire/grpc';
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { afterAll, beforeAll, expect, it } from 'vitest';
 import { RedisServer } from '../../infra/redis/servers.ts';
 import { ask, describe, EngineRig, metricsText, resetPrefixCache, until } from './engine-rig.ts';
 import { watch } from './held-bytes.ts';
@@ -79,11 +79,11 @@ async function checkShared(): Promise<void> {
   }
 }
 
-test('what one worker computed, the other finds in Redis, and answers the same', async () => {
+it('what one worker computed, the other finds in Redis, and answers the same', async () => {
   await checkShared();
 });
 
-test('Redis and nodes are killed and stopped under load: every answer is right, and they share again', async () => {
+it('Redis and nodes are killed and stopped under load: every answer is right, and they share again', async () => {
   const held = watch(() => [redis]);
   let answers = 0;
   let running = true;

@@ -4,7 +4,7 @@
  */
 import { closeSync, fstatSync, openSync, writeSync } from 'node:fs';
 import type { EngineClient } from '@kvtier/wire/grpc';
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { afterAll, beforeAll, expect, it } from 'vitest';
 import { ask, describe, EngineRig, metricsText, resetPrefixCache, until } from './engine-rig.ts';
 
 let rig: EngineRig;
@@ -43,7 +43,7 @@ async function check(table: number, row: number): Promise<Awaited<ReturnType<typ
   return answer;
 }
 
-test('a prefix that left the pool comes back from the tier, and the answer is the same', async () => {
+it('a prefix that left the pool comes back from the tier, and the answer is the same', async () => {
   const cold = await check(1, 3);
   expect(cold.cache).toMatchObject({ cachedTokens: 0, tokensByTier: {} });
   await stored();
@@ -58,7 +58,7 @@ test('a prefix that left the pool comes back from the tier, and the answer is th
   expect(text).toMatch(/kvtier_tier_blocks\{tier="arena"\} [1-9]/);
 });
 
-test('the node is killed and started again: from disk, and no request failed', async () => {
+it('the node is killed and started again: from disk, and no request failed', async () => {
   await check(2, 1);
   await stored();
   await written();
@@ -73,7 +73,7 @@ test('the node is killed and started again: from disk, and no request failed', a
   expect(Object.keys(cache!.tokensByTier)).toContain('disk');
 });
 
-test('a node that is stopped costs a request no more than a moment, and is used again when it goes on', async () => {
+it('a node that is stopped costs a request no more than a moment, and is used again when it goes on', async () => {
   await check(3, 1);
   await stored();
   await reset();
@@ -91,7 +91,7 @@ test('a node that is stopped costs a request no more than a moment, and is used 
   expect(cache!.cachedTokens).toBeGreaterThan(0);
 });
 
-test('bytes that changed in the arena are noticed, reported and computed anew', async () => {
+it('bytes that changed in the arena are noticed, reported and computed anew', async () => {
   await check(7, 1);
   await stored();
   await reset();
@@ -108,7 +108,7 @@ test('bytes that changed in the arena are noticed, reported and computed anew', 
   expect((await check(7, 3)).cache!.cachedTokens).toBeGreaterThan(0); // removed, and stored anew
 });
 
-test('the worker is killed while it loads and stores: its slots come back, and a new one answers right', async () => {
+it('the worker is killed while it loads and stores: its slots come back, and a new one answers right', async () => {
   for (let round = 0; round < 3; round++) {
     const fates = [0, 1, 2].map((row) => ask(client, rig.prompt(10 + round, row)).catch(() => undefined));
     await new Promise((resolve) => setTimeout(resolve, 30 + round * 60));
@@ -124,7 +124,7 @@ test('the worker is killed while it loads and stores: its slots come back, and a
   );
 });
 
-test('requests run on while the node is killed, stopped and restarted at random moments', async () => {
+it('requests run on while the node is killed, stopped and restarted at random moments', async () => {
   let stop = false;
   const storm = (async () => {
     for (let round = 0; round < 8; round++) {

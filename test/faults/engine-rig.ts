@@ -8,6 +8,9 @@ import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { loadTokenizer } from '@kvtier/api-server';
+import { greedy } from '@kvtier/api-server/testing';
+import { DemoTable } from '@kvtier/cli';
 import { TurnWatch } from '@kvtier/telemetry/testing';
 import {
   type CacheUse,
@@ -20,9 +23,6 @@ import {
   fromStatus,
   type GenerateEvent,
 } from '@kvtier/wire/grpc';
-import { DemoTable } from '../../packages/cli/src/demo-table.ts';
-import { loadTokenizer } from '../../packages/door/src/tokenizer.ts';
-import { greedy } from '../../packages/door/test/scripted-engine.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 export const modelDir = join(root, 'models/demo/model');

@@ -5,7 +5,7 @@
 import { existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Stage } from '../e2e/hybrid-stage.ts';
 import { Service } from './engine-rig.ts';
 
@@ -45,7 +45,7 @@ const open = async (model: string, withTier: boolean): Promise<Stage> => {
   return stage;
 };
 
-test.each([
+it.each([
   { model: 'gemma3', windows: [0, 20, 20, 20] },
   { model: 'ministral-mixed', windows: [0, 24] },
 ])('$model: after SIGKILL all groups come back from the disk', async ({ model, windows }) => {

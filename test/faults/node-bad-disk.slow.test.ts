@@ -1,14 +1,14 @@
 /**
  * The disk below a whole node goes bad under load: it forgets what it held and says nothing, or it answers EIO to everything, and is
  * repaired. No request fails, no wrong block is served, never more bytes than the cap, and without a restart the disk serves again
- * what is written anew. (ENOSPC: node-full-disk.slow.test.ts; devices that hang, one of several: packages/tiers/src/disk/device.test.ts.)
+ * what is written anew. (ENOSPC: node-full-disk.slow.test.ts; devices that hang, one of several: packages/store/tiers/src/disk/device.test.ts.)
  */
 import { mkdirSync } from 'node:fs';
 import path from 'node:path';
 import { afterEach, expect, it, type TestContext } from 'vitest';
 import { LoopDisk } from './loop-disk.ts';
 import { NodeLoad, tierOf } from './node-load.ts';
-import { type Engine, NodeRig } from './node-rig.ts';
+import { type NodeClient, NodeRig } from './node-rig.ts';
 
 const diskBytes = 32 << 20;
 let rig: NodeRig | undefined;
@@ -25,7 +25,7 @@ afterEach(async () => {
 async function underLoad(
   context: TestContext,
   missed: string,
-  act: (disk: LoopDisk, load: NodeLoad, ask: Engine) => Promise<void>,
+  act: (disk: LoopDisk, load: NodeLoad, ask: NodeClient) => Promise<void>,
 ): Promise<void> {
   const node = new NodeRig({ diskBytes });
   rig = node;

@@ -5,7 +5,7 @@
 import { spawnSync } from 'node:child_process';
 import { mkdirSync, rmSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { NodeRig } from './node-rig.ts';
 
 const mountBytes = 24 << 20;
@@ -24,7 +24,7 @@ afterEach(async () => {
   await rig.dispose();
 });
 
-test('full from the start: one clear line and no node', async (context) => {
+it('full from the start: one clear line and no node', async (context) => {
   if (!mounted) context.skip();
   writeFileSync(path.join(rig.dataDir, 'somebody-elses'), Buffer.alloc(mountBytes - (1 << 20)));
   await expect(rig.start({ config: { disk: { bytes: 64 << 20, segmentBytes: 8 << 20 } } })).rejects.toThrow(
@@ -33,7 +33,7 @@ test('full from the start: one clear line and no node', async (context) => {
   expect(rig.stderr.trim().split('\n').length).toBe(1);
 });
 
-test('full while it runs: the tier goes on with what space it has, and says so', async (context) => {
+it('full while it runs: the tier goes on with what space it has, and says so', async (context) => {
   if (!mounted) context.skip();
   await rig.start({ config: { disk: { bytes: 256 << 20, segmentBytes: 4 << 20 } } });
   const engine = await rig.attach();

@@ -3,8 +3,8 @@
  * the cap holds, and the arena of the former life is gone.
  */
 import { existsSync } from 'node:fs';
-import { afterEach, beforeEach, expect, test } from 'vitest';
-import { type Engine, NodeRig } from './node-rig.ts';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { type NodeClient, NodeRig } from './node-rig.ts';
 
 const chainBlocks = 24;
 let rig: NodeRig;
@@ -14,7 +14,7 @@ beforeEach(() => {
 afterEach(() => rig.dispose());
 
 /** Put and load chains until the node is gone; returns the chains that it was offered, with their block counts. */
-async function workUntilDeath(engine: Engine, life = 0): Promise<Map<string, number>> {
+async function workUntilDeath(engine: NodeClient, life = 0): Promise<Map<string, number>> {
   const offered = new Map<string, number>();
   try {
     for (let round = 0; round < 200; round++) {
@@ -58,7 +58,7 @@ async function checkAfterwards(offered: ReadonlyMap<string, number>, life = 0): 
   return served;
 }
 
-test.each([
+it.each([
   'store.reserve.allocated:kill:30',
   'store.commit.before:kill:5',
   'store.commit.published:kill:1',
@@ -77,7 +77,7 @@ test.each([
   if (/writedown.after|load/.test(fault)) expect(served).toBeGreaterThan(0); // it is not right for want of anything
 });
 
-test('the cap holds at every moment while the disk turns over, and after SIGKILL', async () => {
+it('the cap holds at every moment while the disk turns over, and after SIGKILL', async () => {
   const capBytes = rig.diskBytes! + 8192; // the lock files of the node and of the folder
   await rig.start();
   const engine = await rig.attach();
@@ -95,7 +95,7 @@ test('the cap holds at every moment while the disk turns over, and after SIGKILL
   expect(await checkAfterwards(offered)).toBeGreaterThan(0);
 });
 
-test('killed at any moment, again and again over the same folder', async () => {
+it('killed at any moment, again and again over the same folder', async () => {
   for (const [life, afterMs] of [40, 90, 170, 260, 333].entries()) {
     await rig.start();
     const engine = await rig.attach();
@@ -108,7 +108,7 @@ test('killed at any moment, again and again over the same folder', async () => {
   }
 });
 
-test('killed while closing, and after a clean end everything that was committed is still there', async () => {
+it('killed while closing, and after a clean end everything that was committed is still there', async () => {
   await rig.start({ fault: 'store.close.before:kill' });
   const first = await rig.attach();
   await first.put('a', chainBlocks);

@@ -1,10 +1,10 @@
 /**
  * Engines that store and load chains at whole nodes for as long as a fault test wants. Every byte that arrives is checked
- * (`Engine.load` throws for a wrong one), so "0 failed requests, 0 wrong blocks" is: `stop` does not throw.
+ * (`NodeClient.load` throws for a wrong one), so "0 failed requests, 0 wrong blocks" is: `stop` does not throw.
  */
 import type { StatsResult } from '@kvtier/wire';
 import { until } from '../../infra/redis/servers.ts';
-import type { Engine, NodeRig } from './node-rig.ts';
+import type { NodeClient, NodeRig } from './node-rig.ts';
 
 const blocks = 8;
 const deadlineMs = 3_000;
@@ -21,7 +21,7 @@ export class NodeLoad {
   #running = true;
 
   /** `chains` x 8 blocks x 100 kB are asked for, over and over, by all engines. */
-  constructor(engines: readonly Engine[], chains: number) {
+  constructor(engines: readonly NodeClient[], chains: number) {
     this.#chains = chains;
     for (const [number, engine] of engines.entries()) this.#runs.push(this.#run(engine, number));
   }
@@ -49,7 +49,7 @@ export class NodeLoad {
     if (this.#failure !== undefined) throw this.#failure;
   }
 
-  async #run(engine: Engine, number: number): Promise<void> {
+  async #run(engine: NodeClient, number: number): Promise<void> {
     try {
       for (let turn = number * 7; this.#running; turn += 1 + (turn % 5)) {
         const name = `c${turn % this.#chains}`;
@@ -70,7 +70,7 @@ export class NodeLoad {
 
 export type TierReport = StatsResult['tiers'][number];
 
-export async function tierOf(engine: Engine, name: string): Promise<TierReport> {
+export async function tierOf(engine: NodeClient, name: string): Promise<TierReport> {
   const found = (await engine.stats()).tiers.find(({ tier }) => tier === name);
   if (found === undefined) throw new Error(`the node has no tier ${name}`);
   return found;
@@ -80,9 +80,9 @@ export async function tierOf(engine: Engine, name: string): Promise<TierReport> 
 export class Pair {
   readonly a: NodeRig;
   readonly b: NodeRig;
-  askA: Engine | undefined;
-  askB: Engine | undefined;
-  readonly #engines: Engine[] = [];
+  askA: NodeClient | undefined;
+  askB: NodeClient | undefined;
+  readonly #engines: NodeClient[] = [];
 
   constructor(a: NodeRig, b: NodeRig) {
     this.a = a;
@@ -90,7 +90,7 @@ export class Pair {
   }
 
   /** Two engines at each node. */
-  async engines(): Promise<Engine[]> {
+  async engines(): Promise<NodeClient[]> {
     this.askA = await this.a.attach();
     this.askB = await this.b.attach();
     const engines = [await this.a.attach(), await this.b.attach(), await this.a.attach(), await this.b.attach()];

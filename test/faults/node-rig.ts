@@ -8,7 +8,7 @@ import { mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { type ArenaHandle, native } from '@kvtier/native';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { TurnWatch } from '@kvtier/telemetry/testing';
 
@@ -77,11 +77,11 @@ export class NodeRig {
     return exit;
   }
 
-  async attach(): Promise<Engine> {
+  async attach(): Promise<NodeClient> {
     const client = await RawClient.connect(this.socketPath);
     const attached = await client.attach({ payloadBytes: BigInt(payloadBytes), hashBytes });
     const arena = native.arenaOpen(attached.arenaPath, Number(attached.arenaBytes), attached.arenaId);
-    return new Engine(client, arena);
+    return new NodeClient(client, arena);
   }
 
   /** Arena files of this node's data folder, told by the digest in their names. */
@@ -114,7 +114,7 @@ export function payloadOf(hash: Buffer): Buffer {
   return payload;
 }
 
-export class Engine {
+export class NodeClient {
   readonly client: RawClient;
   readonly arena: ArenaHandle;
 

@@ -6,14 +6,13 @@ import { writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import path from 'node:path';
+import { Bucket, S3Proxy } from '@kvtier/tiers/s3/testing';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { freePort } from '../../infra/ports.ts';
 import { RedisServer, until } from '../../infra/redis/servers.ts';
 import { S3Server, s3Credentials } from '../../infra/s3/servers.ts';
-import { Bucket } from '../../packages/tiers/src/testing/s3.ts';
-import { S3Proxy } from '../../packages/tiers/src/testing/s3-proxy.ts';
 import { NodeLoad, Pair, tierOf } from './node-load.ts';
-import { type Engine, NodeRig } from './node-rig.ts';
+import { type NodeClient, NodeRig } from './node-rig.ts';
 
 let s3: S3Server;
 let redis: RedisServer;
@@ -150,7 +149,7 @@ async function cluster(bucket: string): Promise<Pair> {
   return pair;
 }
 
-const holds = (engine: Engine, tier: string, count: number) =>
+const holds = (engine: NodeClient, tier: string, count: number) =>
   until(async () => (await tierOf(engine, tier)).blocks >= BigInt(count), `${count} blocks in ${tier}`, 60_000);
 
 it('a node with every tier: the other one is served by the fastest that holds the blocks, down to the last', async () => {

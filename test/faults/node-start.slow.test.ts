@@ -1,7 +1,7 @@
 /** What cannot work at the start is one clear line and exit code 1; a node in use is left alone. */
 import { chmodSync, existsSync, mkdirSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { afterEach, beforeEach, expect, it } from 'vitest';
 import { NodeRig } from './node-rig.ts';
 
 let rig: NodeRig;
@@ -29,7 +29,7 @@ const refusals: readonly [string, (rig: NodeRig) => object, RegExp][] = [
   ],
 ];
 
-test.each(refusals)('%s', async (_what, prepare, line) => {
+it.each(refusals)('%s', async (_what, prepare, line) => {
   const config = prepare(rig);
   const failed = rig.start({ config });
   await expect(failed).rejects.toThrow(line);
@@ -38,7 +38,7 @@ test.each(refusals)('%s', async (_what, prepare, line) => {
   expect(existsSync(rig.socketPath)).toBe(false);
 });
 
-test('a data folder, or a socket, that another node serves is LOCKED, and that node goes on', async () => {
+it('a data folder, or a socket, that another node serves is LOCKED, and that node goes on', async () => {
   await rig.start();
   const engine = await rig.attach();
   await engine.put('a', 4);
@@ -54,7 +54,7 @@ test('a data folder, or a socket, that another node serves is LOCKED, and that n
   expect(await rig.stop()).toEqual({ code: 0, signal: null });
 });
 
-test('a data folder without permission', async (context) => {
+it('a data folder without permission', async (context) => {
   if (process.getuid?.() === 0) {
     console.warn('SKIPPED: root may write everywhere, so a folder without permission cannot be tried as root');
     context.skip();

@@ -12,14 +12,12 @@
  * `held` tells the longest turn since the last one and the memory, too.
  */
 import { createInterface } from 'node:readline';
-import type { HashKey, Namespace } from '../../packages/identity/src/index.ts';
-import { Residency } from '../../packages/store/src/residency.ts';
-import { BlockIndex } from '../../packages/tiers/src/disk/block-index.ts';
-import { Segment } from '../../packages/tiers/src/disk/segment.ts';
-import type { Tier } from '../../packages/tiers/src/index.ts';
-import { namespaceNamed, TestBench } from '../../packages/tiers/src/testing/objects.ts';
-import { engineOf, fetchingTier, GivingNode, sharedSecret } from '../../packages/tiers/src/testing/peer-pair.ts';
-import { watchTurns } from '../../packages/tiers/src/testing/turns.ts';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import { Residency } from '@kvtier/placement/testing';
+import type { Tier } from '@kvtier/tiers';
+import { DiskIndex, Segment } from '@kvtier/tiers/disk/testing';
+import { fetchingTier, GivingNode, loopsOf, sharedSecret } from '@kvtier/tiers/peer/testing';
+import { namespaceNamed, TestBench, watchTurns } from '@kvtier/tiers/testing';
 
 const space = namespaceNamed('one');
 const bytes = Buffer.alloc(32);
@@ -67,7 +65,7 @@ const memory = (): object => {
 };
 
 async function give(count: number): Promise<(what: string, number: number) => Promise<unknown>> {
-  const index = new BlockIndex();
+  const index = new DiskIndex();
   index.table.reserve(count + 100_000);
   const segments = Array.from({ length: Math.ceil(count / 1000) + 1 }, (_, id) => new Segment(id, '', 0, 0, 0));
   for (const segment of segments) index.register(segment);
@@ -105,7 +103,7 @@ async function give(count: number): Promise<(what: string, number: number) => Pr
 
 async function fetchFrom(ports: readonly number[]): Promise<(what: string, number: number) => Promise<unknown>> {
   const startMs = performance.now();
-  const engine = engineOf(bench, sharedSecret());
+  const engine = loopsOf(bench, sharedSecret());
   const tier = fetchingTier(bench, engine, ports, { maxBlocks: 16 << 20 });
   const residency = new Residency();
   residency.follow(tier, 1);

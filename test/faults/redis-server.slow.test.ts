@@ -2,6 +2,10 @@
  * What happens to Redis happens to real servers here: killed, stopped, emptied, full, failed over. Always: no operation outlives its
  * time limit by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
  */
+
+import type { RedisTier } from '@kvtier/tiers/redis';
+import { openTier } from '@kvtier/tiers/redis/testing';
+import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
 import { Cluster, Redis } from 'ioredis';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import {
@@ -13,9 +17,6 @@ import {
   startSentinel,
   until,
 } from '../../infra/redis/servers.ts';
-import type { RedisTier } from '../../packages/tiers/src/redis/redis-tier.ts';
-import { hashNamed, namespaceNamed, TestBench } from '../../packages/tiers/src/testing/objects.ts';
-import { openTier } from '../../packages/tiers/src/testing/redis.ts';
 
 const payloadBytes = 100_000;
 const space = namespaceNamed('one');

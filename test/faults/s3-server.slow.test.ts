@@ -7,14 +7,12 @@ import { spawn } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { S3Tier } from '@kvtier/tiers/s3';
+import { Bucket, openS3, S3Proxy } from '@kvtier/tiers/s3/testing';
+import { hashNamed, namespaceNamed, TestBench, tierConformance } from '@kvtier/tiers/testing';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 import { until } from '../../infra/redis/servers.ts';
 import { makeCertificate, S3Server, s3Credentials } from '../../infra/s3/servers.ts';
-import { tierConformance } from '../../packages/tiers/src/conformance.ts';
-import type { S3Tier } from '../../packages/tiers/src/s3/s3-tier.ts';
-import { hashNamed, namespaceNamed, TestBench } from '../../packages/tiers/src/testing/objects.ts';
-import { Bucket, openS3 } from '../../packages/tiers/src/testing/s3.ts';
-import { S3Proxy } from '../../packages/tiers/src/testing/s3-proxy.ts';
 
 const payloadBytes = 20_000;
 const space = namespaceNamed('one');
@@ -249,7 +247,7 @@ describe('worlds', () => {
   it('a node killed while it writes leaves whole packs only, and what it said was stored', async () => {
     const bytes = 8 << 20;
     const dir = mkdtempSync(join(tmpdir(), 'kvtier-s3-writer-'));
-    const writer = new URL('../../packages/tiers/src/testing/s3-writer.ts', import.meta.url).pathname;
+    const writer = new URL('../../packages/store/tiers/src/s3/testing/s3-writer.ts', import.meta.url).pathname;
     const settings = { url: server.url, bucket: bucket.name, bytes, payloadBytes, dir };
     const child = spawn(process.execPath, ['--import', 'tsx', writer], {
       env: { ...process.env, KVTIER_TEST: JSON.stringify(settings) },

@@ -7,10 +7,10 @@ import { spawnSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { createExecutor, type Executor } from '@kvtier/executor';
+import { prefill, relativeError } from '@kvtier/executor/testing';
 import { afterEach, describe, expect, it } from 'vitest';
-import { prefill, relativeError } from '../../packages/executor/src/testing/run-step.ts';
 
-const here = fileURLToPath(new URL('.', import.meta.url));
+const here = fileURLToPath(new URL('./', import.meta.url));
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const python = process.env.KVTIER_TORCH_PYTHON ?? `${root}.cache/torch-venv/bin/python`;
 const live = existsSync(python) && spawnSync(python, ['-c', 'import torch, transformers']).status === 0;

@@ -1,4 +1,4 @@
-"""Golden logits from Hugging Face transformers, for packages/executor's CPU backend.
+"""Golden logits from Hugging Face transformers, for packages/engine/executor's CPU backend.
 
 Each case is a small random model in golden/NAME/ (config.json, model.safetensors) with golden.json: a prompt, and the
 fp32 logits of transformers at a few positions. Run with a Python that has torch and transformers:

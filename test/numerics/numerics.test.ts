@@ -4,9 +4,16 @@
  * what is reached is about 1e-6. transformers run live: live.slow.test.ts.
  */
 import { createExecutor, type Executor } from '@kvtier/executor';
+import {
+  blocksFor,
+  goldenDir,
+  goldenFamilies,
+  prefill,
+  readGolden,
+  relativeError,
+  runStep,
+} from '@kvtier/executor/testing';
 import { afterEach, describe, expect, it } from 'vitest';
-import { goldenDir, goldenFamilies, readGolden } from '../../packages/executor/src/testing/golden.ts';
-import { blocksFor, prefill, relativeError, runStep } from '../../packages/executor/src/testing/run-step.ts';
 
 const tolerance = 1e-3;
 

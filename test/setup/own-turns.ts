@@ -11,7 +11,7 @@ interface NamedTurn {
 
 const ownTurns: readonly NamedTurn[] = [
   {
-    file: 'packages/executor/src/cuda-emulated.slow.test.ts',
+    file: 'packages/engine/executor/src/cuda-emulated.slow.test.ts',
     test: /^/,
     reason: 'the emulator of CUDA computes on this machine what a GPU would compute beside it',
   },
@@ -19,7 +19,7 @@ const ownTurns: readonly NamedTurn[] = [
 
 const defects: readonly NamedTurn[] = [
   {
-    file: 'packages/session/src/server.test.ts',
+    file: 'packages/store/session/src/server.test.ts',
     test: /^one that never reads its answers/,
     reason: 'a session answers all requests of one chunk, here 7,000 in 64 KiB, before anybody else gets a turn',
   },

@@ -56,6 +56,6 @@ describe('whose turn it is', () => {
   it('samples of other turns do not count, and a thread that did not run was not busy', () => {
     const profile = profileOf(times(100, product));
     const runs = productRuns(profile, root, { beganMs: 1_050, endedMs: 1_100, cpuMs: 30 });
-    expect(runs).toEqual([{ cpuMs: 30, where: ['packages/store/src/store.ts:7 f 30 ms'] }]);
+    expect(runs).toEqual([{ cpuMs: 30, where: ['packages/store/placement/src/store.ts:7 f 30 ms'] }]);
   });
 });

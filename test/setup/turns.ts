@@ -8,7 +8,7 @@
  */
 import { appendFileSync } from 'node:fs';
 import { Session } from 'node:inspector';
-import { native } from '@kvtier/native';
+import { native } from '@kvtier/data-plane';
 import { afterAll, afterEach, beforeAll, beforeEach } from 'vitest';
 import { isNamedTurn } from './own-turns.ts';
 import { type ProductRun, type Profile, productRuns } from './turn-profile.ts';

@@ -1,7 +1,8 @@
 /** What each block must hold: a function of its namespace and name, so that a wrong block is always recognised as one. */
-import { decodeHeader, type HashKey, headerBytes, type Namespace } from '../../packages/identity/src/index.ts';
-import { native } from '../../packages/native/src/index.ts';
-import { hashNamed, namespaceNamed, payloadOf } from '../../packages/tiers/src/testing/objects.ts';
+
+import { native } from '@kvtier/data-plane';
+import { decodeHeader, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
+import { hashNamed, namespaceNamed, payloadOf } from '@kvtier/tiers/testing';
 import { Violation } from './world.ts';
 
 export interface Space {

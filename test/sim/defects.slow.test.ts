@@ -1,21 +1,17 @@
 /**
  * Mutation check of the simulation's checkers: each of these defects, of a kind that users of today's systems have met
- * (reference/lessons.md), is planted in the real code and must be found within a few seeds.
+ * (docs/lessons.md), is planted in the real code and must be found within a few seeds.
  */
-import { afterEach, expect, test } from 'vitest';
-import { Outside } from '../../packages/errors/src/index.ts';
-import { Deadlines } from '../../packages/store/src/deadlines.ts';
-import { Pins } from '../../packages/store/src/pins.ts';
-import { Tenants } from '../../packages/store/src/tenants.ts';
-import { DeviceFiles } from '../../packages/tiers/src/disk/device-files.ts';
-import { DiskIo, type ObjectRow } from '../../packages/tiers/src/disk/disk-io.ts';
-import type { Pages } from '../../packages/tiers/src/followers.ts';
-import { ArenaTier, Followers, SlotAllocator } from '../../packages/tiers/src/index.ts';
-import { PeerDirectory } from '../../packages/tiers/src/peer/directory.ts';
-import { Directory } from '../../packages/tiers/src/redis/directory.ts';
-import { Discovery } from '../../packages/tiers/src/s3/discovery.ts';
-import { PackWriter } from '../../packages/tiers/src/s3/pack-writer.ts';
-import { S3Link } from '../../packages/tiers/src/s3/s3-link.ts';
+
+import { Outside } from '@kvtier/errors';
+import { Deadlines, Pins, Tenants } from '@kvtier/placement/testing';
+import { ArenaTier, Followers, SlotAllocator } from '@kvtier/tiers';
+import { DeviceFiles, DiskIo, type ObjectRow } from '@kvtier/tiers/disk/testing';
+import { PeerDirectory } from '@kvtier/tiers/peer/testing';
+import { Directory } from '@kvtier/tiers/redis/testing';
+import { Discovery, PackWriter, S3Api } from '@kvtier/tiers/s3/testing';
+import type { Pages } from '@kvtier/tiers/testing';
+import { afterEach, expect, it } from 'vitest';
 import { type SimOptions, simulate } from './simulation.ts';
 import { checksums } from './virtual-arena.ts';
 
@@ -155,10 +151,10 @@ const defects: Record<string, () => void> = {
     ),
   's3: a read does not ask for the pack that it means': () =>
     plant(
-      S3Link.prototype,
+      S3Api.prototype,
       'get',
       (get) =>
-        function (this: S3Link, key, _, ...rest) {
+        function (this: S3Api, key, _, ...rest) {
           return get.call(this, key, null, ...rest);
         },
     ),
@@ -205,7 +201,7 @@ const defects: Record<string, () => void> = {
     ),
 };
 
-test.each(Object.entries(defects))('%s: found', async (name, planted) => {
+it.each(Object.entries(defects))('%s: found', async (name, planted) => {
   planted();
   let found: string | undefined;
   for (let seed = 1; seed <= maxSeeds && found === undefined; seed++) {

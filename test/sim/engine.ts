@@ -2,9 +2,10 @@
  * An engine of a world: attaches, looks up, loads with deadlines, computes, reserves, writes, commits, prefetches, pins, releases
  * late, and dies at any moment, its copies still under way for a while. It checks whatever it is given.
  */
-import { KvError } from '../../packages/errors/src/index.ts';
-import { type HashKey, headerBytes } from '../../packages/identity/src/index.ts';
-import type { ArenaBlock, Holdings, LoadReason } from '../../packages/store/src/index.ts';
+import { KvError } from '@kvtier/errors';
+import { type HashKey, headerBytes } from '@kvtier/identity';
+import type { Holdings, LoadReason } from '@kvtier/placement';
+import type { ArenaBlock } from '@kvtier/tiers';
 import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
 import type { SimNode } from './node.ts';
 import { type Life, Violation, type World } from './world.ts';
@@ -41,7 +42,7 @@ export interface EngineParts {
   readonly tally: (what: string, count?: number) => void;
 }
 
-export class Engine {
+export class SimulatedEngine {
   readonly parts: EngineParts;
   readonly holdings: Holdings;
   readonly views = new Map<bigint, View>();

@@ -2,21 +2,16 @@
  * One cache node of a world: real store, arena, disk, Redis and S3 tiers over the simulated platform, started, killed and started
  * again. What it is made of is drawn from the seed.
  */
-import { KvError } from '../../packages/errors/src/index.ts';
-import { decodeHeader, headerBytes } from '../../packages/identity/src/index.ts';
-import type { ArenaHandle } from '../../packages/native/src/index.ts';
-import { openOrLater } from '../../packages/session/src/late-tier.ts';
-import {
-  type BlockFields,
-  type Log,
-  Store,
-  type StoreLimits,
-  systemClock,
-  type TierPlan,
-} from '../../packages/store/src/index.ts';
-import { ArenaMemory, ArenaTier, DiskTier, type Tier, verifyBlocks } from '../../packages/tiers/src/index.ts';
-import { RedisTier } from '../../packages/tiers/src/redis/index.ts';
-import { S3Tier } from '../../packages/tiers/src/s3/index.ts';
+
+import type { ArenaHandle } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
+import { decodeHeader, headerBytes } from '@kvtier/identity';
+import { openOrLater } from '@kvtier/node/testing';
+import { Store, type StoreLimits, type TierPlan } from '@kvtier/placement';
+import { type Log, systemClock } from '@kvtier/runtime';
+import { ArenaMemory, ArenaTier, type BlockFields, DiskTier, type Tier, verifyBlocks } from '@kvtier/tiers';
+import { RedisTier } from '@kvtier/tiers/redis';
+import { S3Tier } from '@kvtier/tiers/s3';
 import { simRoot } from './virtual-disk.ts';
 import { ModelPeerTier, type PeerNetwork } from './virtual-peers.ts';
 import { WatchedTier } from './watched-tier.ts';

@@ -8,13 +8,12 @@
 import crypto from 'node:crypto';
 import { syncBuiltinESMExports } from 'node:module';
 import { S3Client } from '@aws-sdk/client-s3';
+import { native } from '@kvtier/data-plane';
+import { Outside } from '@kvtier/errors';
+import { slicing } from '@kvtier/tiers';
+import { NativePool, PiecePool } from '@kvtier/tiers/redis/testing';
+import { HttpPool } from '@kvtier/tiers/s3/testing';
 import { Redis } from 'ioredis';
-import { Outside } from '../../packages/errors/src/index.ts';
-import { native } from '../../packages/native/src/index.ts';
-import { BulkLanes } from '../../packages/tiers/src/redis/bulk-lanes.ts';
-import { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
-import { HttpPool } from '../../packages/tiers/src/s3/http-pool.ts';
-import { slicing } from '../../packages/tiers/src/slices.ts';
 import type { VirtualArenas } from './virtual-arena.ts';
 import type { VirtualDisks } from './virtual-disk.ts';
 import type { VirtualRedis } from './virtual-redis.ts';
@@ -98,7 +97,7 @@ const refused = [
   'arenaSplitPlanes',
   'arenaJoinPlanes',
   'peerOpen',
-  'bulkConnect',
+  'valuesConnect',
 ] as const;
 
 export interface Servers {
@@ -130,7 +129,7 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
     ...Object.entries(s3.http).map(([name, value]): Patch => [HttpPool.prototype, name, value]),
     [Outside.prototype, 'ask', s3.outside(Outside.prototype.ask)],
     ...Object.entries(s3.sdk).map(([name, value]): Patch => [S3Client.prototype, name, value]),
-    ...[BulkPool.prototype, BulkLanes.prototype].flatMap((pool) =>
+    ...[PiecePool.prototype, NativePool.prototype].flatMap((pool) =>
       Object.entries(redis.pool).map(([name, value]): Patch => [pool, name, value]),
     ),
   ];

@@ -5,9 +5,7 @@
  * Invariant: a command is done whole, in one turn.
  */
 
-import { parseEntry } from '../../packages/tiers/src/redis/replies.ts';
-import { chargeOf, maxEvents } from '../../packages/tiers/src/redis/script-pieces.ts';
-import * as scripts from '../../packages/tiers/src/redis/scripts.ts';
+import { chargeOf, maxEvents, parseEntry, scripts } from '@kvtier/tiers/redis/testing';
 
 export type Reply = Buffer | number | null | readonly Reply[];
 interface Event {

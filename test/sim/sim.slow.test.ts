@@ -2,13 +2,13 @@
  * The smoke of the simulation, and that it can fail: the same seed lives the same life; many seeds keep all laws and were worth
  * living; typical defects, planted one by one, are found.
  */
-import { expect, test } from 'vitest';
+import { expect, it } from 'vitest';
 import { simulate } from './simulation.ts';
 
 const seeds = Array.from({ length: 16 }, (_, at) => at + 1);
 const steps = 1_500;
 
-test('many worlds keep all laws, and everything happened in them', async () => {
+it('many worlds keep all laws, and everything happened in them', async () => {
   const tally: Record<string, number> = {};
   for (const seed of seeds) {
     const result = await simulate({ seed, steps });
@@ -30,14 +30,14 @@ test('many worlds keep all laws, and everything happened in them', async () => {
   expect((tally['fault.kill'] ?? 0) + (tally['fault.power'] ?? 0)).toBeGreaterThan(0);
 });
 
-test.each([[32_067, 2_500, 'a key of Redis with more bytes than it is charged for']])(
+it.each([[32_067, 2_500, 'a key of Redis with more bytes than it is charged for']])(
   'the world of seed %i (%i steps), which found %s, keeps all laws',
   async (seed, many) => {
     expect((await simulate({ seed, steps: many })).failure).toBeUndefined();
   },
 );
 
-test('a seed is a life: the same again, event by event, and another one for another seed', async () => {
+it('a seed is a life: the same again, event by event, and another one for another seed', async () => {
   const [first, again, other] = [
     await simulate({ seed: 7, steps, verbose: true }),
     await simulate({ seed: 7, steps, verbose: true }),
@@ -48,7 +48,7 @@ test('a seed is a life: the same again, event by event, and another one for anot
   expect(other.digest).not.toBe(first.digest);
 });
 
-test('what it exchanged of the platform is back', async () => {
+it('what it exchanged of the platform is back', async () => {
   const before = [setTimeout, performance.now, Date.now, Math.random];
   await simulate({ seed: 1, steps: 200 });
   expect([setTimeout, performance.now, Date.now, Math.random]).toEqual(before);

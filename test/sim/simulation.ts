@@ -8,11 +8,11 @@
  * Checked after every event: budgets, queues (law 3); often: contents of leases (1), index = contents (6); by every call: right
  * bytes (1), time limits (2), each thing ends once (5); at the end: progress (2), nothing is left (5); law 4 by counting.
  */
-import { headerBytes } from '../../packages/identity/src/index.ts';
-import type { TierChange } from '../../packages/tiers/src/index.ts';
-import { loadSdk } from '../../packages/tiers/src/s3/s3-link.ts';
+import { headerBytes } from '@kvtier/identity';
+import type { TierChange } from '@kvtier/tiers';
+import { loadSdk } from '@kvtier/tiers/s3/testing';
 import { chainOf, contentOf, spaces } from './contents.ts';
-import { Engine } from './engine.ts';
+import { SimulatedEngine } from './engine.ts';
 import { Faults } from './faults.ts';
 import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes, s3PackCount } from './node.ts';
 import { install, type Servers } from './platform.ts';
@@ -93,7 +93,7 @@ class Simulation {
   readonly #network: PeerNetwork;
   readonly #options: SimOptions;
   readonly #nodes: SimNode[];
-  readonly #engines = new Set<Engine>();
+  readonly #engines = new Set<SimulatedEngine>();
   readonly #committed = new Set<string>();
   readonly #ends = new Map<string, number>();
   readonly #tally: Record<string, number> = {};
@@ -158,7 +158,7 @@ class Simulation {
   #engineComes(node: SimNode): void {
     if (this.#isCalm || node.state !== 'up') return;
     const world = this.#world;
-    const engine = new Engine({
+    const engine = new SimulatedEngine({
       ...{ node, space: world.pick(spaces), committed: this.#committed, ends: this.#ends },
       ...{ tenant: world.pick(['', '', 'small']), ttlS: world.chance(0.15) ? world.between(1, 2) : 0 },
       report: (error) => this.report(error),
@@ -190,7 +190,7 @@ class Simulation {
     }
   }
 
-  #live(): Engine[] {
+  #live(): SimulatedEngine[] {
     for (const engine of this.#engines) if (engine.isDead) this.#engines.delete(engine);
     return [...this.#engines];
   }

@@ -2,8 +2,9 @@
  * Arenas in plain memory, behind the functions of the native binding that the tiers call on them. Invariant (law 4): JavaScript
  * copies headers in and out of an arena, never payloads; a longer copy is a violation.
  */
-import { decodeHeader, headerBytes, slotBytesFor } from '../../packages/identity/src/index.ts';
-import { type ArenaHandle, native } from '../../packages/native/src/index.ts';
+
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
 import { Violation, type World } from './world.ts';
 
 const identityBytes = 64;

@@ -7,8 +7,8 @@
  * read has filled its slot with rubbish: who uses it too early, or gives it away, is found out.
  */
 
-import { headerBytes } from '../../packages/identity/src/index.ts';
-import { type ArenaHandle, type FilesHandle, native } from '../../packages/native/src/index.ts';
+import { type ArenaHandle, type FilesHandle, native } from '@kvtier/data-plane';
+import { headerBytes } from '@kvtier/identity';
 import { isSound, type VirtualArenas } from './virtual-arena.ts';
 import type { Entry, Life, World } from './world.ts';
 

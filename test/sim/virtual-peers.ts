@@ -1,24 +1,16 @@
 /**
  * Other nodes' arenas over a network with latency, resets and partitions. The announcer, which tells what a node holds, and the
  * directory of who holds what are the real ones, a page being a few blocks and a full socket some dozens; the connections are
- * modelled here: the native data plane and its sockets have tests of their own (packages/tiers/src/peer).
+ * modelled here: the native data plane and its sockets have tests of their own (packages/store/tiers/src/peer).
  *
  *     node's arena ──Announcer──▶ pages, changes ──in order──▶ PeerDirectory of each other node        read ──▶ holder pins, sends ──▶ verified ──▶ slot
  */
-import type { HashKey, Namespace } from '../../packages/identity/src/index.ts';
-import { identitiesOf } from '../../packages/tiers/src/disk/disk-io.ts';
-import type {
-  ReadStatus,
-  SlotBlock,
-  Tier,
-  TierChange,
-  TierStats,
-  WriteStatus,
-} from '../../packages/tiers/src/index.ts';
-import { type ArenaTier, Followers, Slices } from '../../packages/tiers/src/index.ts';
-import { Announcer, type Told } from '../../packages/tiers/src/peer/announcer.ts';
-import { bitOf, bitsOf, PeerDirectory } from '../../packages/tiers/src/peer/directory.ts';
-import type { ChangeMessage, Message } from '../../packages/tiers/src/peer/frames.ts';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '@kvtier/tiers';
+import { type ArenaTier, Followers, Slices } from '@kvtier/tiers';
+import { identitiesOf } from '@kvtier/tiers/disk/testing';
+import type { ChangeMessage, Message } from '@kvtier/tiers/peer/testing';
+import { Announcer, bitOf, bitsOf, PeerDirectory, type Told } from '@kvtier/tiers/peer/testing';
 import { isSound } from './virtual-arena.ts';
 import { type Life, Violation, type World } from './world.ts';
 

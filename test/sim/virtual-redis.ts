@@ -1,15 +1,13 @@
 /**
- * A Redis server in memory, behind ioredis's `callBuffer` and the tier's pool of value connections. `RedisLink`, `Directory`,
+ * A Redis server in memory, behind ioredis's `callBuffer` and the tier's pool of value connections. `RedisCommands`, `Directory`,
  * `Values`, the index, recency and the tier's life with its server are the real code; the Lua scripts are modelled here, command
  * for command (the real ones run against real servers in redis-tier.slow.test.ts).
  *
  * It answers late, not at all, refuses writes, ends connections, and after a failover has forgotten its latest writes, or all.
  * Invariant: commands of one connection are done, and answered, in their order.
  */
-import type { ArenaHandle, BulkHandle } from '../../packages/native/src/index.ts';
-import type { BulkJob, BulkResult } from '../../packages/tiers/src/redis/bulk-connection.ts';
-import type { BulkLanes, ValueEnd, ValueJob } from '../../packages/tiers/src/redis/bulk-lanes.ts';
-import type { BulkPool } from '../../packages/tiers/src/redis/bulk-pool.ts';
+import type { ArenaHandle, ValuesHandle } from '@kvtier/data-plane';
+import type { MoveResult, NativePool, PieceJob, PiecePool, ValueEnd, ValueJob } from '@kvtier/tiers/redis/testing';
 import { type Ledger, RedisKeys, type Reply, type State } from './redis-keys.ts';
 import { isSound, type VirtualArenas } from './virtual-arena.ts';
 import type { Entry, Life, World } from './world.ts';
@@ -43,7 +41,7 @@ interface ValueParts {
 const text = (argument: unknown): string =>
   Buffer.isBuffer(argument) ? argument.toString('latin1') : String(argument);
 /** Whatever takes jobs for a server. */
-type Pool = BulkPool | BulkLanes;
+type Pool = PiecePool | NativePool;
 
 export class VirtualRedis {
   readonly #keys: RedisKeys;
@@ -55,7 +53,7 @@ export class VirtualRedis {
   readonly #memories = new WeakMap<Life, Buffer>();
   readonly #connections = new Map<Client, Connection>();
   /** Jobs of each pool that have not ended, and whose they are. */
-  readonly #pools = new Map<Pool, { readonly owner: Life; readonly jobs: Set<BulkJob> }>();
+  readonly #pools = new Map<Pool, { readonly owner: Life; readonly jobs: Set<PieceJob> }>();
   isDown = false;
   stalledUntilUs = 0;
   /** How far its clock was set. */
@@ -152,11 +150,11 @@ export class VirtualRedis {
     };
   })();
 
-  /** What replaces methods of BulkPool and BulkLanes. */
+  /** What replaces methods of PiecePool and NativePool. */
   readonly pool = (() => {
     const world = (): VirtualRedis => this;
     return {
-      submit(this: Pool, job: BulkJob | ValueJob): void {
+      submit(this: Pool, job: PieceJob | ValueJob): void {
         if ('rows' in job) world().#submitValues(this, job);
         else world().#submit(this, job);
       },
@@ -169,12 +167,12 @@ export class VirtualRedis {
 
   /** What replaces functions of the native binding: its thread is only opened, the rest goes through the pools. */
   readonly native = {
-    bulkOpen: (arena: ArenaHandle): BulkHandle => {
+    valuesOpen: (arena: ArenaHandle): ValuesHandle => {
       this.#memories.set(this.#world.life, this.#arenas.memories.get(arena)!);
-      return {} as BulkHandle;
+      return {} as ValuesHandle;
     },
-    bulkServer: (): number => 1,
-    bulkClose: (): void => {},
+    valuesServer: (): number => 1,
+    valuesClose: (): void => {},
   };
 
   #isRefused(): boolean {
@@ -297,12 +295,12 @@ export class VirtualRedis {
   #submitParts(
     pool: Pool,
     { kind, keys, value, partBytes, deadlineMs }: ValueParts,
-    onEnd: (worst: BulkResult) => void,
+    onEnd: (worst: MoveResult) => void,
   ): void {
     const count = Math.max(1, Math.ceil(value.length / partBytes));
     let open = count;
-    let worst: BulkResult = 'ok';
-    const end = (result: BulkResult): void => {
+    let worst: MoveResult = 'ok';
+    const end = (result: MoveResult): void => {
       if (worst === 'ok') worst = result;
       if (--open === 0) onEnd(worst);
     };
@@ -313,7 +311,7 @@ export class VirtualRedis {
     }
   }
 
-  #submit(pool: Pool, job: BulkJob): void {
+  #submit(pool: Pool, job: PieceJob): void {
     const world = this.#world;
     const { life } = world;
     const open = this.#jobsOf(pool).jobs;
@@ -324,7 +322,7 @@ export class VirtualRedis {
       'redis value given up',
       () => this.#endJob(open, job, 'lost'),
     );
-    const end = (result: BulkResult): void => {
+    const end = (result: MoveResult): void => {
       world.cancel(limit);
       this.#endJob(open, job, result);
     };
@@ -361,7 +359,7 @@ export class VirtualRedis {
     world.schedule(this.#delayUs(), `redis value ${job.kind}`, arrive, world.servers);
   }
 
-  #jobsOf(pool: Pool): { readonly owner: Life; readonly jobs: Set<BulkJob> } {
+  #jobsOf(pool: Pool): { readonly owner: Life; readonly jobs: Set<PieceJob> } {
     let entry = this.#pools.get(pool);
     if (entry === undefined) {
       entry = { owner: this.#world.life, jobs: new Set() };
@@ -370,12 +368,12 @@ export class VirtualRedis {
     return entry;
   }
 
-  #endJob(jobs: Set<BulkJob>, job: BulkJob, result: BulkResult): void {
+  #endJob(jobs: Set<PieceJob>, job: PieceJob, result: MoveResult): void {
     if (jobs.delete(job)) job.onDone(result);
   }
 
   /** SET XX, GETRANGE. `sent`: undefined when not all of it has left. */
-  #move({ kind, key, view, start, toEnd }: BulkJob, sent: Buffer | undefined): BulkResult | Buffer {
+  #move({ kind, key, view, start, toEnd }: PieceJob, sent: Buffer | undefined): MoveResult | Buffer {
     const { values } = this.#keys;
     const held = values.get(key);
     if (kind === 'get') {

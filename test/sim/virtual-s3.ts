@@ -6,9 +6,9 @@
  * Invariants: a caller's buffers are touched only in the event that ends its exchange. Checked with every request: no PUT without
  * a condition, no pack but whole and right ones (law 1), what is not ours stays as it is.
  */
-import { KvError, type Outside } from '../../packages/errors/src/index.ts';
-import type { HttpReply, HttpRequest, TryLimits } from '../../packages/tiers/src/s3/http-connection.ts';
-import { decodePackTable, packTableBytesOf } from '../../packages/tiers/src/s3/pack-format.ts';
+import { KvError, type Outside } from '@kvtier/errors';
+import type { HttpReply, HttpRequest, TryLimits } from '@kvtier/tiers/s3/testing';
+import { decodePackTable, packTableBytesOf } from '@kvtier/tiers/s3/testing';
 import { mustHold } from './contents.ts';
 import { type Entry, Violation, type World } from './world.ts';
 

@@ -3,7 +3,7 @@
  * right object; a slot is the tier's alone while it reads into it; what is being written stays as it is; an answer comes in time;
  * what is told to followers is what `lookup` says.
  */
-import { type HashKey, headerBytes, type Namespace } from '../../packages/identity/src/index.ts';
+import { type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
 import {
   type Following,
   followInPages,
@@ -12,7 +12,7 @@ import {
   type Tier,
   type TierStats,
   type WriteStatus,
-} from '../../packages/tiers/src/index.ts';
+} from '@kvtier/tiers';
 import { mustHold, shortName } from './contents.ts';
 import { Violation, type World } from './world.ts';
 

@@ -1,5 +1,5 @@
-import { native } from '@kvtier/native';
-import { expect, test } from 'vitest';
+import { native } from '@kvtier/data-plane';
+import { expect, it } from 'vitest';
 import { Violation, World } from './world.ts';
 
 /** Computes for so long. */
@@ -8,7 +8,7 @@ function spin(cpuMs: number): void {
   while (native.threadCpuMs() < end);
 }
 
-test('a node that takes more than 50 ms for one thing breaks a law, with the promises that it goes on with; a server does not', async () => {
+it('a node that takes more than 50 ms for one thing breaks a law, with the promises that it goes on with; a server does not', async () => {
   const world = new World(1);
   const node = { name: 'node', alive: true };
   world.schedule(1, 'short', () => spin(20), node);

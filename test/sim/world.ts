@@ -7,8 +7,8 @@
  * Invariants: nothing happens outside of the list, so that no two things happen at once; whoever dies (a `Life`) takes its own
  * entries along, and none of its code runs any more. Idea: deterministic simulation (FoundationDB's, TigerBeetle's).
  */
-import { native } from '@kvtier/native';
-import { seededRandom } from '../../packages/tiers/src/testing/faulty-tier.ts';
+import { native } from '@kvtier/data-plane';
+import { seededRandom } from '@kvtier/tiers/testing';
 
 /** One life of a node, or of a server: owns the entries that its code makes. */
 export interface Life {

@@ -11,7 +11,9 @@ const documented = Object.fromEntries(
 );
 
 it('every code stands in docs/errors.md with the words of the source, and no other', () => {
-  expect(documented, 'make packages/errors/src/codes.ts and the table of docs/errors.md equal').toEqual({ ...codes });
+  expect(documented, 'make packages/base/errors/src/codes.ts and the table of docs/errors.md equal').toEqual({
+    ...codes,
+  });
 });
 
 it('native code throws known codes only', () => {
@@ -26,5 +28,5 @@ it('native code throws known codes only', () => {
         .filter((match) => !(match[1]! in codes))
         .map((match) => `${path}: ${match[1]}`),
     );
-  expect(unknown, 'begin the message with a code of packages/errors/src/codes.ts').toEqual([]);
+  expect(unknown, 'begin the message with a code of packages/base/errors/src/codes.ts').toEqual([]);
 });

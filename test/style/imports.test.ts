@@ -1,48 +1,156 @@
 /**
- * Arrows run one way (ARCHITECTURE.md, design "Layout"): who may know whom, as a table. An import that is not in it is either in
- * the wrong package or a decision, to be made in the table and in ARCHITECTURE.md.
+ * Arrows run one way (ARCHITECTURE.md, "The wings"): who may know whom, as a table. An import that is not in it is either in
+ * the wrong room or a decision, to be made in the table and in ARCHITECTURE.md. An arrow of the table that nobody uses goes.
  */
 import { describe, expect, it } from 'vitest';
-import { filesBelow, importsOf, isTest, packages, services, type Workspace, workspace } from './tree.ts';
+import { circles, pastEntries, type Tree, wingOf, wings, wrongRooms, wrongWings } from './arrows.ts';
+import { filesBelow, importsOf, isTest, packages, read, services, type Workspace, workspace } from './tree.ts';
 
-/** What each package may depend on. Below: what stands on nothing first. */
+/** What each room's code uses. Its tests may use what its wing may. */
 const allowed: Readonly<Record<string, readonly string[]>> = {
-  errors: [],
-  config: ['errors'],
-  native: ['errors'],
-  telemetry: ['errors', 'native'],
-  identity: ['errors', 'native'],
-  wire: ['errors', 'identity', 'native'],
-  eviction: ['errors', 'identity'],
-  events: ['errors', 'identity', 'native'],
-  tiers: ['errors', 'eviction', 'identity', 'native', 'wire'],
-  store: ['errors', 'eviction', 'identity', 'tiers'],
-  session: ['errors', 'events', 'identity', 'native', 'store', 'tiers', 'wire'],
-  'prefix-cache': ['errors', 'eviction', 'identity'],
-  executor: ['errors', 'native'],
-  connector: ['errors', 'executor', 'identity', 'prefix-cache', 'wire'],
-  scheduler: ['connector', 'errors', 'events', 'executor', 'identity', 'prefix-cache'],
-  door: ['errors', 'telemetry', 'wire'],
-  cli: ['config', 'errors', 'executor', 'native', 'telemetry'],
+  'base/config': ['base/errors'],
+  'base/data-plane': ['base/errors'],
+  'base/errors': [],
+  'base/events': ['base/data-plane', 'base/errors', 'base/identity'],
+  'base/eviction': ['base/errors', 'base/identity'],
+  'base/identity': ['base/data-plane', 'base/errors'],
+  'base/runtime': [],
+  'base/telemetry': ['base/data-plane', 'base/errors'],
+  'base/wire': ['base/data-plane', 'base/errors'],
+  'engine/executor': ['base/errors', 'engine/model'],
+  'engine/model': ['base/errors'],
+  'engine/prefix-cache': ['base/errors', 'base/eviction', 'base/identity'],
+  'engine/scheduler': ['base/errors', 'base/identity', 'engine/executor', 'engine/prefix-cache'],
+  'engine/worker': [
+    'base/config',
+    'base/errors',
+    'base/events',
+    'base/identity',
+    'base/telemetry',
+    'base/wire',
+    'engine/executor',
+    'engine/scheduler',
+  ],
+  'connector/load-planner': [],
+  'connector/session-client': [
+    'base/errors',
+    'base/wire',
+    'connector/load-planner',
+    'engine/executor',
+    'engine/scheduler',
+  ],
+  'store/node': [
+    'base/data-plane',
+    'base/errors',
+    'base/events',
+    'base/identity',
+    'base/runtime',
+    'store/placement',
+    'store/session',
+    'store/tiers',
+  ],
+  'store/placement': ['base/errors', 'base/eviction', 'base/identity', 'base/runtime', 'store/tiers'],
+  'store/session': ['base/errors', 'base/identity', 'base/runtime', 'base/wire', 'store/placement'],
+  'store/tiers': ['base/data-plane', 'base/errors', 'base/eviction', 'base/identity', 'base/runtime'],
+  'coordinator/api-server': ['base/errors', 'base/telemetry', 'base/wire'],
+  cli: ['base/config', 'base/data-plane', 'base/errors', 'base/telemetry', 'engine/model'],
+  'services/cache-node': ['base/config', 'base/runtime', 'base/telemetry', 'store/node', 'store/placement'],
+  'services/coordinator': ['base/config', 'base/telemetry', 'coordinator/api-server'],
+  'services/engine-worker': ['base/config', 'base/telemetry', 'connector/session-client', 'engine/worker'],
 };
 
-const short = (name: string): string => name.replace('@kvtier/', '');
-const ours = (names: readonly string[]): string[] => names.filter((name) => name.startsWith('@kvtier/'));
 const rootPackage = workspace('.');
+const rooms = [...packages, ...services];
+const whole: Tree = {
+  rooms: [...rooms, workspace('bench'), workspace('test')],
+  files: new Map(
+    ['packages', 'services', 'bench', 'test']
+      .flatMap((folder) => filesBelow(folder, ['.ts']))
+      .map((path) => [path, read(path)]),
+  ),
+};
 
-describe.each([...packages, ...services].map((one) => [one.folder, one] as const))('%s', (folder, one) => {
-  const files = filesBelow(folder, ['.ts']);
-  const isService = folder.startsWith('services/');
-
-  it('depends only on what its place in the design allows', () => {
-    const may = isService ? Object.keys(allowed) : allowed[short(one.name)];
-    expect(may, `${folder}: not in the table of this test; add it there and to ARCHITECTURE.md`).toBeDefined();
-    const wrong = ours(Object.keys(one.dependencies)).filter((name) => !may!.includes(short(name)));
-    expect(
-      wrong,
-      `${folder}/package.json: arrows against the design; move the code to where it may know these`,
-    ).toEqual([]);
+describe('the tree', () => {
+  it('has no arrow upward, and none between engine, store and coordinator', () => {
+    expect(wrongWings(whole), 'move the code to the wing that may know both, or take it as an argument').toEqual([]);
   });
+
+  it('has the arrows of the table between rooms, and no others', () => {
+    expect(Object.keys(allowed).sort(), 'a room is missing in the table of this test, or gone').toEqual(
+      rooms.map(({ folder }) => folder.replace(/^packages\//, '')).sort(),
+    );
+    expect(wrongRooms(whole, allowed)).toEqual([]);
+  });
+
+  it('enters rooms by their entries only', () => {
+    expect(pastEntries(whole), 'export it (for tests: from src/testing/index.ts) and import it by name').toEqual([]);
+  });
+
+  it('has no circle of files', () => {
+    expect(circles(whole), 'move what both need into a file below them; types count').toEqual([]);
+  });
+});
+
+describe('a planted fault is found', () => {
+  const room = (folder: string, dependencies: readonly string[] = []): Workspace => ({
+    folder,
+    name: `@kvtier/${folder.split('/').at(-1)}`,
+    dependencies: Object.fromEntries(dependencies.map((name) => [name, '0.1.0'])),
+    devDependencies: {},
+    exports: { '.': './src/index.ts', './testing': './src/testing/index.ts' },
+  });
+  const rooms = ['base/wire', 'engine/model', 'engine/worker', 'store/tiers', 'coordinator/api-server'].map((folder) =>
+    room(`packages/${folder}`),
+  );
+  const tree = (files: Readonly<Record<string, string>>): Tree => ({ rooms, files: new Map(Object.entries(files)) });
+
+  it.each([
+    ['upward', 'packages/base/wire/src/a.ts', '@kvtier/model'],
+    ['from engine to store', 'packages/engine/model/src/a.ts', '@kvtier/tiers'],
+    ['from store to coordinator', 'packages/store/tiers/src/a.ts', '@kvtier/api-server'],
+    [
+      'from coordinator to engine, in a test',
+      'packages/coordinator/api-server/src/a.test.ts',
+      '@kvtier/worker/testing',
+    ],
+  ])('an arrow %s', (_, path, name) => {
+    expect(wrongWings(tree({ [path]: `import { x } from '${name}';\n` }))).toEqual([`${path}: ${name}`]);
+  });
+
+  it('an arrow between rooms that the table does not have, and one that nobody uses', () => {
+    const files = { 'packages/engine/worker/src/a.ts': "import type { x } from '@kvtier/wire';\n" };
+    expect(wrongRooms(tree(files), { 'engine/worker': ['base/wire'] })).toEqual([]);
+    expect(wrongRooms(tree(files), { 'engine/worker': ['engine/model'] })).toEqual([
+      'packages/engine/worker/src/a.ts: engine/worker may not use base/wire',
+      'engine/worker may use engine/model, and does not: take it out of the table',
+    ]);
+  });
+
+  it.each([
+    ['by a relative path, in a test', 'packages/engine/worker/src/a.test.ts', '../../model/src/rope.ts'],
+    ['by a name that is no entry', 'packages/engine/worker/src/a.ts', '@kvtier/model/rope'],
+    ['by the entry for tests, in code', 'packages/engine/worker/src/a.ts', '@kvtier/model/testing'],
+  ])('a room entered %s', (_, path, specifier) => {
+    expect(pastEntries(tree({ [path]: `import { x } from '${specifier}';\n` }))).toEqual([`${path}: ${specifier}`]);
+  });
+
+  it('a circle of files, of types alone', () => {
+    const files = {
+      'packages/engine/model/src/a.ts': "import type { B } from './b.ts';\n",
+      'packages/engine/model/src/b.ts': "import { c } from './c.ts';\n",
+      'packages/engine/model/src/c.ts': "import {\n  type A,\n} from './a.ts';\n",
+    };
+    expect(circles(tree(files))).toEqual([Object.keys(files).join(' ↔ ')]);
+    expect(circles(tree({ ...files, 'packages/engine/model/src/c.ts': '' }))).toEqual([]);
+  });
+});
+
+it('every wing has a row', () => {
+  expect([...new Set(rooms.map(({ folder }) => wingOf(folder)))].sort()).toEqual(Object.keys(wings).sort());
+});
+
+describe.each(rooms.map((one) => [one.folder, one] as const))('%s', (folder, one) => {
+  const files = filesBelow(folder, ['.ts']);
 
   it('declares what it imports', () => {
     const undeclared = files.flatMap((path) => {
@@ -55,37 +163,27 @@ describe.each([...packages, ...services].map((one) => [one.folder, one] as const
         .filter((name) => !declared.has(name))
         .map((name) => `${path}: ${name}`);
     });
-    expect(
-      undeclared,
-      `add these to ${folder}/package.json (and package-lock.json), if the design allows the arrow`,
-    ).toEqual([]);
+    expect(undeclared, `add these to ${folder}/package.json (and package-lock.json)`).toEqual([]);
   });
 
   it('declares nothing that it does not use', () => {
     const used = new Set(files.flatMap(importsOf));
     // Used by CMakeLists.txt and by generated code.
     const elsewhere = new Set(['node-addon-api', 'node-api-headers', '@bufbuild/protobuf']);
-    const unused = Object.keys(one.dependencies).filter((name) => !used.has(name) && !elsewhere.has(name));
-    expect(
-      files.length === 0 ? [] : unused,
-      `remove these from ${folder}/package.json (and package-lock.json)`,
-    ).toEqual([]);
+    const unused = [...Object.keys(one.dependencies), ...Object.keys(one.devDependencies)].filter(
+      (name) => !used.has(name) && !elsewhere.has(name),
+    );
+    expect(unused, `remove these from ${folder}/package.json (and package-lock.json)`).toEqual([]);
   });
 });
 
-it('nothing imports a service, nor a file of another package past its entry', () => {
-  const paths = [...packages, ...services].flatMap(({ folder }) => filesBelow(folder, ['.ts']));
-  const names = new Set(services.map(({ name }) => name));
-  expect(paths.filter((path) => importsOf(path).some((name) => names.has(name)))).toEqual([]);
-});
-
-it('has no cycle', () => {
+it('has no cycle of packages', () => {
   const byName = new Map<string, Workspace>(packages.map((one) => [one.name, one]));
   const done = new Set<string>();
   const visit = (name: string, path: readonly string[]): void => {
     expect(path, `a cycle; move what both need into a package below them`).not.toContain(name);
     if (done.has(name)) return;
-    for (const next of ours(Object.keys(byName.get(name)!.dependencies))) visit(next, [...path, name]);
+    for (const next of Object.keys(byName.get(name)!.dependencies)) if (byName.has(next)) visit(next, [...path, name]);
     done.add(name);
   };
   for (const { name } of packages) visit(name, []);
@@ -93,7 +191,7 @@ it('has no cycle', () => {
 });
 
 it('pins every package exactly', () => {
-  const loose = [rootPackage, ...packages, ...services, workspace('bench'), workspace('test')].flatMap((one) =>
+  const loose = [rootPackage, ...rooms, workspace('bench'), workspace('test')].flatMap((one) =>
     Object.entries({ ...one.dependencies, ...one.devDependencies })
       .filter(([, version]) => !/^\d+\.\d+\.\d+(-[\w.]+)?$/.test(version))
       .map(([name, version]) => `${one.folder}: ${name} ${version}`),

@@ -1,5 +1,5 @@
 /** The source tree as the style tests see it: what people wrote, without what was generated, built, installed or recorded. */
-import { readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -26,11 +26,14 @@ export interface Workspace {
   readonly name: string;
   readonly dependencies: Readonly<Record<string, string>>;
   readonly devDependencies: Readonly<Record<string, string>>;
+  /** Entries, by what follows the name: ".", "./testing". */
+  readonly exports: Readonly<Record<string, string>>;
 }
 
 export function workspace(folder: string): Workspace {
-  const { name, dependencies = {}, devDependencies = {} } = JSON.parse(read(join(folder, 'package.json'))) as Workspace;
-  return { folder, name, dependencies, devDependencies };
+  const json = JSON.parse(read(join(folder, 'package.json'))) as Workspace;
+  const { name, dependencies = {}, devDependencies = {}, exports = {} } = json;
+  return { folder, name, dependencies, devDependencies, exports };
 }
 
 const folders = (parent: string): string[] =>
@@ -38,27 +41,42 @@ const folders = (parent: string): string[] =>
     .filter((entry) => entry.isDirectory())
     .map((entry) => `${parent}/${entry.name}`);
 
-export const packages: readonly Workspace[] = folders('packages').map(workspace);
-export const services: readonly Workspace[] = folders('services').map(workspace);
+const isWorkspace = (folder: string): boolean => existsSync(join(root, folder, 'package.json'));
 
-/** Modules that a TypeScript file imports, without relative ones and Node's own. */
-export function importsOf(path: string): string[] {
-  const text = read(path).replaceAll(/\/\*[\s\S]*?\*\/|^\s*\/\/.*$/gm, '');
+/** The rooms of the wings, and the command: `packages/WING/ROOM`, `packages/cli`. */
+export const packages: readonly Workspace[] = folders('packages')
+  .flatMap((wing) => [wing, ...folders(wing)])
+  .filter(isWorkspace)
+  .map(workspace);
+export const services: readonly Workspace[] = folders('services').filter(isWorkspace).map(workspace);
+
+/** What stands in quotes after `from` or in `import()`, also for types, in a program's text; without Node's own modules. */
+export function specifiersIn(text: string): string[] {
+  const code = text.replaceAll(/\/\*[\s\S]*?\*\/|^\s*\/\/.*$/gm, '');
   const pattern =
     /(?:^|[;\n])\s*(?:import|export)\s[^;'"]*?from\s*['"]([^'"]+)['"]|import\(\s*['"]([^'"]+)['"]\s*\)|(?:^|\n)import\s*['"]([^'"]+)['"]/g;
-  const names = [...text.matchAll(pattern)].map((match) => match[1] ?? match[2] ?? match[3]!);
+  const specifiers = [...code.matchAll(pattern)].map((match) => match[1] ?? match[2] ?? match[3]!);
   // A specifier that begins with "${" stands in a program text that a test writes.
-  const isOther = (name: string): boolean => !/^(\.|node:|\$\{)/.test(name);
-  return [...new Set(names.filter(isOther).map(packageName))];
+  return [...new Set(specifiers.filter((name) => !/^(node:|\$\{)/.test(name)))];
+}
+
+/** Packages that a TypeScript file imports, without relative paths. */
+export function importsOf(path: string): string[] {
+  return [
+    ...new Set(
+      specifiersIn(read(path))
+        .filter((name) => !name.startsWith('.'))
+        .map(packageName),
+    ),
+  ];
 }
 
 /** "@kvtier/wire/grpc" → "@kvtier/wire" */
-function packageName(specifier: string): string {
+export function packageName(specifier: string): string {
   return specifier
     .split('/')
     .slice(0, specifier.startsWith('@') ? 2 : 1)
     .join('/');
 }
 
-export const isTest = (path: string): boolean =>
-  /\.(slow\.)?test\.ts$|\/testing\/|\/test\/|\/conformance\.ts$/.test(path);
+export const isTest = (path: string): boolean => /\.(slow\.)?test\.ts$|\/testing\/|\/test\//.test(path);

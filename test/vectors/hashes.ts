@@ -18,7 +18,7 @@ import {
   SequenceHashes,
   serialize,
   type TokenIds,
-} from '../../packages/identity/src/index.ts';
+} from '@kvtier/identity';
 import type { ReplayReport } from './kv-cache-manager.ts';
 
 type Primitive = null | number | string | { readonly bytes: string } | { readonly tuple: readonly Primitive[] };

@@ -1,11 +1,11 @@
 /**
  * Recorded runs of vLLM's own KV-cache manager, replayed op by op against ours: results, the free queue in order, reference
- * counts, hashed blocks and events must all be equal. The format is told in packages/prefix-cache/vectors/README.md.
+ * counts, hashed blocks and events must all be equal. The format is told in packages/engine/prefix-cache/vectors/README.md.
  */
 import { readFileSync } from 'node:fs';
 import { isDeepStrictEqual } from 'node:util';
 import { gunzipSync } from 'node:zlib';
-import { ChainHasher, type HashKey, integerForm, SequenceHashes } from '../../packages/identity/src/index.ts';
+import { ChainHasher, type HashKey, integerForm, SequenceHashes } from '@kvtier/identity';
 import {
   type AttentionSpec,
   type CacheHit,
@@ -14,7 +14,7 @@ import {
   KvCacheManager,
   type KvCacheManagerOptions,
   type RequestDescription,
-} from '../../packages/prefix-cache/src/index.ts';
+} from '@kvtier/prefix-cache';
 
 interface RecordedGroup {
   readonly type: string;

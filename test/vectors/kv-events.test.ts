@@ -3,7 +3,7 @@ import { expect, it } from 'vitest';
 import { readRecorded } from './kv-cache-manager.ts';
 import { areEventCases, replayEvents } from './kv-events.ts';
 
-const content = readRecorded(new URL('../../packages/events/vectors/kv_events.json', import.meta.url));
+const content = readRecorded(new URL('../../packages/base/events/vectors/kv_events.json', import.meta.url));
 
 it('kv_events.json', () => {
   expect(areEventCases(content)).toBe(true);

@@ -3,14 +3,8 @@
  * in one direction is one operation.
  */
 import { isDeepStrictEqual } from 'node:util';
-import {
-  type BlockHash,
-  decodeBatch,
-  encodeBatch,
-  type KvEvent,
-  type KvEventBatch,
-} from '../../packages/events/src/index.ts';
-import { hashKeyOf, hashOfKey } from '../../packages/identity/src/index.ts';
+import { type BlockHash, decodeBatch, encodeBatch, type KvEvent, type KvEventBatch } from '@kvtier/events';
+import { hashKeyOf, hashOfKey } from '@kvtier/identity';
 import type { ReplayReport } from './kv-cache-manager.ts';
 
 type Json = null | number | string | boolean | readonly Json[] | { readonly [key: string]: Json };

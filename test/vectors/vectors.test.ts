@@ -1,9 +1,9 @@
-/** Recorded runs of vLLM's own manager, replayed op by op. See packages/prefix-cache/vectors/README.md. */
+/** Recorded runs of vLLM's own manager, replayed op by op. See packages/engine/prefix-cache/vectors/README.md. */
 import { readdirSync } from 'node:fs';
 import { expect, it } from 'vitest';
 import { type Run, readRecorded, replayRuns } from './kv-cache-manager.ts';
 
-const folder = new URL('../../packages/prefix-cache/vectors/', import.meta.url);
+const folder = new URL('../../packages/engine/prefix-cache/vectors/', import.meta.url);
 const files = readdirSync(folder).filter((name) => name.endsWith('.json.gz'));
 
 it.each(files)('%s', (name) => {

@@ -1,4 +1,4 @@
-/** A small client of the door for measuring: one streamed completion, timed from the request to its first text. */
+/** A small client of the API server for measuring: one streamed completion, timed from the request to its first text. */
 import { KvError } from '@kvtier/errors';
 
 export interface CompletionRequest {
@@ -40,7 +40,7 @@ interface Chunk {
 
 const deadlineMs = 300_000;
 
-/** @throws KvError REQUEST with the door's own message, DISCONNECTED when there is no door */
+/** @throws KvError REQUEST with the API server's own message, DISCONNECTED when there is no API server */
 export async function complete(url: string, request: CompletionRequest): Promise<Completion> {
   const options = { stream: true, stream_options: { include_usage: true }, return_token_ids: true };
   const body = JSON.stringify({ ...request, ...options });
@@ -118,7 +118,7 @@ export async function resetPrefixCache(url: string, limitMs = 30_000): Promise<v
   });
 }
 
-/** The door answers and the engine serves; with `tier`, the engine is attached to its cache node as well. */
+/** The API server answers and the engine serves; with `tier`, the engine is attached to its cache node as well. */
 export async function waitUntilServing(url: string, tier: boolean, limitMs = 30_000): Promise<void> {
   await waitUntil(
     `${url}/health: ${tier ? 'engine attached to its cache node' : 'engine serving'}`,

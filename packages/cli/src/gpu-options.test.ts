@@ -1,14 +1,14 @@
-import { expect, test } from 'vitest';
+import { expect, it } from 'vitest';
 import { gpuFlags } from './gpu-options.ts';
 
-test('nothing said is nothing set', () => expect(gpuFlags({})).toEqual({}));
+it('nothing said is nothing set', () => expect(gpuFlags({})).toEqual({}));
 
-test('flags become settings of the engine worker', () => {
+it('flags become settings of the engine worker', () => {
   const values = { gpu: '1', 'gpu-memory-utilization': '0.5', dtype: 'f16', 'kv-dtype': 'e4m3' };
   expect(gpuFlags(values)).toEqual({ device: 1, memoryUtilization: 0.5, computeDtype: 'f16', kvDtype: 'e4m3' });
 });
 
-test.each([
+it.each([
   [{ gpu: '-1' }, '--gpu: "-1" is not the number of a GPU, from 0 on'],
   [{ 'gpu-memory-utilization': '0' }, '--gpu-memory-utilization: "0" is not a share above 0 and at most 1'],
   [{ 'gpu-memory-utilization': '1.1' }, '--gpu-memory-utilization: "1.1" is not a share above 0 and at most 1'],

@@ -45,7 +45,7 @@ const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const
 
 export const upHelp = `kvtier up: the whole system on this machine, on loopback, until Ctrl-C
 
-  --port N             port of the OpenAI-compatible door (8000)
+  --port N             port of the OpenAI-compatible API server (8000)
   --data-dir DIR       everything persistent; one system at a time (~/.cache/kvtier)
   --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
   --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
@@ -67,7 +67,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --s3 URL             an S3 tier that nodes share, as http(s)://HOST:PORT/BUCKET; keys: the AWS variables; with --s3-bytes
   --s3-bytes SIZE      budget of all nodes that share it (8GiB)
   --node-config FILE   more of the cache node's configuration, JSON (docs/operating.md, "The cache node")
-  --no-tier            engine and door only, to compare
+  --no-tier            engine and API server only, to compare
   --json-log           log lines of the services as JSON, from level info on
   --log-level LEVEL    ${logLevels.join(', ')} (warn; info with --json-log)
   --help               this text

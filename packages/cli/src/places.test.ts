@@ -1,7 +1,7 @@
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { placeId } from '@kvtier/native/places';
+import { placeId } from '@kvtier/data-plane/places';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { arenaBudget, diskBudget, openDataDir, openRunDir } from './places.ts';
 

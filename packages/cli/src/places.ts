@@ -15,8 +15,8 @@ import {
   statSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
+import { placeId } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
-import { placeId } from '@kvtier/native/places';
 import { formatBytes } from './bytes.ts';
 
 export const arenaDir = '/dev/shm';

@@ -53,31 +53,31 @@ const supervisorProcess = (script: string) =>
 
 describe('supervisor', () => {
   it('starts all, hands on what they said, and stops them in the given order', async () => {
-    const { supervisor, lines, events } = supervise([service('door'), service('engine'), service('node')]);
+    const { supervisor, lines, events } = supervise([service('api'), service('engine'), service('node')]);
     const ready = await supervisor.start();
     expect([...ready]).toEqual([
-      ['door', { name: 'door' }],
+      ['api', { name: 'api' }],
       ['engine', { name: 'engine' }],
       ['node', { name: 'node' }],
     ]);
     await vi.waitUntil(() => lines.length === 3, patience);
     const pids = [...supervisor.pids().values()];
     await supervisor.stop();
-    expect(noted().slice(3)).toEqual(['door term', 'engine term', 'node term']);
+    expect(noted().slice(3)).toEqual(['api term', 'engine term', 'node term']);
     expect(pids.map(isAlive)).toEqual([false, false, false]);
-    expect(lines.toSorted()).toEqual(['door: hello from door', 'engine: hello from engine', 'node: hello from node']);
+    expect(lines.toSorted()).toEqual(['api: hello from api', 'engine: hello from engine', 'node: hello from node']);
     expect(events).toEqual([]);
   });
 
   it('restarts what dies, with a backoff that doubles', async () => {
-    const { supervisor, events } = supervise([service('door'), service('node')], { backoffMinMs: 20 });
+    const { supervisor, events } = supervise([service('api'), service('node')], { backoffMinMs: 20 });
     await supervisor.start();
-    const door = supervisor.pids().get('door');
+    const api = supervisor.pids().get('api');
     for (const life of [1, 2]) {
       process.kill(supervisor.pids().get('node')!, 'SIGKILL');
       await vi.waitUntil(() => events.length === life * 2, { timeout: 10_000 });
     }
-    expect(supervisor.pids().get('door')).toBe(door);
+    expect(supervisor.pids().get('api')).toBe(api);
     await supervisor.stop();
     expect(events).toEqual([
       'node was killed (SIGKILL); starting it again in 0.02 s',
@@ -88,22 +88,22 @@ describe('supervisor', () => {
   });
 
   it('fails the start with the service’s own line and stops the others', async () => {
-    const { supervisor } = supervise([service('door'), service('node', 'refuse')]);
+    const { supervisor } = supervise([service('api'), service('node', 'refuse')]);
     await expect(supervisor.start()).rejects.toThrow(/^node: LOCKED: the folder is held by another process$/);
     expect(supervisor.pids().size).toBe(0);
   });
 
   it('kills what does not end', async () => {
-    const { supervisor } = supervise([service('door', 'deaf'), service('node')], { stopMs: 300 });
+    const { supervisor } = supervise([service('api', 'deaf'), service('node')], { stopMs: 300 });
     await supervisor.start();
     const pids = [...supervisor.pids().values()];
     await supervisor.stop();
     expect(pids.map(isAlive)).toEqual([false, false]);
-    expect(noted()).toContain('door term');
+    expect(noted()).toContain('api term');
   });
 
   it('kills and starts again what is ready and then stands still', async () => {
-    const { supervisor, events } = supervise([service('door', 'still'), service('node')], {
+    const { supervisor, events } = supervise([service('api', 'still'), service('node')], {
       pingMs: 20,
       silenceMs: 200,
       backoffMinMs: 20,
@@ -115,17 +115,17 @@ describe('supervisor', () => {
     expect(supervisor.pids().get('node')).toBe(node);
     await supervisor.stop();
     expect(events.slice(0, 4)).toEqual([
-      'door has not answered for 0.2 s; killing it',
-      'door was killed (SIGKILL); starting it again in 0.02 s',
-      'door is back',
-      'door has not answered for 0.2 s; killing it',
+      'api has not answered for 0.2 s; killing it',
+      'api was killed (SIGKILL); starting it again in 0.02 s',
+      'api is back',
+      'api has not answered for 0.2 s; killing it',
     ]);
   });
 
   it('kills nobody for a standstill of its own', async () => {
     const script = `
       import { Supervisor } from ${JSON.stringify(new URL('./supervisor.ts', import.meta.url).href)};
-      const supervisor = new Supervisor({ services: ${JSON.stringify([service('door'), service('node')])}, onLine() {},
+      const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {},
         onEvent: (text) => console.log(text), limits: { pingMs: 20, silenceMs: 300 } });
       await supervisor.start();
       console.log('up');
@@ -145,7 +145,7 @@ describe('supervisor', () => {
   });
 
   it('tells the last one to end after half of the time, however slow the others are', async () => {
-    const { supervisor } = supervise([service('door', 'deaf'), service('engine', 'deaf'), service('node', 'slow')], {
+    const { supervisor } = supervise([service('api', 'deaf'), service('engine', 'deaf'), service('node', 'slow')], {
       stopMs: 2_000,
     });
     await supervisor.start();
@@ -155,7 +155,7 @@ describe('supervisor', () => {
     await vi.waitUntil(() => !isAlive(node), patience);
     const nodeMs = performance.now() - begin;
     await stopped;
-    expect(noted().slice(3)).toEqual(['door term', 'engine term', 'node term']);
+    expect(noted().slice(3)).toEqual(['api term', 'engine term', 'node term']);
     expect(nodeMs).toBeGreaterThanOrEqual(1_400); // by itself, and not by the SIGKILL for the others
     expect(nodeMs).toBeLessThan(2_000);
   });
@@ -174,7 +174,7 @@ describe('supervisor', () => {
   it('tells its services when it is killed itself', async () => {
     const script = `
       import { Supervisor } from ${JSON.stringify(new URL('./supervisor.ts', import.meta.url).href)};
-      const supervisor = new Supervisor({ services: ${JSON.stringify([service('door'), service('node')])}, onLine() {}, onEvent() {} });
+      const supervisor = new Supervisor({ services: ${JSON.stringify([service('api'), service('node')])}, onLine() {}, onEvent() {} });
       await supervisor.start();
       console.log(JSON.stringify([...supervisor.pids().values()]));`;
     const child = supervisorProcess(script);
@@ -183,6 +183,6 @@ describe('supervisor', () => {
     expect(pids.map(isAlive)).toEqual([true, true]);
     child.kill('SIGKILL');
     await vi.waitUntil(() => pids.every((pid) => !isAlive(pid)), { timeout: 10_000 });
-    expect(noted().slice(2).toSorted()).toEqual(['door orphan', 'node orphan']);
+    expect(noted().slice(2).toSorted()).toEqual(['api orphan', 'node orphan']);
   });
 });

@@ -10,16 +10,16 @@ import { type AddressInfo, createServer } from 'node:net';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import type { CacheNodeInput, CoordinatorConfig, EngineWorkerInput } from '@kvtier/config';
+import { native } from '@kvtier/data-plane';
+import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
-import { resolveModel } from '@kvtier/executor';
-import { native } from '@kvtier/native';
-import { removeStaleArenas } from '@kvtier/native/places';
+import { resolveModel } from '@kvtier/model';
 import type { UpOptions } from './options.ts';
 import { arenaBudget, arenaDir, diskBudget, openDataDir, openRunDir } from './places.ts';
 import { type ServiceSpec, Supervisor } from './supervisor.ts';
 
 export interface System {
-  /** The door, e.g. "http://127.0.0.1:8000". */
+  /** The API server, e.g. "http://127.0.0.1:8000". */
   readonly url: string;
   readonly model: { readonly name: string; readonly dir: string };
   readonly dataDir: string;
@@ -29,7 +29,7 @@ export interface System {
   pids(): Map<string, number>;
   /** SIGKILL for every service; they come back unless the system is being stopped. */
   kill(): void;
-  /** Stops door, engine and node in that order and leaves nothing but the data folder. */
+  /** Stops API server, engine and node in that order and leaves nothing but the data folder. */
   stop(): Promise<void>;
 }
 
@@ -130,7 +130,7 @@ interface Plan {
   readonly diskBytes: number;
 }
 
-/** The services in the order in which they are stopped: door, engine, node. */
+/** The services in the order in which they are stopped: API server, engine, node. */
 function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   const { logLevel } = options;
   const nodeSocket = join(plan.runDir, 'node.sock');
@@ -172,7 +172,7 @@ function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
 }
 
 /**
- * The port, or for 0 a free one, which a door that starts again keeps. A taken port is told before anything is started; the
+ * The port, or for 0 a free one, which an API server that starts again keeps. A taken port is told before anything is started; the
  * coordinator still has the last word when it binds.
  */
 async function freePort(port: number): Promise<number> {

@@ -1,5 +1,5 @@
 /** `kvtier up`: starts the system, says how to use it, serves until SIGINT, SIGTERM, SIGHUP or until whoever launched it is gone. */
-import { native } from '@kvtier/native';
+import { native } from '@kvtier/data-plane';
 import { endProcess, stderrSink } from '@kvtier/telemetry';
 import { formatBytes } from './bytes.ts';
 import { humanLine, jsonLine } from './log-lines.ts';
@@ -71,7 +71,7 @@ function greeting(system: System, elapsedMs: number, tier: boolean): string {
   return `
 kvtier is up after ${(elapsedMs / 1000).toFixed(1)} s
 
-  door   ${system.url}/v1  (OpenAI-compatible; model "${system.model.name}")
+  API server  ${system.url}/v1  (OpenAI-compatible; model "${system.model.name}")
 ${where}  try    ${curlExample(system)}
 
 Ctrl-C stops it.

@@ -1,7 +1,8 @@
 /** The cache node as a process: configuration in, a node that runs until it is told to stop. */
 import { cacheNodeSchema, readKvEventsCurve, readPeerCredentials, readServiceConfig } from '@kvtier/config';
-import { openCacheNode } from '@kvtier/session';
-import { failpointFromEnv, systemClock } from '@kvtier/store';
+import { openCacheNode } from '@kvtier/node';
+import { failpointFromEnv } from '@kvtier/placement';
+import { systemClock } from '@kvtier/runtime';
 import { createLogger, runService } from '@kvtier/telemetry';
 
 runService('cache-node', async () => {

@@ -5,8 +5,8 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { ScriptedEngine, say } from '@kvtier/api-server/testing';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { ScriptedEngine, say } from '../../../packages/door/test/scripted-engine.ts';
 
 const main = join(import.meta.dirname, 'main.ts');
 const modelDir = join(import.meta.dirname, '../../../models/demo/model');

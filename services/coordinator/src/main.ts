@@ -1,15 +1,16 @@
 /**
- * The coordinator process: the OpenAI-compatible door in front of one engine worker. Logic is in @kvtier/door.
+ * The coordinator process: the OpenAI-compatible API server in front of one engine worker. Logic is in @kvtier/api-server.
  * Configuration: `--config FILE` or KVTIER_CONFIG, see coordinatorSchema. Ready message: {url}.
  */
+
+import { startApiServer } from '@kvtier/api-server';
 import { coordinatorSchema, readServiceConfig } from '@kvtier/config';
-import { startDoor } from '@kvtier/door';
 import { createLogger, runService } from '@kvtier/telemetry';
 
 runService('coordinator', async () => {
   const config = readServiceConfig(coordinatorSchema);
   const logger = createLogger('coordinator', config.logLevel);
-  const door = await startDoor({ host: config.host, port: config.port, engine: config.engine, logger });
-  logger.info({ url: door.url }, 'door open');
-  return { ready: { url: door.url }, close: () => door.close() };
+  const server = await startApiServer({ host: config.host, port: config.port, engine: config.engine, logger });
+  logger.info({ url: server.url }, 'API server open');
+  return { ready: { url: server.url }, close: () => server.close() };
 });

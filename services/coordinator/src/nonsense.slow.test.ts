@@ -8,13 +8,12 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
+import { event, ScriptedEngine, type WorstTurns, watchTurns } from '@kvtier/api-server/testing';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { event, ScriptedEngine } from '../../../packages/door/test/scripted-engine.ts';
-import { type WorstTurns, watchTurns } from '../../../packages/door/test/turns.ts';
 
 const main = join(import.meta.dirname, 'main.ts');
-const flood = join(import.meta.dirname, '../../../packages/door/test/flood.ts');
-const turns = join(import.meta.dirname, '../../../packages/door/test/turns.ts');
+const flood = join(import.meta.dirname, '../../../packages/coordinator/api-server/src/testing/flood.ts');
+const turns = join(import.meta.dirname, '../../../packages/coordinator/api-server/src/testing/turns.ts');
 const modelDir = join(import.meta.dirname, '../../../models/demo/model');
 const loader = import.meta.resolve('tsx');
 const bytes = Number(process.env.KVTIER_FLOOD_BYTES ?? 4 << 20);
@@ -23,7 +22,7 @@ const streams = 4;
 const tokenMs = 5;
 /** Longest time a stream of another client may stand still, beyond what the machine makes its processes wait. */
 const longestGapMs = 100;
-/** Of the door's event loop: CPU time, which does not depend on what else the machine does. */
+/** Of the API server's event loop: CPU time, which does not depend on what else the machine does. */
 const longestTurnMs = 50;
 /** Bodies (large and small ones) and two threads' heaps at most; what a process of this kind takes by itself. */
 const mostRssBytes = 1_500 << 20;
@@ -106,12 +105,12 @@ const memory = (pid: number): { now: number; most: number } => {
 it('streams go on and memory is bounded while many clients send large nonsense', async () => {
   const file = join(dir, 'config.json');
   writeFileSync(file, JSON.stringify({ port: 0, engine: `unix:${dir}/engine.sock`, logLevel: 'error' }));
-  const door = run(['--import', turns, main, '--config', file], 'ipc');
-  const [{ ready }] = (await once(door, 'message')) as [{ ready: { url: string } }];
+  const server = run(['--import', turns, main, '--config', file], 'ipc');
+  const [{ ready }] = (await once(server, 'message')) as [{ ready: { url: string } }];
   const ownTurns = watchTurns();
   const doorTurns = async (): Promise<WorstTurns> => {
-    door.send('turns');
-    const [message] = (await once(door, 'message')) as [{ turns: WorstTurns }];
+    server.send('turns');
+    const [message] = (await once(server, 'message')) as [{ turns: WorstTurns }];
     return message.turns;
   };
   const watchers = Array.from({ length: streams }, () => new Watcher(ready.url));
@@ -140,9 +139,9 @@ it('streams go on and memory is bounded while many clients send large nonsense',
     const gapMs = Math.max(...watchers.map((watcher) => watcher.longestGapMs()));
     const { cpuMs, waitMs } = await doorTurns();
     const machineMs = waitMs + ownTurns().waitMs;
-    const { now, most } = memory(door.pid!);
+    const { now, most } = memory(server.pid!);
     lines.push(
-      `${kind}: ${JSON.stringify(statuses)} in ${ms} ms, longest gap ${gapMs.toFixed(1)} ms (longest wait for a CPU: door ${waitMs.toFixed(1)}, both ${machineMs.toFixed(1)}), longest turn ${cpuMs.toFixed(1)} ms of CPU, rss ${now >> 20} MiB, most ${most >> 20} MiB`,
+      `${kind}: ${JSON.stringify(statuses)} in ${ms} ms, longest gap ${gapMs.toFixed(1)} ms (longest wait for a CPU: API server ${waitMs.toFixed(1)}, both ${machineMs.toFixed(1)}), longest turn ${cpuMs.toFixed(1)} ms of CPU, rss ${now >> 20} MiB, most ${most >> 20} MiB`,
     );
     if (process.env.KVTIER_FLOOD_REPORT) process.stderr.write(`${lines.at(-1)}\n`);
     // Each is refused for what it is, or asked to come again: none gets through, none is left without an answer.

@@ -1,0 +1,132 @@
+/**
+ * Configuration: validated at start, unknown keys refused. A service reads it from `--config FILE` (JSON) or, under
+ * the supervisor, from the environment variable KVTIER_CONFIG (the same JSON).
+ */
+import { readFileSync } from 'node:fs';
+import { KvError } from '@kvtier/errors';
+import { z } from 'zod';
+import { bytes, logLevel } from './cache-node.ts';
+import { kvEventsSchema } from './kv-events.ts';
+
+export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
+export { readPeerCredentials } from './peer.ts';
+
+export const engineWorkerSchema = z.strictObject({
+  modelDir: z.string().min(1),
+  servedName: z.string().min(1),
+  /** gRPC address, "unix:/path" or "127.0.0.1:port". */
+  listen: z.string().min(1),
+  /** Unix socket of the cache node; null: no tier. */
+  cacheNodeSocket: z.string().min(1).nullable(),
+  blockTokens: z.number().int().min(1).max(256).default(16),
+  /** Bytes of the engine's own KV block pool; absent: 256 MiB on the CPU, the share `gpu.memoryUtilization` on a GPU. */
+  kvBytes: bytes.optional(),
+  /** What runs the model; auto: a GPU where there is one, else the CPU. `cuda-emulated` is for tests. */
+  backend: z.enum(['auto', 'cpu', 'cuda', 'cuda-emulated']).default('cpu'),
+  /** Read by backend cuda only. */
+  gpu: z
+    .strictObject({
+      device: z.number().int().min(0).default(0),
+      /** Share of the GPU's memory for weights, steps and KV blocks. */
+      memoryUtilization: z.number().gt(0).max(1).default(0.9),
+      /** Of weights and activations; absent: bf16. */
+      computeDtype: z.enum(['f32', 'f16', 'bf16']).optional(),
+      /** Of keys and values; absent: as computeDtype. e4m3 (FP8): half the bytes of bf16, less exact. */
+      kvDtype: z.enum(['e4m3']).optional(),
+      /** Decode steps as CUDA graphs. */
+      graphs: z.boolean().default(true),
+      /** All of them at start instead of each at its first use: a longer start, no slow first step of a size. */
+      captureAtStart: z.boolean().default(false),
+      /** Path of cuBLASLt; absent: where the system has it; "off": matrix products by kernels of ours only. */
+      cublaslt: z.string().min(1).optional(),
+      /** A step that takes longer means that the GPU hangs: the worker ends, and is started again. */
+      stepDeadlineMs: z.number().int().min(100).max(600_000).default(60_000),
+    })
+    .prefault({}),
+  maxStepTokens: z.number().int().min(16).default(512),
+  maxSequences: z.number().int().min(1).default(64),
+  /** Requests that may wait; more are refused with BUSY. */
+  maxWaiting: z.number().int().min(1).default(1024),
+  threads: z.number().int().min(1).optional(),
+  /** The structure of the engine's own cache: hashed blocks (vLLM), or a radix tree of tokens (SGLang). */
+  prefixCache: z.enum(['blocks', 'radix']).default('blocks'),
+  /** Which leaf of the radix tree goes first. */
+  radixPolicy: z.enum(['lru', 'lfu', 'fifo', 'mru', 'filo', 'priority']).default('lru'),
+  /** Which of the hashed blocks goes first (`blockPolicyNames` of packages/base/eviction); absent: the one freed longest ago. */
+  evictionPolicy: z.enum(['lru', 'lfu', 'fifo', 's3-fifo', 'cost-aware']).optional(),
+  /** A hashed block that fills up with what is cached already gives way to the cached one. */
+  dedupBlocks: z.boolean().default(false),
+  /** Most hashed blocks that pinned prefixes hold together; requests never get these. 0: nothing can be pinned. */
+  maxPinnedBlocks: z.number().int().min(0).default(0),
+  /**
+   * What goes down to the cache node. through: each block when it is full. ahead: the blocks that the engine's pool is about to
+   * reuse, and those that were hit twice.
+   */
+  writeDown: z.enum(['through', 'ahead']).default('through'),
+  /** With writeDown ahead: how many blocks in the order of eviction go down before they are reused. */
+  writeDownAheadBlocks: z.number().int().min(1).default(256),
+  hashAlgorithm: z.enum(['sha256', 'sha256_cbor', 'xxhash', 'xxhash_cbor']).default('sha256_cbor'),
+  /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
+  hashSeed: z.string().default('vllm-none-hash'),
+  loadDeadlineMs: z.number().int().min(1).default(5000),
+  /** Who pays for this engine's blocks at the cache node (its `quotas`). */
+  tenant: z.string().max(200).default(''),
+  /** This engine's blocks are removed from all tiers so long after they were committed; absent: never. */
+  ttlSeconds: z
+    .number()
+    .int()
+    .min(1)
+    .max(10 * 365 * 86_400)
+    .optional(),
+  /** null: no KV events are published. */
+  kvEvents: kvEventsSchema.nullable().default(null),
+  logLevel,
+});
+export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
+/** As it is written: what has a default may be left out. */
+export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;
+
+export const coordinatorSchema = z.strictObject({
+  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
+  port: z.number().int().min(0).max(65535),
+  /** gRPC address of the engine worker. */
+  engine: z.string().min(1),
+  logLevel,
+});
+export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
+
+/** One line for the first problem, with its path; KvError CONFIG. */
+export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: string): T {
+  const result = schema.safeParse(value);
+  if (result.success) return result.data;
+  const issue = result.error.issues[0]!;
+  const where = issue.path.length > 0 ? issue.path.join('.') : 'top level';
+  throw new KvError('CONFIG', `${source}: ${where}: ${issue.message}; correct it and start again`);
+}
+
+/** Configuration of a service process, see the head of this file. */
+export function readServiceConfig<T>(schema: z.ZodType<T>, argv = process.argv, env = process.env): T {
+  const flag = argv.indexOf('--config');
+  if (flag !== -1) {
+    const file = argv[flag + 1];
+    if (!file) throw new KvError('CONFIG', 'command line: --config needs a file name');
+    let text: string;
+    try {
+      text = readFileSync(file, 'utf8');
+    } catch (error) {
+      throw new KvError('CONFIG', `${file}: cannot be read (${(error as Error).message}); name a readable JSON file`);
+    }
+    return parseConfig(schema, parseJson(text, file), file);
+  }
+  if (env.KVTIER_CONFIG) return parseConfig(schema, parseJson(env.KVTIER_CONFIG, 'KVTIER_CONFIG'), 'KVTIER_CONFIG');
+  throw new KvError('CONFIG', 'command line: no configuration; give --config FILE (JSON)');
+}
+
+function parseJson(text: string, source: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new KvError('CONFIG', `${source}: not valid JSON (${(error as Error).message})`);
+  }
+}

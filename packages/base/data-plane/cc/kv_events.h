@@ -1,0 +1,35 @@
+// KV event batches as msgpack, as vLLM writes them (packages/base/events/src/codec.ts says how), straight from the words in which a
+// block pool notes its changes: no object and no string is made for an event. Format of a record, in 32-bit words:
+//
+//   removed   1, words of the record, group, words per hash, hash
+//   stored    2, words of the record, group, words per hash, hashes, tokens, block tokens, window or ~0, has a parent, kind,
+//             parent if it has one, the hashes, the tokens
+//   object    0, 2: the next of those that were encoded elsewhere
+//
+// A hash's words are its bytes as they lie in memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvtier {
+
+struct KvEventFormat {
+  bool array;        // the encoding before June 2026
+  bool full_hashes;  // all bytes of a hash instead of its last eight as an integer
+};
+
+// Of a batch around its events.
+struct KvEventBatch {
+  double ts;
+  int64_t rank;  // -1: nil
+};
+
+// Bytes written to `out`; 0 where it is too small. `kinds`: names of kinds of attention, each one byte of length and its text.
+// Throws std::invalid_argument for records that are none.
+size_t EncodeKvEvents(std::span<const uint32_t> words, uint32_t events, const KvEventBatch& batch, KvEventFormat format,
+                      std::span<const uint8_t> kinds, const std::vector<std::span<const uint8_t>>& objects,
+                      std::span<uint8_t> out);
+
+}  // namespace kvtier

@@ -1,0 +1,278 @@
+/**
+ * KV event batches as msgpack, byte for byte as vLLM writes them: `[ts, [event ...], data-parallel rank]`.
+ *
+ *   map    (today's)          {"type": "BlockStored", "block_hashes": [...], ...}; fields that are null by default are left out
+ *   array  (before June 2026)  ["BlockStored", block_hashes, ...]; all fields that this encoding knows are written
+ *
+ * Reading takes both, ignores keys and events that it does not know, and tolerates arrays that are shorter or longer:
+ * publishers are of many versions. Pinned by packages/base/events/vectors (`npm run vectors -- DIR`).
+ */
+import { KvError } from '@kvtier/errors';
+import { hashKeyOf, hashOfKey } from '@kvtier/identity';
+import { Unpackr } from 'msgpackr';
+import type { AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KvEvent, KvEventBatch } from './event.ts';
+import { MsgpackWriter } from './msgpack-writer.ts';
+
+export interface Encoding {
+  readonly encoding?: 'map' | 'array';
+  /** Hashes as their last 8 bytes, an integer (default, as in vLLM), or as all of their bytes. */
+  readonly intBlockHashes?: boolean;
+}
+
+const unpackr = new Unpackr({ useRecords: false, mapsAsObjects: true });
+const writer = new MsgpackWriter();
+
+/** Throws KvError PROTOCOL for extra keys that msgpack has no word for. */
+export function encodeBatch(batch: KvEventBatch, { encoding = 'map', intBlockHashes = true }: Encoding = {}): Buffer {
+  try {
+    writer.array(3);
+    writer.float(batch.ts);
+    writer.array(batch.events.length);
+    for (const event of batch.events) {
+      if (encoding === 'map') writeMap(event, intBlockHashes);
+      else writeArray(event, intBlockHashes);
+    }
+    writer.value(batch.dataParallelRank);
+  } catch (error) {
+    writer.take(); // the next batch begins anew
+    throw error;
+  }
+  return writer.take();
+}
+
+/** One event of a batch. Throws as encodeBatch does. */
+export function encodeEvent(event: KvEvent, { encoding = 'map', intBlockHashes = true }: Encoding): Buffer {
+  try {
+    if (encoding === 'map') writeMap(event, intBlockHashes);
+    else writeArray(event, intBlockHashes);
+  } catch (error) {
+    writer.take();
+    throw error;
+  }
+  return writer.take();
+}
+
+/** Every field is there, null by default. Events of unknown types are left out. Throws KvError PROTOCOL. */
+export function decodeBatch(payload: Uint8Array): KvEventBatch {
+  let batch: unknown;
+  try {
+    batch = unpackr.unpack(payload);
+  } catch (error) {
+    throw malformed(`not msgpack (${(error as Error).message})`);
+  }
+  if (!Array.isArray(batch) || batch.length < 2) throw malformed('a batch is [ts, events, rank]');
+  const [ts, events, rank] = batch as unknown[];
+  if (!Array.isArray(events)) throw malformed('the events of a batch are an array');
+  return {
+    ts: integer(ts, 'ts'),
+    events: events.flatMap((event) => readEvent(event) ?? []),
+    dataParallelRank: orNull(rank, 'data_parallel_rank', integer),
+  };
+}
+
+function writeMap(event: KvEvent, intBlockHashes: boolean): void {
+  if (event.type === 'AllBlocksCleared') {
+    writer.map(event.medium ? 2 : 1);
+    writeType(event.type);
+    writeDefaulted('medium', event.medium);
+    return;
+  }
+  const { blockHashes, medium, groupIdx, locality } = event;
+  if (event.type === 'BlockRemoved') {
+    writer.map(3 + countOf(groupIdx, locality));
+    writeType(event.type);
+    writeKey('block_hashes');
+    writeHashes(blockHashes, intBlockHashes);
+    writeField('medium', medium);
+  } else {
+    const { parentBlockHash, tokenIds, extraKeys, kvCacheSpecKind, kvCacheSpecSlidingWindow } = event;
+    writer.map(8 + countOf(extraKeys, groupIdx, kvCacheSpecKind, kvCacheSpecSlidingWindow, locality));
+    writeType(event.type);
+    writeKey('block_hashes');
+    writeHashes(blockHashes, intBlockHashes);
+    writeKey('parent_block_hash');
+    writeHash(parentBlockHash, intBlockHashes);
+    writeKey('token_ids');
+    writer.integers(tokenIds);
+    writeField('block_size', event.blockSize);
+    writeField('lora_id', event.loraId);
+    writeField('medium', medium);
+    writeField('lora_name', event.loraName);
+    writeDefaulted('extra_keys', extraKeys);
+  }
+  writeDefaulted('group_idx', groupIdx);
+  if (event.type === 'BlockStored') {
+    writeDefaulted('kv_cache_spec_kind', event.kvCacheSpecKind);
+    writeDefaulted('kv_cache_spec_sliding_window', event.kvCacheSpecSlidingWindow);
+  }
+  writeDefaulted('locality', locality);
+}
+
+/** `locality` came later than this encoding: it is lost. */
+function writeArray(event: KvEvent, intBlockHashes: boolean): void {
+  if (event.type === 'AllBlocksCleared') {
+    writer.array(event.medium ? 2 : 1);
+    writer.text(event.type);
+    if (event.medium) writer.text(event.medium);
+    return;
+  }
+  writer.array(event.type === 'BlockStored' ? 12 : 4);
+  writer.text(event.type);
+  writeHashes(event.blockHashes, intBlockHashes);
+  if (event.type === 'BlockRemoved') {
+    writer.value(event.medium);
+    writer.value(event.groupIdx);
+    return;
+  }
+  writeHash(event.parentBlockHash, intBlockHashes);
+  writer.integers(event.tokenIds);
+  writer.value(event.blockSize);
+  writer.value(event.loraId);
+  writer.value(event.medium);
+  writer.value(event.loraName);
+  writer.value(event.extraKeys);
+  writer.value(event.groupIdx);
+  writer.value(event.kvCacheSpecKind);
+  writer.value(event.kvCacheSpecSlidingWindow);
+}
+
+const isSet = (value: unknown): boolean => value !== null && value !== undefined;
+const countOf = (...values: unknown[]): number => values.filter(isSet).length;
+
+/** Names of fields and types, encoded once. */
+const encodedNames = new Map<string, Buffer>();
+
+function writeKey(name: string): void {
+  let encoded = encodedNames.get(name);
+  if (!encoded) {
+    encoded = Buffer.concat([Buffer.from([0xa0 | name.length]), Buffer.from(name)]); // all are shorter than 32
+    encodedNames.set(name, encoded);
+  }
+  writer.encoded(encoded);
+}
+
+function writeType(type: KvEvent['type']): void {
+  writeKey('type');
+  writeKey(type);
+}
+
+function writeField(name: string, value: unknown): void {
+  writeKey(name);
+  writer.value(value);
+}
+
+function writeDefaulted(name: string, value: unknown): void {
+  if (isSet(value)) writeField(name, value);
+}
+
+function writeHashes(hashes: readonly BlockHash[], intBlockHashes: boolean): void {
+  writer.array(hashes.length);
+  for (const hash of hashes) writeHash(hash, intBlockHashes);
+}
+
+/** What came as an integer stays one: its other bytes are not known. */
+function writeHash(hash: BlockHash | null, intBlockHashes: boolean): void {
+  if (hash === null) writer.nil();
+  else if (typeof hash === 'bigint') writer.integer(hash);
+  else if (intBlockHashes) writer.integerOfLast8(hash);
+  else writer.binary(hashOfKey(hash));
+}
+
+/** Field names in the order of the array encoding, the tag left out. */
+const storedFields = [
+  'block_hashes',
+  'parent_block_hash',
+  'token_ids',
+  'block_size',
+  'lora_id',
+  'medium',
+  'lora_name',
+  'extra_keys',
+  'group_idx',
+  'kv_cache_spec_kind',
+  'kv_cache_spec_sliding_window',
+  'locality',
+];
+const fieldsOf: Readonly<Record<string, readonly string[]>> = {
+  BlockStored: storedFields,
+  BlockRemoved: ['block_hashes', 'medium', 'group_idx', 'locality'],
+  AllBlocksCleared: ['medium'],
+};
+
+type Fields = Readonly<Record<string, unknown>>;
+
+function readEvent(event: unknown): KvEvent | undefined {
+  if (typeof event !== 'object' || event === null) throw malformed('an event is a map or an array');
+  const tag = Array.isArray(event) ? (event[0] as unknown) : (event as Fields).type;
+  if (typeof tag !== 'string') throw malformed('an event names its type');
+  if (!Object.hasOwn(fieldsOf, tag)) return undefined;
+  const names = fieldsOf[tag]!;
+  const fields: Fields = Array.isArray(event)
+    ? Object.fromEntries(names.map((name, i) => [name, event[i + 1] as unknown]))
+    : (event as Fields);
+  if (tag === 'BlockStored') return readStored(fields);
+  return tag === 'BlockRemoved' ? readRemoved(fields) : readCleared(fields);
+}
+
+const readStored = (fields: Fields): BlockStored => ({
+  type: 'BlockStored',
+  blockHashes: array(fields.block_hashes, 'block_hashes', blockHash),
+  parentBlockHash: orNull(fields.parent_block_hash, 'parent_block_hash', blockHash),
+  tokenIds: array(fields.token_ids, 'token_ids', integer),
+  blockSize: integer(fields.block_size, 'block_size'),
+  loraId: orNull(fields.lora_id, 'lora_id', integer),
+  medium: orNull(fields.medium, 'medium', text),
+  loraName: orNull(fields.lora_name, 'lora_name', text),
+  extraKeys: orNull(fields.extra_keys, 'extra_keys', (keys, name) =>
+    array(keys, name, (key) => orNull(key, name, (one) => array(one, name, (part) => part))),
+  ),
+  groupIdx: orNull(fields.group_idx, 'group_idx', integer),
+  kvCacheSpecKind: orNull(fields.kv_cache_spec_kind, 'kv_cache_spec_kind', text),
+  kvCacheSpecSlidingWindow: orNull(fields.kv_cache_spec_sliding_window, 'kv_cache_spec_sliding_window', integer),
+  locality: orNull(fields.locality, 'locality', text),
+});
+
+const readRemoved = (fields: Fields): BlockRemoved => ({
+  type: 'BlockRemoved',
+  blockHashes: array(fields.block_hashes, 'block_hashes', blockHash),
+  medium: orNull(fields.medium, 'medium', text),
+  groupIdx: orNull(fields.group_idx, 'group_idx', integer),
+  locality: orNull(fields.locality, 'locality', text),
+});
+
+const readCleared = (fields: Fields): AllBlocksCleared => ({
+  type: 'AllBlocksCleared',
+  medium: orNull(fields.medium, 'medium', text),
+});
+
+type Read<T> = (value: unknown, name: string) => T;
+
+function orNull<T>(value: unknown, name: string, read: Read<T>): T | null {
+  return value === null || value === undefined ? null : read(value, name);
+}
+
+function array<T>(value: unknown, name: string, read: Read<T>): T[] {
+  if (!Array.isArray(value)) throw malformed(`${name} is not an array`);
+  return value.map((element) => read(element, name));
+}
+
+function integer(value: unknown, name: string): number {
+  if (typeof value === 'number') return value;
+  if (typeof value === 'bigint') return Number(value);
+  throw malformed(`${name} is not a number`);
+}
+
+function text(value: unknown, name: string): string {
+  if (typeof value !== 'string') throw malformed(`${name} is not text`);
+  return value;
+}
+
+function blockHash(value: unknown, name: string): BlockHash {
+  if (typeof value === 'bigint') return BigInt.asUintN(64, value);
+  if (typeof value === 'number' && Number.isSafeInteger(value)) return BigInt.asUintN(64, BigInt(value));
+  if (value instanceof Uint8Array && value.length >= 8) return hashKeyOf(value);
+  throw malformed(`${name}: a hash is an integer or at least 8 bytes`);
+}
+
+const malformed = (what: string): KvError =>
+  new KvError('PROTOCOL', `kv events: ${what}; does the publisher speak vLLM's encoding?`);

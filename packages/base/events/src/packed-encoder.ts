@@ -1,0 +1,73 @@
+/**
+ * Batches of what a block pool has noted as words, encoded by native code in one pass, byte for byte as `encodeBatch` encodes their
+ * events. Payloads are pieces of larger buffers: making one of its own for each costs more than the encoding.
+ */
+import { native } from '@kvtier/data-plane';
+import { type Encoding, encodeEvent } from './codec.ts';
+import type { KvEvent } from './event.ts';
+
+/** `PackedEvents` of `@kvtier/prefix-cache`, which this package stands below. */
+export interface PackedEvents {
+  readonly words: Uint32Array;
+  readonly wordCount: number;
+  readonly count: number;
+  readonly kinds: readonly string[];
+  readonly objects: readonly KvEvent[];
+}
+
+const slabBytes = 256 * 1024;
+/** Native code asks for this much room: see kBytesPerWord and kBytesPerEvent there. */
+const mostBytesOf = ({ wordCount, count }: PackedEvents): number => 64 + wordCount * 5 + count * 320;
+
+export class PackedEncoder {
+  readonly #encoding: Encoding;
+  #slab = Buffer.allocUnsafeSlow(slabBytes);
+  #end = 0;
+  #kinds: readonly string[] = [];
+  #kindNames = Buffer.alloc(0);
+
+  constructor(encoding: Encoding) {
+    this.#encoding = encoding;
+  }
+
+  /** Throws KvError PROTOCOL for extra keys that msgpack has no word for. */
+  encode(packed: PackedEvents, ts: number, rank: number | null): Buffer {
+    const { words, wordCount, count, objects } = packed;
+    const { encoding = 'map', intBlockHashes = true } = this.#encoding;
+    const encoded = objects.length === 0 ? null : objects.map((event) => encodeEvent(event, this.#encoding));
+    let most = mostBytesOf(packed);
+    for (const { length } of encoded ?? []) most += length;
+    if (this.#end + most > this.#slab.length) {
+      this.#slab = Buffer.allocUnsafeSlow(Math.max(slabBytes, most));
+      this.#end = 0;
+    }
+    const from = this.#end;
+    const [asArray, fullHashes] = [encoding === 'array', !intBlockHashes];
+    const kinds = this.#namesOf(packed.kinds);
+    const slab = this.#slab;
+    this.#end += native.encodeKvEvents(
+      words,
+      wordCount,
+      count,
+      ts,
+      rank ?? -1,
+      asArray,
+      fullHashes,
+      kinds,
+      encoded,
+      slab,
+      from,
+    );
+    return slab.subarray(from, this.#end);
+  }
+
+  #namesOf(kinds: readonly string[]): Buffer {
+    if (kinds !== this.#kinds) {
+      this.#kinds = kinds;
+      this.#kindNames = Buffer.concat(
+        kinds.map((kind) => Buffer.concat([Buffer.from([kind.length]), Buffer.from(kind)])),
+      );
+    }
+    return this.#kindNames;
+  }
+}

@@ -1,0 +1,32 @@
+import type { HashKey } from '@kvtier/identity';
+import { expect, it } from 'vitest';
+import { createAdmission } from './admission.ts';
+
+const named = (number: number): HashKey => `block ${number}` as HashKey;
+
+it('always admits always', () => {
+  const policy = createAdmission('always');
+  expect([0, 0, 1].map((n) => policy.admit('s', named(n), 1, 0))).toEqual([true, true, true]);
+});
+
+it('second-touch admits every second use, per namespace, and forgets what it admitted', () => {
+  const policy = createAdmission('second-touch');
+  const uses = [0, 1, 0, 0, 1, 0].map((n) => policy.admit('s', named(n), 1, 0));
+  expect(uses).toEqual([false, false, true, false, true, true]);
+  expect(policy.admit('t', named(7), 1, 0)).toBe(false);
+  expect(policy.admit('s', named(7), 1, 0)).toBe(false);
+});
+
+it('second-touch remembers most of the last 100,000 names, in bounded memory, and forgets old ones', () => {
+  const policy = createAdmission('second-touch');
+  const count = 100_000;
+  let falselyAdmitted = 0;
+  for (let n = 0; n < count; n++) if (policy.admit('s', named(n), 1, 0)) falselyAdmitted++;
+  expect(falselyAdmitted).toBeLessThan(10); // another name with the same fingerprint
+  let remembered = 0;
+  for (let n = 0; n < count; n++) if (policy.admit('s', named(n), 1, 0)) remembered++;
+  expect(remembered).toBeGreaterThan(count * 0.9);
+  for (let n = count; n < 12 * count; n++) policy.admit('s', named(n), 1, 0);
+  policy.admit('s', named(-1), 1, 0);
+  expect(policy.admit('s', named(count), 1, 0)).toBe(false);
+});

@@ -1,0 +1,151 @@
+/**
+ * S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023).
+ *
+ *     insert ──▶ small (a tenth) ──used again──▶ main ──unused──▶ out         ghost: names that left `small` unused;
+ *                  └──used at most once──▶ out, name to ghost     ◀──used── └─┘      one that comes back goes to main
+ *
+ * What is never used again leaves quickly and does not push out what is. Uses are counted up to 3. Aging happens inside
+ * `victim`, so that nothing is moved before there is need. Ghosts need the entry's name (`InsertHint.name`); without
+ * names there are none. Chains: a child is put next to its parent, on the colder side, where they share a queue; and as
+ * the queues take turns, an entry that has children is not chosen before them.
+ */
+import { ChainParents } from './chain-parents.ts';
+import { EntryLists, none } from './entry-lists.ts';
+import type { EntryIndex, EvictionPolicy, InsertHint } from './policy.ts';
+
+const small = 0;
+const main = 1;
+const usesMax = 3;
+/** Uses after its insertion that bring an entry from `small` to `main`. */
+const promotionUses = 2;
+
+export class S3FifoPolicy implements EvictionPolicy {
+  readonly name = 's3-fifo';
+  readonly #lists = new EntryLists('s3-fifo', 2);
+  readonly #links = new ChainParents();
+  #uses: Uint8Array = new Uint8Array(64);
+  readonly #names = new Map<EntryIndex, number>();
+  /** Names, oldest first; as many as entries in `main`. */
+  readonly #ghosts = new Set<number>();
+  /** What `victim` chose last: its removal is an eviction. */
+  #chosen: EntryIndex = none;
+
+  get count(): number {
+    return this.#lists.count;
+  }
+
+  has(entry: EntryIndex): boolean {
+    return this.#lists.has(entry);
+  }
+
+  insert(entry: EntryIndex, _nowUs: number, hint?: InsertHint): void {
+    const { parent, name } = hint ?? {};
+    const returns = name !== undefined && this.#ghosts.has(name);
+    const parentList = parent !== undefined && this.has(parent) ? this.#lists.listOf(parent) : none;
+    if (parentList === small || (parentList === main && returns)) this.#lists.insertColderThan(parent!, entry);
+    else this.#lists.append(returns ? main : small, entry);
+    this.#links.add(entry, parentList === none ? undefined : parent);
+    if (returns) this.#ghosts.delete(name);
+    if (name !== undefined) this.#names.set(entry, name);
+    this.#setUses(entry, 0);
+  }
+
+  touch(entry: EntryIndex, _nowUs: number): void {
+    this.#lists.listOf(entry); // tracked
+    this.#uses[entry] = Math.min(this.#uses[entry]! + 1, usesMax);
+  }
+
+  remove(entry: EntryIndex): void {
+    const list = this.#lists.listOf(entry);
+    this.#lists.remove(entry);
+    this.#links.remove(entry);
+    const name = this.#names.get(entry);
+    this.#names.delete(entry);
+    if (entry === this.#chosen && list === small && name !== undefined) this.#ghosts.add(name);
+    if (entry === this.#chosen) this.#chosen = none;
+    for (const oldest of this.#ghosts) {
+      if (this.#ghosts.size <= Math.max(1, this.#lists.count)) break;
+      this.#ghosts.delete(oldest);
+    }
+  }
+
+  victim(isFree: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    const mayEvict = (entry: EntryIndex): boolean => !this.#links.hasChildren(entry) && isFree(entry);
+    const smallFirst = this.#lists.countOf(small) * 10 >= this.#lists.count;
+    const found = smallFirst
+      ? (this.#fromSmall(mayEvict) ?? this.#fromMain(mayEvict))
+      : (this.#fromMain(mayEvict) ?? this.#fromSmall(mayEvict));
+    this.#chosen = found ?? none;
+    return found;
+  }
+
+  /** As if everything were evicted now, one after another, and nothing used meanwhile. */
+  *coldestFirst(): Iterable<EntryIndex> {
+    const copy = new S3FifoPolicy();
+    for (const list of [small, main]) {
+      for (const entry of this.#lists.entriesOf(list)) {
+        copy.#lists.append(list, entry);
+        copy.#setUses(entry, this.#uses[entry]!);
+        copy.#links.add(entry, undefined);
+      }
+    }
+    // Parents first, as they have to be known when their children are.
+    const linked = new Set<EntryIndex>();
+    for (const entry of this.#uses.keys()) {
+      const path: EntryIndex[] = [];
+      for (let at: EntryIndex | undefined = entry; at !== undefined && this.has(at) && !linked.has(at); ) {
+        linked.add(at);
+        path.push(at);
+        at = this.#links.parentOf(at);
+      }
+      for (const at of path.reverse()) copy.#links.add(at, this.#links.parentOf(at));
+    }
+    for (let next = copy.victim(() => true); next !== undefined; next = copy.victim(() => true)) {
+      yield next;
+      copy.remove(next);
+    }
+  }
+
+  checkIntegrity(): void {
+    this.#lists.checkIntegrity();
+  }
+
+  #fromSmall(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    let entry = this.#lists.coldest(small);
+    while (entry !== none) {
+      const next = this.#lists.warmer(entry);
+      if (this.#uses[entry]! >= promotionUses) {
+        this.#lists.move(main, entry);
+        this.#uses[entry] = 0;
+      } else if (mayEvict(entry)) return entry;
+      entry = next;
+    }
+    return undefined;
+  }
+
+  #fromMain(mayEvict: (entry: EntryIndex) => boolean): EntryIndex | undefined {
+    // Every use buys one more round, as with CLOCK; what may not go keeps its place and its uses.
+    for (let round = 0; round <= usesMax; round++) {
+      let left = this.#lists.countOf(main);
+      for (let entry = this.#lists.coldest(main); entry !== none && left > 0; left--) {
+        const next = this.#lists.warmer(entry);
+        if (mayEvict(entry)) {
+          if (this.#uses[entry] === 0) return entry;
+          this.#uses[entry]!--;
+          this.#lists.move(main, entry);
+        }
+        entry = next;
+      }
+    }
+    return undefined;
+  }
+
+  #setUses(entry: EntryIndex, uses: number): void {
+    if (entry >= this.#uses.length) {
+      const grown = new Uint8Array(Math.max(entry + 1, this.#uses.length * 2));
+      grown.set(this.#uses);
+      this.#uses = grown;
+    }
+    this.#uses[entry] = uses;
+  }
+}

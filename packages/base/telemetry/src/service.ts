@@ -1,0 +1,98 @@
+/**
+ * The life of a service process: start, say "ready" to the supervisor (Node IPC, when there is one), run until SIGTERM,
+ * SIGINT, SIGHUP or until the supervisor is gone, close in order. A failure at start is one line on stderr and exit code 1.
+ *
+ * Invariant: once its end has begun the process is gone within `closeDeadlineMs`, whatever hangs. Node's own ways out (process.exit, an
+ * uncaught exception, an empty event loop) all join libuv's threads, and with one that is stuck in a file system call none of
+ * them ends. So nothing here relies on them: a process ends by _exit, and by SIGKILL from a thread of its own at its deadline.
+ */
+
+import { native } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
+import { stderrSink } from './line-sink.ts';
+
+/** From the signal to SIGKILL; a supervisor that stops several services gives less. */
+const closeDeadlineMs = 8_000;
+/** What lines that nobody reads may hold up an end. */
+const lastWordsMs = 500;
+
+export interface RunningService {
+  /** Told to the supervisor as {ready: ...}: addresses and the like. */
+  readonly ready: Readonly<Record<string, unknown>>;
+  close(): Promise<void>;
+}
+
+/** Ends the process now: no file system call, no listener and no reader of our lines can keep it. */
+export function endProcess(code: number): void {
+  void stderrSink()
+    .flush(lastWordsMs)
+    .then(() => native.exitNow(code));
+}
+
+export function runService(name: string, start: () => Promise<RunningService>): void {
+  let running: RunningService | undefined;
+  let closing = false;
+  const say = (what: string): void => stderrSink().write(`${name}: ${what}\n`);
+  const closeBy = (why: string): void =>
+    native.killAfter(closeDeadlineMs, `${name}: not closed ${closeDeadlineMs / 1000} s after ${why}; killed\n`);
+
+  const stop = async (why: string): Promise<void> => {
+    if (closing) return;
+    closing = true;
+    closeBy(why);
+    let code = 0;
+    try {
+      await running?.close();
+    } catch (error) {
+      say(`while closing: ${(error as Error).message}`);
+      code = 1;
+    }
+    tell({ turns: turnsOf() }); // for whoever watches over a test
+    endProcess(code);
+  };
+  const crash = (error: unknown, origin: string): void => {
+    closeBy(origin);
+    say(`${origin}, a defect: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`);
+    endProcess(1);
+  };
+  process.on('uncaughtException', crash); // and what nobody caught of a promise
+  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) process.on(signal, () => void stop(signal));
+  if (process.connected) {
+    // Nobody is left to restart or reap us. The thread is for a loop that stands still.
+    native.endWithParent(
+      closeDeadlineMs,
+      `${name}: still there ${closeDeadlineMs / 1000} s after its supervisor; killed\n`,
+    );
+    process.on('disconnect', () => void stop('the end of its supervisor'));
+    process.on('message', (message: unknown) => {
+      if (isPing(message)) tell({ pong: message.ping });
+    });
+  }
+  start().then(
+    (service) => {
+      running = service;
+      native.watchTurns(); // of the service; a start may take its time
+      if (!closing) tell({ ready: service.ready });
+    },
+    (error: unknown) => {
+      if (closing) return;
+      const failure = KvError.from(error, 'SETUP');
+      say(`${failure.code}: ${failure.message}`);
+      endProcess(1);
+    },
+  );
+}
+
+/** A supervisor that has just died is learned of by 'disconnect', not by an error here. */
+function tell(message: object): void {
+  process.send?.(message, undefined, undefined, () => {});
+}
+
+/** Of the event loop since the service was ready; CPU time of its thread. */
+function turnsOf(): { longestMs: number; above50ms: number } {
+  const { longestCpuMs, longTurns } = native.turnsSeen();
+  return { longestMs: longestCpuMs, above50ms: longTurns };
+}
+
+const isPing = (message: unknown): message is { ping: unknown } =>
+  typeof message === 'object' && message !== null && 'ping' in message;

@@ -1,0 +1,246 @@
+/**
+ * One load: Ready ranges come in chain order, their blocks are copied into the KV cache as they come, and each is
+ * verified while it is copied.
+ *
+ *      announced by the node   ├──────────────────────────┤        `#ready`
+ *      copy started            ├─────────────────┤                 `#started`
+ *      copied and verified     ├──────────┤                        the result, when it ends
+ *
+ * Where all of it is announced at once, it may be offered instead: to be imported with a step, layer by layer (`ArrivedLoad`).
+ * What comes from slower tiers comes more slowly than the bus, and is copied as it comes.
+ *
+ * Invariants: the result is a prefix, and every block of it matched its checksum on arrival, so that a node that died
+ * or lied in the middle costs time but never truth. It ends once, and only when no copy runs any more: the blocks are
+ * the scheduler's again. Whatever the node leased is released.
+ */
+import { KvError } from '@kvtier/errors';
+import type { Executor, StepResult } from '@kvtier/executor';
+import type { ArrivedLoad } from '@kvtier/scheduler';
+import { type ConnectorCounters, count } from './counters.ts';
+import type { Session } from './session-client.ts';
+import type { Answer } from './session-link.ts';
+import type { Timers } from './timers.ts';
+
+export interface LoadContext {
+  readonly session: Session;
+  readonly executor: Pick<Executor, 'importBlocks'>;
+  readonly timers: Timers;
+  readonly counters: ConnectorCounters;
+  /** Blocks copied, and how long the copy took. */
+  onCopied(blocks: number, elapsedUs: number): void;
+  /** All blocks lie in the arena at once: true when a step will import them. */
+  readonly onArrived?: ((load: ArrivedLoad) => boolean) | undefined;
+}
+
+export interface LoadOutcome {
+  /** Blocks from the first on. */
+  readonly loaded: number;
+  /** Where each of them came from. */
+  readonly tiers: readonly string[];
+  /** A step imported them: how long that took says nothing about the copy. */
+  readonly withStep: boolean;
+}
+
+/** The node ends a load at its deadline by itself; this much later we do. */
+const graceMs = 25;
+/** Copies at a time: one runs while the next is prepared; what is announced meanwhile travels together. */
+const maxCopies = 2;
+const releaseDeadlineMs = 5_000;
+
+export class LoadRun {
+  readonly #context: LoadContext;
+  readonly #blockIds: Int32Array;
+  readonly #onEnd: (outcome: LoadOutcome) => void;
+  readonly #offsets: Float64Array;
+  readonly #checksums: BigUint64Array;
+  readonly #tiers: string[] = [];
+  readonly #verified: Uint8Array;
+  readonly #corrupt: number[] = [];
+  #loadId: bigint | undefined;
+  /** The node's lease may exist. */
+  #leased = false;
+  #ready = 0;
+  #started = 0;
+  /** Copies that run, and an offer that is not decided. */
+  #copies = 0;
+  #withStep = false;
+  /** No more Ready is taken. */
+  #closed = false;
+  /** No more copies are started either. */
+  #halted = false;
+  #ended = false;
+
+  /** @param hashes of the blocks to load, packed; `onEnd` is never called from in here */
+  constructor(
+    context: LoadContext,
+    hashes: Buffer,
+    blockIds: Int32Array,
+    deadlineMs: number,
+    onEnd: (outcome: LoadOutcome) => void,
+  ) {
+    this.#context = context;
+    this.#blockIds = blockIds;
+    this.#onEnd = onEnd;
+    this.#offsets = new Float64Array(blockIds.length);
+    this.#checksums = new BigUint64Array(blockIds.length);
+    this.#verified = new Uint8Array(blockIds.length);
+    const sent = context.session.link.send({ $case: 'load', value: { hashes, deadlineMs } }, deadlineMs + graceMs, {
+      onAnswer: (answer) => this.#answered(answer),
+      onFailure: (error) => {
+        if (error.code !== 'DEADLINE') this.#leased = false;
+        this.#close(error.code.toLowerCase(), true);
+      },
+    });
+    if (sent instanceof KvError) {
+      queueMicrotask(() => this.#close(sent.code.toLowerCase(), true));
+    } else {
+      this.#loadId = sent;
+      this.#leased = true;
+    }
+  }
+
+  #answered(answer: Answer): void {
+    if (answer.$case === 'loadDone') {
+      this.#close(answer.value.reason);
+      return;
+    }
+    try {
+      if (answer.$case !== 'ready') throw new KvError('PROTOCOL', `a load was answered with ${answer.$case}`);
+      const { first, offsets, checksums, tier } = answer.value;
+      if (this.#closed) return;
+      if (
+        first !== this.#ready ||
+        offsets.length !== checksums.length ||
+        first + offsets.length > this.#offsets.length
+      ) {
+        throw new KvError('PROTOCOL', `the cache node announced blocks ${first} + ${offsets.length} out of order`);
+      }
+      this.#offsets.set(this.#context.session.offsets(offsets), first);
+      for (const [i, checksum] of checksums.entries()) {
+        this.#checksums[first + i] = checksum;
+        this.#tiers[first + i] = tier;
+      }
+      this.#ready += offsets.length;
+      this.#pump();
+    } catch (error) {
+      this.#context.session.link.end(KvError.from(error, 'PROTOCOL'));
+      this.#close('protocol', true);
+    }
+  }
+
+  #pump(): void {
+    if (this.#copies < maxCopies && this.#started < this.#ready && !this.#halted) {
+      const first = this.#started;
+      this.#started = this.#ready;
+      if (first > 0 || this.#ready < this.#blockIds.length || !this.#offer()) void this.#copy(first, this.#started);
+    }
+    if (this.#copies === 0 && this.#closed && !this.#ended) this.#end();
+  }
+
+  /** True when it was taken: it counts as a copy until it is decided. */
+  #offer(): boolean {
+    const { session, onArrived } = this.#context;
+    if (!onArrived) return false;
+    const { link, arena } = session;
+    const [blockIds, offsets, checksums] = [this.#blockIds, this.#offsets, this.#checksums];
+    this.#copies++;
+    const taken = onArrived({
+      blocks: { arena, blockIds, offsets, checksums },
+      get live() {
+        return link.alive;
+      },
+      import: (step) => this.#importWith(step),
+      decline: () => {
+        this.#copies--;
+        if (this.#halted) this.#pump();
+        else void this.#copy(0, this.#started);
+      },
+    });
+    if (!taken) this.#copies--;
+    return taken;
+  }
+
+  async #importWith(step: () => Promise<StepResult>): Promise<StepResult> {
+    this.#withStep = true;
+    try {
+      const result = await this.#context.session.copy(step);
+      if (result.imported) this.#verdicts(result.imported, 0);
+      else this.#fail('not imported');
+      return result;
+    } catch (error) {
+      this.#fail(KvError.from(error).code.toLowerCase());
+      throw error;
+    } finally {
+      this.#copies--;
+      this.#pump();
+    }
+  }
+
+  #verdicts(flags: Uint8Array, first: number): void {
+    this.#verified.set(flags, first);
+    for (const [i, flag] of flags.entries()) if (flag !== 1) this.#corrupt.push(first + i);
+    if (this.#corrupt.length > 0) this.#fail('checksum');
+  }
+
+  async #copy(first: number, end: number): Promise<void> {
+    const { session, executor, timers } = this.#context;
+    this.#copies++;
+    const startedAtMs = timers.nowMs();
+    try {
+      const flags = await session.copy(() =>
+        executor.importBlocks(
+          session.arena,
+          this.#blockIds.slice(first, end),
+          this.#offsets.slice(first, end),
+          this.#checksums.slice(first, end),
+        ),
+      );
+      this.#context.onCopied(end - first, (timers.nowMs() - startedAtMs) * 1_000);
+      this.#verdicts(flags.subarray(0, end - first), first);
+    } catch (error) {
+      this.#fail(KvError.from(error).code.toLowerCase());
+    }
+    this.#copies--;
+    this.#pump();
+  }
+
+  /** The end is near; `reason` is "" when the node brought everything. Copies that run are waited for. */
+  #close(reason: string, halt = false): void {
+    if (!this.#closed && reason !== '') count(this.#context.counters, 'load', reason);
+    this.#closed = true;
+    this.#halted ||= halt;
+    this.#pump();
+  }
+
+  /** Ours, not the node's: it may have said already that all is well. */
+  #fail(reason: string): void {
+    if (!this.#halted) count(this.#context.counters, 'load', reason);
+    this.#close('', true);
+  }
+
+  #end(): void {
+    this.#ended = true;
+    const gap = this.#verified.indexOf(0);
+    const loaded = gap < 0 ? this.#verified.length : gap;
+    this.#release();
+    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded), withStep: this.#withStep });
+  }
+
+  #release(): void {
+    const loadId = this.#loadId;
+    if (loadId === undefined || !this.#leased) return;
+    const { link } = this.#context.session;
+    const corrupt = this.#corrupt.sort((a, b) => a - b);
+    const settled = (): void => link.forget(loadId);
+    link.send(
+      { $case: 'release', value: { loadId, corrupt } },
+      releaseDeadlineMs,
+      {
+        onAnswer: settled,
+        onFailure: settled,
+        onLate: settled,
+      },
+      true,
+    );
+  }
+}

@@ -1,0 +1,195 @@
+/**
+ * What the node holds of each waiting request: asked once, off the scheduler's path, and remembered for a while.
+ *
+ * Invariants: `match` never waits; a lookup that is not answered within its deadline means "nothing held"; `onWake`
+ * fires whenever a pending match became known. At most `maxEntries` requests are remembered.
+ */
+import { KvError } from '@kvtier/errors';
+import type { Hit, LoadChoice, LoadPlanner, Plan } from '@kvtier/load-planner';
+import type { Match } from '@kvtier/scheduler';
+import { maxHashesPerFrame } from '@kvtier/wire';
+import { type ConnectorCounters, count } from './counters.ts';
+import { commonPrefixes } from './groups.ts';
+import type { Session } from './session-client.ts';
+import type { Timers } from './timers.ts';
+
+export interface MatchOptions {
+  /** Per attention group, the blocks that a prefix needs before its end; Infinity: all. */
+  readonly windows: readonly number[];
+  readonly hashBytes: number;
+  /** undefined: as the planner says. */
+  readonly lookupDeadlineMs: number | undefined;
+  readonly planner: LoadPlanner;
+  readonly timers: Timers;
+  readonly counters: ConnectorCounters;
+  readonly onWake: () => void;
+}
+
+interface Entry {
+  /** Block of the chain that the lookup began with. */
+  readonly first: number;
+  /** Per attention group, with gaps where its window is finite; undefined while the node has not answered. */
+  hits: readonly Hit[] | undefined;
+  /** What to load beyond `localBlocks`, as planned for that number. */
+  plan: (Plan & { readonly localBlocks: number; readonly fromArena: boolean }) | undefined;
+  knownAtMs: number;
+}
+
+const nothing: Match = { state: 'known', blocks: 0 };
+const pending: Match = { state: 'pending' };
+const maxEntries = 16_384;
+/** What was known longer ago than this is asked again: the node's contents change. */
+const staleAfterMs = 5_000;
+
+export class MatchTable {
+  readonly #options: MatchOptions;
+  readonly #entries = new Map<string, Entry>();
+
+  constructor(options: MatchOptions) {
+    this.#options = options;
+  }
+
+  get size(): number {
+    return this.#entries.size;
+  }
+
+  match(sessions: readonly Session[] | null, requestId: string, hashes: Buffer, localBlocks: number): Match {
+    const { hashBytes, timers } = this.#options;
+    if (localBlocks * hashBytes >= hashes.length) return nothing;
+    let entry = this.#entries.get(requestId);
+    const stale =
+      entry?.hits !== undefined && (localBlocks < entry.first || timers.nowMs() - entry.knownAtMs > staleAfterMs);
+    if (entry === undefined || stale) {
+      if (sessions === null) return nothing;
+      if (entry === undefined && this.#entries.size >= maxEntries) {
+        count(this.#options.counters, 'lookup', 'too many requests');
+        return nothing;
+      }
+      entry = { first: localBlocks, hits: undefined, plan: undefined, knownAtMs: 0 };
+      this.#entries.set(requestId, entry);
+      const end = (localBlocks + maxHashesPerFrame) * hashBytes;
+      this.#lookUp(sessions, requestId, entry, hashes.subarray(localBlocks * hashBytes, end));
+    }
+    if (entry.hits === undefined) return pending;
+    if (entry.plan?.localBlocks !== localBlocks) this.#plan(entry, localBlocks);
+    return { state: 'known', blocks: entry.plan!.blocks };
+  }
+
+  /** How long the planned load was predicted to take; undefined when that says nothing about the node's estimates. */
+  predictedUs(requestId: string, firstBlock: number, blocks: number): number | undefined {
+    const plan = this.#entries.get(requestId)?.plan;
+    if (plan === undefined || plan.fromArena || plan.localBlocks !== firstBlock) return undefined;
+    return plan.blocks === blocks && plan.loadUs > 0 ? plan.loadUs : undefined;
+  }
+
+  /** After a load: per group, blocks up to `ends` (in the chain) turned out to be there, and no more; undefined: all. */
+  settle(requestId: string, ends: readonly (number | undefined)[], complete: boolean): void {
+    const entry = this.#entries.get(requestId);
+    if (entry?.hits === undefined) return;
+    // All came: should the request lose its blocks (preemption), it asks anew. Not all came: do not try the same again.
+    if (complete) this.#entries.delete(requestId);
+    else
+      this.#know(
+        entry,
+        entry.hits.map((hit, group) => {
+          const end = ends[group];
+          return end === undefined ? hit : cutSpans(hit, 0, Math.max(0, end - entry.first));
+        }),
+      );
+  }
+
+  forget(requestId: string): void {
+    this.#entries.delete(requestId);
+  }
+
+  #lookUp(sessions: readonly Session[], requestId: string, entry: Entry, hashes: Buffer): void {
+    const { counters, timers, planner, hashBytes, onWake, windows } = this.#options;
+    const deadlineMs = this.#options.lookupDeadlineMs ?? planner.lookupDeadlineMs(hashes.length / hashBytes);
+    const askedAtMs = timers.nowMs();
+    counters.lookups++;
+    const known = (hits: readonly Hit[]): void => {
+      if (this.#entries.get(requestId) !== entry) return; // forgotten meanwhile
+      this.#know(entry, hits);
+      onWake();
+    };
+    const asked = sessions.map(async (session, group): Promise<Hit> => {
+      const gaps = windows[group] !== Number.POSITIVE_INFINITY;
+      const value = gaps ? { hashes, gaps } : { hashes };
+      const answer = await session.link.call({ $case: 'lookup', value }, 'lookup', deadlineMs);
+      planner.observeRoundTrip((timers.nowMs() - askedAtMs) * 1_000);
+      const hit = { spans: answer.spans, estimatedUs: answer.estimatedUs };
+      const held = heldOf(hit);
+      const blocks = hit.spans.reduce((sum, span) => sum + span.count, 0);
+      if (held === answer.held && blocks * hashBytes <= hashes.length && (gaps || held === blocks)) return hit;
+      session.link.end(new KvError('PROTOCOL', `${answer.held} blocks held in spans of ${held} blocks`));
+      return noHit;
+    });
+    Promise.all(asked).then(
+      (hits) => {
+        counters.heldBlocks += this.#choices(hits, 0).at(-1)?.blocks ?? 0;
+        known(hits);
+      },
+      (error: unknown) => {
+        count(counters, 'lookup', KvError.from(error).code.toLowerCase());
+        known(sessions.map(() => noHit));
+      },
+    );
+  }
+
+  /** What could be loaded beyond the first `from` blocks of the hits, shortest first. */
+  #choices(hits: readonly Hit[], from: number): LoadChoice[] {
+    const { windows } = this.#options;
+    if (windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return commonPrefixes(hits, windows, from);
+    const blocks = heldOf(hits[0]!) - from;
+    return blocks > 0 ? [{ blocks, copies: blocks, bringUs: 0 }] : [];
+  }
+
+  #know(entry: Entry, hits: readonly Hit[]): void {
+    entry.hits = hits;
+    entry.plan = undefined;
+    entry.knownAtMs = this.#options.timers.nowMs();
+  }
+
+  #plan(entry: Entry, localBlocks: number): void {
+    const { planner, timers, counters, windows } = this.#options;
+    const from = localBlocks - entry.first;
+    const hits = entry.hits!;
+    const choices = this.#choices(hits, from);
+    let plan: Plan;
+    let fromArena: boolean;
+    if (windows.length === 1 && windows[0] === Number.POSITIVE_INFINITY) {
+      const beyond = cutSpans(hits[0]!, from, Number.POSITIVE_INFINITY);
+      plan = planner.plan(beyond, timers.nowMs());
+      fromArena = cutSpans(beyond, 0, plan.blocks).spans.every(({ tier }) => tier === 'arena');
+    } else {
+      plan = planner.planAmong(choices, timers.nowMs());
+      fromArena = choices.find(({ blocks }) => blocks === plan.blocks)?.bringUs === 0;
+    }
+    if (entry.plan === undefined) {
+      counters.plannedBlocks += plan.blocks;
+      const left = (choices.at(-1)?.blocks ?? 0) - plan.blocks;
+      if (left > 0) count(counters, 'lookup', 'slower than computing', left);
+    }
+    entry.plan = { ...plan, localBlocks, fromArena };
+  }
+}
+
+const noHit: Hit = { spans: [], estimatedUs: 0 };
+
+/** Gaps do not count. */
+const heldOf = (hit: Hit): number => hit.spans.reduce((sum, span) => sum + (span.tier === '' ? 0 : span.count), 0);
+
+/** The part of a hit between blocks `from` and `to`; its estimate shrinks with the blocks that are not in the arena. */
+export function cutSpans(hit: Hit, from: number, to: number): Hit {
+  const isAway = (tier: string): boolean => tier !== 'arena' && tier !== '';
+  const away = (spans: Hit['spans']): number => spans.reduce((sum, s) => sum + (isAway(s.tier) ? s.count : 0), 0);
+  let at = 0;
+  const spans = hit.spans.flatMap(({ tier, count }) => {
+    const start = Math.max(at, from);
+    at += count;
+    const left = Math.min(at, to) - start;
+    return left > 0 ? [{ tier, count: left }] : [];
+  });
+  const whole = away(hit.spans);
+  return { spans, estimatedUs: whole === 0 ? 0 : (hit.estimatedUs * away(spans)) / whole };
+}

@@ -1,0 +1,110 @@
+/** A connector between a fake executor and a fake node, in a folder of its own. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { ArrivedLoad, LoadResult, Match } from '@kvtier/scheduler';
+import { type ConnectorOptions, createConnector, type NodeConnector } from '../node-connector.ts';
+import type { Timers } from '../timers.ts';
+import { FakeExecutor } from './fake-executor.ts';
+import { FakeNode } from './fake-node.ts';
+import { chainOf, contentOf, hashBytes, hashOf } from './memory.ts';
+
+/** Real time, `speed` times as fast: deadlines of seconds pass in a test of milliseconds. */
+export const fastTimers = (speed: number): Timers => ({
+  nowMs: () => performance.now() * speed,
+  after: (ms, run) => {
+    const timer = setTimeout(run, ms / speed);
+    return () => clearTimeout(timer);
+  },
+});
+
+/** Poll until `condition` holds; throws after two seconds. */
+export async function until(condition: () => boolean, what: string): Promise<void> {
+  const deadline = performance.now() + 2_000;
+  while (!condition()) {
+    if (performance.now() > deadline) throw new Error(`still waiting: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  }
+}
+
+export class ConnectorRig {
+  readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-connector-'));
+  readonly node = new FakeNode(join(this.folder, 's'));
+  readonly executor = new FakeExecutor(256);
+  readonly connector: NodeConnector;
+  readonly warnings: string[] = [];
+  wakes = 0;
+
+  constructor(options: Partial<ConnectorOptions> = {}) {
+    this.connector = createConnector({
+      socketPath: join(this.folder, 's'),
+      executor: this.executor,
+      namespace: new Uint8Array(32).fill(7),
+      hashBytes,
+      loadDeadlineMs: 200,
+      logger: { info: () => {}, warn: (_, message) => this.warnings.push(message) },
+      onWake: () => this.wakes++,
+      ...options,
+    });
+  }
+
+  /** Start the node and wait for the session. */
+  async attach(): Promise<void> {
+    await this.node.start();
+    await this.attached();
+  }
+
+  attached = (): Promise<void> => until(() => this.connector.attached, 'a session');
+
+  async matched(id: string, hashes: Buffer, localBlocks: number): Promise<number> {
+    let match: Match = this.connector.match(id, hashes, localBlocks);
+    await until(() => {
+      match = this.connector.match(id, hashes, localBlocks);
+      return match.state === 'known';
+    }, 'a match');
+    return (match as { blocks: number }).blocks;
+  }
+
+  load(
+    id: string,
+    chain: number,
+    first: number,
+    blockIds: number[],
+    onArrived?: (load: ArrivedLoad) => boolean,
+  ): Promise<LoadResult> {
+    return new Promise((resolve) => {
+      const hashes = chainOf(chain, first + blockIds.length);
+      let inside = true;
+      const onDone = (result: LoadResult): void => {
+        if (inside) throw new Error('called back from inside the call');
+        resolve(result);
+      };
+      this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived);
+      inside = false;
+    });
+  }
+
+  /** Fill the blocks with what is right for the chain and store them. */
+  store(chain: number, first: number, blockIds: number[]): Promise<void> {
+    for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
+    return new Promise((resolve) => {
+      let inside = true;
+      this.connector.store(chainOf(chain, first + blockIds.length), first, Int32Array.from(blockIds), () => {
+        if (inside) throw new Error('called back from inside the call');
+        resolve();
+      });
+      inside = false;
+    });
+  }
+
+  /** The block holds what belongs to block `index` of the chain. */
+  holds(block: number, chain: number, index: number): boolean {
+    return Buffer.compare(this.executor.blocks[block]!, contentOf(hashOf(chain, index))) === 0;
+  }
+
+  async close(): Promise<void> {
+    await this.connector.close();
+    await this.node.kill();
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+}

@@ -1,5 +1,0 @@
-export * from './connector.ts';
-export type { ConnectorCounters } from './counters.ts';
-export { type ConnectorOptions, createConnector, type NodeConnector } from './node-connector.ts';
-export type { ConnectorLogger } from './session-client.ts';
-export { realTimers, type Timers } from './timers.ts';

@@ -1,0 +1,241 @@
+/** The API server's life: clients that leave, an engine that comes and goes, health, metrics, start and end. */
+import { connect } from 'node:net';
+import { KvError } from '@kvtier/errors';
+import { describe, expect, it, vi } from 'vitest';
+import { type ApiServerOptions, startApiServer } from './api-server.ts';
+import { caught, Harness, ids, jsonOf, modelDir, silent, text } from './testing/harness.ts';
+import { cacheUse, event, ScriptedEngine, say } from './testing/scripted-engine.ts';
+
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
+const at = new Harness();
+
+describe('a client that leaves', () => {
+  it('before the first token: the engine’s call is cancelled', async () => {
+    const abort = new AbortController();
+    const pending = at.client.completions.create({ model: 'demo', prompt: 'a' }, { signal: abort.signal });
+    const ended = expect(pending).rejects.toThrow('aborted');
+    await vi.waitUntil(() => at.engine.seen.length === 1, { timeout: 10_000 });
+    abort.abort();
+    await ended;
+    await at.engine.seen[0]!.cancelled;
+    await vi.waitUntil(
+      async () => (await at.metricsText()).includes('requests_total{route="/v1/completions",status="499"} 1'),
+      { timeout: 10_000 },
+    );
+    expect(await at.metricsText()).toContain('kvtier_requests_running 0');
+  });
+
+  it('in the middle of a stream: the same', async () => {
+    at.engine.script = (call) => void call.write(event({ tokenIds: ids(' 34') }));
+    const stream = await at.client.completions.create({ model: 'demo', prompt: 'a', n: 2, stream: true });
+    for await (const chunk of stream) {
+      expect(chunk.choices[0]!.text).toBe(' 34');
+      break; // the OpenAI client aborts the request
+    }
+    await Promise.all(at.engine.seen.map((seen) => seen.cancelled));
+    expect(at.engine.seen).toHaveLength(2);
+  });
+
+  it('that does not read holds the engine’s stream back instead of filling memory', async () => {
+    const tokensPerEvent = 2_000;
+    const text = ' Photographer'.repeat(tokensPerEvent);
+    const tokenIds = ids(text);
+    const wantedBytes = 64 << 20; // far beyond what the kernel and the streams between may hold
+    let writtenBytes = 0;
+    let stalled = false;
+    at.engine.script = async (call) => {
+      while (writtenBytes < wantedBytes && !stalled) {
+        writtenBytes += text.length;
+        if (call.write(event({ tokenIds }))) continue;
+        stalled = await new Promise<boolean>((resolve) => {
+          const timer = setTimeout(resolve, 1_000, true);
+          call.once('drain', () => {
+            clearTimeout(timer);
+            resolve(false);
+          });
+        });
+      }
+    };
+    const body = JSON.stringify({ prompt: 'a', stream: true, max_tokens: 4_000 });
+    const socket = connect(Number(new URL(at.server.url).port), '127.0.0.1').pause();
+    socket.write(
+      `POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
+    );
+    await vi.waitUntil(() => stalled || writtenBytes >= wantedBytes, { timeout: 20_000 });
+    expect(writtenBytes).toBeLessThan(wantedBytes / 2);
+    socket.destroy();
+    await at.engine.seen[0]!.cancelled;
+  });
+});
+
+describe('models, health, metrics, admin', () => {
+  it('lists the one model', async () => {
+    const listed = await at.client.models.list();
+    expect(listed.data).toEqual([
+      { id: 'demo', object: 'model', created: expect.any(Number), owned_by: 'kvtier', max_model_len: 4_096 },
+    ]);
+    expect((await at.client.models.retrieve('demo')).id).toBe('demo');
+  });
+
+  it('health says what is served', async () => {
+    const response = await fetch(`${at.server.url}/health`);
+    expect([response.status, await response.json()]).toEqual([
+      200,
+      {
+        status: 'ok',
+        engine: {
+          model: 'demo',
+          backend: 'cpu',
+          max_model_tokens: 4_096,
+          tier_attached: true,
+          block_tokens: 16,
+          block_count: 100,
+          block_bytes: 16_384,
+        },
+        progress: { running: 0, finished: 0, silent_ms: 0 },
+      },
+    ]);
+  });
+
+  it('health is 503 when answers run without a token', async () => {
+    await at.open({ limits: { stallMs: 0 } });
+    const pending = at.client.completions.create({ model: 'demo', prompt: 'a' }).catch(() => 'ended');
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/health`)).status === 503, patience);
+    await at.engine.stop();
+    expect(await pending).toBe('ended');
+  });
+
+  it('metrics are ours and the engine’s', async () => {
+    at.engine.script = say(ids(' 34'), 'length', cacheUse({ cachedTokens: 3, tokensByTier: { disk: 3 } }));
+    await at.client.completions.create({ model: 'demo', prompt: 'a' });
+    const text = await at.metricsText();
+    expect(text).toContain('kvtier_requests_total{route="/v1/completions",status="200"} 1');
+    expect(text).toContain('kvtier_request_cached_tokens_total{tier="disk"} 3');
+    expect(text).toContain('kvtier_request_engine_up 1');
+    expect(text).toMatch(/\nkvtier_engine_steps_total 7\n$/);
+  });
+
+  it('resets the engine’s prefix cache', async () => {
+    expect(await (await at.post('/admin/reset_prefix_cache', {})).json()).toEqual({ done: true });
+    expect(await (await fetch(`${at.server.url}/admin/reset_prefix_cache`, { method: 'POST' })).json()).toEqual({
+      done: false,
+    });
+  });
+
+  it('pins a prefix by name, of text or of token ids, and unpins it', async () => {
+    const pin = async (body: object) => {
+      const answer = await at.post('/admin/pin_prefix', body);
+      return [answer.status, await answer.json()];
+    };
+    const unpin = async (name: string) => (await at.post('/admin/unpin_prefix', { name })).json();
+    expect(await pin({ name: 'a', prompt: [5, 6, 7] })).toEqual([200, { pinned_tokens: 3 }]);
+    expect(await pin({ name: 'b', prompt: ' 34', cache_salt: 's' })).toMatchObject([200, {}]);
+    expect(at.engine.pins).toEqual([
+      { name: 'a', promptTokenIds: [5, 6, 7], cacheSalt: '' },
+      { name: 'b', promptTokenIds: expect.arrayContaining(ids(' 34')), cacheSalt: 's' },
+    ]);
+    expect([await unpin('a'), await unpin('a')]).toEqual([{ done: true }, { done: false }]);
+    expect(at.engine.pins.map(({ name }) => name)).toEqual(['b']);
+  });
+
+  it('says why a prefix is not pinned', async () => {
+    const refused = async (body: object) => {
+      const answer = await at.post('/admin/pin_prefix', body);
+      const { error } = (await answer.json()) as { error: { code: string; param: string; message: string } };
+      return [answer.status, error.code, error.param];
+    };
+    expect(await refused({ prompt: 'x' })).toEqual([400, 'missing_required_parameter', 'name']);
+    expect(await refused({ name: 'a', prompt: ['x', 'y'] })).toEqual([400, 'invalid_value', 'prompt']);
+    expect(await refused({ name: 'a', prompt: 'x', max_tokens: 1 })).toEqual([400, 'unknown_parameter', 'max_tokens']);
+    at.engine.pinRefusal = new KvError('CONFIG', 'pinned prefix a: 0 of 0 blocks are pinned');
+    expect(await refused({ name: 'a', prompt: 'x' })).toEqual([409, 'pin_refused', null]);
+    at.engine.pinRefusal = new KvError('REQUEST', 'pinned prefix a: is pinned already; unpin it first');
+    expect(await refused({ name: 'a', prompt: 'x' })).toEqual([400, 'invalid_value', null]);
+  });
+
+  it('names a request as the client did', async () => {
+    const named = (id: string) => fetch(`${at.server.url}/health`, { headers: { 'x-request-id': id } });
+    expect((await named('mine-1')).headers.get('x-request-id')).toBe('mine-1');
+    expect((await named('not this one')).headers.get('x-request-id')).toMatch(/^[0-9a-f-]{36}$/);
+  });
+});
+
+describe('an engine that comes and goes', () => {
+  it('ends running requests clearly, is 503 while away, and is found again', async () => {
+    at.engine.script = (call) => void call.write(event({ tokenIds: ids(' 34') }));
+    const stream = await at.client.completions.create({ model: 'demo', prompt: 'a', stream: true });
+    const reading = (async () => {
+      for await (const _ of stream);
+    })();
+    const streamEnded = caught(reading);
+    await vi.waitUntil(() => at.engine.seen.length === 1, patience);
+    await at.engine.stop();
+    expect((await streamEnded).error).toMatchObject({ code: 'engine_unavailable' });
+    const { status, error, headers } = await caught(at.client.completions.create({ model: 'demo', prompt: 'a' }));
+    expect([status, headers!.get('retry-after')]).toEqual([503, '1']);
+    expect(error).toMatchObject({ type: 'server_error', code: 'engine_unavailable' });
+    const health = await fetch(`${at.server.url}/health`);
+    expect([health.status, (await jsonOf(health)).error.code]).toEqual([503, 'engine_unavailable']);
+    expect(await at.metricsText()).toContain('kvtier_request_engine_up 0');
+
+    at.engine = new ScriptedEngine(`unix:${at.dir}/engine.sock`, modelDir);
+    at.engine.script = say(ids(' 34'), 'length');
+    await at.engine.start();
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/health`)).status === 200, { timeout: 5_000 });
+    expect((await at.client.completions.create({ model: 'demo', prompt: 'a' })).choices[0]!.text).toBe(' 34');
+  });
+
+  it('may come after the API server', async () => {
+    await at.engine.stop();
+    await at.open({ firstContactMs: 0 });
+    expect((await fetch(`${at.server.url}/v1/models`)).status).toBe(503);
+    at.engine = new ScriptedEngine(`unix:${at.dir}/engine.sock`, modelDir);
+    await at.engine.start();
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, { timeout: 5_000 });
+  });
+
+  it('with a model that has no tokenizer: the start fails with one line', async () => {
+    at.engine.description = { ...at.engine.description, modelDir: at.dir };
+    await expect(at.open()).rejects.toMatchObject({
+      code: 'MODEL',
+      message: expect.stringContaining('tokenizer.json'),
+    });
+  });
+});
+
+describe('the start', () => {
+  const start = (part: Partial<ApiServerOptions>) =>
+    startApiServer({
+      host: '127.0.0.1',
+      port: 0,
+      engine: `unix:${at.dir}/engine.sock`,
+      logger: silent,
+      text,
+      ...part,
+    });
+
+  it('says when the port is taken', async () => {
+    const port = Number(new URL(at.server.url).port);
+    await expect(start({ port })).rejects.toMatchObject({
+      code: 'LOCKED',
+      message: `127.0.0.1:${port}: another process listens there; choose another port with --port`,
+    });
+  });
+
+  it('refuses to listen beyond this machine', async () => {
+    await expect(start({ host: '0.0.0.0' })).rejects.toMatchObject({ code: 'CONFIG' });
+  });
+});
+
+describe('the end', () => {
+  it('cuts answers after the grace and tells their clients', async () => {
+    await at.open({ limits: { closeGraceMs: 20 } });
+    const pending = caught(at.client.completions.create({ model: 'demo', prompt: 'a' }));
+    await vi.waitUntil(() => at.engine.seen.length === 1, patience);
+    await at.server.close();
+    expect((await pending).error).toMatchObject({ message: 'the API server is closing; try again' });
+    await at.engine.seen[0]!.cancelled;
+  });
+});

@@ -1,0 +1,339 @@
+/**
+ * The API server: an HTTP server on loopback with OpenAI's API in front of one engine worker.
+ *
+ *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
+ *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix
+ *
+ * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
+ * shape; an engine that is down makes /health 503 and comes back by itself.
+ */
+import { randomUUID } from 'node:crypto';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
+import { Bodies, Body, bodyOf } from './bodies.ts';
+import { HttpError, toHttpError } from './errors.ts';
+import { Generation } from './generation.ts';
+import { metricsContentType, RequestMetrics } from './metrics.ts';
+import { checkOrigin } from './origin.ts';
+import { type Model, RemoteEngine } from './remote-engine.ts';
+import { TextPool } from './text-pool.ts';
+import { unknownModel } from './understand.ts';
+
+export interface ApiServerOptions {
+  /** 127.0.0.1, ::1 or localhost */
+  readonly host: string;
+  /** 0: any free one */
+  readonly port: number;
+  /** gRPC address of the engine worker: "unix:/path" or "127.0.0.1:port" */
+  readonly engine: string;
+  readonly logger: Logger;
+  /** How long the start waits for the engine; without it the API server opens all the same and answers 503. */
+  readonly firstContactMs?: number;
+  readonly limits?: Partial<ApiServerLimits>;
+  /** Whose threads read texts; its owner closes it. Without it the API server has its own. */
+  readonly text?: TextPool;
+}
+
+/** All the API server's limits in one place. */
+export interface ApiServerLimits {
+  /** A prompt of a million token ids fits. */
+  readonly bodyBytes: number;
+  /** For a request's head and body to arrive. */
+  readonly receiveMs: number;
+  readonly connections: number;
+  /** In progress at once, also those that a client sends without waiting for the answer before. */
+  readonly requests: number;
+  /** Bodies above 64 KiB that arrive or are being read at once; the others wait. */
+  readonly largeBodies: number;
+  /** For its turn, of a large body; and then for the rest of it to arrive. */
+  readonly largeBodyMs: number;
+  /** A client that takes nothing of its answer for so long is cut off. */
+  readonly unreadMs: number;
+  /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
+  readonly answersRunning: number;
+  /** A running answer without a token for so long: /health says 503. */
+  readonly stallMs: number;
+  /** The engine is given up on for one request after so long without a token. */
+  readonly silenceMs: number;
+  /** What running answers get at close before they are cut. */
+  readonly closeGraceMs: number;
+}
+
+const defaultLimits: ApiServerLimits = {
+  bodyBytes: 16 << 20,
+  receiveMs: 60_000,
+  connections: 4_096,
+  requests: 4_096,
+  largeBodies: 16,
+  largeBodyMs: 20_000,
+  unreadMs: 60_000,
+  answersRunning: 2_048,
+  stallMs: 120_000,
+  silenceMs: 600_000,
+  closeGraceMs: 2_000,
+};
+
+/** For an aborted answer to tell its client so. */
+const cutAfterMs = 1_000;
+
+/** Of a body that needs no place among the large ones; and of all such bodies together. */
+const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
+
+const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
+
+export interface ApiServer {
+  readonly url: string;
+  close(): Promise<void>;
+}
+
+/** @throws KvError CONFIG (not loopback), LOCKED (port taken), SETUP (port not permitted), MODEL (see loadTokenizer) */
+export async function startApiServer(options: ApiServerOptions): Promise<ApiServer> {
+  if (!loopback.has(options.host)) {
+    throw new KvError(
+      'CONFIG',
+      `host ${options.host}: the API server has no login and listens on loopback only; use 127.0.0.1`,
+    );
+  }
+  const limits = { ...defaultLimits, ...options.limits };
+  const { logger } = options;
+  const text = options.text ?? new TextPool();
+  const remote = new RemoteEngine({ address: options.engine, logger, text, silenceDeadlineMs: limits.silenceMs });
+  const metrics = new RequestMetrics();
+  const { answersRunning: maxRunning, unreadMs } = limits;
+  const generation = new Generation({ remote, text, metrics, logger, maxRunning, unreadMs });
+  const app = createApp(limits, metrics, logger);
+  const closeIdle = trackConnections(app);
+  addRoutes(app, { remote, text, generation, metrics, stallMs: limits.stallMs });
+
+  const close = async (): Promise<void> => {
+    const closed = app.close(); // takes no new request, waits for the running ones
+    const grace = setTimeout(() => generation.abortAll(), limits.closeGraceMs);
+    const cut = setTimeout(() => app.server.closeAllConnections(), limits.closeGraceMs + cutAfterMs);
+    const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
+    await closed;
+    clearTimeout(grace);
+    clearTimeout(cut);
+    clearInterval(sweep);
+    remote.close();
+    if (!options.text) await text.close();
+  };
+  try {
+    const url = await listen(app, options.host, options.port);
+    await remote.start(options.firstContactMs ?? 10_000);
+    return { url, close };
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}
+
+async function listen(app: FastifyInstance, host: string, port: number): Promise<string> {
+  try {
+    return await app.listen({ host, port });
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    if (code === 'EADDRINUSE') {
+      throw new KvError('LOCKED', `${host}:${port}: another process listens there; choose another port with --port`);
+    }
+    throw new KvError(
+      'SETUP',
+      `${host}:${port}: cannot listen (${code ?? message}); choose a port above 1023 with --port`,
+    );
+  }
+}
+
+/**
+ * Returns what closes every connection without a request in progress. Node's closeIdleConnections leaves those that
+ * never carried one, which clients open ahead of need.
+ */
+function trackConnections(app: FastifyInstance): () => void {
+  const idle = new Set<Socket>();
+  app.server.on('connection', (socket: Socket) => {
+    idle.add(socket);
+    socket.once('close', () => idle.delete(socket));
+  });
+  app.server.on('request', ({ socket }: IncomingMessage, response: ServerResponse) => {
+    idle.delete(socket);
+    response.once('close', () => {
+      if (!socket.destroyed) idle.add(socket);
+    });
+  });
+  return () => {
+    for (const socket of idle) socket.destroy();
+  };
+}
+
+function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Logger): FastifyInstance {
+  const app = fastify({
+    bodyLimit: limits.bodyBytes,
+    requestTimeout: limits.receiveMs,
+    // A client may name its request, for its logs and ours.
+    genReqId: (request: IncomingMessage) => {
+      const given = request.headers['x-request-id'];
+      return typeof given === 'string' && /^[\w.:-]{1,128}$/.test(given) ? given : randomUUID();
+    },
+    frameworkErrors: (error, _request, reply) => void sendError(reply, toHttpError(error)),
+    clientErrorHandler: (error, socket) => {
+      if (error.code === 'ECONNRESET' || !socket.writable) return void socket.destroy();
+      const status = error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? '408 Request Timeout' : '400 Bad Request';
+      const { body } = new HttpError(400, `Not a complete HTTP request (${error.code}).`, { code: 'invalid_http' });
+      const text = JSON.stringify(body);
+      socket.end(
+        `HTTP/1.1 ${status}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(text)}\r\n` +
+          `connection: close\r\n\r\n${text}`,
+      );
+    },
+  });
+  const bodies = new Bodies({
+    maxBytes: limits.bodyBytes,
+    smallBytes: smallBodyBytes,
+    smallTotalBytes: smallBodiesBytes,
+    places: limits.largeBodies,
+    waitMs: limits.largeBodyMs,
+    receiveMs: limits.largeBodyMs,
+  });
+  // JSON alone: a web page's plain form must not reach the engine. Its bytes are counted here and read elsewhere.
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', async (_request: FastifyRequest, payload: IncomingMessage) => {
+    const body = await bodies.receive(payload);
+    if (payload.socket.destroyed) body.drop(); // the hook below has run
+    return body;
+  });
+  app.server.maxConnections = limits.connections;
+  let inProgress = 0;
+  app.addHook('onRequest', async (request, reply) => {
+    reply.header('x-request-id', request.id);
+    inProgress++;
+    reply.raw.once('close', () => {
+      inProgress--;
+      if (request.body instanceof Body) request.body.drop();
+    });
+    // The answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes.
+    let unread = false;
+    reply.raw.once('prefinish', () =>
+      reply.raw.setTimeout(limits.unreadMs, () => {
+        unread = true;
+        reply.raw.destroy();
+      }),
+    );
+    const route = request.routeOptions.url ?? 'unknown';
+    // 'close' comes after every answer, and alone when the client left before it was complete.
+    reply.raw.once('close', () => {
+      const complete = reply.raw.writableFinished && !unread;
+      metrics.requests.inc({ route, status: String(complete ? reply.raw.statusCode : 499) });
+    });
+    checkOrigin(request.headers);
+    if (inProgress > limits.requests) {
+      throw new KvError('BUSY', `the API server: ${limits.requests} requests are in progress; try again later`);
+    }
+  });
+  app.setNotFoundHandler((request, reply) =>
+    sendError(
+      reply,
+      new HttpError(404, `Unknown request: ${request.method} ${request.url.slice(0, 200)}.`, { code: 'unknown_url' }),
+    ),
+  );
+  app.setErrorHandler((error: FastifyError, request, reply) => {
+    const failure = toHttpError(error);
+    // What is left of the body is not wanted.
+    if (!request.raw.complete) reply.header('connection', 'close');
+    if (failure.body.error.code === 'internal_error')
+      logger.error({ request: request.id, err: error }, 'request failed');
+    else if (failure.status >= 500) logger.warn({ request: request.id }, failure.message);
+    return sendError(reply, failure);
+  });
+  return app;
+}
+
+interface Parts {
+  readonly remote: RemoteEngine;
+  readonly text: TextPool;
+  readonly generation: Generation;
+  readonly metrics: RequestMetrics;
+  readonly stallMs: number;
+}
+
+function addRoutes(app: FastifyInstance, { remote, text, generation, metrics, stallMs }: Parts): void {
+  app.post('/v1/completions', (request, reply) => generation.completions(request, reply));
+  app.post('/v1/chat/completions', (request, reply) => generation.chat(request, reply));
+  app.get('/v1/models', async () => ({ object: 'list', data: [modelCard(remote.model())] }));
+  app.get<{ Params: { '*': string } }>('/v1/models/*', async (request) => {
+    const name = request.params['*']; // served names may hold a slash
+    const model = remote.model();
+    if (name !== model.description.model) throw unknownModel(name);
+    return modelCard(model);
+  });
+  app.get('/health', (_request, reply) => health(reply, remote, generation, stallMs));
+  app.get('/metrics', async (_request, reply) => {
+    const engineText = await remote.metrics().catch(() => '');
+    metrics.engineUp.set(engineText === '' && !remote.reachable ? 0 : 1);
+    return reply.header('content-type', metricsContentType).send(await metrics.text(engineText));
+  });
+  app.post('/admin/reset_prefix_cache', async () => ({ done: await remote.resetPrefixCache() }));
+  app.post('/admin/pin_prefix', async (request) => ({ pinned_tokens: await pinPrefix(remote, text, request) }));
+  app.post('/admin/unpin_prefix', async (request) => {
+    const { name } = await bodyOf(request).use((bytes) => text.run('unpin', remote.model().text, bytes));
+    return { done: await remote.unpinPrefix(name) };
+  });
+}
+
+/** @throws HttpError 400 (the body), 409 (no room for pins, or an engine without them), KvError */
+async function pinPrefix(remote: RemoteEngine, text: TextPool, request: FastifyRequest): Promise<number> {
+  const { name, prompt, cacheSalt } = await bodyOf(request).use((bytes) => text.run('pin', remote.model().text, bytes));
+  try {
+    return await remote.pinPrefix({ name, promptTokenIds: [...prompt], cacheSalt });
+  } catch (error) {
+    if (!(error instanceof KvError) || error.code !== 'CONFIG') throw error;
+    throw new HttpError(409, error.message, { code: 'pin_refused' });
+  }
+}
+
+const modelCard = ({ description, createdSeconds }: Model) => ({
+  id: description.model,
+  object: 'model',
+  created: createdSeconds,
+  owned_by: 'kvtier',
+  max_model_len: description.maxModelTokens,
+});
+
+/** 200 only when the engine answers now and running answers move. */
+async function health(
+  reply: FastifyReply,
+  remote: RemoteEngine,
+  generation: Generation,
+  stallMs: number,
+): Promise<unknown> {
+  const progress = generation.progress;
+  try {
+    const engine = await remote.look();
+    if (progress.silentMs > stallMs) {
+      throw new KvError(
+        'DEADLINE',
+        `engine: ${progress.running} answers run, without a token for ${progress.silentMs} ms`,
+      );
+    }
+    return {
+      status: 'ok',
+      engine: {
+        model: engine.model,
+        backend: engine.backend,
+        max_model_tokens: engine.maxModelTokens,
+        tier_attached: engine.tierAttached,
+        block_tokens: engine.blockTokens,
+        block_count: Number(engine.blockCount),
+        block_bytes: Number(engine.blockBytes),
+      },
+      progress: { running: progress.running, finished: progress.finished, silent_ms: progress.silentMs },
+    };
+  } catch (error) {
+    return reply.code(503).send({ status: 'unavailable', ...toHttpError(error).body });
+  }
+}
+
+function sendError(reply: FastifyReply, failure: HttpError): FastifyReply {
+  if (failure.retryAfterSeconds !== undefined) reply.header('retry-after', String(failure.retryAfterSeconds));
+  return reply.code(failure.status).send(failure.body);
+}

@@ -1,0 +1,73 @@
+/** The API server's own metrics, `kvtier_request_*`; /metrics gives them followed by the engine's. */
+import { turnMetrics } from '@kvtier/telemetry/metrics';
+import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import type { Totals } from './answers.ts';
+
+const secondsBuckets = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120];
+
+export class RequestMetrics {
+  readonly #registry = new Registry();
+  readonly #registers = [this.#registry];
+  readonly requests = new Counter({
+    name: 'kvtier_requests_total',
+    help: 'HTTP requests answered, by route and status (499: the client ended it)',
+    labelNames: ['route', 'status'] as const,
+    registers: this.#registers,
+  });
+  readonly running = new Gauge({
+    name: 'kvtier_requests_running',
+    help: 'Answers being generated now',
+    registers: this.#registers,
+  });
+  readonly firstTokenSeconds = new Histogram({
+    name: 'kvtier_request_time_to_first_token_seconds',
+    help: 'From the request’s arrival to its first token',
+    buckets: secondsBuckets,
+    registers: this.#registers,
+  });
+  readonly requestSeconds = new Histogram({
+    name: 'kvtier_request_seconds',
+    help: 'From the request’s arrival to its last token',
+    buckets: secondsBuckets,
+    registers: this.#registers,
+  });
+  readonly #promptTokens = new Counter({
+    name: 'kvtier_request_prompt_tokens_total',
+    help: 'Tokens of prompts',
+    registers: this.#registers,
+  });
+  readonly #completionTokens = new Counter({
+    name: 'kvtier_request_completion_tokens_total',
+    help: 'Tokens of answers',
+    registers: this.#registers,
+  });
+  readonly #cachedTokens = new Counter({
+    name: 'kvtier_request_cached_tokens_total',
+    help: 'Tokens of prompts that were not computed, by the tier they came from',
+    labelNames: ['tier'] as const,
+    registers: this.#registers,
+  });
+  readonly engineUp = new Gauge({
+    name: 'kvtier_request_engine_up',
+    help: '1 while the engine worker answers',
+    registers: this.#registers,
+  });
+
+  constructor() {
+    turnMetrics('API server', this.#registry);
+  }
+
+  countTokens(totals: Totals): void {
+    this.#promptTokens.inc(totals.promptTokens);
+    this.#completionTokens.inc(totals.completionTokens);
+    for (const [tier, tokens] of Object.entries(totals.tokensByTier)) this.#cachedTokens.inc({ tier }, tokens);
+  }
+
+  /** Prometheus' text form. `engineText`: the engine's own, '' when it does not answer. */
+  async text(engineText: string): Promise<string> {
+    const own = await this.#registry.metrics();
+    return engineText === '' ? own : `${own.trimEnd()}\n${engineText.trimEnd()}\n`;
+  }
+}
+
+export const metricsContentType = Registry.PROMETHEUS_CONTENT_TYPE;

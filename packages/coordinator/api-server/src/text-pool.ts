@@ -1,0 +1,267 @@
+/**
+ * The threads that work on clients' texts (understand.ts), so that the event loop never parses, renders or tokenizes:
+ *
+ *   body ─► queue ─► thread 0: small bodies only ─► parameters and token ids, or why not
+ *                └─► thread 1: any body
+ *
+ * Large bodies never keep small ones waiting. Measured: a job's way to a thread and back is 35 µs at the median.
+ *
+ * Invariants: every job ends: with its outcome, at `waitMs` in the queue, at `jobMs` in a thread (the thread is ended, and
+ * another one takes its place), or with its client. A thread that dies, of too much memory for example, costs its one job.
+ */
+import { Worker } from 'node:worker_threads';
+import { KvError } from '@kvtier/errors';
+import { TokenTable, type TokenTableParts } from './detokenizer.ts';
+import { HttpError } from './errors.ts';
+import type { BodyKind, TextModel, Understood } from './understand.ts';
+
+export interface TextJob {
+  readonly kind: BodyKind | 'load';
+  readonly model: TextModel;
+  /** Differs after every load: the model's files may have changed. */
+  readonly generation: number;
+  readonly body: ArrayBuffer;
+}
+
+export type TextFailure =
+  | { readonly kind: 'model'; readonly message: string }
+  | { readonly kind: 'defect'; readonly message: string }
+  | {
+      readonly kind: 'refused';
+      readonly status: number;
+      readonly message: string;
+      readonly param: string | undefined;
+      readonly code: string | undefined;
+      readonly type: string;
+    };
+
+/** What a thread answers, and says once when it is `ready` for jobs. */
+export interface TextOutcome {
+  readonly ready?: true;
+  readonly value?: unknown;
+  readonly failure?: TextFailure;
+}
+
+/** A model whose texts the threads can work on. */
+export interface LoadedText {
+  readonly model: TextModel;
+  readonly generation: number;
+  readonly table: TokenTable;
+}
+
+export interface TextPoolOptions {
+  readonly threads?: number;
+  /** Of a job in the queue. */
+  readonly waitMs?: number;
+  /** Of a job in a thread, with reading the tokenizer if the thread is new. */
+  readonly jobMs?: number;
+  /** Of a thread's heap: a tokenizer of 128,000 tokens takes about 200 MiB of it. */
+  readonly heapMiB?: number;
+}
+
+/** Bodies up to here go to any thread, larger ones not to the first. */
+export const smallBodyBytes = 256 << 10;
+/** Of a thread's start, before its first job. */
+const startMs = 60_000;
+/** More jobs are refused. */
+const maxWaiting = 4_096;
+/** A thread does not inherit what reads TypeScript: it begins with that. */
+const threadEntry = new URL(
+  `data:text/javascript,${encodeURIComponent(
+    `import { register } from ${JSON.stringify(import.meta.resolve('tsx/esm/api'))};
+     register();
+     await import(${JSON.stringify(new URL('./text-thread.ts', import.meta.url).href)});`,
+  )}`,
+);
+
+interface Waiting {
+  readonly job: TextJob;
+  /** Only this one may take it. */
+  readonly thread: TextThread | undefined;
+  readonly settle: (outcome: TextOutcome | Error) => void;
+}
+
+class TextThread {
+  readonly #heapMiB: number;
+  readonly takesLarge: boolean;
+  #worker: Worker | undefined;
+  #isReady = false;
+  #running: { readonly settle: Waiting['settle']; readonly jobMs: number; timer: NodeJS.Timeout } | undefined;
+
+  constructor(takesLarge: boolean, heapMiB: number) {
+    this.takesLarge = takesLarge;
+    this.#heapMiB = heapMiB;
+    this.#worker = this.#open(); // while the engine is looked for
+  }
+
+  get idle(): boolean {
+    return this.#running === undefined;
+  }
+
+  takes({ job, thread }: Waiting): boolean {
+    if (thread !== undefined) return thread === this;
+    return this.takesLarge || job.body.byteLength <= smallBodyBytes;
+  }
+
+  start({ job, settle }: Waiting, jobMs: number): void {
+    this.#worker ??= this.#open();
+    this.#running = { settle, jobMs, timer: this.#timer(this.#isReady ? jobMs : startMs) };
+    this.#worker.postMessage(job, job.body.byteLength === 0 ? [] : [job.body]);
+  }
+
+  async close(why: Error): Promise<void> {
+    const worker = this.#worker;
+    this.#end(why);
+    await worker?.terminate();
+  }
+
+  #timer(ms: number): NodeJS.Timeout {
+    return setTimeout(() => this.#end(tookTooLong(ms)), ms);
+  }
+
+  #onMessage(outcome: TextOutcome): void {
+    if (!outcome.ready) {
+      this.#settle(outcome);
+      return;
+    }
+    this.#isReady = true;
+    const running = this.#running;
+    if (!running) return;
+    clearTimeout(running.timer);
+    running.timer = this.#timer(running.jobMs);
+  }
+
+  #open(): Worker {
+    this.#isReady = false;
+    const worker = new Worker(threadEntry, {
+      execArgv: [],
+      resourceLimits: { maxOldGenerationSizeMb: this.#heapMiB },
+    });
+    worker.unref(); // a process that has nothing else to do may end
+    worker.on('message', (outcome: TextOutcome) => {
+      if (this.#worker === worker) this.#onMessage(outcome);
+    });
+    // Both come after its last message.
+    worker.on('error', (error: NodeJS.ErrnoException) => {
+      if (this.#worker !== worker) return;
+      this.#end(error.code === 'ERR_WORKER_OUT_OF_MEMORY' ? tookTooMuch() : error);
+    });
+    worker.on('exit', (code) => {
+      if (this.#worker === worker) this.#end(new Error(`a text thread ended by itself (${code})`));
+    });
+    return worker;
+  }
+
+  #settle(outcome: TextOutcome | Error): void {
+    const running = this.#running;
+    this.#running = undefined;
+    if (!running) return;
+    clearTimeout(running.timer);
+    running.settle(outcome);
+  }
+
+  /** Whatever it is doing; the next job gets a new thread. */
+  #end(why: Error): void {
+    void this.#worker?.terminate();
+    this.#worker = undefined;
+    this.#settle(why);
+  }
+}
+
+export class TextPool {
+  readonly #threads: readonly TextThread[];
+  readonly #waitMs: number;
+  readonly #jobMs: number;
+  readonly #queue: Waiting[] = [];
+  #generation = 0;
+  #closed = false;
+
+  constructor(options: TextPoolOptions = {}) {
+    const { threads = 2, waitMs = 30_000, jobMs = 30_000, heapMiB = 1_024 } = options;
+    this.#threads = Array.from({ length: threads }, (_, at) => new TextThread(at > 0 || threads === 1, heapMiB));
+    this.#waitMs = waitMs;
+    this.#jobMs = jobMs;
+  }
+
+  /** Reads the model's text side in all threads. @throws KvError MODEL: a file is missing or damaged */
+  async load(model: TextModel): Promise<LoadedText> {
+    const generation = ++this.#generation;
+    const load = (thread: TextThread) =>
+      this.#run({ kind: 'load', model, generation, body: new ArrayBuffer(0) }, undefined, thread);
+    const [parts] = await Promise.all(this.#threads.map(load));
+    return { model, generation, table: new TokenTable(parts as TokenTableParts) };
+  }
+
+  /**
+   * What a body asks for. `body` moves to a thread and is empty afterwards. @throws HttpError: what the client is told,
+   * KvError: BUSY (queue), DEADLINE, or the reason of `signal`
+   */
+  async run<K extends BodyKind>(
+    kind: K,
+    { model, generation }: LoadedText,
+    body: ArrayBuffer,
+    signal?: AbortSignal,
+  ): Promise<Understood[K]> {
+    return (await this.#run({ kind, model, generation, body }, signal)) as Understood[K];
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true;
+    for (const waiting of this.#queue.splice(0)) waiting.settle(closing());
+    await Promise.all(this.#threads.map((thread) => thread.close(closing())));
+  }
+
+  #run(job: TextJob, signal?: AbortSignal, thread?: TextThread): Promise<unknown> {
+    if (this.#closed) return Promise.reject(closing());
+    if (signal?.aborted) return Promise.reject(signal.reason);
+    if (this.#queue.length >= maxWaiting) return Promise.reject(busy(`${maxWaiting} requests wait to be read`));
+    return new Promise((resolve, reject) => {
+      const settle = (outcome: TextOutcome | Error): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', leave);
+        if (outcome instanceof Error) reject(outcome);
+        else if (outcome.failure) reject(asError(outcome.failure));
+        else resolve(outcome.value);
+        this.#dispatch();
+      };
+      const waiting: Waiting = { job, thread, settle };
+      /** Out of the queue; of no effect on what runs. */
+      const drop = (why: Error): void => {
+        const at = this.#queue.indexOf(waiting);
+        if (at === -1) return;
+        this.#queue.splice(at, 1);
+        settle(why);
+      };
+      const leave = (): void => drop(signal!.reason as Error);
+      const timer = setTimeout(
+        () => drop(busy(`the request waited ${this.#waitMs / 1_000} s to be read`)),
+        this.#waitMs,
+      );
+      signal?.addEventListener('abort', leave, { once: true });
+      this.#queue.push(waiting);
+      this.#dispatch();
+    });
+  }
+
+  #dispatch(): void {
+    for (const thread of this.#threads) {
+      if (!thread.idle) continue;
+      const at = this.#queue.findIndex((waiting) => thread.takes(waiting));
+      if (at !== -1) thread.start(this.#queue.splice(at, 1)[0]!, this.#jobMs);
+    }
+  }
+}
+
+function asError(failure: TextFailure): Error {
+  if (failure.kind === 'model') return new KvError('MODEL', failure.message);
+  if (failure.kind === 'defect') return new Error(failure.message);
+  const { status, message, param, code, type } = failure;
+  return new HttpError(status, message, { param, type, ...(code === undefined ? {} : { code }) });
+}
+
+const busy = (why: string): KvError => new KvError('BUSY', `the API server: ${why}; try again later`, { retry: true });
+const closing = (): KvError => new KvError('DISCONNECTED', 'the API server is closing; try again', { retry: true });
+const tookTooLong = (ms: number): KvError =>
+  new KvError('DEADLINE', `the API server: the body was not read within ${ms / 1_000} s; send less`);
+const tookTooMuch = (): HttpError =>
+  new HttpError(413, 'The body takes too much memory to be read; send less.', { code: 'request_too_large' });

@@ -1,0 +1,199 @@
+// A GPU behind Backend: the transformer and the transfer engine on one device, and the arenas that are pinned for it.
+//
+// Invariant: a copy's call returns only when the device touches its blocks and slots no more. One that misses its deadline
+// keeps its thread until then, and fails; the scheduler does not wait for it: a load's request starts anew after its own
+// deadline and leaves its blocks with the load, an export holds blocks that nobody waits for.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+#include "backend.h"
+#include "model/transformer.h"
+#include "transfer/transfers.h"
+
+namespace kvtier {
+namespace {
+
+using cuda::TransferResult;
+
+constexpr int kCopyThreads = 6;  // four channels on the bus, and some that may wait for a device that does not answer
+constexpr std::chrono::milliseconds kSettlePoll(20);
+
+cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
+  cuda::CudaOptions options;
+  options.device = static_cast<int>(gpu.device);
+  options.compute = static_cast<NumberType>(gpu.compute);
+  options.kv = static_cast<NumberType>(gpu.kv);
+  options.graphs = gpu.graphs;
+  options.step_deadline_us = gpu.step_deadline_us;
+  options.capture_at_start = gpu.capture_at_start;
+  options.cublaslt = gpu.cublaslt;
+  return options;
+}
+
+class CudaBackend : public Backend {
+ public:
+  CudaBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits, const GpuOptions& gpu)
+      : device_(static_cast<int>(gpu.device)), blocks_(limits.blocks), block_layers_(shape.block_layers), kinds_(shape.kinds) {
+    UseDevice();
+    transformer_ = std::make_unique<cuda::CudaTransformer>(shape, plan, limits, TransformerOptions(gpu));
+    cuda::TransferOptions transfer;
+    transfer.device = device_;
+    transfer.deadline_us = gpu.copy_deadline_us;
+    transfer.pin.device = device_;
+    engine_ = std::make_unique<cuda::Transfers>(
+        cuda::KvBlocks{transformer_->pool(), blocks_, static_cast<int64_t>(transformer_->block_bytes())}, transfer);
+  }
+
+  ~CudaBackend() override {
+    for (auto& [number, arena] : arenas_) arena.detaching = Release(arena);
+    for (auto& [number, arena] : arenas_) arena.detaching.wait();
+    engine_.reset();
+  }
+
+  void Check(const Step& step) const override { transformer_->Check(step); }
+  // The step's kernels for a layer wait, on the device, for that layer of all blocks; checksums are there when both have ended.
+  StepResult Run(const Step& step, CopyJob* import) override {
+    UseDevice();
+    if (import == nullptr) return transformer_->Run(step);
+    const auto arriving = BeginImport(*import);
+    StepResult result = transformer_->Run(step, [&](int64_t layer, gpu::Stream& stream) {
+      if (arriving) arriving->BeforeLayer(kinds_[static_cast<size_t>(layer)].slot, stream);
+    });
+    if (arriving) {
+      const TransferResult& end = arriving->Finish();
+      // The device still writes to the blocks: they are nobody's until this process ends.
+      if (end.outcome == TransferResult::Outcome::kTimedOut) throw std::runtime_error("GPU: import with a step: " + end.error);
+      if (end.outcome == TransferResult::Outcome::kDone) import->good = arriving->good();
+    }
+    SettleImport(step, !import->good.empty() && std::ranges::count(import->good, 0) == 0, result);
+    return result;
+  }
+  int64_t blocks() const override { return blocks_; }
+  size_t block_bytes() const override { return transformer_->block_bytes(); }
+  int copy_threads() const override { return kCopyThreads; }
+  size_t Pieces(const CopyJob&) const override { return 1; }  // the engine cuts it into batches
+
+  void Export(CopyJob& job, size_t) override {
+    const int arena = RegisteredArena(job);
+    Settle(engine_->Export(arena, job.blocks, job.offsets, job.sums), "export");
+  }
+  void Import(CopyJob& job, size_t) override {
+    const int arena = RegisteredArena(job);
+    Settle(engine_->Import(arena, job.blocks, job.offsets, job.sums, job.good), "import");
+  }
+
+  // Pinning walks every page of the arena: not on JavaScript's thread.
+  void Attached(int number, const std::shared_ptr<Arena>& arena) override {
+    Pinned pinned;
+    pinned.arena = arena;
+    pinned.registered = std::async(std::launch::async, [this, arena] {
+                          UseDevice();
+                          return engine_->Register(arena->base(), arena->bytes()).arena;
+                        }).share();
+    std::lock_guard lock(mutex_);
+    arenas_[number] = std::move(pinned);
+  }
+
+  void Detached(int number) override {
+    std::lock_guard lock(mutex_);
+    auto& arena = arenas_.at(number);
+    arena.detaching = Release(arena);
+  }
+
+  void Closing() override { closing_ = true; }
+
+  std::string Describe() const override {
+    UseDevice();
+    const auto info = gpu::Info();
+    const auto& times = transformer_->start_times();
+    std::ostringstream out;
+    out << R"({"backend":"cuda","device":")" << info.name << R"(","computeCapability":)" << info.compute_capability
+        << R"(,"emulated":)" << (info.emulated ? "true" : "false") << R"(,"gemm":")" << transformer_->gemm_name()
+        << R"(","weightsUs":)" << static_cast<int64_t>(times.weights_us) << R"(,"buffersUs":)" << static_cast<int64_t>(times.buffers_us)
+        << R"(,"graphsUs":)" << static_cast<int64_t>(times.graphs_us) << "}";
+    return out.str();
+  }
+
+ private:
+  struct Pinned {
+    std::shared_ptr<Arena> arena;
+    std::shared_future<int> registered;
+    std::shared_future<void> detaching;
+  };
+
+  // The runtime's current device is a matter of each thread.
+  void UseDevice() const {
+    static thread_local int used = -1;
+    if (used == device_) return;
+    gpu::Use(device_);
+    used = device_;
+  }
+
+  // Null where a step would have to wait for the arena to be pinned.
+  std::unique_ptr<cuda::LayeredImport> BeginImport(const CopyJob& job) {
+    std::shared_future<int> registered;
+    {
+      std::lock_guard lock(mutex_);
+      registered = arenas_.at(job.arena_number).registered;
+    }
+    if (registered.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
+    return engine_->ImportByLayer(registered.get(), job.blocks, job.offsets, job.sums, block_layers_);
+  }
+
+  int RegisteredArena(const CopyJob& job) {
+    UseDevice();
+    std::shared_future<int> registered;
+    {
+      std::lock_guard lock(mutex_);
+      registered = arenas_.at(job.arena_number).registered;
+    }
+    return registered.get();
+  }
+
+  // Memory that the device may still reach stays mapped, for ever if need be.
+  std::shared_future<void> Release(Pinned& pinned) {
+    if (pinned.detaching.valid()) return pinned.detaching;
+    return std::async(std::launch::async, [this, arena = pinned.arena, registered = pinned.registered] {
+             UseDevice();
+             bool free = false;
+             try {
+               free = engine_->Unregister(registered.get());
+             } catch (const std::exception&) {  // it was never registered, or the device is gone: the process will end
+             }
+             if (!free) new std::shared_ptr<Arena>(arena);
+           }).share();
+  }
+
+  void Settle(const TransferResult& result, const char* what) {
+    if (result.outcome == TransferResult::Outcome::kDone) return;
+    if (result.outcome == TransferResult::Outcome::kTimedOut) {
+      while (!closing_ && !engine_->Settled(result.ticket)) std::this_thread::sleep_for(kSettlePoll);
+    }
+    const bool busy = result.outcome == TransferResult::Outcome::kRefused;
+    throw std::runtime_error(std::string(busy ? "BUSY: " : "GPU: ") + what + ": " + result.error);
+  }
+
+  const int device_;
+  const int64_t blocks_, block_layers_;
+  const std::vector<LayerKind> kinds_;
+  std::unique_ptr<cuda::CudaTransformer> transformer_;
+  std::unique_ptr<cuda::Transfers> engine_;
+  std::mutex mutex_;
+  std::map<int, Pinned> arenas_;
+  std::atomic<bool> closing_{false};
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits, const GpuOptions& gpu) {
+  return std::make_unique<CudaBackend>(shape, plan, limits, gpu);
+}
+
+}  // namespace kvtier

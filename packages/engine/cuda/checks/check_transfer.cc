@@ -1,0 +1,180 @@
+// Blocks over the bus: the kernels that hash and copy them, the plan of copies, and whole transfers there and back. Exact: bytes
+// and checksums are equal or not. What may go wrong in a transfer: check_transfer_faults.cc.
+#include <algorithm>
+#include <cstring>
+
+#include "../kernels/kernels.h"
+#include "../transfer/copy_plan.h"
+#include "../transfer/paths.h"
+#include "transfer_world.h"
+
+namespace kvtier::cuda::check {
+namespace {
+
+KVTIER_CHECK(transfer_hash) {
+  for (int64_t bytes : {256, 272, 1008, 1024, 1040, 2048, 16 << 10, 32 << 10, (32 << 10) + 16, (33 << 10) - 16, 33 << 10, 65 << 10,
+                        (96 << 10) + 1008, 200000}) {
+    const int64_t blocks = bytes > 64 << 10 ? 2 : 19;  // more than the grid has
+    const int64_t stride = bytes + 48;
+    const Bytes content = RandomBytes(static_cast<uint64_t>(bytes), blocks * stride);
+    std::vector<int64_t> offsets;
+    for (int64_t i = 0; i < blocks; ++i) offsets.push_back((blocks - 1 - i) * stride);
+    DeviceArray<uint8_t> pool(content);
+    DeviceArray<int64_t> places(offsets);
+    DeviceArray<uint64_t> sums(offsets.size());
+    gpu::Stream stream;
+    HashBlocks(stream, sums.data(), pool.data(), places.data(), blocks, bytes);
+    Finish(stream);
+    std::vector<uint64_t> expected;
+    for (const int64_t offset : offsets) expected.push_back(HashOf(content.data() + offset, bytes));
+    ExpectTrue("HashBlocks", std::to_string(blocks) + " x " + std::to_string(bytes), sums.Download() == expected);
+  }
+}
+
+KVTIER_CHECK(transfer_pieces) {
+  for (int64_t bytes : {16, 4096, 4112, 12288 + 32, 20000}) {
+    const int64_t pieces = 7;
+    const Bytes content = RandomBytes(3, pieces * bytes);
+    DeviceArray<uint8_t> pool(content), back(content.size());
+    gpu::PinnedBuffer host(static_cast<size_t>(pieces * (bytes + 80)), "check");
+    memset(host.data(), 0xee, host.bytes());
+    std::vector<int64_t> pool_offsets, host_offsets;
+    for (int64_t i = 0; i < pieces; ++i) {
+      pool_offsets.push_back(i * bytes);
+      host_offsets.push_back((pieces - 1 - i) * (bytes + 80) + 32);
+    }
+    DeviceArray<int64_t> from(pool_offsets), to(host_offsets);
+    gpu::Stream stream;
+    auto* view = static_cast<uint8_t*>(gpu::DeviceView(host.data()));
+    GatherPieces(stream, view, pool.data(), from.data(), to.data(), pieces, bytes, 2);
+    ScatterPieces(stream, back.data(), view, from.data(), to.data(), pieces, bytes, 3);
+    Finish(stream);
+    bool gathered = true;
+    for (int64_t i = 0; i < pieces; ++i) {
+      const uint8_t* slot = host.data() + i * (bytes + 80);
+      gathered &= memcmp(slot + 32, content.data() + (pieces - 1 - i) * bytes, static_cast<size_t>(bytes)) == 0;
+      gathered &= std::all_of(slot, slot + 32, [](uint8_t x) { return x == 0xee; });
+      gathered &= std::all_of(slot + 32 + bytes, slot + 80 + bytes, [](uint8_t x) { return x == 0xee; });
+    }
+    ExpectTrue("GatherPieces", std::to_string(bytes), gathered);
+    ExpectTrue("ScatterPieces", std::to_string(bytes), back.Download() == content);
+  }
+}
+
+// Every byte of every piece once, nothing over a chunk's border, and equal distances put together.
+KVTIER_CHECK(transfer_plan) {
+  bool exact = true, inside = true;
+  int64_t runs_seen = 0, pieces_seen = 0;
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    const auto draw = RandomInts(seed, 64, 0, 1 << 20);
+    const int64_t bytes = 16 * (1 + draw[0] % 40), chunk_bytes = 1024 * (1 + draw[1] % 3), pieces = draw[2] % 12;
+    std::vector<int64_t> pool, host;
+    for (int64_t i = 0; i < pieces; ++i) {
+      const bool regular = draw[static_cast<size_t>(4 + i)] % 4 != 0 && i > 0;
+      pool.push_back(regular ? pool.back() + bytes * (1 + draw[3] % 2) : bytes * (40 + draw[static_cast<size_t>(20 + i)] % 20));
+      host.push_back(regular ? host.back() + bytes + 16 : 16 * (draw[static_cast<size_t>(40 + i)] % 300));
+    }
+    std::vector<std::pair<int64_t, int64_t>> wanted, covered;
+    for (size_t i = 0; i < pool.size(); ++i) {
+      for (int64_t byte = 0; byte < bytes; ++byte) wanted.emplace_back(pool[i] + byte, host[i] + byte);
+    }
+    const auto runs = PlanRuns(pool, host, bytes, chunk_bytes, draw[3] % 5 == 0 ? 0 : 1 << 20);
+    for (const Run& run : runs) {
+      const int64_t last = run.host_offset + (run.rows - 1) * run.host_stride + run.bytes - 1;
+      inside &= run.host_offset / chunk_bytes == last / chunk_bytes;
+      inside &= run.rows == 1 || (run.pool_stride >= run.bytes && run.host_stride >= run.bytes);
+      for (int64_t row = 0; row < run.rows; ++row) {
+        for (int64_t byte = 0; byte < run.bytes; ++byte) {
+          covered.emplace_back(run.pool_offset + row * run.pool_stride + byte, run.host_offset + row * run.host_stride + byte);
+        }
+      }
+    }
+    exact &= covered == wanted;
+    runs_seen += static_cast<int64_t>(runs.size());
+    pieces_seen += pieces;
+  }
+  ExpectTrue("PlanRuns", "covers each byte once, in order", exact);
+  ExpectTrue("PlanRuns", "stays inside of chunks", inside);
+  ExpectTrue("PlanRuns", "puts pieces together", runs_seen < pieces_seen);
+}
+
+KVTIER_CHECK(transfer_paths) {
+  const PathRate engine_wins[] = {{16, 1, 10}, {64, 4, 10}, {256, 9.6, 10}, {1024, 12, 10}};
+  const PathRate never[] = {{16, 1, 10}, {64, 12, 10}, {256, 9, 10}};
+  const PathRate always[] = {{16, 10, 10}, {64, 11, 10}};
+  ExpectTrue("ChooseThreshold", "a tie is the copy engine's", ChooseThreshold(engine_wins) == 256);
+  ExpectTrue("ChooseThreshold", "kernel wins at the top", ChooseThreshold(never) == INT64_MAX);
+  ExpectTrue("ChooseThreshold", "copy engine wins everywhere", ChooseThreshold(always) == 16);
+  std::vector<PathRate> rates;
+  const PathChoice choice = MeasurePaths(1 << 20, &rates);
+  ExpectTrue("MeasurePaths", "measures", rates.size() == 4 && rates[0].engine_rate > 0 && rates[3].kernel_rate > 0 && choice.multiprocessors > 0);
+}
+
+// There and back over both paths, every size class, ragged slots, chunks smaller than a slot, without pins.
+KVTIER_CHECK(transfer_round_trip) {
+  struct Shape {
+    const char* name;
+    int64_t block_bytes, threshold_bytes;
+    size_t chunk_bytes;
+    bool pinned;
+    int64_t shift;  // of the slots, so that they are not aligned
+  };
+  const Shape shapes[] = {
+      {"kernel 256", 256, 1 << 20, 1 << 30, true, 0},        {"kernel 16 KiB", 16 << 10, 1 << 20, 1 << 30, true, 0},
+      {"kernel 64 KiB", 64 << 10, 1 << 20, 1 << 30, true, 0}, {"kernel, chunks of 8 KiB", 16 << 10, 1 << 20, 8192, true, 0},
+      {"engine 16 KiB", 16 << 10, 1, 1 << 30, true, 0},      {"engine 128 KiB", 128 << 10, 1, 1 << 30, true, 0},
+      {"engine, chunks of 8 KiB", 16 << 10, 1, 8192, true, 0}, {"not aligned", 4096, 1 << 20, 1 << 30, true, 8},
+      {"not pinned 16 KiB", 16 << 10, 1 << 20, 1 << 30, false, 0}, {"not pinned 128 KiB", 128 << 10, 1, 1 << 30, false, 0},
+  };
+  for (const Shape& shape : shapes) {
+    TransferOptions options = Options(shape.threshold_bytes);
+    options.pin.chunk_bytes = shape.chunk_bytes;
+    options.pin.threads = 3;
+    options.stage_bytes = 40 << 10;
+    int told = 0;
+    options.log = [&](const std::string&) { ++told; };
+    const int32_t blocks = 24;
+    World world(blocks, shape.block_bytes, blocks, options);
+    if (!shape.pinned) {  // what is registered already is refused
+      world.engine.Unregister(world.id);
+      gpu::RegisterHost(world.arena.data() + 4096, 4096);
+      world.id = world.engine.Register(world.arena.data(), world.arena.bytes()).arena;
+    }
+    std::vector<int32_t> ids;
+    std::vector<int64_t> offsets;
+    for (int32_t i = 0; i < 18; ++i) {
+      ids.push_back((i * 7 + (i > 9 ? 1 : 0)) % blocks);
+      offsets.push_back(world.Slot((i * 5) % blocks) + shape.shift);
+    }
+    std::vector<uint64_t> sums(ids.size());
+    const auto exported = world.engine.Export(world.id, ids, offsets, sums);
+    bool right = exported.outcome == Outcome::kDone && exported.blocks == 18;
+    for (size_t i = 0; i < ids.size(); ++i) right &= world.SlotHolds(offsets[i], ids[i]) && sums[i] == world.Sum(ids[i]);
+    ExpectTrue("Export", shape.name, right);
+
+    // Back into other blocks, one byte of one slot and one checksum changed.
+    world.arena.data()[offsets[4] + shape.block_bytes - 1] ^= 1;
+    sums[11] ^= 1ull << 63;
+    std::vector<int32_t> targets(ids);
+    std::ranges::reverse(targets);
+    std::vector<uint8_t> good(ids.size(), 9);
+    const auto imported = world.engine.Import(world.id, targets, offsets, sums, good);
+    bool verdicts = imported.outcome == Outcome::kDone, arrived = true;
+    const Bytes now = world.pool.Download();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      verdicts &= good[i] == (i == 4 || i == 11 ? 0 : 1);
+      if (i == 4) continue;
+      arrived &= memcmp(now.data() + targets[i] * shape.block_bytes, world.content.data() + ids[i] * shape.block_bytes,
+                        static_cast<size_t>(shape.block_bytes)) == 0;
+    }
+    ExpectTrue("Import", std::string(shape.name) + ": verdicts", verdicts);
+    ExpectTrue("Import", std::string(shape.name) + ": bytes", arrived);
+    ExpectTrue("Transfers", std::string(shape.name) + ": says once what is not pinned", told == (shape.pinned ? 0 : 1));
+    ExpectTrue("Transfers", std::string(shape.name) + ": counts", world.engine.Counts().exported_blocks == 18 &&
+                                                                          world.engine.Counts().imported_blocks == 18 && world.engine.Counts().bad_blocks == 2);
+    if (!shape.pinned) gpu::UnregisterHost(world.arena.data() + 4096);
+  }
+}
+
+}  // namespace
+}  // namespace kvtier::cuda::check

@@ -1,0 +1,147 @@
+// All kernels of the CUDA backend: what each computes, on which shapes, and what it moves. Functions enqueue on a stream and
+// return; pointers are device memory unless said otherwise. Types are given at run time, as the model's files decide them:
+// activations and weights share one type (f32, f16 or bf16), KV may be e4m3 beside it. Each kernel has a reference in
+// kernels/reference.h that computes the same in f32 on the CPU, and cases in checks/ that compare the two.
+//
+// Rows are tokens of a mixed batch, prefill chunks and decodes one after another.
+#pragma once
+#include <cstdint>
+
+#include "../gpu/gpu.h"
+
+namespace kvtier::cuda {
+
+using gpu::Stream;
+
+// One attention group's view of the paged KV pool, for one layer. A block is contiguous: [layer][K,V][kv head][token][dim].
+struct PagedKv {
+  void* pool;
+  int64_t block_bytes;
+  int64_t layer_offset;  // bytes from a block's start to this layer's keys; its values follow after all heads' keys
+  int32_t blocks, block_tokens, kv_heads, head_dim;
+  NumberType type;
+  // Bytes from a block's layer_offset to the row of one token of one head; kv: 0 keys, 1 values.
+  KVTIER_HD int64_t Row(int32_t kv, int32_t head, int32_t token) const {
+    return ((static_cast<int64_t>(kv) * kv_heads + head) * block_tokens + token) * head_dim * NumberBytes(type);
+  }
+};
+
+// Device arrays that describe a step; written once per step, read by all layers.
+struct Batch {
+  int32_t sequences, rows;
+  int32_t max_queries;   // the most new tokens that a sequence has
+  int32_t max_context;   // the most tokens, new ones included
+  const int32_t* query_start;  // [sequences + 1] first row of each
+  const int32_t* computed;     // [sequences] tokens before the first query
+  const int32_t* row_sequence; // [rows]
+  const int32_t* tables;       // [groups][sequences][table_stride] block ids
+  int64_t table_stride;        // ids per sequence
+  const int32_t* group_table(int64_t group) const { return tables + group * sequences * table_stride; }
+};
+
+// -- rows (rows.cu) -------------------------------------------------------------------------------------------------
+
+// hidden[row] = embedding[token_ids[row]] * scale.   Moves rows x hidden, twice.
+void Embed(Stream&, NumberType, void* hidden, const void* embedding, const int32_t* token_ids, int64_t rows, int64_t columns, float scale);
+// target[row] = source[row] / rms(source[row]) * weight; weight already holds the family's offset. In place is allowed.
+void RmsNorm(Stream&, NumberType, void* target, const void* source, const void* weight, int64_t rows, int64_t columns, float eps);
+// residual[row] += added[row] (+ bias); target[row] = norm of the new residual. bias may be null. One pass over memory.
+void AddRmsNorm(Stream&, NumberType, void* target, void* residual, const void* added, const void* bias, const void* weight,
+                int64_t rows, int64_t columns, float eps);
+// residual[row] += norm(added[row] (+ bias)): what Gemma 3 does after attention and feed-forward.
+void NormAdd(Stream&, NumberType, void* residual, const void* added, const void* bias, const void* weight, int64_t rows,
+             int64_t columns, float eps);
+// gate_up: [rows][2 columns]; target[row][i] = act(gate) * up, act = SiLU or tanh-approximated GELU.
+void GatedActivation(Stream&, NumberType, void* target, const void* gate_up, int64_t rows, int64_t columns, bool gelu);
+// target[i] = source[rows_index[i]]: the rows that are sampled.
+void GatherRows(Stream&, NumberType, void* target, const void* source, const int32_t* rows_index, int64_t rows, int64_t columns);
+
+// -- attention inputs (rope.cu) ---------------------------------------------------------------------------------------
+
+struct RopeArgs {
+  void* qkv;          // [rows][(heads + 2 kv_heads) x head_dim]; q is rotated in place
+  const void* bias;   // of qkv, or null
+  const void* q_norm; // [head_dim] or null
+  const void* k_norm;
+  float eps;
+  const float* freqs;  // [head_dim / 2] radians per position: all kinds of scaling are in them (packages/engine/model/src/rope.ts)
+  float scale;         // multiplies cos and sin
+  int32_t heads;
+  PagedKv kv;
+  const int32_t* table;  // of this layer's attention group
+};
+// Bias, q/k norm and rotation (Hugging Face's half split) of each row; its key and value go to their place in the pool.
+// One kernel: qkv is read once. The angle is position x freq rounded to f32, as on the CPU; equal to it within 1e-5 at all
+// positions. head_dim: a multiple of 16 (f32: 8), up to 512 (f32: 256).
+void RopeAndStore(Stream&, NumberType, const RopeArgs&, const Batch&);
+
+// -- attention (attention.cu, attention_tiles.cuh, attention_split.cuh) ------------------------------------------------------------
+
+struct AttentionArgs {
+  const void* q;     // [rows][q_stride], heads x head_dim first
+  void* out;         // [rows][heads x head_dim]
+  int64_t q_stride;  // elements
+  int32_t heads;
+  float scale;
+  int32_t window;    // a query at p sees keys > p - window; 0 = all
+  float soft_cap;    // scores are cap * tanh(s / cap); 0 = off
+  PagedKv kv;
+  const int32_t* table;  // of this layer's attention group; 0 (the null block) only where the window has moved on
+  void* workspace;       // AttentionWorkspaceBytes; without it prefill uses tiles only
+};
+// Scratch of the split-KV decode for these bounds; also of its atomics: zeroed once by the caller.
+int64_t AttentionWorkspaceBytes(int64_t max_sequences, int64_t heads, int64_t head_dim, int multiprocessors);
+// Any batch. head_dim 16, 32, 64, 80, 96, 128, 256. v1: one warp per query, any type, the reference on the device; v2: tensor
+// cores (f16, bf16; KV of the same type or e4m3), tiles of queries of all heads that share a KV head. `version` 0: the
+// best, which is decode's way for sequences of few queries (decodes of a mixed batch, short tails behind a long prefix).
+void AttentionPrefill(Stream&, NumberType, const AttentionArgs&, const Batch&, int version = 0);
+// Every sequence has one query. Contexts are split over blocks and merged (FlashDecoding), so that one long sequence uses the
+// whole GPU. The grid depends on bounds only, never on lengths: it can be captured into a graph.
+void AttentionDecode(Stream&, NumberType, const AttentionArgs&, const Batch&, int version = 0);
+
+// -- sampling (sampling.cu) -------------------------------------------------------------------------------------------
+
+struct SamplingArgs {
+  const float* temperature;  // [rows]; 0: greedy, the lowest id among equals
+  const int32_t* top_k;      // 0: off
+  const float* top_p;        // 1: off
+  const uint64_t* seed;
+};
+// logits: [rows][vocab] f32, soft-capped in place when soft_cap > 0. token_ids[row]: -1 when they are not finite numbers.
+// Draws as packages/engine/executor/cc/sampling.cc does: the same settings, seed and logits give the same token. workspace:
+// SamplingWorkspaceBytes.
+int64_t SamplingWorkspaceBytes(int64_t rows, int64_t vocab);
+void Sample(Stream&, float* logits, int64_t rows, int64_t vocab, float soft_cap, const SamplingArgs&, int32_t* token_ids, void* workspace);
+
+// -- matrix products (../gemm/gemm.h: cuBLASLt or these; gemm_tensor.cu) --------------------------------------------------
+
+// target[rows, outputs] = source[rows, inputs] x weight[outputs, inputs]^T (+ target when accumulate). Row-major; target f32
+// when target_f32 (logits), else the same type. v1: plain tiles, any type; v2: tensor cores, pipelined (f16, bf16).
+struct GemmArgs {
+  void* target;
+  const void* source;
+  const void* weight;
+  int64_t rows, outputs, inputs;
+  int64_t target_stride, source_stride;  // elements
+  bool accumulate, target_f32;
+};
+void GemmOurs(Stream&, NumberType, const GemmArgs&, int version = 0);
+
+// -- random numbers (fill.cu) -------------------------------------------------------------------------------------------
+
+// target[i] = uniform in [-1, 1) of (seed, i) * scale + offset; f32, f16 or bf16.
+void FillRandom(Stream&, NumberType, void* target, int64_t count, uint64_t seed, float scale, float offset);
+
+// -- blocks (block_copy.cu, xxh3.cu) ----------------------------------------------------------------------------------
+
+// Pieces of a KV pool <-> pieces of mapped host memory or staging, by a kernel: for pieces too small for the copy engine.
+// pool_offsets and host_offsets: device arrays, bytes, multiples of 16; each piece `bytes`. To host: streaming stores.
+void GatherPieces(Stream&, uint8_t* host, const uint8_t* pool, const int64_t* pool_offsets, const int64_t* host_offsets,
+                  int64_t pieces, int64_t bytes, int multiprocessors);
+void ScatterPieces(Stream&, uint8_t* pool, const uint8_t* host, const int64_t* pool_offsets, const int64_t* host_offsets,
+                   int64_t pieces, int64_t bytes, int multiprocessors);
+// XXH3-64 (seed 0) of each block of the pool as it lies in GPU memory, one thread block each: what arrived is what is hashed.
+// bytes > 240 and a multiple of 16.
+void HashBlocks(Stream&, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes);
+
+}  // namespace kvtier::cuda

@@ -1,0 +1,102 @@
+/**
+ * The CUDA backend's runtime and every kernel, run on the CPU by the emulator: `runtime_check` and `kernel_check` as built by
+ * `npm test` (packages/engine/cuda/CMakeLists.txt). Each line they print is one comparison with a CPU reference; the same
+ * programs run on a GPU with `npm run test:gpu`.
+ */
+import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { expect, it } from 'vitest';
+
+interface Line {
+  readonly kernel: string;
+  readonly case: string;
+  readonly maxError: number | null;
+  readonly allowed: number | null;
+  readonly ok: boolean;
+  readonly error?: string;
+}
+
+const runFile = promisify(execFile);
+const deadlineMs = 600_000; // about 40 s of CPU when all is quiet; on a busy machine it may wait long for its turn
+
+/** What one of the programs compares; `names`: only checks whose name contains one of these. */
+async function run(name: string, names: readonly string[] = []): Promise<Line[]> {
+  const program = fileURLToPath(new URL(`../../../../build/cuda-emulated/${name}`, import.meta.url));
+  try {
+    const { stdout } = await runFile(program, [...names], { timeout: deadlineMs, maxBuffer: 16 << 20 });
+    return parse(stdout);
+  } catch (error) {
+    const { stdout = '', stderr = '', message } = error as { stdout?: string; stderr?: string; message: string };
+    const lines = parse(stdout);
+    if (lines.some((line) => !line.ok)) return lines; // a failed comparison is also the exit code's reason
+    throw new Error(`${program}: ${message.split('\n')[0]}; built by npm test\n${stderr.slice(-500)}`);
+  }
+}
+
+function parse(stdout: string): Line[] {
+  const lines = stdout.split('\n').filter((line) => line.endsWith('}')); // the last of a program that died may be half
+  return lines.map((line) => JSON.parse(line) as Line);
+}
+
+/** All checks of kernel_check, in two processes at a time. */
+async function runKernels(): Promise<Line[]> {
+  const program = fileURLToPath(new URL('../../../../build/cuda-emulated/kernel_check', import.meta.url));
+  const { stdout } = await runFile(program, ['--list'], { timeout: deadlineMs });
+  const names = stdout.split('\n').filter((name) => name !== '');
+  const halves = [0, 1].map((half) => names.filter((_, index) => index % 2 === half));
+  return (await Promise.all(halves.map((half) => run('kernel_check', half)))).flat();
+}
+
+/** Files of kernels by whether each of their waits is missed when it is taken away (checks/mutate.h). */
+async function missedWaits(names: readonly string[]): Promise<Map<string, boolean>> {
+  const program = fileURLToPath(new URL('../../../../build/cuda-emulated/kernel_check', import.meta.url));
+  const { stdout } = await runFile(program, ['--mutate', ...names], { timeout: deadlineMs });
+  const files = new Map<string, boolean>();
+  for (const line of stdout.trim().split('\n')) {
+    const { wait, found } = JSON.parse(line) as { wait: string; found: string | null };
+    const file = wait.split(':')[0]!;
+    files.set(file, found !== null && (files.get(file) ?? true));
+  }
+  return files;
+}
+
+/** The functions that kernels.h declares: each must have a comparison, and a new one must get one. */
+function declared(): string[] {
+  const header = readFileSync(new URL('../../cuda/kernels/kernels.h', import.meta.url), 'utf8');
+  return [...header.matchAll(/^void (\w+)\(Stream&/gm)].map((match) => match[1]!).sort();
+}
+
+it(
+  'the runtime keeps what gpu.h promises: order, deadlines, graphs, faults',
+  async () => {
+    const lines = await run('runtime_check');
+    expect(lines.filter((line) => !line.ok)).toEqual([]);
+    expect([...new Set(lines.map((line) => line.kernel))].sort()).toEqual(
+      ['Buffer', 'Copy', 'Copy2D', 'Event', 'Fault', 'Graph', 'Launch', 'RegisterHost', 'Set', 'Stream'].sort(),
+    );
+  },
+  deadlineMs,
+);
+
+it(
+  'every kernel of kernels.h agrees with its CPU reference',
+  async () => {
+    const lines = await runKernels();
+    expect(lines.filter((line) => !line.ok)).toEqual([]);
+    const covered = new Set(lines.map((line) => line.kernel.split(' ')[0])); // "AttentionPrefill v2"
+    expect(declared().filter((kernel) => !covered.has(kernel))).toEqual([]);
+  },
+  deadlineMs,
+);
+
+it(
+  'a kernel that lacks a barrier, or a wait for a copy, fails its checks',
+  async () => {
+    const files = await missedWaits(['attention_ways_agree', 'gemm_unaligned', 'gemm_batch_invariance', 'rope_far']);
+    for (const file of ['attention_tiles.cuh', 'gemm_plain.cuh', 'gemm_few.cuh', 'rope.cu'])
+      expect([file, files.get(file)]).toEqual([file, true]);
+  },
+  deadlineMs,
+);

@@ -1,0 +1,8 @@
+/** What a model folder says: families, rope, weights, digests, made-up models. */
+export { cacheDir, modelDigest } from './digest.ts';
+export { type ModelConfig, type ModelShape, readModelConfig } from './model-config.ts';
+export { ModelFolder, readModelFolder } from './model-folder.ts';
+export { type ResolvedModel, resolveModel } from './resolve-model.ts';
+export type { Rope } from './rope.ts';
+export { readTensorTable } from './safetensors.ts';
+export { planWeights, type WeightPlan } from './weights.ts';

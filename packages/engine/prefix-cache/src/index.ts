@@ -1,0 +1,34 @@
+export { type BlockPolicyName, blockPolicyNames } from '@kvtier/eviction';
+export type * from './attention-spec.ts';
+export { BlockPool, type BlockPoolOptions, type FullBlocks, nullBlock, type PartialBlock } from './block-pool.ts';
+export type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';
+export {
+  type AllBlocksCleared,
+  type BlockRemoved,
+  type BlockStored,
+  EventLog,
+  type KvCacheEvent,
+  type PackedEvents,
+} from './events.ts';
+export { FreeQueue } from './free-queue.ts';
+export { KvCacheManager, type KvCacheManagerOptions } from './kv-cache-manager.ts';
+export {
+  type AllocateOptions,
+  type PrefixCache,
+  type PrefixCacheKind,
+  type PrefixCacheRequest,
+  prefixCacheKinds,
+} from './prefix-cache.ts';
+export { type RadixPolicy, radixPolicies } from './radix/eviction-queue.ts';
+export { RadixCache, type RadixCacheOptions } from './radix/radix-cache.ts';
+export type { RadixNode } from './radix/radix-node.ts';
+export {
+  type InsertOptions,
+  type RadixInsert,
+  type RadixMatch,
+  RadixTree,
+  type RadixTreeOptions,
+} from './radix/radix-tree.ts';
+export type { BlockHashes, CacheRequest, RequestDescription } from './request.ts';
+export type { BlockCopy, Growth, PartialTailOffload, SingleTypeManager } from './single-type-manager.ts';
+export type { PrefixCacheStatsSnapshot } from './stats.ts';

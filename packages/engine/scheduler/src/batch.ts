@@ -1,0 +1,76 @@
+/** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does. */
+
+import type { Step, StepImport } from '@kvtier/executor';
+import type { GroupBlocks, PrefixCache } from '@kvtier/prefix-cache';
+import type { ArrivedLoad } from './connector.ts';
+import type { EngineRequest } from './request.ts';
+import { drawSeed } from './seed.ts';
+
+/** A request's share of a step: its next `count` tokens. */
+export interface Share {
+  readonly request: EngineRequest;
+  readonly count: number;
+  /** The blocks of its computed tokens come in with the step. */
+  readonly arrived?: ArrivedLoad | undefined;
+}
+
+/** This share reaches the end of the sequence, so the step draws a token after it. */
+export const samples = ({ request, count }: Share): boolean => request.computedTokens + count === request.tokenCount;
+
+/**
+ * (Plain loops: this runs for every request in every step, and `set` with a plain array costs more than the copy.)
+ */
+export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
+  const count = batch.length;
+  const tables = new Array<GroupBlocks>(count);
+  let blockTableStride = 1;
+  let tokenCount = 0;
+  for (let i = 0; i < count; i++) {
+    const table = kv.blockTables(batch[i]!.request.id);
+    tables[i] = table;
+    blockTableStride = Math.max(blockTableStride, table[0]!.length);
+    tokenCount += batch[i]!.count;
+  }
+  const imported = batch.findIndex(({ arrived }) => arrived);
+  const step: Step & { import?: StepImport } = {
+    tokenIds: new Int32Array(tokenCount),
+    queryTokens: new Int32Array(count),
+    computedTokens: new Int32Array(count),
+    blockTables: new Int32Array(kv.groupCount * count * blockTableStride),
+    blockTableStride,
+    sample: new Uint8Array(count),
+    temperature: new Float32Array(count),
+    topK: new Int32Array(count),
+    topP: new Float32Array(count),
+    seed: new BigUint64Array(count),
+  };
+  if (imported >= 0) step.import = { sequence: imported, ...batch[imported]!.arrived!.blocks };
+  let at = 0;
+  for (let i = 0; i < count; i++) {
+    const share = batch[i]!;
+    const { request } = share;
+    const { params, computedTokens } = request;
+    request.copyTokens(computedTokens, share.count, step.tokenIds, at);
+    at += share.count;
+    step.queryTokens[i] = share.count;
+    step.computedTokens[i] = computedTokens;
+    copyTables(tables[i]!, step.blockTables, i * blockTableStride, count * blockTableStride);
+    step.temperature[i] = params.temperature;
+    step.topK[i] = params.topK;
+    step.topP[i] = params.topP;
+    if (!samples(share)) continue;
+    step.sample[i] = 1;
+    // What is greedy draws nothing.
+    if (params.temperature !== 0) step.seed[i] = drawSeed(request.seed, request.tokenCount);
+  }
+  return step;
+}
+
+/** One row per group, `groupStride` entries apart. */
+function copyTables(tables: GroupBlocks, target: Int32Array, first: number, groupStride: number): void {
+  for (let group = 0; group < tables.length; group++) {
+    const table = tables[group]!;
+    const at = first + group * groupStride;
+    for (let block = 0; block < table.length; block++) target[at + block] = table[block]!;
+  }
+}

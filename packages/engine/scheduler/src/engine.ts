@@ -1,0 +1,495 @@
+/**
+ * The engine: requests in, tokens out. One loop puts a step together, runs it on the executor's native threads, and
+ * hands out what it drew. While a step runs the event loop is free: requests arrive, are hashed and looked up in the
+ * tier, and loads and exports end.
+ *
+ * Invariants: every submitted request ends with exactly one output that has a finish reason or an error; a failed step
+ * fails the requests in it and no others; the loop sleeps only when nothing can be computed, and whatever changes that
+ * wakes it.
+ */
+import { randomBytes } from 'node:crypto';
+import { InvariantError, KvError } from '@kvtier/errors';
+import type { Executor, Step, StepResult } from '@kvtier/executor';
+import type { ChainHasher } from '@kvtier/identity';
+import {
+  type BlockPolicyName,
+  type KvCacheEvent,
+  KvCacheManager,
+  type PackedEvents,
+  type PrefixCache,
+  type PrefixCacheKind,
+  RadixCache,
+  type RadixPolicy,
+} from '@kvtier/prefix-cache';
+import { attentionSpecs, longestSequence } from './attention-groups.ts';
+import { buildStep, type Share, samples } from './batch.ts';
+import { CheckedHashes, contentHasher } from './checked-hashes.ts';
+import type { Connector } from './connector.ts';
+import { EngineRequest } from './request.ts';
+import { Scheduler } from './scheduler.ts';
+import {
+  type CacheUse,
+  type Clock,
+  type EngineLimits,
+  type EngineStats,
+  type GenerateRequest,
+  type OnOutput,
+  type Output,
+  systemClock,
+} from './types.ts';
+import { checkRequest } from './validate.ts';
+
+export interface StepInfo {
+  readonly sequences: number;
+  readonly tokens: number;
+  readonly elapsedUs: number;
+}
+
+export interface EngineOptions {
+  readonly executor: Executor;
+  /** Its wake callback should call `wake()`. Closed by its owner, after the engine. */
+  readonly connector: Connector;
+  readonly hasher: ChainHasher;
+  /** End-of-sequence ids. */
+  readonly eosTokenIds: readonly number[];
+  readonly limits: EngineLimits;
+  /** The structure of the engine's own cache: hashed blocks, or a radix tree; default 'blocks'. */
+  readonly prefixCache?: PrefixCacheKind;
+  /** Which leaf of the radix tree goes first; default 'lru'. */
+  readonly radixPolicy?: RadixPolicy;
+  /** Of the hashed blocks: which cached block goes first; default: the one freed longest ago. */
+  readonly evictionPolicy?: BlockPolicyName | undefined;
+  /** Of the hashed blocks: one that fills up with content that is cached already gives way to the cached one; default no. */
+  readonly dedupBlocks?: boolean;
+  /** Of the hashed blocks: most that pinned prefixes hold, which no request can have then; default 0. */
+  readonly maxPinnedBlocks?: number;
+  /**
+   * Of the hashed blocks: only those go down to the tier that are among the next so many to be reused, or were hit twice.
+   * Default: all, as they fill up.
+   */
+  readonly writeDownAheadBlocks?: number | undefined;
+  /** KV events for routers, drained with takeEvents; default off. */
+  readonly enableEvents?: boolean;
+  /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
+  readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
+  /** The same without an object for each, in place of onEvents; valid during the call. */
+  readonly onPackedEvents?: (events: PackedEvents) => void;
+  readonly clock?: Clock;
+  readonly logger?: { error(details: object, message: string): void };
+  /** After each step, for metrics. */
+  readonly onStep?: (info: StepInfo) => void;
+  /** A broken invariant or a failed GPU ended the loop: every request has failed and the process should end. */
+  readonly onDefect?: (error: Error) => void;
+  /** Seeds of requests that bring none. */
+  readonly randomSeed?: () => bigint;
+}
+
+/** How long close waits for the connector to let go of blocks. */
+const closeDeadlineMs = 5_000;
+
+export class Engine {
+  /** Prompt and answer together are never longer: the model's limit, or what the block pool holds. */
+  readonly maxTotalTokens: number;
+  readonly #options: EngineOptions;
+  readonly #clock: Clock;
+  readonly #kv: PrefixCache;
+  /** The same, when it is the pool of hashed blocks. */
+  readonly #blocks: KvCacheManager | undefined;
+  /** Where hashes can collide, content is compared by digests. */
+  readonly #digester: ChainHasher | undefined;
+  readonly #scheduler: Scheduler;
+  readonly #requests = new Map<string, EngineRequest>();
+  readonly #counts = {
+    steps: 0,
+    failedSteps: 0,
+    prefillTokens: 0,
+    decodeTokens: 0,
+    finished: 0,
+    aborted: 0,
+    failed: 0,
+  };
+  readonly #loop: Promise<void>;
+  #arrivals = 0;
+  #woken = false;
+  #resume: (() => void) | undefined;
+  /** Why nothing is served any more. */
+  #ended: KvError | undefined;
+  #closed: Promise<void> | undefined;
+
+  constructor(options: EngineOptions) {
+    const { executor, limits } = options;
+    const { blockTokens } = executor.kv;
+    if (options.hasher.blockTokens !== blockTokens) {
+      const found = `${options.hasher.blockTokens} tokens, the executor's blocks ${blockTokens}`;
+      throw new KvError('CONFIG', `engine: the hasher's blocks have ${found}; configure one block size`);
+    }
+    if (executor.blockCount < 2)
+      throw new KvError('CONFIG', `engine: a pool of ${executor.blockCount} blocks holds nothing; raise kvBytes`);
+    this.#options = options;
+    this.#clock = options.clock ?? systemClock;
+    const groups = attentionSpecs(executor.kv);
+    const maxPinnedBlocks = options.maxPinnedBlocks ?? 0;
+    const { model, kv } = executor;
+    const unpinned = { model, kv, blockCount: executor.blockCount - maxPinnedBlocks };
+    this.maxTotalTokens = longestSequence(groups, unpinned, limits.maxStepTokens);
+    if (this.maxTotalTokens === 0) {
+      const found = `a pool of ${executor.blockCount} blocks does not hold one window of ${groups.length} groups`;
+      throw new KvError('CONFIG', `engine: ${found} and a step's tokens; raise kvBytes or lower maxStepTokens`);
+    }
+    const windows = groups.some(({ kind }) => kind === 'sliding_window');
+    if (windows && options.prefixCache === 'radix') {
+      const found = "the model's layers have sliding windows, the radix tree serves full attention alone";
+      throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks`);
+    }
+    const { writeDownAheadBlocks } = options;
+    if (writeDownAheadBlocks !== undefined && (options.prefixCache === 'radix' || groups.length > 1)) {
+      const found = options.prefixCache === 'radix' ? 'the radix tree' : 'a model whose layers have sliding windows';
+      throw new KvError('CONFIG', `engine: ${found} cannot write down ahead of eviction; use writeDown through`);
+    }
+    const cacheOptions = {
+      blockCount: executor.blockCount,
+      blockTokens,
+      maxModelTokens: this.maxTotalTokens,
+      enableEvents: options.enableEvents ?? (options.onEvents ?? options.onPackedEvents) !== undefined,
+    };
+    if (options.prefixCache === 'radix') {
+      if (options.evictionPolicy || options.dedupBlocks || maxPinnedBlocks > 0) {
+        const found = 'eviction policy, de-duplication and pins are options of hashed blocks';
+        throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks or leave them out`);
+      }
+      this.#kv = new RadixCache({ ...cacheOptions, policy: options.radixPolicy ?? 'lru' });
+    } else {
+      this.#digester = contentHasher(options.hasher);
+      this.#blocks = new KvCacheManager({
+        ...cacheOptions,
+        groups,
+        maxInFlightTokens: limits.maxStepTokens,
+        evictionPolicy: options.evictionPolicy,
+        dedupBlocks: options.dedupBlocks ?? false,
+        compareContent: this.#digester !== undefined,
+        maxPinnedBlocks,
+      });
+      this.#kv = this.#blocks;
+    }
+    this.#scheduler = new Scheduler({
+      kv: this.#kv,
+      connector: options.connector,
+      clock: this.#clock,
+      maxStepTokens: limits.maxStepTokens,
+      maxSequences: Math.min(limits.maxSequences, limits.maxStepTokens), // each running request gets a token a step
+      maxExportBlocks: Math.max(1, Math.floor((limits.exportShare ?? 0.5) * (executor.blockCount - 1))),
+      // Where layers see windows, each chunk's end is a place for a hit.
+      exportGatherBlocks: windows ? 1 : (limits.exportGatherBlocks ?? 512),
+      ahead:
+        this.#blocks && writeDownAheadBlocks !== undefined
+          ? { kv: this.#blocks, hashBytes: options.hasher.hashBytes, aheadBlocks: writeDownAheadBlocks }
+          : undefined,
+      matchDeadlineMs: limits.matchDeadlineMs ?? 2_000,
+      loadDeadlineMs: limits.loadDeadlineMs ?? 30_000,
+      windows,
+      importsByLayer: executor.importsByLayer && !windows,
+      wake: () => this.wake(),
+    });
+    this.#loop = this.#run();
+  }
+
+  /**
+   * Take a request in; its outputs follow, from the loop. Throws KvError: REQUEST (cannot be served as asked), TOO_LONG
+   * (could never fit), BUSY (as many wait as may), CANCELLED (the engine is closing).
+   */
+  submit(params: GenerateRequest, onOutput: OnOutput): void {
+    const { executor, hasher, limits, eosTokenIds } = this.#options;
+    if (this.#ended) throw this.#ended;
+    checkRequest(params, executor.model.vocabSize, this.maxTotalTokens);
+    if (this.#requests.has(params.requestId))
+      throw new KvError('REQUEST', `request ${params.requestId}: that id is in use; choose another`);
+    if (this.#scheduler.waiting.count >= limits.maxWaiting) {
+      const waiting = `${limits.maxWaiting} requests wait already`;
+      throw new KvError('BUSY', `request ${params.requestId}: ${waiting}; try again later`, { retry: true });
+    }
+    const request = new EngineRequest({
+      params,
+      arrival: this.#arrivals++,
+      maxTotalTokens: Math.min(params.promptTokenIds.length + params.maxTokens, this.maxTotalTokens),
+      seed: params.seed ?? (this.#options.randomSeed ?? randomSeed)(),
+      stopTokenIds: new Set([...(params.stopTokenIds ?? []), ...(params.ignoreEos ? [] : eosTokenIds)]),
+      hasher,
+      digester: this.#digester,
+      submittedUs: this.#clock.nowUs(),
+      onOutput,
+    });
+    this.#requests.set(params.requestId, request);
+    this.#scheduler.add(request);
+    this.wake();
+  }
+
+  /** End a request now: its last output says 'abort'. False when there is no such request (any more). */
+  abort(requestId: string): boolean {
+    const request = this.#requests.get(requestId);
+    if (!request) return false;
+    this.#counts.aborted++;
+    this.#finish(request, { tokenIds: [], finishReason: 'abort' });
+    this.wake();
+    return true;
+  }
+
+  /** Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held. */
+  resetPrefixCache(): boolean {
+    const done = this.#kv.resetPrefixCache();
+    this.#handOutEvents();
+    return done;
+  }
+
+  /**
+   * Keep what is cached of these tokens until unpinPrefix, whatever else needs room; returns how many tokens that are.
+   * Throws KvError CONFIG (more than maxPinnedBlocks, or a radix tree) or REQUEST (the name is in use).
+   */
+  pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
+    if (!this.#blocks)
+      throw new KvError('CONFIG', `pinned prefix ${name}: the radix tree has no pins; use --prefix-cache blocks`);
+    const hashes = new CheckedHashes(this.#options.hasher, this.#digester, cacheSalt ? { cacheSalt } : {});
+    hashes.append(Uint32Array.from(promptTokenIds));
+    const tokenCount = promptTokenIds.length;
+    return this.#blocks.pinPrefix(name, { id: name, tokenCount, computedTokens: 0, running: false, hashes });
+  }
+
+  /** False when nothing is pinned under this name. */
+  unpinPrefix(name: string): boolean {
+    const unpinned = this.#blocks?.unpinPrefix(name) ?? false;
+    if (unpinned) this.wake();
+    return unpinned;
+  }
+
+  /** Something outside may let a waiting request go on: the connector's answer to a match. */
+  wake(): void {
+    this.#woken = true;
+    this.#resume?.();
+  }
+
+  takeEvents(): KvCacheEvent[] {
+    return this.#kv.takeEvents();
+  }
+
+  stats(): EngineStats {
+    const { waiting, running, loads, exports, counts } = this.#scheduler;
+    return {
+      waiting: waiting.count,
+      running: running.count,
+      loading: loads.count,
+      blockCount: this.#kv.blockCount,
+      freeBlocks: this.#kv.freeBlockCount,
+      cachedBlocks: this.#kv.cachedBlockCount,
+      exportBlocks: exports.heldBlocks,
+      exportedBlocks: exports.exportedBlocks,
+      skippedExportBlocks: exports.skippedBlocks,
+      expiredLoads: loads.expiredCount,
+      ...counts,
+      ...this.#counts,
+    };
+  }
+
+  /** Every block's place and count agree. O(blocks); for tests. */
+  checkIntegrity(): void {
+    this.#kv.checkIntegrity();
+  }
+
+  /** Fail what is left with CANCELLED, wait for the step, the loads and the exports in flight (these with a deadline). */
+  close(): Promise<void> {
+    this.#closed ??= this.#close();
+    return this.#closed;
+  }
+
+  async #close(): Promise<void> {
+    this.#endAll(new KvError('CANCELLED', 'engine: is closing; send the request to another one', { retry: true }));
+    await this.#loop;
+    const { loads, exports } = this.#scheduler;
+    exports.send();
+    let late = false;
+    const cancel = this.#clock.after(closeDeadlineMs, () => {
+      late = true;
+      this.wake();
+    });
+    while (!late && loads.count + exports.heldBlocks > 0) await this.#sleep();
+    cancel();
+  }
+
+  async #run(): Promise<void> {
+    try {
+      while (!this.#ended) {
+        const batch = this.#scheduler.schedule();
+        if (batch.length > 0) {
+          await this.#step(batch);
+          continue;
+        }
+        this.#handOutEvents();
+        this.#scheduler.exports.send();
+        await this.#sleep();
+      }
+      this.#handOutEvents();
+    } catch (thrown) {
+      // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
+      const error = thrown instanceof Error ? thrown : new Error(String(thrown));
+      this.#options.logger?.error({ err: error }, 'engine: stopped');
+      this.#ended ??=
+        error instanceof KvError
+          ? error
+          : new KvError('IO', `engine: stopped by a defect: ${error.message}; restart it`, { cause: error });
+      // The blocks are in an unknown state: only the callers are told, nothing is freed.
+      for (const request of this.#requests.values())
+        this.#emit(request, { tokenIds: [], finishReason: '', error: this.#ended });
+      this.#requests.clear();
+      this.#options.onDefect?.(error);
+    }
+  }
+
+  #handOutEvents(): void {
+    const { onEvents, onPackedEvents } = this.#options;
+    if (onPackedEvents) {
+      const packed = this.#kv.takePackedEvents();
+      if (packed.count > 0) onPackedEvents(packed);
+      return;
+    }
+    if (!onEvents) return;
+    const events = this.#kv.takeEvents();
+    if (events.length > 0) onEvents(events);
+  }
+
+  /** Until the next wake, or not at all when one came since the last sleep. */
+  async #sleep(): Promise<void> {
+    if (!this.#woken) {
+      await new Promise<void>((resolve) => {
+        this.#resume = resolve;
+      });
+      this.#resume = undefined;
+    }
+    this.#woken = false;
+  }
+
+  async #step(batch: readonly Share[]): Promise<void> {
+    const step = buildStep(batch, this.#kv);
+    for (const { request } of batch) request.executing = true;
+    this.#counts.steps++;
+    let result: StepResult | KvError;
+    try {
+      const run = (): Promise<StepResult> => this.#options.executor.execute(step);
+      const arrived = batch[0]!.arrived;
+      const running = arrived ? arrived.import(run) : run();
+      // Beside the step: what these cost, no request waits for.
+      this.#scheduler.exports.send();
+      this.#handOutEvents();
+      result = await running;
+    } catch (thrown) {
+      if (thrown instanceof InvariantError) throw thrown;
+      result = KvError.from(thrown);
+    }
+    if (result instanceof KvError) {
+      if (result.code === 'GPU') throw result; // no later step can succeed in this process
+      this.#failed(batch, result);
+    } else if (step.import && !result.imported?.every((good) => good === 1)) {
+      for (const { request } of batch) this.#scheduler.discarded(request); // computed anew, from where good blocks end
+    } else {
+      this.#executed(batch, step, result);
+    }
+  }
+
+  #failed(batch: readonly Share[], error: KvError): void {
+    this.#counts.failedSteps++;
+    this.#options.logger?.error({ err: error, sequences: batch.length }, 'engine: a step failed');
+    for (const { request } of batch) {
+      request.executing = false; // one by one: an output callback may abort another request of this step
+      if (request.state === 'finished') this.#scheduler.remove(request);
+      else this.#fail(request, error);
+    }
+  }
+
+  #executed(batch: readonly Share[], step: Step, result: StepResult): void {
+    let prefillTokens = 0;
+    let decodeTokens = 0;
+    batch.forEach((share, i) => {
+      const { request, count } = share;
+      if (request.computedTokens < request.promptTokens) prefillTokens += count;
+      else decodeTokens += count;
+      const drawn = samples(share) ? result.tokenIds[i]! : undefined;
+      this.#scheduler.computed(request, count);
+      if (request.state === 'finished') this.#scheduler.remove(request);
+      else if (drawn !== undefined) this.#drawn(request, drawn);
+    });
+    this.#counts.prefillTokens += prefillTokens;
+    this.#counts.decodeTokens += decodeTokens;
+    if (decodeTokens === 0 && !step.import) this.#options.connector.observePrefill(prefillTokens, result.elapsedUs);
+    const tokens = prefillTokens + decodeTokens;
+    this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });
+  }
+
+  #drawn(request: EngineRequest, tokenId: number): void {
+    if (tokenId < 0 || tokenId >= this.#options.executor.model.vocabSize) {
+      const drew = `the executor drew token ${tokenId}, which is not in the vocabulary`;
+      this.#fail(request, new KvError('MODEL', `request ${request.requestId}: ${drew}; check the model's weights`));
+      return;
+    }
+    request.append(tokenId);
+    const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
+    const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
+    if (output.finishReason === '') {
+      this.#emit(request, output);
+      return;
+    }
+    this.#counts.finished++;
+    this.#finish(request, output);
+  }
+
+  /** With the first token only. */
+  #cacheUse(request: EngineRequest): { cache?: CacheUse } {
+    request.firstOutputDone = true;
+    const { promptTokens } = request;
+    const tokensByTier: Record<string, number> = {};
+    let cachedTokens = 0;
+    const add = (tier: string, tokens: number): void => {
+      const counted = Math.min(tokens, promptTokens - 1 - cachedTokens); // the last one was computed in any case
+      if (counted <= 0) return;
+      tokensByTier[tier] = (tokensByTier[tier] ?? 0) + counted;
+      cachedTokens += counted;
+    };
+    add('engine', request.engineHitTokens);
+    for (const [tier, blocks] of Object.entries(request.loadedByTier)) add(tier, blocks * this.#kv.blockTokens);
+    const startedUs = request.startedUs ?? request.submittedUs;
+    const cache = {
+      promptTokens,
+      cachedTokens,
+      tokensByTier,
+      queueUs: Math.max(0, Math.round(startedUs - request.submittedUs - request.loadUs)),
+      loadUs: Math.round(request.loadUs),
+      prefillUs: Math.round(this.#clock.nowUs() - startedUs),
+    };
+    return { cache };
+  }
+
+  #fail(request: EngineRequest, error: KvError): void {
+    this.#counts.failed++;
+    this.#finish(request, { tokenIds: [], finishReason: '', error });
+  }
+
+  #finish(request: EngineRequest, output: Output): void {
+    this.#requests.delete(request.requestId);
+    this.#scheduler.remove(request);
+    this.#emit(request, output);
+  }
+
+  #emit(request: EngineRequest, output: Output): void {
+    try {
+      request.onOutput(output);
+    } catch (error) {
+      this.#options.logger?.error({ err: error, requestId: request.requestId }, 'engine: an output callback threw');
+      this.abort(request.requestId);
+    }
+  }
+
+  /** No further step; everybody who is here ends with this error. */
+  #endAll(error: KvError): void {
+    this.#ended ??= error;
+    for (const request of [...this.#requests.values()]) this.#fail(request, error);
+    this.wake();
+  }
+}
+
+const randomSeed = (): bigint => randomBytes(8).readBigUInt64LE();

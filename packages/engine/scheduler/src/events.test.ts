@@ -1,0 +1,32 @@
+/** What the engine says about its prefix cache, through the wire's encoding into a router's index, is what it holds. */
+import { decodeBatch, encodeBatch, HolderIndex } from '@kvtier/events';
+import { type KvCacheEvent, prefixCacheKinds } from '@kvtier/prefix-cache';
+import { expect, it } from 'vitest';
+import { prompt, SchedulerRig } from './testing/rig.ts';
+
+it.each(prefixCacheKinds)(
+  'an index that follows the events of %s knows what can be hit, step after step',
+  async (prefixCache) => {
+    const index = new HolderIndex();
+    const removed: KvCacheEvent[] = [];
+    let seq = 0;
+    const onEvents = (events: readonly KvCacheEvent[]): void => {
+      expect(events.length).toBeGreaterThan(0);
+      removed.push(...events.filter(({ type }) => type === 'BlockRemoved'));
+      const batch = decodeBatch(encodeBatch({ ts: seq, events, dataParallelRank: 0 }));
+      index.apply('engine', { kind: 'batch', seq: seq++, topic: '', batch });
+    };
+    const rig = new SchedulerRig({ attached: false, blockCount: 16, onEvents, prefixCache });
+    for (let i = 0; i < 40; i++) {
+      // Few different prompts over a pool that holds about four: hits, evictions, and duplicates by running at once.
+      await Promise.all([i % 5, (i * i) % 7].map((which, j) => rig.generate(`${i} ${j}`, prompt(which, 9 + which))));
+      expect(index.stats().blocks).toBe(rig.engine.stats().cachedBlocks);
+    }
+    expect(removed.length).toBeGreaterThan(20);
+    expect(index.stats().unknownRemovals).toBe(0);
+    expect(rig.engine.takeEvents()).toEqual([]);
+
+    expect(rig.engine.resetPrefixCache()).toBe(true);
+    expect(index.stats()).toMatchObject({ holders: 0, blocks: 0 });
+  },
+);

@@ -1,0 +1,60 @@
+/** When blocks of a prompt are offered to the tier. */
+import { describe, expect, it } from 'vitest';
+import { prompt, SchedulerRig } from './testing/rig.ts';
+
+describe('blocks of a prompt', () => {
+  /** What was offered: [first block, blocks] of each store. */
+  function watched(exportGatherBlocks: number, blockCount = 64): { rig: SchedulerRig; offers: [number, number][] } {
+    const rig = new SchedulerRig({ blockCount, limits: { exportGatherBlocks } });
+    const offers: [number, number][] = [];
+    rig.connector.store = (_hashes, first, blocks, onReleased) => {
+      offers.push([first, blocks.length]);
+      rig.world.later(onReleased);
+    };
+    return { rig, offers };
+  }
+
+  it.each([
+    [
+      1,
+      [
+        [0, 4],
+        [4, 4],
+        [8, 2],
+      ],
+    ],
+    [
+      6,
+      [
+        [0, 8],
+        [8, 2],
+      ],
+    ],
+    [100, [[0, 10]]],
+  ])('are exported %i at a time, in chunks of 4, and the rest with its first token', async (gather, expected) => {
+    const { rig, offers } = watched(gather);
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(offers).toEqual(expected);
+  });
+
+  it('wait for no more than half of what exports may hold', async () => {
+    const { rig, offers } = watched(100, 32); // exports may hold 15
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(offers).toEqual([
+      [0, 8],
+      [8, 2],
+    ]);
+  });
+
+  it('go out too when the request ends before its first token', async () => {
+    const { rig, offers } = watched(100);
+    rig.submit('a', prompt(1, 40));
+    await rig.world.until(() => rig.executor.steps.length === 2);
+    rig.engine.abort('a');
+    await rig.drain();
+    expect(offers).toEqual([[0, 8]]);
+    expect(rig.engine.stats()).toMatchObject({ exportedBlocks: 8, skippedExportBlocks: 0, exportBlocks: 0 });
+  });
+});

@@ -1,0 +1,185 @@
+/**
+ * Full blocks on their way to the tier. Each one is held in the pool until the connector says that its bytes are no
+ * longer needed, so that no preemption, end of request or reuse can change them under the copy.
+ *
+ * Invariant: exports hold at most `maxBlocks` blocks, because what they hold cannot serve a request that needs room.
+ * Past that nothing waits: a request's blocks are offered later if it lives long enough, else counted as skipped. Blocks
+ * are offered in chain order without a gap, because a block whose parent is missing in the tier is never found.
+ *
+ * In a group with a sliding window only those blocks are offered that a hit at the end of the offer looks at: after each
+ * step the last window before its last full block. So the tier can be hit at the end of every prefill chunk, where the
+ * same prompt comes again, and at every block that was decoded; what lies behind those windows is never stored.
+ *
+ *     full     ■ ■ ■ ■ ■ ■ ■ ■ | ■ ■ ■ ■ ■ | ■ | ■        offers of two prefill chunks, then of decode steps
+ *     window   · · · · · ■ ■ ■ | · · ■ ■ ■ | ■ | ■        with a window of three blocks: hits at 8, 13, 14, 15
+ *
+ * Blocks of a prompt that is being computed are gathered, up to `gatherBlocks`: what an export costs besides its copy is paid
+ * once, and for most prompts after their first token. Offers then wait for `send`, which comes when the next step is under way, or
+ * when there is none: what an export costs this thread then delays neither a step nor a request's first token.
+ *
+ * With `ahead` a block that fills up is only noted, and `goDown` chooses what goes, among the free blocks too. These keep
+ * their place in the order of eviction, and at most half of what is free is held at a time: an allocation never waits for
+ * a copy, it takes other blocks.
+ */
+
+import { invariant } from '@kvtier/errors';
+import { type KvCacheManager, nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
+import type { Connector } from './connector.ts';
+import type { EngineRequest } from './request.ts';
+import { WriteDownAhead } from './write-down-ahead.ts';
+
+/** Not all blocks go down, see write-down-ahead.ts. For hashed blocks of one group of full attention. */
+export interface AheadOptions {
+  readonly kv: KvCacheManager;
+  readonly hashBytes: number;
+  /** Blocks in the order of eviction that go down before they are reused. */
+  readonly aheadBlocks: number;
+}
+
+export class Exports {
+  readonly #kv: PrefixCache;
+  readonly #connector: Connector;
+  readonly #maxBlocks: number;
+  readonly #gatherBlocks: number;
+  readonly #onReleased: () => void;
+  readonly #ahead: AheadOptions | undefined;
+  readonly #writeDown: WriteDownAhead | undefined;
+  /** Held already; the connector does not know of them yet. */
+  #unsent: (() => void)[] = [];
+  #heldBlocks = 0;
+  #exportedBlocks = 0;
+  #skippedBlocks = 0;
+
+  /** `onReleased`: there may be room now for somebody who waits. */
+  constructor(
+    kv: PrefixCache,
+    connector: Connector,
+    maxBlocks: number,
+    gatherBlocks: number,
+    onReleased: () => void,
+    ahead?: AheadOptions | undefined,
+  ) {
+    this.#kv = kv;
+    this.#connector = connector;
+    this.#maxBlocks = maxBlocks;
+    this.#gatherBlocks = Math.min(gatherBlocks, Math.ceil(maxBlocks / 2)); // the next ones find room while these are copied
+    this.#onReleased = onReleased;
+    this.#ahead = ahead;
+    if (!ahead) return;
+    const isCached = (block: number, hash: Buffer): boolean => ahead.kv.cachedHash(block) === hash.toString('latin1');
+    this.#writeDown = new WriteDownAhead(ahead.kv.blockCount, ahead.hashBytes, isCached);
+  }
+
+  get heldBlocks(): number {
+    return this.#heldBlocks;
+  }
+
+  get exportedBlocks(): number {
+    return this.#exportedBlocks;
+  }
+
+  get skippedBlocks(): number {
+    return this.#writeDown?.lostBlocks ?? this.#skippedBlocks;
+  }
+
+  /** Offer the full blocks of a request that it has not offered yet: its hits too, the tier may have lost them. */
+  offer(request: EngineRequest): void {
+    if (this.#writeDown) {
+      this.#note(this.#writeDown, request);
+      return;
+    }
+    const waiting = this.#fullBlocks(request) - request.offeredBlocks;
+    if (request.computedTokens < request.promptTokens && waiting < this.#gatherBlocks) return;
+    this.#offer(request);
+  }
+
+  #offer(request: EngineRequest): void {
+    if (!this.#connector.attached) return;
+    const first = request.offeredBlocks;
+    if (this.#fullBlocks(request) <= first) return;
+    const tables = this.#tables(request, first);
+    const end = first + blocksWithin(tables, this.#maxBlocks - this.#heldBlocks);
+    if (end <= first) return;
+    request.offeredBlocks = end;
+    const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
+    const blocks = [...blockIds].filter((block) => block !== nullBlock);
+    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks));
+  }
+
+  /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
+  goDown(): void {
+    if (!this.#ahead || !this.#writeDown || !this.#connector.attached) return;
+    const { kv, aheadBlocks } = this.#ahead;
+    const share = Math.floor((kv.freeBlockCount + this.#heldBlocks) / 2);
+    const room = Math.min(this.#maxBlocks, share) - this.#heldBlocks;
+    if (room <= 0) return;
+    for (const { hashes, firstBlock, blockIds } of this.#writeDown.takeDue(kv.nextEvicted(aheadBlocks), room))
+      this.#store(hashes, firstBlock, Int32Array.from(blockIds), blockIds.length, kv.holdInPlace(blockIds));
+  }
+
+  /** Hand to the connector what was offered since the last time. */
+  send(): void {
+    for (const store of this.#unsent.splice(0)) store();
+  }
+
+  /** The request lets its blocks go: what cannot be offered now will not be. */
+  giveUp(request: EngineRequest): void {
+    if (this.#writeDown) {
+      this.#note(this.#writeDown, request);
+      return;
+    }
+    if (!this.#connector.attached) return;
+    this.#offer(request);
+    this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
+  }
+
+  #store(hashes: Buffer, first: number, blockIds: Int32Array, count: number, letGo: () => void): void {
+    this.#heldBlocks += count;
+    this.#exportedBlocks += count;
+    let released = false;
+    const onReleased = (): void => {
+      invariant(!released, 'exports: the connector released the same blocks twice');
+      released = true;
+      this.#heldBlocks -= count;
+      letGo();
+      this.#onReleased();
+    };
+    this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased));
+  }
+
+  #note(writeDown: WriteDownAhead, request: EngineRequest): void {
+    const first = request.offeredBlocks;
+    const end = this.#fullBlocks(request);
+    if (end <= first) return;
+    request.offeredBlocks = end;
+    writeDown.computed(request.hashes.packed, this.#kv.blockTables(request.id)[0]!, first, end);
+  }
+
+  /** Per group the full blocks from `first` on, null where no window reaches that a hit at their end looks at. */
+  #tables(request: EngineRequest, first: number): number[][] {
+    const { blockTokens } = this.#kv;
+    const end = this.#fullBlocks(request);
+    // The same prompt again is hit one block earlier when it fills its blocks: its last token is always computed.
+    const again = Math.floor((request.promptTokens - 1) / blockTokens);
+    const hitBlocks = again > first ? Math.min(again, end) : end;
+    return this.#kv.blockTables(request.id).map((table, group) => {
+      const behind = this.#kv.skippedBlocks(group, hitBlocks * blockTokens);
+      return table.slice(first, end).map((block, i) => (first + i < behind ? nullBlock : block));
+    });
+  }
+
+  #fullBlocks(request: EngineRequest): number {
+    return Math.floor(request.computedTokens / this.#kv.blockTokens);
+  }
+}
+
+/** How many leading columns of the tables hold at most `room` blocks together. */
+function blocksWithin(tables: readonly (readonly number[])[], room: number): number {
+  const columns = tables[0]!.length;
+  let blocks = 0;
+  for (let i = 0; i < columns; i++) {
+    for (const table of tables) if (table[i] !== nullBlock) blocks++;
+    if (blocks > room) return i;
+  }
+  return columns;
+}

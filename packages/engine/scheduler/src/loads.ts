@@ -1,0 +1,169 @@
+/**
+ * Blocks on their way in from the tier. From `start` until the connector calls back, the blocks belong to the connector:
+ * whatever happens to the request meanwhile, they are freed only then.
+ *
+ * Invariant: every load ends its request's wait exactly once, by the callback, by the end of the request, or by a
+ * deadline behind the connector's own ("never in the way"): then the request leaves its table behind and starts anew.
+ */
+
+import { invariant } from '@kvtier/errors';
+import type { PrefixCache } from '@kvtier/prefix-cache';
+import type { ArrivedLoad, Connector, LoadResult } from './connector.ts';
+import type { EngineRequest } from './request.ts';
+import type { Clock } from './types.ts';
+
+export interface LoadEnd extends LoadResult {
+  /** Blocks that the load set out to bring. */
+  readonly wanted: number;
+  /** First of them in the chain. */
+  readonly firstBlock: number;
+  /** Before the request's first step. */
+  readonly first: boolean;
+}
+
+interface Load {
+  /** Gone when the request has ended or has given up on the load. */
+  request: EngineRequest | undefined;
+  readonly cancelDeadline: () => void;
+  /** Of the chain, behind the load. */
+  readonly endBlock: number;
+  /** It lies in the arena, and the next step may import it. */
+  arrived?: ArrivedLoad | undefined;
+}
+
+/** A request whose load waits for the next step. */
+export interface Arrival {
+  readonly request: EngineRequest;
+  /** Blocks of the chain that the request has, once the load is imported. */
+  readonly endBlock: number;
+  readonly load: ArrivedLoad;
+}
+
+export interface LoadsOptions {
+  readonly kv: PrefixCache;
+  readonly connector: Connector;
+  readonly clock: Clock;
+  readonly deadlineMs: number;
+  /** The request's wait is over. `end` undefined: given up; the request holds nothing any more. */
+  readonly onEnd: (request: EngineRequest, end: LoadEnd | undefined) => void;
+  /** All of a load lies in the arena. True: the next step will import it, or say no (`decline`). */
+  readonly onArrived?: (() => boolean) | undefined;
+  /** Blocks that a load held for nobody are free now. */
+  readonly onFreed: () => void;
+}
+
+export class Loads {
+  readonly #options: LoadsOptions;
+  /** By table id in the pool. */
+  readonly #loads = new Map<string, Load>();
+  /** Names tables that were left behind; see `#expire`. */
+  #expiredCount = 0;
+
+  constructor(options: LoadsOptions) {
+    this.#options = options;
+  }
+
+  /** Loads that the connector has not ended, those without a request included. */
+  get count(): number {
+    return this.#loads.size;
+  }
+
+  /** Loads given up at the deadline. */
+  get expiredCount(): number {
+    return this.#expiredCount;
+  }
+
+  /** Requests that wait for a load. */
+  *requests(): Generator<EngineRequest> {
+    for (const { request } of this.#loads.values()) if (request) yield request;
+  }
+
+  /** Load `count` blocks, from `firstBlock` of the chain on, into the request's tables: what these have room for. */
+  start(request: EngineRequest, firstBlock: number, count: number): void {
+    const { kv, connector, clock, deadlineMs } = this.#options;
+    const { id } = request;
+    const tables = kv.blockTables(id).map((table) => table.slice(firstBlock, firstBlock + count));
+    const blockIds = Int32Array.from(tables.flat());
+    invariant(
+      tables.every((table) => table.length === count),
+      () => `request ${id}: ${count} blocks to load in a table that ends earlier`,
+    );
+    const cancelDeadline = clock.after(deadlineMs, () => this.#expire(id));
+    const load: Load = { request, cancelDeadline, endBlock: firstBlock + count };
+    this.#loads.set(id, load);
+    const first = request.startedUs === undefined;
+    const onDone = (result: LoadResult): void => {
+      const loaded = Math.min(Math.max(result.loaded, 0), count);
+      this.#end(id, { ...result, loaded, wanted: count, firstBlock, first });
+    };
+    const { onArrived } = this.#options;
+    const offer = (arrived: ArrivedLoad): boolean => {
+      if (!load.request || !onArrived?.()) return false;
+      load.arrived = arrived;
+      return true;
+    };
+    connector.load(id, request.hashes.packed, firstBlock, blockIds, onDone, onArrived && offer);
+  }
+
+  *arrivals(): Generator<Arrival> {
+    for (const { request, endBlock, arrived } of this.#loads.values())
+      if (request && arrived) yield { request, endBlock, load: arrived };
+  }
+
+  /** The step that is put together now imports it: the load ends with that step, whatever becomes of the request. */
+  takeArrived(request: EngineRequest): void {
+    const load = this.#of(request);
+    load.cancelDeadline();
+    load.arrived = undefined;
+  }
+
+  /** Copied beside the steps instead, as if it had never been offered. */
+  decline(request: EngineRequest): void {
+    this.#declined(this.#of(request));
+  }
+
+  /** The request has ended; its blocks are freed when the connector is done with them. */
+  abandon(request: EngineRequest): void {
+    const load = this.#of(request);
+    load.request = undefined;
+    load.cancelDeadline();
+    this.#declined(load);
+  }
+
+  #of(request: EngineRequest): Load {
+    const load = this.#loads.get(request.id);
+    invariant(load?.request === request, () => `request ${request.id}: has no load`);
+    return load;
+  }
+
+  #declined(load: Load): void {
+    const { arrived } = load;
+    load.arrived = undefined;
+    arrived?.decline();
+  }
+
+  #end(id: string, end: LoadEnd): void {
+    const load = this.#loads.get(id);
+    invariant(load, () => `request ${id}: the connector ended its load twice`);
+    this.#loads.delete(id);
+    load.cancelDeadline();
+    if (load.request) {
+      this.#options.onEnd(load.request, end);
+      return;
+    }
+    this.#options.kv.free(id);
+    this.#options.onFreed();
+  }
+
+  #expire(id: string): void {
+    const load = this.#loads.get(id);
+    const request = load?.request;
+    if (!load || !request) return;
+    load.request = undefined;
+    this.#declined(load);
+    this.#expiredCount++;
+    this.#options.connector.forget(id);
+    request.id = `${id}+${this.#expiredCount}`; // the old table stays with the load
+    this.#options.onEnd(request, undefined);
+  }
+}

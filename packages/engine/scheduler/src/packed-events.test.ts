@@ -1,0 +1,141 @@
+/** What a pool notes as words is on the wire, byte for byte, what its events would be: native code against the codec of objects. */
+import { encodeBatch, PackedEncoder } from '@kvtier/events';
+import { type BlockHashes, EventLog, type KvCacheEvent } from '@kvtier/prefix-cache';
+import fc from 'fast-check';
+import { expect, it } from 'vitest';
+import { prompt, SchedulerRig } from './testing/rig.ts';
+
+const word = fc.oneof(
+  fc.nat({ max: 2 ** 32 - 1 }),
+  fc.constantFrom(0, 1, 127, 128, 255, 256, 65_535, 65_536, 2 ** 32 - 1),
+);
+const hashes = (words: readonly number[], wordsPerHash: number): BlockHashes => {
+  const packed = Uint32Array.from(words);
+  const bytes = Buffer.from(packed.buffer).toString('latin1');
+  return {
+    blockCount: words.length / wordsPerHash,
+    keyAt: (i) => bytes.slice(i * wordsPerHash * 4, (i + 1) * wordsPerHash * 4) as ReturnType<BlockHashes['keyAt']>,
+    packedWords: { words: packed, wordsPerHash },
+  };
+};
+const stored = fc.record({
+  kind: fc.constant('stored' as const),
+  words: fc.array(word, { minLength: 64, maxLength: 64 }),
+  places: fc.uniqueArray(fc.nat({ max: 6 }), { maxLength: 7 }).map((places) => places.map((i) => i + 1).sort()),
+  hasParent: fc.boolean(),
+  tokens: fc.array(word, { maxLength: 70 }),
+  blockTokens: fc.constantFrom(1, 16, 128, 70_000),
+  group: fc.constantFrom(0, 1, 200),
+  attention: fc.constantFrom('full_attention', 'sliding_window', 'mamba', 'an own kind'),
+  windowTokens: fc.constantFrom(null, 4, 4096),
+});
+const removed = fc.record({
+  kind: fc.constant('removed' as const),
+  words: fc.array(word, { minLength: 8, maxLength: 8 }),
+  group: fc.nat({ max: 300 }),
+});
+const object = fc.record({
+  kind: fc.constant('object' as const),
+  event: fc.constantFrom<KvCacheEvent>(
+    { type: 'AllBlocksCleared' },
+    {
+      type: 'BlockRemoved',
+      blockHashes: [],
+      medium: 'GPU',
+      groupIdx: 3,
+    },
+  ),
+});
+const changes = fc.array(fc.oneof(stored, removed, object), { maxLength: 40 });
+
+function note(
+  log: EventLog,
+  change: typeof changes extends fc.Arbitrary<(infer T)[]> ? T : never,
+  wordsPerHash: number,
+) {
+  if (change.kind === 'object') log.add(change.event);
+  else if (change.kind === 'removed') log.addRemoved(Uint32Array.from(change.words), 0, wordsPerHash, change.group);
+  else {
+    const { places, hasParent, tokens, group, attention, windowTokens } = change;
+    log.addStored({
+      hashes: hashes(change.words, wordsPerHash),
+      description: { loraId: null, loraName: null, isPlain: true, tokenIds: () => tokens, extraKeys: () => null },
+      ...{ first: 0, end: 8, blocks: places, places, parent: hasParent ? 0 : -1 },
+      ...{ blockTokens: change.blockTokens, group, kind: attention, windowTokens },
+    });
+  }
+}
+
+it.each([
+  ['map', true],
+  ['map', false],
+  ['array', true],
+  ['array', false],
+] as const)('%s, integers %s', (encoding, intBlockHashes) => {
+  const encoder = new PackedEncoder({ encoding, intBlockHashes });
+  fc.assert(
+    fc.property(changes, fc.constantFrom(4, 8), fc.constantFrom(null, 0, 7, 200), (all, wordsPerHash, rank) => {
+      const [packed, plain] = [new EventLog(true), new EventLog(true)];
+      for (const change of all) {
+        note(packed, change, wordsPerHash);
+        note(plain, change, wordsPerHash);
+      }
+      const events = plain.take();
+      expect(events).toHaveLength(all.length);
+      const bytes = encoder.encode(packed.takePacked(), 1.5, rank);
+      const wanted = encodeBatch({ ts: 1.5, events, dataParallelRank: rank }, { encoding, intBlockHashes });
+      expect(bytes.toString('hex')).toBe(wanted.toString('hex'));
+    }),
+    { numRuns: 150 },
+  );
+});
+
+it('a log that nobody takes keeps the later half, records and objects alike', () => {
+  const log = new EventLog(true, 10);
+  for (let i = 0; i < 11; i++) {
+    if (i % 3 === 0) log.add({ type: 'BlockRemoved', blockHashes: [], medium: 'GPU', groupIdx: i });
+    else log.addRemoved(Uint32Array.of(i, i, i, i), 0, 4, i);
+  }
+  expect(log.dropped).toBe(5);
+  expect(log.take().map((event) => (event.type === 'BlockRemoved' ? event.groupIdx : -1))).toEqual([5, 6, 7, 8, 9, 10]);
+  expect(log.take()).toEqual([]);
+});
+
+it('native code refuses words that are no records', () => {
+  const encoder = new PackedEncoder({});
+  const one = (...words: number[]) => ({ words: Uint32Array.from(words), wordCount: words.length, count: 1 });
+  const batches = [
+    one(),
+    one(1),
+    one(1, 8, 0, 4, 1, 2, 3),
+    one(1, 5, 0, 1, 9),
+    one(2, 10, 0, 4, 1, 0, 16, 0, 0, 0),
+    one(9, 2),
+    one(0, 2),
+  ];
+  for (const batch of [...batches, one(2, 10, 0, 4, 2 ** 30, 0, 16, 0, 0, 0), one(2, 10, 0, 4, 0, 0, 16, 0, 0, 5)])
+    expect(() => encoder.encode({ ...batch, kinds: ['full_attention'], objects: [] }, 1, null)).toThrow('kv events');
+});
+
+it('an engine says the same in words and in objects', async () => {
+  const encoder = new PackedEncoder({});
+  const said = await Promise.all(
+    [false, true].map(async (inWords) => {
+      const batches: string[] = [];
+      const rig = new SchedulerRig({
+        attached: false,
+        blockCount: 16,
+        ...(inWords
+          ? { onPackedEvents: (packed) => batches.push(encoder.encode(packed, 1, null).toString('hex')) }
+          : {
+              onEvents: (events) =>
+                batches.push(encodeBatch({ ts: 1, events, dataParallelRank: null }).toString('hex')),
+            }),
+      });
+      for (let i = 0; i < 12; i++) await rig.generate(`${i}`, prompt(i % 5, 9 + i));
+      return batches;
+    }),
+  );
+  expect(said[0]!.length).toBeGreaterThan(12);
+  expect(said[1]).toEqual(said[0]);
+});

@@ -1,0 +1,187 @@
+/**
+ * The worker's metrics, `kvtier_engine_*`, `kvtier_connector_*` and, as the cache node tells them, `kvtier_tier_*`.
+ * Counters that others keep (scheduler, connector, node) are read when somebody asks, so that counting costs nothing.
+ */
+
+import type { KvEventPublisher } from '@kvtier/events';
+import type { CacheUse, EngineStats } from '@kvtier/scheduler';
+import { Counter, Gauge, Histogram, Registry, secondsBuckets, turnMetrics } from '@kvtier/telemetry/metrics';
+import type { StatsResult } from '@kvtier/wire';
+import type { WorkerConnector } from './open-connector.ts';
+
+export interface MetricsSources {
+  readonly engine: () => EngineStats;
+  /** null: no tier. */
+  readonly connector: WorkerConnector | null;
+  /** null: none are published. */
+  readonly events?: Pick<KvEventPublisher, 'stats'> | null;
+}
+
+/** A fraction of a scrape's usual patience: a node that is slow costs its own figures only. */
+const statsDeadlineMs = 200;
+
+/** Figures of the scheduler that go up and down; all others are counters. */
+const engineGauges: Partial<Record<keyof EngineStats, string>> = {
+  waiting: 'Requests that wait',
+  running: 'Requests in the running batch',
+  loading: 'Requests that wait for blocks from the tier',
+  blockCount: 'KV blocks of the pool',
+  freeBlocks: 'KV blocks that nobody holds',
+  cachedBlocks: 'KV blocks that can be hit',
+  exportBlocks: 'KV blocks held by copies to the tier',
+};
+
+export class WorkerMetrics {
+  readonly #registry = new Registry();
+  readonly #registers = [this.#registry];
+  readonly #sources: MetricsSources;
+  readonly #tokens = new Counter({
+    name: 'kvtier_engine_tokens_total',
+    help: 'Tokens of prompts and answers',
+    labelNames: ['kind'] as const,
+    registers: this.#registers,
+  });
+  readonly #cachedTokens = new Counter({
+    name: 'kvtier_engine_cached_tokens_total',
+    help: 'Tokens of prompts that were not computed, by the tier they came from ("engine": its own block pool)',
+    labelNames: ['tier'] as const,
+    registers: this.#registers,
+  });
+  readonly #finished = new Counter({
+    name: 'kvtier_engine_requests_total',
+    help: 'Requests that ended, by how: stop, length, or the code of the error',
+    labelNames: ['outcome'] as const,
+    registers: this.#registers,
+  });
+  readonly #firstToken = new Histogram({
+    name: 'kvtier_engine_time_to_first_token_seconds',
+    help: 'From the arrival of a request to its first token',
+    buckets: secondsBuckets,
+    registers: this.#registers,
+  });
+  readonly #queue = this.#phase('queue', 'waiting to be scheduled');
+  readonly #load = this.#phase('load', 'loading blocks from the tier');
+  readonly #prefill = this.#phase('prefill', 'computing the prompt');
+  readonly #step = new Histogram({
+    name: 'kvtier_engine_step_seconds',
+    help: 'One forward pass over the running batch',
+    buckets: secondsBuckets,
+    registers: this.#registers,
+  });
+
+  constructor(sources: MetricsSources) {
+    this.#sources = sources;
+    turnMetrics('engine', this.#registry);
+    for (const [field, help] of Object.entries(engineGauges)) {
+      const name = `engine_${field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)}`;
+      this.#gauge(name, help, () => sources.engine()[field as keyof EngineStats]);
+    }
+    this.#labelled('engine_events_total', 'What the scheduler counts, by name', 'event', () =>
+      Object.entries(sources.engine()).filter(([field]) => !Object.hasOwn(engineGauges, field)),
+    );
+    const { connector, events } = sources;
+    if (events) {
+      this.#gauge('kv_events_buffered_bytes', 'KV events kept for replay', () => events.stats().bufferedBytes);
+      this.#labelled('kv_events_total', 'What the publisher of KV events counts, by name', 'count', () => {
+        const { queuedBatches, bufferedBatches, bufferedBytes, ...counts } = events.stats();
+        return Object.entries(counts);
+      });
+    }
+    if (connector === null) return;
+    this.#gauge('connector_attached', '1 while a cache node is attached and answers', () => Number(connector.attached));
+    this.#gauge('connector_suspended', '1 while a silent cache node is left alone', () => Number(connector.suspended));
+    this.#gauge('connector_storing_blocks', 'Blocks on their way to the node', () => connector.storingBlocks);
+    this.#labelled('connector_events_total', 'What the connector counts, by name', 'event', () =>
+      Object.entries(connector.counters).filter((entry): entry is [string, number] => typeof entry[1] === 'number'),
+    );
+    this.#labelled('connector_reasons_total', 'Lookups, loads and stores that fell short, by reason', 'reason', () =>
+      Object.entries(connector.counters.reasons),
+    );
+  }
+
+  observeStep(elapsedUs: number): void {
+    this.#step.observe(elapsedUs / 1e6);
+  }
+
+  observeFirstToken(elapsedUs: number, use: CacheUse): void {
+    this.#firstToken.observe(elapsedUs / 1e6);
+    this.#queue.observe(use.queueUs / 1e6);
+    if (use.loadUs > 0) this.#load.observe(use.loadUs / 1e6);
+    this.#prefill.observe(use.prefillUs / 1e6);
+    this.#tokens.inc({ kind: 'prompt' }, use.promptTokens);
+    for (const [tier, tokens] of Object.entries(use.tokensByTier)) this.#cachedTokens.inc({ tier }, tokens);
+  }
+
+  observeTokens(count: number): void {
+    this.#tokens.inc({ kind: 'answer' }, count);
+  }
+
+  observeEnd(outcome: string): void {
+    this.#finished.inc({ outcome });
+  }
+
+  /** Prometheus' text form. Never waits longer than a fraction of a second for the cache node. */
+  async text(): Promise<string> {
+    const [own, stats] = await Promise.all([this.#registry.metrics(), this.#sources.connector?.stats(statsDeadlineMs)]);
+    return stats ? `${own.trimEnd()}\n\n${await tierText(stats)}` : own;
+  }
+
+  #phase(name: string, what: string): Histogram {
+    return new Histogram({
+      name: `kvtier_engine_${name}_seconds`,
+      help: `Part of the time to first token that was spent ${what}`,
+      buckets: secondsBuckets,
+      registers: this.#registers,
+    });
+  }
+
+  #gauge(name: string, help: string, read: () => number): void {
+    new Gauge({
+      name: `kvtier_${name}`,
+      help,
+      registers: this.#registers,
+      collect() {
+        this.set(read());
+      },
+    });
+  }
+
+  /** A family of counters that somebody else keeps. */
+  #labelled(name: string, help: string, label: string, read: () => [string, number][]): void {
+    new Counter({
+      name: `kvtier_${name}`,
+      help,
+      labelNames: [label],
+      registers: this.#registers,
+      collect() {
+        this.reset();
+        for (const [value, count] of read()) this.inc({ [label]: value }, count);
+      },
+    });
+  }
+}
+
+const tierGauges = ['blocks', 'bytes', 'capacityBytes', 'hits', 'misses', 'evictions', 'corrupt'] as const;
+
+/** The node's statistics, in a registry of their own: a tier that is gone leaves no stale figure behind. */
+async function tierText({ tiers, counters }: StatsResult): Promise<string> {
+  const registry = new Registry();
+  const gauge = (name: string, help: string, ...labelNames: string[]) =>
+    new Gauge({ name: `kvtier_${name}`, help, labelNames, registers: [registry] });
+  for (const field of tierGauges) {
+    const name = field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+    const family = gauge(`tier_${name}`, `${name.replace('_', ' ')} of a tier, as the cache node tells it`, 'tier');
+    for (const tier of tiers) family.set({ tier: tier.tier }, Number(tier[field]));
+  }
+  const inService = gauge('tier_in_service', '0: the tier is out of service', 'tier');
+  for (const tier of tiers) inService.set({ tier: tier.tier }, Number(tier.inService));
+  const details = gauge('tier_detail', 'What only this kind of tier has or counts, by name', 'tier', 'name');
+  for (const { tier, detail } of tiers)
+    for (const [name, value] of Object.entries(detail)) details.set({ tier, name }, value);
+  gauge('node_longest_turn_seconds', 'CPU time of the longest turn of the node’s event loop').set(
+    Number(counters['turns.longest_us'] ?? 0n) / 1e6,
+  );
+  const events = gauge('node_events', 'What the cache node counts, by name', 'event');
+  for (const [event, count] of Object.entries(counters)) events.set({ event }, Number(count));
+  return await registry.metrics();
+}

@@ -1,0 +1,205 @@
+/** The gRPC service over a scripted scheduler: what a client gets, and what the scheduler hears of it. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+import type { EngineStats, GenerateRequest, OnOutput } from '@kvtier/scheduler';
+import {
+  clientCredentials,
+  EngineClient,
+  EngineService,
+  fromStatus,
+  type GenerateEvent,
+  type RunningGrpcServer,
+  startGrpcServer,
+} from '@kvtier/wire/grpc';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { WorkerMetrics } from './metrics.ts';
+import { engineService } from './service.ts';
+
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
+class ScriptedEngine {
+  readonly submitted: { params: GenerateRequest; onOutput: OnOutput }[] = [];
+  readonly aborted: string[] = [];
+  refusal: KvError | undefined;
+
+  submit(params: GenerateRequest, onOutput: OnOutput): void {
+    if (this.refusal) throw this.refusal;
+    this.submitted.push({ params, onOutput });
+  }
+
+  abort(id: string): boolean {
+    this.aborted.push(id);
+    return true;
+  }
+
+  resetPrefixCache = (): boolean => true;
+
+  readonly pins = new Map<string, readonly number[]>();
+  pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
+    if (this.pins.has(name)) throw new KvError('REQUEST', `pinned prefix ${name}: is pinned already; unpin it first`);
+    this.pins.set(name, [...promptTokenIds, cacheSalt.length]);
+    return promptTokenIds.length;
+  }
+  unpinPrefix = (name: string): boolean => this.pins.delete(name);
+}
+
+const stats: EngineStats = {
+  waiting: 1,
+  running: 2,
+  loading: 3,
+  blockCount: 4,
+  freeBlocks: 5,
+  cachedBlocks: 6,
+  exportBlocks: 7,
+  steps: 8,
+  failedSteps: 0,
+  prefillTokens: 0,
+  decodeTokens: 0,
+  promptTokens: 0,
+  hitTokens: 0,
+  loadedTokens: 0,
+  loads: 0,
+  shortLoads: 0,
+  layeredLoads: 0,
+  expiredMatches: 0,
+  expiredLoads: 0,
+  exportedBlocks: 0,
+  skippedExportBlocks: 0,
+  preemptions: 0,
+  finished: 0,
+  aborted: 0,
+  failed: 0,
+};
+
+let folder: string;
+let engine: ScriptedEngine;
+let metrics: WorkerMetrics;
+let server: RunningGrpcServer;
+let client: EngineClient;
+
+beforeEach(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'kvtier-service-'));
+  engine = new ScriptedEngine();
+  metrics = new WorkerMetrics({ engine: () => stats, connector: null });
+  const describe = () => ({
+    model: 'm',
+    modelDir: '/m',
+    maxModelTokens: 64,
+    blockTokens: 16,
+    vocabSize: 10,
+    stopTokenIds: [2],
+    backend: 'cpu',
+    tierAttached: false,
+    blockCount: 4n,
+    blockBytes: 64n,
+  });
+  server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) =>
+    grpc.addService(EngineService, engineService({ engine, describe, metrics })),
+  );
+  client = new EngineClient(server.address, clientCredentials(server.address));
+});
+afterEach(async () => {
+  client.close();
+  await server.close();
+  rmSync(folder, { recursive: true });
+});
+
+const request = {
+  requestId: 'r',
+  promptTokenIds: [1, 2, 3],
+  maxTokens: 4,
+  temperature: 0.5,
+  topK: 3,
+  topP: 0.5,
+  seed: 7n,
+  ignoreEos: true,
+  stopTokenIds: [5],
+  cacheSalt: 'tenant',
+  loraName: '',
+};
+
+function generate() {
+  const events: GenerateEvent[] = [];
+  const call = client.generate(request);
+  call.on('data', (event: GenerateEvent) => events.push(event));
+  const ended = new Promise<string>((resolve) => {
+    call.on('error', (error) => resolve(error.message));
+    call.on('end', () => resolve('end'));
+  });
+  return { call, events, ended };
+}
+
+it('a request goes in whole, its tokens come out as they are drawn', async () => {
+  const { events, ended } = generate();
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
+  const { params, onOutput } = engine.submitted[0]!;
+  expect(params).toEqual({ ...request, requestId: 'r@0', promptTokenIds: Uint32Array.of(1, 2, 3) });
+  const cache = {
+    promptTokens: 3,
+    cachedTokens: 2,
+    tokensByTier: { disk: 2 },
+    queueUs: 1.4,
+    loadUs: 2.6,
+    prefillUs: 3,
+  };
+  onOutput({ tokenIds: [8], finishReason: '', cache });
+  onOutput({ tokenIds: [9], finishReason: 'stop' });
+  expect(await ended).toBe('end');
+  expect(events).toEqual([
+    { tokenIds: [8], finishReason: '', cache: { ...cache, queueUs: 1, loadUs: 3 }, failure: undefined },
+    { tokenIds: [9], finishReason: 'stop', cache: undefined, failure: undefined },
+  ]);
+  expect(engine.aborted).toEqual([]);
+  const text = await metrics.text();
+  expect(text).toContain('kvtier_engine_tokens_total{kind="answer"} 2');
+  expect(text).toContain('kvtier_engine_cached_tokens_total{tier="disk"} 2');
+  expect(text).toContain('kvtier_engine_requests_total{outcome="stop"} 1');
+  expect(text).toContain('kvtier_engine_free_blocks 5');
+  expect(text).toContain('kvtier_engine_events_total{event="steps"} 8');
+});
+
+it('a refusal and a failure in the middle both end the stream with the code', async () => {
+  engine.refusal = new KvError('BUSY', 'full', { retry: true });
+  const refused = generate();
+  expect(await refused.ended).toBe('end');
+  expect(refused.events).toMatchObject([{ failure: { code: 'BUSY', message: 'full', retry: true } }]);
+  engine.refusal = undefined;
+  const failing = generate();
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
+  engine.submitted[0]!.onOutput({ tokenIds: [], finishReason: '', error: new KvError('IO', 'gone') });
+  expect(await failing.ended).toBe('end');
+  expect(failing.events).toMatchObject([{ failure: { code: 'IO', message: 'gone' } }]);
+});
+
+it('cancelling aborts the request, once; what the scheduler still says goes nowhere', async () => {
+  const { call, events, ended } = generate();
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
+  call.cancel();
+  expect(await ended).toMatch(/CANCELLED/);
+  await vi.waitFor(() => expect(engine.aborted).toEqual(['r@0']), patience);
+  engine.submitted[0]!.onOutput({ tokenIds: [], finishReason: 'abort' });
+  expect(events).toEqual([]);
+  expect(await metrics.text()).toContain('kvtier_engine_requests_total{outcome="CANCELLED"} 1');
+});
+
+it('prefixes are pinned and unpinned by name, and refused with the code', async () => {
+  const pin = (name: string) =>
+    new Promise<unknown>((resolve) =>
+      client.pinPrefix({ name, promptTokenIds: [1, 2, 3], cacheSalt: 'tenant' }, (error, answer) =>
+        resolve(error ? fromStatus(error).code : answer.pinnedTokens),
+      ),
+    );
+  const unpin = (name: string) =>
+    new Promise<unknown>((resolve) => client.unpinPrefix({ name }, (error, answer) => resolve(error ?? answer.done)));
+  expect([await pin('a'), await pin('a'), await pin(''), await pin('n'.repeat(257))]).toEqual([
+    3,
+    'REQUEST',
+    'REQUEST',
+    'REQUEST',
+  ]);
+  expect(engine.pins.get('a')).toEqual([1, 2, 3, 'tenant'.length]);
+  expect([await unpin('a'), await unpin('a')]).toEqual([true, false]);
+});

@@ -1,0 +1,139 @@
+/**
+ * Puts an engine worker together: model → executor → identity → connector → scheduler → gRPC, and takes it apart in the
+ * opposite order. Nothing is served before the model is loaded; the cache node may come and go at any time.
+ */
+import type { EngineWorkerConfig } from '@kvtier/config';
+import { createExecutor, type Executor } from '@kvtier/executor';
+import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
+import { Engine, noConnector } from '@kvtier/scheduler';
+import { endProcess, type Logger, type RunningService } from '@kvtier/telemetry';
+import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
+import { WorkerMetrics } from './metrics.ts';
+import type { OpenConnector } from './open-connector.ts';
+import { engineService } from './service.ts';
+import { readStopTokenIds } from './stop-ids.ts';
+
+/** Calls that run when the worker stops may finish within this. */
+const graceMs = 1_000;
+
+/** `openConnector`: what stands between this engine and its cache node; the process that runs the worker brings it along. */
+export async function startWorker(
+  config: EngineWorkerConfig,
+  logger: Logger,
+  openConnector: OpenConnector,
+): Promise<RunningService> {
+  const { executor, stopTokenIds } = await openExecutor(config);
+  const hasher = new ChainHasher({
+    algorithm: config.hashAlgorithm,
+    blockTokens: config.blockTokens,
+    rootSeed: config.hashSeed,
+  });
+  const connector =
+    config.cacheNodeSocket === null
+      ? null
+      : openConnector({
+          socketPath: config.cacheNodeSocket,
+          executor,
+          namespace: namespacesOfWorker(executor, hasher).map(({ digest }) => digest),
+          hashBytes: hasher.hashBytes,
+          loadDeadlineMs: config.loadDeadlineMs,
+          tenant: config.tenant,
+          ttlSeconds: config.ttlSeconds ?? 0,
+          logger,
+          onWake: () => engine.wake(),
+        });
+  const events = config.kvEvents && (await (await import('./kv-events.ts')).startKvEvents(config.kvEvents, logger));
+  const engine = new Engine({
+    executor,
+    connector: connector ?? noConnector,
+    hasher,
+    eosTokenIds: stopTokenIds,
+    prefixCache: config.prefixCache,
+    radixPolicy: config.radixPolicy,
+    evictionPolicy: config.evictionPolicy,
+    dedupBlocks: config.dedupBlocks,
+    maxPinnedBlocks: config.maxPinnedBlocks,
+    writeDownAheadBlocks: config.writeDown === 'ahead' ? config.writeDownAheadBlocks : undefined,
+    limits: {
+      maxStepTokens: config.maxStepTokens,
+      maxSequences: config.maxSequences,
+      maxWaiting: config.maxWaiting,
+    },
+    logger,
+    ...(events && { onPackedEvents: (changes) => events.publishPacked(changes) }),
+    onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
+    onDefect: () => {
+      // Failed requests reach their clients first; then the supervisor starts a sound worker.
+      setTimeout(() => endProcess(1), graceMs);
+    },
+  });
+  const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
+  const { model, kv } = executor;
+  const description = {
+    model: config.servedName,
+    modelDir: config.modelDir,
+    maxModelTokens: model.maxModelTokens,
+    blockTokens: kv.blockTokens,
+    vocabSize: model.vocabSize,
+    stopTokenIds,
+    backend: executor.backend,
+    blockCount: BigInt(executor.blockCount),
+    blockBytes: BigInt(kv.blockBytes),
+  };
+  const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
+  const server = await startGrpcServer(config.listen, (grpc) =>
+    grpc.addService(EngineService, engineService({ engine, describe, metrics })),
+  );
+  logger.info({ ...executor.describe?.() }, 'the model is loaded');
+  logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
+  return {
+    ready: { address: server.address, model: config.servedName },
+    close: async () => {
+      await server.close(graceMs);
+      await engine.close();
+      await events?.close();
+      await connector?.close();
+      await executor.close();
+    },
+  };
+}
+
+/** The executor with as many KV blocks as the configured bytes, or the GPU's share, hold. */
+async function openExecutor(config: EngineWorkerConfig): Promise<{ executor: Executor; stopTokenIds: number[] }> {
+  const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
+  const { memoryUtilization, computeDtype, kvDtype, cublaslt, ...gpu } = config.gpu;
+  const options = {
+    modelDir,
+    blockTokens,
+    maxStepTokens,
+    maxStepSequences: maxSequences,
+    backend,
+    gpu: { ...gpu, ...(computeDtype && { computeDtype }), ...(kvDtype && { kvDtype }), ...(cublaslt && { cublaslt }) },
+    ...(threads === undefined ? {} : { threads }),
+  };
+  let stopTokenIds: number[] = [];
+  const executor = await createExecutor({
+    ...options,
+    blockCount: { kvBytes, gpuMemoryUtilization: memoryUtilization },
+    alongside: ({ vocabSize }) => {
+      stopTokenIds = readStopTokenIds(modelDir, vocabSize);
+    },
+  });
+  return { executor, stopTokenIds };
+}
+
+/** One per attention group: blocks of different groups hold different layers under the same chain hash. */
+function namespacesOfWorker(executor: Executor, hasher: ChainHasher): Namespace[] {
+  const { groups = [undefined] } = executor.kv;
+  return groups.map((_, group) =>
+    namespaceOf({
+      modelDigest: executor.modelDigest,
+      kvDtype: executor.kv.dtype,
+      blockTokens: executor.kv.blockTokens,
+      algorithm: hasher.algorithm,
+      root: hasher.root,
+      group,
+      layoutFingerprint: layoutFingerprint(executor.kv),
+    }),
+  );
+}

@@ -1,8 +1,0 @@
-export { attentionGroups, kvBlockBytes } from './attention-groups.ts';
-export { gpuMissing } from './backend.ts';
-export { createExecutor } from './create-executor.ts';
-export { cacheDir } from './digest.ts';
-export * from './executor.ts';
-export { defaultGpuMemoryUtilization, type GpuDemand, type GpuMemory, gpuBlockCount } from './gpu-memory.ts';
-export { type ModelConfig, readModelConfig } from './model-config.ts';
-export { type ResolvedModel, resolveModel } from './resolve-model.ts';

@@ -1,0 +1,112 @@
+/**
+ * The arena's shared-memory file: DIR/kvtier-XXXXXXXX-YYYYYYYY, where X names the data folder (see placeId) and Y this life of its
+ * node. Invariant: at most one such file per data folder outlives a node; the next one removes it before it makes its
+ * own. Call with the data folder locked.
+ */
+import { randomBytes } from 'node:crypto';
+import { existsSync, readFileSync, statfsSync, unlinkSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
+import path from 'node:path';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { arenaPrefix, removeStaleArenas } from '@kvtier/data-plane/places';
+import { KvError } from '@kvtier/errors';
+
+export interface ArenaFile {
+  readonly path: string;
+  /** What was asked for; on hugetlbfs the whole huge pages of it. */
+  readonly bytes: number;
+  /** How its memory is mapped, as the kernel said a minute ago at most. Never waits: a large arena takes it a while. */
+  pages(): ArenaPages;
+  readonly handle: ArenaHandle;
+  readonly id: bigint;
+  /** Unmap and remove. */
+  close(): void;
+}
+
+export interface ArenaPages {
+  /** Of the file system: 4096, or more on hugetlbfs. */
+  readonly pageBytes: number;
+  /** Bytes that lie in huge pages: all on hugetlbfs; else transparent ones, as many as the kernel had to give. */
+  readonly hugeBytes: number;
+}
+
+const hugetlbfsMagic = 0x958458f6;
+const smallPageBytes = 4096;
+
+const lookAgainMs = 60_000;
+
+/** Follows what the kernel gives a mapping: it merges pages into huge ones, and splits them, at any time. */
+class PageWatch {
+  readonly #file: string;
+  readonly #pageBytes: number;
+  readonly #bytes: number;
+  #transparentBytes: number;
+  #lookedAtMs = performance.now();
+
+  constructor(file: string, bytes: number, pageBytes: number) {
+    this.#file = file;
+    this.#bytes = bytes;
+    this.#pageBytes = pageBytes;
+    this.#transparentBytes = transparentBytes(readMaps(), file);
+  }
+
+  pages(): ArenaPages {
+    const nowMs = performance.now();
+    if (nowMs - this.#lookedAtMs > lookAgainMs) {
+      this.#lookedAtMs = nowMs;
+      void readFile(mapsFile, 'utf8').then(
+        (maps) => {
+          this.#transparentBytes = transparentBytes(maps, this.#file);
+        },
+        () => {}, // what was known stays
+      );
+    }
+    const isHuge = this.#pageBytes > smallPageBytes;
+    return { pageBytes: this.#pageBytes, hugeBytes: isHuge ? this.#bytes : this.#transparentBytes };
+  }
+}
+
+const mapsFile = '/proc/self/smaps';
+
+/** '' where the kernel does not say. */
+function readMaps(): string {
+  try {
+    return readFileSync(mapsFile, 'utf8');
+  } catch {
+    return '';
+  }
+}
+
+/** Of the mapping of `file`; 0 when it is not told. */
+function transparentBytes(maps: string, file: string): number {
+  const begin = maps.indexOf(file);
+  const own = begin < 0 ? undefined : /^ShmemPmdMapped: +(\d+) kB$/m.exec(maps.slice(begin));
+  return Number(own?.[1] ?? 0) * 1024;
+}
+
+/** KvError CONFIG, SETUP or IO when `dir` is not there, not writable or has no room for `wantedBytes`. */
+export function createArenaFile(
+  dir: string,
+  dataDir: string,
+  wantedBytes: number,
+): ArenaFile & { readonly removed: number } {
+  if (!existsSync(dir)) throw new KvError('CONFIG', `arena.dir: ${dir} does not exist; name a shared-memory folder`);
+  try {
+    const file = path.join(dir, arenaPrefix(dataDir) + randomBytes(4).toString('hex'));
+    const removed = removeStaleArenas(dataDir, dir);
+    const { type, bsize } = statfsSync(dir);
+    const pageBytes = type === hugetlbfsMagic ? bsize : smallPageBytes;
+    const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
+    const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
+    const close = (): void => {
+      native.arenaClose(handle);
+      unlinkSync(file);
+    };
+    const watch = new PageWatch(file, bytes, pageBytes);
+    const pages = (): ArenaPages => watch.pages();
+    return { path: file, bytes, pages, handle, id: native.arenaId(handle), close, removed };
+  } catch (error) {
+    throw KvError.from(error, 'SETUP');
+  }
+}

@@ -1,0 +1,70 @@
+import { KvError } from '@kvtier/errors';
+import { namespaceFromDigest } from '@kvtier/identity';
+import { ManualClock, ModelArena, SteppedTier, settled, silent } from '@kvtier/placement/testing';
+import type { TierChange } from '@kvtier/tiers';
+import { expect, it, vi } from 'vitest';
+import { openOrLater } from './late-tier.ts';
+
+const namespace = namespaceFromDigest(new Uint8Array(32));
+const hashes = ['a', 'b'] as never[];
+const supports = { persistent: true, shared: true, writable: true, evicts: true };
+const common = { name: 'redis', supports, capacityBytes: 100, log: silent };
+
+it('what waiting does not mend is refused at once', async () => {
+  const open = () => Promise.reject(new KvError('CONFIG', 'redis: wrong password; correct it'));
+  await expect(openOrLater({ ...common, open, clock: new ManualClock() })).rejects.toMatchObject({ code: 'CONFIG' });
+});
+
+it('a server that is not there is a tier out of service, until it is there; followers hear what it holds', async () => {
+  const clock = new ManualClock();
+  const inner = new SteppedTier('redis', new ModelArena(2));
+  inner.put(namespace, hashes);
+  const open = vi
+    .fn()
+    .mockRejectedValueOnce(new KvError('IO', 'redis: refused; start it', { retry: true }))
+    .mockRejectedValueOnce(new KvError('IO', 'redis: loading; wait', { retry: true }))
+    .mockResolvedValue(inner);
+  const tier = await openOrLater({ ...common, open, clock });
+  const heard: TierChange[] = [];
+  const end = tier.follow((change) => heard.push(change));
+  const pages: TierChange[] = [];
+  let more = 0;
+  const following = tier.followInPages!(
+    (change) => pages.push(change),
+    () => more++,
+  );
+  expect([following.next(), more]).toEqual([false, 0]);
+  expect(tier.stats()).toMatchObject({ inService: false, outOfServiceReason: 'redis: refused; start it', blocks: 0 });
+  expect(tier.lookup(namespace, hashes)).toBe(0);
+  expect(await tier.write(namespace, [{ hash: hashes[0]!, slot: 1 }])).toEqual(['refused']);
+  const statuses: string[] = [];
+  await tier.read(namespace, [{ hash: hashes[0]!, slot: 1 }], (_, status) => statuses.push(status));
+  expect(statuses).toEqual(['missing']);
+
+  clock.advance(1_000);
+  await settled();
+  expect(tier.stats().outOfServiceReason).toBe('redis: loading; wait');
+  clock.advance(1_999);
+  expect(open).toHaveBeenCalledTimes(2);
+  clock.advance(1);
+  await settled();
+  expect(heard.flatMap(({ kind, hashes: [hash] }) => [kind, hash])).toEqual(['stored', 'a', 'stored', 'b']);
+  expect([tier.lookup(namespace, hashes), tier.stats().inService]).toEqual([2, true]);
+  expect([more, following.next(), pages.length]).toEqual([1, false, 1]);
+  inner.remove(namespace, hashes);
+  expect([pages.at(-1)!.kind, pages.length]).toEqual(['removed', 2]);
+  following.end();
+  expect(heard.length).toBe(3);
+  end();
+  inner.put(namespace, hashes);
+  expect(heard.length).toBe(3);
+  await tier.close();
+});
+
+it('its end ends the tries', async () => {
+  const clock = new ManualClock();
+  const open = vi.fn().mockRejectedValue(new KvError('IO', 'not there; start it', { retry: true }));
+  const tier = await openOrLater({ ...common, open, clock });
+  await tier.close();
+  expect(clock.pending).toBe(0);
+});

@@ -1,0 +1,121 @@
+/** A whole node in this process, with a real arena: bytes go in and come out right, and its end leaves nothing. */
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { arenaPrefix } from '@kvtier/data-plane/places';
+import { silent } from '@kvtier/placement/testing';
+import { systemClock } from '@kvtier/runtime';
+import { packed, RawClient } from '@kvtier/session/testing';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { openCacheNode } from './node.ts';
+
+const payloadBytes = 10_000;
+const arenaDir = '/dev/shm';
+let folder: string;
+let dataDir: string;
+const arenaFiles = (): string[] => {
+  const prefix = arenaPrefix(dataDir);
+  return readdirSync(arenaDir).filter((name) => name.startsWith(prefix));
+};
+const open = (changes: object = {}) =>
+  openCacheNode({
+    socketPath: path.join(folder, 'node.sock'),
+    dataDir,
+    arena: { bytes: 4 << 20, dir: arenaDir },
+    disk: null,
+    clock: systemClock,
+    log: silent,
+    ...changes,
+  });
+
+beforeEach(() => {
+  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-node-'));
+  dataDir = path.join(folder, 'data');
+});
+afterEach(() => rmSync(folder, { recursive: true }));
+
+it('bytes written into the arena are served again, also when blocks had to go for them', async () => {
+  const node = await open();
+  const client = await RawClient.connect(path.join(folder, 'node.sock'));
+  const attached = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+  const arena = native.arenaOpen(attached.arenaPath, Number(attached.arenaBytes), attached.arenaId);
+  const bytesOf = (name: string, index: number): Buffer => Buffer.alloc(payloadBytes, `${name}:${index}`);
+  const count = 100;
+  for (const name of ['a', 'b', 'c', 'd', 'e']) {
+    const request = { parent: Buffer.alloc(0), hashes: packed(name, count) };
+    const { offsets } = await client.call({ $case: 'reserve', value: request }, 'reserved');
+    expect(offsets).not.toContain(0n);
+    for (const [index, offset] of offsets.entries()) native.arenaWrite(arena, Number(offset), bytesOf(name, index));
+    const checksums = [...(await native.arenaChecksum(arena, Float64Array.from(offsets, Number), payloadBytes))];
+    await client.call({ $case: 'commit', value: { offsets, checksums } }, 'done');
+    const load = client.send({ $case: 'load', value: { hashes: packed(name, count), deadlineMs: 1000 } });
+    const ready = await client.answer(load, 'ready');
+    expect(ready).toEqual({ first: 0, offsets, checksums, tier: 'arena' });
+    for (const [index, offset] of ready.offsets.entries()) {
+      expect(native.arenaRead(arena, Number(offset), payloadBytes).equals(bytesOf(name, index))).toBe(true);
+    }
+    await client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done');
+  }
+  const arenaStats = node.store.stats().tiers[0]!;
+  expect(arenaStats.evictions).toBeGreaterThan(0);
+  expect(arenaStats.bytes).toBeLessThanOrEqual(arenaStats.capacityBytes);
+  // Chains shrink from their tail: whatever is left of one is a prefix.
+  const { held } = await client.call({ $case: 'lookup', value: { hashes: packed('a', count) } }, 'lookup');
+  expect(held).toBeLessThan(count);
+  node.store.checkIntegrity();
+  await client.end();
+  native.arenaClose(arena);
+  await node.close();
+  expect(arenaFiles()).toEqual([]);
+  expect(existsSync(path.join(folder, 'node.sock'))).toBe(false);
+});
+
+it('tells how much of its arena lies in huge pages', async (context) => {
+  const huge = path.join(folder, 'huge');
+  mkdirSync(huge);
+  try {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'huge=always,size=64m', 'tmpfs', huge], { stdio: 'pipe' });
+  } catch (error) {
+    console.warn(`SKIPPED: huge pages of an arena: ${(error as Error).message.trim().split('\n').at(-1)}; run as root`);
+    return context.skip();
+  }
+  try {
+    const bytes = 16 << 20;
+    const node = await open({ arena: { bytes, dir: huge } });
+    const { huge_page_bytes: hugeBytes } = node.store.stats().tiers[0]!.detail;
+    expect(hugeBytes).toBeGreaterThan(0);
+    expect(hugeBytes).toBeLessThanOrEqual(bytes);
+    await node.close();
+  } finally {
+    execFileSync('umount', [huge]);
+  }
+});
+
+it('a start that fails half-way leaves nothing open', async () => {
+  writeFileSync(path.join(folder, 'node.sock'), 'no socket');
+  await expect(open()).rejects.toMatchObject({ code: 'SETUP' });
+  expect(arenaFiles()).toEqual([]);
+  rmSync(path.join(folder, 'node.sock'));
+  const node = await open();
+  await expect(open({ socketPath: path.join(folder, 'other.sock') })).rejects.toMatchObject({ code: 'LOCKED' });
+  expect(arenaFiles().length).toBe(1);
+  await node.close();
+});
+
+it('the arena of a node that was killed is removed by the next one, and only that', async () => {
+  await (await open()).close();
+  const prefix = arenaPrefix(dataDir);
+  const stranger = path.join(arenaDir, `kvtier-00000000-${process.pid}`);
+  writeFileSync(path.join(arenaDir, `${prefix}dead`), '');
+  writeFileSync(stranger, '');
+  try {
+    const node = await open();
+    expect(arenaFiles()).toEqual([path.basename(node.arenaPath)]);
+    expect(existsSync(stranger)).toBe(true);
+    await node.close();
+  } finally {
+    rmSync(stranger);
+  }
+});

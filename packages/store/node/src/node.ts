@@ -1,0 +1,174 @@
+/**
+ * A cache node, put together: data folder and its lock, arena, tiers, store, session server.
+ *
+ * Invariant: whatever was opened is closed in reverse order, on a clean end and when a later step of the start fails, so
+ * that neither leaves a lock, a shared-memory file or a socket behind.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdirSync, realpathSync } from 'node:fs';
+import path from 'node:path';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
+import { decodeHeader, headerBytes } from '@kvtier/identity';
+import { type BlockFields, type Failpoint, type Quotas, Store } from '@kvtier/placement';
+import type { Clock, Log } from '@kvtier/runtime';
+import { SessionServer } from '@kvtier/session';
+import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
+import { createArenaFile } from './arena-file.ts';
+import { type DiskOptions, openLower, type Placement } from './lower.ts';
+import type { NodeEventsOptions } from './node-events.ts';
+import type { PeersOptions } from './peers.ts';
+
+/** Longer than a step of a prompt's computation takes, also on slow processors; shorter than anybody waits for. */
+const diskSettleMs = 1_000;
+
+export interface CacheNodeOptions {
+  readonly socketPath: string;
+  readonly dataDir: string;
+  readonly arena: { readonly bytes: number; readonly dir: string; readonly eviction?: ArenaTierOptions['policy'] };
+  /** null: no disk tier. */
+  readonly disk: DiskOptions | null;
+  readonly redis?: RedisSettings | null;
+  readonly s3?: S3Settings | null;
+  readonly peers?: PeersOptions | null;
+  /** What the store does with each lower tier, by its name. */
+  readonly placement?: Readonly<Record<string, Placement | undefined>>;
+  readonly quotas?: Quotas;
+  /** null: no KV events are published. */
+  readonly kvEvents?: NodeEventsOptions | null;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly failpoint?: Failpoint | undefined;
+}
+
+export interface CacheNode {
+  readonly arenaPath: string;
+  readonly store: Store;
+  readonly server: SessionServer;
+  /** Stop accepting, end all sessions, write down what is queued, close the tiers, remove arena and socket. */
+  close(): Promise<void>;
+}
+
+/** KvError with one line that says what is wrong and how to mend it; then nothing is left open. */
+export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNode> {
+  const { clock, log, failpoint } = options;
+  const undo: (() => void | Promise<void>)[] = [];
+  const close = async (): Promise<void> => {
+    for (let step = undo.pop(); step !== undefined; step = undo.pop()) await step();
+  };
+  try {
+    const dataDir = makeDataDir(options.dataDir);
+    const lock = lockDataDir(dataDir);
+    undo.push(() => native.unlock(lock));
+    const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes);
+    undo.push(() => arenaFile.close());
+    log.info({ bytes: arenaFile.bytes, ...arenaFile.pages() }, 'the arena is reserved');
+    if (arenaFile.removed > 0) log.info({ files: arenaFile.removed }, 'removed the arena of a node that was killed');
+    const arena = new ArenaTier({
+      arena: arenaFile.handle,
+      arenaBytes: arenaFile.bytes,
+      nowUs: () => clock.nowUs(),
+      policy: options.arena.eviction ?? 'lru',
+      detail: () => ({ huge_page_bytes: arenaFile.pages().hugeBytes }),
+    });
+    const placement = options.placement ?? {};
+    const bootEpoch = randomBytes(8).readBigUInt64LE();
+    const node = { arena: arenaFile.handle, slots: arena, epoch: bootEpoch, log };
+    const events = options.kvEvents
+      ? await (await import('./node-events.ts')).NodeEvents.start(options.kvEvents, log)
+      : null;
+    if (events !== null) undo.push(() => events.close());
+    const peers = options.peers ? (await import('./peers.ts')).openPeers(options.peers, node) : null;
+    if (peers !== null) undo.push(() => peers.close());
+    const lower = await openLower({
+      disk: options.disk,
+      redis: options.redis ?? null,
+      s3: options.s3 ?? null,
+      peers: peers?.tier ?? null,
+      placement,
+      dataDir,
+      arena: arenaFile.handle,
+      arenaBytes: arenaFile.bytes,
+      slots: arena,
+      clock,
+      log,
+    });
+    const readHeader = (slot: number): BlockFields | undefined => readBlockFields(arenaFile.handle, slot);
+    const store = new Store({
+      arena,
+      lower,
+      plans: { ...placement, disk: { ...placement.disk, settleMs: placement.disk?.settleMs ?? diskSettleMs } },
+      quotas: options.quotas,
+      readHeader,
+      verify: (namespace, blocks) => verifyBlocks(arenaFile.handle, namespace, blocks),
+      clock,
+      log,
+      failpoint,
+    });
+    undo.push(() => store.close()); // and with it the tiers
+    for (const tier of [arena, ...lower]) events?.follow(tier);
+    if (peers !== null) {
+      const below = lower.find(({ name }) => name === 'disk');
+      undo.push(await peers.serve(below, (namespace, hash) => store.arriving(namespace, hash, 'disk')));
+    }
+    const server = await SessionServer.listen({
+      socketPath: options.socketPath,
+      store,
+      arenaPath: arenaFile.path,
+      arenaBytes: arenaFile.bytes,
+      arenaId: arenaFile.id,
+      maxPayloadBytes: arena.maxPayloadBytes,
+      headerBytes,
+      bootEpoch,
+      peerCredentials: (fd) => native.peerCredentials(fd),
+      gauges: turns,
+      ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
+      clock,
+      log,
+    });
+    undo.push(() => server.close());
+    return { arenaPath: arenaFile.path, store, server, close };
+  } catch (error) {
+    await close();
+    throw KvError.from(error, 'SETUP');
+  }
+}
+
+function makeDataDir(dataDir: string): string {
+  try {
+    mkdirSync(dataDir, { recursive: true, mode: 0o700 });
+    return realpathSync(dataDir);
+  } catch (error) {
+    const why = (error as Error).message;
+    throw new KvError(
+      'SETUP',
+      `dataDir: ${dataDir} cannot be made or read (${why}); choose a folder that you may write to`,
+    );
+  }
+}
+
+function lockDataDir(dataDir: string): number {
+  try {
+    return native.lockFile(path.join(dataDir, 'node.lock'));
+  } catch (error) {
+    const failure = KvError.from(error);
+    if (failure.code !== 'LOCKED') throw failure;
+    throw new KvError('LOCKED', `dataDir: ${dataDir} is in use by another cache node (${failure.message})`, {
+      cause: error,
+    });
+  }
+}
+
+/** The header that a tier has just verified; undefined when it is not one after all. */
+function readBlockFields(arena: ArenaHandle, slot: number): BlockFields | undefined {
+  const header = decodeHeader(native.arenaRead(arena, slot, headerBytes));
+  if ('error' in header) return undefined;
+  const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+  return { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
+}
+
+/** How long this process's event loop lets others wait; measured once a service is ready. */
+function turns(): Record<string, number> {
+  const { longestCpuMs, longTurns } = native.turnsSeen();
+  return { 'turns.longest_us': longestCpuMs * 1_000, 'turns.long': longTurns };
+}

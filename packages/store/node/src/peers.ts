@@ -1,0 +1,51 @@
+/** What a node has to do with its peers: the loops that moves the bytes, the tier that fetches, the server that gives. */
+
+import type { ArenaHandle } from '@kvtier/data-plane';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { Log } from '@kvtier/runtime';
+import type { ArenaTier, PeerAddress, PeerSecurity, Tier } from '@kvtier/tiers';
+import { PeerLoops, PeerServer, PeerTier } from '@kvtier/tiers/peer';
+
+export interface PeersOptions {
+  /** null: this node only fetches. */
+  readonly listen: { readonly host: string; readonly port: number; readonly dataPort: number } | null;
+  readonly peers: readonly PeerAddress[];
+  readonly security: PeerSecurity;
+  readonly streams: number;
+  readonly readLimitMs: number;
+  readonly maxBlocks: number;
+}
+
+type Arriving = (namespace: Namespace, hash: HashKey) => Promise<void> | undefined;
+
+export interface Peers {
+  readonly tier: Tier;
+  /**
+   * Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. `arriving`: of
+   * a block that this node reads itself, fulfilled when that has ended.
+   */
+  serve(below: Tier | undefined, arriving: Arriving): Promise<() => Promise<void>>;
+  /** After the tier and the server have been closed. */
+  close(): Promise<void>;
+}
+
+const threads = 2;
+const maxConnections = 256;
+
+export function openPeers(
+  options: PeersOptions,
+  node: { readonly arena: ArenaHandle; readonly slots: ArenaTier; readonly epoch: bigint; readonly log: Log },
+): Peers {
+  const { listen, security, readLimitMs } = options;
+  const tls = security.encryption === 'tls';
+  const loops = new PeerLoops({ arena: node.arena, tls, threads, maxConnections, stallMs: readLimitMs });
+  return {
+    tier: new PeerTier({ ...options, ...node, loops }),
+    async serve(below, arriving) {
+      if (listen === null) return async () => {};
+      const server = await PeerServer.open({ ...listen, ...node, loops, below, arriving, security });
+      return () => server.close();
+    },
+    close: () => loops.close(),
+  };
+}

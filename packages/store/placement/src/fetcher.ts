@@ -1,0 +1,285 @@
+/**
+ * Promotion: brings blocks from lower tiers into arena slots, for all loads and prefetches at once.
+ *
+ *     clients (a ring per priority) ──next──▶ fetches (one per block, shared) ──batches──▶ tier.read ──▶ arena.publish
+ *                                                     └── failed: the next tier that holds the block ◀──┘     └──▶ waiting clients
+ *
+ * Invariants: one read per block, however many wait for it (single flight); what is in flight is bounded per tier (see
+ * tier-gate.ts); clients take turns, one batch each, so that a long one cannot starve a short one; a slot is published or freed
+ * exactly once, whether anyone still waits or not, and never while a tier may still write to it. Clients are told in the same turn in which a block is published, so that
+ * they can pin it before anything can evict it.
+ */
+import { KvError } from '@kvtier/errors';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { Clock, Log } from '@kvtier/runtime';
+import type { ReadStatus } from '@kvtier/tiers';
+import type { Counters } from './counters.ts';
+import type { Failpoint } from './failpoints.ts';
+import type { Fetch, FetchClient, FetchFailure, NamespaceState } from './fetches.ts';
+import type { StoreLimits } from './limits.ts';
+import type { Pins } from './pins.ts';
+import type { ArenaTop, ReadHeader } from './ports.ts';
+import type { Tenants } from './tenants.ts';
+import type { ReadPriority, TierGate } from './tier-gate.ts';
+
+export interface FetcherOptions {
+  readonly arena: ArenaTop;
+  readonly pins: Pins;
+  readonly readHeader: ReadHeader;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly limits: StoreLimits;
+  readonly counters: Counters;
+  readonly tenants: Tenants;
+  /** Who pays for a block already; 0: nobody. */
+  readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
+  /** The end of an object is over. */
+  readonly isOver: (expiresS: number) => boolean;
+  readonly failpoint: Failpoint | undefined;
+  /** The fastest lower tier that holds the block and answers, but for those in `tried`. */
+  readonly locate: (state: NamespaceState, hash: HashKey, tried: number) => TierGate | undefined;
+  /** A block has come from a lower tier and is in the arena. */
+  readonly onPromoted: (state: NamespaceState, hash: HashKey, from: TierGate) => void;
+  /** Reads have ended: there may be time for background work. */
+  readonly onIdle: () => void;
+}
+
+const failures: Record<Exclude<ReadStatus, 'ready'>, FetchFailure> = {
+  missing: 'missing',
+  corrupt: 'corrupt',
+  failed: 'tier',
+};
+
+export class Fetcher {
+  readonly #options: FetcherOptions;
+  readonly #rings: Record<ReadPriority, FetchClient[]> = { demand: [], prefetch: [] };
+  /** Reads that failed and are tried elsewhere, batched over one turn. */
+  readonly #retries = new Map<NamespaceState, Fetch[]>();
+  #inFlightBytes = 0;
+  /** Slots of reads that a tier broke off; each cancels the timer that gives it back. */
+  readonly #abandoned = new Set<() => void>();
+  #pumping = false;
+
+  constructor(options: FetcherOptions) {
+    this.#options = options;
+  }
+
+  get inFlightBytes(): number {
+    return this.#inFlightBytes;
+  }
+
+  /** Slots of broken reads stay taken: the arena goes, too. */
+  close(): void {
+    for (const cancel of this.#abandoned) cancel();
+    this.#abandoned.clear();
+  }
+
+  /** Serve this client until its `next` returns nothing. */
+  add(client: FetchClient): void {
+    this.#rings[client.priority].push(client);
+    this.pump();
+  }
+
+  /** Start what may be started now. */
+  pump(): void {
+    if (this.#pumping) return; // a client's callback came back here: the loop below goes on anyway
+    this.#pumping = true;
+    this.#serveRing(this.#rings.demand);
+    this.#serveRing(this.#rings.prefetch);
+    this.#pumping = false;
+    this.#options.onIdle();
+  }
+
+  #serveRing(ring: FetchClient[]): void {
+    let blocked = 0; // at the end of the ring
+    while (ring.length > blocked) {
+      const client = ring.shift()!;
+      const outcome = this.#serve(client);
+      if (outcome === 'done') continue;
+      ring.push(client);
+      blocked = outcome === 'blocked' ? blocked + 1 : 0;
+    }
+  }
+
+  /** One batch of one client. */
+  #serve(client: FetchClient): 'done' | 'blocked' | 'started' {
+    const { arena, counters, limits, locate, tenants, ownerOf, isOver } = this.#options;
+    const { state, priority } = client;
+    const { namespace, payloadBytes, fetching } = state;
+    const batches = new Map<TierGate, Fetch[]>();
+    let outcome: 'done' | 'blocked' | 'started' = 'done';
+    let bytes = 0;
+    for (let request = client.next(); request !== undefined; request = client.next()) {
+      const { index, hash } = request;
+      const block = arena.get(namespace, hash);
+      if (block?.payloadBytes === payloadBytes && !isOver(block.expiresS)) {
+        client.advance();
+        client.arrived(index, arena.name); // another client has brought it meanwhile
+        continue;
+      }
+      const shared = fetching.get(hash);
+      if (shared !== undefined) {
+        client.advance();
+        counters.add('load.blocks.shared_read');
+        shared.waiters.push({ client, index });
+        continue;
+      }
+      const gate = locate(state, hash, 0);
+      if (gate === undefined) {
+        client.advance();
+        client.failed(index, 'missing');
+        continue;
+      }
+      if (bytes > 0 && bytes + payloadBytes > limits.fetchBatchBytes) {
+        outcome = 'started';
+        break;
+      }
+      if (!gate.mayRead(payloadBytes, priority)) {
+        outcome = bytes > 0 ? 'started' : 'blocked';
+        break;
+      }
+      client.advance();
+      const tenant = ownerOf(namespace, hash) || client.tenant;
+      const mayHave = tenants.reserve(tenant, 0, payloadBytes);
+      const slot = mayHave ? arena.allocate(namespace, payloadBytes) : undefined;
+      if (slot === undefined) {
+        if (mayHave) tenants.settle(tenant, 0, payloadBytes);
+        counters.add('load.refused.capacity');
+        client.failed(index, 'capacity');
+        continue;
+      }
+      const fetch: Fetch = { hash, slot, priority, tenant, gate, tried: 0, waiters: [{ client, index }] };
+      fetching.set(hash, fetch);
+      this.#inFlightBytes += payloadBytes;
+      gate.began(payloadBytes, priority);
+      bytes += payloadBytes;
+      const batch = batches.get(gate);
+      if (batch === undefined) batches.set(gate, [fetch]);
+      else batch.push(fetch);
+    }
+    for (const [gate, batch] of batches) void this.#read(state, gate, batch);
+    return outcome;
+  }
+
+  /** Never rejects. */
+  async #read(state: NamespaceState, gate: TierGate, batch: readonly Fetch[]): Promise<void> {
+    const { log, failpoint } = this.#options;
+    const startUs = gate.readStarted();
+    const open = new Set(batch);
+    let readyBytes = 0;
+    let failedCount = 0;
+    const settle = (fetch: Fetch, status: ReadStatus): void => {
+      if (!open.delete(fetch)) return;
+      if (status === 'ready') readyBytes += state.payloadBytes;
+      if (status === 'failed') failedCount++;
+      this.#settle(state, gate, fetch, status);
+    };
+    try {
+      failpoint?.('store.load.read');
+      await gate.tier.read(state.namespace, batch, (index, status) => settle(batch[index]!, status));
+    } catch (error) {
+      log.error(
+        { tier: gate.tier.name, reason: KvError.from(error).message },
+        'a read of a tier threw; its blocks count as failed',
+      );
+      failedCount += open.size;
+      for (const fetch of open) this.#abandon(state, gate, fetch);
+      open.clear();
+    }
+    for (const fetch of open) settle(fetch, 'failed');
+    gate.ended({ startUs, readyBytes, failedCount });
+    this.pump();
+  }
+
+  /** One block of a read has ended. */
+  #settle(state: NamespaceState, gate: TierGate, fetch: Fetch, read: ReadStatus): void {
+    const { arena, pins, counters, readHeader, failpoint, onPromoted, isOver } = this.#options;
+    const { namespace, payloadBytes } = state;
+    gate.settled(payloadBytes, fetch.priority);
+    const header = read === 'ready' ? readHeader(fetch.slot) : undefined;
+    const isLeaving = pins.isLeaving(namespace, fetch.hash);
+    // The tier has verified all of it; the size is what this session's slots and offsets were made for.
+    const usable = header?.payloadBytes === payloadBytes && !isLeaving;
+    const over = isOver(header?.expiresS ?? 0);
+    const status = over ? 'missing' : read === 'ready' && !usable ? 'corrupt' : read;
+    // Its own header says so, whoever wrote it and however old this node's view is.
+    if (over) {
+      counters.add(`load.expired.${gate.tier.name}`);
+      gate.tier.remove(namespace, [fetch.hash], 'asked');
+    } // A foreign layout: removed, or it would count as held, and keep its name from being written, for ever.
+    else if (header !== undefined && header.payloadBytes !== payloadBytes) {
+      gate.tier.remove(namespace, [fetch.hash], 'corrupt');
+    }
+    if (header !== undefined && status === 'ready') {
+      this.#end(state, fetch);
+      if (arena.get(namespace, fetch.hash) === undefined) {
+        this.#options.tenants.during(fetch.tenant, () => arena.publish(namespace, header, fetch.slot));
+        failpoint?.('store.load.published');
+      } else arena.free(fetch.slot); // a writer was faster
+      counters.add(`load.blocks.from.${gate.tier.name}`);
+      for (const { client, index } of fetch.waiters) client.arrived(index, gate.tier.name);
+      onPromoted(state, fetch.hash, gate);
+      return;
+    }
+    const reason = failures[status as keyof typeof failures];
+    counters.add(`load.failed.${reason}`);
+    if (!isLeaving && this.#tryElsewhere(state, fetch)) return;
+    this.#end(state, fetch);
+    arena.free(fetch.slot);
+    for (const { client, index } of fetch.waiters) client.failed(index, reason);
+  }
+
+  /**
+   * The tier has a defect, so its word that nothing arrives any more is not taken: nobody waits for the block, but its slot, and
+   * the room that it has in the tier's share, are given back when even the slowest read would have ended.
+   */
+  #abandon(state: NamespaceState, gate: TierGate, fetch: Fetch): void {
+    const { arena, clock, counters, limits, tenants } = this.#options;
+    const { payloadBytes } = state;
+    counters.add('load.failed.tier');
+    state.fetching.delete(fetch.hash);
+    tenants.settle(fetch.tenant, 0, payloadBytes);
+    const cancel = clock.after(limits.brokenReadMs, () => {
+      this.#abandoned.delete(cancel);
+      gate.settled(payloadBytes, fetch.priority);
+      this.#inFlightBytes -= payloadBytes;
+      arena.free(fetch.slot);
+      this.pump();
+    });
+    this.#abandoned.add(cancel);
+    for (const { client, index } of fetch.waiters) client.failed(index, 'tier');
+  }
+
+  #end(state: NamespaceState, fetch: Fetch): void {
+    state.fetching.delete(fetch.hash);
+    this.#inFlightBytes -= state.payloadBytes;
+    this.#options.tenants.settle(fetch.tenant, 0, state.payloadBytes);
+  }
+
+  /** Another tier holds the block and somebody still waits for it: read it there, into the same slot. */
+  #tryElsewhere(state: NamespaceState, fetch: Fetch): boolean {
+    const { counters, locate } = this.#options;
+    fetch.tried |= 1 << fetch.gate.bit;
+    if (!fetch.waiters.some(({ client, index }) => client.wants(index))) return false;
+    const gate = locate(state, fetch.hash, fetch.tried);
+    if (gate === undefined) return false;
+    counters.add(`load.retried.${gate.tier.name}`);
+    fetch.gate = gate;
+    gate.began(state.payloadBytes, fetch.priority);
+    if (this.#retries.size === 0) queueMicrotask(() => this.#flushRetries());
+    const retries = this.#retries.get(state);
+    if (retries === undefined) this.#retries.set(state, [fetch]);
+    else retries.push(fetch);
+    return true;
+  }
+
+  #flushRetries(): void {
+    for (const [state, fetches] of [...this.#retries]) {
+      this.#retries.delete(state);
+      for (const gate of new Set(fetches.map((fetch) => fetch.gate))) {
+        const batch = fetches.filter((fetch) => fetch.gate === gate);
+        void this.#read(state, gate, batch);
+      }
+    }
+  }
+}

@@ -1,0 +1,13 @@
+export type { ArenaBlock, BlockFields } from '@kvtier/tiers';
+export type { Chain, PackedHashes } from './chain-words.ts';
+export { Counters } from './counters.ts';
+export { type Failpoint, type FailpointStep, failpointFromEnv, failpointSteps } from './failpoints.ts';
+export { Holdings, type Reservation, type ReserveStatus } from './holdings.ts';
+export { defaultLimits, type StoreLimits } from './limits.ts';
+export type { LoadEvents, LoadReason } from './load.ts';
+export type { OpenOptions, StoreOptions, TierPlan } from './parts.ts';
+export type { ArenaTop, ReadHeader } from './ports.ts';
+export type { StoreStats, TierReport } from './stats.ts';
+export { type LookupResult, Store, type TierSpan } from './store.ts';
+export type { Quota, Quotas } from './tenants.ts';
+export type { WritePolicy } from './write-down.ts';

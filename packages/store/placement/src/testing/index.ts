@@ -1,0 +1,7 @@
+/** For tests: doubles, rigs and what else of this room they look at. */
+export { Deadlines } from '../deadlines.ts';
+export { Pins } from '../pins.ts';
+export { Residency } from '../residency.ts';
+export { Tenants } from '../tenants.ts';
+export { Bench } from './bench.ts';
+export { ManualClock, ModelArena, SteppedTier, settled, silent } from './model.ts';

@@ -1,0 +1,285 @@
+/**
+ * Writing blocks of the arena to one lower tier, in the background, by the tier's policy:
+ *
+ *     through    at commit
+ *     selective  at commit or a later use, when the tier's admission policy says so
+ *     back       before the arena will evict it: at most `maxDirtyBytes` of the arena are not written, coldest go first
+ *     none       never
+ *
+ * Invariants: at most `maxWriteDownBytes` wait; a block waits once; only what is being written is pinned, so that a slow
+ * tier never keeps new blocks out of the arena. A block that does not fit, that is evicted while it waits (chains go from
+ * their tail, so what is left is still a prefix) or that the tier refuses is counted under its reason, and tried again when
+ * it is used again. Reads of the tier go first; a burst of commits is written when it is over (burst.ts). Whatever a batch ends with, its pins go and the queue moves on.
+ */
+import { KvError } from '@kvtier/errors';
+import type { AdmissionPolicy } from '@kvtier/eviction';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { Clock, Log } from '@kvtier/runtime';
+import type { WriteStatus } from '@kvtier/tiers';
+import { Burst } from './burst.ts';
+import type { Counters } from './counters.ts';
+import type { Failpoint } from './failpoints.ts';
+import type { StoreLimits } from './limits.ts';
+import type { Pins } from './pins.ts';
+import type { ArenaTop } from './ports.ts';
+import type { Tenants } from './tenants.ts';
+import type { TierGate } from './tier-gate.ts';
+
+export type WritePolicy = 'through' | 'back' | 'selective' | 'none';
+
+export interface WriteDownOptions {
+  readonly gate: TierGate;
+  readonly policy: WritePolicy;
+  /** A burst of commits is over when so long nothing came; 0: nothing is held back. */
+  readonly settleMs: number;
+  readonly admission: AdmissionPolicy;
+  readonly arena: ArenaTop;
+  readonly pins: Pins;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly limits: StoreLimits;
+  readonly counters: Counters;
+  readonly failpoint: Failpoint | undefined;
+  /** The end of an object is over. */
+  readonly isOver: (expiresS: number) => boolean;
+  /** Who pays for a block. */
+  readonly ownerOf: (namespace: Namespace, hash: HashKey) => number;
+  readonly tenants: Tenants;
+}
+
+interface Entry {
+  readonly namespace: Namespace;
+  readonly hash: HashKey;
+  readonly slot: number;
+  readonly payloadBytes: number;
+  readonly tenant: number;
+  /** End of the object, when it is written. */
+  expiresS: number;
+}
+
+export class WriteDown {
+  readonly policy: WritePolicy;
+  readonly #options: WriteDownOptions;
+  readonly #burst: Burst;
+  #queue: Entry[] = [];
+  #head = 0;
+  #bytes = 0;
+  #inFlight = 0;
+  #closed = false;
+  /** Names of what waits or is being written. */
+  readonly #pending = new Set<string>();
+  /** Of 'back': not written yet, least recently used first. */
+  readonly #dirty = new Map<string, Entry>();
+  #dirtyBytes = 0;
+  #onIdle: (() => void) | undefined;
+  #cancelLater: (() => void) | undefined;
+
+  constructor(options: WriteDownOptions) {
+    this.#options = options;
+    this.policy = options.gate.tier.supports.writable ? options.policy : 'none';
+    const { settleMs, clock, limits } = options;
+    this.#burst = new Burst({ settleMs, heldBytes: limits.maxHeldBytes, clock, onOver: () => this.pump() });
+  }
+
+  /** Payload bytes that wait or are being written. */
+  get pendingBytes(): number {
+    return this.#bytes;
+  }
+
+  /** Payload bytes in the arena that are to be written before they are evicted. */
+  get dirtyBytes(): number {
+    return this.#dirtyBytes;
+  }
+
+  /** The block lies in the arena and not in the tier: it has just been made, or is used (again). */
+  offer(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
+    const { admission, clock } = this.#options;
+    if (this.policy === 'none' || this.#pending.has(namespace.key + hash)) return;
+    if (this.policy === 'back') this.#soil(namespace, hash, payloadBytes);
+    else if (this.policy === 'through' || admission.admit(namespace.key, hash, payloadBytes, clock.nowUs()))
+      this.#add(namespace, hash, payloadBytes);
+    else this.#options.counters.add(`writedown.${this.#options.gate.tier.name}.refused.admission`);
+  }
+
+  /** The block has come from a slower tier. */
+  promote(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
+    const { counters, gate, admission, clock } = this.#options;
+    if (this.policy === 'none' || this.#pending.has(namespace.key + hash)) return;
+    if (this.policy === 'selective' && !admission.admit(namespace.key, hash, payloadBytes, clock.nowUs())) {
+      counters.add(`writedown.${gate.tier.name}.refused.admission`);
+    } else if (this.#add(namespace, hash, payloadBytes)) counters.add(`promotion.blocks.${gate.tier.name}`);
+  }
+
+  /** The block has left the arena. */
+  gone(namespace: Namespace, hash: HashKey): void {
+    if (this.#dirty.size === 0) return;
+    if (this.#clean(namespace.key + hash)) this.#refuse('evicted');
+  }
+
+  /** Start what may be started now. Called after `offer`, and when reads have ended. */
+  pump(): void {
+    const { limits, gate } = this.#options;
+    if (this.#burst.holds(this.#bytes)) return;
+    while (this.#head < this.#queue.length) {
+      const { state } = gate;
+      if (state === 'open' && !this.#closed) {
+        this.#pumpLater(); // it waits; what is evicted meanwhile is counted
+        break;
+      }
+      const slowly = (gate.busy && !this.#closed) || state === 'half_open';
+      if (this.#inFlight >= (slowly ? limits.writeDownsUnderDemand : limits.writeDownsIdle)) return;
+      const batch = this.#takeBatch();
+      if (batch.length === 0) continue; // evicted, all of them
+      this.#inFlight++;
+      void this.#write(batch);
+    }
+    if (this.#inFlight === 0) this.#onIdle?.();
+  }
+
+  /** Write what is queued or dirty, for at most `closeDrainMs`; drop, counted, what is left. */
+  async close(): Promise<void> {
+    const { clock, limits, gate, log } = this.#options;
+    for (const [key, { namespace, hash, payloadBytes }] of [...this.#dirty]) {
+      this.#clean(key);
+      this.#add(namespace, hash, payloadBytes);
+    }
+    this.#closed = true;
+    this.#burst.end();
+    this.#cancelLater?.();
+    const drained = await new Promise<boolean>((resolve) => {
+      const cancel = clock.after(limits.closeDrainMs, () => resolve(false));
+      this.#onIdle = () => {
+        cancel();
+        resolve(true);
+      };
+      this.pump();
+    });
+    if (drained) return;
+    const dropped = this.#queue.splice(this.#head);
+    this.#refuse('closing', dropped.length);
+    for (const entry of dropped) this.#forget(entry);
+    log.warn({ tier: gate.tier.name, blocks: dropped.length }, 'closing: blocks were not written down in time');
+  }
+
+  /** Nothing else may ever happen that would pump. */
+  #pumpLater(): void {
+    const { clock, limits } = this.#options;
+    this.#cancelLater ??= clock.after(limits.breakerOpenMs, () => {
+      this.#cancelLater = undefined;
+      this.pump();
+    });
+  }
+
+  #refuse(reason: string, count = 1): void {
+    this.#options.counters.add(`writedown.${this.#options.gate.tier.name}.refused.${reason}`, count);
+  }
+
+  /** Returns false, counted, when it will not be written. */
+  #add(namespace: Namespace, hash: HashKey, payloadBytes: number): boolean {
+    const { gate, arena, limits, tenants, ownerOf } = this.#options;
+    const tenant = ownerOf(namespace, hash);
+    const refused = this.#closed
+      ? 'closing'
+      : !gate.available
+        ? 'breaker'
+        : this.#bytes + payloadBytes > limits.maxWriteDownBytes
+          ? 'queue_full'
+          : !tenants.reserve(tenant, gate.bit, payloadBytes)
+            ? 'quota'
+            : '';
+    if (refused !== '') {
+      this.#refuse(refused);
+      return false;
+    }
+    this.#burst.queued(this.#bytes === 0);
+    const { slot, expiresS } = arena.get(namespace, hash)!;
+    this.#queue.push({ namespace, hash, slot, payloadBytes, tenant, expiresS });
+    this.#pending.add(namespace.key + hash);
+    this.#bytes += payloadBytes;
+    return true;
+  }
+
+  /** It is to be written before it goes; the coldest of those that are too many are written now. */
+  #soil(namespace: Namespace, hash: HashKey, payloadBytes: number): void {
+    const key = namespace.key + hash;
+    this.#clean(key);
+    this.#dirty.set(key, { namespace, hash, slot: 0, payloadBytes, tenant: 0, expiresS: 0 });
+    this.#dirtyBytes += payloadBytes;
+    for (const [oldest, entry] of this.#dirty) {
+      if (this.#dirtyBytes <= this.#options.limits.maxDirtyBytes) return;
+      this.#clean(oldest);
+      this.#add(entry.namespace, entry.hash, entry.payloadBytes);
+    }
+  }
+
+  #clean(key: string): boolean {
+    const entry = this.#dirty.get(key);
+    if (entry === undefined) return false;
+    this.#dirty.delete(key);
+    this.#dirtyBytes -= entry.payloadBytes;
+    return true;
+  }
+
+  /** The next blocks of one namespace that are still there, pinned. */
+  #takeBatch(): Entry[] {
+    const { arena, pins, isOver } = this.#options;
+    const { namespace } = this.#queue[this.#head]!;
+    const batch: Entry[] = [];
+    let bytes = 0;
+    for (let entry = this.#queue[this.#head]; entry?.namespace.key === namespace.key; entry = this.#queue[this.#head]) {
+      if (batch.length > 0 && bytes + entry.payloadBytes > this.#options.limits.writeDownBatchBytes) break;
+      this.#head++;
+      const block = arena.get(namespace, entry.hash);
+      const gone = block?.slot !== entry.slot ? 'evicted' : isOver(block.expiresS) ? 'expired' : '';
+      if (gone !== '') {
+        this.#refuse(gone);
+        this.#forget(entry);
+        continue;
+      }
+      entry.expiresS = block!.expiresS;
+      pins.pin(namespace, entry.hash);
+      batch.push(entry);
+      bytes += entry.payloadBytes;
+    }
+    if (this.#head > 1024 && this.#head * 2 > this.#queue.length) {
+      this.#queue = this.#queue.slice(this.#head);
+      this.#head = 0;
+    }
+    return batch;
+  }
+
+  /** Never rejects. */
+  async #write(batch: readonly Entry[]): Promise<void> {
+    const { gate, counters, failpoint, log, pins, isOver } = this.#options;
+    const { name } = gate.tier;
+    let statuses: readonly WriteStatus[] = [];
+    try {
+      failpoint?.('store.writedown.before');
+      statuses = await gate.tier.write(batch[0]!.namespace, batch);
+      failpoint?.('store.writedown.after');
+      if (statuses.some((status) => status !== 'refused')) gate.writeAnswered();
+    } catch (error) {
+      gate.writeFailed();
+      log.error({ tier: name, reason: KvError.from(error).message }, 'a write-down threw; its blocks count as failed');
+    }
+    for (const [index, entry] of batch.entries()) {
+      const status = statuses[index] ?? 'failed';
+      counters.add(`writedown.${name}.${status === 'refused' ? 'refused.tier' : status}`);
+      // Its time ended on the way: it is the object that we have just made, whoever else uses the tier.
+      if (status === 'stored' && isOver(entry.expiresS)) {
+        counters.add(`expired.blocks.${name}`, gate.tier.remove(entry.namespace, [entry.hash], 'asked'));
+      }
+      this.#forget(entry);
+      pins.unpin(entry.namespace, entry.hash);
+    }
+    this.#inFlight--;
+    this.pump();
+  }
+
+  /** It does not wait any more. */
+  #forget({ namespace, hash, payloadBytes, tenant }: Entry): void {
+    this.#bytes -= payloadBytes;
+    this.#pending.delete(namespace.key + hash);
+    this.#options.tenants.settle(tenant, this.#options.gate.bit, payloadBytes);
+  }
+}

@@ -1,0 +1,193 @@
+/**
+ * One connection = one session. It reads frames, attaches, answers, and gives everything back when it ends.
+ *
+ * Invariants: the first frame is an Attach, within its deadline; a frame that cannot be understood ends this session
+ * and no other; a peer that does not read is first not listened to (`pauseBytes`), then disconnected
+ * (`maxPendingBytes`). Slots that may still be in use by the peer's copies go to quarantine, never straight back.
+ */
+import { randomBytes } from 'node:crypto';
+import type { Socket } from 'node:net';
+import { KvError } from '@kvtier/errors';
+import { namespaceFromDigest } from '@kvtier/identity';
+import type { Holdings } from '@kvtier/placement';
+import { type Attach, ClientFrame, FrameReader, ServerFrame, sessionProtocol, writeFrame } from '@kvtier/wire';
+import { checkShape } from './frame-shape.ts';
+import type { SessionLimits } from './limits.ts';
+import type { SessionServerOptions } from './options.ts';
+import type { PeerProcess } from './peer-process.ts';
+import type { Quarantine } from './quarantine.ts';
+import { answer, type RequestContext, type ServerBody } from './requests.ts';
+
+export interface ConnectionOptions extends SessionServerOptions {
+  readonly limits: SessionLimits;
+  readonly peer: PeerProcess;
+  readonly quarantine: Quarantine;
+  /** The peer says that the copies of this session of its own have ended. */
+  readonly endPrevious: (session: string, peer: PeerProcess) => void;
+  readonly gauges: () => Readonly<Record<string, number>>;
+  readonly onClosed: (connection: Connection) => void;
+}
+
+export class Connection {
+  readonly #socket: Socket;
+  readonly #options: ConnectionOptions;
+  readonly #id = randomBytes(16);
+  readonly session = this.#id.toString('hex');
+  #context: RequestContext | undefined;
+  #client = '';
+  #cancelDeadline: () => void;
+
+  constructor(socket: Socket, options: ConnectionOptions) {
+    this.#socket = socket;
+    this.#options = options;
+    const { clock, limits } = options;
+    const reader = new FrameReader((message) => this.#onFrame(message));
+    socket.on('data', (chunk) => {
+      try {
+        reader.push(chunk);
+      } catch (error) {
+        this.#fail(0n, error);
+      }
+      if (socket.writableLength > limits.pauseBytes) socket.pause();
+    });
+    socket.on('drain', () => socket.resume());
+    socket.on('error', (error) => this.#warn('connection ended', error));
+    socket.on('close', () => this.#onClose());
+    this.#cancelDeadline = clock.after(limits.attachDeadlineMs, () => {
+      this.#fail(
+        0n,
+        new KvError('PROTOCOL', `session link: no Attach within ${limits.attachDeadlineMs} ms; send it first`),
+      );
+    });
+  }
+
+  get peer(): PeerProcess {
+    return this.#options.peer;
+  }
+
+  /** Ends the session now; slots in use go to quarantine. */
+  destroy(): void {
+    this.#socket.destroy();
+  }
+
+  /** Ends the session now; its peer says that no copy is under way any more. */
+  endSafely(): void {
+    this.#context?.holdings.end();
+    this.#socket.destroy();
+  }
+
+  #onFrame(message: Buffer): void {
+    if (this.#socket.destroyed || this.#socket.writableEnded) return; // failed in an earlier frame of the same chunk
+    let frame: ClientFrame;
+    try {
+      checkShape(message, this.#options.limits.maxHashes);
+      frame = ClientFrame.decode(message);
+    } catch (error) {
+      const why = `session link: a frame is no message (${(error as Error).message})`;
+      this.#fail(0n, error instanceof KvError ? error : new KvError('PROTOCOL', why));
+      return;
+    }
+    try {
+      if (frame.body === undefined) throw new KvError('PROTOCOL', 'session link: an unknown or empty request');
+      if (this.#context !== undefined) {
+        const body = answer(this.#context, frame.id, frame.body);
+        if (body !== undefined) this.#send(frame.id, body);
+      } else if (frame.body.$case === 'attach') this.#attach(frame.id, frame.body.value);
+      else throw new KvError('PROTOCOL', `${frame.body.$case}: before Attach; send Attach first`);
+    } catch (error) {
+      this.#fail(frame.id, error);
+    }
+  }
+
+  #attach(id: bigint, attach: Attach): void {
+    const {
+      arenaBytes,
+      maxPayloadBytes,
+      headerBytes,
+      arenaPath,
+      arenaId,
+      store,
+      endPrevious,
+      peer,
+      limits,
+      gauges,
+      log,
+    } = this.#options;
+    checkAttach(attach, maxPayloadBytes);
+    if (attach.previousSession.length > 0) endPrevious(attach.previousSession.toString('hex'), peer);
+    const namespace = namespaceFromDigest(attach.namespace);
+    const traits = { tenant: attach.tenant, ttlS: attach.ttlSeconds, hashBytes: attach.hashBytes };
+    const holdings: Holdings = store.open(namespace, Number(attach.payloadBytes), attach.blockTokens, traits);
+    this.#options.onAttach?.(namespace, attach.blockTokens);
+    this.#cancelDeadline();
+    this.#client = attach.client.slice(0, 200);
+    const send = (to: bigint, body: ServerBody): void => this.#send(to, body);
+    this.#context = { store, holdings, hashBytes: attach.hashBytes, headerBytes, limits, gauges, send };
+    store.counters.add('session.attached');
+    log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
+    const value = { session: this.#id, arenaPath, arenaBytes: BigInt(arenaBytes), headerBytes, arenaId };
+    this.#send(id, { $case: 'attached', value });
+  }
+
+  #send(id: bigint, body: ServerBody): void {
+    const { bootEpoch, limits } = this.#options;
+    writeFrame(this.#socket, ServerFrame.encode({ id, bootEpoch, body }).finish(), limits.maxPendingBytes);
+  }
+
+  /** Tell the peer; what broke the protocol ends the session. A defect of ours is not the peer's: it ends the process. */
+  #fail(id: bigint, error: unknown): void {
+    if (!(error instanceof KvError)) throw error;
+    const { code, message, retry, tier } = error;
+    this.#options.store.counters.add(`session.failed.${code}`);
+    this.#send(id, { $case: 'failure', value: { code, message, retry, tier: tier ?? '' } });
+    if (code !== 'PROTOCOL' && this.#context !== undefined) return;
+    this.#warn('session refused', error);
+    this.#socket.end();
+    this.#cancelDeadline();
+    this.#cancelDeadline = this.#options.clock.after(this.#options.limits.goodbyeMs, () => this.#socket.destroy());
+  }
+
+  #warn(what: string, error: Error): void {
+    const { log, peer } = this.#options;
+    log.warn({ session: this.session, client: this.#client, pid: peer.pid, reason: error.message }, what);
+  }
+
+  #onClose(): void {
+    this.#cancelDeadline();
+    const { quarantine, peer, onClosed } = this.#options;
+    const holdings = this.#context?.holdings;
+    holdings?.disconnect();
+    if (holdings?.holdsSlots) quarantine.add(this.session, holdings, peer);
+    else holdings?.end();
+    onClosed(this);
+  }
+}
+
+const maxTenantName = 200;
+const maxTtlSeconds = 10 * 365 * 86_400;
+
+/** KvError PROTOCOL for what this node cannot speak, CAPACITY for blocks that the arena cannot hold. */
+function checkAttach(attach: Attach, maxPayloadBytes: number): void {
+  const refuse = (what: string): never => {
+    throw new KvError('PROTOCOL', `attach: ${what}`);
+  };
+  if (attach.protocol !== sessionProtocol) {
+    refuse(
+      `protocol ${attach.protocol}, this node speaks ${sessionProtocol}; run engine and node of the same kvtier version`,
+    );
+  }
+  if (attach.namespace.length !== 32) refuse(`the namespace has ${attach.namespace.length} bytes, not 32`);
+  if (attach.hashBytes !== 16 && attach.hashBytes !== 32) refuse(`hashes of ${attach.hashBytes} bytes, not 16 or 32`);
+  if (attach.blockTokens < 1 || attach.blockTokens > 65_536)
+    refuse(`blocks of ${attach.blockTokens} tokens, not 1 to 65536`);
+  if (attach.payloadBytes < 1n || attach.payloadBytes > BigInt(Number.MAX_SAFE_INTEGER))
+    refuse('payload_bytes is out of range');
+  if (attach.tenant.length > maxTenantName) refuse(`the tenant's name is longer than ${maxTenantName} characters`);
+  if (attach.ttlSeconds > maxTtlSeconds) refuse(`ttl_seconds is above ${maxTtlSeconds}, ten years; send 0 for "never"`);
+  const previous = attach.previousSession.length;
+  if (previous !== 0 && previous !== 16) refuse(`previous_session has ${previous} bytes, not 16`);
+  if (attach.payloadBytes > BigInt(maxPayloadBytes)) {
+    const what = `attach: blocks of ${attach.payloadBytes} bytes, the arena takes ${maxPayloadBytes} at most`;
+    throw new KvError('CAPACITY', `${what}; give the cache node a larger arena.bytes`);
+  }
+}

@@ -1,0 +1,3 @@
+export { defaultSessionLimits, type SessionLimits } from './limits.ts';
+export type { SessionServerOptions } from './options.ts';
+export { SessionServer } from './server.ts';

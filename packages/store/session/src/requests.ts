@@ -1,0 +1,137 @@
+/**
+ * What a session does with each request: proto in, store call, proto out. Synchronous but for Load, whose answers come
+ * through `send`. Throws KvError; the connection turns it into a KvFailure, and PROTOCOL into its end.
+ */
+import type { Buffer } from 'node:buffer';
+import { KvError } from '@kvtier/errors';
+import type { Holdings, Store } from '@kvtier/placement';
+import { type ClientFrame, ReserveStatus, type ServerFrame } from '@kvtier/wire';
+import { checkHashes, unpackHashes, unpackParent } from './hashes.ts';
+import type { SessionLimits } from './limits.ts';
+
+export type ClientBody = NonNullable<ClientFrame['body']>;
+export type ServerBody = NonNullable<ServerFrame['body']>;
+
+export interface RequestContext {
+  readonly store: Store;
+  readonly holdings: Holdings;
+  readonly hashBytes: number;
+  /** A slot is header + payload; offsets on the link point at the payload. */
+  readonly headerBytes: number;
+  readonly limits: SessionLimits;
+  /** Counters of the server itself, for Stats. */
+  readonly gauges: () => Readonly<Record<string, number>>;
+  readonly send: (id: bigint, body: ServerBody) => void;
+}
+
+const statuses = {
+  reserved: ReserveStatus.RESERVE_STATUS_RESERVED,
+  held: ReserveStatus.RESERVE_STATUS_HELD,
+  busy: ReserveStatus.RESERVE_STATUS_BUSY,
+  refused: ReserveStatus.RESERVE_STATUS_REFUSED,
+} as const;
+
+/** The answer, or undefined for a Load, whose answers go through `send`. */
+export function answer(context: RequestContext, id: bigint, request: ClientBody): ServerBody | undefined {
+  const { holdings, headerBytes } = context;
+  const hashesOf = (packed: Buffer) => unpackHashes(packed, context.hashBytes, context.limits.maxHashes, request.$case);
+  const slotsOf = (offsets: readonly bigint[]) => offsets.map((offset) => Number(offset) - headerBytes);
+  const done = (count: number): ServerBody => ({ $case: 'done', value: { count } });
+  switch (request.$case) {
+    case 'lookup': {
+      const { hashes, gaps } = request.value;
+      const { held, spans, estimatedUs } = gaps
+        ? context.store.lookupAll(holdings.state, hashesOf(hashes))
+        : context.store.lookup(
+            holdings.state,
+            checkHashes(hashes, context.hashBytes, context.limits.maxHashes, request.$case),
+          );
+      const value = { held, spans: [...spans], estimatedUs: Math.min(estimatedUs, 0xffff_ffff) };
+      return { $case: 'lookup', value };
+    }
+    case 'load':
+      load(context, id, hashesOf(request.value.hashes), request.value.deadlineMs);
+      return undefined;
+    case 'reserve': {
+      const parent = unpackParent(request.value.parent, context.hashBytes, request.$case);
+      const reserved = holdings.reserve(parent, hashesOf(request.value.hashes));
+      const value = {
+        status: reserved.map(({ status }) => statuses[status]),
+        offsets: reserved.map(({ slot }) => (slot === undefined ? 0n : BigInt(slot + headerBytes))),
+        reason: reserved.find(({ reason }) => reason !== '')?.reason ?? '',
+      };
+      return { $case: 'reserved', value };
+    }
+    case 'commit': {
+      const { offsets, checksums } = request.value;
+      if (offsets.length !== checksums.length) {
+        throw new KvError(
+          'PROTOCOL',
+          `commit: ${offsets.length} offsets but ${checksums.length} checksums; send one each`,
+        );
+      }
+      return done(holdings.commit(slotsOf(offsets), checksums));
+    }
+    case 'abort':
+      return done(holdings.abort(slotsOf(request.value.offsets)));
+    case 'release':
+      return done(holdings.release(request.value.loadId, request.value.corrupt) ? 1 : 0);
+    case 'pin':
+      return done(holdings.pin(hashesOf(request.value.hashes), request.value.ttlMs));
+    case 'prefetch':
+      return { $case: 'prefetching', value: holdings.prefetch(id, hashesOf(request.value.hashes)) };
+    case 'cancelPrefetch':
+      return done(holdings.cancelPrefetch(request.value.prefetchId));
+    case 'unpin':
+      return done(holdings.unpin(hashesOf(request.value.hashes)));
+    case 'stats':
+      return { $case: 'stats', value: stats(context) };
+    case 'attach':
+      throw new KvError(
+        'PROTOCOL',
+        'attach: this session is attached already; open another connection for another session',
+      );
+  }
+}
+
+function load(context: RequestContext, id: bigint, hashes: ReturnType<typeof unpackHashes>, deadlineMs: number): void {
+  const { holdings, headerBytes, limits, send } = context;
+  holdings.load(id, hashes, deadlineMs, {
+    onReady: (first, blocks, tier) => {
+      for (let at = 0; at < blocks.length; at += limits.readyBlocks) {
+        const part = blocks.slice(at, at + limits.readyBlocks);
+        const offsets = part.map((block) => BigInt(block.slot + headerBytes));
+        const checksums = part.map((block) => block.checksum);
+        send(id, { $case: 'ready', value: { first: first + at, offsets, checksums, tier } });
+      }
+    },
+    onDone: (loaded, reason) => {
+      send(id, { $case: 'loadDone', value: { loaded, reason } });
+      if (loaded === 0) holdings.release(id, []); // nothing to lease
+    },
+  });
+}
+
+function stats(context: RequestContext): Extract<ServerBody, { $case: 'stats' }>['value'] {
+  const { tiers, counters } = context.store.stats();
+  const all = Object.entries({ ...counters, ...context.gauges() });
+  return {
+    tiers: tiers.map((tier) => ({
+      tier: tier.tier,
+      blocks: BigInt(tier.blocks),
+      bytes: BigInt(tier.bytes),
+      capacityBytes: BigInt(tier.capacityBytes),
+      hits: BigInt(tier.hits),
+      misses: BigInt(tier.misses),
+      evictions: BigInt(tier.evictions),
+      corrupt: BigInt(tier.corrupt),
+      inService: tier.inService,
+      outOfServiceReason: tier.outOfServiceReason,
+      breaker: tier.breaker,
+      breakerReason: tier.breakerReason,
+      refusals: Object.fromEntries(Object.entries(tier.refusals).map(([reason, count]) => [reason, BigInt(count)])),
+      detail: { ...tier.detail },
+    })),
+    counters: Object.fromEntries(all.map(([name, count]) => [name, BigInt(Math.round(count))])),
+  };
+}

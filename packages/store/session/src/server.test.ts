@@ -1,0 +1,426 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import net from 'node:net';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { namespaceFromDigest, unpackHashKeys } from '@kvtier/identity';
+import { Bench, settled, silent } from '@kvtier/placement/testing';
+import { systemClock } from '@kvtier/runtime';
+import { ReserveStatus, writeFrame } from '@kvtier/wire';
+import fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import type { SessionLimits } from './limits.ts';
+import { SessionServer } from './server.ts';
+import { attachOf, packed, RawClient } from './testing/raw-client.ts';
+
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
+const headerBytes = 256;
+let folder: string;
+let socketPath: string;
+let bench: Bench;
+let server: SessionServer | undefined;
+const clients: RawClient[] = [];
+
+async function start(
+  limits: Partial<SessionLimits> = {},
+  slotCount = 8,
+  options: ConstructorParameters<typeof Bench>[2] = {},
+): Promise<void> {
+  bench = new Bench(slotCount, { maxReservedBytes: 6 }, options);
+  server = await SessionServer.listen({
+    socketPath,
+    store: bench.store,
+    arenaPath: '/dev/shm/none',
+    arenaBytes: 1 << 20,
+    maxPayloadBytes: 1000,
+    arenaId: 99n,
+    headerBytes,
+    bootEpoch: 0xfedc_ba98_7654_3210n,
+    peerCredentials: (fd) => native.peerCredentials(fd),
+    clock: systemClock,
+    log: silent,
+    limits: { quarantinePollMs: 10, ...limits },
+  });
+}
+
+async function connect(): Promise<RawClient> {
+  const client = await RawClient.connect(socketPath);
+  clients.push(client);
+  return client;
+}
+
+async function attached(previousSession: Buffer = Buffer.alloc(0)): Promise<RawClient & { id: Buffer }> {
+  const client = await connect();
+  const { session } = await client.attach({ previousSession });
+  return Object.assign(client, { id: session });
+}
+
+/** Reserve and commit a chain. */
+async function put(client: RawClient, name: string, count: number): Promise<void> {
+  const { offsets } = await client.call(
+    { $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed(name, count) } },
+    'reserved',
+  );
+  const checksums = offsets.map((_, index) => BigInt(index) + (1n << 60n));
+  await client.call({ $case: 'commit', value: { offsets, checksums } }, 'done');
+}
+
+const lookup = (client: RawClient, name: string, count: number) =>
+  client.call({ $case: 'lookup', value: { hashes: packed(name, count) } }, 'lookup');
+
+beforeEach(() => {
+  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-session-'));
+  socketPath = path.join(folder, 'run', 'node.sock');
+});
+afterEach(async () => {
+  for (const client of clients.splice(0)) client.socket.destroy();
+  await server?.close();
+  server = undefined;
+  rmSync(folder, { recursive: true });
+});
+
+describe('the socket', () => {
+  it('is mode 0600 in a folder 0700, and gone after close', async () => {
+    await start();
+    expect(statSync(socketPath).mode & 0o777).toBe(0o600);
+    expect(statSync(path.dirname(socketPath)).mode & 0o777).toBe(0o700);
+    await server!.close();
+    expect(existsSync(socketPath)).toBe(false);
+  });
+
+  it('of a dead process is replaced; one that is served, or is no socket, is refused', async () => {
+    mkdirSync(path.dirname(socketPath));
+    const script = `require('net').createServer().listen(${JSON.stringify(socketPath)}, () => process.kill(process.pid, 'SIGKILL'))`;
+    await once(spawn(process.execPath, ['-e', script]), 'exit');
+    expect(existsSync(socketPath)).toBe(true);
+    await start();
+    const first = server!;
+    await expect(start()).rejects.toMatchObject({ code: 'LOCKED' });
+    expect((await attached()).id.length).toBe(16);
+    await first.close();
+    writeFileSync(socketPath, 'precious');
+    await expect(start()).rejects.toMatchObject({ code: 'SETUP' });
+    expect(statSync(socketPath).size).toBe(8);
+    rmSync(socketPath);
+    socketPath = path.join(folder, 'x'.repeat(120));
+    await expect(start()).rejects.toMatchObject({ code: 'CONFIG' });
+  });
+});
+
+describe('attach', () => {
+  it('says where the arena is, and every answer carries the boot epoch', async () => {
+    await start();
+    const client = await connect();
+    const id = client.send({ $case: 'attach', value: attachOf() });
+    while (client.answers.length === 0) await settled();
+    expect(client.answers[0]).toEqual({
+      id,
+      bootEpoch: 0xfedc_ba98_7654_3210n,
+      body: {
+        $case: 'attached',
+        value: {
+          session: expect.any(Buffer),
+          arenaPath: '/dev/shm/none',
+          arenaBytes: 1n << 20n,
+          headerBytes,
+          arenaId: 99n,
+        },
+      },
+    });
+  });
+
+  it.each([
+    ['another protocol', { protocol: 2 }, 'PROTOCOL'],
+    ['a short namespace', { namespace: Buffer.alloc(31) }, 'PROTOCOL'],
+    ['an odd hash size', { hashBytes: 20 }, 'PROTOCOL'],
+    ['no payload', { payloadBytes: 0n }, 'PROTOCOL'],
+    ['a block that does not fit', { payloadBytes: 1001n }, 'CAPACITY'],
+    ['no tokens', { blockTokens: 0 }, 'PROTOCOL'],
+    ['a broken previous session', { previousSession: Buffer.alloc(3) }, 'PROTOCOL'],
+  ])('%s is refused and the connection ends', async (_what, changes, code) => {
+    await start();
+    const client = await connect();
+    await expect(client.attach(changes)).rejects.toMatchObject({ code });
+    await client.ended;
+  });
+
+  it('it comes first, once, and in time', async () => {
+    await start({ attachDeadlineMs: 50 });
+    const early = await connect();
+    await expect(lookup(early, 'x', 1)).rejects.toMatchObject({ code: 'PROTOCOL' });
+    const twice = await attached();
+    await expect(twice.attach()).rejects.toMatchObject({ code: 'PROTOCOL' });
+    await (await connect()).ended;
+  });
+
+  it('a connection that the kernel cannot hand over costs nobody else anything', async () => {
+    const listening = vi.spyOn(net, 'createServer');
+    await start();
+    const client = await attached();
+    listening.mock.results[0]!.value.emit('error', new Error('accept EMFILE'));
+    expect(bench.store.counters.get('session.refused.accept')).toBe(1);
+    await put(client, 'x', 1);
+    await attached();
+    listening.mockRestore();
+  });
+
+  it('sessions are bounded; processes of other users are not let in', async () => {
+    await start({ maxSessions: 1 });
+    const client = await attached();
+    await (await connect()).ended;
+    await client.end();
+    await vi.waitUntil(() => server!.sessions === 0, patience);
+    expect((await attached()).id.length).toBe(16);
+    expect(bench.store.counters.get('session.refused.too_many')).toBe(1);
+    await server!.close();
+    bench = new Bench(4);
+    server = await SessionServer.listen({
+      ...{
+        socketPath,
+        store: bench.store,
+        arenaPath: '',
+        arenaBytes: 1 << 20,
+        maxPayloadBytes: 1000,
+        arenaId: 0n,
+        headerBytes,
+        bootEpoch: 1n,
+      },
+      ...{ clock: systemClock, log: silent, peerCredentials: () => ({ pid: 1, uid: 4711 }) },
+    });
+    await (await connect()).ended;
+    expect(bench.store.counters.get('session.refused.uid')).toBe(1);
+  });
+});
+
+describe('requests', () => {
+  it('reserve, commit, lookup, load, release, stats: the whole life of a chain', async () => {
+    await start();
+    const client = await attached();
+    const { status, offsets } = await client.call(
+      { $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('x', 8) } },
+      'reserved',
+    );
+    const { RESERVE_STATUS_RESERVED: reserved, RESERVE_STATUS_REFUSED: refused } = ReserveStatus;
+    expect(status).toEqual([...Array(6).fill(reserved), refused, refused]);
+    expect(offsets.slice(6)).toEqual([0n, 0n]);
+    expect(new Set(offsets.slice(0, 6).map(Number)).size).toBe(6);
+    expect(Math.min(...offsets.slice(0, 6).map(Number))).toBeGreaterThan(headerBytes);
+    const checksums = [11n, 12n, 0xffff_ffff_ffff_ffffn];
+    expect(await client.call({ $case: 'commit', value: { offsets: offsets.slice(0, 3), checksums } }, 'done')).toEqual({
+      count: 3,
+    });
+    expect(await client.call({ $case: 'abort', value: { offsets: offsets.slice(3, 6) } }, 'done')).toEqual({
+      count: 3,
+    });
+    expect(await lookup(client, 'x', 8)).toEqual({ held: 3, spans: [{ tier: 'arena', count: 3 }], estimatedUs: 0 });
+    const load = client.send({ $case: 'load', value: { hashes: packed('x', 8), deadlineMs: 1000 } });
+    expect(await client.answer(load, 'ready')).toEqual({
+      first: 0,
+      offsets: offsets.slice(0, 3),
+      checksums,
+      tier: 'arena',
+    });
+    expect(await client.answer(load, 'loadDone')).toEqual({ loaded: 3, reason: 'missing' });
+    expect(await client.call({ $case: 'release', value: { loadId: load, corrupt: [2] } }, 'done')).toEqual({
+      count: 1,
+    });
+    expect(await client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done')).toEqual({ count: 0 });
+    expect((await lookup(client, 'x', 8)).held).toBe(2);
+    expect(await client.call({ $case: 'pin', value: { hashes: packed('x', 1), ttlMs: 1000 } }, 'done')).toEqual({
+      count: 1,
+    });
+    expect(await client.call({ $case: 'unpin', value: { hashes: packed('x', 2) } }, 'done')).toEqual({ count: 1 });
+    const stats = await client.call({ $case: 'stats', value: {} }, 'stats');
+    expect(stats.tiers.map(({ tier, inService }) => [tier, inService])).toEqual([
+      ['arena', true],
+      ['disk', true],
+    ]);
+    expect(stats.counters).toMatchObject({ 'commit.blocks': 3n, 'release.corrupt': 1n, 'session.open': 1n });
+  });
+
+  it('prefetch brings blocks into the arena, is refused with a reason, and can be cancelled', async () => {
+    await start({}, 24);
+    const client = await attached();
+    bench.disk.put(namespaceFromDigest(Buffer.alloc(32, 7)), unpackHashKeys(packed('x', 3), 16));
+    const prefetch = client.send({ $case: 'prefetch', value: { hashes: packed('x', 3) } });
+    expect(await client.answer(prefetch, 'prefetching')).toEqual({ accepted: true, reason: '' });
+    while (bench.answer('read', 'ready')) await settled();
+    expect((await lookup(client, 'x', 3)).spans).toEqual([{ tier: 'arena', count: 3 }]);
+    const cancel = { $case: 'cancelPrefetch' as const, value: { prefetchId: prefetch } };
+    expect((await client.call(cancel, 'done')).count).toBe(0);
+  });
+
+  it('a tenant has its quota, and a session its time to live; stats say what each tier refused, and why', async () => {
+    await start({}, 8, { quotas: { small: { arena: 2 } }, plans: { disk: { write: 'selective' } } });
+    const client = await connect();
+    await client.attach({ tenant: 'small', ttlSeconds: 60 });
+    const reserve = { parent: Buffer.alloc(0), hashes: packed('x', 3) };
+    const { status, reason, offsets } = await client.call({ $case: 'reserve', value: reserve }, 'reserved');
+    expect([status.filter((one) => one === ReserveStatus.RESERVE_STATUS_REFUSED).length, reason]).toEqual([1, 'quota']);
+    const written = offsets.filter((offset) => offset !== 0n);
+    await client.call({ $case: 'commit', value: { offsets: written, checksums: written.map(() => 0n) } }, 'done');
+    const { tiers } = await client.call({ $case: 'stats', value: {} }, 'stats');
+    expect(tiers[1]).toMatchObject({ breaker: 'closed', breakerReason: '', refusals: { admission: 2n } });
+    expect(tiers[1]!.detail.write_pending_bytes).toBe(0);
+    expect((await lookup(client, 'x', 3)).held).toBe(2);
+    bench.clock.advance(60_000);
+    expect((await lookup(client, 'x', 3)).held).toBe(0);
+  });
+
+  it('a list of numbers without a bound ends this session, and takes no time from the others', async () => {
+    await start({ maxHashes: 100 });
+    const [good, bad] = [await attached(), await attached()];
+    await put(good, 'x', 2);
+    const corrupt = new Array<number>(101).fill(0);
+    const release = { $case: 'release' as const, value: { loadId: 1n, corrupt } };
+    await expect(bad.call(release, 'done')).rejects.toThrow('the connection ended');
+    await bad.ended;
+    expect(bad.answers.map(({ body }) => body.value)).toEqual([expect.objectContaining({ code: 'PROTOCOL' })]);
+    expect((await lookup(good, 'x', 2)).held).toBe(2);
+  });
+
+  it('the names of a namespace are of one length, also when nobody has it open', async () => {
+    await start();
+    const first = await attached();
+    await put(first, 'x', 2);
+    const second = await connect();
+    await expect(second.attach({ hashBytes: 32 })).rejects.toMatchObject({
+      code: 'PROTOCOL',
+      message: expect.stringMatching(/hashes of 16 bytes, not 32/),
+    });
+    await first.end();
+    const third = await connect();
+    await expect(third.attach({ hashBytes: 32 })).rejects.toMatchObject({ code: 'PROTOCOL' });
+    await (await connect()).attach({ hashBytes: 32, namespace: Buffer.alloc(32, 8) });
+  });
+
+  it('a load that nothing holds is done at once, and leases nothing', async () => {
+    await start();
+    const client = await attached();
+    const load = client.send({ $case: 'load', value: { hashes: packed('x', 4), deadlineMs: 1000 } });
+    expect(await client.answer(load, 'loadDone')).toEqual({ loaded: 0, reason: 'missing' });
+    expect(await client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done')).toEqual({ count: 0 });
+  });
+
+  it.each([
+    ['half a hash', { $case: 'lookup', value: { hashes: Buffer.alloc(17) } }],
+    ['too many hashes', { $case: 'lookup', value: { hashes: Buffer.alloc(16 * 101) } }],
+    ['a foreign slot', { $case: 'commit', value: { offsets: [4096n], checksums: [1n] } }],
+    ['fewer checksums than offsets', { $case: 'commit', value: { offsets: [4096n], checksums: [] } }],
+    ['an abort of nothing', { $case: 'abort', value: { offsets: [1n << 63n] } }],
+    ['a long parent', { $case: 'reserve', value: { parent: Buffer.alloc(32), hashes: Buffer.alloc(16) } }],
+  ] as const)('%s ends this session and no other', async (_what, request) => {
+    await start({ maxHashes: 100 });
+    const [good, bad] = [await attached(), await attached()];
+    await put(good, 'x', 2);
+    await expect(bad.call(request as never, 'done')).rejects.toMatchObject({ code: 'PROTOCOL' });
+    await bad.ended;
+    expect((await lookup(good, 'x', 2)).held).toBe(2);
+  });
+
+  it('bytes that are no frame end this session and no other', async () => {
+    await start();
+    const good = await attached();
+    await put(good, 'x', 2);
+    await fc.assert(
+      fc.asyncProperty(fc.uint8Array({ minLength: 1, maxLength: 64 }), fc.boolean(), async (noise, framed) => {
+        const bad = await connect();
+        if (framed) writeFrame(bad.socket, noise);
+        else bad.socket.write(noise);
+        bad.socket.end();
+        await bad.ended;
+        expect((await lookup(good, 'x', 2)).held).toBe(2);
+      }),
+      { numRuns: 100 },
+    );
+    await vi.waitUntil(() => server!.sessions === 1, patience);
+  });
+});
+
+describe('slow and stopped engines', () => {
+  it('one that never reads its answers does not disturb the others, and costs bounded memory', async () => {
+    // The requests of one chunk are answered before the pause: they must fit.
+    await start({ pauseBytes: 64 << 10, maxPendingBytes: 16 << 20 });
+    const [good, deaf] = [await attached(), await attached()];
+    deaf.socket.pause();
+    const asked = 20_000;
+    for (let sent = 0; sent < asked; sent++) deaf.send({ $case: 'stats', value: {} });
+    await put(good, 'x', 2);
+    expect((await lookup(good, 'x', 2)).held).toBe(2);
+    deaf.socket.resume();
+    for (let id = 2n; id < 100n; id++) await deaf.answer(id, 'stats');
+    expect(server!.sessions).toBe(2);
+  });
+});
+
+describe('when a connection ends', () => {
+  it('a session without slots leaves nothing', async () => {
+    await start();
+    const client = await attached();
+    await put(client, 'x', 2);
+    await client.end();
+    await vi.waitUntil(() => server!.sessions === 0, patience);
+    expect(server!.quarantined).toBe(0);
+  });
+
+  it('slots in use stay taken while the process lives, until its next session names the old one', async () => {
+    await start();
+    const client = await attached();
+    await put(client, 'x', 2);
+    while (bench.answer('write', 'stored')) await settled();
+    client.send({ $case: 'load', value: { hashes: packed('x', 2), deadlineMs: 1000 } });
+    await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('y', 3) } }, 'reserved');
+    await client.end();
+    await vi.waitUntil(() => server!.quarantined === 1, patience);
+    expect(bench.arena.busySlots).toBe(5);
+    const other = await attached(Buffer.alloc(16, 1));
+    expect(bench.arena.busySlots).toBe(5);
+    await attached(client.id);
+    expect(bench.arena.busySlots).toBe(0);
+    expect(server!.quarantined).toBe(0);
+    expect((await lookup(other, 'x', 2)).held).toBe(2);
+    expect((await lookup(other, 'y', 3)).held).toBe(0);
+  });
+
+  it('a session may also be named while its connection is still open', async () => {
+    await start();
+    const client = await attached();
+    await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('y', 3) } }, 'reserved');
+    await attached(client.id);
+    await client.ended;
+    expect(bench.arena.busySlots).toBe(0);
+    expect(server!.quarantined).toBe(0);
+  });
+
+  it('slots of a killed process come back', async () => {
+    await start();
+    const script = `
+      import { RawClient, packed } from ${JSON.stringify(new URL('./testing/raw-client.ts', import.meta.url).href)};
+      const client = await RawClient.connect(${JSON.stringify(socketPath)});
+      await client.attach();
+      await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('k', 4) } }, 'reserved');
+      process.stdout.write('reserved');
+      if (process.argv[1] === 'end') client.socket.destroy();
+      setInterval(() => {}, 1000);`;
+    const child = spawn(process.execPath, ['--import', 'tsx', '--input-type=module', '-e', script, 'end'], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    try {
+      await once(child.stdout, 'data');
+      await vi.waitUntil(() => server!.quarantined === 1, patience);
+      expect(bench.arena.busySlots).toBe(4);
+      await attached(); // our own process: it cannot lift what is not its own
+      expect(server!.quarantined).toBe(1);
+    } finally {
+      child.kill('SIGKILL');
+    }
+    await once(child, 'exit');
+    await vi.waitUntil(() => server!.quarantined === 0, patience);
+    expect(bench.arena.busySlots).toBe(0);
+    expect(bench.store.counters.get('quarantine.lifted.process_dead')).toBe(1);
+  });
+});

@@ -1,0 +1,163 @@
+/** ArenaTier: eviction order, pins, several sizes; against a naive model of what may be where. */
+import { randomBytes } from 'node:crypto';
+import { rmSync } from 'node:fs';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { type HashKey, hashKeyOf, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { ArenaTier } from './arena-tier.ts';
+
+const path = `/dev/shm/kvtier-test-${process.pid}-arena-tier`;
+const arenaBytes = 1 << 20;
+const chunkBytes = 64 << 10;
+const namespace: Namespace = namespaceFromDigest(Buffer.alloc(32, 7));
+const hash = (number: number): HashKey => {
+  const bytes = Buffer.alloc(32);
+  bytes.writeUInt32LE(number);
+  return hashKeyOf(bytes);
+};
+
+let arena: ArenaHandle;
+beforeEach(() => {
+  arena = native.arenaCreate(path, arenaBytes, 1);
+});
+afterEach(() => {
+  native.arenaClose(arena);
+  rmSync(path, { force: true });
+});
+
+const makeTier = (onEvict: (hash: HashKey) => void = () => {}): ArenaTier =>
+  new ArenaTier({ arena, arenaBytes, chunkBytes, nowUs: () => 0, onEvict: (_, evicted) => onEvict(evicted) });
+
+/** Allocate, fill with random bytes, publish. False when there was no slot. */
+function put(tier: ArenaTier, number: number, payloadBytes: number, parent: number | null = null): boolean {
+  const slot = tier.allocate(namespace, payloadBytes);
+  if (slot === undefined) return false;
+  const payload = randomBytes(payloadBytes);
+  native.arenaWrite(arena, slot + headerBytes, payload);
+  const fields = {
+    hash: hash(number),
+    parent: parent === null ? null : hash(parent),
+    tokenCount: 16,
+    payloadBytes,
+    checksum: native.xxh3_64(payload),
+  };
+  tier.publish(namespace, fields, slot);
+  return true;
+}
+
+describe('ArenaTier', () => {
+  it('evicts the least recently used first, and chains from their tail', () => {
+    const evicted: HashKey[] = [];
+    const tier = makeTier((gone) => evicted.push(gone));
+    const payloadBytes = 60 << 10; // one per chunk: the arena holds 15
+    for (let number = 0; number < 10; number++) put(tier, number, payloadBytes, number === 0 ? null : number - 1);
+    for (let number = 100; number < 105; number++) put(tier, number, payloadBytes);
+    tier.touch(namespace, [hash(0), hash(1)]);
+    for (let number = 200; number < 209; number++) expect(put(tier, number, payloadBytes)).toBe(true);
+    expect(evicted).toEqual([9, 8, 7, 6, 5, 4, 3, 2, 100].map(hash));
+    expect(tier.lookup(namespace, [hash(0), hash(1), hash(2)])).toBe(2);
+    tier.checkIntegrity();
+  });
+
+  it('a pinned block stays; when nothing may go there is no slot', () => {
+    const tier = makeTier();
+    const payloadBytes = 60 << 10;
+    let count = 0;
+    while (tier.stats().evictions === 0 && put(tier, count, payloadBytes)) count++;
+    for (let number = 1; number < count; number++) tier.pin(namespace, hash(number));
+    expect(put(tier, 1000, payloadBytes)).toBe(false);
+    tier.unpin(namespace, hash(3));
+    expect(put(tier, 1000, payloadBytes)).toBe(true);
+    expect(tier.get(namespace, hash(3))).toBeUndefined();
+    tier.checkIntegrity();
+  });
+
+  it('a block removed while pinned is a miss at once and its bytes stay until the last unpin', () => {
+    const tier = makeTier();
+    put(tier, 1, 5000);
+    const { slot, checksum } = tier.get(namespace, hash(1))!;
+    tier.pin(namespace, hash(1));
+    expect(tier.remove(namespace, [hash(1)], 'corrupt')).toBe(1);
+    expect(tier.lookup(namespace, [hash(1)])).toBe(0);
+    while (tier.stats().evictions === 0) put(tier, tier.stats().blocks + 10, 5000);
+    expect(native.xxh3_64(native.arenaRead(arena, slot + headerBytes, 5000))).toBe(checksum);
+    tier.unpin(namespace, hash(1));
+    tier.checkIntegrity();
+  });
+
+  it('a name that comes back while its former block is still pinned: neither goes before the last pin', () => {
+    const tier = makeTier();
+    const stored: { slot: number; checksum: bigint }[] = [];
+    for (let life = 0; life < 3; life++) {
+      put(tier, 1, 5000);
+      stored.push(tier.get(namespace, hash(1))!);
+      tier.pin(namespace, hash(1));
+      if (life < 2) tier.remove(namespace, [hash(1)], 'corrupt');
+    }
+    for (let unpins = 0; unpins < 2; unpins++) {
+      tier.unpin(namespace, hash(1)); // whose pin this was, nobody can say
+      const { evictions } = tier.stats();
+      while (tier.stats().evictions === evictions) put(tier, tier.stats().blocks + 1000 * (unpins + 1), 5000);
+      for (const { slot, checksum } of stored) {
+        expect(native.xxh3_64(native.arenaRead(arena, slot + headerBytes, 5000))).toBe(checksum);
+      }
+      tier.checkIntegrity();
+    }
+    tier.unpin(namespace, hash(1));
+    expect(tier.get(namespace, hash(1))?.slot).toBe(stored[2]!.slot); // the last life is still listed
+    tier.checkIntegrity();
+  });
+
+  it('another block size takes whole slabs when its own has nothing to give', () => {
+    const tier = makeTier();
+    let small = 0;
+    while (tier.stats().evictions === 0) put(tier, small++, 3000);
+    expect(put(tier, 5000, 300 << 10)).toBe(true);
+    expect(tier.lookup(namespace, [hash(5000)])).toBe(1);
+    tier.checkIntegrity();
+  });
+
+  it('agrees with a model under random operations', () => {
+    const sizes = [3000, 20_000, 60_000];
+    const operation = fc.record({
+      kind: fc.constantFrom('put', 'pin', 'unpin', 'remove', 'touch', 'abandon'),
+      block: fc.nat(40),
+    });
+    fc.assert(
+      fc.property(fc.array(operation, { maxLength: 200 }), (operations) => {
+        const listed = new Set<number>();
+        const pins = new Map<number, number>();
+        const tier = makeTier((gone) => {
+          const number = [...listed].find((candidate) => hash(candidate) === gone);
+          expect(pins.get(number!) ?? 0).toBe(0);
+          listed.delete(number!);
+        });
+        for (const { kind, block } of operations) {
+          const pinned = pins.get(block) ?? 0;
+          if (kind === 'put' && !listed.has(block) && pinned === 0) {
+            if (put(tier, block, sizes[block % 3]!)) listed.add(block);
+          } else if (kind === 'pin' && listed.has(block)) {
+            tier.pin(namespace, hash(block));
+            pins.set(block, pinned + 1);
+          } else if (kind === 'unpin' && pinned > 0) {
+            tier.unpin(namespace, hash(block));
+            pins.set(block, pinned - 1);
+          } else if (kind === 'remove') {
+            expect(tier.remove(namespace, [hash(block)], 'asked')).toBe(listed.delete(block) ? 1 : 0);
+          } else if (kind === 'touch') tier.touch(namespace, [hash(block)]);
+          else if (kind === 'abandon') {
+            const slot = tier.allocate(namespace, sizes[block % 3]!);
+            if (slot !== undefined) tier.free(slot);
+          }
+          for (let number = 0; number <= 40; number++) {
+            expect(tier.get(namespace, hash(number)) !== undefined).toBe(listed.has(number));
+          }
+        }
+        tier.checkIntegrity();
+        expect(tier.stats().blocks).toBe(listed.size);
+      }),
+      { numRuns: 30 },
+    );
+  });
+});

@@ -1,0 +1,500 @@
+/**
+ * The arena as a tier: the CPU tier, and the place through which every block passes.
+ *
+ * A block's life here:   allocate ──▶ (someone writes the payload) ──▶ publish ──▶ evicted or removed ──▶ slot free
+ *                            └──────── free (it never became a block)      │
+ *                                                                 pin/unpin: stays while pinned
+ *
+ * Beyond `Tier` it offers what the store needs of the top tier, without copies. Invariants: a listed block's slot holds
+ * its header and payload; a pinned block's bytes are neither moved nor given away, even when it was removed meanwhile;
+ * at most the arena's bytes are ever held.
+ */
+
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { invariant } from '@kvtier/errors';
+import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/eviction';
+import { decodeHeader, encodeHeader, type HashKey, headerBytes, type Namespace, slotBytesFor } from '@kvtier/identity';
+import { Followers, pagesOfMap } from '../kit/followers.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import { SlotAllocator } from './slot-allocator.ts';
+
+/** What becomes the object header when a block is published. */
+export interface BlockFields {
+  readonly hash: HashKey;
+  /** null at the root of a chain. */
+  readonly parent: HashKey | null;
+  readonly tokenCount: number;
+  readonly payloadBytes: number;
+  /** XXH3-64 of the payload. */
+  readonly checksum: bigint;
+  /** `Header.expiresS`; default 0. */
+  readonly expiresS?: number;
+}
+
+/** A listed block. `slot` is the offset of its header; the payload follows it. */
+export interface ArenaBlock {
+  readonly slot: number;
+  readonly payloadBytes: number;
+  readonly checksum: bigint;
+  /** Unix second from which on it may not be used; 0: none. */
+  readonly expiresS: number;
+}
+
+interface Entry extends ArenaBlock {
+  readonly namespace: Namespace;
+  readonly hash: HashKey;
+  readonly slotBytes: number;
+  /** Its number in the policy of its slot size. */
+  readonly index: number;
+  /** Shared by all blocks of one name, as pins are given back by name: none of them goes before the last pin. */
+  readonly pins: { count: number };
+  /** When it was published or touched last: compares blocks of different sizes. */
+  usedUs: number;
+}
+
+/** Blocks of one slot size: they can take each other's place, so eviction looks among them first. */
+interface SizeClass {
+  readonly policy: EvictionPolicy;
+  readonly entries: (Entry | undefined)[];
+  readonly freeIndexes: number[];
+}
+
+export interface ArenaTierOptions {
+  readonly arena: ArenaHandle;
+  readonly arenaBytes: number;
+  readonly nowUs: () => number;
+  readonly policy?: PolicyName;
+  readonly chunkBytes?: number;
+  readonly onEvict?: (namespace: Namespace, hash: HashKey) => void;
+  /** Asked by `stats`, for its `detail`: what only whoever made the arena knows. */
+  readonly detail?: () => Readonly<Record<string, number>>;
+}
+
+export class ArenaTier implements Tier {
+  readonly name = 'arena';
+  readonly supports = { persistent: false, shared: false, writable: true, evicts: true };
+  readonly #followers = new Followers();
+  readonly #arena: ArenaHandle;
+  readonly #nowUs: () => number;
+  readonly #policyName: PolicyName;
+  readonly #onEvict: (namespace: Namespace, hash: HashKey) => void;
+  readonly #detail: () => Readonly<Record<string, number>>;
+  readonly #allocator: SlotAllocator;
+  readonly #index = new Map<string, Map<HashKey, Entry>>();
+  readonly #classes = new Map<number, SizeClass>();
+  readonly #bySlot = new Map<number, Entry>();
+  /** Removed while pinned, by namespace and hash; freed at the last unpin. */
+  readonly #leaving = new Map<string, Entry[]>();
+  /** Slots whose memory a device may still use, with the count of those who say so; given up ones are freed at the last release. */
+  readonly #held = new Map<number, { count: number; isFreed: boolean }>();
+  /** Allocated and not yet published. */
+  readonly #unpublished = new Set<number>();
+  readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
+
+  constructor(options: ArenaTierOptions) {
+    this.#arena = options.arena;
+    this.#nowUs = options.nowUs;
+    this.#policyName = options.policy ?? 'lru';
+    this.#onEvict = options.onEvict ?? (() => {});
+    this.#detail = options.detail ?? (() => ({}));
+    this.#allocator = new SlotAllocator(options.arenaBytes, options.chunkBytes);
+  }
+
+  /** The largest payload that an empty arena could hold. */
+  get maxPayloadBytes(): number {
+    return this.#allocator.maxSlotBytes - headerBytes;
+  }
+
+  /**
+   * A slot for header + payload, evicting unpinned blocks when none is free; undefined when all that is left is pinned
+   * or unpublished. Give it back with `free`, or make it a block with `publish`.
+   */
+  allocate(_namespace: Namespace, payloadBytes: number): number | undefined {
+    const slotBytes = slotBytesFor(payloadBytes);
+    const slot = this.#allocator.allocate(slotBytes) ?? this.#allocateByEviction(slotBytes);
+    if (slot === undefined) this.#counts.refused++;
+    else this.#unpublished.add(slot);
+    return slot;
+  }
+
+  /** Bytes of an allocated slot, published or not: what a reader may write there. */
+  slotBytesOf(slot: number): number {
+    return this.#allocator.slotBytesOf(slot);
+  }
+
+  /** Give back a slot that was never published. */
+  free(slot: number): void {
+    invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);
+    this.#freeSlot(slot);
+  }
+
+  /**
+   * A device hangs in the midst of this slot: whatever its owner does with it, its memory is given to nobody until as many
+   * `release`s.
+   */
+  hold(slot: number): void {
+    const hold = this.#held.get(slot);
+    if (hold === undefined) this.#held.set(slot, { count: 1, isFreed: false });
+    else hold.count++;
+  }
+
+  release(slot: number): void {
+    const hold = this.#held.get(slot);
+    invariant(hold !== undefined, () => `arena: slot ${slot} is released and was not held`);
+    if (--hold.count > 0) return;
+    this.#held.delete(slot);
+    if (hold.isFreed) this.#allocator.free(slot);
+  }
+
+  /** Write the header in front of the payload and list the block. From now on the slot belongs to the tier. */
+  publish(namespace: Namespace, block: BlockFields, slot: number): void {
+    const { hash, parent, tokenCount, payloadBytes, checksum, expiresS = 0 } = block;
+    invariant(this.get(namespace, hash) === undefined, 'arena: the block is listed already');
+    invariant(this.#unpublished.delete(slot), () => `arena: slot ${slot} is not an unpublished one`);
+    const slotBytes = this.#allocator.slotBytesOf(slot);
+    invariant(slotBytes === slotBytesFor(payloadBytes), 'arena: the payload does not fit its slot');
+    const header = encodeHeader({
+      namespace: namespace.digest,
+      hash,
+      parent,
+      tokenCount,
+      payloadBytes,
+      payloadChecksum: checksum,
+      expiresS,
+    });
+    native.arenaWrite(this.#arena, slot, header);
+    const sizeClass = this.#classOf(slotBytes);
+    const index = sizeClass.freeIndexes.pop() ?? sizeClass.entries.length;
+    const pins = this.#leavingOf(namespace, hash)?.[0]?.pins ?? { count: 0 };
+    const usedUs = this.#nowUs();
+    const entry: Entry = { namespace, hash, slot, slotBytes, payloadBytes, checksum, expiresS, index, pins, usedUs };
+    sizeClass.entries[index] = entry;
+    const parentEntry = parent === null ? undefined : this.#find(namespace, parent);
+    sizeClass.policy.insert(index, usedUs, {
+      parent: parentEntry?.slotBytes === slotBytes ? parentEntry.index : undefined,
+    });
+    this.#bySlot.set(slot, entry);
+    let blocks = this.#index.get(namespace.key);
+    if (blocks === undefined) {
+      blocks = new Map();
+      this.#index.set(namespace.key, blocks);
+    }
+    blocks.set(hash, entry);
+    this.#followers.stored(namespace, [hash], [expiresS]);
+  }
+
+  get(namespace: Namespace, hash: HashKey): ArenaBlock | undefined {
+    return this.#find(namespace, hash);
+  }
+
+  /** Counted. Balanced by `unpin`. */
+  pin(namespace: Namespace, hash: HashKey): void {
+    const entry = this.#find(namespace, hash);
+    invariant(entry !== undefined, 'arena: pin of a block that is not listed');
+    entry.pins.count++;
+  }
+
+  unpin(namespace: Namespace, hash: HashKey): void {
+    const leaving = this.#leavingOf(namespace, hash);
+    const pins = (leaving?.[0] ?? this.#find(namespace, hash))?.pins;
+    invariant(pins !== undefined && pins.count > 0, 'arena: unpin of a block that is not pinned');
+    pins.count--;
+    if (leaving === undefined || pins.count > 0) return;
+    this.#leaving.delete(namespace.key + hash);
+    for (const { slot } of leaving) this.#freeSlot(slot);
+  }
+
+  lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
+    const blocks = this.#index.get(namespace.key);
+    let held = 0;
+    while (held < hashes.length && blocks?.has(hashes[held]!)) held++;
+    this.#counts.hits += held;
+    if (held < hashes.length) this.#counts.misses++;
+    return held;
+  }
+
+  touch(namespace: Namespace, hashes: readonly HashKey[]): void {
+    const nowUs = this.#nowUs();
+    for (let at = hashes.length - 1; at >= 0; at--) {
+      const entry = this.#find(namespace, hashes[at]!);
+      if (entry === undefined) continue;
+      entry.usedUs = nowUs;
+      this.#classOf(entry.slotBytes).policy.touch(entry.index, nowUs);
+    }
+  }
+
+  /** Copies from other slots of the same arena. (The store publishes in place instead.) */
+  async write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
+    const statuses: WriteStatus[] = [];
+    for (const { hash, slot: source } of blocks) statuses.push(await this.#writeOne(namespace, hash, source));
+    return statuses;
+  }
+
+  async read(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    for (const [index, { hash, slot }] of blocks.entries()) onDone(index, await this.#readOne(namespace, hash, slot));
+  }
+
+  /** A pinned block is unlisted now and its slot freed at the last unpin. */
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+    let count = 0;
+    for (const hash of hashes) {
+      const entry = this.#find(namespace, hash);
+      if (entry === undefined) continue;
+      this.#unlist(entry);
+      count++;
+      if (reason === 'corrupt') this.#counts.corrupt++;
+      if (reason === 'evicted') this.#counts.evictions++;
+      const key = namespace.key + hash;
+      if (entry.pins.count === 0) this.#freeSlot(entry.slot);
+      else this.#leaving.set(key, [...(this.#leaving.get(key) ?? []), entry]);
+    }
+    return count;
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    const held = [...this.#index.values()].map((blocks) => {
+      const entries = [...blocks.values()];
+      return [entries[0]!.namespace, [...blocks.keys()], entries.map(({ expiresS }) => expiresS)] as const;
+    });
+    return this.#followers.follow(listener, held);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    const namespaceOf = (blocks: ReadonlyMap<HashKey, Entry>): Namespace => blocks.values().next().value!.namespace;
+    return this.#followers.followInPages(
+      listener,
+      pagesOfMap(
+        this.#index,
+        (blocks) => blocks,
+        namespaceOf,
+        ({ expiresS }) => expiresS,
+      ),
+    );
+  }
+
+  stats(): TierStats {
+    return {
+      tier: this.name,
+      blocks: this.#bySlot.size,
+      bytes: this.#allocator.allocatedBytes,
+      capacityBytes: this.#allocator.capacityBytes,
+      ...this.#counts,
+      inService: true,
+      outOfServiceReason: '',
+      detail: this.#detail(),
+    };
+  }
+
+  checkIntegrity(): void {
+    this.#allocator.checkIntegrity();
+    let listed = 0;
+    for (const [slotBytes, { policy, entries }] of this.#classes) {
+      policy.checkIntegrity();
+      const live = entries.filter((entry) => entry !== undefined);
+      invariant(policy.count === live.length, 'arena: policy and entries disagree');
+      for (const entry of live) {
+        invariant(entry.slotBytes === slotBytes && policy.has(entry.index), 'arena: an entry is in a wrong class');
+        invariant(this.#find(entry.namespace, entry.hash) === entry, 'arena: index and entries disagree');
+        invariant(this.#bySlot.get(entry.slot) === entry, 'arena: slots and entries disagree');
+      }
+      listed += live.length;
+    }
+    invariant(listed === this.#bySlot.size, 'arena: a slot has no entry');
+    let bytes = 0;
+    for (const slot of [
+      ...this.#bySlot.keys(),
+      ...this.#unpublished,
+      ...[...this.#leaving.values()].flat().map((e) => e.slot),
+      ...[...this.#held].filter(([, { isFreed }]) => isFreed).map(([slot]) => slot),
+    ]) {
+      bytes += this.#allocator.slotBytesOf(slot);
+    }
+    invariant(bytes === this.#allocator.allocatedBytes, 'arena: a slot is allocated and nobody has it');
+  }
+
+  async close(): Promise<void> {}
+
+  #find(namespace: Namespace, hash: HashKey): Entry | undefined {
+    return this.#index.get(namespace.key)?.get(hash);
+  }
+
+  /** Mostly nothing is leaving, and joining the two names costs more than all else that a pin does. */
+  #leavingOf(namespace: Namespace, hash: HashKey): Entry[] | undefined {
+    return this.#leaving.size === 0 ? undefined : this.#leaving.get(namespace.key + hash);
+  }
+
+  #classOf(slotBytes: number): SizeClass {
+    let sizeClass = this.#classes.get(slotBytes);
+    if (sizeClass === undefined) {
+      sizeClass = { policy: createPolicy(this.#policyName), entries: [], freeIndexes: [] };
+      this.#classes.set(slotBytes, sizeClass);
+    }
+    return sizeClass;
+  }
+
+  /** Nobody uses the block: its slot can be given away. */
+  #isIdle(entry: Entry): boolean {
+    return entry.pins.count === 0 && !this.#held.has(entry.slot);
+  }
+
+  /**
+   * Take the place of the coldest block: of the same size while that size holds its share of the arena, else of the slab of
+   * another size that was used longest ago. A size that holds less than an even share takes from those that hold more; one
+   * that has nothing takes from anybody.
+   */
+  #allocateByEviction(slotBytes: number): number | undefined {
+    const own = this.#coldest(slotBytes);
+    const share =
+      this.#allocator.capacityBytes / Math.max(1, this.#classes.size + (this.#classes.has(slotBytes) ? 0 : 1));
+    const ownBytes = this.#allocator.slabBytesOf(slotBytes);
+    const isBelowShare = ownBytes + this.#allocator.chunkBytes <= share;
+    if (own !== undefined && !isBelowShare) {
+      this.#evict(own);
+      return this.#allocator.allocate(slotBytes);
+    }
+    const others = [...this.#classes.keys()]
+      .filter((size) => size !== slotBytes && this.#allocator.slabBytesOf(size) > 0)
+      .map((size) => ({ size, coldest: this.#coldest(size), isAbove: this.#allocator.slabBytesOf(size) > share }))
+      .filter(({ coldest }) => coldest !== undefined)
+      .sort((a, b) => a.coldest!.usedUs - b.coldest!.usedUs);
+    for (const { size, coldest, isAbove } of others) {
+      // Growth at another's cost only where that evens things out, and what goes was used before what one has oneself.
+      if (own !== undefined && !(isAbove && coldest!.usedUs < own.usedUs)) continue;
+      const slot = this.#takeSlabs(slotBytes, size);
+      if (slot !== undefined) return slot;
+    }
+    if (own !== undefined) {
+      this.#evict(own);
+      return this.#allocator.allocate(slotBytes);
+    }
+    // A slot longer than the slabs of one size: neighbours of several sizes have to go.
+    return this.#takeRun(slotBytes);
+  }
+
+  #coldest(slotBytes: number): Entry | undefined {
+    const sizeClass = this.#classes.get(slotBytes);
+    const victim = sizeClass?.policy.victim((index) => this.#isIdle(sizeClass.entries[index]!));
+    return victim === undefined ? undefined : sizeClass!.entries[victim]!;
+  }
+
+  /** Empty slabs of `other`, coldest first, until a slot of `slotBytes` fits. */
+  #takeSlabs(slotBytes: number, other: number): number | undefined {
+    if (slotBytes > this.#allocator.chunkBytes && this.#allocator.slabSpanOf(other) < slotBytes) return undefined;
+    for (;;) {
+      const slab = this.#coldestFreeableSlab(other);
+      if (slab === undefined) return undefined;
+      for (const entry of slab) this.#evict(entry);
+      const slot = this.#allocator.allocate(slotBytes);
+      if (slot !== undefined) return slot;
+    }
+  }
+
+  /** Empty the run of slabs, of whatever sizes, that costs the fewest bytes and has nothing in use. */
+  #takeRun(slotBytes: number): number | undefined {
+    const run = this.#allocator.cheapestRun(slotBytes, (slot) => {
+      const entry = this.#bySlot.get(slot);
+      return entry !== undefined && this.#isIdle(entry);
+    });
+    if (run === undefined) return undefined;
+    for (const slot of run) this.#evict(this.#bySlot.get(slot)!);
+    return this.#allocator.allocate(slotBytes);
+  }
+
+  /** All blocks of the slab that holds the coldest block of this size, if none of them is in use. */
+  #coldestFreeableSlab(slotBytes: number): Entry[] | undefined {
+    const { policy, entries } = this.#classOf(slotBytes);
+    const verdicts = new Map<number, boolean>();
+    const isFreeable = (slot: number): boolean => {
+      const slab = this.#allocator.slabOf(slot);
+      let verdict = verdicts.get(slab);
+      if (verdict === undefined) {
+        verdict = this.#allocator.neighbours(slot).every((each) => {
+          const entry = this.#bySlot.get(each);
+          return entry !== undefined && this.#isIdle(entry);
+        });
+        verdicts.set(slab, verdict);
+      }
+      return verdict;
+    };
+    const coldest = policy.victim((index) => isFreeable(entries[index]!.slot));
+    if (coldest === undefined) return undefined;
+    return this.#allocator.neighbours(entries[coldest]!.slot).map((slot) => this.#bySlot.get(slot)!);
+  }
+
+  #evict(entry: Entry): void {
+    this.#unlist(entry);
+    this.#freeSlot(entry.slot);
+    this.#counts.evictions++;
+    this.#onEvict(entry.namespace, entry.hash);
+  }
+
+  #freeSlot(slot: number): void {
+    const hold = this.#held.get(slot);
+    if (hold === undefined) this.#allocator.free(slot);
+    else hold.isFreed = true;
+  }
+
+  #unlist(entry: Entry): void {
+    const blocks = this.#index.get(entry.namespace.key)!;
+    blocks.delete(entry.hash);
+    if (blocks.size === 0) this.#index.delete(entry.namespace.key);
+    this.#bySlot.delete(entry.slot);
+    const sizeClass = this.#classOf(entry.slotBytes);
+    sizeClass.policy.remove(entry.index);
+    sizeClass.entries[entry.index] = undefined;
+    sizeClass.freeIndexes.push(entry.index);
+    this.#followers.removed(entry.namespace, [entry.hash]);
+  }
+
+  async #writeOne(namespace: Namespace, hash: HashKey, source: number): Promise<WriteStatus> {
+    if (this.#find(namespace, hash) !== undefined) return 'held';
+    const header = decodeHeader(native.arenaRead(this.#arena, source, headerBytes));
+    if ('error' in header || header.hash !== hash) return 'refused';
+    const slot = this.allocate(namespace, header.payloadBytes);
+    if (slot === undefined) return 'refused';
+    await native.arenaCopy(
+      this.#arena,
+      Float64Array.of(source + headerBytes),
+      Float64Array.of(slot + headerBytes),
+      header.payloadBytes,
+    );
+    if (this.#find(namespace, hash) !== undefined) {
+      this.free(slot);
+      return 'held';
+    }
+    const { parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
+    this.publish(namespace, { hash, parent, tokenCount, payloadBytes, checksum, expiresS }, slot);
+    return 'stored';
+  }
+
+  async #readOne(namespace: Namespace, hash: HashKey, target: number): Promise<ReadStatus> {
+    const entry = this.#find(namespace, hash);
+    if (entry === undefined) return 'missing';
+    this.pin(namespace, hash);
+    try {
+      const bytes = headerBytes + entry.payloadBytes;
+      await native.arenaCopy(this.#arena, Float64Array.of(entry.slot), Float64Array.of(target), bytes);
+      const [checksum] = await native.arenaChecksum(
+        this.#arena,
+        Float64Array.of(target + headerBytes),
+        entry.payloadBytes,
+      );
+      const header = decodeHeader(native.arenaRead(this.#arena, target, headerBytes));
+      const sound =
+        !('error' in header) &&
+        header.hash === hash &&
+        Buffer.compare(header.namespace, namespace.digest) === 0 &&
+        header.payloadBytes === entry.payloadBytes &&
+        header.payloadChecksum === checksum;
+      if (sound) return 'ready';
+      this.remove(namespace, [hash], 'corrupt');
+      return 'corrupt';
+    } finally {
+      this.unpin(namespace, hash);
+    }
+  }
+}

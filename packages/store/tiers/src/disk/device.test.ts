@@ -1,0 +1,244 @@
+/**
+ * Devices that break and come back, without a restart: EIO and a device that does not answer, one of several devices, blocks
+ * that the segments are too small for. Faults are injected where the native queue hands completions over
+ * (`native.ioFault`); all behind it is the real path. A full file system is in full-disk.slow.test.ts.
+ */
+import { readdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { type HashKey, headerBytes } from '@kvtier/identity';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { hashNamed, namespaceNamed, silentLog, TestBench } from '../kit/testing/objects.ts';
+import type { TierChange } from '../kit/tier.ts';
+import { DiskTier } from './disk-tier.ts';
+import type { DiskTierOptions } from './options.ts';
+
+const payloadBytes = 12_000;
+const space = namespaceNamed('device');
+const names = (prefix: string, count: number): HashKey[] =>
+  Array.from({ length: count }, (_, i) => hashNamed(`${prefix}${i}`));
+const reads = 1;
+const writes = 2;
+const eio = 5;
+const patience = { timeout: 20_000, interval: 10 };
+
+let bench: TestBench;
+beforeEach(() => {
+  bench = new TestBench();
+});
+afterEach(() => bench.dispose());
+
+const open = (options: Partial<DiskTierOptions> = {}): Promise<DiskTier> =>
+  DiskTier.open({
+    ...{ dir: join(bench.dir, 'a'), capacityBytes: 4 << 20, arena: bench.arena, slots: bench.tier, log: silentLog },
+    ...{ retry: { firstMs: 20, longestMs: 100 } },
+    ...options,
+  });
+const two = (): Pick<DiskTierOptions, 'dirs' | 'capacityBytes'> => ({
+  dirs: [join(bench.dir, 'a'), join(bench.dir, 'b')],
+  capacityBytes: 8 << 20,
+});
+
+/** What followers are told, folded into what is held. */
+function following(tier: DiskTier): { held: Set<HashKey>; cleared: number } {
+  const seen = { held: new Set<HashKey>(), cleared: 0 };
+  tier.follow((change: TierChange) => {
+    if (change.kind === 'cleared') {
+      seen.cleared++;
+      seen.held.clear();
+    }
+    for (const hash of change.hashes) {
+      if (change.kind === 'stored') seen.held.add(hash);
+      else expect(seen.held.delete(hash)).toBe(true);
+    }
+  });
+  return seen;
+}
+
+describe.each(['io_uring', 'threads'] as const)('on %s', (backend) => {
+  it('comes back after EIO on writes, with what was stored before', async () => {
+    const reasons: string[] = [];
+    const tier = await open({ io: { backend }, onOutOfService: (reason) => reasons.push(reason) });
+    const seen = following(tier);
+    const chain = names('before', 20);
+    await bench.write(tier, space, chain, payloadBytes);
+    native.ioFault(tier.devices[0]!.io.handle, writes, eio, false);
+    expect(await bench.write(tier, space, names('during', 1), payloadBytes)).toEqual(['refused']);
+    expect(reasons).toHaveLength(1);
+    expect(reasons[0]).toMatch(/a write failed \(errno 5\)/);
+    expect(tier.stats()).toMatchObject({ inService: false, outOfServiceReason: reasons[0], blocks: 0 });
+    expect(seen).toEqual({ held: new Set(), cleared: 1 });
+    expect(tier.lookup(space, chain)).toBe(0);
+    native.ioFault(tier.devices[0]!.io.handle, 0, 0, false);
+    await vi.waitUntil(() => tier.stats().inService, patience);
+    expect(tier.lookup(space, chain)).toBe(20);
+    for (const hash of chain) expect(seen.held).toContain(hash);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    expect(await bench.write(tier, space, names('after', 3), payloadBytes)).toEqual(['stored', 'stored', 'stored']);
+    expect(seen.held.size).toBe(tier.stats().blocks);
+    tier.checkIntegrity();
+    await tier.close();
+  });
+
+  it('keeps what lies before the failed write in a segment that was just full', async () => {
+    const tier = await open({ io: { backend } });
+    const chain = names('before', 20);
+    await bench.write(tier, space, chain, payloadBytes);
+    native.ioFault(tier.devices[0]!.io.handle, writes, eio, false);
+    const during = await bench.write(tier, space, names('during', 60), payloadBytes); // more than its segment holds
+    expect(during).toEqual(during.map(() => 'refused'));
+    native.ioFault(tier.devices[0]!.io.handle, 0, 0, false);
+    await vi.waitUntil(() => tier.stats().inService, patience);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    await tier.close();
+  });
+
+  it('does not list again what it could not read', async () => {
+    const tier = await open({ io: { backend } });
+    const chain = names('bad', 10);
+    await bench.write(tier, space, chain, payloadBytes);
+    native.ioFault(tier.devices[0]!.io.handle, reads, eio, false);
+    expect(await bench.read(tier, space, chain.slice(4, 5), payloadBytes)).toEqual(['failed']);
+    native.ioFault(tier.devices[0]!.io.handle, 0, 0, false);
+    await vi.waitUntil(() => tier.stats().inService, patience);
+    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    expect(statuses).toEqual(chain.map((_, i) => (i === 4 ? 'missing' : 'ready')));
+    tier.checkIntegrity();
+    await tier.close();
+  });
+
+  it('ends what a hanging device does not, keeps its slots out of use, and comes back when it answers', async () => {
+    const tier = await open({ io: { backend }, timeoutMs: 100 });
+    const chain = names('hang', 4);
+    await bench.write(tier, space, chain, payloadBytes);
+    const { handle } = tier.devices[0]!.io;
+    native.ioFault(handle, reads | writes, 0, true);
+    const slot = bench.emptySlot(payloadBytes);
+    const statuses: string[] = [];
+    await tier.read(space, [{ hash: chain[0]!, slot }], (_, status) => statuses.push(status));
+    expect(statuses).toEqual(['failed']);
+    expect(tier.stats()).toMatchObject({ inService: false });
+    expect(tier.stats().outOfServiceReason).toMatch(/did not answer in time/);
+    bench.tier.free(slot);
+    bench.tier.checkIntegrity();
+    const taken = takeAll();
+    expect(taken).not.toContain(slot); // the device may still write there
+    native.ioFault(handle, 0, 0, false);
+    await vi.waitUntil(() => tier.stats().inService, patience);
+    expect(takeAll()).toContain(slot);
+    for (const each of [...taken, slot]) bench.tier.free(each);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    await tier.close();
+    bench.tier.checkIntegrity();
+  });
+
+  it('closes although a device hangs', async () => {
+    const tier = await open({ io: { backend }, timeoutMs: 100 });
+    native.ioFault(tier.devices[0]!.io.handle, writes, 0, true);
+    expect(await bench.write(tier, space, names('never', 2), payloadBytes)).toEqual(['refused', 'refused']);
+    await tier.close();
+    const again = await open({ io: { backend } }); // the lock is free
+    await again.close();
+  });
+});
+
+/** Every slot of this size that the arena has left. */
+function takeAll(): number[] {
+  const slots: number[] = [];
+  for (;;) {
+    const slot = bench.tier.allocate(space, payloadBytes);
+    if (slot === undefined) return slots;
+    slots.push(slot);
+  }
+}
+
+describe('several devices', () => {
+  it('stripes blocks over them, and one that breaks takes only its part', async () => {
+    const tier = await open(two());
+    const seen = following(tier);
+    const chain = names('striped', 64);
+    for (let from = 0; from < 64; from += 8) {
+      const slice = chain.slice(from, from + 8);
+      await Promise.all(slice.map((hash) => bench.write(tier, space, [hash], payloadBytes)));
+    }
+    expect(tier.stats()).toMatchObject({ blocks: 64, capacityBytes: 8 << 20 });
+    native.ioFault(tier.devices[1]!.io.handle, writes, eio, false);
+    for (let i = 0; tier.devices[1]!.inService && i < 50; i++) {
+      await Promise.all(names(`x${i}.`, 4).map((hash) => bench.write(tier, space, [hash], payloadBytes)));
+    }
+    expect(tier.stats()).toMatchObject({ inService: true, detail: { devices: 2, devices_out_of_service: 1 } });
+    const left = chain.filter((hash) => tier.lookup(space, [hash]) === 1);
+    expect(left.length).toBeGreaterThan(10);
+    expect(left.length).toBeLessThan(54);
+    expect(seen.cleared).toBe(0);
+    expect(seen.held.size).toBe(tier.stats().blocks);
+    expect(await bench.write(tier, space, names('one', 4), payloadBytes)).toEqual(names('one', 4).map(() => 'stored'));
+    native.ioFault(tier.devices[1]!.io.handle, 0, 0, false);
+    await vi.waitUntil(() => tier.stats().detail!.devices_out_of_service === 0, patience);
+    expect(tier.lookup(space, chain)).toBe(64);
+    expect(seen.held.size).toBe(tier.stats().blocks);
+    tier.checkIntegrity();
+    await tier.close();
+    const again = await open(two());
+    expect(again.lookup(space, chain)).toBe(64);
+    expect(await bench.read(again, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+    await again.close();
+  });
+
+  it('refuses budgets and folders that cannot be', async () => {
+    const dir = join(bench.dir, 'a');
+    const refused = { code: 'CONFIG' };
+    await expect(open({ dirs: [dir, dir] })).rejects.toMatchObject(refused);
+    await expect(open({ dirs: [{ dir, capacityBytes: 5 << 20 }] })).rejects.toMatchObject(refused);
+    await expect(open({ dirs: [{ dir, capacityBytes: 4 << 20 }, join(bench.dir, 'b')] })).rejects.toMatchObject(
+      refused,
+    );
+    const tier = await open(); // no lock was left behind
+    await tier.close();
+  });
+});
+
+describe('sizes and recency', () => {
+  it('holds blocks that its default segments are too small for, as long as its capacity allows', async () => {
+    const tier = await open();
+    expect(await bench.write(tier, space, names('small', 8), payloadBytes)).toEqual(
+      names('small', 8).map(() => 'stored'),
+    );
+    const large = 1_500_000;
+    for (const hash of names('large', 6)) expect(await bench.write(tier, space, [hash], large)).toEqual(['stored']);
+    expect(await bench.read(tier, space, [hashNamed('large5')], large)).toEqual(['ready']);
+    expect(await bench.write(tier, space, [hashNamed('too large')], (2 << 20) - headerBytes)).toEqual(['refused']);
+    expect(tier.stats().bytes).toBeLessThanOrEqual(4 << 20);
+    tier.checkIntegrity();
+    await tier.close();
+    const again = await open();
+    expect(await bench.read(again, space, [hashNamed('large5')], large)).toEqual(['ready']);
+    await again.close();
+  });
+
+  it.each(['lru', 'fifo', 'lfu', 's3-fifo'] as const)(
+    'keeps the order of eviction over a restart: %s',
+    async (policy) => {
+      const options = { policy, segmentBytes: 128 << 10, capacityBytes: 2 << 20 };
+      let tier = await open(options);
+      const chain = names('order', 90); // 10 to a segment
+      await bench.write(tier, space, chain, payloadBytes);
+      tier.touch(space, chain.slice(0, 10)); // the oldest segment becomes the most recent
+      await tier.close();
+      const evicted: HashKey[] = [];
+      tier = await open({ ...options, onEvict: (_, hash) => evicted.push(hash) });
+      for (let i = 0; evicted.length < 20; i++) await bench.write(tier, space, names(`new ${i}.`, 9), payloadBytes);
+      if (policy === 'lru') expect(evicted.slice(0, 10)).toEqual(chain.slice(10, 20));
+      if (policy === 'fifo') expect(chain.slice(0, 10)).toContain(evicted[0]);
+      tier.checkIntegrity();
+      await tier.close();
+    },
+  );
+
+  it('writes recency down as it goes: a crash does not lose it', async () => {
+    const tier = await open({ checkpointMs: 1 });
+    await bench.write(tier, space, names('periodic', 4), payloadBytes);
+    await vi.waitUntil(() => readdirSync(join(bench.dir, 'a')).includes('checkpoint.kvc'), patience);
+    await tier.close();
+  });
+});

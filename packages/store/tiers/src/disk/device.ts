@@ -1,0 +1,485 @@
+/**
+ * One device of the disk tier: a folder of segments with an I/O queue, an appender and a budget of its own.
+ *
+ *     opening ──▶ in service ──ENOSPC, EIO, no answer──▶ out of service ──probe, recovery──▶ in service …
+ *
+ * Invariants: the bytes of its files never exceed its capacity; while it is out of service nothing of it is listed and no new
+ * I/O begins; a new life begins only when nothing of the former one is in flight. It tries again by itself, with a backoff
+ * that starts anew only after it has been well for a while.
+ */
+import { join } from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { invariant, KvError } from '@kvtier/errors';
+import { type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import type { ReadStatus } from '../kit/tier.ts';
+import { Watch } from '../kit/watch.ts';
+import { Appender } from './appender.ts';
+import { DeviceFiles } from './device-files.ts';
+import type { DiskIndex } from './disk-index.ts';
+import { DiskIo, type ObjectRow } from './disk-io.ts';
+import type { EntryNumber } from './entry-table.ts';
+import { DeviceRoom } from './file-room.ts';
+import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
+import {
+  type DiskPlace,
+  type DiskTierOptions,
+  defaultCheckpointMs,
+  defaultIo,
+  defaultMaxPendingBytes,
+  defaultRetry,
+  defaultTimeoutMs,
+  planCapacity,
+} from './options.ts';
+import {
+  checkpointName,
+  findSegments,
+  readCheckpoint,
+  recoverContents,
+  segmentName,
+  unfinishedSuffix,
+} from './recovery.ts';
+import { reinsertHot } from './reinsertion.ts';
+import type { Segment } from './segment.ts';
+import { isNoSpace, SegmentPool } from './segment-pool.ts';
+
+/** Places that could not be read, remembered so that they are not listed again. */
+const maxBadPlaces = 4096;
+/** The slowest preparation of a file that is not called hanging. */
+const slowestPrepareBytesPerMs = 10_000;
+
+export interface DeviceOwner {
+  readonly index: DiskIndex;
+  /** What a verified read ended with; a damaged block is forgotten there. */
+  onRead(device: DiskDevice, entry: EntryNumber, result: number): ReadStatus;
+  onEvicted(entry: EntryNumber): void;
+  /** The device is out of service; its blocks are to be dropped. */
+  onOut(device: DiskDevice, reason: string): void;
+  onBack(device: DiskDevice): void;
+}
+
+/** What lives from one recovery to the next failure. */
+interface Life {
+  readonly pool: SegmentPool;
+  readonly appender: Appender;
+}
+
+export class DiskDevice {
+  /** In the tier. */
+  readonly number: number;
+  readonly dir: string;
+  readonly capacityBytes: number;
+  readonly io: DiskIo;
+  /** All other calls to its file system. */
+  readonly files: DeviceFiles;
+  readonly #room: DeviceRoom;
+  readonly #options: DiskTierOptions;
+  readonly #owner: DeviceOwner;
+  readonly #plan: ReturnType<typeof planCapacity>;
+  #lock: number | undefined;
+  readonly #timeoutMs: number;
+  readonly #badPlaces = new Set<string>();
+  /** What a life that ended had removed and not marked yet (`SegmentPool.erasures`). */
+  #erased: Map<string, readonly number[]> = new Map();
+  readonly #watch: Watch;
+  #pool: SegmentPool | undefined;
+  #life: Life | undefined;
+  #reason = 'not open yet';
+  #retryTimer: NodeJS.Timeout | undefined;
+  #waitMs: number;
+  #backSinceMs = 0;
+  #reviving: Promise<void> | undefined;
+  #checkpointing: Promise<void> | undefined;
+  #checkpointTick = 0;
+  #checkpointedMs: number;
+  #closed = false;
+
+  /** Lock the folder, recover what it holds. KvError CONFIG, LOCKED or IO when it cannot be used. */
+  static async open(
+    number: number,
+    place: DiskPlace,
+    options: DiskTierOptions,
+    owner: DeviceOwner,
+  ): Promise<DiskDevice> {
+    const device = new DiskDevice(number, place, options, owner);
+    try {
+      await device.files.run((files) => native.fileFolder(files, place.dir));
+      device.#lock = native.lockFile(join(place.dir, 'lock'));
+      device.#life = await device.#recover(true);
+      device.#reason = '';
+      return device;
+    } catch (error) {
+      await device.close();
+      throw KvError.from(error, 'IO');
+    }
+  }
+
+  private constructor(number: number, place: DiskPlace, options: DiskTierOptions, owner: DeviceOwner) {
+    const { retry = defaultRetry, timeoutMs = defaultTimeoutMs } = options;
+    this.number = number;
+    this.dir = place.dir;
+    this.capacityBytes = place.capacityBytes;
+    this.#options = options;
+    this.#owner = owner;
+    this.#plan = planCapacity(place.capacityBytes, options.segmentBytes);
+    this.#timeoutMs = timeoutMs;
+    this.#waitMs = retry.firstMs;
+    this.#watch = new Watch(Math.max(10, Math.min(1000, timeoutMs / 8)), (nowMs) => this.#look(nowMs));
+    this.#checkpointedMs = this.#watch.nowMs();
+    const nowMs = (): number => this.#watch.nowMs();
+    this.io = new DiskIo(options.arena, options.slots, { ...defaultIo, ...options.io }, nowMs);
+    this.files = new DeviceFiles(place.dir, timeoutMs, nowMs);
+    this.#room = new DeviceRoom(place.dir, options.log, retry, nowMs);
+  }
+
+  get inService(): boolean {
+    return this.#reason === '' && !this.#closed;
+  }
+
+  /** Why it is out of service; "" when it is not. */
+  get reason(): string {
+    return this.#reason;
+  }
+
+  /** Its file system has no space for more files; it goes on with those that it has. */
+  get isFull(): boolean {
+    return this.inService && this.#room.isFull;
+  }
+
+  /** Bytes of all its segment files, those being made included. */
+  get bytes(): number {
+    return this.#pool?.bytes ?? 0;
+  }
+
+  get segments(): Iterable<Segment> {
+    return this.#pool?.segments.values() ?? [];
+  }
+
+  /** Asked only in service. */
+  get appender(): Appender {
+    invariant(this.#life !== undefined, 'disk: a device without a life is written to');
+    return this.#life.appender;
+  }
+
+  /** Whether a segment can hold an object of so many bytes. */
+  accepts(objectBytes: number): boolean {
+    return this.inService && this.#life!.pool.accepts(objectBytes);
+  }
+
+  touch(segment: Segment): void {
+    this.#life?.pool.touch(segment);
+  }
+
+  read(rows: readonly ObjectRow[], identities: Buffer): void {
+    this.io.read(rows, identities);
+  }
+
+  /** What was removed must not come back after a restart. */
+  erase(segment: Segment, page: number, pages: number): void {
+    if (this.inService) this.#life!.pool.erase(segment, page, pages);
+  }
+
+  /** A block that the device cannot read: never listed again in this life of its segment. */
+  markBad(segment: Segment, page: number): void {
+    if (this.#badPlaces.size < maxBadPlaces) this.#badPlaces.add(`${segment.id}:${segment.generation}:${page}`);
+  }
+
+  /** Out of service, once and loudly. The node lives; what was held is a miss until the device is back. */
+  fail(error: unknown): void {
+    if (this.#reason !== '' || this.#closed) return;
+    this.#reason = KvError.from(error).message;
+    const life = this.#life;
+    this.#owner.onOut(this, this.#reason);
+    life?.appender.stop();
+    life?.pool.stop(true);
+    this.#erased = life?.pool.erasures() ?? this.#erased;
+    const { firstMs, longestMs } = this.#options.retry ?? defaultRetry;
+    const wasWell = performance.now() - this.#backSinceMs > longestMs;
+    this.#waitMs = wasWell ? firstMs : Math.min(longestMs, this.#waitMs * 2);
+    const fields = { dir: this.dir, reason: this.#reason, retryMs: this.#waitMs };
+    this.#options.log.error(fields, 'a device of the disk tier is out of service; it will be tried again');
+    this.#retryLater();
+  }
+
+  checkIntegrity(): void {
+    let bytes = 0;
+    for (const segment of this.segments) bytes += segment.bytes;
+    invariant(bytes <= this.bytes, 'disk: files are larger than accounted');
+    invariant(this.bytes + this.#plan.metadataBytes <= this.capacityBytes, 'disk: over its capacity');
+  }
+
+  /** Waits for what is in flight, at most for the time limit; leaves a checkpoint. */
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    const patience = new Patience(this.#timeoutMs);
+    clearTimeout(this.#retryTimer);
+    if (this.inService) await patience.wait(this.#life!.appender.idle());
+    this.#closed = true;
+    this.#life?.appender.stop();
+    this.#pool?.stop(false);
+    await patience.wait(this.#reviving);
+    await patience.wait(this.#checkpointing);
+    await patience.wait(this.#pool?.settle());
+    for (const segment of this.segments) await patience.wait(segment.idle());
+    if (this.#reason === '' && !patience.isOver) {
+      for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
+      await patience.wait(this.#warned(this.#checkpoint()));
+    }
+    this.#watch.stop();
+    await this.io.close();
+    this.files.close();
+    if (this.#lock !== undefined) native.unlock(this.#lock);
+  }
+
+  async #warned(work: Promise<void>): Promise<void> {
+    await work.catch((error: unknown) => {
+      const { dir } = this;
+      this.#options.log.warn(
+        { dir, reason: KvError.from(error).message },
+        'no checkpoint; recency may be that of before',
+      );
+    });
+  }
+
+  /** Look for what has taken too long, and for a checkpoint that is due. */
+  #look(nowMs: number): void {
+    const sinceMs = nowMs - this.#timeoutMs;
+    this.io.giveUp(sinceMs); // those who waited fail the device
+    this.files.giveUp();
+    this.#life?.appender.giveUp(sinceMs);
+    const checkpointMs = this.#options.checkpointMs ?? defaultCheckpointMs;
+    const isDue = nowMs - this.#checkpointedMs >= checkpointMs && this.#owner.index.tick !== this.#checkpointTick;
+    if (!this.inService || !isDue || this.#checkpointing !== undefined) return;
+    this.#checkpointedMs = nowMs;
+    this.#checkpointing = this.#warned(this.#checkpoint()).finally(() => {
+      this.#checkpointing = undefined;
+    });
+  }
+
+  #retryLater(): void {
+    clearTimeout(this.#retryTimer);
+    this.#retryTimer = setTimeout(() => {
+      this.#reviving ??= this.#revive().finally(() => {
+        this.#reviving = undefined;
+      });
+    }, this.#waitMs).unref();
+  }
+
+  async #revive(): Promise<void> {
+    const { longestMs } = this.#options.retry ?? defaultRetry;
+    try {
+      const isBusy = this.io.inFlightCount > 0 || this.files.openCount > 0 || this.#pool?.isBusy;
+      if (isBusy || this.#life?.appender.isBusy) throw new KvError('IO', `${this.dir}: the device still hangs`);
+      await this.#probe();
+      for (const segment of [...this.segments]) {
+        this.io.closeFile(this.files, segment.file);
+        this.#owner.index.unregister(segment);
+      }
+      this.#pool!.segments.clear();
+      const life = await this.#recover(false);
+      if (this.#closed) return;
+      this.#life = life;
+      this.#erased.clear();
+      this.#reason = '';
+      this.#backSinceMs = performance.now();
+      this.#options.log.warn({ dir: this.dir }, 'a device of the disk tier is back in service');
+      this.#owner.onBack(this);
+    } catch (error) {
+      if (this.#closed) return;
+      this.#owner.index.drop(this.segments, false);
+      this.#waitMs = Math.min(longestMs, this.#waitMs * 2);
+      const fields = { dir: this.dir, reason: KvError.from(error).message, retryMs: this.#waitMs };
+      this.#options.log.warn(fields, 'a device of the disk tier is still out of service');
+      this.#retryLater();
+    }
+  }
+
+  /** One page written to the device itself. */
+  async #probe(): Promise<void> {
+    const path = join(this.dir, `probe${unfinishedSuffix}`);
+    await this.files.run((files) => native.fileRemove(files, path));
+    try {
+      await this.files.run((files) => native.filePrepare(files, path, pageBytes));
+    } catch (error) {
+      if (isNoSpace(error)) return; // it answers, and what it holds can be read
+      throw error;
+    }
+    await this.files.run((files) => native.fileRemove(files, path));
+  }
+
+  /** A new life on what the folder holds. `isFirst`: space for one segment will do; else for the one that was not there. */
+  async #recover(isFirst: boolean): Promise<Life> {
+    const { log, onStep } = this.#options;
+    const { limitBytes } = this.#plan;
+    const checkpoint = await readCheckpoint(this.dir, this.files, this.#plan.metadataBytes, log);
+    const all = await findSegments(this.dir, this.files, log);
+    let bytes = all.reduce((sum, segment) => sum + segment.bytes, 0);
+    let excess = 0;
+    // The budget has shrunk: the oldest segments go.
+    for (; bytes > limitBytes; excess++) {
+      const path = join(this.dir, segmentName(all[excess]!.id));
+      await this.files.run((files) => native.fileRemove(files, path));
+      bytes -= all[excess]!.bytes;
+    }
+    const pool = this.#newPool();
+    this.#pool = pool;
+    const { index } = this.#owner;
+    if (checkpoint !== undefined) index.advance(checkpoint.tick);
+    const known = new Map(checkpoint?.segments.map((uses) => [`${uses.id}:${uses.generation}`, uses]));
+    index.table.reserve(checkpoint?.segments.reduce((sum, { uses }) => sum + uses.length / 2, 0) ?? 0);
+    let open: Segment | undefined;
+    const ranks = new Map<Segment, number>();
+    const marks: [Segment, readonly number[]][] = [];
+    for (const found of all.slice(excess)) {
+      const segment = await pool.adopt(found);
+      if (found.generation === 0) continue;
+      const life = `${found.id}:${found.generation}`;
+      const uses = known.get(life);
+      const gone = this.#erased.get(life) ?? [];
+      const { sealed, hasFooter, tail } = await this.#list(segment, uses, checkpoint?.tick ?? 0, gone);
+      if (!sealed && tail === pageBytes) {
+        pool.setFree(segment);
+        continue;
+      }
+      ranks.set(segment, uses?.rank ?? Number.POSITIVE_INFINITY);
+      segment.tail = Math.max(segment.tail, tail);
+      segment.hasFooter = hasFooter;
+      if (gone.length > 0) marks.push([segment, gone]);
+      open = sealed ? undefined : segment; // only the latest one goes on
+    }
+    if (open !== undefined) open.state = 'open';
+    for (const [segment] of [...ranks].sort(
+      ([a, rankA], [b, rankB]) => compare(rankA, rankB) || a.generation - b.generation,
+    )) {
+      pool.track(segment);
+    }
+    for (const [segment, gone] of marks) pool.eraseAgain(segment, gone); // which may empty it: the policy knows it by now
+    await pool.ensureUsable(isFirst);
+    const appender = new Appender({
+      pool,
+      index,
+      io: this.io,
+      maxPendingBytes: this.#options.maxPendingBytes ?? defaultMaxPendingBytes,
+      nowMs: () => this.#watch.nowMs(),
+      open,
+      onFailure: (error) => this.fail(error),
+      step: (step) => onStep?.(step),
+    });
+    pool.prepareAhead(false);
+    const { backend, reason } = this.io.backend;
+    const fields = { dir: this.dir, segments: pool.segments.size, blocks: index.count, bytes, backend, reason };
+    log.info(fields, 'a device of the disk tier is open');
+    return { pool, appender };
+  }
+
+  #newPool(): SegmentPool {
+    return new SegmentPool({
+      dir: this.dir,
+      device: this.number,
+      limitBytes: this.#plan.limitBytes,
+      segmentBytes: this.#plan.segmentBytes,
+      mayGrow: this.#options.segmentBytes === undefined,
+      policy: this.#options.policy ?? 'lru',
+      io: this.io,
+      files: this.files,
+      prepareLimitMs: this.#timeoutMs + this.#plan.segmentBytes / slowestPrepareBytesPerMs,
+      room: this.#room,
+      index: this.#owner.index,
+      onEvict: (segment) => this.#evict(segment),
+      onRefilled: () => this.#life?.appender.resume(),
+      onFailure: (error) => this.fail(error),
+      step: (step) => this.#options.onStep?.(step),
+    });
+  }
+
+  /** `gone`: removed before the outage, page and pages of each. */
+  async #list(segment: Segment, known: SegmentUses | undefined, tick: number, gone: readonly number[]) {
+    const { index } = this.#owner;
+    const gonePages = new Set(gone.filter((_, at) => at % 2 === 0));
+    const namespaces = new Map<Uint8Array, Namespace>();
+    const uses = known?.uses ?? new Uint32Array(0);
+    let at = 0;
+    let digest: Uint8Array | undefined;
+    let namespace: Namespace | undefined;
+    return recoverContents(this.dir, this.files, segment, (block) => {
+      const { page, pages } = block;
+      if (gonePages.has(page)) return;
+      if (this.#badPlaces.size > 0 && this.#badPlaces.has(`${segment.id}:${segment.generation}:${page}`)) return;
+      if (namespace === undefined || block.namespace !== digest) {
+        digest = block.namespace;
+        namespace = namespaces.get(digest) ?? namespaceFromDigest(digest);
+        if (namespaces.size < 64) namespaces.set(digest, namespace);
+      }
+      while (at < uses.length && uses[at]! < page) at += 2;
+      const use = uses[at] === page ? uses[at + 1] : undefined;
+      segment.recovered(namespace.key, (page + pages) * pageBytes);
+      const lastUse = use === undefined ? block.lastUse : Math.max(0, tick - Math.floor(use / 2));
+      const entry = index.restore(namespace, block, segment, lastUse);
+      if (block.hot || (use !== undefined && use % 2 === 1)) index.table.setHot(entry);
+    });
+  }
+
+  async #evict(segment: Segment): Promise<void> {
+    const { index } = this.#owner;
+    await reinsertHot(segment, {
+      slots: this.#options.slots,
+      index,
+      io: this.io,
+      appender: this.appender,
+      onRead: (entry, result) => this.#owner.onRead(this, entry, result),
+    });
+    for (const entry of index.listedOf(segment)) this.#owner.onEvicted(entry);
+  }
+
+  /** Recency, for the next start: small, and a hint only. Segment after segment, so that nobody waits for all of it. */
+  async #checkpoint(): Promise<void> {
+    const pool = this.#pool!;
+    const { index } = this.#owner;
+    const { table, tick } = index;
+    const segments: SegmentUses[] = [];
+    const order = [...pool.coldestFirst()];
+    // Two of them, while one replaces the other, and a few pages for the folder, the lock and a probe.
+    if (2 * checkpointBytes(order.length, index.count) > this.#plan.metadataBytes - 4 * pageBytes) return;
+    for (const [rank, segment] of order.entries()) {
+      const uses = new Uint32Array(segment.listedCount * 2);
+      let at = 0;
+      for (const entry of index.listedOf(segment)) {
+        uses[at++] = table.page(entry);
+        const age = Math.min(2 ** 31 - 1, Math.max(0, tick - table.lastUse(entry)));
+        uses[at++] = age * 2 + (table.isHot(entry) ? 1 : 0);
+      }
+      segments.push({ id: segment.id, generation: segment.generation, rank, uses });
+      await new Promise<void>((resolve) => setImmediate(resolve));
+    }
+    const path = join(this.dir, checkpointName);
+    const bytes = encodeCheckpoint({ tick, segments });
+    await this.files.run((files) => native.fileMake(files, path + unfinishedSuffix, bytes));
+    this.#options.onStep?.('disk.close.checkpoint');
+    await this.files.run((files) => native.fileRename(files, path + unfinishedSuffix, path));
+    this.#checkpointTick = tick;
+  }
+}
+
+const compare = (a: number, b: number): number => (a === b ? 0 : a < b ? -1 : 1);
+
+/** One time limit for a row of waits. */
+class Patience {
+  readonly #endMs: number;
+
+  constructor(limitMs: number) {
+    this.#endMs = performance.now() + limitMs;
+  }
+
+  get isOver(): boolean {
+    return performance.now() >= this.#endMs;
+  }
+
+  async wait(work: Promise<unknown> | undefined): Promise<void> {
+    if (work === undefined) return;
+    let timer: NodeJS.Timeout | undefined;
+    const end = new Promise<void>((resolve) => {
+      timer = setTimeout(resolve, Math.max(1, this.#endMs - performance.now()));
+    });
+    await Promise.race([work, end]);
+    clearTimeout(timer);
+  }
+}

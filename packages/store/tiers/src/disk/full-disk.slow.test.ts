@@ -1,0 +1,120 @@
+/**
+ * A file system that is full: no more files are made, and all else goes on in those that are there; with room again, more files.
+ */
+import { spawnSync } from 'node:child_process';
+import { appendFileSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import { DiskTier } from './disk-tier.ts';
+
+const payloadBytes = 60_000;
+const space = namespaceNamed('full');
+let bench: TestBench;
+let mount: string;
+let mounted: boolean;
+
+beforeEach(() => {
+  bench = new TestBench();
+  mount = join(bench.dir, 'small');
+  mkdirSync(mount);
+  mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=6m', 'kvtier-test', mount]).status === 0;
+});
+afterEach(() => {
+  if (mounted) expect(spawnSync('umount', [mount]).status).toBe(0);
+  bench.dispose();
+});
+
+const segmentBytes = 1 << 20;
+
+function open(dir: string, told: string[] = []): Promise<DiskTier> {
+  const log = {
+    info: () => {},
+    warn: (_: object, message: string) => void told.push(message),
+    error: (_: object, message: string) => void told.push(message),
+  };
+  return DiskTier.open({
+    ...{ dir, capacityBytes: 16 << 20, segmentBytes, arena: bench.arena, slots: bench.tier, log },
+    onOutOfService: (reason) => told.push(reason),
+    retry: { firstMs: 50, longestMs: 50 },
+  });
+}
+const segments = (dir: string): string[] => readdirSync(dir).filter((name) => name.startsWith('segment-'));
+
+it('goes on with the files that it has, says so once, and makes more when there is room', async (context) => {
+  if (!mounted) {
+    console.warn('SKIPPED: the full disk is not tested: mount needs root');
+    context.skip();
+  }
+  writeFileSync(join(mount, 'somebody-elses'), Buffer.alloc(2 << 20));
+  const dir = join(mount, 'segments');
+  const told: string[] = [];
+  const tier = await open(dir, told);
+  const rounds = Array.from({ length: 40 }, (_, round) =>
+    Array.from({ length: 4 }, (_, i) => hashNamed(`${round}.${i}`)),
+  );
+  for (const hashes of rounds) {
+    expect(await bench.write(tier, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'stored'));
+    expect(await bench.read(tier, space, hashes, payloadBytes)).toEqual(hashes.map(() => 'ready'));
+  }
+  expect(told.filter((message) => /no space left for more files/.test(message))).toHaveLength(1);
+  expect(segments(dir).length).toBeLessThanOrEqual(3);
+  const full = tier.stats();
+  expect(full).toMatchObject({ inService: true, outOfServiceReason: '', corrupt: 0 });
+  expect(full.detail).toMatchObject({ devices_without_space: 1, outages: 0 });
+  expect(full.evictions).toBeGreaterThan(60);
+  tier.checkIntegrity();
+  // What is removed while it is full is gone for good, too.
+  const latest = rounds.at(-1)!;
+  expect(tier.remove(space, latest.slice(0, 2), 'asked')).toBe(2);
+  await tier.close();
+  const again = await open(dir, told);
+  expect(await bench.read(again, space, latest, payloadBytes)).toEqual(['missing', 'missing', 'ready', 'ready']);
+  await bench.write(again, space, rounds[0]!, payloadBytes);
+
+  rmSync(join(mount, 'somebody-elses'));
+  for (let i = 0; segments(dir).length < 4; i++) {
+    expect(i).toBeLessThan(400);
+    await bench.write(again, space, [hashNamed(`again ${i}`)], payloadBytes);
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+  await vi.waitUntil(() => again.stats().detail!.devices_without_space === 0, { timeout: 20_000 });
+  again.checkIntegrity();
+  await again.close();
+});
+
+it('does not start where not even one file fits', async (context) => {
+  if (!mounted) context.skip();
+  writeFileSync(join(mount, 'somebody-elses'), Buffer.alloc((6 << 20) - (1 << 19)));
+  await expect(open(join(mount, 'segments'))).rejects.toThrow(/no space for 1048576 bytes \(No space left on device\)/);
+});
+
+it('comes back from an outage although the disk is full: what it holds can be read', async (context) => {
+  if (!mounted) context.skip();
+  const dir = join(mount, 'segments');
+  const tier = await open(dir);
+  const hashes = Array.from({ length: 40 }, (_, i) => hashNamed(i));
+  for (let from = 0; from < 40; from += 8) await bench.write(tier, space, hashes.slice(from, from + 8), payloadBytes);
+  const held = hashes.filter((hash) => tier.lookup(space, [hash]) === 1);
+  fill(join(mount, 'somebody-elses'));
+  const eio = 5;
+  native.ioFault(tier.devices[0]!.io.handle, 1, eio, false);
+  expect(await bench.read(tier, space, held.slice(-1), payloadBytes)).toEqual(['failed']);
+  expect(tier.stats().inService).toBe(false);
+  native.ioFault(tier.devices[0]!.io.handle, 0, 0, false);
+  await vi.waitUntil(() => tier.stats().inService, { timeout: 20_000 });
+  expect(await bench.read(tier, space, held.slice(0, -1), payloadBytes)).toEqual(held.slice(0, -1).map(() => 'ready'));
+  await tier.close();
+});
+
+/** Bytes until there is no room for one more page. */
+function fill(path: string): void {
+  for (const bytes of [1 << 20, 1 << 16, 4096]) {
+    try {
+      for (;;) appendFileSync(path, Buffer.alloc(bytes, 1));
+    } catch (error) {
+      expect((error as NodeJS.ErrnoException).code).toBe('ENOSPC');
+    }
+  }
+}

@@ -1,0 +1,197 @@
+/**
+ * Recovery: what the folder of segments holds, after a clean close or a SIGKILL. Contents come from footers, and for what has
+ * none, or an old one, from a walk over the object headers; recency comes from the last checkpoint. Pure reading, apart from
+ * the removal of our own leftovers, and nothing blocks the event loop.
+ *
+ * Invariants: files that are not ours by name are left alone; nothing is listed that its header, generation and checksums do
+ * not vouch for (payloads are verified at every read); a later generation wins over an earlier one.
+ */
+import { Buffer } from 'node:buffer';
+import { join } from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { decodeHeader, headerBytes, slotBytesFor } from '@kvtier/identity';
+import type { Log } from '@kvtier/runtime';
+import type { DeviceFiles } from './device-files.ts';
+import {
+  type Checkpoint,
+  decodeCheckpoint,
+  decodeFooter,
+  decodeSegmentHeader,
+  type Footer,
+  footerBytesOf,
+  pageBytes,
+  record,
+} from './format.ts';
+
+export const segmentName = (id: number): string => `segment-${String(id).padStart(8, '0')}.kvs`;
+/** While a file is being prepared. */
+export const unfinishedSuffix = '.new';
+export const checkpointName = 'checkpoint.kvc';
+const windowBytes = 64 << 10;
+
+export interface FoundSegment {
+  readonly id: number;
+  readonly bytes: number;
+  /** 0: never written. */
+  readonly generation: number;
+}
+
+/** One block; its hash lies in `words` from `at` on, zero padded to 8 words. The same object for each of them. */
+export interface FoundBlock {
+  words: Uint32Array;
+  at: number;
+  hashBytes: number;
+  /** Digest; the same array for blocks of one footer's namespace. */
+  namespace: Uint8Array;
+  page: number;
+  pages: number;
+  hot: boolean;
+  /** Recency at the time of the footer; undefined: written after it. */
+  lastUse: number | undefined;
+  /** `Header.expiresS`. */
+  expiresS: number;
+}
+
+export interface FoundContents {
+  readonly sealed: boolean;
+  readonly hasFooter: boolean;
+  /** Where the next object would go. */
+  readonly tail: number;
+}
+
+/** All segments, by generation. */
+export async function findSegments(dir: string, files: DeviceFiles, log: Log): Promise<FoundSegment[]> {
+  const segments: FoundSegment[] = [];
+  for (const name of await files.run((handle) => native.fileNames(handle, dir))) {
+    const isOurLeftover = /^(segment-\d{8}\.kvs|checkpoint\.kvc|probe)\.new$/.test(name);
+    if (isOurLeftover) await files.run((handle) => native.fileRemove(handle, join(dir, name)));
+    const match = /^segment-(\d{8})\.kvs$/.exec(name);
+    if (match === null) continue;
+    const path = join(dir, name);
+    const id = Number(match[1]);
+    const bytes = await files.run((handle) => native.fileBytes(handle, path));
+    const page = bytes < pageBytes ? Buffer.alloc(0) : await readAt(files, path, 0, pageBytes);
+    const header = decodeSegmentHeader(page);
+    const isWhole = header?.id === id && header.bytes === bytes;
+    if (isWhole) segments.push({ id, bytes, generation: header.generation });
+    else {
+      log.warn({ path }, 'a segment is damaged (header or size); its blocks are lost and the file is made anew');
+      await files.run((handle) => native.fileRemove(handle, path));
+    }
+  }
+  return segments.sort((a, b) => a.generation - b.generation || a.id - b.id);
+}
+
+/** The recency that the last checkpoint knew; undefined: there is none that can be read. One never has more than `maxBytes`. */
+export async function readCheckpoint(
+  dir: string,
+  files: DeviceFiles,
+  maxBytes: number,
+  log: Log,
+): Promise<Checkpoint | undefined> {
+  const path = join(dir, checkpointName);
+  const size = await files.run((handle) => native.fileBytes(handle, path));
+  if (size < 0) return undefined;
+  const bytes = size > maxBytes ? Buffer.alloc(0) : await readAt(files, path, 0, size);
+  const checkpoint = decodeCheckpoint(bytes);
+  if (checkpoint === undefined) log.warn({ path }, 'the checkpoint is damaged; recency is that of the places instead');
+  return checkpoint;
+}
+
+/** Calls `list` for every block of a segment, by place. */
+export async function recoverContents(
+  dir: string,
+  files: DeviceFiles,
+  { id, bytes, generation }: FoundSegment,
+  list: (block: FoundBlock) => void,
+): Promise<FoundContents> {
+  const read: Reading = (position, count) => readAt(files, join(dir, segmentName(id)), position, count);
+  const footer = await readFooter(read, bytes);
+  if (footer?.id !== id || footer.generation !== generation) {
+    return { sealed: false, hasFooter: false, tail: await scan(read, pageBytes, bytes, generation, list) };
+  }
+  listRecords(footer, bytes / pageBytes, list);
+  if (footer.sealed) return { sealed: true, hasFooter: true, tail: footer.tail };
+  return { sealed: false, hasFooter: true, tail: await scan(read, footer.tail, bytes, generation, list) };
+}
+
+function listRecords({ namespaces, records }: Footer, segmentPages: number, list: (block: FoundBlock) => void): void {
+  const { words, doubles, count } = records;
+  const block = blockIn(words);
+  for (let i = 0, at = 0; i < count; i++, at += record.words) {
+    const namespace = namespaces[words[at + record.namespace]!];
+    const page = words[at + record.page]!;
+    const pages = words[at + record.pages]!;
+    if (namespace === undefined || page === 0 || pages === 0 || page + pages > segmentPages) continue;
+    block.at = at;
+    block.hashBytes = words[at + record.kind]! & record.hashBytesMask;
+    block.namespace = namespace;
+    block.page = page;
+    block.pages = pages;
+    block.hot = (words[at + record.kind]! & record.hotBit) !== 0;
+    block.lastUse = doubles[i * record.doubles + record.lastUse]!;
+    block.expiresS = words[at + record.expires]!;
+    list(block);
+  }
+}
+
+const blockIn = (words: Uint32Array): FoundBlock => ({
+  ...{
+    words,
+    at: 0,
+    hashBytes: 0,
+    namespace: new Uint8Array(0),
+    page: 0,
+    pages: 0,
+    hot: false,
+    lastUse: undefined,
+    expiresS: 0,
+  },
+});
+
+/** Bytes of one file: position, count. */
+type Reading = (position: number, bytes: number) => Promise<Buffer>;
+
+async function readFooter(read: Reading, bytes: number): Promise<Footer | undefined> {
+  const footerBytes = footerBytesOf(await read(bytes - pageBytes, pageBytes));
+  if (footerBytes === undefined || footerBytes > bytes - pageBytes) return undefined;
+  return decodeFooter(await read(bytes - footerBytes, footerBytes));
+}
+
+/** Walk the objects of an unsealed segment, up to the first header that is not of this generation; returns where that is. */
+async function scan(
+  read: Reading,
+  from: number,
+  bytes: number,
+  generation: number,
+  list: (block: FoundBlock) => void,
+): Promise<number> {
+  const name = Buffer.from(new ArrayBuffer(32));
+  const block = blockIn(new Uint32Array(name.buffer));
+  let window: Buffer = Buffer.alloc(0);
+  let windowAt = 0;
+  for (let at = from; ; ) {
+    if (at < windowAt || at + headerBytes > windowAt + window.length) {
+      window = await read(at, Math.min(windowBytes, bytes - at));
+      windowAt = at;
+      if (window.length < headerBytes) return at;
+    }
+    const header = decodeHeader(window.subarray(at - windowAt, at - windowAt + headerBytes));
+    if ('error' in header || header.sequence !== generation) return at;
+    const objectBytes = slotBytesFor(header.payloadBytes);
+    if (at + objectBytes > bytes) return at;
+    if (!header.namespace.every((byte) => byte === 0)) {
+      name.fill(0).write(header.hash, 'latin1');
+      block.hashBytes = header.hash.length;
+      block.namespace = header.namespace;
+      block.page = at / pageBytes;
+      block.pages = objectBytes / pageBytes;
+      block.expiresS = header.expiresS;
+      list(block);
+    } // else it was removed
+    at += objectBytes;
+  }
+}
+
+const readAt = (files: DeviceFiles, path: string, position: number, bytes: number): Promise<Buffer> =>
+  bytes <= 0 ? Promise.resolve(Buffer.alloc(0)) : files.run((handle) => native.fileRead(handle, path, position, bytes));

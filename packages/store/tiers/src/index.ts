@@ -1,0 +1,20 @@
+/**
+ * Tiers: the interface, the arena, the disk, codecs. Apart, so that a node loads only the code of the tiers it is configured with:
+ * `@kvtier/tiers/peer`, `@kvtier/tiers/redis`, `@kvtier/tiers/s3`.
+ */
+
+export { ArenaMemory } from './arena/arena-memory.ts';
+export { type ArenaBlock, ArenaTier, type ArenaTierOptions, type BlockFields } from './arena/arena-tier.ts';
+export { SlotAllocator } from './arena/slot-allocator.ts';
+export { type CodecName, CodecTier, type CodecTierOptions, codecNames } from './codec/codec-tier.ts';
+export { DiskTier } from './disk/disk-tier.ts';
+export type { DiskStep } from './disk/options.ts';
+export { type ArenaSlots, type DiskTierOptions, planCapacity } from './disk/options.ts';
+export { Followers, followInPages, followInSlices, pagesOfMap } from './kit/followers.ts';
+export { Slices, slicing } from './kit/slices.ts';
+export type * from './kit/tier.ts';
+export { verifyBlocks } from './kit/verify-blocks.ts';
+export { Watch } from './kit/watch.ts';
+export type { PeerAddress, PeerSecurity } from './peer/index.ts';
+export type { RedisSettings } from './redis/settings.ts';
+export type { S3Settings } from './s3/options.ts';

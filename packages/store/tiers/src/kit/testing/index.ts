@@ -1,0 +1,6 @@
+/** For tests: doubles, rigs and what else of this room they look at. */
+export type { Pages } from '../followers.ts';
+export { tierConformance } from './conformance.ts';
+export { seededRandom } from './faulty-tier.ts';
+export { hashNamed, namespaceNamed, payloadOf, TestBench } from './objects.ts';
+export { watchTurns } from './turns.ts';

@@ -1,0 +1,7 @@
+/** The peer tier: what a node fetches from others (`PeerTier`), and gives to them (`PeerServer`), over one `PeerLoops`. */
+export type { PeerSecurity } from './control.ts';
+export { maxPeers } from './directory.ts';
+export { PeerLoops, type PeerLoopsOptions } from './peer-loops.ts';
+export { PeerServer, type PeerServerOptions } from './peer-server.ts';
+export { PeerTier, type PeerTierOptions } from './peer-tier.ts';
+export type { PeerAddress } from './remote-peer.ts';

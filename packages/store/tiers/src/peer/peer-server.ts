@@ -1,0 +1,384 @@
+/**
+ * What a node gives to its peers: it tells each of them, over a control connection, what its arena and the tier below hold, and
+ * sends them the blocks that they ask for over data connections.
+ *
+ * Invariants: a block that is being sent is pinned, or lies in a slot of its own, until the last byte went out; slots lent to
+ * reads from below are bounded; who does not prove itself is told nothing, and costs a bounded wait.
+ */
+import { Buffer } from 'node:buffer';
+import { randomBytes } from 'node:crypto';
+import { createServer, type Server, type Socket } from 'node:net';
+import { createServer as createTlsServer } from 'node:tls';
+import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
+import { decodeHeader, type HashKey, headerBytes, type Namespace, namespaceFromDigest } from '@kvtier/identity';
+import type { Log } from '@kvtier/runtime';
+import type { ArenaTier } from '../arena/arena-tier.ts';
+import { identitiesOf } from '../disk/disk-io.ts';
+import { Slices } from '../kit/slices.ts';
+import type { ReadStatus, Tier } from '../kit/tier.ts';
+import { Announcer } from './announcer.ts';
+import { type Control, greet, type PeerSecurity, sessionBytes } from './control.ts';
+import { type Message, maxHashes } from './frames.ts';
+import type { PeerLoops, PeerRequest } from './peer-loops.ts';
+import { Strangers } from './strangers.ts';
+
+export interface PeerServerOptions {
+  readonly loops: PeerLoops;
+  readonly arena: ArenaHandle;
+  readonly slots: ArenaTier;
+  /** What is given besides the arena's blocks: the tier of this node's own disk. */
+  readonly below?: Tier | undefined;
+  readonly security: PeerSecurity;
+  /** IP address; beyond loopback only with TLS, or where the network is declared trusted. */
+  readonly host: string;
+  /** Of control connections; 0 takes a free one. */
+  readonly port: number;
+  readonly dataPort: number;
+  readonly epoch: bigint;
+  readonly log: Log;
+  readonly heartbeatMs?: number;
+  /** Control connections of peers at a time. */
+  readonly maxPeers?: number;
+  /** Beside them, those that have not proved themselves yet. */
+  readonly maxStrangers?: number;
+  /** Slots of the arena that may be lent to reads from below; an eighth of the arena where that is less. */
+  readonly maxLentBytes?: number;
+  /** This node reads the block from below itself: fulfilled when that has ended. undefined: it does not. */
+  readonly arriving?: ((namespace: Namespace, hash: HashKey) => Promise<void> | undefined) | undefined;
+}
+
+/** A block from below in a slot of its own. One read serves all who ask for it meanwhile, and the slot all who are sent it. */
+interface Lending {
+  readonly slot: number;
+  readonly slotBytes: number;
+  /** 0: it has not come yet. */
+  objectBytes: number;
+  /** Who waits for it. */
+  readonly waiting: PeerRequest[];
+  /** The read, and each sending. */
+  users: number;
+}
+
+const defaultHeartbeatMs = 1000;
+/** A node that gives and says nothing for so many heartbeats is left alone by who fetches from it. */
+export const silentHeartbeats = 5;
+/** One that fetches costs little: it may stand still for longer before it is told all anew. */
+const patientHeartbeats = 30;
+
+/** Strangers may come as often as they like: one line of the log in so long, the next says how many had none. */
+const refusalLineMs = 10_000;
+
+export class PeerServer {
+  readonly #options: PeerServerOptions;
+  readonly #server: Server;
+  readonly #controls = new Set<Control>();
+  readonly #strangers: Strangers;
+  readonly #maxLentBytes: number;
+  /** By namespace and hash. */
+  readonly #lendings = new Map<string, Lending>();
+  readonly #heartbeatMs: number;
+  /** What is told, and what is heard: all peers share each turn. */
+  readonly #telling = new Slices();
+  readonly #hearing = new Slices();
+  #lentBytes = 0;
+  #reading = 0;
+  /** Blocks that a peer calls corrupt, to be looked at; what does not fit is looked at when it is asked for again. */
+  readonly #suspects: { readonly namespace: Namespace; readonly hash: HashKey }[] = [];
+  #looking = false;
+  #lastLineMs = Number.NEGATIVE_INFINITY;
+  #unlogged = 0;
+  #dataPort = 0;
+  readonly counts = { peers: 0, refused: 0, sentBlocks: 0, sentBytes: 0, declined: 0, corrupt: 0 };
+
+  /** Listens on both ports. KvError CONFIG or IO when it cannot. */
+  static async open(options: PeerServerOptions): Promise<PeerServer> {
+    const server = new PeerServer(options);
+    const { loops, host, port, dataPort } = options;
+    try {
+      server.#dataPort = loops.listen(host, dataPort, (requests) => server.#serve(requests));
+      await new Promise<void>((resolve, reject) => {
+        server.#server.once('error', reject);
+        server.#server.listen({ host, port }, resolve);
+      });
+      // One connection could not be accepted (no descriptors, no memory): the peers that there are stay.
+      server.#server.on('error', (error) => server.#refused({}, error));
+    } catch (error) {
+      const { code, message } = KvError.from(error);
+      throw new KvError(code, `peers: ${host}:${port}: cannot listen (${message}); choose another address or port`);
+    }
+    return server;
+  }
+
+  private constructor(options: PeerServerOptions) {
+    this.#options = options;
+    this.#heartbeatMs = options.heartbeatMs ?? defaultHeartbeatMs;
+    const { security, slots, maxStrangers = 32, maxLentBytes = 256 << 20 } = options;
+    this.#maxLentBytes = Math.min(maxLentBytes, Math.floor(slots.stats().capacityBytes / 8));
+    this.#strangers = new Strangers(maxStrangers);
+    const onSocket = (socket: Socket): void => {
+      void this.#welcome(socket).catch((error: unknown) => this.#refused(socket, error));
+    };
+    if (security.encryption === 'tls') {
+      const { cert, key, ca } = security;
+      const tls = { cert, key, ca, requestCert: true, rejectUnauthorized: true, minVersion: 'TLSv1.3' as const };
+      const server = createTlsServer({ ...tls, handshakeTimeout: 5000 }, onSocket);
+      server.on('tlsClientError', (error, socket) => {
+        this.#refused(socket, error);
+        socket.destroy();
+      });
+      this.#server = server;
+    } else this.#server = createServer(onSocket);
+    this.#server.on('connection', (socket: Socket) => this.#strangers.add(socket));
+  }
+
+  get port(): number {
+    return (this.#server.address() as { port: number }).port;
+  }
+
+  get dataPort(): number {
+    return this.#dataPort;
+  }
+
+  /** Connections of peers that were turned away, control and data. */
+  get refusedCount(): number {
+    return this.counts.refused + Object.values(this.#options.loops.refused).reduce((sum, count) => sum + count, 0);
+  }
+
+  async close(): Promise<void> {
+    const ended = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    for (const control of this.#controls) control.end(new KvError('DISCONNECTED', 'peer: this node is closing'));
+    this.#strangers.end();
+    await ended;
+    // Reads from below end within their tier's limit; what is being sent ends with its session.
+    while (this.#reading > 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+
+  #refused(socket: Socket | { remoteAddress?: string | undefined }, error: unknown): void {
+    this.counts.refused++;
+    const nowMs = performance.now();
+    if (nowMs - this.#lastLineMs < refusalLineMs) {
+      this.#unlogged++;
+      return;
+    }
+    const reason = KvError.from(error, 'PROTOCOL').message;
+    const fields = { from: socket.remoteAddress, reason, unlogged: this.#unlogged };
+    this.#options.log.warn(fields, 'a connection to the peers port was refused');
+    this.#lastLineMs = nowMs;
+    this.#unlogged = 0;
+  }
+
+  async #welcome(socket: Socket): Promise<void> {
+    const { security, epoch, loops, log } = this.#options;
+    const track = (control: Control): void => {
+      this.#controls.add(control);
+      control.onEnd(() => this.#controls.delete(control));
+    };
+    const { control, dataKey, peerEpoch } = await greet(socket, security, epoch, this.#hearing, track);
+    this.#strangers.remove(socket);
+    if (this.counts.peers >= (this.#options.maxPeers ?? 64)) {
+      const error = new KvError('BUSY', 'peer: more peers than this node serves; name it at fewer nodes');
+      control.end(error);
+      throw error;
+    }
+    const session = randomBytes(sessionBytes);
+    loops.allow(session, dataKey);
+    this.counts.peers++;
+    control.send({ kind: 'welcome', session, dataPort: this.#dataPort, heartbeatMs: this.#heartbeatMs });
+    const announcer = new Announcer(control, this.#telling, this.#options.slots, this.#options.below);
+    let silent = 0;
+    const heartbeat = setInterval(() => {
+      control.send({ kind: 'ping' });
+      if (++silent <= patientHeartbeats) return;
+      control.end(new KvError('DEADLINE', 'peer: nothing heard of it; see whether that node hangs'));
+    }, this.#heartbeatMs);
+    control.onEnd((error) => {
+      clearInterval(heartbeat);
+      announcer.end();
+      loops.revoke(session);
+      this.counts.peers--;
+      log.info({ reason: error.message }, 'a peer left');
+    });
+    control.listen((message: Message) => {
+      silent = 0;
+      if (message.kind === 'hint') this.#hinted(message.what, message.namespace, message.hashes);
+      else if (message.kind !== 'pong') {
+        control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
+      }
+    });
+    log.info({ from: socket.remoteAddress, epoch: peerEpoch.toString(16) }, 'a peer came');
+  }
+
+  #serve(requests: readonly PeerRequest[]): void {
+    const { slots } = this.#options;
+    const deeper = new Map<string, { namespace: Namespace; wanted: { request: PeerRequest; hash: HashKey }[] }>();
+    let namespace: Namespace | undefined;
+    for (const request of requests) {
+      // Requests of one read come together.
+      if (namespace?.key !== request.namespaceKey) {
+        namespace = namespaceFromDigest(Buffer.from(request.namespaceKey, 'latin1'));
+      }
+      const space = namespace;
+      const hash = hashOf(request.hash, (key) => slots.get(space, key) !== undefined);
+      const block = slots.get(namespace, hash);
+      if (block === undefined) {
+        const group = deeper.get(namespace.key) ?? { namespace, wanted: [] };
+        group.wanted.push({ request, hash });
+        deeper.set(namespace.key, group);
+      } else if (headerBytes + block.payloadBytes > request.slotBytes) this.#decline(request, 'missing');
+      else {
+        slots.pin(space, hash);
+        this.#send(request, block.slot, headerBytes + block.payloadBytes, () => slots.unpin(space, hash));
+      }
+    }
+    for (const { namespace, wanted } of deeper.values()) {
+      this.#reading++;
+      void this.#serveFromBelow(namespace, wanted).finally(() => this.#reading--);
+    }
+  }
+
+  async #serveFromBelow(namespace: Namespace, wanted: { request: PeerRequest; hash: HashKey }[]): Promise<void> {
+    const { below, arriving } = this.#options;
+    const reading: { hash: HashKey; slot: number; lending: Lending }[] = [];
+    for (const { request, hash } of wanted) {
+      const name = hashOf(hash, (key) => below?.lookup(namespace, [key]) === 1);
+      const slotBytes = this.#bytesBelow(namespace, name, request.slotBytes);
+      const own = arriving?.(namespace, name);
+      const lending = this.#lendings.get(namespace.key + name);
+      // The tier below would take an object that is larger than its slot for a corrupt one.
+      if (slotBytes === undefined || slotBytes > request.slotBytes) this.#decline(request, 'missing');
+      else if (own !== undefined) void own.then(() => this.#serve([request]));
+      else if (lending !== undefined) this.#lendTo(request, namespace, name, lending);
+      else {
+        const lent = this.#lend(namespace, name, slotBytes);
+        if (lent === undefined) this.#decline(request, 'failed');
+        else {
+          lent.waiting.push(request);
+          reading.push({ hash: name, slot: lent.slot, lending: lent });
+        }
+      }
+    }
+    if (below === undefined || reading.length === 0) return;
+    await below.read(namespace, reading, (index, status) => {
+      const { hash, lending } = reading[index]!;
+      this.#arrived(namespace, hash, lending, status);
+    });
+  }
+
+  /** The read has ended. */
+  #arrived(namespace: Namespace, hash: HashKey, lending: Lending, status: ReadStatus): void {
+    const bytes = status === 'ready' ? native.arenaRead(this.#options.arena, lending.slot, headerBytes) : undefined;
+    const header = bytes === undefined ? undefined : decodeHeader(bytes);
+    const requests = lending.waiting.splice(0);
+    if (header === undefined || 'error' in header) {
+      for (const request of requests) this.#decline(request, status === 'failed' ? 'failed' : 'missing');
+    } else {
+      lending.objectBytes = headerBytes + header.payloadBytes;
+      for (const request of requests) this.#lendTo(request, namespace, hash, lending);
+    }
+    this.#giveBack(namespace, hash, lending);
+  }
+
+  #lendTo(request: PeerRequest, namespace: Namespace, hash: HashKey, lending: Lending): void {
+    const { slot, objectBytes, waiting } = lending;
+    if (objectBytes === 0) waiting.push(request);
+    else if (objectBytes > request.slotBytes) this.#decline(request, 'missing');
+    else {
+      lending.users++;
+      this.#send(request, slot, objectBytes, () => this.#giveBack(namespace, hash, lending));
+    }
+  }
+
+  /** Bytes of slot for a read from below; undefined: it is not there, or fits into no slot. */
+  #bytesBelow(namespace: Namespace, hash: HashKey, otherwise: number): number | undefined {
+    const { slots, below } = this.#options;
+    if (below === undefined || below.lookup(namespace, [hash]) === 0) return undefined;
+    const bytes = below.objectBytes?.(namespace, hash) ?? otherwise;
+    if (bytes < 2 * headerBytes || bytes - headerBytes > slots.maxPayloadBytes) return undefined;
+    return bytes;
+  }
+
+  /** However small the arena, one block at a time may be lent. */
+  #lend(namespace: Namespace, hash: HashKey, slotBytes: number): Lending | undefined {
+    if (this.#lentBytes > 0 && this.#lentBytes + slotBytes > this.#maxLentBytes) return undefined;
+    const slot = this.#options.slots.allocate(namespace, slotBytes - headerBytes);
+    if (slot === undefined) return undefined;
+    this.#lentBytes += slotBytes;
+    const lending = { slot, slotBytes, objectBytes: 0, waiting: [], users: 1 };
+    this.#lendings.set(namespace.key + hash, lending);
+    return lending;
+  }
+
+  #giveBack(namespace: Namespace, hash: HashKey, lending: Lending): void {
+    if (--lending.users > 0) return;
+    this.#lendings.delete(namespace.key + hash);
+    this.#lentBytes -= lending.slotBytes;
+    this.#options.slots.free(lending.slot);
+  }
+
+  #send(request: PeerRequest, slot: number, objectBytes: number, onSent: () => void): void {
+    this.counts.sentBlocks++;
+    this.counts.sentBytes += objectBytes;
+    this.#options.loops.send(request, slot, objectBytes, onSent);
+  }
+
+  #decline(request: PeerRequest, why: 'missing' | 'failed'): void {
+    this.counts.declined++;
+    this.#options.loops.decline(request, why);
+  }
+
+  /** A peer used blocks of ours, or says that one is corrupt: then we look ourselves, one after another. */
+  #hinted(what: 'used' | 'corrupt', namespace: Namespace, hashes: readonly HashKey[]): void {
+    const { slots, below } = this.#options;
+    if (what === 'used') {
+      slots.touch(namespace, hashes);
+      below?.touch(namespace, hashes);
+      return;
+    }
+    const room = maxHashes - this.#suspects.length;
+    this.#suspects.push(...hashes.slice(0, room).map((hash) => ({ namespace, hash })));
+    if (this.#looking) return;
+    this.#looking = true;
+    this.#reading++;
+    void this.#lookAtSuspects().finally(() => {
+      this.#looking = false;
+      this.#reading--;
+    });
+  }
+
+  /** Removes those that are corrupt indeed, in the arena and below. */
+  async #lookAtSuspects(): Promise<void> {
+    const { slots, below, arena } = this.#options;
+    for (let next = this.#suspects.shift(); next !== undefined; next = this.#suspects.shift()) {
+      const { namespace, hash } = next;
+      const block = slots.get(namespace, hash);
+      if (block !== undefined) {
+        slots.pin(namespace, hash);
+        const bytes = Float64Array.of(headerBytes + block.payloadBytes);
+        const identity = identitiesOf(namespace, [hash]);
+        const [fault] = await native.arenaVerify(arena, Float64Array.of(block.slot), bytes, identity);
+        if (fault !== 0 && slots.remove(namespace, [hash], 'corrupt') === 1) this.counts.corrupt++;
+        slots.unpin(namespace, hash);
+      }
+      // A tier verifies what it reads, and forgets what is corrupt. One that is being read is being verified.
+      const slotBytes = below?.objectBytes?.(namespace, hash);
+      if (below === undefined || slotBytes === undefined || this.#lendings.has(namespace.key + hash)) continue;
+      const lending = this.#lend(namespace, hash, slotBytes);
+      if (lending === undefined) continue;
+      await below.read(namespace, [{ hash, slot: lending.slot }], (_, status) => {
+        if (status === 'corrupt') this.counts.corrupt++;
+        this.#arrived(namespace, hash, lending, status);
+      });
+    }
+  }
+}
+
+const padding = '\0'.repeat(16);
+
+/** A hash of 16 bytes travels zero padded like one of 32: it is the short one if only that is known. */
+function hashOf(padded: string, known: (key: HashKey) => boolean): HashKey {
+  const long = padded as HashKey;
+  if (!padded.endsWith(padding)) return long;
+  const short = padded.slice(0, 16) as HashKey;
+  return !known(long) && known(short) ? short : long;
+}

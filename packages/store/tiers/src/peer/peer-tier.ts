@@ -1,0 +1,318 @@
+/**
+ * The peer tier: blocks of other nodes' arenas and disks, fetched straight into our arena. Read-only; what it lists is what the
+ * peers told, so that a lookup asks nobody.
+ *
+ *     lookup ──▶ PeerDirectory ◀── changes ── RemotePeer ◀──control── PeerServer of that node
+ *     read ──choose by load──▶ RemotePeer ──streams──▶ native: receive into the slot, verify
+ *
+ * Invariants (law 1, 2): a block is 'ready' only after header and checksum were verified on arrival; a read ends within
+ * `readLimitMs`, after trying another holder where there is one; when 'failed' is told, the connection is closed already.
+ */
+import { KvError } from '@kvtier/errors';
+import type { HashKey, Namespace } from '@kvtier/identity';
+import type { Log } from '@kvtier/runtime';
+import type { ArenaSlots } from '../disk/options.ts';
+import { Followers, pagesOfRows } from '../kit/followers.ts';
+import { Slices } from '../kit/slices.ts';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import type { PeerSecurity } from './control.ts';
+import { bitOf, bitsOf, maxPeers, PeerDirectory } from './directory.ts';
+import type { ChangeMessage } from './frames.ts';
+import { maxHashes } from './frames.ts';
+import type { FetchResult, PeerLoops } from './peer-loops.ts';
+import { Reading, seenCorrupt, seenFailure } from './reading.ts';
+import { type PeerAddress, RemotePeer } from './remote-peer.ts';
+
+export interface PeerTierOptions {
+  readonly loops: PeerLoops;
+  readonly slots: Pick<ArenaSlots, 'slotBytesOf'>;
+  readonly peers: readonly PeerAddress[];
+  readonly security: PeerSecurity;
+  /** Boot epoch of this node. */
+  readonly epoch: bigint;
+  readonly log: Log;
+  /** Data connections to each peer. */
+  readonly streams?: number;
+  /** Bytes in flight on one of them. */
+  readonly windowBytes?: number;
+  /** Bytes asked for and not yet here, over all peers; reads beyond fail. */
+  readonly maxPendingBytes?: number;
+  readonly readLimitMs?: number;
+  /** Blocks of others that may be listed. */
+  readonly maxBlocks?: number;
+  readonly maxRetryMs?: number;
+}
+
+const defaults = {
+  streams: 4,
+  windowBytes: 16 << 20,
+  maxPendingBytes: 2 ** 31,
+  readLimitMs: 5000,
+  maxBlocks: 16 << 20,
+  maxRetryMs: 5000,
+};
+
+/** From a disk it costs that node a slot and a read: as if so much were ahead of it. */
+const belowBytes = 64 << 20;
+
+export class PeerTier implements Tier {
+  readonly name = 'peer';
+  readonly supports = { persistent: false, shared: true, writable: false, evicts: false };
+  readonly #options: Required<PeerTierOptions>;
+  readonly #directory: PeerDirectory;
+  readonly #peers: readonly RemotePeer<Reading>[];
+  readonly #followers = new Followers();
+  readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
+  readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0 };
+  readonly #open = new Set<Promise<void>>();
+  readonly #slices = new Slices();
+  /** Bits of peers that may hold something. */
+  #present = 0;
+  /** Those that are being taken out of the directory. */
+  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
+  #pendingBytes = 0;
+  #closed = false;
+
+  /** Connects in the background. KvError CONFIG when there are too many peers. */
+  constructor(options: PeerTierOptions) {
+    this.#options = { ...defaults, ...options };
+    if (options.peers.length > maxPeers) {
+      throw new KvError('CONFIG', `peers: ${options.peers.length} are more than ${maxPeers}; name fewer of them`);
+    }
+    this.#directory = new PeerDirectory(this.#options.maxBlocks);
+    this.#peers = options.peers.map(
+      (address, index) =>
+        new RemotePeer<Reading>({
+          ...this.#options,
+          address,
+          slices: this.#slices,
+          onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
+          onChange: (change) => this.#changed(index, change),
+          onGone: () => this.#dropped(bitsOf(index)),
+        }),
+    );
+  }
+
+  lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
+    const held = this.#directory.lookup(namespace, hashes);
+    this.#counts.hits += held;
+    if (held < hashes.length) this.#counts.misses++;
+    return held;
+  }
+
+  /** Tells the holders, in bounded messages: their copy of what is used here should stay. */
+  touch(namespace: Namespace, hashes: readonly HashKey[]): void {
+    const held = hashes.slice(0, maxHashes);
+    for (const [index, peer] of this.#peers.entries()) {
+      const theirs = held.filter((hash) => (this.#directory.holders(namespace, hash) & bitsOf(index)) !== 0);
+      if (theirs.length > 0) peer.hint({ kind: 'hint', what: 'used', namespace, hashes: theirs });
+    }
+  }
+
+  async write(_namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
+    this.#counts.refused += blocks.length;
+    return blocks.map(() => 'refused');
+  }
+
+  async read(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    if (blocks.length === 0) return;
+    const { slots, readLimitMs } = this.#options;
+    const deadlineMs = performance.now() + readLimitMs;
+    const reading = new Reading(namespace, blocks, (slot) => slots.slotBytesOf(slot), deadlineMs, onDone);
+    const { ended } = reading;
+    this.#open.add(ended);
+    this.#fetch(
+      reading,
+      blocks.map((_, index) => index),
+    );
+    await ended;
+    this.#open.delete(ended);
+  }
+
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+    const held = hashes.filter((hash) => this.#directory.holders(namespace, hash) !== 0);
+    if (reason === 'corrupt') for (const hash of held) this.#tellCorrupt(namespace, hash, -1);
+    const gone = this.#directory.remove(namespace, held, -1);
+    this.#followers.removed(namespace, gone);
+    if (reason === 'corrupt') this.#counts.corrupt += gone.length;
+    if (reason === 'evicted') this.#counts.evictions += gone.length;
+    return gone.length;
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    return this.#followers.follow(listener, this.#directory.all());
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#followers.followInPages(listener, pagesOfRows(this.#directory));
+  }
+
+  stats(): TierStats {
+    const away = this.#peers.filter(({ connected }) => !connected);
+    const inService = !this.#closed && (this.#peers.length === 0 || away.length < this.#peers.length);
+    return {
+      tier: this.name,
+      blocks: this.#directory.count,
+      bytes: 0,
+      capacityBytes: 0,
+      ...this.#counts,
+      inService,
+      outOfServiceReason: inService ? '' : away.map(({ name, reason }) => `${name}: ${reason}`).join('; '),
+      detail: {
+        ...this.#detail,
+        connected_peers: this.#peers.length - away.length,
+        listed_peers: this.#peers.filter(({ listed }) => listed).length,
+        /** Connected, and with a stream that is up. */
+        usable_peers: this.#peers.filter(({ usable }) => usable).length,
+        configured_peers: this.#peers.length,
+        left_out_blocks: this.#directory.leftOut,
+        pending_bytes: this.#pendingBytes,
+      },
+    };
+  }
+
+  checkIntegrity(): void {
+    this.#directory.checkIntegrity();
+  }
+
+  /** Ends the connections to the peers; the loops is its owner's to close. Reads in flight fail. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    for (const peer of this.#peers) peer.close();
+    this.#slices.clear();
+    await Promise.all(this.#open);
+  }
+
+  /** Send each to the holder with the least to do that has not been tried; end those that have none. */
+  #fetch(reading: Reading, indexes: readonly number[]): void {
+    const loads = this.#peers.map(({ loadBytes }) => loadBytes);
+    const usable = this.#peers.map((peer) => peer.usable);
+    const chosen = this.#peers.map((): number[] => []);
+    const nowMs = performance.now();
+    const ended: number[] = [];
+    for (const index of indexes) {
+      const bytes = reading.slotBytes[index]!;
+      const left = this.#directory.holders(reading.namespace, reading.blocks[index]!.hash) & ~reading.tried[index]!;
+      const peer = this.#closed ? -1 : this.#choose(reading, index, left, usable, loads);
+      const isFull = this.#pendingBytes + bytes > this.#options.maxPendingBytes;
+      if (isFull) reading.seen[index]! |= seenFailure;
+      if (peer === -1 || isFull) {
+        ended.push(index);
+        continue;
+      }
+      this.#pendingBytes += bytes;
+      loads[peer]! += bytes;
+      // Half of what is left while another holder could still be tried.
+      const isLast = (left & ~bitsOf(peer)) === 0;
+      reading.deadlinesMs[index] = isLast ? reading.deadlineMs : nowMs + Math.max(1, (reading.deadlineMs - nowMs) / 2);
+      chosen[peer]!.push(index);
+    }
+    for (const [peer, theirs] of chosen.entries()) if (theirs.length > 0) this.#peers[peer]!.fetch(reading, theirs);
+    for (const index of ended) this.#end(reading, index);
+  }
+
+  /** Of those in `left`; -1: none of them can be asked. */
+  #choose(reading: Reading, index: number, left: number, usable: readonly boolean[], loads: readonly number[]): number {
+    let best = -1;
+    let bestCost = Number.POSITIVE_INFINITY;
+    for (let peer = 0; peer < loads.length; peer++) {
+      if ((left & bitsOf(peer)) === 0) continue;
+      if (!usable[peer]) {
+        reading.seen[index]! |= seenFailure;
+        continue;
+      }
+      const cost = loads[peer]! + ((left & bitOf(peer, 0)) === 0 ? belowBytes : 0);
+      if (cost < bestCost) [best, bestCost] = [peer, cost];
+    }
+    return best;
+  }
+
+  #fetched(reading: Reading, index: number, peer: number, result: FetchResult): void {
+    const bytes = reading.slotBytes[index]!;
+    this.#pendingBytes -= bytes;
+    if (result === 'ready') {
+      this.#detail.fetched_blocks++;
+      this.#detail.fetched_bytes += bytes;
+      reading.end(index, 'ready');
+      return;
+    }
+    const { namespace } = reading;
+    const { hash } = reading.blocks[index]!;
+    reading.tried[index]! |= bitsOf(peer);
+    if (result === 'failed') {
+      reading.seen[index]! |= seenFailure;
+      this.#detail.failed_fetches++;
+    } else {
+      if (result === 'corrupt') {
+        reading.seen[index]! |= seenCorrupt;
+        this.#counts.corrupt++;
+        this.#tellCorrupt(namespace, hash, bitsOf(peer));
+      }
+      this.#followers.removed(namespace, this.#directory.remove(namespace, [hash], bitsOf(peer)));
+    }
+    const others = this.#directory.holders(namespace, hash) & ~reading.tried[index]!;
+    if (others !== 0 && performance.now() < reading.deadlineMs) this.#detail.second_tries++;
+    this.#fetch(reading, [index]);
+  }
+
+  #end(reading: Reading, index: number): void {
+    const seen = reading.seen[index]!;
+    const status = (seen & seenCorrupt) !== 0 ? 'corrupt' : (seen & seenFailure) !== 0 ? 'failed' : 'missing';
+    reading.end(index, status);
+  }
+
+  #tellCorrupt(namespace: Namespace, hash: HashKey, bits: number): void {
+    const holders = this.#directory.holders(namespace, hash) & bits;
+    for (const [index, peer] of this.#peers.entries()) {
+      if ((holders & bitsOf(index)) !== 0) peer.hint({ kind: 'hint', what: 'corrupt', namespace, hashes: [hash] });
+    }
+  }
+
+  #changed(peer: number, { tier, change, namespace, hashes }: ChangeMessage): Promise<void> | undefined {
+    const bits = bitOf(peer, tier);
+    if (change === 'cleared' || namespace === null) return this.#dropped(bits);
+    if (change === 'stored') {
+      this.#present |= bits;
+      this.#followers.stored(namespace, this.#directory.add(namespace, hashes, bits));
+    } else this.#followers.removed(namespace, this.#directory.remove(namespace, hashes, bits));
+    return undefined;
+  }
+
+  /** Nothing is read from these from now on; fulfilled when their entries are gone, some in each turn. */
+  #dropped(bits: number): Promise<void> {
+    const others = this.#present & ~bits;
+    const isHeld = (this.#present & bits) !== 0;
+    this.#present = others;
+    if (!isHeld) return this.#gone(bits);
+    if (others === 0) {
+      this.#directory.dropAll();
+      this.#followers.cleared();
+      return Promise.resolve();
+    }
+    const next = this.#directory.drop(bits);
+    const drop = {
+      bits,
+      gone: new Promise<void>((resolve) => {
+        this.#slices.add(() => {
+          const gone = next();
+          for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
+          if (gone !== undefined) return true;
+          this.#drops.delete(drop);
+          resolve();
+          return false;
+        });
+      }),
+    };
+    this.#drops.add(drop);
+    return this.#gone(bits);
+  }
+
+  /** What was dropped before may still be going. */
+  async #gone(bits: number): Promise<void> {
+    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
+  }
+}

@@ -1,0 +1,190 @@
+/** Peers that are strangers, liars, silent or gone: refused and counted, never a wrong block, never a read that hangs. */
+import { randomBytes } from 'node:crypto';
+import { connect } from 'node:net';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { makeCertificates } from '../kit/testing/certificates.ts';
+import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import type { PeerSecurity } from './control.ts';
+import { PeerFrameReader } from './frames.ts';
+import type { PeerLoops } from './peer-loops.ts';
+import type { PeerTier } from './peer-tier.ts';
+import { fetchingTier, GivingNode, loopsOf, sharedSecret, until } from './testing/peer-pair.ts';
+
+const space = namespaceNamed('one');
+const chain = Array.from({ length: 8 }, (_, i) => hashNamed(i));
+const payloadBytes = 20_000;
+
+describe('peers', () => {
+  let bench: TestBench;
+  let ends: (() => Promise<void>)[];
+  beforeEach(() => {
+    bench = new TestBench();
+    ends = [];
+  });
+  afterEach(async () => {
+    for (const end of ends.reverse()) await end();
+    bench.dispose();
+  });
+
+  const give = async (name: string, options: Parameters<typeof GivingNode.open>[1] = {}): Promise<GivingNode> => {
+    const remote = new TestBench(8 << 20, join(bench.dir, name));
+    const node = await GivingNode.open(remote, options, 2000);
+    ends.push(async () => {
+      await node.close();
+      remote.dispose();
+    });
+    return node;
+  };
+  const fetchFrom = (
+    ports: readonly number[],
+    options: Parameters<typeof fetchingTier>[3] = {},
+  ): { tier: PeerTier; loops: PeerLoops } => {
+    const loops = loopsOf(bench, options.security ?? sharedSecret());
+    const tier = fetchingTier(bench, loops, ports, options);
+    ends.push(async () => {
+      await tier.close();
+      await loops.close();
+    });
+    return { tier, loops };
+  };
+  const all = (status: string): string[] => chain.map(() => status);
+
+  it('deliver under TLS 1.3 with certificates of one authority', async () => {
+    const security = makeCertificates(bench.dir, '127.0.0.1');
+    const node = await give('remote', { security });
+    await node.bench.write(node.bench.tier, space, chain, payloadBytes);
+    const { tier } = fetchFrom([node.server.port], { security });
+    await until('the index is there', () => tier.lookup(space, chain) === 8);
+    await until('streams are up', () => tier.stats().detail!.usable_peers === 1);
+    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    expect(statuses).toEqual(all('ready'));
+    expect(node.server.refusedCount).toBe(0);
+  });
+
+  it.each([
+    ['another secret', { encryption: 'none', secret: Buffer.from('another') }],
+    ['plain text where TLS is spoken', 'tls'],
+  ] as const)('are refused with %s', async (_, other) => {
+    const security: PeerSecurity = other === 'tls' ? makeCertificates(bench.dir, '127.0.0.1') : sharedSecret();
+    const node = await give('remote', { security });
+    await node.bench.write(node.bench.tier, space, chain, payloadBytes);
+    const { tier } = fetchFrom([node.server.port], { security: other === 'tls' ? sharedSecret() : other });
+    await until('it was refused twice', () => node.server.counts.refused >= 2);
+    expect(tier.lookup(space, chain)).toBe(0);
+    expect(tier.stats()).toMatchObject({ inService: false });
+    expect(tier.stats().outOfServiceReason).toContain(`127.0.0.1:${node.server.port}: `);
+    expect(node.server.counts.peers).toBe(0);
+  });
+
+  it('are refused under TLS with a certificate of another authority', async () => {
+    const node = await give('remote', { security: makeCertificates(bench.dir, '127.0.0.1') });
+    const { tier } = fetchFrom([node.server.port], { security: makeCertificates(bench.dir, '127.0.0.1') });
+    await until('it was refused twice', () => tier.stats().outOfServiceReason.includes('certificate'));
+    expect(node.server.counts.peers).toBe(0);
+  });
+
+  it('that send garbage, or nothing, are closed and counted; others are served meanwhile', async () => {
+    const node = await give('remote');
+    await node.bench.write(node.bench.tier, space, chain, payloadBytes);
+    const { tier } = fetchFrom([node.server.port]);
+    const openings = [
+      Buffer.from('KVTPDATA'),
+      Buffer.from('GET / HTTP/1.1\r\n\r\n'),
+      Buffer.alloc(0),
+      randomBytes(200_000),
+    ];
+    for (const port of [node.server.port, node.server.dataPort]) {
+      await Promise.all(
+        openings.map(
+          (bytes) =>
+            new Promise<void>((resolve) => {
+              const socket = connect({ host: '127.0.0.1', port });
+              socket.on('error', () => {});
+              socket.on('close', () => resolve());
+              socket.resume();
+              socket.write(bytes);
+            }),
+        ),
+      );
+    }
+    // The loop tells of an end after it has closed the socket.
+    await until('all were counted', () => node.server.refusedCount >= 2 * openings.length);
+    await until('the index is there', () => tier.lookup(space, chain) === 8 && tier.stats().detail!.usable_peers === 1);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(all('ready'));
+  });
+
+  it('have link-local addresses, with the interface that they are meant on', async () => {
+    const { loops } = fetchFrom([]);
+    const down = (host: string): Promise<string> =>
+      new Promise((resolve) => {
+        loops.connect(host, 9, Buffer.alloc(16), Buffer.alloc(32), { onUp: () => resolve('up'), onDown: resolve });
+      });
+    // An address that nobody has: a connection that ends, and no error.
+    expect(await down('fe80::1234%lo')).toBe('ended');
+    await expect(down('fe80::1234%nowhere')).rejects.toThrow('CONFIG: fe80::1234%nowhere: not an IP address');
+  });
+
+  it('whose block is corrupt: never delivered, and its owner removes it', async () => {
+    const node = await give('remote');
+    await node.bench.write(node.bench.tier, space, chain, payloadBytes);
+    const { tier } = fetchFrom([node.server.port]);
+    await until('the index is there', () => tier.lookup(space, chain) === 8);
+    node.bench.flip(node.bench.tier.get(space, chain[3]!)!.slot + 5000);
+    await until('streams are up', () => tier.stats().detail!.usable_peers === 1);
+    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    expect(statuses.filter((status) => status === 'ready').length).toBe(7);
+    expect(statuses[3]).toBe('corrupt');
+    await until('the owner removed it', () => node.server.counts.corrupt === 1);
+    expect(tier.lookup(space, chain)).toBe(3);
+    expect(tier.stats().corrupt).toBe(1);
+  });
+
+  it('that go: their blocks go at once; another holder delivers; they are listed again when they are back', async () => {
+    const [first, second] = [await give('first'), await give('second')];
+    await first.bench.write(first.bench.tier, space, chain, payloadBytes);
+    await second.bench.write(second.bench.tier, space, chain.slice(0, 4), payloadBytes);
+    const { tier } = fetchFrom([first.server.port, second.server.port]);
+    const port = first.server.port;
+    await until('both are there', () => tier.stats().detail!.connected_peers === 2 && tier.lookup(space, chain) === 8);
+    await first.server.close();
+    await first.loops.close();
+    await until('its blocks are gone', () => tier.lookup(space, chain) === 4);
+    await until('the other one delivers', () => tier.stats().detail!.usable_peers === 1);
+    expect(await bench.read(tier, space, chain, payloadBytes)).toEqual([
+      ...Array(4).fill('ready'),
+      ...Array(4).fill('missing'),
+    ]);
+    const again = await GivingNode.open(first.bench, { port });
+    ends.push(() => again.close());
+    await until('it is listed again', () => tier.lookup(space, chain) === 8);
+    await until('streams are up', () => tier.stats().detail!.usable_peers === 2);
+    const statuses = await bench.read(tier, space, chain, payloadBytes);
+    expect(statuses).toEqual(all('ready'));
+  });
+
+  it('speak in frames: any bytes, cut anywhere, are messages or a KvError', () => {
+    const bytes = fc.oneof(
+      fc.uint8Array({ maxLength: 400 }),
+      fc.tuple(fc.nat(12), fc.uint8Array({ maxLength: 200 })).map(([kind, body]) => {
+        const head = Buffer.alloc(5);
+        head.writeUInt32LE(body.length + 1, 0);
+        head[4] = kind;
+        return Buffer.concat([head, body]);
+      }),
+    );
+    fc.assert(
+      fc.property(fc.array(bytes, { maxLength: 5 }), fc.integer({ min: 1, max: 50 }), (parts, cut) => {
+        const stream = Buffer.concat(parts);
+        const reader = new PeerFrameReader();
+        try {
+          for (let at = 0; at < stream.length; at += cut) for (const _ of reader.push(stream.subarray(at, at + cut)));
+        } catch (error) {
+          expect(error).toMatchObject({ name: 'KvError', code: 'PROTOCOL' });
+        }
+      }),
+      { numRuns: 2000 },
+    );
+  });
+});

@@ -1,0 +1,5 @@
+/** For tests: doubles, rigs and what else of this tier they look at. */
+export { Announcer, type Told } from '../announcer.ts';
+export { bitOf, bitsOf, PeerDirectory } from '../directory.ts';
+export type { ChangeMessage, Message } from '../frames.ts';
+export { fetchingTier, GivingNode, loopsOf, sharedSecret } from './peer-pair.ts';

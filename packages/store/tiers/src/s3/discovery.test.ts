@@ -1,0 +1,159 @@
+/** Following a bucket: by whose clock packs go, and how long it keeps the event loop. */
+import { createServer, type Server } from 'node:http';
+import { setImmediate as turn } from 'node:timers/promises';
+import { headerBytes } from '@kvtier/identity';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { hashNamed, namespaceNamed, silentLog } from '../kit/testing/objects.ts';
+import { Discovery } from './discovery.ts';
+import { planS3 } from './options.ts';
+import { encodePackTable } from './pack-format.ts';
+import { PackIndex } from './pack-index.ts';
+import { type ListedPage, S3Api } from './s3-api.ts';
+
+const dayMs = 86_400_000;
+const objects = [{ namespace: namespaceNamed('one'), hash: hashNamed('a'), bytes: headerBytes + 100 }];
+const table = encodePackTable('00'.repeat(16), objects);
+const pack = Buffer.concat([table, Buffer.alloc(objects[0]!.bytes)]);
+const etagOf = (slot: number): string => `e${slot}`;
+
+describe('packs older than their time to live', () => {
+  /** A bucket of one pack a day, the last of today, by the server's clock. */
+  const packCount = 6;
+  let server: Server;
+  let saysTheTime: boolean;
+  let deleted: string[];
+  let api: S3Api;
+  let serverMs: number;
+  beforeEach(async () => {
+    saysTheTime = true;
+    deleted = [];
+    serverMs = Date.now();
+    server = createServer((request, response) => {
+      response.sendDate = false;
+      if (saysTheTime) response.setHeader('date', new Date(serverMs).toUTCString());
+      const url = new URL(request.url!, 'http://x');
+      if (request.method === 'DELETE') deleted.push(url.pathname.slice(-8));
+      if (request.method === 'DELETE') response.writeHead(204).end();
+      else if (url.searchParams.has('list-type')) {
+        const contents = Array.from({ length: packCount }, (_, slot) => {
+          const modified = new Date(serverMs - (slot + 0.5) * dayMs).toISOString();
+          return `<Contents><Key>kvtier/v1/packs/0000000${slot}</Key><LastModified>${modified}</LastModified><ETag>"${etagOf(slot)}"</ETag><Size>${pack.length}</Size></Contents>`;
+        });
+        response.setHeader('content-type', 'application/xml');
+        response.end(
+          `<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>${contents.join('')}</ListBucketResult>`,
+        );
+      } else {
+        const [, first, last] = /bytes=(\d+)-(\d+)/.exec(request.headers.range ?? '')!;
+        const body = pack.subarray(Number(first), Number(last) + 1);
+        response.writeHead(206, { 'content-length': body.length }).end(body);
+      }
+    });
+    await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  });
+  afterEach(async () => {
+    vi.restoreAllMocks();
+    api.close();
+    server.closeAllConnections();
+    await new Promise((resolve) => server.close(resolve));
+  });
+  async function discover(ttlDays: number): Promise<{ discovery: Discovery; index: PackIndex }> {
+    const { port } = server.address() as { port: number };
+    const plan = planS3({
+      ...{
+        bucket: 'b',
+        endpoint: `http://127.0.0.1:${port}`,
+        bytes: 1 << 20,
+        packBytes: 64 << 10,
+        ttlSeconds: ttlDays * 86_400,
+      },
+      ...{ accessKeyId: 'a', secretAccessKey: 'b' },
+    });
+    api = await S3Api.open({ plan, onTry: () => {}, suspended: () => undefined });
+    const index = new PackIndex();
+    return { discovery: new Discovery({ plan, api, index, log: silentLog, onEvicted: () => {} }), index };
+  }
+  const limit = (): number => performance.now() + 20_000;
+
+  it.each([
+    ['right', 0],
+    ['40 days behind', -40],
+    ['40 days ahead', 40],
+  ])('go by the clock of the listing’s server, when ours is %s', async (_, days) => {
+    const real = Date.now.bind(Date);
+    vi.spyOn(Date, 'now').mockImplementation(() => real() + days * dayMs);
+    const { discovery, index } = await discover(3);
+    await discovery.refresh(limit());
+    expect(deleted.sort()).toEqual(['00000003', '00000004', '00000005']);
+    expect([...index.packs.keys()].sort()).toEqual([0, 1, 2]);
+  });
+
+  it('stay when our clock is set right between two listings', async () => {
+    const real = Date.now.bind(Date);
+    const behind = vi.spyOn(Date, 'now').mockImplementation(() => real() - 40 * dayMs);
+    const { discovery, index } = await discover(30);
+    await discovery.refresh(limit());
+    expect([deleted, index.packs.size]).toEqual([[], packCount]);
+    behind.mockRestore();
+    await discovery.refresh(limit());
+    expect([deleted, index.packs.size]).toEqual([[], packCount]);
+  });
+
+  it('stay where the server does not say what time it is', async () => {
+    saysTheTime = false;
+    const { discovery, index } = await discover(3);
+    await discovery.refresh(limit());
+    expect([deleted, index.packs.size]).toEqual([[], packCount]);
+  });
+
+  it('the one that was not touched for longest is the coldest, by its age, whatever our clock says', async () => {
+    const { discovery, index } = await discover(30);
+    await discovery.refresh(limit());
+    expect(index.coldest()!.slot).toBe(5);
+    vi.spyOn(Date, 'now').mockReturnValue(0); // set back by half a century
+    index.touch(index.packs.get(5)!);
+    expect(index.coldest()!.slot).toBe(4);
+  });
+});
+
+it('a bucket of 100,000 packs among a million slots is followed in turns of a few milliseconds', async () => {
+  const packCount = 100_000;
+  const plan = planS3({ bucket: 'b', bytes: 1_000_000 * 4096 + 4096, packBytes: 4096 });
+  const pagesOf = (without: number, other: number) =>
+    async function* (): AsyncGenerator<ListedPage> {
+      for (let first = 0; first < packCount; first += 1000) {
+        await turn();
+        const objects = Array.from({ length: 1000 }, (_, i) => {
+          const slot = first + i;
+          const etag = slot === other ? 'another' : etagOf(slot);
+          return { key: `v1/packs/${String(slot).padStart(8, '0')}`, etag, bytes: 4096, modifiedMs: 1_000_000 };
+        });
+        yield { objects: objects.filter((_, i) => first + i !== without), serverMs: 1_000_000 };
+      }
+    };
+  const api = { pages: pagesOf(17, 18), get: async () => false } as unknown as S3Api;
+  const index = new PackIndex();
+  const discovery = new Discovery({ plan, api, index, log: silentLog, onEvicted: () => {} });
+  for (let slot = 0; slot < packCount; slot++) {
+    discovery.free.delete(slot);
+    index.add({ slot, etag: etagOf(slot), bytes: 4096, lastUseMs: 0 }, []);
+  }
+  let isDone = false;
+  let longestMs = 0;
+  const watch = (async () => {
+    // Of this thread's own time, not of others on a busy machine.
+    for (let before = process.cpuUsage(); !isDone; ) {
+      await turn();
+      const { user, system } = process.cpuUsage(before);
+      longestMs = Math.max(longestMs, (user + system) / 1000);
+      before = process.cpuUsage();
+    }
+  })();
+  await discovery.refresh(performance.now() + 60_000);
+  isDone = true;
+  await watch;
+  expect(index.packs.size).toBe(packCount - 2);
+  expect([17, 18, 19, packCount].map((slot) => discovery.free.has(slot))).toEqual([true, false, false, true]);
+  expect(discovery.free.size).toBe(plan.packCount - packCount + 1);
+  expect(longestMs).toBeLessThan(50);
+});

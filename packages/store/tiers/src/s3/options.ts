@@ -1,0 +1,135 @@
+/** What an S3 tier is made with, and how its budget is divided into packs. */
+import { readFileSync } from 'node:fs';
+import type { ArenaHandle } from '@kvtier/data-plane';
+import { KvError } from '@kvtier/errors';
+import type { Log } from '@kvtier/runtime';
+import type { ArenaMemory } from '../arena/arena-memory.ts';
+import type { ArenaSlots } from '../disk/options.ts';
+
+/** As configured (packages/base/config/src/s3.ts); what is absent has a default. */
+export interface S3Settings {
+  readonly bucket: string;
+  /** Budget of all nodes that share the bucket and the prefix. */
+  readonly bytes: number;
+  /** Absent: Amazon's, by region. */
+  readonly endpoint?: string | undefined;
+  readonly region?: string | undefined;
+  /** Begins every key; the tier touches nothing else. */
+  readonly prefix?: string | undefined;
+  /** The bucket in the path; default: yes for an endpoint of one's own, no for Amazon's. */
+  readonly pathStyle?: boolean | undefined;
+  /** Absent: the SDK's chain (environment, shared files, container, instance). */
+  readonly accessKeyId?: string | undefined;
+  readonly secretAccessKey?: string | undefined;
+  readonly secretAccessKeyFile?: string | undefined;
+  readonly sessionToken?: string | undefined;
+  /** PEM of the authorities to trust instead of the system's. */
+  readonly caFile?: string | undefined;
+  /** The largest pack; at least the largest object and its table. */
+  readonly packBytes?: number | undefined;
+  /** Packs older than this go. */
+  readonly ttlSeconds?: number | undefined;
+  readonly connections?: number | undefined;
+  /** For one read or write, with all its tries. */
+  readonly timeLimitMs?: number | undefined;
+  /** Without a byte moved, one try ends. */
+  readonly idleLimitMs?: number | undefined;
+  /** How long a block may wait for others that fill its pack. */
+  readonly flushMs?: number | undefined;
+  /** How often the bucket is listed, about. */
+  readonly refreshMs?: number | undefined;
+}
+
+export interface S3TierOptions extends S3Settings {
+  readonly arena: ArenaHandle;
+  readonly memory: ArenaMemory;
+  readonly slots: ArenaSlots;
+  readonly log: Log;
+}
+
+/** One block of 32 MiB with its header and table, or many smaller ones. */
+const defaultPackBytes = 33 << 20;
+/** Kept out of the packs' share, for the settings object. */
+const metadataBytes = 4096;
+const minPackBytes = 4096;
+/** Keys have eight digits, and a listing of so many takes a thousand requests. */
+const maxPackCount = 1_000_000;
+
+export const s3Defaults = {
+  region: 'us-east-1',
+  prefix: 'kvtier/',
+  connections: 16,
+  timeLimitMs: 15_000,
+  idleLimitMs: 5_000,
+  flushMs: 100,
+  refreshMs: 10_000,
+} as const;
+
+/** Blocks that wait for their pack to be stored; beyond this writes are refused. */
+export const maxPendingBytes = 512 << 20;
+
+export type S3Plan = ReturnType<typeof planS3>;
+
+/** Defaults filled in. KvError CONFIG when it cannot work. */
+export function planS3(settings: S3Settings) {
+  const { bytes: capacityBytes, bucket } = settings;
+  const packBytes = settings.packBytes ?? defaultPackBytes;
+  const packCount = Math.floor((capacityBytes - metadataBytes) / packBytes);
+  if (packCount < 1 || packBytes < minPackBytes) {
+    throw new KvError(
+      'CONFIG',
+      `s3: ${capacityBytes} bytes hold no pack of ${packBytes} (at least ${minPackBytes}) beside ${metadataBytes} bytes of settings; raise the s3 tier's bytes or lower packBytes`,
+    );
+  }
+  if (packCount > maxPackCount) {
+    throw new KvError('CONFIG', `s3: ${packCount} packs are more than ${maxPackCount}; raise packBytes`);
+  }
+  const region = settings.region ?? s3Defaults.region;
+  const url = endpointOf(settings.endpoint ?? `https://s3.${region}.amazonaws.com`);
+  const prefix = settings.prefix ?? s3Defaults.prefix;
+  return {
+    ...{ url, region, bucket, prefix: prefix === '' || prefix.endsWith('/') ? prefix : `${prefix}/` },
+    ...{ capacityBytes, packBytes, packCount },
+    pathStyle: settings.pathStyle ?? settings.endpoint !== undefined,
+    credentials: credentialsOf(settings),
+    ca: settings.caFile === undefined ? undefined : fileOf(settings.caFile, 'caFile'),
+    ttlMs: (settings.ttlSeconds ?? Number.POSITIVE_INFINITY) * 1000,
+    maxConnections: settings.connections ?? s3Defaults.connections,
+    timeLimitMs: settings.timeLimitMs ?? s3Defaults.timeLimitMs,
+    idleLimitMs: settings.idleLimitMs ?? s3Defaults.idleLimitMs,
+    flushMs: settings.flushMs ?? s3Defaults.flushMs,
+    refreshMs: settings.refreshMs ?? s3Defaults.refreshMs,
+  };
+}
+
+/** undefined: the SDK's chain. */
+function credentialsOf({ accessKeyId, sessionToken, ...settings }: S3Settings) {
+  const { secretAccessKeyFile } = settings;
+  const secretAccessKey =
+    secretAccessKeyFile === undefined
+      ? settings.secretAccessKey
+      : fileOf(secretAccessKeyFile, 'secretAccessKeyFile').trim();
+  if (accessKeyId === undefined && secretAccessKey === undefined) return undefined;
+  if (accessKeyId === undefined || secretAccessKey === undefined) {
+    throw new KvError('CONFIG', 's3: accessKeyId and secretAccessKey belong together; give both or neither');
+  }
+  return { accessKeyId, secretAccessKey, ...(sessionToken === undefined ? {} : { sessionToken }) };
+}
+
+function fileOf(path: string, option: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    throw new KvError('CONFIG', `s3: ${option} ${path} cannot be read (${code}); correct the path or its permissions`);
+  }
+}
+
+function endpointOf(text: string): URL {
+  const url = URL.canParse(text) ? new URL(text) : undefined;
+  const sound = url !== undefined && /^https?:$/.test(url.protocol) && url.pathname === '/' && url.search === '';
+  if (!sound || url.username !== '') {
+    throw new KvError('CONFIG', `s3: endpoint ${JSON.stringify(text)} is not a URL like https://host:port; correct it`);
+  }
+  return url;
+}

@@ -1,0 +1,304 @@
+/**
+ * The S3 tier: immutable packs in a bucket that any number of nodes share under one budget, without a coordinator.
+ *
+ *     write ──PackWriter──▶ PUT v1/packs/NNNNNNNN, If-None-Match: *      (pack-writer.ts: why the budget holds)
+ *     read  ──PackIndex──▶ pack, offset ──PackReader──▶ ranged GET, If-Match ──▶ arena slot ──▶ verified
+ *     Discovery ──LIST──▶ other nodes' packs come and go
+ *
+ * Invariants (law 1 to 3): what is delivered was verified; nothing outlasts its time limit; at most packCount × packBytes lie
+ * under the prefix. A server that does not answer takes the tier out of service, and `RequestBreaker` brings it back.
+ */
+
+import { native } from '@kvtier/data-plane';
+import { invariant, KvError } from '@kvtier/errors';
+import { decodeHeader, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
+import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
+import { Discovery, packKey } from './discovery.ts';
+import { checkBucket } from './opening.ts';
+import { planS3, type S3Plan, type S3TierOptions } from './options.ts';
+import { type Pack, type PackEntry, PackIndex } from './pack-index.ts';
+import { PackReader, type WantedBlock } from './pack-reader.ts';
+import { type PackJob, PackWriter } from './pack-writer.ts';
+import { RequestBreaker } from './request-breaker.ts';
+import { S3Api } from './s3-api.ts';
+
+export class S3Tier implements Tier {
+  readonly name = 's3';
+  readonly supports = { persistent: true, shared: true, writable: true, evicts: true };
+  readonly #options: S3TierOptions;
+  readonly #plan: S3Plan;
+  readonly #index = new PackIndex();
+  readonly #api: S3Api;
+  readonly #breaker: RequestBreaker;
+  readonly #discovery: Discovery;
+  readonly #writer: PackWriter;
+  readonly #reader: PackReader;
+  /** Writes in flight by namespace and hash, with who else waits for them: one block is not written twice. */
+  readonly #writing = new Map<string, ((stored: boolean) => void)[]>();
+  readonly #background = new Set<Promise<unknown>>();
+  readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
+  #refreshing: Promise<void> | undefined;
+  #refreshTimer: NodeJS.Timeout | undefined;
+  #closed = false;
+
+  /** Check the bucket and list what it holds. KvError CONFIG, in one line, when it cannot work. */
+  static async open(options: S3TierOptions): Promise<S3Tier> {
+    const plan = planS3(options);
+    const holder: { breaker?: RequestBreaker } = {};
+    const api = await S3Api.open({
+      plan,
+      onTry: (failure) => holder.breaker?.noted(failure),
+      suspended: () => holder.breaker?.suspended,
+    });
+    try {
+      const deadlineMs = performance.now() + plan.timeLimitMs;
+      await checkBucket(api, plan, deadlineMs);
+      const tier = new S3Tier(options, plan, api);
+      await tier.#refresh();
+      holder.breaker = tier.#breaker;
+      tier.#planRefresh();
+      const { packs, count } = tier.#index;
+      const at = `${plan.url.origin}/${plan.bucket}/${plan.prefix}`;
+      options.log.info({ at, packs: packs.size, packCount: plan.packCount, blocks: count }, 'the s3 tier is open');
+      return tier;
+    } catch (error) {
+      api.close();
+      throw error;
+    }
+  }
+
+  private constructor(options: S3TierOptions, plan: S3Plan, api: S3Api) {
+    const { arena, memory, log } = options;
+    this.#options = options;
+    this.#plan = plan;
+    this.#api = api;
+    const index = this.#index;
+    const onEvicted = (blockCount: number): void => {
+      this.#counts.evictions += blockCount;
+    };
+    this.#breaker = new RequestBreaker({
+      onOpen: (reason) => {
+        index.hide();
+        log.error({ tier: this.name, reason }, 'the s3 tier is out of service until its server answers again');
+      },
+      probe: () => this.#refresh(),
+      onClosed: () => {
+        index.show();
+        log.info({ tier: this.name, blocks: index.count }, 'the s3 tier is back in service');
+      },
+    });
+    const shared = { plan, api, index, log, onEvicted };
+    this.#discovery = new Discovery(shared);
+    this.#writer = new PackWriter({ ...shared, discovery: this.#discovery, memory });
+    this.#reader = new PackReader({
+      ...{ api, arena, memory },
+      onGone: (pack) => {
+        if (index.packs.get(pack.slot) === pack) index.drop(pack);
+      },
+      onCorrupt: (entry) => this.#forget(entry, 'corrupt'),
+    });
+  }
+
+  lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
+    const held = this.#closed ? 0 : this.#index.prefix(namespace, hashes);
+    this.#counts.hits += held;
+    if (held < hashes.length) this.#counts.misses++;
+    return held;
+  }
+
+  /** Whole packs are as recent as the last use of any of their blocks. */
+  touch(namespace: Namespace, hashes: readonly HashKey[]): void {
+    for (let at = hashes.length - 1; at >= 0; at--) {
+      const entry = this.#index.get(namespace, hashes[at]!);
+      if (entry !== undefined) this.#index.touch(entry.pack);
+    }
+  }
+
+  write(namespace: Namespace, blocks: readonly SlotBlock[]): Promise<WriteStatus[]> {
+    return new Promise((resolve) => {
+      const statuses: WriteStatus[] = [];
+      let open = blocks.length;
+      const end = (index: number, status: WriteStatus): void => {
+        if (status === 'refused') this.#counts.refused++;
+        statuses[index] = status;
+        if (--open === 0) resolve(statuses);
+      };
+      if (open === 0) resolve(statuses);
+      const jobs: PackJob[] = [];
+      let jobBytes = 0;
+      for (const [index, { hash, slot }] of blocks.entries()) {
+        const entry = this.#index.get(namespace, hash);
+        const key = namespace.key + hash;
+        const others = this.#writing.get(key);
+        const bytes = this.#objectBytes(namespace, hash, slot);
+        if (!this.#inService) end(index, 'refused');
+        else if (entry !== undefined) {
+          this.#index.touch(entry.pack);
+          end(index, 'held');
+        } else if (others !== undefined) others.push((stored) => end(index, stored ? 'held' : 'refused'));
+        else if (bytes === undefined || !this.#writer.fits(bytes) || !this.#writer.hasRoom(jobBytes + bytes)) {
+          end(index, 'refused');
+        } else {
+          jobBytes += bytes;
+          const waiters: ((stored: boolean) => void)[] = [];
+          this.#writing.set(key, waiters);
+          const onDone = (stored: boolean): void => {
+            this.#writing.delete(key);
+            end(index, stored ? 'stored' : 'refused');
+            for (const tell of waiters) tell(stored);
+          };
+          jobs.push({ namespace, hash, slot, bytes, onDone });
+        }
+      }
+      for (const job of jobs) this.#writer.append(job);
+    });
+  }
+
+  async read(
+    namespace: Namespace,
+    blocks: readonly SlotBlock[],
+    onDone: (index: number, status: ReadStatus) => void,
+  ): Promise<void> {
+    const wanted: WantedBlock[] = [];
+    for (const [index, { hash, slot }] of blocks.entries()) {
+      const entry = this.#inService ? this.#index.get(namespace, hash) : undefined;
+      // One that does not fit into the slot says nothing of the block: the slot's size is the asker's word.
+      if (entry === undefined || entry.bytes > this.#options.slots.slotBytesOf(slot)) onDone(index, 'missing');
+      else {
+        this.#index.touch(entry.pack);
+        wanted.push({ index, slot, entry });
+      }
+    }
+    const reading = this.#reader.read(wanted, performance.now() + this.#plan.timeLimitMs, onDone);
+    this.#keep(reading);
+    await reading;
+  }
+
+  /** Lasting on this node as long as the pack does; other nodes, and this one after a restart, find a block by its own checksum. */
+  remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
+    let count = 0;
+    for (const hash of hashes) {
+      const entry = this.#index.get(namespace, hash);
+      if (entry === undefined) continue;
+      this.#forget(entry, reason);
+      count++;
+    }
+    return count;
+  }
+
+  follow(listener: (change: TierChange) => void): () => void {
+    return this.#index.follow(listener);
+  }
+
+  followInPages(listener: (change: TierChange) => void): Following {
+    return this.#index.followInPages(listener);
+  }
+
+  stats(): TierStats {
+    const { packs, toldCount, storedBytes } = this.#index;
+    return {
+      tier: this.name,
+      blocks: this.#closed ? 0 : toldCount,
+      bytes: (this.#plan.packCount - this.#discovery.free.size) * this.#plan.packBytes,
+      capacityBytes: this.#plan.capacityBytes,
+      ...this.#counts,
+      inService: this.#inService,
+      outOfServiceReason: this.#breaker.reason,
+      detail: {
+        packs: packs.size,
+        pack_slots: this.#plan.packCount,
+        stored_bytes: storedBytes,
+        foreign_objects: this.#discovery.foreignCount,
+        requests: this.#api.requestCount,
+        retries: this.#api.retryCount,
+      },
+    };
+  }
+
+  checkIntegrity(): void {
+    this.#index.checkIntegrity();
+    const { free, busy } = this.#discovery;
+    for (const [slot, pack] of this.#index.packs) {
+      invariant(!free.has(slot), 's3: a pack lies in a free slot');
+      invariant(slot < this.#plan.packCount && pack.bytes <= this.#plan.packBytes, 's3: a pack outside the budget');
+    }
+    for (const slot of busy) invariant(!free.has(slot), 's3: a busy slot is free');
+    invariant(this.stats().bytes <= this.#plan.capacityBytes, 's3: over its capacity');
+  }
+
+  async close(): Promise<void> {
+    if (this.#closed) return;
+    await this.#writer.idle();
+    this.#closed = true;
+    clearTimeout(this.#refreshTimer);
+    this.#breaker.stop();
+    this.#index.close();
+    while (this.#background.size > 0) await Promise.allSettled(this.#background);
+    await this.#refreshing?.catch(() => {});
+    this.#api.close();
+  }
+
+  get #inService(): boolean {
+    return !this.#index.hidden && !this.#closed;
+  }
+
+  /** Bytes of the object in a slot; undefined: it is not the one that the slot is said to hold. */
+  #objectBytes(namespace: Namespace, hash: HashKey, slot: number): number | undefined {
+    const header = decodeHeader(native.arenaRead(this.#options.arena, slot, headerBytes));
+    if ('error' in header || header.hash !== hash) return undefined;
+    if (Buffer.compare(header.namespace, namespace.digest) !== 0) return undefined;
+    const bytes = headerBytes + header.payloadBytes;
+    return bytes <= this.#options.slots.slotBytesOf(slot) ? bytes : undefined;
+  }
+
+  #forget(entry: PackEntry, reason: 'corrupt' | 'evicted' | 'asked'): void {
+    if (!entry.listed) return;
+    this.#index.remove(entry);
+    if (reason === 'corrupt') this.#counts.corrupt++;
+    if (reason === 'evicted') this.#counts.evictions++;
+    if (entry.pack.listedCount === 0) this.#keep(this.#retire(entry.pack));
+  }
+
+  /** Nothing in it is wanted any more. Fails quietly: eviction will come by. */
+  async #retire(pack: Pack): Promise<void> {
+    const { free, busy } = this.#discovery;
+    if (this.#index.packs.get(pack.slot) !== pack || busy.has(pack.slot)) return;
+    this.#index.drop(pack);
+    busy.add(pack.slot);
+    try {
+      await this.#api.delete(packKey(pack.slot), performance.now() + this.#plan.timeLimitMs);
+      free.add(pack.slot);
+    } catch (error) {
+      this.#options.log.warn({ reason: KvError.from(error).message }, 's3: an empty pack could not be deleted');
+    } finally {
+      busy.delete(pack.slot);
+    }
+  }
+
+  #keep(work: Promise<unknown>): void {
+    const kept: Promise<unknown> = work.finally(() => this.#background.delete(kept));
+    this.#background.add(kept);
+    kept.catch(() => {}); // whoever called hears of it
+  }
+
+  /** One listing at a time. */
+  #refresh(): Promise<void> {
+    this.#refreshing ??= this.#discovery
+      .refresh(performance.now() + Math.max(this.#plan.timeLimitMs, 60_000))
+      .finally(() => {
+        this.#refreshing = undefined;
+      });
+    return this.#refreshing;
+  }
+
+  #planRefresh(): void {
+    if (this.#closed) return;
+    const waitMs =
+      Math.max(this.#plan.refreshMs, 1000 * (this.#discovery.listingPages - 1)) * (0.8 + 0.4 * Math.random());
+    this.#refreshTimer = setTimeout(() => {
+      // Out of service the breaker looks by itself; a failure is counted by it.
+      const pass = this.#breaker.reason === '' ? this.#refresh().catch(() => {}) : Promise.resolve();
+      void pass.then(() => this.#planRefresh());
+    }, waitMs).unref();
+  }
+}

@@ -1,7 +1,0 @@
-/** The peer tier: what a node fetches from others (`PeerTier`), and gives to them (`PeerServer`), over one `PeerEngine`. */
-export type { PeerSecurity } from './control.ts';
-export { maxPeers } from './directory.ts';
-export { PeerEngine, type PeerEngineOptions } from './engine.ts';
-export { PeerServer, type PeerServerOptions } from './peer-server.ts';
-export { PeerTier, type PeerTierOptions } from './peer-tier.ts';
-export type { PeerAddress } from './remote-peer.ts';
