@@ -1,0 +1,25 @@
+/** docs/metrics.md and the source name the same metrics. */
+import { expect, it } from 'vitest';
+import { namesIn } from './docs.ts';
+import { read } from './tree.ts';
+
+const api = read('packages/coordinator/api-server/src/metrics.ts');
+const worker = read('packages/engine/worker/src/metrics.ts');
+const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+const all = (text: string, pattern: RegExp): string[] => [...text.matchAll(pattern)].map((match) => match[1]!);
+const listIn = (text: string, start: RegExp): string =>
+  /[{[][\s\S]*?[}\]]/.exec(text.slice(start.exec(text)!.index + start.exec(text)![0].length))![0];
+
+const inSource = new Set([
+  ...all(`${api}${worker}`, /name: '(kvtier_\w+)'/g),
+  ...all(worker, /#phase\('(\w+)'/g).map((name) => `kvtier_engine_${name}_seconds`),
+  ...all(worker, /(?:#gauge|#labelled|\bgauge)\(\s*'(\w+)'/g).map((name) => `kvtier_${name}`),
+  ...all(listIn(worker, /const engineGauges[^=]*= /), /(\w+):/g).map((name) => `kvtier_engine_${snake(name)}`),
+  ...all(listIn(worker, /const tierGauges = /), /'(\w+)'/g).map((name) => `kvtier_tier_${snake(name)}`),
+]);
+
+it('every metric stands in docs/metrics.md, and no other', () => {
+  const documented = namesIn('docs/metrics.md');
+  expect(documented.filter((name, at) => documented.indexOf(name) !== at)).toEqual([]);
+  expect(documented.toSorted(), 'make docs/metrics.md and the two metrics.ts equal').toEqual([...inSource].toSorted());
+});

@@ -1,0 +1,188 @@
+/** What docs and comments say of files and names is so. */
+import { existsSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { cacheNodeSchema } from '@kvtier/config';
+import { admissionNames, blockPolicyNames, policyNames } from '@kvtier/eviction';
+import { codecNames } from '@kvtier/tiers';
+import { expect, it } from 'vitest';
+import { codesIn, tableRows } from './docs.ts';
+import { filesBelow, read, root } from './tree.ts';
+
+const code = ['packages', 'services', 'bench', 'test', 'scripts', 'proto', 'infra'].flatMap((folder) =>
+  filesBelow(folder, ['.ts', '.mjs', '.cc', '.h', '.cu', '.cuh', '.py', '.proto', '.sh', '.txt']),
+);
+const pages = [
+  ...['README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md'],
+  ...['docs', 'infra', 'bench', 'models', 'packages'].flatMap((folder) => filesBelow(folder, ['.md'])),
+];
+const tree = [...code, ...pages, ...filesBelow('models', ['.py', '.md', '.json']), ...filesBelow('infra', ['.json'])];
+
+/** Comments of a source file, or the whole of a page: [line number, text]. */
+function prose(path: string): [number, string][] {
+  const lines = read(path).split('\n');
+  const isComment = (line: string): boolean =>
+    /^\s*(\*|\/\*|\/\/|#(?!include|define|pragma|if|end|else))|\s\/\/ /.test(line);
+  return lines.flatMap((line, at) =>
+    path.endsWith('.md') || isComment(line) ? [[at + 1, line] as [number, string]] : [],
+  );
+}
+
+const comment = (line: string): string => line.replace(/^(?!\s*[*/#]).*?\s\/\/ /, '');
+
+it('files named in docs and comments exist', () => {
+  // Programs and libraries of others, and what users and models bring.
+  const others = /^(?:vllm|sglang|lib|benches)\/|^xxhash\.h$|^[A-Z]+\.\w+$|\/[A-Z]+\.ts$/;
+  const ends = new Set(tree.map((path) => path.split('/').at(-1)!));
+  const missing = [...code, ...pages].flatMap((path) =>
+    prose(path).flatMap(([line, text]) =>
+      [
+        ...comment(text).matchAll(
+          /(?<![\w/@.$}*-])((?:[\w-]+\/)*[\w.-]+\.(?:ts|mjs|cc|h|cu|cuh|md|sh|proto))(?![\w*/])/g,
+        ),
+      ]
+        .map((match) => match[1]!)
+        .filter((name) => !others.test(name) && !/^https?:/.test(name))
+        .filter((name) => {
+          if (/^(packages|services|bench|test|scripts|proto|infra|docs|models)\//.test(name))
+            return !existsSync(join(root, name));
+          if (!name.includes('/')) return !ends.has(name);
+          return !tree.some((file) => file.endsWith(`/${name}`)) && !existsSync(join(root, dirname(path), name));
+        })
+        .map((name) => `${path}:${line}: ${name}`),
+    ),
+  );
+  expect(missing, 'name the file as it is called now').toEqual([]);
+});
+
+it('folders named in docs and comments exist', () => {
+  const missing = [...code, ...pages].flatMap((path) =>
+    prose(path).flatMap(([line, text]) =>
+      [...comment(text).matchAll(/(?<![\w/@.-])((?:packages|services)(?:\/[a-z][\w-]*)+)(?![\w.*/-])/g)]
+        .map((match) => match[1]!)
+        .filter((name) => !existsSync(join(root, name)))
+        .map((name) => `${path}:${line}: ${name}`),
+    ),
+  );
+  expect(missing, 'name the folder as it is called now').toEqual([]);
+});
+
+it('links of pages lead somewhere', () => {
+  const missing = pages.flatMap((path) =>
+    [...read(path).matchAll(/\]\((?!https?:|#)([^)#\s]+)(?:#[^)]*)?\)/g)]
+      .map((match) => match[1]!)
+      .filter((to) => !existsSync(join(root, dirname(path), to)))
+      .map((to) => `${path}: ${to}`),
+  );
+  expect(missing).toEqual([]);
+});
+
+it('no word of how the work was done, no path outside of the repository', () => {
+  // Spelled so that this file does not match itself.
+  const words = [
+    'the blue~print',
+    'the re~port\\b',
+    'issue \\d',
+    'issues? of (?:its|their) own',
+    'engine issue~',
+    '(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth) sess~ion',
+    'is le~nt for',
+    '/wo~rk/',
+    '(?<!npm run )\\bshared/(?:seeds|vectors|traces|reference|design)',
+    'platform\\.m~d',
+  ].map((word) => new RegExp(word.replace('~', '')));
+  const found = [...code, ...pages]
+    .filter((path) => path !== 'test/style/sentences.test.ts')
+    .flatMap((path) =>
+      read(path)
+        .split('\n')
+        .flatMap((line, at) =>
+          words.filter((word) => word.test(line)).map((word) => `${path}:${at + 1}: ${word.source}`),
+        ),
+    );
+  expect(found, 'speak of the product, and of what is here').toEqual([]);
+});
+
+it('pages keep to 120 columns outside of tables and code', () => {
+  const long = pages.flatMap((path) => {
+    let isCode = false;
+    return read(path)
+      .split('\n')
+      .flatMap((line, at) => {
+        if (line.startsWith('```')) isCode = !isCode;
+        return isCode || /^(\||#| {4}|.*https?:)/.test(line) || line.length <= 120 ? [] : [`${path}:${at + 1}`];
+      });
+  });
+  expect(long).toEqual([]);
+});
+
+it('entries of docs/decisions.md have at most 80 words', () => {
+  const entries = read('docs/decisions.md').split(/\n\* /).slice(1);
+  const long = entries
+    .map((entry) => entry.split('\n\n')[0]!.split(/\s+/).filter(Boolean))
+    .filter((words) => words.length > 80)
+    .map((words) => `${words.length} words: ${words.slice(0, 6).join(' ')}`);
+  expect(entries.length).toBeGreaterThan(30);
+  expect(long).toEqual([]);
+});
+
+it('the first pages stay short', () => {
+  const limits = { 'README.md': 120, 'ARCHITECTURE.md': 150 };
+  const lines = Object.keys(limits).map((page) => [page, read(page).split('\n').length - 1] as const);
+  expect(lines.filter(([page, count]) => count > limits[page as keyof typeof limits])).toEqual([]);
+});
+
+it('names of policies, admissions, codecs and tiers in the configuration are those of their sources', () => {
+  const config = read('packages/base/config/src/cache-node.ts');
+  const engine = read('packages/base/config/src/index.ts');
+  const lists = (text: string): string[][] =>
+    [...text.matchAll(/\[((?:\s*'[\w+-]+',?)+)\s*\]/g)].map((match) =>
+      [...match[1]!.matchAll(/'([^']+)'/g)].map((name) => name[1]!),
+    );
+  const has = (text: string, names: readonly string[]): boolean =>
+    lists(text).some((list) => list.toSorted().join() === [...names].toSorted().join());
+  expect(has(config, policyNames), 'policyNames of packages/base/eviction').toBe(true);
+  expect(has(config, admissionNames), 'admissionNames of packages/base/eviction').toBe(true);
+  expect(has(config, codecNames), 'codecNames of packages/store/tiers').toBe(true);
+  expect(has(engine, blockPolicyNames), 'blockPolicyNames of packages/base/eviction').toBe(true);
+});
+
+it('write-down waits for the disk as long as docs and configuration say', () => {
+  const ms = Number(/diskSettleMs = ([\d_]+)/.exec(read('packages/store/node/src/node.ts'))![1]!.replaceAll('_', ''));
+  expect(read('docs/cache-node.md')).toContain(`| \`.TIER.settleMs\` | ${ms} for \`disk\`, else 0 |`);
+  expect(read('packages/base/config/src/cache-node.ts')).toContain(`Absent: ${ms} for the disk, 0 for tiers`);
+});
+
+it('defaults of docs/cache-node.md are those of the schema', () => {
+  const least = {
+    ...{ socketPath: '/s', dataDir: '/d', arena: { bytes: 1 << 30 }, disk: { bytes: 1 << 30 } },
+    peers: { security: { encryption: 'none', secretFile: '/secret' }, peers: [{ host: '127.0.0.1', port: 1 }] },
+    s3: { bucket: 'blocks', bytes: 1 << 30 },
+    placement: { disk: {} },
+  };
+  const parsed = cacheNodeSchema.parse(least) as unknown as Record<string, unknown>;
+  const disk = (parsed.placement as { disk: object }).disk;
+  const wrong: string[] = [];
+  let at: unknown = parsed;
+  for (const [first, second] of tableRows('docs/cache-node.md')) {
+    const keys = codesIn(first!);
+    if (first!.startsWith('**') && /\*\*`(\w+)`\*\*/.test(first!)) at = parsed[/\*\*`(\w+)`\*\*/.exec(first!)![1]!];
+    for (const [i, raw] of keys.entries()) {
+      const key = raw.replace(/^\.(TIER\.)?/, '');
+      const holder = /^\.TIER\./.test(raw)
+        ? disk
+        : raw.startsWith('.')
+          ? at
+          : first!.startsWith('**')
+            ? parsed
+            : parsed;
+      const values = [parsed.s3, holder].map((one) => (one as Record<string, unknown> | null)?.[key]);
+      const value = raw.startsWith('.') || first!.startsWith('**') ? values[1] : (values[0] ?? values[1]);
+      const told = second!.split(', ')[i] ?? second!;
+      const literal = /^`([^`]*)`$|^(\d+|true|false)$/.exec(told);
+      if (literal === null || value === undefined || typeof value === 'object') continue;
+      if (String(value) !== (literal[1] ?? literal[2]))
+        wrong.push(`${raw}: ${told} in the docs, ${String(value)} in the schema`);
+    }
+  }
+  expect(wrong).toEqual([]);
+});
