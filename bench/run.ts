@@ -1,12 +1,13 @@
 /**
- * `npm run bench -- SUITE [--json]` and `--list`. A table for a person; with --json that goes to stderr and stdout ends with one
- * JSON object {suite, figures} on its last line. What a suite logs goes to stderr.
+ * `npm run bench -- SUITE [--json] [--record]` and `--list`. A table for a person; with --json that goes to stderr and stdout ends
+ * with one JSON object {suite, figures} on its last line. What a suite logs goes to stderr. --record: see record.ts.
  */
 import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import type { Figure, Suite } from './figures.ts';
+import { record } from './record.ts';
 import { makeScratch } from './scratch.ts';
 import { againUnpaced } from './unpaced.ts';
 
@@ -32,12 +33,13 @@ async function load(name: string): Promise<Suite> {
 export async function main(args: readonly string[], host: BenchHost): Promise<number> {
   try {
     if (args.includes('--list')) return await list();
-    const [name, ...rest] = args.filter((arg) => arg !== '--json');
+    const [name, ...rest] = args.filter((arg) => arg !== '--json' && arg !== '--record');
     if (name === undefined || !existsSync(join(suitesDir, `${name}.ts`)) || !names().includes(name)) {
       const what = name === undefined ? 'name a suite' : `${name}: no such suite`;
       throw new KvError('CONFIG', `bench: ${what}; there are: ${names().join(', ')}`);
     }
-    return await runSuite(await load(name), rest, args.includes('--json'), host);
+    const output = { json: args.includes('--json'), record: args.includes('--record') };
+    return await runSuite(await load(name), rest, output, host);
   } catch (error) {
     if (!(error instanceof KvError)) throw error;
     process.stderr.write(`kvtier: ${error.message}\n`);
@@ -50,7 +52,12 @@ async function list(): Promise<number> {
   return 0;
 }
 
-async function runSuite(suite: Suite, args: readonly string[], json: boolean, host: BenchHost): Promise<number> {
+interface Output {
+  readonly json: boolean;
+  readonly record: boolean;
+}
+
+async function runSuite(suite: Suite, args: readonly string[], output: Output, host: BenchHost): Promise<number> {
   if (suite.needs) await host.ensureSystemPackages(suite.needs);
   const log = (line: string): void => void process.stderr.write(`${line}\n`);
   const done = suite.unpaced ? await againUnpaced(log) : undefined;
@@ -60,8 +67,9 @@ async function runSuite(suite: Suite, args: readonly string[], json: boolean, ho
   process.once('exit', cleanUp);
   try {
     const figures = await suite.run({ args, scratchDir, log });
-    (json ? process.stderr : process.stdout).write(table(figures));
-    if (json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures })}\n`);
+    if (output.record) record(suite.name, figures);
+    (output.json ? process.stderr : process.stdout).write(table(figures));
+    if (output.json) process.stdout.write(`${JSON.stringify({ suite: suite.name, figures })}\n`);
     return 0;
   } finally {
     cleanUp();
