@@ -4,7 +4,7 @@ import { defineConfig } from 'vitest/config';
 // Two projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things.
 // Real servers, real deaths and random schedules on two busy cores: whoever needs a second attempt is named at the end of
 // `npm test`, and is a defect to mend.
-// Properties meet the same cases again at it (test/setup/properties.ts), so that it hides no counterexample.
+// A property that found a counterexample gets none (test/setup/properties.ts).
 // A worker runs one file after another in one process: modules are loaded once, and no test changes any.
 const common = {
   testTimeout: 30_000,
