@@ -39,7 +39,7 @@ describe('kvtier up', () => {
       stderr: `kvtier: ${machine.dataDir}: another kvtier uses this data folder; stop it or name another with --data-dir\n`,
     });
     expect((await ask(system.url)).text).toBe(' Brazil');
-    for (const process of ['API server', 'engine', 'node']) {
+    for (const process of ['api_server', 'engine', 'node']) {
       const [seconds] = (await metricValues(system.url, `kvtier_${process}_longest_turn_seconds`)).values();
       expect(seconds, process).toBeGreaterThan(0);
       expect(seconds, process).toBeLessThan(0.05);

@@ -2,9 +2,10 @@ import { describe, expect, it } from 'vitest';
 import { type Profile, productRuns } from './turn-profile.ts';
 
 const root = '/checkout/';
-const product = 'file:///checkout/packages/store/src/store.ts';
-const test = '/checkout/packages/store/src/store.test.ts';
-const fake = '/checkout/packages/store/src/testing/bench.ts';
+const product = 'file:///checkout/packages/store/placement/src/store.ts';
+const test = '/checkout/packages/store/placement/src/store.test.ts';
+const fake = '/checkout/packages/store/placement/src/testing/bench.ts';
+const rooms = ['packages/cli/src/main.ts', 'packages/base/errors/src/index.ts', 'services/cache-node/src/main.ts'];
 const vitest = 'file:///checkout/node_modules/@vitest/runner/dist/index.js';
 
 /** Stacks of samples 2 ms apart, outermost frame first, as a profile that begins at 1 s. */
@@ -36,6 +37,10 @@ describe('whose turn it is', () => {
     expect(msOf(times(40, 'node:internal/timers', product))).toEqual([80]);
     expect(msOf([...times(20, product), ...times(20, product, fake)])).toEqual([80]);
     expect(msOf(times(40, product, '/checkout/node_modules/pino/pino.js'))).toEqual([80]);
+  });
+
+  it.each(rooms)('the product’s in every room: %s', (file) => {
+    expect(msOf(times(40, `file://${root}${file}`))).toEqual([80]);
   });
 
   it('the test’s when it called the product, or its runner did and it was compiled away', () => {

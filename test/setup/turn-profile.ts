@@ -21,7 +21,7 @@ export interface Turn {
 /** A stretch of a turn that product code began and that no test code interrupts. */
 export interface ProductRun {
   readonly cpuMs: number;
-  /** Where most of it was spent, the product's outermost and innermost frames: "packages/x/src/y.ts:12 begin > … > file:34 inner 40 ms". */
+  /** Where most of it was spent, the product's outermost and innermost frames: "FILE:12 begin > … > file:34 inner 40 ms". */
   readonly where: readonly string[];
 }
 
@@ -84,6 +84,7 @@ export function productRuns(profile: Profile, root: string, turn: Turn): Product
 
 function kindOf(path: string): Kind {
   if (/(^|\/)node_modules\//.test(path)) return 'neither';
-  if (/^(packages|services)\/[^/]+\/src\//.test(path) && !/\.test\.ts$|\/testing\//.test(path)) return 'product';
+  if (/^(packages\/(cli|[^/]+\/[^/]+)|services\/[^/]+)\/src\//.test(path) && !/\.test\.ts$|\/testing\//.test(path))
+    return 'product';
   return 'test';
 }

@@ -5,6 +5,7 @@ import { read } from './tree.ts';
 
 const api = read('packages/coordinator/api-server/src/metrics.ts');
 const worker = read('packages/engine/worker/src/metrics.ts');
+const telemetry = read('packages/base/telemetry/src/metrics.ts');
 const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 const all = (text: string, pattern: RegExp): string[] => [...text.matchAll(pattern)].map((match) => match[1]!);
 const listIn = (text: string, start: RegExp): string =>
@@ -12,6 +13,9 @@ const listIn = (text: string, start: RegExp): string =>
 
 const inSource = new Set([
   ...all(`${api}${worker}`, /name: '(kvtier_\w+)'/g),
+  ...all(`${api}${worker}`, /turnMetrics\('(\w+)'/g).flatMap((prefix) =>
+    all(telemetry, /name: `kvtier_\$\{prefix\}_(\w+)`/g).map((name) => `kvtier_${prefix}_${name}`),
+  ),
   ...all(worker, /#phase\('(\w+)'/g).map((name) => `kvtier_engine_${name}_seconds`),
   ...all(worker, /(?:#gauge|#labelled|\bgauge)\(\s*'(\w+)'/g).map((name) => `kvtier_${name}`),
   ...all(listIn(worker, /const engineGauges[^=]*= /), /(\w+):/g).map((name) => `kvtier_engine_${snake(name)}`),

@@ -9,7 +9,7 @@
  * must not touch what belongs to the caller: bytes into somebody's memory need a transport that can be cut off.
  * test/style/outside.test.ts: clients of servers are made inside an `Outside`, and nowhere else.
  */
-import { KvError } from './index.ts';
+import { KvError } from './kv-error.ts';
 
 /**
  * What `wait` brings, or KvError DEADLINE (retry) after `limitMs`; not begun at all when that is not above 0. `signal` aborts at the

@@ -54,7 +54,7 @@ export class RequestMetrics {
   });
 
   constructor() {
-    turnMetrics('API server', this.#registry);
+    turnMetrics('api_server', this.#registry);
   }
 
   countTokens(totals: Totals): void {

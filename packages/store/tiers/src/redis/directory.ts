@@ -8,8 +8,9 @@
 import { randomBytes } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
 import { type HashKey, hashOfKey, type Namespace, namespaceFromDigest } from '@kvtier/identity';
-import type { Partition, RedisCommands, Reply } from './redis-commands.ts';
+import type { Partition, RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
+import type { Reply } from './replies.ts';
 import {
   namespaceBytes,
   parseCommitted,

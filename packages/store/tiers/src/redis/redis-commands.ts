@@ -6,11 +6,11 @@
 import { KvError, Outside } from '@kvtier/errors';
 import { Cluster, Redis, type RedisOptions } from 'ioredis';
 import type { RedisAddress, RedisLogin } from './piece-connection.ts';
+import type { Reply } from './replies.ts';
 import { allScripts, keyNames, type Script } from './scripts.ts';
 import { credentialsOf, parseServers, type RedisSettings, tlsOf } from './settings.ts';
 
 const slotCount = 16_384;
-export type Reply = Buffer | number | null | readonly Reply[];
 type Argument = string | number | Buffer;
 
 /** Keys of one partition: one hash tag, one slot. */

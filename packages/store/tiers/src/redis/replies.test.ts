@@ -5,8 +5,9 @@ import { describe, expect, it } from 'vitest';
 import { hashNamed, namespaceNamed } from '../kit/testing/objects.ts';
 import type { TierChange } from '../kit/tier.ts';
 import { Directory } from './directory.ts';
-import type { RedisCommands, Reply } from './redis-commands.ts';
+import type { RedisCommands } from './redis-commands.ts';
 import { RedisIndex } from './redis-index.ts';
+import type { Reply } from './replies.ts';
 import { type Entry, parseEntry } from './replies.ts';
 import * as scripts from './scripts.ts';
 

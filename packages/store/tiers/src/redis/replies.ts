@@ -8,7 +8,9 @@
  */
 import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes } from '@kvtier/identity';
-import type { Reply } from './redis-commands.ts';
+
+/** As a server answers a command. */
+export type Reply = Buffer | number | null | readonly Reply[];
 
 export const namespaceBytes = 32;
 /** Of a value: each is a key and some commands. */
