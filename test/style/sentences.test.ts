@@ -1,7 +1,7 @@
 /** What docs and comments say of files and names is so. */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { cacheNodeSchema } from '@kvtier/config';
+import { cacheNodeSchema, engineWorkerSchema } from '@kvtier/config';
 import { admissionNames, blockPolicyNames, policyNames } from '@kvtier/eviction';
 import { codecNames } from '@kvtier/tiers';
 import { expect, it } from 'vitest';
@@ -144,6 +144,28 @@ it('names of policies, admissions, codecs and tiers in the configuration are tho
   expect(has(config, admissionNames), 'admissionNames of packages/base/eviction').toBe(true);
   expect(has(config, codecNames), 'codecNames of packages/store/tiers').toBe(true);
   expect(has(engine, blockPolicyNames), 'blockPolicyNames of packages/base/eviction').toBe(true);
+  const tiers = filesBelow('packages/store/tiers/src', ['-tier.ts'])
+    .flatMap((path) => [...read(path).matchAll(/^ {2}readonly name = '(\w+)'/gm)].map((match) => match[1]!))
+    .toSorted();
+  // Placement is for what is written down to: not the arena, where blocks come from, nor the peers, who write themselves.
+  expect(
+    has(
+      config,
+      tiers.filter((name) => name !== 'arena' && name !== 'peer'),
+    ),
+    'names of the tiers',
+  ).toBe(true);
+  expect(codesIn(/^\* \*\*tier\*\*:[^*]*/m.exec(read('docs/glossary.md'))![0]).toSorted()).toEqual(tiers);
+  expect(/fastest first: ([\w, ]+)\./.exec(read('docs/cache-node.md'))![1]!.split(', ').toSorted()).toEqual(tiers);
+});
+
+it('headings of pages that docs and comments name exist', () => {
+  const missing = [...code, ...pages].flatMap((path) =>
+    [...read(path).matchAll(/(docs\/[\w-]+\.md)(?:, | \()"([^"\n]+)"/g)]
+      .filter(([, page, heading]) => !new RegExp(`^#+ ${heading}$`, 'm').test(read(page!)))
+      .map(([all]) => `${path}: ${all}`),
+  );
+  expect(missing, 'name the heading as it is called now').toEqual([]);
 });
 
 it('write-down waits for the disk as long as docs and configuration say', () => {
@@ -185,4 +207,34 @@ it('defaults of docs/cache-node.md are those of the schema', () => {
     }
   }
   expect(wrong).toEqual([]);
+});
+
+it('defaults of docs/operating.md are those of the schemas', () => {
+  const node = cacheNodeSchema.parse({
+    ...{ socketPath: '/s', dataDir: '/d', arena: { bytes: 1 << 30 }, disk: null },
+    redis: { servers: ['redis://h:1'], bytes: 1 << 30 },
+    kvEvents: { endpoint: 'ipc:///e' },
+  });
+  const engine = engineWorkerSchema.parse({
+    ...{ modelDir: '/m', servedName: 'm', listen: '127.0.0.1:1', cacheNodeSocket: null },
+  });
+  const byKey: Record<string, unknown> = { ...engine, ...node.kvEvents, ...node.redis };
+  const asTold = (value: unknown): string =>
+    value === '' ? 'empty' : value === null || value === undefined || isEmpty(value) ? 'none' : String(value);
+  const isEmpty = (value: unknown): boolean => typeof value === 'object' && Object.keys(value as object).length === 0;
+  const known = new Set([...Object.keys(engineWorkerSchema.shape), ...Object.keys(byKey)]);
+  const compared = tableRows('docs/operating.md').flatMap(([first, second]) => {
+    const keys = codesIn(first!).filter((key) => known.has(key));
+    const told = second!.replaceAll('`', '').split(', ');
+    return keys
+      .map((key, at) => [key, keys.length === 1 ? told[0]! : (told[at] ?? '')] as const)
+      .filter(([key, value]) => value !== '' && !(byKey[key] === undefined && value !== 'none'))
+      .map(([key, value]) => [
+        key,
+        value.replace(/^(\d+) MiB$/, (_, n) => String(Number(n) * 2 ** 20)),
+        asTold(byKey[key]),
+      ]);
+  });
+  expect(compared.length).toBeGreaterThan(15);
+  expect(compared.filter(([, told, is]) => told !== is)).toEqual([]);
 });

@@ -1,6 +1,7 @@
+import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { formatBytes, parseBytes } from './bytes.ts';
-import { parseUp } from './options.ts';
+import { parseUp, upHelp } from './options.ts';
 
 describe('byte counts', () => {
   it.each([
@@ -33,6 +34,14 @@ describe('byte counts', () => {
 });
 
 describe('kvtier up', () => {
+  it('has the options of docs/operating.md, and no others', () => {
+    const page = readFileSync(new URL('../../../docs/operating.md', import.meta.url), 'utf8');
+    const cells = [...page.matchAll(/^\| (`--[^|]*)\|/gm)].map((match) => match[1]!);
+    const documented = cells.flatMap((cell) => [...cell.matchAll(/--[a-z0-9-]+/g)].map(([name]) => name));
+    const told = [...upHelp.matchAll(/^ {2}(--[a-z0-9-]+)/gm)].map((match) => match[1]!);
+    expect(documented.toSorted()).toEqual(told.filter((name) => name !== '--help').toSorted());
+  });
+
   it('has embedded defaults', () => {
     expect(parseUp([])).toMatchObject({
       port: 8000,

@@ -66,7 +66,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --redis-bytes SIZE   budget of all nodes that share it (1GiB)
   --s3 URL             an S3 tier that nodes share, as http(s)://HOST:PORT/BUCKET; keys: the AWS variables; with --s3-bytes
   --s3-bytes SIZE      budget of all nodes that share it (8GiB)
-  --node-config FILE   more of the cache node's configuration, JSON (docs/operating.md, "The cache node")
+  --node-config FILE   more of the cache node's configuration, JSON (docs/cache-node.md)
   --no-tier            engine and API server only, to compare
   --json-log           log lines of the services as JSON, from level info on
   --log-level LEVEL    ${logLevels.join(', ')} (warn; info with --json-log)
