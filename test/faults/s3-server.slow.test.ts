@@ -1,5 +1,5 @@
 /**
- * The S3 tier over a real server (Ceph RGW, started once for all of it): the contract, several nodes under one budget, and what
+ * The S3 tier over a real server (Ceph RGW, started once for all of it): several nodes under one budget, and what
  * happens to servers and bodies: stopped, killed, answering 500, cut, flipped, torn. Always: no operation outlives its time limit
  * by much, no wrong block is delivered (the bench throws), nothing above the budget, and service again by itself.
  */
@@ -9,7 +9,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { S3Tier } from '@kvtier/tiers/s3';
 import { Bucket, openS3, S3Proxy } from '@kvtier/tiers/s3/testing';
-import { hashNamed, namespaceNamed, TestBench, tierConformance } from '@kvtier/tiers/testing';
+import { hashNamed, namespaceNamed, TestBench } from '@kvtier/tiers/testing';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 import { until } from '../../infra/redis/servers.ts';
 import { makeCertificate, S3Server, s3Credentials } from '../../infra/s3/servers.ts';
@@ -28,18 +28,6 @@ beforeAll(async () => {
   server = await S3Server.start();
 }, 120_000);
 afterAll(() => server?.stop());
-
-describe('contract', () => {
-  tierConformance(
-    's3, Ceph RGW',
-    async (bench) => {
-      const bucket = await Bucket.make(server.url, `conformance-${++buckets}`);
-      bucket.close();
-      return openS3(bench, { endpoint: server.url, bucket: bucket.name });
-    },
-    { persistent: true, runs: 2 },
-  );
-});
 
 describe('worlds', () => {
   let bench: TestBench;

@@ -1,4 +1,4 @@
-// A GPU behind Backend: the transformer and the transfer engine on one device, and the arenas that are pinned for it.
+// A GPU behind Backend: the transformer and the transfers on one device, and the arenas that are pinned for it.
 //
 // Invariant: a copy's call returns only when the device touches its blocks and slots no more. One that misses its deadline
 // keeps its thread until then, and fails; the scheduler does not wait for it: a load's request starts anew after its own
@@ -78,7 +78,7 @@ class CudaBackend : public Backend {
   int64_t blocks() const override { return blocks_; }
   size_t block_bytes() const override { return transformer_->block_bytes(); }
   int copy_threads() const override { return kCopyThreads; }
-  size_t Pieces(const CopyJob&) const override { return 1; }  // the engine cuts it into batches
+  size_t Pieces(const CopyJob&) const override { return 1; }  // transfers cut it into batches
 
   void Export(CopyJob& job, size_t) override {
     const int arena = RegisteredArena(job);

@@ -117,8 +117,8 @@ struct Bench {
         pool(static_cast<size_t>(bytes), "bench"),
         straight(static_cast<size_t>(bytes), "bench"),
         arena(static_cast<size_t>(slot_bytes * blocks)),
-        engine({pool.data(), blocks, block_bytes}, {}),
-        id(engine.Register(arena.data(), arena.bytes()).arena),
+        transfers({pool.data(), blocks, block_bytes}, {}),
+        id(transfers.Register(arena.data(), arena.bytes()).arena),
         shape(std::to_string(block_bytes >> 10) + " KiB x " + std::to_string(blocks)),
         ids(static_cast<size_t>(blocks)),
         sums(static_cast<size_t>(blocks)),
@@ -130,17 +130,17 @@ struct Bench {
     for (size_t i = offsets.size() - 1; i > 0; --i) std::swap(offsets[i], offsets[(i * 40503u + 7) % (i + 1)]);
     Export();
   }
-  ~Bench() { engine.Unregister(id); }
+  ~Bench() { transfers.Unregister(id); }
 
   void Require(const TransferResult& result) const {
     if (result.outcome != TransferResult::Outcome::kDone) throw std::runtime_error(result.error);
   }
-  void Export() { Require(engine.Export(id, ids, offsets, sums)); }
+  void Export() { Require(transfers.Export(id, ids, offsets, sums)); }
   void Import() {
-    Require(engine.Import(id, ids, offsets, sums, good));
+    Require(transfers.Import(id, ids, offsets, sums, good));
     if (std::ranges::count(good, uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
   }
-  void ImportByLayer() { Require(engine.ImportByLayer(id, ids, offsets, sums, 32)->Finish()); }
+  void ImportByLayer() { Require(transfers.ImportByLayer(id, ids, offsets, sums, 32)->Finish()); }
   void Straight(bool to_host) {
     stream.Copy(to_host ? straight.data() : pool.data(), to_host ? pool.data() : straight.data(), static_cast<size_t>(bytes));
     Finish(stream);
@@ -163,7 +163,7 @@ struct Bench {
   gpu::Buffer pool;
   gpu::PinnedBuffer straight;
   Shared arena;
-  Transfers engine;
+  Transfers transfers;
   const int id;
   const std::string shape;
   std::vector<int32_t> ids;

@@ -136,9 +136,9 @@ KVTIER_CHECK(transfer_round_trip) {
     const int32_t blocks = 24;
     World world(blocks, shape.block_bytes, blocks, options);
     if (!shape.pinned) {  // what is registered already is refused
-      world.engine.Unregister(world.id);
+      world.transfers.Unregister(world.id);
       gpu::RegisterHost(world.arena.data() + 4096, 4096);
-      world.id = world.engine.Register(world.arena.data(), world.arena.bytes()).arena;
+      world.id = world.transfers.Register(world.arena.data(), world.arena.bytes()).arena;
     }
     std::vector<int32_t> ids;
     std::vector<int64_t> offsets;
@@ -147,7 +147,7 @@ KVTIER_CHECK(transfer_round_trip) {
       offsets.push_back(world.Slot((i * 5) % blocks) + shape.shift);
     }
     std::vector<uint64_t> sums(ids.size());
-    const auto exported = world.engine.Export(world.id, ids, offsets, sums);
+    const auto exported = world.transfers.Export(world.id, ids, offsets, sums);
     bool right = exported.outcome == Outcome::kDone && exported.blocks == 18;
     for (size_t i = 0; i < ids.size(); ++i) right &= world.SlotHolds(offsets[i], ids[i]) && sums[i] == world.Sum(ids[i]);
     ExpectTrue("Export", shape.name, right);
@@ -158,7 +158,7 @@ KVTIER_CHECK(transfer_round_trip) {
     std::vector<int32_t> targets(ids);
     std::ranges::reverse(targets);
     std::vector<uint8_t> good(ids.size(), 9);
-    const auto imported = world.engine.Import(world.id, targets, offsets, sums, good);
+    const auto imported = world.transfers.Import(world.id, targets, offsets, sums, good);
     bool verdicts = imported.outcome == Outcome::kDone, arrived = true;
     const Bytes now = world.pool.Download();
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -170,8 +170,8 @@ KVTIER_CHECK(transfer_round_trip) {
     ExpectTrue("Import", std::string(shape.name) + ": verdicts", verdicts);
     ExpectTrue("Import", std::string(shape.name) + ": bytes", arrived);
     ExpectTrue("Transfers", std::string(shape.name) + ": says once what is not pinned", told == (shape.pinned ? 0 : 1));
-    ExpectTrue("Transfers", std::string(shape.name) + ": counts", world.engine.Counts().exported_blocks == 18 &&
-                                                                          world.engine.Counts().imported_blocks == 18 && world.engine.Counts().bad_blocks == 2);
+    ExpectTrue("Transfers", std::string(shape.name) + ": counts", world.transfers.Counts().exported_blocks == 18 &&
+                                                                          world.transfers.Counts().imported_blocks == 18 && world.transfers.Counts().bad_blocks == 2);
     if (!shape.pinned) gpu::UnregisterHost(world.arena.data() + 4096);
   }
 }

@@ -44,10 +44,10 @@ KVTIER_CHECK(transfer_quarantine) {
     std::vector<uint64_t> sums(3);
     std::vector<uint8_t> good(3, 1);
     // There may be time for it or not: what counts is that it happens once the machine lets it.
-    if (!Eventually([&] { return world.engine.Export(world.id, ids, offsets, sums).outcome == Outcome::kDone; })) throw std::runtime_error("no export");
+    if (!Eventually([&] { return world.transfers.Export(world.id, ids, offsets, sums).outcome == Outcome::kDone; })) throw std::runtime_error("no export");
     const auto run = [&](std::vector<int32_t> blocks, std::vector<int64_t> slots, const gpu::Event* after) {
-      return is_export ? world.engine.Export(world.id, blocks, slots, sums, after)
-                       : world.engine.Import(world.id, blocks, slots, sums, good, after);
+      return is_export ? world.transfers.Export(world.id, blocks, slots, sums, after)
+                       : world.transfers.Import(world.id, blocks, slots, sums, good, after);
     };
     uint64_t ticket = 0;
     {
@@ -56,15 +56,15 @@ KVTIER_CHECK(transfer_quarantine) {
       ticket = late.ticket;
       ExpectTrue(call, "a deadline that passes", late.outcome == Outcome::kTimedOut && late.blocks == 0 && ticket != 0 && !late.error.empty());
       if (!is_export) ExpectTrue(call, "nothing that is late is good", good == std::vector<uint8_t>{0, 0, 0});
-      ExpectTrue(call, "blocks are in quarantine", world.engine.QuarantinedBlocks() == ids && !world.engine.Settled(ticket));
+      ExpectTrue(call, "blocks are in quarantine", world.transfers.QuarantinedBlocks() == ids && !world.transfers.Settled(ticket));
       ExpectTrue(call, "their blocks are refused", run({7, 2, 8}, {world.Slot(5), world.Slot(6), world.Slot(7)}, nullptr).outcome == Outcome::kRefused);
       const int64_t across = world.Slot(1) + 4096 - 16;
       ExpectTrue(call, "their slots are refused", run({7}, {across}, nullptr).outcome == Outcome::kRefused);
-      ExpectTrue(call, "an arena in use stays", !world.engine.Unregister(world.id));
+      ExpectTrue(call, "an arena in use stays", !world.transfers.Unregister(world.id));
       ExpectTrue(call, "others go on", Eventually([&] { return run({7, 8}, {world.Slot(5), world.Slot(6)}, nullptr).outcome == Outcome::kDone; }));
     }
-    ExpectTrue(call, "the quarantine ends with the event", Eventually([&] { return world.engine.Settled(ticket); }));
-    ExpectTrue(call, "nothing is left in it", world.engine.QuarantinedBlocks().empty());
+    ExpectTrue(call, "the quarantine ends with the event", Eventually([&] { return world.transfers.Settled(ticket); }));
+    ExpectTrue(call, "nothing is left in it", world.transfers.QuarantinedBlocks().empty());
     ExpectTrue(call, "its blocks can be had again", Eventually([&] { return run(ids, offsets, nullptr).outcome == Outcome::kDone; }));
   }
 }
@@ -78,22 +78,22 @@ KVTIER_CHECK(transfer_lanes) {
   {
     Gate gate;
     const auto stuck = [&](int32_t block) {
-      return world.engine.Export(world.id, std::vector{block}, std::vector{world.Slot(block)}, sums, &gate.event).outcome == Outcome::kTimedOut;
+      return world.transfers.Export(world.id, std::vector{block}, std::vector{world.Slot(block)}, sums, &gate.event).outcome == Outcome::kTimedOut;
     };
     const bool both = stuck(1) && stuck(2);
     ExpectTrue("Export", "every channel can be late", both);
-    const auto third = world.engine.Export(world.id, std::vector{3}, std::vector{world.Slot(3)}, sums);
+    const auto third = world.transfers.Export(world.id, std::vector{3}, std::vector{world.Slot(3)}, sums);
     ExpectTrue("Export", "no channel is left: refused in time", third.outcome == Outcome::kRefused && third.ticket == 0);
     // Imports have channels of their own.
     memcpy(world.arena.data() + world.Slot(4), world.content.data(), 4096);
     sums[0] = world.Sum(0);
     ExpectTrue("Import", "goes on beside exports that hang", Eventually([&] {
-                 world.engine.Import(world.id, std::vector{4}, std::vector{world.Slot(4)}, sums, good);
+                 world.transfers.Import(world.id, std::vector{4}, std::vector{world.Slot(4)}, sums, good);
                  return good[0] == 1;
                }));
   }
   ExpectTrue("Export", "channels come back", Eventually([&] {
-               return world.engine.Export(world.id, std::vector{3}, std::vector{world.Slot(3)}, sums).outcome == Outcome::kDone;
+               return world.transfers.Export(world.id, std::vector{3}, std::vector{world.Slot(3)}, sums).outcome == Outcome::kDone;
              }));
 }
 
@@ -102,7 +102,7 @@ KVTIER_CHECK(transfer_arguments) {
   std::vector<uint64_t> sums(1);
   const auto throws = [&](int arena, int32_t block, int64_t offset) {
     try {
-      world.engine.Export(arena, std::vector{block}, std::vector{offset}, sums);
+      world.transfers.Export(arena, std::vector{block}, std::vector{offset}, sums);
     } catch (const std::runtime_error&) {
       return true;
     }
@@ -111,7 +111,7 @@ KVTIER_CHECK(transfer_arguments) {
   ExpectTrue("Export", "a block out of the pool", throws(world.id, 4, 0) && throws(world.id, -1, 0));
   ExpectTrue("Export", "a slot out of the arena", throws(world.id, 1, 4 * world.slot_bytes - 4095) && throws(world.id, 1, -16));
   ExpectTrue("Export", "an arena that is not there", throws(world.id + 1, 1, 0));
-  ExpectTrue("Export", "nothing", world.engine.Export(world.id, {}, {}, {}).outcome == Outcome::kDone);
+  ExpectTrue("Export", "nothing", world.transfers.Export(world.id, {}, {}, {}).outcome == Outcome::kDone);
 }
 
 // Threads that export and import, each its own blocks and slots, while kernels run on another stream.
@@ -142,9 +142,9 @@ KVTIER_CHECK(transfer_beside_compute) {
         std::vector<uint64_t> sums(kEach);
         std::vector<uint8_t> good(kEach);
         for (int round = 0; round < 6; ++round) {
-          bool ok = world.engine.Export(world.id, ids, offsets, sums).outcome == Outcome::kDone;
+          bool ok = world.transfers.Export(world.id, ids, offsets, sums).outcome == Outcome::kDone;
           for (size_t i = 0; i < ids.size(); ++i) ok &= sums[i] == world.Sum(ids[i]) && world.SlotHolds(offsets[i], ids[i]);
-          ok &= world.engine.Import(world.id, ids, offsets, sums, good).outcome == Outcome::kDone;
+          ok &= world.transfers.Import(world.id, ids, offsets, sums, good).outcome == Outcome::kDone;
           ok &= std::ranges::count(good, uint8_t{1}) == kEach;
           if (!ok) right = false;
         }
@@ -187,7 +187,7 @@ KVTIER_CHECK(transfer_layers) {
     std::iota(targets.begin(), targets.end(), static_cast<int32_t>(kBlocks));
     for (int64_t i = 0; i < kBlocks; ++i) offsets.push_back(i * world.slot_bytes);  // page-aligned
     std::vector<uint64_t> sums(kBlocks);
-    world.engine.Export(world.id, ids, offsets, sums);
+    world.transfers.Export(world.id, ids, offsets, sums);
     sums[2] ^= 1;
 
     DeviceArray<uint8_t> snapshot(static_cast<size_t>(kBlocks * kLayers * kLayerBytes));
@@ -204,7 +204,7 @@ KVTIER_CHECK(transfer_layers) {
       mprotect(withheld.page, 4096, PROT_NONE);
     }
     {
-      auto import = world.engine.ImportByLayer(world.id, targets, offsets, sums, kLayers);
+      auto import = world.transfers.ImportByLayer(world.id, targets, offsets, sums, kLayers);
       for (int64_t layer = 0; layer < kLayers; ++layer) {
         import->BeforeLayer(layer, compute);
         compute.Copy2D(snapshot.data() + layer * kLayerBytes, kLayers * kLayerBytes,
@@ -233,16 +233,16 @@ KVTIER_CHECK(transfer_layers_elsewhere) {
     World world(8, 4 * 4096, 4, options);
     const bool pinned = why != std::string("not pinned");
     if (!pinned) {
-      world.engine.Unregister(world.id);
+      world.transfers.Unregister(world.id);
       gpu::RegisterHost(world.arena.data(), 4096);
-      world.id = world.engine.Register(world.arena.data(), world.arena.bytes()).arena;
+      world.id = world.transfers.Register(world.arena.data(), world.arena.bytes()).arena;
     }
     const int64_t shift = why == std::string("not aligned") ? 8 : 0;
     const std::vector<int32_t> ids{0, 1, 2, 3}, targets{7, 4, 6, 5};
     const std::vector<int64_t> offsets{world.Slot(2) + shift, world.Slot(0) + shift, world.Slot(1) + shift, world.Slot(3) + shift};
     std::vector<uint64_t> sums(4);
-    world.engine.Export(world.id, ids, offsets, sums);
-    auto import = world.engine.ImportByLayer(world.id, targets, offsets, sums, 4);
+    world.transfers.Export(world.id, ids, offsets, sums);
+    auto import = world.transfers.ImportByLayer(world.id, targets, offsets, sums, 4);
     gpu::Stream compute;
     import->BeforeLayer(0, compute);
     const bool done = import->Finish().outcome == Outcome::kDone && import->good() == std::vector<uint8_t>(4, 1);
@@ -261,13 +261,13 @@ KVTIER_CHECK(transfer_layers_elsewhere) {
   uint64_t ticket = 0;
   {
     Gate gate;
-    auto import = world.engine.ImportByLayer(world.id, std::vector{5}, std::vector{world.Slot(1)}, sums, 4, &gate.event);
+    auto import = world.transfers.ImportByLayer(world.id, std::vector{5}, std::vector{world.Slot(1)}, sums, 4, &gate.event);
     const TransferResult& late = import->Finish();
     ticket = late.ticket;
     ExpectTrue("ImportByLayer", "a deadline that passes", late.outcome == Outcome::kTimedOut && import->good()[0] == 0);
-    ExpectTrue("ImportByLayer", "its blocks are in quarantine", world.engine.QuarantinedBlocks() == std::vector{5});
+    ExpectTrue("ImportByLayer", "its blocks are in quarantine", world.transfers.QuarantinedBlocks() == std::vector{5});
   }
-  ExpectTrue("ImportByLayer", "the quarantine ends with the event", Eventually([&] { return world.engine.Settled(ticket); }));
+  ExpectTrue("ImportByLayer", "the quarantine ends with the event", Eventually([&] { return world.transfers.Settled(ticket); }));
 }
 
 #if defined(KVTIER_EMULATED)
@@ -278,35 +278,35 @@ KVTIER_CHECK(transfer_device_faults) {
   const std::vector<int64_t> offsets{256, 8192, 16384};
   {
     DeviceArray<uint8_t> pool(RandomBytes(1, 8 * 4096));
-    Transfers engine({pool.data(), 8, 4096}, ShortDeadline(1));
-    const int id = engine.Register(arena.data(), arena.bytes()).arena;
+    Transfers transfers({pool.data(), 8, 4096}, ShortDeadline(1));
+    const int id = transfers.Register(arena.data(), arena.bytes()).arena;
     gpu::Inject(gpu::Fault::kHang);
-    const auto hung = engine.Export(id, ids, offsets, sums);
-    ExpectTrue("Export", "a device that hangs", hung.outcome == Outcome::kTimedOut && engine.QuarantinedBlocks() == ids);
-    ExpectTrue("Unregister", "a device that hangs", !engine.Unregister(id) && !engine.Settled(hung.ticket));
-    // The engine ends, and does not wait for the device.
+    const auto hung = transfers.Export(id, ids, offsets, sums);
+    ExpectTrue("Export", "a device that hangs", hung.outcome == Outcome::kTimedOut && transfers.QuarantinedBlocks() == ids);
+    ExpectTrue("Unregister", "a device that hangs", !transfers.Unregister(id) && !transfers.Settled(hung.ticket));
+    // It ends, and does not wait for the device.
   }
   gpu::Inject(gpu::Fault::kNone);
   {
     static Mapping& other = *new Mapping(64 << 10);
     DeviceArray<uint8_t> pool(RandomBytes(1, 8 * 4096));
-    Transfers engine({pool.data(), 8, 4096}, Options(1));
-    const int id = engine.Register(other.data(), other.bytes()).arena;
+    Transfers transfers({pool.data(), 8, 4096}, Options(1));
+    const int id = transfers.Register(other.data(), other.bytes()).arena;
     gpu::Inject(gpu::Fault::kIllegalAccess);
     bool threw = false, again = false;
     try {
-      engine.Export(id, ids, offsets, sums);
+      transfers.Export(id, ids, offsets, sums);
     } catch (const std::runtime_error&) {
       threw = true;
     }
     try {
-      engine.Export(id, std::vector{5}, std::vector<int64_t>{32768}, sums);
+      transfers.Export(id, std::vector{5}, std::vector<int64_t>{32768}, sums);
     } catch (const std::runtime_error&) {
       again = true;
     }
     gpu::Inject(gpu::Fault::kNone);
     ExpectTrue("Export", "an illegal access throws", threw && again);
-    const auto kept = engine.QuarantinedBlocks();
+    const auto kept = transfers.QuarantinedBlocks();
     ExpectTrue("Export", "what was under way is never given back", std::equal(ids.begin(), ids.end(), kept.begin(), kept.begin() + 3));
   }
   {
@@ -314,7 +314,7 @@ KVTIER_CHECK(transfer_device_faults) {
     gpu::Inject(gpu::Fault::kOutOfMemory);
     bool threw = false;
     try {
-      Transfers engine({pool.data(), 8, 4096}, Options(1));
+      Transfers transfers({pool.data(), 8, 4096}, Options(1));
     } catch (const std::runtime_error&) {
       threw = true;
     }

@@ -1,4 +1,4 @@
-// What the checks of transfers share: a pool with known content, an arena with slots, an engine between them.
+// What the checks of transfers share: a pool with known content, an arena with slots, transfers between them.
 #pragma once
 #include <sys/mman.h>
 
@@ -52,10 +52,10 @@ struct World {
         content(RandomBytes(7, blocks * block_bytes)),
         pool(content),
         arena(static_cast<size_t>(slots * slot_bytes)),
-        engine({pool.data(), blocks, block_bytes}, Batched(options, block_bytes)),
-        id(engine.Register(arena.data(), arena.bytes()).arena) {}
+        transfers({pool.data(), blocks, block_bytes}, Batched(options, block_bytes)),
+        id(transfers.Register(arena.data(), arena.bytes()).arena) {}
   ~World() {
-    if (registered) engine.Unregister(id);
+    if (registered) transfers.Unregister(id);
   }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -75,7 +75,7 @@ struct World {
   const Bytes content;
   DeviceArray<uint8_t> pool;
   Mapping arena;
-  Transfers engine;
+  Transfers transfers;
   int id;
   bool registered = true;  // false: leave the arena as it is
 };

@@ -55,27 +55,27 @@ void LayeredImport::BeforeLayer(int64_t layer, gpu::Stream& stream) {
 
 const TransferResult& LayeredImport::Finish() {
   if (!hold_.channel) return result_;
-  gpu::Use(engine_.options_.device);
+  gpu::Use(transfers_.options_.device);
   CopyBatch& batch = hold_.channel->batch(0);
   bool done = false;
   try {
-    done = batch.done.Wait(engine_.options_.deadline_us);
+    done = batch.done.Wait(transfers_.options_.deadline_us);
   } catch (...) {
-    engine_.Seclude(std::move(hold_), block_ids_, offsets_, true, result_);
+    transfers_.Seclude(std::move(hold_), block_ids_, offsets_, true, result_);
     result_.outcome = Outcome::kTimedOut;
     throw;
   }
   if (!done) {
-    engine_.Seclude(std::move(hold_), block_ids_, offsets_, false, result_);
+    transfers_.Seclude(std::move(hold_), block_ids_, offsets_, false, result_);
     result_.outcome = Outcome::kTimedOut;
     return result_;
   }
   const uint64_t* computed = batch.sums.data<uint64_t>();
   for (size_t i = 0; i < good_.size(); ++i) good_[i] = computed[i] == sums_[i] ? 1 : 0;
-  engine_.imported_blocks_ += good_.size();
-  engine_.bad_blocks_ += static_cast<uint64_t>(std::ranges::count(good_, uint8_t{0}));
+  transfers_.imported_blocks_ += good_.size();
+  transfers_.bad_blocks_ += static_cast<uint64_t>(std::ranges::count(good_, uint8_t{0}));
   result_.blocks = static_cast<int64_t>(good_.size());
-  engine_.End(std::move(hold_), engine_.idle_layered_);
+  transfers_.End(std::move(hold_), transfers_.idle_layered_);
   return result_;
 }
 

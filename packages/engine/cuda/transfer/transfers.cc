@@ -11,7 +11,7 @@ namespace {
 using Outcome = TransferResult::Outcome;
 using Clock = std::chrono::steady_clock;
 
-// What the device may still touch when an engine ends. Never destroyed: giving it back would wait for ever.
+// What the device may still touch when transfers end. Never destroyed: giving it back would wait for ever.
 std::vector<std::unique_ptr<CopyChannel>>& AbandonedChannels() {
   static auto& channels = *new std::vector<std::unique_ptr<CopyChannel>>;
   return channels;

@@ -176,9 +176,9 @@ class LayeredImport {
 
  private:
   friend class Transfers;
-  explicit LayeredImport(Transfers& engine) : engine_(engine) {}
+  explicit LayeredImport(Transfers& transfers) : transfers_(transfers) {}
 
-  Transfers& engine_;
+  Transfers& transfers_;
   Transfers::Hold hold_;  // no channel: over
   std::vector<int32_t> block_ids_;
   std::vector<int64_t> offsets_;
