@@ -6,7 +6,7 @@ import { admissionNames, blockPolicyNames, policyNames } from '@kvtier/eviction'
 import { codecNames } from '@kvtier/tiers';
 import { expect, it } from 'vitest';
 import { codesIn, tableRows } from './docs.ts';
-import { filesBelow, read, root } from './tree.ts';
+import { filesBelow, packages, read, root, services, workspace } from './tree.ts';
 
 const code = ['packages', 'services', 'bench', 'test', 'scripts', 'proto', 'infra'].flatMap((folder) =>
   filesBelow(folder, ['.ts', '.mjs', '.cc', '.h', '.cu', '.cuh', '.py', '.proto', '.sh', '.txt']),
@@ -64,6 +64,16 @@ it('folders named in docs and comments exist', () => {
     ),
   );
   expect(missing, 'name the folder as it is called now').toEqual([]);
+});
+
+it('packages named anywhere exist, also where no compiler looks', () => {
+  const names = new Set([...packages, ...services, workspace('bench'), workspace('test')].map(({ name }) => name));
+  const missing = [...code, ...pages].flatMap((path) =>
+    [...read(path).matchAll(/@kvtier\/[a-z][\w-]*/g)]
+      .filter(([name]) => !names.has(name))
+      .map(([name]) => `${path}: ${name}`),
+  );
+  expect(missing, 'name the package as it is called now').toEqual([]);
 });
 
 it('links of pages lead somewhere', () => {

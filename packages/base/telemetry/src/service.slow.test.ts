@@ -18,7 +18,7 @@ afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 const telemetry = new URL('./service.ts', import.meta.url).href;
 const telemetryIndex = new URL('./index.ts', import.meta.url).href;
-const binding = import.meta.resolve('@kvtier/native');
+const binding = import.meta.resolve('@kvtier/data-plane');
 const errors = new URL('../../errors/src/index.ts', import.meta.url).href;
 
 /** A killed process that nobody has reaped yet holds nothing any more. */
