@@ -8,7 +8,7 @@ import { KvError } from '@kvtier/errors';
 import { decodeHeader, headerBytes } from '@kvtier/identity';
 import { openOrLater } from '@kvtier/node/testing';
 import { Store, type StoreLimits, type TierPlan } from '@kvtier/placement';
-import { type Log, systemClock } from '@kvtier/runtime';
+import { createSystemClock, type Log } from '@kvtier/runtime';
 import { ArenaMemory, ArenaTier, type BlockFields, DiskTier, type Tier, verifyBlocks } from '@kvtier/tiers';
 import { RedisTier } from '@kvtier/tiers/redis';
 import { S3Tier } from '@kvtier/tiers/s3';
@@ -106,6 +106,10 @@ export function drawPlan(world: World, number: number, given?: readonly string[]
 
 export class SimNode {
   readonly world: World;
+  /** It came up while somebody had set the wall clock: it has no other, and its ends of blocks are wrong. */
+  isClockWrong = false;
+  /** Of the world: since when it has been up. */
+  upSinceMs = 0;
   readonly plan: NodePlan;
   readonly memory: Buffer;
   readonly handle: ArenaHandle;
@@ -217,12 +221,14 @@ export class SimNode {
     this.arena = arena;
     this.lower = lower;
     this.store = new Store({
-      ...{ arena, lower, limits, plans: plan.plans, log: this.#log(), clock: systemClock },
+      ...{ arena, lower, limits, plans: plan.plans, log: this.#log(), clock: createSystemClock() },
       quotas: { small: { arena: 20_000, disk: 30_000 } },
       readHeader: (slot) => this.#header(slot),
       verify: (namespace, blocks) => verifyBlocks(handle, namespace, blocks),
     });
     this.state = 'up';
+    this.isClockWrong = world.wallStepMs !== 0;
+    this.upSinceMs = world.nowMs;
     this.#network.hosts.set(plan.number, { number: plan.number, life: this.life, arena, memory });
     world.note(`${this.name} is up: ${plan.tiers.join(' ')}`);
     this.onUp(this);
@@ -260,7 +266,7 @@ export class SimNode {
         ...{ accessKeyId: 'sim', secretAccessKey: 'sim' },
       });
     const [open, capacityBytes] = name === 'redis' ? [openRedis, redisBytes] : [openS3, s3Bytes];
-    return openOrLater({ name, supports, capacityBytes, open, clock: systemClock, log });
+    return openOrLater({ name, supports, capacityBytes, open, clock: createSystemClock(), log });
   }
 
   #header(slot: number): BlockFields | undefined {

@@ -254,11 +254,14 @@ class Simulation {
 
   /** What is over has left the tiers that are a node's own. */
   #checkEnds(): void {
-    for (const { name, arena, lower } of this.#up()) {
+    for (const { name, arena, lower, isClockWrong, upSinceMs } of this.#up()) {
+      if (isClockWrong) continue;
       for (const tier of [arena, ...lower.filter((each) => each.name === 'disk')]) {
         const end = tier.follow(({ namespace, hashes }) => {
           for (const hash of hashes) {
-            const lateMs = this.#world.nowMs - (this.#ends.get(namespace!.key + hash) ?? Number.POSITIVE_INFINITY);
+            // What ended while the node was down goes when it is up again.
+            const endMs = Math.max(this.#ends.get(namespace!.key + hash) ?? Number.POSITIVE_INFINITY, upSinceMs);
+            const lateMs = this.#world.nowMs - endMs;
             if (lateMs > lateBoundMs)
               throw new Violation(`law 1: ${name}: the ${tier.name} holds a block ${lateMs} ms after its time to live`);
           }

@@ -1,3 +1,3 @@
 /** Clock and log, as arguments of all that needs them. */
-export { type Clock, systemClock } from './clock.ts';
+export { type Clock, createSystemClock, systemClock } from './clock.ts';
 export type { Log } from './log.ts';
