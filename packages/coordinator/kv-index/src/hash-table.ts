@@ -1,0 +1,171 @@
+/**
+ * 64-bit block hashes → record numbers, in typed arrays.
+ *
+ *     hash (low, high) ──▶ shard (top bits of the mix) ──▶ slot, linear probing ──▶ record number
+ *     records, in chunks of 4,096, 16 bytes each:  [ low | high | run | place ]
+ *
+ * Shards grow alone, by half, so that no insertion pays for the whole table; deletion shifts back, so there are no
+ * tombstones (Knuth 6.4 R). A slot holds record + 1; 0 is free.
+ */
+const shardBits = 8;
+const shardCount = 1 << shardBits;
+const firstSlots = 16;
+const chunkBits = 12;
+const chunkRecords = 1 << chunkBits;
+const chunkMask = chunkRecords - 1;
+const words = 4;
+const runAt = 2;
+const placeAt = 3;
+
+export const none = -1;
+
+interface Shard {
+  slots: Int32Array;
+  count: number;
+}
+
+export class HashTable {
+  readonly #shards: Shard[] = Array.from({ length: shardCount }, () => ({
+    slots: new Int32Array(firstSlots),
+    count: 0,
+  }));
+  readonly #chunks: Int32Array[] = [];
+  /** The caller makes room before it inserts more. */
+  readonly maxRecords: number;
+  #free = none;
+  /** Records that were ever used. */
+  #used = 0;
+  #count = 0;
+
+  constructor(maxRecords: number) {
+    this.maxRecords = maxRecords;
+  }
+
+  get count(): number {
+    return this.#count;
+  }
+
+  /** Record numbers are below this; those that were given back among them. */
+  get used(): number {
+    return this.#used;
+  }
+
+  /** Memory. */
+  get bytes(): number {
+    let bytes = this.#chunks.length * chunkRecords * words * 4;
+    for (const { slots } of this.#shards) bytes += slots.byteLength;
+    return bytes;
+  }
+
+  /** The record of a hash, or `none`. */
+  find(low: number, high: number): number {
+    const h = mix(low, high);
+    const { slots } = this.#shards[h >>> (32 - shardBits)]!;
+    const chunks = this.#chunks;
+    for (let slot = homeOf(h, slots.length); ; ) {
+      const record = slots[slot]! - 1;
+      if (record === none) return none;
+      const chunk = chunks[record >>> chunkBits]!;
+      const at = (record & chunkMask) * words;
+      if (chunk[at] === low && chunk[at + 1] === high) return record;
+      if (++slot === slots.length) slot = 0;
+    }
+  }
+
+  /** A record for a hash that has none. The caller has made sure of room. */
+  insert(low: number, high: number, run: number, place: number): number {
+    const record = this.#take();
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * words;
+    chunk[at] = low;
+    chunk[at + 1] = high;
+    chunk[at + runAt] = run;
+    chunk[at + placeAt] = place;
+    const h = mix(low, high);
+    const shard = this.#shards[h >>> (32 - shardBits)]!;
+    if ((shard.count + 1) * 5 > shard.slots.length * 4) {
+      const before = shard.slots;
+      shard.slots = new Int32Array(before.length + (before.length >>> 1));
+      for (const entry of before) if (entry !== 0) placeIn(shard.slots, this.#mixOf(entry - 1), entry);
+    }
+    placeIn(shard.slots, h, record + 1);
+    shard.count++;
+    this.#count++;
+    return record;
+  }
+
+  delete(record: number): void {
+    const h = this.#mixOf(record);
+    const shard = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots } = shard;
+    const { length } = slots;
+    let hole = homeOf(h, length);
+    while (slots[hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
+    for (let next = hole; ; ) {
+      next = next + 1 === length ? 0 : next + 1;
+      const entry = slots[next]!;
+      if (entry === 0) break;
+      const home = homeOf(this.#mixOf(entry - 1), length);
+      if ((next - home + length) % length < (next - hole + length) % length) continue;
+      slots[hole] = entry;
+      hole = next;
+    }
+    slots[hole] = 0;
+    shard.count--;
+    this.#count--;
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * words;
+    chunk[at] = this.#free;
+    chunk[at + runAt] = none;
+    this.#free = record;
+  }
+
+  /** `none`: the record was given back. */
+  runOf(record: number): number {
+    return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + runAt]!;
+  }
+
+  placeOf(record: number): number {
+    return this.#chunks[record >>> chunkBits]![(record & chunkMask) * words + placeAt]!;
+  }
+
+  move(record: number, run: number, place: number): void {
+    const at = (record & chunkMask) * words;
+    this.#chunks[record >>> chunkBits]![at + runAt] = run;
+    this.#chunks[record >>> chunkBits]![at + placeAt] = place;
+  }
+
+  #mixOf(record: number): number {
+    const chunk = this.#chunks[record >>> chunkBits]!;
+    const at = (record & chunkMask) * words;
+    return mix(chunk[at]!, chunk[at + 1]!);
+  }
+
+  #take(): number {
+    const record = this.#free;
+    if (record !== none) {
+      this.#free = this.#chunks[record >>> chunkBits]![(record & chunkMask) * words]!;
+      return record;
+    }
+    if (this.#used === this.#chunks.length * chunkRecords) this.#chunks.push(new Int32Array(chunkRecords * words));
+    return this.#used++;
+  }
+}
+
+function placeIn(slots: Int32Array, h: number, entry: number): void {
+  let slot = homeOf(h, slots.length);
+  while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
+  slots[slot] = entry;
+}
+
+/** 32 well mixed bits (the finalizer of MurmurHash3). */
+function mix(low: number, high: number): number {
+  let h = Math.imul(low ^ Math.imul(high, 0x85ebca6b), 0xcc9e2d51);
+  h = Math.imul(h ^ (h >>> 16) ^ high, 0x85ebca6b);
+  h = Math.imul(h ^ (h >>> 13), 0xc2b2ae35);
+  return h ^ (h >>> 16);
+}
+
+function homeOf(h: number, slots: number): number {
+  return ((((h << shardBits) >>> 0) * slots) / 0x1_0000_0000) | 0;
+}

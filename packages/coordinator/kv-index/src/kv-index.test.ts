@@ -1,0 +1,214 @@
+import * as fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { type Keys, KvIndex, maxMedia } from './index.ts';
+import { NaiveIndex } from './testing/naive-index.ts';
+
+const mib = 1024 * 1024;
+
+/** A tree of chains: node n follows node parents[n]; hash of a node from its number. */
+const keyOf = (node: number): [number, number] => [
+  Math.imul(node + 1, 0x9e3779b1) | 0,
+  Math.imul(node + 7, 0x85ebca6b) | 0,
+];
+const keysOf = (nodes: readonly number[]): Keys => Int32Array.from(nodes.flatMap(keyOf));
+
+describe('the KV index', () => {
+  it('says how much of a prompt each target has, and on which medium', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const [a, nodeOfA, b] = [index.addSource(), index.addSource(), index.addSource()];
+    index.stored(a, 0, keysOf([0, 1, 2]), 'root');
+    index.stored(nodeOfA, 1, keysOf([0, 1, 2, 3, 4]), 'root');
+    index.stored(b, 0, keysOf([0, 1]), 'root');
+    index.stored(b, 0, keysOf([5]), keysOf([1]));
+    const [first, second] = index.match(keysOf([0, 1, 2, 3, 9]), [{ sources: [a, nodeOfA] }, { sources: [b] }]);
+    expect(first).toEqual({ blocks: 4, byMedium: Int32Array.of(3, 1, 0, 0, 0, 0, 0, 0) });
+    expect(second).toEqual({ blocks: 2, byMedium: Int32Array.of(2, 0, 0, 0, 0, 0, 0, 0) });
+  });
+
+  it('counts copies: a block that was stored twice is there until it was removed twice', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const a = index.addSource();
+    index.stored(a, 0, keysOf([0]), 'root');
+    index.stored(a, 0, keysOf([0]), 'root');
+    index.removed(a, 0, keysOf([0]));
+    expect(index.match(keysOf([0]), [{ sources: [a] }])[0]!.blocks).toBe(1);
+    index.removed(a, 0, keysOf([0]));
+    expect(index.match(keysOf([0]), [{ sources: [a] }])[0]!.blocks).toBe(0);
+    expect(index.stats()).toMatchObject({ blocks: 0, runs: 0, unknownRemovals: 0 });
+  });
+
+  it('credits nothing to a source from the moment that it is gone, and gives its number away again', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const [a, b] = [index.addSource(), index.addSource()];
+    for (const source of [a, b]) index.stored(source, 0, keysOf([0, 1, 2, 3]), 'root');
+    index.removeSource(a);
+    const again = index.addSource();
+    expect(again).toBe(a);
+    expect(index.match(keysOf([0, 1]), [{ sources: [again] }, { sources: [b] }]).map(({ blocks }) => blocks)).toEqual([
+      0, 2,
+    ]);
+    index.removeSource(b);
+    while (index.sweep());
+    expect(index.stats()).toMatchObject({ blocks: 0, runs: 0 });
+  });
+
+  it('goes on behind a hole that was filled again, and stops at one that was not', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const a = index.addSource();
+    const chain = [0, 1, 2, 3, 4, 5];
+    index.stored(a, 0, keysOf(chain), 'root');
+    index.removed(a, 0, keysOf([2]));
+    const blocks = (): number => index.match(keysOf(chain), [{ sources: [a] }])[0]!.blocks;
+    expect(blocks()).toBe(2);
+    index.stored(a, 0, keysOf([2]), keysOf([1]));
+    expect(blocks()).toBe(6);
+    expect(index.stats().conflicts).toBe(0);
+  });
+
+  it('does not believe an order that another publisher contradicts', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const [liar, honest] = [index.addSource(), index.addSource()];
+    index.stored(liar, 0, keysOf([0, 7, 2]), 'root');
+    index.stored(honest, 0, keysOf([0, 1, 2, 3]), 'root');
+    const lengths = (): number[] =>
+      index.match(keysOf([0, 1, 2, 3]), [{ sources: [liar] }, { sources: [honest] }]).map(({ blocks }) => blocks);
+    expect(lengths()).toEqual([1, 4]);
+    expect(index.stats().conflicts).toBe(1);
+  });
+
+  it('takes hashes without an order, and learns it from a prompt', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const node = index.addSource();
+    index.stored(node, 1, keysOf([3, 1, 0, 2]), 'unknown');
+    const prompt = keysOf([0, 1, 2, 3, 4]);
+    expect(index.match(prompt, [{ sources: [node] }])[0]!.blocks).toBe(4);
+    expect(index.stats().runs).toBe(0);
+    index.learn(prompt);
+    expect(index.stats()).toMatchObject({ runs: 1, blocks: 4, conflicts: 0 });
+    expect(index.match(prompt, [{ sources: [node] }])[0]!.blocks).toBe(4);
+  });
+
+  it('is the naive index, whatever comes in which order', () => {
+    const op = fc.oneof(
+      {
+        weight: 6,
+        arbitrary: fc.record({
+          kind: fc.constant('stored' as const),
+          source: fc.nat(3),
+          medium: fc.nat(2),
+          leaf: fc.nat(39),
+          from: fc.nat(8),
+          ordered: fc.boolean(),
+        }),
+      },
+      {
+        weight: 5,
+        arbitrary: fc.record({
+          kind: fc.constant('removed' as const),
+          source: fc.nat(3),
+          medium: fc.nat(2),
+          leaf: fc.nat(39),
+          from: fc.nat(8),
+          reversed: fc.boolean(),
+        }),
+      },
+      {
+        weight: 1,
+        arbitrary: fc.record({
+          kind: fc.constant('cleared' as const),
+          source: fc.nat(3),
+          medium: fc.option(fc.nat(2), { nil: undefined }),
+        }),
+      },
+      { weight: 2, arbitrary: fc.record({ kind: fc.constant('learn' as const), leaf: fc.nat(39) }) },
+      { weight: 1, arbitrary: fc.record({ kind: fc.constant('sweep' as const), records: fc.nat(40) }) },
+      { weight: 3, arbitrary: fc.record({ kind: fc.constant('match' as const), leaf: fc.nat(39) }) },
+    );
+    fc.assert(
+      fc.property(
+        fc.array(fc.nat(5), { minLength: 40, maxLength: 40 }),
+        fc.array(op, { maxLength: 80 }),
+        (back, ops) => {
+          // Node n follows one of the few before it, so that chains are long and branch.
+          const chainOf = (leaf: number): number[] => {
+            const chain: number[] = [];
+            for (let node = leaf; node >= 0; node -= 1 + back[node]!) chain.unshift(node);
+            return chain;
+          };
+          const index = new KvIndex({ maxBytes: mib, maxSources: 4 });
+          const naive = new NaiveIndex();
+          for (let i = 0; i < 4; i++) index.addSource();
+          const targets = [{ sources: [0] }, { sources: [1] }, { sources: [2, 3] }, { sources: [0, 1, 2, 3] }];
+          for (const one of ops) {
+            const chain = 'leaf' in one ? chainOf(one.leaf) : [];
+            if (one.kind === 'stored') {
+              const from = Math.min(one.from, chain.length - 1);
+              const parent = from === 0 ? 'root' : keysOf([chain[from - 1]!]);
+              index.stored(one.source, one.medium, keysOf(chain.slice(from)), one.ordered ? parent : 'unknown');
+              naive.stored(one.source, one.medium, chain.slice(from));
+            } else if (one.kind === 'removed') {
+              const gone = chain.slice(one.from);
+              if (one.reversed) gone.reverse();
+              index.removed(one.source, one.medium, keysOf(gone));
+              naive.removed(one.source, one.medium, gone);
+            } else if (one.kind === 'cleared') {
+              index.cleared(one.source, one.medium);
+              naive.cleared(one.source, one.medium);
+            } else if (one.kind === 'learn') index.learn(keysOf(chain));
+            else if (one.kind === 'sweep') index.sweep(one.records);
+            else expect(index.match(keysOf(chain), targets)).toEqual(naive.match(chain, targets));
+          }
+          for (let leaf = 0; leaf < 40; leaf++) {
+            const chain = chainOf(leaf);
+            expect(index.match(keysOf(chain), targets)).toEqual(naive.match(chain, targets));
+          }
+          while (index.sweep());
+          expect(index.stats()).toMatchObject({ blocks: naive.blocks, conflicts: 0, droppedBlocks: 0 });
+          index.checkIntegrity();
+        },
+      ),
+      { numRuns: 300 },
+    );
+  });
+
+  it('keeps its bound, forgets what was not used for the longest time, and credits nobody with what he dropped', () => {
+    const maxBytes = 512 * 1024;
+    fc.assert(
+      fc.property(
+        fc.array(
+          fc.record({
+            chain: fc.nat(400),
+            length: fc.integer({ min: 1, max: 60 }),
+            source: fc.nat(3),
+            remove: fc.boolean(),
+          }),
+          { minLength: 300, maxLength: 600 },
+        ),
+        (ops) => {
+          const index = new KvIndex({ maxBytes, maxSources: 4 });
+          const naive = new NaiveIndex();
+          for (let i = 0; i < 4; i++) index.addSource();
+          for (const { chain, length, source, remove } of ops) {
+            const nodes = Array.from({ length }, (_, i) => chain * 1000 + i);
+            if (remove) {
+              index.removed(source, 0, keysOf(nodes.toReversed()));
+              naive.removed(source, 0, nodes);
+            } else {
+              index.stored(source, 0, keysOf(nodes), 'root');
+              naive.stored(source, 0, nodes);
+            }
+            expect(index.bytes).toBeLessThanOrEqual(maxBytes);
+            for (const [i, { blocks }] of index
+              .match(keysOf(nodes), [{ sources: [0] }, { sources: [1] }, { sources: [2] }])
+              .entries())
+              expect(blocks).toBeLessThanOrEqual(naive.match(nodes, [{ sources: [i] }])[0]!.blocks);
+          }
+          index.checkIntegrity();
+        },
+      ),
+      { numRuns: 20 },
+    );
+  });
+
+  it('has room for every medium', () => expect(maxMedia).toBe(8));
+});
