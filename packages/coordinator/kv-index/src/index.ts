@@ -1,6 +1,6 @@
 /** Who holds which block in a cluster: the router's index, fed by block events. */
+export type { Keys } from './chains.ts';
 export {
-  type Keys,
   KvIndex,
   type KvIndexOptions,
   type KvIndexStats,

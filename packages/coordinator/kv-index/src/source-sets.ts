@@ -61,6 +61,10 @@ export class SourceSets {
     return at;
   }
 
+  exists(set: number): boolean {
+    return this.#sets[this.resolve(set)] !== undefined;
+  }
+
   /** Media of each source, by its number. Not to be changed; `set` is resolved. */
   bitsOf(set: number): Uint8Array {
     return this.#sets[set]!.bits;

@@ -1,0 +1,217 @@
+/**
+ * Records, runs and sets together: the blocks of all chains, and who holds each. Every change of the index is made of the steps
+ * here; each of them keeps the invariants:
+ *
+ *   - an ordered record (run, place) is the only one of its place; a loose record has its set in the place's stead
+ *   - a segment whose set is `empty` has no records; one whose set became empty (a source has gone) may have some
+ *   - a place at or beyond its run's end is forgotten: the record waits for the sweep
+ */
+import { invariant } from '@kvtier/errors';
+import { HashTable, none } from './hash-table.ts';
+import { empty, Run } from './run.ts';
+import { SourceSets } from './source-sets.ts';
+
+/** Block hashes, two words each: low, high half of the 64-bit form. */
+export type Keys = Int32Array;
+export type ChangeOfSet = (set: number) => number;
+
+/** The run of a record that has none. */
+export const loose = 0;
+const runBytes = 200;
+const segmentBytes = 16;
+
+export class Chains {
+  readonly table: HashTable;
+  readonly sets: SourceSets;
+  readonly runs: (Run | undefined)[] = [undefined];
+  readonly #freeRuns: number[] = [];
+  #runCount = 0;
+  #segmentCount = 0;
+
+  constructor(maxRecords: number, maxSources: number) {
+    this.table = new HashTable(maxRecords);
+    this.sets = new SourceSets(maxSources);
+  }
+
+  get runCount(): number {
+    return this.#runCount;
+  }
+
+  /** Memory of what is not records. */
+  get restBytes(): number {
+    return this.#runCount * runBytes + this.#segmentCount * segmentBytes + this.sets.bytes;
+  }
+
+  /** A loose record becomes the next block after `before`, or the first one of a run of its own. */
+  follow(record: number, set: number, before: number, low: number, high: number, stamp: number): void {
+    const number = before === none ? loose : this.table.runOf(before);
+    let run = number === loose ? undefined : this.runs[number]!;
+    let runNumber = number;
+    if (run === undefined || run.closed || run.end !== this.table.placeOf(before) + 1) {
+      run = new Run(low, high, stamp);
+      runNumber = this.#freeRuns.pop() ?? this.runs.length;
+      this.runs[runNumber] = run;
+      this.#runCount++;
+    }
+    const segments = run.segments;
+    const place = run.append(set);
+    this.#segmentCount += run.segments - segments;
+    run.records++;
+    run.stamp = stamp;
+    this.table.move(record, runNumber, place);
+  }
+
+  /** A record that the sweep has not met yet: its run says nothing of it any more. */
+  isForgotten(record: number): boolean {
+    const run = this.table.runOf(record);
+    return run !== loose && this.table.placeOf(record) >= this.runs[run]!.end;
+  }
+
+  /** Whether an ordered block is said to follow another block than before. */
+  contradicts(record: number, before: number, low: number, high: number): boolean {
+    const run = this.runs[this.table.runOf(record)]!;
+    const place = this.table.placeOf(record);
+    if (place === 0) return run.parentLow !== low || run.parentHigh !== high;
+    if (before === none) return false;
+    if (this.table.runOf(before) === this.table.runOf(record) && this.table.placeOf(before) === place - 1) return false;
+    // Its place in the run is a hole: it went, and came back with a record of its own.
+    return this.live(run.setOf(run.segmentAt(place - 1))) !== empty;
+  }
+
+  /** Takes a block out of its run: nothing is said of its order any more. */
+  loosen(record: number): void {
+    const runNumber = this.table.runOf(record);
+    const run = this.runs[runNumber]!;
+    const place = this.table.placeOf(record);
+    const set = this.setOf(record);
+    if (place < run.end) this.empty(run, place);
+    this.table.move(record, loose, set);
+    this.release(run, runNumber);
+  }
+
+  /** A place of a run is a hole now. */
+  empty(run: Run, place: number): void {
+    this.update(run, place, place + 1, () => empty);
+    const segments = run.segments;
+    run.shrink((set) => this.live(set) === empty);
+    this.#segmentCount += run.segments - segments;
+  }
+
+  /** Changes who holds one block. */
+  change(record: number, change: (set: number) => number): void {
+    const runNumber = this.table.runOf(record);
+    const place = this.table.placeOf(record);
+    if (runNumber === loose) {
+      this.table.move(record, loose, change(place));
+      return;
+    }
+    if (this.isForgotten(record)) {
+      this.loosen(record);
+      this.table.move(record, loose, change(empty));
+    } else this.update(this.runs[runNumber]!, place, place + 1, change);
+  }
+
+  update(run: Run, from: number, to: number, change: (set: number) => number): void {
+    const segments = run.segments;
+    run.update(from, to, change);
+    this.#segmentCount += run.segments - segments;
+  }
+
+  touch(record: number, stamp: number): void {
+    const run = this.table.runOf(record);
+    if (run !== loose) this.runs[run]!.stamp = stamp;
+  }
+
+  /** The set of a record, resolved; empty where its run says nothing of it any more. */
+  setOf(record: number): number {
+    const runNumber = this.table.runOf(record);
+    const place = this.table.placeOf(record);
+    if (runNumber === loose) return this.live(place);
+    const run = this.runs[runNumber]!;
+    return place < run.end ? this.live(run.setOf(run.segmentAt(place))) : empty;
+  }
+
+  live(set: number): number {
+    return this.sets.resolve(set);
+  }
+
+  /** The record of a block that nobody holds, or that is left out, goes. */
+  drop(record: number): void {
+    const runNumber = this.table.runOf(record);
+    const place = this.table.placeOf(record);
+    this.table.delete(record);
+    if (runNumber === loose) return;
+    const run = this.runs[runNumber]!;
+    if (place < run.end) this.empty(run, place);
+    this.release(run, runNumber);
+  }
+
+  /** One record less names this run. */
+  release(run: Run, runNumber: number): void {
+    if (--run.records > 0) return;
+    this.#segmentCount -= run.segments;
+    this.runs[runNumber] = undefined;
+    this.#freeRuns.push(runNumber);
+    this.#runCount--;
+  }
+
+  /** How many hashes from `at` on are listed as what follows `before` in its run. */
+  stretch(keys: Keys, at: number, before: number): number {
+    const run = this.table.runOf(before);
+    if (run === loose) return 0;
+    const first = this.table.placeOf(before) + 1;
+    const end = this.runs[run]!.end;
+    let count = 0;
+    for (; at + 2 * count < keys.length && first + count < end; count++) {
+      const record = this.table.find(keys[at + 2 * count]!, keys[at + 2 * count + 1]!);
+      if (record === none || this.table.runOf(record) !== run || this.table.placeOf(record) !== first + count) break;
+    }
+    return count;
+  }
+
+  /** How many blocks from `place` of a run on are the prompt's from `position` on, at most `most`; the first one is. */
+  extent(keys: Keys, position: number, run: number, place: number, most: number): number {
+    const isHere = (offset: number): boolean => {
+      const at = 2 * (position + offset);
+      const record = this.table.find(keys[at]!, keys[at + 1]!);
+      return record !== none && this.table.runOf(record) === run && this.table.placeOf(record) === place + offset;
+    };
+    if (isHere(most - 1)) return most;
+    let low = 1;
+    let high = most - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >>> 1;
+      if (isHere(middle - 1)) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  /** All that a run says is forgotten; its records wait for the sweep. */
+  forget(run: Run): void {
+    this.#segmentCount -= run.segments;
+    run.forget();
+  }
+
+  /** Throws InvariantError unless records, runs and sums agree. O(records). */
+  checkIntegrity(): void {
+    const records = new Map<Run, number>();
+    for (let record = 0; record < this.table.used; record++) {
+      const number = this.table.runOf(record);
+      if (number === none) continue;
+      invariant(this.sets.exists(this.setOf(record)), 'KV index: a block has a set that is none');
+      if (number === loose) continue;
+      const run = this.runs[number];
+      invariant(run, 'KV index: a record names a run that is none');
+      records.set(run, (records.get(run) ?? 0) + 1);
+    }
+    let segments = 0;
+    for (const run of this.runs) {
+      if (run === undefined) continue;
+      segments += run.segments;
+      invariant(run.records === records.get(run), 'KV index: a run miscounts its records');
+    }
+    invariant(records.size === this.#runCount, 'KV index: runs are miscounted');
+    invariant(segments === this.#segmentCount, 'KV index: segments are miscounted');
+  }
+}

@@ -1,0 +1,131 @@
+/**
+ * Keeps the index within its bytes. What has to go is marked in one pass over the runs; its records are given back by a sweep
+ * that looks at a few records with every block that comes, so that no turn pays for all of them. The sweep also sees which
+ * sets are in use, and forgets the others each time it has been round.
+ */
+import { type Chains, loose } from './chains.ts';
+import { none } from './hash-table.ts';
+import { empty } from './run.ts';
+
+/** From this share of a bound on, room is made in time. */
+const fullShare = 15 / 16;
+/** Of what is held, goes at once. */
+const evictedShare = 1 / 16;
+/** Runs whose age is looked at to find out how old the oldest ones are. */
+const ageSample = 512;
+/** Records looked at for each block that comes: twice what one in sixteen needs. */
+const sweepStep = 32;
+
+export class Space {
+  readonly #chains: Chains;
+  /** Bytes that runs and sets may have; records have their own bound. */
+  readonly #maxRestBytes: number;
+  /** The sweep goes round and round over the records; the next one. */
+  #hand = 0;
+  /** Where it may rest, after so many times round the end: nothing is stale then. */
+  #restAt = 0;
+  #roundsLeft = 0;
+  /** Loose records that the sweep drops. */
+  #looseToDrop = 0;
+  /** Blocks that were left out for want of space. */
+  droppedBlocks = 0;
+
+  constructor(chains: Chains, maxRestBytes: number) {
+    this.#chains = chains;
+    this.#maxRestBytes = maxRestBytes;
+  }
+
+  /** Some records may be stale: all are to be seen again. */
+  sweepAll(): void {
+    this.#restAt = this.#hand;
+    this.#roundsLeft = 1;
+  }
+
+  get #isDue(): boolean {
+    return this.#roundsLeft > 0 || this.#hand < this.#restAt;
+  }
+
+  /** Looks at so many records more, and gives back those that nobody holds. Returns whether there is more to do. */
+  sweep(records = 4096): boolean {
+    for (let left = records; left > 0 && this.#isDue; left--) {
+      if (this.#hand < this.#chains.table.used) this.#look(this.#hand++);
+      else {
+        this.#hand = 0;
+        this.#roundsLeft--;
+        this.#chains.sets.endPass();
+      }
+    }
+    return this.#isDue;
+  }
+
+  /** So many blocks have come. */
+  came(blocks: number): void {
+    if (this.#isDue) this.sweep(blocks * sweepStep);
+    else if (this.#isFull(fullShare)) this.#evict();
+    while (this.#chains.restBytes > this.#maxRestBytes && this.#chains.table.count > 0)
+      if (!this.sweep()) this.#evict();
+  }
+
+  /** For one record more. */
+  makeRoom(): void {
+    const { table } = this.#chains;
+    while (table.count >= table.maxRecords) if (!this.sweep(1024)) this.#evict();
+  }
+
+  #isFull(share: number): boolean {
+    const { table, restBytes } = this.#chains;
+    return table.count > table.maxRecords * share || restBytes > this.#maxRestBytes * share;
+  }
+
+  /** What nobody holds goes; the sets of the others are in use. */
+  #look(record: number): void {
+    const chains = this.#chains;
+    const number = chains.table.runOf(record);
+    if (number === none) return;
+    const set = chains.setOf(record);
+    const surplus = number === loose && this.#looseToDrop > 0;
+    if (surplus) {
+      this.#looseToDrop--;
+      this.droppedBlocks++;
+    }
+    if (surplus || set === empty) {
+      chains.drop(record);
+      return;
+    }
+    if (number === loose) chains.table.move(record, loose, set);
+    else {
+      const run = chains.runs[number]!;
+      run.rename(run.segmentAt(chains.table.placeOf(record)), set);
+    }
+    chains.sets.see(set);
+  }
+
+  /** The runs that were not used for the longest time are forgotten; of loose blocks, as many as their share. */
+  #evict(): void {
+    const { runs, table } = this.#chains;
+    const until = this.#oldest();
+    let ordered = 0;
+    for (const run of runs) {
+      if (run === undefined) continue;
+      ordered += run.records;
+      if (run.end === 0 || run.stamp > until) continue;
+      this.droppedBlocks += run.records;
+      this.#chains.forget(run);
+    }
+    this.#looseToDrop = Math.ceil((table.count - ordered) * evictedShare);
+    this.sweepAll();
+  }
+
+  /** The stamp that about `evictedShare` of the runs were last used at, or before. */
+  #oldest(): number {
+    const { runs } = this.#chains;
+    const stamps: number[] = [];
+    const step = Math.max(1, Math.floor(runs.length / ageSample));
+    for (let i = runs.length - 1; i > 0; i -= step) {
+      const run = runs[i];
+      if (run !== undefined && run.end > 0) stamps.push(run.stamp);
+    }
+    stamps.sort((a, b) => a - b);
+    return stamps[Math.floor(stamps.length * evictedShare)] ?? Number.POSITIVE_INFINITY;
+  }
+}
