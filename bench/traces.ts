@@ -14,11 +14,17 @@ export interface Trace {
   /** Tokens that one id stands for. */
   readonly blockTokens: number;
   readonly requests: readonly Int32Array[];
+  /** Of each request: when it came, ms; its prompt's and its answer's tokens. */
+  readonly arrivalsMs: Float64Array;
+  readonly inputTokens: Int32Array;
+  readonly outputTokens: Int32Array;
   /** Distinct ids. */
   readonly uniqueBlocks: number;
 }
 
 interface Line {
+  readonly timestamp?: number;
+  readonly output_length?: number;
   readonly input_length: number;
   readonly hash_ids: readonly number[];
   readonly session?: number;
@@ -39,15 +45,23 @@ export function readTraces(folder: string): Trace[] {
   return files.sort().map((file) => readTrace(join(folder, file), file.split(/[._]/)[0]!));
 }
 
-function readTrace(path: string, name: string): Trace {
+/** One file. @throws as `readTraces` */
+export function readTrace(path: string, name: string): Trace {
   const bytes = readFileSync(path);
   const text = (path.endsWith('.gz') ? gunzipSync(bytes) : bytes).toString();
   const lines = text.split('\n').filter((line) => line !== '');
   const unique = new Set<number>();
   const lastOf = new Map<number, Int32Array>();
   const tokensPerId: number[] = [];
+  const arrivalsMs = new Float64Array(lines.length);
+  const inputTokens = new Int32Array(lines.length);
+  const outputTokens = new Int32Array(lines.length);
   const requests = lines.map((line, i) => {
-    const { input_length, hash_ids, session, shared_prefix_blocks = 0 } = parseLine(line, `${path}:${i + 1}`);
+    const parsed = parseLine(line, `${path}:${i + 1}`);
+    const { input_length, hash_ids, session, shared_prefix_blocks = 0 } = parsed;
+    arrivalsMs[i] = parsed.timestamp ?? 0;
+    inputTokens[i] = input_length;
+    outputTokens[i] = parsed.output_length ?? 1;
     const shared = session === undefined ? [] : (lastOf.get(session)?.subarray(0, shared_prefix_blocks) ?? []);
     const ids = Int32Array.from([...shared, ...hash_ids]);
     if (session !== undefined) lastOf.set(session, ids);
@@ -58,7 +72,7 @@ function readTrace(path: string, name: string): Trace {
   if (tokensPerId.length === 0) throw new KvError('CORRUPT', `${path}: no request in it; name a folder of traces`);
   // The last block of a request may be only begun, or left out; block sizes are powers of two.
   const blockTokens = 2 ** Math.round(Math.log2(median(tokensPerId)));
-  return { name, blockTokens, requests, uniqueBlocks: unique.size };
+  return { name, blockTokens, requests, arrivalsMs, inputTokens, outputTokens, uniqueBlocks: unique.size };
 }
 
 function parseLine(line: string, where: string): Line {

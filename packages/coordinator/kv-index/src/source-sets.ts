@@ -89,9 +89,10 @@ export class SourceSets {
       const bits = set.bits.slice();
       bits[source]! &= ~mask;
       const copies = new Map(
-        [...set.copies].filter(
-          ([holder]) => (holder / maxMedia) | (0 !== source) || ((1 << (holder % maxMedia)) & mask) === 0,
-        ),
+        [...set.copies].filter(([holder]) => {
+          const medium = holder % maxMedia;
+          return (holder - medium) / maxMedia !== source || ((1 << medium) & mask) === 0;
+        }),
       );
       this.#names.delete(nameOf(set));
       this.#leadsTo[id] = this.#intern({ bits, copies });

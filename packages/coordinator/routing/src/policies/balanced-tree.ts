@@ -1,0 +1,59 @@
+/**
+ * SGLang's cache-aware routing: a radix tree of what was sent where, as long as the load is balanced.
+ *
+ *     if max − min > 64 and max > 1.5 × min       least loaded
+ *     else if matched ÷ blocks > 0.3              longest match
+ *     else                                        the one with the smallest tree
+ */
+import {
+  eligible,
+  leastBy,
+  type Policy,
+  type Random,
+  type RoutedRequest,
+  requestsOf,
+  type WorkerState,
+} from '../policy.ts';
+import { PrefixMemory } from '../prefix-memory.ts';
+
+const absThreshold = 64;
+const relThreshold = 1.5;
+const matchThreshold = 0.3;
+const maxBytes = 512 * 2 ** 20;
+const evictAfterMs = 120_000;
+
+export class BalancedTree implements Policy {
+  readonly name = 'balanced-tree';
+  readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: 67_108_864, ttlMs: evictAfterMs });
+
+  choose(
+    request: RoutedRequest,
+    workers: readonly (WorkerState | undefined)[],
+    _nowMs: number,
+    random: Random,
+  ): number {
+    const numbers = eligible(workers);
+    const loads = numbers.map((worker) => requestsOf(workers[worker]!));
+    const most = Math.max(...loads);
+    const least = Math.min(...loads);
+    if (most - least > absThreshold && most > relThreshold * least)
+      return leastBy(numbers, random, (worker) => requestsOf(workers[worker]!));
+    const matched = this.#memory.match(request.keys, numbers);
+    const longest = Math.max(...matched);
+    if (longest > matchThreshold * (request.keys.length / 2))
+      return leastBy(
+        numbers.filter((_, i) => matched[i] === longest),
+        random,
+        (worker) => requestsOf(workers[worker]!),
+      );
+    return leastBy(numbers, random, (worker) => this.#memory.size(worker));
+  }
+
+  sent(request: RoutedRequest, worker: number, nowMs: number): void {
+    this.#memory.sent(request.keys, worker, nowMs);
+  }
+
+  left(worker: number): void {
+    this.#memory.left(worker);
+  }
+}
