@@ -1,0 +1,97 @@
+import { maxMedia } from '@kvtier/kv-index';
+import { describe, expect, it } from 'vitest';
+import { LateBinding, type RoutedRequest, type WorkerState } from './index.ts';
+
+const state = (tokensAhead: number, held = 0, waiting = 0): WorkerState => {
+  const byMedium = new Int32Array(maxMedia);
+  byMedium[0] = held;
+  return {
+    waiting,
+    running: 0,
+    tokensAhead,
+    usedBlocks: 0,
+    totalBlocks: 10_000,
+    waitingBlocks: 0,
+    freedBlocksPerS: 0,
+    loadAheadS: 0,
+    prefillTokensPerS: 1000,
+    stepS: 0.01,
+    stepPerRequestS: 0,
+    loadBlocksPerS: [],
+    match: { blocks: held, byMedium },
+    remoteBlocks: 0,
+    remoteMedium: 3,
+  };
+};
+const request = (tokens: number): RoutedRequest => ({
+  tokens,
+  maxTokens: 1,
+  blockTokens: 16,
+  keys: new Int32Array(0),
+  session: '',
+});
+const chance = (): number => 0.5;
+
+describe('late binding', () => {
+  it('gives a request to a worker at once when nobody waits', () => {
+    const late = new LateBinding<string>();
+    late.add('a', request(100), 0, 100);
+    expect(late.take(() => [state(50), state(0)], 0, chance)).toEqual({ item: 'a', worker: 1 });
+    expect(late.size).toBe(0);
+  });
+
+  it('holds requests while all workers have enough to do', () => {
+    const late = new LateBinding<string>();
+    late.add('a', request(100), 0, 100);
+    expect(late.take(() => [state(200), state(300)], 0, chance)).toBe(undefined);
+    expect(late.take(() => [state(199), state(300)], 10, chance)).toEqual({ item: 'a', worker: 0 });
+  });
+
+  it('lets short ones pass long ones, and long ones wait no longer than their length justifies', () => {
+    const late = new LateBinding<string>();
+    late.add('long', request(10_000), 0, 10_000);
+    late.add('short', request(100), 1_000, 100);
+    const open = (): WorkerState[] => [state(0)];
+    expect(late.take(open, 1_100, chance)!.item).toBe('short'); // 1 against 0.11
+    late.add('later', request(100), 100_000, 100);
+    expect(late.take(open, 100_100, chance)!.item).toBe('long'); // 10 against 1
+  });
+
+  it('keeps what a request claims of a busy worker from those behind it', () => {
+    // Both prompts are held by worker 0, which has 150 ms to do. The first one waits for it: 150 + 4 ms against 68; no: it is
+    // computed sooner on the idle one. The second finds that one busy.
+    const late = new LateBinding<string>();
+    late.add('a', request(68), 0, 4);
+    late.add('b', request(68), 1, 4);
+    const ahead = [150, 0];
+    const states = (): WorkerState[] => [state(ahead[0]!, 4), state(ahead[1]!)];
+    expect(late.take(states, 10, chance)).toEqual({ item: 'a', worker: 1 });
+    ahead[1] = 68;
+    expect(late.take(states, 10, chance)).toEqual({ item: 'b', worker: 1 });
+    ahead[1] = 400;
+    late.add('c', request(68), 10, 4);
+    expect(late.take(states, 11, chance)).toEqual({ item: 'c', worker: 0 });
+  });
+
+  it('never leaves a worker idle while somebody waits', () => {
+    const late = new LateBinding<number>();
+    for (let i = 0; i < 100; i++) late.add(i, request(680), i, 4);
+    // All of them are held by worker 0 alone.
+    const taken: number[] = [];
+    const ahead = [250, 0];
+    for (let one = late.take(() => [state(ahead[0]!, 42), state(ahead[1]!)], 100, chance); one; ) {
+      taken.push(one.worker);
+      ahead[one.worker]! += one.worker === 0 ? 8 : 680;
+      one = late.take(() => [state(ahead[0]!, 42), state(ahead[1]!)], 100, chance);
+    }
+    expect(taken).toContain(1);
+  });
+
+  it('is bounded, and forgets who leaves', () => {
+    const late = new LateBinding<string>({ openS: 0.2, maxHeld: 1, maxLooked: 8 });
+    late.add('a', request(10), 0, 10);
+    expect(late.isFull).toBe(true);
+    late.remove('a');
+    expect(late.isFull).toBe(false);
+  });
+});
