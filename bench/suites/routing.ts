@@ -1,0 +1,62 @@
+/**
+ * Routing policies in a simulated cluster (bench/routing), on the bundled traces or on one of yours:
+ * `npm run bench -- routing --trace FILE` (Mooncake's JSON lines), at half of saturation, at it, and at twice. Our own policy
+ * stands beside the best of the others. And what a decision costs among 64 workers and 10 million blocks.
+ */
+import { KvError } from '@kvtier/errors';
+import { type BenchContext, type Figure, rate, type Suite, time } from '../figures.ts';
+import { compare, header, type Load, line, loads, ours, type Row } from '../routing/compare.ts';
+import { decisionCost } from '../routing/decision.ts';
+import { hardware } from '../routing/hardware.ts';
+import { bundledTraces, readTrace, readTraces, type Trace } from '../traces.ts';
+
+/** A decision may take so long; and a copy of a block so many bytes. */
+const askedUs = 50;
+const askedBytes = 64;
+
+async function run({ args, log }: BenchContext): Promise<Figure[]> {
+  log(`simulated: ${JSON.stringify(hardware)}`);
+  const figures: Figure[] = [];
+  for (const trace of tracesOf(args)) {
+    log(`${trace.name}: ${trace.requests.length} requests, blocks of ${trace.blockTokens} tokens\n${header}`);
+    const rows = compare(trace, hardware, (row) => log(line(row)));
+    for (const load of Object.keys(loads) as Load[]) figures.push(...figuresOf(trace.name, load, rows));
+  }
+  const cost = decisionCost();
+  log(
+    `storing a copy of a block: ${cost.storeNs.toFixed(0)} ns; one by one in a Map: ${cost.mapP50Us.toFixed(0)} µs a prompt`,
+  );
+  figures.push(
+    time('decision_p99', cost.p99Us, 'us', askedUs, '50 us, 64 workers, 10 M blocks, 6,250 blocks'),
+    time('decision_p50', cost.p50Us, 'us', cost.mapP50Us, "the prompt's blocks in one Map, one by one"),
+    time('index_bytes', cost.indexBytes / cost.copies, 'bytes a copy', askedBytes, '64 bytes a block and copy'),
+  );
+  return figures;
+}
+
+function tracesOf(args: readonly string[]): Trace[] {
+  const at = args.indexOf('--trace');
+  if (at === -1) return readTraces(bundledTraces);
+  const path = args[at + 1];
+  if (path === undefined) throw new KvError('CONFIG', 'bench routing: --trace needs a file (JSON lines)');
+  return [readTrace(path, path.split('/').at(-1)!.split(/[._]/)[0]!)];
+}
+
+function figuresOf(trace: string, load: Load, rows: readonly Row[]): Figure[] {
+  const here = rows.filter((row) => row.load === load);
+  const mine = here.find(({ policy }) => policy === ours)!;
+  // `predicted` is ours without the queue.
+  const others = here.filter(({ policy }) => policy !== ours && policy !== 'predicted');
+  const soonest = others.reduce((a, b) => (b.ttftP90S < a.ttftP90S ? b : a));
+  const fastest = others.reduce((a, b) => (b.tokensPerS > a.tokensPerS ? b : a));
+  return [
+    time(`ttft_p90_${trace}_${load}`, mine.ttftP90S * 1000, 'ms', soonest.ttftP90S * 1000, soonest.policy),
+    rate(`throughput_${trace}_${load}`, mine.tokensPerS, 'tokens/s', fastest.tokensPerS, fastest.policy),
+  ];
+}
+
+export default {
+  name: 'routing',
+  description: 'routing policies in a simulated cluster; cost of a decision',
+  run,
+} satisfies Suite;
