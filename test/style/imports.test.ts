@@ -52,6 +52,8 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'store/placement': ['base/errors', 'base/eviction', 'base/identity', 'base/runtime', 'store/tiers'],
   'store/session': ['base/errors', 'base/identity', 'base/runtime', 'base/wire', 'store/placement'],
   'store/tiers': ['base/data-plane', 'base/errors', 'base/eviction', 'base/identity', 'base/runtime'],
+  'coordinator/kv-index': ['base/errors'],
+  'coordinator/routing': ['coordinator/kv-index'],
   'coordinator/api-server': ['base/errors', 'base/telemetry', 'base/wire'],
   cli: ['base/config', 'base/data-plane', 'base/errors', 'base/telemetry', 'engine/model'],
   'services/cache-node': ['base/config', 'base/runtime', 'base/telemetry', 'store/node', 'store/placement'],
