@@ -9,13 +9,15 @@ export const endOfReplay = Buffer.alloc(8, 0xff);
 
 export function encodeSeq(seq: number): Buffer {
   const frame = Buffer.allocUnsafe(8);
-  frame.writeBigUInt64BE(BigInt(seq));
+  frame.writeUInt32BE(Math.floor(seq / 2 ** 32), 0);
+  frame.writeUInt32BE(seq % 2 ** 32, 4);
   return frame;
 }
 
 /** undefined: not a sequence number. */
 export function decodeSeq(frame: Uint8Array | undefined): number | undefined {
   if (frame?.length !== 8) return undefined;
-  const seq = Number(Buffer.from(frame.buffer, frame.byteOffset, 8).readBigUInt64BE());
+  let seq = 0;
+  for (let i = 0; i < 8; i++) seq = seq * 256 + frame[i]!; // inexact only where it is not safe
   return Number.isSafeInteger(seq) ? seq : undefined;
 }

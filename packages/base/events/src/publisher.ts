@@ -64,6 +64,8 @@ export interface KvEventPublisherStats {
 }
 
 const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000 };
+/** Some milliseconds of work; others get their turn in between. */
+const sendsPerTurn = 1_000;
 
 export class KvEventPublisher {
   /** Where the sockets are bound, ports resolved. */
@@ -80,7 +82,9 @@ export class KvEventPublisher {
   readonly #queue: Published[] = [];
   readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, droppedBatches: 0, lostBatches: 0 };
   #nextSeq = 0;
-  #sending: Promise<void> | undefined;
+  /** Topics are few; encoded once, ZeroMQ takes them without a string of its own. */
+  #topic = { text: '', frame: Buffer.alloc(0) };
+  #flush: NodeJS.Immediate | undefined;
   #closed = false;
 
   private constructor(
@@ -115,7 +119,13 @@ export class KvEventPublisher {
     const authenticator = curve ? await Authenticator.start(context, curve) : null;
     const bufferSteps = options.bufferSteps ?? defaults.bufferSteps;
     const buffer = new ReplayBuffer(bufferSteps, options.bufferBytes ?? defaults.bufferBytes);
-    const socket = new Publisher({ context, linger: 0, sendHighWaterMark: options.hwm ?? defaults.hwm });
+    // A PUB socket drops and never waits; that it need not wait makes each `send` one call and no turn of the event loop.
+    const socket = new Publisher({
+      context,
+      linger: 0,
+      sendHighWaterMark: options.hwm ?? defaults.hwm,
+      sendTimeout: 0,
+    });
     let replay: ReplayServer | null = null;
     try {
       await bind(socket, endpoint, curve);
@@ -171,7 +181,7 @@ export class KvEventPublisher {
       this.#counts.droppedBatches++;
     }
     this.#queue.push(batch);
-    this.#sending ??= this.#send();
+    this.#flush ??= setImmediate(this.#sendSome);
   }
 
   /** Events were lost before they came here: a hole in the sequence, so that consumers know that they missed something. */
@@ -194,23 +204,34 @@ export class KvEventPublisher {
   /** What is queued is still handed to ZeroMQ; subscribers that are behind lose what they have not read. */
   async close(): Promise<void> {
     this.#closed = true;
-    await this.#sending;
+    while (this.#queue.length > 0) this.#sendSome();
+    if (this.#flush) clearImmediate(this.#flush);
     this.#removeFiles();
     this.#socket.close();
     await this.#replay?.close();
     await this.#authenticator?.close();
   }
 
-  /** One send at a time is all that a socket takes. A PUB socket never makes it wait: it drops. */
-  async #send(): Promise<void> {
-    for (let batch = this.#queue.shift(); batch; batch = this.#queue.shift()) {
+  /** What was published in a turn goes out together after it: an engine's step does not wait for the sending. */
+  readonly #sendSome = (): void => {
+    const batches = this.#queue.splice(0, sendsPerTurn);
+    this.#flush = this.#queue.length > 0 ? setImmediate(this.#sendSome) : undefined;
+    for (const { topic, seq, payload } of batches) {
       try {
-        await this.#socket.send([batch.topic, encodeSeq(batch.seq), batch.payload]);
+        this.#socket.send([this.#topicFrame(topic), encodeSeq(seq), payload]).catch(this.#dropped);
       } catch {
-        this.#counts.droppedBatches++;
+        this.#dropped();
       }
     }
-    this.#sending = undefined;
+  };
+
+  readonly #dropped = (): void => {
+    this.#counts.droppedBatches++;
+  };
+
+  #topicFrame(text: string): Buffer {
+    if (text !== this.#topic.text) this.#topic = { text, frame: Buffer.from(text) };
+    return this.#topic.frame;
   }
 }
 
