@@ -17,13 +17,7 @@ const ownTurns: readonly NamedTurn[] = [
   },
 ];
 
-const defects: readonly NamedTurn[] = [
-  {
-    file: 'packages/store/session/src/server.test.ts',
-    test: /^one that never reads its answers/,
-    reason: 'a session answers all requests of one chunk, here 7,000 in 64 KiB, before anybody else gets a turn',
-  },
-];
+const defects: readonly NamedTurn[] = [];
 
 export const isNamedTurn = (file: string, test: string): boolean =>
   [...ownTurns, ...defects].some((named) => named.file === file && named.test.test(test));

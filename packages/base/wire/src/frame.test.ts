@@ -17,19 +17,24 @@ function framed(messages: Uint8Array[]): Buffer {
   );
 }
 
-it('any cut of the stream into chunks gives the same messages', () => {
+it('any cut of the stream into chunks, and any number of frames at a time, gives the same messages', () => {
   const message = fc.uint8Array({ minLength: 1, maxLength: 700 });
   fc.assert(
     fc.property(
       fc.array(message, { maxLength: 8 }),
       fc.array(fc.integer({ min: 1, max: 90 }), { minLength: 1 }),
-      (sent, cuts) => {
+      fc.integer({ min: 1, max: 9 }),
+      (sent, cuts, framesAtATime) => {
         const stream = framed(sent);
         const got: Buffer[] = [];
         const reader = new FrameReader((bytes) => got.push(Buffer.from(bytes)));
         for (let at = 0, cut = 0; at < stream.length; cut++) {
           const end = at + cuts[cut % cuts.length]!;
-          reader.push(stream.subarray(at, end));
+          for (let rest = stream.subarray(at, end); rest.length > 0; ) {
+            const before = got.length;
+            rest = reader.push(rest, () => got.length < before + framesAtATime);
+            expect(got.length).toBeLessThanOrEqual(before + framesAtATime);
+          }
           at = end;
         }
         expect(got).toEqual(sent.map((bytes) => Buffer.from(bytes)));

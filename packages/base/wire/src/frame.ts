@@ -18,6 +18,8 @@ export const maxFrameBytes = 16 << 20;
 /** Answers that a peer has not read yet; two of the largest frames fit. */
 export const maxPendingBytes = 2 * maxFrameBytes + 8;
 const lengthBytes = 4;
+const none = Buffer.alloc(0);
+const always = (): boolean => true;
 
 /** Cuts a byte stream into frames. One per connection; after a throw the stream is lost and must be closed. */
 export class FrameReader {
@@ -38,10 +40,13 @@ export class FrameReader {
     return this.#heldBytes;
   }
 
-  /** Take what arrived. Throws KvError PROTOCOL for a length of 0 or beyond the limit; passes on what `onFrame` throws. */
-  push(chunk: Buffer): void {
+  /**
+   * Take what arrived, a frame at a time for as long as `mayGoOn`; returns what is left of it, to be pushed before anything else. Throws KvError
+   * PROTOCOL for a length of 0 or beyond the limit; passes on what `onFrame` throws.
+   */
+  push(chunk: Buffer, mayGoOn: () => boolean = always): Buffer {
     let rest = chunk;
-    while (rest.length > 0) {
+    while (rest.length > 0 && mayGoOn()) {
       if (this.#heldBytes === 0) {
         // The usual case: whole frames in one chunk, no copy.
         if (rest.length >= lengthBytes) {
@@ -54,21 +59,22 @@ export class FrameReader {
           }
         }
         this.#hold(rest, rest.length);
-        return;
+        return none;
       }
       if (this.#heldBytes < lengthBytes) {
         const taken = this.#hold(rest, lengthBytes - this.#heldBytes);
         rest = rest.subarray(taken);
-        if (this.#heldBytes < lengthBytes) return;
+        if (this.#heldBytes < lengthBytes) return none;
       }
       const frameBytes = lengthBytes + this.#messageBytes(this.#held);
       rest = rest.subarray(this.#hold(rest, frameBytes - this.#heldBytes));
-      if (this.#heldBytes < frameBytes) return;
+      if (this.#heldBytes < frameBytes) return none;
       const message = this.#held.subarray(lengthBytes, frameBytes);
       this.#held = Buffer.alloc(0);
       this.#heldBytes = 0;
       this.#onFrame(message);
     }
+    return rest;
   }
 
   #messageBytes(frame: Buffer): number {

@@ -3,7 +3,8 @@
  *
  * Invariants: the first frame is an Attach, within its deadline; a frame that cannot be understood ends this session
  * and no other; a peer that does not read is first not listened to (`pauseBytes`), then disconnected
- * (`maxPendingBytes`). Slots that may still be in use by the peer's copies go to quarantine, never straight back.
+ * (`maxPendingBytes`); one that asks much at once is answered `framesPerTurn` requests a turn, in their order, and not read
+ * meanwhile. Slots that may still be in use by the peer's copies go to quarantine, never straight back.
  */
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
@@ -35,22 +36,18 @@ export class Connection {
   readonly session = this.#id.toString('hex');
   #context: RequestContext | undefined;
   #client = '';
+  readonly #reader = new FrameReader((message) => this.#onFrame(message));
+  /** Of what was read, the frames that wait for another turn. */
+  #unanswered: Buffer = Buffer.alloc(0);
+  #turn: NodeJS.Immediate | undefined;
   #cancelDeadline: () => void;
 
   constructor(socket: Socket, options: ConnectionOptions) {
     this.#socket = socket;
     this.#options = options;
     const { clock, limits } = options;
-    const reader = new FrameReader((message) => this.#onFrame(message));
-    socket.on('data', (chunk) => {
-      try {
-        reader.push(chunk);
-      } catch (error) {
-        this.#fail(0n, error);
-      }
-      if (socket.writableLength > limits.pauseBytes) socket.pause();
-    });
-    socket.on('drain', () => socket.resume());
+    socket.on('data', (chunk) => this.#read(chunk));
+    socket.on('drain', () => this.#read(this.#unanswered));
     socket.on('error', (error) => this.#warn('connection ended', error));
     socket.on('close', () => this.#onClose());
     this.#cancelDeadline = clock.after(limits.attachDeadlineMs, () => {
@@ -75,6 +72,35 @@ export class Connection {
     this.#context?.holdings.end();
     this.#socket.destroy();
   }
+
+  /** Answers the frames of `bytes`, as many as a turn may take and the peer's unread answers allow; the rest waits, and the socket with it. */
+  #read(bytes: Buffer): void {
+    const socket = this.#socket;
+    const { framesPerTurn, pauseBytes } = this.#options.limits;
+    let frames = 0;
+    try {
+      this.#unanswered = this.#reader.push(
+        bytes,
+        () => !socket.destroyed && frames++ < framesPerTurn && socket.writableLength <= pauseBytes,
+      );
+    } catch (error) {
+      this.#unanswered = Buffer.alloc(0);
+      this.#fail(0n, error);
+    }
+    if (socket.destroyed) return;
+    const isBehind = socket.writableLength > pauseBytes; // 'drain' tells when it has caught up
+    if (!isBehind && this.#unanswered.length === 0) {
+      socket.resume();
+      return;
+    }
+    socket.pause();
+    if (!isBehind && !this.#turn) this.#turn = setImmediate(this.#nextTurn);
+  }
+
+  readonly #nextTurn = (): void => {
+    this.#turn = undefined;
+    this.#read(this.#unanswered);
+  };
 
   #onFrame(message: Buffer): void {
     if (this.#socket.destroyed || this.#socket.writableEnded) return; // failed in an earlier frame of the same chunk

@@ -10,6 +10,8 @@ export interface SessionLimits {
   readonly attachDeadlineMs: number;
   /** Time for a refused peer to read why. */
   readonly goodbyeMs: number;
+  /** Requests of one session that are answered before others get a turn: 64 KiB hold thousands of small ones. */
+  readonly framesPerTurn: number;
   /** Unread answers beyond which a session's requests are not read, until it has caught up. */
   readonly pauseBytes: number;
   /** Unread answers beyond which a session is disconnected. */
@@ -25,6 +27,7 @@ export const defaultSessionLimits: SessionLimits = {
   maxHashes: maxHashesPerFrame,
   attachDeadlineMs: 10_000,
   goodbyeMs: 1_000,
+  framesPerTurn: 128,
   pauseBytes: 1 << 20,
   maxPendingBytes: 32 << 20,
   readyBlocks: 4096,

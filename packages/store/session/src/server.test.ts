@@ -24,6 +24,8 @@ let socketPath: string;
 let bench: Bench;
 let server: SessionServer | undefined;
 const clients: RawClient[] = [];
+/** Called for each answer about statistics. */
+let gauges: () => Record<string, number> = () => ({});
 
 async function start(
   limits: Partial<SessionLimits> = {},
@@ -43,6 +45,7 @@ async function start(
     peerCredentials: (fd) => native.peerCredentials(fd),
     clock: systemClock,
     log: silent,
+    gauges: () => gauges(),
     limits: { quarantinePollMs: 10, ...limits },
   });
 }
@@ -80,6 +83,7 @@ afterEach(async () => {
   for (const client of clients.splice(0)) client.socket.destroy();
   await server?.close();
   server = undefined;
+  gauges = () => ({});
   rmSync(folder, { recursive: true });
 });
 
@@ -343,8 +347,8 @@ describe('requests', () => {
 
 describe('slow and stopped engines', () => {
   it('one that never reads its answers does not disturb the others, and costs bounded memory', async () => {
-    // The requests of one chunk are answered before the pause: they must fit.
-    await start({ pauseBytes: 64 << 10, maxPendingBytes: 16 << 20 });
+    // Also of one chunk no more requests are answered than the pause allows.
+    await start({ pauseBytes: 64 << 10, maxPendingBytes: 256 << 10 });
     const [good, deaf] = [await attached(), await attached()];
     deaf.socket.pause();
     const asked = 20_000;
@@ -354,6 +358,33 @@ describe('slow and stopped engines', () => {
     deaf.socket.resume();
     for (let id = 2n; id < 100n; id++) await deaf.answer(id, 'stats');
     expect(server!.sessions).toBe(2);
+  });
+
+  it('one that asks much at once is answered in many turns, in the order in which it asked', async () => {
+    await start({ framesPerTurn: 50 });
+    const client = await attached();
+    const inTurns: number[] = [];
+    let turnEnds: NodeJS.Immediate | undefined;
+    gauges = () => {
+      turnEnds ??= setImmediate(() => {
+        turnEnds = undefined;
+      });
+      if (turnEnds !== lastTurn) inTurns.push(0);
+      lastTurn = turnEnds;
+      inTurns[inTurns.length - 1]!++;
+      return { answered: ++answered };
+    };
+    let lastTurn: NodeJS.Immediate | undefined;
+    let answered = 0;
+    const asked = 3_000;
+    client.socket.cork(); // so that they arrive in few chunks
+    const first = client.send({ $case: 'stats', value: {} });
+    for (let sent = 1; sent < asked; sent++) client.send({ $case: 'stats', value: {} });
+    client.socket.uncork();
+    await vi.waitUntil(() => client.answers.length === asked, patience);
+    expect(client.answers.map(({ id }) => Number(id - first))).toEqual(Array.from({ length: asked }, (_, i) => i));
+    expect(inTurns.reduce((sum, count) => sum + count)).toBe(asked);
+    expect(Math.max(...inTurns)).toBe(50);
   });
 });
 
