@@ -1,9 +1,9 @@
 /**
- * The consumer of `bench events`, a process of its own: KvEventSubscriber, or a plain ZeroMQ subscriber (arguments: events or
+ * The consumer of `bench events`, a process of its own: KvEventSubscriber's words, or a plain ZeroMQ subscriber (arguments: events or
  * plain, and the endpoint). Says {ready} after the first message of all. Told {expect: n} it answers {events, gaps} when n more
  * batches have come; the gap that every late joiner sees is none of them, nor are warm-up batches (AllBlocksCleared alone, or one byte).
  */
-import { KvEventSubscriber } from '@kvtier/events';
+import { KvEventSubscriber, recordType } from '@kvtier/events';
 import { Subscriber } from 'zeromq';
 
 const [mode, endpoint] = process.argv.slice(2) as ['events' | 'plain', string];
@@ -37,9 +37,11 @@ function report(): void {
 }
 
 if (mode === 'events') {
-  for await (const item of new KvEventSubscriber({ endpoint })) {
-    if (item.kind === 'batch') arrived(item.batch.events.length, item.batch.events[0]!.type === 'AllBlocksCleared');
-    else if (isReady) gaps++;
+  for await (const burst of new KvEventSubscriber({ endpoint }).packed()) {
+    for (const item of burst) {
+      if (item.kind === 'batch') arrived(item.batch.count, item.batch.words[item.batch.from] === recordType.cleared);
+      else if (isReady) gaps++;
+    }
   }
 } else {
   const socket = new Subscriber({ linger: 0, receiveHighWaterMark: 10_000 });

@@ -35,10 +35,21 @@ Napi::Value EncodeEvents(const Napi::CallbackInfo& info) {
   }
 }
 
+Napi::Value DecodeEvents(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto out = info[3].As<Napi::Int32Array>();
+  const uint32_t from = info[4].As<Napi::Number>().Uint32Value();
+  if (from > out.ElementLength()) throw Napi::RangeError::New(env, "decodeKvEvents: past the end of out");
+  const int64_t words = DecodeKvEvents(BytesOf(info[0]), info[1].As<Napi::Boolean>().Value(), BytesOf(info[2]),
+                                       {out.Data() + from, out.ElementLength() - from});
+  return Napi::Number::New(env, static_cast<double>(words));
+}
+
 }  // namespace
 
 void RegisterEvents(Napi::Env env, Napi::Object exports) {
   exports.Set("encodeKvEvents", Napi::Function::New<EncodeEvents>(env, "encodeKvEvents"));
+  exports.Set("decodeKvEvents", Napi::Function::New<DecodeEvents>(env, "decodeKvEvents"));
 }
 
 }  // namespace kvtier

@@ -32,4 +32,16 @@ size_t EncodeKvEvents(std::span<const uint32_t> words, uint32_t events, const Kv
                       std::span<const uint8_t> kinds, const std::vector<std::span<const uint8_t>>& objects,
                       std::span<uint8_t> out);
 
+// The other way: a batch as words, without an object for an event. What publishers of today write is read here; what is not of that form
+// (fields in another order, numbers that are fractions, names that are not among `names`, what is no batch at all) is left to
+// the decoder of objects, which knows all versions and says what is wrong. What is read here, that one reads, too, and equally.
+//
+//   batch     its words, events, rank or -1, 0, ts (a double); then a record for each event:
+//   record    type (1 removed, 2 stored, 3 cleared), words of the record, medium, locality (places in `names` or -1), group or -1,
+//             hashes, parents (0 or 1), tokens of a block; the hashes, the parent: low word, high word of its integer form; then
+//             the ids of the tokens, if they are asked for
+//
+// Returns the words written to `out`; 0: it is too small; -1: not read here. `names`: each one byte of length and its text.
+int64_t DecodeKvEvents(std::span<const uint8_t> payload, bool tokens, std::span<const uint8_t> names, std::span<int32_t> out);
+
 }  // namespace kvtier

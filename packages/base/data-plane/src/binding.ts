@@ -58,6 +58,12 @@ export interface NativeBinding {
     out: Uint8Array,
     at: number,
   ): number;
+  /**
+   * The other way: a batch as words (kv_events.h says how they lie), written to `out` from word `at` on. `tokens`: with the ids of tokens.
+   * `names`: of media and localities, each one byte of length and its text. Returns how many words; 0: `out` is too small; -1: a
+   * batch of another form or with another name, which the decoder of objects is to read.
+   */
+  decodeKvEvents(payload: Uint8Array, tokens: boolean, names: Uint8Array, out: Int32Array, at: number): number;
 
   // -- arena (binding_arena.cc) ---------------------------------------------------------------------------------
   /**

@@ -1,7 +1,7 @@
 import { KvError } from '@kvtier/errors';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { encodeBatch } from './codec.ts';
+import { decodeBatch, encodeBatch } from './codec.ts';
 import { Continuity, type StreamItem } from './continuity.ts';
 import type { KvEvent } from './event.ts';
 import { HolderIndex } from './holder-index.ts';
@@ -46,7 +46,7 @@ async function all(items: AsyncIterable<StreamItem>): Promise<(number | string)[
 describe('one stream', () => {
   it('fills a gap in order, and only up to what arrived', async () => {
     const source = new Source();
-    const stream = new Continuity(source.replay, '');
+    const stream = new Continuity(decodeBatch, source.replay, '');
     const batches = Array.from({ length: 6 }, (_, i) => source.publish(storedEvent(BigInt(i))));
     expect(await all(stream.arrived(batches[0]!))).toEqual([0]);
     expect(await all(stream.arrived(batches[3]!))).toEqual([1, 2, 3]);
@@ -57,13 +57,20 @@ describe('one stream', () => {
   it('who comes late gets what is still there', async () => {
     const source = new Source();
     const batches = Array.from({ length: 9 }, (_, i) => source.publish(storedEvent(BigInt(i))));
-    expect(await all(new Continuity(source.replay, '').arrived(batches[8]!))).toEqual(['gap 0-4', 4, 5, 6, 7, 8]);
-    expect(await all(new Continuity(null, '').arrived(batches[8]!))).toEqual(['gap 0-8', 8]);
+    expect(await all(new Continuity(decodeBatch, source.replay, '').arrived(batches[8]!))).toEqual([
+      'gap 0-4',
+      4,
+      5,
+      6,
+      7,
+      8,
+    ]);
+    expect(await all(new Continuity(decodeBatch, null, '').arrived(batches[8]!))).toEqual(['gap 0-8', 8]);
   });
 
   it('a number that goes backwards is a new life, of which nothing is missed', async () => {
     const source = new Source();
-    const stream = new Continuity(source.replay, '');
+    const stream = new Continuity(decodeBatch, source.replay, '');
     for (let i = 0; i < 4; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
     source.restart();
     source.publish(storedEvent(2n));
@@ -75,7 +82,7 @@ describe('one stream', () => {
     ['a later number', 5],
   ])('a restart while disconnected is seen even at %s', async (_, seq) => {
     const source = new Source();
-    const stream = new Continuity(source.replay, '');
+    const stream = new Continuity(decodeBatch, source.replay, '');
     for (let i = 0; i < 3; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
     source.restart();
     stream.suspect();
@@ -91,7 +98,7 @@ describe('one stream', () => {
       [false, ['gap 1-1', 1]],
     ] as const) {
       const source = new Source();
-      const stream = new Continuity(withReplay ? source.replay : null, '');
+      const stream = new Continuity(decodeBatch, withReplay ? source.replay : null, '');
       expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([0]);
       stream.suspect();
       expect(await all(stream.arrived(source.publish(storedEvent(2n))))).toEqual(expected);
@@ -100,9 +107,13 @@ describe('one stream', () => {
 
   it('a replay that fails is a gap, and the stream goes on', async () => {
     const source = new Source();
-    const stream = new Continuity(() => {
-      throw new KvError('DEADLINE', 'late');
-    }, '');
+    const stream = new Continuity(
+      decodeBatch,
+      () => {
+        throw new KvError('DEADLINE', 'late');
+      },
+      '',
+    );
     const batches = Array.from({ length: 4 }, () => source.publish(storedEvent(1n)));
     await all(stream.arrived(batches[0]!));
     const items: StreamItem[] = [];
@@ -114,11 +125,15 @@ describe('one stream', () => {
   it('an answer that breaks off is asked for again from there', async () => {
     const source = new Source();
     let answers = 0;
-    const stream = new Continuity(async function* (from) {
-      answers++;
-      let count = 0;
-      for await (const one of source.replay(from)) if (count++ < 2) yield one;
-    }, '');
+    const stream = new Continuity(
+      decodeBatch,
+      async function* (from) {
+        answers++;
+        let count = 0;
+        for await (const one of source.replay(from)) if (count++ < 2) yield one;
+      },
+      '',
+    );
     const batches = Array.from({ length: 5 }, () => source.publish(storedEvent(1n)));
     expect(await all(stream.arrived(batches[4]!))).toEqual([0, 1, 2, 3, 4]);
     expect(answers).toBe(3);
@@ -126,7 +141,7 @@ describe('one stream', () => {
 
   it('other topics count, but are not handed out; what cannot be read is a gap of one', async () => {
     const source = new Source();
-    const stream = new Continuity(source.replay, 'kv');
+    const stream = new Continuity(decodeBatch, source.replay, 'kv');
     expect(await all(stream.arrived({ ...source.publish(), topic: 'other' }))).toEqual([]);
     expect(await all(stream.arrived({ seq: 1, topic: 'kv', payload: Buffer.from('nonsense') }))).toEqual(['gap 1-2']);
     source.nextSeq = 2;
@@ -150,7 +165,7 @@ it('with replay, what the index knows is what the publisher holds, whatever is l
     fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
       const source = new Source();
       source.buffer = new ReplayBuffer(100, 1 << 20);
-      const stream = new Continuity(source.replay, '');
+      const stream = new Continuity(decodeBatch, source.replay, '');
       const index = new HolderIndex();
       let truth = new Map<bigint, number>();
       const arrives = async (one: Published): Promise<void> => {
@@ -184,7 +199,7 @@ it('with too small a replay buffer the index knows no more than what the publish
   await fc.assert(
     fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
       const source = new Source();
-      const stream = new Continuity(source.replay, '');
+      const stream = new Continuity(decodeBatch, source.replay, '');
       const index = new HolderIndex();
       let truth = new Map<bigint, number>();
       for (const { kind, hash, remove, lost } of steps) {

@@ -13,12 +13,12 @@
  * batch. Knows nothing of sockets, so that tests can lose and restart at will.
  */
 import { KvError } from '@kvtier/errors';
-import { decodeBatch } from './codec.ts';
 import type { KvEventBatch } from './event.ts';
 import type { Published, Replayed } from './replay-buffer.ts';
 
-export type StreamItem =
-  | { readonly kind: 'batch'; readonly seq: number; readonly topic: string; readonly batch: KvEventBatch }
+/** `Batch`: the form in which batches are wanted. */
+export type StreamItem<Batch = KvEventBatch> =
+  | { readonly kind: 'batch'; readonly seq: number; readonly topic: string; readonly batch: Batch }
   /** Batches fromSeq ... untilSeq - 1 are lost. None: only that nothing was missed could not be shown. */
   | { readonly kind: 'gap'; readonly fromSeq: number; readonly untilSeq: number; readonly reason: string }
   /** A new life of the publisher: it holds nothing of what it said up to lastSeq. */
@@ -39,7 +39,8 @@ export type Replay = (fromSeq: number) => AsyncIterable<Replayed>;
 /** How often the rest of an answer with a hole in it is asked for again, as long as each answer brings something. */
 const maxReplays = 8;
 
-export class Continuity {
+export class Continuity<Batch> {
+  readonly #decode: (payload: Uint8Array) => Batch;
   readonly #replay: Replay | null;
   readonly #topic: string;
   readonly #counts = { batches: 0, replayed: 0, gaps: 0, restarts: 0, undecodable: 0 };
@@ -48,8 +49,9 @@ export class Continuity {
   #last: Published | undefined;
   #suspect = false;
 
-  /** Batches of other topics than those that begin with `topic` count, but are not handed out. */
-  constructor(replay: Replay | null, topic: string) {
+  /** Batches of other topics than those that begin with `topic` count, but are not handed out. `decode` may throw KvError. */
+  constructor(decode: (payload: Uint8Array) => Batch, replay: Replay | null, topic: string) {
+    this.#decode = decode;
     this.#replay = replay;
     this.#topic = topic;
   }
@@ -64,13 +66,35 @@ export class Continuity {
   }
 
   /** What there is to say now that `live` arrived: first what came before it. Never throws for what a publisher sends. */
-  async *arrived(live: Published): AsyncGenerator<StreamItem> {
+  async *arrived(live: Published): AsyncGenerator<StreamItem<Batch>> {
     if (live.seq < this.#expected) yield this.#restarted();
     if (live.seq > this.#expected || this.#suspect) yield* this.#fill(live);
     yield* this.#take(live);
   }
 
-  async *#fill(live: Published): AsyncGenerator<StreamItem> {
+  /** Whether `live` continues what was before, as almost all do: `next` tells then all that there is to say. */
+  continues(live: Published): boolean {
+    return live.seq === this.#expected && !this.#suspect;
+  }
+
+  /** What to say of a batch that `continues`; undefined: nothing. Never throws for what a publisher sends. */
+  next(one: Published): StreamItem<Batch> | undefined {
+    this.#expected = one.seq + 1;
+    this.#last = one;
+    if (!one.topic.startsWith(this.#topic)) return undefined;
+    let batch: Batch;
+    try {
+      batch = this.#decode(one.payload);
+    } catch (error) {
+      this.#counts.undecodable++;
+      this.#counts.gaps++;
+      return { kind: 'gap', fromSeq: one.seq, untilSeq: one.seq + 1, reason: KvError.from(error).message };
+    }
+    this.#counts.batches++;
+    return { kind: 'batch', seq: one.seq, topic: one.topic, batch };
+  }
+
+  async *#fill(live: Published): AsyncGenerator<StreamItem<Batch>> {
     const until = live.seq;
     let reason = 'no replay endpoint is configured';
     for (let i = 0; this.#replay && i < maxReplays && (this.#expected < until || this.#suspect); i++) {
@@ -87,7 +111,7 @@ export class Continuity {
   }
 
   /** One answer, up to a hole that asking again may fill, or up to `until`. */
-  async *#replayed(replay: Replay, { seq: until, topic }: Published): AsyncGenerator<StreamItem> {
+  async *#replayed(replay: Replay, { seq: until, topic }: Published): AsyncGenerator<StreamItem<Batch>> {
     let anchor = this.#last;
     let taken = 0;
     for await (const one of replay(anchor ? anchor.seq : this.#expected)) {
@@ -117,24 +141,12 @@ export class Continuity {
     }
   }
 
-  *#take(one: Published): Generator<StreamItem> {
-    this.#expected = one.seq + 1;
-    this.#last = one;
-    if (!one.topic.startsWith(this.#topic)) return;
-    let batch: KvEventBatch;
-    try {
-      batch = decodeBatch(one.payload);
-    } catch (error) {
-      this.#counts.undecodable++;
-      this.#counts.gaps++;
-      yield { kind: 'gap', fromSeq: one.seq, untilSeq: one.seq + 1, reason: KvError.from(error).message };
-      return;
-    }
-    this.#counts.batches++;
-    yield { kind: 'batch', seq: one.seq, topic: one.topic, batch };
+  *#take(one: Published): Generator<StreamItem<Batch>> {
+    const item = this.next(one);
+    if (item) yield item;
   }
 
-  #gap(until: number, reason: string): StreamItem {
+  #gap(until: number, reason: string): StreamItem<Batch> {
     const gap = { kind: 'gap', fromSeq: this.#expected, untilSeq: until, reason } as const;
     this.#counts.gaps++;
     this.#expected = until;
@@ -143,7 +155,7 @@ export class Continuity {
     return gap;
   }
 
-  #restarted(): StreamItem {
+  #restarted(): StreamItem<Batch> {
     const restarted = { kind: 'restarted', lastSeq: this.#expected - 1 } as const;
     this.#counts.restarts++;
     this.#expected = 0;

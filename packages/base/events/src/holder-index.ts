@@ -166,4 +166,5 @@ export class HolderIndex {
   }
 }
 
-const integerOf = (hash: BlockHash): bigint => (typeof hash === 'bigint' ? hash : integerForm(hash as HashKey));
+/** The form in which hashes of all publishers compare. */
+export const integerOf = (hash: BlockHash): bigint => (typeof hash === 'bigint' ? hash : integerForm(hash as HashKey));

@@ -11,6 +11,7 @@ export {
   media,
 } from './event.ts';
 export { type Holder, HolderIndex, type HolderIndexStats, type PrefixMatch } from './holder-index.ts';
+export { type PackedBatch, PackedDecoder, record, recordType } from './packed-decoder.ts';
 export { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 export { KvEventPublisher, type KvEventPublisherOptions, type KvEventPublisherStats } from './publisher.ts';
 export { bindableEndpoint, type CurveClient, type CurveServer } from './security.ts';

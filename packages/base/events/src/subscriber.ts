@@ -5,8 +5,11 @@
  */
 import { KvError } from '@kvtier/errors';
 import { Subscriber } from 'zeromq';
-import { Continuity, type ContinuityCounts, type StreamItem } from './continuity.ts';
+import { decodeBatch } from './codec.ts';
+import { Continuity, type ContinuityCounts, type Replay, type StreamItem } from './continuity.ts';
 import { decodeSeq } from './frames.ts';
+import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
+import type { Published } from './replay-buffer.ts';
 import { requestReplay } from './replay-client.ts';
 import { applyCurveClient, type CurveClient } from './security.ts';
 
@@ -29,9 +32,16 @@ export interface KvEventSubscriberStats extends ContinuityCounts {
   readonly disconnects: number;
 }
 
+/** What a consumer gets at once: no more of these, and none after so many bytes, so that its turn stays short. */
+const maxBurst = 256;
+const maxBurstBytes = 2 ** 20;
+const noCounts: ContinuityCounts = { batches: 0, replayed: 0, gaps: 0, restarts: 0, undecodable: 0 };
+
 export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   readonly #socket: Subscriber;
-  readonly #continuity: Continuity;
+  readonly #replay: Replay | null;
+  readonly #topic: string;
+  #continuity: Continuity<unknown> | undefined;
   readonly #abort = new AbortController();
   #foreign = 0;
   #disconnects = 0;
@@ -42,18 +52,17 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     const maxMessageBytes = options.maxMessageBytes ?? 64 * 2 ** 20;
     const deadlineMs = options.replayDeadlineMs ?? 5_000;
     const { signal } = this.#abort;
-    this.#continuity = new Continuity(
+    this.#topic = topic;
+    this.#replay =
       replayEndpoint === null
         ? null
-        : (fromSeq) => requestReplay({ endpoint: replayEndpoint, fromSeq, deadlineMs, maxMessageBytes, curve, signal }),
-      topic,
-    );
+        : (fromSeq) => requestReplay({ endpoint: replayEndpoint, fromSeq, deadlineMs, maxMessageBytes, curve, signal });
     this.#socket = new Subscriber({ linger: 0, receiveHighWaterMark: hwm, maxMessageSize: maxMessageBytes });
     try {
       applyCurveClient(this.#socket, curve);
       this.#socket.ipv6 = endpoint.includes('[');
       this.#socket.events.on('disconnect', () => {
-        this.#continuity.suspect();
+        this.#continuity?.suspect();
         this.#disconnects++;
       });
       this.#socket.subscribe(topic);
@@ -70,7 +79,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   stats(): KvEventSubscriberStats {
-    return { ...this.#continuity.counts, foreign: this.#foreign, disconnects: this.#disconnects };
+    return { ...(this.#continuity?.counts ?? noCounts), foreign: this.#foreign, disconnects: this.#disconnects };
   }
 
   /** Ends the iteration. */
@@ -79,16 +88,66 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     if (!this.#socket.closed) this.#socket.close();
   }
 
-  /** To be iterated once. Never throws for what a publisher sends. */
+  /** To be iterated once, so or as `packed`. Never throws for what a publisher sends. */
   async *[Symbol.asyncIterator](): AsyncGenerator<StreamItem> {
+    for await (const burst of this.#bursts(decodeBatch)) yield* burst;
+  }
+
+  /**
+   * The same with batches as words, and as many at once as have arrived: for those who follow many publishers. `tokens`: with the ids of tokens.
+   * To be iterated once.
+   */
+  packed(options: { readonly tokens?: boolean } = {}): AsyncGenerator<readonly StreamItem<PackedBatch>[]> {
+    const decoder = new PackedDecoder(options);
+    return this.#bursts((payload) => decoder.decode(payload));
+  }
+
+  async *#bursts<Batch>(decode: (payload: Uint8Array) => Batch): AsyncGenerator<readonly StreamItem<Batch>[]> {
+    const continuity = new Continuity(decode, this.#replay, this.#topic);
+    this.#continuity = continuity;
+    let burst: StreamItem<Batch>[] = [];
+    let bytes = 0;
     try {
-      for await (const [topic, seqFrame, payload, ...more] of this.#socket) {
-        const seq = decodeSeq(seqFrame);
-        if (seq === undefined || payload === undefined || more.length > 0) this.#foreign++;
-        else yield* this.#continuity.arrived({ seq, topic: topic!.toString(), payload });
+      for (let frames = await this.#receive(); frames; frames = await this.#receive()) {
+        const one = publishedIn(frames);
+        if (one === undefined) {
+          this.#foreign++;
+        } else if (continuity.continues(one)) {
+          const item = continuity.next(one);
+          if (item) burst.push(item);
+          bytes += one.payload.length;
+        } else {
+          // A replay may take its time: what was there before does not wait for it.
+          if (burst.length > 0) yield burst;
+          burst = [];
+          for await (const item of continuity.arrived(one)) yield [item];
+        }
+        // Nobody waits with what has arrived for what has not.
+        if (burst.length === 0 || (burst.length < maxBurst && bytes < maxBurstBytes && this.#socket.readable)) continue;
+        yield burst;
+        burst = [];
+        bytes = 0;
       }
     } finally {
       this.close();
     }
   }
+
+  /** undefined: closed. */
+  async #receive(): Promise<Buffer[] | undefined> {
+    if (this.#socket.closed) return undefined;
+    try {
+      return await this.#socket.receive();
+    } catch (error) {
+      if (this.#socket.closed) return undefined;
+      throw error;
+    }
+  }
+}
+
+/** undefined: no message of this protocol. */
+function publishedIn([topic, seqFrame, payload, ...more]: readonly Buffer[]): Published | undefined {
+  const seq = decodeSeq(seqFrame);
+  if (seq === undefined || payload === undefined || more.length > 0) return undefined;
+  return { seq, topic: topic!.toString(), payload };
 }

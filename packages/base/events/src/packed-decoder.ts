@@ -1,0 +1,146 @@
+/**
+ * Batches as words, for consumers of many events a second (an index of hashes): native code reads what publishers of today
+ * write in one pass, without an object for an event. What it does not read, `decodeBatch` does, so that both see the same in every
+ * payload; such events (of other versions, or with names that are new) are slower, not different.
+ *
+ * Words of many batches lie in one array, which is replaced when it is full, and lives for as long as one of its batches.
+ */
+import { KvError } from '@kvtier/errors';
+import { native } from '@kvtier/native';
+import { decodeBatch } from './codec.ts';
+import { type BlockHash, type KvEvent, type KvEventBatch, media } from './event.ts';
+import { integerOf } from './holder-index.ts';
+
+/** Where what stands in a record. The hashes follow its head as pairs [low, high] of their integer form, then the parent, then the token ids. */
+export const record = {
+  /** One of `recordType`. */
+  type: 0,
+  /** Words of the record: the next one begins so much later. */
+  length: 1,
+  /** Places in `names`; -1: not said. */
+  medium: 2,
+  locality: 3,
+  /** -1: not said. */
+  group: 4,
+  hashes: 5,
+  /** Hashes before the first one: 0 (at the root, or not known) or 1. */
+  parents: 6,
+  /** Tokens of a block; 0 in records of other types than stored. */
+  blockSize: 7,
+  head: 8,
+} as const;
+
+export const recordType = { removed: 1, stored: 2, cleared: 3 } as const;
+
+export interface PackedBatch {
+  /** Unix time in seconds. */
+  readonly ts: number;
+  readonly dataParallelRank: number | null;
+  /** Events, a record each. */
+  readonly count: number;
+  /** Their records are words `from` up to `end`; the others are not of this batch. */
+  readonly words: Int32Array;
+  readonly from: number;
+  readonly end: number;
+  /** Of media and localities. Grows, so that a place keeps its meaning for all batches of one decoder. */
+  readonly names: readonly string[];
+}
+
+const slabWords = 64 * 1_024;
+const batchHead = 6;
+/** A publisher that invents names forever is refused. */
+const maxNames = 64;
+const maxNameBytes = 255;
+
+export class PackedDecoder {
+  readonly #tokens: boolean;
+  readonly #names: string[] = [];
+  #encodedNames = Buffer.alloc(0);
+  #slab = new Int32Array(slabWords);
+  #end = 0;
+  readonly #head = new Int32Array(2);
+  readonly #ts = new Float64Array(this.#head.buffer);
+
+  /** `tokens`: with the ids of tokens, for those who want more than hashes. */
+  constructor({ tokens = false }: { readonly tokens?: boolean } = {}) {
+    this.#tokens = tokens;
+    for (const name of [...Object.values(media), 'LOCAL', 'REMOTE']) this.#placeOf(name);
+  }
+
+  /** Throws KvError PROTOCOL for what `decodeBatch` refuses, for numbers beyond a word and for ever new names. */
+  decode(payload: Uint8Array): PackedBatch {
+    let from = this.#end;
+    let words = native.decodeKvEvents(payload, this.#tokens, this.#encodedNames, this.#slab, from);
+    for (let room = slabWords; words === 0; room *= 4) {
+      this.#slab = new Int32Array(room);
+      from = 0;
+      words = native.decodeKvEvents(payload, this.#tokens, this.#encodedNames, this.#slab, from);
+    }
+    if (words < 0) return this.#pack(decodeBatch(payload));
+    const slab = this.#slab;
+    this.#end = from + words;
+    this.#head[0] = slab[from + 4]!;
+    this.#head[1] = slab[from + 5]!;
+    const rank = slab[from + 2]!;
+    return {
+      ts: this.#ts[0]!,
+      dataParallelRank: rank < 0 ? null : rank,
+      count: slab[from + 1]!,
+      words: slab,
+      from: from + batchHead,
+      end: this.#end,
+      names: this.#names,
+    };
+  }
+
+  #pack({ ts, events, dataParallelRank }: KvEventBatch): PackedBatch {
+    const words = Int32Array.from(events.flatMap((event) => this.#recordOf(event)));
+    return { ts, dataParallelRank, count: events.length, words, from: 0, end: words.length, names: this.#names };
+  }
+
+  #recordOf(event: KvEvent): number[] {
+    const medium = this.#placeOf(event.medium);
+    if (event.type === 'AllBlocksCleared') return [recordType.cleared, record.head, medium, -1, -1, 0, 0, 0];
+    const isStored = event.type === 'BlockStored';
+    const hashes = event.blockHashes.flatMap(wordsOf);
+    const parent = isStored && event.parentBlockHash !== null ? wordsOf(event.parentBlockHash) : [];
+    const tokens = isStored && this.#tokens ? event.tokenIds.map((token) => whole(token, 2 ** 32 - 1) | 0) : [];
+    return [
+      isStored ? recordType.stored : recordType.removed,
+      record.head + hashes.length + parent.length + tokens.length,
+      medium,
+      this.#placeOf(event.locality ?? null),
+      whole(event.groupIdx ?? -1, 2 ** 31 - 1),
+      event.blockHashes.length,
+      parent.length / 2,
+      isStored ? whole(event.blockSize, 2 ** 31 - 1) : 0,
+      ...hashes,
+      ...parent,
+      ...tokens,
+    ];
+  }
+
+  #placeOf(name: string | null | undefined): number {
+    if (name === null || name === undefined) return -1;
+    const known = this.#names.indexOf(name);
+    if (known >= 0) return known;
+    const bytes = Buffer.from(name);
+    if (this.#names.length === maxNames || bytes.length > maxNameBytes)
+      throw malformed(`more than ${maxNames} names of media, or one of more than ${maxNameBytes} bytes`);
+    this.#encodedNames = Buffer.concat([this.#encodedNames, Buffer.from([bytes.length]), bytes]);
+    return this.#names.push(name) - 1;
+  }
+}
+
+function wordsOf(hash: BlockHash): [low: number, high: number] {
+  const value = integerOf(hash);
+  return [Number(BigInt.asIntN(32, value)), Number(BigInt.asIntN(32, value >> 32n))];
+}
+
+function whole(value: number, most: number): number {
+  if (Number.isInteger(value) && value >= -1 && value <= most) return value;
+  throw malformed(`${value} is not a whole number up to ${most}`);
+}
+
+const malformed = (what: string): KvError =>
+  new KvError('PROTOCOL', `kv events: ${what}; does the publisher speak vLLM's encoding?`);
