@@ -108,8 +108,8 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     let burst: StreamItem<Batch>[] = [];
     let bytes = 0;
     try {
-      for (let frames = await this.#receive(); frames; frames = await this.#receive()) {
-        const one = publishedIn(frames);
+      for (;;) {
+        const one = publishedIn(await this.#socket.receive());
         if (one === undefined) {
           this.#foreign++;
         } else if (continuity.continues(one)) {
@@ -128,26 +128,17 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
         burst = [];
         bytes = 0;
       }
+    } catch (error) {
+      if (!this.#socket.closed) throw error;
     } finally {
       this.close();
-    }
-  }
-
-  /** undefined: closed. */
-  async #receive(): Promise<Buffer[] | undefined> {
-    if (this.#socket.closed) return undefined;
-    try {
-      return await this.#socket.receive();
-    } catch (error) {
-      if (this.#socket.closed) return undefined;
-      throw error;
     }
   }
 }
 
 /** undefined: no message of this protocol. */
-function publishedIn([topic, seqFrame, payload, ...more]: readonly Buffer[]): Published | undefined {
-  const seq = decodeSeq(seqFrame);
-  if (seq === undefined || payload === undefined || more.length > 0) return undefined;
-  return { seq, topic: topic!.toString(), payload };
+function publishedIn(frames: readonly Buffer[]): Published | undefined {
+  if (frames.length !== 3) return undefined;
+  const seq = decodeSeq(frames[1]);
+  return seq === undefined ? undefined : { seq, topic: frames[0]!.toString(), payload: frames[2]! };
 }
