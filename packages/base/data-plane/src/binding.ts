@@ -64,6 +64,10 @@ export interface NativeBinding {
    * batch of another form or with another name, which the decoder of objects is to read.
    */
   decodeKvEvents(payload: Uint8Array, tokens: boolean, names: Uint8Array, out: Int32Array, at: number): number;
+  /** At least `bytes`, of any contents, in huge pages where the kernel has some. Throws when there is no memory. */
+  allocatePages(bytes: number): ArrayBuffer;
+  /** The same, each page written once by a thread of its own, so that the first write to it here costs nothing. */
+  preparePages(bytes: number): Promise<ArrayBuffer>;
 
   // -- arena (binding_arena.cc) ---------------------------------------------------------------------------------
   /**

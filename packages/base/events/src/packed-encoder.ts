@@ -1,6 +1,7 @@
 /**
  * Batches of what a block pool has noted as words, encoded by native code in one pass, byte for byte as `encodeBatch` encodes their
- * events. Payloads are pieces of larger buffers: making one of its own for each costs more than the encoding.
+ * events. Payloads are pieces of larger buffers: making one of its own for each costs more than the encoding. So does a first write to
+ * new memory; the next buffer is prepared beside the engine's steps.
  */
 import { native } from '@kvtier/data-plane';
 import { type Encoding, encodeEvent } from './codec.ts';
@@ -15,14 +16,17 @@ export interface PackedEvents {
   readonly objects: readonly KvEvent[];
 }
 
-const slabBytes = 256 * 1024;
+/** A huge page. */
+const slabBytes = 2 * 2 ** 20;
 /** Native code asks for this much room: see kBytesPerWord and kBytesPerEvent there. */
 const mostBytesOf = ({ wordCount, count }: PackedEvents): number => 64 + wordCount * 5 + count * 320;
 
 export class PackedEncoder {
   readonly #encoding: Encoding;
-  #slab = Buffer.allocUnsafeSlow(slabBytes);
+  #slab: Buffer = Buffer.alloc(0);
   #end = 0;
+  #spare: Buffer | undefined;
+  #isPreparing = false;
   #kinds: readonly string[] = [];
   #kindNames = Buffer.alloc(0);
 
@@ -38,7 +42,7 @@ export class PackedEncoder {
     let most = mostBytesOf(packed);
     for (const { length } of encoded ?? []) most += length;
     if (this.#end + most > this.#slab.length) {
-      this.#slab = Buffer.allocUnsafeSlow(Math.max(slabBytes, most));
+      this.#slab = this.#newSlab(most);
       this.#end = 0;
     }
     const from = this.#end;
@@ -59,6 +63,23 @@ export class PackedEncoder {
       from,
     );
     return slab.subarray(from, this.#end);
+  }
+
+  #newSlab(bytes: number): Buffer {
+    const spare = this.#spare;
+    if (spare && spare.length >= bytes) this.#spare = undefined;
+    if (!this.#isPreparing && !this.#spare) void this.#prepare();
+    return spare && spare.length >= bytes ? spare : Buffer.from(native.allocatePages(Math.max(slabBytes, bytes)));
+  }
+
+  async #prepare(): Promise<void> {
+    this.#isPreparing = true;
+    try {
+      this.#spare = Buffer.from(await native.preparePages(slabBytes));
+    } catch {
+      // No memory now: asked for again, or said, when it is needed.
+    }
+    this.#isPreparing = false;
   }
 
   #namesOf(kinds: readonly string[]): Buffer {
