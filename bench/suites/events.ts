@@ -1,6 +1,6 @@
 /**
  * KV events on the wire: batches as engines make them, published and consumed over a Unix socket, beside plain ZeroMQ messages
- * of the same bytes in the same run (what the transport alone takes). Then the engine's steps while blocks are stored and
+ * of the same bytes by the same library, in turns (what the transport alone takes; as with events, each message lies in memory of its own). Then the engine's steps while blocks are stored and
  * evicted, with events published and without. Consumers are processes of their own, as a router is, and must see every event.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
@@ -17,7 +17,7 @@ import { Publisher } from 'zeromq';
 import { type Figure, median, rate, type Suite, time } from '../figures.ts';
 import { IdleExecutor } from '../idle-executor.ts';
 
-const rounds = 5;
+const rounds = 11;
 const roundDeadlineMs = 60_000;
 /** Fewer than ZeroMQ queues for a subscriber, so that none is dropped. */
 const batchesPerRound = 2_000;
@@ -28,11 +28,12 @@ const shapes = [
   { name: 'prefill', blocks: 32 },
 ] as const;
 
-/** Steps of requests that share nothing, in a pool that turns over. */
-const poolBlocks = 8_192;
-const requests = 32;
+/** Steps of requests that share nothing, in a pool that turns over: each stores and evicts what two prompts and the answers take. */
+const poolBlocks = 24_576;
+const requests = 256;
 const promptTokens = 1_024;
-const answerTokens = 16;
+const answerTokens = 128;
+const maxStepTokens = 2_304;
 const steps = 1_500;
 
 /** As a block pool notes them. */
@@ -93,13 +94,19 @@ class Consumer {
   }
 
   async #next(): Promise<unknown> {
-    const signal = AbortSignal.timeout(roundDeadlineMs);
-    const gone = once(this.#child, 'exit', { signal }).then(() => undefined);
+    const done = new AbortController();
+    const signal = AbortSignal.any([AbortSignal.timeout(roundDeadlineMs), done.signal]);
+    const gone = once(this.#child, 'exit', { signal }).then(
+      () => undefined,
+      () => undefined,
+    );
     try {
       const message = await Promise.race([once(this.#child, 'message', { signal }), gone]);
       if (message !== undefined) return message[0];
     } catch {
       throw new KvError('DEADLINE', `events bench: not all batches arrived within ${roundDeadlineMs / 1_000} s: void`);
+    } finally {
+      done.abort();
     }
     throw new KvError('SETUP', 'events bench: its consumer ended; see what it said above');
   }
@@ -129,6 +136,7 @@ async function measureShape(scratchDir: string, { name, blocks }: (typeof shapes
   const events = eventsOf(blocks).take();
   const packed = eventsOf(blocks).takePacked();
   const payload = encodeBatch({ ts: Date.now() / 1_000, events, dataParallelRank: null }, {});
+  const payloads = Array.from({ length: batchesPerRound }, () => Buffer.from(payload));
   const [ours, plain]: [Rates[], Rates[]] = [[], []];
   const publisher = await KvEventPublisher.start({ endpoint: `ipc://${join(scratchDir, `${name}-events`)}` });
   const socket = new Publisher({ linger: 0, sendHighWaterMark: 10_000 });
@@ -143,11 +151,14 @@ async function measureShape(scratchDir: string, { name, blocks }: (typeof shapes
         for (let i = 0; i < batchesPerRound; i++) publisher.publishPacked(packed);
         while (publisher.stats().queuedBatches > 0) await setImmediate();
       };
-      ours.push(await measure(consumers[0], events.length, publish, total));
       const send = async (): Promise<void> => {
-        for (let i = 0; i < batchesPerRound; i++) await socket.send(['', Buffer.alloc(8), payload]);
+        for (const each of payloads) await socket.send(['', Buffer.alloc(8), each]);
       };
-      plain.push(await measure(consumers[1], events.length, send, batchesPerRound));
+      const turns = [
+        async () => ours.push(await measure(consumers[0], events.length, publish, total)),
+        async () => plain.push(await measure(consumers[1], events.length, send, batchesPerRound)),
+      ];
+      for (const turn of round % 2 === 0 ? turns : turns.reverse()) await turn();
     }
   } finally {
     for (const consumer of consumers) await consumer.close();
@@ -170,7 +181,7 @@ async function stepUs(publisher: KvEventPublisher | null): Promise<number> {
     connector: noConnector,
     hasher: new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }),
     eosTokenIds: [],
-    limits: { maxStepTokens: 2_048, maxSequences: requests, maxWaiting: requests },
+    limits: { maxStepTokens, maxSequences: requests, maxWaiting: requests },
     ...(publisher && { onPackedEvents: (events: PackedEvents) => publisher.publishPacked(events) }),
   });
   const times: number[] = [];
@@ -205,8 +216,8 @@ async function measureSteps(scratchDir: string): Promise<Figure> {
   const [on, off]: [number[], number[]] = [[], []];
   try {
     for (let round = 0; round < rounds; round++) {
-      off.push(await stepUs(null));
-      on.push(await stepUs(publisher));
+      const turns = [async () => off.push(await stepUs(null)), async () => on.push(await stepUs(publisher))];
+      for (const turn of round % 2 === 0 ? turns : turns.reverse()) await turn();
     }
   } finally {
     await publisher.close();
