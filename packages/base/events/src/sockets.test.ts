@@ -8,6 +8,7 @@ import { decodeBatch } from './codec.ts';
 import type { StreamItem } from './continuity.ts';
 import type { KvEvent } from './event.ts';
 import { encodeSeq, endOfReplay } from './frames.ts';
+import { record } from './packed-decoder.ts';
 import { KvEventPublisher, type KvEventPublisherOptions } from './publisher.ts';
 import { KvEventSubscriber, type KvEventSubscriberOptions } from './subscriber.ts';
 
@@ -158,6 +159,39 @@ it('a publisher that starts again at the same place is noticed, and followed fro
   expect(now[publishedBatches]).toBe('restarted');
   expect(now.slice(publishedBatches + 1)).toEqual(numbers(now.length - publishedBatches - 1));
   expect(subscriber.stats()).toMatchObject({ restarts: 1, gaps: 0 });
+});
+
+it('as words: all batches in order, however many come at once, with the gap where some are lost', async () => {
+  const publisher = await start();
+  const subscriber = new KvEventSubscriber({ endpoint, replayEndpoint, hwm: 10 });
+  const seen: (number | string)[] = [];
+  const ended = (async () => {
+    for await (const burst of subscriber.packed()) {
+      for (const item of burst) {
+        if (item.kind === 'batch') seen.push(item.seq, item.batch.words[item.batch.from + record.head]!);
+        else seen.push(item.kind);
+      }
+    }
+  })();
+  ends.push(async () => {
+    subscriber.close();
+    await ended;
+  });
+  let published = 0;
+  const publish = (): void => publisher.publish([event(1_000 + published++)]);
+  const expected = (): (number | string)[] => numbers(published).flatMap((i) => [i, 1_000 + i]);
+  await until(() => seen.length > 0, publish);
+  for (let i = 0; i < 1_000; i++) publish();
+  await until(() => seen.length >= 2_000, publish);
+  await until(() => seen.length >= 2 * published, publish);
+  expect(seen).toEqual(expected().slice(0, seen.length));
+  expect(subscriber.stats()).toMatchObject({ gaps: 0, restarts: 0 });
+  publisher.skip();
+  await until(
+    () => seen.includes('gap'),
+    () => publisher.publish([event(1)]),
+  );
+  expect(subscriber.stats()).toMatchObject({ gaps: 1, restarts: 0 });
 });
 
 it('beyond loopback: refused without CURVE, and with it open to known keys only', async () => {
