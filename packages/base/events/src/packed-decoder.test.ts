@@ -1,7 +1,7 @@
 /** Batches as words against the decoder of objects: for batches of any content, in both encodings, whole and damaged. */
 import { readFileSync } from 'node:fs';
+import { native } from '@kvtier/data-plane';
 import { hashKeyOf } from '@kvtier/identity';
-import { native } from '@kvtier/native';
 import fc from 'fast-check';
 import { describe, expect, it, vi } from 'vitest';
 import { decodeBatch, encodeBatch } from './codec.ts';

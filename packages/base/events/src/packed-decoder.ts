@@ -5,8 +5,9 @@
  *
  * Words of many batches lie in one array, which is replaced when it is full, and lives for as long as one of its batches.
  */
+
+import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import { native } from '@kvtier/native';
 import { decodeBatch } from './codec.ts';
 import { type BlockHash, type KvEvent, type KvEventBatch, media } from './event.ts';
 import { integerOf } from './holder-index.ts';
