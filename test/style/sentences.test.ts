@@ -154,6 +154,14 @@ it('names of policies, admissions, codecs and tiers in the configuration are tho
   expect(has(config, admissionNames), 'admissionNames of packages/base/eviction').toBe(true);
   expect(has(config, codecNames), 'codecNames of packages/store/tiers').toBe(true);
   expect(has(engine, blockPolicyNames), 'blockPolicyNames of packages/base/eviction').toBe(true);
+  const row = (page: string, key: string): string[] =>
+    codesIn(
+      tableRows(page)
+        .find(([first]) => first === `\`${key}\``)!
+        .at(-1)!,
+    );
+  expect(row('docs/cache-node.md', '.eviction').toSorted()).toEqual(policyNames.toSorted());
+  expect(row('docs/operating.md', 'evictionPolicy').toSorted()).toEqual(blockPolicyNames.toSorted());
   const tiers = filesBelow('packages/store/tiers/src', ['-tier.ts'])
     .flatMap((path) => [...read(path).matchAll(/^ {2}readonly name = '(\w+)'/gm)].map((match) => match[1]!))
     .toSorted();

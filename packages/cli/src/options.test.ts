@@ -1,7 +1,10 @@
 import { readFileSync } from 'node:fs';
+import { engineWorkerSchema } from '@kvtier/config';
 import { describe, expect, it } from 'vitest';
 import { formatBytes, parseBytes } from './bytes.ts';
 import { parseUp, upHelp } from './options.ts';
+
+const evictionPolicies = engineWorkerSchema.shape.evictionPolicy.unwrap().options;
 
 describe('byte counts', () => {
   it.each([
@@ -109,7 +112,7 @@ describe('kvtier up', () => {
     [['--port', '80x'], '--port: "80x" is not a whole number from 0 to 65535'],
     [['--threads', '0'], '--threads: "0" is not a whole number from 1 to 1024'],
     [['--log-level', 'loud'], '--log-level: "loud" is not one of trace, debug, info, warn, error, silent'],
-    [['--eviction', 'random'], '--eviction: "random" is not one of lru, lfu, fifo, s3-fifo, cost-aware'],
+    [['--eviction', 'random'], `--eviction: "random" is not one of ${evictionPolicies.join(', ')}`],
     [['--pinned-blocks', '-1'], "Option '--pinned-blocks' argument is ambiguous"],
     [['demo'], 'kvtier up: "demo" is not an option; see kvtier up --help'],
   ])('refuses %j in one line', (args, message) => expect(() => parseUp(args)).toThrow(message));

@@ -41,7 +41,7 @@ export interface EvictionPolicy {
   checkIntegrity(): void;
 }
 
-/** The policies that can be configured; more come with their own issue. */
+/** The policies that can be configured. */
 export const policyNames = ['lru', 'lfu', 'fifo', 's3-fifo'] as const;
 export type PolicyName = (typeof policyNames)[number];
 

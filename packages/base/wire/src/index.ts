@@ -1,4 +1,3 @@
-/** The wire: frames and messages of the session link, and how an error crosses it. gRPC is apart, in `@kvtier/wire/grpc`. */
 /** What travels between processes: the messages generated from proto/, and the frames of the session link. gRPC: `@kvtier/wire/grpc`. */
 export { fromFailure, toFailure } from './failure.ts';
 export { FrameReader, maxFrameBytes, maxPendingBytes, writeFrame } from './frame.ts';

@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import { ClientFrame } from '@kvtier/wire';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
@@ -45,6 +46,20 @@ describe('more than a request may have is refused before it is decoded', () => {
     ['a value without an end', Buffer.concat([Buffer.from([8]), Buffer.alloc(100, 0x80)]), /more than 10 bytes/],
     ['half a field', Buffer.from([0x12, 5, 1]), /beyond its end/],
   ])('%s', (_, frame, why) => refused(frame, why));
+});
+
+it('every request of session.proto has its bounds', () => {
+  const proto = readFileSync(new URL('../../../../proto/kvtier/v1/session.proto', import.meta.url), 'utf8');
+  const requests = [
+    .../message ClientFrame \{[\s\S]*?oneof body \{([\s\S]*?)\}/.exec(proto)![1]!.matchAll(/(\w+) = (\d+);/g),
+  ];
+  expect(requests.length).toBeGreaterThan(10);
+  for (const [, name, number] of requests) {
+    const bare = field(Number(number), Buffer.alloc(0));
+    const camel = name!.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
+    // A request without bounds passes twice: it is not known.
+    refused(Buffer.concat([bare, bare]), new RegExp(`second request in the frame of "${camel}"`));
+  }
 });
 
 it('what clients send passes, up to the most that they may', () => {
