@@ -1,5 +1,6 @@
 /** Somebody else writes into the database, or it goes back in time: misses, and never a wrong block, a crash or an endless loop. */
 import { setTimeout as passed } from 'node:timers/promises';
+import { KvError } from '@kvtier/errors';
 import fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { RedisServer, until } from '../../../../../infra/redis/servers.ts';
@@ -68,6 +69,22 @@ describe('nonsense', () => {
       expect([one, two, three].map((tier) => tier.stats().detail!.connections_lost)).toEqual(lost);
     },
   );
+
+  it('a node whose first listing ends early lists nothing of it when it is back', async () => {
+    const writer = await open();
+    await bench.write(writer, space, chain, payloadBytes);
+    await writer.close();
+    const { poll } = Directory.prototype;
+    Directory.prototype.poll = async () => {
+      Directory.prototype.poll = poll;
+      await server.cli('flushall'); // it lists blocks now that are no more
+      throw new KvError('IO', 'redis: the server sent an event that is none', { retry: true });
+    };
+    tiers = [await open({}, { openWithoutServer: true })];
+    expect(tiers[0]!.stats()).toMatchObject({ inService: false, blocks: 0 });
+    await until(() => tiers[0]!.stats().inService, 'the next attempt');
+    expect([tiers[0]!.stats().blocks, tiers[0]!.lookup(space, chain)]).toEqual([0, 0]);
+  });
 
   it.each(['2000256 0 x', '20256 1 x', '20256 NaN x', 'NaN 4096 x', '', '20256 4096 a b', '999999999999999 1 x'])(
     'an entry %j is no block: it goes, the others are read, and its block can be stored again',

@@ -82,8 +82,7 @@ export class RedisService {
 
   /** Out of service from the start, and tried again. */
   startLater(reason: string): void {
-    this.#state = 'out';
-    this.#reason = reason;
+    this.#leave(reason);
     this.#options.log.warn({ tier: 'redis', reason }, 'the redis tier starts out of service');
     this.#later(this.#backoffMs, () => this.#recover());
   }
@@ -92,13 +91,7 @@ export class RedisService {
   fail(reason: string): void {
     if (this.#state !== 'in' && this.#state !== 'listing') return;
     const wasIn = this.#state === 'in';
-    this.#state = 'out';
-    this.#reason = reason;
-    this.#life++;
-    for (const directory of this.directories) directory.end();
-    this.values.disconnect(reason);
-    this.#commands.reset();
-    this.#index.clear();
+    this.#leave(reason);
     if (wasIn) this.#options.log.error({ tier: 'redis', reason }, 'the redis tier is out of service');
     this.#later(this.#backoffMs, () => this.#recover());
   }
@@ -129,9 +122,22 @@ export class RedisService {
   }
 
   checkIntegrity(): void {
+    const lists = this.#state !== 'out' && this.#state !== 'starting';
+    invariant(lists || this.#index.count === 0, 'redis: blocks are listed out of service');
     for (const { usedBytes, capacityBytes } of this.directories) {
       invariant(usedBytes <= capacityBytes, 'redis: a partition is over its share of the budget');
     }
+  }
+
+  /** Whatever was begun is over, and nothing of it is left. */
+  #leave(reason: string): void {
+    this.#state = 'out';
+    this.#reason = reason;
+    this.#life++;
+    for (const directory of this.directories) directory.end();
+    this.values.disconnect(reason);
+    this.#commands.reset();
+    this.#index.clear();
   }
 
   async #enter(): Promise<void> {
