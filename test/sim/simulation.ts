@@ -8,10 +8,10 @@
  * Checked after every event: budgets, queues (law 3); often: contents of leases (1), index = contents (6); by every call: right
  * bytes (1), time limits (2), each thing ends once (5); at the end: progress (2), nothing is left (5); law 4 by counting.
  */
-import { headerBytes } from '@kvtier/identity';
+import { type HashKey, headerBytes } from '@kvtier/identity';
 import type { TierChange } from '@kvtier/tiers';
 import { loadSdk } from '@kvtier/tiers/s3/testing';
-import { chainOf, contentOf, spaces } from './contents.ts';
+import { chainOf, contentOf, shortName, spaces } from './contents.ts';
 import { SimulatedEngine } from './engine.ts';
 import { Faults } from './faults.ts';
 import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes, s3PackCount } from './node.ts';
@@ -256,12 +256,14 @@ class Simulation {
   #checkEnds(): void {
     for (const { name, arena, lower, isClockWrong, upSinceMs } of this.#up()) {
       if (isClockWrong) continue;
-      for (const tier of [arena, ...lower.filter((each) => each.name === 'disk')]) {
+      const disk = lower.find((each) => each.name === 'disk');
+      for (const tier of disk === undefined ? [arena] : [arena, disk]) {
         const end = tier.follow(({ namespace, hashes }) => {
           for (const hash of hashes) {
-            // What ended while the node was down goes when it is up again.
-            const endMs = Math.max(this.#ends.get(namespace!.key + hash) ?? Number.POSITIVE_INFINITY, upSinceMs);
-            const lateMs = this.#world.nowMs - endMs;
+            // What ended while the node was down, or the disk's device out of service, goes when it is back.
+            const backMs = (tier === disk ? disk.toldSinceMs(namespace!, hash) : undefined) ?? 0;
+            const endMs = this.#ends.get(namespace!.key + hash) ?? Number.POSITIVE_INFINITY;
+            const lateMs = this.#world.nowMs - Math.max(endMs, upSinceMs, backMs);
             if (lateMs > lateBoundMs)
               throw new Violation(`law 1: ${name}: the ${tier.name} holds a block ${lateMs} ms after its time to live`);
           }
@@ -373,8 +375,20 @@ class Simulation {
     const listed = (): number[] => nodes.map(({ lower }) => lower.find(({ name }) => name === 'redis')!.stats().blocks);
     const isKnown = (): boolean => listed().every((count) => count === (this.#servers.redis.ledger?.count ?? 0));
     await this.#until('the directory in redis is not seen as it is', calmUs, isKnown).catch((error: unknown) => {
-      const { count, blocks } = this.#servers.redis.ledger ?? { count: 0, blocks: new Map() };
-      throw new Violation(`${(error as Error).message}: ${listed()} of ${count}: ${[...blocks.values()].join(', ')}`);
+      const blocks = this.#servers.redis.ledger?.blocks ?? new Map<string, string>();
+      const differences = nodes.map((node) => {
+        const names = new Set<string>();
+        const add = ({ namespace, hashes }: TierChange): void => {
+          for (const hash of hashes) names.add(namespace!.key + hash);
+        };
+        node.lower.find(({ name }) => name === 'redis')!.follow(add)();
+        const lacks = [...blocks].flatMap(([name, entry]) => (names.has(name) ? [] : [entry]));
+        const invents = [...names]
+          .filter((name) => !blocks.has(name))
+          .map((name) => shortName(name.slice(32) as HashKey));
+        return `${node.name} lacks [${lacks}] and lists besides [${invents}]`;
+      });
+      throw new Violation(`${(error as Error).message}: ${differences.join('; ')}`);
     });
   }
 

@@ -30,8 +30,8 @@ export interface Watch {
 export class WatchedTier implements Tier {
   readonly inner: Tier;
   readonly #watch: Watch;
-  /** What followers were told. */
-  readonly #told = new Map<string, { namespace: Namespace; hashes: Set<HashKey> }>();
+  /** What followers were told, and when: ms of the world. */
+  readonly #told = new Map<string, { namespace: Namespace; hashes: Map<HashKey, number> }>();
   readonly reads: Record<ReadStatus, number> = { ready: 0, missing: 0, corrupt: 0, failed: 0 };
   readonly writes: Record<WriteStatus, number> = { stored: 0, held: 0, refused: 0 };
 
@@ -44,10 +44,10 @@ export class WatchedTier implements Tier {
         return;
       }
       const { namespace, hashes, kind } = change;
-      const told = this.#told.get(namespace.key) ?? { namespace, hashes: new Set() };
+      const told = this.#told.get(namespace.key) ?? { namespace, hashes: new Map<HashKey, number>() };
       this.#told.set(namespace.key, told);
       for (const hash of hashes) {
-        if (kind === 'stored') told.hashes.add(hash);
+        if (kind === 'stored') told.hashes.set(hash, watch.world.nowMs);
         else if (!told.hashes.delete(hash))
           this.#violated(6, `removed ${shortName(hash)}, which was not told as stored`);
       }
@@ -128,13 +128,18 @@ export class WatchedTier implements Tier {
     return this.inner.stats();
   }
 
+  /** Since when followers know of the block, in ms of the world; undefined: they do not. A device that is back tells of its blocks anew. */
+  toldSinceMs(namespace: Namespace, hash: HashKey): number | undefined {
+    return this.#told.get(namespace.key)?.hashes.get(hash);
+  }
+
   /** Law 6: what was told is what is held, block by block. `known`: names that must not be held unless they were told. */
   checkIntegrity(): void {
     this.inner.checkIntegrity();
     let count = 0;
     for (const { namespace, hashes } of this.#told.values()) {
       count += hashes.size;
-      for (const hash of hashes) {
+      for (const hash of hashes.keys()) {
         if (this.inner.lookup(namespace, [hash]) !== 1)
           this.#violated(6, `lookup denies ${shortName(hash)}, which was told`);
       }
