@@ -258,13 +258,14 @@ export class RedisKeys {
   }
 
   #commit(ledger: Ledger, base: string, argv: readonly string[]): Reply {
-    const [node, ttlMs, part, fields, list, flags, times] = argv;
+    const [node, ttls, part, fields, list, flags, times] = argv;
     const names = fieldsIn(fields!);
     if (!ledger.leases.delete(leaseOf(part!, list!, fields!))) {
       return [this.#stateOf(ledger), bytes('n'.repeat(names.length)), []];
     }
     const words = list!.split(' ');
     const uses = times!.split(' ');
+    const lives = ttls!.split(' ');
     let answers = '';
     const others: Buffer[] = [];
     for (const [i, field] of names.entries()) {
@@ -282,7 +283,8 @@ export class RedisKeys {
         ledger.blocks.set(field, entry);
         ledger.count++;
         this.#use(ledger, field, Number(uses[i]));
-        if (ttlMs !== '') ledger.expiry.set(field, this.#nowUs() / 1000 + Number(ttlMs));
+        const ttlMs = Number(lives[i] || '-'); // Lua's tonumber: neither '' nor '-' is one
+        if (!Number.isNaN(ttlMs)) ledger.expiry.set(field, this.#nowUs() / 1000 + ttlMs);
         this.#tell(ledger, 's', field, entry, node!);
         answer = 's';
       }

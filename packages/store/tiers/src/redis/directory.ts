@@ -54,6 +54,15 @@ export interface Reservation {
   readonly bytes: number;
 }
 
+/** One whose value's parts were sent: whether the server took all of them, when the block was used, and how long it may live. */
+export interface Commitment extends Reservation {
+  readonly written: boolean;
+  /** On our clock, performance.now(). */
+  readonly usedUs: number;
+  /** undefined: without an end. */
+  readonly ttlMs: number | undefined;
+}
+
 /** 'refused': no room; 'held': another has stored it. */
 export type Answer = 'done' | 'held' | 'refused';
 
@@ -221,15 +230,13 @@ export class Directory {
     return { answers: told, evicted: evicted.length };
   }
 
-  /** List what was written; give back the reservation of what was not. `blocks`: all that were reserved together. */
-  async commit(
-    namespace: Namespace,
-    blocks: readonly (Reservation & { readonly written: boolean; readonly usedUs: number })[],
-    terms: { ttlMs: number | undefined; partBytes: number },
-  ): Promise<Answer[]> {
+  /** List what was written; give back the reservation of what was not. `blocks`: all that were reserved together, and no others. */
+  async commit(namespace: Namespace, blocks: readonly Commitment[], partBytes: number): Promise<Answer[]> {
     const flags = blocks.map(({ written }) => (written ? '1' : '0')).join('');
     const uses = blocks.map(({ usedUs }) => Math.round(usedUs + this.clockOffsetUs)).join(' ');
-    const head = [this.#node, terms.ttlMs ?? '', terms.partBytes];
+    const hasEnds = blocks.some(({ ttlMs }) => ttlMs !== undefined);
+    const ttls = hasEnds ? blocks.map(({ ttlMs }) => (ttlMs === undefined ? '-' : Math.ceil(ttlMs))).join(' ') : '';
+    const head = [this.#node, ttls, partBytes];
     const args = [...head, fieldsOf(namespace, blocks), wordsOf(blocks), flags, uses];
     const reply = await this.#run(commitScript, args);
     const { state, answers } = parseCommitted(reply, blocks.length);
@@ -238,7 +245,7 @@ export class Directory {
     return answers.map(({ letter, held }, i): Answer => {
       if (letter === 'n') return 'refused';
       const { hash, usedUs, id, bytes } = blocks[i]!;
-      const entry = held ?? `${bytes} ${terms.partBytes} ${id}`;
+      const entry = held ?? `${bytes} ${partBytes} ${id}`;
       if (!this.#stored(namespace.key, hash, entry, usedUs)) return 'refused';
       return letter === 's' ? 'done' : 'held';
     });

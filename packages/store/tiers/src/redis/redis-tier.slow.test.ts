@@ -247,6 +247,22 @@ describe('eviction and policy', () => {
     expect(reader.lookup(space, chain.slice(3))).toBe(5);
   });
 
+  it('takes blocks of one batch that end at different times, or never', async () => {
+    const tier = await open();
+    const nowS = Math.floor(Date.now() / 1000);
+    const blocks = chain.map((hash, i) => {
+      const expiresS = [0, nowS + 1, nowS + 3600][i % 3]!;
+      return { hash, expiresS, slot: bench.filledSlot(space, hash, payloadBytes, null, expiresS) };
+    });
+    expect(await tier.write(space, blocks)).toEqual(chain.map(() => 'stored'));
+    for (const { slot } of blocks) bench.tier.free(slot);
+    await until(() => tier.stats().blocks === 5, 'the end of three');
+    expect(await server.cli('zcard', `${base}leases`)).toBe('0');
+    expect(await server.cli('zcard', `${base}expiry`)).toBe('2');
+    for (const { hash, expiresS } of blocks) expect(tier.lookup(space, [hash])).toBe(expiresS === nowS + 1 ? 0 : 1);
+    expect(await serverBytes()).toEqual([5 * (payloadBytes + 256), 5 * charge, 2 << 20]);
+  });
+
   it('gives a namespace its share, and evicts its own blocks for it', async () => {
     const tier = await open({ bytes: 20 * charge, policies: { default: { maxShare: 0.25 } } });
     await bench.write(tier, other, chain.slice(0, 3), payloadBytes);

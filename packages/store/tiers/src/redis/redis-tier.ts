@@ -16,7 +16,7 @@ import { expiresOffset, type HashKey, headerBytes, type Namespace } from '@kvtie
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../kit/settled.ts';
 import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
-import type { Answer, Directory, Reservation } from './directory.ts';
+import type { Answer, Commitment, Directory, Reservation } from './directory.ts';
 import { ServerRecency } from './recency.ts';
 import { RedisIndex } from './redis-index.ts';
 import { maxParts, parseEntry } from './replies.ts';
@@ -274,16 +274,12 @@ export class RedisTier implements Tier {
     onStep?.('redis.write.parts');
     if (roomy.length === 0) return answers;
     const uses = this.#recency.usesOf(namespace, roomy);
-    const reserved = roomy.map((job, i) => ({ ...job, written: written[i]!, usedUs: uses[i]! }));
-    // Those of one end at a time: when it comes, the server removes them, whichever nodes are there then.
-    const committed: Answer[] = [];
-    for (const expiresS of new Set(reserved.map((job) => job.expiresS))) {
-      const places = reserved.flatMap((job, i) => (job.expiresS === expiresS ? [i] : []));
-      const same = places.map((i) => reserved[i]!);
-      const ttlMs = ttlMsOf(policy.ttlSeconds, expiresS);
-      const listed = await directory.commit(namespace, same, { ttlMs, partBytes });
-      for (const [at, answer] of listed.entries()) committed[places[at]!] = answer;
-    }
+    const reserved = roomy.map((job, i): Commitment => {
+      // When that time comes the server removes the block, whichever nodes are there then.
+      const ttlMs = ttlMsOf(policy.ttlSeconds, job.expiresS);
+      return { hash: job.hash, id: job.id, bytes: job.bytes, written: written[i]!, usedUs: uses[i]!, ttlMs };
+    });
+    const committed = await directory.commit(namespace, reserved, partBytes);
     onStep?.('redis.write.committed');
     let next = 0;
     return answers.map((answer) => (answer === 'done' ? committed[next++]! : answer));

@@ -131,7 +131,14 @@ const serverThat = (says: (name: string) => Reply): RedisCommands =>
   }) as unknown as RedisCommands;
 
 const partition = { index: 0, base: 'kvtier:{p0}:', keys: ['a', 'b', 'c', 'd', 'e', 'f'], slot: 0 };
-const uses = hashes.map((hash, i) => ({ hash, id: `n.${i}`, bytes: 2_000, written: true, usedUs: 1 }));
+const uses = hashes.map((hash, i) => ({
+  hash,
+  id: `n.${i}`,
+  bytes: 2_000,
+  written: true,
+  usedUs: 1,
+  ttlMs: undefined,
+}));
 
 /** Everything a node does with a directory; how each step ended. */
 async function live(
@@ -152,7 +159,7 @@ async function live(
   await step(() => directory.list(() => {}));
   await step(() => directory.poll());
   await step(() => directory.reserve(space, uses, { leaseMs: 1, partBytes: 512, share: undefined }));
-  await step(() => directory.commit(space, uses, { ttlMs: undefined, partBytes: 512 }));
+  await step(() => directory.commit(space, uses, 512));
   await step(() => directory.remove(space, [{ hash: hashes[0]!, text: entries[0]! }]));
   await step(() => directory.touch([{ field: bytes(nameOf(0)), usedUs: 1 }]));
   return { ends, index, directory };

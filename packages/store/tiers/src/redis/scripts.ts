@@ -152,8 +152,8 @@ return {{epoch, used, cap, number, now_us, at_us}, concat(answers), others, evic
 );
 
 /**
- * ARGV: node, ttlMs ("" for none), partBytes, fields, and for each block the words: id, bytes; these as they were reserved, without what
- * was not. Then whether each was written ("1", or "0": it is given back), and when each was used (words; µs, the server's clock).
+ * ARGV: node, times to live (words; ms, or '-' for none; "": no block has one), partBytes, fields, and for each block the words: id, bytes;
+ * these as they were reserved, without what was not. Then whether each was written ("1", or "0": it is given back), and when each was used (words; µs, the server's clock).
  * → {state, answers, held}: a letter a block, 's' (stored), 'n' (not: the lease had expired, or it was not written), 'h' (another node
  * stored it meanwhile: the next of `held`).
  */
@@ -166,12 +166,13 @@ node = ARGV[1]
 local part, answers, others = ARGV[3], {}, {}
 local fields, flags, lease = fields_in(ARGV[4]), ARGV[6], lease_of(ARGV[3], ARGV[5], ARGV[4])
 if not call('ZMSCORE', leases, lease)[1] then return {finish(), string.rep('n', #fields), others} end
-local used_at = gmatch(ARGV[7], '%S+')
+local used_at, lives = gmatch(ARGV[7], '%S+'), gmatch(ARGV[2], '%S+')
 local held, stored, i = entries_of(fields), {}, 0
 add(dead_leases, lease)
 for id, bytes in gmatch(ARGV[5], '(%S+) (%S+)') do
   i = i + 1
   local field, size, written, at = fields[i], bytes .. ' ' .. part, sub(flags, i, i) == '1', used_at()
+  local ttl = tonumber(lives() or '')
   local other = held[i] or stored[field]
   if not written or other then
     drop_value(field, size, id)
@@ -186,8 +187,8 @@ for id, bytes in gmatch(ARGV[5], '(%S+) (%S+)') do
     add_pair(new_blocks, field, entry)
     count = count + 1
     use(field, at)
-    if ARGV[2] ~= '' then
-      local at_ms = now + tonumber(ARGV[2])
+    if ttl then
+      local at_ms = now + ttl
       add_pair(new_ends, at_ms, field)
       for part_number = 1, shape_of(size).parts do call('PEXPIREAT', key_of(id, part_number), at_ms) end
     end
