@@ -104,8 +104,8 @@ export class Directory {
   #lastId = '';
   /** Number of the newest event that any reply has counted. */
   #newest = 0;
-  /** Events still to come of this node's own stores, whose replies have come. */
-  readonly #told = new Set<number>();
+  /** Blocks that a reply has told of ahead of their events, and up to which event: what came before that is old news. Oldest first. */
+  readonly #ahead = new Map<string, number>();
   /** Of events that replies have counted and no poll has brought yet: when they were made. This node's own changes are among them. */
   readonly #seen = new Map<number, number>();
   usedBytes = 0;
@@ -143,7 +143,7 @@ export class Directory {
       this.#epoch = epoch;
       this.#newest = 0;
       this.#seen.clear();
-      this.#told.clear();
+      this.#ahead.clear();
       this.#lastEvent = opened.state.newest;
       this.#read(opened.state);
       this.#lastId = opened.lastId;
@@ -192,19 +192,22 @@ export class Directory {
       if (this.#lastId !== '' && lastId !== '' && lastId !== this.#lastId) throw lost('has another past');
       if (lastId !== '') this.#lastId = lastId;
       if (state.newest > last && news.length === 0) throw lost('lacks an event');
-      for (const { id, number, atUs, node, isRemoval, changes } of news) {
+      for (const { id, number, atUs, isRemoval, changes } of news) {
         if (!this.#isSame(number, atUs)) throw lost('has another past');
         this.#seen.delete(number);
         this.#lastEvent = number;
         this.#lastId = id;
-        // A store of ours is known by its reply; one whose reply was lost is not.
-        if (this.#told.delete(number) && node === this.#node && !isRemoval) continue;
         for (const { namespace, hash, text } of changes) {
+          if ((this.#ahead.get(namespace + hash) ?? 0) >= number) continue;
           if (isRemoval) this.#removed(namespace, hash, text);
           else this.#stored(namespace, hash, text);
         }
       }
       for (const [text, event] of this.#leaving) if (event <= this.#lastEvent) this.#leaving.delete(text);
+      for (const [name, event] of this.#ahead) {
+        if (event > this.#lastEvent) break;
+        this.#ahead.delete(name);
+      }
       // Ours are measured against a clock that has been set forward since.
       if (state.clockUs - performance.now() * 1000 > this.clockOffsetUs + clockSlackUs) await this.#measureClock();
       if (news.length < pollEvents) return;
@@ -222,11 +225,12 @@ export class Directory {
     const reply = await this.#run(reserveScript, [...head, fieldsOf(namespace, blocks), wordsOf(blocks)]);
     const { state, answers, evicted } = parseReserved(reply, blocks.length);
     this.#read(state);
-    for (const { namespace: key, hash, text } of evicted) this.#removed(key, hash, text);
     const told = answers.map(({ letter, held }, i): Answer => {
       if (held === undefined) return letter === 'r' ? 'done' : 'refused';
-      return this.#stored(namespace.key, blocks[i]!.hash, held) ? 'held' : 'refused';
+      return this.#isNow(namespace.key, blocks[i]!.hash, held) ? 'held' : 'refused';
     });
+    // The script may evict what it has answered for before, and never the other way round.
+    for (const { namespace: key, hash } of evicted) this.#isNow(key, hash, undefined);
     return { answers: told, evicted: evicted.length };
   }
 
@@ -241,12 +245,11 @@ export class Directory {
     const reply = await this.#run(commitScript, args);
     const { state, answers } = parseCommitted(reply, blocks.length);
     this.#read(state);
-    if (answers.some(({ letter }) => letter === 's') && state.newest > this.#lastEvent) this.#told.add(state.newest);
     return answers.map(({ letter, held }, i): Answer => {
       if (letter === 'n') return 'refused';
       const { hash, usedUs, id, bytes } = blocks[i]!;
       const entry = held ?? `${bytes} ${partBytes} ${id}`;
-      if (!this.#stored(namespace.key, hash, entry, usedUs)) return 'refused';
+      if (!this.#isNow(namespace.key, hash, entry, usedUs)) return 'refused';
       return letter === 's' ? 'done' : 'held';
     });
   }
@@ -349,6 +352,19 @@ export class Directory {
     // Copies: pieces of a long string would keep all of it.
     const copy = hashOfKey(hash).toString('latin1') as HashKey;
     if (!this.#leaving.has(text)) this.#index.set(this.#namespaceOf(namespace), copy, text, usedUs);
+    return true;
+  }
+
+  /**
+   * The latest reply says so: the server has this entry of the block, or none, as of its newest event. Whoever else stored and removed
+   * it before is told by events that are yet to come, and are older. false: the entry is none.
+   */
+  #isNow(namespace: string, hash: HashKey, text: string | undefined, usedUs = 0): boolean {
+    if (text === undefined || this.#leaving.has(text)) this.#index.remove(this.#namespaceOf(namespace), hash);
+    if (text !== undefined && !this.#stored(namespace, hash, text, usedUs)) return false;
+    const name = namespace + hash;
+    this.#ahead.delete(name);
+    if (this.#newest > this.#lastEvent) this.#ahead.set(name, this.#newest);
     return true;
   }
 
