@@ -257,6 +257,7 @@ export class SimNode {
           ...{ bytes: redisBytes, partBytes: 4096, connections: 2, depth: 2, timeLimitMs: redisLimitMs, policies: {} },
         },
         ...{ pollMs: 50, leaseMs: 3_000, maxPendingBytes: 60_000, openWithoutServer: true, transport: plan.transport },
+        clock: createSystemClock(),
       });
     const openS3 = () =>
       S3Tier.open({

@@ -62,7 +62,7 @@ export async function openLower(options: LowerOptions): Promise<Tier[]> {
     if (options.peers !== null) opened.push(options.peers);
     if (redis !== null) {
       const { RedisTier } = await import('@kvtier/tiers/redis');
-      const open = () => RedisTier.open({ settings: redis, arena, memory, slots, log });
+      const open = () => RedisTier.open({ settings: redis, arena, memory, slots, log, clock });
       opened.push(
         await openOrLater({ name: 'redis', supports: sharedSupports, capacityBytes: redis.bytes, open, clock, log }),
       );

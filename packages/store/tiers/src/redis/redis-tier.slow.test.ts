@@ -4,8 +4,10 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as passed } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
+import { systemClock } from '@kvtier/runtime';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { aclRules, RedisServer, until } from '../../../../../infra/redis/servers.ts';
 import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
@@ -261,6 +263,16 @@ describe('eviction and policy', () => {
     expect(await server.cli('zcard', `${base}expiry`)).toBe('2');
     for (const { hash, expiresS } of blocks) expect(tier.lookup(space, [hash])).toBe(expiresS === nowS + 1 ? 0 : 1);
     expect(await serverBytes()).toEqual([5 * (payloadBytes + 256), 5 * charge, 2 << 20]);
+  });
+
+  it('measures the end of a block by the clock of its node, not by one that somebody has set for a moment', async () => {
+    const endS = Math.floor(Date.now() / 1000) - 86_400;
+    const tier = await open({}, { clock: { ...systemClock, wallMs: () => (endS - 3600) * 1000 } });
+    expect(await bench.write(tier, space, chain, payloadBytes, endS)).toEqual(chain.map(() => 'stored'));
+    await passed(300); // several polls
+    expect(tier.lookup(space, chain)).toBe(8);
+    const [, score] = (await server.cli('zrange', `${base}expiry`, '0', '0', 'withscores')).split('\n').slice(-2);
+    expect(Number(score) - Date.now()).toBeGreaterThan(3_500_000);
   });
 
   it('gives a namespace its share, and evicts its own blocks for it', async () => {

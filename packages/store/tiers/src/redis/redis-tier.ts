@@ -13,6 +13,7 @@ import { randomBytes } from 'node:crypto';
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { expiresOffset, type HashKey, headerBytes, type Namespace } from '@kvtier/identity';
+import { systemClock } from '@kvtier/runtime';
 import { identitiesOf } from '../disk/disk-io.ts';
 import { settled } from '../kit/settled.ts';
 import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
@@ -255,7 +256,7 @@ export class RedisTier implements Tier {
   }
 
   async #store(namespace: Namespace, directory: Directory, jobs: readonly Job[]): Promise<readonly Answer[]> {
-    const { settings, onStep, leaseMs } = this.#options;
+    const { settings, onStep, leaseMs, clock = systemClock } = this.#options;
     const { partBytes } = settings;
     const policy = policyOf(settings.policies, namespace);
     const flushed = this.#recency.flush(); // sent before the reservation, which evicts by it
@@ -276,7 +277,7 @@ export class RedisTier implements Tier {
     const uses = this.#recency.usesOf(namespace, roomy);
     const reserved = roomy.map((job, i): Commitment => {
       // When that time comes the server removes the block, whichever nodes are there then.
-      const ttlMs = ttlMsOf(policy.ttlSeconds, job.expiresS);
+      const ttlMs = ttlMsOf(policy.ttlSeconds, job.expiresS, clock.wallMs());
       return { hash: job.hash, id: job.id, bytes: job.bytes, written: written[i]!, usedUs: uses[i]!, ttlMs };
     });
     const committed = await directory.commit(namespace, reserved, partBytes);
@@ -341,8 +342,8 @@ export class RedisTier implements Tier {
 }
 
 /** What is left of a policy's and of an object's own time to live, whichever is shorter; undefined: neither has one. */
-function ttlMsOf(policySeconds: number | undefined, expiresS: number): number | undefined {
-  const own = expiresS === 0 ? Number.POSITIVE_INFINITY : Math.max(1, expiresS * 1000 - Date.now());
+function ttlMsOf(policySeconds: number | undefined, expiresS: number, wallMs: number): number | undefined {
+  const own = expiresS === 0 ? Number.POSITIVE_INFINITY : Math.max(1, expiresS * 1000 - wallMs);
   const ttlMs = Math.min(own, (policySeconds ?? Number.POSITIVE_INFINITY) * 1000);
   return ttlMs === Number.POSITIVE_INFINITY ? undefined : ttlMs;
 }

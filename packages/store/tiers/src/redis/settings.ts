@@ -7,7 +7,7 @@ import type { ConnectionOptions as TlsOptions } from 'node:tls';
 import type { ArenaHandle } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import type { Namespace } from '@kvtier/identity';
-import type { Log } from '@kvtier/runtime';
+import type { Clock, Log } from '@kvtier/runtime';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import type { ArenaSlots } from '../disk/options.ts';
 import type { RedisAddress } from './piece-connection.ts';
@@ -80,6 +80,8 @@ export interface RedisTierOptions {
   readonly memory: ArenaMemory;
   readonly slots: ArenaSlots;
   readonly log: Log;
+  /** Of the ends of objects. Default: the system's. */
+  readonly clock?: Clock;
   /** Open although no server answers now, out of service until one does. Default: refuse, so that a wrong address is noticed. */
   readonly openWithoutServer?: boolean;
   /** How often the changes of other nodes are asked for. */
