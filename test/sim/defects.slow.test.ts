@@ -3,6 +3,7 @@
  * (docs/lessons.md), is planted in the real code and must be found within a few seeds.
  */
 
+import { native } from '@kvtier/data-plane';
 import { Outside } from '@kvtier/errors';
 import { Deadlines, Pins, Tenants } from '@kvtier/placement/testing';
 import { ArenaTier, Followers, SlotAllocator } from '@kvtier/tiers';
@@ -200,6 +201,25 @@ const defects: Record<string, () => void> = {
         },
     ),
 };
+
+it('a long turn counts when the same world has it again', async () => {
+  const spinAt = async (isIt: (call: number) => boolean): Promise<string | undefined> => {
+    let calls = 0;
+    plant(
+      Tenants.prototype,
+      'reserve',
+      (reserve) =>
+        function (this: Tenants, ...args) {
+          const end = native.threadCpuMs() + (isIt(++calls) ? 60 : 0);
+          while (native.threadCpuMs() < end);
+          return reserve.apply(this, args);
+        },
+    );
+    return (await simulate({ seed: 1, steps: 300 })).failure;
+  };
+  expect(await spinAt((call) => call === 3)).toBeUndefined();
+  expect(await spinAt((call) => call > 3)).toMatch(/^law 2: node\d.*: a turn of \d+ ms, 50 allowed$/);
+});
 
 it.each(Object.entries(defects))('%s: found', async (name, planted) => {
   planted();
