@@ -1,6 +1,6 @@
 /**
  * One partition of the directory, as this node sees it: opened, listed page by page, then followed event by event. Invariants:
- * the index has what the server had at `lastEvent`, and this node's own changes since; a gap in the events, another epoch or a
+ * the index has what the server had at `lastEvent`, and what replies have told of blocks since; a gap in the events, another epoch or a
  * ledger that is gone is an error, after which the caller lists anew.
  *
  *     open ──▶ list (HSCAN) ──▶ poll ──▶ poll ──▶ ...        write: reserve ──▶ (parts) ──▶ commit
