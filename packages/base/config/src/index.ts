@@ -10,6 +10,15 @@ import { kvEventsSchema } from './kv-events.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
+export {
+  type EventSource,
+  eventSourceSchema,
+  type Membership,
+  type NodeRecord,
+  nodeRecordSchema,
+  type WorkerRecord,
+  workerRecordSchema,
+} from './membership.ts';
 export { readPeerCredentials } from './peer.ts';
 
 export const engineWorkerSchema = z.strictObject({

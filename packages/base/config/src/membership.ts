@@ -1,0 +1,58 @@
+/**
+ * What members of a cluster say of themselves, whichever way they are discovered: one form in configuration (static), in Redis and,
+ * made of labels and ports, from Kubernetes. Everything in it comes from outside: it is parsed before it is used.
+ */
+import { z } from 'zod';
+
+/** A DNS-like name: it goes into metrics, headers and keys. */
+const name = z
+  .string()
+  .regex(/^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$/, 'a name of letters, digits, ".", "_" and "-"');
+const endpoint = z.string().min(1).max(512);
+
+/** Where a member publishes its KV events (ZeroMQ). */
+export const eventSourceSchema = z.strictObject({
+  /** "tcp://HOST:PORT" or "ipc:///PATH", to be connected to. */
+  endpoint,
+  /** Where lost batches are asked for; null: nowhere. */
+  replayEndpoint: endpoint.nullable().default(null),
+  topic: z.string().max(255).default(''),
+});
+export type EventSource = z.infer<typeof eventSourceSchema>;
+
+/** An engine that takes requests. */
+export const workerRecordSchema = z.strictObject({
+  /** Unique among the workers; two workers of one name are refused. */
+  name,
+  /** kvtier: our worker, gRPC (`proto/kvtier/v1/engine.proto`). openai: any pod with OpenAI's API (vLLM, SGLang), HTTP. */
+  kind: z.enum(['kvtier', 'openai']).default('kvtier'),
+  /** kvtier: "unix:/path" or "HOST:PORT". openai: "http://HOST:PORT" or "https://HOST:PORT". */
+  address: endpoint,
+  role: z.enum(['both', 'prefill', 'decode']).default('both'),
+  /** It ends what it has, and gets nothing new. */
+  draining: z.boolean().default(false),
+  /** Name of the cache node beside it (`nodeRecordSchema`); null: none. */
+  node: name.nullable().default(null),
+  events: eventSourceSchema.nullable().default(null),
+  /** Of a roll-out: prefill and decode of one request are of one revision. */
+  revision: z.string().max(253).default(''),
+});
+export type WorkerRecord = z.infer<typeof workerRecordSchema>;
+
+/** A cache node: what it holds is at hand for all workers beside it, and can be fetched by all others. */
+export const nodeRecordSchema = z.strictObject({
+  name,
+  /** Where other nodes fetch from it; null: it only fetches. */
+  peer: z
+    .strictObject({ host: z.string().min(1).max(253), port: z.number().int().min(1).max(65535) })
+    .nullable()
+    .default(null),
+  events: eventSourceSchema.nullable().default(null),
+});
+export type NodeRecord = z.infer<typeof nodeRecordSchema>;
+
+/** All members, as one way of discovery knows them at one moment. */
+export interface Membership {
+  readonly workers: readonly WorkerRecord[];
+  readonly nodes: readonly NodeRecord[];
+}

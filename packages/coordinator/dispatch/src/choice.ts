@@ -1,0 +1,33 @@
+/** What the API server and the endpoint picker ask of the coordinator's middle: a worker for a request, now. */
+import type { Match } from '@kvtier/kv-index';
+import type { Worker } from '@kvtier/registry';
+import type { RoutedRequest } from '@kvtier/routing';
+
+export interface DispatchRequest extends RoutedRequest {
+  readonly id: string;
+  readonly model: string;
+  /** Names of the only workers that may be chosen (a gateway's subset); undefined: all. */
+  readonly among: ReadonlySet<string> | undefined;
+  /** Names of workers that failed on it already. */
+  readonly except: ReadonlySet<string>;
+}
+
+/** A worker that the request is counted on from now on. `ended` must be called once, whatever happens. */
+export interface Choice {
+  readonly worker: Worker;
+  /** Name of the policy, and its figures in one short line: for the answer's headers, logs and traces. */
+  readonly policy: string;
+  readonly why: string;
+  /** What the KV index said that the worker has at hand of the prompt. */
+  readonly match: Match;
+  firstToken(): void;
+  ended(): void;
+}
+
+export interface Dispatch {
+  /**
+   * Waits in the queue while all workers have enough to do.
+   * @throws KvError DISCONNECTED: no worker serves this model (503); BUSY: all are saturated (429); the reason of `signal`
+   */
+  choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice>;
+}

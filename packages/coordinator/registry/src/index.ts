@@ -1,0 +1,3 @@
+/** Who is alive in the cluster, what it is, and how loaded. */
+export type { Discovery, DiscoveryListener } from './discovery.ts';
+export type { Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';

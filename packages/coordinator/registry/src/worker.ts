@@ -1,0 +1,66 @@
+/** A worker as the coordinator sees it: what discovery, its connection and its own word say of it. */
+import type { WorkerRecord } from '@kvtier/config';
+
+/**
+ * joining: its connection or its facts are not there yet. ready: it takes requests. draining: it ends what it has.
+ * silent: its connection is lost, or it does not answer; what it had is tried elsewhere. refused: it cannot be of this cluster (`why`).
+ */
+export type WorkerState = 'joining' | 'ready' | 'draining' | 'silent' | 'refused';
+
+/** What does not change while a worker lives. */
+export interface WorkerFacts {
+  /** Served name. */
+  readonly model: string;
+  /** Content digest of the model's weights; empty: it does not say (openai). Two digests under one name are refused. */
+  readonly modelDigest: string;
+  /** Folder of tokenizer and chat template; empty: it does not say. */
+  readonly modelDir: string;
+  readonly maxModelTokens: number;
+  readonly vocabSize: number;
+  readonly stopTokenIds: readonly number[];
+  /** How its blocks are named: all workers of one model must agree to share an index. */
+  readonly blockTokens: number;
+  readonly hashAlgorithm: string;
+  readonly hashSeed: string;
+  readonly totalBlocks: number;
+  /** Another one after each start of its process; empty: it does not say. */
+  readonly bootEpoch: string;
+}
+
+/** As told last, with what was sent since added (`Fleet.sent`). Units as in `WorkerState` of @kvtier/routing. */
+export interface WorkerLoad {
+  readonly waiting: number;
+  readonly running: number;
+  readonly tokensAhead: number;
+  readonly usedBlocks: number;
+  readonly waitingBlocks: number;
+  readonly freedBlocksPerS: number;
+  readonly loadAheadS: number;
+  readonly prefillTokensPerS: number;
+  readonly stepS: number;
+  readonly stepPerRequestS: number;
+  /** By the KV index's media. */
+  readonly loadBlocksPerS: readonly number[];
+  /** When its own word of this came, on our clock (performance.now()); 0: never. */
+  readonly toldAtMs: number;
+}
+
+export interface Worker {
+  /** As routing policies number workers; of no other worker until this one has left. */
+  readonly number: number;
+  readonly record: WorkerRecord;
+  readonly state: WorkerState;
+  /** One line, of a worker that is silent or refused. */
+  readonly why: string | undefined;
+  /** Known once it was ready. */
+  readonly facts: WorkerFacts | undefined;
+  readonly load: WorkerLoad;
+}
+
+/** One request's share of a worker's load, from being sent to its end. */
+export interface Sent {
+  /** The worker gave its first token: its prompt is computed. */
+  firstToken(): void;
+  /** Once, however it ended. */
+  ended(): void;
+}
