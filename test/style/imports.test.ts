@@ -52,7 +52,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'store/placement': ['base/errors', 'base/eviction', 'base/identity', 'base/runtime', 'store/tiers'],
   'store/session': ['base/errors', 'base/identity', 'base/runtime', 'base/wire', 'store/placement'],
   'store/tiers': ['base/data-plane', 'base/errors', 'base/eviction', 'base/identity', 'base/runtime'],
-  'coordinator/kv-index': ['base/errors'],
+  'coordinator/kv-index': ['base/config', 'base/errors', 'base/events', 'base/identity'],
   'coordinator/routing': ['coordinator/kv-index'],
   'coordinator/registry': ['base/config', 'base/errors', 'base/telemetry', 'base/wire'],
   'coordinator/dispatch': ['coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
