@@ -55,7 +55,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'coordinator/kv-index': ['base/errors'],
   'coordinator/routing': ['coordinator/kv-index'],
   'coordinator/registry': ['base/config'],
-  'coordinator/dispatch': ['coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
+  'coordinator/dispatch': ['base/errors', 'coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
   'coordinator/api-server': ['base/errors', 'base/telemetry', 'base/wire'],
   cli: ['base/config', 'base/data-plane', 'base/errors', 'base/telemetry', 'engine/model'],
   'services/cache-node': ['base/config', 'base/runtime', 'base/telemetry', 'store/node', 'store/placement'],
