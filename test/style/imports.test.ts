@@ -55,7 +55,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
   'coordinator/kv-index': ['base/config', 'base/errors', 'base/events', 'base/identity'],
   'coordinator/routing': ['coordinator/kv-index'],
   'coordinator/registry': ['base/config', 'base/errors', 'base/telemetry', 'base/wire'],
-  'coordinator/dispatch': ['coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
+  'coordinator/dispatch': ['base/errors', 'coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
   'coordinator/api-server': ['base/errors', 'base/telemetry', 'base/wire', 'coordinator/registry'],
   cli: ['base/config', 'base/data-plane', 'base/errors', 'base/telemetry', 'engine/model'],
   'services/cache-node': ['base/config', 'base/runtime', 'base/telemetry', 'store/node', 'store/placement'],
