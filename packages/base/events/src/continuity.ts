@@ -24,6 +24,12 @@ export type StreamItem<Batch = KvEventBatch> =
   /** A new life of the publisher: it holds nothing of what it said up to lastSeq. */
   | { readonly kind: 'restarted'; readonly lastSeq: number };
 
+/** A batch as it arrives. */
+export interface Arrived<Batch> extends Published {
+  /** Decoded where it was received; undefined: it is decoded here. */
+  readonly batch?: Batch | undefined;
+}
+
 export interface ContinuityCounts {
   readonly batches: number;
   /** Of these, replayed. */
@@ -66,25 +72,28 @@ export class Continuity<Batch> {
   }
 
   /** What there is to say now that `live` arrived: first what came before it. Never throws for what a publisher sends. */
-  async *arrived(live: Published): AsyncGenerator<StreamItem<Batch>> {
+  async *arrived(live: Arrived<Batch>): AsyncGenerator<StreamItem<Batch>> {
     if (live.seq < this.#expected) yield this.#restarted();
     if (live.seq > this.#expected || this.#suspect) yield* this.#fill(live);
     yield* this.#take(live);
   }
 
-  /** Whether `live` continues what was before, as almost all do: `next` tells then all that there is to say. */
+  /**
+   * Whether `live` continues what was before, as almost all do: `next` tells then all that there is to say. Only the payload of the last one
+   * before another that does not continue is looked at again.
+   */
   continues(live: Published): boolean {
     return live.seq === this.#expected && !this.#suspect;
   }
 
   /** What to say of a batch that `continues`; undefined: nothing. Never throws for what a publisher sends. */
-  next(one: Published): StreamItem<Batch> | undefined {
+  next(one: Arrived<Batch>): StreamItem<Batch> | undefined {
     this.#expected = one.seq + 1;
     this.#last = one;
     if (!one.topic.startsWith(this.#topic)) return undefined;
     let batch: Batch;
     try {
-      batch = this.#decode(one.payload);
+      batch = one.batch ?? this.#decode(one.payload);
     } catch (error) {
       this.#counts.undecodable++;
       this.#counts.gaps++;
@@ -141,7 +150,7 @@ export class Continuity<Batch> {
     }
   }
 
-  *#take(one: Published): Generator<StreamItem<Batch>> {
+  *#take(one: Arrived<Batch>): Generator<StreamItem<Batch>> {
     const item = this.next(one);
     if (item) yield item;
   }
