@@ -124,9 +124,14 @@ export class KvCacheManager implements PrefixCache {
    * `newTokens` may be 0 only with external tokens: an asynchronous load that computes nothing yet.
    */
   allocateSlots(request: CacheRequest, newTokens: number, options: AllocateOptions = {}): GroupBlocks | null {
+    // By itself: what the errors below say of a request would make an object of each call.
+    if (newTokens > 0 && this.#hasRoom(request, newTokens, options)) return noneAdded;
+    return this.#allocate(request, newTokens, options);
+  }
+
+  #allocate(request: CacheRequest, newTokens: number, options: AllocateOptions): GroupBlocks | null {
     const external = options.externalComputedTokens ?? 0;
     invariant(newTokens > 0 || external > 0, () => `request ${request.id}: nothing to allocate for`);
-    if (this.#hasRoom(request, newTokens, options)) return noneAdded;
     const computed = options.computed ?? this.#noHit;
     const localTokens = request.computedTokens + computed.tokens;
     const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
@@ -280,6 +285,11 @@ export class KvCacheManager implements PrefixCache {
   /** Block table per group. Valid until the next call that changes it. */
   blockTables(requestId: string): GroupBlocks {
     return this.#coordinator.tables(requestId);
+  }
+
+  /** One of them, without an array around it. */
+  blockTable(requestId: string, group: number): readonly number[] {
+    return this.#coordinator.managers[group]!.table(requestId);
   }
 
   /** Attention groups: the length of `blockTables`. */

@@ -59,6 +59,8 @@ export interface PrefixCache {
   cacheBlocks(request: PrefixCacheRequest, tokens: number): void;
   free(requestId: string): void;
   blockTables(requestId: string): GroupBlocks;
+  /** One of them, without an array around it. */
+  blockTable(requestId: string, group: number): readonly number[];
   /** Attention groups: the length of `blockTables`. */
   readonly groupCount: number;
   /** Leading blocks of a group's table that the token after the first `tokens` tokens does not look at. */

@@ -170,6 +170,10 @@ export class RadixCache implements PrefixCache {
     return table ? [table.blocks] : noBlocks;
   }
 
+  blockTable(requestId: string): readonly number[] {
+    return this.#tables.get(requestId)?.blocks ?? noBlocks[0]!;
+  }
+
   /** Full attention looks at everything. */
   skippedBlocks(): number {
     return 0;
