@@ -7,6 +7,7 @@ import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { kvEventsSchema } from './kv-events.ts';
+import { workerTlsSchema } from './worker-access.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
@@ -20,12 +21,21 @@ export {
   workerRecordSchema,
 } from './membership.ts';
 export { readPeerCredentials } from './peer.ts';
+export {
+  readWorkerAccess,
+  readWorkerTls,
+  type WorkerAccess,
+  type WorkerAccessConfig,
+  type WorkerTlsConfig,
+  workerAccessSchema,
+} from './worker-access.ts';
 
 export const engineWorkerSchema = z.strictObject({
   modelDir: z.string().min(1),
   servedName: z.string().min(1),
-  /** gRPC address, "unix:/path" or "127.0.0.1:port". */
+  /** gRPC address, "unix:/path" or "host:port"; beyond loopback only with `tls`. */
   listen: z.string().min(1),
+  tls: workerTlsSchema.nullable().default(null),
   /** Unix socket of the cache node; null: no tier. */
   cacheNodeSocket: z.string().min(1).nullable(),
   blockTokens: z.number().int().min(1).max(256).default(16),

@@ -21,6 +21,7 @@ import {
   status,
 } from '@grpc/grpc-js';
 import { KvError, type KvErrorCode } from '@kvtier/errors';
+import { isLocal, type TlsFiles } from './client-credentials.ts';
 import { fromFailure, toFailure } from './failure.ts';
 import { KvFailure } from './generated/kvtier/v1/errors.ts';
 import { checkSocketFolder } from './private-socket.ts';
@@ -57,20 +58,24 @@ export interface RunningGrpcServer {
 }
 
 /**
- * Serve `addServices` at "unix:/path" or "host:port".
- * @throws KvError LOCKED when a live server holds the address, SETUP for a folder of others, IO when the system refuses it
+ * Serve `addServices` at "unix:/path" or "host:port". With `tls` only clients whose certificate is of `tls.ca` get in.
+ * @throws KvError LOCKED when a live server holds the address, SETUP for a folder of others, IO when the system refuses it, CONFIG
+ * for an address beyond loopback without `tls`
  */
 export async function startGrpcServer(
   address: string,
   addServices: (server: Server) => void,
+  tls?: TlsFiles,
 ): Promise<RunningGrpcServer> {
+  if (!tls && !isLocal(address))
+    throw new KvError('CONFIG', `${address}: is beyond loopback; configure TLS there, or listen on 127.0.0.1`);
   const server = new Server(channelOptions);
   addServices(server);
   const path = address.startsWith('unix:') ? address.slice('unix:'.length) : undefined;
   let port = 0;
   let inode: bigint | undefined;
   try {
-    if (path === undefined) port = await bind(server, address);
+    if (path === undefined) port = await bind(server, address, serverCredentials(tls));
     else inode = await bindPrivately(server, path);
   } catch (error) {
     server.forceShutdown();
@@ -95,11 +100,14 @@ export async function startGrpcServer(
   };
 }
 
-function bind(server: Server, address: string): Promise<number> {
+const serverCredentials = (tls: TlsFiles | undefined): ServerCredentials =>
+  tls
+    ? ServerCredentials.createSsl(tls.ca, [{ cert_chain: tls.cert, private_key: tls.key }], true)
+    : ServerCredentials.createInsecure();
+
+function bind(server: Server, address: string, credentials = serverCredentials(undefined)): Promise<number> {
   return new Promise((resolve, reject) =>
-    server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
-      error ? reject(error) : resolve(bound),
-    ),
+    server.bindAsync(address, credentials, (error, bound) => (error ? reject(error) : resolve(bound))),
   );
 }
 

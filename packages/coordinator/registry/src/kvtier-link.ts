@@ -103,11 +103,11 @@ export class KvtierLink implements Link {
   #sum(): WorkerLoad {
     const told = this.#told;
     const { host, media } = this.#options;
-    const { waiting, tokensAhead, blocks, loadAheadS } = this.#ledger;
+    const { waiting, running, tokensAhead, blocks, loadAheadS } = this.#ledger;
     const rates = told?.rates;
     return {
       waiting: (told?.waiting ?? 0) + waiting,
-      running: told?.running ?? 0,
+      running: (told?.running ?? 0) + running,
       tokensAhead: (told?.tokensAhead ?? 0) + tokensAhead,
       usedBlocks: told?.usedBlocks ?? 0,
       waitingBlocks: (told?.waitingBlocks ?? 0) + blocks,

@@ -263,9 +263,10 @@ export class Engine {
     };
   }
 
-  /** Every block's place and count agree. O(blocks); for tests. */
+  /** Every block's place and count agree, and so does the load. O(blocks); for tests. */
   checkIntegrity(): void {
     this.#kv.checkIntegrity();
+    this.#scheduler.load.check(this.#requests.values());
   }
 
   /** Fail what is left with CANCELLED, wait for the step, the loads and the exports in flight (these with a deadline). */

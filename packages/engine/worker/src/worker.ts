@@ -4,7 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
-import type { EngineWorkerConfig } from '@kvtier/config';
+import { type EngineWorkerConfig, readWorkerTls } from '@kvtier/config';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
@@ -48,6 +48,9 @@ export async function startWorker(
           onWake: () => engine.wake(),
         });
   const events = config.kvEvents && (await (await import('./kv-events.ts')).startKvEvents(config.kvEvents, logger));
+  const bootEpoch = randomBytes(8).toString('hex');
+  // Before the engine, which tells of its load from its first turn on.
+  const watches = new LoadWatches({ load: () => engine.load(), draining: () => engine.draining, bootEpoch });
   const engine = new Engine({
     executor,
     connector: connector ?? noConnector,
@@ -74,8 +77,6 @@ export async function startWorker(
     },
   });
   const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
-  const bootEpoch = randomBytes(8).toString('hex');
-  const watches = new LoadWatches({ load: () => engine.load(), draining: () => engine.draining, bootEpoch });
   const { model, kv } = executor;
   const description = {
     model: config.servedName,
@@ -93,8 +94,10 @@ export async function startWorker(
     bootEpoch,
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
-  const server = await startGrpcServer(config.listen, (grpc) =>
-    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+  const server = await startGrpcServer(
+    config.listen,
+    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+    config.tls === null ? undefined : readWorkerTls(config.tls),
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
