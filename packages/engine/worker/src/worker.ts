@@ -15,6 +15,8 @@ import { readStopTokenIds } from './stop-ids.ts';
 
 /** Calls that run when the worker stops may finish within this. */
 const graceMs = 1_000;
+/** What the list of members may hold up the end of a worker. */
+const drainMs = 300;
 
 /** `openConnector`: what stands between this engine and its cache node; the process that runs the worker brings it along. */
 export async function startWorker(
@@ -86,10 +88,19 @@ export async function startWorker(
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
+  const source = events && {
+    ...{ endpoint: events.endpoint, replayEndpoint: events.replayEndpoint, topic: config.kvEvents?.topic ?? '' },
+  };
+  const listening = { address: server.address, events: source };
+  const member =
+    config.membership && (await import('./membership.ts')).joinCluster(config.membership, listening, logger);
   return {
     ready: { address: server.address, model: config.servedName },
     close: async () => {
+      // Nothing new comes from who has read that; what comes all the same is refused, and goes elsewhere.
+      await member?.drain(drainMs);
       await server.close(graceMs);
+      await member?.close();
       await engine.close();
       await events?.close();
       await connector?.close();
