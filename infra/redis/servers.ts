@@ -202,7 +202,7 @@ export function aclRules(keyPrefix: string): string {
 export function memberAclRules(keyPrefix: string): string {
   const commands = [
     ...['ping', 'auth', 'hello', 'select', 'info', 'asking', 'readonly', 'client|setname', 'evalsha', 'eval', 'time'],
-    ...['get', 'set', 'hget', 'hset', 'hdel', 'hmget', 'zadd', 'zrem', 'zcard', 'zcount', 'zscore', 'zrangebyscore'],
+    ...['get', 'set', 'hget', 'hset', 'hdel', 'hmget', 'zadd', 'zrem', 'zcount', 'zscore', 'zrangebyscore'],
     ...['cluster|slots', 'cluster|info', 'cluster|shards'],
   ];
   return `~${keyPrefix}{members}* -@all ${commands.map((name) => `+${name}`).join(' ')}`;

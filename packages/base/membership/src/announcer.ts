@@ -23,7 +23,10 @@ export interface AnnounceOptions {
 export interface Announced {
   /** 'starting': not yet. 'away': the servers do not answer. 'refused': another member has the name. */
   readonly state: 'starting' | 'announced' | 'away' | 'refused';
-  /** It gets nothing new from now on. Fulfilled when the list has it, or after `limitMs`; never rejected. */
+  /**
+   * It gets nothing new from now on. Fulfilled when the list has it and its readers had the time to look, or when the list does not
+   * have it after `limitMs`; never rejected.
+   */
   drain(limitMs: number): Promise<void>;
   /** Out of the list, where the servers answer in time. */
   close(): Promise<void>;
@@ -38,6 +41,8 @@ export const announceNode = (record: NodeRecord, options: AnnounceOptions): Anno
   new MemberAnnouncer(`node:${record.name}`, record, options);
 
 const renewalsPerLease = 3;
+/** Whoever reads the list has looked by then (`pollMs` of `redisDiscoverySchema`, and a round trip). */
+const readersLookMs = 250;
 /** Until the next attempt after a failure. */
 const retryMs = 200;
 
@@ -77,14 +82,15 @@ class MemberAnnouncer implements Announced {
 
   async drain(limitMs: number): Promise<void> {
     this.#record = { ...this.#record, draining: true };
-    const told = new Promise<void>((resolve) => this.#onAnnounced.push(resolve));
+    const told = new Promise<void>((resolve) => this.#onAnnounced.push(resolve)).then(() => true);
     this.#pause.end();
     let timer: NodeJS.Timeout | undefined;
-    const limit = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, limitMs);
+    const limit = new Promise<boolean>((resolve) => {
+      timer = setTimeout(() => resolve(false), limitMs);
     });
-    await Promise.race([told, limit]);
+    const isTold = await Promise.race([told, limit]);
     clearTimeout(timer);
+    if (isTold) await new Promise((resolve) => setTimeout(resolve, readersLookMs));
   }
 
   async close(): Promise<void> {

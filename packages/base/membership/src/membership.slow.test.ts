@@ -5,6 +5,7 @@ import { readFileSync } from 'node:fs';
 import {
   type MemberServers,
   type Membership,
+  maxMembers,
   memberServersSchema,
   nodeRecordSchema,
   type WorkerRecord,
@@ -231,6 +232,30 @@ describe('one server', () => {
   });
 });
 
+it('a full list: who is in it is read in short turns, and who comes is refused in one line', async () => {
+  const server = await RedisServer.start();
+  ends.push(() => server.stop());
+  const redis = memberServers([server.url]);
+  const record = JSON.stringify({ ...worker('NAME', { node: 'n', revision: 'r' }), events: null });
+  const lua = `for i = 1, ${maxMembers} do
+    local id = string.format('worker:w%05d', i)
+    redis.call('HSET', KEYS[1], id, string.rep('0', 32) .. string.gsub(ARGV[1], 'NAME', string.sub(id, 8)))
+    redis.call('ZADD', KEYS[2], ARGV[2], id)
+  end`;
+  const at = `${redis.keyPrefix}{members}:`;
+  await server.cli('eval', lua, '2', `${at}records`, `${at}leases`, record, String(Date.now() + 4_000));
+  const reading = read(redis);
+  await until(() => reading.names().length === maxMembers, 'all of them');
+  const lines = new Lines();
+  const one = announceWorker(worker('more'), { redis, leaseMs, log: lines });
+  ends.push(() => one.close());
+  await lines.until(/not announced/);
+  expect(lines.all).toEqual([expect.stringMatching(/"the list of members is full; remove members, or give/)]);
+  expect(reading.lines.all).toEqual([]);
+  // When their leases have ended there is room.
+  await until(() => one.state === 'announced', 'room', 30_000);
+});
+
 it('with TLS and a user who may do what docs/cluster.md says, and nothing else', async () => {
   const group = await startTls(memberAclRules('kvtier:'));
   ends.push(() => group.stop());
@@ -319,9 +344,10 @@ describe.each([
     else master.signal('SIGSTOP');
     await until(hasFailedOver, 'the failover');
     const atMs = performance.now();
-    await a.drain(10_000);
+    const draining = a.drain(10_000);
     await until(() => reading.told.at(-1)!.workers[0]!.draining, 'a change is seen', 10_000);
     const tookMs = performance.now() - atMs;
+    await draining;
     await announced(redis, worker('c'));
     await until(() => reading.names().join() === 'a,b,c', 'who came after it');
     await until(() => reading.problems.length === 0 || reading.problems.at(-1) === undefined, 'all is well');

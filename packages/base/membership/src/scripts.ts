@@ -46,7 +46,7 @@ for _, each in ipairs(far) do call('ZADD', leases, text(now + lease_ms), each) e
 local held, ends = call('HGET', records, id), tonumber(call('ZSCORE', leases, id) or 0)
 local lives = held and ends > now
 if lives and string.sub(held, 1, ${ownerLength}) ~= owner then return {'taken', text(ends)} end
-if not lives and call('ZCARD', leases) >= ${maxMembers} and not call('ZSCORE', leases, id) then return {'full', '0'} end
+if not lives and call('ZCOUNT', leases, '(' .. text(now), '+inf') >= ${maxMembers} then return {'full', '0'} end
 call('ZADD', leases, text(now + lease_ms), id)
 if not lives or held ~= owner .. ARGV[3] then
   call('HSET', records, id, owner .. ARGV[3])

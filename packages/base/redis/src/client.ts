@@ -103,6 +103,9 @@ export class RedisClient {
           this.#lastError = error;
         });
       }
+      client.on('ready', () => {
+        this.#isLeaving = false;
+      });
       client.on('close', () => {
         this.#isLeaving = false;
         onLost(this.#lastError?.message ?? 'the connection ended');
