@@ -7,20 +7,35 @@ import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { kvEventsSchema } from './kv-events.ts';
+import { workerMembershipSchema } from './membership.ts';
 import { workerTlsSchema } from './worker-access.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export {
+  type DiscoveryConfig,
+  discoverySchema,
+  type KubernetesDiscoveryConfig,
+  kubernetesDiscoverySchema,
+  maxMembers,
+  type RedisDiscoveryConfig,
+  redisDiscoverySchema,
+  type StaticDiscoveryConfig,
+  staticDiscoverySchema,
+} from './discovery.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   type EventSource,
   eventSourceSchema,
   type Membership,
+  type NodeMembership,
   type NodeRecord,
   nodeRecordSchema,
+  type WorkerMembership,
   type WorkerRecord,
   workerRecordSchema,
 } from './membership.ts';
 export { readPeerCredentials } from './peer.ts';
+export { type MemberServers, memberServersSchema } from './redis.ts';
 export {
   readWorkerAccess,
   readWorkerTls,
@@ -102,6 +117,8 @@ export const engineWorkerSchema = z.strictObject({
     .optional(),
   /** null: no KV events are published. */
   kvEvents: kvEventsSchema.nullable().default(null),
+  /** Its place in the list of members in Redis; null: it is not announced. */
+  membership: workerMembershipSchema,
   logLevel,
 });
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;

@@ -60,7 +60,7 @@ export type PeersConfig = z.infer<typeof peersSchema>;
 
 export type PeerCredentials =
   | { readonly encryption: 'tls'; readonly cert: Buffer; readonly key: Buffer; readonly ca: Buffer }
-  | { readonly encryption: 'none'; readonly secret: Buffer };
+  | { readonly encryption: 'none'; readonly secret: Buffer; readonly trustedNetwork: boolean };
 
 /** The files that `security` names. KvError CONFIG when one is missing, too open, or no secret. */
 export function readPeerCredentials(config: PeersConfig['security']): PeerCredentials {
@@ -78,5 +78,5 @@ export function readPeerCredentials(config: PeersConfig['security']): PeerCreden
     const remedy = 'make one: openssl rand -base64 48';
     throw new KvError('CONFIG', `${config.secretFile}: a secret has at least 32 bytes; ${remedy}`);
   }
-  return { encryption: 'none', secret };
+  return { encryption: 'none', secret, trustedNetwork: config.trustedNetwork };
 }

@@ -19,8 +19,12 @@ export class NodeEvents {
   readonly #slices = new Slices();
   readonly #blockTokens = new Map<string, number>();
 
-  private constructor(publisher: KvEventPublisher) {
+  /** Where subscribers find them. */
+  readonly source: { readonly endpoint: string; readonly replayEndpoint: string | null; readonly topic: string };
+
+  private constructor(publisher: KvEventPublisher, topic: string) {
     this.#publisher = publisher;
+    this.source = { endpoint: publisher.endpoint, replayEndpoint: publisher.replayEndpoint, topic };
   }
 
   /** KvError CONFIG, LOCKED, IO, as KvEventPublisher.start. */
@@ -28,7 +32,7 @@ export class NodeEvents {
     const publisher = await KvEventPublisher.start({ ...options, logger: log });
     const { endpoint, replayEndpoint } = publisher;
     log.info({ endpoint, replayEndpoint }, 'publishes KV events');
-    return new NodeEvents(publisher);
+    return new NodeEvents(publisher, options.topic ?? '');
   }
 
   /** Publishes everything that the tier holds, the first of it now and the rest in turns to come, and every change. */
