@@ -10,6 +10,7 @@ import { decodeBatch } from './codec.ts';
 import { Continuity, type ContinuityCounts, type Replay, type Snapshot, type StreamItem } from './continuity.ts';
 import { decodeSeq } from './frames.ts';
 import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
+import { Probing, probeMs } from './probing.ts';
 import type { Published } from './replay-buffer.ts';
 import { requestReplay } from './replay-client.ts';
 import { applyCurveClient, type CurveClient } from './security.ts';
@@ -39,11 +40,6 @@ const maxBurstBytes = 2 ** 20;
 const noCounts: ContinuityCounts = {
   ...{ batches: 0, replayed: 0, gaps: 0, restarts: 0, snapshots: 0, repeated: 0, undecodable: 0 },
 };
-/** After so long without a batch the publisher is asked whether there was one; twice as long after each time that there was none. */
-const idleMs = 2_000;
-const maxIdleMs = 30_000;
-/** What is missing is asked for at most so often; a new connection is looked after once more when its subscription has surely arrived. */
-const probeMs = 500;
 /** For a whole snapshot: a cache node of millions of blocks takes its time. */
 const snapshotDeadlineMs = 60_000;
 
@@ -58,9 +54,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   #disconnects = 0;
   #isConnected = false;
   #isProbeDue = false;
-  #heardMs = performance.now();
-  #probedMs = Number.NEGATIVE_INFINITY;
-  #idleMs = idleMs;
+  readonly #probing = new Probing(performance.now());
   #timer: NodeJS.Timeout | undefined;
   #wake: (() => void) | undefined;
 
@@ -85,7 +79,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
       });
       this.#socket.events.on('handshake', () => {
         this.#isConnected = true;
-        this.#idleMs = 0;
+        this.#probing.connected();
         this.#probe();
       });
       this.#socket.subscribe(topic);
@@ -162,8 +156,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
         const frames = isReady ? await receiving : await this.#either(receiving);
         if (frames === undefined) continue;
         receiving = undefined;
-        this.#heardMs = performance.now();
-        this.#idleMs = idleMs;
+        this.#probing.heard(performance.now());
         const one = publishedIn(frames);
         if (one === undefined) {
           this.#foreign++;
@@ -206,16 +199,13 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   #look(): void {
-    const now = performance.now();
-    if (!this.#isConnected || now - this.#probedMs < probeMs) return;
-    const quietMs = now - Math.max(this.#heardMs, this.#probedMs);
-    if (this.#continuity?.wantsProbe === true || quietMs >= this.#idleMs) this.#probe();
+    const isMissing = this.#continuity?.wantsProbe === true;
+    if (this.#isConnected && this.#probing.isDue(performance.now(), isMissing)) this.#probe();
   }
 
   #probed(before: ContinuityCounts, after: ContinuityCounts): void {
-    this.#probedMs = performance.now();
-    const brought = after.replayed + after.snapshots > before.replayed + before.snapshots;
-    this.#idleMs = brought ? idleMs : Math.min(Math.max(idleMs, this.#idleMs * 2), maxIdleMs);
+    const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
+    this.#probing.probed(performance.now(), isNew);
   }
 }
 
