@@ -179,7 +179,11 @@ export class Continuity<Batch extends { readonly ts: number }> {
         continue;
       }
       if (answer.end === 'restarted') continue;
-      if (isProbe || this.#expected === before) break; // this brought nothing
+      if (isProbe || this.#expected === before) {
+        // Who does not answer cannot show that nothing was missed.
+        if (isProbe && reason !== notHeld && this.#expected > 0) yield this.#gap(this.#expected, reason);
+        break; // this brought nothing
+      }
     }
     if (isProbe) return;
     // The last ones before `until` are those that the publisher lost itself.

@@ -16,6 +16,7 @@ import {
   type StreamItem,
 } from './continuity.ts';
 import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
+import { Probing, probeMs } from './probing.ts';
 import { EventReceiver, messagesOf } from './receiver.ts';
 import { requestReplay } from './replay-client.ts';
 import type { CurveClient } from './security.ts';
@@ -42,11 +43,6 @@ export interface KvEventSubscriberStats extends ContinuityCounts {
 const noCounts: ContinuityCounts = {
   ...{ batches: 0, replayed: 0, gaps: 0, restarts: 0, snapshots: 0, repeated: 0, undecodable: 0 },
 };
-/** After so long without a batch the publisher is asked whether there was one; twice as long after each time that there was none. */
-const idleMs = 2_000;
-const maxIdleMs = 30_000;
-/** What is missing is asked for at most so often; a new connection is looked after once more when its subscription has surely arrived. */
-const probeMs = 500;
 /** For a whole snapshot: a cache node of millions of blocks takes its time. */
 const snapshotDeadlineMs = 60_000;
 
@@ -61,9 +57,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   #disconnects = 0;
   #isConnected = false;
   #isProbeDue = false;
-  #heardMs = performance.now();
-  #probedMs = Number.NEGATIVE_INFINITY;
-  #idleMs = idleMs;
+  readonly #probing = new Probing(performance.now());
   #timer: NodeJS.Timeout | undefined;
   #wake: (() => void) | undefined;
 
@@ -175,13 +169,10 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     this.#foreign += foreign;
     this.#disconnects += disconnects;
     this.#isConnected = connected;
-    if (messages > 0 || foreign > 0) {
-      this.#heardMs = performance.now();
-      this.#idleMs = idleMs;
-    }
+    if (messages > 0 || foreign > 0) this.#probing.heard(performance.now());
     if (disconnects > 0) continuity.suspect();
     if (handshakes > 0) {
-      this.#idleMs = 0;
+      this.#probing.connected();
       this.#probe();
     }
   }
@@ -202,15 +193,12 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   #look(): void {
-    const now = performance.now();
-    if (!this.#isConnected || now - this.#probedMs < probeMs) return;
-    const quietMs = now - Math.max(this.#heardMs, this.#probedMs);
-    if (this.#continuity?.wantsProbe === true || quietMs >= this.#idleMs) this.#probe();
+    const isMissing = this.#continuity?.wantsProbe === true;
+    if (this.#isConnected && this.#probing.isDue(performance.now(), isMissing)) this.#probe();
   }
 
   #probed(before: ContinuityCounts, after: ContinuityCounts): void {
-    this.#probedMs = performance.now();
-    const brought = after.replayed + after.snapshots > before.replayed + before.snapshots;
-    this.#idleMs = brought ? idleMs : Math.min(Math.max(idleMs, this.#idleMs * 2), maxIdleMs);
+    const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
+    this.#probing.probed(performance.now(), isNew);
   }
 }

@@ -378,6 +378,11 @@ export class KvCacheManager implements PrefixCache {
     return this.#events.takePacked();
   }
 
+  /** What can be found now, for who has not heard the events. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+    return this.#pool.heldEvents();
+  }
+
   /** Count a lookup. Called at admission, because a request that waits is looked up many times. */
   recordLookup(queriedTokens: number, hitTokens: number, preempted: boolean): void {
     if (!this.#enableCaching) return;

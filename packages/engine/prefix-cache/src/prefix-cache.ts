@@ -77,5 +77,7 @@ export interface PrefixCache {
   takeEvents(): KvCacheEvent[];
   /** As takeEvents, without an object for each: for a publisher. Valid until the next change. */
   takePackedEvents(): PackedEvents;
+  /** What those know who heard all events up to the last one taken: a copy of this moment, in pages. Only while events are on. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]>;
   checkIntegrity(): void;
 }

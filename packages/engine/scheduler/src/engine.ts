@@ -245,6 +245,12 @@ export class Engine {
     return this.#kv.takeEvents();
   }
 
+  /** All that can be found now, as events, in pages; what was to be handed out before has been. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+    this.#handOutEvents();
+    return this.#kv.heldEvents();
+  }
+
   stats(): EngineStats {
     const { waiting, running, loads, exports, counts } = this.#scheduler;
     return {
@@ -324,11 +330,10 @@ export class Engine {
     if (onPackedEvents) {
       const packed = this.#kv.takePackedEvents();
       if (packed.count > 0) onPackedEvents(packed);
-      return;
+    } else if (onEvents) {
+      const events = this.#kv.takeEvents();
+      if (events.length > 0) onEvents(events);
     }
-    if (!onEvents) return;
-    const events = this.#kv.takeEvents();
-    if (events.length > 0) onEvents(events);
   }
 
   /** Until the next wake, or not at all when one came since the last sleep. */

@@ -78,6 +78,7 @@ export async function startWorker(
       setTimeout(() => endProcess(1), graceMs);
     },
   });
+  events?.tellSnapshots(() => engine.heldEvents());
   const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
   const { model, kv } = executor;
   const description = {
