@@ -184,6 +184,21 @@ describe('policies', () => {
     ).toBe(1);
   });
 
+  it('brings in while others compute, and counts those that run in every step', () => {
+    // 64 of 67 tokens from elsewhere in 80 ms, where 90 ms are ahead; on the idle worker they are computed in 67 ms.
+    const remote = { remoteBlocks: 4, remoteMedium: 1, loadBlocksPerS: [0, 50] };
+    const slow = { prefillTokensPerS: 400 };
+    expect(choose('predicted', [worker({ ...slow, ...remote, tokensAhead: 36 }), worker(slow)])).toBe(0);
+    expect(choose('predicted', [worker({ running: 20 }), worker({ running: 10 })])).toBe(1);
+  });
+
+  it('gives a new worker work, and has it brought what others hold', () => {
+    const holder = (tokensAhead: number): WorkerState => worker({ match: match(4), tokensAhead });
+    const fresh = worker({ remoteBlocks: 4, remoteMedium: 1 });
+    expect(choose('predicted', [holder(0), fresh])).toBe(0);
+    expect(choose('predicted', [holder(30), fresh])).toBe(1);
+  });
+
   it('saves work where many wait', () => {
     const workers = (waiting: number): WorkerState[] => [
       worker({ waiting }),

@@ -19,6 +19,8 @@ export interface WorkerState {
   /** Blocks that those which wait will hold, and as measured, blocks that ended requests give back a second; 0: not known. */
   readonly waitingBlocks: number;
   readonly freedBlocksPerS: number;
+  /** Requests that it runs at most; undefined: not known. */
+  readonly maxRunning?: number;
   /** Seconds that the loads take which were begun. */
   readonly loadAheadS: number;
   /** As measured: prompt tokens a second while it computes nothing else. */
