@@ -9,6 +9,7 @@ import { bytes, logLevel } from './cache-node.ts';
 import { kvEventsSchema } from './kv-events.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   type EventSource,

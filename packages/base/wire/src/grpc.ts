@@ -29,6 +29,7 @@ export { clientCredentials } from './client-credentials.ts';
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
+export { type TlsFiles, TlsServerCredentials } from './server-tls.ts';
 
 /** Prompts travel as token ids: a million of them fit. */
 const maxMessageBytes = 8 << 20;
@@ -56,6 +57,13 @@ export interface RunningGrpcServer {
   close(graceMs?: number): Promise<void>;
 }
 
+export interface GrpcServerOptions {
+  /** Absent: plain text, for a Unix socket or loopback. */
+  readonly credentials?: ServerCredentials;
+  /** Over `channelOptions`. */
+  readonly channel?: ChannelOptions;
+}
+
 /**
  * Serve `addServices` at "unix:/path" or "host:port".
  * @throws KvError LOCKED when a live server holds the address, SETUP for a folder of others, IO when the system refuses it
@@ -63,14 +71,15 @@ export interface RunningGrpcServer {
 export async function startGrpcServer(
   address: string,
   addServices: (server: Server) => void,
+  { credentials = ServerCredentials.createInsecure(), channel = {} }: GrpcServerOptions = {},
 ): Promise<RunningGrpcServer> {
-  const server = new Server(channelOptions);
+  const server = new Server({ ...channelOptions, ...channel });
   addServices(server);
   const path = address.startsWith('unix:') ? address.slice('unix:'.length) : undefined;
   let port = 0;
   let inode: bigint | undefined;
   try {
-    if (path === undefined) port = await bind(server, address);
+    if (path === undefined) port = await bind(server, address, credentials);
     else inode = await bindPrivately(server, path);
   } catch (error) {
     server.forceShutdown();
@@ -95,11 +104,9 @@ export async function startGrpcServer(
   };
 }
 
-function bind(server: Server, address: string): Promise<number> {
+function bind(server: Server, address: string, credentials: ServerCredentials): Promise<number> {
   return new Promise((resolve, reject) =>
-    server.bindAsync(address, ServerCredentials.createInsecure(), (error, bound) =>
-      error ? reject(error) : resolve(bound),
-    ),
+    server.bindAsync(address, credentials, (error, bound) => (error ? reject(error) : resolve(bound))),
   );
 }
 
@@ -113,7 +120,7 @@ async function bindPrivately(server: Server, path: string): Promise<bigint> {
   const folder = mkdtempSync(join(dirname(path), '.'));
   try {
     const born = join(folder, 's');
-    await bind(server, `unix:${born}`);
+    await bind(server, `unix:${born}`, ServerCredentials.createInsecure());
     chmodSync(born, 0o600);
     linkSync(born, path);
     return lstatSync(path, { bigint: true }).ino;
