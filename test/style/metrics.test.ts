@@ -6,6 +6,7 @@ import { read } from './tree.ts';
 const api = read('packages/coordinator/api-server/src/metrics.ts');
 const worker = read('packages/engine/worker/src/metrics.ts');
 const feed = read('packages/coordinator/kv-index/src/feed/metrics.ts');
+const picker = read('packages/coordinator/endpoint-picker/src/metrics.ts');
 const telemetry = read('packages/base/telemetry/src/metrics.ts');
 const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 const all = (text: string, pattern: RegExp): string[] => [...text.matchAll(pattern)].map((match) => match[1]!);
@@ -13,7 +14,7 @@ const listIn = (text: string, start: RegExp): string =>
   /[{[][\s\S]*?[}\]]/.exec(text.slice(start.exec(text)!.index + start.exec(text)![0].length))![0];
 
 const inSource = new Set([
-  ...all(`${api}${worker}${feed}`, /name: '(kvtier_\w+)'/g),
+  ...all(`${api}${worker}${feed}${picker}`, /name: '(kvtier_\w+)'/g),
   ...all(`${api}${worker}`, /turnMetrics\('(\w+)'/g).flatMap((prefix) =>
     all(telemetry, /name: `kvtier_\$\{prefix\}_(\w+)`/g).map((name) => `kvtier_${prefix}_${name}`),
   ),

@@ -22,6 +22,7 @@ export {
   type StaticDiscoveryConfig,
   staticDiscoverySchema,
 } from './discovery.ts';
+export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   type EventSource,

@@ -30,6 +30,7 @@ export { clientCredentials, isLocal, type TlsFiles } from './client-credentials.
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
+export { type TlsFiles, TlsServerCredentials } from './server-tls.ts';
 
 /** Prompts travel as token ids: a million of them fit. */
 const maxMessageBytes = 8 << 20;
@@ -57,25 +58,34 @@ export interface RunningGrpcServer {
   close(graceMs?: number): Promise<void>;
 }
 
+export interface GrpcServerOptions {
+  /** Only clients whose certificate is of `tls.ca` get in. */
+  readonly tls?: TlsFiles | undefined;
+  /** What else keeps strangers out; absent, and without `tls`: plain text, for a Unix socket or loopback. */
+  readonly credentials?: ServerCredentials | undefined;
+  /** Over `channelOptions`. */
+  readonly channel?: ChannelOptions;
+}
+
 /**
  * Serve `addServices` at "unix:/path" or "host:port". With `tls` only clients whose certificate is of `tls.ca` get in.
  * @throws KvError LOCKED when a live server holds the address, SETUP for a folder of others, IO when the system refuses it, CONFIG
- * for an address beyond loopback without `tls`
+ * for an address beyond loopback without `tls` or `credentials`
  */
 export async function startGrpcServer(
   address: string,
   addServices: (server: Server) => void,
-  tls?: TlsFiles,
+  { tls, credentials = serverCredentials(tls), channel = {} }: GrpcServerOptions = {},
 ): Promise<RunningGrpcServer> {
-  if (!tls && !isLocal(address))
+  if (!tls && credentials === undefined && !isLocal(address))
     throw new KvError('CONFIG', `${address}: is beyond loopback; configure TLS there, or listen on 127.0.0.1`);
-  const server = new Server(channelOptions);
+  const server = new Server({ ...channelOptions, ...channel });
   addServices(server);
   const path = address.startsWith('unix:') ? address.slice('unix:'.length) : undefined;
   let port = 0;
   let inode: bigint | undefined;
   try {
-    if (path === undefined) port = await bind(server, address, serverCredentials(tls));
+    if (path === undefined) port = await bind(server, address, credentials ?? ServerCredentials.createInsecure());
     else inode = await bindPrivately(server, path);
   } catch (error) {
     server.forceShutdown();
@@ -100,12 +110,10 @@ export async function startGrpcServer(
   };
 }
 
-const serverCredentials = (tls: TlsFiles | undefined): ServerCredentials =>
-  tls
-    ? ServerCredentials.createSsl(tls.ca, [{ cert_chain: tls.cert, private_key: tls.key }], true)
-    : ServerCredentials.createInsecure();
+const serverCredentials = (tls: TlsFiles | undefined): ServerCredentials | undefined =>
+  tls && ServerCredentials.createSsl(tls.ca, [{ cert_chain: tls.cert, private_key: tls.key }], true);
 
-function bind(server: Server, address: string, credentials = serverCredentials(undefined)): Promise<number> {
+function bind(server: Server, address: string, credentials: ServerCredentials): Promise<number> {
   return new Promise((resolve, reject) =>
     server.bindAsync(address, credentials, (error, bound) => (error ? reject(error) : resolve(bound))),
   );
@@ -121,7 +129,7 @@ async function bindPrivately(server: Server, path: string): Promise<bigint> {
   const folder = mkdtempSync(join(dirname(path), '.'));
   try {
     const born = join(folder, 's');
-    await bind(server, `unix:${born}`);
+    await bind(server, `unix:${born}`, ServerCredentials.createInsecure());
     chmodSync(born, 0o600);
     linkSync(born, path);
     return lstatSync(path, { bigint: true }).ino;

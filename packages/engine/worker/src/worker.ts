@@ -100,7 +100,7 @@ export async function startWorker(
   const server = await startGrpcServer(
     config.listen,
     (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
-    config.tls === null ? undefined : readWorkerTls(config.tls),
+    { tls: config.tls === null ? undefined : readWorkerTls(config.tls) },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
