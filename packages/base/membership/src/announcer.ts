@@ -11,7 +11,7 @@ import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
 import { type Lease, MemberList, maxRecordBytes } from './member-list.ts';
 import { ownerLength } from './scripts.ts';
-import { Pause } from './wait.ts';
+import { Wakeable } from './wakeable.ts';
 
 export interface AnnounceOptions {
   readonly redis: MemberServers;
@@ -51,7 +51,7 @@ class MemberAnnouncer implements Announced {
   readonly #options: AnnounceOptions;
   readonly #list: MemberList;
   readonly #owner = randomBytes(ownerLength / 2).toString('hex');
-  readonly #pause = new Pause();
+  readonly #pause = new Wakeable();
   readonly #running: Promise<void>;
   #record: object;
   #state: Announced['state'] = 'starting';
@@ -97,11 +97,13 @@ class MemberAnnouncer implements Announced {
     if (this.#isClosed) return;
     this.#isClosed = true;
     this.#pause.end();
+    // Who does not answer now will not in time: the lease ends by itself.
+    if (this.#state === 'away') this.#list.close();
     await this.#running;
     try {
-      await this.#list.remove(this.#id, this.#owner);
+      if (this.#state !== 'away') await this.#list.remove(this.#id, this.#owner);
     } catch {
-      // Its lease ends by itself.
+      // Likewise.
     }
     this.#list.close();
   }

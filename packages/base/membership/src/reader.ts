@@ -16,7 +16,7 @@ import {
 import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
 import { type Listed, MemberList } from './member-list.ts';
-import { Pause } from './wait.ts';
+import { Wakeable } from './wakeable.ts';
 
 export interface MemberReaderOptions {
   readonly redis: MemberServers;
@@ -39,7 +39,7 @@ interface Member extends Listed {
 export class MemberReader {
   readonly #options: MemberReaderOptions;
   readonly #list: MemberList;
-  readonly #pause = new Pause();
+  readonly #pause = new Wakeable();
   readonly #running: Promise<void>;
   #version = '';
   #count = -1;

@@ -1,5 +1,5 @@
 /** A pause that can be ended early; one waits at a time. */
-export class Pause {
+export class Wakeable {
   #end: (() => void) | undefined;
   /** Asked to end while nobody waited: the next one does not wait. */
   #isAsked = false;
