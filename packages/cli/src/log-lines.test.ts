@@ -16,3 +16,10 @@ it('passes what is not JSON with the service’s name', () => {
     msg: 'boom',
   });
 });
+
+it('says which member of several a line is of', () => {
+  const line = '{"level":40,"name":"cache-node","msg":"out of service"}';
+  expect(humanLine('cache-node-1', line)).toBe('[cache-node-1] warn: out of service');
+  expect(JSON.parse(jsonLine('cache-node-1', line))).toEqual({ member: 'cache-node-1', ...JSON.parse(line) });
+  expect(JSON.parse(jsonLine('cache-node-1', '{}'))).toEqual({ member: 'cache-node-1' });
+});

@@ -12,9 +12,16 @@ const maxLineChars = 4096;
 
 export type LineFormatter = (service: string, line: string) => string;
 
-/** As the services wrote it, one JSON object a line; what is not JSON is wrapped, so that every line parses. */
-export const jsonLine: LineFormatter = (service, line) =>
-  line.startsWith('{') ? line : JSON.stringify({ level: 50, time: Date.now(), name: service, msg: line });
+/**
+ * As the services wrote it, one JSON object a line; what is not JSON is wrapped, so that every line parses. Of several engines or nodes,
+ * which all call themselves the same, "member" says which one it was.
+ */
+export const jsonLine: LineFormatter = (service, line) => {
+  if (!line.startsWith('{')) return JSON.stringify({ level: 50, time: Date.now(), name: service, msg: line });
+  return /-\d+$/.test(service)
+    ? `{"member":${JSON.stringify(service)}${line === '{}' ? '' : ','}${line.slice(1)}`
+    : line;
+};
 
 export const humanLine: LineFormatter = (service, line) => {
   const entry = parse(line);

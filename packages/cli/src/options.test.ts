@@ -50,6 +50,8 @@ describe('kvtier up', () => {
       port: 8000,
       model: 'demo',
       tier: true,
+      engines: 1,
+      nodes: 1,
       arenaBytes: null,
       diskBytes: null,
       kvBytes: null,
@@ -67,12 +69,14 @@ describe('kvtier up', () => {
 
   it('takes every option', () => {
     const args =
-      '--port 0 --data-dir /d --model random:25m --no-tier --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --json-log';
+      '--port 0 --data-dir /d --model random:25m --no-tier --engines 4 --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --json-log';
     expect(parseUp(args.split(' '))).toEqual({
       port: 0,
       dataDir: '/d',
       model: 'random:25m',
       tier: false,
+      engines: 4,
+      nodes: 0,
       arenaBytes: 2 ** 20,
       diskBytes: 2 ** 30,
       kvBytes: 2 ** 21,
@@ -114,6 +118,12 @@ describe('kvtier up', () => {
     [['--log-level', 'loud'], '--log-level: "loud" is not one of trace, debug, info, warn, error, silent'],
     [['--eviction', 'random'], `--eviction: "random" is not one of ${evictionPolicies.join(', ')}`],
     [['--pinned-blocks', '-1'], "Option '--pinned-blocks' argument is ambiguous"],
+    [['--engines', '65'], '--engines: "65" is not a whole number from 1 to 64'],
+    [
+      ['--engines', '2', '--nodes', '3'],
+      '--nodes: 3 nodes are more than engines (2); ask for 2 or fewer, or for more with --engines',
+    ],
+    [['--no-tier', '--nodes', '1'], '--nodes: there is no cache node with --no-tier; drop one'],
     [['demo'], 'kvtier up: "demo" is not an option; see kvtier up --help'],
   ])('refuses %j in one line', (args, message) => expect(() => parseUp(args)).toThrow(message));
 

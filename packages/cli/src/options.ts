@@ -6,6 +6,7 @@ import { type EngineWorkerConfig, engineWorkerSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { parseBytes } from './bytes.ts';
 import { type GpuFlags, gpuFlags } from './gpu-options.ts';
+import { maxEngines, maxNodes } from './members.ts';
 import { type NodeOverrides, nodeOverrides } from './node-options.ts';
 
 export interface UpOptions {
@@ -14,6 +15,10 @@ export interface UpOptions {
   /** "demo", "random:25m", "random:gemma3-30m" or a folder. */
   readonly model: string;
   readonly tier: boolean;
+  /** Engine workers. */
+  readonly engines: number;
+  /** Cache nodes that these share; 0 without a tier. */
+  readonly nodes: number;
   /** null: chosen to fit the machine. */
   readonly arenaBytes: number | null;
   /** null: chosen to fit the machine; 0: no disk tier. */
@@ -48,6 +53,8 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --port N             port of the OpenAI-compatible API server (8000)
   --data-dir DIR       everything persistent; one system at a time (~/.cache/kvtier)
   --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
+  --engines N          engine workers of this model (1); budgets are those of all together
+  --nodes M            cache nodes that they share, engine i beside node i mod M; each fetches from the others (1)
   --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
   --disk-bytes SIZE    disk tier, a hard cap; 0: none (8GiB, less where the disk is smaller)
   --kv-bytes SIZE      the engine's own KV block pool (256MiB; on a GPU: what --gpu-memory-utilization leaves)
@@ -78,6 +85,8 @@ const flags = {
   'data-dir': { type: 'string' },
   model: { type: 'string' },
   'no-tier': { type: 'boolean' },
+  engines: { type: 'string' },
+  nodes: { type: 'string' },
   'arena-bytes': { type: 'string' },
   'disk-bytes': { type: 'string' },
   'kv-bytes': { type: 'string' },
@@ -134,13 +143,17 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     if (prefixCache === 'radix' && values[name] !== undefined)
       throw new KvError('CONFIG', `--${name}: an option of hashed blocks; use --prefix-cache blocks or leave it out`);
   }
+  const tier = values['no-tier'] !== true;
+  const engines = values.engines === undefined ? 1 : whole(values.engines, '--engines', 1, maxEngines);
   const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes', minBytes: number): number | null =>
     values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
   return {
     port: values.port === undefined ? 8000 : whole(values.port, '--port', 0, 65_535),
     dataDir: resolve(values['data-dir'] ?? defaultDataDir()),
     model: values.model ?? 'demo',
-    tier: values['no-tier'] !== true,
+    tier,
+    engines,
+    nodes: tier ? nodeCount(values.nodes, engines) : withoutNodes(values.nodes),
     arenaBytes: size('arena-bytes', 2 ** 20),
     diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes', 8 * 2 ** 20),
     kvBytes: size('kv-bytes', 2 ** 20),
@@ -159,6 +172,18 @@ export function parseUp(args: readonly string[]): UpOptions | null {
 
 function isOneOf<T extends string>(names: readonly T[], name: string): name is T {
   return (names as readonly string[]).includes(name);
+}
+
+function nodeCount(text: string | undefined, engines: number): number {
+  const nodes = text === undefined ? 1 : whole(text, '--nodes', 1, maxNodes);
+  if (nodes <= engines) return nodes;
+  const remedy = `ask for ${engines} or fewer, or for more with --engines`;
+  throw new KvError('CONFIG', `--nodes: ${nodes} nodes are more than engines (${engines}); ${remedy}`);
+}
+
+function withoutNodes(text: string | undefined): 0 {
+  if (text === undefined) return 0;
+  throw new KvError('CONFIG', '--nodes: there is no cache node with --no-tier; drop one');
 }
 
 function whole(text: string, option: string, min: number, max: number): number {

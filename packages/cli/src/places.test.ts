@@ -28,14 +28,14 @@ describe('budgets', () => {
   });
 
   it('counts what the data folder holds already as free for the disk tier', () => {
-    expect(diskBudget(null, '/d', 100 * GiB, 0)).toEqual({ bytes: 8 * GiB });
-    expect(diskBudget(null, '/d', 2 * GiB, 8 * GiB)).toEqual({ bytes: 8 * GiB });
-    expect(diskBudget(null, '/d', GiB, 0)).toEqual({
+    expect(diskBudget(null, '/d', [], 100 * GiB, 0)).toEqual({ bytes: 8 * GiB });
+    expect(diskBudget(null, '/d', [], 2 * GiB, 8 * GiB)).toEqual({ bytes: 8 * GiB });
+    expect(diskBudget(null, '/d', [], GiB, 0)).toEqual({
       bytes: 819 * MiB,
       remark: 'disk tier of 819 MiB: only 1 GiB free there',
     });
-    expect(() => diskBudget(null, '/d', 10 * MiB, 0)).toThrow(/^\/d: only 10 MiB free, the disk tier needs 64 MiB/);
-    expect(() => diskBudget(2 * GiB, '/d', GiB, 0)).toThrow(
+    expect(() => diskBudget(null, '/d', [], 10 * MiB, 0)).toThrow(/^\/d: only 10 MiB free, the disk tier needs 64 MiB/);
+    expect(() => diskBudget(2 * GiB, '/d', [], GiB, 0)).toThrow(
       /--disk-bytes: 2 GiB is more than the disk of \/d has free/,
     );
   });

@@ -22,8 +22,8 @@ import { formatBytes } from './bytes.ts';
 export const arenaDir = '/dev/shm';
 
 /** Smallest arena that is of any use; the cache node refuses less than 1 MiB. */
-const minArenaBytes = 8 * 2 ** 20;
-const minDiskBytes = 64 * 2 ** 20;
+export const minArenaBytes = 8 * 2 ** 20;
+export const minDiskBytes = 64 * 2 ** 20;
 const defaultArenaBytes = 2 ** 30;
 const defaultDiskBytes = 8 * 2 ** 30;
 
@@ -123,14 +123,15 @@ export function arenaBudget(asked: number | null, freeBytes = freeBytesOf(arenaD
 }
 
 /**
- * Disk bytes: as asked, else 8 GiB or 80 % of what is free for us. `ownBytes`: what the disk tier holds already; it counts as
- * free, because it is within the same cap. @throws KvError CONFIG
+ * Disk bytes: as asked, else 8 GiB or 80 % of what is free for us. `ownDirs`: data folders of the nodes that share them. `ownBytes`:
+ * what their disk tiers hold already; it counts as free, because it is within the same cap. @throws KvError CONFIG
  */
 export function diskBudget(
   asked: number | null,
   dataDir: string,
+  ownDirs: readonly string[] = [dataDir],
   freeBytes = freeBytesOf(dataDir),
-  ownBytes = bytesBelow(join(dataDir, 'segments')),
+  ownBytes = ownDirs.reduce((bytes, dir) => bytes + bytesBelow(join(dir, 'segments')), 0),
 ): Budget {
   const available = freeBytes + ownBytes;
   if (asked !== null) {

@@ -160,6 +160,31 @@ describe('supervisor', () => {
     expect(nodeMs).toBeLessThan(2_000);
   });
 
+  it('tells those of one stage to end together', async () => {
+    const stages = { api: 0, 'engine-0': 1, 'engine-1': 1, 'engine-2': 1, node: 2 };
+    const specs = Object.entries(stages).map(([name, stage]) => ({
+      ...service(name, stage === 1 ? 'slow' : 'run'),
+      stage,
+    }));
+    const { supervisor } = supervise(specs, { stopMs: 60_000 });
+    await supervisor.start();
+    const begin = performance.now();
+    await supervisor.stop();
+    expect(performance.now() - begin).toBeLessThan(3 * 400); // each takes as long by itself
+    const ends = noted().slice(5);
+    expect([ends[0], ends.slice(1, 4).toSorted(), ends[4]]).toEqual([
+      'api term',
+      ['engine-0 term', 'engine-1 term', 'engine-2 term'],
+      'node term',
+    ]);
+  });
+
+  it('takes a complaint under the name of the program for one of the member', async () => {
+    const { supervisor, lines } = supervise([{ ...service('node', 'refuse'), name: 'node-1', program: 'node' }]);
+    await expect(supervisor.start()).rejects.toThrow(/^node-1: LOCKED: the folder is held by another process$/);
+    expect(lines).toEqual([]);
+  });
+
   it('starts again what has ended though its output is still held open', async () => {
     const { supervisor, events } = supervise([service('node', 'holding')], { backoffMinMs: 20, lastWordsMs: 100 });
     await supervisor.start();

@@ -17,13 +17,17 @@ import { KvError } from '@kvtier/errors';
 
 export interface ServiceSpec {
   readonly name: string;
+  /** What it calls itself in its complaints; absent: `name`. */
+  readonly program?: string;
+  /** Those of one stage are told to end together, lower ones first; absent: each by itself, in the order given. */
+  readonly stage?: number;
   /** Arguments of the Node process: loader flags and the main file. */
   readonly nodeArgs: readonly string[];
   readonly env: Readonly<Record<string, string>>;
 }
 
 export interface SupervisorOptions {
-  /** Stopped in this order. */
+  /** Stopped in this order, or that of their stages. */
   readonly services: readonly ServiceSpec[];
   /** Every line a service writes. */
   onLine(service: string, line: string): void;
@@ -96,17 +100,27 @@ export class Supervisor {
     const begin = performance.now();
     const timer = setTimeout(() => this.kill(), stopMs);
     try {
-      for (const [index, service] of this.#services.entries()) {
-        // Whoever is slow keeps the next one waiting, but not beyond its share of the first half.
-        const before = this.#services.slice(0, index).map(({ ended }) => ended);
-        const latestMs = (stopMs / 2) * (index / Math.max(1, this.#services.length - 1));
+      const stages = this.#stages();
+      for (const [index, stage] of stages.entries()) {
+        // Whoever is slow keeps the next ones waiting, but not beyond its share of the first half.
+        const before = stages.slice(0, index).flatMap((services) => services.map(({ ended }) => ended));
+        const latestMs = (stopMs / 2) * (index / Math.max(1, stages.length - 1));
         await within(Promise.all(before), latestMs - (performance.now() - begin));
-        service.signal('SIGTERM');
+        for (const service of stage) service.signal('SIGTERM');
       }
       await Promise.all(this.#services.map(({ ended }) => ended));
     } finally {
       clearTimeout(timer);
     }
+  }
+
+  #stages(): Service[][] {
+    const stages = new Map<number, Service[]>();
+    for (const [index, service] of this.#services.entries()) {
+      const stage = service.stage ?? index;
+      stages.set(stage, [...(stages.get(stage) ?? []), service]);
+    }
+    return [...stages].sort(([a], [b]) => a - b).map(([, services]) => services);
   }
 
   /** SIGKILL for every service, now. They come back unless `stop` was called. */
@@ -143,6 +157,10 @@ class Service {
     this.#options = options;
     this.#limits = limits;
     this.#backoffMs = limits.backoffMinMs;
+  }
+
+  get stage(): number | undefined {
+    return this.#spec.stage;
   }
 
   get isReady(): boolean {
@@ -217,11 +235,9 @@ class Service {
   #ended(begin: number, how: string): void {
     this.#child = undefined;
     if (!this.#wasReady) {
-      const prefix = `${this.name}: `;
-      const said = this.#lastLine.startsWith(prefix)
-        ? this.#lastLine
-        : `${prefix}${how}${this.#lastLine && `: ${this.#lastLine}`}`;
-      this.#onFirstDeath?.(new KvError('SETUP', said));
+      const complaint = this.#complaint(this.#lastLine);
+      const said = complaint ?? `${how}${this.#lastLine && `: ${this.#lastLine}`}`;
+      this.#onFirstDeath?.(new KvError('SETUP', `${this.name}: ${said}`));
       return;
     }
     if (this.#retired) return;
@@ -236,8 +252,14 @@ class Service {
       if (line.trim() === '') return;
       this.#lastLine = line;
       // Why a start failed is told once, by whoever called `start`.
-      if (this.#wasReady || !line.startsWith(`${this.name}: `)) this.#options.onLine(this.name, line);
+      if (this.#wasReady || this.#complaint(line) === undefined) this.#options.onLine(this.name, line);
     });
+  }
+
+  /** What follows its own name in a line; undefined: it does not speak of itself. */
+  #complaint(line: string): string | undefined {
+    const prefix = `${this.#spec.program ?? this.name}: `;
+    return line.startsWith(prefix) ? line.slice(prefix.length) : undefined;
   }
 }
 

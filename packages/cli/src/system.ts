@@ -1,35 +1,41 @@
 /**
- * The whole system on one machine with embedded defaults: cache node, engine worker, coordinator. `startSystem` is what
+ * The whole system on one machine with embedded defaults: cache nodes, engine workers, coordinator. `startSystem` is what
  * `kvtier up`, the demo, the benches and the end-to-end tests share.
  *
  * Invariant: while a system runs it holds `DATA_DIR/up.lock`; everything outside the data folder (run folder with the sockets,
  * arena file) is created and removed only under that lock, so leftovers of a killed life can be cleared without looking twice.
  */
-import { rmSync } from 'node:fs';
-import { type AddressInfo, createServer } from 'node:net';
+import { randomBytes } from 'node:crypto';
+import { rmSync, writeFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
-import type { CacheNodeInput, CoordinatorConfig, EngineWorkerInput } from '@kvtier/config';
 import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
+import { type Members, planMembers, removeFormerNodes } from './members.ts';
 import type { UpOptions } from './options.ts';
-import { arenaBudget, arenaDir, diskBudget, openDataDir, openRunDir } from './places.ts';
-import { type ServiceSpec, Supervisor } from './supervisor.ts';
+import { arenaDir, openDataDir, openRunDir } from './places.ts';
+import { lastingPorts, probePort } from './ports.ts';
+import { host, planServices, secretFile } from './services.ts';
+import { Supervisor } from './supervisor.ts';
 
 export interface System {
   /** The API server, e.g. "http://127.0.0.1:8000". */
   readonly url: string;
   readonly model: { readonly name: string; readonly dir: string };
   readonly dataDir: string;
+  /** Of all nodes together. */
   readonly arenaBytes: number;
   readonly diskBytes: number;
-  /** Process ids of the services that run now, by name: cache-node, engine-worker, coordinator. */
+  readonly engines: number;
+  /** Cache nodes; 0: no tier. */
+  readonly nodes: number;
+  /** Process ids of the services that run now, by name: cache-node, engine-worker, coordinator; of several: engine-worker-0, ... */
   pids(): Map<string, number>;
   /** SIGKILL for every service; they come back unless the system is being stopped. */
   kill(): void;
-  /** Stops API server, engine and node in that order and leaves nothing but the data folder. */
+  /** Stops API server, engines and nodes in that order and leaves nothing but the data folder. */
   stop(): Promise<void>;
 }
 
@@ -40,11 +46,6 @@ export interface SystemEvents {
   onEvent(message: string): void;
 }
 
-const host = '127.0.0.1';
-const loader = import.meta.resolve('tsx');
-const mainOf = (service: string): string =>
-  fileURLToPath(new URL(`../../../services/${service}/src/main.ts`, import.meta.url));
-
 /**
  * `abort` ends a start that is still under way.
  * @throws KvError: one line that says what, where and how to mend it; nothing is left running
@@ -54,20 +55,24 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
   const dataDir = openDataDir(options.dataDir);
   const lock = lockDataDir(dataDir);
   let runDir: string | undefined;
+  let nodeDirs: readonly string[] = [dataDir];
   const cleanUp = (): void => {
     if (runDir) rmSync(runDir, { recursive: true, force: true });
-    removeStaleArenas(dataDir, arenaDir);
+    for (const dir of nodeDirs) removeStaleArenas(dir, arenaDir);
     native.unlock(lock);
   };
   try {
     runDir = openRunDir(dataDir);
     removeStaleArenas(dataDir, arenaDir);
     const model = await resolveModel(options.model, quarters(events.onEvent));
-    const budgets = options.tier ? planBudgets(options, dataDir, events) : { arenaBytes: 0, diskBytes: 0 };
-    const supervisor = new Supervisor({
-      services: planServices(options, { port, dataDir, runDir, model, ...budgets }),
-      ...events,
-    });
+    const members = membersOf(options, dataDir, events);
+    for (const node of members.nodes) removeStaleArenas(node.dataDir, arenaDir);
+    nodeDirs = members.nodes.map((node) => node.dataDir);
+    const isShared = members.nodes.length > 1;
+    const peerPorts = isShared ? await lastingPorts(host, members.nodes.length) : [];
+    if (isShared) writeFileSync(secretFile(runDir), randomBytes(48).toString('base64'), { mode: 0o600 });
+    const services = planServices(options, { port, runDir, model, members, peerPorts });
+    const supervisor = new Supervisor({ services, ...events });
     const onAbort = (): void => void supervisor.stop();
     abort?.throwIfAborted();
     abort?.addEventListener('abort', onAbort, { once: true });
@@ -77,7 +82,10 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
       url: String(ready.get('coordinator')!.url),
       model,
       dataDir,
-      ...budgets,
+      arenaBytes: sum(members.nodes.map((node) => node.arenaBytes)),
+      diskBytes: sum(members.nodes.map((node) => node.diskBytes)),
+      engines: members.engines.length,
+      nodes: members.nodes.length,
       pids: () => supervisor.pids(),
       kill: () => supervisor.kill(),
       stop: async () => {
@@ -114,75 +122,26 @@ function lockDataDir(dataDir: string): number {
   }
 }
 
-function planBudgets(options: UpOptions, dataDir: string, events: SystemEvents) {
-  const arena = arenaBudget(options.arenaBytes);
-  const disk = diskBudget(options.diskBytes, dataDir);
-  for (const { remark } of [arena, disk]) if (remark) events.onEvent(remark);
-  return { arenaBytes: arena.bytes, diskBytes: disk.bytes };
+/** What this machine has, divided among the members. @throws KvError CONFIG */
+function membersOf(options: UpOptions, dataDir: string, events: SystemEvents): Members {
+  for (const former of removeFormerNodes(dataDir, options.nodes))
+    events.onEvent(`${former}: there is no such node any more; removed what it had stored`);
+  const machine = { cores: availableParallelism(), freeMemoryBytes: process.availableMemory() };
+  const gpuShare = options.gpu.memoryUtilization;
+  const members = planMembers({ ...options, gpuShare, dataDir }, machine);
+  for (const remark of members.remarks) events.onEvent(remark);
+  return members;
 }
 
-interface Plan {
-  readonly port: number;
-  readonly dataDir: string;
-  readonly runDir: string;
-  readonly model: { readonly name: string; readonly dir: string };
-  readonly arenaBytes: number;
-  readonly diskBytes: number;
-}
-
-/** The services in the order in which they are stopped: API server, engine, node. */
-function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
-  const { logLevel } = options;
-  const nodeSocket = join(plan.runDir, 'node.sock');
-  const engine = `unix:${join(plan.runDir, 'engine.sock')}`;
-  const coordinator: CoordinatorConfig = { host, port: plan.port, engine, logLevel };
-  const worker: EngineWorkerInput = {
-    gpu: options.gpu,
-    modelDir: plan.model.dir,
-    servedName: plan.model.name,
-    listen: engine,
-    cacheNodeSocket: options.tier ? nodeSocket : null,
-    ...(options.kvBytes === null ? {} : { kvBytes: options.kvBytes }),
-    backend: options.backend,
-    prefixCache: options.prefixCache,
-    ...(options.evictionPolicy === null ? {} : { evictionPolicy: options.evictionPolicy }),
-    dedupBlocks: options.dedupBlocks,
-    maxPinnedBlocks: options.maxPinnedBlocks,
-    ...(options.threads === null ? {} : { threads: options.threads }),
-    logLevel,
-  };
-  const node: CacheNodeInput = {
-    ...options.node,
-    socketPath: nodeSocket,
-    dataDir: plan.dataDir,
-    arena: { bytes: plan.arenaBytes, dir: arenaDir },
-    disk: plan.diskBytes === 0 ? null : { bytes: plan.diskBytes, ioBackend: 'auto' },
-    logLevel,
-  };
-  const service = (name: string, config: object): ServiceSpec => ({
-    name,
-    nodeArgs: ['--import', loader, mainOf(name)],
-    env: { KVTIER_CONFIG: JSON.stringify(config) },
-  });
-  return [
-    service('coordinator', coordinator),
-    service('engine-worker', worker),
-    ...(options.tier ? [service('cache-node', node)] : []),
-  ];
-}
+const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);
 
 /**
  * The port, or for 0 a free one, which an API server that starts again keeps. A taken port is told before anything is started; the
  * coordinator still has the last word when it binds.
  */
 async function freePort(port: number): Promise<number> {
-  const probe = createServer();
   try {
-    await new Promise<void>((resolve, reject) => {
-      probe.once('error', reject);
-      probe.listen(port, host, resolve);
-    });
-    return (probe.address() as AddressInfo).port;
+    return await probePort(host, port);
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     const reason =
@@ -195,7 +154,5 @@ async function freePort(port: number): Promise<number> {
       'CONFIG',
       `port ${port} on ${host} ${reason}; choose another: npm start -- --port ${port < 65_000 ? port + 1 : 8001}`,
     );
-  } finally {
-    if (probe.listening) await new Promise((resolve) => probe.close(resolve));
   }
 }

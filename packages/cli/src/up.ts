@@ -65,6 +65,8 @@ function stopSignal(): { first: Promise<void>; onSecond: () => void } {
 
 function greeting(system: System, elapsedMs: number, tier: boolean): string {
   const disk = system.diskBytes === 0 ? 'no disk tier' : `disk tier up to ${formatBytes(system.diskBytes)}`;
+  const { engines, nodes } = system;
+  const several = engines > 1 ? `  members ${engines} engines, ${nodes} cache ${nodes === 1 ? 'node' : 'nodes'}\n` : '';
   const where = tier
     ? `  data   ${system.dataDir} (${disk}, arena ${formatBytes(system.arenaBytes)} in shared memory)\n`
     : '  data   none: running without a tier\n';
@@ -72,7 +74,7 @@ function greeting(system: System, elapsedMs: number, tier: boolean): string {
 kvtier is up after ${(elapsedMs / 1000).toFixed(1)} s
 
   API server  ${system.url}/v1  (OpenAI-compatible; model "${system.model.name}")
-${where}  try    ${curlExample(system)}
+${several}${where}  try    ${curlExample(system)}
 
 Ctrl-C stops it.
 `;

@@ -1,0 +1,151 @@
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { cacheNodeSchema, engineWorkerSchema } from '@kvtier/config';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { type MemberOptions, planMembers, removeFormerNodes } from './members.ts';
+import { parseUp, type UpOptions } from './options.ts';
+import { planServices } from './services.ts';
+import type { ServiceSpec } from './supervisor.ts';
+
+const MiB = 2 ** 20;
+const GiB = 2 ** 30;
+const machine = { cores: 8, freeMemoryBytes: 64 * GiB };
+let dataDir: string;
+beforeEach(() => {
+  dataDir = mkdtempSync(join(tmpdir(), 'kvtier-members-'));
+});
+afterEach(() => rmSync(dataDir, { recursive: true, force: true }));
+
+const plan = (asked: Partial<MemberOptions>, its = machine) =>
+  planMembers(
+    {
+      ...{ engines: 1, nodes: 1, arenaBytes: 64 * MiB, diskBytes: 512 * MiB, kvBytes: null, threads: null },
+      ...{ gpuShare: undefined, dataDir },
+      ...asked,
+    },
+    its,
+  );
+
+describe('members', () => {
+  it('are one engine and one node without numbers, which take what they take alone', () => {
+    expect(plan({})).toEqual({
+      engines: [{ name: 'engine-worker', node: 0, kvBytes: undefined, threads: undefined, gpuShare: undefined }],
+      nodes: [{ name: 'cache-node', dataDir, arenaBytes: 64 * MiB, diskBytes: 512 * MiB }],
+      remarks: [],
+    });
+    expect(plan({ nodes: 0 })).toMatchObject({ engines: [{ node: undefined }], nodes: [] });
+    expect(readdirSync(dataDir)).toEqual([]);
+  });
+
+  it('divide what the machine has', () => {
+    const { engines, nodes } = plan({ engines: 3, nodes: 2, kvBytes: 300 * MiB, gpuShare: 0.6 });
+    expect(nodes).toEqual([
+      { name: 'cache-node-0', dataDir, arenaBytes: 32 * MiB, diskBytes: 256 * MiB },
+      { name: 'cache-node-1', dataDir: join(dataDir, 'node-1'), arenaBytes: 32 * MiB, diskBytes: 256 * MiB },
+    ]);
+    expect(engines.map(({ name, node }) => [name, node])).toEqual([
+      ['engine-worker-0', 0],
+      ['engine-worker-1', 1],
+      ['engine-worker-2', 0],
+    ]);
+    for (const engine of engines) {
+      expect(engine).toMatchObject({ kvBytes: 100 * MiB, threads: 2 });
+      expect(engine.gpuShare).toBeCloseTo(0.2);
+    }
+    expect(plan({ engines: 16 }).engines[15]).toMatchObject({ threads: 1, node: 0, gpuShare: 0.9 / 16 });
+    expect(plan({ engines: 2, threads: 8 }).engines.map(({ threads }) => threads)).toEqual([8, 8]);
+  });
+
+  it('have smaller KV blocks where memory is short', () => {
+    expect(plan({ engines: 4 }).engines[0]!.kvBytes).toBeUndefined();
+    const { engines, remarks } = plan({ engines: 4 }, { cores: 2, freeMemoryBytes: GiB });
+    expect(engines.map(({ kvBytes }) => kvBytes)).toEqual(Array(4).fill(128 * MiB));
+    expect(remarks).toEqual(['KV blocks of 128 MiB for each engine: only 1 GiB of memory free']);
+  });
+
+  it('are refused what is too little for all', () => {
+    expect(() => plan({ engines: 8, nodes: 4, arenaBytes: 16 * MiB })).toThrow(
+      '--arena-bytes: 16 MiB are too little for 4 nodes; give them 32 MiB',
+    );
+    expect(() => plan({ engines: 2, nodes: 2, diskBytes: 100 * MiB })).toThrow(
+      '--disk-bytes: 100 MiB are too little for 2 nodes; give them 128 MiB',
+    );
+    expect(() => plan({ engines: 4, kvBytes: 2 * MiB })).toThrow(
+      '--kv-bytes: 2 MiB are too little for 4 engines; give them 4 MiB',
+    );
+    expect(plan({ engines: 2, nodes: 2, diskBytes: 0 }).nodes.map(({ diskBytes }) => diskBytes)).toEqual([0, 0]);
+  });
+
+  it('leave no bytes of nodes that are none any more', () => {
+    for (const name of ['node-1', 'node-2', 'node-11', 'node-0', 'node-x', 'segments']) {
+      mkdirSync(join(dataDir, name));
+      writeFileSync(join(dataDir, name, 'bytes'), 'x');
+    }
+    expect(removeFormerNodes(dataDir, 2).toSorted()).toEqual(['node-11', 'node-2']);
+    expect(readdirSync(dataDir).toSorted()).toEqual(['node-0', 'node-1', 'node-x', 'segments']);
+    expect(removeFormerNodes(dataDir, 1)).toEqual(['node-1']);
+    expect(existsSync(join(dataDir, 'segments', 'bytes'))).toBe(true);
+  });
+});
+
+describe('services', () => {
+  const runDir = '/run/k';
+  const services = (flags: string[], node: UpOptions['node'] = {}): ServiceSpec[] => {
+    const options = { ...parseUp([...flags, '--arena-bytes', '64MiB', '--disk-bytes', '512MiB'])!, node };
+    const members = planMembers({ ...options, gpuShare: undefined, dataDir }, machine);
+    const peerPorts = members.nodes.length > 1 ? members.nodes.map((_, i) => 7000 + i) : [];
+    return planServices(options, { port: 8000, runDir, model: { name: 'm', dir: '/m' }, members, peerPorts });
+  };
+  const configOf = (all: ServiceSpec[], name: string): unknown =>
+    JSON.parse(all.find((each) => each.name === name)!.env.KVTIER_CONFIG!);
+  const engineOf = (all: ServiceSpec[], name: string) => engineWorkerSchema.parse(configOf(all, name));
+  const nodeOf = (all: ServiceSpec[], name: string) => cacheNodeSchema.parse(configOf(all, name));
+
+  it('of one engine are what they are without the option', () => {
+    const one = services([]);
+    expect(one.map(({ name, stage }) => [name, stage])).toEqual([
+      ['coordinator', 0],
+      ['engine-worker', 1],
+      ['cache-node', 2],
+    ]);
+    expect(configOf(one, 'engine-worker')).toEqual({
+      ...{ gpu: {}, modelDir: '/m', servedName: 'm', backend: 'auto', prefixCache: 'blocks' },
+      ...{ dedupBlocks: false, maxPinnedBlocks: 0, logLevel: 'warn' },
+      ...{ listen: 'unix:/run/k/engine.sock', cacheNodeSocket: '/run/k/node.sock' },
+    });
+    expect(configOf(one, 'cache-node')).toEqual({
+      ...{ socketPath: '/run/k/node.sock', dataDir, logLevel: 'warn' },
+      arena: { bytes: 64 * MiB, dir: '/dev/shm' },
+      disk: { bytes: 512 * MiB, ioBackend: 'auto' },
+    });
+  });
+
+  it('of many have sockets, events and peers of their own', () => {
+    const many = services(['--engines', '3', '--nodes', '2']);
+    expect(many.map(({ name }) => name)).toEqual([
+      ...['coordinator', 'engine-worker-0', 'engine-worker-1', 'engine-worker-2', 'cache-node-0', 'cache-node-1'],
+    ]);
+    expect(engineOf(many, 'engine-worker-2')).toMatchObject({
+      listen: 'unix:/run/k/engine-2.sock',
+      cacheNodeSocket: '/run/k/node-0.sock',
+      kvEvents: { endpoint: 'ipc:///run/k/engine-2.events', replayEndpoint: 'ipc:///run/k/engine-2.replay' },
+    });
+    expect(nodeOf(many, 'cache-node-1')).toMatchObject({
+      socketPath: '/run/k/node-1.sock',
+      kvEvents: { endpoint: 'ipc:///run/k/node-1.events' },
+      peers: {
+        listen: { host: '127.0.0.1', port: 7001 },
+        peers: [{ host: '127.0.0.1', port: 7000 }],
+        security: { encryption: 'none', secretFile: '/run/k/peer-secret' },
+      },
+    });
+    expect(nodeOf(services(['--engines', '2']), 'cache-node-0').peers).toBeNull();
+  });
+
+  it('of many refuse what they cannot all have', () => {
+    expect(() => services(['--engines', '2'], { kvEvents: { endpoint: 'ipc:///x' } })).toThrow(
+      '--node-config: with --engines kvtier up sets "kvEvents" itself; remove it',
+    );
+  });
+});

@@ -1,0 +1,145 @@
+/**
+ * The members of a system on one machine: N engine workers over M cache nodes, engine i beside node i mod M. What one machine has is
+ * divided among them, so that many take no more of it than one. Pure but for folders.
+ *
+ * Node 0 has the data folder itself, so that what one node had stored is there for the first of many; node i has DATA_DIR/node-i.
+ */
+import { readdirSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+import { formatBytes } from './bytes.ts';
+import { arenaBudget, diskBudget, minArenaBytes, minDiskBytes, openDataDir } from './places.ts';
+
+export const maxEngines = 64;
+/** A node's peers are at most 16. */
+export const maxNodes = 16;
+const defaultKvBytes = 256 * 2 ** 20;
+const minKvBytes = 2 ** 20;
+const MiB = 2 ** 20;
+const nodeFolder = /^node-[1-9]\d?$/;
+
+export interface NodeMember {
+  /** "cache-node", or "cache-node-0" among several members. */
+  readonly name: string;
+  readonly dataDir: string;
+  readonly arenaBytes: number;
+  /** 0: no disk tier. */
+  readonly diskBytes: number;
+}
+
+export interface EngineMember {
+  readonly name: string;
+  /** Of `nodes`, the one beside it; undefined: there are none. */
+  readonly node: number | undefined;
+  /** undefined: what the engine worker takes by itself. */
+  readonly kvBytes: number | undefined;
+  /** Compute threads; undefined: all cores. */
+  readonly threads: number | undefined;
+  /** Of the GPU's memory; undefined: what the engine worker takes by itself. */
+  readonly gpuShare: number | undefined;
+}
+
+export interface Members {
+  readonly engines: readonly EngineMember[];
+  readonly nodes: readonly NodeMember[];
+  /** Smaller budgets than usual, for a person. */
+  readonly remarks: readonly string[];
+}
+
+export interface MemberOptions {
+  readonly engines: number;
+  /** 0: no tier. */
+  readonly nodes: number;
+  /** Of all together; null: chosen to fit the machine. */
+  readonly arenaBytes: number | null;
+  readonly diskBytes: number | null;
+  readonly kvBytes: number | null;
+  /** Of each engine; null: the cores divided. */
+  readonly threads: number | null;
+  readonly gpuShare: number | undefined;
+  readonly dataDir: string;
+}
+
+/** What this machine has. */
+export interface Machine {
+  readonly cores: number;
+  readonly freeMemoryBytes: number;
+}
+
+const defaultGpuShare = 0.9;
+
+/** Creates the folders of nodes. @throws KvError CONFIG */
+export function planMembers(options: MemberOptions, machine: Machine): Members {
+  const remarks: string[] = [];
+  return { nodes: planNodes(options, remarks), engines: planEngines(options, machine, remarks), remarks };
+}
+
+function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions, remarks: string[]): NodeMember[] {
+  if (count === 0) return [];
+  const dataDirs = Array.from({ length: count }, (_, i) =>
+    i === 0 ? dataDir : openDataDir(join(dataDir, `node-${i}`)),
+  );
+  const arena = arenaBudget(options.arenaBytes);
+  const disk = diskBudget(options.diskBytes, dataDir, dataDirs);
+  for (const { remark } of [arena, disk]) if (remark) remarks.push(remark);
+  const each = (bytes: number, least: number, option: string): number => {
+    if (bytes === 0 || count === 1) return bytes;
+    const share = Math.floor(bytes / count / MiB) * MiB;
+    if (share >= least) return share;
+    const needed = formatBytes(least * count);
+    throw new KvError(
+      'CONFIG',
+      `${option}: ${formatBytes(bytes)} are too little for ${count} nodes; give them ${needed}`,
+    );
+  };
+  const arenaBytes = each(arena.bytes, minArenaBytes, '--arena-bytes');
+  const diskBytes = each(disk.bytes, minDiskBytes, '--disk-bytes');
+  const name = (i: number): string => memberName('cache-node', i, engines);
+  return dataDirs.map((own, i) => ({ name: name(i), dataDir: own, arenaBytes, diskBytes }));
+}
+
+function planEngines(options: MemberOptions, machine: Machine, remarks: string[]): EngineMember[] {
+  const { engines: count, nodes } = options;
+  const gpuShare = count === 1 ? options.gpuShare : (options.gpuShare ?? defaultGpuShare) / count;
+  const threads = options.threads ?? (count === 1 ? undefined : Math.max(1, Math.floor(machine.cores / count)));
+  const kvBytes = kvBytesEach(options, machine, remarks);
+  return Array.from({ length: count }, (_, i) => ({
+    name: memberName('engine-worker', i, count),
+    node: nodes === 0 ? undefined : i % nodes,
+    kvBytes,
+    threads,
+    gpuShare,
+  }));
+}
+
+function kvBytesEach({ engines, kvBytes }: MemberOptions, machine: Machine, remarks: string[]): number | undefined {
+  if (engines === 1) return kvBytes ?? undefined;
+  if (kvBytes !== null) {
+    const share = Math.floor(kvBytes / engines);
+    if (share >= minKvBytes) return share;
+    const needed = formatBytes(minKvBytes * engines);
+    throw new KvError(
+      'CONFIG',
+      `--kv-bytes: ${formatBytes(kvBytes)} are too little for ${engines} engines; give them ${needed}`,
+    );
+  }
+  // Half of the free memory: the rest is for weights, which every engine has for itself.
+  const fits = Math.floor(machine.freeMemoryBytes / 2 / engines / MiB) * MiB;
+  if (fits >= defaultKvBytes) return undefined;
+  const share = Math.max(minKvBytes, fits);
+  remarks.push(
+    `KV blocks of ${formatBytes(share)} for each engine: only ${formatBytes(machine.freeMemoryBytes)} of memory free`,
+  );
+  return share;
+}
+
+/** Where there is one engine, and so one node, they have no number. */
+const memberName = (service: string, i: number, engines: number): string =>
+  engines === 1 ? service : `${service}-${i}`;
+
+/** Removes what nodes have stored that are none any more: the disk budget is that of all, and nobody would count it. Returns them. */
+export function removeFormerNodes(dataDir: string, nodes: number): string[] {
+  const former = readdirSync(dataDir).filter((name) => nodeFolder.test(name) && Number(name.slice(5)) >= nodes);
+  for (const name of former) rmSync(join(dataDir, name), { recursive: true, force: true });
+  return former;
+}

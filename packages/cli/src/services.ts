@@ -1,0 +1,117 @@
+/** The services of a system on one machine with their configuration, from its members: API server, engines, nodes. Pure. */
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import type { CacheNodeInput, CoordinatorConfig, EngineWorkerInput, EventSource } from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import type { EngineMember, Members, NodeMember } from './members.ts';
+import type { UpOptions } from './options.ts';
+import { arenaDir } from './places.ts';
+import type { ServiceSpec } from './supervisor.ts';
+
+export const host = '127.0.0.1';
+
+export interface Plan {
+  readonly port: number;
+  readonly runDir: string;
+  readonly model: { readonly name: string; readonly dir: string };
+  readonly members: Members;
+  /** One for each node where there are several: where the others fetch from it. */
+  readonly peerPorts: readonly number[];
+}
+
+/** A generated secret, which only this system's nodes know. */
+export const secretFile = (runDir: string): string => join(runDir, 'peer-secret');
+
+const loader = import.meta.resolve('tsx');
+const mainOf = (service: string): string =>
+  fileURLToPath(new URL(`../../../services/${service}/src/main.ts`, import.meta.url));
+
+/** In the order in which they are stopped: API server, engines, nodes. @throws KvError CONFIG */
+export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
+  const { engines, nodes } = plan.members;
+  const several = engines.length > 1;
+  if (several) refuseOwn(options);
+  const socket = (kind: string, i: number): string => join(plan.runDir, `${kind}${several ? `-${i}` : ''}.sock`);
+  const engineAddress = (i: number): string => `unix:${socket('engine', i)}`;
+  const nodeSocket = (i: number): string => socket('node', i);
+  const events = (kind: string, i: number): EventSource => ({
+    endpoint: `ipc://${join(plan.runDir, `${kind}-${i}.events`)}`,
+    replayEndpoint: `ipc://${join(plan.runDir, `${kind}-${i}.replay`)}`,
+    topic: '',
+  });
+  const { logLevel } = options;
+  const coordinator: CoordinatorConfig = { host, port: plan.port, engine: engineAddress(0), logLevel };
+  return [
+    service('coordinator', 'coordinator', 0, coordinator),
+    ...engines.map((member, i) =>
+      service(member.name, 'engine-worker', 1, {
+        ...engineConfig(options, plan, member),
+        listen: engineAddress(i),
+        cacheNodeSocket: member.node === undefined ? null : nodeSocket(member.node),
+        ...(several && { kvEvents: events('engine', i) }),
+      }),
+    ),
+    ...nodes.map((member, i) =>
+      service(member.name, 'cache-node', 2, {
+        ...options.node,
+        ...nodeConfig(options, member),
+        socketPath: nodeSocket(i),
+        ...(several && { kvEvents: events('node', i) }),
+        ...(nodes.length > 1 && { peers: peersOf(plan, i) }),
+      }),
+    ),
+  ];
+}
+
+const service = (
+  name: string,
+  program: string,
+  stage: number,
+  config: CoordinatorConfig | EngineWorkerInput | CacheNodeInput,
+): ServiceSpec => ({
+  name,
+  program,
+  stage,
+  nodeArgs: ['--import', loader, mainOf(program)],
+  env: { KVTIER_CONFIG: JSON.stringify(config) },
+});
+
+type EngineConfig = Omit<EngineWorkerInput, 'listen' | 'cacheNodeSocket'>;
+
+function engineConfig(options: UpOptions, plan: Plan, member: EngineMember): EngineConfig {
+  return {
+    gpu: { ...options.gpu, ...(member.gpuShare !== undefined && { memoryUtilization: member.gpuShare }) },
+    modelDir: plan.model.dir,
+    servedName: plan.model.name,
+    ...(member.kvBytes !== undefined && { kvBytes: member.kvBytes }),
+    backend: options.backend,
+    prefixCache: options.prefixCache,
+    ...(options.evictionPolicy !== null && { evictionPolicy: options.evictionPolicy }),
+    dedupBlocks: options.dedupBlocks,
+    maxPinnedBlocks: options.maxPinnedBlocks,
+    ...(member.threads !== undefined && { threads: member.threads }),
+    logLevel: options.logLevel,
+  };
+}
+
+const nodeConfig = (options: UpOptions, member: NodeMember): Omit<CacheNodeInput, 'socketPath'> => ({
+  dataDir: member.dataDir,
+  arena: { bytes: member.arenaBytes, dir: arenaDir },
+  disk: member.diskBytes === 0 ? null : { bytes: member.diskBytes, ioBackend: 'auto' },
+  logLevel: options.logLevel,
+});
+
+/** Every other node of this system. */
+const peersOf = ({ peerPorts, runDir }: Plan, own: number): NonNullable<CacheNodeInput['peers']> => ({
+  listen: { host, port: peerPorts[own]! },
+  peers: peerPorts.flatMap((port, i) => (i === own ? [] : [{ host, port }])),
+  security: { encryption: 'none', secretFile: secretFile(runDir) },
+});
+
+/** What several nodes cannot all have. @throws KvError CONFIG */
+function refuseOwn({ node }: UpOptions): void {
+  for (const key of ['peers', 'kvEvents'] as const) {
+    if (node[key] === undefined || node[key] === null) continue;
+    throw new KvError('CONFIG', `--node-config: with --engines kvtier up sets "${key}" itself; remove it`);
+  }
+}
