@@ -30,7 +30,7 @@ export { clientCredentials, isLocal, type TlsFiles } from './client-credentials.
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
-export { type TlsFiles, TlsServerCredentials } from './server-tls.ts';
+export { type ServerTlsFiles, TlsServerCredentials } from './server-tls.ts';
 
 /** Prompts travel as token ids: a million of them fit. */
 const maxMessageBytes = 8 << 20;

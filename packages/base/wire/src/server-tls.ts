@@ -10,7 +10,7 @@ import { ServerCredentials } from '@grpc/grpc-js';
 import { KvError, within } from '@kvtier/errors';
 
 /** PEM files. */
-export interface TlsFiles {
+export interface ServerTlsFiles {
   /** Our certificate, and those between it and its authority. */
   readonly certFile: string;
   /** May be read by its owner and its group alone. */
@@ -29,7 +29,7 @@ export interface TlsServerOptions {
 const readLimitMs = 5_000;
 
 export class TlsServerCredentials extends ServerCredentials {
-  readonly #files: TlsFiles;
+  readonly #files: ServerTlsFiles;
   readonly #onProblem: TlsServerOptions['onProblem'];
   readonly #timer: NodeJS.Timeout;
   #current: readonly Buffer[];
@@ -37,7 +37,7 @@ export class TlsServerCredentials extends ServerCredentials {
   #reading = false;
 
   /** @throws KvError CONFIG: a file that cannot be used */
-  constructor(files: TlsFiles, { reloadMs, onProblem }: TlsServerOptions) {
+  constructor(files: ServerTlsFiles, { reloadMs, onProblem }: TlsServerOptions) {
     const current = namesOf(files).map((file) => readNow(file, file === files.keyFile));
     const isClosed = files.clientCaFile !== null;
     try {
@@ -91,7 +91,7 @@ export class TlsServerCredentials extends ServerCredentials {
   }
 }
 
-const namesOf = ({ certFile, keyFile, clientCaFile }: TlsFiles): string[] => [
+const namesOf = ({ certFile, keyFile, clientCaFile }: ServerTlsFiles): string[] => [
   certFile,
   keyFile,
   ...(clientCaFile === null ? [] : [clientCaFile]),

@@ -186,7 +186,7 @@ describe('the queue', () => {
   it('ends with when to come again, at its bound and at its deadline', async () => {
     const { workers, dispatcher } = rig({
       maxWaitMs: 20,
-      late: { openS: 0.2, maxHeld: 1, maxLooked: 8 },
+      late: { openS: 0.2, maxHeld: 1, maxLooked: 8, knownMs: 250 },
     });
     workers.add('a', {}, { ...busy, tokensAhead: 25_000 });
     const held = dispatcher.choose(request(), never);
