@@ -1,5 +1,6 @@
 /** A fleet over real engine workers: who is stopped, killed, ended and started again, and what their load says under all of it. */
 import { execFileSync } from 'node:child_process';
+import { setMaxListeners } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -12,6 +13,7 @@ import { modelDir, Service } from './engine-rig.ts';
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-fleet-'));
 const patience = { timeout: 60_000, interval: 2 };
 const never = new AbortController().signal;
+setMaxListeners(0, never); // all calls share it
 const prompt = Array.from({ length: 300 }, (_, i) => 100 + ((i * 7) % 1_000));
 
 const service = (name: string, config: object = {}): Service =>
@@ -39,12 +41,18 @@ async function until(name: string, state: string): Promise<number> {
   return performance.now() - from;
 }
 
-async function ask(name: string, requestId: string, maxTokens = 8, promptTokenIds = prompt): Promise<number[]> {
-  const { number } = worker(name);
-  const sent = fleet.sent(number, { requestId, tokensAhead: promptTokenIds.length, blocks: 20, loadS: 0 });
+async function ask(
+  name: string,
+  requestId: string,
+  maxTokens = 8,
+  promptTokenIds = prompt,
+  by = fleet,
+): Promise<number[]> {
+  const { number } = by.workers().find((one) => one?.record.name === name)!;
+  const sent = by.sent(number, { requestId, tokensAhead: promptTokenIds.length, blocks: 20, loadS: 0 });
   const tokens: number[] = [];
   try {
-    for await (const { tokenIds } of fleet.generate(
+    for await (const { tokenIds } of by.generate(
       number,
       greedy({ requestId, promptTokenIds, maxTokens, ignoreEos: true }),
       never,
@@ -88,15 +96,47 @@ it('two workers of one model agree, measure themselves, and are at rest when all
   const mine = Array.from({ length: 40 }, (_, i) => ask('a', `r${i}`, 4 + (i % 5), [...prompt.slice(0, 200 + i), i]));
   expect(worker('a').load.waiting).toBe(40);
   let most = 0;
-  const look = setInterval(() => {
+  const look = (): void => {
     const { waiting, running } = worker('a').load;
     most = Math.max(most, waiting + running);
-  }, 1);
-  await Promise.all(mine).finally(() => clearInterval(look));
+  };
+  look();
+  const stop = fleet.onLoad(look);
+  await Promise.all(mine).finally(stop);
   expect(most).toBe(40);
   await vi.waitFor(() => expect(restOf('a')).toEqual(rest), patience);
-  const { prefillTokensPerS, stepS, freedBlocksPerS } = worker('a').load;
-  for (const rate of [prefillTokensPerS, stepS, freedBlocksPerS]) expect(rate).toBeGreaterThan(0);
+  const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS } = worker('a').load;
+  // Where each request adds as much as the first, a step's start is nothing.
+  for (const rate of [prefillTokensPerS, stepS + stepPerRequestS, freedBlocksPerS]) expect(rate).toBeGreaterThan(0);
+}, 120_000);
+
+it('two coordinators that know nothing of each other count each request once', async () => {
+  const other = new Fleet({ logger: createLogger('fleet-test', 'silent') });
+  const heard = new SpokenDiscovery();
+  await other.start(heard);
+  heard.say({ name: 'a', address: `unix:${join(folder, 'a')}` });
+  await vi.waitFor(() => expect(other.workers()[0]?.state).toBe('ready'), patience);
+  const views = [worker('a'), other.workers()[0]!];
+  const most = [0, 0];
+  const look = (): void =>
+    views.forEach(({ load: { waiting, running } }, i) => {
+      most[i] = Math.max(most[i]!, waiting + running);
+    });
+  const stops = [fleet.onLoad(look), other.onLoad(look)];
+  const asked = Array.from({ length: 60 }, (_, i) => {
+    const promptTokenIds = [...prompt.slice(0, 100), i];
+    return ask('a', `both${i}`, 64, promptTokenIds, i % 2 === 0 ? fleet : other);
+  });
+  expect(views.map(({ load }) => load.waiting)).toEqual([30, 30]);
+  // The worker's own word brings each the other's.
+  await vi.waitFor(() => expect(most).toEqual([60, 60]), patience);
+  await Promise.all(asked);
+  expect(most).toEqual([60, 60]);
+  for (const stop of stops) stop();
+  await vi.waitFor(() => {
+    for (const { load } of views) expect(load).toMatchObject(rest);
+  }, patience);
+  await other.close();
 }, 120_000);
 
 it('one that is stopped is silent within a second, what it had ends, and it is back when it goes on', async () => {
