@@ -4,8 +4,8 @@ import { setMaxListeners } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { EngineCalls, Fleet, type Worker } from '@kvtier/registry';
-import { greedy, SpokenDiscovery } from '@kvtier/registry/testing';
+import { type Access, EngineCalls, Fleet, type Worker } from '@kvtier/registry';
+import { greedy, Pod, SpokenDiscovery } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { modelDir, Service } from './engine-rig.ts';
@@ -233,6 +233,36 @@ it('beyond a Unix socket with TLS: only who has a certificate of the right autho
   expect(await describe(files('coordinator', 'other-ca'))).toBe('DISCONNECTED');
   expect(await describe(files('coordinator', 'ca', 'elsewhere.example'))).toBe('DISCONNECTED');
   await secure.signal('SIGTERM');
+
+  const { ca, cert, key } = files('worker');
+  const pod = new Pod('vllm', { ca, cert, key, requestCert: true, rejectUnauthorized: true });
+  pod.token = 'secret';
+  pod.answer = ({ response }) => void response.end('yes');
+  await pod.start();
+  const podState = async (access: Access | undefined): Promise<string> => {
+    const door = new Fleet({ logger: createLogger('fleet-test', 'silent'), ...(access && { access }) });
+    const spoken = new SpokenDiscovery();
+    await door.start(spoken);
+    spoken.say({ name: 'pod', kind: 'openai', address: pod.address });
+    const found = door.workers()[0]!;
+    await vi.waitFor(() => expect(found.why ?? found.state).not.toBe('joining'), patience);
+    let said = `${found.state} ${found.why ?? ''}`;
+    if (found.state === 'ready') {
+      const { body } = await door.forward(0, '/v1/completions', {}, '{}', never);
+      for await (const part of body) said += part.toString();
+    }
+    await door.close();
+    return said;
+  };
+  expect(await podState({ ...files('coordinator'), token: 'secret' })).toBe('ready yes');
+  expect(await podState({ ...files('coordinator') })).toBe(
+    'refused worker pod: /health answers 401; configure its token',
+  );
+  expect(await podState({ ...files('stranger'), token: 'secret' })).toMatch(
+    /^joining worker pod: https:.* cannot be reached/,
+  );
+  expect(await podState(undefined)).toMatch(/^joining worker pod: https:.* cannot be reached/);
+  await pod.stop();
   const open = service('open', { listen: '0.0.0.0:0' });
   await expect(open.start()).rejects.toThrow(
     'CONFIG: 0.0.0.0:0: is beyond loopback; configure TLS there, or listen on 127.0.0.1',
