@@ -240,18 +240,18 @@ it('beyond a Unix socket with TLS: only who has a certificate of the right autho
   pod.answer = ({ response }) => void response.end('yes');
   await pod.start();
   const podState = async (access: Access | undefined): Promise<string> => {
-    const door = new Fleet({ logger: createLogger('fleet-test', 'silent'), ...(access && { access }) });
+    const asking = new Fleet({ logger: createLogger('fleet-test', 'silent'), ...(access && { access }) });
     const spoken = new SpokenDiscovery();
-    await door.start(spoken);
+    await asking.start(spoken);
     spoken.say({ name: 'pod', kind: 'openai', address: pod.address });
-    const found = door.workers()[0]!;
+    const found = asking.workers()[0]!;
     await vi.waitFor(() => expect(found.why ?? found.state).not.toBe('joining'), patience);
     let said = `${found.state} ${found.why ?? ''}`;
     if (found.state === 'ready') {
-      const { body } = await door.forward(0, '/v1/completions', {}, '{}', never);
+      const { body } = await asking.forward(0, '/v1/completions', {}, '{}', never);
       for await (const part of body) said += part.toString();
     }
-    await door.close();
+    await asking.close();
     return said;
   };
   expect(await podState({ ...files('coordinator'), token: 'secret' })).toBe('ready yes');
