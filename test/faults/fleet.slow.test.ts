@@ -1,10 +1,11 @@
 /** A fleet over real engine workers: who is stopped, killed, ended and started again, and what their load says under all of it. */
 import { execFileSync } from 'node:child_process';
+import { setMaxListeners } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { EngineCalls, Fleet, type Worker } from '@kvtier/registry';
-import { greedy, SpokenDiscovery } from '@kvtier/registry/testing';
+import { type Access, EngineCalls, Fleet, type Worker } from '@kvtier/registry';
+import { greedy, Pod, SpokenDiscovery } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { modelDir, Service } from './engine-rig.ts';
@@ -12,6 +13,7 @@ import { modelDir, Service } from './engine-rig.ts';
 const folder = mkdtempSync(join(tmpdir(), 'kvtier-fleet-'));
 const patience = { timeout: 60_000, interval: 2 };
 const never = new AbortController().signal;
+setMaxListeners(0, never); // all calls share it
 const prompt = Array.from({ length: 300 }, (_, i) => 100 + ((i * 7) % 1_000));
 
 const service = (name: string, config: object = {}): Service =>
@@ -39,12 +41,18 @@ async function until(name: string, state: string): Promise<number> {
   return performance.now() - from;
 }
 
-async function ask(name: string, requestId: string, maxTokens = 8, promptTokenIds = prompt): Promise<number[]> {
-  const { number } = worker(name);
-  const sent = fleet.sent(number, { requestId, tokensAhead: promptTokenIds.length, blocks: 20, loadS: 0 });
+async function ask(
+  name: string,
+  requestId: string,
+  maxTokens = 8,
+  promptTokenIds = prompt,
+  by = fleet,
+): Promise<number[]> {
+  const { number } = by.workers().find((one) => one?.record.name === name)!;
+  const sent = by.sent(number, { requestId, tokensAhead: promptTokenIds.length, blocks: 20, loadS: 0 });
   const tokens: number[] = [];
   try {
-    for await (const { tokenIds } of fleet.generate(
+    for await (const { tokenIds } of by.generate(
       number,
       greedy({ requestId, promptTokenIds, maxTokens, ignoreEos: true }),
       never,
@@ -88,15 +96,47 @@ it('two workers of one model agree, measure themselves, and are at rest when all
   const mine = Array.from({ length: 40 }, (_, i) => ask('a', `r${i}`, 4 + (i % 5), [...prompt.slice(0, 200 + i), i]));
   expect(worker('a').load.waiting).toBe(40);
   let most = 0;
-  const look = setInterval(() => {
+  const look = (): void => {
     const { waiting, running } = worker('a').load;
     most = Math.max(most, waiting + running);
-  }, 1);
-  await Promise.all(mine).finally(() => clearInterval(look));
+  };
+  look();
+  const stop = fleet.onLoad(look);
+  await Promise.all(mine).finally(stop);
   expect(most).toBe(40);
   await vi.waitFor(() => expect(restOf('a')).toEqual(rest), patience);
-  const { prefillTokensPerS, stepS, freedBlocksPerS } = worker('a').load;
-  for (const rate of [prefillTokensPerS, stepS, freedBlocksPerS]) expect(rate).toBeGreaterThan(0);
+  const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS } = worker('a').load;
+  // Where each request adds as much as the first, a step's start is nothing.
+  for (const rate of [prefillTokensPerS, stepS + stepPerRequestS, freedBlocksPerS]) expect(rate).toBeGreaterThan(0);
+}, 120_000);
+
+it('two coordinators that know nothing of each other count each request once', async () => {
+  const other = new Fleet({ logger: createLogger('fleet-test', 'silent') });
+  const heard = new SpokenDiscovery();
+  await other.start(heard);
+  heard.say({ name: 'a', address: `unix:${join(folder, 'a')}` });
+  await vi.waitFor(() => expect(other.workers()[0]?.state).toBe('ready'), patience);
+  const views = [worker('a'), other.workers()[0]!];
+  const most = [0, 0];
+  const look = (): void =>
+    views.forEach(({ load: { waiting, running } }, i) => {
+      most[i] = Math.max(most[i]!, waiting + running);
+    });
+  const stops = [fleet.onLoad(look), other.onLoad(look)];
+  const asked = Array.from({ length: 60 }, (_, i) => {
+    const promptTokenIds = [...prompt.slice(0, 100), i];
+    return ask('a', `both${i}`, 64, promptTokenIds, i % 2 === 0 ? fleet : other);
+  });
+  expect(views.map(({ load }) => load.waiting)).toEqual([30, 30]);
+  // The worker's own word brings each the other's.
+  await vi.waitFor(() => expect(most).toEqual([60, 60]), patience);
+  await Promise.all(asked);
+  expect(most).toEqual([60, 60]);
+  for (const stop of stops) stop();
+  await vi.waitFor(() => {
+    for (const { load } of views) expect(load).toMatchObject(rest);
+  }, patience);
+  await other.close();
 }, 120_000);
 
 it('one that is stopped is silent within a second, what it had ends, and it is back when it goes on', async () => {
@@ -193,6 +233,36 @@ it('beyond a Unix socket with TLS: only who has a certificate of the right autho
   expect(await describe(files('coordinator', 'other-ca'))).toBe('DISCONNECTED');
   expect(await describe(files('coordinator', 'ca', 'elsewhere.example'))).toBe('DISCONNECTED');
   await secure.signal('SIGTERM');
+
+  const { ca, cert, key } = files('worker');
+  const pod = new Pod('vllm', { ca, cert, key, requestCert: true, rejectUnauthorized: true });
+  pod.token = 'secret';
+  pod.answer = ({ response }) => void response.end('yes');
+  await pod.start();
+  const podState = async (access: Access | undefined): Promise<string> => {
+    const asking = new Fleet({ logger: createLogger('fleet-test', 'silent'), ...(access && { access }) });
+    const spoken = new SpokenDiscovery();
+    await asking.start(spoken);
+    spoken.say({ name: 'pod', kind: 'openai', address: pod.address });
+    const found = asking.workers()[0]!;
+    await vi.waitFor(() => expect(found.why ?? found.state).not.toBe('joining'), patience);
+    let said = `${found.state} ${found.why ?? ''}`;
+    if (found.state === 'ready') {
+      const { body } = await asking.forward(0, '/v1/completions', {}, '{}', never);
+      for await (const part of body) said += part.toString();
+    }
+    await asking.close();
+    return said;
+  };
+  expect(await podState({ ...files('coordinator'), token: 'secret' })).toBe('ready yes');
+  expect(await podState({ ...files('coordinator') })).toBe(
+    'refused worker pod: /health answers 401; configure its token',
+  );
+  expect(await podState({ ...files('stranger'), token: 'secret' })).toMatch(
+    /^joining worker pod: https:.* cannot be reached/,
+  );
+  expect(await podState(undefined)).toMatch(/^joining worker pod: https:.* cannot be reached/);
+  await pod.stop();
   const open = service('open', { listen: '0.0.0.0:0' });
   await expect(open.start()).rejects.toThrow(
     'CONFIG: 0.0.0.0:0: is beyond loopback; configure TLS there, or listen on 127.0.0.1',

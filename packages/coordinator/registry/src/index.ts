@@ -3,6 +3,7 @@ export { createDiscovery } from './create-discovery.ts';
 export type { Discovery, DiscoveryListener } from './discovery.ts';
 export { EngineCalls, type EngineCallsOptions } from './engine-calls.ts';
 export { Fleet, type FleetOptions, tierMedia } from './fleet.ts';
+export { fleetMetrics } from './fleet-metrics.ts';
 export { type Access, type LinkTimes, linkTimes } from './link.ts';
 export type { FleetCounts } from './member.ts';
 export type { Forwarded } from './openai-link.ts';

@@ -1,5 +1,6 @@
 /** An HTTP server with as much of vLLM's or SGLang's API as a coordinator sees: tests say what it has to do, and what it answers. */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import { createServer as createTlsServer, type ServerOptions } from 'node:https';
 import type { AddressInfo } from 'node:net';
 
 export interface PodFigures {
@@ -37,17 +38,21 @@ export class Pod {
   #server: Server | undefined;
   #port = 0;
 
-  constructor(kind: 'vllm' | 'sglang' = 'vllm') {
+  readonly #tls: ServerOptions | undefined;
+
+  constructor(kind: 'vllm' | 'sglang' = 'vllm', tls?: ServerOptions) {
     this.kind = kind;
+    this.#tls = tls;
   }
 
   get address(): string {
-    return `http://127.0.0.1:${this.#port}`;
+    return `${this.#tls ? 'https' : 'http'}://127.0.0.1:${this.#port}`;
   }
 
   /** On the port that it had before, if it had one. */
   async start(): Promise<void> {
-    const server = createServer((request, response) => void this.#serve(request, response));
+    const serve = (request: IncomingMessage, response: ServerResponse): void => void this.#serve(request, response);
+    const server = this.#tls ? createTlsServer(this.#tls, serve) : createServer(serve);
     this.#server = server;
     await new Promise<void>((resolve, reject) => {
       server.once('error', reject);
