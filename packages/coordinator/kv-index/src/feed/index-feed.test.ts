@@ -132,6 +132,12 @@ describe('a router that comes late', () => {
     expect(feed!.state()).toMatchObject({ snapshots: 2, workers: [{ name: 'w0', why: undefined }] });
   });
 
+  it('relies at once on an engine that holds nothing and says so', async () => {
+    (await publish('w0')).tellSnapshots(() => []);
+    open().follow([worker(0)]);
+    await vi.waitFor(() => expect(feed!.state().workers[0]!.why).toBeUndefined(), wait);
+  });
+
   it('of an engine that cannot tell, learns what can be replayed', async () => {
     const prompt = promptOf(3, 4);
     const a = await publish('w0');
