@@ -109,6 +109,7 @@ describe('what a worker has at hand', () => {
         { blocks: 0, byMedium: new Int32Array(8), remoteBlocks: 0, ...remote },
       ]);
     }, wait);
+    expect(feed.elsewhere(prompt.keys)).toEqual({ blocks: 9, medium: 5 });
     // Another model's blocks on the same node are not ours.
     feed.follow([worker(0, { node: node('n'), namespaces: ['ffffffffffffffff'] }), worker(1)]);
     expect(blocksOf(prompt.keys, [0, 1])).toEqual([4, 1]);

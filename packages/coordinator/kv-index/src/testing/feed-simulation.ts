@@ -21,6 +21,8 @@ export interface FeedSimulationOptions {
   readonly maxBytes?: number;
   /** The index is too small for all: then it may know less than the truth. */
   readonly isTight?: boolean;
+  /** Planted: who follows does not forget where a stream does not continue. */
+  readonly isDeaf?: boolean;
 }
 
 export interface FeedSimulationResult extends SimCounts {
@@ -233,7 +235,7 @@ class FeedWorld {
       clear();
       say({ type: 'AllBlocksCleared' });
     };
-    const follower = new SimFollower(this, publisher, listing);
+    const follower = new SimFollower(this, publisher, listing, this.#options.isDeaf);
     this.#members.push({ publisher, follower, act, restart: clear, reset });
     const source = (): number | undefined => listing.ranks()[0]?.[0]?.source;
     this.#claims.push({ name, medium: mediumNumbers.gpu, held, source, isWhole: !isForeign });
@@ -284,7 +286,7 @@ class FeedWorld {
       disk.clear(this.nowMs);
       say({ type: 'AllBlocksCleared', medium: 'DISK' });
     };
-    follower = new SimFollower(this, publisher, listing);
+    follower = new SimFollower(this, publisher, listing, this.#options.isDeaf);
     this.#members.push({ publisher, follower, act, restart, reset });
     const source = (): number | undefined => listing.partOf(namespace)?.source;
     for (const [medium, held] of [
