@@ -10,10 +10,10 @@ export async function runFeed(first: number, last: number, minutes: number): Pro
   for (let seed = first; seed <= last; seed++) {
     for (const bound of [{}, tight]) {
       const result: FeedSimulationResult = await simulateFeed({ seed, minutes, ...bound });
-      if (result.failure !== undefined) {
-        failed++;
-        process.stdout.write(`seed ${seed}${'isTight' in bound ? ', a small index' : ''}: ${result.failure}\n`);
-      }
+      if (result.failure !== undefined) failed++;
+      process.stdout.write(
+        `seed ${seed}, an index ${'isTight' in bound ? 'too small' : 'with room'}: ${result.failure ?? 'kept all laws'}\n`,
+      );
       for (const name of Object.keys(sums) as (keyof typeof sums)[]) sums[name] += result[name];
       quietPoints += result.quietPoints;
       compared += result.compared;

@@ -78,7 +78,7 @@ export class Continuity<Batch extends { readonly ts: number }> {
   #lastTs = Number.NEGATIVE_INFINITY;
   #suspect = false;
   /** Something is missing that a snapshot would bring. */
-  #isPartial = false;
+  #isPartial: boolean;
   /** It was asked in this connection, and has none. */
   #tellsNone = false;
 
@@ -87,6 +87,8 @@ export class Continuity<Batch extends { readonly ts: number }> {
     this.#decode = decode;
     this.#replay = replay;
     this.#snapshot = snapshot;
+    // Who says nothing may hold much.
+    this.#isPartial = snapshot !== null;
     this.#topic = topic;
   }
 

@@ -66,8 +66,10 @@ function follow(events: KvEventSubscriber) {
   const run = (async () => {
     for await (const item of events) {
       if (item.kind !== 'batch') continue;
-      topics.add(item.topic);
-      for (const event of item.batch.events) apply(event);
+      for (const event of item.batch.events) {
+        topics.add(item.topic);
+        apply(event);
+      }
     }
   })();
   return { held, seen, blockSizes, topics, run };

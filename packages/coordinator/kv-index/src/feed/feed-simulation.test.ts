@@ -11,6 +11,11 @@ it.each([1, 2, 3])(
   },
 );
 
+it('a planted fault is found: one who does not forget what is void', async () => {
+  const { failure } = await simulateFeed({ seed: 1, minutes: 2, isDeaf: true });
+  expect(failure).toMatch(/is credited with a block .*it dropped/);
+});
+
 it('in an index that is too small, less is credited than is held, and never more', async () => {
   const result = await simulateFeed({ seed: 1, minutes: 2, maxBytes: 512 * 1024, isTight: true });
   expect(result.failure).toBeUndefined();

@@ -109,6 +109,7 @@ describe('what a worker has at hand', () => {
         { blocks: 0, byMedium: new Int32Array(8), remoteBlocks: 0, ...remote },
       ]);
     }, wait);
+    expect(feed.elsewhere(prompt.keys)).toEqual({ blocks: 9, medium: 5 });
     // Another model's blocks on the same node are not ours.
     feed.follow([worker(0, { node: node('n'), namespaces: ['ffffffffffffffff'] }), worker(1)]);
     expect(blocksOf(prompt.keys, [0, 1])).toEqual([4, 1]);
@@ -130,6 +131,12 @@ describe('a router that comes late', () => {
     open().follow([worker(0, { node: node('n') })]);
     await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([6]), wait);
     expect(feed!.state()).toMatchObject({ snapshots: 2, workers: [{ name: 'w0', why: undefined }] });
+  });
+
+  it('relies at once on an engine that holds nothing and says so', async () => {
+    (await publish('w0')).tellSnapshots(() => []);
+    open().follow([worker(0)]);
+    await vi.waitFor(() => expect(feed!.state().workers[0]!.why).toBeUndefined(), wait);
   });
 
   it('of an engine that cannot tell, learns what can be replayed', async () => {

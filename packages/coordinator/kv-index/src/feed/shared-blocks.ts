@@ -44,6 +44,11 @@ export class SharedBlocks {
     );
   }
 
+  /** All that lies in shared tiers of a namespace. */
+  all(namespace: string): Part[] {
+    return [...this.#media.values()].flatMap(({ parts }) => parts.get(namespace) ?? []);
+  }
+
   /** Namespaces that were told of. */
   get namespaces(): readonly string[] {
     return [...new Set([...this.#media.values()].flatMap(({ parts }) => [...parts.keys()]))];

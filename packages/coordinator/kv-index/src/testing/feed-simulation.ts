@@ -21,6 +21,8 @@ export interface FeedSimulationOptions {
   readonly maxBytes?: number;
   /** The index is too small for all: then it may know less than the truth. */
   readonly isTight?: boolean;
+  /** Planted: who follows does not forget where a stream does not continue. */
+  readonly isDeaf?: boolean;
 }
 
 export interface FeedSimulationResult extends SimCounts {
@@ -50,6 +52,8 @@ const blockTokens = 16;
 const namespace = '0123456789abcdef';
 const nodeTopic = `kv@${namespace}`;
 const chainCount = 24;
+/** Hashes of a page of a snapshot. */
+const pageSize = 16;
 
 /** One who holds blocks: on one medium, at most so many, the oldest go first. */
 class Held {
@@ -183,11 +187,12 @@ class FeedWorld {
   /** Blocks of one prompt: some share a beginning. */
   #prompt(): bigint[] {
     const chain = Math.floor(this.#random() * chainCount * this.#scale);
-    const length = 1 + Math.floor(this.#random() * 12);
+    const length = 1 + Math.floor(this.#random() * (this.#options.isTight ? 48 : 12));
     return Array.from({ length }, (_, place) => hashOf(place < 4 ? chain % 5 : chain, place));
   }
 
   #addEngine(name: string, isForeign: boolean): void {
+    const size = pageSize * this.#scale;
     const held = new Held(40 * this.#scale);
     const lies = new Lies(name, this.#lies, silent, () => this.nowMs);
     const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks: 1e6, hasher: undefined, lies });
@@ -196,6 +201,7 @@ class FeedWorld {
         [...held.copies].flatMap(([hash, copies]) => Array<bigint>(copies).fill(hash)),
         'GPU',
         'kv',
+        size,
       );
     const publisher = this.#publisherOf(isForeign ? undefined : told, isForeign ? 20 : 50, () => act());
     const say = (...events: KvEvent[]): void => publisher.publish(events, 'kv', this.result);
@@ -229,13 +235,14 @@ class FeedWorld {
       clear();
       say({ type: 'AllBlocksCleared' });
     };
-    const follower = new SimFollower(this, publisher, listing);
+    const follower = new SimFollower(this, publisher, listing, this.#options.isDeaf);
     this.#members.push({ publisher, follower, act, restart: clear, reset });
     const source = (): number | undefined => listing.ranks()[0]?.[0]?.source;
     this.#claims.push({ name, medium: mediumNumbers.gpu, held, source, isWhole: !isForeign });
   }
 
   #addNode(name: string): void {
+    const size = pageSize * this.#scale;
     const arena = new Held(50 * this.#scale);
     const disk = new Held(90 * this.#scale);
     const lies = new Lies(name, this.#lies, silent, () => this.nowMs);
@@ -244,9 +251,9 @@ class FeedWorld {
     const common = { index: this.#index, blockTokens, maxBlocks: 1e6, shared: this.#shared };
     const listing = new NodeListing({ ...common, teller, lies });
     const held = function* (this: void) {
-      yield* pages(arena.copies.keys(), 'CPU', nodeTopic);
-      yield* pages(disk.copies.keys(), 'DISK', nodeTopic);
-      yield* pages(shared.copies.keys(), 'REDIS', nodeTopic);
+      yield* pages(arena.copies.keys(), 'CPU', nodeTopic, size);
+      yield* pages(disk.copies.keys(), 'DISK', nodeTopic, size);
+      yield* pages(shared.copies.keys(), 'REDIS', nodeTopic, size);
     };
     const shared = this.#sharedHeld;
     const publisher = this.#publisherOf(held, 50, () => act());
@@ -279,7 +286,7 @@ class FeedWorld {
       disk.clear(this.nowMs);
       say({ type: 'AllBlocksCleared', medium: 'DISK' });
     };
-    follower = new SimFollower(this, publisher, listing);
+    follower = new SimFollower(this, publisher, listing, this.#options.isDeaf);
     this.#members.push({ publisher, follower, act, restart, reset });
     const source = (): number | undefined => listing.partOf(namespace)?.source;
     for (const [medium, held] of [
@@ -388,10 +395,10 @@ const removed = (blockHashes: readonly bigint[], medium: string): KvEvent => ({
 });
 
 /** All of it at once, in small pages; of what changes while they are taken, what is there when each is made. */
-function* pages(hashes: Iterable<bigint>, medium: string, topic: string) {
+function* pages(hashes: Iterable<bigint>, medium: string, topic: string, size: number) {
   let page: bigint[] = [];
   for (const hash of hashes) {
-    if (page.push(hash) < 16) continue;
+    if (page.push(hash) < size) continue;
     yield { events: [stored(page, null, medium, 0)], topic };
     page = [];
   }

@@ -1,5 +1,5 @@
 /** A publisher without sockets, and the link to it: batches are lost, come twice, late or not at all; answers break off. */
-import { encodeBatch, type KvEvent, type PackedBatch, PackedDecoder } from '@kvtier/events';
+import { encodeBatch, type KvEvent, type PackedBatch, PackedDecoder, type StreamItem } from '@kvtier/events';
 import { Continuity, Probing, type Published, ReplayBuffer } from '@kvtier/events/testing';
 import type { Listing } from '../feed/followed-stream.ts';
 
@@ -123,8 +123,11 @@ export class SimFollower {
   readonly #continuity: Continuity<PackedBatch>;
   readonly #probing: Probing;
   #isDown = false;
+  readonly #isDeaf: boolean;
 
-  constructor(clock: SimClock, publisher: SimPublisher, listing: Listing) {
+  /** `isDeaf`: a planted fault, as if nothing were said where the stream does not continue. */
+  constructor(clock: SimClock, publisher: SimPublisher, listing: Listing, isDeaf = false) {
+    this.#isDeaf = isDeaf;
     const decoder = new PackedDecoder();
     this.#clock = clock;
     this.#publisher = publisher;
@@ -159,14 +162,18 @@ export class SimFollower {
     if (due.length > 0) arrivals.splice(0, arrivals.length, ...arrivals.filter(({ atMs }) => atMs > nowMs));
     for (const { one } of due) {
       this.#probing.heard(nowMs);
-      for await (const item of this.#continuity.arrived(one)) for (const _ of this.#listing.apply(item));
+      for await (const item of this.#continuity.arrived(one)) this.#apply(item);
     }
     if (this.#probing.isDue(nowMs, this.#continuity.wantsProbe)) await this.#probe();
   }
 
+  #apply(item: StreamItem<PackedBatch>): void {
+    if (item.kind === 'batch' || !this.#isDeaf) for (const _ of this.#listing.apply(item));
+  }
+
   async #probe(): Promise<void> {
     const before = this.#continuity.counts;
-    for await (const item of this.#continuity.probe()) for (const _ of this.#listing.apply(item));
+    for await (const item of this.#continuity.probe()) this.#apply(item);
     const after = this.#continuity.counts;
     const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
     this.#probing.probed(this.#clock.nowMs, isNew);
