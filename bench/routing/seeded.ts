@@ -1,3 +1,4 @@
+/** Chance from a seed: the same draws on every machine. */
 import type { Random } from '@kvtier/routing';
 
 /** SplitMix32. */

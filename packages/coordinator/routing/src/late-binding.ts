@@ -21,11 +21,12 @@ export interface LateBindingOptions {
   readonly maxHeld: number;
   /** Requests that one look considers at most. */
   readonly maxLooked: number;
-  /** So long what is held of a prompt counts as known while the request waits; who goes is asked anew. */
-  readonly knownMs: number;
+  /** So long what is held of a prompt counts as known while the request waits (250); who goes is asked anew. */
+  readonly knownMs?: number;
 }
 
-export const lateBindingDefaults: LateBindingOptions = { openS: 0.2, maxHeld: 4096, maxLooked: 64, knownMs: 250 };
+export const lateBindingDefaults: LateBindingOptions = { openS: 0.2, maxHeld: 4096, maxLooked: 64 };
+const usualKnownMs = 250;
 
 /** Answers are seldom as long as clients allow. */
 const likelyTokens = 512;
@@ -89,8 +90,8 @@ class Look {
     return false;
   }
 
-  isOpen({ request, known }: Held<unknown>, worker: number): boolean {
-    return this.#hasTime(worker) && roomS(request, this.loads[worker]!, known[worker]!.match) === 0;
+  isOpen({ request }: Held<unknown>, worker: number): boolean {
+    return this.#hasTime(worker) && roomS(request, this.loads[worker]!) === 0;
   }
 
   /** The worker that serves it soonest. There is one. */
@@ -160,10 +161,11 @@ export class LateBinding<T> {
 
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
   take(statesFor: StatesFor, nowMs: number, random: Random): Assignment<T> | undefined {
+    const { knownMs = usualKnownMs } = this.#options;
     const look = new Look(this.#options.openS, this.#held.length);
     for (const held of this.#first(nowMs)) {
       // The first one is always asked for: it tells the loads, too.
-      if (nowMs - held.knownAtMs > this.#options.knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look);
+      if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look);
       if (!look.mayOpen(held)) continue;
       let best = look.best(held, random);
       if (look.isOpen(held, best) && held.knownAtMs < nowMs) {

@@ -178,7 +178,7 @@ describe('policies', () => {
     // No room for half a second.
     expect(
       choose('predicted', [
-        worker({ match: match(4), usedBlocks: 1000, freedBlocksPerS: 2 }),
+        worker({ match: match(4), running: 1, usedBlocks: 1000, freedBlocksPerS: 2 }),
         worker({ tokensAhead: 60 }),
       ]),
     ).toBe(1);
@@ -197,6 +197,12 @@ describe('policies', () => {
     const fresh = worker({ remoteBlocks: 4, remoteMedium: 1 });
     expect(choose('predicted', [holder(0), fresh])).toBe(0);
     expect(choose('predicted', [holder(30), fresh])).toBe(1);
+  });
+
+  it('sees no room where nothing was freed yet, and room on an idle worker whatever it says', () => {
+    const packed = { match: match(4), usedBlocks: 1000, freedBlocksPerS: 0 };
+    expect(choose('predicted', [worker({ ...packed, running: 1 }), worker()])).toBe(1);
+    expect(choose('predicted', [worker(packed), worker()])).toBe(0);
   });
 
   it('saves work where many wait', () => {

@@ -12,14 +12,16 @@
  * requests wait per worker in the cluster. Without a queue the rule is the least predicted time to first token (as Mooncake's
  * algorithm 1); the longer the queues, the more it saves work, which is what decides throughput at saturation.
  *
- * Hot prefixes and new workers need no rule of their own: where the holders have work, an idle worker is sooner, and what it
- * computes or brings in is held there too from then on, before the holders have a queue.
+ * Hot prefixes and new workers have no rule of their own: where the holders have work, an idle worker is sooner, and what it
+ * computes or brings in is held there too from then on.
  */
-import type { Match } from '@kvtier/kv-index';
 import { eligible, leastBy, type Policy, type Random, type RoutedRequest, type WorkerState } from '../policy.ts';
 
 /** What a worker holds of a prompt, and what can be brought to it. */
 export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteMedium'>;
+
+/** Nothing was freed yet: as if what is in use were freed within so many seconds. */
+const unknownAnswerS = 20;
 
 /** Prompt tokens of one step, as engines are set up. */
 const chunkTokens = 2048;
@@ -55,7 +57,7 @@ export function costOf(
   // Half of the step that runs, on average.
   const stepLeftS = requests === 0 ? 0 : (stepS + requests * stepPerRequestS) / 2;
   const computedS = tokensAhead / prefillTokensPerS + claimedS;
-  const beginsS = Math.max(computedS, stepLeftS, loadAheadS + bringS, roomS(request, worker, held.match));
+  const beginsS = Math.max(computedS, stepLeftS, loadAheadS + bringS, roomS(request, worker));
   const steps = 1 + ((beginsS + computeS) * prefillTokensPerS) / chunkTokens;
   return beginsS + steps * requests * stepPerRequestS + computeS * weight + bringS * (weight - 1);
 }
@@ -88,19 +90,22 @@ function costsOf(
   return { computeS: Math.max(uncached, 1) / prefillTokensPerS, bringS };
 }
 
-/** Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. */
+/**
+ * Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. What is cached there
+ * takes room, too, once a request uses it.
+ */
 export function roomS(
   request: RoutedRequest,
   { waiting, running, maxRunning, usedBlocks, waitingBlocks, totalBlocks, freedBlocksPerS }: WorkerState,
-  match: Match,
 ): number {
-  if (freedBlocksPerS <= 0) return 0;
-  const blocks = Math.ceil((request.tokens + request.maxTokens) / request.blockTokens) - match.byMedium[0]!;
+  if (waiting + running === 0 || totalBlocks === 0) return 0;
+  const blocks = Math.ceil((request.tokens + request.maxTokens) / request.blockTokens);
   const missing = usedBlocks + waitingBlocks + blocks - totalBlocks;
   const places = maxRunning === undefined ? 0 : waiting + running + 1 - maxRunning;
   // Who ends gives back as many blocks as one has on average.
   const missingWithPlaces = Math.max(missing, places > 0 ? (places * usedBlocks) / Math.max(running, 1) : 0);
-  return missingWithPlaces <= 0 ? 0 : missingWithPlaces / freedBlocksPerS;
+  if (missingWithPlaces <= 0) return 0;
+  return missingWithPlaces / (freedBlocksPerS > 0 ? freedBlocksPerS : Math.max(usedBlocks, 1) / unknownAnswerS);
 }
 
 /** As many requests run here, or are about to, as can. */
