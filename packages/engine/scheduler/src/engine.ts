@@ -405,8 +405,10 @@ export class Engine {
   #executed(batch: readonly Share[], step: Step, result: StepResult): void {
     let prefillTokens = 0;
     let decodeTokens = 0;
+    let positions = 0;
     batch.forEach((share, i) => {
       const { request, count } = share;
+      positions += count * request.computedTokens + (count * (count + 1)) / 2;
       if (request.computedTokens < request.promptTokens) prefillTokens += count;
       else decodeTokens += count;
       const drawn = samples(share) ? result.tokenIds[i]! : undefined;
@@ -416,7 +418,8 @@ export class Engine {
     });
     this.#counts.prefillTokens += prefillTokens;
     this.#counts.decodeTokens += decodeTokens;
-    if (decodeTokens === 0 && !step.import) this.#options.connector.observePrefill(prefillTokens, result.elapsedUs);
+    if (decodeTokens === 0 && !step.import)
+      this.#options.connector.observePrefill(prefillTokens, positions, result.elapsedUs);
     const tokens = prefillTokens + decodeTokens;
     this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });
   }
