@@ -9,8 +9,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { loadTokenizer } from '@kvtier/api-server';
-import { greedy } from '@kvtier/api-server/testing';
 import { DemoTable } from '@kvtier/cli';
+import { greedy } from '@kvtier/registry/testing';
 import { TurnWatch } from '@kvtier/telemetry/testing';
 import {
   type CacheUse,

@@ -5,7 +5,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { ScriptedEngine, say } from '@kvtier/api-server/testing';
+import { ScriptedEngine, say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 const main = join(import.meta.dirname, 'main.ts');

@@ -8,7 +8,8 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { event, ScriptedEngine, type WorstTurns, watchTurns } from '@kvtier/api-server/testing';
+import { type WorstTurns, watchTurns } from '@kvtier/api-server/testing';
+import { event, ScriptedEngine } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 
 const main = join(import.meta.dirname, 'main.ts');

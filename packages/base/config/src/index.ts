@@ -55,6 +55,8 @@ export const engineWorkerSchema = z.strictObject({
     .prefault({}),
   maxStepTokens: z.number().int().min(16).default(512),
   maxSequences: z.number().int().min(1).default(64),
+  /** After SIGTERM: what runs may end within this, nothing new is taken. Below the 8 s in which a process has to end. */
+  drainMs: z.number().int().min(0).max(6_000).default(1_000),
   /** Requests that may wait; more are refused with BUSY. */
   maxWaiting: z.number().int().min(1).default(1024),
   threads: z.number().int().min(1).optional(),

@@ -38,8 +38,9 @@ size_t EncodeKvEvents(std::span<const uint32_t> words, uint32_t events, const Kv
 //
 //   batch     its words, events, rank or -1, 0, ts (a double); then a record for each event:
 //   record    type (1 removed, 2 stored, 3 cleared), words of the record, medium, locality (places in `names` or -1), group or -1,
-//             hashes, parents (0 or 1), tokens of a block; the hashes, the parent: low word, high word of its integer form; then
-//             the ids of the tokens, if they are asked for
+//             hashes, parents (0 or 1), tokens of a block, kind of attention (a place in `names` or -1), tokens of its window or
+//             -1, 1 where an adapter or extra keys are part of the hashes; the hashes, the parent: low word, high word of its
+//             integer form; then the ids of the tokens, if they are asked for
 //
 // Returns the words written to `out`; 0: it is too small; -1: not read here. `names`: each one byte of length and its text.
 int64_t DecodeKvEvents(std::span<const uint8_t> payload, bool tokens, std::span<const uint8_t> names, std::span<int32_t> out);

@@ -9,7 +9,7 @@ namespace kvtier {
 namespace {
 
 constexpr int32_t kRemoved = 1, kStored = 2, kCleared = 3;
-constexpr int32_t kBatchHead = 6, kRecordHead = 8;
+constexpr int32_t kBatchHead = 6, kRecordHead = 11;
 constexpr int kMaxDepth = 8;
 
 struct Other {};  // not what publishers of today write: the decoder of objects is to judge
@@ -283,7 +283,7 @@ class Event {
     if (count == 0 || (is_map && in_.Text() != "type")) throw Other{};
     const int32_t type = TypeOf(in_.Text());
     const auto fields = FieldsOf(type);
-    const int32_t empty[] = {type, 0, -1, -1, -1, 0, 0, 0};
+    const int32_t empty[] = {type, 0, -1, -1, -1, 0, 0, 0, -1, -1, 0};
     memcpy(head_, empty, sizeof empty);
     uint32_t seen = 0;
     int last = -1;
@@ -312,7 +312,7 @@ class Event {
     const int32_t medium = in_.Nil() ? -1 : PlaceOf(in_.Text(), names_);
     if (!in_.Takes("\xa9group_idx")) return in_ = before, false;
     const int32_t group = in_.Nil() ? -1 : in_.Small();
-    const int32_t head[] = {kRemoved, kRecordHead + 2, medium, -1, group, 1, 0, 0};
+    const int32_t head[] = {kRemoved, kRecordHead + 2, medium, -1, group, 1, 0, 0, -1, -1, 0};
     memcpy(head_, head, sizeof head);
     out_.Hash(hash);
     return true;
@@ -337,17 +337,24 @@ class Event {
         if (!in_.Nil()) head_[4] = in_.Small();
         break;
       case kLoraId:
+        if (in_.Nil()) break;
+        in_.SkipNumbers(1);
+        head_[10] = 1;
+        break;
       case kWindow:
-        if (!in_.Nil()) in_.SkipNumbers(1);
+        if (!in_.Nil()) head_[9] = in_.Small();
         break;
       case kLoraName:
-      case kKind:
-        if (!in_.Nil()) in_.Text();
+        if (in_.Nil()) break;
+        in_.Text();
+        head_[10] = 1;
         break;
+      case kKind: Name(8); break;
       case kExtraKeys:
         if (in_.Nil()) break;
         for (uint32_t keys = in_.Array(); keys > 0; --keys) {
           if (in_.Nil()) continue;
+          head_[10] = 1;
           for (uint32_t parts = in_.Array(); parts > 0; --parts) in_.Skip();
         }
         break;

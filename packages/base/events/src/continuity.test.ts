@@ -4,8 +4,8 @@ import { describe, expect, it } from 'vitest';
 import { decodeBatch, encodeBatch } from './codec.ts';
 import { Continuity, type StreamItem } from './continuity.ts';
 import type { KvEvent } from './event.ts';
-import { HolderIndex } from './holder-index.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
+import { NaiveHolders } from './testing/naive-holders.ts';
 
 const storedEvent = (hash: bigint): KvEvent => ({
   ...{ type: 'BlockStored', blockHashes: [hash], parentBlockHash: null, tokenIds: [], blockSize: 16 },
@@ -39,14 +39,15 @@ async function all(items: AsyncIterable<StreamItem>): Promise<(number | string)[
   const said: (number | string)[] = [];
   for await (const item of items)
     if (item.kind === 'batch') said.push(item.seq);
-    else said.push(item.kind === 'gap' ? `gap ${item.fromSeq}-${item.untilSeq}` : `restarted ${item.lastSeq}`);
+    else if (item.kind === 'gap') said.push(`gap ${item.fromSeq}-${item.untilSeq}`);
+    else said.push(item.kind === 'restarted' ? `restarted ${item.lastSeq}` : `snapshot ${item.seq}`);
   return said;
 }
 
 describe('one stream', () => {
   it('fills a gap in order, and only up to what arrived', async () => {
     const source = new Source();
-    const stream = new Continuity(decodeBatch, source.replay, '');
+    const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
     const batches = Array.from({ length: 6 }, (_, i) => source.publish(storedEvent(BigInt(i))));
     expect(await all(stream.arrived(batches[0]!))).toEqual([0]);
     expect(await all(stream.arrived(batches[3]!))).toEqual([1, 2, 3]);
@@ -57,7 +58,7 @@ describe('one stream', () => {
   it('who comes late gets what is still there', async () => {
     const source = new Source();
     const batches = Array.from({ length: 9 }, (_, i) => source.publish(storedEvent(BigInt(i))));
-    expect(await all(new Continuity(decodeBatch, source.replay, '').arrived(batches[8]!))).toEqual([
+    expect(await all(new Continuity(decodeBatch, { replay: source.replay }, '').arrived(batches[8]!))).toEqual([
       'gap 0-4',
       4,
       5,
@@ -65,12 +66,12 @@ describe('one stream', () => {
       7,
       8,
     ]);
-    expect(await all(new Continuity(decodeBatch, null, '').arrived(batches[8]!))).toEqual(['gap 0-8', 8]);
+    expect(await all(new Continuity(decodeBatch, { replay: null }, '').arrived(batches[8]!))).toEqual(['gap 0-8', 8]);
   });
 
   it('a number that goes backwards is a new life, of which nothing is missed', async () => {
     const source = new Source();
-    const stream = new Continuity(decodeBatch, source.replay, '');
+    const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
     for (let i = 0; i < 4; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
     source.restart();
     source.publish(storedEvent(2n));
@@ -82,7 +83,7 @@ describe('one stream', () => {
     ['a later number', 5],
   ])('a restart while disconnected is seen even at %s', async (_, seq) => {
     const source = new Source();
-    const stream = new Continuity(decodeBatch, source.replay, '');
+    const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
     for (let i = 0; i < 3; i++) await all(stream.arrived(source.publish(storedEvent(1n))));
     source.restart();
     stream.suspect();
@@ -98,7 +99,7 @@ describe('one stream', () => {
       [false, ['gap 1-1', 1]],
     ] as const) {
       const source = new Source();
-      const stream = new Continuity(decodeBatch, withReplay ? source.replay : null, '');
+      const stream = new Continuity(decodeBatch, { replay: withReplay ? source.replay : null }, '');
       expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([0]);
       stream.suspect();
       expect(await all(stream.arrived(source.publish(storedEvent(2n))))).toEqual(expected);
@@ -109,8 +110,10 @@ describe('one stream', () => {
     const source = new Source();
     const stream = new Continuity(
       decodeBatch,
-      () => {
-        throw new KvError('DEADLINE', 'late');
+      {
+        replay: () => {
+          throw new KvError('DEADLINE', 'late');
+        },
       },
       '',
     );
@@ -127,10 +130,12 @@ describe('one stream', () => {
     let answers = 0;
     const stream = new Continuity(
       decodeBatch,
-      async function* (from) {
-        answers++;
-        let count = 0;
-        for await (const one of source.replay(from)) if (count++ < 2) yield one;
+      {
+        replay: async function* (from) {
+          answers++;
+          let count = 0;
+          for await (const one of source.replay(from)) if (count++ < 2) yield one;
+        },
       },
       '',
     );
@@ -141,7 +146,7 @@ describe('one stream', () => {
 
   it('other topics count, but are not handed out; what cannot be read is a gap of one', async () => {
     const source = new Source();
-    const stream = new Continuity(decodeBatch, source.replay, 'kv');
+    const stream = new Continuity(decodeBatch, { replay: source.replay }, 'kv');
     expect(await all(stream.arrived({ ...source.publish(), topic: 'other' }))).toEqual([]);
     expect(await all(stream.arrived({ seq: 1, topic: 'kv', payload: Buffer.from('nonsense') }))).toEqual(['gap 1-2']);
     source.nextSeq = 2;
@@ -165,8 +170,8 @@ it('with replay, what the index knows is what the publisher holds, whatever is l
     fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
       const source = new Source();
       source.buffer = new ReplayBuffer(100, 1 << 20);
-      const stream = new Continuity(decodeBatch, source.replay, '');
-      const index = new HolderIndex();
+      const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
+      const index = new NaiveHolders();
       let truth = new Map<bigint, number>();
       const arrives = async (one: Published): Promise<void> => {
         for await (const item of stream.arrived(one)) index.apply('engine', item);
@@ -199,8 +204,8 @@ it('with too small a replay buffer the index knows no more than what the publish
   await fc.assert(
     fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
       const source = new Source();
-      const stream = new Continuity(decodeBatch, source.replay, '');
-      const index = new HolderIndex();
+      const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
+      const index = new NaiveHolders();
       let truth = new Map<bigint, number>();
       for (const { kind, hash, remove, lost } of steps) {
         if (kind === 'restart') {

@@ -2,10 +2,13 @@
  * KV events: what an engine or a tier tells others about the blocks that it holds. The words are vLLM's
  * (vllm/distributed/kv_events.py), in camelCase; the events of `@kvtier/prefix-cache` are of this shape already.
  */
-import type { HashKey } from '@kvtier/identity';
+import { type HashKey, integerForm } from '@kvtier/identity';
 
 /** A chain hash as it travels: its integer form (u64) or all of its bytes. */
 export type BlockHash = bigint | HashKey;
+
+/** The form in which hashes of all publishers compare. */
+export const integerOf = (hash: BlockHash): bigint => (typeof hash === 'bigint' ? hash : integerForm(hash as HashKey));
 
 /** vLLM's names for where a block lies, and ours for the tiers that vLLM does not have. */
 export const media = {

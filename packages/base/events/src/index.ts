@@ -1,4 +1,4 @@
-/** KV events in vLLM's encoding: codec, publisher and subscriber over ZeroMQ, and an index of who holds what. */
+/** KV events in vLLM's encoding: codec, publisher and subscriber over ZeroMQ. */
 export { decodeBatch, type Encoding, encodeBatch } from './codec.ts';
 export type { StreamItem } from './continuity.ts';
 export {
@@ -6,14 +6,19 @@ export {
   type BlockHash,
   type BlockRemoved,
   type BlockStored,
+  integerOf,
   type KvEvent,
   type KvEventBatch,
   media,
 } from './event.ts';
-export { type Holder, HolderIndex, type HolderIndexStats, type PrefixMatch } from './holder-index.ts';
 export { type PackedBatch, PackedDecoder, record, recordType } from './packed-decoder.ts';
 export { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
-export { KvEventPublisher, type KvEventPublisherOptions, type KvEventPublisherStats } from './publisher.ts';
+export {
+  KvEventPublisher,
+  type KvEventPublisherOptions,
+  type KvEventPublisherStats,
+  type SnapshotPage,
+} from './publisher.ts';
 export { bindableEndpoint, type CurveClient, type CurveServer } from './security.ts';
 export { KvEventSubscriber, type KvEventSubscriberOptions, type KvEventSubscriberStats } from './subscriber.ts';
 export { subtopicOf, type TierChange, type TierEventsOptions, tierEvents } from './tier-events.ts';

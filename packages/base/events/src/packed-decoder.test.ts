@@ -5,8 +5,7 @@ import { hashKeyOf } from '@kvtier/identity';
 import fc from 'fast-check';
 import { describe, expect, it, vi } from 'vitest';
 import { decodeBatch, encodeBatch } from './codec.ts';
-import type { KvEvent, KvEventBatch } from './event.ts';
-import { integerOf } from './holder-index.ts';
+import { integerOf, type KvEvent, type KvEventBatch } from './event.ts';
 import { type PackedBatch, PackedDecoder, record, recordType } from './packed-decoder.ts';
 
 /** What a consumer of words sees of an event. */
@@ -18,6 +17,9 @@ interface Seen {
   readonly hashes: readonly bigint[];
   readonly parent: bigint | null;
   readonly blockSize: number;
+  readonly kind: string | null;
+  readonly window: number | null;
+  readonly extra: boolean;
   readonly tokens: readonly number[];
 }
 
@@ -43,6 +45,9 @@ function seenIn({ words, from, end, names, count, ts, dataParallelRank }: Packed
       hashes: Array.from({ length: hashes }, (_, i) => hashAt(first + 2 * i)),
       parent: parents === 0 ? null : hashAt(first + 2 * hashes),
       blockSize: words[at + record.blockSize]!,
+      kind: nameAt(at + record.kind),
+      window: words[at + record.window] === -1 ? null : words[at + record.window]!,
+      extra: words[at + record.extra] === 1,
       tokens: Array.from(words.subarray(tokens, at + words[at + record.length]!), (token) => token >>> 0),
     });
   }
@@ -52,7 +57,10 @@ function seenIn({ words, from, end, names, count, ts, dataParallelRank }: Packed
 }
 
 function expectedOf({ ts, dataParallelRank, events }: KvEventBatch, tokens: boolean) {
-  const none = { medium: null, locality: null, group: null, hashes: [], parent: null, blockSize: 0, tokens: [] };
+  const none = {
+    ...{ medium: null, locality: null, group: null, hashes: [], parent: null, blockSize: 0, tokens: [] },
+    ...{ kind: null, window: null, extra: false },
+  };
   const seen = events.map((event): Seen => {
     const { type, medium = null } = event;
     if (event.type === 'AllBlocksCleared') return { ...none, type, medium };
@@ -62,7 +70,11 @@ function expectedOf({ ts, dataParallelRank, events }: KvEventBatch, tokens: bool
     };
     if (event.type === 'BlockRemoved') return common;
     const { parentBlockHash: parent, blockSize, tokenIds } = event;
-    return { ...common, parent: parent === null ? null : integerOf(parent), blockSize, tokens: tokens ? tokenIds : [] };
+    return {
+      ...{ ...common, parent: parent === null ? null : integerOf(parent), blockSize, tokens: tokens ? tokenIds : [] },
+      ...{ kind: event.kvCacheSpecKind ?? null, window: event.kvCacheSpecSlidingWindow ?? null },
+      extra: event.loraId !== null || event.loraName !== null || (event.extraKeys ?? []).some((keys) => keys !== null),
+    };
   });
   return { ts, dataParallelRank, events: seen };
 }

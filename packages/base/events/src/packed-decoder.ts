@@ -9,8 +9,7 @@
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import { decodeBatch } from './codec.ts';
-import { type BlockHash, type KvEvent, type KvEventBatch, media } from './event.ts';
-import { integerOf } from './holder-index.ts';
+import { type BlockHash, type BlockStored, integerOf, type KvEvent, type KvEventBatch, media } from './event.ts';
 
 /** Where what stands in a record. The hashes follow its head as pairs [low, high] of their integer form, then the parent, then the token ids. */
 export const record = {
@@ -28,7 +27,12 @@ export const record = {
   parents: 6,
   /** Tokens of a block; 0 in records of other types than stored. */
   blockSize: 7,
-  head: 8,
+  /** Kind of attention, a place in `names`, and tokens of its window; -1: not said. */
+  kind: 8,
+  window: 9,
+  /** 1: an adapter or extra keys go into the hashes besides the tokens. */
+  extra: 10,
+  head: 11,
 } as const;
 
 export const recordType = { removed: 1, stored: 2, cleared: 3 } as const;
@@ -101,7 +105,7 @@ export class PackedDecoder {
 
   #recordOf(event: KvEvent): number[] {
     const medium = this.#placeOf(event.medium);
-    if (event.type === 'AllBlocksCleared') return [recordType.cleared, record.head, medium, -1, -1, 0, 0, 0];
+    if (event.type === 'AllBlocksCleared') return [recordType.cleared, record.head, medium, -1, -1, 0, 0, 0, -1, -1, 0];
     const isStored = event.type === 'BlockStored';
     const hashes = event.blockHashes.flatMap(wordsOf);
     const parent = isStored && event.parentBlockHash !== null ? wordsOf(event.parentBlockHash) : [];
@@ -115,6 +119,9 @@ export class PackedDecoder {
       event.blockHashes.length,
       parent.length / 2,
       isStored ? whole(event.blockSize, 2 ** 31 - 1) : 0,
+      isStored ? this.#placeOf(event.kvCacheSpecKind) : -1,
+      isStored ? whole(event.kvCacheSpecSlidingWindow ?? -1, 2 ** 31 - 1) : -1,
+      isStored && hasExtra(event) ? 1 : 0,
       ...hashes,
       ...parent,
       ...tokens,
@@ -132,6 +139,9 @@ export class PackedDecoder {
     return this.#names.push(name) - 1;
   }
 }
+
+const hasExtra = ({ loraId, loraName, extraKeys }: BlockStored): boolean =>
+  loraId !== null || loraName !== null || (extraKeys?.some((keys) => keys !== null) ?? false);
 
 function wordsOf(hash: BlockHash): [low: number, high: number] {
   const value = integerOf(hash);

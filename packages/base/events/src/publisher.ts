@@ -48,6 +48,12 @@ export interface KvEventPublisherOptions extends Encoding {
   readonly logger?: { warn(details: object, message: string): void };
 }
 
+/** Some of what is held, told as events of one topic. Small: each is made and sent in a turn of its own. */
+export interface SnapshotPage {
+  readonly events: readonly KvEvent[];
+  readonly subtopic?: string;
+}
+
 export interface KvEventPublisherStats {
   readonly publishedBatches: number;
   readonly publishedEvents: number;
@@ -82,6 +88,7 @@ export class KvEventPublisher {
   readonly #queue: Published[] = [];
   readonly #counts = { publishedBatches: 0, publishedEvents: 0, publishedBytes: 0, droppedBatches: 0, lostBatches: 0 };
   #nextSeq = 0;
+  #snapshot: (() => Iterable<SnapshotPage>) | undefined;
   /** Topics are few; encoded once, ZeroMQ takes them without a string of its own. */
   #topic = { text: '', frame: Buffer.alloc(0) };
   #flush: NodeJS.Immediate | undefined;
@@ -127,12 +134,12 @@ export class KvEventPublisher {
       sendTimeout: 0,
     });
     let replay: ReplayServer | null = null;
+    let self: KvEventPublisher | undefined;
     try {
       await bind(socket, endpoint, curve);
       if (replayAt !== null) {
-        replay = new ReplayServer(context, buffer, bufferSteps);
+        replay = new ReplayServer(context, buffer, () => (self ? self.#snapshotPages() : []), bufferSteps);
         await bind(replay.socket, replayAt, curve);
-        replay.start();
       }
     } catch (error) {
       socket.close();
@@ -140,7 +147,32 @@ export class KvEventPublisher {
       await authenticator?.close();
       throw error;
     }
-    return new KvEventPublisher(options, socket, buffer, replay, authenticator);
+    self = new KvEventPublisher(options, socket, buffer, replay, authenticator);
+    replay?.start();
+    return self;
+  }
+
+  /**
+   * What to answer who asks for all that is held. `pages` is called for each who asks, after which all that was held when it returned must
+   * have been published. Its pages tell what was held then; or, where nobody holds a block twice, what is held when each is made: what
+   * changes between them is told once more, which does no harm.
+   */
+  tellSnapshots(pages: () => Iterable<SnapshotPage>): void {
+    this.#snapshot = pages;
+  }
+
+  *#snapshotPages(): Generator<Published> {
+    if (this.#snapshot === undefined) return;
+    const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
+    const pages = this.#snapshot();
+    const seq = this.#nextSeq;
+    const batchOf = ({ events, subtopic = '' }: SnapshotPage): Published => ({
+      ...{ seq, topic: topic + subtopic },
+      payload: encodeBatch({ ts: now(), events, dataParallelRank }, this.#options),
+    });
+    // Also who holds nothing says so.
+    yield batchOf({ events: [] });
+    for (const page of pages) yield batchOf(page);
   }
 
   /**

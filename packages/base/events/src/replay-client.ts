@@ -4,13 +4,14 @@
  */
 import { KvError } from '@kvtier/errors';
 import { Dealer } from 'zeromq';
-import { decodeSeq, encodeSeq, endOfReplay } from './frames.ts';
+import { decodeSeq, encodeSeq, endOfReplay, snapshotRequest } from './frames.ts';
 import type { Replayed } from './replay-buffer.ts';
 import { applyCurveClient, type CurveClient } from './security.ts';
 
 export interface ReplayRequest {
   readonly endpoint: string;
-  readonly fromSeq: number;
+  /** 'snapshot': all that the publisher holds, in place of batches. */
+  readonly fromSeq: number | 'snapshot';
   /** For the whole answer. */
   readonly deadlineMs: number;
   readonly maxMessageBytes: number;
@@ -28,7 +29,7 @@ export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Rep
   try {
     applyCurveClient(socket, request.curve);
     socket.connect(endpoint);
-    await socket.send(['', encodeSeq(fromSeq)]);
+    await socket.send(['', fromSeq === 'snapshot' ? snapshotRequest : encodeSeq(fromSeq)]);
     while (true) {
       const frames = await receive(socket, endMs - performance.now(), signal, endpoint);
       const [topic, seqFrame, payload] = frames.length === 3 ? [undefined, frames[1], frames[2]] : frames.slice(1);

@@ -1,23 +1,28 @@
 /**
- * Answers who missed batches, over a ROUTER socket, in vLLM's protocol (frames.ts). One request at a time; a client that
+ * Answers who missed batches, over a ROUTER socket, in vLLM's protocol (frames.ts), and who came late, with a snapshot. One request at a time; a client that
  * does not take its answers in time loses the rest of them, and sees that from the missing end marker.
  */
 import { type Context, Router } from 'zeromq';
-import { decodeSeq, encodeSeq, endOfReplay } from './frames.ts';
-import type { ReplayBuffer } from './replay-buffer.ts';
+import { decodeSeq, encodeSeq, endOfReplay, snapshotRequest } from './frames.ts';
+import type { Published, ReplayBuffer } from './replay-buffer.ts';
 
 /** A client may stop reading for so long. */
 const clientMs = 2_000;
 
+/** All that is held, as batches of one number. At the first `next` what it says is of that moment. */
+export type SnapshotPages = () => Iterable<Published>;
+
 export class ReplayServer {
   readonly socket: Router;
   readonly #buffer: ReplayBuffer;
+  readonly #snapshot: SnapshotPages;
   #loop: Promise<void> | undefined;
   #count = 0;
 
   /** `maxBatches`: one whole answer waits inside ZeroMQ, so that a client of normal speed never holds others up. */
-  constructor(context: Context, buffer: ReplayBuffer, maxBatches: number) {
+  constructor(context: Context, buffer: ReplayBuffer, snapshot: SnapshotPages, maxBatches: number) {
     this.#buffer = buffer;
+    this.#snapshot = snapshot;
     // Mandatory: wait for a slow client instead of dropping out of the middle of an answer.
     const sendHighWaterMark = maxBatches + 1;
     this.socket = new Router({ context, linger: 0, mandatory: true, sendHighWaterMark, sendTimeout: clientMs });
@@ -44,10 +49,12 @@ export class ReplayServer {
 
   async #run(): Promise<void> {
     for await (const [client, empty, start, ...more] of this.socket) {
-      const seq = decodeSeq(start);
+      const seq = start?.equals(snapshotRequest) ? 'snapshot' : decodeSeq(start);
       if (client === undefined || empty?.length !== 0 || seq === undefined || more.length > 0) continue; // as vLLM does
       try {
-        await this.#answer(client, seq);
+        if (seq === 'snapshot') for (const batch of this.#snapshot()) await this.#send(client, batch);
+        else await this.#answer(client, seq);
+        await this.socket.send([client, '', '', endOfReplay, '']);
         this.#count++;
       } catch {
         // The client went away or does not read; it will ask again if it is still there.
@@ -57,7 +64,10 @@ export class ReplayServer {
 
   async #answer(client: Buffer, from: number): Promise<void> {
     for (let batch = this.#buffer.firstFrom(from); batch; batch = this.#buffer.firstFrom(batch.seq + 1))
-      await this.socket.send([client, '', batch.topic, encodeSeq(batch.seq), batch.payload]);
-    await this.socket.send([client, '', '', endOfReplay, '']);
+      await this.#send(client, batch);
+  }
+
+  async #send(client: Buffer, { topic, seq, payload }: Published): Promise<void> {
+    await this.socket.send([client, '', topic, encodeSeq(seq), payload]);
   }
 }

@@ -25,7 +25,7 @@ import { fromFailure, toFailure } from './failure.ts';
 import { KvFailure } from './generated/kvtier/v1/errors.ts';
 import { checkSocketFolder } from './private-socket.ts';
 
-export { clientCredentials } from './client-credentials.ts';
+export { clientCredentials, isLocal, type TlsFiles } from './client-credentials.ts';
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';

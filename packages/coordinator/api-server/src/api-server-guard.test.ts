@@ -1,8 +1,8 @@
 /** Who is not answered, and what one client cannot take from the others. */
 import { connect, type Socket } from 'node:net';
+import { say } from '@kvtier/registry/testing';
 import { describe, expect, it, vi } from 'vitest';
 import { Harness, ids, jsonOf } from './testing/harness.ts';
-import { say } from './testing/scripted-engine.ts';
 
 const at = new Harness();
 const patience = { timeout: 20_000 };

@@ -1,10 +1,10 @@
 /** The API server's life: clients that leave, an engine that comes and goes, health, metrics, start and end. */
 import { connect } from 'node:net';
 import { KvError } from '@kvtier/errors';
+import { cacheUse, event, ScriptedEngine, say } from '@kvtier/registry/testing';
 import { describe, expect, it, vi } from 'vitest';
 import { type ApiServerOptions, startApiServer } from './api-server.ts';
 import { caught, Harness, ids, jsonOf, modelDir, silent, text } from './testing/harness.ts';
-import { cacheUse, event, ScriptedEngine, say } from './testing/scripted-engine.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };

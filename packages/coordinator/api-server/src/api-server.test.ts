@@ -1,8 +1,8 @@
 /** What the API server answers: completions, chat and every error, asked by OpenAI's own client and by raw HTTP. */
 import { KvError } from '@kvtier/errors';
+import { cacheUse, event, fail, greedy, say } from '@kvtier/registry/testing';
 import { describe, expect, it } from 'vitest';
 import { caught, eos, eventsOf, Harness, ids, jsonOf } from './testing/harness.ts';
-import { cacheUse, event, fail, greedy, say } from './testing/scripted-engine.ts';
 
 const at = new Harness();
 

@@ -1,25 +1,13 @@
 /**
- * The API server's line to its engine worker (gRPC). It asks Describe again and again, loads the tokenizer of the model that
- * answers, and finds the engine again by itself after it was down.
- *
- * Invariants: every wait has a deadline; a call that its caller no longer wants is cancelled, which frees its blocks.
+ * The API server's engine worker. It is asked again and again what it is (EngineCalls), the tokenizer of the model that answers is
+ * loaded, and it is found again by itself after it was down.
  */
 
 import { setTimeout as setTimer } from 'node:timers/promises';
-import { type ClientReadableStream, Metadata, type ServiceError, status } from '@grpc/grpc-js';
 import { KvError } from '@kvtier/errors';
+import { EngineCalls } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
-import {
-  type Description,
-  deadlineAfter,
-  type EngineClient,
-  fromFailure,
-  fromStatus,
-  type GenerateEvent,
-  type GenerateRequest,
-  type PinPrefixRequest,
-} from '@kvtier/wire/grpc';
-import { EngineClients } from './engine-clients.ts';
+import type { Description, GenerateEvent, GenerateRequest, PinPrefixRequest } from '@kvtier/wire/grpc';
 import type { LoadedText, TextPool } from './text-pool.ts';
 
 /** Between two looks at an engine that is not there. */
@@ -47,13 +35,11 @@ export interface RemoteEngineOptions {
 }
 
 export class RemoteEngine {
-  readonly #clients: EngineClients;
+  readonly #calls: EngineCalls;
   readonly #address: string;
   readonly #logger: Logger;
   readonly #text: Pick<TextPool, 'load'>;
   readonly #pollMs: number;
-  readonly #unaryDeadlineMs: number;
-  readonly #silenceDeadlineMs: number;
   #model: Model | undefined;
   #loading: { readonly description: Description; readonly model: Promise<Model> } | undefined;
   #isSearching = false;
@@ -67,17 +53,20 @@ export class RemoteEngine {
     this.#logger = options.logger;
     this.#text = options.text;
     this.#pollMs = options.pollMs ?? 1_000;
-    this.#unaryDeadlineMs = options.unaryDeadlineMs ?? 2_000;
-    this.#silenceDeadlineMs = options.silenceDeadlineMs ?? 600_000;
     this.#problem = new KvError('DISCONNECTED', `engine at ${this.#address}: not reached yet; try again in a moment`, {
       retry: true,
     });
-    this.#clients = new EngineClients(options.address);
+    const { address, unaryDeadlineMs, silenceDeadlineMs } = options;
+    this.#calls = new EngineCalls({
+      address,
+      ...(unaryDeadlineMs !== undefined && { unaryDeadlineMs }),
+      ...(silenceDeadlineMs !== undefined && { silenceDeadlineMs }),
+    });
   }
 
   /** Connections to the engine so far. */
   get connections(): number {
-    return this.#clients.opened;
+    return this.#calls.connections;
   }
 
   /** The last look at the engine found it. */
@@ -115,9 +104,7 @@ export class RemoteEngine {
   /** One look at the engine. @throws KvError */
   async look(): Promise<Description> {
     try {
-      const description = await this.#unary<Description>((client, deadline, done) =>
-        client.describe({}, new Metadata(), { deadline }, done),
-      );
+      const description = await this.#calls.describe();
       const known = this.#model && sameModel(this.#model.description, description) ? this.#model : undefined;
       this.#model = known ? { ...known, description } : await this.#load(description);
       if (!this.#reachable) this.#logger.info({ model: description.model, engine: this.#address }, 'engine reached');
@@ -152,96 +139,35 @@ export class RemoteEngine {
     return model;
   }
 
-  /**
-   * One request; its events as they come. Ends after the event with a finish reason.
-   * Leaving the loop, or `signal`, cancels the call. @throws KvError, or the reason of `signal`
-   */
-  async *generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
-    if (signal.aborted) throw signal.reason;
-    const connection = this.#clients.begin();
-    const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
-    call.on('error', ignore); // the loop below reports it; one that comes after the loop was left has nobody to tell
-    const cancel = (): void => call.cancel();
-    signal.addEventListener('abort', cancel, { once: true });
-    let silent = false;
-    let answered = false;
-    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
-    const watchdog = setTimeout(() => {
-      silent = true;
-      call.cancel();
-    }, this.#silenceDeadlineMs);
-    try {
-      for await (const event of call.iterator({ destroyOnReturn: false }) as AsyncIterable<GenerateEvent>) {
-        watchdog.refresh();
-        answered = event.failure !== undefined || event.finishReason !== '';
-        if (event.failure) throw fromFailure(event.failure);
-        yield event;
-        if (answered) return;
-      }
-      throw new KvError(
-        'PROTOCOL',
-        `engine at ${this.#address}: the answer ended without a finish reason; see its log`,
-      );
-    } catch (error) {
-      if (signal.aborted) throw signal.reason;
-      if (silent) {
-        throw new KvError(
-          'DEADLINE',
-          `engine: no token for ${this.#silenceDeadlineMs / 1000} s; the request was given up`,
-        );
-      }
-      throw this.#describeFailure(fromStatus(error));
-    } finally {
-      clearTimeout(watchdog);
-      signal.removeEventListener('abort', cancel);
-      if (answered) this.#awaitStatus(call);
-      else call.cancel(); // of no effect on a call that has ended
-    }
-  }
-
-  /** The engine has said all, and its status is under way: cancelling would only be one more reset (EngineClients). */
-  #awaitStatus(call: ClientReadableStream<GenerateEvent>): void {
-    const patience = setTimeout(() => call.cancel(), this.#unaryDeadlineMs);
-    call.once('status', () => clearTimeout(patience));
-    call.resume();
+  /** See EngineCalls. */
+  generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
+    return this.#calls.generate(request, signal);
   }
 
   /** The engine's own metrics in Prometheus' text form. @throws KvError */
-  async metrics(): Promise<string> {
-    const answer = await this.#unary<{ prometheus: string }>((client, deadline, done) =>
-      client.metrics({}, new Metadata(), { deadline }, done),
-    );
-    return answer.prometheus;
+  metrics(): Promise<string> {
+    return this.#calls.metrics();
   }
 
   /** Whether the engine's own prefix cache was dropped; false while blocks are held. @throws KvError */
-  async resetPrefixCache(): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
-      client.resetPrefixCache({}, new Metadata(), { deadline }, done),
-    );
-    return answer.done;
+  resetPrefixCache(): Promise<boolean> {
+    return this.#calls.resetPrefixCache();
   }
 
   /** How many tokens of the prefix the engine holds from now on. @throws KvError: REQUEST (name in use), CONFIG (no room) */
-  async pinPrefix(request: PinPrefixRequest): Promise<number> {
-    const answer = await this.#unary<{ pinnedTokens: number }>((client, deadline, done) =>
-      client.pinPrefix(request, new Metadata(), { deadline }, done),
-    );
-    return answer.pinnedTokens;
+  pinPrefix(request: PinPrefixRequest): Promise<number> {
+    return this.#calls.pinPrefix(request);
   }
 
   /** False when nothing is pinned under this name. @throws KvError */
-  async unpinPrefix(name: string): Promise<boolean> {
-    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
-      client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
-    );
-    return answer.done;
+  unpinPrefix(name: string): Promise<boolean> {
+    return this.#calls.unpinPrefix(name);
   }
 
   close(): void {
     this.#closed = true;
     clearTimeout(this.#timer);
-    this.#clients.close();
+    this.#calls.close();
   }
 
   #schedule(): void {
@@ -255,39 +181,6 @@ export class RemoteEngine {
       this.#reachable ? this.#pollMs : searchMs,
     );
     this.#timer.unref();
-  }
-
-  #unary<T>(
-    start: (client: EngineClient, deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown,
-  ): Promise<T> {
-    const connection = this.#clients.begin();
-    return new Promise<T>((resolve, reject) => {
-      start(connection.client, deadlineAfter(this.#unaryDeadlineMs), (error, value) => {
-        this.#clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
-        if (error) return reject(error);
-        this.#clients.answered();
-        resolve(value);
-      });
-    }).catch((error: unknown) => {
-      const failure = this.#describeFailure(fromStatus(error));
-      // Nobody answers: for a client of the API server that is the same as nobody there.
-      throw failure.code === 'DEADLINE' ? this.#gone('does not answer') : failure;
-    });
-  }
-
-  /** grpc's words for a lost connection say little to a user. */
-  #describeFailure(failure: KvError): KvError {
-    if (failure.code === 'DISCONNECTED') return this.#gone('cannot be reached');
-    // The call was cut by the other side: its server is closing.
-    return failure.code === 'CANCELLED' ? this.#gone('ended the request') : failure;
-  }
-
-  #gone(what: string): KvError {
-    const { refusal } = this.#clients;
-    if (refusal) return new KvError('DISCONNECTED', `engine: ${refusal.message}`, { retry: true });
-    return new KvError('DISCONNECTED', `engine at ${this.#address}: ${what}; it may be restarting, try again`, {
-      retry: true,
-    });
   }
 }
 

@@ -28,9 +28,9 @@ export class Chains {
   #runCount = 0;
   #segmentCount = 0;
 
-  constructor(maxRecords: number, maxSources: number) {
+  constructor(maxRecords: number, maxSources: number, countedMedia: number) {
     this.table = new HashTable(maxRecords);
-    this.sets = new SourceSets(maxSources);
+    this.sets = new SourceSets(maxSources, countedMedia);
   }
 
   get runCount(): number {

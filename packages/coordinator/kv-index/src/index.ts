@@ -1,5 +1,16 @@
 /** Who holds which block in a cluster: the router's index, fed by block events. */
 export type { Keys } from './chains.ts';
+export type { Subscribe, Subscription } from './feed/followed-stream.ts';
+export {
+  type FeedMatch,
+  type FeedMember,
+  type FeedState,
+  type FollowedWorker,
+  IndexFeed,
+  type IndexFeedOptions,
+} from './feed/index-feed.ts';
+export { mediumNumbers } from './feed/media.ts';
+export { keysOfHashes } from './keys.ts';
 export {
   KvIndex,
   type KvIndexOptions,

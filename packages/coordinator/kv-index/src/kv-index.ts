@@ -24,6 +24,8 @@ import { empty } from './run.ts';
 import { maxMedia } from './source-sets.ts';
 import { Space } from './space.ts';
 
+export type { Keys };
+
 /** The hash before the first one of an event; 'root': there is none; 'unknown': hashes without an order. */
 export type Parent = Keys | 'root' | 'unknown';
 
@@ -43,6 +45,11 @@ export interface KvIndexOptions {
   readonly maxBytes: number;
   /** Publishers that can be told apart at a time. */
   readonly maxSources?: number;
+  /**
+   * Media, a bit each, on which one publisher may hold a block several times, so that it is gone when it was removed as often as stored
+   * (an engine's block pool); on the others what was stored twice is there once. Default: all.
+   */
+  readonly countedMedia?: number;
 }
 
 export interface KvIndexStats {
@@ -73,13 +80,15 @@ export class KvIndex {
   readonly #maxSources: number;
   readonly #counts = { unknownRemovals: 0, conflicts: 0 };
   #clock = 0;
+  #looseSteps = 0;
 
   /** @throws KvError CONFIG when the bound is too small for anything */
-  constructor({ maxBytes, maxSources = 256 }: KvIndexOptions) {
+  constructor({ maxBytes, maxSources = 256, countedMedia = 0xff }: KvIndexOptions) {
     if (!(maxBytes >= minBytes))
       throw new KvError('CONFIG', `KV index: ${maxBytes} bytes are too few; ask for ${minBytes} or more`);
     this.#maxSources = maxSources;
-    this.#chains = new Chains(Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes), maxSources);
+    const maxRecords = Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes);
+    this.#chains = new Chains(maxRecords, maxSources, countedMedia);
     this.#space = new Space(this.#chains, maxBytes * (1 - recordShare));
   }
 
@@ -131,10 +140,15 @@ export class KvIndex {
     }
   }
 
-  /** A prompt's blocks in their order: what is known of them without an order gets one. */
-  learn(keys: Keys): void {
+  /** A prompt's blocks in their order, from the root or from a part before them on: what is known of them without an order gets one. */
+  learn(keys: Keys, parent: Keys | 'root' = 'root'): void {
     if (keys.length === 0) return;
-    this.#storeChain(keys, 'root', ++this.#clock, undefined);
+    this.#storeChain(keys, parent, ++this.#clock, undefined);
+  }
+
+  /** Blocks that `match` had to look up one by one, as nothing was known of their order: `learn` helps. */
+  get looseSteps(): number {
+    return this.#looseSteps;
   }
 
   /** How much of the prompt each target has at hand, from the first block on. */
@@ -166,6 +180,7 @@ export class KvIndex {
       if (runNumber === loose) {
         if (take(1, this.#chains.sets.bitsOf(this.#chains.live(this.#chains.table.placeOf(record)))) === 0) break;
         position++;
+        this.#looseSteps++;
         continue;
       }
       const run = this.#chains.runs[runNumber]!;
@@ -191,6 +206,21 @@ export class KvIndex {
     }
     alive = [];
     return targets.map((_, i) => ({ blocks: blocks[i]!, byMedium: byMedium[i]! }));
+  }
+
+  /**
+   * How many of the blocks directly before block `end` a target has, without a gap, at most `most`: what attention that sees a window of
+   * the last tokens needs.
+   */
+  heldBefore(keys: Keys, end: number, most: number, { sources }: Target): number {
+    let held = 0;
+    for (; held < most && held < end; held++) {
+      const at = 2 * (end - 1 - held);
+      const record = this.#chains.table.find(keys[at]!, keys[at + 1]!);
+      const bits = this.#chains.sets.bitsOf(record === none ? empty : this.#chains.setOf(record));
+      if (!sources.some((source) => bits[source] !== 0)) break;
+    }
+    return held;
   }
 
   /** Media of every source that holds this block, by source. For tests and for tools. */

@@ -25,6 +25,8 @@ interface HolderSet {
 
 export class SourceSets {
   readonly #maxSources: number;
+  /** Media, a bit each, on which a source may hold a block several times. */
+  readonly #countedMedia: number;
   readonly #sets: (HolderSet | undefined)[] = [];
   readonly #names = new Map<string, number>();
   /** Where a set that named a source that has gone leads to; itself otherwise. */
@@ -38,9 +40,10 @@ export class SourceSets {
   readonly #less = new Map<number, number>();
   #live = 0;
 
-  constructor(maxSources: number) {
+  constructor(maxSources: number, countedMedia: number) {
     invariant(maxSources > 0 && maxSources <= 4096, 'source sets: 1 to 4096 sources');
     this.#maxSources = maxSources;
+    this.#countedMedia = countedMedia;
     this.#intern({ bits: new Uint8Array(maxSources), copies: new Map() });
   }
 
@@ -135,7 +138,8 @@ export class SourceSets {
     }
     const before = this.#sets[set]!;
     const count = ((before.bits[source]! >>> medium) & 1) === 0 ? 0 : (before.copies.get(holder) ?? 1);
-    const next = Math.min(Math.max(count + by, 0), maxCopies);
+    const most = ((this.#countedMedia >>> medium) & 1) === 1 ? maxCopies : 1;
+    const next = Math.min(Math.max(count + by, 0), most);
     let to = set;
     if (next !== count) {
       const bits = before.bits.slice();

@@ -50,7 +50,7 @@ export interface Worker {
   readonly number: number;
   readonly record: WorkerRecord;
   readonly state: WorkerState;
-  /** One line, of a worker that is silent or refused. */
+  /** One line, of a worker that is silent, refused, or not reached yet. */
   readonly why: string | undefined;
   /** Known once it was ready. */
   readonly facts: WorkerFacts | undefined;

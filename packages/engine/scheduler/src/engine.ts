@@ -9,28 +9,19 @@
  */
 import { randomBytes } from 'node:crypto';
 import { InvariantError, KvError } from '@kvtier/errors';
-import type { Executor, Step, StepResult } from '@kvtier/executor';
+import type { Step, StepResult } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
-import {
-  type BlockPolicyName,
-  type KvCacheEvent,
-  KvCacheManager,
-  type PackedEvents,
-  type PrefixCache,
-  type PrefixCacheKind,
-  RadixCache,
-  type RadixPolicy,
-} from '@kvtier/prefix-cache';
+import { type KvCacheEvent, KvCacheManager, type PrefixCache, RadixCache } from '@kvtier/prefix-cache';
 import { attentionSpecs, longestSequence } from './attention-groups.ts';
 import { buildStep, type Share, samples } from './batch.ts';
 import { CheckedHashes, contentHasher } from './checked-hashes.ts';
-import type { Connector } from './connector.ts';
+import type { EngineLoadFigures } from './engine-load.ts';
+import type { EngineOptions } from './engine-options.ts';
 import { EngineRequest } from './request.ts';
 import { Scheduler } from './scheduler.ts';
 import {
   type CacheUse,
   type Clock,
-  type EngineLimits,
   type EngineStats,
   type GenerateRequest,
   type OnOutput,
@@ -38,51 +29,6 @@ import {
   systemClock,
 } from './types.ts';
 import { checkRequest } from './validate.ts';
-
-export interface StepInfo {
-  readonly sequences: number;
-  readonly tokens: number;
-  readonly elapsedUs: number;
-}
-
-export interface EngineOptions {
-  readonly executor: Executor;
-  /** Its wake callback should call `wake()`. Closed by its owner, after the engine. */
-  readonly connector: Connector;
-  readonly hasher: ChainHasher;
-  /** End-of-sequence ids. */
-  readonly eosTokenIds: readonly number[];
-  readonly limits: EngineLimits;
-  /** The structure of the engine's own cache: hashed blocks, or a radix tree; default 'blocks'. */
-  readonly prefixCache?: PrefixCacheKind;
-  /** Which leaf of the radix tree goes first; default 'lru'. */
-  readonly radixPolicy?: RadixPolicy;
-  /** Of the hashed blocks: which cached block goes first; default: the one freed longest ago. */
-  readonly evictionPolicy?: BlockPolicyName | undefined;
-  /** Of the hashed blocks: one that fills up with content that is cached already gives way to the cached one; default no. */
-  readonly dedupBlocks?: boolean;
-  /** Of the hashed blocks: most that pinned prefixes hold, which no request can have then; default 0. */
-  readonly maxPinnedBlocks?: number;
-  /**
-   * Of the hashed blocks: only those go down to the tier that are among the next so many to be reused, or were hit twice.
-   * Default: all, as they fill up.
-   */
-  readonly writeDownAheadBlocks?: number | undefined;
-  /** KV events for routers, drained with takeEvents; default off. */
-  readonly enableEvents?: boolean;
-  /** Takes the KV events instead, after each step and each reset; switches them on. Must neither throw nor wait. */
-  readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
-  /** The same without an object for each, in place of onEvents; valid during the call. */
-  readonly onPackedEvents?: (events: PackedEvents) => void;
-  readonly clock?: Clock;
-  readonly logger?: { error(details: object, message: string): void };
-  /** After each step, for metrics. */
-  readonly onStep?: (info: StepInfo) => void;
-  /** A broken invariant or a failed GPU ended the loop: every request has failed and the process should end. */
-  readonly onDefect?: (error: Error) => void;
-  /** Seeds of requests that bring none. */
-  readonly randomSeed?: () => bigint;
-}
 
 /** How long close waits for the connector to let go of blocks. */
 const closeDeadlineMs = 5_000;
@@ -112,6 +58,8 @@ export class Engine {
   #arrivals = 0;
   #woken = false;
   #resume: (() => void) | undefined;
+  /** Nothing new is taken; what is here goes on. */
+  #draining = false;
   /** Why nothing is served any more. */
   #ended: KvError | undefined;
   #closed: Promise<void> | undefined;
@@ -195,11 +143,13 @@ export class Engine {
 
   /**
    * Take a request in; its outputs follow, from the loop. Throws KvError: REQUEST (cannot be served as asked), TOO_LONG
-   * (could never fit), BUSY (as many wait as may), CANCELLED (the engine is closing).
+   * (could never fit), BUSY (as many wait as may), CANCELLED (the engine drains or is closing).
    */
   submit(params: GenerateRequest, onOutput: OnOutput): void {
     const { executor, hasher, limits, eosTokenIds } = this.#options;
     if (this.#ended) throw this.#ended;
+    if (this.#draining)
+      throw new KvError('CANCELLED', 'engine: is draining; send the request to another one', { retry: true });
     checkRequest(params, executor.model.vocabSize, this.maxTotalTokens);
     if (this.#requests.has(params.requestId))
       throw new KvError('REQUEST', `request ${params.requestId}: that id is in use; choose another`);
@@ -220,7 +170,31 @@ export class Engine {
     });
     this.#requests.set(params.requestId, request);
     this.#scheduler.add(request);
+    this.#options.onLoad?.();
     this.wake();
+  }
+
+  /** Takes nothing new from now on; returns how many requests it still has. */
+  drain(): number {
+    this.#draining = true;
+    this.#options.onLoad?.();
+    return this.#requests.size;
+  }
+
+  get draining(): boolean {
+    return this.#draining;
+  }
+
+  /** Requests in it. */
+  get requestCount(): number {
+    return this.#requests.size;
+  }
+
+  /** What it has to do at this moment, and how fast it is. */
+  load(): EngineLoadFigures {
+    const total = this.#kv.blockCount - 1; // without the null block
+    const { load, loads } = this.#scheduler;
+    return load.figures(total - this.#kv.freeBlockCount, total, loads.blocks);
   }
 
   /** End a request now: its last output says 'abort'. False when there is no such request (any more). */
@@ -229,6 +203,7 @@ export class Engine {
     if (!request) return false;
     this.#counts.aborted++;
     this.#finish(request, { tokenIds: [], finishReason: 'abort' });
+    this.#options.onLoad?.();
     this.wake();
     return true;
   }
@@ -323,6 +298,7 @@ export class Engine {
         }
         this.#handOutEvents();
         this.#scheduler.exports.send();
+        this.#options.onLoad?.();
         await this.#sleep();
       }
       this.#handOutEvents();
@@ -369,6 +345,7 @@ export class Engine {
     const step = buildStep(batch, this.#kv);
     for (const { request } of batch) request.executing = true;
     this.#counts.steps++;
+    const begunUs = this.#clock.nowUs();
     let result: StepResult | KvError;
     try {
       const run = (): Promise<StepResult> => this.#options.executor.execute(step);
@@ -388,8 +365,9 @@ export class Engine {
     } else if (step.import && !result.imported?.every((good) => good === 1)) {
       for (const { request } of batch) this.#scheduler.discarded(request); // computed anew, from where good blocks end
     } else {
-      this.#executed(batch, step, result);
+      this.#executed(batch, step, result, begunUs);
     }
+    this.#options.onLoad?.();
   }
 
   #failed(batch: readonly Share[], error: KvError): void {
@@ -402,15 +380,20 @@ export class Engine {
     }
   }
 
-  #executed(batch: readonly Share[], step: Step, result: StepResult): void {
+  #executed(batch: readonly Share[], step: Step, result: StepResult, begunUs: number): void {
+    const elapsedS = (this.#clock.nowUs() - begunUs) / 1e6;
     let prefillTokens = 0;
     let decodeTokens = 0;
+    let decodes = 0;
     let positions = 0;
     batch.forEach((share, i) => {
       const { request, count } = share;
       positions += count * request.computedTokens + (count * (count + 1)) / 2;
       if (request.computedTokens < request.promptTokens) prefillTokens += count;
-      else decodeTokens += count;
+      else {
+        decodeTokens += count;
+        if (count === 1) decodes++; // more: the answer of one that was preempted, computed anew
+      }
       const drawn = samples(share) ? result.tokenIds[i]! : undefined;
       this.#scheduler.computed(request, count);
       if (request.state === 'finished') this.#scheduler.remove(request);
@@ -421,6 +404,7 @@ export class Engine {
     if (decodeTokens === 0 && !step.import)
       this.#options.connector.observePrefill(prefillTokens, positions, result.elapsedUs);
     const tokens = prefillTokens + decodeTokens;
+    if (!step.import) this.#scheduler.load.step(tokens - decodes, decodes, elapsedS);
     this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });
   }
 
@@ -433,6 +417,7 @@ export class Engine {
     request.append(tokenId);
     const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
     const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
+    if (output !== plain) this.#scheduler.load.settle(request);
     if (output.finishReason === '') {
       this.#emit(request, output);
       return;

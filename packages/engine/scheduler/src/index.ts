@@ -6,6 +6,8 @@ export {
   type Match,
   noConnector,
 } from './connector.ts';
-export { Engine, type EngineOptions, type StepInfo } from './engine.ts';
+export { Engine } from './engine.ts';
+export type { EngineLoadFigures } from './engine-load.ts';
+export type { EngineOptions, StepInfo } from './engine-options.ts';
 export { drawSeed } from './seed.ts';
 export * from './types.ts';

@@ -56,6 +56,7 @@ export class Loads {
   readonly #options: LoadsOptions;
   /** By table id in the pool. */
   readonly #loads = new Map<string, Load>();
+  #blocks = 0;
   /** Names tables that were left behind; see `#expire`. */
   #expiredCount = 0;
 
@@ -66,6 +67,11 @@ export class Loads {
   /** Loads that the connector has not ended, those without a request included. */
   get count(): number {
     return this.#loads.size;
+  }
+
+  /** Blocks of these. */
+  get blocks(): number {
+    return this.#blocks;
   }
 
   /** Loads given up at the deadline. */
@@ -91,6 +97,7 @@ export class Loads {
     const cancelDeadline = clock.after(deadlineMs, () => this.#expire(id));
     const load: Load = { request, cancelDeadline, endBlock: firstBlock + count };
     this.#loads.set(id, load);
+    this.#blocks += count;
     const first = request.startedUs === undefined;
     const onDone = (result: LoadResult): void => {
       const loaded = Math.min(Math.max(result.loaded, 0), count);
@@ -146,6 +153,7 @@ export class Loads {
     const load = this.#loads.get(id);
     invariant(load, () => `request ${id}: the connector ended its load twice`);
     this.#loads.delete(id);
+    this.#blocks -= end.wanted;
     load.cancelDeadline();
     if (load.request) {
       this.#options.onEnd(load.request, end);

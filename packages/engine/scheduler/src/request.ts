@@ -60,6 +60,10 @@ export class EngineRequest implements PrefixCacheRequest {
   engineHitTokens = 0;
   loadedByTier: Readonly<Record<string, number>> = {};
   firstOutputDone = false;
+  /** Tokens that it will not have to compute, as far as is known while it waits: cached here, or being loaded. */
+  expectedTokens = 0;
+  /** What it has added to the engine's load (`EngineLoad.settle`). */
+  readonly counted = { waiting: 0, running: 0, ahead: 0, blocks: 0 };
 
   #tokens: Int32Array;
   #tokenCount: number;

@@ -19,6 +19,7 @@ import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
 import type { Share } from './batch.ts';
 import type { ArrivedLoad, Connector } from './connector.ts';
+import { EngineLoad } from './engine-load.ts';
 import { type AheadOptions, Exports } from './exports.ts';
 import { type LoadEnd, Loads } from './loads.ts';
 import type { EngineRequest } from './request.ts';
@@ -56,6 +57,7 @@ export class Scheduler {
   readonly running = new ArrivalList();
   readonly loads: Loads;
   readonly exports: Exports;
+  readonly load: EngineLoad;
   readonly counts = {
     preemptions: 0,
     promptTokens: 0,
@@ -79,6 +81,7 @@ export class Scheduler {
     this.#options = options;
     this.#kv = kv;
     this.#windows = options.windows ?? false;
+    this.load = new EngineLoad(kv.blockTokens);
     this.exports = new Exports(kv, connector, options.maxExportBlocks, options.exportGatherBlocks, wake, options.ahead);
     this.loads = new Loads({
       kv,
@@ -94,8 +97,10 @@ export class Scheduler {
   /** A new request: its lookup in the tier begins at once, while the current step runs. */
   add(request: EngineRequest): void {
     this.waiting.add(request);
+    this.load.settle(request);
     if (this.waiting.count > this.#options.maxSequences) return;
     const computed = this.#kv.getComputedBlocks(request);
+    this.#expect(request, computed.tokens);
     this.#blocksToLoad(request, computed);
     const hasToWait = this.waiting.count > 1 || this.running.count >= this.#options.maxSequences;
     if (hasToWait && request.mayLoad && request.hashes.blockCount > 0)
@@ -109,12 +114,17 @@ export class Scheduler {
   remove(request: EngineRequest): void {
     const { state } = request;
     request.state = 'finished';
+    this.load.settle(request);
     if (state === 'waiting') this.waiting.remove(request);
     if (state === 'running') this.running.remove(request);
     if (state !== 'finished') this.#options.connector.forget(request.id);
     request.cancelMatchDeadline?.();
     if (state === 'loading') this.loads.abandon(request);
-    else if (!request.executing && request.holdsBlocks) this.#release(request);
+    else if (!request.executing && request.holdsBlocks) {
+      const before = this.#kv.freeBlockCount;
+      this.#release(request);
+      this.load.freed(this.#kv.freeBlockCount - before);
+    }
   }
 
   /** The next step; empty when nothing can be computed now. */
@@ -140,6 +150,7 @@ export class Scheduler {
   computed(request: EngineRequest, count: number): void {
     request.executing = false;
     request.computedTokens += count;
+    this.load.settle(request);
     this.#kv.cacheBlocks(request, request.computedTokens);
     if (request.state === 'running') this.exports.offer(request);
   }
@@ -187,6 +198,7 @@ export class Scheduler {
     let computed: CacheHit | undefined;
     if (!request.holdsBlocks) {
       computed = kv.getComputedBlocks(request);
+      this.#expect(request, computed.tokens);
       const toLoad = this.#blocksToLoad(request, computed);
       if (toLoad === 'pending') return 'later';
       if (toLoad > 0) return this.#load(request, computed, toLoad);
@@ -208,6 +220,7 @@ export class Scheduler {
   #begin(request: EngineRequest, count: number): void {
     this.running.add(request);
     request.state = 'running';
+    this.load.settle(request);
     if (request.startedUs === undefined) {
       request.startedUs = this.#options.clock.nowUs();
       this.counts.promptTokens += request.promptTokens;
@@ -296,6 +309,7 @@ export class Scheduler {
     this.#hit(request, computed);
     this.waiting.remove(request);
     request.state = 'loading';
+    this.#expect(request, computed.tokens + blocks * this.#kv.blockTokens);
     request.loadUs -= this.#options.clock.nowUs(); // until the end is added
     this.counts.loads++;
     this.loads.start(request, computed.tokens / this.#kv.blockTokens, blocks);
@@ -338,6 +352,8 @@ export class Scheduler {
       request.mayLoad = lost && request.lostLoads === 1;
       this.counts.shortLoads++;
     }
+    if (end) this.load.loaded(end.byTier, end.elapsedUs / 1e6);
+    this.#expect(request, 0);
     if (withStep) return; // it goes on in the next step
     this.waiting.add(request);
     this.#options.wake();
@@ -363,6 +379,12 @@ export class Scheduler {
     this.#kv.recordLookup(request.tokenCount, hit.tokens, !first);
   }
 
+  /** So many of its tokens will not have to be computed. */
+  #expect(request: EngineRequest, tokens: number): void {
+    request.expectedTokens = tokens;
+    this.load.settle(request);
+  }
+
   #take(request: EngineRequest, count: number): void {
     this.#batch.set(request, count);
     this.#budget -= count;
@@ -385,10 +407,12 @@ export class Scheduler {
     this.#batch.delete(request);
     this.#release(request);
     this.counts.preemptions++;
-    if (request.state !== 'running') return;
-    request.state = 'waiting';
-    this.running.remove(request);
-    this.waiting.add(request);
+    if (request.state === 'running') {
+      request.state = 'waiting';
+      this.running.remove(request);
+      this.waiting.add(request);
+    }
+    this.#expect(request, 0);
   }
 
   #release(request: EngineRequest): void {

@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
-import type { EngineStats, GenerateRequest, OnOutput } from '@kvtier/scheduler';
+import type { EngineLoadFigures, EngineStats, GenerateRequest, OnOutput } from '@kvtier/scheduler';
 import {
   clientCredentials,
   EngineClient,
@@ -14,6 +14,7 @@ import {
   startGrpcServer,
 } from '@kvtier/wire/grpc';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import { engineService } from './service.ts';
 
@@ -36,6 +37,7 @@ class ScriptedEngine {
   }
 
   resetPrefixCache = (): boolean => true;
+  drain = (): number => this.submitted.length;
 
   readonly pins = new Map<string, readonly number[]>();
   pinPrefix(name: string, promptTokenIds: Int32Array | Uint32Array, cacheSalt = ''): number {
@@ -74,9 +76,25 @@ const stats: EngineStats = {
   failed: 0,
 };
 
+const figures: EngineLoadFigures = {
+  waiting: 0,
+  running: 0,
+  tokensAhead: 0,
+  usedBlocks: 0,
+  totalBlocks: 4,
+  waitingBlocks: 0,
+  loadAheadS: 0,
+  prefillTokensPerS: 0,
+  stepS: 0,
+  stepPerRequestS: 0,
+  freedBlocksPerS: 0,
+  loadBlocksPerS: {},
+};
+
 let folder: string;
 let engine: ScriptedEngine;
 let metrics: WorkerMetrics;
+let watches: LoadWatches;
 let server: RunningGrpcServer;
 let client: EngineClient;
 
@@ -95,9 +113,14 @@ beforeEach(async () => {
     tierAttached: false,
     blockCount: 4n,
     blockBytes: 64n,
+    hashAlgorithm: 'sha256_cbor',
+    hashSeed: 'seed',
+    modelDigest: 'ab',
+    bootEpoch: 'epoch',
   });
+  watches = new LoadWatches({ load: () => figures, draining: () => false, bootEpoch: 'epoch' });
   server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) =>
-    grpc.addService(EngineService, engineService({ engine, describe, metrics })),
+    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
   );
   client = new EngineClient(server.address, clientCredentials(server.address));
 });

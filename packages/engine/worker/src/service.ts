@@ -14,17 +14,19 @@ import {
   toFailure,
   unary,
 } from '@kvtier/wire/grpc';
+import type { LoadWatches } from './load-watches.ts';
 import type { WorkerMetrics } from './metrics.ts';
 
 const maxPinNameChars = 256;
 
 export interface EngineServiceOptions {
-  readonly engine: Pick<Engine, 'submit' | 'abort' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'>;
+  readonly engine: Pick<Engine, 'submit' | 'abort' | 'drain' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'>;
   readonly describe: () => Description;
   readonly metrics: WorkerMetrics;
+  readonly watches: LoadWatches;
 }
 
-export function engineService({ engine, describe, metrics }: EngineServiceOptions): EngineServer {
+export function engineService({ engine, describe, metrics, watches }: EngineServiceOptions): EngineServer {
   let calls = 0;
   return {
     describe: unary(describe),
@@ -37,13 +39,20 @@ export function engineService({ engine, describe, metrics }: EngineServiceOption
     }),
     unpinPrefix: unary(({ name }) => ({ done: engine.unpinPrefix(name) })),
     metrics: unary(async () => ({ prometheus: await metrics.text() })),
+    watchLoad: (call) => watches.add(call),
+    drain: unary(() => ({ left: engine.drain() })),
     generate: (call) => {
       const arrivedAtMs = performance.now();
+      const { sender, sentNumber } = call.request;
       // Two clients may choose the same name: what the scheduler sees is ours.
       const requestId = `${call.request.requestId}@${calls++}`;
       let ended = false;
+      const over = (): void => {
+        if (sender !== undefined && sentNumber !== undefined) watches.over(sender, sentNumber);
+      };
       const end = (outcome: string, last: GenerateEvent): void => {
         ended = true;
+        over();
         metrics.observeEnd(outcome);
         call.write(last);
         call.end();
@@ -64,11 +73,13 @@ export function engineService({ engine, describe, metrics }: EngineServiceOption
       call.on('cancelled', () => {
         if (ended) return;
         ended = true;
+        over();
         metrics.observeEnd('CANCELLED');
         engine.abort(requestId);
       });
       try {
         engine.submit(scheduled(requestId, call.request), onOutput);
+        if (!ended && sender !== undefined && sentNumber !== undefined) watches.taken(sender, sentNumber);
       } catch (error) {
         const failure = toFailure(error);
         if (!ended) end(failure.code, event({ failure }));
@@ -95,7 +106,10 @@ const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
 });
 
 /** What a client sent, as the scheduler takes it; it checks the values. */
-const scheduled = (requestId: string, request: GenerateRequest): ScheduledRequest => ({
+const scheduled = (
+  requestId: string,
+  { sender: _sender, sentNumber: _sentNumber, ...request }: GenerateRequest,
+): ScheduledRequest => ({
   ...request,
   requestId,
   promptTokenIds: Uint32Array.from(request.promptTokenIds),

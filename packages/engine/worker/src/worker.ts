@@ -2,19 +2,24 @@
  * Puts an engine worker together: model → executor → identity → connector → scheduler → gRPC, and takes it apart in the
  * opposite order. Nothing is served before the model is loaded; the cache node may come and go at any time.
  */
+import { randomBytes } from 'node:crypto';
+import { setTimeout as setTimer } from 'node:timers/promises';
 import type { EngineWorkerConfig } from '@kvtier/config';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
 import { endProcess, type Logger, type RunningService } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
+import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
 import { engineService } from './service.ts';
 import { readStopTokenIds } from './stop-ids.ts';
 
-/** Calls that run when the worker stops may finish within this. */
+/** For streams to be closed in order when the worker stops. */
 const graceMs = 1_000;
+/** Between two looks whether it has ended what it had. */
+const lookMs = 10;
 
 /** `openConnector`: what stands between this engine and its cache node; the process that runs the worker brings it along. */
 export async function startWorker(
@@ -62,6 +67,7 @@ export async function startWorker(
     },
     logger,
     ...(events && { onPackedEvents: (changes) => events.publishPacked(changes) }),
+    onLoad: () => watches.changed(),
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
       // Failed requests reach their clients first; then the supervisor starts a sound worker.
@@ -69,6 +75,8 @@ export async function startWorker(
     },
   });
   const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
+  const bootEpoch = randomBytes(8).toString('hex');
+  const watches = new LoadWatches({ load: () => engine.load(), draining: () => engine.draining, bootEpoch });
   const { model, kv } = executor;
   const description = {
     model: config.servedName,
@@ -80,16 +88,22 @@ export async function startWorker(
     backend: executor.backend,
     blockCount: BigInt(executor.blockCount),
     blockBytes: BigInt(kv.blockBytes),
+    hashAlgorithm: config.hashAlgorithm,
+    hashSeed: config.hashSeed,
+    modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
+    bootEpoch,
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
   const server = await startGrpcServer(config.listen, (grpc) =>
-    grpc.addService(EngineService, engineService({ engine, describe, metrics })),
+    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
   return {
     ready: { address: server.address, model: config.servedName },
     close: async () => {
+      await drained(engine, config.drainMs);
+      watches.close();
       await server.close(graceMs);
       await engine.close();
       await events?.close();
@@ -97,6 +111,13 @@ export async function startWorker(
       await executor.close();
     },
   };
+}
+
+/** Nothing new is taken; until what is there has ended, or `drainMs` have passed. */
+async function drained(engine: Engine, drainMs: number): Promise<void> {
+  engine.drain();
+  const endMs = performance.now() + drainMs;
+  while (engine.requestCount > 0 && performance.now() < endMs) await setTimer(lookMs);
 }
 
 /** The executor with as many KV blocks as the configured bytes, or the GPU's share, hold. */

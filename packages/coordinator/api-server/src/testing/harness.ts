@@ -6,6 +6,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { ScriptedEngine } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
 import OpenAI, { APIError } from 'openai';
 import { afterEach, beforeEach, expect } from 'vitest';
@@ -13,7 +14,6 @@ import { type ApiServer, type ApiServerOptions, startApiServer } from '../api-se
 import { type LoadedText, TextPool } from '../text-pool.ts';
 import { loadTokenizer } from '../tokenizer.ts';
 import type { TextModel } from '../understand.ts';
-import { ScriptedEngine } from './scripted-engine.ts';
 
 export const modelDir = join(import.meta.dirname, '../../../../../models/demo/model');
 const tokenizer = loadTokenizer(modelDir);

@@ -45,6 +45,14 @@ export interface Description {
   tierAttached: boolean;
   blockCount: bigint;
   blockBytes: bigint;
+  /** how blocks are named: "sha256_cbor" | "xxhash_cbor" ... */
+  hashAlgorithm: string;
+  /** of the root of all chains */
+  hashSeed: string;
+  /** of the weights' content, hex */
+  modelDigest: string;
+  /** another one after each start of the process */
+  bootEpoch: string;
 }
 
 export interface GenerateRequest {
@@ -63,7 +71,12 @@ export interface GenerateRequest {
   cacheSalt: string;
   loraName: string;
   /** "full": KV events tell the blocks of this request's hits, too */
-  kvCacheReportMode?: string | undefined;
+  kvCacheReportMode?:
+    | string
+    | undefined;
+  /** Who sends it, and its number among all that this sender has sent: EngineLoad.taken names it. */
+  sender?: string | undefined;
+  sentNumber?: number | undefined;
 }
 
 export interface GenerateEvent {
@@ -128,6 +141,68 @@ export interface MetricsResponse {
   prometheus: string;
 }
 
+export interface WatchLoadRequest {
+  /** as in GenerateRequest; "": none */
+  sender: string;
+  /** between two messages; at least 20 */
+  minIntervalMs: number;
+}
+
+/** All of one moment. */
+export interface EngineLoad {
+  bootEpoch: string;
+  /** of the messages of this stream, from 1 on */
+  count: bigint;
+  draining: boolean;
+  /** requests without their first token */
+  waiting: number;
+  /** requests that have it, and go on */
+  running: number;
+  /** that are still to be computed before the requests here get their next token: no hits, no loads */
+  tokensAhead: bigint;
+  /** KV blocks that something holds */
+  usedBlocks: bigint;
+  totalBlocks: bigint;
+  /** that requests which hold none yet need at most */
+  waitingBlocks: bigint;
+  /** seconds that the loads take which were begun */
+  loadAheadS: number;
+  rates:
+    | EngineRates
+    | undefined;
+  /**
+   * Numbers of the watcher's requests that these figures include, or have included, for the first time: in the first message all
+   * that the engine has.
+   */
+  taken: number[];
+}
+
+/** As measured by this engine; 0: not yet. */
+export interface EngineRates {
+  /** while it computes prompts */
+  prefillTokensPerS: number;
+  /** a step takes step_s + step_per_request_s × requests that decode */
+  stepS: number;
+  stepPerRequestS: number;
+  /** given back by requests that end, while it has something to do */
+  freedBlocksPerS: number;
+  /** by tier */
+  loadBlocksPerS: { [key: string]: number };
+}
+
+export interface EngineRates_LoadBlocksPerSEntry {
+  key: string;
+  value: number;
+}
+
+export interface DrainRequest {
+}
+
+export interface DrainResponse {
+  /** requests that the engine still has */
+  left: number;
+}
+
 function createBaseDescribeRequest(): DescribeRequest {
   return {};
 }
@@ -175,6 +250,10 @@ function createBaseDescription(): Description {
     tierAttached: false,
     blockCount: 0n,
     blockBytes: 0n,
+    hashAlgorithm: "",
+    hashSeed: "",
+    modelDigest: "",
+    bootEpoch: "",
   };
 }
 
@@ -219,6 +298,18 @@ export const Description: MessageFns<Description> = {
         throw new globalThis.Error("value provided for field message.blockBytes of type uint64 too large");
       }
       writer.uint32(80).uint64(message.blockBytes);
+    }
+    if (message.hashAlgorithm !== "") {
+      writer.uint32(90).string(message.hashAlgorithm);
+    }
+    if (message.hashSeed !== "") {
+      writer.uint32(98).string(message.hashSeed);
+    }
+    if (message.modelDigest !== "") {
+      writer.uint32(106).string(message.modelDigest);
+    }
+    if (message.bootEpoch !== "") {
+      writer.uint32(114).string(message.bootEpoch);
     }
     return writer;
   },
@@ -326,6 +417,38 @@ export const Description: MessageFns<Description> = {
             message.blockBytes = reader.uint64() as bigint;
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.hashAlgorithm = reader.string();
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.hashSeed = reader.string();
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.modelDigest = reader.string();
+            continue;
+          }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            message.bootEpoch = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -353,6 +476,8 @@ function createBaseGenerateRequest(): GenerateRequest {
     cacheSalt: "",
     loraName: "",
     kvCacheReportMode: undefined,
+    sender: undefined,
+    sentNumber: undefined,
   };
 }
 
@@ -404,6 +529,12 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.kvCacheReportMode !== undefined) {
       writer.uint32(98).string(message.kvCacheReportMode);
+    }
+    if (message.sender !== undefined) {
+      writer.uint32(106).string(message.sender);
+    }
+    if (message.sentNumber !== undefined) {
+      writer.uint32(112).uint32(message.sentNumber);
     }
     return writer;
   },
@@ -535,6 +666,22 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.kvCacheReportMode = reader.string();
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.sender = reader.string();
+            continue;
+          }
+          case 14: {
+            if (tag !== 112) {
+              break;
+            }
+
+            message.sentNumber = reader.uint32();
             continue;
           }
         }
@@ -1186,6 +1333,503 @@ export const MetricsResponse: MessageFns<MetricsResponse> = {
   },
 };
 
+function createBaseWatchLoadRequest(): WatchLoadRequest {
+  return { sender: "", minIntervalMs: 0 };
+}
+
+export const WatchLoadRequest: MessageFns<WatchLoadRequest> = {
+  encode(message: WatchLoadRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.sender !== "") {
+      writer.uint32(10).string(message.sender);
+    }
+    if (message.minIntervalMs !== 0) {
+      writer.uint32(16).uint32(message.minIntervalMs);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): WatchLoadRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseWatchLoadRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.sender = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.minIntervalMs = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseEngineLoad(): EngineLoad {
+  return {
+    bootEpoch: "",
+    count: 0n,
+    draining: false,
+    waiting: 0,
+    running: 0,
+    tokensAhead: 0n,
+    usedBlocks: 0n,
+    totalBlocks: 0n,
+    waitingBlocks: 0n,
+    loadAheadS: 0,
+    rates: undefined,
+    taken: [],
+  };
+}
+
+export const EngineLoad: MessageFns<EngineLoad> = {
+  encode(message: EngineLoad, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.bootEpoch !== "") {
+      writer.uint32(10).string(message.bootEpoch);
+    }
+    if (message.count !== 0n) {
+      if (BigInt.asUintN(64, message.count) !== message.count) {
+        throw new globalThis.Error("value provided for field message.count of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.count);
+    }
+    if (message.draining !== false) {
+      writer.uint32(24).bool(message.draining);
+    }
+    if (message.waiting !== 0) {
+      writer.uint32(32).uint32(message.waiting);
+    }
+    if (message.running !== 0) {
+      writer.uint32(40).uint32(message.running);
+    }
+    if (message.tokensAhead !== 0n) {
+      if (BigInt.asUintN(64, message.tokensAhead) !== message.tokensAhead) {
+        throw new globalThis.Error("value provided for field message.tokensAhead of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.tokensAhead);
+    }
+    if (message.usedBlocks !== 0n) {
+      if (BigInt.asUintN(64, message.usedBlocks) !== message.usedBlocks) {
+        throw new globalThis.Error("value provided for field message.usedBlocks of type uint64 too large");
+      }
+      writer.uint32(56).uint64(message.usedBlocks);
+    }
+    if (message.totalBlocks !== 0n) {
+      if (BigInt.asUintN(64, message.totalBlocks) !== message.totalBlocks) {
+        throw new globalThis.Error("value provided for field message.totalBlocks of type uint64 too large");
+      }
+      writer.uint32(64).uint64(message.totalBlocks);
+    }
+    if (message.waitingBlocks !== 0n) {
+      if (BigInt.asUintN(64, message.waitingBlocks) !== message.waitingBlocks) {
+        throw new globalThis.Error("value provided for field message.waitingBlocks of type uint64 too large");
+      }
+      writer.uint32(72).uint64(message.waitingBlocks);
+    }
+    if (message.loadAheadS !== 0) {
+      writer.uint32(81).double(message.loadAheadS);
+    }
+    if (message.rates !== undefined) {
+      EngineRates.encode(message.rates, writer.uint32(90).fork()).join();
+    }
+    if (message.taken.length !== 0) {
+      writer.uint32(98).fork();
+      for (const v of message.taken) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EngineLoad {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEngineLoad();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.bootEpoch = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.count = reader.uint64() as bigint;
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.draining = reader.bool();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.waiting = reader.uint32();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.running = reader.uint32();
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.tokensAhead = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.usedBlocks = reader.uint64() as bigint;
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.totalBlocks = reader.uint64() as bigint;
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.waitingBlocks = reader.uint64() as bigint;
+            continue;
+          }
+          case 10: {
+            if (tag !== 81) {
+              break;
+            }
+
+            message.loadAheadS = reader.double();
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.rates = EngineRates.decode(reader, reader.uint32());
+            continue;
+          }
+          case 12: {
+            if (tag === 96) {
+              message.taken.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 98) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.taken.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseEngineRates(): EngineRates {
+  return { prefillTokensPerS: 0, stepS: 0, stepPerRequestS: 0, freedBlocksPerS: 0, loadBlocksPerS: {} };
+}
+
+export const EngineRates: MessageFns<EngineRates> = {
+  encode(message: EngineRates, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.prefillTokensPerS !== 0) {
+      writer.uint32(9).double(message.prefillTokensPerS);
+    }
+    if (message.stepS !== 0) {
+      writer.uint32(17).double(message.stepS);
+    }
+    if (message.stepPerRequestS !== 0) {
+      writer.uint32(25).double(message.stepPerRequestS);
+    }
+    if (message.freedBlocksPerS !== 0) {
+      writer.uint32(33).double(message.freedBlocksPerS);
+    }
+    globalThis.Object.entries(message.loadBlocksPerS).forEach(([key, value]: [string, number]) => {
+      EngineRates_LoadBlocksPerSEntry.encode({ key: key as any, value }, writer.uint32(42).fork()).join();
+    });
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EngineRates {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEngineRates();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 9) {
+              break;
+            }
+
+            message.prefillTokensPerS = reader.double();
+            continue;
+          }
+          case 2: {
+            if (tag !== 17) {
+              break;
+            }
+
+            message.stepS = reader.double();
+            continue;
+          }
+          case 3: {
+            if (tag !== 25) {
+              break;
+            }
+
+            message.stepPerRequestS = reader.double();
+            continue;
+          }
+          case 4: {
+            if (tag !== 33) {
+              break;
+            }
+
+            message.freedBlocksPerS = reader.double();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            const entry5 = EngineRates_LoadBlocksPerSEntry.decode(reader, reader.uint32());
+            if (entry5.value !== undefined) {
+              message.loadBlocksPerS[entry5.key] = entry5.value;
+            }
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseEngineRates_LoadBlocksPerSEntry(): EngineRates_LoadBlocksPerSEntry {
+  return { key: "", value: 0 };
+}
+
+export const EngineRates_LoadBlocksPerSEntry: MessageFns<EngineRates_LoadBlocksPerSEntry> = {
+  encode(message: EngineRates_LoadBlocksPerSEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== 0) {
+      writer.uint32(17).double(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EngineRates_LoadBlocksPerSEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEngineRates_LoadBlocksPerSEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 17) {
+              break;
+            }
+
+            message.value = reader.double();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseDrainRequest(): DrainRequest {
+  return {};
+}
+
+export const DrainRequest: MessageFns<DrainRequest> = {
+  encode(_: DrainRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DrainRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDrainRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseDrainResponse(): DrainResponse {
+  return { left: 0 };
+}
+
+export const DrainResponse: MessageFns<DrainResponse> = {
+  encode(message: DrainResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.left !== 0) {
+      writer.uint32(8).uint32(message.left);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DrainResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDrainResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.left = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
 /** Coordinator → engine worker, over gRPC. Tokens only: text stays at the API server. */
 export type EngineService = typeof EngineService;
 export const EngineService = {
@@ -1251,6 +1895,29 @@ export const EngineService = {
     responseSerialize: (value: MetricsResponse): Buffer => Buffer.from(MetricsResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): MetricsResponse => MetricsResponse.decode(value),
   },
+  /**
+   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
+   * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
+   */
+  watchLoad: {
+    path: "/kvtier.v1.Engine/WatchLoad" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: WatchLoadRequest): Buffer => Buffer.from(WatchLoadRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): WatchLoadRequest => WatchLoadRequest.decode(value),
+    responseSerialize: (value: EngineLoad): Buffer => Buffer.from(EngineLoad.encode(value).finish()),
+    responseDeserialize: (value: Buffer): EngineLoad => EngineLoad.decode(value),
+  },
+  /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
+  drain: {
+    path: "/kvtier.v1.Engine/Drain" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: DrainRequest): Buffer => Buffer.from(DrainRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): DrainRequest => DrainRequest.decode(value),
+    responseSerialize: (value: DrainResponse): Buffer => Buffer.from(DrainResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): DrainResponse => DrainResponse.decode(value),
+  },
 } as const;
 
 export interface EngineServer extends UntypedServiceImplementation {
@@ -1266,6 +1933,13 @@ export interface EngineServer extends UntypedServiceImplementation {
   pinPrefix: handleUnaryCall<PinPrefixRequest, PinPrefixResponse>;
   unpinPrefix: handleUnaryCall<UnpinPrefixRequest, UnpinPrefixResponse>;
   metrics: handleUnaryCall<MetricsRequest, MetricsResponse>;
+  /**
+   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
+   * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
+   */
+  watchLoad: handleServerStreamingCall<WatchLoadRequest, EngineLoad>;
+  /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
+  drain: handleUnaryCall<DrainRequest, DrainResponse>;
 }
 
 export interface EngineClient extends Client {
@@ -1355,6 +2029,32 @@ export interface EngineClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: MetricsResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
+   * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
+   */
+  watchLoad(request: WatchLoadRequest, options?: Partial<CallOptions>): ClientReadableStream<EngineLoad>;
+  watchLoad(
+    request: WatchLoadRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<EngineLoad>;
+  /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
+  drain(
+    request: DrainRequest,
+    callback: (error: ServiceError | null, response: DrainResponse) => void,
+  ): ClientUnaryCall;
+  drain(
+    request: DrainRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: DrainResponse) => void,
+  ): ClientUnaryCall;
+  drain(
+    request: DrainRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: DrainResponse) => void,
   ): ClientUnaryCall;
 }
 

@@ -7,8 +7,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { RemoteEngine } from './remote-engine.ts';
-import { ids, modelDir, silent, text } from './testing/harness.ts';
+import { EngineCalls } from './engine-calls.ts';
 import { type Call, event, greedy, ScriptedEngine, say } from './testing/scripted-engine.ts';
 
 /** Twice what a server bears at once. */
@@ -17,12 +16,12 @@ const atOnce = 50;
 
 let dir: string;
 let engine: ScriptedEngine;
-let remote: RemoteEngine;
+let remote: EngineCalls;
 beforeEach(async () => {
   dir = mkdtempSync(join(tmpdir(), 'kvtier-link-'));
-  engine = new ScriptedEngine(`unix:${dir}/engine.sock`, modelDir);
+  engine = new ScriptedEngine(`unix:${dir}/engine.sock`, '/models/m');
   await engine.start();
-  remote = new RemoteEngine({ address: `unix:${dir}/engine.sock`, logger: silent, text });
+  remote = new EngineCalls({ address: `unix:${dir}/engine.sock` });
 });
 afterEach(async () => {
   remote.close();
@@ -49,7 +48,7 @@ async function many(one: (which: number) => Promise<void>): Promise<void> {
 }
 
 it.each(['read to their end', 'left at their finish reason'])('answers that are %s reset nothing', async (how) => {
-  engine.script = say(ids(' 34 35'));
+  engine.script = say([34, 35]);
   let finished = 0;
   await many(async (which) => {
     for await (const { finishReason } of remote.generate(request(`a${which}`), never)) {
@@ -66,7 +65,7 @@ it('calls that are given up cost no other its answer', async () => {
   let long: Call | undefined;
   engine.script = (call, { requestId }) => {
     if (requestId === 'long') long = call;
-    call.write(event({ tokenIds: ids(' 34') }));
+    call.write(event({ tokenIds: [34] }));
   };
   const running = tokensOf('long');
   await many(async (which) => {
@@ -76,9 +75,9 @@ it('calls that are given up cost no other its answer', async () => {
   await Promise.all(
     engine.seen.filter(({ request: { requestId } }) => requestId !== 'long').map((seen) => seen.cancelled),
   );
-  long!.write(event({ tokenIds: ids(' 35'), finishReason: 'stop' }));
+  long!.write(event({ tokenIds: [35], finishReason: 'stop' }));
   long!.end();
-  expect(await running).toEqual(ids(' 34 35'));
+  expect(await running).toEqual([34, 35]);
   expect(remote.connections).toBeGreaterThan(calls / 1_000);
 });
 
@@ -88,12 +87,12 @@ it('nor when more are given up at once than a server bears', async () => {
   engine.script = (call, { requestId }) => {
     if (requestId === 'long') {
       long = call;
-      call.write(event({ tokenIds: ids(' 34') }));
+      call.write(event({ tokenIds: [34] }));
       return;
     }
     held.push(call);
     // All of them run before the first one is left.
-    if (held.length === calls) for (const each of held) each.write(event({ tokenIds: ids(' 34') }));
+    if (held.length === calls) for (const each of held) each.write(event({ tokenIds: [34] }));
   };
   const running = tokensOf('long');
   const leave = async (which: number) => {
@@ -101,7 +100,7 @@ it('nor when more are given up at once than a server bears', async () => {
   };
   await Promise.all(Array.from({ length: calls }, (_, which) => leave(which)));
   await Promise.all(engine.seen.slice(1).map((seen) => seen.cancelled));
-  long!.write(event({ tokenIds: ids(' 35'), finishReason: 'stop' }));
+  long!.write(event({ tokenIds: [35], finishReason: 'stop' }));
   long!.end();
-  expect(await running).toEqual(ids(' 34 35'));
+  expect(await running).toEqual([34, 35]);
 });

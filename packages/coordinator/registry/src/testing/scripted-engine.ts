@@ -1,12 +1,14 @@
 /**
- * A gRPC server that implements Engine by a script: the API server's tests say what the engine answers and see what it was
- * asked. It computes nothing; everything between it and the client of the API server is the real thing.
+ * A gRPC server that implements Engine by a script: tests of the coordinator say what the engine answers and see what it was
+ * asked. It computes nothing; everything between it and the coordinator's client is the real thing.
  */
+import { randomBytes } from 'node:crypto';
 import type { ServerWritableStream } from '@grpc/grpc-js';
 import type { KvError } from '@kvtier/errors';
 import {
   type CacheUse,
   type Description,
+  type EngineLoad,
   EngineService,
   type GenerateEvent,
   type GenerateRequest,
@@ -15,18 +17,24 @@ import {
   startGrpcServer,
   toFailure,
   unary,
+  type WatchLoadRequest,
 } from '@kvtier/wire/grpc';
 
+/** Between two signs of life. */
+const lifeMs = 250;
+
+export type Watch = ServerWritableStream<WatchLoadRequest, EngineLoad>;
 export type Call = ServerWritableStream<GenerateRequest, GenerateEvent>;
 
 export interface Seen {
   readonly request: GenerateRequest;
-  /** Resolves when the API server cancelled the call. */
+  /** Resolves when the client cancelled the call. */
   readonly cancelled: Promise<void>;
 }
 
 export class ScriptedEngine {
   readonly seen: Seen[] = [];
+  readonly calls: Call[] = [];
   description: Description;
   /** What a call does. */
   script: (call: Call, request: GenerateRequest) => void | Promise<void> = () => {};
@@ -34,7 +42,15 @@ export class ScriptedEngine {
   resets = 0;
   readonly pins: PinPrefixRequest[] = [];
   pinRefusal: KvError | undefined;
+  /** What its load says; `tell` sends it. */
+  load: Partial<EngineLoad> = {};
+  draining = false;
+  /** It tells its load by itself, as a worker does; false: only `tell` does. */
+  alive = true;
+  readonly watches = new Set<Watch>();
   #server: RunningGrpcServer | undefined;
+  #life: NodeJS.Timeout | undefined;
+  #told = 0;
   readonly #address: string;
 
   constructor(address: string, modelDir: string) {
@@ -50,10 +66,16 @@ export class ScriptedEngine {
       tierAttached: true,
       blockCount: 100n,
       blockBytes: 16_384n,
+      hashAlgorithm: 'sha256_cbor',
+      hashSeed: 'seed',
+      modelDigest: 'ab'.repeat(32),
+      bootEpoch: randomBytes(8).toString('hex'),
     };
   }
 
   async start(): Promise<void> {
+    this.#life = setInterval(() => this.alive && this.tell(), lifeMs);
+    this.#life.unref();
     this.#server = await startGrpcServer(this.#address, (server) =>
       server.addService(EngineService, {
         describe: unary(() => this.description),
@@ -70,8 +92,19 @@ export class ScriptedEngine {
           return { done };
         }),
         resetPrefixCache: unary(() => ({ done: ++this.resets === 1 })),
+        drain: unary(() => {
+          this.draining = true;
+          this.tell();
+          return { left: 0 };
+        }),
+        watchLoad: (call: Watch) => {
+          this.watches.add(call);
+          call.on('cancelled', () => this.watches.delete(call));
+          if (this.alive) this.tell({}, call);
+        },
         generate: (call: Call) => {
           const cancelled = new Promise<void>((resolve) => call.on('cancelled', () => resolve()));
+          this.calls.push(call);
           this.seen.push({ request: call.request, cancelled });
           void this.script(call, call.request);
         },
@@ -79,11 +112,37 @@ export class ScriptedEngine {
     );
   }
 
+  /** One message of its load, to one watcher or to all. */
+  tell(part: Partial<EngineLoad> = {}, to?: Watch): void {
+    const { bootEpoch } = this.description;
+    for (const call of to ? [to] : this.watches) {
+      const draining = this.draining;
+      call.write({ ...engineLoad(), bootEpoch, draining, count: BigInt(++this.#told), ...this.load, ...part });
+    }
+  }
+
   /** Cuts running calls, as a killed worker does. */
   async stop(): Promise<void> {
+    clearInterval(this.#life);
+    this.watches.clear();
     await this.#server?.close(0);
   }
 }
+
+export const engineLoad = (): EngineLoad => ({
+  bootEpoch: '',
+  count: 0n,
+  draining: false,
+  waiting: 0,
+  running: 0,
+  tokensAhead: 0n,
+  usedBlocks: 0n,
+  totalBlocks: 100n,
+  waitingBlocks: 0n,
+  loadAheadS: 0,
+  rates: undefined,
+  taken: [],
+});
 
 export const cacheUse = (part: Partial<CacheUse> = {}): CacheUse => ({
   promptTokens: 0,

@@ -10,7 +10,7 @@
  */
 import type { ChannelOptions } from '@grpc/grpc-js';
 import type { KvError } from '@kvtier/errors';
-import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
+import { channelOptions, clientCredentials, EngineClient, type TlsFiles } from '@kvtier/wire/grpc';
 
 const maxAtRisk = 800;
 
@@ -32,13 +32,15 @@ export interface EngineConnection {
 
 export class EngineClients {
   readonly #address: string;
+  readonly #tls: TlsFiles | undefined;
   #current: EngineConnection;
   #opened = 0;
   #refusal: KvError | undefined;
 
-  /** `address`: "unix:/path" or "127.0.0.1:port". */
-  constructor(address: string) {
+  /** `address`: "unix:/path" or "host:port". */
+  constructor(address: string, tls?: TlsFiles) {
     this.#address = address;
+    this.#tls = tls;
     this.#current = this.#open();
   }
 
@@ -75,6 +77,13 @@ export class EngineClients {
     this.#closeIfLeft(connection);
   }
 
+  /** The next call gets another connection: this one may be to somebody who is gone without a word. */
+  renew(): void {
+    const last = this.#current;
+    this.#current = this.#open();
+    this.#closeIfLeft(last);
+  }
+
   /** Not while calls run: those that the library has not started yet would fail. */
   #closeIfLeft(connection: EngineConnection): void {
     if (connection !== this.#current && connection.running === 0) connection.client.close();
@@ -86,7 +95,9 @@ export class EngineClients {
 
   #open(): EngineConnection {
     this.#opened++;
-    const credentials = clientCredentials(this.#address, (why) => (this.#refusal = why));
-    return { client: new EngineClient(this.#address, credentials, options), running: 0, resets: 0 };
+    const credentials = clientCredentials(this.#address, (why) => (this.#refusal = why), this.#tls);
+    const { serverName } = this.#tls ?? {};
+    const named = serverName === undefined ? options : { ...options, 'grpc.ssl_target_name_override': serverName };
+    return { client: new EngineClient(this.#address, credentials, named), running: 0, resets: 0 };
   }
 }

@@ -1,0 +1,70 @@
+/** What was chosen, why, and what the request adds to its worker's load. */
+import type { Match } from '@kvtier/kv-index';
+import type { Worker } from '@kvtier/registry';
+import type { WorkerState } from '@kvtier/routing';
+import type { Choice } from './choice.ts';
+import type { Pending } from './pending.ts';
+import type { Share } from './ports.ts';
+
+/** What has to be told of it. */
+interface Told {
+  firstToken(): void;
+  ended(): void;
+}
+
+export class Chosen implements Choice {
+  readonly worker: Worker;
+  readonly policy: string;
+  readonly why: string;
+  readonly match: Match;
+  readonly #told: Told;
+  #hasFirstToken = false;
+  #hasEnded = false;
+
+  constructor(worker: Worker, policy: string, pending: Pending, state: WorkerState, share: Share, told: Told) {
+    this.worker = worker;
+    this.policy = policy;
+    this.match = state.match;
+    this.why = whyOf(pending, state, share);
+    this.#told = told;
+  }
+
+  firstToken(): void {
+    if (this.#hasFirstToken || this.#hasEnded) return;
+    this.#hasFirstToken = true;
+    this.#told.firstToken();
+  }
+
+  ended(): void {
+    if (this.#hasEnded) return;
+    this.#hasEnded = true;
+    this.#told.ended();
+  }
+}
+
+export function shareOf(pending: Pending, state: WorkerState): Share {
+  const { match, remoteBlocks, remoteMedium, loadBlocksPerS, prefillTokensPerS } = state;
+  const computeS = pending.blockTokens / prefillTokensPerS;
+  let loadS = 0;
+  for (let medium = 1; medium < match.byMedium.length; medium++)
+    if (loadBlocksPerS[medium]! > 0) loadS += match.byMedium[medium]! / loadBlocksPerS[medium]!;
+  let blocks = match.blocks;
+  if (remoteBlocks > 0 && loadBlocksPerS[remoteMedium]! * computeS > 1) {
+    blocks += remoteBlocks;
+    loadS += remoteBlocks / loadBlocksPerS[remoteMedium]!;
+  }
+  return {
+    tokensAhead: Math.max(pending.tokens - blocks * pending.blockTokens, 1),
+    blocks: Math.ceil((pending.tokens + pending.maxTokens) / pending.blockTokens),
+    loadS,
+  };
+}
+
+/** Printable ASCII, for a header. */
+function whyOf(pending: Pending, state: WorkerState, share: Share): string {
+  const aheadMs = Math.max(state.tokensAhead / state.prefillTokensPerS, state.loadAheadS) * 1000;
+  return (
+    `ahead ${aheadMs.toFixed(0)} ms, ${state.waiting} waiting, ${state.running} running, ` +
+    `computes ${share.tokensAhead} of ${pending.tokens} tokens`
+  );
+}

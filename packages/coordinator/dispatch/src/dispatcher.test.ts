@@ -1,0 +1,265 @@
+/** Who gets a request, who waits and for how long, and that nothing stays counted. */
+import { type PolicyName, policies } from '@kvtier/routing';
+import fc from 'fast-check';
+import { afterEach, describe, expect, it } from 'vitest';
+import type { Choice, DispatchRequest } from './choice.ts';
+import { Dispatcher, type DispatcherOptions } from './dispatcher.ts';
+import { FakeHoldings, FakeWorkers } from './testing/index.ts';
+
+const opened: Dispatcher[] = [];
+afterEach(() => {
+  for (const dispatcher of opened.splice(0)) dispatcher.close();
+});
+
+function rig(options: Partial<DispatcherOptions> = {}) {
+  const workers = new FakeWorkers();
+  const holdings = new FakeHoldings();
+  const dispatcher = new Dispatcher({ workers, holdings, random: () => 0.5, ...options });
+  opened.push(dispatcher);
+  return { workers, holdings, dispatcher };
+}
+
+let count = 0;
+const request = (part: Partial<DispatchRequest> = {}): DispatchRequest => ({
+  id: `r${count++}`,
+  model: 'demo',
+  among: undefined,
+  except: new Set(),
+  tokens: 160,
+  blockTokens: 16,
+  maxTokens: 16,
+  keys: new Int32Array(20),
+  session: '',
+  ...part,
+});
+const never = new AbortController().signal;
+const nameOf = ({ worker }: Choice): string => worker.record.name;
+
+describe('a choice', () => {
+  it('is the worker that serves it soonest, says why, and is counted until its end', async () => {
+    const { workers, holdings, dispatcher } = rig();
+    workers.add('a');
+    workers.add('b');
+    holdings.blocks[1] = 8;
+    const choice = await dispatcher.choose(request(), never);
+    expect([nameOf(choice), choice.policy, choice.match.blocks]).toEqual(['b', 'predicted', 8]);
+    expect(choice.why).toBe('ahead 0 ms, 0 waiting, 0 running, computes 32 of 160 tokens');
+    expect(workers.shares).toEqual([{ tokensAhead: 32, blocks: 11, loadS: 0 }]);
+    expect([workers.open, holdings.sentTo]).toEqual([[0, 1], [1]]);
+    choice.firstToken();
+    choice.firstToken();
+    expect(workers.all[1]!.load).toMatchObject({ waiting: 0, running: 1, tokensAhead: 0 });
+    choice.ended();
+    choice.ended();
+    choice.firstToken();
+    expect(workers.all[1]!.load).toMatchObject({ waiting: 0, running: 0 });
+    expect([workers.open, dispatcher.stats()]).toEqual([
+      [0, 0],
+      { policy: 'predicted', waiting: 0, given: 0, chosen: 1, saturated: 0 },
+    ]);
+  });
+
+  it('counts what is sent at once: the next request goes elsewhere', async () => {
+    const { workers, dispatcher } = rig();
+    for (const name of ['a', 'b', 'c']) workers.add(name);
+    const names = [];
+    for (let i = 0; i < 3; i++)
+      names.push(nameOf(await dispatcher.choose(request({ keys: new Int32Array(0) }), never)));
+    expect(names.sort()).toEqual(['a', 'b', 'c']);
+  });
+
+  it('brings in from elsewhere what is brought faster than computed', async () => {
+    const { workers, holdings, dispatcher } = rig();
+    const slow = workers.add('a');
+    const fast = workers.add('b');
+    slow.load.loadBlocksPerS = [0, 0, 0, 100];
+    fast.load.loadBlocksPerS = [0, 0, 0, 1e6];
+    holdings.remote = { blocks: 10, medium: 3 };
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
+    expect(workers.shares[0]!.tokensAhead).toBe(1);
+    expect(workers.shares[0]!.loadS).toBeCloseTo(1e-5);
+  });
+
+  it('is of the model, ready, named and not failed before', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    workers.add('other', { model: 'other' });
+    workers.add('draining').record = { ...workers.all[1]!.record, draining: true };
+    workers.add('silent').state = 'silent';
+    workers.add('prefill').record = { ...workers.all[3]!.record, role: 'prefill' };
+    workers.add('x');
+    workers.add('y');
+    workers.changed();
+    const names = async (part: Partial<DispatchRequest>) => {
+      const seen = new Set<string>();
+      for (let i = 0; i < 4; i++) seen.add(nameOf(await dispatcher.choose(request(part), never)));
+      return [...seen].sort();
+    };
+    expect(await names({})).toEqual(['x', 'y']);
+    expect(await names({ except: new Set(['x']) })).toEqual(['y']);
+    expect(await names({ among: new Set(['x', 'silent']) })).toEqual(['x']);
+    expect(await names({ model: 'other' })).toEqual(['other']);
+    await expect(dispatcher.choose(request({ model: 'none' }), never)).rejects.toMatchObject({
+      code: 'DISCONNECTED',
+      message: 'model none: no worker is ready to serve it (0 are joining, draining or silent); try again',
+    });
+    await expect(dispatcher.choose(request({ except: new Set(['x', 'y']) }), never)).rejects.toMatchObject({
+      message: 'model demo: none of its 2 workers may be chosen, after 2 failed; try again',
+    });
+  });
+
+  it.each(Object.keys(policies) as PolicyName[])('%s chooses only what it may', async (policy) => {
+    const { workers, dispatcher } = rig({ policy });
+    for (let i = 0; i < 5; i++) workers.add(`w${i}`);
+    await fc.assert(
+      fc.asyncProperty(
+        fc.uniqueArray(fc.integer({ min: 0, max: 4 }), { minLength: 1, maxLength: 4 }),
+        fc.integer({ min: 1, max: 400 }),
+        async (failed, tokens) => {
+          const except = new Set(failed.map((i) => `w${i}`));
+          const choice = await dispatcher.choose(request({ except, tokens }), never);
+          choice.ended();
+          expect(except.has(nameOf(choice))).toBe(false);
+        },
+      ),
+      { numRuns: 50 },
+    );
+    expect(workers.open).toEqual([0, 0, 0, 0, 0]);
+  });
+
+  it('knows a worker under another number as another one', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    const gone = workers.add('a');
+    workers.add('b');
+    (await dispatcher.choose(request(), never)).ended();
+    workers.all[0] = { ...gone, record: { ...gone.record, name: 'c' } };
+    workers.changed();
+    const names = new Set<string>();
+    for (let i = 0; i < 2; i++) names.add(nameOf(await dispatcher.choose(request(), never)));
+    expect(names).toEqual(new Set(['b', 'c']));
+  });
+});
+
+describe('the queue', () => {
+  /** All workers have a second of work. */
+  const busy = { tokensAhead: 10_000, waiting: 1 };
+
+  it('holds a request until a worker is about to have nothing to do', async () => {
+    const { workers, dispatcher } = rig();
+    workers.add('a', {}, busy);
+    const b = workers.add('b', {}, busy);
+    const choice = dispatcher.choose(request(), never);
+    expect(dispatcher.stats().waiting).toBe(1);
+    workers.changed();
+    await new Promise(setImmediate);
+    expect(dispatcher.stats().waiting).toBe(1);
+    b.load.tokensAhead = 0;
+    workers.changed();
+    expect(nameOf(await choice)).toBe('b');
+    expect([dispatcher.stats().waiting, workers.open]).toEqual([0, [0, 1]]);
+  });
+
+  it('moves on when a request ends', async () => {
+    const { dispatcher, workers } = rig();
+    workers.add('a');
+    const first = await dispatcher.choose(request({ tokens: 20_000, keys: new Int32Array(0) }), never);
+    const second = dispatcher.choose(request(), never);
+    expect(dispatcher.stats()).toMatchObject({ waiting: 1, given: 1 });
+    first.ended();
+    (await second).ended();
+    expect([dispatcher.stats(), workers.open]).toEqual([
+      { policy: 'predicted', waiting: 0, given: 0, chosen: 2, saturated: 0 },
+      [0],
+    ]);
+  });
+
+  it('is left by who leaves, for its reason', async () => {
+    const { workers, dispatcher } = rig();
+    workers.add('a', {}, busy);
+    const abort = new AbortController();
+    const choice = dispatcher.choose(request(), abort.signal);
+    abort.abort(new Error('gone'));
+    await expect(choice).rejects.toThrow('gone');
+    expect(dispatcher.stats().waiting).toBe(0);
+    await expect(dispatcher.choose(request(), abort.signal)).rejects.toThrow('gone');
+  });
+
+  it('ends with when to come again, at its bound and at its deadline', async () => {
+    const { workers, dispatcher } = rig({
+      maxWaitMs: 20,
+      late: { openS: 0.2, maxHeld: 1, maxLooked: 8 },
+    });
+    workers.add('a', {}, { ...busy, tokensAhead: 25_000 });
+    const held = dispatcher.choose(request(), never);
+    await expect(dispatcher.choose(request(), never)).rejects.toMatchObject({
+      code: 'BUSY',
+      retryAfterS: 3,
+      message: 'model demo: 1 requests wait already; try again later',
+    });
+    await expect(held).rejects.toMatchObject({
+      code: 'BUSY',
+      retryAfterS: 3,
+      message: 'model demo: no worker had room within 0.02 s; try again later',
+    });
+    expect(dispatcher.stats()).toMatchObject({ waiting: 0, saturated: 2 });
+  });
+
+  it('ends at once when the last worker that may serve it goes', async () => {
+    const { workers, dispatcher } = rig();
+    workers.add('a', {}, busy);
+    const b = workers.add('b', {}, busy);
+    const choice = dispatcher.choose(request({ except: new Set(['a']) }), never);
+    b.state = 'silent';
+    workers.changed();
+    await expect(choice).rejects.toMatchObject({ code: 'DISCONNECTED' });
+    expect(dispatcher.stats().waiting).toBe(0);
+  });
+
+  it('gives a request that no pool can hold to a worker without requests', async () => {
+    const { workers, dispatcher } = rig();
+    workers.add('a', { totalBlocks: 4 }, { freedBlocksPerS: 1 });
+    (await dispatcher.choose(request(), never)).ended();
+    expect(workers.open).toEqual([0]);
+  });
+
+  it('serves everyone, whoever leaves and whatever comes and goes', async () => {
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(fc.record({ tokens: fc.integer({ min: 1, max: 9_000 }), leaves: fc.boolean() }), { maxLength: 30 }),
+        async (requests) => {
+          const { workers, dispatcher } = rig();
+          workers.add('a');
+          workers.add('b');
+          const abort = new AbortController();
+          const outcomes = requests.map(({ tokens, leaves }) =>
+            dispatcher
+              .choose(request({ tokens, keys: new Int32Array(0) }), leaves ? abort.signal : never)
+              .then((choice) => {
+                setImmediate(() => {
+                  choice.firstToken();
+                  choice.ended();
+                });
+                return 'served';
+              })
+              .catch(() => 'left'),
+          );
+          abort.abort(new Error('gone'));
+          const told = await Promise.all(outcomes);
+          for (const [i, { leaves }] of requests.entries()) if (!leaves) expect(told[i]).toBe('served');
+          await new Promise(setImmediate);
+          expect(workers.open).toEqual([0, 0]);
+          expect(dispatcher.stats()).toMatchObject({ waiting: 0, given: 0 });
+        },
+      ),
+      { numRuns: 30 },
+    );
+  });
+
+  it('is empty after the end', async () => {
+    const { workers, dispatcher } = rig();
+    workers.add('a', {}, busy);
+    const choice = dispatcher.choose(request(), never);
+    dispatcher.close();
+    await expect(choice).rejects.toMatchObject({ code: 'DISCONNECTED' });
+    await expect(dispatcher.choose(request(), never)).rejects.toMatchObject({ code: 'DISCONNECTED' });
+  });
+});

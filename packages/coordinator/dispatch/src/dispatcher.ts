@@ -1,0 +1,314 @@
+/**
+ * Which worker gets a request now: the workers that are ready, what the KV index says that each holds, and a policy.
+ *
+ *     request ─► lane of its model ─► policy ─► worker          (policies that choose at once)
+ *                     └► queue ─► a worker is about to have nothing to do ─► worker    (`predicted`: late-binding.ts)
+ *
+ * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended.
+ *
+ * Invariants: a request is given only to a worker that is ready, serves its model and is allowed by `among` and `except`; it is
+ * counted on that worker from the choice on until `ended`, once; the queue is bounded, and nobody waits in it beyond `maxWaitMs`.
+ */
+import { KvError } from '@kvtier/errors';
+import type { Worker } from '@kvtier/registry';
+import {
+  type LateBindingOptions,
+  lateBindingDefaults,
+  type PolicyName,
+  type Random,
+  type WorkerState,
+  workS,
+} from '@kvtier/routing';
+import type { Choice, Dispatch, DispatchRequest } from './choice.ts';
+import { Chosen, shareOf } from './chosen.ts';
+import { Lane } from './lane.ts';
+import { Pending } from './pending.ts';
+import type { Holdings, Workers } from './ports.ts';
+import { Saturated } from './saturated.ts';
+
+export interface DispatcherOptions {
+  readonly workers: Workers;
+  readonly holdings: Holdings;
+  readonly policy?: PolicyName;
+  readonly late?: LateBindingOptions;
+  /** Longest wait in the queue. */
+  readonly maxWaitMs?: number;
+  readonly random?: Random;
+}
+
+export interface DispatchStats {
+  readonly policy: PolicyName;
+  /** Requests that wait in the queues. */
+  readonly waiting: number;
+  /** Requests that were given to a worker and have not ended. */
+  readonly given: number;
+  /** Choices so far; requests that were told to come again. */
+  readonly chosen: number;
+  readonly saturated: number;
+}
+
+/** Between two looks at the queues, unless nothing was looked at for longer. */
+const lookMs = 2;
+
+export class Dispatcher implements Dispatch {
+  readonly #workers: Workers;
+  readonly #holdings: Holdings;
+  readonly #policy: PolicyName;
+  readonly #late: LateBindingOptions;
+  readonly #maxWaitMs: number;
+  readonly #random: Random;
+  readonly #lanes = new Map<string, Lane>();
+  /** By number, when it was last looked. */
+  readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts'> | undefined)[] = [];
+  readonly #stopListening: () => void;
+  #isStale = true;
+  #waiting = 0;
+  #given = 0;
+  #chosen = 0;
+  #saturated = 0;
+  #lookedAtMs = Number.NEGATIVE_INFINITY;
+  #look: NodeJS.Immediate | NodeJS.Timeout | undefined;
+  #closed = false;
+
+  constructor(options: DispatcherOptions) {
+    this.#workers = options.workers;
+    this.#holdings = options.holdings;
+    this.#policy = options.policy ?? 'predicted';
+    this.#late = options.late ?? lateBindingDefaults;
+    this.#maxWaitMs = options.maxWaitMs ?? 30_000;
+    this.#random = options.random ?? Math.random;
+    this.#stopListening = this.#workers.onChange(() => {
+      this.#isStale = true;
+      this.#wake();
+    });
+  }
+
+  stats(): DispatchStats {
+    return {
+      policy: this.#policy,
+      waiting: this.#waiting,
+      given: this.#given,
+      chosen: this.#chosen,
+      saturated: this.#saturated,
+    };
+  }
+
+  async choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
+    if (signal.aborted) throw signal.reason;
+    if (this.#closed) throw closing();
+    this.#sync();
+    const lane = this.#lanes.get(request.model);
+    const pending = new Pending(request);
+    if (lane === undefined || !lane.hasFor(pending)) throw this.#nobody(request, lane);
+    const nowMs = performance.now();
+    lane.refresh();
+    const view = lane.viewFor(pending, this.#holdings, nowMs);
+    if (lane.queue === undefined) {
+      const number = lane.policy.choose(pending, view, nowMs, this.#random);
+      return this.#give(lane, pending, view[number] === undefined ? firstOf(view) : number, nowMs);
+    }
+    if (lane.queue.isFull) throw this.#saturatedBy(lane, `${lane.queue.size} requests wait already`);
+    pending.needsS = leastWorkS(pending, view);
+    const isFirst = lane.queue.size === 0;
+    this.#enter(lane, pending, nowMs);
+    if (!isFirst) this.#wake();
+    else {
+      const next = lane.queue.take(() => view, nowMs, this.#random);
+      if (next !== undefined) {
+        this.#left(lane, pending);
+        return this.#give(lane, pending, next.worker, nowMs);
+      }
+    }
+    return this.#wait(lane, pending, signal);
+  }
+
+  /** Those that wait are told so; nothing is chosen any more. */
+  close(): void {
+    this.#closed = true;
+    this.#stopListening();
+    this.#stopLook();
+    for (const lane of this.#lanes.values()) this.#rejectFrom(lane, () => closing());
+  }
+
+  #wait(lane: Lane, pending: Pending, signal: AbortSignal): Promise<Choice> {
+    return new Promise((resolve, reject) => {
+      const settle = (outcome: Choice | Error): void => {
+        clearTimeout(timer);
+        signal.removeEventListener('abort', leave);
+        pending.settle = undefined;
+        if (outcome instanceof Error) reject(outcome);
+        else resolve(outcome);
+      };
+      const leaveWith = (why: Error): void => {
+        lane.queue!.remove(pending);
+        this.#left(lane, pending);
+        settle(why);
+      };
+      const leave = (): void => leaveWith(signal.reason as Error);
+      const timer = setTimeout(() => {
+        lane.refresh();
+        leaveWith(this.#saturatedBy(lane, `no worker had room within ${this.#maxWaitMs / 1000} s`));
+      }, this.#maxWaitMs);
+      signal.addEventListener('abort', leave, { once: true });
+      pending.settle = settle;
+      lane.waiters.add(pending);
+    });
+  }
+
+  #enter(lane: Lane, pending: Pending, nowMs: number): void {
+    lane.queue!.add(pending, pending, nowMs, pending.needsS * 1000);
+    lane.queuedS += pending.needsS;
+    this.#waiting++;
+  }
+
+  /** It is out of the lane's queue. */
+  #left(lane: Lane, pending: Pending): void {
+    lane.queuedS = lane.queue!.size === 0 ? 0 : lane.queuedS - pending.needsS;
+    this.#waiting--;
+    lane.waiters.delete(pending);
+  }
+
+  #give(lane: Lane, pending: Pending, number: number, nowMs: number): Choice {
+    const state = lane.viewFor(pending, this.#holdings, nowMs)[number]!;
+    const share = shareOf(pending, state);
+    const sent = this.#workers.sent(number, share);
+    this.#given++;
+    this.#chosen++;
+    if (pending.keys.length > 0) this.#holdings.sent?.(number, pending.keys);
+    lane.policy.sent?.(pending, number, nowMs);
+    return new Chosen(this.#workers.workers()[number]!, lane.policy.name, pending, state, share, {
+      firstToken: () => {
+        sent.firstToken();
+        this.#wake();
+      },
+      ended: () => {
+        this.#given--;
+        sent.ended();
+        this.#wake();
+      },
+    });
+  }
+
+  /** Soon, if somebody waits. */
+  #wake(): void {
+    if (this.#waiting === 0 || this.#look !== undefined || this.#closed) return;
+    const sinceMs = performance.now() - this.#lookedAtMs;
+    const look = (): void => {
+      this.#look = undefined;
+      this.#lookAtQueues();
+    };
+    this.#look = sinceMs >= lookMs ? setImmediate(look) : setTimeout(look, lookMs - sinceMs);
+  }
+
+  #stopLook(): void {
+    if (this.#look === undefined) return;
+    clearImmediate(this.#look as NodeJS.Immediate);
+    clearTimeout(this.#look as NodeJS.Timeout);
+    this.#look = undefined;
+  }
+
+  #lookAtQueues(): void {
+    const nowMs = performance.now();
+    this.#sync();
+    for (const lane of this.#lanes.values()) {
+      if (lane.queue === undefined) continue;
+      lane.refresh();
+      while (lane.queue.size > 0 && lane.isOpen) {
+        const next = lane.queue.take(
+          (request) => lane.viewFor(request as Pending, this.#holdings, nowMs),
+          nowMs,
+          this.#random,
+        );
+        if (next === undefined) break;
+        this.#left(lane, next.item);
+        next.item.settle!(this.#give(lane, next.item, next.worker, nowMs));
+        lane.refresh();
+      }
+    }
+    this.#lookedAtMs = performance.now();
+  }
+
+  /** Takes over who is there, if anything changed. */
+  #sync(): void {
+    if (!this.#isStale) return;
+    this.#isStale = false;
+    const workers = this.#workers.workers();
+    if (!this.#hasChanged(workers)) return;
+    const numbers = new Map<string, number[]>();
+    const absent = new Map<string, number>();
+    for (const [number, worker] of workers.entries()) {
+      const model = worker?.facts?.model;
+      if (worker === undefined || model === undefined) continue;
+      if (takesRequests(worker)) append(numbers, model, number);
+      else absent.set(model, (absent.get(model) ?? 0) + 1);
+    }
+    for (const model of [...numbers.keys(), ...absent.keys()])
+      if (!this.#lanes.has(model)) this.#lanes.set(model, new Lane(model, this.#policy, this.#late, this.#workers));
+    for (const [model, lane] of this.#lanes) {
+      lane.absent = absent.get(model) ?? 0;
+      if (lane.become(numbers.get(model) ?? []))
+        this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : this.#nobody(pending.request, lane)));
+      if (lane.numbers.length === 0 && lane.absent === 0) this.#lanes.delete(model);
+    }
+  }
+
+  /** Something else than a load. Policies are told of numbers that stand for another worker, or for none. */
+  #hasChanged(workers: readonly (Worker | undefined)[]): boolean {
+    let hasChanged = false;
+    for (let number = 0; number < Math.max(workers.length, this.#seen.length); number++) {
+      const worker = workers[number];
+      const seen = this.#seen[number];
+      if (worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts) continue;
+      hasChanged = true;
+      if (seen !== undefined && seen.record.name !== worker?.record.name)
+        for (const lane of this.#lanes.values()) lane.policy.left?.(number);
+      this.#seen[number] = worker && { record: worker.record, state: worker.state, facts: worker.facts };
+    }
+    return hasChanged;
+  }
+
+  /** Those that wait and for which `why` has a reason. */
+  #rejectFrom(lane: Lane, why: (pending: Pending) => Error | undefined): void {
+    for (const pending of [...lane.waiters]) {
+      const reason = why(pending);
+      if (reason === undefined) continue;
+      lane.queue!.remove(pending);
+      this.#left(lane, pending);
+      pending.settle!(reason);
+    }
+  }
+
+  #nobody({ model, among, except }: DispatchRequest, lane: Lane | undefined): KvError {
+    const ready = lane?.numbers.length ?? 0;
+    const why =
+      ready === 0
+        ? `no worker is ready to serve it (${lane?.absent ?? 0} are joining, draining or silent)`
+        : `none of its ${ready} workers may be chosen${among === undefined ? '' : ' of those named'}${except.size === 0 ? '' : `, after ${except.size} failed`}`;
+    return new KvError('DISCONNECTED', `model ${model}: ${why}; try again`, { retry: true });
+  }
+
+  #saturatedBy(lane: Lane, why: string): Saturated {
+    this.#saturated++;
+    return new Saturated(`model ${lane.model}: ${why}; try again later`, lane.expectedS);
+  }
+}
+
+/** A prefill worker computes for others and takes no whole request. */
+const takesRequests = ({ state, record }: Worker): boolean =>
+  state === 'ready' && !record.draining && record.role !== 'prefill';
+
+function append(lists: Map<string, number[]>, key: string, value: number): void {
+  const list = lists.get(key);
+  if (list === undefined) lists.set(key, [value]);
+  else list.push(value);
+}
+
+function leastWorkS(pending: Pending, view: readonly (WorkerState | undefined)[]): number {
+  let least = Number.POSITIVE_INFINITY;
+  for (const state of view) if (state !== undefined) least = Math.min(least, workS(pending, state));
+  return least;
+}
+
+const firstOf = (view: readonly (WorkerState | undefined)[]): number => view.findIndex((state) => state !== undefined);
+
+const closing = (): KvError => new KvError('DISCONNECTED', 'the coordinator is closing; try again', { retry: true });

@@ -1,0 +1,53 @@
+/** A request from being asked for to its choice: what the policy looks at, and who waits for it. */
+import type { Keys, Match } from '@kvtier/kv-index';
+import type { Worker } from '@kvtier/registry';
+import type { RoutedRequest } from '@kvtier/routing';
+import type { Choice, DispatchRequest } from './choice.ts';
+import type { Elsewhere } from './ports.ts';
+
+/** What a request that waits was told of the index is looked up again after so long. */
+const matchedMs = 100;
+/** An answer is seldom as long as it may be: room is kept for so much of it. */
+const expectedAnswerTokens = 1_024;
+
+export class Pending implements RoutedRequest {
+  readonly request: DispatchRequest;
+  readonly tokens: number;
+  readonly blockTokens: number;
+  readonly maxTokens: number;
+  readonly keys: Keys;
+  readonly session: string;
+  /** Seconds of work at best. */
+  needsS = 0;
+  matches: readonly Match[] = [];
+  elsewhere: Elsewhere = { blocks: 0, medium: 0 };
+  /** While it waits. */
+  settle: ((outcome: Choice | Error) => void) | undefined;
+  #version = -1;
+  #matchedAtMs = 0;
+
+  constructor(request: DispatchRequest) {
+    this.request = request;
+    this.tokens = request.tokens;
+    this.blockTokens = Math.max(request.blockTokens, 1);
+    this.maxTokens = Math.min(request.maxTokens, expectedAnswerTokens);
+    this.keys = request.keys;
+    this.session = request.session;
+  }
+
+  allows({ record: { name } }: Worker): boolean {
+    const { among, except } = this.request;
+    return !except.has(name) && (among === undefined || among.has(name));
+  }
+
+  isMatched(version: number, nowMs: number): boolean {
+    return version === this.#version && nowMs - this.#matchedAtMs < matchedMs;
+  }
+
+  matched(version: number, nowMs: number, matches: readonly Match[], elsewhere: Elsewhere): void {
+    this.#version = version;
+    this.#matchedAtMs = nowMs;
+    this.matches = matches;
+    this.elsewhere = elsewhere;
+  }
+}

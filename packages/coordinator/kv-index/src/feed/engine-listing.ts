@@ -1,0 +1,231 @@
+/**
+ * What one engine says of its blocks, applied to the index: a source for each data-parallel rank and attention group. Pure: no sockets, no
+ * time; `apply` goes on a slice at a time.
+ *
+ * Names: an engine that hashes as we do names its blocks by our keys. Of others, the tokens are hashed again; then a block is only known
+ * with all before it, back to the root, and those with an adapter or an image are left out.
+ */
+import { type PackedBatch, recordType, type StreamItem } from '@kvtier/events';
+import type { ChainHasher } from '@kvtier/identity';
+import { keysOfHashes } from '../keys.ts';
+import type { Keys, KvIndex, Parent } from '../kv-index.ts';
+import { HashNames } from './hash-names.ts';
+import type { Lies } from './lies.ts';
+import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
+import { eventsIn, type PackedEvent } from './packed-events.ts';
+import { Part } from './part.ts';
+
+export interface EngineListingOptions {
+  readonly index: KvIndex;
+  readonly blockTokens: number;
+  /** More than this on one medium cannot be. */
+  readonly maxBlocks: number;
+  /** Set for an engine that hashes otherwise. */
+  readonly hasher: ChainHasher | undefined;
+  readonly lies: Lies;
+}
+
+interface Named {
+  readonly keys: Keys;
+  readonly parent: Keys | undefined;
+}
+
+/** Blocks that are dealt with in one slice: a few milliseconds. */
+export const sliceBlocks = 4_096;
+const maxRanks = 64;
+const maxGroups = 16;
+/** Ranks times groups. */
+const maxParts = 64;
+
+export class EngineListing {
+  readonly #options: EngineListingOptions;
+  /** rank × maxGroups + group → its part. */
+  readonly #parts = new Map<number, Part>();
+  readonly #names: HashNames | undefined;
+
+  constructor(options: EngineListingOptions) {
+    this.#options = options;
+    if (options.hasher) this.#names = new HashNames(options.hasher.hashBytes, options.maxBlocks);
+  }
+
+  /** Memory beside the index. */
+  get bytes(): number {
+    return this.#names?.bytes ?? 0;
+  }
+
+  /** By rank, each rank's attention groups: a part in the place of its number. */
+  ranks(): (Part | undefined)[][] {
+    const ranks = new Map<number, (Part | undefined)[]>();
+    for (const [place, part] of this.#parts) {
+      const rank = Math.floor(place / maxGroups);
+      const groups = ranks.get(rank) ?? [];
+      groups[place % maxGroups] = part;
+      ranks.set(rank, groups);
+    }
+    return [...ranks.values()];
+  }
+
+  /** One item of its stream. Goes on with each `next`, some thousand blocks at a time. True: there is a source more, or one less. */
+  *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
+    if (item.kind !== 'batch') return this.forget();
+    const rank = item.batch.dataParallelRank ?? 0;
+    if (rank >= maxRanks) {
+      this.#options.lies.tell('rank', () => `data-parallel rank ${rank}; at most ${maxRanks - 1}`);
+      return false;
+    }
+    const before = this.#parts.size;
+    let done = 0;
+    for (const event of eventsIn(item.batch)) {
+      for (const slice of this.#event(rank, event)) {
+        done += slice;
+        if (done < sliceBlocks) continue;
+        done = 0;
+        yield;
+      }
+    }
+    return this.#parts.size !== before;
+  }
+
+  /** All that it said is void. Returns whether it had said anything. */
+  forget(): boolean {
+    const had = this.#parts.size > 0;
+    for (const part of this.#parts.values()) part.close();
+    this.#parts.clear();
+    this.#names?.clear();
+    return had;
+  }
+
+  *#event(rank: number, event: PackedEvent): Generator<number, void> {
+    const { lies } = this.#options;
+    const medium = event.medium === undefined ? mediumNumbers.gpu : mediumOf(event.medium);
+    if (medium === undefined || sharedMedia.includes(medium)) {
+      lies.tell('medium', () => `blocks on ${event.medium}, which no engine has`);
+      return;
+    }
+    if (event.type === recordType.cleared) {
+      for (const [place, part] of this.#parts) if (Math.floor(place / maxGroups) === rank) part.cleared(medium);
+      yield 1;
+      return;
+    }
+    if (event.group >= maxGroups) {
+      lies.tell('group', () => `attention group ${event.group}; at most ${maxGroups - 1}`);
+      return;
+    }
+    const place = rank * maxGroups + event.group;
+    if (event.type === recordType.removed) {
+      const part = this.#parts.get(place);
+      for (const keys of slices(event.keys)) {
+        part?.removed(medium, this.#ownKeys(keys, 'drop'));
+        yield keys.length / 2;
+      }
+      return;
+    }
+    if (event.keys.length === 0 || !this.#isSound(event)) return;
+    const part = this.#partAt(place, event);
+    if (part) yield* this.#store(part, medium, event);
+  }
+
+  #isSound(event: PackedEvent): boolean {
+    const { blockTokens, lies } = this.#options;
+    if (event.blockTokens === 0 || event.blockTokens === blockTokens) return true;
+    lies.tell('block_size', () => `blocks of ${event.blockTokens} tokens, the index has blocks of ${blockTokens}`);
+    return false;
+  }
+
+  #partAt(place: number, event: PackedEvent): Part | undefined {
+    const { index, maxBlocks, lies } = this.#options;
+    let part = this.#parts.get(place);
+    if (part === undefined) {
+      if (this.#parts.size >= maxParts) {
+        lies.tell('too_many_parts', () => `more than ${maxParts} ranks and groups`);
+        return undefined;
+      }
+      part = new Part(index, maxBlocks);
+      this.#parts.set(place, part);
+    }
+    if (event.kind !== undefined) part.window = { tokens: windowOf(event) };
+    return part;
+  }
+
+  *#store(part: Part, medium: number, event: PackedEvent): Generator<number, void> {
+    const { keys, tokens, blockTokens } = event;
+    const isRenamed = this.#names !== undefined && tokens.length > 0;
+    if (isRenamed && !this.#canRename(event)) return;
+    // Only hashes: nothing is said of their order. Groups other than the first leave out blocks.
+    const isOrdered = event.group === 0 && (event.parent !== undefined || event.blockTokens > 0);
+    let before = event.parent;
+    let at = 0;
+    for (const slice of slices(keys)) {
+      const count = slice.length / 2;
+      const named = isRenamed
+        ? this.#rename(slice, before, tokens.subarray(at * blockTokens, (at + count) * blockTokens))
+        : { keys: this.#ownKeys(slice, 'hold'), parent: before };
+      if (named === undefined) return;
+      const parent: Parent = !isOrdered || (this.#names && !isRenamed) ? 'unknown' : (named.parent ?? 'root');
+      if (!part.stored(medium, named.keys, parent)) {
+        this.#options.lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
+        this.#names?.clear();
+        return;
+      }
+      before = slice.subarray(slice.length - 2);
+      at += count;
+      yield count;
+    }
+  }
+
+  /** The engine's names as ours; those that we have none for are left out. */
+  #ownKeys(keys: Keys, change: 'hold' | 'drop'): Keys {
+    const names = this.#names;
+    if (names === undefined) return keys;
+    const own: number[] = [];
+    for (let at = 0; at < keys.length; at += 2) {
+      const [low, high] = [keys[at]!, keys[at + 1]!];
+      const hash = names.find(low, high);
+      if (hash === undefined) continue;
+      own.push(hash.readInt32BE(hash.length - 4), hash.readInt32BE(hash.length - 8));
+      if (change === 'hold') names.add(low, high, hash);
+      else names.drop(low, high);
+    }
+    return Int32Array.from(own);
+  }
+
+  #canRename({ keys, tokens, hasExtra, group }: PackedEvent): boolean {
+    const { blockTokens, lies } = this.#options;
+    // Not a lie: such prompts are not looked up by tokens alone.
+    if (hasExtra) return false;
+    if (group === 0 && tokens.length === (keys.length / 2) * blockTokens) return true;
+    lies.tell('tokens', () => `${tokens.length} tokens for ${keys.length / 2} blocks of ${blockTokens}`);
+    return false;
+  }
+
+  /** The same blocks by our names, from their tokens. */
+  #rename(keys: Keys, parent: Keys | undefined, tokens: Int32Array): Named | undefined {
+    const { hasher, lies } = this.#options;
+    const names = this.#names!;
+    const before = parent && names.find(parent[0]!, parent[1]!);
+    if (parent && before === undefined) {
+      lies.tell('parent', () => 'blocks after one that it has not told of');
+      return undefined;
+    }
+    const { hashBytes } = hasher!;
+    const hashes = hasher!.hashBlocks(before ? Buffer.from(before) : null, new Uint32Array(tokens));
+    for (let block = 0; block < keys.length / 2; block++) {
+      const hash = hashes.subarray(block * hashBytes, (block + 1) * hashBytes);
+      if (names.add(keys[2 * block]!, keys[2 * block + 1]!, hash)) continue;
+      lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
+      this.forget();
+      return undefined;
+    }
+    return { keys: keysOfHashes(hashes, hashBytes), parent: before && keysOfHashes(before, hashBytes) };
+  }
+}
+
+/** Attention that sees a part of what came before; state that stands for all of it counts as its last block. */
+function windowOf({ kind, windowTokens }: PackedEvent): number | undefined {
+  if (kind === 'mamba') return 1;
+  return kind === 'full_attention' ? undefined : windowTokens;
+}
+
+export function* slices(keys: Keys): Generator<Keys, void> {
+  for (let at = 0; at < keys.length; at += 2 * sliceBlocks) yield keys.subarray(at, at + 2 * sliceBlocks);
+}

@@ -1,0 +1,146 @@
+/**
+ * One publisher's events, from its socket into its listing, and whether they can be relied on. What ends the stream (an endpoint that
+ * cannot be) is tried again with a growing pause; what the publisher sends never ends it.
+ */
+import type { EventSource } from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import type { KvEventSubscriberStats, PackedBatch, StreamItem } from '@kvtier/events';
+import type { Turns } from './turns.ts';
+
+/** `KvEventSubscriber`, as far as it is used here. */
+export interface Subscription {
+  readonly connected: boolean;
+  packed(options: { readonly tokens?: boolean }): AsyncGenerator<readonly StreamItem<PackedBatch>[]>;
+  resync(): void;
+  stats(): KvEventSubscriberStats;
+  close(): void;
+}
+export type Subscribe = (events: EventSource) => Subscription;
+
+export interface Listing {
+  apply(item: StreamItem<PackedBatch>): Generator<void, boolean>;
+  forget(): boolean;
+}
+
+export interface FollowedStreamOptions {
+  readonly events: EventSource;
+  readonly subscribe: Subscribe;
+  readonly listing: Listing;
+  readonly tokens: boolean;
+  readonly turns: Turns;
+  /** Unix time in seconds. */
+  readonly now: () => number;
+  /** Its sources are others than before. */
+  readonly onChange: () => void;
+}
+
+const firstPauseMs = 500;
+const maxPauseMs = 30_000;
+/** What was late once is late until something comes in time, or nothing for so long. */
+const forgetLagS = 10;
+/** The smallest delay of the last one or two of these stands for no delay: clocks differ, and are set. */
+const offsetWindowS = 60;
+/** What is further off is no time. */
+const maxOffsetS = 86_400;
+
+export class FollowedStream {
+  readonly #options: FollowedStreamOptions;
+  #subscription: Subscription | undefined;
+  #closed = false;
+  #wake: (() => void) | undefined;
+  #isHeard = false;
+  #heardS = Number.NEGATIVE_INFINITY;
+  #problem: string | undefined;
+  #lagS = 0;
+  #offsets = { sinceS: 0, least: Number.POSITIVE_INFINITY, leastBefore: Number.POSITIVE_INFINITY };
+
+  constructor(options: FollowedStreamOptions) {
+    this.#options = options;
+    void this.#run();
+  }
+
+  /** When the last batch came, Unix time in seconds. */
+  get heardS(): number {
+    return this.#heardS;
+  }
+
+  /** How much later its events come than they did at best, in seconds. */
+  get lagS(): number {
+    return this.#options.now() - this.#heardS > forgetLagS ? 0 : this.#lagS;
+  }
+
+  /** Why its events do not tell what it holds now, in a few words; undefined: they do. */
+  get problem(): string | undefined {
+    if (this.#problem !== undefined) return this.#problem;
+    if (this.#subscription?.connected !== true) return 'not connected to its KV events';
+    return this.#isHeard ? undefined : 'no KV event of it has come yet';
+  }
+
+  stats(): KvEventSubscriberStats | undefined {
+    return this.#subscription?.stats();
+  }
+
+  resync(): void {
+    this.#subscription?.resync();
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#wake?.();
+    this.#subscription?.close();
+    this.#options.listing.forget();
+  }
+
+  async #run(): Promise<void> {
+    for (let pauseMs = firstPauseMs; !this.#closed; pauseMs = Math.min(2 * pauseMs, maxPauseMs)) {
+      try {
+        this.#subscription = this.#options.subscribe(this.#options.events);
+        this.#problem = undefined;
+        for await (const burst of this.#subscription.packed({ tokens: this.#options.tokens })) {
+          pauseMs = firstPauseMs;
+          for (const item of burst) await this.#apply(item);
+        }
+      } catch (error) {
+        this.#problem = KvError.from(error).message;
+      }
+      this.#subscription?.close();
+      if (this.#closed) return;
+      this.#forget();
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, pauseMs).unref();
+        this.#wake = () => {
+          clearTimeout(timer);
+          resolve();
+        };
+      });
+    }
+  }
+
+  async #apply(item: StreamItem<PackedBatch>): Promise<void> {
+    const { listing, turns, onChange } = this.#options;
+    this.#isHeard = true;
+    if (item.kind === 'batch') this.#timed(item.batch.ts);
+    const work = listing.apply(item);
+    let step = work.next();
+    for (; step.done !== true && !this.#closed; step = work.next()) await turns.next();
+    if (this.#closed) listing.forget();
+    else if (step.value === true) onChange();
+  }
+
+  #forget(): void {
+    this.#isHeard = false;
+    if (this.#options.listing.forget()) this.#options.onChange();
+  }
+
+  #timed(ts: number): void {
+    const now = this.#options.now();
+    this.#heardS = now;
+    const offset = now - ts;
+    if (!(Math.abs(offset) < maxOffsetS)) return;
+    const offsets = this.#offsets;
+    if (now - offsets.sinceS > offsetWindowS)
+      this.#offsets = { sinceS: now, least: offset, leastBefore: offsets.least };
+    else offsets.least = Math.min(offsets.least, offset);
+    this.#lagS = Math.max(0, offset - Math.min(this.#offsets.least, this.#offsets.leastBefore));
+  }
+}

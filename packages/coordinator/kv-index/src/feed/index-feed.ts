@@ -1,0 +1,423 @@
+/**
+ * The index of one model, fed by the events of all its workers and of the cache nodes beside them.
+ *
+ *     engine ──events──▶ EngineListing ┐
+ *     node   ──events──▶ NodeListing   ├──▶ KvIndex ◀── match: what each worker has at hand, what its node can fetch from others
+ *     what was sent ──▶ History (where nothing tells) ┘
+ *
+ * A worker's blocks are its engine's, those of the node beside it, and of the shared tiers that this node reaches. Invariants: a worker whose events
+ * cannot be relied on is credited with what it was sent, never with what they said before; how that stands is told in `state`, in
+ * metrics and in one line for each change; no turn deals with more than a slice of events.
+ */
+import type { NodeRecord, WorkerRecord } from '@kvtier/config';
+import { KvEventSubscriber } from '@kvtier/events';
+import { ChainHasher, type HashAlgorithm } from '@kvtier/identity';
+import { type Keys, KvIndex, type KvIndexStats, type Match, type Target } from '../kv-index.ts';
+import { EngineListing } from './engine-listing.ts';
+import { FollowedStream, type Subscribe } from './followed-stream.ts';
+import { History } from './history.ts';
+import { type FeedLog, LieCounts, type LieKind, Lies } from './lies.ts';
+import { mediumNumbers } from './media.ts';
+import { NodeListing } from './node-listing.ts';
+import { SharedBlocks } from './shared-blocks.ts';
+import { Turns } from './turns.ts';
+import { type GroupView, matchView, plainTarget, type WorkerView } from './views.ts';
+
+export interface IndexFeedOptions {
+  /** Of the index. */
+  readonly maxBytes: number;
+  readonly blockTokens: number;
+  /** How prompts are hashed, for engines that hash otherwise. Default: vLLM's default, sha256_cbor with its default seed. */
+  readonly hashAlgorithm?: HashAlgorithm;
+  readonly hashSeed?: string | undefined;
+  readonly logger: FeedLog;
+  /** How long what was sent stands for what is held, where nothing tells. */
+  readonly guessMs?: number;
+  readonly subscribe?: Subscribe;
+  /** Unix time in seconds. */
+  readonly now?: () => number;
+}
+
+/** A worker of this model, and what is known of it. */
+export interface FollowedWorker {
+  /** As routing numbers workers. */
+  readonly number: number;
+  readonly record: WorkerRecord;
+  /** Its record's `node`, where discovery knows it. */
+  readonly node: NodeRecord | undefined;
+  /** Blocks of its pool; 0 or undefined: not known. */
+  readonly totalBlocks?: number;
+  /** Another one than before: it holds nothing of what it said. */
+  readonly bootEpoch?: string;
+  /** First 16 hex digits of the namespace of each of its attention groups: the node tells blocks of all models. Undefined: not known. */
+  readonly namespaces?: readonly string[];
+}
+
+export interface FeedMatch extends Match {
+  /** How many blocks more its node can fetch from other nodes, and the number of that medium. */
+  readonly remoteBlocks: number;
+  readonly remoteMedium: number;
+}
+
+export interface FeedMember {
+  readonly name: string;
+  /** Why its events do not tell what it holds; undefined: they do. */
+  readonly why: string | undefined;
+  readonly lagS: number;
+}
+
+export interface FeedState {
+  readonly index: KvIndexStats;
+  readonly maxBytes: number;
+  /** Of the translation of foreign hashes, beside the index. */
+  readonly namesBytes: number;
+  /** `why`: it is credited with what it was sent, not with what it holds. */
+  readonly workers: readonly FeedMember[];
+  /** `why`: it is credited with nothing. */
+  readonly nodes: readonly FeedMember[];
+  readonly lies: Readonly<Record<LieKind, number>>;
+  readonly gaps: number;
+  readonly restarts: number;
+  readonly snapshots: number;
+}
+
+interface NodeEntry {
+  readonly record: NodeRecord;
+  readonly listing: NodeListing | undefined;
+  readonly stream: FollowedStream | undefined;
+  readonly teller: { resync(): void };
+  why: string | undefined;
+}
+
+interface WorkerEntry {
+  followed: FollowedWorker;
+  readonly listing: EngineListing | undefined;
+  readonly stream: FollowedStream | undefined;
+  node: NodeEntry | undefined;
+  history: History | undefined;
+  why: string | undefined;
+  /** Requests with new blocks since its last event, and since when (Unix time in seconds). */
+  owed: number;
+  owedSinceS: number;
+  view: WorkerView;
+}
+
+const defaultGuessMs = 600_000;
+const maxSources = 512;
+const tickMs = 250;
+/** Blocks of a worker that does not say how many it has. */
+const unknownBlocks = 65_536;
+/** Events may be late by so much, and requests without any event so many for so long. */
+const maxLagS = 5;
+const maxOwed = 8;
+const maxOwedS = 10;
+/** A prompt with so many blocks of no known order is worth learning from; so many prompts wait for that. */
+const worthLearning = 32;
+const maxLearning = 16;
+const learnBlocks = 4_096;
+const sweepRecords = 8_192;
+const maxMessageBytes = 4 * 2 ** 20;
+/** A worker's pool may hold blocks of several groups, and blocks twice; it has tiers of its own, too. */
+const poolSlack = 16;
+
+export class IndexFeed {
+  readonly #options: IndexFeedOptions;
+  readonly #index: KvIndex;
+  readonly #hasher: ChainHasher;
+  readonly #lies = new LieCounts();
+  readonly #turns = new Turns();
+  readonly #shared: SharedBlocks;
+  readonly #workers = new Map<number, WorkerEntry>();
+  readonly #nodes = new Map<string, NodeEntry>();
+  readonly #timer: NodeJS.Timeout;
+  readonly #learning: Keys[] = [];
+  #isLearning = false;
+  #isStale = false;
+  /** Namespace → all that other nodes can fetch. */
+  readonly #pools = new Map<string, Target>();
+
+  /** KvError CONFIG: `maxBytes` too small, block tokens that cannot be hashed. */
+  constructor(options: IndexFeedOptions) {
+    const { maxBytes, blockTokens, hashAlgorithm = 'sha256_cbor', hashSeed: rootSeed } = options;
+    this.#options = options;
+    // Only an engine's pool holds a block several times; tiers may be told of one twice, and hold it once.
+    this.#index = new KvIndex({ maxBytes, maxSources, countedMedia: 1 << mediumNumbers.gpu });
+    this.#hasher = new ChainHasher({ algorithm: hashAlgorithm, blockTokens, rootSeed });
+    this.#shared = new SharedBlocks(this.#index, this.#mostBlocks, this.#changed);
+    this.#timer = setInterval(() => this.#tick(), tickMs).unref();
+  }
+
+  /** All workers of the model, now. What is not among them is forgotten. */
+  follow(workers: readonly FollowedWorker[]): void {
+    this.#followNodes(workers);
+    const numbers = new Set(workers.map(({ number }) => number));
+    for (const [number, entry] of this.#workers) if (!numbers.has(number)) this.#unfollow(number, entry);
+    for (const worker of workers) {
+      const known = this.#workers.get(worker.number);
+      if (known !== undefined && !isSame(known.followed, worker)) this.#unfollow(worker.number, known);
+      const entry = this.#workers.get(worker.number) ?? this.#followWorker(worker);
+      entry.followed = worker;
+      entry.node = worker.node && this.#nodes.get(worker.node.name);
+    }
+    this.#isStale = true;
+    this.#look();
+  }
+
+  /** What each of these workers has at hand of a prompt, from its first block on. Numbers that are not followed have nothing. */
+  match(keys: Keys, numbers: readonly number[]): FeedMatch[] {
+    if (this.#isStale) this.#review();
+    const before = this.#index.looseSteps;
+    const targets: Target[] = [];
+    const entries = numbers.map((number) => this.#workers.get(number));
+    for (const entry of entries) targets.push((entry && plainTarget(entry.view)) ?? nothing);
+    const pools = [...this.#pools];
+    for (const [, pool] of pools) targets.push(pool);
+    const matches = this.#index.match(keys, targets);
+    const anywhere = new Map(pools.map(([namespace], i) => [namespace, matches[numbers.length + i]!.blocks]));
+    const found = entries.map((entry, i) => {
+      if (entry === undefined) return { ...matches[i]!, ...noRemote };
+      const isPlain = plainTarget(entry.view) !== undefined;
+      const match = isPlain ? matches[i]! : matchView(this.#index, keys, entry.view);
+      const namespace = isPlain ? this.#namespacesOf(entry)[0] : undefined;
+      const most = namespace === undefined ? 0 : (anywhere.get(namespace) ?? 0);
+      return { ...match, remoteBlocks: Math.max(0, most - match.blocks), remoteMedium: mediumNumbers.peer };
+    });
+    if (this.#index.looseSteps - before >= worthLearning) this.#learn(keys);
+    return found;
+  }
+
+  /** A request with these blocks went to this worker. */
+  sent(number: number, keys: Keys): void {
+    const entry = this.#workers.get(number);
+    if (entry === undefined || keys.length === 0) return;
+    if (entry.history !== undefined) entry.history.sent(keys, this.#nowS() * 1_000);
+    else {
+      if (entry.owed++ === 0) entry.owedSinceS = this.#nowS();
+    }
+  }
+
+  state(): FeedState {
+    const streams = [...this.#workers.values(), ...this.#nodes.values()].map(({ stream }) => stream?.stats());
+    const sum = (which: 'gaps' | 'restarts' | 'snapshots'): number =>
+      streams.reduce((total, stats) => total + (stats?.[which] ?? 0), 0);
+    const memberOf = (name: string, { why, stream }: WorkerEntry | NodeEntry): FeedMember => ({
+      ...{ name, why },
+      lagS: stream?.lagS ?? 0,
+    });
+    return {
+      index: this.#index.stats(),
+      maxBytes: this.#options.maxBytes,
+      namesBytes: [...this.#workers.values()].reduce((bytes, { listing }) => bytes + (listing?.bytes ?? 0), 0),
+      workers: [...this.#workers.values()].map((entry) => memberOf(entry.followed.record.name, entry)),
+      nodes: [...this.#nodes].map(([name, entry]) => memberOf(name, entry)),
+      lies: { ...this.#lies.byKind },
+      ...{ gaps: sum('gaps'), restarts: sum('restarts'), snapshots: sum('snapshots') },
+    };
+  }
+
+  close(): void {
+    clearInterval(this.#timer);
+    for (const [number, entry] of this.#workers) this.#unfollow(number, entry);
+    this.#followNodes([]);
+    this.#learning.length = 0;
+  }
+
+  /** More than this of one publisher would be half of all that there is room for. */
+  get #mostBlocks(): number {
+    return Math.ceil(this.#options.maxBytes / 48);
+  }
+
+  #nowS(): number {
+    return (this.#options.now ?? unixSeconds)();
+  }
+
+  readonly #changed = (): void => {
+    this.#isStale = true;
+  };
+
+  #stream(
+    events: WorkerRecord['events'],
+    listing: EngineListing | NodeListing,
+    tokens: boolean,
+  ): FollowedStream | undefined {
+    if (events === null) return undefined;
+    const { subscribe = subscribeTo } = this.#options;
+    return new FollowedStream({
+      ...{ events, subscribe, listing, tokens, turns: this.#turns },
+      now: () => this.#nowS(),
+      onChange: this.#changed,
+    });
+  }
+
+  #followWorker(followed: FollowedWorker): WorkerEntry {
+    const { record, totalBlocks } = followed;
+    const { blockTokens, logger } = this.#options;
+    const isForeign = record.kind === 'openai';
+    const lies = new Lies(`worker ${record.name}`, this.#lies, logger, () => this.#nowS() * 1_000);
+    const maxBlocks = Math.min(totalBlocks ? poolSlack * totalBlocks : this.#mostBlocks, this.#mostBlocks);
+    const hasher = isForeign ? this.#hasher : undefined;
+    const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks, hasher, lies });
+    const entry: WorkerEntry = {
+      ...{ followed, listing, stream: this.#stream(record.events, listing, isForeign) },
+      ...{ node: undefined, history: undefined, why: undefined, owed: 0, owedSinceS: 0, view: noView },
+    };
+    this.#workers.set(followed.number, entry);
+    return entry;
+  }
+
+  #unfollow(number: number, entry: WorkerEntry): void {
+    this.#workers.delete(number);
+    entry.stream?.close();
+    entry.history?.close();
+  }
+
+  #followNodes(workers: readonly FollowedWorker[]): void {
+    const records = new Map(workers.flatMap(({ node }) => (node ? [[node.name, node] as const] : [])));
+    for (const [name, entry] of this.#nodes) {
+      if (JSON.stringify(records.get(name)) === JSON.stringify(entry.record)) continue;
+      this.#nodes.delete(name);
+      entry.stream?.close();
+    }
+    for (const [name, record] of records) if (!this.#nodes.has(name)) this.#nodes.set(name, this.#followNode(record));
+  }
+
+  #followNode(record: NodeRecord): NodeEntry {
+    const { blockTokens, logger } = this.#options;
+    const lies = new Lies(`cache node ${record.name}`, this.#lies, logger, () => this.#nowS() * 1_000);
+    let stream: FollowedStream | undefined;
+    const teller = { resync: () => stream?.resync() };
+    const common = { index: this.#index, blockTokens, maxBlocks: this.#mostBlocks };
+    const listing = new NodeListing({ ...common, shared: this.#shared, teller, lies });
+    stream = this.#stream(record.events, listing, false);
+    return { record, listing, stream, teller, why: undefined };
+  }
+
+  #tick(): void {
+    this.#look();
+    const nowMs = this.#nowS() * 1_000;
+    for (const { history } of this.#workers.values()) history?.expire(nowMs);
+    this.#index.sweep(sweepRecords);
+  }
+
+  /** Who can be relied on now. */
+  #look(): void {
+    for (const entry of this.#nodes.values()) {
+      const why = entry.stream === undefined ? 'publishes no KV events' : problemOf(entry.stream);
+      this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
+    }
+    for (const entry of this.#workers.values()) {
+      const why = this.#whyGuessed(entry);
+      this.#say(`worker ${entry.followed.record.name}`, entry, why, 'what it holds is guessed from what it was sent');
+      if (why === undefined) {
+        entry.history?.close();
+        entry.history = undefined;
+      } else if (entry.history === undefined) {
+        const { totalBlocks } = entry.followed;
+        const options = { maxBlocks: totalBlocks || unknownBlocks, ttlMs: this.#options.guessMs ?? defaultGuessMs };
+        entry.history = new History(this.#index, options, this.#nowS() * 1_000);
+      }
+    }
+  }
+
+  #whyGuessed(entry: WorkerEntry): string | undefined {
+    const { stream } = entry;
+    if (stream === undefined) return 'publishes no KV events';
+    const problem = problemOf(stream);
+    if (problem !== undefined) return problem;
+    if (stream.heardS >= entry.owedSinceS) entry.owed = 0;
+    const isSilent = entry.owed >= maxOwed && this.#nowS() - entry.owedSinceS > maxOwedS;
+    return isSilent ? `no KV event although it was sent ${maxOwed} requests` : undefined;
+  }
+
+  #say(who: string, entry: { why: string | undefined }, why: string | undefined, so: string): void {
+    if (entry.why === why) return;
+    const { logger } = this.#options;
+    if (why === undefined) logger.info({ who }, `${who}: its KV events tell what it holds`);
+    else logger.warn({ who, why }, `${who}: ${why}; ${so}`);
+    entry.why = why;
+    this.#isStale = true;
+  }
+
+  #review(): void {
+    this.#isStale = false;
+    for (const entry of this.#workers.values()) entry.view = this.#viewOf(entry);
+    this.#pools.clear();
+    for (const { record, listing, why } of this.#nodes.values()) {
+      if (record.peer === null || why !== undefined) continue;
+      for (const namespace of listing?.namespaces ?? []) {
+        const sources = [...(this.#pools.get(namespace)?.sources ?? []), listing!.partOf(namespace)!.source];
+        this.#pools.set(namespace, { sources });
+      }
+    }
+  }
+
+  #viewOf(entry: WorkerEntry): WorkerView {
+    const { listing, history, node } = entry;
+    const namespaces = this.#namespacesOf(entry);
+    const beside = (group: number): readonly number[] => {
+      const namespace = namespaces[group];
+      if (namespace === undefined || node === undefined || node.why !== undefined) return [];
+      const own = node.listing?.partOf(namespace);
+      return [...(own ? [own] : []), ...this.#shared.partsOf(node.teller, namespace)].map(({ source }) => source);
+    };
+    const guessed = history?.sources;
+    const ranks = guessed === undefined && listing !== undefined ? listing.ranks() : [];
+    const groupCount = Math.max(1, namespaces.length, ...ranks.map((groups) => groups.length));
+    return (ranks.length > 0 ? ranks : [[]]).map((parts) =>
+      Array.from({ length: groupCount }, (_, group): GroupView => {
+        const part = parts[group];
+        const tokens = part?.window.tokens;
+        return {
+          sources: [...(guessed ?? (part ? [part.source] : [])), ...beside(group)],
+          windowBlocks:
+            tokens === undefined ? undefined : Math.max(1, Math.ceil((tokens - 1) / this.#options.blockTokens)),
+        };
+      }),
+    );
+  }
+
+  /** Of its attention groups. Not known: the only one that its node has told of. */
+  #namespacesOf({ followed, node }: WorkerEntry): readonly string[] {
+    if (followed.namespaces !== undefined) return followed.namespaces;
+    const told = new Set([...(node?.listing?.namespaces ?? []), ...(node ? this.#shared.namespaces : [])]);
+    return told.size === 1 ? [...told] : [];
+  }
+
+  #learn(keys: Keys): void {
+    if (this.#learning.length >= maxLearning) return;
+    this.#learning.push(keys);
+    if (!this.#isLearning) void this.#learnAll();
+  }
+
+  async #learnAll(): Promise<void> {
+    this.#isLearning = true;
+    for (let keys = this.#learning.shift(); keys; keys = this.#learning.shift()) {
+      for (let at = 0; at < keys.length; at += 2 * learnBlocks) {
+        await this.#turns.next();
+        this.#index.learn(keys.subarray(at, at + 2 * learnBlocks), at === 0 ? 'root' : keys.subarray(at - 2, at));
+      }
+    }
+    this.#isLearning = false;
+  }
+}
+
+const nothing: Target = { sources: [] };
+const noRemote = { remoteBlocks: 0, remoteMedium: mediumNumbers.peer };
+const noView: WorkerView = [[{ sources: [], windowBlocks: undefined }]];
+const unixSeconds = (): number => Date.now() / 1_000;
+
+const subscribeTo: Subscribe = ({ endpoint, replayEndpoint, topic }) =>
+  new KvEventSubscriber({ endpoint, replayEndpoint, topic, maxMessageBytes });
+
+function problemOf(stream: FollowedStream): string | undefined {
+  if (stream.problem !== undefined) return stream.problem;
+  return stream.lagS > maxLagS ? `its KV events are more than ${maxLagS} s late` : undefined;
+}
+
+/** Whether what was heard of a worker still holds. */
+function isSame(a: FollowedWorker, b: FollowedWorker): boolean {
+  const { name, kind, events } = a.record;
+  const isRecord = name === b.record.name && kind === b.record.kind;
+  const isEpoch = !a.bootEpoch || !b.bootEpoch || a.bootEpoch === b.bootEpoch;
+  return isRecord && isEpoch && JSON.stringify(events) === JSON.stringify(b.record.events);
+}

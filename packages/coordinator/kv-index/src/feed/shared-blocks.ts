@@ -1,0 +1,102 @@
+/**
+ * What lies in shared tiers (Redis, S3): one copy for the whole cluster, so one source for each namespace and medium, whoever tells of it. All nodes
+ * tell the same; one of them is believed, the first that told, and the next one takes its place, from its snapshot on, when that
+ * one is lost: then nothing is counted twice, and nothing stays that nobody watches.
+ */
+import { recordType } from '@kvtier/events';
+import type { KvIndex } from '../kv-index.ts';
+import { slices } from './engine-listing.ts';
+import type { PackedEvent } from './packed-events.ts';
+import { Part } from './part.ts';
+
+/** A node, as one who tells. */
+export interface Teller {
+  /** Asks it to tell all that it holds once more. */
+  resync(): void;
+}
+
+/** Namespaces of all shared tiers. */
+const maxParts = 256;
+
+interface Medium {
+  teller: Teller | undefined;
+  /** Who told of this medium, and has not said since that it lost it. */
+  readonly told: Set<Teller>;
+  readonly parts: Map<string, Part>;
+}
+
+export class SharedBlocks {
+  readonly #index: KvIndex;
+  readonly #maxBlocks: number;
+  readonly #media = new Map<number, Medium>();
+  readonly #onChange: () => void;
+
+  constructor(index: KvIndex, maxBlocks: number, onChange: () => void) {
+    this.#index = index;
+    this.#maxBlocks = maxBlocks;
+    this.#onChange = onChange;
+  }
+
+  /** What of a namespace is at hand for who is beside this node: of the media that the node can reach. */
+  partsOf(teller: Teller, namespace: string): Part[] {
+    return [...this.#media.values()].flatMap(({ told, parts }) =>
+      told.has(teller) ? (parts.get(namespace) ?? []) : [],
+    );
+  }
+
+  /** Namespaces that were told of. */
+  get namespaces(): readonly string[] {
+    return [...new Set([...this.#media.values()].flatMap(({ parts }) => [...parts.keys()]))];
+  }
+
+  *event(teller: Teller, namespace: string, number: number, event: PackedEvent): Generator<number, void> {
+    const medium = this.#mediumOf(number);
+    if (event.type === recordType.cleared) {
+      this.#lose(medium, teller);
+      yield 1;
+      return;
+    }
+    if (event.type === recordType.stored && !medium.told.has(teller)) {
+      medium.told.add(teller);
+      medium.teller ??= teller;
+      this.#onChange();
+    }
+    if (medium.teller !== teller) return;
+    let part = medium.parts.get(namespace);
+    if (part === undefined) {
+      if (event.type === recordType.removed || medium.parts.size >= maxParts) return;
+      part = new Part(this.#index, this.#maxBlocks);
+      medium.parts.set(namespace, part);
+      this.#onChange();
+    }
+    for (const keys of slices(event.keys)) {
+      if (event.type === recordType.removed) part.removed(number, keys);
+      else if (!part.stored(number, keys, 'unknown')) return;
+      yield keys.length / 2;
+    }
+  }
+
+  /** All that this node said is void. */
+  forget(teller: Teller): void {
+    for (const medium of this.#media.values()) this.#lose(medium, teller);
+  }
+
+  #lose(medium: Medium, teller: Teller): void {
+    if (medium.told.delete(teller)) this.#onChange();
+    if (medium.teller !== teller) return;
+    for (const part of medium.parts.values()) part.close();
+    medium.parts.clear();
+    [medium.teller] = medium.told;
+    // It told of changes only since it began: now all is wanted of it.
+    medium.teller?.resync();
+  }
+
+  #mediumOf(number: number): Medium {
+    let medium = this.#media.get(number);
+    if (medium === undefined) {
+      medium = { teller: undefined, told: new Set(), parts: new Map() };
+      this.#media.set(number, medium);
+    }
+    return medium;
+  }
+}

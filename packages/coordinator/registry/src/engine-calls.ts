@@ -1,0 +1,241 @@
+/**
+ * Calls to one engine worker (gRPC): one request with its stream of tokens, the short questions, and the stream of its load.
+ *
+ * Invariants: every wait has a deadline; a call that its caller no longer wants is cancelled, which frees its blocks.
+ */
+import { type ClientReadableStream, Metadata, type ServiceError, status } from '@grpc/grpc-js';
+import { KvError } from '@kvtier/errors';
+import {
+  type Description,
+  deadlineAfter,
+  type EngineClient,
+  type EngineLoad,
+  fromFailure,
+  fromStatus,
+  type GenerateEvent,
+  type GenerateRequest,
+  type PinPrefixRequest,
+  type TlsFiles,
+} from '@kvtier/wire/grpc';
+import { EngineClients } from './engine-clients.ts';
+
+export interface EngineCallsOptions {
+  /** "unix:/path" or "host:port" */
+  readonly address: string;
+  /** For an address beyond loopback. */
+  readonly tls?: TlsFiles | undefined;
+  /** For what is answered at once: Metrics and the like. */
+  readonly unaryDeadlineMs?: number;
+  /** For Describe, by which one learns whether it is there. */
+  readonly describeDeadlineMs?: number;
+  /** A running request without any event for so long is given up. */
+  readonly silenceDeadlineMs?: number;
+}
+
+export class EngineCalls {
+  readonly #clients: EngineClients;
+  readonly #address: string;
+  readonly #unaryDeadlineMs: number;
+  readonly #describeDeadlineMs: number;
+  readonly #silenceDeadlineMs: number;
+  /** Ends a running request, with a reason. */
+  readonly #cuts = new Set<(why: KvError) => void>();
+
+  constructor(options: EngineCallsOptions) {
+    this.#address = options.address;
+    this.#unaryDeadlineMs = options.unaryDeadlineMs ?? 2_000;
+    this.#describeDeadlineMs = options.describeDeadlineMs ?? this.#unaryDeadlineMs;
+    this.#silenceDeadlineMs = options.silenceDeadlineMs ?? 600_000;
+    this.#clients = new EngineClients(options.address, options.tls);
+  }
+
+  /** Connections so far. */
+  get connections(): number {
+    return this.#clients.opened;
+  }
+
+  /** Requests under way. */
+  get running(): number {
+    return this.#cuts.size;
+  }
+
+  /**
+   * One request; its events as they come. Ends after the event with a finish reason.
+   * Leaving the loop, or `signal`, cancels the call. @throws KvError, or the reason of `signal`
+   */
+  async *generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
+    if (signal.aborted) throw signal.reason;
+    const connection = this.#clients.begin();
+    const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
+    call.on('error', ignore); // the loop below reports it; one that comes after the loop was left has nobody to tell
+    const cancel = (): void => call.cancel();
+    signal.addEventListener('abort', cancel, { once: true });
+    let ended: KvError | undefined;
+    const cut = (why: KvError): void => {
+      ended ??= why;
+      call.cancel();
+    };
+    this.#cuts.add(cut);
+    let answered = false;
+    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
+    const watchdog = setTimeout(() => {
+      const waited = `no token for ${this.#silenceDeadlineMs / 1000} s; the request was given up`;
+      cut(new KvError('DEADLINE', `engine: ${waited}`));
+    }, this.#silenceDeadlineMs);
+    try {
+      for await (const event of call.iterator({ destroyOnReturn: false }) as AsyncIterable<GenerateEvent>) {
+        watchdog.refresh();
+        answered = event.failure !== undefined || event.finishReason !== '';
+        if (event.failure) throw fromFailure(event.failure);
+        yield event;
+        if (answered) return;
+      }
+      throw new KvError(
+        'PROTOCOL',
+        `engine at ${this.#address}: the answer ended without a finish reason; see its log`,
+      );
+    } catch (error) {
+      if (signal.aborted) throw signal.reason;
+      throw ended ?? this.#describeFailure(fromStatus(error));
+    } finally {
+      clearTimeout(watchdog);
+      this.#cuts.delete(cut);
+      signal.removeEventListener('abort', cancel);
+      if (answered) this.#awaitStatus(call);
+      else call.cancel(); // of no effect on a call that has ended
+    }
+  }
+
+  /** The engine has said all, and its status is under way: cancelling would only be one more reset (EngineClients). */
+  #awaitStatus(call: ClientReadableStream<GenerateEvent>): void {
+    const patience = setTimeout(() => call.cancel(), this.#unaryDeadlineMs);
+    call.once('status', () => clearTimeout(patience));
+    call.resume();
+  }
+
+  /** All running requests end with this, and the next call begins on a connection of its own. */
+  cut(why: KvError): void {
+    for (const cut of [...this.#cuts]) cut(why);
+    this.#clients.renew();
+  }
+
+  /**
+   * The stream of its load until it breaks (`onEnd`, once; not after the returned function was called). Whoever calls sees to it that
+   * something comes.
+   */
+  watchLoad(
+    watch: { sender: string; minIntervalMs: number },
+    onLoad: (load: EngineLoad) => void,
+    onEnd: (why: KvError) => void,
+  ): () => void {
+    const connection = this.#clients.begin();
+    const call = connection.client.watchLoad(watch);
+    let over = false;
+    call.on('data', (load: EngineLoad) => {
+      if (!over) onLoad(load);
+    });
+    call.on('error', ignore); // told by its status
+    call.once('status', (ended: Parameters<typeof fromStatus>[0] & { code: status }) => {
+      this.#clients.end(connection, ended.code === status.CANCELLED);
+      if (over) return;
+      over = true;
+      onEnd(
+        ended.code === status.OK
+          ? this.#gone('ended the stream of its load')
+          : this.#describeFailure(fromStatus(ended)),
+      );
+    });
+    return () => {
+      over = true;
+      call.cancel();
+    };
+  }
+
+  /** What it is. @throws KvError */
+  describe(): Promise<Description> {
+    return this.#unary<Description>(
+      (client, deadline, done) => client.describe({}, new Metadata(), { deadline }, done),
+      this.#describeDeadlineMs,
+    );
+  }
+
+  /** The engine's own metrics in Prometheus' text form. @throws KvError */
+  async metrics(): Promise<string> {
+    const answer = await this.#unary<{ prometheus: string }>((client, deadline, done) =>
+      client.metrics({}, new Metadata(), { deadline }, done),
+    );
+    return answer.prometheus;
+  }
+
+  /** Whether the engine's own prefix cache was dropped; false while blocks are held. @throws KvError */
+  async resetPrefixCache(): Promise<boolean> {
+    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
+      client.resetPrefixCache({}, new Metadata(), { deadline }, done),
+    );
+    return answer.done;
+  }
+
+  /** How many tokens of the prefix the engine holds from now on. @throws KvError: REQUEST (name in use), CONFIG (no room) */
+  async pinPrefix(request: PinPrefixRequest): Promise<number> {
+    const answer = await this.#unary<{ pinnedTokens: number }>((client, deadline, done) =>
+      client.pinPrefix(request, new Metadata(), { deadline }, done),
+    );
+    return answer.pinnedTokens;
+  }
+
+  /** False when nothing is pinned under this name. @throws KvError */
+  async unpinPrefix(name: string): Promise<boolean> {
+    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
+      client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
+    );
+    return answer.done;
+  }
+
+  /** It takes nothing new from now on; how many requests it still has. @throws KvError */
+  async drain(): Promise<number> {
+    const answer = await this.#unary<{ left: number }>((client, deadline, done) =>
+      client.drain({}, new Metadata(), { deadline }, done),
+    );
+    return answer.left;
+  }
+
+  close(): void {
+    this.#clients.close();
+  }
+
+  #unary<T>(
+    start: (client: EngineClient, deadline: Date, done: (error: ServiceError | null, value: T) => void) => unknown,
+    deadlineMs = this.#unaryDeadlineMs,
+  ): Promise<T> {
+    const connection = this.#clients.begin();
+    return new Promise<T>((resolve, reject) => {
+      start(connection.client, deadlineAfter(deadlineMs), (error, value) => {
+        this.#clients.end(connection, error?.code === status.DEADLINE_EXCEEDED);
+        if (error) return reject(error);
+        this.#clients.answered();
+        resolve(value);
+      });
+    }).catch((error: unknown) => {
+      const failure = this.#describeFailure(fromStatus(error));
+      // Nobody answers: for a client of the API server that is the same as nobody there.
+      throw failure.code === 'DEADLINE' ? this.#gone('does not answer') : failure;
+    });
+  }
+
+  /** grpc's words for a lost connection say little to a user. */
+  #describeFailure(failure: KvError): KvError {
+    if (failure.code === 'DISCONNECTED') return this.#gone('cannot be reached');
+    // The call was cut by the other side: its server is closing.
+    return failure.code === 'CANCELLED' ? this.#gone('ended the request') : failure;
+  }
+
+  #gone(what: string): KvError {
+    const { refusal } = this.#clients;
+    if (refusal) return new KvError('DISCONNECTED', `engine: ${refusal.message}`, { retry: true });
+    return new KvError('DISCONNECTED', `engine at ${this.#address}: ${what}; it may be restarting, try again`, {
+      retry: true,
+    });
+  }
+}
+
+const ignore = (): void => {};

@@ -1,0 +1,90 @@
+/**
+ * What a worker says of itself and of its load, checked before anything counts on it: a worker may be of another version, broken, or
+ * lie. What cannot be is refused with one line.
+ */
+import { KvError } from '@kvtier/errors';
+import type { Description, EngineLoad } from '@kvtier/wire/grpc';
+import { z } from 'zod';
+import type { WorkerFacts } from './worker.ts';
+
+/** Beyond this a number is nonsense, whatever it counts. */
+const most = 2 ** 40;
+const count = z.number().int().min(0).max(most);
+const rate = z.number().min(0).max(1e12);
+const text = z.string().max(4096);
+const wide = z.bigint().min(0n).max(BigInt(most)).transform(Number);
+
+const descriptionSchema = z.object({
+  model: text.min(1),
+  modelDir: text,
+  maxModelTokens: count.min(1),
+  blockTokens: count.min(1).max(65_536),
+  vocabSize: count.min(1).max(2 ** 31),
+  stopTokenIds: z.array(count).max(4096),
+  blockCount: wide,
+  hashAlgorithm: text,
+  hashSeed: text,
+  modelDigest: text,
+  bootEpoch: text,
+});
+
+const loadSchema = z.object({
+  bootEpoch: text,
+  draining: z.boolean(),
+  waiting: count,
+  running: count,
+  tokensAhead: wide,
+  usedBlocks: wide,
+  totalBlocks: wide,
+  waitingBlocks: wide,
+  loadAheadS: rate,
+  rates: z
+    .object({
+      prefillTokensPerS: rate,
+      stepS: rate,
+      stepPerRequestS: rate,
+      freedBlocksPerS: rate,
+      loadBlocksPerS: z
+        .record(z.string().max(64), rate)
+        .refine((map) => Object.keys(map).length <= 64, 'too many tiers'),
+    })
+    .optional(),
+  taken: z.array(count).max(1 << 20),
+});
+export type ToldLoad = z.infer<typeof loadSchema>;
+
+/** @throws KvError PROTOCOL, one line */
+export function factsOf(worker: string, description: Description): WorkerFacts {
+  const { blockCount, ...facts } = checked(worker, 'what it is', descriptionSchema, description);
+  return { ...facts, totalBlocks: blockCount };
+}
+
+/** @throws KvError PROTOCOL, one line */
+export const loadOf = (worker: string, load: EngineLoad): ToldLoad => checked(worker, 'its load', loadSchema, load);
+
+export function checked<T>(worker: string, what: string, schema: z.ZodType<T>, value: unknown): T {
+  const result = schema.safeParse(value);
+  if (result.success) return result.data;
+  const { path, message } = result.error.issues[0]!;
+  const where = path.length > 0 ? `${path.join('.')}: ` : '';
+  throw new KvError(
+    'PROTOCOL',
+    `worker ${worker}: ${what} is told with nonsense (${where}${message}); run workers and coordinator of one version`,
+  );
+}
+
+/** Why this worker cannot stand beside that one, which serves the same model; undefined: it can. What is not said agrees. */
+export function conflictOf(worker: string, mine: WorkerFacts, other: string, its: WorkerFacts): string | undefined {
+  const differs = (a: string, b: string): boolean => a !== '' && b !== '' && a !== b;
+  const against = (what: string, a: string | number, b: string | number): string =>
+    `worker ${worker}: ${what} ${a}, worker ${other} of the same model ${mine.model} has ${b}; configure both alike`;
+  if (differs(mine.modelDigest, its.modelDigest))
+    return against('has weights of digest', mine.modelDigest.slice(0, 16), its.modelDigest.slice(0, 16));
+  if (mine.blockTokens > 0 && its.blockTokens > 0 && mine.blockTokens !== its.blockTokens)
+    return against('has blocks of', `${mine.blockTokens} tokens`, `${its.blockTokens} tokens`);
+  if (differs(mine.hashAlgorithm, its.hashAlgorithm))
+    return against('hashes blocks by', mine.hashAlgorithm, its.hashAlgorithm);
+  if (differs(mine.hashSeed, its.hashSeed))
+    return against('hashes blocks from the seed', JSON.stringify(mine.hashSeed), JSON.stringify(its.hashSeed));
+  return undefined;
+}

@@ -1,0 +1,252 @@
+/**
+ * All workers of the cluster as this coordinator sees them: discovery says who may be asked, a line to each says whether it lives,
+ * what it is and what it has to do, and requests go to it over that line.
+ *
+ *     Discovery ──Membership──▶ Fleet ──▶ member (a number, a record) ──▶ line: kvtier (gRPC) or openai (HTTP)
+ *
+ * Invariants: a worker gets requests only while it answers, says what can be, and agrees with the others of its model; what is wrong with
+ * one disturbs no other. One that discovery drops, and that still answers, ends what it has first. At most `maxWorkers` are known.
+ */
+import { randomBytes } from 'node:crypto';
+import type { Membership, WorkerRecord } from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
+import type { Discovery } from './discovery.ts';
+import type { EngineCalls } from './engine-calls.ts';
+import { type Access, type LinkTimes, linkTimes } from './link.ts';
+import { type FleetCounts, Member, type MemberHost } from './member.ts';
+import { openLink } from './open-link.ts';
+import type { Forwarded } from './openai-link.ts';
+import type { Share } from './sent-ledger.ts';
+import type { Sent, Worker, WorkerFacts } from './worker.ts';
+
+/** Names of the KV index's media by their numbers, as engines name the tiers of their loads. */
+export const tierMedia: readonly string[] = ['gpu', 'arena', 'disk', 'peer', 'redis', 's3'];
+
+export interface FleetOptions {
+  readonly logger: Logger;
+  /** How workers beyond loopback are reached; without it they are refused. */
+  readonly access?: Access;
+  readonly times?: Partial<LinkTimes>;
+  /** Workers at most; more are left out, with a line. */
+  readonly maxWorkers?: number;
+  readonly media?: readonly string[];
+  /** Prompt tokens a second of a worker while no worker of its model has measured any. */
+  readonly guessedPrefillTokensPerS?: number;
+}
+
+export class Fleet {
+  readonly counts: FleetCounts = { ready: 0, lost: 0, refused: 0, restarted: 0 };
+  readonly #options: FleetOptions;
+  readonly #times: LinkTimes;
+  readonly #maxWorkers: number;
+  /** Who this coordinator is, in this life. */
+  readonly #sender = randomBytes(8).toString('hex');
+  readonly #members = new Map<string, Member>();
+  readonly #listeners = new Set<() => void>();
+  #byNumber: (Member | undefined)[] = [];
+  readonly #freeNumbers: number[] = [];
+  #discovery: Discovery | undefined;
+  #problem: string | undefined;
+  #nodes: Membership['nodes'] = [];
+  #closed = false;
+
+  constructor(options: FleetOptions) {
+    this.#options = options;
+    this.#times = { ...linkTimes, ...options.times };
+    this.#maxWorkers = options.maxWorkers ?? 1_024;
+  }
+
+  /** Follows this discovery from now on, once. @throws KvError CONFIG: what can never work */
+  async start(discovery: Discovery): Promise<void> {
+    this.#discovery = discovery;
+    await discovery.start({
+      changed: (members) => this.#apply(members),
+      problem: (why) => {
+        if (why !== undefined && why !== this.#problem) this.#options.logger.warn({ discovery: discovery.kind }, why);
+        if (why === undefined && this.#problem !== undefined)
+          this.#options.logger.info({ discovery: discovery.kind }, 'discovery is up to date again');
+        this.#problem = why;
+      },
+    });
+  }
+
+  /** Why who is known may be old; undefined: it is not. */
+  get discoveryProblem(): string | undefined {
+    return this.#problem;
+  }
+
+  /** By number, with holes. Each is live: its state and load are those of the moment they are read. */
+  workers(): readonly (Worker | undefined)[] {
+    return this.#byNumber;
+  }
+
+  /** Cache nodes that discovery knows. */
+  nodes(): Membership['nodes'] {
+    return this.#nodes;
+  }
+
+  /** Told after workers came, went, or changed in state, record or facts; not of their load. Returns how to stop it. */
+  onChange(listener: () => void): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** A request was chosen for this worker: counted from now on, until it has ended. One that has left counts nothing. */
+  sent(number: number, share: Share): Sent {
+    return this.#byNumber[number]?.link?.send(share) ?? nothing;
+  }
+
+  /**
+   * One request to a `kvtier` worker; its events as they come, the last with a finish reason. Leaving the loop, or `signal`, cancels it.
+   * @throws KvError (DISCONNECTED: the worker has left, is lost or drains; to be tried elsewhere), or the reason of `signal`
+   */
+  generate(number: number, request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
+    return this.#of(number, 'kvtier').kvtier!.generate(request, signal);
+  }
+
+  /** The other calls of a `kvtier` worker: its metrics, its cache, its pins. @throws KvError DISCONNECTED: it has left */
+  engine(number: number): Omit<EngineCalls, 'generate' | 'watchLoad' | 'cut' | 'close'> {
+    return this.#of(number, 'kvtier').kvtier!.calls;
+  }
+
+  /**
+   * One HTTP request to an `openai` worker, whose answer streams back as it comes. `signal` ends both.
+   * @throws KvError DISCONNECTED (nothing was answered; to be tried elsewhere), DEADLINE, or the reason of `signal`
+   */
+  forward(
+    number: number,
+    path: string,
+    headers: Readonly<Record<string, string>>,
+    body: Uint8Array | string,
+    signal: AbortSignal,
+  ): Promise<Forwarded> {
+    return this.#of(number, 'openai').openai!.forward(path, headers, body, signal);
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true;
+    this.#listeners.clear();
+    await this.#discovery?.close();
+    await Promise.all([...this.#members.values()].map((member) => member.close()));
+    this.#members.clear();
+    this.#byNumber = [];
+  }
+
+  #of(number: number, kind: WorkerRecord['kind']): Member {
+    const member = this.#byNumber[number];
+    if (member?.record.kind === kind && member.link !== undefined) return member;
+    throw new KvError('DISCONNECTED', `worker number ${number}: has left; try again`, { retry: true });
+  }
+
+  #apply({ workers, nodes }: Membership): void {
+    if (this.#closed) return;
+    const { logger } = this.#options;
+    this.#nodes = nodes;
+    const kept = workers.slice(0, this.#maxWorkers);
+    if (kept.length < workers.length) {
+      const left = `${workers.length - kept.length} workers beyond ${this.#maxWorkers} are left out; raise the limit`;
+      logger.warn({ discovery: this.#discovery?.kind }, `fleet: ${left}`);
+    }
+    const records = new Map<string, WorkerRecord>();
+    for (const record of kept) {
+      const plain = `${record.name} ${record.kind} ${record.address}`;
+      let key = plain;
+      for (let again = 2; records.has(key); again++) key = `${plain} (${again})`;
+      records.set(key, record);
+    }
+    // Who goes, before who comes: a name may move to another address.
+    const freed: number[] = [];
+    for (const [key, member] of this.#members) {
+      if (records.has(key)) continue;
+      member.leave();
+      if (member.gone) freed.push(this.#remove(key, member));
+    }
+    for (const [key, record] of records) {
+      const member = this.#members.get(key);
+      if (member) member.rename(record);
+      else this.#add(key, record);
+    }
+    this.#freeNumbers.push(...freed); // for those that come later: a policy hears first that the number is free
+    this.#settleNames();
+    this.#changed();
+  }
+
+  #add(key: string, record: WorkerRecord): void {
+    const number = this.#freeNumbers.shift() ?? this.#byNumber.length;
+    const host: MemberHost = {
+      changed: () => this.#changed(),
+      conflict: (member, facts) => this.#conflict(member, facts),
+      usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
+      counts: this.counts,
+      logger: this.#options.logger,
+      left: (member) => {
+        if (this.#members.get(key) !== member) return;
+        const free = this.#remove(key, member);
+        this.#settleNames();
+        this.#changed();
+        this.#freeNumbers.push(free);
+      },
+    };
+    const member = new Member(number, record, host);
+    this.#members.set(key, member);
+    this.#byNumber[number] = member;
+  }
+
+  #remove(key: string, member: Member): number {
+    this.#members.delete(key);
+    this.#byNumber[member.number] = undefined;
+    void member.close();
+    return member.number;
+  }
+
+  /** Of several workers of one name the first that came has it, until it goes. */
+  #settleNames(): void {
+    const { access, media = tierMedia } = this.#options;
+    const owners = new Map<string, Member>();
+    for (const member of this.#members.values()) if (member.link) owners.set(member.record.name, member);
+    for (const member of this.#members.values()) {
+      if (member.link) continue;
+      const { name, address } = member.record;
+      const owner = owners.get(name);
+      if (owner) {
+        const taken = `is the name of the worker at ${owner.record.address} already`;
+        member.refuse(`worker ${name} at ${address}: ${taken}; give each worker a name of its own`);
+        continue;
+      }
+      owners.set(name, member);
+      member.open((host) =>
+        openLink({ record: member.record, host, sender: this.#sender, times: this.#times, media, access }),
+      );
+    }
+  }
+
+  #conflict(member: Member, facts: WorkerFacts): string | undefined {
+    for (const other of this.#members.values()) {
+      if (other === member) continue;
+      const why = other.conflictWith(member.record.name, facts);
+      if (why !== undefined) return why;
+    }
+    return undefined;
+  }
+
+  #usualPrefillTokensPerS(of: Member): number {
+    let sum = 0;
+    let measured = 0;
+    for (const member of this.#members.values()) {
+      const rate = member.measuredPrefillTokensPerS;
+      if (member === of || rate === 0 || member.facts?.model !== of.facts?.model) continue;
+      sum += rate;
+      measured++;
+    }
+    return measured === 0 ? (this.#options.guessedPrefillTokensPerS ?? 2_000) : sum / measured;
+  }
+
+  #changed(): void {
+    if (this.#closed) return;
+    for (const listener of [...this.#listeners]) listener();
+  }
+}
+
+const nothing: Sent = { firstToken: () => {}, ended: () => {} };

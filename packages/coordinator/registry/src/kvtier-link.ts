@@ -1,0 +1,202 @@
+/**
+ * The line to a worker of ours: it is asked what it is, then it streams its load. That stream is its sign of life: when it breaks, or
+ * says nothing for `silentMs`, the worker is silent, what runs there ends with DISCONNECTED (to be tried elsewhere), and the line looks for
+ * it until it is back.
+ *
+ * Invariant: every wait ends by a deadline; nothing the worker says counts before it was checked.
+ */
+import { KvError } from '@kvtier/errors';
+import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
+import { EngineCalls } from './engine-calls.ts';
+import { factsOf, loadOf, type ToldLoad } from './facts.ts';
+import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
+import { type Entry, SentLedger, type Share } from './sent-ledger.ts';
+import type { Sent, WorkerLoad } from './worker.ts';
+
+/** Of the event loop's own delay: what came meanwhile is read before a worker counts as silent. */
+const lateMs = 50;
+
+export interface KvtierLinkOptions {
+  readonly name: string;
+  /** "unix:/path" or "host:port" */
+  readonly address: string;
+  readonly tls?: TlsFiles | undefined;
+  /** Who we are, among all that send to this worker. */
+  readonly sender: string;
+  readonly host: LinkHost;
+  readonly times: LinkTimes;
+  /** Names of the KV index's media, by their numbers. */
+  readonly media: readonly string[];
+}
+
+export class KvtierLink implements Link {
+  readonly calls: EngineCalls;
+  readonly #options: KvtierLinkOptions;
+  readonly #ledger = new SentLedger();
+  readonly #pause = new Pause();
+  #told: ToldLoad | undefined;
+  #toldAtMs = 0;
+  /** What `load` gives, until something changes. */
+  #load: WorkerLoad | undefined;
+  #running: Promise<void> | undefined;
+  #stopWatch: (() => void) | undefined;
+
+  constructor(options: KvtierLinkOptions) {
+    this.#options = options;
+    const { address, tls, times } = options;
+    this.calls = new EngineCalls({ address, tls, describeDeadlineMs: times.askMs });
+  }
+
+  start(): void {
+    this.#running ??= this.#run();
+  }
+
+  async close(): Promise<void> {
+    this.#pause.stop();
+    this.#stopWatch?.();
+    const { name } = this.#options;
+    this.calls.cut(new KvError('DISCONNECTED', `worker ${name}: has left; try again`, { retry: true }));
+    this.calls.close();
+    await this.#running;
+  }
+
+  get open(): number {
+    return this.#ledger.open + this.calls.running;
+  }
+
+  get measuredPrefillTokensPerS(): number {
+    return this.#told?.rates?.prefillTokensPerS ?? 0;
+  }
+
+  /** As `EngineCalls.generate`; the worker's load names it, when it was sent (`send`) under its id. */
+  async *generate(request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void> {
+    const sentNumber = this.#ledger.numberOf(request.requestId);
+    const { sender } = this.#options;
+    try {
+      yield* this.calls.generate(sentNumber === undefined ? request : { ...request, sender, sentNumber }, signal);
+    } finally {
+      this.#options.host.ended();
+    }
+  }
+
+  send(share: Share): Sent {
+    const entry: Entry = this.#ledger.send(share);
+    this.#load = undefined;
+    return {
+      firstToken: () => {
+        this.#ledger.begun(entry);
+        this.#load = undefined;
+      },
+      ended: () => {
+        this.#ledger.ended(entry);
+        this.#load = undefined;
+        this.#options.host.ended();
+      },
+    };
+  }
+
+  load(): WorkerLoad {
+    this.#load ??= this.#sum();
+    return this.#load;
+  }
+
+  #sum(): WorkerLoad {
+    const told = this.#told;
+    const { host, media } = this.#options;
+    const { waiting, tokensAhead, blocks, loadAheadS } = this.#ledger;
+    const rates = told?.rates;
+    return {
+      waiting: (told?.waiting ?? 0) + waiting,
+      running: told?.running ?? 0,
+      tokensAhead: (told?.tokensAhead ?? 0) + tokensAhead,
+      usedBlocks: told?.usedBlocks ?? 0,
+      waitingBlocks: (told?.waitingBlocks ?? 0) + blocks,
+      freedBlocksPerS: rates?.freedBlocksPerS ?? 0,
+      loadAheadS: (told?.loadAheadS ?? 0) + loadAheadS,
+      prefillTokensPerS: rates?.prefillTokensPerS || host.usualPrefillTokensPerS(),
+      stepS: rates?.stepS ?? 0,
+      stepPerRequestS: rates?.stepPerRequestS ?? 0,
+      loadBlocksPerS: rates ? media.map((name) => rates.loadBlocksPerS[name] ?? 0) : noLoad.loadBlocksPerS,
+      toldAtMs: this.#toldAtMs,
+    };
+  }
+
+  async #run(): Promise<void> {
+    const { name, host, times } = this.#options;
+    let pauseMs = times.firstPauseMs;
+    while (!this.#pause.stopped) {
+      let refused = false;
+      try {
+        const facts = factsOf(name, await this.calls.describe());
+        const why = host.described(facts);
+        if (why !== undefined) throw new KvError('CONFIG', why);
+        await this.#watch(facts.bootEpoch, () => {
+          pauseMs = times.firstPauseMs;
+        });
+      } catch (thrown) {
+        if (this.#pause.stopped) return;
+        const error = KvError.from(thrown);
+        refused = error.code === 'CONFIG' || error.code === 'PROTOCOL';
+        if (refused) host.refused(error.message);
+        else this.#lost(error);
+      }
+      await this.#pause.wait(refused ? times.refusedPauseMs : pauseMs);
+      if (!refused) pauseMs = Math.min(times.pauseMs, pauseMs * 2);
+    }
+  }
+
+  /** Until the stream of its load breaks, is silent, or says nonsense. @throws KvError: which of these */
+  #watch(bootEpoch: string, onAnswer: () => void): Promise<never> {
+    const { name, sender, host, times } = this.#options;
+    return new Promise((_, reject) => {
+      let heard = 0;
+      let late: NodeJS.Timeout | undefined;
+      const end = (why: KvError): void => {
+        clearTimeout(watchdog);
+        clearTimeout(late);
+        stop();
+        reject(why);
+      };
+      const watchdog = setTimeout(() => {
+        const before = heard;
+        late = setTimeout(() => {
+          if (heard !== before) return; // it was we who were slow
+          const silent = `says nothing for ${times.silentMs} ms; see its process`;
+          end(new KvError('DISCONNECTED', `worker ${name}: ${silent}`, { retry: true }));
+        }, lateMs);
+      }, times.silentMs);
+      const stop = this.calls.watchLoad(
+        { sender, minIntervalMs: times.loadMs },
+        (load) => {
+          try {
+            const told = loadOf(name, load);
+            if (told.bootEpoch !== bootEpoch)
+              throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
+            heard++;
+            this.#hear(told);
+            watchdog.refresh();
+            onAnswer();
+            host.answers(told.draining);
+          } catch (error) {
+            end(KvError.from(error));
+          }
+        },
+        end,
+      );
+      this.#stopWatch = () => end(new KvError('CANCELLED', `worker ${name}: its line is closed`));
+    });
+  }
+
+  #hear(told: ToldLoad): void {
+    for (const number of told.taken) this.#ledger.taken(number);
+    this.#told = told;
+    this.#toldAtMs = performance.now();
+    this.#load = undefined;
+  }
+
+  /** What runs there is tried elsewhere; the next look opens another connection. */
+  #lost(why: KvError): void {
+    this.#options.host.lost(why);
+    this.calls.cut(new KvError('DISCONNECTED', why.message, { retry: true, cause: why }));
+  }
+}

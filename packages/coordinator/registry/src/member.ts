@@ -1,0 +1,191 @@
+/** One worker of the fleet: its number, its record, and what its line has told of it. */
+import type { WorkerRecord } from '@kvtier/config';
+import type { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import { conflictOf } from './facts.ts';
+import { KvtierLink } from './kvtier-link.ts';
+import { type Link, type LinkHost, noLoad } from './link.ts';
+import { OpenaiLink } from './openai-link.ts';
+import type { Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';
+
+/** What happened to workers, since the start. */
+export interface FleetCounts {
+  ready: number;
+  lost: number;
+  refused: number;
+  restarted: number;
+}
+
+/** What a member asks of the fleet. */
+export interface MemberHost {
+  readonly logger: Logger;
+  readonly counts: FleetCounts;
+  changed(): void;
+  /** Why a worker with these facts cannot stand beside the others. */
+  conflict(member: Member, facts: WorkerFacts): string | undefined;
+  usualPrefillTokensPerS(member: Member): number;
+  /** It was dropped by discovery, and has nothing left to do. */
+  left(member: Member): void;
+}
+
+export class Member implements Worker {
+  readonly number: number;
+  readonly #host: MemberHost;
+  #record: WorkerRecord;
+  #link: Link | undefined;
+  #state: WorkerState = 'joining';
+  #why: string | undefined;
+  #facts: WorkerFacts | undefined;
+  /** It was found to agree with the others, and is there: they agree with it. */
+  #standing = false;
+  /** The worker's own word. */
+  #draining = false;
+  /** Dropped by discovery. */
+  #leaving = false;
+  #logged: string | undefined;
+
+  constructor(number: number, record: WorkerRecord, host: MemberHost) {
+    this.number = number;
+    this.#record = record;
+    this.#host = host;
+  }
+
+  get record(): WorkerRecord {
+    return this.#record;
+  }
+
+  get state(): WorkerState {
+    const drains = this.#draining || this.#leaving || this.#record.draining;
+    return this.#state === 'ready' && drains ? 'draining' : this.#state;
+  }
+
+  get why(): string | undefined {
+    return this.#why;
+  }
+
+  get facts(): WorkerFacts | undefined {
+    return this.#facts;
+  }
+
+  get load(): WorkerLoad {
+    return this.#link?.load() ?? noLoad;
+  }
+
+  get link(): Link | undefined {
+    return this.#link;
+  }
+
+  get kvtier(): KvtierLink | undefined {
+    return this.#link instanceof KvtierLink ? this.#link : undefined;
+  }
+
+  get openai(): OpenaiLink | undefined {
+    return this.#link instanceof OpenaiLink ? this.#link : undefined;
+  }
+
+  /** 0: it has not measured, or is not there. */
+  get measuredPrefillTokensPerS(): number {
+    return this.#state === 'ready' ? (this.#link?.measuredPrefillTokensPerS ?? 0) : 0;
+  }
+
+  /** Discovery says something else of the same worker. */
+  rename(record: WorkerRecord): void {
+    this.#record = record;
+    this.#leaving = false;
+  }
+
+  /** Discovery knows it no more: it ends what it has. */
+  leave(): void {
+    this.#leaving = true;
+  }
+
+  /** Nothing of it is left to wait for. */
+  get gone(): boolean {
+    return this.#leaving && (this.#state !== 'ready' || (this.#link?.open ?? 0) === 0);
+  }
+
+  refuse(why: string): void {
+    this.#to('refused', why);
+  }
+
+  open(open: (host: LinkHost) => Link): void {
+    this.#to('joining', undefined);
+    try {
+      this.#link = open(this.#linkHost());
+    } catch (error) {
+      this.refuse((error as Error).message);
+      return;
+    }
+    this.#link.start();
+  }
+
+  async close(): Promise<void> {
+    await this.#link?.close();
+  }
+
+  /** Why a worker of this name with these facts cannot stand beside this one. */
+  conflictWith(name: string, facts: WorkerFacts): string | undefined {
+    if (!this.#standing || this.#facts === undefined) return undefined;
+    const { bootEpoch, model } = this.#facts;
+    if (bootEpoch !== '' && bootEpoch === facts.bootEpoch)
+      return `worker ${name}: is the same process as worker ${this.#record.name}; list it once`;
+    return model === facts.model ? conflictOf(name, facts, this.#record.name, this.#facts) : undefined;
+  }
+
+  #linkHost(): LinkHost {
+    return {
+      described: (facts) => {
+        const why = this.#host.conflict(this, facts);
+        if (why !== undefined) return why;
+        const before = this.#facts;
+        if (before && before.bootEpoch !== facts.bootEpoch) this.#host.counts.restarted++;
+        this.#facts = facts;
+        this.#standing = true;
+        return undefined;
+      },
+      answers: (draining) => {
+        const changed = this.#draining !== draining;
+        this.#draining = draining;
+        this.#to('ready', undefined, changed);
+      },
+      lost: (error) => {
+        this.#draining = false;
+        this.#standing = false;
+        this.#to(this.#facts === undefined ? 'joining' : 'silent', lineOf(this.#record, error));
+        if (this.gone) this.#host.left(this);
+      },
+      refused: (why) => {
+        this.#draining = false;
+        this.#standing = false;
+        this.#to('refused', why);
+        if (this.gone) this.#host.left(this);
+      },
+      ended: () => {
+        if (this.gone) this.#host.left(this);
+      },
+      usualPrefillTokensPerS: () => this.#host.usualPrefillTokensPerS(this),
+    };
+  }
+
+  #to(state: WorkerState, why: string | undefined, changed = false): void {
+    const before = this.#state;
+    if (before === state && this.#why === why && !changed) return;
+    this.#state = state;
+    this.#why = why;
+    const { counts, logger } = this.#host;
+    const { name: worker, address } = this.#record;
+    if (before !== state) {
+      if (state === 'ready') counts.ready++;
+      if (state === 'silent') counts.lost++;
+      if (state === 'refused') counts.refused++;
+    }
+    if (why !== undefined && why !== this.#logged) logger.warn({ worker, address, state }, why);
+    if (state === 'ready' && before !== 'ready')
+      logger.info({ worker, address, model: this.#facts?.model }, 'worker ready');
+    this.#logged = why;
+    this.#host.changed();
+  }
+}
+
+const lineOf = ({ name }: WorkerRecord, { message }: KvError): string =>
+  message.startsWith(`worker ${name}`) ? message : `worker ${name}: ${message}`;

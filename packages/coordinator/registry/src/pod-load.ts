@@ -1,0 +1,120 @@
+/**
+ * The load of a worker that only scrapes tell: its own figures are some hundred milliseconds old, and do not say whose requests they
+ * count. What this coordinator sent it knows exactly, at every moment; so a scrape is used for the others' requests alone:
+ *
+ *     others = what the scrape counts − what we had there meanwhile (never below 0)
+ *     load   = others, as of the last scrape + ours, as of now
+ *
+ * Our requests are therefore counted once, whether the pod has seen them or not; when nobody has any, the load is 0.
+ */
+
+import { noLoad } from './link.ts';
+import type { Scrape } from './scrape.ts';
+import type { Share } from './sent-ledger.ts';
+import type { Sent, WorkerLoad } from './worker.ts';
+
+interface Own {
+  readonly share: Share;
+  readonly atMs: number;
+  /** Without its first token. */
+  waiting: boolean;
+  /** The pod's own figures include its blocks. */
+  admitted: boolean;
+  ended: boolean;
+}
+
+/** Of a rate's measurement: what is older counts half after so many scrapes with something new. */
+const keep = 0.8;
+
+export class PodLoad {
+  readonly #own = new Set<Own>();
+  #running = 0;
+  #tokensAhead = 0;
+  /** Prompt tokens of our requests, as they are of late: what others' are taken for. */
+  #usualTokens = 0;
+  #others = { waiting: 0, running: 0 };
+  #last: Scrape | undefined;
+  #toldAtMs = 0;
+  #prefill = { tokens: 0, seconds: 0 };
+  #interval = { count: 0, seconds: 0 };
+
+  /** Ours that have not ended. */
+  get open(): number {
+    return this.#own.size;
+  }
+
+  /** 0: not yet. */
+  get prefillTokensPerS(): number {
+    const { tokens, seconds } = this.#prefill;
+    return seconds > 0 ? tokens / seconds : 0;
+  }
+
+  send(share: Share, atMs: number, onEnd: () => void): Sent {
+    const own: Own = { share, atMs, waiting: true, admitted: false, ended: false };
+    this.#own.add(own);
+    this.#tokensAhead += share.tokensAhead;
+    this.#usualTokens += (share.tokensAhead - this.#usualTokens) * 0.1;
+    const begun = (): void => {
+      if (!own.waiting) return;
+      own.waiting = false;
+      this.#tokensAhead -= share.tokensAhead;
+    };
+    return {
+      firstToken: () => {
+        if (own.ended || !own.waiting) return;
+        begun();
+        this.#running++;
+      },
+      ended: () => {
+        if (own.ended) return;
+        own.ended = true;
+        if (!own.waiting) this.#running--;
+        begun();
+        this.#own.delete(own);
+        if (this.#own.size === 0) this.#tokensAhead = 0; // sums of fractions leave crumbs
+        onEnd();
+      },
+    };
+  }
+
+  /** `begunAtMs`: when the scrape was asked for; `openThen`: what `open` was at that moment. */
+  scraped(scrape: Scrape, begunAtMs: number, openThen: number, nowMs: number): void {
+    const ours = Math.max(openThen, this.#own.size);
+    const others = Math.max(0, scrape.waiting + scrape.running - ours);
+    const waiting = Math.min(others, Math.max(0, scrape.waiting - (this.#own.size - this.#running)));
+    this.#others = { waiting, running: others - waiting };
+    if (scrape.waiting === 0) for (const own of this.#own) own.admitted ||= own.atMs < begunAtMs;
+    const last = this.#last;
+    if (last && last.startedAt === scrape.startedAt) {
+      add(this.#prefill, 'tokens', scrape.prefillTokens - last.prefillTokens, scrape.prefillS - last.prefillS);
+      add(this.#interval, 'count', scrape.intervals - last.intervals, scrape.intervalS - last.intervalS);
+    }
+    this.#last = scrape;
+    this.#toldAtMs = nowMs;
+  }
+
+  load(totalBlocks: number, usualPrefillTokensPerS: number): WorkerLoad {
+    let waitingBlocks = 0;
+    for (const own of this.#own) if (own.waiting && !own.admitted) waitingBlocks += own.share.blocks;
+    const { waiting, running } = this.#others;
+    const { count, seconds } = this.#interval;
+    return {
+      ...noLoad,
+      waiting: waiting + this.#own.size - this.#running,
+      running: running + this.#running,
+      tokensAhead: Math.round(this.#tokensAhead + waiting * this.#usualTokens),
+      usedBlocks: Math.round((this.#last?.usedShare ?? 0) * totalBlocks),
+      waitingBlocks,
+      prefillTokensPerS: this.prefillTokensPerS || usualPrefillTokensPerS,
+      stepS: count > 0 ? seconds / count : 0,
+      toldAtMs: this.#toldAtMs,
+    };
+  }
+}
+
+/** Nothing of a counter that went back. */
+function add<K extends string>(to: Record<K | 'seconds', number>, what: K, amount: number, seconds: number): void {
+  if (!(amount > 0 && seconds > 0)) return;
+  to[what] = to[what] * keep + amount;
+  to.seconds = to.seconds * keep + seconds;
+}

@@ -1,0 +1,144 @@
+/**
+ * What a pod's `/metrics` (Prometheus' text form) says of its load, in vLLM's and in SGLang's names. A pod may be of several engines
+ * (data parallel), each with its series: counts are added, shares averaged. What is missing is undefined, what is nonsense refused.
+ *
+ * Names: the Gateway API inference extension's model server protocol; vLLM's `vllm:*`, SGLang's `sglang:*`.
+ */
+import { KvError } from '@kvtier/errors';
+
+export interface Scrape {
+  readonly waiting: number;
+  readonly running: number;
+  /** Share of the KV blocks that is held, 0 to 1. */
+  readonly usedShare: number;
+  readonly blockTokens: number | undefined;
+  readonly totalBlocks: number | undefined;
+  readonly hashAlgorithm: string;
+  /** It has put its weights away: it takes no requests until somebody wakes it. */
+  readonly asleep: boolean;
+  /** Seconds since 1970 at the start of its process; '': it does not say. */
+  readonly startedAt: string;
+  /** Since that start, of requests that have ended: prompt tokens computed, seconds of that, tokens of answers and seconds between them. */
+  readonly prefillTokens: number;
+  readonly prefillS: number;
+  readonly intervals: number;
+  readonly intervalS: number;
+}
+
+const names = {
+  waiting: ['vllm:num_requests_waiting', 'sglang:num_queue_reqs'],
+  running: ['vllm:num_requests_running', 'sglang:num_running_reqs'],
+  usedShare: ['vllm:kv_cache_usage_perc', 'vllm:gpu_cache_usage_perc', 'sglang:token_usage'],
+  config: ['vllm:cache_config_info', 'sglang:cache_config_info'],
+  sleep: ['vllm:engine_sleep_state'],
+  startedAt: ['process_start_time_seconds'],
+  prefillTokens: ['vllm:request_prefill_kv_computed_tokens_sum'],
+  prefillS: ['vllm:request_prefill_time_seconds_sum'],
+  intervals: ['vllm:inter_token_latency_seconds_count', 'sglang:inter_token_latency_seconds_count'],
+  intervalS: ['vllm:inter_token_latency_seconds_sum', 'sglang:inter_token_latency_seconds_sum'],
+} as const;
+type Field = keyof typeof names;
+const fieldOf: ReadonlyMap<string, Field> = new Map(
+  Object.entries(names).flatMap(([field, list]) => list.map((name) => [name, field as Field] as const)),
+);
+
+interface Sample {
+  readonly value: number;
+  readonly labels: ReadonlyMap<string, string>;
+}
+
+const mostBlocks = 2 ** 40;
+const mostRequests = 2 ** 32;
+
+/** @throws KvError PROTOCOL: no load in there, or a number that cannot be */
+export function scrapeOf(worker: string, text: string): Scrape {
+  const samples = read(text);
+  const of = (field: Field): readonly Sample[] => samples.get(field) ?? [];
+  const refuse = (what: string): never => {
+    throw new KvError('PROTOCOL', `worker ${worker}: /metrics ${what}; serve vLLM's or SGLang's metrics there`);
+  };
+  const sum = (field: Field, most: number): number => {
+    let total = 0;
+    for (const { value } of of(field)) {
+      if (!(value >= 0 && value <= most)) refuse(`has ${value} for ${names[field].join(' or ')}`);
+      total += value;
+    }
+    return total;
+  };
+  if (of('waiting').length === 0 || of('running').length === 0)
+    refuse(`has neither ${names.waiting[0]} nor ${names.waiting[1]}`);
+  // A share may exceed 1 by rounding alone.
+  const shares = sum('usedShare', 1.001);
+  let totalBlocks: number | undefined;
+  let blockTokens: number | undefined;
+  let hashAlgorithm = '';
+  for (const { labels } of of('config')) {
+    const size = labels.get('block_size') ?? labels.get('page_size');
+    const blocks = labels.get('num_gpu_blocks') ?? labels.get('num_pages');
+    hashAlgorithm = labels.get('prefix_caching_hash_algo') ?? hashAlgorithm;
+    if (size !== undefined)
+      blockTokens = wholeOf(size, 65_536) ?? refuse(`has blocks of ${JSON.stringify(size)} tokens`);
+    // vLLM says "None" until it knows.
+    if (blocks !== undefined && /^\d+$/.test(blocks))
+      totalBlocks = (totalBlocks ?? 0) + (wholeOf(blocks, mostBlocks) ?? refuse(`has ${blocks} blocks`));
+  }
+  const asleep = of('sleep').some(({ value, labels }) => labels.get('sleep_state') === 'awake' && value === 0);
+  const started = of('startedAt')[0]?.value;
+  return {
+    waiting: Math.round(sum('waiting', mostRequests)),
+    running: Math.round(sum('running', mostRequests)),
+    usedShare: Math.min(1, of('usedShare').length === 0 ? 0 : shares / of('usedShare').length),
+    blockTokens,
+    totalBlocks,
+    hashAlgorithm: hashAlgorithm.slice(0, 64),
+    asleep,
+    startedAt: started === undefined ? '' : String(started),
+    prefillTokens: sum('prefillTokens', Number.MAX_SAFE_INTEGER),
+    prefillS: sum('prefillS', Number.MAX_SAFE_INTEGER),
+    intervals: sum('intervals', Number.MAX_SAFE_INTEGER),
+    intervalS: sum('intervalS', Number.MAX_SAFE_INTEGER),
+  };
+}
+
+function wholeOf(text: string, most: number): number | undefined {
+  const value = Number(text);
+  return /^\d+$/.test(text) && value >= 1 && value <= most ? value : undefined;
+}
+
+/** Of each name the samples, at most some hundred; other lines are passed over. */
+function read(text: string): Map<Field, Sample[]> {
+  const samples = new Map<Field, Sample[]>();
+  let at = 0;
+  while (at < text.length) {
+    const next = text.indexOf('\n', at);
+    const end = next < 0 ? text.length : next;
+    if (text.charCodeAt(at) !== 0x23) {
+      const line = text.slice(at, end);
+      const nameEnd = line.search(/[{\s]/);
+      const field = fieldOf.get(nameEnd < 0 ? line : line.slice(0, nameEnd));
+      if (field !== undefined) {
+        const list = samples.get(field) ?? [];
+        const sample = sampleOf(line.slice(nameEnd));
+        if (sample && list.length < 512) list.push(sample);
+        samples.set(field, list);
+      }
+    }
+    at = end + 1;
+  }
+  return samples;
+}
+
+const labelPattern = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
+
+/** What follows a name: `{a="b"} 1.5` or ` 1.5`, and perhaps a time. */
+function sampleOf(rest: string): Sample | undefined {
+  const brace = rest.startsWith('{') ? rest.lastIndexOf('}') : -1;
+  if (rest.startsWith('{') && brace < 0) return undefined;
+  const labels = new Map<string, string>();
+  for (const [, name, value] of rest.slice(0, brace + 1).matchAll(labelPattern)) labels.set(name!, value!);
+  const value = rest
+    .slice(brace + 1)
+    .trim()
+    .split(/\s+/)[0]!;
+  return value === '' ? undefined : { value: value === '+Inf' ? Number.POSITIVE_INFINITY : Number(value), labels };
+}

@@ -1,0 +1,119 @@
+/**
+ * What a coordinator has sent to one worker and the worker's own word does not include yet. Requests are counted from the moment of
+ * the choice, so that of a hundred choices in one millisecond the second one knows of the first.
+ *
+ * Each request has a number that travels with it; the worker's load names the numbers that it includes (`taken`), in the same
+ * message as the figures that include them. So a request counts here until the first message that names it, or until it ends:
+ * never twice, never not at all, whatever order its messages and those of the load come in.
+ *
+ * All sums are of whole numbers: at rest they are 0, not nearly.
+ */
+export interface Share {
+  /** As in the request that `Fleet.generate` is given: the worker's word names it then. undefined: counted until its first token. */
+  readonly requestId?: string | undefined;
+  /** Prompt tokens that the worker will have to compute. */
+  readonly tokensAhead: number;
+  /** KV blocks that it will hold at most. */
+  readonly blocks: number;
+  /** Seconds of loading. */
+  readonly loadS: number;
+}
+
+/** One request, from the choice to its end. */
+export interface Entry {
+  readonly number: number;
+  readonly requestId: string | undefined;
+  readonly tokensAhead: number;
+  readonly blocks: number;
+  readonly loadUs: number;
+  /** Counted in the sums. */
+  counted: boolean;
+}
+
+export class SentLedger {
+  /** Not ended, by number. */
+  readonly #entries = new Map<number, Entry>();
+  readonly #byRequest = new Map<string, Entry>();
+  #last = 0;
+  #waiting = 0;
+  #tokensAhead = 0;
+  #blocks = 0;
+  #loadUs = 0;
+
+  /** Requests that the worker's word does not include. */
+  get waiting(): number {
+    return this.#waiting;
+  }
+
+  get tokensAhead(): number {
+    return this.#tokensAhead;
+  }
+
+  get blocks(): number {
+    return this.#blocks;
+  }
+
+  get loadAheadS(): number {
+    return this.#loadUs / 1e6;
+  }
+
+  /** Requests that were sent and have not ended. */
+  get open(): number {
+    return this.#entries.size;
+  }
+
+  send({ requestId, tokensAhead, blocks, loadS }: Share): Entry {
+    this.#last = this.#last === 0xffff_ffff ? 1 : this.#last + 1;
+    const entry: Entry = {
+      number: this.#last,
+      requestId,
+      tokensAhead: whole(tokensAhead),
+      blocks: whole(blocks),
+      loadUs: whole(loadS * 1e6),
+      counted: true,
+    };
+    this.#entries.set(entry.number, entry);
+    if (requestId !== undefined) this.#byRequest.set(requestId, entry);
+    this.#waiting++;
+    this.#tokensAhead += entry.tokensAhead;
+    this.#blocks += entry.blocks;
+    this.#loadUs += entry.loadUs;
+    return entry;
+  }
+
+  /** The number that this request travels with; undefined: nobody counts it. */
+  numberOf(requestId: string): number | undefined {
+    return this.#byRequest.get(requestId)?.number;
+  }
+
+  /** The worker's figures include this request from now on. */
+  taken(number: number): void {
+    const entry = this.#entries.get(number);
+    if (entry) this.#uncount(entry);
+  }
+
+  /** The worker gave its first token: whatever it says, it has it. */
+  begun(entry: Entry): void {
+    this.#uncount(entry);
+  }
+
+  /** However it ended; again is of no effect. */
+  ended(entry: Entry): void {
+    this.#uncount(entry);
+    this.#entries.delete(entry.number);
+    if (entry.requestId !== undefined && this.#byRequest.get(entry.requestId) === entry)
+      this.#byRequest.delete(entry.requestId);
+  }
+
+  #uncount(entry: Entry): void {
+    if (!entry.counted) return;
+    entry.counted = false;
+    this.#waiting--;
+    this.#tokensAhead -= entry.tokensAhead;
+    this.#blocks -= entry.blocks;
+    this.#loadUs -= entry.loadUs;
+  }
+}
+
+/** Of a caller's estimate: never negative, never NaN. */
+const whole = (value: number): number => (value > 0 && Number.isFinite(value) ? Math.round(value) : 0);

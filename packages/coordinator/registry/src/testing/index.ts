@@ -1,0 +1,3 @@
+/** For tests: doubles, rigs and what else of this room they look at. */
+export { SpokenDiscovery } from './rig.ts';
+export { type Call, cacheUse, engineLoad, event, fail, greedy, ScriptedEngine, say } from './scripted-engine.ts';

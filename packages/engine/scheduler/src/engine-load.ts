@@ -1,0 +1,207 @@
+/**
+ * What an engine has to do, and how fast it does it, for whoever chooses among engines. Kept up to date with every change of a
+ * request and every step in O(1), without an array or an object for it; figures are put together when somebody asks.
+ *
+ * Invariants: each count is the sum over the requests in the engine (`settle` replaces what a request had added before), so that
+ * an engine without requests has 0 of everything; a rate that nothing has measured is 0.
+ */
+import type { EngineRequest } from './request.ts';
+
+/** Of one moment. Seconds, tokens and blocks; 0 for a rate: not measured yet. */
+export interface EngineLoadFigures {
+  /** Requests without their first token, and those that have it and go on. */
+  readonly waiting: number;
+  readonly running: number;
+  /**
+   * Tokens to be computed before all requests here get their next token by decoding: of prompts, and of answers that were
+   * preempted. Hits and what is being loaded are not among them; of a request deep in the queue hits are not known yet.
+   */
+  readonly tokensAhead: number;
+  /** KV blocks that something holds, pinned ones included, of all that there are. */
+  readonly usedBlocks: number;
+  readonly totalBlocks: number;
+  /** Blocks that requests which hold none yet need at most. */
+  readonly waitingBlocks: number;
+  readonly loadAheadS: number;
+  readonly prefillTokensPerS: number;
+  /** A step that only decodes takes stepS + stepPerRequestS × its requests. */
+  readonly stepS: number;
+  readonly stepPerRequestS: number;
+  /** Given back by requests that ended, while the engine computed. */
+  readonly freedBlocksPerS: number;
+  readonly loadBlocksPerS: Readonly<Record<string, number>>;
+}
+
+/** Seconds of measuring after which a measurement counts 1/e. */
+const memoryS = 10;
+/** What one more step leaves of the steps before, for the line through decode steps. */
+const stepKeep = 0.99;
+const maxTiers = 16;
+
+/** An amount over a time, recent ones more than old ones; time runs only while something is measured. */
+class Rate {
+  #amount = 0;
+  #seconds = 0;
+
+  add(amount: number, seconds: number): void {
+    const keep = Math.exp(-seconds / memoryS);
+    this.#amount = this.#amount * keep + amount;
+    this.#seconds = this.#seconds * keep + seconds;
+  }
+
+  /** In no time of its own. */
+  addAmount(amount: number): void {
+    this.#amount += amount;
+  }
+
+  get perS(): number {
+    return this.#seconds > 0 ? this.#amount / this.#seconds : 0;
+  }
+}
+
+/** The line through (requests, seconds) of steps that only decode, by least squares, old steps forgotten. */
+class StepLine {
+  #weight = 0;
+  #n = 0;
+  #nn = 0;
+  #y = 0;
+  #ny = 0;
+
+  add(requests: number, seconds: number): void {
+    this.#weight = this.#weight * stepKeep + 1;
+    this.#n = this.#n * stepKeep + requests;
+    this.#nn = this.#nn * stepKeep + requests * requests;
+    this.#y = this.#y * stepKeep + seconds;
+    this.#ny = this.#ny * stepKeep + requests * seconds;
+  }
+
+  /** Seconds that a request adds; 0 while all steps had about as many. */
+  get slope(): number {
+    const spread = this.#weight * this.#nn - this.#n * this.#n;
+    // Less than a hundredth of a request on average: rounding, not a line.
+    if (spread <= this.#weight * this.#weight * 1e-4) return 0;
+    const slope = (this.#weight * this.#ny - this.#n * this.#y) / spread;
+    return Math.min(Math.max(0, slope), this.#n > 0 ? this.#y / this.#n : 0);
+  }
+
+  /** Seconds that a step takes without any request. */
+  get start(): number {
+    return this.#weight > 0 ? Math.max(0, (this.#y - this.slope * this.#n) / this.#weight) : 0;
+  }
+}
+
+export class EngineLoad {
+  readonly #blockTokens: number;
+  #waiting = 0;
+  #running = 0;
+  #tokensAhead = 0;
+  #waitingBlocks = 0;
+  readonly #prefill = new Rate();
+  readonly #freed = new Rate();
+  readonly #line = new StepLine();
+  readonly #loads = new Rate();
+  readonly #byTier = new Map<string, Rate>();
+
+  constructor(blockTokens: number) {
+    this.#blockTokens = blockTokens;
+  }
+
+  /** Something about this request has changed: what it adds is counted anew. */
+  settle(request: EngineRequest): void {
+    const { counted, state } = request;
+    const isOpen = state !== 'finished';
+    const begun = request.firstOutputDone;
+    const waiting = isOpen && !begun ? 1 : 0;
+    const running = isOpen && begun ? 1 : 0;
+    const ahead = isOpen ? aheadOf(request) : 0;
+    const blocks =
+      isOpen && !request.holdsBlocks && state === 'waiting' ? Math.ceil(request.maxTotalTokens / this.#blockTokens) : 0;
+    this.#waiting += waiting - counted.waiting;
+    this.#running += running - counted.running;
+    this.#tokensAhead += ahead - counted.ahead;
+    this.#waitingBlocks += blocks - counted.blocks;
+    counted.waiting = waiting;
+    counted.running = running;
+    counted.ahead = ahead;
+    counted.blocks = blocks;
+  }
+
+  /** A step has ended: prompt tokens computed, requests that decoded, seconds from its start to its end. */
+  step(prefillTokens: number, decodes: number, seconds: number): void {
+    if (!(seconds > 0)) return;
+    this.#freed.add(0, seconds);
+    if (prefillTokens === 0) {
+      this.#line.add(decodes, seconds);
+      return;
+    }
+    // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
+    const decoding = decodes === 0 ? 0 : this.#line.start + this.#line.slope * decodes;
+    this.#prefill.add(prefillTokens, Math.max(seconds - decoding, seconds / 4));
+  }
+
+  /** A request ended, and so many blocks are free again. */
+  freed(blocks: number): void {
+    this.#freed.addAmount(blocks);
+  }
+
+  /** A load ended: blocks by tier, and how long it took. */
+  loaded(byTier: Readonly<Record<string, number>>, seconds: number): void {
+    let total = 0;
+    let expected = 0;
+    for (const tier in byTier) {
+      total += byTier[tier]!;
+      expected += byTier[tier]! * this.#secondsOf(tier);
+    }
+    if (!(total > 0 && seconds > 0)) return;
+    this.#loads.add(total, seconds);
+    for (const tier in byTier) {
+      const blocks = byTier[tier]!;
+      // Of several tiers each took the share that it usually takes; while that is not known, by blocks.
+      const share = expected > 0 ? (blocks * this.#secondsOf(tier)) / expected : blocks / total;
+      let rate = this.#byTier.get(tier);
+      if (!rate && this.#byTier.size < maxTiers) {
+        rate = new Rate();
+        this.#byTier.set(tier, rate);
+      }
+      if (blocks > 0 && share > 0) rate?.add(blocks, seconds * share);
+    }
+  }
+
+  figures(usedBlocks: number, totalBlocks: number, loadingBlocks: number): EngineLoadFigures {
+    const loadBlocksPerS: Record<string, number> = {};
+    for (const [tier, rate] of this.#byTier) loadBlocksPerS[tier] = rate.perS;
+    const loads = this.#loads.perS;
+    return {
+      waiting: this.#waiting,
+      running: this.#running,
+      tokensAhead: this.#tokensAhead,
+      usedBlocks,
+      totalBlocks,
+      waitingBlocks: this.#waitingBlocks,
+      loadAheadS: loads > 0 ? loadingBlocks / loads : 0,
+      prefillTokensPerS: this.#prefill.perS,
+      stepS: this.#line.start,
+      stepPerRequestS: this.#line.slope,
+      freedBlocksPerS: this.#freed.perS,
+      loadBlocksPerS,
+    };
+  }
+
+  /** A block from this tier, or 1 while that is not known: then none is. */
+  #secondsOf(tier: string): number {
+    const perS = this.#byTier.get(tier)?.perS ?? 0;
+    const all = this.#loads.perS;
+    return perS > 0 ? 1 / perS : all > 0 ? 1 / all : 1;
+  }
+}
+
+/** A request that decodes has one token that is not computed yet: its next step's, and nobody waits for it. */
+function aheadOf(request: EngineRequest): number {
+  const { state, tokenCount, computedTokens, expectedTokens } = request;
+  if (state === 'running') {
+    const left = tokenCount - computedTokens;
+    return request.firstOutputDone && left <= 1 ? 0 : left;
+  }
+  // At least the last token is computed, for its logits.
+  return Math.max(1, tokenCount - Math.max(computedTokens, expectedTokens));
+}

@@ -1,0 +1,182 @@
+/**
+ * Who watches the engine's load: one message at each change, no sooner than asked for after the one before, and a sign of life. Messages
+ * are put together in a turn of their own, so that a request and the number that names it are always in the same one.
+ *
+ * Invariants: an engine that nobody watches pays nothing; one who does not read costs at most `mostPending` numbers, and is cut off
+ * then; numbers of requests are told once to each watcher, all that are here to a new one.
+ */
+import { KvError } from '@kvtier/errors';
+import type { EngineLoadFigures } from '@kvtier/scheduler';
+import { type EngineLoad, toStatus, type WatchLoadRequest } from '@kvtier/wire/grpc';
+
+/** The call, as far as it is used here. */
+export interface WatchCall {
+  readonly request: WatchLoadRequest;
+  write(load: EngineLoad): boolean;
+  end(): void;
+  emit(event: 'error', error: unknown): boolean;
+  on(event: 'cancelled' | 'drain', listener: () => void): unknown;
+}
+
+export interface LoadWatchesOptions {
+  readonly load: () => EngineLoadFigures;
+  readonly draining: () => boolean;
+  readonly bootEpoch: string;
+}
+
+const leastIntervalMs = 20;
+/** Between two messages at most; half of what is promised. */
+const lifeMs = 250;
+const mostWatches = 64;
+const mostPending = 65_536;
+
+interface Watch {
+  readonly call: WatchCall;
+  readonly sender: string;
+  readonly intervalMs: number;
+  count: number;
+  lastMs: number;
+  taken: number[];
+  timer: NodeJS.Timeout | undefined;
+  /** Its buffer is full. */
+  blocked: boolean;
+  /** Figures of the last message, in one line. */
+  told: string;
+}
+
+export class LoadWatches {
+  readonly #options: LoadWatchesOptions;
+  readonly #watches = new Set<Watch>();
+  /** Numbers of the requests that are here, by sender. */
+  readonly #here = new Map<string, Set<number>>();
+  #life: NodeJS.Timeout | undefined;
+  #changing = false;
+
+  constructor(options: LoadWatchesOptions) {
+    this.#options = options;
+  }
+
+  /** Tells this call from now on, until it ends. */
+  add(call: WatchCall): void {
+    if (this.#watches.size >= mostWatches) {
+      const full = new KvError('BUSY', `engine: ${mostWatches} watch its load already; end one`, { retry: true });
+      call.emit('error', toStatus(full));
+      return;
+    }
+    const { sender, minIntervalMs } = call.request;
+    const watch: Watch = {
+      call,
+      sender,
+      intervalMs: Math.min(lifeMs, Math.max(leastIntervalMs, minIntervalMs)),
+      count: 0,
+      lastMs: Number.NEGATIVE_INFINITY,
+      taken: [...(this.#here.get(sender) ?? [])],
+      timer: undefined,
+      blocked: false,
+      told: '',
+    };
+    this.#watches.add(watch);
+    call.on('cancelled', () => this.#remove(watch));
+    call.on('drain', () => {
+      watch.blocked = false;
+      this.#due(watch);
+    });
+    this.#life ??= setInterval(() => {
+      for (const each of this.#watches) this.#send(each);
+    }, lifeMs);
+    this.#life.unref();
+    this.#send(watch);
+  }
+
+  /** Something of the load has changed. */
+  changed(): void {
+    if (this.#watches.size === 0 || this.#changing) return;
+    this.#changing = true;
+    setImmediate(() => {
+      this.#changing = false;
+      for (const watch of this.#watches) this.#due(watch);
+    });
+  }
+
+  /** The engine has taken this request in. */
+  taken(sender: string, number: number): void {
+    const here = this.#here.get(sender) ?? new Set();
+    this.#here.set(sender, here.add(number));
+    for (const watch of this.#watches) {
+      if (watch.sender !== sender) continue;
+      watch.taken.push(number);
+      if (watch.taken.length > mostPending) this.#cut(watch);
+    }
+  }
+
+  /** It has ended. */
+  over(sender: string, number: number): void {
+    const here = this.#here.get(sender);
+    here?.delete(number);
+    if (here?.size === 0) this.#here.delete(sender);
+  }
+
+  close(): void {
+    for (const watch of this.#watches) {
+      this.#remove(watch);
+      watch.call.end();
+    }
+  }
+
+  #due(watch: Watch): void {
+    if (watch.timer !== undefined || watch.blocked) return;
+    const waitMs = watch.lastMs + watch.intervalMs - performance.now();
+    if (waitMs <= 0) {
+      this.#send(watch, true);
+      return;
+    }
+    watch.timer = setTimeout(() => {
+      watch.timer = undefined;
+      this.#send(watch, true);
+    }, waitMs);
+  }
+
+  /** `onChange`: nothing, when it would say what the one before said. */
+  #send(watch: Watch, onChange = false): void {
+    if (watch.blocked || !this.#watches.has(watch)) return;
+    const { load, draining, bootEpoch } = this.#options;
+    const figures = load();
+    const { waiting, running, tokensAhead, usedBlocks, totalBlocks, waitingBlocks, loadAheadS } = figures;
+    const drains = draining();
+    const now = `${waiting} ${running} ${tokensAhead} ${usedBlocks} ${waitingBlocks} ${loadAheadS} ${drains}`;
+    if (onChange && watch.taken.length === 0 && now === watch.told) return;
+    watch.told = now;
+    const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } = figures;
+    const { taken } = watch;
+    watch.taken = [];
+    watch.lastMs = performance.now();
+    watch.blocked = !watch.call.write({
+      bootEpoch,
+      count: BigInt(++watch.count),
+      draining: drains,
+      waiting,
+      running,
+      tokensAhead: BigInt(tokensAhead),
+      usedBlocks: BigInt(usedBlocks),
+      totalBlocks: BigInt(totalBlocks),
+      waitingBlocks: BigInt(waitingBlocks),
+      loadAheadS,
+      rates: { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS: { ...loadBlocksPerS } },
+      taken,
+    });
+  }
+
+  #cut(watch: Watch): void {
+    this.#remove(watch);
+    const unread = `the stream of its load is not read (${mostPending} requests since)`;
+    watch.call.emit('error', toStatus(new KvError('BUSY', `engine: ${unread}; watch again`, { retry: true })));
+  }
+
+  #remove(watch: Watch): void {
+    clearTimeout(watch.timer);
+    this.#watches.delete(watch);
+    if (this.#watches.size > 0) return;
+    clearInterval(this.#life);
+    this.#life = undefined;
+  }
+}
