@@ -107,6 +107,8 @@ export const engineWorkerSchema = z.strictObject({
   /** Root of the chains, as vLLM's PYTHONHASHSEED; fixed by default so that two processes always agree. */
   hashSeed: z.string().default('vllm-none-hash'),
   loadDeadlineMs: z.number().int().min(1).default(5000),
+  /** always: what the cache node holds is loaded, also where computing it would be faster. For measuring. */
+  loads: z.enum(['planned', 'always']).default('planned'),
   /** Who pays for this engine's blocks at the cache node (its `quotas`). */
   tenant: z.string().max(200).default(''),
   /** This engine's blocks are removed from all tiers so long after they were committed; absent: never. */

@@ -1,16 +1,20 @@
 /**
- * The load planner: how much of a hit to load, and how long to wait for it.
+ * The load planner: how much of a hit to load, how long to wait for it, and when to give it up.
  *
  * Loading is worth it only where it is faster than computing: disk and network tiers of today's systems are often
  * slower than the GPU they serve (docs/lessons.md, "Slower than without a cache"). The planner weighs the
- * node's estimate, corrected by how true such estimates turned out, plus our own copy rate, against our own prefill
- * rate. Pure: time is an argument.
+ * node's estimate, corrected by how true such estimates turned out (experience.ts), plus our own copy rate, against what our
+ * own steps say of computing (compute-model.ts). Pure: time is an argument.
  *
- *     cost(k) = round trip + correction × bring(k) + k × copy + (held − k) × compute      → the k with the least cost
+ *     cost(k) = round trip + correction × bring(k) + k × copy + compute(k to held)        → the k with the least cost
  *
  * Invariant: by its own numbers a plan never costs more than computing everything. Until prefill has been measured,
- * everything is loaded.
+ * everything is loaded; but for a few blocks at the end where only the smallest steps were seen, which say nothing of larger ones:
+ * an engine that imports everything would never learn that it computes faster.
  */
+import { ComputeModel } from './compute-model.ts';
+import { Experiences } from './experience.ts';
+import { FadingRate } from './fading-rate.ts';
 
 /** In chain order; counts sum to the blocks held. */
 export interface Span {
@@ -42,36 +46,29 @@ export interface Plan {
   readonly loadUs: number;
   /** Predicted time to compute what is not loaded. */
   readonly computeUs: number;
-}
-
-/** A rate that follows the present: older samples fade by `keep` at each new one, larger samples weigh more. */
-export class FadingRate {
-  readonly #keep: number;
-  #units = 0;
-  #us = 0;
-
-  constructor(keep: number) {
-    this.#keep = keep;
-  }
-
-  observe(units: number, us: number): void {
-    if (!(units > 0) || !(us >= 0) || !Number.isFinite(units + us)) return;
-    this.#units = this.#units * this.#keep + units;
-    this.#us = this.#us * this.#keep + us;
-  }
-
-  /** Microseconds per unit; undefined before the first sample. */
-  get usPerUnit(): number | undefined {
-    return this.#units > 0 ? this.#us / this.#units : undefined;
-  }
+  /** What of it has to be brought into the arena: the tiers, how many blocks, and how long that will take. */
+  readonly away: { readonly tiers: string; readonly blocks: number; readonly us: number };
 }
 
 /** Blocks in this tier are in the arena already: bringing them costs nothing. */
 const arenaTier = 'arena';
-const minCorrection = 0.1;
-const maxCorrection = 32;
-/** Experience fades towards believing the node, half of it in this time: a tier that was slow once is tried again. */
-const correctionHalfLifeMs = 10_000;
+const nothingAway: Plan['away'] = { tiers: '', blocks: 0, us: 0 };
+/** Left to compute, to learn how long that takes: so many tokens, and no more than this share of a hit. */
+const probeTokens = 96;
+const probeShare = 1 / 3;
+/** What was learned of computing so long ago is tried again where it decides: where loading is not this much faster. */
+const probeAgainMs = { first: 1_000, most: 60_000 };
+const clearlyFaster = 3;
+/** A load may fall behind computing by this much before it is given up: both are only estimated. By more before many blocks came. */
+const patience = 1.1;
+const firstPatience = 2;
+/** A load is judged when it has used this share of the time to compute it, and no sooner than after this time. */
+const judgeShare = 0.05;
+const judgeMs = 3;
+/** What is under way at a time, side by side: it counts as there, because it comes together. */
+const abreast = 4;
+/** Experience with models of several attention groups, whose blocks come from tiers of each. */
+const severalGroups = 'groups';
 /** A deadline shorter than this only cuts loads because of a hiccup of the machine. */
 const minDeadlineMs = 250;
 /** A lookup may cost this share of the time to compute what it asks for, within bounds. */
@@ -82,20 +79,28 @@ const maxLookupMs = 500;
 export class LoadPlanner {
   readonly #blockTokens: number;
   readonly #loadDeadlineMs: number;
-  readonly #prefill = new FadingRate(0.8);
+  readonly #always: boolean;
+  readonly #compute = new ComputeModel();
   readonly #copy = new FadingRate(0.8);
   readonly #roundTrip = new FadingRate(0.9);
-  #correction = 1;
-  #correctedAtMs = 0;
+  readonly #experiences = new Experiences();
+  #learnedAtMs = Number.NEGATIVE_INFINITY;
+  #learnedSteps = 0;
+  #probeAgainMs = probeAgainMs.first;
 
-  /** @param loadDeadlineMs no load waits longer, whatever it saves */
-  constructor(blockTokens: number, loadDeadlineMs: number) {
+  /**
+   * @param loadDeadlineMs no load waits longer, whatever it saves
+   * @param loads always: nothing is known to be faster than loading
+   */
+  constructor(blockTokens: number, loadDeadlineMs: number, loads: 'planned' | 'always' = 'planned') {
     this.#blockTokens = blockTokens;
+    this.#always = loads === 'always';
     this.#loadDeadlineMs = loadDeadlineMs;
   }
 
-  observePrefill(tokens: number, elapsedUs: number): void {
-    this.#prefill.observe(tokens, elapsedUs);
+  /** A step that computed nothing but `tokens` tokens of prompts, which looked at `positions` positions together. */
+  observePrefill(tokens: number, positions: number, elapsedUs: number): void {
+    this.#compute.observe(tokens, positions, elapsedUs);
   }
 
   /** Blocks that were copied arena → KV cache, and the time that it took. */
@@ -107,71 +112,123 @@ export class LoadPlanner {
     this.#roundTrip.observe(1, elapsedUs);
   }
 
-  /** A load that was predicted to take `predictedUs` took `elapsedUs`: correct what the node says next time. */
-  observeLoad(predictedUs: number, elapsedUs: number, nowMs: number): void {
-    if (!(predictedUs > 0) || !(elapsedUs >= 0)) return;
-    const truth = Math.min(maxCorrection, Math.max(minCorrection, (this.correction(nowMs) * elapsedUs) / predictedUs));
-    this.#correction = this.correction(nowMs) * 0.5 + truth * 0.5;
-    this.#correctedAtMs = nowMs;
+  /** `loaded` blocks of a plan came in this time: what the node says next is corrected by it. */
+  observeLoad({ blocks, loadUs, away }: Plan, loaded: number, elapsedUs: number, nowMs: number): void {
+    if (!(away.blocks > 0) || !(loaded >= 0) || !(elapsedUs >= 0)) return;
+    const share = Math.min(1, (loaded < blocks ? loaded + abreast / 2 : loaded) / blocks);
+    const broughtUs = Math.max(0, elapsedUs / share - (loadUs - away.us));
+    this.#experiences.observe(away.tiers, broughtUs / away.blocks, nowMs);
   }
 
-  /** By what the node's estimates are multiplied now. */
-  correction(nowMs: number): number {
-    const age = Math.max(0, nowMs - this.#correctedAtMs);
-    return 1 + (this.#correction - 1) * 0.5 ** (age / correctionHalfLifeMs);
+  /** Time to compute `blocks` blocks of a chain from block `first` on; undefined while no prefill has been measured. */
+  computeUs(blocks: number, first = 0): number | undefined {
+    if (this.#always) return undefined;
+    return this.#compute.us(first * this.#blockTokens, (first + blocks) * this.#blockTokens);
   }
 
-  /** Time to compute `blocks` blocks; undefined while no prefill has been measured. */
-  computeUs(blocks: number): number | undefined {
-    const rate = this.#prefill.usPerUnit;
-    return rate === undefined ? undefined : rate * this.#blockTokens * blocks;
-  }
-
-  plan(hit: Hit, nowMs: number): Plan {
+  /** @param first of the hit, in blocks of the chain: what lies further back takes longer to compute */
+  plan(hit: Hit, nowMs: number, first = 0): Plan {
     const held = hit.spans.reduce((sum, span) => sum + span.count, 0);
-    const away = hit.spans.reduce((sum, span) => sum + (span.tier === arenaTier ? 0 : span.count), 0);
-    const perBlockUs = this.computeUs(1);
-    const bringUs = away === 0 ? 0 : (Math.max(0, hit.estimatedUs) * this.correction(nowMs)) / away;
+    const awaySpans = hit.spans.filter(({ tier }) => tier !== arenaTier);
+    const away = awaySpans.reduce((sum, span) => sum + span.count, 0);
+    const tiers = [...new Set(awaySpans.map(({ tier }) => tier))].sort().join();
+    const saidUs = away === 0 ? 0 : Math.max(0, hit.estimatedUs) / away;
+    const bringUs = saidUs * this.#experiences.correction(tiers, saidUs, nowMs);
     const copyUs = this.#copy.usPerUnit ?? 0;
-    let best: Plan = { blocks: 0, loadUs: 0, computeUs: (perBlockUs ?? 0) * held };
+    const isMeasured = this.computeUs(1) !== undefined;
+    let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     let blocks = 0;
+    let brought = 0;
     let loadUs = this.#roundTrip.usPerUnit ?? 0;
     for (const span of hit.spans) {
-      // Cost is linear inside a span, so that its end is the best of it, unless the deadline cuts it.
+      // What is left takes longer to compute the further back it lies, so that an end of a span is the best of it, unless the
+      // deadline cuts it.
       const each = copyUs + (span.tier === arenaTier ? 0 : bringUs);
       const left = this.#loadDeadlineMs * 1_000 - loadUs;
       const fits = left < 0 ? 0 : each > 0 ? Math.min(span.count, Math.floor(left / each)) : span.count;
       blocks += fits;
       loadUs += fits * each;
-      const computeUs = (perBlockUs ?? 0) * (held - blocks);
-      if (blocks > best.blocks && (perBlockUs === undefined || loadUs + computeUs <= best.loadUs + best.computeUs)) {
-        best = { blocks, loadUs, computeUs };
+      if (span.tier !== arenaTier) brought += fits;
+      const computeUs = this.computeUs(held - blocks, first + blocks) ?? 0;
+      if (blocks > best.blocks && (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs)) {
+        best = {
+          blocks,
+          loadUs,
+          computeUs,
+          away: brought === 0 ? nothingAway : { tiers, blocks: brought, us: brought * bringUs },
+        };
       }
       if (fits < span.count) break;
     }
-    return best;
+    return this.#probing(best, held, first, nowMs);
   }
 
   /** The best of some prefixes, shortest first; what the longest one has and a shorter one not is computed. */
-  planAmong(choices: readonly LoadChoice[], nowMs: number): Plan {
+  planAmong(choices: readonly LoadChoice[], nowMs: number, first = 0): Plan {
     const held = choices.at(-1)?.blocks ?? 0;
-    const perBlockUs = this.computeUs(1);
-    let best: Plan = { blocks: 0, loadUs: 0, computeUs: (perBlockUs ?? 0) * held };
+    const isMeasured = this.computeUs(1) !== undefined;
+    let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     for (const { blocks, copies, bringUs } of choices) {
       const roundTripUs = this.#roundTrip.usPerUnit ?? 0;
-      const loadUs = roundTripUs + copies * (this.#copy.usPerUnit ?? 0) + bringUs * this.correction(nowMs);
+      const us = bringUs * this.#experiences.correction(severalGroups, bringUs / Math.max(1, copies), nowMs);
+      const loadUs = roundTripUs + copies * (this.#copy.usPerUnit ?? 0) + us;
       if (loadUs > this.#loadDeadlineMs * 1_000) continue;
-      const computeUs = (perBlockUs ?? 0) * (held - blocks);
-      if (perBlockUs === undefined || loadUs + computeUs <= best.loadUs + best.computeUs) {
-        best = { blocks, loadUs, computeUs };
+      const computeUs = this.computeUs(held - blocks, first + blocks) ?? 0;
+      if (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs) {
+        best = { blocks, loadUs, computeUs, away: { tiers: severalGroups, blocks: bringUs > 0 ? copies : 0, us } };
       }
     }
     return best;
   }
 
+  /**
+   * Whether a load of `blocks` blocks from block `first` of the chain should go on: `ready` of them are there after `elapsedMs`, and the
+   * rest would come no sooner than it is computed. False: it is given up, and what came is used.
+   */
+  isWorthWaiting(ready: number, blocks: number, first: number, elapsedMs: number): boolean {
+    const wholeUs = this.computeUs(blocks, first);
+    if (wholeUs === undefined || this.#compute.steps === 0) return true;
+    if (elapsedMs < Math.max(judgeMs, (wholeUs / 1_000) * judgeShare)) return true;
+    const tookMs = Math.max(0, elapsedMs - (this.#roundTrip.usPerUnit ?? 0) / 1_000);
+    const restMs = ((blocks - ready) * tookMs) / (ready + abreast);
+    const computeMs = this.computeUs(blocks - ready, first + ready)! / 1_000;
+    return restMs <= computeMs * (patience + firstPatience / (1 + ready));
+  }
+
+  /** When to look again, in ms from the beginning of the load, where nothing comes; undefined: never. */
+  judgeAfterMs(blocks: number, first: number): number | undefined {
+    const wholeUs = this.computeUs(blocks, first);
+    if (wholeUs === undefined || this.#compute.steps === 0) return undefined;
+    return Math.max(judgeMs, (wholeUs / 1_000) * judgeShare);
+  }
+
+  /** Leaves the end of it to be computed, where how long that takes is not known, or not for a while. */
+  #probing(plan: Plan, held: number, first: number, nowMs: number): Plan {
+    const probe = Math.ceil(probeTokens / this.#blockTokens);
+    if (this.#always || plan.blocks < held || probe > held * probeShare || plan.away.blocks === 0) return plan;
+    const computeUs = this.computeUs(held, first);
+    if (computeUs === undefined) return plan; // nothing has been computed at all: a start should not wait
+    const { steps } = this.#compute;
+    if (steps !== this.#learnedSteps) {
+      this.#learnedSteps = steps;
+      this.#learnedAtMs = nowMs;
+    }
+    const isClear = steps > 0 && computeUs > clearlyFaster * plan.loadUs;
+    if (isClear || nowMs - this.#learnedAtMs < this.#probeAgainMs) return plan;
+    this.#learnedAtMs = nowMs;
+    this.#probeAgainMs = Math.min(probeAgainMs.most, 2 * this.#probeAgainMs);
+    const blocks = held - probe;
+    const share = blocks / held;
+    const restUs = this.computeUs(probe, first + blocks)!;
+    if (plan.loadUs * share + restUs > computeUs) return { blocks: 0, loadUs: 0, computeUs, away: nothingAway };
+    const awayBlocks = Math.max(0, plan.away.blocks - probe);
+    const away = { ...plan.away, blocks: awayBlocks, us: (plan.away.us * awayBlocks) / plan.away.blocks };
+    return { blocks, loadUs: plan.loadUs * share, computeUs: restUs, away };
+  }
+
   /** How long a load of `blocks` blocks may take: no longer than computing them, within reason. */
-  deadlineMs(blocks: number): number {
-    const computeUs = this.computeUs(blocks);
+  deadlineMs(blocks: number, first = 0): number {
+    const computeUs = this.computeUs(blocks, first);
     if (computeUs === undefined) return this.#loadDeadlineMs;
     return Math.min(this.#loadDeadlineMs, Math.max(minDeadlineMs, Math.ceil(computeUs / 1_000)));
   }

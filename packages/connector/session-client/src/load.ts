@@ -28,8 +28,17 @@ export interface LoadContext {
   readonly counters: ConnectorCounters;
   /** Blocks copied, and how long the copy took. */
   onCopied(blocks: number, elapsedUs: number): void;
+  /** undefined: it is waited for until its deadline. */
+  readonly judge?: LoadJudge | undefined;
   /** All blocks lie in the arena at once: true when a step will import them. */
   readonly onArrived?: ((load: ArrivedLoad) => boolean) | undefined;
+}
+
+/** Whether to go on waiting for a load that is slower than was thought. */
+export interface LoadJudge {
+  /** First asked then, and each time that blocks come; undefined: not before some have come. */
+  readonly afterMs: number | undefined;
+  goOn(ready: number, elapsedMs: number): boolean;
 }
 
 export interface LoadOutcome {
@@ -69,6 +78,8 @@ export class LoadRun {
   /** No more copies are started either. */
   #halted = false;
   #ended = false;
+  readonly #beganMs: number;
+  #cancelJudge = (): void => {};
 
   /** @param hashes of the blocks to load, packed; `onEnd` is never called from in here */
   constructor(
@@ -84,6 +95,8 @@ export class LoadRun {
     this.#offsets = new Float64Array(blockIds.length);
     this.#checksums = new BigUint64Array(blockIds.length);
     this.#verified = new Uint8Array(blockIds.length);
+    this.#beganMs = context.timers.nowMs();
+    if (context.judge?.afterMs !== undefined) this.#judgeIn(context.judge.afterMs);
     const sent = context.session.link.send({ $case: 'load', value: { hashes, deadlineMs } }, deadlineMs + graceMs, {
       onAnswer: (answer) => this.#answered(answer),
       onFailure: (error) => {
@@ -122,10 +135,25 @@ export class LoadRun {
       }
       this.#ready += offsets.length;
       this.#pump();
+      this.#judge();
     } catch (error) {
       this.#context.session.link.end(KvError.from(error, 'PROTOCOL'));
       this.#close('protocol', true);
     }
+  }
+
+  #judgeIn(ms: number): void {
+    this.#cancelJudge = this.#context.timers.after(ms, () => {
+      this.#judge();
+      if (!this.#closed && this.#ready < this.#blockIds.length) this.#judgeIn(ms);
+    });
+  }
+
+  /** What the node announced is used; it goes on bringing what it has begun to, for the next who asks. */
+  #judge(): void {
+    const { judge, timers } = this.#context;
+    if (judge === undefined || this.#closed || this.#ready === this.#blockIds.length) return;
+    if (!judge.goOn(this.#ready, timers.nowMs() - this.#beganMs)) this.#close('slower than computing');
   }
 
   #pump(): void {
@@ -208,6 +236,7 @@ export class LoadRun {
   #close(reason: string, halt = false): void {
     if (!this.#closed && reason !== '') count(this.#context.counters, 'load', reason);
     this.#closed = true;
+    this.#cancelJudge();
     this.#halted ||= halt;
     this.#pump();
   }

@@ -31,7 +31,7 @@ interface Entry {
   /** Per attention group, with gaps where its window is finite; undefined while the node has not answered. */
   hits: readonly Hit[] | undefined;
   /** What to load beyond `localBlocks`, as planned for that number. */
-  plan: (Plan & { readonly localBlocks: number; readonly fromArena: boolean }) | undefined;
+  plan: (Plan & { readonly localBlocks: number }) | undefined;
   knownAtMs: number;
 }
 
@@ -75,11 +75,11 @@ export class MatchTable {
     return { state: 'known', blocks: entry.plan!.blocks };
   }
 
-  /** How long the planned load was predicted to take; undefined when that says nothing about the node's estimates. */
-  predictedUs(requestId: string, firstBlock: number, blocks: number): number | undefined {
+  /** The plan of this load; undefined when how long it takes says nothing about the node's estimates. */
+  planned(requestId: string, firstBlock: number, blocks: number): Plan | undefined {
     const plan = this.#entries.get(requestId)?.plan;
-    if (plan === undefined || plan.fromArena || plan.localBlocks !== firstBlock) return undefined;
-    return plan.blocks === blocks && plan.loadUs > 0 ? plan.loadUs : undefined;
+    if (plan === undefined || plan.away.blocks === 0 || plan.localBlocks !== firstBlock) return undefined;
+    return plan.blocks === blocks && plan.loadUs > 0 ? plan : undefined;
   }
 
   /** After a load: per group, blocks up to `ends` (in the chain) turned out to be there, and no more; undefined: all. */
@@ -155,22 +155,16 @@ export class MatchTable {
     const from = localBlocks - entry.first;
     const hits = entry.hits!;
     const choices = this.#choices(hits, from);
-    let plan: Plan;
-    let fromArena: boolean;
-    if (windows.length === 1 && windows[0] === Number.POSITIVE_INFINITY) {
-      const beyond = cutSpans(hits[0]!, from, Number.POSITIVE_INFINITY);
-      plan = planner.plan(beyond, timers.nowMs());
-      fromArena = cutSpans(beyond, 0, plan.blocks).spans.every(({ tier }) => tier === 'arena');
-    } else {
-      plan = planner.planAmong(choices, timers.nowMs());
-      fromArena = choices.find(({ blocks }) => blocks === plan.blocks)?.bringUs === 0;
-    }
+    const isWhole = windows.length === 1 && windows[0] === Number.POSITIVE_INFINITY;
+    const plan = isWhole
+      ? planner.plan(cutSpans(hits[0]!, from, Number.POSITIVE_INFINITY), timers.nowMs(), localBlocks)
+      : planner.planAmong(choices, timers.nowMs(), localBlocks);
     if (entry.plan === undefined) {
       counters.plannedBlocks += plan.blocks;
       const left = (choices.at(-1)?.blocks ?? 0) - plan.blocks;
       if (left > 0) count(counters, 'lookup', 'slower than computing', left);
     }
-    entry.plan = { ...plan, localBlocks, fromArena };
+    entry.plan = { ...plan, localBlocks };
   }
 }
 

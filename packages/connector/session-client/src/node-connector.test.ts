@@ -127,9 +127,26 @@ it('a hit that would be slower than computing is left alone', async () => {
     { tier: 'disk', count: 5 },
   ];
   rig.node.estimatedUs = 100_000;
-  rig.connector.observePrefill(400, 400_000); // 4,000 µs per block
+  rig.connector.observePrefill(400, 80_200, 400_000); // 4,000 µs per block
   expect(await rig.matched('r', chainOf(1, 8), 0)).toBe(3);
   expect(reasons()).toEqual({ 'lookup: slower than computing': 5 });
+});
+
+it('a load that falls behind computing is given up; what had come is used', async () => {
+  rig = new ConnectorRig({ loadDeadlineMs: 60_000 });
+  await rig.attach();
+  for (let i = 0; i < 40; i++) rig.node.seed(hashOf(1, i));
+  rig.node.spans = () => [{ tier: 'peer', count: 40 }];
+  rig.node.estimatedUs = 1_000;
+  rig.node.comes = 6;
+  rig.connector.observePrefill(400, 80_200, 400_000); // 160 ms for all
+  expect(await rig.matched('r', chainOf(1, 40), 0)).toBe(40);
+  const begin = performance.now();
+  const result = await rig.load('r', 1, 0, ids(50, 40));
+  expect(result.loaded).toBe(6);
+  expect(performance.now() - begin).toBeLessThan(5_000); // and not the deadline
+  expect(reasons()).toEqual({ 'load: slower than computing': 1 });
+  await until(() => rig.node.leases.size === 0, 'the release');
 });
 
 it('a block with wrong bytes ends the prefix and is reported', async () => {

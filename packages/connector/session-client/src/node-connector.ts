@@ -11,7 +11,7 @@ import type { ArrivedLoad, Connector, LoadResult, Match } from '@kvtier/schedule
 import { maxHashesPerFrame, type StatsResult } from '@kvtier/wire';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
 import { columnsWithin, type GroupPart, groupWindows, partsOf } from './groups.ts';
-import { type LoadOutcome, LoadRun } from './load.ts';
+import { type LoadJudge, type LoadOutcome, LoadRun } from './load.ts';
 import { MatchTable } from './matches.ts';
 import { Prefetches } from './prefetches.ts';
 import { type ConnectorLogger, type Session, SessionClient } from './session-client.ts';
@@ -35,6 +35,8 @@ export interface ConnectorOptions {
   readonly ttlSeconds?: number;
   /** No load takes longer, whatever it saves. */
   readonly loadDeadlineMs: number;
+  /** always: what the node holds is loaded, also where computing would be faster; default: planned. */
+  readonly loads?: 'planned' | 'always';
   /** A lookup that takes longer counts as a miss; default: a share of the time to compute what it asks for. */
   readonly lookupDeadlineMs?: number;
   /** Blocks that may be on their way out at a time. */
@@ -84,7 +86,7 @@ class CacheNodeConnector implements NodeConnector {
     this.#options = options;
     this.#timers = options.timers ?? realTimers;
     this.#maxStoreBlocks = options.maxStoreBlocks ?? defaultMaxStoreBlocks;
-    this.#planner = new LoadPlanner(kv.blockTokens, options.loadDeadlineMs);
+    this.#planner = new LoadPlanner(kv.blockTokens, options.loadDeadlineMs, options.loads);
     this.#windows = groupWindows(kv);
     const namespaces = options.namespace instanceof Uint8Array ? [options.namespace] : options.namespace;
     invariant(this.#windows.length === namespaces.length, 'connector: one namespace per attention group');
@@ -153,8 +155,8 @@ class CacheNodeConnector implements NodeConnector {
     }
     this.counters.loads++;
     this.#prefetches.superseded(requestId);
-    const predictedUs = this.#matches.predictedUs(requestId, firstBlock, blocks);
-    const deadlineMs = this.#planner.deadlineMs(blocks);
+    const plan = this.#matches.planned(requestId, firstBlock, blocks);
+    const deadlineMs = this.#planner.deadlineMs(blocks, firstBlock);
     const outcomes = new Map<GroupPart, LoadOutcome>();
     const ended = (): void => {
       const elapsedUs = Math.round((this.#timers.nowMs() - startedAtMs) * 1_000);
@@ -167,8 +169,8 @@ class CacheNodeConnector implements NodeConnector {
       }
       this.counters.loadUs += elapsedUs;
       // A load that failed early says nothing about speed, nor does one that a step was part of.
-      if (predictedUs !== undefined && !withStep && (loaded === blocks || elapsedUs > predictedUs)) {
-        this.#planner.observeLoad(predictedUs, elapsedUs, this.#timers.nowMs());
+      if (plan !== undefined && !withStep && (loaded === blocks || elapsedUs > plan.loadUs)) {
+        this.#planner.observeLoad(plan, loaded, elapsedUs, this.#timers.nowMs());
       }
       const chainEnds = this.#windows.map((_, group) => {
         const end = ends.get(group);
@@ -177,8 +179,16 @@ class CacheNodeConnector implements NodeConnector {
       this.#matches.settle(requestId, chainEnds, loaded === blocks);
       onDone({ loaded, byTier, elapsedUs });
     };
+    const judge: LoadJudge | undefined =
+      plan === undefined || this.#windows.length > 1
+        ? undefined
+        : {
+            afterMs: this.#planner.judgeAfterMs(blocks, firstBlock),
+            goOn: (ready, elapsedMs) => this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs),
+          };
     for (const part of parts) {
       const context = {
+        judge,
         session: sessions[part.group]!,
         executor,
         timers: this.#timers,
@@ -248,8 +258,8 @@ class CacheNodeConnector implements NodeConnector {
     this.#prefetches.cancel(requestId);
   }
 
-  observePrefill(tokens: number, elapsedUs: number): void {
-    this.#planner.observePrefill(tokens, elapsedUs);
+  observePrefill(tokens: number, positions: number, elapsedUs: number): void {
+    this.#planner.observePrefill(tokens, positions, elapsedUs);
   }
 
   async stats(deadlineMs = 200): Promise<StatsResult | null> {

@@ -75,8 +75,11 @@ export interface Connector {
   prefetch(requestId: string, hashes: Buffer, firstBlock: number): void;
   /** The request ended or was aborted: a match in flight is dropped, a prefetch is cancelled. A load in flight still calls back. */
   forget(requestId: string): void;
-  /** How fast this engine computes, for the planner: called after each step that only prefilled. */
-  observePrefill(tokens: number, elapsedUs: number): void;
+  /**
+   * How fast this engine computes, for the planner: called after each step that only prefilled. `positions`: how many each of its tokens
+   * looked at, itself included, together.
+   */
+  observePrefill(tokens: number, positions: number, elapsedUs: number): void;
   close(): Promise<void>;
 }
 

@@ -391,8 +391,10 @@ export class Engine {
     let prefillTokens = 0;
     let decodeTokens = 0;
     let decodes = 0;
+    let positions = 0;
     batch.forEach((share, i) => {
       const { request, count } = share;
+      positions += count * request.computedTokens + (count * (count + 1)) / 2;
       if (request.computedTokens < request.promptTokens) prefillTokens += count;
       else {
         decodeTokens += count;
@@ -405,7 +407,8 @@ export class Engine {
     });
     this.#counts.prefillTokens += prefillTokens;
     this.#counts.decodeTokens += decodeTokens;
-    if (decodeTokens === 0 && !step.import) this.#options.connector.observePrefill(prefillTokens, result.elapsedUs);
+    if (decodeTokens === 0 && !step.import)
+      this.#options.connector.observePrefill(prefillTokens, positions, result.elapsedUs);
     const tokens = prefillTokens + decodeTokens;
     if (!step.import) this.#scheduler.load.step(tokens - decodes, decodes, elapsedS);
     this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });

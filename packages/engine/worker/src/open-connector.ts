@@ -30,6 +30,8 @@ export interface OpenConnectorOptions {
   readonly namespace: readonly Uint8Array[];
   readonly hashBytes: number;
   readonly loadDeadlineMs: number;
+  /** always: also where computing would be faster. */
+  readonly loads: 'planned' | 'always';
   readonly tenant: string;
   /** 0: blocks do not expire. */
   readonly ttlSeconds: number;

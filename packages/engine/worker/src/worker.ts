@@ -44,6 +44,7 @@ export async function startWorker(
           namespace: namespacesOfWorker(executor, hasher).map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,
           loadDeadlineMs: config.loadDeadlineMs,
+          loads: config.loads,
           tenant: config.tenant,
           ttlSeconds: config.ttlSeconds ?? 0,
           logger,

@@ -129,7 +129,7 @@ export class TierGate {
   }
 
   estimateUs(bytes: number): number {
-    return this.#rate.estimateUs(bytes, this.inFlightBytes);
+    return this.#rate.estimateUs(bytes, this.inFlightBytes, this.#clock.nowUs());
   }
 
   get bytesPerUs(): number {

@@ -36,6 +36,8 @@ export class FakeNode {
   stopped = false;
   /** Blocks per Ready frame. */
   readyBlocks = 3;
+  /** So many blocks of a load are announced, and then nothing more, not even its end. */
+  comes = Number.POSITIVE_INFINITY;
   /** What an estimate says, per block that is not in the arena. */
   spans: (held: number) => { tier: string; count: number }[] = (held) => [{ tier: 'arena', count: held }];
   estimatedUs = 0;
@@ -224,7 +226,7 @@ export class FakeNode {
     const ready = this.#prefix(packed);
     if (fault === 'wrong bytes' && ready.length > 0) this.#memory[ready[ready.length >> 1]!.offset]! ^= 1;
     const answers: ServerBody[] = [];
-    for (let first = 0; first < ready.length; first += this.readyBlocks) {
+    for (let first = 0; first < Math.min(ready.length, this.comes); first += this.readyBlocks) {
       const part = ready.slice(first, first + this.readyBlocks);
       answers.push({
         $case: 'ready',
@@ -236,6 +238,7 @@ export class FakeNode {
         },
       });
     }
+    if (this.comes < ready.length) return answers;
     const reason = ready.length < hashes.length ? 'missing' : '';
     answers.push({ $case: 'loadDone', value: { loaded: ready.length, reason } });
     return answers;

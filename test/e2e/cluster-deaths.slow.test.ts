@@ -1,0 +1,80 @@
+/**
+ * Each process of a cluster in turn is killed and stopped under load: no request fails, every answer is right, and two seconds later
+ * all is as before. What counts is the longest time that any client waits for its answer beyond what it waits in peace.
+ */
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
+
+const clients = 4;
+const requests = sharedPrompts(24, 6);
+/** Full service again, from the death or standstill on. */
+const recoveryMs = 2_000;
+const peaceMs = 3_000;
+const report = (line: string): void => {
+  if (process.env.KVTIER_CLUSTER_REPORT) process.stderr.write(`${line}\n`);
+};
+
+let rig: ClusterRig;
+let right: readonly (readonly number[])[] = [];
+const answers: Answer[] = [];
+let running = true;
+let load: Promise<unknown> = Promise.resolve();
+
+beforeAll(async () => {
+  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
+  try {
+    right = await Promise.all(requests.map(async (request) => (await alone.ask(request)).tokenIds));
+  } finally {
+    await alone.close();
+  }
+  rig = await ClusterRig.start({ workers: 2, nodes: 2, coordinators: 2 });
+  const client = async (number: number): Promise<void> => {
+    for (let at = number; running; at += clients) {
+      const which = (at * 7) % requests.length;
+      const answer = await rig.ask(requests[which]!);
+      expect(answer.tokenIds).toEqual(right[which]);
+      answers.push(answer);
+    }
+  };
+  load = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));
+  load.catch(() => {}); // awaited below
+}, 300_000);
+afterAll(async () => {
+  running = false;
+  await load.catch(() => {});
+  await rig?.close();
+});
+
+const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+/** Longest answer of those that were waited for after `sinceMs`, counted from then; also one that is not there yet. */
+function longestSince(sinceMs: number): number {
+  return Math.max(
+    0,
+    ...answers.filter(({ endMs }) => endMs > sinceMs).map((each) => each.endMs - Math.max(sinceMs, each.startMs)),
+  );
+}
+
+it('is as before two seconds after each death and each standstill', { timeout: 600_000 }, async () => {
+  await Promise.race([pause(peaceMs), load]); // caches are warm
+  const peaceFromMs = performance.now();
+  await Promise.race([pause(peaceMs), load]);
+  const usualMs = longestSince(peaceFromMs);
+  report(`in peace the longest answer takes ${usualMs.toFixed(0)} ms`);
+  for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
+    for (const [name, service] of rig.members) {
+      const sinceMs = performance.now();
+      await service.signal(signal);
+      const back = signal === 'SIGKILL' ? service.start() : pause(2 * recoveryMs).then(() => service.signal('SIGCONT'));
+      await Promise.race([Promise.all([back, pause(2 * recoveryMs)]), load]);
+      const before = answers.length;
+      const restFromMs = performance.now();
+      while (answers.length < before + 2 * clients && performance.now() < restFromMs + 30_000)
+        await Promise.race([pause(20), load]);
+      const longestMs = longestSince(sinceMs);
+      report(`${name} ${signal}: the longest answer took ${longestMs.toFixed(0)} ms`);
+      expect.soft(longestMs, `${name} ${signal}`).toBeLessThan(recoveryMs + usualMs);
+    }
+  }
+  running = false;
+  await load;
+});

@@ -1,0 +1,228 @@
+/**
+ * A cluster of real processes on this machine: coordinators, engine workers of the demo model and cache nodes that are each other's
+ * peers, known to the coordinators by configuration. Members are killed and stopped, and started again; clients go from a coordinator
+ * that does not answer to the other one, as they would behind a load balancer.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { loadTokenizer } from '@kvtier/api-server';
+import { DemoTable } from '@kvtier/cli';
+import { freePort } from '../../infra/ports.ts';
+import { modelDir, Service } from '../faults/engine-rig.ts';
+
+export interface Request {
+  readonly prompt: readonly number[];
+  readonly max_tokens: number;
+  readonly temperature: number;
+  readonly seed?: number;
+}
+
+export interface Answer {
+  readonly tokenIds: readonly number[];
+  readonly startMs: number;
+  readonly endMs: number;
+  /** Coordinators that did not answer, or not to the end. */
+  readonly turnedAway: number;
+}
+
+export interface ClusterSize {
+  readonly workers: number;
+  /** 0: no tier. */
+  readonly nodes: number;
+  readonly coordinators: number;
+}
+
+/** A client leaves a coordinator that says nothing for so long. */
+const silentMs = 1_000;
+const mostTries = 20;
+const host = '127.0.0.1';
+
+export class ClusterRig {
+  readonly folder = mkdtempSync(join(tmpdir(), 'kvc-'));
+  readonly workers: readonly Service[];
+  readonly nodes: readonly Service[];
+  readonly coordinators: readonly Service[];
+  readonly #urls: readonly string[];
+  #next = 0;
+
+  static async start(size: ClusterSize): Promise<ClusterRig> {
+    const ports = await freePorts(size.coordinators + size.nodes);
+    const rig = new ClusterRig(size, ports);
+    try {
+      await Promise.all([...rig.workers, ...rig.nodes].map((service) => service.start()));
+      await Promise.all(rig.coordinators.map((service) => service.start()));
+      return rig;
+    } catch (error) {
+      await rig.close();
+      throw error;
+    }
+  }
+
+  private constructor(size: ClusterSize, ports: readonly number[]) {
+    const { folder } = this;
+    const peerPorts = ports.slice(size.coordinators);
+    const secretFile = join(folder, 'secret');
+    writeFileSync(secretFile, randomBytes(48).toString('base64'), { mode: 0o600 });
+    const source = (name: string) => ({
+      endpoint: `ipc://${join(folder, `${name}.events`)}`,
+      replayEndpoint: `ipc://${join(folder, `${name}.replay`)}`,
+    });
+    const count = (n: number): number[] => Array.from({ length: n }, (_, i) => i);
+    const nodeSocket = (i: number): string => join(folder, `n${i}`, 's');
+    const address = (i: number): string => `unix:${join(folder, `w${i}`)}`;
+    const nodeOf = (i: number): number | null => (size.nodes === 0 ? null : i % size.nodes);
+    this.nodes = count(size.nodes).map(
+      (i) =>
+        new Service('cache-node', {
+          socketPath: nodeSocket(i),
+          dataDir: join(folder, `data${i}`),
+          arena: { bytes: 48 << 20 },
+          disk: { bytes: 128 << 20 },
+          peers: {
+            listen: { host, port: peerPorts[i]! },
+            peers: peerPorts.flatMap((port, other) => (other === i ? [] : [{ host, port }])),
+            security: { encryption: 'none', secretFile },
+          },
+          kvEvents: source(`n${i}`),
+          logLevel: 'warn',
+        }),
+    );
+    this.workers = count(size.workers).map(
+      (i) =>
+        new Service('engine-worker', {
+          modelDir,
+          servedName: 'demo',
+          listen: address(i),
+          cacheNodeSocket: nodeOf(i) === null ? null : nodeSocket(nodeOf(i)!),
+          kvBytes: 24 << 20,
+          maxSequences: 8,
+          threads: 1,
+          kvEvents: source(`w${i}`),
+          logLevel: 'warn',
+        }),
+    );
+    const discovery = {
+      kind: 'static',
+      workers: count(size.workers).map((i) => ({
+        name: `worker-${i}`,
+        address: address(i),
+        node: nodeOf(i) === null ? null : `node-${nodeOf(i)}`,
+        events: source(`w${i}`),
+      })),
+      nodes: count(size.nodes).map((i) => ({
+        name: `node-${i}`,
+        peer: { host, port: peerPorts[i]! },
+        events: source(`n${i}`),
+      })),
+    };
+    this.coordinators = count(size.coordinators).map(
+      (i) => new Service('coordinator', { host, port: ports[i]!, discovery, logLevel: 'warn' }),
+    );
+    this.#urls = count(size.coordinators).map((i) => `http://${host}:${ports[i]!}`);
+  }
+
+  /** All that can die, by name. */
+  get members(): ReadonlyMap<string, Service> {
+    return new Map([
+      ...this.workers.map((service, i) => [`worker-${i}`, service] as const),
+      ...this.nodes.map((service, i) => [`node-${i}`, service] as const),
+      ...this.coordinators.map((service, i) => [`coordinator-${i}`, service] as const),
+    ]);
+  }
+
+  /** @throws Error with the answer of a coordinator that refuses it, or when none answers */
+  async ask(request: Request): Promise<Answer> {
+    const startMs = performance.now();
+    const first = this.#next++;
+    let last: unknown;
+    for (let tries = 0; tries < mostTries; tries++) {
+      const url = this.#urls[(first + tries) % this.#urls.length]!;
+      try {
+        const tokenIds = await stream(url, request);
+        return { tokenIds, startMs, endMs: performance.now(), turnedAway: tries };
+      } catch (error) {
+        if (error instanceof Refused) throw error;
+        last = error;
+      }
+    }
+    throw new Error(`no coordinator answers: ${String(last)}`);
+  }
+
+  async close(): Promise<void> {
+    const members = [...this.members.values()];
+    for (const service of members) await service.signal('SIGCONT');
+    await Promise.all(this.coordinators.map((service) => service.signal('SIGKILL')));
+    await Promise.all(this.workers.map((service) => service.signal('SIGKILL')));
+    await Promise.all(this.nodes.map((service) => service.signal('SIGTERM')));
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+}
+
+/** A coordinator answered, and not with what was asked: that is a failed request. */
+class Refused extends Error {}
+
+interface Chunk {
+  readonly choices?: readonly { readonly token_ids?: readonly number[]; readonly finish_reason: string | null }[];
+  readonly error?: { readonly message: string };
+}
+
+async function stream(url: string, request: Request): Promise<number[]> {
+  const abort = new AbortController();
+  let silence: NodeJS.Timeout | undefined;
+  const heard = (): void => {
+    clearTimeout(silence);
+    silence = setTimeout(() => abort.abort(new Error(`${url} says nothing`)), silentMs);
+  };
+  heard();
+  try {
+    const response = await fetch(`${url}/v1/completions`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ ...request, ignore_eos: true, stream: true, return_token_ids: true }),
+      signal: abort.signal,
+    });
+    if (response.status !== 200) throw new Refused(`${response.status} ${await response.text()}`);
+    const tokenIds: number[] = [];
+    let ended = false;
+    let rest = '';
+    const decoder = new TextDecoder();
+    for await (const bytes of response.body!) {
+      heard();
+      const lines = (rest + decoder.decode(bytes, { stream: true })).split('\n');
+      rest = lines.pop()!;
+      for (const line of lines) {
+        if (!line.startsWith('data: {')) continue;
+        const chunk = JSON.parse(line.slice(6)) as Chunk;
+        if (chunk.error) throw new Refused(chunk.error.message);
+        tokenIds.push(...(chunk.choices?.[0]?.token_ids ?? []));
+        ended ||= (chunk.choices?.[0]?.finish_reason ?? null) !== null;
+      }
+    }
+    if (!ended) throw new Error(`${url}: the stream broke off`);
+    return tokenIds;
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+async function freePorts(count: number): Promise<number[]> {
+  const ports = new Set<number>();
+  while (ports.size < count) ports.add(await freePort());
+  return [...ports];
+}
+
+const tokenizer = loadTokenizer(modelDir);
+
+/** `count` different requests over a few tables, so that most of each prompt is shared; every second one drawn with a seed. */
+export function sharedPrompts(count: number, tables: number, rows = 40): Request[] {
+  return Array.from({ length: count }, (_, i) => {
+    const table = new DemoTable(rows, 3_000 + (i % tables));
+    const field = table.fields[Math.floor(i / tables) % table.fields.length]!;
+    const { prompt } = table.question(Math.floor(i / tables / table.fields.length) % rows, field);
+    const ids = tokenizer.encode(prompt, { addSpecialTokens: false });
+    const drawn = i % 2 === 0 ? { temperature: 0 } : { temperature: 0.8, seed: i };
+    return { prompt: ids, max_tokens: 8 + (i % 17), ...drawn };
+  });
+}

@@ -1,0 +1,87 @@
+/**
+ * Many engines are one: what 2 and 4 workers that share answer equals, token by token, what one worker without a tier answers, greedy
+ * and with seeds, while workers, nodes and coordinators are killed at random; no request fails. By hand, in full:
+ * KVTIER_CLUSTER_REQUESTS=500 KVTIER_CLUSTER_REPORT=1.
+ */
+import { afterEach, beforeAll, expect, it } from 'vitest';
+import { type Answer, ClusterRig, type Request, sharedPrompts } from './cluster-rig.ts';
+
+const count = Number(process.env.KVTIER_CLUSTER_REQUESTS ?? 60);
+const clients = 4;
+const report = (line: string): void => {
+  if (process.env.KVTIER_CLUSTER_REPORT) process.stderr.write(`${line}\n`);
+};
+
+const requests = sharedPrompts(count, 10);
+let right: readonly (readonly number[])[] = [];
+let rig: ClusterRig | undefined;
+afterEach(async () => {
+  await rig?.close();
+  rig = undefined;
+});
+
+/** `clients` at a time, in order; stops at the first that fails. */
+async function askAll(cluster: ClusterRig, all: readonly Request[]): Promise<Answer[]> {
+  const answers: Answer[] = [];
+  let next = 0;
+  const client = async (): Promise<void> => {
+    while (next < all.length) {
+      const at = next++;
+      answers[at] = await cluster.ask(all[at]!);
+    }
+  };
+  await Promise.all(Array.from({ length: clients }, client));
+  return answers;
+}
+
+beforeAll(async () => {
+  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
+  try {
+    right = (await askAll(alone, requests)).map(({ tokenIds }) => tokenIds);
+  } finally {
+    await alone.close();
+  }
+}, 600_000);
+
+/** Kills a member at random and starts it again, one at a time, until `ended` is. */
+async function killAtRandom(cluster: ClusterRig, ended: () => boolean): Promise<string[]> {
+  const killed: string[] = [];
+  let state = 12_345;
+  while (!ended()) {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    const members = [...cluster.members];
+    const [name, service] = members[(state >>> 8) % members.length]!;
+    await service.signal('SIGKILL');
+    await service.start();
+    killed.push(name);
+  }
+  return killed;
+}
+
+it.each([
+  { workers: 2, nodes: 2 },
+  { workers: 4, nodes: 2 },
+])('$workers workers over $nodes nodes answer as one, whoever is killed', { timeout: 900_000 }, async (size) => {
+  rig = await ClusterRig.start({ ...size, coordinators: 2 });
+  let done = false;
+  const killing = killAtRandom(rig, () => done);
+  killing.catch(() => {}); // awaited below
+  const begin = performance.now();
+  try {
+    const answers = await askAll(rig, requests);
+    const seconds = (performance.now() - begin) / 1000;
+    for (const [i, answer] of answers.entries()) expect(answer.tokenIds, `request ${i}`).toEqual(right[i]);
+    const turned = answers.reduce((sum, answer) => sum + answer.turnedAway, 0);
+    done = true;
+    const killed = await killing;
+    const longest = Math.max(...answers.map(({ startMs, endMs }) => endMs - startMs));
+    report(
+      `${size.workers} workers: ${answers.length} requests equal in ${seconds.toFixed(1)} s, ${killed.length} killed (${killed.join(' ')}), ` +
+        `${turned} times the other coordinator, longest ${longest.toFixed(0)} ms`,
+    );
+    expect(killed.length).toBeGreaterThan(0);
+  } finally {
+    done = true;
+    await killing.catch(() => {});
+  }
+});
