@@ -9,6 +9,13 @@ import { bytes, logLevel } from './cache-node.ts';
 import { kvEventsSchema } from './kv-events.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export {
+  type CoordinatorConfig,
+  type CoordinatorInput,
+  coordinatorSchema,
+  type DiscoveryConfig,
+  routingPolicyNames,
+} from './coordinator.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   type EventSource,
@@ -97,15 +104,6 @@ export const engineWorkerSchema = z.strictObject({
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */
 export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;
-
-export const coordinatorSchema = z.strictObject({
-  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
-  port: z.number().int().min(0).max(65535),
-  /** gRPC address of the engine worker. */
-  engine: z.string().min(1),
-  logLevel,
-});
-export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
 
 /** One line for the first problem, with its path; KvError CONFIG. */
 export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: string): T {

@@ -44,7 +44,7 @@ describe('a choice', () => {
     const choice = await dispatcher.choose(request(), never);
     expect([nameOf(choice), choice.policy, choice.match.blocks]).toEqual(['b', 'predicted', 8]);
     expect(choice.why).toBe('ahead 0 ms, 0 waiting, 0 running, computes 32 of 160 tokens');
-    expect(workers.shares).toEqual([{ tokensAhead: 32, blocks: 11, loadS: 0 }]);
+    expect(workers.shares).toEqual([{ requestId: expect.stringMatching(/^r/), tokensAhead: 32, blocks: 11, loadS: 0 }]);
     expect([workers.open, holdings.sentTo]).toEqual([[0, 1], [1]]);
     choice.firstToken();
     choice.firstToken();
@@ -74,7 +74,7 @@ describe('a choice', () => {
     const fast = workers.add('b');
     slow.load.loadBlocksPerS = [0, 0, 0, 100];
     fast.load.loadBlocksPerS = [0, 0, 0, 1e6];
-    holdings.remote = { blocks: 10, medium: 3 };
+    holdings.remote = { remoteBlocks: 10, remoteMedium: 3 };
     expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
     expect(workers.shares[0]!.tokensAhead).toBe(1);
     expect(workers.shares[0]!.loadS).toBeCloseTo(1e-5);

@@ -77,10 +77,16 @@ export class Dispatcher implements Dispatch {
     this.#late = options.late ?? lateBindingDefaults;
     this.#maxWaitMs = options.maxWaitMs ?? 30_000;
     this.#random = options.random ?? Math.random;
-    this.#stopListening = this.#workers.onChange(() => {
-      this.#isStale = true;
-      this.#wake();
-    });
+    const stops = [
+      this.#workers.onLoad(() => this.#wake()),
+      this.#workers.onChange(() => {
+        this.#isStale = true;
+        this.#wake();
+      }),
+    ];
+    this.#stopListening = () => {
+      for (const stop of stops) stop();
+    };
   }
 
   stats(): DispatchStats {
@@ -174,7 +180,7 @@ export class Dispatcher implements Dispatch {
     const sent = this.#workers.sent(number, share);
     this.#given++;
     this.#chosen++;
-    if (pending.keys.length > 0) this.#holdings.sent?.(number, pending.keys);
+    if (pending.keys.length > 0) this.#holdings.sent?.(lane.model, number, pending.keys);
     lane.policy.sent?.(pending, number, nowMs);
     return new Chosen(this.#workers.workers()[number]!, lane.policy.name, pending, state, share, {
       firstToken: () => {

@@ -45,6 +45,7 @@ export class Fleet {
   readonly #sender = randomBytes(8).toString('hex');
   readonly #members = new Map<string, Member>();
   readonly #listeners = new Set<() => void>();
+  readonly #loadListeners = new Set<() => void>();
   #byNumber: (Member | undefined)[] = [];
   readonly #freeNumbers: number[] = [];
   #discovery: Discovery | undefined;
@@ -93,6 +94,12 @@ export class Fleet {
     return () => this.#listeners.delete(listener);
   }
 
+  /** Told after a worker told its load. Returns how to stop it. */
+  onLoad(listener: () => void): () => void {
+    this.#loadListeners.add(listener);
+    return () => this.#loadListeners.delete(listener);
+  }
+
   /** A request was chosen for this worker: counted from now on, until it has ended. One that has left counts nothing. */
   sent(number: number, share: Share): Sent {
     return this.#byNumber[number]?.link?.send(share) ?? nothing;
@@ -128,6 +135,7 @@ export class Fleet {
   async close(): Promise<void> {
     this.#closed = true;
     this.#listeners.clear();
+    this.#loadListeners.clear();
     await this.#discovery?.close();
     await Promise.all([...this.#members.values()].map((member) => member.close()));
     this.#members.clear();
@@ -177,6 +185,9 @@ export class Fleet {
     const number = this.#freeNumbers.shift() ?? this.#byNumber.length;
     const host: MemberHost = {
       changed: () => this.#changed(),
+      loaded: () => {
+        for (const listener of this.#loadListeners) listener();
+      },
       conflict: (member, facts) => this.#conflict(member, facts),
       usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
       counts: this.counts,

@@ -21,6 +21,8 @@ export interface MemberHost {
   readonly logger: Logger;
   readonly counts: FleetCounts;
   changed(): void;
+  /** It told its load. */
+  loaded(): void;
   /** Why a worker with these facts cannot stand beside the others. */
   conflict(member: Member, facts: WorkerFacts): string | undefined;
   usualPrefillTokensPerS(member: Member): number;
@@ -147,6 +149,7 @@ export class Member implements Worker {
         const changed = this.#draining !== draining;
         this.#draining = draining;
         this.#to('ready', undefined, changed);
+        this.#host.loaded();
       },
       lost: (error) => {
         this.#draining = false;
