@@ -1,15 +1,20 @@
 /**
  * A process with many clients, each with one answer after another, through a coordinator (TARGET is its URL) or straight from the fake
- * engines (TARGET is their folder). Arguments: TARGET CLIENTS SECONDS ANSWER_TOKENS PROMPT_TOKENS ENGINES. Prints one line of JSON.
+ * engines (TARGET is their folder). Arguments: TARGET CLIENTS SECONDS ANSWER_TOKENS PROMPT_TOKENS ENGINES. Prints "counting" when all
+ * clients have begun and what comes then counts, for so many seconds; at the end one line of JSON.
+ *
+ * Each client's first answer has another length, so that from then on answers begin and end evenly over time.
  */
 import { Agent, request } from 'node:http';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { channelOptions, clientCredentials, EngineClient, type GenerateEvent } from '@kvtier/wire/grpc';
 import { since } from './stamp.ts';
 
 const [target, clients, seconds, answerTokens, promptTokens, engines] = process.argv.slice(2) as [string, ...string[]];
-const endMs = performance.now() + Number(seconds) * 1_000;
-/** Of what comes before all clients have begun, nothing counts. */
-const countsFromMs = performance.now() + 2_000;
+/** Clients begin over so long; then everything settles for a while. */
+const beginMs = 4_000;
+const countsFromMs = performance.now() + beginMs + 3_000;
+const endMs = countsFromMs + Number(seconds) * 1_000;
 
 /** Counts by tens of microseconds. */
 class Times {
@@ -17,7 +22,8 @@ class Times {
   #count = 0;
 
   add(us: number): void {
-    if (performance.now() < countsFromMs) return;
+    const nowMs = performance.now();
+    if (nowMs < countsFromMs || nowMs > endMs) return;
     this.#counts[Math.min(Math.max(Math.round(us / 10), 0), this.#counts.length - 1)]!++;
     this.#count++;
   }
@@ -49,7 +55,7 @@ class Reader {
 
   token(stamped: number): void {
     const nowMs = performance.now();
-    if (nowMs >= countsFromMs) tokens++;
+    if (nowMs >= countsFromMs && nowMs <= endMs) tokens++;
     if (this.#lastMs === 0) first.add((nowMs - this.#begunMs) * 1_000);
     else gaps.add((nowMs - this.#lastMs) * 1_000);
     way.add(since(stamped));
@@ -60,16 +66,19 @@ class Reader {
 const prompt = (client: number): number[] =>
   Array.from({ length: Number(promptTokens) }, (_, i) => 3 + ((client + i * 7) % 3_000));
 
-function throughCoordinator(): (client: number) => Promise<void> {
+/** Asks for an answer of so many tokens. */
+type Ask = (client: number, answerTokens: number) => Promise<void>;
+
+function throughCoordinator(): Ask {
   const agent = new Agent({ keepAlive: true, maxSockets: Number(clients) });
   const url = new URL(target);
   const mark = '"token_ids":[';
-  return (client) =>
+  return (client, maxTokens) =>
     new Promise((resolve, reject) => {
       const reader = new Reader();
       const body = JSON.stringify({
         prompt: prompt(client),
-        max_tokens: Number(answerTokens),
+        max_tokens: maxTokens,
         stream: true,
         return_token_ids: true,
         temperature: 0,
@@ -105,19 +114,19 @@ function throughCoordinator(): (client: number) => Promise<void> {
     });
 }
 
-function straight(): (client: number) => Promise<void> {
+function straight(): Ask {
   const lines = Array.from({ length: Number(engines) }, (_, i) => {
     const address = `unix:${target}/e${i}`;
     const options = { ...channelOptions, 'grpc.use_local_subchannel_pool': 1 };
     return new EngineClient(address, clientCredentials(address), options);
   });
-  return (client) =>
+  return (client, maxTokens) =>
     new Promise((resolve, reject) => {
       const reader = new Reader();
       const call = lines[client % lines.length]!.generate({
         requestId: `${client}`,
         promptTokenIds: prompt(client),
-        maxTokens: Number(answerTokens),
+        maxTokens,
         temperature: 0,
         topK: 0,
         topP: 1,
@@ -134,21 +143,25 @@ function straight(): (client: number) => Promise<void> {
 
 const ask = target.startsWith('http') ? throughCoordinator() : straight();
 async function run(client: number): Promise<void> {
-  // Not all in one moment: they come over the first second.
-  await new Promise((resolve) => setTimeout(resolve, (client * 1_000) / Number(clients)));
+  await sleep((client * beginMs) / Number(clients));
+  let length = 1 + (client % Number(answerTokens));
   while (performance.now() < endMs) {
     try {
-      await ask(client);
+      await ask(client, length);
       answers++;
     } catch (error) {
       const { message } = error as Error;
       errors.set(message, (errors.get(message) ?? 0) + 1);
     }
+    length = Number(answerTokens);
   }
 }
 
+const all = Array.from({ length: Number(clients) }, (_, client) => run(client));
+await sleep(countsFromMs - performance.now());
+process.stdout.write('counting\n');
 const cpuBefore = process.cpuUsage();
-await Promise.all(Array.from({ length: Number(clients) }, (_, client) => run(client)));
+await sleep(endMs - performance.now());
 const { user, system } = process.cpuUsage(cpuBefore);
 const told = {
   tokens,
@@ -160,4 +173,5 @@ const told = {
   cpuS: (user + system) / 1e6,
 };
 process.stdout.write(`${JSON.stringify(told)}\n`);
+await Promise.race([Promise.all(all), sleep(1_000)]);
 process.exit(0);

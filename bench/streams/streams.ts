@@ -66,36 +66,46 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     started.push(child);
     return child;
   };
-  const drive = async (target: string): Promise<Streams> => {
+  const drive = async (target: string, counting: () => void): Promise<Streams> => {
     const args = [target, clients, seconds, answerTokens, promptTokens, engines].map(String);
-    const told = JSON.parse(await firstLine(start('bench/streams/clients.ts', args))) as Streams;
+    const driven = linesOf(start('bench/streams/clients.ts', args));
+    await driven();
+    counting();
+    const told = JSON.parse(await driven()) as Streams;
     log(`${target}: ${JSON.stringify(told)}`);
     return told;
   };
   try {
-    await firstLine(start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]));
-    const straight = await drive(folder);
+    await linesOf(start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]))();
+    const straight = await drive(folder, () => {});
     const workers = Array.from({ length: engines }, (_, i) => ({ name: `e${i}`, address: `unix:${folder}/e${i}` }));
     const config = { port: 0, discovery: { kind: 'static', workers }, logLevel: 'error' };
     const coordinator = start('services/coordinator/src/main.ts', [], { KVTIER_CONFIG: JSON.stringify(config) });
     const [message] = (await once(coordinator, 'message')) as [{ ready: { url: string } }];
-    const before = cpuSecondsOf(coordinator.pid!);
+    const { pid } = coordinator;
+    let before = 0;
     const residentMiB: number[] = [];
-    const looks = setInterval(() => residentMiB.push(residentMiBOf(coordinator.pid!)), (seconds * 1_000) / 3);
-    const through = await drive(message.ready.url);
+    let looks: NodeJS.Timeout | undefined;
+    const through = await drive(message.ready.url, () => {
+      before = cpuSecondsOf(pid!);
+      looks = setInterval(() => residentMiB.push(residentMiBOf(pid!)), (seconds * 1_000) / 3);
+    });
     clearInterval(looks);
-    const coordinatorCpuS = cpuSecondsOf(coordinator.pid!) - before;
+    const coordinatorCpuS = cpuSecondsOf(pid!) - before;
     return { straight, through, coordinatorCpuS, residentMiB };
   } finally {
     for (const child of started) child.kill('SIGKILL');
   }
 }
 
-async function firstLine(child: ChildProcess): Promise<string> {
-  const lines = createInterface({ input: child.stdout! });
-  const line = await Promise.race([once(lines, 'line'), once(child, 'exit').then(() => undefined)]);
-  if (line === undefined) throw new Error('a process of the bench ended by itself');
-  return String(line[0]);
+/** Gives its lines one after another. @throws Error when it ended instead */
+function linesOf(child: ChildProcess): () => Promise<string> {
+  const lines = createInterface({ input: child.stdout! })[Symbol.asyncIterator]();
+  return async () => {
+    const { value, done } = await lines.next();
+    if (done) throw new Error('a process of the bench ended by itself');
+    return value;
+  };
 }
 
 /** Ticks of 10 ms. */

@@ -20,12 +20,12 @@ export const routingPolicyNames = [
 ] as const;
 
 /** Workers and cache nodes, as they are written here. */
-const discoverySchema = z.strictObject({
+const membersSchema = z.strictObject({
   kind: z.literal('static'),
   workers: z.array(workerRecordSchema).max(1_024).default([]),
   nodes: z.array(nodeRecordSchema).max(1_024).default([]),
 });
-export type DiscoveryConfig = z.infer<typeof discoverySchema>;
+export type ConfiguredMembers = z.infer<typeof membersSchema>;
 
 const file = z.string().min(1).optional();
 
@@ -35,7 +35,7 @@ export const coordinatorSchema = z.strictObject({
   /** gRPC address of the only engine worker; instead of `discovery`. */
   engine: z.string().min(1).optional(),
   /** How workers and cache nodes are found. */
-  discovery: discoverySchema.optional(),
+  discovery: membersSchema.optional(),
   /** For workers beyond loopback: PEM files; a bearer token for those with OpenAI's API. null: there are none. */
   access: z
     .strictObject({

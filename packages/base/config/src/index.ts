@@ -10,10 +10,10 @@ import { kvEventsSchema } from './kv-events.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
 export {
+  type ConfiguredMembers,
   type CoordinatorConfig,
   type CoordinatorInput,
   coordinatorSchema,
-  type DiscoveryConfig,
   routingPolicyNames,
 } from './coordinator.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';

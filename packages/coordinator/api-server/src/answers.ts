@@ -95,6 +95,10 @@ export async function runAnswers(
     prefillUs: 0,
     moves: 0,
   };
+  if (plan.prompts.length * plan.params.n === 1) {
+    await new Answer(place, plan, 0, 0, totals, listener).run(signal);
+    return totals;
+  }
   const siblings = new AbortController();
   const either = AbortSignal.any([signal, siblings.signal]);
   setMaxListeners(plan.prompts.length * plan.params.n * 4, either); // each answer listens
@@ -191,9 +195,9 @@ class Answer {
   }
 
   /** Reads one worker's stream to its end. */
-  async #follow(choice: Choice, request: GenerateRequest, tries: Tries, signal: AbortSignal): Promise<void> {
+  #follow(choice: Choice, request: GenerateRequest, tries: Tries, signal: AbortSignal): Promise<void> {
     let hasToken = false;
-    for await (const event of this.#place.engines.generate(choice.worker.number, request, signal)) {
+    return this.#place.engines.follow(choice.worker.number, request, signal, (event) => {
       if (!hasToken) {
         choice.firstToken();
         tries.progressed();
@@ -201,11 +205,13 @@ class Answer {
       }
       if (event.cache) this.#countCache(event.cache);
       const told = this.#read(event);
-      if (told !== undefined) await told;
-      if (this.#hasStopped) return; // leaving the loop cancels the call
-    }
+      if (!this.#hasStopped) return told;
+      // Nothing more is wanted: that cancels the call.
+      return told === undefined ? false : told.then(() => false as const);
+    });
   }
 
+  /** A stop string was found. */
   #hasStopped = false;
 
   #read({ tokenIds, finishReason: reason }: GenerateEvent): void | Promise<void> {

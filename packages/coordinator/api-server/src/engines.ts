@@ -1,6 +1,6 @@
 /** What the API server asks of the workers behind it: the registry's fleet is this. */
-import type { Worker } from '@kvtier/registry';
-import type { Description, GenerateEvent, GenerateRequest, PinPrefixRequest } from '@kvtier/wire/grpc';
+import type { OnEvent, Worker } from '@kvtier/registry';
+import type { Description, GenerateRequest, PinPrefixRequest } from '@kvtier/wire/grpc';
 
 /** The short questions to one of our own workers. All throw KvError. */
 export interface EngineControl {
@@ -26,8 +26,11 @@ export interface Engines {
   onChange(listener: () => void): () => void;
   /** Why who is known may be old; undefined: it is not. */
   readonly discoveryProblem: string | undefined;
-  /** Of a `kvtier` worker. @throws KvError DISCONNECTED: to be tried elsewhere */
-  generate(number: number, request: GenerateRequest, signal: AbortSignal): AsyncGenerator<GenerateEvent, void, void>;
+  /**
+   * Of a `kvtier` worker: `onEvent` is told each event of the answer; a promise that it returns holds the stream back, false ends it.
+   * @throws KvError DISCONNECTED: to be tried elsewhere; what `onEvent` threw
+   */
+  follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void>;
   /** Of a `kvtier` worker. @throws KvError DISCONNECTED: it has left */
   engine(number: number): EngineControl;
   /** Of an `openai` worker. @throws KvError DISCONNECTED: nothing was answered, to be tried elsewhere */

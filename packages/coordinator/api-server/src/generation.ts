@@ -92,8 +92,7 @@ export class Generation {
   async #answer(endpoint: Endpoint, request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
     const arrivedMs = performance.now();
     const abort = new AbortController();
-    const gone = new KvError('CANCELLED', 'the client ended the request');
-    const onClose = (): void => abort.abort(gone); // also after a complete answer, then of no effect
+    const onClose = (): void => abort.abort(new KvError('CANCELLED', 'the client ended the request'));
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);

@@ -1,11 +1,11 @@
 /** How workers are found: as configured, or the one that is named. */
-import type { CoordinatorConfig, DiscoveryConfig } from '@kvtier/config';
+import type { ConfiguredMembers, CoordinatorConfig } from '@kvtier/config';
 import { workerRecordSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { Discovery } from '@kvtier/registry';
 
 /** @throws KvError CONFIG: neither is there, or both are */
-export function discoveryOf({ engine, discovery }: CoordinatorConfig): DiscoveryConfig {
+export function discoveryOf({ engine, discovery }: CoordinatorConfig): ConfiguredMembers {
   if ((engine === undefined) === (discovery === undefined))
     throw new KvError(
       'CONFIG',
@@ -16,7 +16,7 @@ export function discoveryOf({ engine, discovery }: CoordinatorConfig): Discovery
 }
 
 /** Members as they are configured. */
-export const createDiscovery = (config: DiscoveryConfig): Discovery => ({
+export const createDiscovery = (config: ConfiguredMembers): Discovery => ({
   kind: config.kind,
   async start(listener) {
     setImmediate(() => listener.changed(config));

@@ -161,6 +161,7 @@ describe('the queue', () => {
   it('moves on when a request ends', async () => {
     const { dispatcher, workers } = rig();
     workers.add('a');
+    workers.add('b', {}, busy);
     const first = await dispatcher.choose(request({ tokens: 20_000, keys: new Int32Array(0) }), never);
     const second = dispatcher.choose(request(), never);
     expect(dispatcher.stats()).toMatchObject({ waiting: 1, given: 1 });
@@ -168,13 +169,24 @@ describe('the queue', () => {
     (await second).ended();
     expect([dispatcher.stats(), workers.open]).toEqual([
       { policy: 'predicted', waiting: 0, given: 0, chosen: 2, saturated: 0 },
-      [0],
+      [0, 0],
+    ]);
+  });
+
+  it('is not for a model with one worker: that has a queue of its own', async () => {
+    const { dispatcher, workers } = rig();
+    workers.add('a', {}, busy);
+    workers.add('other', { model: 'other' });
+    const choices = [await dispatcher.choose(request(), never), await dispatcher.choose(request(), never)];
+    expect([choices.map(nameOf), workers.open]).toEqual([
+      ['a', 'a'],
+      [2, 0],
     ]);
   });
 
   it('is left by who leaves, for its reason', async () => {
     const { workers, dispatcher } = rig();
-    workers.add('a', {}, busy);
+    for (const name of ['a', 'b']) workers.add(name, {}, busy);
     const abort = new AbortController();
     const choice = dispatcher.choose(request(), abort.signal);
     abort.abort(new Error('gone'));
@@ -188,7 +200,7 @@ describe('the queue', () => {
       maxWaitMs: 20,
       late: { openS: 0.2, maxHeld: 1, maxLooked: 8 },
     });
-    workers.add('a', {}, { ...busy, tokensAhead: 25_000 });
+    for (const name of ['a', 'b']) workers.add(name, {}, { ...busy, tokensAhead: 25_000 });
     const held = dispatcher.choose(request(), never);
     await expect(dispatcher.choose(request(), never)).rejects.toMatchObject({
       code: 'BUSY',
@@ -216,9 +228,9 @@ describe('the queue', () => {
 
   it('gives a request that no pool can hold to a worker without requests', async () => {
     const { workers, dispatcher } = rig();
-    workers.add('a', { totalBlocks: 4 }, { freedBlocksPerS: 1 });
+    for (const name of ['a', 'b']) workers.add(name, { totalBlocks: 4 }, { freedBlocksPerS: 1 });
     (await dispatcher.choose(request(), never)).ended();
-    expect(workers.open).toEqual([0]);
+    expect(workers.open).toEqual([0, 0]);
   });
 
   it('serves everyone, whoever leaves and whatever comes and goes', async () => {
@@ -256,7 +268,7 @@ describe('the queue', () => {
 
   it('is empty after the end', async () => {
     const { workers, dispatcher } = rig();
-    workers.add('a', {}, busy);
+    for (const name of ['a', 'b']) workers.add(name, {}, busy);
     const choice = dispatcher.choose(request(), never);
     dispatcher.close();
     await expect(choice).rejects.toMatchObject({ code: 'DISCONNECTED' });
