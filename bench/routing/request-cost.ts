@@ -70,7 +70,7 @@ export async function requestCost(algorithm: HashAlgorithm): Promise<RequestCost
   const dispatcher = new Dispatcher({
     workers,
     holdings: {
-      match: (keys, numbers) =>
+      match: (_model, keys, numbers) =>
         index.match(
           keys,
           numbers.map((number) => targets[number]!),

@@ -67,7 +67,15 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'base/wire',
   ],
   'coordinator/dispatch': ['base/errors', 'coordinator/kv-index', 'coordinator/registry', 'coordinator/routing'],
-  'coordinator/api-server': ['base/errors', 'base/telemetry', 'base/wire', 'coordinator/registry'],
+  'coordinator/api-server': [
+    'base/errors',
+    'base/identity',
+    'base/telemetry',
+    'base/wire',
+    'coordinator/dispatch',
+    'coordinator/kv-index',
+    'coordinator/registry',
+  ],
   'coordinator/endpoint-picker': [
     'base/config',
     'base/errors',
@@ -77,9 +85,20 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/kv-index',
     'coordinator/registry',
   ],
+  'coordinator/coordinator': [
+    'base/config',
+    'base/errors',
+    'base/identity',
+    'base/telemetry',
+    'coordinator/api-server',
+    'coordinator/dispatch',
+    'coordinator/kv-index',
+    'coordinator/registry',
+    'coordinator/routing',
+  ],
   cli: ['base/config', 'base/data-plane', 'base/errors', 'base/telemetry', 'engine/model'],
   'services/cache-node': ['base/config', 'base/runtime', 'base/telemetry', 'store/node', 'store/placement'],
-  'services/coordinator': ['base/config', 'base/telemetry', 'coordinator/api-server'],
+  'services/coordinator': ['base/config', 'base/telemetry', 'coordinator/coordinator'],
   'services/engine-worker': ['base/config', 'base/telemetry', 'connector/session-client', 'engine/worker'],
 };
 

@@ -12,6 +12,12 @@ import { workerTlsSchema } from './worker-access.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
 export {
+  type CoordinatorConfig,
+  type CoordinatorInput,
+  coordinatorSchema,
+  routingPolicyNames,
+} from './coordinator.ts';
+export {
   type DiscoveryConfig,
   discoverySchema,
   type KubernetesDiscoveryConfig,
@@ -127,15 +133,6 @@ export const engineWorkerSchema = z.strictObject({
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */
 export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;
-
-export const coordinatorSchema = z.strictObject({
-  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
-  port: z.number().int().min(0).max(65535),
-  /** gRPC address of the engine worker. */
-  engine: z.string().min(1),
-  logLevel,
-});
-export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
 
 /** One line for the first problem, with its path; KvError CONFIG. */
 export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: string): T {

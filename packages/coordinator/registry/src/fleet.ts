@@ -13,7 +13,7 @@ import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Discovery } from './discovery.ts';
-import type { EngineCalls } from './engine-calls.ts';
+import type { EngineCalls, OnEvent } from './engine-calls.ts';
 import { type Access, type LinkTimes, linkTimes } from './link.ts';
 import { type FleetCounts, Member, type MemberHost } from './member.ts';
 import { openLink } from './open-link.ts';
@@ -113,8 +113,17 @@ export class Fleet {
     return this.#of(number, 'kvtier').kvtier!.generate(request, signal);
   }
 
+  /**
+   * One request to a `kvtier` worker: `onEvent` is told each event as it comes, the last with a finish reason; a promise that it returns
+   * holds the worker's stream back, false ends it. @throws KvError (DISCONNECTED: the worker has left, is lost or drains; to be tried
+   * elsewhere), what `onEvent` threw, or the reason of `signal`
+   */
+  async follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    await this.#of(number, 'kvtier').kvtier!.follow(request, signal, onEvent);
+  }
+
   /** The other calls of a `kvtier` worker: its metrics, its cache, its pins. @throws KvError DISCONNECTED: it has left */
-  engine(number: number): Omit<EngineCalls, 'generate' | 'watchLoad' | 'cut' | 'close'> {
+  engine(number: number): Omit<EngineCalls, 'generate' | 'follow' | 'watchLoad' | 'cut' | 'close'> {
     return this.#of(number, 'kvtier').kvtier!.calls;
   }
 

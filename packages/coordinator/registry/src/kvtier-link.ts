@@ -7,7 +7,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
-import { EngineCalls } from './engine-calls.ts';
+import { EngineCalls, type OnEvent } from './engine-calls.ts';
 import { factsOf, loadOf, type ToldLoad } from './facts.ts';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
 import { type Entry, SentLedger, type Share } from './sent-ledger.ts';
@@ -74,6 +74,17 @@ export class KvtierLink implements Link {
     const { sender } = this.#options;
     try {
       yield* this.calls.generate(sentNumber === undefined ? request : { ...request, sender, sentNumber }, signal);
+    } finally {
+      this.#options.host.ended();
+    }
+  }
+
+  /** As `EngineCalls.follow`; the worker's load names it, when it was sent (`send`) under its id. */
+  async follow(request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    const sentNumber = this.#ledger.numberOf(request.requestId);
+    const { sender } = this.#options;
+    try {
+      await this.calls.follow(sentNumber === undefined ? request : { ...request, sender, sentNumber }, signal, onEvent);
     } finally {
       this.#options.host.ended();
     }

@@ -25,7 +25,7 @@ export interface KubernetesAccess {
 }
 
 /** What an API server refused. */
-export class Refusal extends Error {
+export class ApiRefusal extends Error {
   readonly status: number;
   readonly retryAfterMs: number;
 
@@ -89,7 +89,7 @@ export class ApiServerLink {
     }
   }
 
-  /** The answer, parsed as JSON and not validated. @throws Refusal, KvError */
+  /** The answer, parsed as JSON and not validated. @throws ApiRefusal, KvError */
   async get(path: string, query: Readonly<Record<string, string>>, signal: AbortSignal): Promise<unknown> {
     return await within('kubernetes', this.#timeLimitMs, async (limit) => {
       const response = await this.#ask(path, query, AbortSignal.any([signal, limit]));
@@ -99,7 +99,7 @@ export class ApiServerLink {
 
   /**
    * Lines of a watch as they come, parsed as JSON and not validated, until the server ends it; `onOpen` once it has begun. A line
-   * that is cut off is an error. @throws Refusal, KvError
+   * that is cut off is an error. @throws ApiRefusal, KvError
    */
   async watch(
     path: string,
@@ -137,7 +137,7 @@ export class ApiServerLink {
     const reason = reasonOf(await textOf(response, maxPageBytes).catch(() => ''));
     const seconds = Number(headers['retry-after'] ?? 0);
     const retryAfterMs = seconds > 0 ? Math.min(longestRetryAfterMs, seconds * 1_000) : 0;
-    throw new Refusal(statusCode, reason, retryAfterMs);
+    throw new ApiRefusal(statusCode, reason, retryAfterMs);
   }
 }
 

@@ -4,7 +4,7 @@
  * again from the last version seen, so that nothing is missed, and what is too old for the server is listed anew.
  */
 import { KvError } from '@kvtier/errors';
-import { type ApiServerLink, Refusal } from './api-server-link.ts';
+import { type ApiServerLink, ApiRefusal } from './api-server-link.ts';
 import { parseBookmark, parseEvent, parseFailure, parseNamed, parsePage } from './objects.ts';
 
 /** So few that reading a page is no long turn. */
@@ -66,12 +66,12 @@ export class Watched<T> {
         if (!(await this.#watch(this.#version))) pauseMs = this.#backoffMs();
       } catch (error) {
         if (signal.aborted) return;
-        const isGone = error instanceof Refusal && error.isGone;
+        const isGone = error instanceof ApiRefusal && error.isGone;
         if (isGone) this.#version = undefined;
         // The first time that is how it goes; a server that says nothing else has a problem.
         if (!isGone || this.#failures > 0) this.#options.problem(lineOf(error));
         pauseMs = isGone && this.#failures === 0 ? 0 : this.#backoffMs();
-        if (error instanceof Refusal) pauseMs = Math.max(pauseMs, error.retryAfterMs);
+        if (error instanceof ApiRefusal) pauseMs = Math.max(pauseMs, error.retryAfterMs);
         this.#failures++;
       }
       if (pauseMs > 0) await pause(pauseMs, signal);
@@ -127,7 +127,7 @@ export class Watched<T> {
     const { type, object } = parseEvent(line);
     if (type === 'ERROR') {
       const { code, message } = parseFailure(object);
-      throw new Refusal(code ?? 500, message ?? 'a watch failed');
+      throw new ApiRefusal(code ?? 500, message ?? 'a watch failed');
     }
     if (type === 'BOOKMARK') {
       this.#version = parseBookmark(object);
