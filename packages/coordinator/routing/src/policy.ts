@@ -71,7 +71,7 @@ export const requestsOf = ({ waiting, running }: WorkerState): number => waiting
 /** The numbers of the workers that can be chosen. */
 export function eligible(workers: readonly (WorkerState | undefined)[]): number[] {
   const numbers: number[] = [];
-  for (const [i, worker] of workers.entries()) if (worker !== undefined) numbers.push(i);
+  for (let i = 0; i < workers.length; i++) if (workers[i] !== undefined) numbers.push(i);
   return numbers;
 }
 

@@ -80,8 +80,10 @@ function costsOf(
 ): { readonly computeS: number; readonly bringS: number } {
   const blockS = blockTokens / prefillTokensPerS;
   let bringS = 0;
-  for (let medium = 1; medium < match.byMedium.length; medium++)
-    bringS += match.byMedium[medium]! * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
+  for (let medium = 1; match.blocks > 0 && medium < match.byMedium.length; medium++) {
+    const blocks = match.byMedium[medium]!;
+    if (blocks > 0) bringS += blocks * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
+  }
   let uncached = tokens - match.blocks * blockTokens;
   if (remoteBlocks > 0 && secondsOf(loadBlocksPerS[remoteMedium]) < blockS) {
     bringS += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
