@@ -94,7 +94,7 @@ export class Fleet {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Told after a worker told its load. Returns how to stop it. */
+  /** Told at each word of a worker's load: up to fifty times a second for each, so it does little. Returns how to stop it. */
   onLoad(listener: () => void): () => void {
     this.#loadListeners.add(listener);
     return () => this.#loadListeners.delete(listener);
@@ -194,7 +194,7 @@ export class Fleet {
     const number = this.#freeNumbers.shift() ?? this.#byNumber.length;
     const host: MemberHost = {
       changed: () => this.#changed(),
-      loaded: () => {
+      told: () => {
         for (const listener of this.#loadListeners) listener();
       },
       conflict: (member, facts) => this.#conflict(member, facts),
@@ -225,7 +225,8 @@ export class Fleet {
   #settleNames(): void {
     const { access, media = tierMedia } = this.#options;
     const owners = new Map<string, Member>();
-    for (const member of this.#members.values()) if (member.link) owners.set(member.record.name, member);
+    for (const member of this.#members.values())
+      if (member.link && !member.leaving) owners.set(member.record.name, member);
     for (const member of this.#members.values()) {
       if (member.link) continue;
       const { name, address } = member.record;
