@@ -4,7 +4,7 @@
  * again from the last version seen, so that nothing is missed, and what is too old for the server is listed anew.
  */
 import { KvError } from '@kvtier/errors';
-import { type ApiServerLink, ApiRefusal } from './api-server-link.ts';
+import { ApiRefusal, type ApiServerLink } from './api-server-link.ts';
 import { parseBookmark, parseEvent, parseFailure, parseNamed, parsePage } from './objects.ts';
 
 /** So few that reading a page is no long turn. */
