@@ -67,6 +67,8 @@ export interface Workplace {
   readonly dispatch: Dispatch;
   readonly engines: Engines;
   readonly tries: TryLimits;
+  /** Names of the only workers that get this model's requests; undefined: all that serve it. */
+  among(model: string): ReadonlySet<string> | undefined;
 }
 
 export interface AnswersListener {
@@ -258,6 +260,7 @@ class Answer {
     return {
       id: requestId,
       model: model.name,
+      among: this.#place.among(model.name),
       tokens: promptTokenIds.length,
       blockTokens: model.text.model.blocks?.blockTokens ?? 1,
       maxTokens,

@@ -122,7 +122,8 @@ export async function startApiServer(options: ApiServerOptions): Promise<ApiServ
   const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger });
   const metrics = new RequestMetrics();
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
-  const place = { dispatch, engines, tries: { maxTries, withinMs } };
+  const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
+  const place = { dispatch, engines, among, tries: { maxTries, withinMs } };
   const generation = new Generation({ models, place, text, degraded, media, metrics, logger, maxRunning, unreadMs });
   const app = createApp(limits, metrics, logger);
   const closeIdle = trackConnections(app);

@@ -1,4 +1,5 @@
 /** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
+import { say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Harness, jsonOf } from './testing/harness.ts';
 import { type Asked, ScriptedPod } from './testing/scripted-pod.ts';
@@ -152,4 +153,19 @@ it('serves models of both kinds, each by its own workers', async () => {
   expect(engine.seen).toHaveLength(0);
   const refused = await at.post('/v1/chat/completions', { ...body, model: 'demo' });
   expect([refused.status, (await jsonOf(refused)).error.code]).toEqual([400, 'invalid_value']);
+});
+
+it('of a model that workers of both kinds serve, our own get the requests', async () => {
+  const pod = new ScriptedPod('demo');
+  await pod.start();
+  try {
+    await at.workers(at.named('a'), { name: 'pod', kind: 'openai', address: pod.address });
+    at.holdings.blocks.length = 0;
+    at.engine.script = say([200], 'length');
+    for (let i = 0; i < 6; i++)
+      expect((await at.post('/v1/completions', { prompt: [5, 6], max_tokens: 1 })).status).toBe(200);
+    expect([at.engine.seen.length, pod.seen.length]).toEqual([6, 0]);
+  } finally {
+    await pod.stop();
+  }
 });

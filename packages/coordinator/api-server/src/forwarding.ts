@@ -46,7 +46,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     if (typeof value === 'string') headers[name] = value;
   }
   const { model, tokens, blockTokens, maxTokens, keys, session } = body;
-  const routed = { id: requestId, model, tokens, blockTokens, maxTokens, keys, session };
+  const routed = { id: requestId, model, among: place.among(model), tokens, blockTokens, maxTokens, keys, session };
   let refused: KvError | undefined;
   for (;;) {
     const choice = await tries.next(routed, signal).catch((error: unknown) => {

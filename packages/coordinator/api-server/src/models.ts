@@ -41,6 +41,8 @@ interface Entry {
   readonly text: TextModel;
   model: Model | undefined;
   problem: KvError | undefined;
+  /** Names of its workers, where some are of another kind; undefined: all of that model. */
+  among: ReadonlySet<string> | undefined;
 }
 
 export class Models {
@@ -93,6 +95,11 @@ export class Models {
     return this.#entries.get(name)?.model;
   }
 
+  /** Names of the only workers that get this model's requests; undefined: all that serve it. */
+  among(name: string): ReadonlySet<string> | undefined {
+    return this.#entries.get(name)?.among;
+  }
+
   /** As `all`. @throws KvError DISCONNECTED or MODEL: why there is none */
   served(): Model[] {
     const models = this.all();
@@ -119,10 +126,14 @@ export class Models {
     for (const name of this.#entries.keys()) if (!wanted.has(name)) this.#entries.delete(name);
     for (const [name, text] of wanted) {
       const entry = this.#entries.get(name);
-      if (entry !== undefined && isSame(entry.text, text)) continue;
+      const among = this.#amongOf(text);
+      if (entry !== undefined && isSame(entry.text, text)) {
+        entry.among = among;
+        continue;
+      }
       if (entry === undefined && this.#entries.size >= maxModels) continue;
       // Until the new texts are read, the old ones serve.
-      const next: Entry = { text, model: entry?.model, problem: undefined };
+      const next: Entry = { text, model: entry?.model, problem: undefined, among };
       this.#entries.set(name, next);
       void this.#load(next);
     }
@@ -158,6 +169,18 @@ export class Models {
     const isPassedOn = record.kind === 'openai';
     const modelDir = facts.modelDir === '' ? (this.#options.tokenizers[name] ?? '') : facts.modelDir;
     return { name, modelDir, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
+  }
+
+  /** Bodies are read or passed on: requests of a model never go to workers of both kinds. */
+  #amongOf({ name, isPassedOn }: TextModel): ReadonlySet<string> | undefined {
+    const wanted = new Set<string>();
+    let others = 0;
+    for (const worker of this.#options.engines.workers()) {
+      if (worker?.facts?.model !== name) continue;
+      if ((worker.record.kind === 'openai') === isPassedOn) wanted.add(worker.record.name);
+      else others++;
+    }
+    return others === 0 ? undefined : wanted;
   }
 
   #stopTokenIds(name: string): readonly number[] {

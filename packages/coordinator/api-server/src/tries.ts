@@ -41,10 +41,10 @@ export class Tries {
   }
 
   /** @throws KvError: no worker has it, or the last failure when no other is left; the reason of `signal` */
-  async next(request: Omit<DispatchRequest, 'except' | 'among'>, signal: AbortSignal): Promise<Choice> {
+  async next(request: Omit<DispatchRequest, 'except'>, signal: AbortSignal): Promise<Choice> {
     for (;;) {
       try {
-        return await this.#dispatch.choose({ ...request, among: undefined, except: this.#except }, signal);
+        return await this.#dispatch.choose({ ...request, except: this.#except }, signal);
       } catch (error) {
         const failure = this.#failure;
         if (failure === undefined || signal.aborted) throw error;
