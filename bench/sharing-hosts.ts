@@ -7,10 +7,10 @@ import { once } from 'node:events';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { greedy } from '@kvtier/api-server/testing';
 import { waitUntil } from '@kvtier/cli';
 import type { CacheNodeInput, EngineWorkerInput } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
+import { greedy } from '@kvtier/registry/testing';
 import {
   channelOptions,
   clientCredentials,

@@ -49,6 +49,9 @@ export async function startWorker(
           onWake: () => engine.wake(),
         });
   const events = config.kvEvents && (await (await import('./kv-events.ts')).startKvEvents(config.kvEvents, logger));
+  const bootEpoch = randomBytes(8).toString('hex');
+  // Before the engine, which tells of its load from its first turn on.
+  const watches = new LoadWatches({ load: () => engine.load(), draining: () => engine.draining, bootEpoch });
   const engine = new Engine({
     executor,
     connector: connector ?? noConnector,
@@ -75,8 +78,6 @@ export async function startWorker(
     },
   });
   const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
-  const bootEpoch = randomBytes(8).toString('hex');
-  const watches = new LoadWatches({ load: () => engine.load(), draining: () => engine.draining, bootEpoch });
   const { model, kv } = executor;
   const description = {
     model: config.servedName,
