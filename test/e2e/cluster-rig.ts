@@ -8,7 +8,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { loadTokenizer } from '@kvtier/api-server';
-import { DemoTable } from '@kvtier/cli';
+import { DemoTable, waitUntil } from '@kvtier/cli';
 import { freePort } from '../../infra/ports.ts';
 import { modelDir, Service } from '../faults/engine-rig.ts';
 
@@ -53,6 +53,8 @@ export class ClusterRig {
     try {
       await Promise.all([...rig.workers, ...rig.nodes].map((service) => service.start()));
       await Promise.all(rig.coordinators.map((service) => service.start()));
+      for (const url of rig.#urls)
+        await waitUntil(`${url}: all workers ready`, 60_000, async () => (await readyWorkers(url)) === size.workers);
       return rig;
     } catch (error) {
       await rig.close();
@@ -158,6 +160,11 @@ export class ClusterRig {
     await Promise.all(this.nodes.map((service) => service.signal('SIGTERM')));
     rmSync(this.folder, { recursive: true, force: true });
   }
+}
+
+async function readyWorkers(url: string): Promise<number> {
+  const { workers = [] } = (await (await fetch(`${url}/health`)).json()) as { workers?: { state: string }[] };
+  return workers.filter(({ state }) => state === 'ready').length;
 }
 
 /** A coordinator answered, and not with what was asked: that is a failed request. */
