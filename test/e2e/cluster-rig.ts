@@ -190,6 +190,8 @@ async function stream(url: string, request: Request): Promise<number[]> {
       body: JSON.stringify({ ...request, ignore_eos: true, stream: true, return_token_ids: true }),
       signal: abort.signal,
     });
+    // One that has just started and reached no worker yet: as a client of OpenAI's, and a load balancer, go on to the next.
+    if (response.status === 503) throw new Error(await response.text());
     if (response.status !== 200) throw new Refused(`${response.status} ${await response.text()}`);
     const tokenIds: number[] = [];
     let ended = false;

@@ -16,9 +16,16 @@ const keep = 0.93;
 /** Where steps all have about the same positions a token, the two costs cannot be told apart. */
 const leastSpread = 0.01;
 
+/** Classes of how far back tokens look: each twice as far as the one before. */
+export const reaches = 32;
+/** Of so many positions a token. */
+export const reachOf = (positions: number): number =>
+  Math.min(reaches - 1, Math.floor(Math.log2(Math.max(1, positions))));
+
 export class ComputeModel {
   readonly #small = new FadingRate(0.8);
   #steps = 0;
+  readonly #stepsOf = new Float64Array(reaches);
   #fixedUs = 0;
   /** Sums over steps, each weighted by 1 ÷ tokens: n·n, n·p, p·p, n·us, p·us. */
   #nn = 0;
@@ -34,6 +41,11 @@ export class ComputeModel {
     return this.#steps;
   }
 
+  /** Of these, those whose tokens looked about as far back (`reachOf`). */
+  stepsOf(reach: number): number {
+    return this.#stepsOf[reach]!;
+  }
+
   /** A step computed `tokens` tokens, which looked at `positions` positions together, itself included each. */
   observe(tokens: number, positions: number, elapsedUs: number): void {
     if (!(tokens > 0) || !(positions > 0) || !(elapsedUs >= 0) || !Number.isFinite(tokens + positions + elapsedUs))
@@ -45,6 +57,7 @@ export class ComputeModel {
       return;
     }
     this.#steps++;
+    this.#stepsOf[reachOf(positions / tokens)]!++;
     // What a step costs by itself is little of a large one; half of it at most, should small ones have been slow for a while.
     const us = Math.max(elapsedUs / 2, elapsedUs - this.#fixedUs);
     this.#nn = this.#nn * keep + tokens;

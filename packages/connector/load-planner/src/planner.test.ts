@@ -96,9 +96,20 @@ it('an engine that has only imported leaves an end to compute, and so learns tha
   expect(p.plan(hit, 200).blocks).toBe(0);
 });
 
+it('what was learned of the ends of long prompts is not believed of short ones', () => {
+  const p = planner();
+  for (let i = 0; i < 20; i++) p.observePrefill(96, positionsOf(1_824, 1_920), 96 * 400);
+  const hit = { spans: [{ tier: 'peer', count: 29 }], estimatedUs: 70_000 };
+  expect(p.computeUs(29)).toBe(29 * 16 * 400);
+  expect(p.plan(hit, 0).blocks).toBe(23); // the end of it is computed, and tells
+  p.observePrefill(96, positionsOf(368, 464), 96 * 100);
+  expect(p.computeUs(29)).toBeLessThan(50_000);
+  expect(p.plan(hit, 100).blocks).toBe(0);
+});
+
 it('what was learned of computing is looked at again where it decides, ever less often', () => {
   const p = planner();
-  prefill(p, 960, 70_000);
+  p.observePrefill(96, positionsOf(864, 960), 7_000);
   const hit = { spans: [{ tier: 'peer', count: 60 }], estimatedUs: 60_000 };
   const times = Array.from({ length: 300 }, (_, second) => second).filter(
     (second) => p.plan(hit, second * 1_000).blocks < 60,

@@ -12,7 +12,7 @@
  * everything is loaded; but for a few blocks at the end where only the smallest steps were seen, which say nothing of larger ones:
  * an engine that imports everything would never learn that it computes faster.
  */
-import { ComputeModel } from './compute-model.ts';
+import { ComputeModel, reaches, reachOf } from './compute-model.ts';
 import { Experiences } from './experience.ts';
 import { FadingRate } from './fading-rate.ts';
 
@@ -59,6 +59,8 @@ const probeShare = 1 / 3;
 /** What was learned of computing so long ago is tried again where it decides: where loading is not this much faster. */
 const probeAgainMs = { first: 1_000, most: 60_000 };
 const clearlyFaster = 3;
+/** The same where computing is known only of prompts that are much longer or shorter. */
+const clearlyFasterUnseen = 10;
 /** A load may fall behind computing by this much before it is given up: both are only estimated. By more before many blocks came. */
 const patience = 1.1;
 const firstPatience = 2;
@@ -84,9 +86,10 @@ export class LoadPlanner {
   readonly #copy = new FadingRate(0.8);
   readonly #roundTrip = new FadingRate(0.9);
   readonly #experiences = new Experiences();
-  #learnedAtMs = Number.NEGATIVE_INFINITY;
-  #learnedSteps = 0;
-  #probeAgainMs = probeAgainMs.first;
+  /** What was learned last of each reach, and how long that is enough. */
+  readonly #learned = Array.from({ length: reaches }, () => ({
+    ...{ atMs: Number.NEGATIVE_INFINITY, steps: 0, againMs: probeAgainMs.first },
+  }));
 
   /**
    * @param loadDeadlineMs no load waits longer, whatever it saves
@@ -208,15 +211,19 @@ export class LoadPlanner {
     if (this.#always || plan.blocks < held || probe > held * probeShare || plan.away.blocks === 0) return plan;
     const computeUs = this.computeUs(held, first);
     if (computeUs === undefined) return plan; // nothing has been computed at all: a start should not wait
-    const { steps } = this.#compute;
-    if (steps !== this.#learnedSteps) {
-      this.#learnedSteps = steps;
-      this.#learnedAtMs = nowMs;
+    const end = (first + held) * this.#blockTokens;
+    const reach = reachOf(end - probeTokens / 2);
+    const learned = this.#learned[reach]!;
+    const steps = this.#compute.stepsOf(reach);
+    if (steps !== learned.steps) {
+      learned.steps = steps;
+      learned.atMs = nowMs;
     }
-    const isClear = steps > 0 && computeUs > clearlyFaster * plan.loadUs;
-    if (isClear || nowMs - this.#learnedAtMs < this.#probeAgainMs) return plan;
-    this.#learnedAtMs = nowMs;
-    this.#probeAgainMs = Math.min(probeAgainMs.most, 2 * this.#probeAgainMs);
+    const factor = steps > 0 ? clearlyFaster : clearlyFasterUnseen;
+    const isClear = this.#compute.steps > 0 && computeUs > factor * plan.loadUs;
+    if (isClear || nowMs - learned.atMs < learned.againMs) return plan;
+    learned.atMs = nowMs;
+    learned.againMs = Math.min(probeAgainMs.most, 2 * learned.againMs);
     const blocks = held - probe;
     const share = blocks / held;
     const restUs = this.computeUs(probe, first + blocks)!;
