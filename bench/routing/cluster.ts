@@ -7,6 +7,8 @@ import { LateBinding, type Policy, type Random, type RoutedRequest, type WorkerS
 import type { Trace } from '../traces.ts';
 import { EventQueue } from './event-queue.ts';
 import type { Hardware } from './hardware.ts';
+import { seeded } from './seeded.ts';
+import { saturatedThroughput, throughput } from './throughput.ts';
 import { type Job, type Listener, SimulatedWorker } from './worker.ts';
 
 /** By the index's numbers. */
@@ -18,26 +20,19 @@ export interface Outcome {
   /** From the first arrival to the last answer's end. */
   readonly makespanS: number;
   readonly promptTokens: number;
+  /** Prompt tokens a second (throughput.ts); and were they all there from the beginning. */
+  readonly tokensPerS: number;
+  readonly saturatedTokensPerS: number;
   /** Of the prompt tokens, found on the worker's GPU or its host; brought from another host. */
   readonly localTokens: number;
+  /** Of these, brought up from the host's memory. */
+  readonly hostTokens: number;
   readonly peerTokens: number;
   /** Largest share of all work that one worker had, times the number of workers: 1 is balanced. */
   readonly imbalance: number;
   /** Longest and median decision, µs of this machine. */
   readonly decisionUs: Float64Array;
   readonly indexBytes: number;
-}
-
-/** SplitMix32. */
-export function seeded(seed: number): Random {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x9e3779b9) >>> 0;
-    let z = state;
-    z = Math.imul(z ^ (z >>> 16), 0x21f0aaad);
-    z = Math.imul(z ^ (z >>> 15), 0x735a2d97);
-    return ((z ^ (z >>> 15)) >>> 0) / 0x1_0000_0000;
-  };
 }
 
 /** Two words a block, from its number in the trace. */
@@ -216,6 +211,7 @@ class Cluster implements Listener {
       totalBlocks: worker.totalBlocks,
       waitingBlocks: worker.waitingBlocks,
       freedBlocksPerS: worker.freedBlocksPerS(nowS),
+      maxRunning: this.#hardware.maxRunning,
       loadAheadS: worker.loadAheadS(nowS),
       prefillTokensPerS: this.#hardware.prefillTokensPerS,
       stepS: this.#hardware.stepS,
@@ -254,20 +250,25 @@ class Cluster implements Listener {
     let end = 0;
     let promptTokens = 0;
     let local = 0;
+    let host = 0;
     let peer = 0;
     for (const { endedS, inputTokens, found } of this.#jobs) {
       end = Math.max(end, endedS);
       promptTokens += inputTokens;
       local += (found.gpu + found.host) * blockTokens;
+      host += found.host * blockTokens;
       peer += found.peer * blockTokens;
     }
     const busy = this.#workers.map(({ busyS }) => busyS);
     const all = busy.reduce((sum, s) => sum + s, 0);
     return {
+      tokensPerS: throughput(this.#jobs, this.#hardware),
+      saturatedTokensPerS: saturatedThroughput(this.#jobs),
       ttftS: Float64Array.from(this.#jobs, ({ arrivedS, firstTokenS }) => firstTokenS - arrivedS),
       makespanS: end,
       promptTokens,
       localTokens: local,
+      hostTokens: host,
       peerTokens: peer,
       imbalance: (Math.max(...busy) * busy.length) / all,
       decisionUs: this.#decisionUs,

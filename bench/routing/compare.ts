@@ -15,11 +15,14 @@ export interface Row {
   readonly ttftP50S: number;
   readonly ttftP90S: number;
   readonly ttftP99S: number;
-  /** Prompt tokens a second, from the first arrival to the end. */
+  /** Prompt tokens a second (throughput.ts). */
   readonly tokensPerS: number;
   /** Of the prompt tokens: found at the worker, brought from another host. */
   readonly hitRatio: number;
   readonly peerRatio: number;
+  /** Bytes that were brought from host memories, and over the network. */
+  readonly hostBytes: number;
+  readonly peerBytes: number;
   readonly imbalance: number;
 }
 
@@ -29,8 +32,9 @@ const flood = 1000;
 
 /** How many times as fast as recorded the cluster serves the trace when it is flooded and requests go to the least loaded. */
 export function saturation(trace: Trace, hardware: Hardware): number {
-  const span = (trace.arrivalsMs.at(-1)! - trace.arrivalsMs[0]!) / 1000;
-  return span / simulate(trace, policies['least-loaded'](), hardware, flood, seed).makespanS;
+  const spanS = (trace.arrivalsMs.at(-1)! - trace.arrivalsMs[0]!) / 1000;
+  const { saturatedTokensPerS, promptTokens } = simulate(trace, policies['least-loaded'](), hardware, flood, seed);
+  return (spanS * saturatedTokensPerS) / promptTokens;
 }
 
 export function compare(trace: Trace, hardware: Hardware, onRow: (row: Row) => void): Row[] {
@@ -39,7 +43,7 @@ export function compare(trace: Trace, hardware: Hardware, onRow: (row: Row) => v
   for (const [load, share] of Object.entries(loads) as [Load, number][]) {
     for (const name of [ours, ...Object.keys(policies)]) {
       const policy = name === ours ? ('late' as const) : policies[name as PolicyName]();
-      const row = rowOf(name, load, simulate(trace, policy, hardware, speed * share, seed));
+      const row = rowOf(name, load, hardware, simulate(trace, policy, hardware, speed * share, seed));
       rows.push(row);
       onRow(row);
     }
@@ -47,7 +51,7 @@ export function compare(trace: Trace, hardware: Hardware, onRow: (row: Row) => v
   return rows;
 }
 
-function rowOf(policy: string, load: Load, outcome: Outcome): Row {
+function rowOf(policy: string, load: Load, { kvBytesPerToken }: Hardware, outcome: Outcome): Row {
   const sorted = outcome.ttftS.slice().sort();
   const at = (share: number): number => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]!;
   return {
@@ -56,26 +60,21 @@ function rowOf(policy: string, load: Load, outcome: Outcome): Row {
     ttftP50S: at(0.5),
     ttftP90S: at(0.9),
     ttftP99S: at(0.99),
-    tokensPerS: outcome.promptTokens / outcome.makespanS,
+    tokensPerS: outcome.tokensPerS,
     hitRatio: outcome.localTokens / outcome.promptTokens,
     peerRatio: outcome.peerTokens / outcome.promptTokens,
+    hostBytes: outcome.hostTokens * kvBytesPerToken,
+    peerBytes: outcome.peerTokens * kvBytesPerToken,
     imbalance: outcome.imbalance,
   };
 }
 
-export const header = 'load   policy          TTFT p50     p90     p99   tokens/s  found  brought  imbalance';
-export function line({
-  load,
-  policy,
-  ttftP50S,
-  ttftP90S,
-  ttftP99S,
-  tokensPerS,
-  hitRatio,
-  peerRatio,
-  imbalance,
-}: Row): string {
-  const seconds = [ttftP50S, ttftP90S, ttftP99S].map((s) => s.toFixed(3).padStart(8)).join('');
-  const shares = [hitRatio, peerRatio].map((share) => `${(100 * share).toFixed(1)} %`.padStart(8)).join('');
-  return `${load.padEnd(7)}${policy.padEnd(15)}${seconds}${tokensPerS.toFixed(0).padStart(11)}${shares}${imbalance.toFixed(2).padStart(9)}`;
+export const header =
+  'load   policy          TTFT p50     p90     p99   tokens/s   found brought  host GB   net GB imbalance';
+export function line(row: Row): string {
+  const seconds = [row.ttftP50S, row.ttftP90S, row.ttftP99S].map((s) => s.toFixed(3).padStart(8)).join('');
+  const shares = [row.hitRatio, row.peerRatio].map((share) => `${(100 * share).toFixed(1)} %`.padStart(8)).join('');
+  const moved = [row.hostBytes, row.peerBytes].map((bytes) => (bytes / 1e9).toFixed(0).padStart(9)).join('');
+  const rate = row.tokensPerS.toFixed(0).padStart(11);
+  return `${row.load.padEnd(7)}${row.policy.padEnd(15)}${seconds}${rate}${shares}${moved}${row.imbalance.toFixed(2).padStart(9)}`;
 }

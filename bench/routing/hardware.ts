@@ -18,6 +18,7 @@ export interface Hardware {
   readonly hostTokensPerS: number;
   readonly peerTokensPerS: number;
   readonly maxRunning: number;
+  readonly kvBytesPerToken: number;
 }
 
 export const hardware: Hardware = {
@@ -31,4 +32,5 @@ export const hardware: Hardware = {
   hostTokensPerS: 320_000,
   peerTokensPerS: 80_000,
   maxRunning: 128,
+  kvBytesPerToken: 131_072,
 };

@@ -1,7 +1,8 @@
 /**
  * KV events on the wire: batches as engines make them, published and consumed over a Unix socket, beside plain ZeroMQ messages
  * of the same bytes by the same library, in turns (what the transport alone takes; as with events, each message lies in memory of its own). Then the engine's steps while blocks are stored and
- * evicted, with events published and without. Consumers are processes of their own, as a router is, and must see every event.
+ * evicted, with events published and without. Consumers are processes of their own, as a router is, and must see every event; the
+ * steps, too, have one that follows.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -213,13 +214,16 @@ async function stepUs(publisher: KvEventPublisher | null): Promise<number> {
 
 async function measureSteps(scratchDir: string): Promise<Figure> {
   const publisher = await KvEventPublisher.start({ endpoint: `ipc://${join(scratchDir, 'steps')}` });
+  const consumer = new Consumer('events', publisher.endpoint);
   const [on, off]: [number[], number[]] = [[], []];
   try {
+    await consumer.ready(() => publisher.publish([{ type: 'AllBlocksCleared' }]));
     for (let round = 0; round < rounds; round++) {
       const turns = [async () => off.push(await stepUs(null)), async () => on.push(await stepUs(publisher))];
       for (const turn of round % 2 === 0 ? turns : turns.reverse()) await turn();
     }
   } finally {
+    await consumer.close();
     await publisher.close();
   }
   return time('step_with_events', median(on), 'µs', median(off), 'the same steps without events');

@@ -1,18 +1,23 @@
 /**
  * Routing policies in a simulated cluster (bench/routing), on the bundled traces or on one of yours:
- * `npm run bench -- routing --trace FILE` (Mooncake's JSON lines), at half of saturation, at it, and at twice. Our own policy
- * stands beside the best of the others. And what a decision costs among 64 workers and 10 million blocks.
+ * `npm run bench -- routing --trace FILE` (Mooncake's JSON lines), at half of saturation, at it, and at twice. `--generated`: made-up
+ * loads of kinds that the traces lack. Our own policy stands beside the best of the others. And what a decision and a request
+ * cost among 64 workers and 10 million blocks.
  */
 import { KvError } from '@kvtier/errors';
 import { type BenchContext, type Figure, rate, type Suite, time } from '../figures.ts';
 import { compare, header, type Load, line, loads, ours, type Row } from '../routing/compare.ts';
 import { decisionCost } from '../routing/decision.ts';
+import { generated, generatedNames } from '../routing/generated.ts';
 import { hardware } from '../routing/hardware.ts';
+import { requestCost } from '../routing/request-cost.ts';
 import { bundledTraces, readTrace, readTraces, type Trace } from '../traces.ts';
 
 /** A decision may take so long; and a copy of a block so many bytes. */
 const askedUs = 50;
 const askedBytes = 64;
+/** CPU of a request with hashing. */
+const askedCpuMs = 2;
 
 async function run({ args, log }: BenchContext): Promise<Figure[]> {
   log(`simulated: ${JSON.stringify(hardware)}`);
@@ -31,11 +36,20 @@ async function run({ args, log }: BenchContext): Promise<Figure[]> {
     time('decision_p50', cost.p50Us, 'us', cost.mapP50Us, "the prompt's blocks in one Map, one by one"),
     time('index_bytes', cost.indexBytes / cost.copies, 'bytes a copy', askedBytes, '64 bytes a block and copy'),
   );
+  for (const [name, algorithm] of [
+    ['cpu_request', 'sha256_cbor'],
+    ['cpu_request_xxhash', 'xxhash_cbor'],
+  ] as const) {
+    const { cpuMs, hashMs } = await requestCost(algorithm);
+    log(`${name}: ${hashMs.toFixed(2)} ms of it hashing with ${algorithm}`);
+    figures.push(time(name, cpuMs, 'ms', askedCpuMs, '2 ms of CPU, 100,000 tokens, hashing included'));
+  }
   return figures;
 }
 
 function tracesOf(args: readonly string[]): Trace[] {
   const at = args.indexOf('--trace');
+  if (args.includes('--generated')) return generatedNames.map((name) => generated(name));
   if (at === -1) return readTraces(bundledTraces);
   const path = args[at + 1];
   if (path === undefined) throw new KvError('CONFIG', 'bench routing: --trace needs a file (JSON lines)');

@@ -198,6 +198,16 @@ export function aclRules(keyPrefix: string): string {
   return `~${keyPrefix}* -@all ${commands.map((name) => `+${name}`).join(' ')}`;
 }
 
+/** What who announces members, or reads them, may do (docs/cluster.md, "Redis"), as rules of `ACL SETUSER`. */
+export function memberAclRules(keyPrefix: string): string {
+  const commands = [
+    ...['ping', 'auth', 'hello', 'select', 'info', 'asking', 'readonly', 'client|setname', 'evalsha', 'eval', 'time'],
+    ...['get', 'set', 'hget', 'hset', 'hdel', 'hmget', 'zadd', 'zrem', 'zcount', 'zscore', 'zrangebyscore'],
+    ...['cluster|slots', 'cluster|info', 'cluster|shards'],
+  ];
+  return `~${keyPrefix}{members}* -@all ${commands.map((name) => `+${name}`).join(' ')}`;
+}
+
 /** A certificate of its own for localhost; `dir`: where it may be written. */
 export function makeCertificate(dir: string): Certificate {
   const [keyFile, certFile] = [join(dir, 'key.pem'), join(dir, 'cert.pem')];

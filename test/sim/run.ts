@@ -1,21 +1,24 @@
 /**
  * npm run sim -- --seed N [--steps M] [--verbose] | --seeds A..B [--steps M]: replay one world, or run many. Exit code 0 only if
- * no law was broken. A failure prints the seed, the event, and what happened before it.
+ * no law was broken. A failure prints the seed, the event, and what happened before it. With --feed: the events of a cluster for
+ * --minutes M, and what a router's index makes of them.
  */
 import { parseArgs } from 'node:util';
+import { runFeed } from './run-feed.ts';
 import { defaultSteps, type SimResult, simulate } from './simulation.ts';
 
 const usage =
   'usage: npm run sim -- --seed N [--steps M] [--verbose]    replay one world\n' +
-  '       npm run sim -- --seeds A..B [--steps M]           run many\n';
+  '       npm run sim -- --seeds A..B [--steps M]           run many\n' +
+  '       npm run sim -- --feed --seeds A..B [--minutes M]  events of a cluster, into a router\n';
 
 export async function main(args: readonly string[]): Promise<number> {
-  let values: { seed?: string; seeds?: string; steps?: string; verbose?: boolean };
+  let values: { seed?: string; seeds?: string; steps?: string; verbose?: boolean; feed?: boolean; minutes?: string };
   try {
     const options = { seed: { type: 'string' }, seeds: { type: 'string' }, steps: { type: 'string' } } as const;
     ({ values } = parseArgs({
       args: [...args],
-      options: { ...options, verbose: { type: 'boolean' } },
+      options: { ...options, verbose: { type: 'boolean' }, feed: { type: 'boolean' }, minutes: { type: 'string' } },
     }));
   } catch (error) {
     process.stderr.write(`sim: ${(error as Error).message}\n${usage}`);
@@ -29,6 +32,7 @@ export async function main(args: readonly string[]): Promise<number> {
   }
   const first = Number(range[1]);
   const last = Number(range[2] ?? range[1]);
+  if (values.feed === true) return runFeed(first, last, Number(values.minutes ?? 60));
   let failed = 0;
   let events = 0;
   const tally: Record<string, number> = {};

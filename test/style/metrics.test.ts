@@ -3,8 +3,11 @@ import { expect, it } from 'vitest';
 import { namesIn } from './docs.ts';
 import { read } from './tree.ts';
 
-const api = read('packages/coordinator/api-server/src/metrics.ts');
+const api = ['api-server', 'coordinator'].map((room) => read(`packages/coordinator/${room}/src/metrics.ts`)).join('');
+const fleet = read('packages/coordinator/registry/src/fleet-metrics.ts');
 const worker = read('packages/engine/worker/src/metrics.ts');
+const feed = read('packages/coordinator/kv-index/src/feed/metrics.ts');
+const picker = read('packages/coordinator/endpoint-picker/src/metrics.ts');
 const telemetry = read('packages/base/telemetry/src/metrics.ts');
 const snake = (name: string): string => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 const all = (text: string, pattern: RegExp): string[] => [...text.matchAll(pattern)].map((match) => match[1]!);
@@ -12,7 +15,7 @@ const listIn = (text: string, start: RegExp): string =>
   /[{[][\s\S]*?[}\]]/.exec(text.slice(start.exec(text)!.index + start.exec(text)![0].length))![0];
 
 const inSource = new Set([
-  ...all(`${api}${worker}`, /name: '(kvtier_\w+)'/g),
+  ...all(`${api}${worker}${feed}${picker}${fleet}`, /name: '(kvtier_\w+)'/g),
   ...all(`${api}${worker}`, /turnMetrics\('(\w+)'/g).flatMap((prefix) =>
     all(telemetry, /name: `kvtier_\$\{prefix\}_(\w+)`/g).map((name) => `kvtier_${prefix}_${name}`),
   ),
@@ -25,5 +28,7 @@ const inSource = new Set([
 it('every metric stands in docs/metrics.md, and no other', () => {
   const documented = namesIn('docs/metrics.md');
   expect(documented.filter((name, at) => documented.indexOf(name) !== at)).toEqual([]);
-  expect(documented.toSorted(), 'make docs/metrics.md and the two metrics.ts equal').toEqual([...inSource].toSorted());
+  expect(documented.toSorted(), 'make docs/metrics.md and the files of metrics equal').toEqual(
+    [...inSource].toSorted(),
+  );
 });

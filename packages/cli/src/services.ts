@@ -1,7 +1,7 @@
 /** The services of a system on one machine with their configuration, from its members: API server, engines, nodes. Pure. */
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import type { CacheNodeInput, CoordinatorConfig, EngineWorkerInput, EventSource } from '@kvtier/config';
+import type { CacheNodeInput, CoordinatorInput, EngineWorkerInput, EventSource } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { EngineMember, Members, NodeMember } from './members.ts';
 import type { UpOptions } from './options.ts';
@@ -40,7 +40,26 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
     topic: '',
   });
   const { logLevel } = options;
-  const coordinator: CoordinatorConfig = { host, port: plan.port, engine: engineAddress(0), logLevel };
+  const members: CoordinatorInput['discovery'] = {
+    kind: 'static',
+    workers: engines.map(({ name, node }, i) => ({
+      name,
+      address: engineAddress(i),
+      node: node === undefined ? null : nodes[node]!.name,
+      events: events('engine', i),
+    })),
+    nodes: nodes.map(({ name }, i) => ({
+      name,
+      peer: nodes.length > 1 ? { host, port: plan.peerPorts[i]! } : null,
+      events: events('node', i),
+    })),
+  };
+  const coordinator: CoordinatorInput = {
+    host,
+    port: plan.port,
+    ...(several ? { discovery: members } : { engine: engineAddress(0) }),
+    logLevel,
+  };
   return [
     service('coordinator', 'coordinator', 0, coordinator),
     ...engines.map((member, i) =>
@@ -67,7 +86,7 @@ const service = (
   name: string,
   program: string,
   stage: number,
-  config: CoordinatorConfig | EngineWorkerInput | CacheNodeInput,
+  config: CoordinatorInput | EngineWorkerInput | CacheNodeInput,
 ): ServiceSpec => ({
   name,
   program,

@@ -1,16 +1,16 @@
 /**
- * The coordinator process: the OpenAI-compatible API server in front of one engine worker. Logic is in @kvtier/api-server.
+ * The coordinator process: the OpenAI-compatible API server in front of engine workers. Logic is in @kvtier/coordinator.
  * Configuration: `--config FILE` or KVTIER_CONFIG, see coordinatorSchema. Ready message: {url}.
  */
 
-import { startApiServer } from '@kvtier/api-server';
 import { coordinatorSchema, readServiceConfig } from '@kvtier/config';
+import { startCoordinator } from '@kvtier/coordinator';
 import { createLogger, runService } from '@kvtier/telemetry';
 
 runService('coordinator', async () => {
   const config = readServiceConfig(coordinatorSchema);
   const logger = createLogger('coordinator', config.logLevel);
-  const server = await startApiServer({ host: config.host, port: config.port, engine: config.engine, logger });
-  logger.info({ url: server.url }, 'API server open');
-  return { ready: { url: server.url }, close: () => server.close() };
+  const { url, close } = await startCoordinator(config, logger);
+  logger.info({ url }, 'API server open');
+  return { ready: { url }, close };
 });

@@ -4,6 +4,7 @@
  */
 import { z } from 'zod';
 import { kvEventsSchema } from './kv-events.ts';
+import { nodeMembershipSchema } from './membership.ts';
 import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
 import { s3Schema } from './s3.ts';
@@ -94,6 +95,8 @@ export const cacheNodeSchema = z
     quotas: z.record(z.string().max(200), quotaSchema).default({}),
     /** What each tier comes to hold and loses, for routers; null: not published. About 10 bytes per held block for replays. */
     kvEvents: kvEventsSchema.nullable().default(null),
+    /** Its place in the list of members in Redis; null: it is not announced. */
+    membership: nodeMembershipSchema,
     logLevel,
   })
   .superRefine((node, context) => {

@@ -22,6 +22,7 @@ describe('defaults', () => {
       placement: {},
       quotas: {},
       kvEvents: null,
+      membership: null,
       logLevel: 'info',
     });
     expect(parseConfig(cacheNodeSchema, { ...node, disk: null }, 'test').disk).toBeNull();
@@ -36,6 +37,7 @@ describe('defaults', () => {
       loadDeadlineMs: 5000,
       tenant: '',
       kvEvents: null,
+      membership: null,
     });
     const kvEvents = { endpoint: 'tcp://127.0.0.1:5557' };
     expect(parseConfig(engineWorkerSchema, { ...worker, kvEvents }, 'test').kvEvents).toEqual({

@@ -7,25 +7,57 @@ import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { kvEventsSchema } from './kv-events.ts';
+import { workerMembershipSchema } from './membership.ts';
+import { workerTlsSchema } from './worker-access.ts';
 
 export { type CacheNodeConfig, type CacheNodeInput, cacheNodeSchema } from './cache-node.ts';
+export {
+  type CoordinatorConfig,
+  type CoordinatorInput,
+  coordinatorSchema,
+  routingPolicyNames,
+} from './coordinator.ts';
+export {
+  type DiscoveryConfig,
+  discoverySchema,
+  type KubernetesDiscoveryConfig,
+  kubernetesDiscoverySchema,
+  maxMembers,
+  type RedisDiscoveryConfig,
+  redisDiscoverySchema,
+  type StaticDiscoveryConfig,
+  staticDiscoverySchema,
+} from './discovery.ts';
+export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   type EventSource,
   eventSourceSchema,
   type Membership,
+  type NodeMembership,
   type NodeRecord,
   nodeRecordSchema,
+  type WorkerMembership,
   type WorkerRecord,
   workerRecordSchema,
 } from './membership.ts';
 export { readPeerCredentials } from './peer.ts';
+export { type MemberServers, memberServersSchema } from './redis.ts';
+export {
+  readWorkerAccess,
+  readWorkerTls,
+  type WorkerAccess,
+  type WorkerAccessConfig,
+  type WorkerTlsConfig,
+  workerAccessSchema,
+} from './worker-access.ts';
 
 export const engineWorkerSchema = z.strictObject({
   modelDir: z.string().min(1),
   servedName: z.string().min(1),
-  /** gRPC address, "unix:/path" or "127.0.0.1:port". */
+  /** gRPC address, "unix:/path" or "host:port"; beyond loopback only with `tls`. */
   listen: z.string().min(1),
+  tls: workerTlsSchema.nullable().default(null),
   /** Unix socket of the cache node; null: no tier. */
   cacheNodeSocket: z.string().min(1).nullable(),
   blockTokens: z.number().int().min(1).max(256).default(16),
@@ -94,20 +126,13 @@ export const engineWorkerSchema = z.strictObject({
     .optional(),
   /** null: no KV events are published. */
   kvEvents: kvEventsSchema.nullable().default(null),
+  /** Its place in the list of members in Redis; null: it is not announced. */
+  membership: workerMembershipSchema,
   logLevel,
 });
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */
 export type EngineWorkerInput = z.input<typeof engineWorkerSchema>;
-
-export const coordinatorSchema = z.strictObject({
-  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
-  port: z.number().int().min(0).max(65535),
-  /** gRPC address of the engine worker. */
-  engine: z.string().min(1),
-  logLevel,
-});
-export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
 
 /** One line for the first problem, with its path; KvError CONFIG. */
 export function parseConfig<T>(schema: z.ZodType<T>, value: unknown, source: string): T {

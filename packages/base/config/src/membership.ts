@@ -3,6 +3,7 @@
  * made of labels and ports, from Kubernetes. Everything in it comes from outside: it is parsed before it is used.
  */
 import { z } from 'zod';
+import { memberServersSchema } from './redis.ts';
 
 /** A DNS-like name: it goes into metrics, headers and keys. */
 const name = z
@@ -56,3 +57,44 @@ export interface Membership {
   readonly workers: readonly WorkerRecord[];
   readonly nodes: readonly NodeRecord[];
 }
+
+/** Of a member that keeps its own record in Redis. */
+const announced = {
+  redis: memberServersSchema,
+  name,
+  /**
+   * So long after its last renewal (three a lease) a member counts as gone; one that was killed is out of the list by then and a
+   * look of its readers.
+   */
+  leaseMs: z.number().int().min(300).max(10_000).default(1_500),
+};
+
+/** An engine worker in Redis; null: it is not announced. */
+export const workerMembershipSchema = z
+  .strictObject({
+    ...announced,
+    /** Where coordinators reach it; absent: where it listens. */
+    address: endpoint.optional(),
+    role: workerRecordSchema.shape.role,
+    node: workerRecordSchema.shape.node,
+    revision: workerRecordSchema.shape.revision,
+    /** Where coordinators reach its KV events; absent: as `kvEvents` has it. */
+    events: eventSourceSchema.nullable().optional(),
+  })
+  .nullable()
+  .default(null);
+export type WorkerMembership = NonNullable<z.infer<typeof workerMembershipSchema>>;
+
+/** A cache node in Redis; null: it is not announced. */
+export const nodeMembershipSchema = z
+  .strictObject({
+    ...announced,
+    /** Where other nodes reach it; absent: where `peers` listens. */
+    peer: nodeRecordSchema.shape.peer.unwrap().optional(),
+    events: eventSourceSchema.nullable().optional(),
+    /** Where `peers` is configured: fetch from the other nodes of the list, too, as they come and go. */
+    followPeers: z.boolean().default(true),
+  })
+  .nullable()
+  .default(null);
+export type NodeMembership = NonNullable<z.infer<typeof nodeMembershipSchema>>;

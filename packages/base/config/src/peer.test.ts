@@ -29,7 +29,9 @@ it('reads a secret that nobody else can read', () => {
   const config = { encryption: 'none' as const, secretFile, trustedNetwork: false };
   expect(() => readPeerCredentials(config)).toThrow(/secret: cannot be used \(ENOENT/);
   writeFileSync(secretFile, 'x'.repeat(32), { mode: 0o600 });
-  expect(readPeerCredentials(config)).toEqual({ encryption: 'none', secret: Buffer.from('x'.repeat(32)) });
+  expect(readPeerCredentials(config)).toEqual({
+    ...{ encryption: 'none', secret: Buffer.from('x'.repeat(32)), trustedNetwork: false },
+  });
   chmodSync(secretFile, 0o644);
   expect(() => readPeerCredentials(config)).toThrow(/chmod 600/);
   writeFileSync(secretFile, 'short');

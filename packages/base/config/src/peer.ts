@@ -2,10 +2,10 @@
  * Peers: which nodes exchange blocks, and how they know each other. Invariant: bytes travel in the clear only on loopback, or where
  * the configuration says that the network is trusted; nobody is let in without a secret or a certificate.
  */
-import { readFileSync, statSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
+import { readPem } from './read-pem.ts';
 
 const loopback = (host: string): boolean => host === '::1' || /^127\./.test(host) || host === 'localhost';
 const port = z.number().int().min(0).max(65535);
@@ -60,31 +60,23 @@ export type PeersConfig = z.infer<typeof peersSchema>;
 
 export type PeerCredentials =
   | { readonly encryption: 'tls'; readonly cert: Buffer; readonly key: Buffer; readonly ca: Buffer }
-  | { readonly encryption: 'none'; readonly secret: Buffer };
+  | { readonly encryption: 'none'; readonly secret: Buffer; readonly trustedNetwork: boolean };
 
 /** The files that `security` names. KvError CONFIG when one is missing, too open, or no secret. */
 export function readPeerCredentials(config: PeersConfig['security']): PeerCredentials {
   if (config.encryption === 'tls') {
     const { certFile, keyFile, caFile } = config;
-    return { encryption: 'tls', cert: read(certFile, false), key: read(keyFile, true), ca: read(caFile, false) };
+    return {
+      encryption: 'tls',
+      cert: readPem(certFile, false),
+      key: readPem(keyFile, true),
+      ca: readPem(caFile, false),
+    };
   }
-  const secret = read(config.secretFile, true);
+  const secret = readPem(config.secretFile, true);
   if (secret.length < 32) {
     const remedy = 'make one: openssl rand -base64 48';
     throw new KvError('CONFIG', `${config.secretFile}: a secret has at least 32 bytes; ${remedy}`);
   }
-  return { encryption: 'none', secret };
-}
-
-function read(file: string, isSecret: boolean): Buffer {
-  try {
-    const open = statSync(file).mode & 0o077;
-    if (isSecret && open !== 0) throw new Error('others may read it; chmod 600 it');
-    return readFileSync(file);
-  } catch (error) {
-    throw new KvError(
-      'CONFIG',
-      `${file}: cannot be used (${(error as Error).message}); name a readable file of mode 0600`,
-    );
-  }
+  return { encryption: 'none', secret, trustedNetwork: config.trustedNetwork };
 }

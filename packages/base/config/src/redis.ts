@@ -1,9 +1,13 @@
 /**
- * The Redis tier's configuration, docs/operating.md ("Redis"). What a schema can see is refused here; what only the files and the
+ * Redis, as configuration has it: the tier (docs/operating.md, "Redis"), and the list of a cluster's members (docs/cluster.md). What a schema can see is refused here; what only the files and the
  * servers can tell, when the tier opens.
  */
 import { z } from 'zod';
 
+const keyPrefix = z
+  .string()
+  .regex(/^[\w.:-]{1,64}$/, 'use 1 to 64 letters, digits, "_", ".", ":" and "-"')
+  .default('kvtier:');
 const server = z
   .string()
   .regex(/^(rediss?:\/\/[^/]+|unix:\/.+)\/?$/, 'write redis://host:port, rediss://host:port or unix:/path');
@@ -15,35 +19,51 @@ const policySchema = z.strictObject({
   readOnly: z.boolean().optional(),
 });
 
-export const redisSchema = z
-  .strictObject({
-    mode: z.enum(['single', 'sentinel', 'cluster']).default('single'),
-    /** Sentinel: the Sentinels. Cluster: some of the nodes. */
-    servers: z.array(server).min(1),
-    masterName: z.string().min(1).optional(),
-    username: z.string().min(1).optional(),
-    password: z.string().min(1).optional(),
-    passwordFile: z.string().min(1).optional(),
-    sentinelUsername: z.string().min(1).optional(),
-    sentinelPassword: z.string().min(1).optional(),
-    tls: z
-      .strictObject({
-        caFile: z.string().min(1).optional(),
-        certFile: z.string().min(1).optional(),
-        keyFile: z.string().min(1).optional(),
-        serverName: z.string().min(1).optional(),
-      })
-      .optional(),
-    database: z.number().int().min(0).default(0),
+/** Which servers, and what to show them. */
+const servers = {
+  mode: z.enum(['single', 'sentinel', 'cluster']).default('single'),
+  /** Sentinel: the Sentinels. Cluster: some of the nodes. */
+  servers: z.array(server).min(1),
+  masterName: z.string().min(1).optional(),
+  username: z.string().min(1).optional(),
+  password: z.string().min(1).optional(),
+  passwordFile: z.string().min(1).optional(),
+  sentinelUsername: z.string().min(1).optional(),
+  sentinelPassword: z.string().min(1).optional(),
+  tls: z
+    .strictObject({
+      caFile: z.string().min(1).optional(),
+      certFile: z.string().min(1).optional(),
+      keyFile: z.string().min(1).optional(),
+      serverName: z.string().min(1).optional(),
+    })
+    .optional(),
+  database: z.number().int().min(0).default(0),
+};
+
+/** What the servers' fields tell together. */
+function checkServers<T extends z.ZodType<ServersFields>>(schema: T): T {
+  return schema
+    .refine(({ mode, masterName }) => mode !== 'sentinel' || masterName !== undefined, {
+      path: ['masterName'],
+      message: 'mode sentinel needs the name of the master that the Sentinels watch',
+    })
+    .refine(({ password, passwordFile }) => password === undefined || passwordFile === undefined, {
+      path: ['passwordFile'],
+      message: 'give password or passwordFile, not both',
+    });
+}
+type ServersFields = z.infer<z.ZodObject<typeof servers>>;
+
+export const redisSchema = checkServers(
+  z.strictObject({
+    ...servers,
     /** Budget of all nodes that share these servers and this prefix. */
     bytes: z
       .number()
       .int()
       .min(1 << 20),
-    keyPrefix: z
-      .string()
-      .regex(/^[\w.:-]{1,64}$/, 'use 1 to 64 letters, digits, "_", ".", ":" and "-"')
-      .default('kvtier:'),
+    keyPrefix,
     partitions: z.number().int().min(1).max(256).optional(),
     partBytes: z
       .number()
@@ -60,13 +80,33 @@ export const redisSchema = z
         policySchema,
       )
       .default({}),
-  })
-  .refine(({ mode, masterName }) => mode !== 'sentinel' || masterName !== undefined, {
-    path: ['masterName'],
-    message: 'mode sentinel needs the name of the master that the Sentinels watch',
-  })
-  .refine(({ password, passwordFile }) => password === undefined || passwordFile === undefined, {
-    path: ['passwordFile'],
-    message: 'give password or passwordFile, not both',
-  });
+  }),
+);
 export type RedisConfig = z.infer<typeof redisSchema>;
+
+const isLoopback = (host: string): boolean => /^(127\.[\d.]+|localhost|\[?::1\]?)$/.test(host);
+
+/**
+ * Where the list of members is. Who may write into it decides where prompts go, and who may read it knows where: beyond loopback
+ * only with TLS and a password, or where the configuration says that the network is trusted.
+ */
+export const memberServersSchema = checkServers(
+  z.strictObject({
+    ...servers,
+    /** One cluster's members; another prefix is another cluster. */
+    keyPrefix,
+    timeLimitMs: z.number().int().min(50).max(10_000).default(500),
+    trustedNetwork: z.boolean().default(false),
+  }),
+).superRefine((value, context) => {
+  if (value.trustedNetwork) return;
+  for (const [index, server] of value.servers.entries()) {
+    const url = URL.canParse(server) ? new URL(server) : undefined;
+    if (url === undefined || url.protocol === 'unix:' || isLoopback(url.hostname)) continue;
+    const hasPassword = value.password !== undefined || value.passwordFile !== undefined || url.password !== '';
+    if (url.protocol === 'rediss:' && hasPassword) continue;
+    const message = `${url.hostname} is not loopback: use rediss: and a password, or say "trustedNetwork": true`;
+    context.addIssue({ code: 'custom', path: ['servers', index], message });
+  }
+});
+export type MemberServers = z.infer<typeof memberServersSchema>;

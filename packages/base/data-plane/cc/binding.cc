@@ -5,6 +5,7 @@
 static Napi::Object Init(Napi::Env env, Napi::Object exports) {
   kvtier::RegisterIdentity(env, exports);
   kvtier::RegisterEvents(env, exports);
+  kvtier::RegisterReceiver(env, exports);
   kvtier::RegisterArena(env, exports);
   kvtier::RegisterCodec(env, exports);
   kvtier::RegisterFiles(env, exports);

@@ -5,6 +5,7 @@ namespace kvtier {
 
 void RegisterIdentity(Napi::Env env, Napi::Object exports);
 void RegisterEvents(Napi::Env env, Napi::Object exports);
+void RegisterReceiver(Napi::Env env, Napi::Object exports);
 void RegisterArena(Napi::Env env, Napi::Object exports);
 void RegisterCodec(Napi::Env env, Napi::Object exports);
 void RegisterFiles(Napi::Env env, Napi::Object exports);

@@ -17,6 +17,31 @@ export type ValuesHandle = { readonly __bulk: never };
 /** A peer data plane with its threads and connections. Opaque. */
 export type PeerHandle = { readonly __peer: never };
 
+/** A subscription to KV events and its thread. Opaque; closed by `kvEventsClose` or when collected. */
+export type KvEventsHandle = { readonly __kvEvents: never };
+
+/** Messages of a publisher whose sequence numbers follow each other. */
+export interface KvEventBurst {
+  /**
+   * Of each message: its sequence number (low word, high word), its place in `topics`, 1 when words of a batch follow (kv_events.h says how
+   * they lie), or 0: its payload is the next of `payloads`.
+   */
+  readonly words: Int32Array;
+  readonly messages: number;
+  readonly topics: readonly string[];
+  readonly payloads: readonly Buffer[];
+  /** The last message's payload in any case. */
+  readonly last: Buffer;
+  /** Messages that are not of this protocol. */
+  readonly foreign: number;
+  /** Connections that ended before the last of these messages, or at least before the next one. */
+  readonly disconnects: number;
+  /** Connections that were made. */
+  readonly handshakes: number;
+  /** After all of these. */
+  readonly connected: boolean;
+}
+
 export interface NativeBinding {
   // -- identity (binding_identity.cc) ---------------------------------------------------------------------------
   /**
@@ -68,6 +93,29 @@ export interface NativeBinding {
   allocatePages(bytes: number): ArrayBuffer;
   /** The same, each page written once by a thread of its own, so that the first write to it here costs nothing. */
   preparePages(bytes: number): Promise<ArrayBuffer>;
+
+  // -- receiver of KV events (binding_receiver.cc) ------------------------------------------------------------------
+  /**
+   * Subscribes over ZeroMQ, whose library `zeromq` must have loaded. Keys are Z85 text, '' for none.
+   * Throws a RangeError for an endpoint that cannot be.
+   */
+  kvEventsOpen(options: {
+    endpoint: string;
+    topic: string;
+    highWaterMark: number;
+    maxMessageBytes: number;
+    ipv6: boolean;
+    serverKey: string;
+    publicKey: string;
+    secretKey: string;
+  }): KvEventsHandle;
+  /**
+   * What has come, as soon as something has; nothing is taken before it is asked for. One call at a time. `names`, `tokens`: as for
+   * decodeKvEvents; null: payloads, not words. Resolves to null when it is closed.
+   */
+  kvEventsNext(events: KvEventsHandle, names: Uint8Array | null, tokens: boolean): Promise<KvEventBurst | null>;
+  /** Who waits gets null. */
+  kvEventsClose(events: KvEventsHandle): void;
 
   // -- arena (binding_arena.cc) ---------------------------------------------------------------------------------
   /**

@@ -4,7 +4,16 @@ import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import type { NativeBinding } from './binding.ts';
 
-export type { ArenaHandle, FilesHandle, IoHandle, NativeBinding, PeerHandle, ValuesHandle } from './binding.ts';
+export type {
+  ArenaHandle,
+  FilesHandle,
+  IoHandle,
+  KvEventBurst,
+  KvEventsHandle,
+  NativeBinding,
+  PeerHandle,
+  ValuesHandle,
+} from './binding.ts';
 
 function load(): NativeBinding {
   const file = fileURLToPath(new URL('../../../../build/data-plane/kvtier_data_plane.node', import.meta.url));

@@ -2,7 +2,7 @@ import { KvError } from '@kvtier/errors';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { decodeBatch, encodeBatch } from './codec.ts';
-import { Continuity, type StreamItem } from './continuity.ts';
+import { Continuity, type Replay, type StreamItem } from './continuity.ts';
 import type { KvEvent } from './event.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
 import { NaiveHolders } from './testing/naive-holders.ts';
@@ -17,6 +17,10 @@ class Source {
   buffer = new ReplayBuffer(5, 1 << 20);
   nextSeq = 0;
   #clock = 0;
+
+  get now(): number {
+    return this.#clock;
+  }
 
   publish(...events: readonly KvEvent[]): Published {
     const payload = encodeBatch({ ts: this.#clock++, events, dataParallelRank: 0 });
@@ -152,6 +156,84 @@ describe('one stream', () => {
     source.nextSeq = 2;
     expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([2]);
   });
+});
+
+describe('a publisher that tells snapshots', () => {
+  const held = [7n, 8n];
+  const rig = (source: Source) => {
+    let asked = 0;
+    const snapshot = async function* (): AsyncGenerator<Published> {
+      asked++;
+      const seq = source.nextSeq;
+      for (const hash of held)
+        yield {
+          seq,
+          topic: 'kv',
+          payload: encodeBatch({ ts: source.now, events: [storedEvent(hash)], dataParallelRank: 0 }),
+        };
+    };
+    const stream = new Continuity(decodeBatch, { replay: source.replay, snapshot }, '');
+    return { stream, asked: () => asked };
+  };
+
+  it('is asked where batches are gone for ever, and what it said before that is not heard twice', async () => {
+    const source = new Source();
+    const { stream, asked } = rig(source);
+    const batches = Array.from({ length: 9 }, (_, i) => source.publish(storedEvent(BigInt(i))));
+    expect(await all(stream.arrived(batches[7]!))).toEqual(['snapshot 9', 9, 9]);
+    expect(await all(stream.arrived(batches[8]!))).toEqual([]);
+    expect(await all(stream.arrived(source.publish(storedEvent(1n))))).toEqual([9]);
+    expect([asked(), stream.counts.repeated, stream.counts.gaps]).toEqual([1, 1, 0]);
+  });
+
+  it('is asked what it holds although nothing comes, and once more after each loss', async () => {
+    const source = new Source();
+    const { stream, asked } = rig(source);
+    for (let i = 0; i < 9; i++) source.publish(storedEvent(1n));
+    expect(await all(stream.probe())).toEqual(['snapshot 9', 9, 9]);
+    source.publish(storedEvent(1n));
+    expect(await all(stream.probe())).toEqual([9]);
+    expect(await all(stream.probe())).toEqual([]);
+    // A new life that has said nothing yet.
+    source.restart();
+    expect(await all(stream.probe())).toEqual(['snapshot 0', 0, 0]);
+    expect(asked()).toBe(2);
+  });
+
+  it('what cannot be read is void until the next probe brings all', async () => {
+    const source = new Source();
+    const { stream } = rig(source);
+    await all(stream.arrived(source.publish(storedEvent(1n))));
+    expect(await all(stream.arrived({ seq: 1, topic: 'kv', payload: Buffer.from('nonsense') }))).toEqual(['gap 1-2']);
+    source.nextSeq = 2;
+    expect(stream.wantsProbe).toBe(true);
+    expect(await all(stream.probe())).toEqual(['snapshot 2', 2, 2]);
+    expect(stream.wantsProbe).toBe(false);
+  });
+});
+
+it('what comes once more, or late, is nothing new; without a replay a later batch is a gap', async () => {
+  const source = new Source();
+  const stream = new Continuity(decodeBatch, { replay: source.replay }, '');
+  const [first, second, third] = [1n, 2n, 3n].map((hash) => source.publish(storedEvent(hash)));
+  expect(await all(stream.arrived(first!))).toEqual([0]);
+  expect(await all(stream.arrived(third!))).toEqual([1, 2]);
+  expect(await all(stream.arrived(second!))).toEqual([]);
+  expect(await all(stream.arrived(third!))).toEqual([]);
+  expect(stream.counts).toMatchObject({ repeated: 2, restarts: 0, batches: 3 });
+});
+
+it('a publisher that does not answer a probe cannot show that nothing was missed', async () => {
+  const source = new Source();
+  let answers = true;
+  const replay: Replay = (from) => {
+    if (!answers) throw new KvError('DEADLINE', 'late');
+    return source.replay(from);
+  };
+  const stream = new Continuity(decodeBatch, { replay }, '');
+  await all(stream.arrived(source.publish(storedEvent(1n))));
+  answers = false;
+  expect(await all(stream.probe())).toEqual(['gap 1-1']);
 });
 
 const step = fc.oneof(

@@ -29,6 +29,12 @@ export type StreamItem<Batch = KvEventBatch> =
   /** What was said before is void; all that the publisher holds as of batch `seq` follows, as batches. */
   | { readonly kind: 'snapshot'; readonly seq: number };
 
+/** A batch as it arrives. */
+export interface Arrived<Batch> extends Published {
+  /** Decoded where it was received; undefined: it is decoded here. */
+  readonly batch?: Batch | undefined;
+}
+
 export interface ContinuityCounts {
   readonly batches: number;
   /** Of these, replayed. */
@@ -72,7 +78,7 @@ export class Continuity<Batch extends { readonly ts: number }> {
   #lastTs = Number.NEGATIVE_INFINITY;
   #suspect = false;
   /** Something is missing that a snapshot would bring. */
-  #isPartial = false;
+  #isPartial: boolean;
   /** It was asked in this connection, and has none. */
   #tellsNone = false;
 
@@ -81,6 +87,8 @@ export class Continuity<Batch extends { readonly ts: number }> {
     this.#decode = decode;
     this.#replay = replay;
     this.#snapshot = snapshot;
+    // Who says nothing may hold much.
+    this.#isPartial = snapshot !== null;
     this.#topic = topic;
   }
 
@@ -106,7 +114,7 @@ export class Continuity<Batch extends { readonly ts: number }> {
   }
 
   /** What there is to say now that `live` arrived: first what came before it. Never throws for what a publisher sends. */
-  async *arrived(live: Published): AsyncGenerator<StreamItem<Batch>> {
+  async *arrived(live: Arrived<Batch>): AsyncGenerator<StreamItem<Batch>> {
     if (live.seq < this.#expected) {
       if (this.#isRepeat(live)) {
         this.#counts.repeated++;
@@ -125,19 +133,22 @@ export class Continuity<Batch extends { readonly ts: number }> {
     yield* this.#fill(Number.POSITIVE_INFINITY, this.#topic);
   }
 
-  /** Whether `live` continues what was before, as almost all do: `next` tells then all that there is to say. */
+  /**
+   * Whether `live` continues what was before, as almost all do: `next` tells then all that there is to say. Only the payload of the last one
+   * before another that does not continue is looked at again.
+   */
   continues(live: Published): boolean {
     return live.seq === this.#expected && !this.#suspect;
   }
 
   /** What to say of a batch that `continues`; undefined: nothing. Never throws for what a publisher sends. */
-  next(one: Published): StreamItem<Batch> | undefined {
+  next(one: Arrived<Batch>): StreamItem<Batch> | undefined {
     this.#expected = one.seq + 1;
     this.#last = one;
     if (!one.topic.startsWith(this.#topic)) return undefined;
     let batch: Batch;
     try {
-      batch = this.#decode(one.payload);
+      batch = one.batch ?? this.#decode(one.payload);
     } catch (error) {
       this.#counts.undecodable++;
       this.#counts.gaps++;
@@ -170,7 +181,11 @@ export class Continuity<Batch extends { readonly ts: number }> {
         continue;
       }
       if (answer.end === 'restarted') continue;
-      if (isProbe || this.#expected === before) break; // this brought nothing
+      if (isProbe || this.#expected === before) {
+        // Who does not answer cannot show that nothing was missed.
+        if (isProbe && reason !== notHeld && this.#expected > 0) yield this.#gap(this.#expected, reason);
+        break; // this brought nothing
+      }
     }
     if (isProbe) return;
     // The last ones before `until` are those that the publisher lost itself.
@@ -240,17 +255,17 @@ export class Continuity<Batch extends { readonly ts: number }> {
     return isBegun;
   }
 
-  *#take(one: Published): Generator<StreamItem<Batch>> {
+  *#take(one: Arrived<Batch>): Generator<StreamItem<Batch>> {
     const item = this.next(one);
     if (item) yield item;
   }
 
   /** A batch before the one that we expect: of this life, or the first one of another? */
-  #isRepeat(live: Published): boolean {
+  #isRepeat(live: Arrived<Batch>): boolean {
     if (this.#suspect) return false;
     if (!live.topic.startsWith(this.#topic)) return true;
     try {
-      return this.#decode(live.payload).ts <= this.#lastTs;
+      return (live.batch ?? this.#decode(live.payload)).ts <= this.#lastTs;
     } catch {
       return true; // the next one will tell
     }

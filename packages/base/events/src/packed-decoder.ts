@@ -82,20 +82,29 @@ export class PackedDecoder {
       words = native.decodeKvEvents(payload, this.#tokens, this.#encodedNames, this.#slab, from);
     }
     if (words < 0) return this.#pack(decodeBatch(payload));
-    const slab = this.#slab;
     this.#end = from + words;
-    this.#head[0] = slab[from + 4]!;
-    this.#head[1] = slab[from + 5]!;
-    const rank = slab[from + 2]!;
+    return this.batchAt(this.#slab, from);
+  }
+
+  /** What native code decoded, with these names, into `words` from word `from` on. */
+  batchAt(words: Int32Array, from: number): PackedBatch {
+    this.#head[0] = words[from + 4]!;
+    this.#head[1] = words[from + 5]!;
+    const rank = words[from + 2]!;
     return {
       ts: this.#ts[0]!,
       dataParallelRank: rank < 0 ? null : rank,
-      count: slab[from + 1]!,
-      words: slab,
+      count: words[from + 1]!,
+      words,
       from: from + batchHead,
-      end: this.#end,
+      end: from + words[from]!,
       names: this.#names,
     };
+  }
+
+  /** Of media and localities, as native code reads them. */
+  get encodedNames(): Uint8Array {
+    return this.#encodedNames;
   }
 
   #pack({ ts, events, dataParallelRank }: KvEventBatch): PackedBatch {

@@ -48,11 +48,8 @@ export interface KvEventPublisherOptions extends Encoding {
   readonly logger?: { warn(details: object, message: string): void };
 }
 
-/** Some of what is held, told as events of one topic. Small: each is made and sent in a turn of its own. */
-export interface SnapshotPage {
-  readonly events: readonly KvEvent[];
-  readonly subtopic?: string;
-}
+/** Some of what is held, told as events; of one subtopic. Small: each is made and sent in a turn of its own. */
+export type SnapshotPage = readonly KvEvent[] | { readonly events: readonly KvEvent[]; readonly subtopic: string };
 
 export interface KvEventPublisherStats {
   readonly publishedBatches: number;
@@ -166,13 +163,13 @@ export class KvEventPublisher {
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
     const pages = this.#snapshot();
     const seq = this.#nextSeq;
-    const batchOf = ({ events, subtopic = '' }: SnapshotPage): Published => ({
+    const batchOf = (events: readonly KvEvent[], subtopic = ''): Published => ({
       ...{ seq, topic: topic + subtopic },
       payload: encodeBatch({ ts: now(), events, dataParallelRank }, this.#options),
     });
     // Also who holds nothing says so.
-    yield batchOf({ events: [] });
-    for (const page of pages) yield batchOf(page);
+    yield batchOf([]);
+    for (const page of pages) yield 'events' in page ? batchOf(page.events, page.subtopic) : batchOf(page);
   }
 
   /**

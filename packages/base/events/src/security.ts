@@ -62,10 +62,15 @@ export function checkCurveServer({ secretKey, allowedClientKeys }: CurveServer):
   });
 }
 
-export function applyCurveClient(socket: Socket, curve: CurveClient | null): void {
-  if (curve === null) return;
+/** The same for the keys of a subscriber. */
+export function checkCurveClient(curve: CurveClient): void {
   for (const name of ['serverKey', 'publicKey', 'secretKey'] as const)
     if (!z85Key.test(curve[name])) throw badKey(`curve.${name}`);
+}
+
+export function applyCurveClient(socket: Socket, curve: CurveClient | null): void {
+  if (curve === null) return;
+  checkCurveClient(curve);
   socket.curveServerKey = curve.serverKey;
   socket.curvePublicKey = curve.publicKey;
   socket.curveSecretKey = curve.secretKey;

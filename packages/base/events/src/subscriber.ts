@@ -4,15 +4,22 @@
  * while nobody pulls is asked for again. So is what an idle publisher said before we came, or last: after a while in which nothing
  * comes, its replay endpoint is asked whether there is more.
  */
-import { KvError } from '@kvtier/errors';
-import { Subscriber } from 'zeromq';
+import type { KvEventBurst } from '@kvtier/data-plane';
+import { InvariantError } from '@kvtier/errors';
 import { decodeBatch } from './codec.ts';
-import { Continuity, type ContinuityCounts, type Replay, type Snapshot, type StreamItem } from './continuity.ts';
-import { decodeSeq } from './frames.ts';
+import {
+  Continuity,
+  type ContinuityCounts,
+  type ContinuitySources,
+  type Replay,
+  type Snapshot,
+  type StreamItem,
+} from './continuity.ts';
 import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
-import type { Published } from './replay-buffer.ts';
+import { Probing, probeMs } from './probing.ts';
+import { EventReceiver, messagesOf } from './receiver.ts';
 import { requestReplay } from './replay-client.ts';
-import { applyCurveClient, type CurveClient } from './security.ts';
+import type { CurveClient } from './security.ts';
 
 export interface KvEventSubscriberOptions {
   readonly endpoint: string;
@@ -33,22 +40,14 @@ export interface KvEventSubscriberStats extends ContinuityCounts {
   readonly disconnects: number;
 }
 
-/** What a consumer gets at once: no more of these, and none after so many bytes, so that its turn stays short. */
-const maxBurst = 256;
-const maxBurstBytes = 2 ** 20;
 const noCounts: ContinuityCounts = {
   ...{ batches: 0, replayed: 0, gaps: 0, restarts: 0, snapshots: 0, repeated: 0, undecodable: 0 },
 };
-/** After so long without a batch the publisher is asked whether there was one; twice as long after each time that there was none. */
-const idleMs = 2_000;
-const maxIdleMs = 30_000;
-/** What is missing is asked for at most so often; a new connection is looked after once more when its subscription has surely arrived. */
-const probeMs = 500;
 /** For a whole snapshot: a cache node of millions of blocks takes its time. */
 const snapshotDeadlineMs = 60_000;
 
 export class KvEventSubscriber implements AsyncIterable<StreamItem> {
-  readonly #socket: Subscriber;
+  readonly #receiver: EventReceiver;
   readonly #replay: Replay | null;
   readonly #snapshot: Snapshot | null;
   readonly #topic: string;
@@ -58,9 +57,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   #disconnects = 0;
   #isConnected = false;
   #isProbeDue = false;
-  #heardMs = performance.now();
-  #probedMs = Number.NEGATIVE_INFINITY;
-  #idleMs = idleMs;
+  readonly #probing = new Probing(performance.now());
   #timer: NodeJS.Timeout | undefined;
   #wake: (() => void) | undefined;
 
@@ -74,31 +71,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     const from = replayEndpoint === null ? null : { endpoint: replayEndpoint, maxMessageBytes, curve, signal };
     this.#replay = from && ((fromSeq) => requestReplay({ ...from, fromSeq, deadlineMs }));
     this.#snapshot = from && (() => requestReplay({ ...from, fromSeq: 'snapshot', deadlineMs: snapshotDeadlineMs }));
-    this.#socket = new Subscriber({ linger: 0, receiveHighWaterMark: hwm, maxMessageSize: maxMessageBytes });
-    try {
-      applyCurveClient(this.#socket, curve);
-      this.#socket.ipv6 = endpoint.includes('[');
-      this.#socket.events.on('disconnect', () => {
-        this.#continuity?.suspect();
-        this.#disconnects++;
-        this.#isConnected = false;
-      });
-      this.#socket.events.on('handshake', () => {
-        this.#isConnected = true;
-        this.#idleMs = 0;
-        this.#probe();
-      });
-      this.#socket.subscribe(topic);
-      this.#socket.connect(endpoint);
-    } catch (error) {
-      this.#socket.close();
-      if (error instanceof KvError) throw error;
-      const { message } = error as Error;
-      throw new KvError(
-        'CONFIG',
-        `${endpoint}: cannot be subscribed to (${message}); write tcp://HOST:PORT or ipc://PATH`,
-      );
-    }
+    this.#receiver = new EventReceiver({ endpoint, topic, hwm, maxMessageBytes, curve });
   }
 
   /** Whether there is a connection to the publisher now. */
@@ -120,78 +93,92 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   close(): void {
     this.#abort.abort();
     clearInterval(this.#timer);
-    if (!this.#socket.closed) this.#socket.close();
+    this.#receiver.close();
   }
 
   /** To be iterated once, so or as `packed`. Never throws for what a publisher sends. */
   async *[Symbol.asyncIterator](): AsyncGenerator<StreamItem> {
-    for await (const burst of this.#bursts(decodeBatch)) yield* burst;
+    const undecoded = (): never => {
+      throw new InvariantError('kv events: decoded, though payloads were asked for');
+    };
+    const continuity = new Continuity(decodeBatch, this.#sources, this.#topic);
+    for await (const items of this.#bursts(continuity, () => this.#receiver.next(null, false), undecoded)) yield* items;
   }
 
   /**
    * The same with batches as words, and as many at once as have arrived: for those who follow many publishers. `tokens`: with the ids of tokens.
    * To be iterated once.
    */
-  packed(options: { readonly tokens?: boolean } = {}): AsyncGenerator<readonly StreamItem<PackedBatch>[]> {
-    const decoder = new PackedDecoder(options);
-    return this.#bursts((payload) => decoder.decode(payload));
+  packed({ tokens = false }: { readonly tokens?: boolean } = {}): AsyncGenerator<readonly StreamItem<PackedBatch>[]> {
+    const decoder = new PackedDecoder({ tokens });
+    const continuity = new Continuity((payload) => decoder.decode(payload), this.#sources, this.#topic);
+    const next = (): Promise<KvEventBurst | null> => this.#receiver.next(decoder.encodedNames, tokens);
+    return this.#bursts(continuity, next, (words, from) => decoder.batchAt(words, from));
+  }
+
+  get #sources(): ContinuitySources {
+    return { replay: this.#replay, snapshot: this.#snapshot };
   }
 
   async *#bursts<Batch extends { readonly ts: number }>(
-    decode: (payload: Uint8Array) => Batch,
+    continuity: Continuity<Batch>,
+    next: () => Promise<KvEventBurst | null>,
+    batchAt: (words: Int32Array, from: number) => Batch,
   ): AsyncGenerator<readonly StreamItem<Batch>[]> {
-    const continuity = new Continuity(decode, { replay: this.#replay, snapshot: this.#snapshot }, this.#topic);
     this.#continuity = continuity;
     if (this.#replay !== null) this.#timer = setInterval(() => this.#look(), probeMs).unref();
-    let receiving: Promise<Buffer[]> | undefined;
-    let burst: StreamItem<Batch>[] = [];
-    let bytes = 0;
+    let receiving: Promise<KvEventBurst | null> | undefined;
     try {
       for (;;) {
         if (this.#isProbeDue) {
           this.#isProbeDue = false;
-          if (burst.length > 0) yield burst;
-          burst = [];
           const before = continuity.counts;
           for await (const item of continuity.probe()) yield [item];
           this.#probed(before, continuity.counts);
         }
-        // While there are some, nobody has to wake us.
-        const isReady = this.#socket.readable;
-        receiving ??= this.#socket.receive();
-        const frames = isReady ? await receiving : await this.#either(receiving);
-        if (frames === undefined) continue;
+        receiving ??= next();
+        const burst = await this.#either(receiving);
+        if (burst === null) return;
+        if (burst === undefined) continue;
         receiving = undefined;
-        this.#heardMs = performance.now();
-        this.#idleMs = idleMs;
-        const one = publishedIn(frames);
-        if (one === undefined) {
-          this.#foreign++;
-        } else if (continuity.continues(one)) {
-          const item = continuity.next(one);
-          if (item) burst.push(item);
-          bytes += one.payload.length;
-        } else {
+        this.#link(burst, continuity);
+        let items: StreamItem<Batch>[] = [];
+        for (const one of messagesOf(burst, batchAt)) {
+          if (continuity.continues(one)) {
+            const item = continuity.next(one);
+            if (item) items.push(item);
+            continue;
+          }
           // A replay may take its time: what was there before does not wait for it.
-          if (burst.length > 0) yield burst;
-          burst = [];
+          if (items.length > 0) yield items;
+          items = [];
           for await (const item of continuity.arrived(one)) yield [item];
         }
-        // Nobody waits with what has arrived for what has not.
-        if (burst.length === 0 || (burst.length < maxBurst && bytes < maxBurstBytes && this.#socket.readable)) continue;
-        yield burst;
-        burst = [];
-        bytes = 0;
+        if (items.length > 0) yield items;
       }
-    } catch (error) {
-      if (!this.#socket.closed) throw error;
     } finally {
       this.close();
     }
   }
 
+  /** What a burst says of the connection. */
+  #link(
+    { messages, foreign, disconnects, handshakes, connected }: KvEventBurst,
+    continuity: { suspect(): void },
+  ): void {
+    this.#foreign += foreign;
+    this.#disconnects += disconnects;
+    this.#isConnected = connected;
+    if (messages > 0 || foreign > 0) this.#probing.heard(performance.now());
+    if (disconnects > 0) continuity.suspect();
+    if (handshakes > 0) {
+      this.#probing.connected();
+      this.#probe();
+    }
+  }
+
   /** undefined: a probe is due. */
-  async #either(receiving: Promise<Buffer[]>): Promise<Buffer[] | undefined> {
+  async #either(receiving: Promise<KvEventBurst | null>): Promise<KvEventBurst | null | undefined> {
     if (this.#isProbeDue) return undefined;
     const woken = new Promise<undefined>((resolve) => {
       this.#wake = () => resolve(undefined);
@@ -206,22 +193,12 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   #look(): void {
-    const now = performance.now();
-    if (!this.#isConnected || now - this.#probedMs < probeMs) return;
-    const quietMs = now - Math.max(this.#heardMs, this.#probedMs);
-    if (this.#continuity?.wantsProbe === true || quietMs >= this.#idleMs) this.#probe();
+    const isMissing = this.#continuity?.wantsProbe === true;
+    if (this.#isConnected && this.#probing.isDue(performance.now(), isMissing)) this.#probe();
   }
 
   #probed(before: ContinuityCounts, after: ContinuityCounts): void {
-    this.#probedMs = performance.now();
-    const brought = after.replayed + after.snapshots > before.replayed + before.snapshots;
-    this.#idleMs = brought ? idleMs : Math.min(Math.max(idleMs, this.#idleMs * 2), maxIdleMs);
+    const isNew = after.replayed + after.snapshots > before.replayed + before.snapshots;
+    this.#probing.probed(performance.now(), isNew);
   }
-}
-
-/** undefined: no message of this protocol. */
-function publishedIn(frames: readonly Buffer[]): Published | undefined {
-  if (frames.length !== 3) return undefined;
-  const seq = decodeSeq(frames[1]);
-  return seq === undefined ? undefined : { seq, topic: frames[0]!.toString(), payload: frames[2]! };
 }

@@ -1,16 +1,25 @@
 /**
- * The answers of one HTTP request: prompts × n calls to the engine at once, tokens turned into text, stop strings found.
+ * The answers of one HTTP request: prompts × n calls to workers at once, tokens turned into text, stop strings found.
  *
- * Invariant: when this returns or throws, no call of the request is still running at the engine. The first failure
- * cancels the others; a stop string cancels its own call.
+ * An answer whose worker dies goes on at another: its prompt and the tokens it has given are the new prompt. What is drawn follows from
+ * seed and position alone, so the other worker goes on as the first would have; text that is held back, for half a character or a stop
+ * string that may come, goes on with it.
+ *
+ * Invariant: when this returns or throws, no call of the request is still running at a worker, and none is counted on one. The first
+ * failure that is final cancels the others; a stop string cancels its own call.
  */
+import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { setImmediate } from 'node:timers/promises';
-import type { CacheUse, GenerateRequest } from '@kvtier/wire/grpc';
+import type { Choice, Dispatch } from '@kvtier/dispatch';
+import type { Keys } from '@kvtier/kv-index';
+import type { CacheUse, GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { Detokenizer } from './detokenizer.ts';
+import type { Engines } from './engines.ts';
+import type { Model } from './models.ts';
 import type { GenerationParams } from './params.ts';
-import type { Model, RemoteEngine } from './remote-engine.ts';
 import { StopMatcher } from './stop-matcher.ts';
+import { Tries, type TryLimits } from './tries.ts';
 import type { TokenIds } from './understand.ts';
 
 /** Token ids written to the engine in one turn of the event loop; a longer prompt takes one for itself. */
@@ -39,25 +48,42 @@ export interface Totals {
   queueUs: number;
   loadUs: number;
   prefillUs: number;
+  /** Answers that had begun and went on at another worker, so often. */
+  moves: number;
 }
 
 export interface Plan {
   readonly requestId: string;
   readonly model: Model;
   readonly prompts: readonly TokenIds[];
+  /** Of each prompt. */
+  readonly keys: readonly Keys[];
   readonly params: GenerationParams;
+  readonly defaultMaxTokens: number;
 }
 
-/**
- * Runs all answers. `onDelta` is awaited, so a slow reader slows the engine's stream and nothing piles up here.
- * @throws KvError, or what `onDelta` threw
- */
+/** Where answers come from. */
+export interface Workplace {
+  readonly dispatch: Dispatch;
+  readonly engines: Engines;
+  readonly tries: TryLimits;
+}
+
+export interface AnswersListener {
+  /** Awaited, so a slow reader slows the worker's stream and nothing piles up here. */
+  delta(delta: Delta): void | Promise<void>;
+  /** A worker was chosen; `moved`: for an answer that has begun elsewhere. */
+  chosen(choice: Choice, moved: boolean): void;
+  /** A worker failed; the answer is tried at another. */
+  retried(error: unknown): void;
+}
+
+/** Runs all answers. @throws KvError, HttpError, or what the listener threw */
 export async function runAnswers(
-  remote: RemoteEngine,
+  place: Workplace,
   plan: Plan,
-  defaultMaxTokens: number,
   signal: AbortSignal,
-  onDelta: (delta: Delta) => void | Promise<void>,
+  listener: AnswersListener,
 ): Promise<Totals> {
   const totals: Totals = {
     promptTokens: plan.prompts.reduce((sum, prompt) => sum + prompt.length, 0),
@@ -67,26 +93,19 @@ export async function runAnswers(
     queueUs: 0,
     loadUs: 0,
     prefillUs: 0,
+    moves: 0,
   };
+  if (plan.prompts.length * plan.params.n === 1) {
+    await new Answer(place, plan, 0, 0, totals, listener).run(signal);
+    return totals;
+  }
   const siblings = new AbortController();
   const either = AbortSignal.any([signal, siblings.signal]);
-  setMaxListeners(plan.prompts.length * plan.params.n + 1, either); // each answer listens
+  setMaxListeners(plan.prompts.length * plan.params.n * 4, either); // each answer listens
   let failure: { readonly error: unknown } | undefined;
-  const run = async (prompt: TokenIds, index: number, answer: number): Promise<void> => {
+  const run = async (promptIndex: number, answer: number): Promise<void> => {
     try {
-      const request = engineRequest(plan, prompt, index, answer, defaultMaxTokens);
-      await runAnswer(
-        remote,
-        plan,
-        request,
-        index,
-        either,
-        onDelta,
-        (cache) => {
-          if (answer === 0) addCacheUse(totals, cache);
-        },
-        () => totals.completionTokens++,
-      );
+      await new Answer(place, plan, promptIndex, answer, totals, listener).run(either);
     } catch (error) {
       failure ??= { error };
       siblings.abort(error);
@@ -102,7 +121,7 @@ export async function runAnswers(
       }
       if (either.aborted) break;
       encoded += prompt.length;
-      runs.push(run(prompt, promptIndex * plan.params.n + answer, answer));
+      runs.push(run(promptIndex, answer));
     }
   }
   if (either.aborted) failure ??= { error: either.reason };
@@ -111,67 +130,174 @@ export async function runAnswers(
   return totals;
 }
 
-async function runAnswer(
-  remote: RemoteEngine,
-  plan: Plan,
-  request: GenerateRequest,
-  index: number,
-  signal: AbortSignal,
-  onDelta: (delta: Delta) => void | Promise<void>,
-  onCacheUse: (cache: CacheUse) => void,
-  onToken: () => void,
-): Promise<void> {
-  const { text, description } = plan.model;
-  const detokenizer = new Detokenizer(text.table);
-  const matcher = new StopMatcher(plan.params.stops);
-  const endIds = new Set([...description.stopTokenIds, ...request.stopTokenIds]);
-  let first = true;
-  for await (const event of remote.generate(request, signal)) {
-    if (event.cache) onCacheUse(event.cache);
-    let grown = '';
-    const finishReason = event.finishReason === '' ? null : asFinishReason(event.finishReason);
-    for (const [at, id] of event.tokenIds.entries()) {
-      onToken();
-      // The token that ended the answer is no part of its text.
-      if (finishReason === 'stop' && at === event.tokenIds.length - 1 && endIds.has(id)) break;
-      const matched = matcher.push(detokenizer.push(id));
-      grown += matched.text;
-      if (matched.stopped) {
-        await onDelta({ index, text: grown, tokenIds: event.tokenIds.slice(0, at + 1), first, finishReason: 'stop' });
-        return; // leaving the loop cancels the call
+class Answer {
+  readonly #place: Workplace;
+  readonly #plan: Plan;
+  readonly #keys: Keys;
+  /** Index among all answers of the request. */
+  readonly #index: number;
+  /** The first of its prompt tells what was cached. */
+  readonly #tellsCache: boolean;
+  readonly #totals: Totals;
+  readonly #listener: AnswersListener;
+  readonly #prompt: TokenIds;
+  readonly #request: GenerateRequest;
+  readonly #detokenizer: Detokenizer;
+  readonly #matcher: StopMatcher;
+  readonly #endIds: ReadonlySet<number>;
+  /** Tokens so far. */
+  readonly #given: number[] = [];
+  #isFirst = true;
+  #hasCache = false;
+
+  constructor(
+    place: Workplace,
+    plan: Plan,
+    promptIndex: number,
+    answer: number,
+    totals: Totals,
+    listener: AnswersListener,
+  ) {
+    this.#place = place;
+    this.#plan = plan;
+    this.#keys = plan.keys[promptIndex]!;
+    this.#index = promptIndex * plan.params.n + answer;
+    this.#tellsCache = answer === 0;
+    this.#totals = totals;
+    this.#listener = listener;
+    this.#prompt = plan.prompts[promptIndex]!;
+    this.#request = engineRequest(plan, this.#prompt, this.#index, answer);
+    this.#detokenizer = new Detokenizer(plan.model.text.table);
+    this.#matcher = new StopMatcher(plan.params.stops);
+    this.#endIds = new Set([...plan.model.stopTokenIds, ...this.#request.stopTokenIds]);
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    const { dispatch, engines, tries: limits } = this.#place;
+    const tries = new Tries(dispatch, engines, limits);
+    for (;;) {
+      const request = this.#rest();
+      const choice = await tries.next(this.#routed(request), signal);
+      try {
+        this.#listener.chosen(choice, !this.#isFirst);
+        if (!this.#isFirst) this.#totals.moves++;
+        await this.#follow(choice, request, tries, signal);
+        return;
+      } catch (error) {
+        tries.failed(error, choice, signal);
+        this.#listener.retried(error);
+      } finally {
+        choice.ended();
       }
+      // Its worker died between its last token and the word that it was the last.
+      if (this.#given.length >= this.#request.maxTokens) return this.#tell(this.#matcher.flush(), [], 'length');
     }
-    if (finishReason !== null) grown += matcher.flush();
-    if (event.tokenIds.length === 0 && finishReason === null) continue;
-    await onDelta({ index, text: grown, tokenIds: event.tokenIds, first, finishReason });
-    first = false;
+  }
+
+  /** Reads one worker's stream to its end. */
+  #follow(choice: Choice, request: GenerateRequest, tries: Tries, signal: AbortSignal): Promise<void> {
+    let hasToken = false;
+    return this.#place.engines.follow(choice.worker.number, request, signal, (event) => {
+      if (!hasToken) {
+        choice.firstToken();
+        tries.progressed();
+        hasToken = true;
+      }
+      if (event.cache) this.#countCache(event.cache);
+      const told = this.#read(event);
+      if (!this.#hasStopped) return told;
+      // Nothing more is wanted: that cancels the call.
+      return told === undefined ? false : told.then(() => false as const);
+    });
+  }
+
+  /** A stop string was found. */
+  #hasStopped = false;
+
+  #read({ tokenIds, finishReason: reason }: GenerateEvent): void | Promise<void> {
+    const finishReason = reason === '' ? null : asFinishReason(reason);
+    let grown = '';
+    for (let at = 0; at < tokenIds.length; at++) {
+      const id = tokenIds[at]!;
+      this.#totals.completionTokens++;
+      this.#given.push(id);
+      // The token that ended the answer is no part of its text.
+      if (finishReason === 'stop' && at === tokenIds.length - 1 && this.#endIds.has(id)) break;
+      const matched = this.#matcher.push(this.#detokenizer.push(id));
+      grown += matched.text;
+      if (!matched.stopped) continue;
+      this.#hasStopped = true;
+      return this.#tell(grown, tokenIds.slice(0, at + 1), 'stop');
+    }
+    if (finishReason !== null) grown += this.#matcher.flush();
+    if (tokenIds.length === 0 && finishReason === null) return undefined;
+    return this.#tell(grown, tokenIds, finishReason);
+  }
+
+  #tell(text: string, tokenIds: readonly number[], finishReason: FinishReason | null): void | Promise<void> {
+    const first = this.#isFirst;
+    this.#isFirst = false;
+    return this.#listener.delta({ index: this.#index, text, tokenIds, first, finishReason });
+  }
+
+  /** What is still to be generated. */
+  #rest(): GenerateRequest {
+    if (this.#given.length === 0) return this.#request;
+    const promptTokenIds = new Uint32Array(this.#prompt.length + this.#given.length);
+    promptTokenIds.set(this.#prompt);
+    promptTokenIds.set(this.#given, this.#prompt.length);
+    return {
+      ...this.#request,
+      promptTokenIds: promptTokenIds as unknown as number[],
+      maxTokens: this.#request.maxTokens - this.#given.length,
+    };
+  }
+
+  #routed({ requestId, promptTokenIds, maxTokens }: GenerateRequest) {
+    const { model, params } = this.#plan;
+    return {
+      id: requestId,
+      model: model.name,
+      tokens: promptTokenIds.length,
+      blockTokens: model.text.model.blocks?.blockTokens ?? 1,
+      maxTokens,
+      keys: this.#keys,
+      session: params.session,
+    };
+  }
+
+  /** Of the worker that gave its first token; one that goes on finds what the answer has given, too. */
+  #countCache(cache: CacheUse): void {
+    if (this.#hasCache || !this.#tellsCache || !this.#isFirst) return;
+    this.#hasCache = true;
+    addCacheUse(this.#totals, cache);
   }
 }
 
 /** `answer`: number among the answers to its prompt. Each draws from its own seed; the first from the one given. */
-function engineRequest(
-  plan: Plan,
-  prompt: TokenIds,
-  index: number,
-  answer: number,
-  defaultMaxTokens: number,
-): GenerateRequest {
+function engineRequest(plan: Plan, prompt: TokenIds, index: number, answer: number): GenerateRequest {
   const { sampling, maxTokens } = plan.params;
-  const room = plan.model.description.maxModelTokens - prompt.length;
+  const room = plan.model.maxModelTokens - prompt.length;
   return {
     requestId: index === 0 ? plan.requestId : `${plan.requestId}-${index}`,
     promptTokenIds: prompt as unknown as number[], // it is only read, id by id
-    maxTokens: maxTokens ?? Math.min(defaultMaxTokens, room),
+    maxTokens: maxTokens ?? Math.min(plan.defaultMaxTokens, room),
     temperature: sampling.temperature,
     topK: sampling.topK,
     topP: sampling.topP,
-    seed: sampling.seed === undefined ? undefined : derivedSeed(sampling.seed, answer),
+    seed: seedOf(sampling, answer),
     ignoreEos: sampling.ignoreEos,
     stopTokenIds: [...sampling.stopTokenIds],
     cacheSalt: sampling.cacheSalt,
     kvCacheReportMode: sampling.kvCacheReportMode,
     loraName: '',
   };
+}
+
+/** Whatever is drawn has a seed, so that any worker can go on with it; what is greedy needs none. */
+function seedOf({ seed, temperature }: GenerationParams['sampling'], answer: number): bigint | undefined {
+  if (seed !== undefined) return derivedSeed(seed, answer);
+  return temperature === 0 ? undefined : randomBytes(8).readBigUInt64LE();
 }
 
 /** Far apart for neighbouring answers (the step of SplitMix64). */

@@ -1,10 +1,10 @@
 /** The API server's life: clients that leave, an engine that comes and goes, health, metrics, start and end. */
 import { connect } from 'node:net';
 import { KvError } from '@kvtier/errors';
-import { cacheUse, event, ScriptedEngine, say } from '@kvtier/registry/testing';
+import { cacheUse, event, say } from '@kvtier/registry/testing';
 import { describe, expect, it, vi } from 'vitest';
 import { type ApiServerOptions, startApiServer } from './api-server.ts';
-import { caught, Harness, ids, jsonOf, modelDir, silent, text } from './testing/harness.ts';
+import { caught, Harness, ids, jsonOf, silent, text } from './testing/harness.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
@@ -94,13 +94,16 @@ describe('models, health, metrics, admin', () => {
           block_count: 100,
           block_bytes: 16_384,
         },
+        models: ['demo'],
+        workers: [{ name: 'a', kind: 'kvtier', state: 'ready', model: 'demo', waiting: 0, running: 0 }],
+        degraded: [],
         progress: { running: 0, finished: 0, silent_ms: 0 },
       },
     ]);
   });
 
   it('health is 503 when answers run without a token', async () => {
-    await at.open({ limits: { stallMs: 0 } });
+    await at.open({ limits: { stallMs: 0, retryMs: 0 } });
     const pending = at.client.completions.create({ model: 'demo', prompt: 'a' }).catch(() => 'ended');
     await vi.waitUntil(async () => (await fetch(`${at.server.url}/health`)).status === 503, patience);
     await at.engine.stop();
@@ -163,7 +166,8 @@ describe('models, health, metrics, admin', () => {
 });
 
 describe('an engine that comes and goes', () => {
-  it('ends running requests clearly, is 503 while away, and is found again', async () => {
+  it('ends running requests clearly when no other comes in time, is 503 while away, and is found again', async () => {
+    await at.open({ limits: { retryMs: 0 } });
     at.engine.script = (call) => void call.write(event({ tokenIds: ids(' 34') }));
     const stream = await at.client.completions.create({ model: 'demo', prompt: 'a', stream: true });
     const reading = (async () => {
@@ -180,9 +184,8 @@ describe('an engine that comes and goes', () => {
     expect([health.status, (await jsonOf(health)).error.code]).toEqual([503, 'engine_unavailable']);
     expect(await at.metricsText()).toContain('kvtier_request_engine_up 0');
 
-    at.engine = new ScriptedEngine(`unix:${at.dir}/engine.sock`, modelDir);
+    at.engine = await at.start('a');
     at.engine.script = say(ids(' 34'), 'length');
-    await at.engine.start();
     await vi.waitUntil(async () => (await fetch(`${at.server.url}/health`)).status === 200, { timeout: 5_000 });
     expect((await at.client.completions.create({ model: 'demo', prompt: 'a' })).choices[0]!.text).toBe(' 34');
   });
@@ -191,8 +194,7 @@ describe('an engine that comes and goes', () => {
     await at.engine.stop();
     await at.open({ firstContactMs: 0 });
     expect((await fetch(`${at.server.url}/v1/models`)).status).toBe(503);
-    at.engine = new ScriptedEngine(`unix:${at.dir}/engine.sock`, modelDir);
-    await at.engine.start();
+    at.engine = await at.start('a');
     await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, { timeout: 5_000 });
   });
 
@@ -210,7 +212,8 @@ describe('the start', () => {
     startApiServer({
       host: '127.0.0.1',
       port: 0,
-      engine: `unix:${at.dir}/engine.sock`,
+      engines: at.fleet,
+      dispatch: at.dispatcher,
       logger: silent,
       text,
       ...part,

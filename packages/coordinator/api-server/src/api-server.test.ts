@@ -37,7 +37,9 @@ describe('completions', () => {
       },
       kvtier: { tokens_by_tier: { engine: 1, disk: 3 }, queue_us: 10, load_us: 20, prefill_us: 30 },
     });
-    expect(at.engine.seen[0]!.request).toEqual(greedy({ requestId, promptTokenIds: ids(prompt), maxTokens: 8 }));
+    const { sender, sentNumber, ...request } = at.engine.seen[0]!.request;
+    expect(request).toEqual(greedy({ requestId, promptTokenIds: ids(prompt), maxTokens: 8 }));
+    expect([sender, sentNumber]).toEqual([expect.stringMatching(/^[0-9a-f]{16}$/), 1]);
   });
 
   it('gives the generated token ids when asked to, whole and streamed, with the one that ended the answer', async () => {

@@ -1,36 +1,49 @@
 /**
- * The API server: an HTTP server on loopback with OpenAI's API in front of one engine worker.
+ * The API server: an HTTP server on loopback with OpenAI's API in front of the workers of a cluster.
  *
  *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
- *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix
+ *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix   (routes.ts)
  *
  * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
- * shape; an engine that is down makes /health 503 and comes back by itself.
+ * shape; while no worker serves, /health is 503, and it comes back by itself.
  */
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
+import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
-import { Bodies, Body, bodyOf } from './bodies.ts';
+import { Bodies, Body } from './bodies.ts';
+import type { Engines } from './engines.ts';
 import { HttpError, toHttpError } from './errors.ts';
 import { Generation } from './generation.ts';
-import { metricsContentType, RequestMetrics } from './metrics.ts';
+import { RequestMetrics } from './metrics.ts';
+import { Models } from './models.ts';
 import { checkOrigin } from './origin.ts';
-import { type Model, RemoteEngine } from './remote-engine.ts';
+import { addRoutes } from './routes.ts';
 import { TextPool } from './text-pool.ts';
-import { unknownModel } from './understand.ts';
 
 export interface ApiServerOptions {
   /** 127.0.0.1, ::1 or localhost */
   readonly host: string;
   /** 0: any free one */
   readonly port: number;
-  /** gRPC address of the engine worker: "unix:/path" or "127.0.0.1:port" */
-  readonly engine: string;
+  /** The workers, and who chooses among them; their owner closes them. */
+  readonly engines: Engines;
+  readonly dispatch: Dispatch;
+  /** Folder of tokenizer and chat template by model name, for models whose workers do not say it. */
+  readonly tokenizers?: Readonly<Record<string, string>>;
+  /** Names of the KV index's media, by their numbers. */
+  readonly media?: readonly string[];
+  /** What is less than it should be, a word each, for the answers' headers. Called for each request. */
+  readonly degraded?: () => readonly string[];
+  /** More of the coordinator for /health, by name. */
+  readonly parts?: () => Readonly<Record<string, unknown>>;
+  /** More of the coordinator for /metrics, in Prometheus' text form. */
+  readonly moreMetrics?: () => Promise<string>;
   readonly logger: Logger;
-  /** How long the start waits for the engine; without it the API server opens all the same and answers 503. */
+  /** How long the start waits for a worker; without one the API server opens all the same and answers 503. */
   readonly firstContactMs?: number;
   readonly limits?: Partial<ApiServerLimits>;
   /** Whose threads read texts; its owner closes it. Without it the API server has its own. */
@@ -54,10 +67,12 @@ export interface ApiServerLimits {
   readonly unreadMs: number;
   /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
   readonly answersRunning: number;
-  /** A running answer without a token for so long: /health says 503. */
+  /** Answers run and none has a token for so long: /health says 503. */
   readonly stallMs: number;
-  /** The engine is given up on for one request after so long without a token. */
-  readonly silenceMs: number;
+  /** Workers that may fail one after another with one answer, without a token between them. */
+  readonly tries: number;
+  /** From a worker's failure on, another one is looked for so long. */
+  readonly retryMs: number;
   /** What running answers get at close before they are cut. */
   readonly closeGraceMs: number;
 }
@@ -72,7 +87,8 @@ const defaultLimits: ApiServerLimits = {
   unreadMs: 60_000,
   answersRunning: 2_048,
   stallMs: 120_000,
-  silenceMs: 600_000,
+  tries: 5,
+  retryMs: 10_000,
   closeGraceMs: 2_000,
 };
 
@@ -81,6 +97,8 @@ const cutAfterMs = 1_000;
 
 /** Of a body that needs no place among the large ones; and of all such bodies together. */
 const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
+
+const nothing = (): readonly string[] => [];
 
 const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
 
@@ -100,13 +118,25 @@ export async function startApiServer(options: ApiServerOptions): Promise<ApiServ
   const limits = { ...defaultLimits, ...options.limits };
   const { logger } = options;
   const text = options.text ?? new TextPool();
-  const remote = new RemoteEngine({ address: options.engine, logger, text, silenceDeadlineMs: limits.silenceMs });
+  const { engines, dispatch, degraded = nothing, media = [] } = options;
+  const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger });
   const metrics = new RequestMetrics();
-  const { answersRunning: maxRunning, unreadMs } = limits;
-  const generation = new Generation({ remote, text, metrics, logger, maxRunning, unreadMs });
+  const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
+  const place = { dispatch, engines, tries: { maxTries, withinMs } };
+  const generation = new Generation({ models, place, text, degraded, media, metrics, logger, maxRunning, unreadMs });
   const app = createApp(limits, metrics, logger);
   const closeIdle = trackConnections(app);
-  addRoutes(app, { remote, text, generation, metrics, stallMs: limits.stallMs });
+  addRoutes(app, {
+    models,
+    engines,
+    text,
+    generation,
+    metrics,
+    stallMs: limits.stallMs,
+    degraded,
+    parts: options.parts ?? (() => ({})),
+    moreMetrics: options.moreMetrics ?? (async () => ''),
+  });
 
   const close = async (): Promise<void> => {
     const closed = app.close(); // takes no new request, waits for the running ones
@@ -117,12 +147,12 @@ export async function startApiServer(options: ApiServerOptions): Promise<ApiServ
     clearTimeout(grace);
     clearTimeout(cut);
     clearInterval(sweep);
-    remote.close();
+    models.close();
     if (!options.text) await text.close();
   };
   try {
     const url = await listen(app, options.host, options.port);
-    await remote.start(options.firstContactMs ?? 10_000);
+    await models.start(options.firstContactMs ?? 10_000);
     return { url, close };
   } catch (error) {
     await close();
@@ -246,91 +276,6 @@ function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Log
     return sendError(reply, failure);
   });
   return app;
-}
-
-interface Parts {
-  readonly remote: RemoteEngine;
-  readonly text: TextPool;
-  readonly generation: Generation;
-  readonly metrics: RequestMetrics;
-  readonly stallMs: number;
-}
-
-function addRoutes(app: FastifyInstance, { remote, text, generation, metrics, stallMs }: Parts): void {
-  app.post('/v1/completions', (request, reply) => generation.completions(request, reply));
-  app.post('/v1/chat/completions', (request, reply) => generation.chat(request, reply));
-  app.get('/v1/models', async () => ({ object: 'list', data: [modelCard(remote.model())] }));
-  app.get<{ Params: { '*': string } }>('/v1/models/*', async (request) => {
-    const name = request.params['*']; // served names may hold a slash
-    const model = remote.model();
-    if (name !== model.description.model) throw unknownModel(name);
-    return modelCard(model);
-  });
-  app.get('/health', (_request, reply) => health(reply, remote, generation, stallMs));
-  app.get('/metrics', async (_request, reply) => {
-    const engineText = await remote.metrics().catch(() => '');
-    metrics.engineUp.set(engineText === '' && !remote.reachable ? 0 : 1);
-    return reply.header('content-type', metricsContentType).send(await metrics.text(engineText));
-  });
-  app.post('/admin/reset_prefix_cache', async () => ({ done: await remote.resetPrefixCache() }));
-  app.post('/admin/pin_prefix', async (request) => ({ pinned_tokens: await pinPrefix(remote, text, request) }));
-  app.post('/admin/unpin_prefix', async (request) => {
-    const { name } = await bodyOf(request).use((bytes) => text.run('unpin', remote.model().text, bytes));
-    return { done: await remote.unpinPrefix(name) };
-  });
-}
-
-/** @throws HttpError 400 (the body), 409 (no room for pins, or an engine without them), KvError */
-async function pinPrefix(remote: RemoteEngine, text: TextPool, request: FastifyRequest): Promise<number> {
-  const { name, prompt, cacheSalt } = await bodyOf(request).use((bytes) => text.run('pin', remote.model().text, bytes));
-  try {
-    return await remote.pinPrefix({ name, promptTokenIds: [...prompt], cacheSalt });
-  } catch (error) {
-    if (!(error instanceof KvError) || error.code !== 'CONFIG') throw error;
-    throw new HttpError(409, error.message, { code: 'pin_refused' });
-  }
-}
-
-const modelCard = ({ description, createdSeconds }: Model) => ({
-  id: description.model,
-  object: 'model',
-  created: createdSeconds,
-  owned_by: 'kvtier',
-  max_model_len: description.maxModelTokens,
-});
-
-/** 200 only when the engine answers now and running answers move. */
-async function health(
-  reply: FastifyReply,
-  remote: RemoteEngine,
-  generation: Generation,
-  stallMs: number,
-): Promise<unknown> {
-  const progress = generation.progress;
-  try {
-    const engine = await remote.look();
-    if (progress.silentMs > stallMs) {
-      throw new KvError(
-        'DEADLINE',
-        `engine: ${progress.running} answers run, without a token for ${progress.silentMs} ms`,
-      );
-    }
-    return {
-      status: 'ok',
-      engine: {
-        model: engine.model,
-        backend: engine.backend,
-        max_model_tokens: engine.maxModelTokens,
-        tier_attached: engine.tierAttached,
-        block_tokens: engine.blockTokens,
-        block_count: Number(engine.blockCount),
-        block_bytes: Number(engine.blockBytes),
-      },
-      progress: { running: progress.running, finished: progress.finished, silent_ms: progress.silentMs },
-    };
-  } catch (error) {
-    return reply.code(503).send({ status: 'unavailable', ...toHttpError(error).body });
-  }
 }
 
 function sendError(reply: FastifyReply, failure: HttpError): FastifyReply {

@@ -2,6 +2,7 @@
  * What a client is told when something fails: OpenAI's shape `{error: {message, type, param, code}}` with the HTTP
  * status that OpenAI's clients act on (they try again after 429 and 5xx, and heed retry-after).
  */
+import { Saturated } from '@kvtier/dispatch';
 import { KvError, type KvErrorCode } from '@kvtier/errors';
 
 export interface ErrorBody {
@@ -68,7 +69,8 @@ export function toHttpError(thrown: unknown, prefix = ''): HttpError {
   if (thrown instanceof HttpError) return thrown;
   if (thrown instanceof KvError) {
     const { status, ...options } = kinds[thrown.code] ?? { status: 500, code: thrown.code.toLowerCase() };
-    return new HttpError(status, prefix + thrown.message, options);
+    const retryAfter = thrown instanceof Saturated ? { retryAfterSeconds: thrown.retryAfterS } : {};
+    return new HttpError(status, prefix + thrown.message, { ...options, ...retryAfter });
   }
   const { statusCode, code, message } = thrown as FastifyFailure;
   const known = code === undefined ? undefined : fastifyKinds[code];

@@ -1,33 +1,39 @@
 /**
  * POST /v1/completions and /v1/chat/completions: from a body to an answer, whole or streamed.
  *
- *   body ─► (text threads) parameters and token ids ─► answers at the engine ─► JSON, or server-sent events
+ *   body ─► (text threads) its model, parameters and token ids ─► answers at workers ─► JSON, or server-sent events
+ *                                └► of a model whose workers have OpenAI's API: as it came (forwarding.ts)
  *
  * Invariants: until the first token nothing is written, so every failure before it has its HTTP status. A client that
- * leaves, at any moment, ends its calls at the engine. Answers running at once are bounded.
+ * leaves, at any moment, ends its calls at the workers. Answers running at once are bounded.
  */
 import { randomUUID } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { type Delta, type Plan, runAnswers, type Totals } from './answers.ts';
+import { type Delta, type Plan, runAnswers, type Totals, type Workplace } from './answers.ts';
 import { bodyOf } from './bodies.ts';
-import { toHttpError } from './errors.ts';
+import { HttpError, toHttpError } from './errors.ts';
+import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
-import type { RemoteEngine } from './remote-engine.ts';
+import type { Models } from './models.ts';
+import type { PassedOn } from './pass-on.ts';
+import { Placed } from './placed.ts';
 import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageChunk, wholeReply } from './replies.ts';
 import { EventStream } from './sse.ts';
 import type { TextPool } from './text-pool.ts';
+import type { Understood, UnderstoodPrompts } from './understand.ts';
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
+const maxPassedBytes = 512 << 20;
 
 /** A request that was understood. */
 interface Job {
   readonly endpoint: Endpoint;
   readonly plan: Plan;
   readonly head: ReplyHead;
-  readonly defaultMaxTokens: number;
+  readonly placed: Placed;
   /** Text that each answer starts with (`echo`). */
   readonly echoes: readonly string[];
   readonly arrivedMs: number;
@@ -35,8 +41,13 @@ interface Job {
 }
 
 export interface GenerationOptions {
-  readonly remote: RemoteEngine;
+  readonly models: Models;
+  readonly place: Workplace;
   readonly text: TextPool;
+  /** What is less than it should be, of the whole coordinator: for headers. */
+  readonly degraded: () => readonly string[];
+  /** Names of the KV index's media, by their numbers. */
+  readonly media: readonly string[];
   readonly metrics: RequestMetrics;
   readonly logger: Logger;
   /** Answers generated at once, of all requests; more are refused with 429. */
@@ -46,24 +57,16 @@ export interface GenerationOptions {
 }
 
 export class Generation {
-  readonly #remote: RemoteEngine;
-  readonly #text: TextPool;
-  readonly #metrics: RequestMetrics;
-  readonly #logger: Logger;
-  readonly #maxRunning: number;
-  readonly #unreadMs: number;
+  readonly #options: GenerationOptions;
   readonly #aborts = new Set<AbortController>();
+  /** Of bodies that are passed on, until their answers have ended. */
+  #passedBytes = 0;
   #running = 0;
   #finished = 0;
   #lastEventMs = performance.now();
 
   constructor(options: GenerationOptions) {
-    this.#remote = options.remote;
-    this.#text = options.text;
-    this.#metrics = options.metrics;
-    this.#logger = options.logger;
-    this.#maxRunning = options.maxRunning;
-    this.#unreadMs = options.unreadMs;
+    this.#options = options;
   }
 
   /** For /health. `silentMs`: since the last sign of life of any answer; 0 while none runs. */
@@ -88,46 +91,128 @@ export class Generation {
 
   async #answer(endpoint: Endpoint, request: FastifyRequest, reply: FastifyReply): Promise<unknown> {
     const arrivedMs = performance.now();
-    const model = this.#remote.model();
     const abort = new AbortController();
-    const gone = new KvError('CANCELLED', 'the client ended the request');
-    const onClose = (): void => abort.abort(gone); // also after a complete answer, then of no effect
+    const onClose = (): void => abort.abort(new KvError('CANCELLED', 'the client ended the request'));
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);
     try {
-      const { params, prompts, echoes } = await bodyOf(request).use((bytes) =>
-        this.#text.run(endpoint, model.text, bytes, abort.signal),
-      );
-      // Unique, unlike x-request-id, which a client may choose: the engine tells its requests apart by it.
+      const body = await this.#understand(endpoint, request, abort.signal);
+      // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
       const requestId = randomUUID();
-      const job: Job = {
-        endpoint,
-        plan: { requestId, model, prompts, params },
-        head: {
-          id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
-          created: Math.floor(Date.now() / 1000),
-          model: model.description.model,
-        },
-        defaultMaxTokens: endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens,
-        echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
-        arrivedMs,
-        signal: abort.signal,
-      };
-      const count = job.echoes.length;
-      this.#begin(count);
-      try {
-        return await (params.stream ? this.#stream(job, reply) : this.#collect(job));
-      } finally {
-        this.#end(count);
+      const placed = new Placed(this.#options.degraded(), this.#options.media);
+      if ('passedOn' in body) {
+        return await this.#counted(1, () =>
+          this.#forward(request, reply, requestId, body, placed, arrivedMs, abort.signal),
+        );
       }
+      const job = this.#job(endpoint, requestId, body, placed, arrivedMs, abort.signal);
+      return await this.#counted(job.echoes.length, () =>
+        body.params.stream ? this.#stream(job, reply) : this.#collect(job, reply),
+      );
     } finally {
       reply.raw.off('close', onClose);
       this.#aborts.delete(abort);
     }
   }
 
-  async #collect(job: Job): Promise<unknown> {
+  /** @throws HttpError 404: no such model; KvError DISCONNECTED: it may still come */
+  async #understand(
+    endpoint: Endpoint,
+    request: FastifyRequest,
+    signal: AbortSignal,
+  ): Promise<Understood['completion' | 'chat']> {
+    const { models, text } = this.#options;
+    const served = models.served().map((model) => model.text);
+    try {
+      return await bodyOf(request).use((bytes) => text.run(endpoint, served, bytes, signal));
+    } catch (error) {
+      if (error instanceof HttpError && error.body.error.code === 'model_not_found' && models.isWaiting) {
+        const { message } = error;
+        throw new KvError('DISCONNECTED', `${message} Some workers are not reached yet; try again`, { retry: true });
+      }
+      throw error;
+    }
+  }
+
+  #job(
+    endpoint: Endpoint,
+    requestId: string,
+    { model: name, params, prompts, keys, echoes }: UnderstoodPrompts,
+    placed: Placed,
+    arrivedMs: number,
+    signal: AbortSignal,
+  ): Job {
+    const model = this.#options.models.get(name);
+    if (model === undefined)
+      throw new KvError('DISCONNECTED', `model ${name}: its workers have just left; try again`, { retry: true });
+    const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
+    return {
+      endpoint,
+      plan: { requestId, model, prompts, keys, params, defaultMaxTokens },
+      head: {
+        id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
+        created: Math.floor(Date.now() / 1000),
+        model: name,
+      },
+      placed,
+      echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
+      arrivedMs,
+      signal,
+    };
+  }
+
+  async #counted<T>(count: number, work: () => Promise<T>): Promise<T> {
+    this.#begin(count);
+    try {
+      return await work();
+    } finally {
+      this.#end(count);
+    }
+  }
+
+  async #forward(
+    request: FastifyRequest,
+    reply: FastifyReply,
+    requestId: string,
+    body: PassedOn,
+    placed: Placed,
+    arrivedMs: number,
+    signal: AbortSignal,
+  ): Promise<unknown> {
+    const { place, metrics, unreadMs, logger } = this.#options;
+    const { byteLength } = body.passedOn;
+    if (this.#passedBytes + byteLength > maxPassedBytes)
+      throw new KvError('BUSY', 'the API server: too many bodies wait for their workers; try again later', {
+        retry: true,
+      });
+    this.#passedBytes += byteLength;
+    try {
+      await forward(request, reply, {
+        place,
+        path: request.routeOptions.url!,
+        requestId,
+        body,
+        placed,
+        unreadMs,
+        signal,
+        retried: (error) => metrics.countRetry(error),
+        firstByte: () => {
+          this.#lastEventMs = performance.now();
+          metrics.firstTokenSeconds.observe((this.#lastEventMs - arrivedMs) / 1000);
+        },
+      });
+      metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
+    } catch (error) {
+      if (!reply.raw.headersSent) throw error;
+      logger.warn({ request: requestId }, `answer cut: ${(error as Error).message}`);
+    } finally {
+      this.#passedBytes -= byteLength;
+    }
+    return reply;
+  }
+
+  async #collect(job: Job, reply: FastifyReply): Promise<unknown> {
     const { returnTokenIds } = job.plan.params;
     const answers = job.echoes.map(
       (text): Answer => ({ text, tokenIds: returnTokenIds ? [] : undefined, finishReason: null }),
@@ -137,6 +222,7 @@ export class Generation {
       answers[index]!.tokenIds?.push(...tokenIds);
       answers[index]!.finishReason = finishReason;
     });
+    void reply.headers(job.placed.headers());
     return wholeReply(job.endpoint, job.head, answers, totals);
   }
 
@@ -146,49 +232,66 @@ export class Generation {
     let events: EventStream | undefined;
     let open = job.echoes.length; // answers without a finish reason yet
     let last: object | undefined;
-    const onDelta = async (delta: Delta): Promise<void> => {
+    const onDelta = (delta: Delta): void | Promise<void> => {
       if (!events) {
         reply.hijack();
-        events = new EventStream(reply.raw, reply.request.id, this.#unreadMs);
+        events = new EventStream(reply.raw, reply.request.id, this.#options.unreadMs, job.placed.headers());
       }
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
       const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
       if (delta.finishReason !== null && --open === 0) last = chunks.pop(); // it goes out with the totals
-      for (const chunk of chunks) await events.send(includeUsage ? { ...chunk, usage: null } : chunk);
+      return events.send(includeUsage ? chunks.map((chunk) => ({ ...chunk, usage: null })) : chunks);
     };
     try {
       const totals = await this.#run(job, onDelta);
       if (!events) throw new KvError('PROTOCOL', 'engine: finished without an answer; see its log');
-      await events.send(includeUsage ? { ...last, usage: null } : { ...last, kvtier: kvtierOf(totals) });
-      if (includeUsage) await events.send(usageChunk(endpoint, head, totals));
+      await events.send([includeUsage ? { ...last, usage: null } : { ...last, kvtier: kvtierOf(totals) }]);
+      if (includeUsage) await events.send([usageChunk(endpoint, head, totals)]);
       events.end();
     } catch (error) {
       if (!events) throw error;
       // The status is out already: the client learns from an event.
       const failure = toHttpError(error);
       const level = failure.status === 499 ? 'debug' : 'warn';
-      this.#logger[level]({ request: plan.requestId }, `stream ended: ${failure.message}`);
+      this.#options.logger[level]({ request: plan.requestId }, `stream ended: ${failure.message}`);
       events.fail(failure.body);
     }
     return reply;
   }
 
   async #run(job: Job, onDelta: (delta: Delta) => void | Promise<void>): Promise<Totals> {
+    const { place, metrics, logger } = this.#options;
     let first = true;
-    const totals = await runAnswers(this.#remote, job.plan, job.defaultMaxTokens, job.signal, (delta) => {
-      this.#lastEventMs = performance.now();
-      if (first) this.#metrics.firstTokenSeconds.observe((this.#lastEventMs - job.arrivedMs) / 1000);
-      first = false;
-      return onDelta(delta);
+    const totals = await runAnswers(place, job.plan, job.signal, {
+      delta: (delta) => {
+        this.#lastEventMs = performance.now();
+        if (first) metrics.firstTokenSeconds.observe((this.#lastEventMs - job.arrivedMs) / 1000);
+        first = false;
+        return onDelta(delta);
+      },
+      chosen: (choice, moved) => {
+        job.placed.chosen(choice);
+        if (!moved) return;
+        metrics.moves.inc();
+        const { name } = choice.worker.record;
+        logger.info(
+          { request: job.plan.requestId, worker: name },
+          'an answer that had begun goes on at another worker',
+        );
+      },
+      retried: (error) => {
+        job.placed.retried();
+        metrics.countRetry(error);
+      },
     });
-    this.#metrics.requestSeconds.observe((performance.now() - job.arrivedMs) / 1000);
-    this.#metrics.countTokens(totals);
+    metrics.requestSeconds.observe((performance.now() - job.arrivedMs) / 1000);
+    metrics.countTokens(totals);
     return totals;
   }
 
   /** @throws KvError BUSY */
   #begin(count: number): void {
-    if (this.#running + count > this.#maxRunning) {
+    if (this.#running + count > this.#options.maxRunning) {
       throw new KvError(
         'BUSY',
         `the API server: ${this.#running} answers are being generated already; try again later`,
@@ -196,12 +299,12 @@ export class Generation {
     }
     if (this.#running === 0) this.#lastEventMs = performance.now();
     this.#running += count;
-    this.#metrics.running.set(this.#running);
+    this.#options.metrics.running.set(this.#running);
   }
 
   #end(count: number): void {
     this.#running -= count;
     this.#finished += count;
-    this.#metrics.running.set(this.#running);
+    this.#options.metrics.running.set(this.#running);
   }
 }

@@ -1,7 +1,9 @@
-/** The API server's own metrics, `kvtier_request_*`; /metrics gives them followed by the engine's. */
+/** The API server's own metrics, `kvtier_request_*`; /metrics gives them followed by those of the workers. */
+import { KvError } from '@kvtier/errors';
 import { turnMetrics } from '@kvtier/telemetry/metrics';
 import { Counter, Gauge, Histogram, Registry } from 'prom-client';
 import type { Totals } from './answers.ts';
+import type { Engines } from './engines.ts';
 
 const secondsBuckets = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120];
 
@@ -47,14 +49,35 @@ export class RequestMetrics {
     labelNames: ['tier'] as const,
     registers: this.#registers,
   });
+  readonly #retries = new Counter({
+    name: 'kvtier_request_retries_total',
+    help: 'Answers that were tried at another worker, by the code of the failure',
+    labelNames: ['code'] as const,
+    registers: this.#registers,
+  });
+  readonly moves = new Counter({
+    name: 'kvtier_request_moves_total',
+    help: 'Answers that had begun and went on at another worker',
+    registers: this.#registers,
+  });
   readonly engineUp = new Gauge({
     name: 'kvtier_request_engine_up',
-    help: '1 while the engine worker answers',
+    help: '1 while an engine worker serves',
+    registers: this.#registers,
+  });
+  readonly workers = new Gauge({
+    name: 'kvtier_request_workers',
+    help: 'Workers that are known, by state',
+    labelNames: ['state'] as const,
     registers: this.#registers,
   });
 
   constructor() {
     turnMetrics('api_server', this.#registry);
+  }
+
+  countRetry(error: unknown): void {
+    this.#retries.inc({ code: error instanceof KvError ? error.code : 'unknown' });
   }
 
   countTokens(totals: Totals): void {
@@ -63,10 +86,17 @@ export class RequestMetrics {
     for (const [tier, tokens] of Object.entries(totals.tokensByTier)) this.#cachedTokens.inc({ tier }, tokens);
   }
 
-  /** Prometheus' text form. `engineText`: the engine's own, '' when it does not answer. */
-  async text(engineText: string): Promise<string> {
-    const own = await this.#registry.metrics();
-    return engineText === '' ? own : `${own.trimEnd()}\n${engineText.trimEnd()}\n`;
+  /** Prometheus' text form. */
+  async text(engines: Pick<Engines, 'workers'>): Promise<string> {
+    this.workers.reset();
+    let serving = 0;
+    for (const worker of engines.workers()) {
+      if (worker === undefined) continue;
+      this.workers.inc({ state: worker.state });
+      if (worker.state === 'ready') serving++;
+    }
+    this.engineUp.set(serving > 0 ? 1 : 0);
+    return this.#registry.metrics();
   }
 }
 

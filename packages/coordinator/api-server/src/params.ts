@@ -89,11 +89,12 @@ const chatSchema = z.strictObject({
 
 const pinName = z.string().min(1).max(256);
 const pinSchema = z.strictObject({
+  model: shared.model,
   name: pinName,
   prompt: completionSchema.shape.prompt,
   cache_salt: shared.cache_salt,
 });
-const unpinSchema = z.strictObject({ name: pinName });
+const unpinSchema = z.strictObject({ model: shared.model, name: pinName });
 
 /** A prompt as text or as token ids. */
 export type Prompt = string | readonly number[];
@@ -122,6 +123,8 @@ export interface GenerationParams {
   /** Choices carry `token_ids`: what the engine generated, token by token. */
   readonly returnTokenIds: boolean;
   readonly sampling: SamplingParams;
+  /** A session or user that the client names, for policies that keep these together; empty: none. */
+  readonly session: string;
 }
 
 export interface CompletionParams extends GenerationParams {
@@ -180,7 +183,15 @@ export function parseChat(body: unknown, maxMessages = Number.POSITIVE_INFINITY)
   };
 }
 
-type Shared = Pick<z.infer<typeof chatSchema>, Exclude<keyof typeof shared, 'user'>>;
+type Shared = Pick<z.infer<typeof chatSchema>, keyof typeof shared>;
+
+const maxSessionChars = 256;
+
+/** Labels that clients give to what belongs together. */
+export function sessionOf({ prompt_cache_key: key, user }: { prompt_cache_key?: unknown; user?: unknown }): string {
+  const label = typeof key === 'string' ? key : typeof user === 'string' ? user : '';
+  return label.slice(0, maxSessionChars);
+}
 
 function generationParams(given: Shared): Omit<GenerationParams, 'maxTokens' | 'maxTokensParam'> {
   if (given.stream_options && !given.stream) {
@@ -188,6 +199,7 @@ function generationParams(given: Shared): Omit<GenerationParams, 'maxTokens' | '
   }
   return {
     model: given.model,
+    session: sessionOf(given),
     n: given.n,
     stops: typeof given.stop === 'string' ? [given.stop] : given.stop,
     stream: given.stream,

@@ -24,12 +24,13 @@ export const usageOf = (totals: Totals) => ({
   prompt_tokens_details: { cached_tokens: totals.cachedTokens },
 });
 
-/** Our extension: where cached tokens came from and where the time before the first token went. */
+/** Our extension: where cached tokens came from, where the time before the first token went, how often an answer went on elsewhere. */
 export const kvtierOf = (totals: Totals) => ({
   tokens_by_tier: totals.tokensByTier,
   queue_us: totals.queueUs,
   load_us: totals.loadUs,
   prefill_us: totals.prefillUs,
+  ...(totals.moves > 0 && { moves: totals.moves }),
 });
 
 const withTokenIds = (tokenIds: readonly number[] | undefined) => (tokenIds ? { token_ids: tokenIds } : {});

@@ -12,10 +12,16 @@ export class EventStream {
   readonly #unreadMs: number;
   #drained: Promise<void> | undefined;
 
-  constructor(response: ServerResponse, requestId: string, unreadMs: number) {
+  constructor(
+    response: ServerResponse,
+    requestId: string,
+    unreadMs: number,
+    headers: Readonly<Record<string, string>> = {},
+  ) {
     this.#response = response;
     this.#unreadMs = unreadMs;
     response.writeHead(200, {
+      ...headers,
       'content-type': 'text/event-stream; charset=utf-8',
       'cache-control': 'no-cache',
       'x-accel-buffering': 'no', // a proxy must not collect what is meant to be seen at once
@@ -23,9 +29,15 @@ export class EventStream {
     });
   }
 
-  /** Resolves when the client can take more. @throws KvError CANCELLED when it is gone or does not read */
-  async send(chunk: unknown): Promise<void> {
-    if (!this.#response.write(`data: ${JSON.stringify(chunk)}\n\n`)) await this.#drain();
+  /**
+   * In one write. undefined: the client can take more; else resolves when it can. @throws KvError CANCELLED when it is gone or does
+   * not read
+   */
+  send(chunks: readonly unknown[]): void | Promise<void> {
+    let text = '';
+    for (const chunk of chunks) text += `data: ${JSON.stringify(chunk)}\n\n`;
+    if (text === '' || this.#response.write(text)) return undefined;
+    return this.#drain();
   }
 
   end(): void {

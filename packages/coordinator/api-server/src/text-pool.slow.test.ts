@@ -2,20 +2,32 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { ChainHasher, integerForm, SequenceHashes } from '@kvtier/identity';
 import { afterEach, expect, it } from 'vitest';
+import type { PassedOn } from './pass-on.ts';
 import { ids, modelDir } from './testing/harness.ts';
-import { smallBodyBytes, TextPool, type TextPoolOptions } from './text-pool.ts';
-import type { TextModel } from './understand.ts';
+import type { TextModel } from './text-model.ts';
+import { type LoadedText, smallBodyBytes, TextPool, type TextPoolOptions } from './text-pool.ts';
+import type { UnderstoodPrompts } from './understand.ts';
 
-const model: TextModel = { name: 'demo', modelDir, maxModelTokens: 4_096, vocabSize: 3_520 };
+const model: TextModel = {
+  name: 'demo',
+  modelDir,
+  maxModelTokens: 4_096,
+  vocabSize: 3_520,
+  blocks: { blockTokens: 16, algorithm: 'sha256_cbor', seed: 'vllm-none-hash' },
+  isPassedOn: false,
+};
 const bodyOf = (value: unknown): ArrayBuffer => new TextEncoder().encode(JSON.stringify(value)).buffer as ArrayBuffer;
 
 let pool: TextPool;
 afterEach(() => pool.close());
 const open = async (options: TextPoolOptions = {}, part: Partial<TextModel> = {}) => {
   pool = new TextPool(options);
-  return pool.load({ ...model, ...part });
+  return [await pool.load({ ...model, ...part })];
 };
+const understood = async (loaded: readonly LoadedText[], body: object): Promise<UnderstoodPrompts> =>
+  (await pool.run('completion', loaded, bodyOf(body))) as UnderstoodPrompts;
 /** Takes a thread seconds: its template is rendered message by message. */
 const long = (messages = 200_000): ArrayBuffer =>
   bodyOf({ messages: Array(messages).fill({ role: 'user', content: 'a' }) });
@@ -28,15 +40,52 @@ it('gives parameters and token ids, moved and not copied', async () => {
     body: { error: { param: 'prompt' } },
   });
   expect(body.byteLength).toBe(0);
-  const { prompts, params, echoes } = await pool.run('completion', loaded, bodyOf({ prompt: 'Age:', echo: true }));
+  const { prompts, params, echoes } = await understood(loaded, { prompt: 'Age:', echo: true });
   expect([[...prompts[0]!], params.n, echoes]).toEqual([ids('Age:'), 1, ['Age:']]);
-  expect(await pool.run('unpin', loaded, bodyOf({ name: 'a' }))).toEqual({ name: 'a' });
+  expect(await pool.run('unpin', loaded, bodyOf({ name: 'a' }))).toEqual({ model: 'demo', name: 'a' });
+});
+
+it('names a prompt’s blocks as an engine does, with its salt', async () => {
+  const loaded = await open();
+  const prompt = Array.from({ length: 50 }, (_, i) => i + 3);
+  const keysOf = async (part: object) => [...(await understood(loaded, { prompt, ...part })).keys[0]!];
+  const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens: 16, rootSeed: 'vllm-none-hash' });
+  const named = (cacheSalt: string): number[] => {
+    const hashes = new SequenceHashes(hasher, { cacheSalt });
+    hashes.append(Uint32Array.from(prompt));
+    return [0, 1, 2].flatMap((block) => {
+      const name = integerForm(hashes.slice(block, block + 1));
+      return [Number(BigInt.asIntN(32, name)), Number(BigInt.asIntN(32, name >> 32n))];
+    });
+  };
+  expect(await keysOf({})).toEqual(named(''));
+  expect(await keysOf({ cache_salt: 'mine' })).toEqual(named('mine'));
+  expect(named('')).not.toEqual(named('mine'));
+});
+
+it('finds the model that a body names, and passes on what is for others', async () => {
+  const own = await open();
+  const pod = await pool.load({ ...model, name: 'pod', modelDir: '', blocks: undefined, isPassedOn: true });
+  const both = [...own, pod];
+  await expect(pool.run('completion', both, bodyOf({ prompt: 'a' }))).rejects.toMatchObject({ status: 400 });
+  await expect(pool.run('completion', both, bodyOf({ model: 'x', prompt: 'a' }))).rejects.toMatchObject({
+    status: 404,
+  });
+  expect(await understood(both, { model: 'demo', prompt: 'Age:' })).toMatchObject({ model: 'demo' });
+  const sent = { model: 'pod', messages: [{ role: 'user', content: 'x'.repeat(1_000) }], tools: [1], user: 'me' };
+  const passed = (await pool.run('chat', both, bodyOf(sent))) as PassedOn;
+  expect(JSON.parse(Buffer.from(passed.passedOn).toString())).toEqual(sent);
+  expect(passed).toMatchObject({ model: 'pod', tokens: 258, blockTokens: 64, maxTokens: 1_024, session: 'me' });
+  const longer = { ...sent, messages: [...sent.messages, { role: 'assistant', content: 'y'.repeat(1_000) }] };
+  const next = (await pool.run('chat', both, bodyOf(longer))) as PassedOn;
+  expect([...next.keys.subarray(0, 6)]).toEqual([...passed.keys.subarray(0, 6)]);
+  expect(passed.keys).toHaveLength(2 * 4);
 });
 
 it('ends a job at its deadline, and the next one has a new thread', async () => {
   const loaded = await open({ threads: 1, jobMs: 3_000 }, { maxModelTokens: 1_000_000 });
   await expect(pool.run('chat', loaded, long())).rejects.toMatchObject({ code: 'DEADLINE' });
-  expect((await pool.run('completion', loaded, bodyOf({ prompt: 'Age:' }))).prompts).toHaveLength(1);
+  expect((await understood(loaded, { prompt: 'Age:' })).prompts).toHaveLength(1);
 });
 
 it('a job that takes too much memory costs itself alone', async () => {
@@ -45,7 +94,7 @@ it('a job that takes too much memory costs itself alone', async () => {
     status: 413,
     body: { error: { code: 'request_too_large' } },
   });
-  expect((await pool.run('completion', loaded, bodyOf({ prompt: 'Age:' }))).prompts).toHaveLength(1);
+  expect((await understood(loaded, { prompt: 'Age:' })).prompts).toHaveLength(1);
 });
 
 it('large bodies keep no small one waiting; who waits too long, or leaves, leaves the queue', async () => {

@@ -13,13 +13,17 @@ import { Worker } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
 import { TokenTable, type TokenTableParts } from './detokenizer.ts';
 import { HttpError } from './errors.ts';
-import type { BodyKind, TextModel, Understood } from './understand.ts';
+import type { TextModel } from './text-model.ts';
+import type { BodyKind, Understood } from './understand.ts';
 
 export interface TextJob {
   readonly kind: BodyKind | 'load';
-  readonly model: TextModel;
-  /** Differs after every load: the model's files may have changed. */
-  readonly generation: number;
+  /** Those that are served: the body names one. Of a load, the one. */
+  readonly models: readonly {
+    readonly model: TextModel;
+    /** Differs after every load: the model's files may have changed. */
+    readonly generation: number;
+  }[];
   readonly body: ArrayBuffer;
 }
 
@@ -186,23 +190,25 @@ export class TextPool {
   /** Reads the model's text side in all threads. @throws KvError MODEL: a file is missing or damaged */
   async load(model: TextModel): Promise<LoadedText> {
     const generation = ++this.#generation;
+    if (model.modelDir === '') return { model, generation, table: noTokens };
     const load = (thread: TextThread) =>
-      this.#run({ kind: 'load', model, generation, body: new ArrayBuffer(0) }, undefined, thread);
+      this.#run({ kind: 'load', models: [{ model, generation }], body: new ArrayBuffer(0) }, undefined, thread);
     const [parts] = await Promise.all(this.#threads.map(load));
     return { model, generation, table: new TokenTable(parts as TokenTableParts) };
   }
 
   /**
-   * What a body asks for. `body` moves to a thread and is empty afterwards. @throws HttpError: what the client is told,
+   * What a body asks for, of these models (one or more). `body` moves to a thread and is empty afterwards. @throws HttpError: what the client is told,
    * KvError: BUSY (queue), DEADLINE, or the reason of `signal`
    */
   async run<K extends BodyKind>(
     kind: K,
-    { model, generation }: LoadedText,
+    served: readonly LoadedText[],
     body: ArrayBuffer,
     signal?: AbortSignal,
   ): Promise<Understood[K]> {
-    return (await this.#run({ kind, model, generation, body }, signal)) as Understood[K];
+    const models = served.map(({ model, generation }) => ({ model, generation }));
+    return (await this.#run({ kind, models, body }, signal)) as Understood[K];
   }
 
   async close(): Promise<void> {
@@ -258,6 +264,9 @@ function asError(failure: TextFailure): Error {
   const { status, message, param, code, type } = failure;
   return new HttpError(status, message, { param, type, ...(code === undefined ? {} : { code }) });
 }
+
+/** Of a model whose answers are text already. */
+const noTokens = new TokenTable({ bytes: new Uint8Array(0), ends: new Uint32Array(0), literal: [] });
 
 const busy = (why: string): KvError => new KvError('BUSY', `the API server: ${why}; try again later`, { retry: true });
 const closing = (): KvError => new KvError('DISCONNECTED', 'the API server is closing; try again', { retry: true });

@@ -12,26 +12,44 @@ import { understand } from './understand.ts';
 /** A client's own words come back to it in an error; not all of them. */
 const maxToldChars = 1_000;
 
-const port = parentPort!;
-let loaded: { readonly generation: number; readonly tokenizer: Tokenizer } | undefined;
+/** Models whose tokenizers a thread keeps; one of 128,000 tokens takes about 200 MiB. */
+const maxTokenizers = 3;
 
-function tokenizerOf({ model, generation }: TextJob): Tokenizer {
-  if (loaded?.generation !== generation) {
-    loaded = undefined; // two at a time might not fit
-    loaded = { generation, tokenizer: loadTokenizer(model.modelDir) };
+const port = parentPort!;
+/** By the number of their load, the one used last at the end. */
+const loaded = new Map<number, Tokenizer>();
+
+function tokenizerOf({ model, generation }: TextJob['models'][number]): Tokenizer {
+  let tokenizer = loaded.get(generation);
+  loaded.delete(generation);
+  if (tokenizer === undefined) {
+    // One more might not fit. What was read of this model before is of no use any more.
+    for (const first of loaded.keys()) {
+      if (loaded.size < maxTokenizers) break;
+      loaded.delete(first);
+    }
+    tokenizer = loadTokenizer(model.modelDir);
   }
-  return loaded.tokenizer;
+  loaded.set(generation, tokenizer);
+  return tokenizer;
 }
 
 function run(job: TextJob): { outcome: TextOutcome; transfer: ArrayBuffer[] } {
-  const tokenizer = tokenizerOf(job);
   if (job.kind === 'load') {
-    const parts = tokenizer.tableParts();
+    const parts = tokenizerOf(job.models[0]!).tableParts();
     return { outcome: { value: parts }, transfer: [parts.bytes.buffer, parts.ends.buffer] };
   }
-  const value = understand(job.kind, new Uint8Array(job.body), job.model, tokenizer);
-  const ids = 'prompts' in value ? value.prompts : 'prompt' in value ? [value.prompt] : [];
-  return { outcome: { value }, transfer: ids.map(({ buffer }) => buffer) };
+  const { kind, body, models } = job;
+  const value = understand(
+    kind,
+    new Uint8Array(body),
+    models.map(({ model }) => model),
+    (model) => tokenizerOf(models.find((known) => known.model === model)!),
+  );
+  if ('passedOn' in value)
+    return { outcome: { value: { ...value, passedOn: body } }, transfer: [body, value.keys.buffer as ArrayBuffer] };
+  const ids = 'prompts' in value ? [...value.prompts, ...value.keys] : 'prompt' in value ? [value.prompt] : [];
+  return { outcome: { value }, transfer: ids.map(({ buffer }) => buffer as ArrayBuffer) };
 }
 
 function failureOf(error: unknown): TextFailure {

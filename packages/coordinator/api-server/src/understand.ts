@@ -1,78 +1,112 @@
 /**
- * From the bytes of a body to what the engine is asked: JSON, parameters, chat template, token ids. All work on clients' texts
- * is here, and none of it on the event loop: text-thread.ts runs it.
+ * From the bytes of a body to what a worker is asked: JSON, the model it names, parameters, chat template, token ids, hashes of the
+ * prompt's blocks. All work on clients' texts is here, and none of it on the event loop: text-thread.ts runs it.
  */
 import { KvError } from '@kvtier/errors';
+import type { Keys } from '@kvtier/kv-index';
 import { badParameter, HttpError } from './errors.ts';
 import { boundsOf, checkJsonBounds } from './json-bounds.ts';
 import { type GenerationParams, type Prompt, parseChat, parseCompletion, parsePin, parseUnpin } from './params.ts';
+import { type PassedOn, passOn } from './pass-on.ts';
+import { keysOfPrompt } from './prompt-keys.ts';
+import type { TextModel } from './text-model.ts';
 import type { Tokenizer } from './tokenizer.ts';
-
-/** What has to be known of the model. */
-export interface TextModel {
-  /** Its name to clients. */
-  readonly name: string;
-  readonly modelDir: string;
-  readonly maxModelTokens: number;
-  readonly vocabSize: number;
-}
 
 /** A prompt's token ids, in memory that moves between threads. */
 export type TokenIds = Uint32Array<ArrayBuffer>;
 
 /** What came out, by the kind of body. */
 export interface Understood {
-  readonly completion: UnderstoodPrompts;
-  readonly chat: UnderstoodPrompts;
-  readonly pin: { readonly name: string; readonly cacheSalt: string; readonly prompt: TokenIds };
-  readonly unpin: { readonly name: string };
+  readonly completion: UnderstoodPrompts | PassedOn;
+  readonly chat: UnderstoodPrompts | PassedOn;
+  readonly pin: {
+    readonly model: string;
+    readonly name: string;
+    readonly cacheSalt: string;
+    readonly prompt: TokenIds;
+  };
+  readonly unpin: { readonly model: string; readonly name: string };
 }
 export type BodyKind = keyof Understood;
 
 export interface UnderstoodPrompts {
+  readonly model: string;
   readonly params: GenerationParams;
   readonly prompts: readonly TokenIds[];
+  /** Hashes of each prompt's full blocks, as the KV index names them. */
+  readonly keys: readonly Keys[];
   /** Text of each prompt that its answers begin with (`echo`). */
   readonly echoes: readonly string[];
 }
 
 type Understand = {
-  readonly [K in BodyKind]: (body: unknown, model: TextModel, tokenizer: Tokenizer) => Understood[K];
+  readonly [K in BodyKind]: (body: unknown, model: TextModel, tokenizer: () => Tokenizer) => Understood[K];
 };
 
 const byKind: Understand = {
-  completion: (body, model, tokenizer) => {
+  completion: (body, model, load) => {
+    if (model.isPassedOn) return passOn('completion', body, model, load);
     const { prompts, echo, ...params } = parseCompletion(body);
-    checkModel(params.model, model);
+    const tokenizer = load();
+    const ids = prompts.map((prompt) => promptTokens(prompt, model, tokenizer, params, true));
     return {
+      model: model.name,
       params,
-      prompts: prompts.map((prompt) => promptTokens(prompt, model, tokenizer, params, true)),
+      prompts: ids,
+      keys: ids.map((prompt) => keysOfPrompt(prompt, model.blocks, params.sampling.cacheSalt)),
       echoes: prompts.map((prompt) => (echo ? promptText(prompt, tokenizer) : '')),
     };
   },
-  chat: (body, model, tokenizer) => {
+  chat: (body, model, load) => {
+    if (model.isPassedOn) return passOn('chat', body, model, load);
     const { messages, ...params } = parseChat(body, model.maxModelTokens);
-    checkModel(params.model, model);
-    const prompt = tokenizer.chatPrompt(messages);
-    return { params, prompts: [promptTokens(prompt, model, tokenizer, params, false)], echoes: [''] };
+    const tokenizer = load();
+    const prompt = promptTokens(tokenizer.chatPrompt(messages), model, tokenizer, params, false);
+    const keys = [keysOfPrompt(prompt, model.blocks, params.sampling.cacheSalt)];
+    return { model: model.name, params, prompts: [prompt], keys, echoes: [''] };
   },
-  pin: (body, model, tokenizer) => {
+  pin: (body, model, load) => {
     const { name, prompt, cacheSalt } = parsePin(body);
+    checkOwn(model);
     const limits = { maxTokens: undefined, maxTokensParam: 'prompt' };
-    return { name, cacheSalt, prompt: promptTokens(prompt, model, tokenizer, limits, true) };
+    return { model: model.name, name, cacheSalt, prompt: promptTokens(prompt, model, load(), limits, true) };
   },
-  unpin: (body) => parseUnpin(body),
+  unpin: (body, model) => {
+    checkOwn(model);
+    return { model: model.name, name: parseUnpin(body).name };
+  },
 };
 
-/** `body`: UTF-8 text as it came. @throws HttpError or KvError: what the client is told */
+/**
+ * `body`: UTF-8 text as it came. `models`: all that are served, one or more. `load`: gives a model's tokenizer.
+ * @throws HttpError or KvError: what the client is told
+ */
 export function understand<K extends BodyKind>(
   kind: K,
   body: Uint8Array,
-  model: TextModel,
-  tokenizer: Tokenizer,
+  models: readonly TextModel[],
+  load: (model: TextModel) => Tokenizer,
 ): Understood[K] {
-  checkJsonBounds(body, boundsOf(model.maxModelTokens));
-  return byKind[kind](parseJson(body), model, tokenizer);
+  checkJsonBounds(body, boundsOf(models.reduce((most, model) => Math.max(most, contextOf(model)), 0)));
+  const value = parseJson(body);
+  const model = modelOf(value, models);
+  return byKind[kind](value, model, () => load(model));
+}
+
+/** Of a model that does not say its context: long. */
+const contextOf = ({ maxModelTokens }: TextModel): number => (maxModelTokens > 0 ? maxModelTokens : 1 << 20);
+
+/** The one that the body names; without a name the only one. @throws HttpError 404, 400 */
+function modelOf(body: unknown, models: readonly TextModel[]): TextModel {
+  const name = (body as { model?: unknown } | null)?.model;
+  if (typeof name === 'string') {
+    const model = models.find((served) => served.name === name);
+    if (model === undefined) throw unknownModel(name);
+    return model;
+  }
+  if (models.length > 1)
+    throw badParameter('model', 'model: is required here, as a text; GET /v1/models lists what is served.');
+  return models[0]!;
 }
 
 function parseJson(body: Uint8Array): unknown {
@@ -92,8 +126,9 @@ export const unknownModel = (name: string): HttpError =>
     code: 'model_not_found',
   });
 
-function checkModel(name: string | undefined, model: TextModel): void {
-  if (name !== undefined && name !== model.name) throw unknownModel(name);
+/** @throws HttpError 400 */
+function checkOwn({ name, isPassedOn }: TextModel): void {
+  if (isPassedOn) throw badParameter('model', `model: the workers of '${name}' cannot pin prefixes.`);
 }
 
 /**

@@ -54,6 +54,7 @@ export function shareOf(pending: Pending, state: WorkerState): Share {
     loadS += remoteBlocks / loadBlocksPerS[remoteMedium]!;
   }
   return {
+    requestId: pending.request.id,
     tokensAhead: Math.max(pending.tokens - blocks * pending.blockTokens, 1),
     blocks: Math.ceil((pending.tokens + pending.maxTokens) / pending.blockTokens),
     loadS,

@@ -44,7 +44,7 @@ describe('a choice', () => {
     const choice = await dispatcher.choose(request(), never);
     expect([nameOf(choice), choice.policy, choice.match.blocks]).toEqual(['b', 'predicted', 8]);
     expect(choice.why).toBe('ahead 0 ms, 0 waiting, 0 running, computes 32 of 160 tokens');
-    expect(workers.shares).toEqual([{ tokensAhead: 32, blocks: 11, loadS: 0 }]);
+    expect(workers.shares).toEqual([{ requestId: expect.stringMatching(/^r/), tokensAhead: 32, blocks: 11, loadS: 0 }]);
     expect([workers.open, holdings.sentTo]).toEqual([[0, 1], [1]]);
     choice.firstToken();
     choice.firstToken();
@@ -74,7 +74,7 @@ describe('a choice', () => {
     const fast = workers.add('b');
     slow.load.loadBlocksPerS = [0, 0, 0, 100];
     fast.load.loadBlocksPerS = [0, 0, 0, 1e6];
-    holdings.remote = { blocks: 10, medium: 3 };
+    holdings.remote = { remoteBlocks: 10, remoteMedium: 3 };
     expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
     expect(workers.shares[0]!.tokensAhead).toBe(1);
     expect(workers.shares[0]!.loadS).toBeCloseTo(1e-5);
@@ -161,6 +161,7 @@ describe('the queue', () => {
   it('moves on when a request ends', async () => {
     const { dispatcher, workers } = rig();
     workers.add('a');
+    workers.add('b', {}, busy);
     const first = await dispatcher.choose(request({ tokens: 20_000, keys: new Int32Array(0) }), never);
     const second = dispatcher.choose(request(), never);
     expect(dispatcher.stats()).toMatchObject({ waiting: 1, given: 1 });
@@ -168,13 +169,24 @@ describe('the queue', () => {
     (await second).ended();
     expect([dispatcher.stats(), workers.open]).toEqual([
       { policy: 'predicted', waiting: 0, given: 0, chosen: 2, saturated: 0 },
-      [0],
+      [0, 0],
+    ]);
+  });
+
+  it('is not for a model with one worker: that has a queue of its own', async () => {
+    const { dispatcher, workers } = rig();
+    workers.add('a', {}, busy);
+    workers.add('other', { model: 'other' });
+    const choices = [await dispatcher.choose(request(), never), await dispatcher.choose(request(), never)];
+    expect([choices.map(nameOf), workers.open]).toEqual([
+      ['a', 'a'],
+      [2, 0],
     ]);
   });
 
   it('is left by who leaves, for its reason', async () => {
     const { workers, dispatcher } = rig();
-    workers.add('a', {}, busy);
+    for (const name of ['a', 'b']) workers.add(name, {}, busy);
     const abort = new AbortController();
     const choice = dispatcher.choose(request(), abort.signal);
     abort.abort(new Error('gone'));
@@ -186,9 +198,9 @@ describe('the queue', () => {
   it('ends with when to come again, at its bound and at its deadline', async () => {
     const { workers, dispatcher } = rig({
       maxWaitMs: 20,
-      late: { openS: 0.2, maxHeld: 1, maxLooked: 8 },
+      late: { openS: 0.2, maxHeld: 1, maxLooked: 8, knownMs: 250 },
     });
-    workers.add('a', {}, { ...busy, tokensAhead: 25_000 });
+    for (const name of ['a', 'b']) workers.add(name, {}, { ...busy, tokensAhead: 25_000 });
     const held = dispatcher.choose(request(), never);
     await expect(dispatcher.choose(request(), never)).rejects.toMatchObject({
       code: 'BUSY',
@@ -216,9 +228,9 @@ describe('the queue', () => {
 
   it('gives a request that no pool can hold to a worker without requests', async () => {
     const { workers, dispatcher } = rig();
-    workers.add('a', { totalBlocks: 4 }, { freedBlocksPerS: 1 });
+    for (const name of ['a', 'b']) workers.add(name, { totalBlocks: 4 }, { freedBlocksPerS: 1 });
     (await dispatcher.choose(request(), never)).ended();
-    expect(workers.open).toEqual([0]);
+    expect(workers.open).toEqual([0, 0]);
   });
 
   it('serves everyone, whoever leaves and whatever comes and goes', async () => {
@@ -256,7 +268,7 @@ describe('the queue', () => {
 
   it('is empty after the end', async () => {
     const { workers, dispatcher } = rig();
-    workers.add('a', {}, busy);
+    for (const name of ['a', 'b']) workers.add(name, {}, busy);
     const choice = dispatcher.choose(request(), never);
     dispatcher.close();
     await expect(choice).rejects.toMatchObject({ code: 'DISCONNECTED' });

@@ -1,7 +1,7 @@
 /**
  * Which worker gets a request now: the workers that are ready, what the KV index says that each holds, and a policy.
  *
- *     request ─► lane of its model ─► policy ─► worker          (policies that choose at once)
+ *     request ─► lane of its model ─► policy ─► worker          (policies that choose at once; a model with one worker)
  *                     └► queue ─► a worker is about to have nothing to do ─► worker    (`predicted`: late-binding.ts)
  *
  * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended.
@@ -77,10 +77,16 @@ export class Dispatcher implements Dispatch {
     this.#late = options.late ?? lateBindingDefaults;
     this.#maxWaitMs = options.maxWaitMs ?? 30_000;
     this.#random = options.random ?? Math.random;
-    this.#stopListening = this.#workers.onChange(() => {
-      this.#isStale = true;
-      this.#wake();
-    });
+    const stops = [
+      this.#workers.onLoad(() => this.#wake()),
+      this.#workers.onChange(() => {
+        this.#isStale = true;
+        this.#wake();
+      }),
+    ];
+    this.#stopListening = () => {
+      for (const stop of stops) stop();
+    };
   }
 
   stats(): DispatchStats {
@@ -103,7 +109,7 @@ export class Dispatcher implements Dispatch {
     const nowMs = performance.now();
     lane.refresh();
     const view = lane.viewFor(pending, this.#holdings, nowMs);
-    if (lane.queue === undefined) {
+    if (lane.queue === undefined || (lane.numbers.length === 1 && lane.queue.size === 0)) {
       const number = lane.policy.choose(pending, view, nowMs, this.#random);
       return this.#give(lane, pending, view[number] === undefined ? firstOf(view) : number, nowMs);
     }
@@ -174,7 +180,7 @@ export class Dispatcher implements Dispatch {
     const sent = this.#workers.sent(number, share);
     this.#given++;
     this.#chosen++;
-    if (pending.keys.length > 0) this.#holdings.sent?.(number, pending.keys);
+    if (pending.keys.length > 0) this.#holdings.sent?.(lane.model, number, pending.keys);
     lane.policy.sent?.(pending, number, nowMs);
     return new Chosen(this.#workers.workers()[number]!, lane.policy.name, pending, state, share, {
       firstToken: () => {

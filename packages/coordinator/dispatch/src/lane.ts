@@ -1,16 +1,15 @@
 /**
  * One model's workers, as the policy sees them: a state object a worker, filled again for every decision and never made anew.
  */
-import { type Match, maxMedia } from '@kvtier/kv-index';
+import { maxMedia } from '@kvtier/kv-index';
 import { LateBinding, type LateBindingOptions, type Policy, type PolicyName, policies } from '@kvtier/routing';
 import type { Pending } from './pending.ts';
-import type { Elsewhere, Holdings, Workers } from './ports.ts';
+import type { Held, Holdings, Workers } from './ports.ts';
 
 /** Of a worker that has not measured, while no other has. */
 const unmeasuredTokensPerS = 4_000;
 
-const nothing: Match = { blocks: 0, byMedium: new Int32Array(maxMedia) };
-const nowhere: Elsewhere = { blocks: 0, medium: 0 };
+const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 
 /** WorkerState of @kvtier/routing, to be written. */
 class State {
@@ -131,7 +130,7 @@ export class Lane {
 
   /** By number, for one request; those that it may not have are undefined. Valid until the next call. After `refresh`. */
   viewFor(pending: Pending, holdings: Holdings, nowMs: number): readonly (State | undefined)[] {
-    const { matches, elsewhere } = this.#held(pending, holdings, nowMs);
+    const matches = this.#matchesOf(pending, holdings, nowMs);
     const workers = this.#source.workers();
     const view = this.#view;
     for (let i = 0; i < this.numbers.length; i++) {
@@ -143,20 +142,18 @@ export class Lane {
       const state = this.#states[i]!;
       const match = matches[i] ?? nothing;
       state.match = match;
-      state.remoteBlocks = Math.max(elsewhere.blocks - match.blocks, 0);
-      state.remoteMedium = elsewhere.medium;
+      state.remoteBlocks = match.remoteBlocks ?? 0;
+      state.remoteMedium = match.remoteMedium ?? 0;
       view[number] = state;
     }
     return view;
   }
 
-  #held(pending: Pending, holdings: Holdings, nowMs: number): Pending {
-    if (pending.isMatched(this.#version, nowMs)) return pending;
-    if (pending.keys.length === 0) pending.matched(this.#version, nowMs, [], nowhere);
-    else {
-      const matches = holdings.match(pending.keys, this.numbers);
-      pending.matched(this.#version, nowMs, matches, holdings.elsewhere?.(pending.keys) ?? nowhere);
+  #matchesOf(pending: Pending, holdings: Holdings, nowMs: number): readonly Held[] {
+    if (!pending.isMatched(this.#version, nowMs)) {
+      const { keys } = pending;
+      pending.matched(this.#version, nowMs, keys.length === 0 ? [] : holdings.match(this.model, keys, this.numbers));
     }
-    return pending;
+    return pending.matches;
   }
 }

@@ -1,9 +1,9 @@
 /** A request from being asked for to its choice: what the policy looks at, and who waits for it. */
-import type { Keys, Match } from '@kvtier/kv-index';
+import type { Keys } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
 import type { RoutedRequest } from '@kvtier/routing';
 import type { Choice, DispatchRequest } from './choice.ts';
-import type { Elsewhere } from './ports.ts';
+import type { Held } from './ports.ts';
 
 /** What a request that waits was told of the index is looked up again after so long. */
 const matchedMs = 100;
@@ -19,8 +19,7 @@ export class Pending implements RoutedRequest {
   readonly session: string;
   /** Seconds of work at best. */
   needsS = 0;
-  matches: readonly Match[] = [];
-  elsewhere: Elsewhere = { blocks: 0, medium: 0 };
+  matches: readonly Held[] = [];
   /** While it waits. */
   settle: ((outcome: Choice | Error) => void) | undefined;
   #version = -1;
@@ -44,10 +43,9 @@ export class Pending implements RoutedRequest {
     return version === this.#version && nowMs - this.#matchedAtMs < matchedMs;
   }
 
-  matched(version: number, nowMs: number, matches: readonly Match[], elsewhere: Elsewhere): void {
+  matched(version: number, nowMs: number, matches: readonly Held[]): void {
     this.#version = version;
     this.#matchedAtMs = nowMs;
     this.matches = matches;
-    this.elsewhere = elsewhere;
   }
 }

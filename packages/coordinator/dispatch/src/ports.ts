@@ -4,6 +4,8 @@ import type { Sent, Worker } from '@kvtier/registry';
 
 /** What a request adds to a worker's load until its own word of it comes. */
 export interface Share {
+  /** As in the request that the worker gets: its word names it then. */
+  readonly requestId: string;
   /** Prompt tokens that it has to compute. */
   readonly tokensAhead: number;
   /** KV blocks that it will hold. */
@@ -15,23 +17,23 @@ export interface Share {
 export interface Workers {
   /** By number; the same objects as long as the workers stay. */
   workers(): readonly (Worker | undefined)[];
-  /** A worker came, went, changed its state or told its load. Returns what ends it. */
+  /** A worker came, went, or changed its state or facts. Returns what ends it. */
   onChange(listener: () => void): () => void;
+  /** A worker told its load. Returns what ends it. */
+  onLoad(listener: () => void): () => void;
   sent(number: number, share: Share): Sent;
 }
 
-/** What can be brought to any worker from where it does not lie at hand: other hosts' nodes, shared tiers. */
-export interface Elsewhere {
-  /** Leading blocks. */
-  readonly blocks: number;
-  /** The slowest medium of these, by the index' numbers. */
-  readonly medium: number;
+/** What a worker has at hand of a prompt, and what more it can have brought. */
+export interface Held extends Match {
+  /** How many blocks more can be brought in from elsewhere, and from which medium (by the index' numbers); undefined: none. */
+  readonly remoteBlocks?: number;
+  readonly remoteMedium?: number;
 }
 
 export interface Holdings {
-  /** One for each number, in their order. */
-  match(keys: Keys, numbers: readonly number[]): readonly Match[];
-  elsewhere?(keys: Keys): Elsewhere;
+  /** Of one model's workers: one for each number, in their order. */
+  match(model: string, keys: Keys, numbers: readonly number[]): readonly Held[];
   /** The request goes to this worker: where its events are missing, that says what it will hold. */
-  sent?(number: number, keys: Keys): void;
+  sent?(model: string, number: number, keys: Keys): void;
 }

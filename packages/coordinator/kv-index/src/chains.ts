@@ -177,6 +177,9 @@ export class Chains {
       return record !== none && this.table.runOf(record) === run && this.table.placeOf(record) === place + offset;
     };
     if (isHere(most - 1)) return most;
+    // Mostly the last block lies in the run that begins where this one is left.
+    const left = most - 1 - this.#placeAt(keys, position + most - 1);
+    if (left >= 1 && left < most && isHere(left - 1) && !isHere(left)) return left;
     let low = 1;
     let high = most - 1;
     while (low < high) {
@@ -185,6 +188,12 @@ export class Chains {
       else high = middle - 1;
     }
     return low;
+  }
+
+  /** The place of the block in its run, whichever that is; none: no run has it. */
+  #placeAt(keys: Keys, position: number): number {
+    const record = this.table.find(keys[2 * position]!, keys[2 * position + 1]!);
+    return record === none || this.table.runOf(record) === loose ? none : this.table.placeOf(record);
   }
 
   /** All that a run says is forgotten; its records wait for the sweep. */

@@ -10,6 +10,7 @@ export {
   type IndexFeedOptions,
 } from './feed/index-feed.ts';
 export { mediumNumbers } from './feed/media.ts';
+export { feedMetrics } from './feed/metrics.ts';
 export { keysOfHashes } from './keys.ts';
 export {
   KvIndex,

@@ -171,6 +171,21 @@ describe('the KV index', () => {
     );
   });
 
+  it('drops no block for sets of holders that nobody has any more', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const sources = Array.from({ length: 12 }, () => index.addSource());
+    const nodes = Array.from({ length: 60 }, (_, i) => i);
+    index.stored(sources[0]!, 1, keysOf(nodes), 'unknown');
+    for (let step = 1; step < 30_000; step++) {
+      const [source, node] = [sources[1 + ((step * 7) % 11)]!, nodes[(step * 13) % 60]!];
+      if ((step >> 3) % 2 === 0) index.stored(source, step % 3, keysOf([node]), 'unknown');
+      else index.removed(source, step % 3, keysOf([node]));
+    }
+    expect(index.stats()).toMatchObject({ blocks: 60, droppedBlocks: 0 });
+    expect(index.match(keysOf(nodes), [{ sources: [sources[0]!] }])[0]!.blocks).toBe(60);
+    index.checkIntegrity();
+  });
+
   it('keeps its bound, forgets what was not used for the longest time, and credits nobody with what he dropped', () => {
     const maxBytes = 512 * 1024;
     fc.assert(

@@ -37,9 +37,12 @@ export interface Target {
 export interface Match {
   /** Leading blocks that are all at hand. */
   readonly blocks: number;
-  /** Of these, how many lie on each medium, counted on the lowest-numbered one that holds the block. */
+  /** Of these, how many lie on each medium, counted on the lowest-numbered one that holds the block. Not to be written. */
   readonly byMedium: Int32Array;
 }
+
+/** Most workers hold nothing of a prompt: they share this. */
+const nothing: Match = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 
 export interface KvIndexOptions {
   readonly maxBytes: number;
@@ -80,6 +83,8 @@ export class KvIndex {
   readonly #maxSources: number;
   readonly #counts = { unknownRemovals: 0, conflicts: 0 };
   #clock = 0;
+  /** Of a match: targets that hold all blocks so far. */
+  #alive = new Int32Array(64);
   #looseSteps = 0;
 
   /** @throws KvError CONFIG when the bound is too small for anything */
@@ -154,26 +159,34 @@ export class KvIndex {
   /** How much of the prompt each target has at hand, from the first block on. */
   match(keys: Keys, targets: readonly Target[]): Match[] {
     const stamp = ++this.#clock;
-    const blocks = new Int32Array(targets.length);
-    const byMedium = targets.map(() => new Int32Array(maxMedia));
-    let alive = targets.map((_, i) => i);
+    const found: { blocks: number; readonly byMedium: Int32Array }[] = [];
+    if (this.#alive.length < targets.length) this.#alive = new Int32Array(targets.length);
+    const alive = this.#alive;
+    let living = targets.length;
+    for (let i = 0; i < living; i++) {
+      alive[i] = i;
+      found.push(nothing);
+    }
     const count = keys.length / 2;
     /** `length` more blocks with these holders; how many targets go on. */
     const take = (length: number, bits: Uint8Array): number => {
       let kept = 0;
-      for (const target of alive) {
+      for (let i = 0; i < living; i++) {
+        const target = alive[i]!;
+        const { sources } = targets[target]!;
         let media = 0;
-        for (const source of targets[target]!.sources) media |= bits[source]!;
+        for (let j = 0; j < sources.length; j++) media |= bits[sources[j]!]!;
         if (media === 0) continue;
-        blocks[target]! += length;
-        byMedium[target]![31 - Math.clz32(media & -media)]! += length;
+        if (found[target] === nothing) found[target] = { blocks: 0, byMedium: new Int32Array(maxMedia) };
+        found[target]!.blocks += length;
+        found[target]!.byMedium[31 - Math.clz32(media & -media)]! += length;
         alive[kept++] = target;
       }
-      alive.length = kept;
+      living = kept;
       return kept;
     };
     let position = 0;
-    scan: while (position < count && alive.length > 0) {
+    scan: while (position < count && living > 0) {
       const record = this.#chains.table.find(keys[2 * position]!, keys[2 * position + 1]!);
       if (record === none) break;
       const runNumber = this.#chains.table.runOf(record);
@@ -204,8 +217,7 @@ export class KvIndex {
       }
       position += length;
     }
-    alive = [];
-    return targets.map((_, i) => ({ blocks: blocks[i]!, byMedium: byMedium[i]! }));
+    return found;
   }
 
   /**

@@ -9,6 +9,9 @@ import { empty } from './run.ts';
 
 /** From this share of a bound on, room is made in time. */
 const fullShare = 15 / 16;
+/** From this share of what runs and sets may have on, sets that nobody has any more are looked for, and again when it is so much more. */
+const collectShare = 1 / 2;
+const growth = 1.25;
 /** Of what is held, goes at once. */
 const evictedShare = 1 / 16;
 /** Runs whose age is looked at to find out how old the oldest ones are. */
@@ -25,6 +28,8 @@ export class Space {
   /** Where it may rest, after so many times round the end: nothing is stale then. */
   #restAt = 0;
   #roundsLeft = 0;
+  /** Runs and sets take so much: look which sets are still in use. */
+  #collectAt: number;
   /** Loose records that the sweep drops. */
   #looseToDrop = 0;
   /** Blocks that were left out for want of space. */
@@ -33,6 +38,7 @@ export class Space {
   constructor(chains: Chains, maxRestBytes: number) {
     this.#chains = chains;
     this.#maxRestBytes = maxRestBytes;
+    this.#collectAt = maxRestBytes * collectShare;
   }
 
   /** Some records may be stale: all are to be seen again. */
@@ -53,6 +59,7 @@ export class Space {
         this.#hand = 0;
         this.#roundsLeft--;
         this.#chains.sets.endPass();
+        this.#collectAt = Math.max(this.#maxRestBytes * collectShare, this.#chains.restBytes * growth);
       }
     }
     return this.#isDue;
@@ -62,6 +69,7 @@ export class Space {
   came(blocks: number): void {
     if (this.#isDue) this.sweep(blocks * sweepStep);
     else if (this.#isFull(fullShare)) this.#evict();
+    else if (this.#chains.restBytes > this.#collectAt) this.sweepAll();
     while (this.#chains.restBytes > this.#maxRestBytes && this.#chains.table.count > 0)
       if (!this.sweep()) this.#evict();
   }

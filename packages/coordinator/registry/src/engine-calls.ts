@@ -19,6 +19,9 @@ import {
 } from '@kvtier/wire/grpc';
 import { EngineClients } from './engine-clients.ts';
 
+/** What one event of an answer is told to; false: no more of it is wanted. */
+export type OnEvent = (event: GenerateEvent) => void | false | Promise<void | false>;
+
 export interface EngineCallsOptions {
   /** "unix:/path" or "host:port" */
   readonly address: string;
@@ -104,6 +107,67 @@ export class EngineCalls {
       if (answered) this.#awaitStatus(call);
       else call.cancel(); // of no effect on a call that has ended
     }
+  }
+
+  /**
+   * One request: `onEvent` is told each event as it comes, and what it returns is waited for before the next one; false ends the
+   * call. Without promises of our own for each token: a thousand streams of tokens are the coordinator's work. Resolves after the event with a
+   * finish reason, or false. `signal` cancels the call. @throws KvError, what `onEvent` threw, or the reason of `signal`
+   */
+  follow(request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    if (signal.aborted) return Promise.reject(signal.reason as Error);
+    return new Promise((resolve, reject) => {
+      const connection = this.#clients.begin();
+      const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
+      let over = false;
+      let answered = false;
+      const end = (failure: unknown): void => {
+        if (over) return;
+        over = true;
+        clearTimeout(watchdog);
+        this.#cuts.delete(cut);
+        signal.removeEventListener('abort', cancel);
+        if (answered) this.#awaitStatus(call);
+        else call.cancel(); // of no effect on a call that has ended
+        if (signal.aborted) reject(signal.reason as Error);
+        else if (failure === undefined) resolve();
+        else reject(failure as Error);
+      };
+      const cut = (why: KvError): void => end(why);
+      const cancel = (): void => end(signal.reason);
+      const told = (goesOn: unknown): void => {
+        if (goesOn === false || answered) end(undefined);
+      };
+      const watchdog = setTimeout(() => {
+        const waited = `no token for ${this.#silenceDeadlineMs / 1000} s; the request was given up`;
+        end(new KvError('DEADLINE', `engine: ${waited}`));
+      }, this.#silenceDeadlineMs);
+      this.#cuts.add(cut);
+      signal.addEventListener('abort', cancel, { once: true });
+      call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
+      call.on('error', (error) => end(this.#describeFailure(fromStatus(error))));
+      call.on('end', () => {
+        const cutOff = 'the answer ended without a finish reason; see its log';
+        end(new KvError('PROTOCOL', `engine at ${this.#address}: ${cutOff}`));
+      });
+      call.on('data', (event: GenerateEvent) => {
+        if (over) return;
+        watchdog.refresh();
+        answered = event.failure !== undefined || event.finishReason !== '';
+        try {
+          if (event.failure) throw fromFailure(event.failure);
+          const waits = onEvent(event);
+          if (!(waits instanceof Promise)) return told(waits);
+          call.pause();
+          waits.then((goesOn) => {
+            told(goesOn);
+            if (!over) call.resume();
+          }, end);
+        } catch (error) {
+          end(error);
+        }
+      });
+    });
   }
 
   /** The engine has said all, and its status is under way: cancelling would only be one more reset (EngineClients). */

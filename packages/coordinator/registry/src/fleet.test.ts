@@ -3,9 +3,11 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createLogger } from '@kvtier/telemetry';
+import { Registry } from '@kvtier/telemetry/metrics';
 import type { Description, EngineLoad } from '@kvtier/wire/grpc';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Fleet } from './fleet.ts';
+import { fleetMetrics } from './fleet-metrics.ts';
 import { SpokenDiscovery } from './testing/rig.ts';
 import { event, greedy, ScriptedEngine, say } from './testing/scripted-engine.ts';
 import type { Worker } from './worker.ts';
@@ -365,6 +367,54 @@ it('addresses that are none, or that are beyond loopback without TLS, are refuse
     `worker v: https://10.1.2.3:8000 ${beyond}`,
     'worker w: 10.1.2.3:8000 is no address; give http://HOST:PORT or https://HOST:PORT',
   ]);
+});
+
+it('a name may move to another address while who had it ends what it has', async () => {
+  const old = await serve('old');
+  old.script = () => {};
+  const fresh = await serve('fresh');
+  fresh.script = say([1]);
+  discovery.say({ name: 'a', address: addressOf('old') });
+  await until('a', 'ready');
+  const running = expect(tokensOf(0)).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
+  await vi.waitFor(() => expect(old.seen).toHaveLength(1), patience);
+  discovery.say({ name: 'a', address: addressOf('fresh') });
+  await vi.waitFor(() => expect(fleet.workers().map((one) => one?.state)).toEqual(['draining', 'ready']), patience);
+  expect(await tokensOf(1)).toEqual([1]);
+  await old.stop();
+  await running;
+  await vi.waitFor(() => expect(fleet.workers().map((one) => one?.state)).toEqual([undefined, 'ready']), patience);
+});
+
+it('its metrics say who is there, and each word of a load is told to who listens', async () => {
+  const engine = await serve('a');
+  engine.load = { waiting: 2, running: 1, tokensAhead: 30n, usedBlocks: 4n };
+  let told = 0;
+  const stop = fleet.onLoad(() => told++);
+  discovery.say(recordOf('a'), { name: 'b', address: '10.0.0.1:1' });
+  await until('a', 'ready');
+  await vi.waitFor(() => expect(told).toBeGreaterThan(2), patience);
+  stop();
+  discovery.problem('redis: cannot be reached');
+  const registry = new Registry();
+  fleetMetrics(fleet, registry);
+  const text = await registry.metrics();
+  for (const line of [
+    'kvtier_worker_state{worker="a",state="ready"} 1',
+    'kvtier_worker_state{worker="b",state="refused"} 1',
+    'kvtier_workers{state="ready"} 1',
+    'kvtier_workers{state="silent"} 0',
+    'kvtier_worker_waiting{worker="a"} 2',
+    'kvtier_worker_running{worker="a"} 1',
+    'kvtier_worker_tokens_ahead{worker="a"} 30',
+    'kvtier_worker_used_blocks{worker="a"} 4',
+    'kvtier_worker_events_total{event="ready"} 1',
+    'kvtier_worker_events_total{event="refused"} 1',
+    'kvtier_discovery_stale 1',
+  ])
+    expect(text).toContain(`${line}\n`);
+  expect(text).toMatch(/kvtier_worker_told_age_seconds\{worker="a"\} 0\.\d+\n/);
+  expect(text).not.toMatch(/told_age_seconds\{worker="b"/);
 });
 
 it('workers beyond the bound are left out with a line, and discovery’s problems are told once', async () => {

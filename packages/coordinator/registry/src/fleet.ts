@@ -13,7 +13,7 @@ import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Discovery } from './discovery.ts';
-import type { EngineCalls } from './engine-calls.ts';
+import type { EngineCalls, OnEvent } from './engine-calls.ts';
 import { type Access, type LinkTimes, linkTimes } from './link.ts';
 import { type FleetCounts, Member, type MemberHost } from './member.ts';
 import { openLink } from './open-link.ts';
@@ -45,6 +45,7 @@ export class Fleet {
   readonly #sender = randomBytes(8).toString('hex');
   readonly #members = new Map<string, Member>();
   readonly #listeners = new Set<() => void>();
+  readonly #loadListeners = new Set<() => void>();
   #byNumber: (Member | undefined)[] = [];
   readonly #freeNumbers: number[] = [];
   #discovery: Discovery | undefined;
@@ -93,6 +94,12 @@ export class Fleet {
     return () => this.#listeners.delete(listener);
   }
 
+  /** Told at each word of a worker's load: up to fifty times a second for each, so it does little. Returns how to stop it. */
+  onLoad(listener: () => void): () => void {
+    this.#loadListeners.add(listener);
+    return () => this.#loadListeners.delete(listener);
+  }
+
   /** A request was chosen for this worker: counted from now on, until it has ended. One that has left counts nothing. */
   sent(number: number, share: Share): Sent {
     return this.#byNumber[number]?.link?.send(share) ?? nothing;
@@ -106,8 +113,17 @@ export class Fleet {
     return this.#of(number, 'kvtier').kvtier!.generate(request, signal);
   }
 
+  /**
+   * One request to a `kvtier` worker: `onEvent` is told each event as it comes, the last with a finish reason; a promise that it returns
+   * holds the worker's stream back, false ends it. @throws KvError (DISCONNECTED: the worker has left, is lost or drains; to be tried
+   * elsewhere), what `onEvent` threw, or the reason of `signal`
+   */
+  async follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    await this.#of(number, 'kvtier').kvtier!.follow(request, signal, onEvent);
+  }
+
   /** The other calls of a `kvtier` worker: its metrics, its cache, its pins. @throws KvError DISCONNECTED: it has left */
-  engine(number: number): Omit<EngineCalls, 'generate' | 'watchLoad' | 'cut' | 'close'> {
+  engine(number: number): Omit<EngineCalls, 'generate' | 'follow' | 'watchLoad' | 'cut' | 'close'> {
     return this.#of(number, 'kvtier').kvtier!.calls;
   }
 
@@ -128,6 +144,7 @@ export class Fleet {
   async close(): Promise<void> {
     this.#closed = true;
     this.#listeners.clear();
+    this.#loadListeners.clear();
     await this.#discovery?.close();
     await Promise.all([...this.#members.values()].map((member) => member.close()));
     this.#members.clear();
@@ -177,6 +194,9 @@ export class Fleet {
     const number = this.#freeNumbers.shift() ?? this.#byNumber.length;
     const host: MemberHost = {
       changed: () => this.#changed(),
+      told: () => {
+        for (const listener of this.#loadListeners) listener();
+      },
       conflict: (member, facts) => this.#conflict(member, facts),
       usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
       counts: this.counts,
@@ -205,7 +225,8 @@ export class Fleet {
   #settleNames(): void {
     const { access, media = tierMedia } = this.#options;
     const owners = new Map<string, Member>();
-    for (const member of this.#members.values()) if (member.link) owners.set(member.record.name, member);
+    for (const member of this.#members.values())
+      if (member.link && !member.leaving) owners.set(member.record.name, member);
     for (const member of this.#members.values()) {
       if (member.link) continue;
       const { name, address } = member.record;

@@ -1,9 +1,12 @@
 /** Who is alive in the cluster, what it is, and how loaded. */
+export { createDiscovery } from './create-discovery.ts';
 export type { Discovery, DiscoveryListener } from './discovery.ts';
-export { EngineCalls, type EngineCallsOptions } from './engine-calls.ts';
+export { EngineCalls, type EngineCallsOptions, type OnEvent } from './engine-calls.ts';
 export { Fleet, type FleetOptions, tierMedia } from './fleet.ts';
+export { fleetMetrics } from './fleet-metrics.ts';
 export { type Access, type LinkTimes, linkTimes } from './link.ts';
 export type { FleetCounts } from './member.ts';
 export type { Forwarded } from './openai-link.ts';
 export type { Share } from './sent-ledger.ts';
+export { StaticDiscovery } from './static-discovery.ts';
 export type { Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';

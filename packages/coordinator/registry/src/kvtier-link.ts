@@ -7,7 +7,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
-import { EngineCalls } from './engine-calls.ts';
+import { EngineCalls, type OnEvent } from './engine-calls.ts';
 import { factsOf, loadOf, type ToldLoad } from './facts.ts';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
 import { type Entry, SentLedger, type Share } from './sent-ledger.ts';
@@ -79,6 +79,17 @@ export class KvtierLink implements Link {
     }
   }
 
+  /** As `EngineCalls.follow`; the worker's load names it, when it was sent (`send`) under its id. */
+  async follow(request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    const sentNumber = this.#ledger.numberOf(request.requestId);
+    const { sender } = this.#options;
+    try {
+      await this.calls.follow(sentNumber === undefined ? request : { ...request, sender, sentNumber }, signal, onEvent);
+    } finally {
+      this.#options.host.ended();
+    }
+  }
+
   send(share: Share): Sent {
     const entry: Entry = this.#ledger.send(share);
     this.#load = undefined;
@@ -103,11 +114,11 @@ export class KvtierLink implements Link {
   #sum(): WorkerLoad {
     const told = this.#told;
     const { host, media } = this.#options;
-    const { waiting, tokensAhead, blocks, loadAheadS } = this.#ledger;
+    const { waiting, running, tokensAhead, blocks, loadAheadS } = this.#ledger;
     const rates = told?.rates;
     return {
       waiting: (told?.waiting ?? 0) + waiting,
-      running: told?.running ?? 0,
+      running: (told?.running ?? 0) + running,
       tokensAhead: (told?.tokensAhead ?? 0) + tokensAhead,
       usedBlocks: told?.usedBlocks ?? 0,
       waitingBlocks: (told?.waitingBlocks ?? 0) + blocks,

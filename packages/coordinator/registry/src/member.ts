@@ -21,6 +21,8 @@ export interface MemberHost {
   readonly logger: Logger;
   readonly counts: FleetCounts;
   changed(): void;
+  /** Its load came. */
+  told(): void;
   /** Why a worker with these facts cannot stand beside the others. */
   conflict(member: Member, facts: WorkerFacts): string | undefined;
   usualPrefillTokensPerS(member: Member): number;
@@ -99,6 +101,11 @@ export class Member implements Worker {
     this.#leaving = true;
   }
 
+  /** Discovery has dropped it, and it ends what it has: its name is free. */
+  get leaving(): boolean {
+    return this.#leaving;
+  }
+
   /** Nothing of it is left to wait for. */
   get gone(): boolean {
     return this.#leaving && (this.#state !== 'ready' || (this.#link?.open ?? 0) === 0);
@@ -147,6 +154,7 @@ export class Member implements Worker {
         const changed = this.#draining !== draining;
         this.#draining = draining;
         this.#to('ready', undefined, changed);
+        this.#host.told();
       },
       lost: (error) => {
         this.#draining = false;

@@ -26,8 +26,8 @@ export interface Entry {
   readonly tokensAhead: number;
   readonly blocks: number;
   readonly loadUs: number;
-  /** Counted in the sums. */
-  counted: boolean;
+  /** How it counts here: as one that waits, as one whose answer has begun, or not any more. */
+  counts: 'waiting' | 'running' | undefined;
 }
 
 export class SentLedger {
@@ -36,6 +36,7 @@ export class SentLedger {
   readonly #byRequest = new Map<string, Entry>();
   #last = 0;
   #waiting = 0;
+  #running = 0;
   #tokensAhead = 0;
   #blocks = 0;
   #loadUs = 0;
@@ -43,6 +44,11 @@ export class SentLedger {
   /** Requests that the worker's word does not include. */
   get waiting(): number {
     return this.#waiting;
+  }
+
+  /** Requests whose answer has begun, and that the worker's word does not include all the same. */
+  get running(): number {
+    return this.#running;
   }
 
   get tokensAhead(): number {
@@ -70,7 +76,7 @@ export class SentLedger {
       tokensAhead: whole(tokensAhead),
       blocks: whole(blocks),
       loadUs: whole(loadS * 1e6),
-      counted: true,
+      counts: 'waiting',
     };
     this.#entries.set(entry.number, entry);
     if (requestId !== undefined) this.#byRequest.set(requestId, entry);
@@ -92,9 +98,18 @@ export class SentLedger {
     if (entry) this.#uncount(entry);
   }
 
-  /** The worker gave its first token: whatever it says, it has it. */
+  /** The worker gave its first token: its prompt is computed. One without a name counts no more: nothing would end that. */
   begun(entry: Entry): void {
-    this.#uncount(entry);
+    if (entry.counts !== 'waiting') return;
+    if (entry.requestId === undefined) {
+      this.#uncount(entry);
+      return;
+    }
+    entry.counts = 'running';
+    this.#waiting--;
+    this.#running++;
+    this.#tokensAhead -= entry.tokensAhead;
+    this.#loadUs -= entry.loadUs;
   }
 
   /** However it ended; again is of no effect. */
@@ -106,12 +121,14 @@ export class SentLedger {
   }
 
   #uncount(entry: Entry): void {
-    if (!entry.counted) return;
-    entry.counted = false;
-    this.#waiting--;
-    this.#tokensAhead -= entry.tokensAhead;
+    if (entry.counts === 'waiting') {
+      this.#waiting--;
+      this.#tokensAhead -= entry.tokensAhead;
+      this.#loadUs -= entry.loadUs;
+    } else if (entry.counts === 'running') this.#running--;
+    else return;
+    entry.counts = undefined;
     this.#blocks -= entry.blocks;
-    this.#loadUs -= entry.loadUs;
   }
 }
 

@@ -1,6 +1,6 @@
 import { maxMedia } from '@kvtier/kv-index';
 import { describe, expect, it } from 'vitest';
-import { LateBinding, type RoutedRequest, type WorkerState } from './index.ts';
+import { LateBinding, lateBindingDefaults, type RoutedRequest, type WorkerState } from './index.ts';
 
 const state = (tokensAhead: number, held = 0, waiting = 0): WorkerState => {
   const byMedium = new Int32Array(maxMedia);
@@ -87,8 +87,55 @@ describe('late binding', () => {
     expect(taken).toContain(1);
   });
 
+  it('knows of each request what was held of it, though the states are the same objects for all', () => {
+    const late = new LateBinding<string>();
+    const shared = [state(0), state(0)] as { -readonly [K in keyof WorkerState]: WorkerState[K] }[];
+    const ahead = [500, 500];
+    let asked = 0;
+    const statesFor = ({ tokens }: RoutedRequest): WorkerState[] => {
+      asked++;
+      // The prompt of 680 tokens is held by worker 1, that of 690 by worker 0.
+      const holder = tokens === 680 ? 1 : 0;
+      shared.forEach((one, i) => {
+        one.tokensAhead = ahead[i]!;
+        one.match = i === holder ? state(0, 42).match : state(0).match;
+      });
+      return shared;
+    };
+    late.add('a', request(680), 0, 8);
+    late.add('b', request(690), 0, 8);
+    expect(late.take(statesFor, 10, chance)).toBe(undefined);
+    ahead[1] = 0;
+    expect(late.take(statesFor, 20, chance)).toEqual({ item: 'a', worker: 1 });
+    ahead[0] = 0;
+    ahead[1] = 500;
+    expect(late.take(statesFor, 30, chance)).toEqual({ item: 'b', worker: 0 });
+    expect(asked).toBeLessThan(8);
+  });
+
+  it('gives a request only to workers that it may have', () => {
+    const late = new LateBinding<string>();
+    late.add('a', request(100), 0, 100);
+    late.add('b', request(100), 1, 100);
+    const statesFor = (one: RoutedRequest): (WorkerState | undefined)[] =>
+      one === onlyFirst ? [state(500), undefined] : [undefined, state(0)];
+    const onlyFirst = request(100);
+    late.add('c', onlyFirst, -1000, 100);
+    expect(late.take(statesFor, 10, chance)).toEqual({ item: 'a', worker: 1 });
+    late.remove('b');
+    expect(late.take(statesFor, 20, chance)).toBe(undefined);
+  });
+
+  it('waits for a place among those that run, and does not save work while places are short', () => {
+    const full = { ...state(0), running: 4, maxRunning: 4, usedBlocks: 40, freedBlocksPerS: 100 };
+    const late = new LateBinding<string>();
+    late.add('a', request(100), 0, 100);
+    expect(late.take(() => [full, full], 10, chance)).toBe(undefined);
+    expect(late.take(() => [full, { ...full, running: 3 }], 20, chance)).toEqual({ item: 'a', worker: 1 });
+  });
+
   it('is bounded, and forgets who leaves', () => {
-    const late = new LateBinding<string>({ openS: 0.2, maxHeld: 1, maxLooked: 8 });
+    const late = new LateBinding<string>({ ...lateBindingDefaults, maxHeld: 1 });
     late.add('a', request(10), 0, 10);
     expect(late.isFull).toBe(true);
     late.remove('a');

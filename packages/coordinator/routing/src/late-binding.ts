@@ -5,13 +5,14 @@
  *   - A worker is open while its work ahead is below `openS` and it has room for the request.
  *   - Requests are looked at by their response ratio, (waited + needs) ÷ needs, the largest first (HRRN: Brinch Hansen
  *     1971): short ones soon, long ones surely.
+ *     An answer counts, too, as far as it slows the worker: where answers are what takes time, nobody is short.
  *   - Each takes the worker that serves it soonest, counting what those before it have claimed. If that worker is open it
  *     goes there; if not it keeps waiting, and claims its place.
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
  */
-import { aheadS, costOf, roomS, workS } from './policies/predicted.ts';
-import { eligible, leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
+import { aheadS, costOf, type HeldOfPrompt, isFull, roomS, workS } from './policies/predicted.ts';
+import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
 
 export interface LateBindingOptions {
   /** Work that a worker has ahead at most when it gets more. */
@@ -20,15 +21,28 @@ export interface LateBindingOptions {
   readonly maxHeld: number;
   /** Requests that one look considers at most. */
   readonly maxLooked: number;
+  /** So long what is held of a prompt counts as known while the request waits (250); who goes is asked anew. */
+  readonly knownMs?: number;
 }
 
 export const lateBindingDefaults: LateBindingOptions = { openS: 0.2, maxHeld: 4096, maxLooked: 64 };
+const usualKnownMs = 250;
+
+/** Answers are seldom as long as clients allow. */
+const likelyTokens = 512;
+/** What a token of an answer costs its worker, for the order alone: a tenth of a step's least. */
+const answerMs = 0.1;
 
 interface Held<T> {
   readonly item: T;
   readonly request: RoutedRequest;
   readonly sinceMs: number;
   readonly needsMs: number;
+  /** What the workers that may have it held of its prompt at `knownAtMs`, by their numbers. */
+  known: (HeldOfPrompt | undefined)[];
+  /** The numbers of these workers. */
+  workers: number[];
+  knownAtMs: number;
 }
 
 export interface Assignment<T> {
@@ -36,8 +50,78 @@ export interface Assignment<T> {
   readonly worker: number;
 }
 
-/** What is known of every worker for one request. */
+/** What is known of every worker for one request; used until the next call. Loads are the same for all requests. */
 export type StatesFor = (request: RoutedRequest) => readonly (WorkerState | undefined)[];
+
+/** Asks again what the workers hold of its prompt. */
+function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, look: Look): void {
+  held.workers = [];
+  held.known = statesFor(held.request).map((state, worker) => {
+    if (state === undefined) return undefined;
+    held.workers.push(worker);
+    look.loads[worker] = state;
+    const { match, remoteBlocks, remoteMedium } = state;
+    return { match, remoteBlocks, remoteMedium };
+  });
+  held.knownAtMs = nowMs;
+}
+
+/** One look at those that wait: the workers' loads, and what has been claimed of them. */
+class Look {
+  readonly #openS: number;
+  readonly #waiting: number;
+  readonly loads: WorkerState[] = [];
+  readonly #claims: number[] = [];
+
+  constructor(openS: number, waiting: number) {
+    this.#openS = openS;
+    this.#waiting = waiting;
+  }
+
+  /** The loads of all workers that may have it. */
+  knowsAll({ workers }: Held<unknown>): boolean {
+    for (const worker of workers) if (this.loads[worker] === undefined) return false;
+    return true;
+  }
+
+  /** Some worker has time for it; whether it has room is seen later. */
+  mayOpen({ workers }: Held<unknown>): boolean {
+    for (const worker of workers) if (this.#hasTime(worker)) return true;
+    return false;
+  }
+
+  isOpen({ request }: Held<unknown>, worker: number): boolean {
+    return this.#hasTime(worker) && roomS(request, this.loads[worker]!) === 0;
+  }
+
+  /** The worker that serves it soonest. There is one. */
+  best({ request, workers, known }: Held<unknown>, random: Random): number {
+    const crowd = this.#crowd(workers);
+    return leastBy(workers, random, (worker) => {
+      const load = this.loads[worker]!;
+      const claimed = this.#claims[worker] ?? 0;
+      // Work on a worker that has none is waited for by nobody.
+      return costOf(request, load, claimed, aheadS(load) + claimed === 0 ? 1 : crowd, known[worker]!);
+    });
+  }
+
+  /** It waits for this worker: who comes after it finds less of it. */
+  claim({ request, known }: Held<unknown>, worker: number): void {
+    this.#claims[worker] = (this.#claims[worker] ?? 0) + workS(request, this.loads[worker]!, known[worker]!);
+  }
+
+  #hasTime(worker: number): boolean {
+    const load = this.loads[worker];
+    return load !== undefined && aheadS(load) + (this.#claims[worker] ?? 0) < this.#openS;
+  }
+
+  #crowd(workers: readonly number[]): number {
+    let full = 0;
+    for (const worker of workers) if (isFull(this.loads[worker]!)) full++;
+    // Where places are what is short, nobody waits for a prompt to be computed.
+    return full * 2 >= workers.length ? 1 : 1 + this.#waiting / workers.length / 2;
+  }
+}
 
 export class LateBinding<T> {
   readonly #options: LateBindingOptions;
@@ -58,38 +142,63 @@ export class LateBinding<T> {
 
   /** `needsMs`: what it takes at best, from its prompt and what is held of it. */
   add(item: T, request: RoutedRequest, nowMs: number, needsMs: number): void {
-    this.#held.push({ item, request, sinceMs: nowMs, needsMs: Math.max(needsMs, 1) });
+    this.#held.push({
+      item,
+      request,
+      sinceMs: nowMs,
+      needsMs: Math.max(needsMs, 1) + Math.min(request.maxTokens, likelyTokens) * answerMs,
+      known: [],
+      workers: [],
+      knownAtMs: Number.NEGATIVE_INFINITY,
+    });
   }
 
   /** The request goes, served or not. */
   remove(item: T): void {
-    this.#held = this.#held.filter((held) => held.item !== item);
+    const at = this.#held.findIndex((held) => held.item === item);
+    if (at >= 0) this.#held.splice(at, 1);
   }
 
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
   take(statesFor: StatesFor, nowMs: number, random: Random): Assignment<T> | undefined {
-    const claims: number[] = [];
-    const order = this.#held.map((held) => ({ held, ratio: (nowMs - held.sinceMs) / held.needsMs }));
-    order.sort((a, b) => b.ratio - a.ratio);
-    for (const { held } of order.slice(0, this.#options.maxLooked)) {
-      const states = statesFor(held.request);
-      const workers = eligible(states);
-      const claimOf = (worker: number): number => claims[worker] ?? 0;
-      const isOpen = (worker: number): boolean =>
-        aheadS(states[worker]!) + claimOf(worker) < this.#options.openS && roomS(held.request, states[worker]!) === 0;
-      if (!workers.some(isOpen)) continue;
-      const crowd = 1 + this.#held.length / workers.length / 2;
-      const best = leastBy(workers, random, (worker) => {
-        // Work on a worker that has none is waited for by nobody.
-        const idle = aheadS(states[worker]!) + claimOf(worker) === 0;
-        return costOf(held.request, states[worker]!, claimOf(worker), idle ? 1 : crowd);
-      });
-      if (isOpen(best)) {
+    const { knownMs = usualKnownMs } = this.#options;
+    const look = new Look(this.#options.openS, this.#held.length);
+    for (const held of this.#first(nowMs)) {
+      // The first one is always asked for: it tells the loads, too.
+      if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look);
+      if (!look.mayOpen(held)) continue;
+      let best = look.best(held, random);
+      if (look.isOpen(held, best) && held.knownAtMs < nowMs) {
+        know(held, statesFor, nowMs, look);
+        if (held.workers.length === 0) continue;
+        best = look.best(held, random);
+      }
+      if (look.isOpen(held, best)) {
         this.remove(held.item);
         return { item: held.item, worker: best };
       }
-      claims[best] = claimOf(best) + workS(held.request, states[best]!);
+      look.claim(held, best);
     }
     return undefined;
+  }
+
+  /** Those that a look considers, the largest response ratio first; of equal ones, who came first. */
+  #first(nowMs: number): Held<T>[] {
+    const first: Held<T>[] = [];
+    const ratios: number[] = [];
+    for (const held of this.#held) {
+      const ratio = (nowMs - held.sinceMs) / held.needsMs;
+      let at = first.length;
+      if (at === this.#options.maxLooked) {
+        if (ratio <= ratios[at - 1]!) continue;
+        first.pop();
+        ratios.pop();
+        at--;
+      }
+      while (at > 0 && ratios[at - 1]! < ratio) at--;
+      first.splice(at, 0, held);
+      ratios.splice(at, 0, ratio);
+    }
+    return first;
   }
 }

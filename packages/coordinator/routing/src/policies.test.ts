@@ -178,10 +178,31 @@ describe('policies', () => {
     // No room for half a second.
     expect(
       choose('predicted', [
-        worker({ match: match(4), usedBlocks: 1000, freedBlocksPerS: 2 }),
+        worker({ match: match(4), running: 1, usedBlocks: 1000, freedBlocksPerS: 2 }),
         worker({ tokensAhead: 60 }),
       ]),
     ).toBe(1);
+  });
+
+  it('brings in while others compute, and counts those that run in every step', () => {
+    // 64 of 67 tokens from elsewhere in 80 ms, where 90 ms are ahead; on the idle worker they are computed in 67 ms.
+    const remote = { remoteBlocks: 4, remoteMedium: 1, loadBlocksPerS: [0, 50] };
+    const slow = { prefillTokensPerS: 400 };
+    expect(choose('predicted', [worker({ ...slow, ...remote, tokensAhead: 36 }), worker(slow)])).toBe(0);
+    expect(choose('predicted', [worker({ running: 20 }), worker({ running: 10 })])).toBe(1);
+  });
+
+  it('gives a new worker work, and has it brought what others hold', () => {
+    const holder = (tokensAhead: number): WorkerState => worker({ match: match(4), tokensAhead });
+    const fresh = worker({ remoteBlocks: 4, remoteMedium: 1 });
+    expect(choose('predicted', [holder(0), fresh])).toBe(0);
+    expect(choose('predicted', [holder(30), fresh])).toBe(1);
+  });
+
+  it('sees no room where nothing was freed yet, and room on an idle worker whatever it says', () => {
+    const packed = { match: match(4), usedBlocks: 1000, freedBlocksPerS: 0 };
+    expect(choose('predicted', [worker({ ...packed, running: 1 }), worker()])).toBe(1);
+    expect(choose('predicted', [worker(packed), worker()])).toBe(0);
   });
 
   it('saves work where many wait', () => {

@@ -19,6 +19,8 @@ export interface WorkerState {
   /** Blocks that those which wait will hold, and as measured, blocks that ended requests give back a second; 0: not known. */
   readonly waitingBlocks: number;
   readonly freedBlocksPerS: number;
+  /** Requests that it runs at most; undefined: not known. */
+  readonly maxRunning?: number;
   /** Seconds that the loads take which were begun. */
   readonly loadAheadS: number;
   /** As measured: prompt tokens a second while it computes nothing else. */
@@ -69,7 +71,7 @@ export const requestsOf = ({ waiting, running }: WorkerState): number => waiting
 /** The numbers of the workers that can be chosen. */
 export function eligible(workers: readonly (WorkerState | undefined)[]): number[] {
   const numbers: number[] = [];
-  for (const [i, worker] of workers.entries()) if (worker !== undefined) numbers.push(i);
+  for (let i = 0; i < workers.length; i++) if (workers[i] !== undefined) numbers.push(i);
   return numbers;
 }
 

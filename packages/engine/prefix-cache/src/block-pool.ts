@@ -15,10 +15,11 @@
 import { invariant } from '@kvtier/errors';
 import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import type { EventLog } from './events.ts';
+import type { EventLog, KvCacheEvent } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
 import { HashIndex } from './hash-index.ts';
 import { type HashQuery, HashRows, rowWords } from './hash-rows.ts';
+import { heldEvents } from './held-events.ts';
 import { type FreeBlocks, PolicyQueue } from './policy-queue.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
@@ -366,6 +367,12 @@ export class BlockPool {
     this.#interior.clear();
     this.#events.add({ type: 'AllBlocksCleared' });
     return true;
+  }
+
+  /** All that can be found now, once for each block: a copy made at once, listed as it is asked for. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+    const keyOf = this.#rows.copyOfKeys();
+    return heldEvents(this.#indexes.map((index, group) => ({ group, rows: [...index.rows()], keyOf })));
   }
 
   /** The whole pool, for tests: free queue in order, counts of held blocks, hashed blocks, and every key of each. */

@@ -165,10 +165,14 @@ export class HashRows {
 
   /** The hash of a row as a key; undefined: none. */
   keyOf(row: number): HashKey | undefined {
-    const count = this.#counts[row]!;
-    if (count === 0) return undefined;
-    const bytes = Buffer.from(this.words.buffer, this.words.byteOffset + row * rowWords * 4, count * 4);
-    return bytes.toString('latin1') as HashKey;
+    return keyIn(this.words, row, this.#counts[row]!);
+  }
+
+  /** The keys of all rows as they are now: a copy of their words, made at once; the keys are made as they are asked for. */
+  copyOfKeys(): (row: number) => HashKey | undefined {
+    const words = this.words.slice();
+    const counts = this.#counts.slice();
+    return (row) => keyIn(words, row, counts[row]!);
   }
 
   /** 52 bits of a row's hash. */
@@ -216,6 +220,11 @@ export class HashRows {
     this.#query.digest = packed === undefined ? this.#digestScratch : packed.words;
     this.#query.digestAt = packed === undefined ? 0 : index * rowWords;
   }
+}
+
+function keyIn(words: Uint32Array, row: number, count: number): HashKey | undefined {
+  if (count === 0) return undefined;
+  return Buffer.from(words.buffer, words.byteOffset + row * rowWords * 4, count * 4).toString('latin1') as HashKey;
 }
 
 /** A key's bytes as words, little-endian; returns how many. */

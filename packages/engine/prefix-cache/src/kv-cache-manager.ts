@@ -124,9 +124,14 @@ export class KvCacheManager implements PrefixCache {
    * `newTokens` may be 0 only with external tokens: an asynchronous load that computes nothing yet.
    */
   allocateSlots(request: CacheRequest, newTokens: number, options: AllocateOptions = {}): GroupBlocks | null {
+    // By itself: what the errors below say of a request would make an object of each call.
+    if (newTokens > 0 && this.#hasRoom(request, newTokens, options)) return noneAdded;
+    return this.#allocate(request, newTokens, options);
+  }
+
+  #allocate(request: CacheRequest, newTokens: number, options: AllocateOptions): GroupBlocks | null {
     const external = options.externalComputedTokens ?? 0;
     invariant(newTokens > 0 || external > 0, () => `request ${request.id}: nothing to allocate for`);
-    if (this.#hasRoom(request, newTokens, options)) return noneAdded;
     const computed = options.computed ?? this.#noHit;
     const localTokens = request.computedTokens + computed.tokens;
     const computedTokens = Math.min(localTokens + external, this.#maxModelTokens);
@@ -282,6 +287,11 @@ export class KvCacheManager implements PrefixCache {
     return this.#coordinator.tables(requestId);
   }
 
+  /** One of them, without an array around it. */
+  blockTable(requestId: string, group: number): readonly number[] {
+    return this.#coordinator.managers[group]!.table(requestId);
+  }
+
   /** Attention groups: the length of `blockTables`. */
   get groupCount(): number {
     return this.#coordinator.managers.length;
@@ -366,6 +376,11 @@ export class KvCacheManager implements PrefixCache {
   /** As takeEvents, without an object for each. */
   takePackedEvents(): PackedEvents {
     return this.#events.takePacked();
+  }
+
+  /** What can be found now, for who has not heard the events. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+    return this.#pool.heldEvents();
   }
 
   /** Count a lookup. Called at admission, because a request that waits is looked up many times. */

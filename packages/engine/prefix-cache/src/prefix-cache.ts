@@ -59,6 +59,8 @@ export interface PrefixCache {
   cacheBlocks(request: PrefixCacheRequest, tokens: number): void;
   free(requestId: string): void;
   blockTables(requestId: string): GroupBlocks;
+  /** One of them, without an array around it. */
+  blockTable(requestId: string, group: number): readonly number[];
   /** Attention groups: the length of `blockTables`. */
   readonly groupCount: number;
   /** Leading blocks of a group's table that the token after the first `tokens` tokens does not look at. */
@@ -75,5 +77,7 @@ export interface PrefixCache {
   takeEvents(): KvCacheEvent[];
   /** As takeEvents, without an object for each: for a publisher. Valid until the next change. */
   takePackedEvents(): PackedEvents;
+  /** What those know who heard all events up to the last one taken: a copy of this moment, in pages. Only while events are on. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]>;
   checkIntegrity(): void;
 }

@@ -1,7 +1,7 @@
 /** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does. */
 
 import type { Step, StepImport } from '@kvtier/executor';
-import type { GroupBlocks, PrefixCache } from '@kvtier/prefix-cache';
+import type { PrefixCache } from '@kvtier/prefix-cache';
 import type { ArrivedLoad } from './connector.ts';
 import type { EngineRequest } from './request.ts';
 import { drawSeed } from './seed.ts';
@@ -22,13 +22,14 @@ export const samples = ({ request, count }: Share): boolean => request.computedT
  */
 export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
   const count = batch.length;
-  const tables = new Array<GroupBlocks>(count);
+  const { groupCount } = kv;
+  const tables = new Array<readonly number[]>(groupCount * count);
   let blockTableStride = 1;
   let tokenCount = 0;
   for (let i = 0; i < count; i++) {
-    const table = kv.blockTables(batch[i]!.request.id);
-    tables[i] = table;
-    blockTableStride = Math.max(blockTableStride, table[0]!.length);
+    const { id } = batch[i]!.request;
+    for (let group = 0; group < groupCount; group++) tables[group * count + i] = kv.blockTable(id, group);
+    blockTableStride = Math.max(blockTableStride, tables[i]!.length);
     tokenCount += batch[i]!.count;
   }
   const imported = batch.findIndex(({ arrived }) => arrived);
@@ -36,7 +37,7 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     tokenIds: new Int32Array(tokenCount),
     queryTokens: new Int32Array(count),
     computedTokens: new Int32Array(count),
-    blockTables: new Int32Array(kv.groupCount * count * blockTableStride),
+    blockTables: new Int32Array(groupCount * count * blockTableStride),
     blockTableStride,
     sample: new Uint8Array(count),
     temperature: new Float32Array(count),
@@ -54,7 +55,6 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     at += share.count;
     step.queryTokens[i] = share.count;
     step.computedTokens[i] = computedTokens;
-    copyTables(tables[i]!, step.blockTables, i * blockTableStride, count * blockTableStride);
     step.temperature[i] = params.temperature;
     step.topK[i] = params.topK;
     step.topP[i] = params.topP;
@@ -63,14 +63,11 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
     // What is greedy draws nothing.
     if (params.temperature !== 0) step.seed[i] = drawSeed(request.seed, request.tokenCount);
   }
+  // A row for each request, group by group.
+  for (let row = 0; row < tables.length; row++) copyTable(tables[row]!, step.blockTables, row * blockTableStride);
   return step;
 }
 
-/** One row per group, `groupStride` entries apart. */
-function copyTables(tables: GroupBlocks, target: Int32Array, first: number, groupStride: number): void {
-  for (let group = 0; group < tables.length; group++) {
-    const table = tables[group]!;
-    const at = first + group * groupStride;
-    for (let block = 0; block < table.length; block++) target[at + block] = table[block]!;
-  }
+function copyTable(table: readonly number[], target: Int32Array, at: number): void {
+  for (let block = 0; block < table.length; block++) target[at + block] = table[block]!;
 }

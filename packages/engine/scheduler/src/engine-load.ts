@@ -5,6 +5,7 @@
  * Invariants: each count is the sum over the requests in the engine (`settle` replaces what a request had added before), so that
  * an engine without requests has 0 of everything; a rate that nothing has measured is 0.
  */
+import { invariant } from '@kvtier/errors';
 import type { EngineRequest } from './request.ts';
 
 /** Of one moment. Seconds, tokens and blocks; 0 for a rate: not measured yet. */
@@ -153,18 +154,18 @@ export class EngineLoad {
       expected += byTier[tier]! * this.#secondsOf(tier);
     }
     if (!(total > 0 && seconds > 0)) return;
-    this.#loads.add(total, seconds);
+    // Of several tiers each took the share that it usually takes.
+    const stretch = seconds / expected;
     for (const tier in byTier) {
-      const blocks = byTier[tier]!;
-      // Of several tiers each took the share that it usually takes; while that is not known, by blocks.
-      const share = expected > 0 ? (blocks * this.#secondsOf(tier)) / expected : blocks / total;
+      const tookS = byTier[tier]! * this.#secondsOf(tier) * stretch;
       let rate = this.#byTier.get(tier);
       if (!rate && this.#byTier.size < maxTiers) {
         rate = new Rate();
         this.#byTier.set(tier, rate);
       }
-      if (blocks > 0 && share > 0) rate?.add(blocks, seconds * share);
+      if (byTier[tier]! > 0) rate?.add(byTier[tier]!, tookS);
     }
+    this.#loads.add(total, seconds);
   }
 
   figures(usedBlocks: number, totalBlocks: number, loadingBlocks: number): EngineLoadFigures {
@@ -185,6 +186,36 @@ export class EngineLoad {
       freedBlocksPerS: this.#freed.perS,
       loadBlocksPerS,
     };
+  }
+
+  /** The counts are those of these requests, each as it is now. For tests. */
+  check(requests: Iterable<EngineRequest>): void {
+    let [waiting, running, ahead, blocks] = [0, 0, 0, 0];
+    for (const request of requests) {
+      const before = { ...request.counted };
+      this.settle(request);
+      const { counted, id } = request;
+      const same =
+        counted.waiting === before.waiting &&
+        counted.running === before.running &&
+        counted.ahead === before.ahead &&
+        counted.blocks === before.blocks;
+      invariant(
+        same,
+        () => `request ${id}: counts ${JSON.stringify(before)} in the load, is ${JSON.stringify(counted)}`,
+      );
+      waiting += counted.waiting;
+      running += counted.running;
+      ahead += counted.ahead;
+      blocks += counted.blocks;
+    }
+    invariant(
+      waiting === this.#waiting &&
+        running === this.#running &&
+        ahead === this.#tokensAhead &&
+        blocks === this.#waitingBlocks,
+      'the load counts requests that are gone',
+    );
   }
 
   /** A block from this tier, or 1 while that is not known: then none is. */

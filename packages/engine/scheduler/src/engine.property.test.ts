@@ -110,6 +110,9 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         if (!(await rig.world.advance())) for (const arrive of rig.connector.late.splice(0)) rig.world.later(arrive);
         for (const abort of aborts) if (abort.left-- === 0) rig.engine.abort(abort.id);
         rig.engine.checkIntegrity();
+        const open = [...rig.outputs].filter(([id]) => !rig.ended(id)).map(([, outputs]) => outputs.length > 0);
+        const { waiting, running } = rig.engine.load();
+        expect([waiting, running]).toEqual([open.filter((begun) => !begun).length, open.filter(Boolean).length]);
         expect(rig.defects).toEqual([]);
       };
       for (const [i, { which, promptTokens, maxTokens, salt, pause, abortAfter }] of one.requests.entries()) {
@@ -141,6 +144,8 @@ it('answers right, holds right, frees all, and never hangs', async () => {
         exportBlocks: 0,
         freeBlocks: one.poolBlocks,
       });
+      const rest = { waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0, loadAheadS: 0 };
+      expect(rig.engine.load()).toMatchObject({ ...rest, totalBlocks: one.poolBlocks });
       rig.engine.checkIntegrity();
       for (const { tokens, salt } of sequences) {
         const hashes = new SequenceHashes(rig.hasher, salt ? { cacheSalt: salt } : {});

@@ -245,6 +245,12 @@ export class Engine {
     return this.#kv.takeEvents();
   }
 
+  /** All that can be found now, as events, in pages; what was to be handed out before has been. */
+  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+    this.#handOutEvents();
+    return this.#kv.heldEvents();
+  }
+
   stats(): EngineStats {
     const { waiting, running, loads, exports, counts } = this.#scheduler;
     return {
@@ -263,9 +269,10 @@ export class Engine {
     };
   }
 
-  /** Every block's place and count agree. O(blocks); for tests. */
+  /** Every block's place and count agree, and so does the load. O(blocks); for tests. */
   checkIntegrity(): void {
     this.#kv.checkIntegrity();
+    this.#scheduler.load.check(this.#requests.values());
   }
 
   /** Fail what is left with CANCELLED, wait for the step, the loads and the exports in flight (these with a deadline). */
@@ -323,11 +330,10 @@ export class Engine {
     if (onPackedEvents) {
       const packed = this.#kv.takePackedEvents();
       if (packed.count > 0) onPackedEvents(packed);
-      return;
+    } else if (onEvents) {
+      const events = this.#kv.takeEvents();
+      if (events.length > 0) onEvents(events);
     }
-    if (!onEvents) return;
-    const events = this.#kv.takeEvents();
-    if (events.length > 0) onEvents(events);
   }
 
   /** Until the next wake, or not at all when one came since the last sleep. */

@@ -73,7 +73,7 @@ export class Scheduler {
   /** Some layers see only a window. */
   readonly #windows: boolean;
   /** The step that is being put together. */
-  #batch = new Map<EngineRequest, number>();
+  #batch: Share[] = [];
   #budget = 0;
 
   constructor(options: SchedulerOptions) {
@@ -129,7 +129,7 @@ export class Scheduler {
 
   /** The next step; empty when nothing can be computed now. */
   schedule(): Share[] {
-    this.#batch = new Map();
+    this.#batch = [];
     this.#budget = this.#options.maxStepTokens;
     const decodes = (request: EngineRequest): boolean => request.tokenCount - request.computedTokens === 1;
     const running = this.running.toArray();
@@ -138,12 +138,7 @@ export class Scheduler {
     const arrived = this.#admitArrived();
     this.#admitWaiting();
     this.exports.goDown();
-    const shares: Share[] = [];
-    // Not by its iterator, which makes a pair for each.
-    this.#batch.forEach((count, request) => {
-      shares.push({ request, count, arrived });
-    });
-    return shares;
+    return arrived ? this.#batch.map((share) => ({ ...share, arrived })) : this.#batch;
   }
 
   /** The step is over for this request: `count` more tokens are computed. Full blocks are findable, and offered. */
@@ -386,7 +381,7 @@ export class Scheduler {
   }
 
   #take(request: EngineRequest, count: number): void {
-    this.#batch.set(request, count);
+    this.#batch.push({ request, count, arrived: undefined });
     this.#budget -= count;
   }
 
@@ -403,8 +398,8 @@ export class Scheduler {
 
   /** Back to the queue, at its old place, with nothing computed; its blocks can be hit again until they are reused. */
   #preempt(request: EngineRequest): void {
-    this.#budget += this.#batch.get(request) ?? 0;
-    this.#batch.delete(request);
+    const place = this.#batch.findIndex((share) => share.request === request);
+    if (place >= 0) this.#budget += this.#batch.splice(place, 1)[0]!.count;
     this.#release(request);
     this.counts.preemptions++;
     if (request.state === 'running') {

@@ -4,7 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
-import type { EngineWorkerConfig } from '@kvtier/config';
+import { type EngineWorkerConfig, readWorkerTls } from '@kvtier/config';
 import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
@@ -20,6 +20,8 @@ import { readStopTokenIds } from './stop-ids.ts';
 const graceMs = 1_000;
 /** Between two looks whether it has ended what it had. */
 const lookMs = 10;
+/** What the list of members may hold up the end of a worker. */
+const listMs = 300;
 
 /** `openConnector`: what stands between this engine and its cache node; the process that runs the worker brings it along. */
 export async function startWorker(
@@ -77,6 +79,7 @@ export async function startWorker(
       setTimeout(() => endProcess(1), graceMs);
     },
   });
+  events?.tellSnapshots(() => engine.heldEvents());
   const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
   const { model, kv } = executor;
   const description = {
@@ -95,17 +98,27 @@ export async function startWorker(
     bootEpoch,
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
-  const server = await startGrpcServer(config.listen, (grpc) =>
-    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+  const server = await startGrpcServer(
+    config.listen,
+    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+    { tls: config.tls === null ? undefined : readWorkerTls(config.tls) },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
+  const source = events && {
+    ...{ endpoint: events.endpoint, replayEndpoint: events.replayEndpoint, topic: config.kvEvents?.topic ?? '' },
+  };
+  const listening = { address: server.address, events: source };
+  const member =
+    config.membership && (await import('./membership.ts')).joinCluster(config.membership, listening, logger);
   return {
     ready: { address: server.address, model: config.servedName },
     close: async () => {
-      await drained(engine, config.drainMs);
+      // Nothing new comes from who has read that; what comes all the same is refused, and goes elsewhere.
+      await Promise.all([member?.drain(listMs), drained(engine, config.drainMs)]);
       watches.close();
       await server.close(graceMs);
+      await member?.close();
       await engine.close();
       await events?.close();
       await connector?.close();

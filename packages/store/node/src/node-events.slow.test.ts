@@ -32,9 +32,9 @@ afterEach(async () => {
   rmSync(folder, { recursive: true });
 });
 
-async function open(diskBytes: number): Promise<CacheNode> {
+async function open(diskBytes: number, bufferSteps = 10_000): Promise<CacheNode> {
   // Whole hashes: the names of these blocks differ in their first bytes only.
-  const kvEvents = { ...endpoints(), topic: 'kv@', intBlockHashes: false };
+  const kvEvents = { ...endpoints(), topic: 'kv@', intBlockHashes: false, bufferSteps };
   return openCacheNode({
     socketPath: path.join(folder, 'node.sock'),
     dataDir,
@@ -66,8 +66,10 @@ function follow(events: KvEventSubscriber) {
   const run = (async () => {
     for await (const item of events) {
       if (item.kind !== 'batch') continue;
-      topics.add(item.topic);
-      for (const event of item.batch.events) apply(event);
+      for (const event of item.batch.events) {
+        topics.add(item.topic);
+        apply(event);
+      }
     }
   })();
   return { held, seen, blockSizes, topics, run };
@@ -149,6 +151,31 @@ it('what the disk tier has brought over a restart is announced, and what is remo
   }
   await vi.waitUntil(() => router.seen.includes('BlockRemoved DISK'), { timeout: 20_000 });
   await vi.waitUntil(() => router.held.DISK.size === disk().blocks, { timeout: 20_000 });
+  subscriber.close();
+  await router.run;
+}, 60_000);
+
+it('who comes late hears of all that is held, when its events are long gone', async () => {
+  node = await open(64 << 20, 1);
+  const client = await RawClient.connect(path.join(folder, 'node.sock'));
+  const { arenaPath, arenaBytes, arenaId } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+  const arena = native.arenaOpen(arenaPath, Number(arenaBytes), arenaId);
+  for (const chain of ['a', 'b']) {
+    const request = { parent: Buffer.alloc(0), hashes: packed(chain, count) };
+    const { offsets } = await client.call({ $case: 'reserve', value: request }, 'reserved');
+    const checksums = [...(await native.arenaChecksum(arena, Float64Array.from(offsets, Number), payloadBytes))];
+    await client.call({ $case: 'commit', value: { offsets, checksums } }, 'done');
+  }
+  const disk = () => node!.store.stats().tiers.find(({ tier }) => tier === 'disk')!;
+  await vi.waitUntil(() => disk().blocks === 2 * count, { timeout: 20_000 });
+  subscriber = new KvEventSubscriber(endpoints());
+  const router = follow(subscriber);
+  await vi.waitUntil(() => router.held.CPU.size === 2 * count && router.held.DISK.size === 2 * count, {
+    timeout: 20_000,
+  });
+  expect(subscriber.stats().snapshots).toBe(1);
+  await client.end();
+  native.arenaClose(arena);
   subscriber.close();
   await router.run;
 }, 60_000);

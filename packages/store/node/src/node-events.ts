@@ -1,14 +1,22 @@
 /**
  * What the tiers of a node come to hold and lose, published for routers (packages/base/events has the format). Invariants: who subscribed
- * before the node's first tier was followed has heard of every block that it holds; the arena, whose contents end with the node, is
- * cleared at an orderly end.
+ * before the node's first tier was followed has heard of every block that it holds, and who comes later hears of them when it asks; the
+ * arena, whose contents end with the node, is cleared at an orderly end.
  */
-import { KvEventPublisher, type KvEventPublisherOptions, tierEvents } from '@kvtier/events';
+import {
+  type KvEvent,
+  KvEventPublisher,
+  type KvEventPublisherOptions,
+  type SnapshotPage,
+  tierEvents,
+} from '@kvtier/events';
 import type { Namespace } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
-import { followInSlices, Slices, type Tier, type TierChange } from '@kvtier/tiers';
+import { followInPages, followInSlices, Slices, type Tier, type TierChange } from '@kvtier/tiers';
 
 export type NodeEventsOptions = Omit<KvEventPublisherOptions, 'logger' | 'now' | 'dataParallelRank'>;
+
+type FollowedTier = Pick<Tier, 'name' | 'follow' | 'followInPages'>;
 
 /** Namespaces whose block size is remembered; blocks of further ones are published without it. */
 const maxNamespaces = 4_096;
@@ -16,11 +24,17 @@ const maxNamespaces = 4_096;
 export class NodeEvents {
   readonly #publisher: KvEventPublisher;
   readonly #ends: (() => void)[] = [];
+  readonly #tiers: FollowedTier[] = [];
   readonly #slices = new Slices();
   readonly #blockTokens = new Map<string, number>();
 
-  private constructor(publisher: KvEventPublisher) {
+  /** Where subscribers find them. */
+  readonly source: { readonly endpoint: string; readonly replayEndpoint: string | null; readonly topic: string };
+
+  private constructor(publisher: KvEventPublisher, topic: string) {
     this.#publisher = publisher;
+    this.source = { endpoint: publisher.endpoint, replayEndpoint: publisher.replayEndpoint, topic };
+    publisher.tellSnapshots(() => this.#held());
   }
 
   /** KvError CONFIG, LOCKED, IO, as KvEventPublisher.start. */
@@ -28,17 +42,14 @@ export class NodeEvents {
     const publisher = await KvEventPublisher.start({ ...options, logger: log });
     const { endpoint, replayEndpoint } = publisher;
     log.info({ endpoint, replayEndpoint }, 'publishes KV events');
-    return new NodeEvents(publisher);
+    return new NodeEvents(publisher, options.topic ?? '');
   }
 
   /** Publishes everything that the tier holds, the first of it now and the rest in turns to come, and every change. */
-  follow(tier: Pick<Tier, 'name' | 'follow' | 'followInPages'>): void {
-    const tell = tierEvents({
-      tier: tier.name,
-      blockTokens: ({ key }) => this.#blockTokens.get(key) ?? 0,
-      publish: (events, subtopic) => this.#publisher.publish(events, subtopic),
-    });
-    const end = followInSlices(tier, tell as (change: TierChange) => void, this.#slices);
+  follow(tier: FollowedTier): void {
+    const tell = this.#teller(tier, (events, subtopic) => this.#publisher.publish(events, subtopic));
+    this.#tiers.push(tier);
+    const end = followInSlices(tier, tell, this.#slices);
     this.#ends.push(() => {
       end();
       if (tier.name === 'arena') tell({ kind: 'cleared', namespace: null, hashes: [] });
@@ -48,6 +59,33 @@ export class NodeEvents {
   /** An engine has said how many tokens a block of the namespace has: the digest alone does not tell. */
   learn({ key }: Namespace, blockTokens: number): void {
     if (this.#blockTokens.size < maxNamespaces) this.#blockTokens.set(key, blockTokens);
+  }
+
+  /** Page by page, each of its moment: what comes and goes meanwhile is published, too. */
+  *#held(): Generator<SnapshotPage> {
+    for (const tier of this.#tiers) {
+      const pages: SnapshotPage[] = [];
+      const tell = this.#teller(tier, (events, subtopic) => pages.push({ events, subtopic }));
+      const following = followInPages(tier, (change) => {
+        if (change.kind === 'stored') tell(change as TierChange);
+      });
+      try {
+        for (let isMore = true; isMore; ) {
+          isMore = following.next();
+          yield* pages.splice(0);
+        }
+      } finally {
+        following.end();
+      }
+    }
+  }
+
+  #teller(
+    { name: tier }: FollowedTier,
+    publish: (events: readonly KvEvent[], subtopic: string) => void,
+  ): (change: TierChange) => void {
+    const blockTokens = ({ key }: Namespace): number => this.#blockTokens.get(key) ?? 0;
+    return tierEvents({ tier, blockTokens, publish }) as (change: TierChange) => void;
   }
 
   stats(): Readonly<Record<string, number>> {

@@ -16,6 +16,7 @@ import { SessionServer } from '@kvtier/session';
 import { ArenaTier, type ArenaTierOptions, type RedisSettings, type S3Settings, verifyBlocks } from '@kvtier/tiers';
 import { createArenaFile } from './arena-file.ts';
 import { type DiskOptions, openLower, type Placement } from './lower.ts';
+import type { NodeMembershipOptions } from './membership.ts';
 import type { NodeEventsOptions } from './node-events.ts';
 import type { PeersOptions } from './peers.ts';
 
@@ -36,6 +37,8 @@ export interface CacheNodeOptions {
   readonly quotas?: Quotas;
   /** null: no KV events are published. */
   readonly kvEvents?: NodeEventsOptions | null;
+  /** null: it is not announced to the cluster. */
+  readonly membership?: NodeMembershipOptions | null;
   readonly clock: Clock;
   readonly log: Log;
   readonly failpoint?: Failpoint | undefined;
@@ -127,6 +130,16 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       log,
     });
     undo.push(() => server.close());
+    if (options.membership) {
+      const { followPeers, joinCluster } = await import('./membership.ts');
+      const listening = { peer: options.peers?.listen ?? null, events: events?.source ?? null };
+      const member = joinCluster(options.membership, listening, log);
+      undo.push(() => member.close());
+      if (peers !== null && options.membership.followPeers !== false) {
+        const reader = followPeers(options.membership, peers, options.peers!.security, log);
+        undo.push(() => reader.close());
+      }
+    }
     return { arenaPath: arenaFile.path, store, server, close };
   } catch (error) {
     await close();

@@ -20,6 +20,8 @@ type Arriving = (namespace: Namespace, hash: HashKey) => Promise<void> | undefin
 
 export interface Peers {
   readonly tier: Tier;
+  /** Beside those that the configuration names; `maxPeers` of all at most. */
+  setOthers(addresses: readonly PeerAddress[]): void;
   /**
    * Give blocks of the arena and of the tier below to peers; returns the end of that. KvError when it cannot listen. `arriving`: of
    * a block that this node reads itself, fulfilled when that has ended.
@@ -39,8 +41,10 @@ export function openPeers(
   const { listen, security, readLimitMs } = options;
   const tls = security.encryption === 'tls';
   const loops = new PeerLoops({ arena: node.arena, tls, threads, maxConnections, stallMs: readLimitMs });
+  const tier = new PeerTier({ ...options, ...node, loops });
   return {
-    tier: new PeerTier({ ...options, ...node, loops }),
+    tier,
+    setOthers: (addresses) => tier.setPeers([...options.peers, ...addresses]),
     async serve(below, arriving) {
       if (listen === null) return async () => {};
       const server = await PeerServer.open({ ...listen, ...node, loops, below, arriving, security });

@@ -1,19 +1,22 @@
 /**
- * What the API server's tests share: a scripted engine on a Unix socket, the API server before it and OpenAI's own client, fresh
- * for every test; nothing is left behind.
+ * What the API server's tests share: scripted engines on Unix sockets, the fleet, the dispatcher and the API server before them and
+ * OpenAI's own client, fresh for every test; nothing is left behind.
  */
 import { mkdtempSync, rmSync } from 'node:fs';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { ScriptedEngine } from '@kvtier/registry/testing';
+import { Dispatcher, type DispatcherOptions } from '@kvtier/dispatch';
+import { FakeHoldings } from '@kvtier/dispatch/testing';
+import { Fleet, tierMedia } from '@kvtier/registry';
+import { ScriptedEngine, SpokenDiscovery } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
 import OpenAI, { APIError } from 'openai';
-import { afterEach, beforeEach, expect } from 'vitest';
+import { afterEach, beforeEach, expect, vi } from 'vitest';
 import { type ApiServer, type ApiServerOptions, startApiServer } from '../api-server.ts';
+import type { TextModel } from '../text-model.ts';
 import { type LoadedText, TextPool } from '../text-pool.ts';
 import { loadTokenizer } from '../tokenizer.ts';
-import type { TextModel } from '../understand.ts';
 
 export const modelDir = join(import.meta.dirname, '../../../../../models/demo/model');
 const tokenizer = loadTokenizer(modelDir);
@@ -36,9 +39,18 @@ class PatientPool extends TextPool {
 export const text: TextPool = new PatientPool();
 export const silent = createLogger('api-server-test', 'silent');
 
+/** A worker, as discovery names it. */
+type Named = Parameters<SpokenDiscovery['say']>[number];
+
 export class Harness {
   dir!: string;
+  /** The first one, `a`. */
   engine!: ScriptedEngine;
+  readonly engines: ScriptedEngine[] = [];
+  discovery!: SpokenDiscovery;
+  fleet!: Fleet;
+  holdings!: FakeHoldings;
+  dispatcher!: Dispatcher;
   server!: ApiServer;
   client!: OpenAI;
 
@@ -46,23 +58,65 @@ export class Harness {
   constructor() {
     beforeEach(async () => {
       this.dir = mkdtempSync(join(tmpdir(), 'kvtier-api-server-'));
-      this.engine = new ScriptedEngine(`unix:${this.dir}/engine.sock`, modelDir);
-      await this.engine.start();
+      this.engine = await this.start('a');
       await this.open();
     });
     afterEach(async () => {
-      await this.server.close();
-      await this.engine.stop();
+      await this.close();
+      for (const engine of this.engines.splice(0)) await engine.stop();
       rmSync(this.dir, { recursive: true, force: true });
     });
   }
 
-  /** Closes the API server and opens one with these options. */
-  async open(options: Partial<ApiServerOptions> = {}): Promise<void> {
-    await this.server?.close();
-    const engine = `unix:${this.dir}/engine.sock`;
-    this.server = await startApiServer({ host: '127.0.0.1', port: 0, engine, logger: silent, text, ...options });
+  /** A scripted engine of this name, which nobody knows of yet. */
+  async start(name: string): Promise<ScriptedEngine> {
+    const engine = new ScriptedEngine(`unix:${this.dir}/${name}`, modelDir);
+    await engine.start();
+    this.engines.push(engine);
+    return engine;
+  }
+
+  /** As discovery names the engine of this name. */
+  named = (name: string): Named => ({ name, address: `unix:${this.dir}/${name}` });
+
+  /** These are the workers, and they are all ready. */
+  async workers(...named: Named[]): Promise<void> {
+    this.discovery.say(...named);
+    await vi.waitUntil(() => {
+      const ready = this.fleet.workers().filter((worker) => worker?.state === 'ready');
+      return ready.length === named.length && this.fleet.workers().filter((worker) => worker).length === named.length;
+    });
+  }
+
+  /** Closes the API server and opens one with these options, before the first engine alone. */
+  async open(
+    options: Partial<ApiServerOptions> & { readonly routing?: Partial<DispatcherOptions> } = {},
+  ): Promise<void> {
+    await this.close();
+    this.discovery = new SpokenDiscovery();
+    this.fleet = new Fleet({ logger: silent });
+    this.holdings = new FakeHoldings();
+    const { routing, ...more } = options;
+    this.dispatcher = new Dispatcher({ workers: this.fleet, holdings: this.holdings, ...routing });
+    await this.fleet.start(this.discovery);
+    this.discovery.say(this.named('a'));
+    this.server = await startApiServer({
+      host: '127.0.0.1',
+      port: 0,
+      engines: this.fleet,
+      dispatch: this.dispatcher,
+      media: tierMedia,
+      logger: silent,
+      text,
+      ...more,
+    });
     this.client = new OpenAI({ baseURL: `${this.server.url}/v1`, apiKey: 'none', maxRetries: 0 });
+  }
+
+  async close(): Promise<void> {
+    await this.server?.close();
+    this.dispatcher?.close();
+    await this.fleet?.close();
   }
 
   post(path: string, body: unknown, init: RequestInit = {}): Promise<Response> {

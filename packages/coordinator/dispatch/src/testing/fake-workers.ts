@@ -1,7 +1,7 @@
 /** Workers and holdings that say what a test tells them, and count what was sent and has not ended. */
-import { type Keys, type Match, maxMedia } from '@kvtier/kv-index';
+import { type Keys, maxMedia } from '@kvtier/kv-index';
 import type { Sent, Worker, WorkerFacts, WorkerLoad } from '@kvtier/registry';
-import type { Elsewhere, Holdings, Share, Workers } from '../ports.ts';
+import type { Held, Holdings, Share, Workers } from '../ports.ts';
 
 type Writable<T> = { -readonly [K in keyof T]: T[K] };
 export interface FakeWorker extends Omit<Writable<Worker>, 'load'> {
@@ -40,7 +40,7 @@ export class FakeWorkers implements Workers {
   /** Requests that were sent and have not ended, by number. */
   readonly open: number[] = [];
   readonly shares: Share[] = [];
-  readonly #listeners = new Set<() => void>();
+  readonly #listeners = new Set<{ readonly tell: () => void }>();
 
   add(name: string, facts: Partial<WorkerFacts> = {}, load: Partial<WorkerLoad> = {}): FakeWorker {
     const worker: FakeWorker = {
@@ -72,7 +72,7 @@ export class FakeWorkers implements Workers {
   }
 
   changed(): void {
-    for (const listener of this.#listeners) listener();
+    for (const { tell } of this.#listeners) tell();
   }
 
   workers(): readonly (Worker | undefined)[] {
@@ -80,8 +80,13 @@ export class FakeWorkers implements Workers {
   }
 
   onChange(listener: () => void): () => void {
-    this.#listeners.add(listener);
-    return () => this.#listeners.delete(listener);
+    const entry = { tell: listener };
+    this.#listeners.add(entry);
+    return () => this.#listeners.delete(entry);
+  }
+
+  onLoad(listener: () => void): () => void {
+    return this.onChange(listener);
   }
 
   sent(number: number, share: Share): Sent {
@@ -117,23 +122,19 @@ export class FakeWorkers implements Workers {
 export class FakeHoldings implements Holdings {
   readonly blocks: number[] = [];
   readonly sentTo: number[] = [];
-  remote: Elsewhere = { blocks: 0, medium: 0 };
+  remote: Pick<Held, 'remoteBlocks' | 'remoteMedium'> = {};
   asked = 0;
 
-  match(_keys: Keys, numbers: readonly number[]): Match[] {
+  match(_model: string, _keys: Keys, numbers: readonly number[]): Held[] {
     this.asked++;
     return numbers.map((number) => {
       const byMedium = new Int32Array(maxMedia);
       byMedium[0] = this.blocks[number] ?? 0;
-      return { blocks: byMedium[0], byMedium };
+      return { blocks: byMedium[0], byMedium, ...this.remote };
     });
   }
 
-  elsewhere(): Elsewhere {
-    return this.remote;
-  }
-
-  sent(number: number): void {
+  sent(_model: string, number: number): void {
     this.sentTo.push(number);
   }
 }

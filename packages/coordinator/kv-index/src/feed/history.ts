@@ -49,10 +49,9 @@ export class History {
 
   /** To be called now and then. */
   expire(nowMs: number): void {
-    while (nowMs - this.#sinceMs >= this.#options.ttlMs / 2) {
-      this.#turn(Math.min(nowMs, this.#sinceMs + this.#options.ttlMs / 2));
-      if (nowMs - this.#sinceMs >= this.#options.ttlMs) this.#sinceMs = nowMs;
-    }
+    const overMs = nowMs - this.#sinceMs;
+    if (overMs >= this.#options.ttlMs / 2) this.#turn(nowMs);
+    if (overMs >= this.#options.ttlMs) this.#turn(nowMs);
   }
 
   close(): void {

@@ -64,6 +64,11 @@ async function publish(name: string, options: Partial<KvEventPublisherOptions> =
   return publisher;
 }
 
+async function stop(publisher: KvEventPublisher): Promise<void> {
+  publishers.splice(publishers.indexOf(publisher), 1);
+  await publisher.close();
+}
+
 function worker(number: number, options: Partial<FollowedWorker> & { kind?: string; events?: null } = {}) {
   const name = `w${number}`;
   const { kind = 'kvtier', events = endpointsOf(name), ...rest } = options;
@@ -104,8 +109,103 @@ describe('what a worker has at hand', () => {
         { blocks: 0, byMedium: new Int32Array(8), remoteBlocks: 0, ...remote },
       ]);
     }, wait);
+    expect(feed.elsewhere(prompt.keys)).toEqual({ blocks: 9, medium: 5 });
     // Another model's blocks on the same node are not ours.
     feed.follow([worker(0, { node: node('n'), namespaces: ['ffffffffffffffff'] }), worker(1)]);
     expect(blocksOf(prompt.keys, [0, 1])).toEqual([4, 1]);
+  });
+});
+
+describe('a router that comes late', () => {
+  it('learns all that engine and node hold, although they say nothing any more', async () => {
+    const prompt = promptOf(2, 6);
+    const tier = { parentBlockHash: null, tokenIds: [], blockSize: 0, medium: 'CPU' };
+    const a = await publish('w0', { bufferSteps: 1 });
+    const n = await publish('n', { bufferSteps: 1 });
+    a.tellSnapshots(() => [[stored(prompt, 0, 3, { blockSize: 0, tokenIds: [] })]]);
+    n.tellSnapshots(() => [{ events: [stored(prompt, 3, 6, tier)], subtopic: `@${namespace}` }]);
+    for (let i = 0; i < 3; i++) {
+      a.publish([stored(prompt, i, i + 1)]);
+      n.publish([stored(prompt, 3 + i, 4 + i, tier)], `@${namespace}`);
+    }
+    open().follow([worker(0, { node: node('n') })]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([6]), wait);
+    expect(feed!.state()).toMatchObject({ snapshots: 2, workers: [{ name: 'w0', why: undefined }] });
+  });
+
+  it('relies at once on an engine that holds nothing and says so', async () => {
+    (await publish('w0')).tellSnapshots(() => []);
+    open().follow([worker(0)]);
+    await vi.waitFor(() => expect(feed!.state().workers[0]!.why).toBeUndefined(), wait);
+  });
+
+  it('of an engine that cannot tell, learns what can be replayed', async () => {
+    const prompt = promptOf(3, 4);
+    const a = await publish('w0');
+    a.publish([stored(prompt, 0, 3)]);
+    open().follow([worker(0)]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([3]), wait);
+  });
+});
+
+describe('where events cannot be relied on', () => {
+  it('what a worker was sent stands for what it holds, as much as it can hold, for a while; in one line each way', async () => {
+    let now = 1_000;
+    const feed = open({ now: () => now, guessMs: 60_000 });
+    feed.follow([worker(0, { events: null, totalBlocks: 20 }), worker(1)]);
+    const [first, second, third] = [4, 5, 6].map((seed) => promptOf(seed, 8));
+    feed.sent(0, first!.keys);
+    feed.sent(1, first!.keys);
+    expect(blocksOf(first!.keys, [0, 1])).toEqual([8, 8]);
+    feed.sent(0, second!.keys);
+    feed.sent(0, third!.keys);
+    expect([first!, second!, third!].map(({ keys }) => blocksOf(keys, [0])[0])).toEqual([0, 8, 8]);
+    // Its first event: what it says counts from now on, not what it was sent.
+    const b = await publish('w1');
+    b.publish([stored(second!, 0, 2)]);
+    await vi.waitFor(() => expect(blocksOf(second!.keys, [1])).toEqual([2]), wait);
+    await vi.waitFor(() => expect(blocksOf(first!.keys, [1])).toEqual([0]), wait);
+    now += 120;
+    await vi.waitFor(() => expect(blocksOf(third!.keys, [0])).toEqual([0]), wait);
+    await stop(b);
+    await vi.waitFor(() => expect(feed.state().workers[1]!.why).toBe('not connected to its KV events'), wait);
+    expect(blocksOf(second!.keys, [1])).toEqual([0]);
+    expect(lines.filter((line) => line.startsWith('worker w1: '))).toEqual([
+      'worker w1: not connected to its KV events; what it holds is guessed from what it was sent',
+      'worker w1: its KV events tell what it holds',
+      'worker w1: not connected to its KV events; what it holds is guessed from what it was sent',
+    ]);
+    expect(lines[0]).toBe('worker w0: publishes no KV events; what it holds is guessed from what it was sent');
+  });
+
+  it('a worker that starts again, or leaves, holds nothing of what it said', async () => {
+    const prompt = promptOf(7, 4);
+    const a = await publish('w0');
+    a.publish([stored(prompt)]);
+    const feed = open();
+    feed.follow([worker(0, { bootEpoch: 'a' })]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([4]), wait);
+    await stop(a);
+    const again = await publish('w0');
+    feed.follow([worker(0, { bootEpoch: 'b' })]);
+    expect(blocksOf(prompt.keys, [0])).toEqual([0]);
+    again.publish([stored(prompt, 0, 1)]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([1]), wait);
+    feed.follow([]);
+    expect(blocksOf(prompt.keys, [0])).toEqual([0]);
+  });
+
+  it('what an endpoint cannot be is said, and tried again; others are followed', async () => {
+    const prompt = promptOf(8, 2);
+    const b = await publish('w1');
+    const feed = open();
+    const bad = worker(0);
+    feed.follow([
+      { ...bad, record: { ...bad.record, events: { endpoint: 'nonsense', replayEndpoint: null, topic: '' } } },
+      worker(1),
+    ]);
+    b.publish([stored(prompt)]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0, 1])).toEqual([0, 2]), wait);
+    expect(feed.state().workers[0]!.why).toMatch(/^nonsense: cannot be subscribed to/);
   });
 });

@@ -186,6 +186,23 @@ export class IndexFeed {
     return found;
   }
 
+  /** What any node can fetch of a prompt, from other nodes and from shared tiers: blocks, and the slowest medium of these. */
+  elsewhere(keys: Keys): { readonly blocks: number; readonly medium: number } {
+    if (this.#isStale) this.#review();
+    const namespaces = new Set([...this.#pools.keys(), ...this.#shared.namespaces]);
+    const targets = [...namespaces].map((namespace) => ({
+      sources: [
+        ...(this.#pools.get(namespace)?.sources ?? []),
+        ...this.#shared.all(namespace).map(({ source }) => source),
+      ],
+    }));
+    const none = { blocks: 0, byMedium: new Int32Array() };
+    const most = this.#index.match(keys, targets).reduce((a, b) => (b.blocks > a.blocks ? b : a), none as Match);
+    // What lies in another node's memory or on its disk comes from a peer.
+    const slowest = most.byMedium.findLastIndex((blocks) => blocks > 0);
+    return { blocks: most.blocks, medium: Math.max(slowest, mediumNumbers.peer) };
+  }
+
   /** A request with these blocks went to this worker. */
   sent(number: number, keys: Keys): void {
     const entry = this.#workers.get(number);

@@ -43,7 +43,11 @@ export class NodeListing {
 
   /** As EngineListing's. */
   *apply(item: StreamItem<PackedBatch>): Generator<void, boolean> {
-    if (item.kind !== 'batch') return this.forget();
+    if (item.kind === 'restarted') return this.forget();
+    if (item.kind !== 'batch') {
+      this.#options.shared.voided(this.#options.teller);
+      return this.#close();
+    }
     const namespace = namespaceIn(item.topic);
     const before = this.#parts.size;
     let done = 0;
@@ -59,10 +63,14 @@ export class NodeListing {
   }
 
   forget(): boolean {
+    this.#options.shared.left(this.#options.teller);
+    return this.#close();
+  }
+
+  #close(): boolean {
     const had = this.#parts.size > 0;
     for (const part of this.#parts.values()) part.close();
     this.#parts.clear();
-    this.#options.shared.forget(this.#options.teller);
     return had;
   }
 

@@ -44,6 +44,11 @@ export class SharedBlocks {
     );
   }
 
+  /** All that lies in shared tiers of a namespace. */
+  all(namespace: string): Part[] {
+    return [...this.#media.values()].flatMap(({ parts }) => parts.get(namespace) ?? []);
+  }
+
   /** Namespaces that were told of. */
   get namespaces(): readonly string[] {
     return [...new Set([...this.#media.values()].flatMap(({ parts }) => [...parts.keys()]))];
@@ -76,19 +81,29 @@ export class SharedBlocks {
     }
   }
 
-  /** All that this node said is void. */
-  forget(teller: Teller): void {
+  /** What this node said is void; it goes on telling. */
+  voided(teller: Teller): void {
+    for (const medium of this.#media.values()) if (medium.teller === teller) this.#empty(medium);
+  }
+
+  /** This node tells nothing any more. */
+  left(teller: Teller): void {
     for (const medium of this.#media.values()) this.#lose(medium, teller);
   }
 
   #lose(medium: Medium, teller: Teller): void {
     if (medium.told.delete(teller)) this.#onChange();
     if (medium.teller !== teller) return;
-    for (const part of medium.parts.values()) part.close();
-    medium.parts.clear();
+    this.#empty(medium);
     [medium.teller] = medium.told;
     // It told of changes only since it began: now all is wanted of it.
     medium.teller?.resync();
+  }
+
+  #empty(medium: Medium): void {
+    for (const part of medium.parts.values()) part.close();
+    medium.parts.clear();
+    this.#onChange();
   }
 
   #mediumOf(number: number): Medium {

@@ -1,3 +1,4 @@
 /** For tests: doubles, rigs and what else of this room they look at. */
+export { Pod, type PodFigures, type PodRequest } from './pod.ts';
 export { SpokenDiscovery } from './rig.ts';
 export { type Call, cacheUse, engineLoad, event, fail, greedy, ScriptedEngine, say } from './scripted-engine.ts';

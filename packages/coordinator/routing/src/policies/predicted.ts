@@ -2,16 +2,29 @@
  * Our own: the worker on which the request, and those that come after it, are served soonest.
  *
  *     compute = uncached tokens ÷ prefill rate                 bring = Σ over media: blocks there ÷ blocks a second from it
- *     ahead   = max(tokens ahead ÷ prefill rate, loads ahead)
- *     room    = blocks that are missing until it fits, with those that wait before it ÷ blocks that are freed a second
- *     cost    = max(ahead, room) + (compute + bring) × (1 + queued ÷ 2)
+ *     room    = what is missing until it fits, blocks and a place among those that run ÷ what is freed a second
+ *     begins  = max(tokens ahead ÷ prefill rate, rest of the step, loads ahead + bring, room)
+ *     beside  = steps until its first token × requests there × what a request adds to a step
+ *     cost    = begins + beside + compute + (compute + bring) × queued ÷ 2
  *
- * A worker's rates are those that it measures while it decodes what it decodes. The factor is what the request costs others: work
+ * Blocks are brought in while others compute: at first, waiting hides it. The last term is what the request costs others: work
  * that this choice adds, and another would not, is waited for by all that come while there is a queue; `queued` is how many
  * requests wait per worker in the cluster. Without a queue the rule is the least predicted time to first token (as Mooncake's
  * algorithm 1); the longer the queues, the more it saves work, which is what decides throughput at saturation.
+ *
+ * Hot prefixes and new workers have no rule of their own: where the holders have work, an idle worker is sooner, and what it
+ * computes or brings in is held there too from then on.
  */
 import { eligible, leastBy, type Policy, type Random, type RoutedRequest, type WorkerState } from '../policy.ts';
+
+/** What a worker holds of a prompt, and what can be brought to it. */
+export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteMedium'>;
+
+/** Nothing was freed yet: as if what is in use were freed within so many seconds. */
+const unknownAnswerS = 20;
+
+/** Prompt tokens of one step, as engines are set up. */
+const chunkTokens = 2048;
 
 export class Predicted implements Policy {
   readonly name = 'predicted';
@@ -31,38 +44,75 @@ export class Predicted implements Policy {
 }
 
 /** Seconds: until the worker has served what is before the request, and what the request costs. `claimedS`: of others that wait. */
-export function costOf(request: RoutedRequest, worker: WorkerState, claimedS: number, weight: number): number {
-  return Math.max(aheadS(worker) + claimedS, roomS(request, worker)) + workS(request, worker) * weight;
+export function costOf(
+  request: RoutedRequest,
+  worker: WorkerState,
+  claimedS: number,
+  weight: number,
+  held: HeldOfPrompt = worker,
+): number {
+  const { computeS, bringS } = costsOf(request, worker, held);
+  const { waiting, running, stepS, stepPerRequestS, prefillTokensPerS, tokensAhead, loadAheadS } = worker;
+  const requests = waiting + running;
+  // Half of the step that runs, on average.
+  const stepLeftS = requests === 0 ? 0 : (stepS + requests * stepPerRequestS) / 2;
+  const computedS = tokensAhead / prefillTokensPerS + claimedS;
+  const beginsS = Math.max(computedS, stepLeftS, loadAheadS + bringS, roomS(request, worker));
+  const steps = 1 + ((beginsS + computeS) * prefillTokensPerS) / chunkTokens;
+  return beginsS + steps * requests * stepPerRequestS + computeS * weight + bringS * (weight - 1);
 }
 
 /** Seconds of work that the worker has. */
 export const aheadS = ({ tokensAhead, prefillTokensPerS, loadAheadS }: WorkerState): number =>
   Math.max(tokensAhead / prefillTokensPerS, loadAheadS);
 
-/** Seconds of work that the request is on this worker: what it brings in, and what it computes. */
-export function workS(request: RoutedRequest, worker: WorkerState): number {
-  const { match, prefillTokensPerS, loadBlocksPerS, remoteBlocks, remoteMedium } = worker;
-  const computeS = request.blockTokens / prefillTokensPerS;
-  let bring = 0;
-  for (let medium = 1; medium < match.byMedium.length; medium++)
-    bring += match.byMedium[medium]! * Math.min(secondsOf(loadBlocksPerS[medium]), computeS);
-  let uncached = request.tokens - match.blocks * request.blockTokens;
-  if (remoteBlocks > 0 && secondsOf(loadBlocksPerS[remoteMedium]) < computeS) {
-    bring += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
-    uncached -= remoteBlocks * request.blockTokens;
-  }
-  return Math.max(uncached, 1) / prefillTokensPerS + bring;
+/** Seconds of work that the request is on this worker. */
+export function workS(request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number {
+  const { computeS, bringS } = costsOf(request, worker, held);
+  return computeS + bringS;
 }
 
-/** Seconds until the worker's pool has room for the request. */
+/** Of the request on this worker: what it computes, and what it brings in. */
+function costsOf(
+  { tokens, blockTokens }: RoutedRequest,
+  { prefillTokensPerS, loadBlocksPerS }: WorkerState,
+  { match, remoteBlocks, remoteMedium }: HeldOfPrompt,
+): { readonly computeS: number; readonly bringS: number } {
+  const blockS = blockTokens / prefillTokensPerS;
+  let bringS = 0;
+  for (let medium = 1; match.blocks > 0 && medium < match.byMedium.length; medium++) {
+    const blocks = match.byMedium[medium]!;
+    if (blocks > 0) bringS += blocks * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
+  }
+  let uncached = tokens - match.blocks * blockTokens;
+  if (remoteBlocks > 0 && secondsOf(loadBlocksPerS[remoteMedium]) < blockS) {
+    bringS += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
+    uncached -= remoteBlocks * blockTokens;
+  }
+  return { computeS: Math.max(uncached, 1) / prefillTokensPerS, bringS };
+}
+
+/**
+ * Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. What is cached there
+ * takes room, too, once a request uses it.
+ */
 export function roomS(
   request: RoutedRequest,
-  { usedBlocks, waitingBlocks, totalBlocks, freedBlocksPerS, match }: WorkerState,
+  { waiting, running, maxRunning, usedBlocks, waitingBlocks, totalBlocks, freedBlocksPerS }: WorkerState,
 ): number {
-  const blocks = Math.ceil((request.tokens + request.maxTokens) / request.blockTokens) - match.byMedium[0]!;
+  if (waiting + running === 0 || totalBlocks === 0) return 0;
+  const blocks = Math.ceil((request.tokens + request.maxTokens) / request.blockTokens);
   const missing = usedBlocks + waitingBlocks + blocks - totalBlocks;
-  return missing <= 0 || freedBlocksPerS <= 0 ? 0 : missing / freedBlocksPerS;
+  const places = maxRunning === undefined ? 0 : waiting + running + 1 - maxRunning;
+  // Who ends gives back as many blocks as one has on average.
+  const missingWithPlaces = Math.max(missing, places > 0 ? (places * usedBlocks) / Math.max(running, 1) : 0);
+  if (missingWithPlaces <= 0) return 0;
+  return missingWithPlaces / (freedBlocksPerS > 0 ? freedBlocksPerS : Math.max(usedBlocks, 1) / unknownAnswerS);
 }
+
+/** As many requests run here, or are about to, as can. */
+export const isFull = ({ waiting, running, maxRunning }: WorkerState): boolean =>
+  maxRunning !== undefined && waiting + running >= maxRunning;
 
 const secondsOf = (blocksPerS: number | undefined): number =>
   blocksPerS !== undefined && blocksPerS > 0 ? 1 / blocksPerS : Number.POSITIVE_INFINITY;

@@ -19,6 +19,7 @@ import type { HashKey } from '@kvtier/identity';
 import { nullBlock } from '../block-pool.ts';
 import type { CacheHit, GroupBlocks } from '../coordinator.ts';
 import { EventLog, type KvCacheEvent, type PackedEvents } from '../events.ts';
+import { heldEvents } from '../held-events.ts';
 import type { AllocateOptions, PrefixCache, PrefixCacheRequest } from '../prefix-cache.ts';
 import { PrefixCacheStats, type PrefixCacheStatsSnapshot } from '../stats.ts';
 import type { RadixPolicy } from './eviction-queue.ts';
@@ -170,6 +171,10 @@ export class RadixCache implements PrefixCache {
     return table ? [table.blocks] : noBlocks;
   }
 
+  blockTable(requestId: string): readonly number[] {
+    return this.#tables.get(requestId)?.blocks ?? noBlocks[0]!;
+  }
+
   /** Full attention looks at everything. */
   skippedBlocks(): number {
     return 0;
@@ -214,6 +219,11 @@ export class RadixCache implements PrefixCache {
 
   takePackedEvents(): PackedEvents {
     return this.#events.takePacked();
+  }
+
+  heldEvents(): Iterable<readonly KvCacheEvent[]> {
+    const hashes = this.#hashes.slice();
+    return heldEvents([{ group: 0, rows: [...hashes.keys()], keyOf: (block) => hashes[block] }]);
   }
 
   takeEvents(): KvCacheEvent[] {

@@ -21,7 +21,7 @@ export type PeerSecurity =
   /** Certificates of one authority, PEM; every node has its own and checks the other's. */
   | { readonly encryption: 'tls'; readonly cert: Buffer; readonly key: Buffer; readonly ca: Buffer }
   /** A shared secret, and bytes that anyone on the way can read: loopback, or a network that is trusted. */
-  | { readonly encryption: 'none'; readonly secret: Buffer };
+  | { readonly encryption: 'none'; readonly secret: Buffer; readonly trustedNetwork?: boolean };
 
 export interface Proven {
   readonly control: Control;

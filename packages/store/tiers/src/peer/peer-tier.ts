@@ -60,7 +60,11 @@ export class PeerTier implements Tier {
   readonly supports = { persistent: false, shared: true, writable: false, evicts: false };
   readonly #options: Required<PeerTierOptions>;
   readonly #directory: PeerDirectory;
-  readonly #peers: readonly RemotePeer<Reading>[];
+  /** By their bits. Those of `#left` are closed, and keep their place until another one takes it. */
+  readonly #peers: RemotePeer<Reading>[] = [];
+  /** Whether what it held is gone, so that its bits are free. */
+  readonly #left = new Map<number, 'going' | 'gone'>();
+  #wanted: ReadonlyMap<string, PeerAddress> = new Map();
   readonly #followers = new Followers();
   readonly #counts = { hits: 0, misses: 0, evictions: 0, corrupt: 0, refused: 0 };
   readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0 };
@@ -80,17 +84,14 @@ export class PeerTier implements Tier {
       throw new KvError('CONFIG', `peers: ${options.peers.length} are more than ${maxPeers}; name fewer of them`);
     }
     this.#directory = new PeerDirectory(this.#options.maxBlocks);
-    this.#peers = options.peers.map(
-      (address, index) =>
-        new RemotePeer<Reading>({
-          ...this.#options,
-          address,
-          slices: this.#slices,
-          onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
-          onChange: (change) => this.#changed(index, change),
-          onGone: () => this.#dropped(bitsOf(index)),
-        }),
-    );
+    for (const address of options.peers) this.#join(this.#peers.length, address);
+    this.#wanted = byName(options.peers);
+  }
+
+  /** Other peers from now on, `maxPeers` at most (the first ones): who stays is not touched, who goes is let go of. */
+  setPeers(addresses: readonly PeerAddress[]): void {
+    this.#wanted = byName(addresses.slice(0, maxPeers));
+    this.#arrange();
   }
 
   lookup(namespace: Namespace, hashes: readonly HashKey[]): number {
@@ -152,8 +153,9 @@ export class PeerTier implements Tier {
   }
 
   stats(): TierStats {
-    const away = this.#peers.filter(({ connected }) => !connected);
-    const inService = !this.#closed && (this.#peers.length === 0 || away.length < this.#peers.length);
+    const peers = this.#peers.filter((_, index) => !this.#left.has(index));
+    const away = peers.filter(({ connected }) => !connected);
+    const inService = !this.#closed && (peers.length === 0 || away.length < peers.length);
     return {
       tier: this.name,
       blocks: this.#directory.count,
@@ -164,11 +166,11 @@ export class PeerTier implements Tier {
       outOfServiceReason: inService ? '' : away.map(({ name, reason }) => `${name}: ${reason}`).join('; '),
       detail: {
         ...this.#detail,
-        connected_peers: this.#peers.length - away.length,
-        listed_peers: this.#peers.filter(({ listed }) => listed).length,
+        connected_peers: peers.length - away.length,
+        listed_peers: peers.filter(({ listed }) => listed).length,
         /** Connected, and with a stream that is up. */
-        usable_peers: this.#peers.filter(({ usable }) => usable).length,
-        configured_peers: this.#peers.length,
+        usable_peers: peers.filter(({ usable }) => usable).length,
+        configured_peers: peers.length,
         left_out_blocks: this.#directory.leftOut,
         pending_bytes: this.#pendingBytes,
       },
@@ -185,6 +187,47 @@ export class PeerTier implements Tier {
     for (const peer of this.#peers) peer.close();
     this.#slices.clear();
     await Promise.all(this.#open);
+  }
+
+  #arrange(): void {
+    if (this.#closed) return;
+    const here = new Set<string>();
+    for (const [index, peer] of this.#peers.entries()) {
+      if (this.#left.has(index)) continue;
+      if (this.#wanted.has(peer.name)) here.add(peer.name);
+      else this.#leave(index);
+    }
+    for (const [name, address] of this.#wanted) {
+      if (here.has(name)) continue;
+      const free = [...this.#left].find(([, state]) => state === 'gone')?.[0];
+      const index = free ?? this.#peers.length;
+      // The bits of one that goes are free soon, and then this is asked again.
+      if (index < maxPeers) this.#join(index, address);
+    }
+  }
+
+  #join(index: number, address: PeerAddress): void {
+    this.#left.delete(index);
+    // One that was closed may end after another one has its bits: what it says is nobody's.
+    const isIt = (): boolean => this.#peers[index] === peer;
+    const peer: RemotePeer<Reading> = new RemotePeer<Reading>({
+      ...this.#options,
+      address,
+      slices: this.#slices,
+      onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
+      onChange: (change) => (isIt() ? this.#changed(index, change) : undefined),
+      onGone: () => (isIt() ? this.#dropped(bitsOf(index)) : Promise.resolve()),
+    });
+    this.#peers[index] = peer;
+  }
+
+  #leave(index: number): void {
+    this.#left.set(index, 'going');
+    this.#peers[index]!.close();
+    void this.#dropped(bitsOf(index)).then(() => {
+      this.#left.set(index, 'gone');
+      this.#arrange();
+    });
   }
 
   /** Send each to the holder with the least to do that has not been tried; end those that have none. */
@@ -316,3 +359,6 @@ export class PeerTier implements Tier {
     await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
   }
 }
+
+const byName = (addresses: readonly PeerAddress[]): ReadonlyMap<string, PeerAddress> =>
+  new Map(addresses.map((address) => [`${address.host}:${address.port}`, address]));

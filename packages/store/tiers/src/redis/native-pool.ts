@@ -8,7 +8,8 @@ import { lookup } from 'node:dns';
 import { isIP } from 'node:net';
 import { type ArenaHandle, native, type ValuesHandle } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
-import { loginOf, type MoveResult, type RedisAddress, type RedisLogin } from './piece-connection.ts';
+import type { RedisAddress, RedisLogin } from '@kvtier/redis';
+import { loginOf, type MoveResult } from './piece-connection.ts';
 
 /** What became of a value. 'fault': it has arrived, and is not the object that it should be. */
 export type ValueEnd = MoveResult | 'fault';

@@ -13,6 +13,7 @@
  */
 import { connect as connectTcp, type Socket } from 'node:net';
 import { connect as connectTls, type ConnectionOptions as TlsOptions } from 'node:tls';
+import type { RedisAddress, RedisLogin } from '@kvtier/redis';
 
 /** 'ok'; 'none': nothing there; 'length': not as many bytes as asked for; 'lost': no answer. Else Redis's error line. */
 export type MoveResult = 'ok' | 'none' | 'length' | 'lost' | { readonly error: string };
@@ -30,22 +31,6 @@ export interface PieceJob {
   /** Sent behind an ASKING: the slot is on its way to this server. */
   readonly asking: boolean;
   readonly onDone: (result: MoveResult) => void;
-}
-
-/** Where a server listens. */
-export interface RedisAddress {
-  readonly host?: string | undefined;
-  readonly port?: number | undefined;
-  readonly path?: string | undefined;
-}
-
-export interface RedisLogin {
-  readonly username?: string | undefined;
-  readonly password?: string | undefined;
-  /** Not in a Cluster. */
-  readonly database?: number | undefined;
-  readonly tls?: TlsOptions | undefined;
-  readonly connectTimeoutMs: number;
 }
 
 interface Expected {

@@ -1,14 +1,13 @@
 /**
- * The commands' way to Redis: ioredis, which knows discovery, topology and failover, and runs the scripts of a partition on the
- * server that has it. Invariants: every call ends within the time limit; replies of one partition come in the order in which the
- * server made them (one connection a server).
+ * The commands' way to Redis: the scripts and commands of a partition, on the server that has it. Invariants: every call ends within
+ * the time limit; replies of one partition come in the order in which the server made them (one connection a server).
  */
-import { KvError, Outside } from '@kvtier/errors';
-import { Cluster, Redis, type RedisOptions } from 'ioredis';
-import type { RedisAddress, RedisLogin } from './piece-connection.ts';
+import { KvError } from '@kvtier/errors';
+import { type RedisAddress, RedisClient, type RedisLogin } from '@kvtier/redis';
+import { Cluster, type Redis } from 'ioredis';
 import type { Reply } from './replies.ts';
 import { allScripts, keyNames, type Script } from './scripts.ts';
-import { credentialsOf, parseServers, type RedisSettings, tlsOf } from './settings.ts';
+import type { RedisSettings } from './settings.ts';
 
 const slotCount = 16_384;
 type Argument = string | number | Buffer;
@@ -23,80 +22,13 @@ export interface Partition {
 }
 
 export class RedisCommands {
-  readonly #client: Outside<Redis | Cluster>;
+  readonly #client: RedisClient;
   readonly #settings: RedisSettings;
-  readonly #login: RedisLogin;
-  /** Why the last connection was not made or kept; ioredis tells by events. */
-  #lastError: Error | undefined;
-  #isClosed = false;
 
   /** Begins to connect. KvError CONFIG for what cannot work. `onLost`: the connection to a server ended, or a server was replaced. */
   constructor(settings: RedisSettings, onLost: (reason: string) => void) {
     this.#settings = settings;
-    const servers = parseServers(settings);
-    const first = servers[0]!;
-    const tls = tlsOf(settings, first.isTls);
-    const { username, password } = credentialsOf(settings, first);
-    const connectTimeoutMs = settings.timeLimitMs;
-    this.#login = { username, password, database: settings.database, tls, connectTimeoutMs };
-    const common = {
-      ...(username === undefined ? {} : { username }),
-      ...(password === undefined ? {} : { password }),
-      ...(tls === undefined ? {} : { tls }),
-      protocol: 2 as const,
-      connectTimeout: settings.timeLimitMs,
-      commandTimeout: settings.timeLimitMs,
-      disableClientInfo: true,
-      maxRetriesPerRequest: 0,
-      enableOfflineQueue: false,
-      autoResendUnfulfilledCommands: false,
-      retryStrategy: backoffMs,
-      // A master that became a replica: connect again, and find the new one.
-      reconnectOnError: (error: Error) => error.message.startsWith('READONLY'),
-    } satisfies RedisOptions;
-    if (settings.mode === 'cluster') {
-      const { retryStrategy: _, enableOfflineQueue: __, ...redisOptions } = common;
-      const seeds = servers.map(({ host, port }) => ({ host: host!, port: port! }));
-      const clusterOptions = {
-        redisOptions,
-        clusterRetryStrategy: backoffMs,
-        enableOfflineQueue: false,
-        slotsRefreshTimeout: settings.timeLimitMs,
-        slotsRefreshInterval: 5000,
-        // Names and addresses as the cluster announces them: a certificate is for the name.
-        dnsLookup: (address: string, callback: (error: null, address: string) => void) => callback(null, address),
-        maxRedirections: 4,
-        retryDelayOnFailover: 100,
-        retryDelayOnClusterDown: 100,
-        retryDelayOnTryAgain: 20,
-      };
-      this.#client = new Outside('redis', new Cluster(seeds, clusterOptions));
-    } else if (settings.mode === 'sentinel') {
-      const { sentinelUsername, sentinelPassword } = settings;
-      const options = {
-        ...common,
-        db: settings.database,
-        sentinels: servers.map(({ host, port }) => ({ host: host!, port: port! })),
-        name: settings.masterName!,
-        failoverDetector: true,
-        sentinelRetryStrategy: backoffMs,
-        ...(sentinelUsername === undefined ? {} : { sentinelUsername }),
-        ...(sentinelPassword === undefined ? {} : { sentinelPassword }),
-        ...(tls === undefined ? {} : { sentinelTLS: tls, enableTLSForSentinelMode: true }),
-      };
-      this.#client = new Outside('redis', new Redis(options));
-    } else {
-      const place = first.path === undefined ? { host: first.host!, port: first.port! } : { path: first.path };
-      this.#client = new Outside('redis', new Redis({ ...common, ...place, db: settings.database }));
-    }
-    this.#client.now((client) => {
-      for (const event of ['error', 'node error']) {
-        client.on(event, (error: Error) => {
-          this.#lastError = error;
-        });
-      }
-      client.on('close', () => onLost(this.#lastError?.message ?? 'the connection ended'));
-    });
+    this.#client = new RedisClient(settings, onLost);
   }
 
   get partitionCount(): number {
@@ -116,59 +48,30 @@ export class RedisCommands {
   }
 
   get isReady(): boolean {
-    return this.#client.now(({ status }) => status === 'ready');
+    return this.#client.isReady;
   }
 
   /** Waits until commands can be sent. KvError with the reason, CONFIG when waiting longer will not help. */
-  async ready(limitMs: number): Promise<void> {
-    const endMs = performance.now() + limitMs;
-    while (!this.isReady) {
-      if (this.#isClosed) throw new KvError('CANCELLED', 'redis: the tier was closed', { retry: true });
-      this.#client.now(unstick);
-      const error = this.#lastError;
-      if (error !== undefined && isRefusal(error.message)) throw asKvError(error);
-      const leftMs = endMs - performance.now();
-      if (leftMs <= 0) {
-        throw error === undefined
-          ? new KvError('DEADLINE', `redis: no connection within ${limitMs} ms; ${reachAdvice}`, { retry: true })
-          : asKvError(error);
-      }
-      await new Promise<void>((resolve) => {
-        const events = ['ready', 'error', 'node error'];
-        const done = (): void => {
-          clearTimeout(timer);
-          this.#client.now((client) => events.forEach((event) => void client.off(event, done)));
-          resolve();
-        };
-        const timer = setTimeout(done, Math.min(leftMs, 100));
-        this.#client.now((client) => events.forEach((event) => void client.once(event, done)));
-      });
-    }
-    this.#lastError = undefined;
+  ready(limitMs: number): Promise<void> {
+    return this.#client.ready(limitMs);
   }
 
   /** Has every server know the scripts, so that calling one is one round trip. */
   async loadScripts(): Promise<void> {
     const servers = this.#client.now((client) => (client instanceof Cluster ? client.nodes('master') : [client]));
     for (const server of servers) {
-      for (const { lua } of allScripts) await this.#limited(() => server.call('SCRIPT', 'LOAD', lua));
+      for (const { lua } of allScripts) await this.#client.ask(() => server.call('SCRIPT', 'LOAD', lua));
     }
   }
 
   /** KvError IO (retry) when the server does not do it in time. */
   async run(script: Script, partition: Partition, args: readonly Argument[]): Promise<Reply> {
-    const rest = [String(partition.keys.length), ...partition.keys, ...args];
-    try {
-      return (await this.#limited((client) => client.callBuffer('EVALSHA', [script.sha, ...rest]))) as Reply;
-    } catch (error) {
-      if (!(error as Error).message.includes('NOSCRIPT')) throw error;
-      return (await this.#limited((client) => client.callBuffer('EVAL', [script.lua, ...rest]))) as Reply;
-    }
+    return await this.#client.run(script, partition.keys, args);
   }
 
   /** A command on the server of a partition. */
   async command(partition: Partition, name: string, args: readonly Argument[]): Promise<Reply> {
-    return (await this.#limited((client) => this.#serverIn(client, partition).callBuffer(name, [...args]))) as Reply;
+    return (await this.#client.ask((client) => this.#serverIn(client, partition).callBuffer(name, [...args]))) as Reply;
   }
 
   /** Where values of a partition are, as far as is known; undefined when that slot has no server now. */
@@ -192,12 +95,12 @@ export class RedisCommands {
 
   /** Connect anew: what is connected may be connected to nothing any more. */
   reset(): void {
-    if (this.isReady) this.#client.now((client) => client.disconnect(true));
+    this.#client.reset();
   }
 
   /** For connections of our own. */
   get login(): RedisLogin {
-    return this.#login;
+    return this.#client.login;
   }
 
   /** A value's server said MOVED: ask the cluster anew. */
@@ -206,11 +109,7 @@ export class RedisCommands {
   }
 
   close(): void {
-    this.#isClosed = true;
-    this.#client.now((client) => {
-      client.removeAllListeners('close');
-      client.disconnect();
-    });
+    this.#client.close();
   }
 
   #serverIn(client: Redis | Cluster, partition: Partition): Redis {
@@ -220,25 +119,6 @@ export class RedisCommands {
     if (server === undefined)
       throw new KvError('IO', `redis: no server has slot ${partition.slot} now`, { retry: true });
     return server;
-  }
-
-  /** ioredis's own limit does not cover every wait of a Cluster (redirections, discovery). */
-  async #limited<T>(call: (client: Redis | Cluster) => Promise<T>): Promise<T> {
-    try {
-      return await this.#client.ask(this.#settings.timeLimitMs + 200, call);
-    } catch (error) {
-      throw asKvError(error as Error);
-    }
-  }
-}
-
-/** What ioredis leaves undone when events come at a bad moment. What is begun here, its events tell of. */
-function unstick(client: Redis | Cluster): void {
-  // It gives up for good when a failover is announced just while it connects.
-  if (client.status === 'end') client.connect().catch(() => {});
-  // A Cluster's client that learns of a server while it disconnects waits for ever that this one goes, too.
-  if (client instanceof Cluster && client.status === 'disconnecting') {
-    for (const node of client.nodes('all')) node.disconnect();
   }
 }
 
@@ -256,40 +136,4 @@ function slotOf(tag: string): number {
     for (let bit = 0; bit < 8; bit++) crc = crc & 0x8000 ? ((crc << 1) ^ 0x1021) & 0xffff : (crc << 1) & 0xffff;
   }
   return crc % slotCount;
-}
-
-function backoffMs(times: number): number {
-  return Math.min(2000, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
-}
-
-const reachAdvice = 'check that servers can be reached, and tls (caFile, serverName) where they speak it';
-
-const remedies: readonly (readonly [RegExp, string])[] = [
-  [/NOAUTH|WRONGPASS|invalid (username|password)|without any password configured/i, 'correct username and password'],
-  [/NOPERM/, 'give the user the commands and keys that docs/operating.md lists'],
-  [/certificate|self.signed|CERT_|ERR_TLS|wrong version number/i, 'correct tls (caFile, serverName) or the scheme'],
-  [/cluster support disabled/i, 'set mode to single'],
-  [/DB index is out of range|SELECT is not allowed/i, 'correct database'],
-  [/All sentinels are unreachable/, 'correct servers and masterName'],
-  // ioredis keeps to itself what its connections for this met; which of the two it tells of depends on which ended first.
-  [/Failed to refresh slots cache|Connection is closed/, reachAdvice],
-];
-
-/** Waiting does not mend it. */
-function isRefusal(message: string): boolean {
-  return remedies.slice(0, 5).some(([pattern]) => pattern.test(message));
-}
-
-export function asKvError(error: Error): KvError {
-  if (error instanceof KvError) return error;
-  // A cluster that could not be reached hides why in its last node's error.
-  const last = (error as { lastNodeError?: Error }).lastNodeError;
-  const message = (last === undefined ? error.message : `${error.message} (${last.message})`).split('\n')[0]!;
-  const remedy = remedies.find(([pattern]) => pattern.test(message))?.[1];
-  const code = isRefusal(message) ? 'CONFIG' : 'IO';
-  return new KvError(code, `redis: ${message}${remedy === undefined ? '' : `; ${remedy}`}`, {
-    retry: code === 'IO',
-    tier: 'redis',
-    cause: error,
-  });
 }

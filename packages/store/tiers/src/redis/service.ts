@@ -7,8 +7,9 @@
  */
 import { invariant, KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
+import { asRedisError } from '@kvtier/redis';
 import { Directory } from './directory.ts';
-import { asKvError, RedisCommands } from './redis-commands.ts';
+import { RedisCommands } from './redis-commands.ts';
 import type { RedisIndex } from './redis-index.ts';
 import { checkServers } from './server-check.ts';
 import type { RedisTierOptions } from './settings.ts';
@@ -157,7 +158,7 @@ export class RedisService {
     for (const directory of this.directories) {
       isNew = (await directory.open(this.directories.length, share)) && isNew;
       const probe = await this.values.probe(directory.partition);
-      if (probe !== 'ok') throw asKvError(new Error(`values cannot be moved: ${probe}`));
+      if (probe !== 'ok') throw asRedisError(new Error(`values cannot be moved: ${probe}`));
     }
     if (life !== this.#life) return;
     // From here on losses empty the index again.

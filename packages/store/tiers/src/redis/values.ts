@@ -11,11 +11,12 @@
 
 import type { ArenaHandle } from '@kvtier/data-plane';
 import type { HashKey, Namespace } from '@kvtier/identity';
+import type { RedisAddress } from '@kvtier/redis';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
 import { settled } from '../kit/settled.ts';
 import { NativePool, pieceBytes, type ValueEnd, ValueMover } from './native-pool.ts';
-import { type MoveResult, PieceConnection, type RedisAddress } from './piece-connection.ts';
+import { type MoveResult, PieceConnection } from './piece-connection.ts';
 import { PiecePool } from './piece-pool.ts';
 import { addressNamed, type Partition, type RedisCommands } from './redis-commands.ts';
 import type { Entry } from './replies.ts';

@@ -1,0 +1,119 @@
+/**
+ * What a coordinator adds to streams: the same clients ask fake engines straight (gRPC) and through one coordinator, in processes of
+ * their own all.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const modelDir = join(root, 'models/demo/model');
+const tsx = import.meta.resolve('tsx');
+
+export interface StreamsOptions {
+  /** For sockets. */
+  readonly folder: string;
+  readonly clients: number;
+  readonly engines: number;
+  /** Of each answer. */
+  readonly tokensPerS: number;
+  readonly answerTokens: number;
+  readonly promptTokens: number;
+  readonly seconds: number;
+}
+
+/** Milliseconds. */
+export interface Percentiles {
+  readonly count: number;
+  readonly p50: number;
+  readonly p90: number;
+  readonly p99: number;
+  readonly p999: number;
+}
+
+export interface Streams {
+  readonly tokens: number;
+  readonly answers: number;
+  readonly errors: Readonly<Record<string, number>>;
+  /** From asking to the first token; from the engine's writing to the client's reading; between two tokens of one answer. */
+  readonly first: Percentiles;
+  readonly way: Percentiles;
+  readonly gaps: Percentiles;
+  /** Of the clients' process. */
+  readonly cpuS: number;
+}
+
+export interface StreamsCost {
+  readonly straight: Streams;
+  readonly through: Streams;
+  /** CPU seconds of the coordinator, all threads, and its memory at the end of each third. */
+  readonly coordinatorCpuS: number;
+  readonly residentMiB: readonly number[];
+}
+
+export async function streamsCost(options: StreamsOptions, log: (line: string) => void): Promise<StreamsCost> {
+  const { folder, engines, tokensPerS, clients, seconds, answerTokens, promptTokens } = options;
+  mkdirSync(folder, { recursive: true, mode: 0o700 });
+  const started: ChildProcess[] = [];
+  const start = (file: string, args: readonly string[], env: NodeJS.ProcessEnv = {}): ChildProcess => {
+    const child = spawn(process.execPath, ['--import', tsx, join(root, file), ...args], {
+      stdio: ['ignore', 'pipe', 'inherit', 'ipc'],
+      env: { ...process.env, ...env },
+    });
+    started.push(child);
+    return child;
+  };
+  const drive = async (target: string, counting: () => void): Promise<Streams> => {
+    const args = [target, clients, seconds, answerTokens, promptTokens, engines].map(String);
+    const driven = linesOf(start('bench/streams/clients.ts', args));
+    await driven();
+    counting();
+    const told = JSON.parse(await driven()) as Streams;
+    log(`${target}: ${JSON.stringify(told)}`);
+    return told;
+  };
+  try {
+    await linesOf(start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]))();
+    const straight = await drive(folder, () => {});
+    const workers = Array.from({ length: engines }, (_, i) => ({ name: `e${i}`, address: `unix:${folder}/e${i}` }));
+    const config = { port: 0, discovery: { kind: 'static', workers }, logLevel: 'error' };
+    const coordinator = start('services/coordinator/src/main.ts', [], { KVTIER_CONFIG: JSON.stringify(config) });
+    const [message] = (await once(coordinator, 'message')) as [{ ready: { url: string } }];
+    const { pid } = coordinator;
+    let before = 0;
+    const residentMiB: number[] = [];
+    let looks: NodeJS.Timeout | undefined;
+    const through = await drive(message.ready.url, () => {
+      before = cpuSecondsOf(pid!);
+      looks = setInterval(() => residentMiB.push(residentMiBOf(pid!)), (seconds * 1_000) / 3);
+    });
+    clearInterval(looks);
+    const coordinatorCpuS = cpuSecondsOf(pid!) - before;
+    return { straight, through, coordinatorCpuS, residentMiB };
+  } finally {
+    for (const child of started) child.kill('SIGKILL');
+  }
+}
+
+/** Gives its lines one after another. @throws Error when it ended instead */
+function linesOf(child: ChildProcess): () => Promise<string> {
+  const lines = createInterface({ input: child.stdout! })[Symbol.asyncIterator]();
+  return async () => {
+    const { value, done } = await lines.next();
+    if (done) throw new Error('a process of the bench ended by itself');
+    return value;
+  };
+}
+
+/** Ticks of 10 ms. */
+function cpuSecondsOf(pid: number): number {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  return (Number(fields[11]) + Number(fields[12])) / 100;
+}
+
+const residentMiBOf = (pid: number): number =>
+  Math.round(Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))![1]) / 1_024);

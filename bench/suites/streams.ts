@@ -1,0 +1,53 @@
+/**
+ * What the coordinator adds to streams: 1,000 clients and more, one answer after another, over 8 fake engines, asked straight and through
+ * it in the same run. `--seconds N` of each (default 20), `--clients N`, `--rate N` tokens a second and answer.
+ */
+import { join } from 'node:path';
+import { KvError } from '@kvtier/errors';
+import { type BenchContext, type Figure, rate, type Suite, time } from '../figures.ts';
+import { streamsCost } from '../streams/streams.ts';
+
+/** Milliseconds that may be added at the 99th percentile. */
+const [askedFirstMs, askedGapMs] = [2, 1];
+
+async function run({ args, log, scratchDir }: BenchContext): Promise<Figure[]> {
+  const options = {
+    folder: join(scratchDir, 's'),
+    clients: numberOf(args, '--clients', 1_000),
+    engines: 8,
+    tokensPerS: numberOf(args, '--rate', 5),
+    answerTokens: 64,
+    promptTokens: 64,
+    seconds: numberOf(args, '--seconds', 20),
+  };
+  const { straight, through, coordinatorCpuS, residentMiB } = await streamsCost(options, log);
+  log(`the coordinator's memory, MiB: ${residentMiB.join(', ')}; CPU ${coordinatorCpuS.toFixed(1)} s`);
+  const errors = Object.entries({ ...straight.errors, ...through.errors });
+  if (errors.length > 0) throw new KvError('IO', `bench streams: ${JSON.stringify(errors)}`);
+  const added = (name: 'first' | 'gaps'): number => through[name].p99 - straight[name].p99;
+  return [
+    time('added_first_token_p99', added('first'), 'ms', askedFirstMs, '2 ms'),
+    time('added_between_tokens_p99', added('gaps'), 'ms', askedGapMs, '1 ms'),
+    rate(
+      'tokens_per_cpu_second',
+      through.tokens / coordinatorCpuS,
+      'tokens/s',
+      straight.tokens / straight.cpuS,
+      'a gRPC client that reads them',
+    ),
+  ];
+}
+
+function numberOf(args: readonly string[], name: string, otherwise: number): number {
+  const at = args.indexOf(name);
+  if (at === -1) return otherwise;
+  const value = Number(args[at + 1]);
+  if (Number.isInteger(value) && value > 0) return value;
+  throw new KvError('CONFIG', `bench streams: ${name} needs a whole number above 0`);
+}
+
+export default {
+  name: 'streams',
+  description: 'what the coordinator adds to 1,000 concurrent streams: time and CPU',
+  run,
+} satisfies Suite;

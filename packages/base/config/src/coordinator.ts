@@ -1,0 +1,47 @@
+/** The coordinator's configuration (docs/operating.md, "Several workers"). */
+import { z } from 'zod';
+import { bytes, logLevel } from './cache-node.ts';
+import { discoverySchema } from './discovery.ts';
+import { workerAccessSchema } from './worker-access.ts';
+
+/** As packages/coordinator/routing names its policies. */
+export const routingPolicyNames = [
+  'predicted',
+  'round-robin',
+  'least-loaded',
+  'power-of-two',
+  'bounded-hash',
+  'sim-hash',
+  'hash-trie',
+  'balanced-tree',
+  'load-band',
+  'scored',
+  'overlap-cost',
+  'sticky',
+] as const;
+
+export const coordinatorSchema = z.strictObject({
+  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
+  port: z.number().int().min(0).max(65535),
+  /** gRPC address of the only engine worker; instead of `discovery`. */
+  engine: z.string().min(1).optional(),
+  /** How workers and cache nodes are found. */
+  discovery: discoverySchema.optional(),
+  /** For workers beyond loopback. null: there are none. */
+  access: workerAccessSchema.nullable().default(null),
+  routing: z
+    .strictObject({
+      policy: z.enum(routingPolicyNames).default('predicted'),
+      /** Requests that wait in front of the workers at most, and for how long. */
+      maxWaiting: z.number().int().min(1).max(65_536).default(4_096),
+      maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
+    })
+    .prefault({}),
+  index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),
+  /** Folder of tokenizer and chat template by model name, for models whose workers do not say it. */
+  tokenizers: z.record(z.string().min(1).max(1_024), z.string().min(1)).default({}),
+  logLevel,
+});
+export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
+/** As it is written: what has a default may be left out. */
+export type CoordinatorInput = z.input<typeof coordinatorSchema>;

@@ -1,0 +1,110 @@
+// Node-API face of the receiver of KV events: each has a thread of its own, which waits where nobody waits for it.
+#include <cstring>
+#include <stdexcept>
+
+#include "background.h"
+#include "binding.h"
+#include "kv_event_receiver.h"
+
+namespace kvtier {
+namespace {
+
+struct ReceiverBox {
+  explicit ReceiverBox(const EventSource& source) : receiver(std::make_shared<KvEventReceiver>(source)) {}
+  ~ReceiverBox() { Close(); }
+  // The socket is closed where it is used, when that has ended.
+  void Close() {
+    if (!receiver) return;
+    receiver->End();
+    thread.Push([last = std::move(receiver)]() mutable { last.reset(); });
+    receiver = nullptr;
+  }
+  std::shared_ptr<KvEventReceiver> receiver;
+  WorkQueue thread{1};
+};
+using ReceiverHandle = std::shared_ptr<ReceiverBox>;
+
+std::string TextOf(const Napi::Object& options, const char* name) { return options.Get(name).As<Napi::String>().Utf8Value(); }
+
+Napi::Value Open(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto options = info[0].As<Napi::Object>();
+  EventSource source;
+  source.endpoint = TextOf(options, "endpoint");
+  source.topic = TextOf(options, "topic");
+  source.high_water_mark = options.Get("highWaterMark").As<Napi::Number>().Int32Value();
+  source.max_message_bytes = options.Get("maxMessageBytes").As<Napi::Number>().Int64Value();
+  source.ipv6 = options.Get("ipv6").As<Napi::Boolean>().Value();
+  source.server_key = TextOf(options, "serverKey");
+  source.public_key = TextOf(options, "publicKey");
+  source.secret_key = TextOf(options, "secretKey");
+  try {
+    const auto box = std::make_shared<ReceiverBox>(source);
+    return Napi::External<ReceiverHandle>::New(env, new ReceiverHandle(box), [](Napi::Env, ReceiverHandle* handle) { delete handle; });
+  } catch (const std::invalid_argument& error) {
+    throw Napi::RangeError::New(env, error.what());
+  } catch (const std::exception& error) {
+    throw Napi::Error::New(env, error.what());
+  }
+}
+
+ReceiverHandle BoxOf(const Napi::Value& value) {
+  if (!value.IsExternal()) throw Napi::TypeError::New(value.Env(), "not a receiver of KV events");
+  return *value.As<Napi::External<ReceiverHandle>>().Data();
+}
+
+Napi::Value Told(Napi::Env env, const EventBurst& burst) {
+  if (burst.ended) return env.Null();
+  auto words = Napi::Int32Array::New(env, burst.words.size());
+  if (!burst.words.empty()) memcpy(words.Data(), burst.words.data(), burst.words.size_bytes());
+  auto told = Napi::Object::New(env);
+  told["words"] = words;
+  told["messages"] = Napi::Number::New(env, burst.messages);
+  auto topics = Napi::Array::New(env, burst.topics.size());
+  for (uint32_t i = 0; i < burst.topics.size(); ++i) topics[i] = Napi::String::New(env, burst.topics[i]);
+  told["topics"] = topics;
+  auto payloads = Napi::Array::New(env, burst.payloads.size());
+  for (uint32_t i = 0; i < burst.payloads.size(); ++i) {
+    payloads[i] = Napi::Buffer<uint8_t>::Copy(env, burst.payloads[i].data(), burst.payloads[i].size());
+  }
+  told["payloads"] = payloads;
+  told["last"] = Napi::Buffer<uint8_t>::Copy(env, burst.last.data(), burst.last.size());
+  told["foreign"] = Napi::Number::New(env, burst.foreign);
+  told["disconnects"] = Napi::Number::New(env, burst.disconnects);
+  told["handshakes"] = Napi::Number::New(env, burst.handshakes);
+  told["connected"] = Napi::Boolean::New(env, burst.connected);
+  return told;
+}
+
+Napi::Value Next(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const ReceiverHandle box = BoxOf(info[0]);
+  if (!box->receiver) {
+    const auto none = Napi::Promise::Deferred::New(env);
+    none.Resolve(env.Null());
+    return none.Promise();
+  }
+  const bool packed = !info[1].IsNull(), tokens = info[2].As<Napi::Boolean>().Value();
+  std::vector<uint8_t> names;
+  if (packed) {
+    const auto given = info[1].As<Napi::Uint8Array>();
+    names.assign(given.Data(), given.Data() + given.ByteLength());
+  }
+  const auto burst = std::make_shared<EventBurst>();
+  const auto work = [receiver = box->receiver, burst, packed, tokens, names = std::move(names)] {
+    *burst = receiver->Fill({packed, tokens, names});
+  };
+  return RunOn(box->thread, env, work, [box, burst](Napi::Env e) { return Told(e, *burst); });
+}
+
+void Close(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
+
+}  // namespace
+
+void RegisterReceiver(Napi::Env env, Napi::Object exports) {
+  exports.Set("kvEventsOpen", Napi::Function::New<Open>(env, "kvEventsOpen"));
+  exports.Set("kvEventsNext", Napi::Function::New<Next>(env, "kvEventsNext"));
+  exports.Set("kvEventsClose", Napi::Function::New<Close>(env, "kvEventsClose"));
+}
+
+}  // namespace kvtier

@@ -1,0 +1,150 @@
+/**
+ * All members, as the list in Redis has them: looked at by a short script a few times a second. A lease's end makes no message that
+ * could be subscribed to, and a subscription that is dead looks like one with no news; a look costs its server some microseconds.
+ *
+ * Invariants: what comes out was parsed by the schemas, is bounded and sorted by name; members stay as they are while the servers
+ * are away, and after that until they have had the time to come back: whose lease ended meanwhile could not renew it.
+ */
+import {
+  type MemberServers,
+  type Membership,
+  type NodeRecord,
+  nodeRecordSchema,
+  type WorkerRecord,
+  workerRecordSchema,
+} from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import type { Log } from '@kvtier/runtime';
+import { type Listed, MemberList } from './member-list.ts';
+import { Wakeable } from './wakeable.ts';
+
+export interface MemberReaderOptions {
+  readonly redis: MemberServers;
+  readonly pollMs: number;
+  /** All members, at each change. */
+  readonly changed: (members: Membership) => void;
+  /** Why what is known may be old, or undefined: all is well again. */
+  readonly problem: (why: string | undefined) => void;
+  readonly log: Log;
+}
+
+/** After the servers were away: a member has reached them again by then. */
+const graceMs = 2_000;
+
+type Parsed = { readonly worker: WorkerRecord } | { readonly node: NodeRecord } | undefined;
+interface Member extends Listed {
+  readonly parsed: Parsed;
+}
+
+export class MemberReader {
+  readonly #options: MemberReaderOptions;
+  readonly #list: MemberList;
+  readonly #pause = new Wakeable();
+  readonly #running: Promise<void>;
+  #version = '';
+  #count = -1;
+  /** By id: those whose lease lasts, and those that were told last. */
+  #live: ReadonlyMap<string, Member> = new Map();
+  #told: ReadonlyMap<string, Member> = new Map();
+  #hasTold = false;
+  /** A connection was lost, or an answer: leases may have ended that nobody could renew. */
+  #wasAway = false;
+  /** On the clock of performance.now(). */
+  #graceEndMs = 0;
+  #why: string | undefined;
+  #isClosed = false;
+
+  /** Begins; tells nothing before the constructor has returned. KvError CONFIG for what can never work. */
+  constructor(options: MemberReaderOptions) {
+    this.#options = options;
+    this.#list = new MemberList(options.redis, () => {
+      this.#wasAway = true;
+    });
+    this.#running = this.#run();
+  }
+
+  /** Nothing is told after this has been called. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    this.#pause.end();
+    this.#list.close();
+    await this.#running;
+  }
+
+  async #run(): Promise<void> {
+    const { pollMs } = this.#options;
+    while (!this.#isClosed) {
+      const beganMs = performance.now();
+      try {
+        const { version, count, members } = await this.#list.look(this.#version, this.#count);
+        if (this.#isClosed) return;
+        if (this.#wasAway) {
+          this.#wasAway = false;
+          if (this.#hasTold) this.#graceEndMs = performance.now() + graceMs;
+        }
+        if (members !== undefined) this.#live = new Map(members.map((each) => [each.id, this.#read(each)]));
+        [this.#version, this.#count] = [version, count];
+        this.#say(undefined);
+        this.#tell();
+      } catch (error) {
+        if (this.#isClosed) return;
+        this.#wasAway = true;
+        this.#list.reset();
+        this.#say(`the list of members in Redis cannot be read (${KvError.from(error).message})`);
+      }
+      await this.#pause.wait(beganMs + pollMs - performance.now());
+    }
+  }
+
+  #say(why: string | undefined): void {
+    if ((why === undefined) === (this.#why === undefined)) return;
+    this.#why = why;
+    this.#options.problem(why);
+  }
+
+  #tell(): void {
+    const next = new Map(this.#live);
+    if (performance.now() < this.#graceEndMs) {
+      for (const [id, member] of this.#told) if (!next.has(id)) next.set(id, member);
+    }
+    const isSame =
+      next.size === this.#told.size && [...next].every(([id, { text }]) => this.#told.get(id)?.text === text);
+    if (isSame && this.#hasTold) return;
+    this.#told = next;
+    this.#hasTold = true;
+    const parsed = [...next.values()].sort((a, b) => (a.id < b.id ? -1 : 1)).map((member) => member.parsed);
+    this.#options.changed({
+      workers: parsed.flatMap((each) => (each !== undefined && 'worker' in each ? [each.worker] : [])),
+      nodes: parsed.flatMap((each) => (each !== undefined && 'node' in each ? [each.node] : [])),
+    });
+  }
+
+  /** As it was parsed before, when it says the same. */
+  #read(listed: Listed): Member {
+    const before = this.#live.get(listed.id) ?? this.#told.get(listed.id);
+    if (before?.text === listed.text) return before;
+    const { parsed, why } = parse(listed);
+    if (why !== undefined) {
+      this.#options.log.warn({ member: listed.id, reason: why }, 'a record that is none is ignored');
+    }
+    return { ...listed, parsed };
+  }
+}
+
+function parse({ id, text }: Listed): { parsed: Parsed; why?: string } {
+  const no = (why: string) => ({ parsed: undefined, why });
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    return no('it is no JSON');
+  }
+  const [kind, name] = [id.slice(0, id.indexOf(':')), id.slice(id.indexOf(':') + 1)];
+  if (kind !== 'worker' && kind !== 'node') return no('it is neither a worker nor a node');
+  const worker = kind === 'worker' ? workerRecordSchema.safeParse(value) : undefined;
+  const node = kind === 'node' ? nodeRecordSchema.safeParse(value) : undefined;
+  const issue = (worker ?? node)?.error?.issues[0];
+  if (issue !== undefined) return no(`${issue.path.join('.') || 'the record'}: ${issue.message}`);
+  if ((worker ?? node)?.data?.name !== name) return no('its name is another one');
+  return { parsed: worker?.data === undefined ? { node: node!.data! } : { worker: worker.data } };
+}

@@ -1,0 +1,52 @@
+/** For tests of others: settings of a list of members, a log that can be waited for, a member as a process of its own. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { type MemberServers, memberServersSchema } from '@kvtier/config';
+import type { Log } from '@kvtier/runtime';
+
+/** Of servers of infra/redis. */
+export function memberServers(
+  urls: readonly string[],
+  mode: MemberServers['mode'] = 'single',
+  keyPrefix = 'kvtier:',
+): MemberServers {
+  const masterName = mode === 'sentinel' ? { masterName: 'kvtier' } : {};
+  return memberServersSchema.parse({ mode, servers: urls, ...masterName, keyPrefix });
+}
+
+/** Lines, as a log takes them. */
+export class Lines implements Log {
+  readonly all: string[] = [];
+  #waiting: (() => void)[] = [];
+  readonly #add = (level: string) => (fields: object, message: string) => {
+    this.all.push(`${level} ${message} ${JSON.stringify(fields)}`);
+    for (const each of this.#waiting.splice(0)) each();
+  };
+  readonly info = this.#add('info');
+  readonly warn = this.#add('warn');
+  readonly error = this.#add('error');
+
+  matching(pattern: RegExp): string[] {
+    return this.all.filter((line) => pattern.test(line));
+  }
+
+  /** The test's own limit ends a wait for what never comes. */
+  async until(pattern: RegExp): Promise<void> {
+    while (this.matching(pattern).length === 0) await new Promise<void>((resolve) => this.#waiting.push(resolve));
+  }
+}
+
+/** A process that announces the worker `name`; it has been announced when this is fulfilled. */
+export async function startMember(redis: MemberServers, name: string): Promise<ChildProcess> {
+  const main = join(import.meta.dirname, 'member-main.ts');
+  const child = spawn(
+    process.execPath,
+    ['--import', import.meta.resolve('tsx'), main, JSON.stringify({ redis, name })],
+    {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    },
+  );
+  for await (const line of createInterface(child.stdout)) if (line === 'announced') return child;
+  throw new Error(`the member ended (${child.exitCode})`);
+}

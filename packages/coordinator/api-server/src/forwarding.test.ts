@@ -1,0 +1,155 @@
+/** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { Harness, jsonOf } from './testing/harness.ts';
+import { type Asked, ScriptedPod } from './testing/scripted-pod.ts';
+
+const at = new Harness();
+const patience = { timeout: 20_000 };
+const [one, two] = [new ScriptedPod('pods'), new ScriptedPod('pods')];
+beforeEach(async () => {
+  for (const pod of [one, two]) {
+    pod.seen.length = 0;
+    pod.answer = () => {};
+    await pod.start();
+  }
+  await at.workers(
+    { name: 'one', kind: 'openai', address: one.address },
+    { name: 'two', kind: 'openai', address: two.address },
+  );
+  await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+  at.holdings.blocks.length = 0;
+  at.holdings.blocks[at.fleet.workers().find((worker) => worker?.record.name === 'one')!.number] = 1;
+});
+afterEach(async () => {
+  for (const pod of [one, two]) await pod.stop();
+});
+
+/** With what only such workers know; the first one is nearest to it. */
+const body = {
+  model: 'pods',
+  messages: [{ role: 'user', content: 'a'.repeat(600) }],
+  tools: [{ type: 'x' }],
+  top_n: 1,
+};
+const ask = (part: object = {}, init: RequestInit = {}): Promise<Response> =>
+  at.post('/v1/chat/completions', { ...body, ...part }, init);
+const atRest = (): Promise<unknown> => vi.waitUntil(() => at.dispatcher.stats().given === 0, patience);
+const says =
+  (status: number, text: string) =>
+  ({ response }: Asked): void =>
+    void response.writeHead(status, { 'content-type': 'application/json', 'x-inner': 'y' }).end(text);
+
+it('passes body and answer on byte by byte, with the worker’s name', async () => {
+  const text = '{"as": "it  is",\n "é": 1}';
+  one.answer = says(200, text);
+  const response = await ask({}, { headers: { 'content-type': 'application/json', 'x-request-id': 'mine' } });
+  expect([response.status, await response.text()]).toEqual([200, text]);
+  expect(one.seen[0]!.body).toBe(JSON.stringify(body));
+  expect([one.seen[0]!.path, one.seen[0]!.headers['x-request-id']]).toEqual(['/v1/chat/completions', 'mine']);
+  const header = (name: string) => response.headers.get(name);
+  expect(['x-request-id', 'x-kvtier-worker', 'x-kvtier-policy', 'x-kvtier-held', 'content-type'].map(header)).toEqual([
+    'mine',
+    'one',
+    'predicted',
+    '1 blocks; gpu=1',
+    'application/json',
+  ]);
+  expect(header('x-inner')).toBeNull();
+  await atRest();
+});
+
+it('streams without waiting for more', async () => {
+  let pod: Asked | undefined;
+  one.answer = (request) => {
+    pod = request;
+    request.response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: 1\n\n');
+  };
+  const response = await ask({ stream: true });
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  expect((await reader.read()).value).toBe('data: 1\n\n');
+  pod!.response.write('data: 2\n\n');
+  expect((await reader.read()).value).toBe('data: 2\n\n');
+  pod!.response.end('data: [DONE]\n\n');
+  expect((await reader.read()).value).toBe('data: [DONE]\n\n');
+  expect((await reader.read()).done).toBe(true);
+  await atRest();
+});
+
+it('what the worker says of a bad request is told as it is', async () => {
+  one.answer = says(400, '{"object":"error"}');
+  const response = await ask();
+  expect([response.status, await response.text()]).toEqual([400, '{"object":"error"}']);
+  expect(two.seen).toHaveLength(0);
+  await atRest();
+});
+
+it.each<[string, (request: Asked) => void]>([
+  ['is full', says(429, '{}')],
+  ['is not ready', says(503, '{}')],
+  ['fails', says(500, '{}')],
+  ['hangs up', ({ response }) => void response.socket!.destroy()],
+  [
+    'hangs up behind its status',
+    ({ response }) => {
+      response.writeHead(200);
+      response.flushHeaders();
+      setImmediate(() => response.socket!.destroy());
+    },
+  ],
+])('one that %s is not the last', async (_, answer) => {
+  one.answer = answer;
+  two.answer = says(200, '{"ok":1}');
+  const response = await ask();
+  expect([response.status, await response.text()]).toEqual([200, '{"ok":1}']);
+  const header = (name: string) => response.headers.get(`x-kvtier-${name}`);
+  expect([header('worker'), header('retries'), header('degraded')]).toEqual(['two', '1', 'retried']);
+  expect(two.seen[0]!.body).toBe(JSON.stringify(body));
+  await atRest();
+});
+
+it('429 when all are full', async () => {
+  one.answer = says(429, '{}');
+  two.answer = says(429, '{}');
+  const response = await ask();
+  expect([response.status, response.headers.get('retry-after'), (await jsonOf(response)).error.code]).toEqual([
+    429,
+    '1',
+    'queue_full',
+  ]);
+  await atRest();
+});
+
+it('an answer that has begun is cut with its worker', async () => {
+  one.answer = ({ response }) => void response.writeHead(200).write('data: 1\n\n');
+  const response = await ask({ stream: true });
+  const reader = response.body!.getReader();
+  await reader.read();
+  one.seen[0]!.response.socket!.destroy();
+  await expect(reader.read()).rejects.toThrow();
+  expect(two.seen).toHaveLength(0);
+  await atRest();
+});
+
+it.each(['before the first byte', 'in the middle'])('a client that leaves %s ends its request there', async (when) => {
+  if (when === 'in the middle') one.answer = ({ response }) => void response.writeHead(200).write('data: 1\n\n');
+  const abort = new AbortController();
+  const asked = ask({ stream: true }, { signal: abort.signal }).catch(() => undefined);
+  if (when === 'in the middle') await (await asked)!.body!.getReader().read();
+  else await vi.waitUntil(() => one.seen.length === 1, patience);
+  abort.abort();
+  await asked;
+  await one.seen[0]!.left;
+  await atRest();
+  expect(at.dispatcher.stats()).toMatchObject({ waiting: 0, given: 0 });
+});
+
+it('serves models of both kinds, each by its own workers', async () => {
+  const { engine } = at;
+  await at.workers(at.named('a'), { name: 'one', kind: 'openai', address: one.address });
+  await vi.waitUntil(async () => (await at.client.models.list()).data.length === 2, patience);
+  one.answer = says(200, '{}');
+  expect((await ask()).status).toBe(200);
+  expect(engine.seen).toHaveLength(0);
+  const refused = await at.post('/v1/chat/completions', { ...body, model: 'demo' });
+  expect([refused.status, (await jsonOf(refused)).error.code]).toEqual([400, 'invalid_value']);
+});

@@ -1,0 +1,120 @@
+/**
+ * Requests to workers with OpenAI's API: the body goes on as it came, and the answer comes back as it is, piece by piece.
+ *
+ * Until its first byte a failure is tried at another worker: a connection that ends, and statuses that say "not here, not now". After
+ * that the client's connection ends with the worker's.
+ *
+ * Invariant: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off.
+ */
+import { pipeline } from 'node:stream/promises';
+import type { Choice } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { Workplace } from './answers.ts';
+import type { Forwarded } from './engines.ts';
+import type { PassedOn } from './pass-on.ts';
+import type { Placed } from './placed.ts';
+import { Tries } from './tries.ts';
+
+/** Another worker may do better. */
+const notHere: ReadonlySet<number> = new Set([429, 500, 502, 503, 504]);
+/** Of the client's headers, those that say something to the worker. */
+const kept = ['accept', 'x-request-id', 'traceparent', 'tracestate', 'x-session-id'] as const;
+/** Of the worker's headers, those of its answer and not of its connection. */
+const told = ['content-type', 'cache-control', 'retry-after'] as const;
+
+export interface ForwardOptions {
+  readonly place: Workplace;
+  readonly path: string;
+  readonly requestId: string;
+  readonly body: PassedOn;
+  readonly placed: Placed;
+  readonly unreadMs: number;
+  readonly signal: AbortSignal;
+  /** A worker failed; it is tried at another. */
+  readonly retried: (error: unknown) => void;
+  readonly firstByte: () => void;
+}
+
+/** Answers the request. @throws KvError: while nothing is written */
+export async function forward(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
+  const { place, body, placed, signal, requestId } = options;
+  const tries = new Tries(place.dispatch, place.engines, place.tries);
+  const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': String(request.id) };
+  for (const name of kept) {
+    const value = request.headers[name];
+    if (typeof value === 'string') headers[name] = value;
+  }
+  const { model, tokens, blockTokens, maxTokens, keys, session } = body;
+  const routed = { id: requestId, model, tokens, blockTokens, maxTokens, keys, session };
+  let refused: KvError | undefined;
+  for (;;) {
+    const choice = await tries.next(routed, signal).catch((error: unknown) => {
+      throw refused ?? error;
+    });
+    try {
+      placed.chosen(choice);
+      const answer = await place.engines.forward(
+        choice.worker.number,
+        options.path,
+        headers,
+        new Uint8Array(body.passedOn),
+        signal,
+      );
+      if (notHere.has(answer.status)) {
+        refused = refusalOf(answer, choice);
+        for await (const _ of answer.body) break; // its request ends with that
+        throw refused;
+      }
+      await stream(reply, answer, choice, options);
+      return;
+    } catch (error) {
+      if (reply.raw.headersSent) throw error;
+      placed.retried();
+      tries.failed(error, choice, signal);
+      options.retried(error);
+    } finally {
+      choice.ended();
+    }
+  }
+}
+
+async function stream(
+  reply: FastifyReply,
+  answer: Forwarded,
+  choice: Choice,
+  { placed, unreadMs, signal, firstByte }: ForwardOptions,
+): Promise<void> {
+  // The status is written with the first byte: until then the worker may still fail, and another one may not.
+  const pieces = answer.body[Symbol.asyncIterator]();
+  const first = await pieces.next();
+  choice.firstToken();
+  firstByte();
+  const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };
+  for (const name of told) {
+    const value = answer.headers[name];
+    if (value !== undefined) headers[name] = value;
+  }
+  reply.hijack();
+  const { raw } = reply;
+  raw.setTimeout(unreadMs, () => raw.destroy());
+  raw.writeHead(answer.status, headers);
+  const all = async function* () {
+    try {
+      for (let next = first; !next.done; next = await pieces.next()) yield next.value;
+    } finally {
+      await pieces.return?.();
+    }
+  };
+  try {
+    await pipeline(all, raw, { signal });
+  } catch (error) {
+    raw.destroy();
+    throw signal.aborted ? signal.reason : KvError.from(error, 'DISCONNECTED');
+  }
+}
+
+function refusalOf({ status }: Forwarded, { worker }: Choice): KvError {
+  const line = `worker ${worker.record.name}: answers ${status}; try again`;
+  return new KvError(status === 429 ? 'BUSY' : 'DISCONNECTED', line, { retry: true });
+}

@@ -1,0 +1,195 @@
+/**
+ * The models that are served, by the names that their workers give them, with what their texts need. A model is known as long as
+ * discovery names a worker of it, whether or not that worker answers now.
+ *
+ * Invariant: a model's texts are read once, however many workers serve it; what cannot be read is told in one line and tried again.
+ */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { KvError } from '@kvtier/errors';
+import { defaultRootSeed } from '@kvtier/identity';
+import type { Worker, WorkerFacts } from '@kvtier/registry';
+import type { Logger } from '@kvtier/telemetry';
+import type { Engines } from './engines.ts';
+import type { BlockNames } from './prompt-keys.ts';
+import type { TextModel } from './text-model.ts';
+import type { LoadedText, TextPool } from './text-pool.ts';
+
+export interface Model {
+  readonly name: string;
+  readonly text: LoadedText;
+  readonly maxModelTokens: number;
+  readonly stopTokenIds: readonly number[];
+  /** When this API server met the model, seconds since 1970: `created` of /v1/models. */
+  readonly createdSeconds: number;
+}
+
+export interface ModelsOptions {
+  readonly engines: Pick<Engines, 'workers' | 'onChange'>;
+  readonly text: Pick<TextPool, 'load'>;
+  /** Folder of tokenizer and chat template by model name, where workers do not say it. */
+  readonly tokenizers: Readonly<Record<string, string>>;
+  readonly logger: Logger;
+}
+
+/** Names beyond are not served. */
+const maxModels = 64;
+/** Before a model whose files could not be read is tried again. */
+const againMs = 1_000;
+
+/** What one name stands for. */
+interface Entry {
+  readonly text: TextModel;
+  model: Model | undefined;
+  problem: KvError | undefined;
+}
+
+export class Models {
+  readonly #options: ModelsOptions;
+  readonly #entries = new Map<string, Entry>();
+  readonly #closing = new AbortController();
+  #stopListening: (() => void) | undefined;
+  /** Told after each change. */
+  #changed: () => void = () => {};
+
+  constructor(options: ModelsOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Follows the workers from now on. Resolves when a model is served, or at `firstContactMs`: workers may come later.
+   * @throws KvError MODEL when the only model there is cannot be served
+   */
+  async start(firstContactMs: number): Promise<void> {
+    this.#stopListening = this.#options.engines.onChange(() => this.#look());
+    this.#look();
+    const end = performance.now() + firstContactMs;
+    while (this.all().length === 0 && performance.now() < end) {
+      for (const { problem } of this.#entries.values()) if (problem?.code === 'MODEL') throw problem;
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, end - performance.now());
+        this.#changed = () => {
+          clearTimeout(timer);
+          resolve();
+        };
+      });
+    }
+    this.#changed = () => {};
+  }
+
+  close(): void {
+    this.#stopListening?.();
+    this.#closing.abort();
+    this.#changed();
+  }
+
+  /** Those whose texts are there. */
+  all(): Model[] {
+    const models: Model[] = [];
+    for (const { model } of this.#entries.values()) if (model !== undefined) models.push(model);
+    return models;
+  }
+
+  get(name: string): Model | undefined {
+    return this.#entries.get(name)?.model;
+  }
+
+  /** As `all`. @throws KvError DISCONNECTED or MODEL: why there is none */
+  served(): Model[] {
+    const models = this.all();
+    if (models.length > 0) return models;
+    for (const { problem } of this.#entries.values()) if (problem !== undefined) throw problem;
+    throw nobody(this.#options.engines.workers());
+  }
+
+  /** Some worker has not said yet what it serves. */
+  get isWaiting(): boolean {
+    return this.#options.engines.workers().some((worker) => worker?.state === 'joining' && worker.facts === undefined);
+  }
+
+  #look(): void {
+    const wanted = new Map<string, TextModel>();
+    for (const worker of this.#options.engines.workers()) {
+      if (worker?.facts === undefined || worker.state === 'refused') continue;
+      const { model } = worker.facts;
+      const known = wanted.get(model);
+      if (known !== undefined && !known.isPassedOn) continue; // our own workers first
+      if (known === undefined || worker.record.kind === 'kvtier')
+        wanted.set(model, this.#textModel(worker, worker.facts));
+    }
+    for (const name of this.#entries.keys()) if (!wanted.has(name)) this.#entries.delete(name);
+    for (const [name, text] of wanted) {
+      const entry = this.#entries.get(name);
+      if (entry !== undefined && isSame(entry.text, text)) continue;
+      if (entry === undefined && this.#entries.size >= maxModels) continue;
+      // Until the new texts are read, the old ones serve.
+      const next: Entry = { text, model: entry?.model, problem: undefined };
+      this.#entries.set(name, next);
+      void this.#load(next);
+    }
+    this.#changed();
+  }
+
+  async #load(entry: Entry): Promise<void> {
+    const { text, logger } = this.#options;
+    const { name, maxModelTokens } = entry.text;
+    while (this.#entries.get(name) === entry && !this.#closing.signal.aborted) {
+      try {
+        const loaded = await text.load(entry.text);
+        const stopTokenIds = this.#stopTokenIds(name);
+        const createdSeconds = entry.model?.createdSeconds ?? Math.floor(Date.now() / 1000);
+        entry.model = { name, text: loaded, maxModelTokens, stopTokenIds, createdSeconds };
+        entry.problem = undefined;
+        this.#changed();
+        return;
+      } catch (error) {
+        const problem = KvError.from(error);
+        if (entry.problem?.message !== problem.message)
+          logger.warn({ model: name, code: problem.code }, problem.message);
+        entry.problem = problem;
+        entry.model = undefined;
+        this.#changed();
+      }
+      await sleep(againMs, undefined, { signal: this.#closing.signal, ref: false }).catch(() => {});
+    }
+  }
+
+  #textModel({ record }: Worker, facts: WorkerFacts): TextModel {
+    const { model: name, maxModelTokens, vocabSize } = facts;
+    const isPassedOn = record.kind === 'openai';
+    const modelDir = facts.modelDir === '' ? (this.#options.tokenizers[name] ?? '') : facts.modelDir;
+    return { name, modelDir, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
+  }
+
+  #stopTokenIds(name: string): readonly number[] {
+    for (const worker of this.#options.engines.workers())
+      if (worker?.facts?.model === name && worker.record.kind === 'kvtier') return worker.facts.stopTokenIds;
+    return [];
+  }
+}
+
+/** What pods tell of their blocks is translated to these names, however they hash. */
+function namesOf({ blockTokens, hashAlgorithm, hashSeed }: WorkerFacts, isPassedOn: boolean): BlockNames | undefined {
+  if (blockTokens <= 0) return undefined;
+  if (isPassedOn) return { blockTokens, algorithm: 'sha256_cbor', seed: defaultRootSeed };
+  return hashAlgorithm === '' ? undefined : { blockTokens, algorithm: hashAlgorithm, seed: hashSeed };
+}
+
+const isSame = (a: TextModel, b: TextModel): boolean =>
+  a.modelDir === b.modelDir &&
+  a.maxModelTokens === b.maxModelTokens &&
+  a.vocabSize === b.vocabSize &&
+  a.isPassedOn === b.isPassedOn &&
+  a.blocks?.blockTokens === b.blocks?.blockTokens &&
+  a.blocks?.algorithm === b.blocks?.algorithm &&
+  a.blocks?.seed === b.blocks?.seed;
+
+/** Why no request can be served, of workers that have said nothing of themselves. */
+function nobody(workers: readonly (Worker | undefined)[]): KvError {
+  const known = workers.filter((worker) => worker !== undefined);
+  const why = known.find((worker) => worker.why !== undefined)?.why;
+  const line =
+    known.length === 0
+      ? 'engine: no worker is known; add one, or wait for discovery'
+      : (why ?? `engine: ${known.length} workers are known and none is reached yet; try again in a moment`);
+  return new KvError('DISCONNECTED', line, { retry: true });
+}

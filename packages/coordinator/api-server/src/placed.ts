@@ -1,0 +1,57 @@
+/**
+ * What the headers of an answer say: which workers have it, why, what they held of the prompt, and what was less than it should be.
+ * As of the moment they are written, which is an answer's first token.
+ */
+import type { Choice } from '@kvtier/dispatch';
+
+/** Of a request with many prompts, so many of its workers are named. */
+const maxNamed = 8;
+const maxHeaderChars = 512;
+
+export class Placed {
+  /** Conditions of the whole coordinator. */
+  readonly #degraded: readonly string[];
+  readonly #media: readonly string[];
+  readonly #choices: Choice[] = [];
+  #retries = 0;
+
+  /** `media`: names of the KV index's media by their numbers. */
+  constructor(degraded: readonly string[], media: readonly string[]) {
+    this.#degraded = degraded;
+    this.#media = media;
+  }
+
+  chosen(choice: Choice): void {
+    if (this.#choices.length < maxNamed) this.#choices.push(choice);
+  }
+
+  retried(): void {
+    this.#retries++;
+    this.#choices.pop();
+  }
+
+  headers(): Record<string, string> {
+    const [first] = this.#choices;
+    const degraded = this.#retries > 0 ? [...this.#degraded, 'retried'] : this.#degraded;
+    return {
+      ...(first && {
+        'x-kvtier-worker': plain([...new Set(this.#choices.map(({ worker }) => worker.record.name))].join(', ')),
+        'x-kvtier-policy': plain(first.policy),
+        'x-kvtier-why': plain(first.why),
+        'x-kvtier-held': plain(heldOf(first, this.#media)),
+      }),
+      ...(degraded.length > 0 && { 'x-kvtier-degraded': plain(degraded.join(', ')) }),
+      ...(this.#retries > 0 && { 'x-kvtier-retries': String(this.#retries) }),
+    };
+  }
+}
+
+/** "12 blocks; gpu=8; cpu=4" */
+function heldOf({ match: { blocks, byMedium } }: Choice, media: readonly string[]): string {
+  let held = `${blocks} blocks`;
+  for (const [medium, count] of byMedium.entries()) if (count > 0) held += `; ${media[medium] ?? medium}=${count}`;
+  return held;
+}
+
+/** Whatever a name or a reason holds, a header is printable ASCII. */
+const plain = (text: string): string => text.replace(/[^\x20-\x7e]/g, '?').slice(0, maxHeaderChars);

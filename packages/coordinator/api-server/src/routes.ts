@@ -1,0 +1,63 @@
+/** What the API server answers, by path. */
+import type { FastifyInstance, FastifyRequest } from 'fastify';
+import { Admin } from './admin.ts';
+import { bodyOf } from './bodies.ts';
+import type { Engines } from './engines.ts';
+import type { Generation } from './generation.ts';
+import { type HealthParts, health } from './health.ts';
+import { metricsContentType, type RequestMetrics } from './metrics.ts';
+import type { Model, Models } from './models.ts';
+import type { TextPool } from './text-pool.ts';
+import { unknownModel } from './understand.ts';
+import { metricsOfWorkers } from './worker-metrics.ts';
+
+export interface Parts extends HealthParts {
+  readonly models: Models;
+  readonly engines: Engines;
+  readonly text: TextPool;
+  readonly generation: Generation;
+  readonly metrics: RequestMetrics;
+  readonly moreMetrics: () => Promise<string>;
+}
+
+export function addRoutes(app: FastifyInstance, parts: Parts): void {
+  const { models, engines, text, generation, metrics, moreMetrics } = parts;
+  const admin = new Admin(engines);
+  const understood = <K extends 'pin' | 'unpin'>(kind: K, request: FastifyRequest) => {
+    const served = models.served().map((model) => model.text);
+    return bodyOf(request).use((bytes) => text.run(kind, served, bytes));
+  };
+  app.post('/v1/completions', (request, reply) => generation.completions(request, reply));
+  app.post('/v1/chat/completions', (request, reply) => generation.chat(request, reply));
+  app.get('/v1/models', async () => ({ object: 'list', data: models.served().map(modelCard) }));
+  app.get<{ Params: { '*': string } }>('/v1/models/*', async (request) => {
+    const name = request.params['*']; // served names may hold a slash
+    models.served();
+    const model = models.get(name);
+    if (model === undefined) throw unknownModel(name);
+    return modelCard(model);
+  });
+  app.get('/health', (_request, reply) => health(reply, parts));
+  app.get('/metrics', async (_request, reply) => {
+    const own = await metrics.text(engines);
+    const texts = [own, await moreMetrics(), await metricsOfWorkers(engines)].map((part) => part.trimEnd());
+    return reply.header('content-type', metricsContentType).send(`${texts.filter((part) => part !== '').join('\n')}\n`);
+  });
+  app.post('/admin/reset_prefix_cache', () => admin.resetPrefixCache());
+  app.post('/admin/pin_prefix', async (request) => {
+    const { model, name, prompt, cacheSalt } = await understood('pin', request);
+    return admin.pinPrefix(model, { name, promptTokenIds: [...prompt], cacheSalt });
+  });
+  app.post('/admin/unpin_prefix', async (request) => {
+    const { model, name } = await understood('unpin', request);
+    return admin.unpinPrefix(model, name);
+  });
+}
+
+const modelCard = ({ name, createdSeconds, maxModelTokens }: Model) => ({
+  id: name,
+  object: 'model',
+  created: createdSeconds,
+  owned_by: 'kvtier',
+  max_model_len: maxModelTokens,
+});

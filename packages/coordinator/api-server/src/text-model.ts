@@ -1,0 +1,16 @@
+/** A model as those see it who work on texts for it. */
+import type { BlockNames } from './prompt-keys.ts';
+
+/** What has to be known of a model. */
+export interface TextModel {
+  /** Its name to clients. */
+  readonly name: string;
+  /** Empty: nobody says where its tokenizer is; its bodies are passed on. */
+  readonly modelDir: string;
+  readonly maxModelTokens: number;
+  readonly vocabSize: number;
+  /** undefined: nobody says how its blocks are named. */
+  readonly blocks: BlockNames | undefined;
+  /** Its workers take OpenAI's bodies as they came. */
+  readonly isPassedOn: boolean;
+}

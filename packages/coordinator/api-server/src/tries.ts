@@ -1,0 +1,101 @@
+/**
+ * The workers of one answer, one after another: what failed at one and may be another's success is tried there.
+ *
+ * Bounded: `maxTries` workers that fail one after another (a request must not kill them all; those that are full do not count), and
+ * `withinMs` from the first of them on. So long it also waits for a worker to come, when none is left. Each token that comes is a new
+ * beginning.
+ */
+import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import { KvError, type KvErrorCode } from '@kvtier/errors';
+import type { Engines } from './engines.ts';
+
+export interface TryLimits {
+  readonly maxTries: number;
+  readonly withinMs: number;
+}
+
+/** Failures of a worker, and not of the request. */
+const elsewhere: ReadonlySet<KvErrorCode> = new Set(['DISCONNECTED', 'BUSY', 'GPU']);
+/** Before a worker that failed is asked again, as none is left: doubles. */
+const firstPauseMs = 20;
+const mostPauseMs = 500;
+
+export class Tries {
+  readonly #dispatch: Dispatch;
+  readonly #engines: Pick<Engines, 'onChange'>;
+  readonly #limits: TryLimits;
+  /** Names of those that failed. */
+  #except = new Set<string>();
+  #failure: KvError | undefined;
+  #untilMs = 0;
+  #pauseMs = firstPauseMs;
+  /** Workers that failed since the last token. */
+  #count = 0;
+  /** Some worker has given a token: the client cannot be told to come again. */
+  #hasBegun = false;
+
+  constructor(dispatch: Dispatch, engines: Pick<Engines, 'onChange'>, limits: TryLimits) {
+    this.#dispatch = dispatch;
+    this.#engines = engines;
+    this.#limits = limits;
+  }
+
+  /** @throws KvError: no worker has it, or the last failure when no other is left; the reason of `signal` */
+  async next(request: Omit<DispatchRequest, 'except' | 'among'>, signal: AbortSignal): Promise<Choice> {
+    for (;;) {
+      try {
+        return await this.#dispatch.choose({ ...request, among: undefined, except: this.#except }, signal);
+      } catch (error) {
+        const failure = this.#failure;
+        if (failure === undefined || signal.aborted) throw error;
+        if (!(error instanceof KvError) || !elsewhere.has(error.code)) throw error;
+        // Full queues everywhere are an answer, before the first token; a worker that died is started again.
+        if (!this.#hasBegun && failure.code === 'BUSY') throw failure;
+        if (!this.#hasBegun && error.code === 'BUSY') throw error;
+        await this.#pause(failure, signal);
+        this.#except = new Set();
+      }
+    }
+  }
+
+  /** Its worker gave a token. */
+  progressed(): void {
+    this.#hasBegun = true;
+    this.#count = 0;
+    this.#failure = undefined;
+    this.#pauseMs = firstPauseMs;
+    this.#except = new Set();
+  }
+
+  /** Its worker failed so. @throws `error` when that is final */
+  failed(error: unknown, { worker }: Choice, signal: AbortSignal): void {
+    if (signal.aborted) throw signal.reason;
+    if (!(error instanceof KvError)) throw error;
+    if (!error.retry && !elsewhere.has(error.code)) throw error;
+    const nowMs = performance.now();
+    if (this.#failure === undefined) this.#untilMs = nowMs + this.#limits.withinMs;
+    this.#failure = error;
+    if (error.code !== 'BUSY') this.#count++;
+    if (this.#count >= this.#limits.maxTries || nowMs >= this.#untilMs) throw error;
+    this.#except = new Set([...this.#except, worker.record.name]);
+  }
+
+  /** Until some worker changed, or for a while. @throws `failure` when the time is over; the reason of `signal` */
+  async #pause(failure: KvError, signal: AbortSignal): Promise<void> {
+    const leftMs = this.#untilMs - performance.now();
+    if (leftMs <= 0) throw failure;
+    await new Promise<void>((resolve, reject) => {
+      const end = (settle: () => void): void => {
+        clearTimeout(timer);
+        stop();
+        signal.removeEventListener('abort', leave);
+        settle();
+      };
+      const leave = (): void => end(() => reject(signal.reason as Error));
+      const stop = this.#engines.onChange(() => end(resolve));
+      const timer = setTimeout(() => end(resolve), Math.min(this.#pauseMs, leftMs));
+      signal.addEventListener('abort', leave, { once: true });
+    });
+    this.#pauseMs = Math.min(2 * this.#pauseMs, mostPauseMs);
+  }
+}

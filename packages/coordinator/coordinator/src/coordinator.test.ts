@@ -1,0 +1,99 @@
+/** The coordinator put together: what its configuration refuses, and requests that follow what workers hold. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type CoordinatorInput, coordinatorSchema, parseConfig, routingPolicyNames } from '@kvtier/config';
+import { ScriptedEngine, say } from '@kvtier/registry/testing';
+import { policies } from '@kvtier/routing';
+import { createLogger } from '@kvtier/telemetry';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { type Coordinator, startCoordinator } from './coordinator.ts';
+
+const modelDir = join(import.meta.dirname, '../../../../models/demo/model');
+const silent = createLogger('coordinator-test', 'silent');
+let dir: string;
+let engines: ScriptedEngine[];
+let coordinator: Coordinator | undefined;
+beforeEach(async () => {
+  dir = mkdtempSync(join(tmpdir(), 'kvtier-coordinator-'));
+  engines = ['a', 'b'].map((name) => new ScriptedEngine(`unix:${dir}/${name}`, modelDir));
+  for (const engine of engines) {
+    engine.script = say([200], 'length');
+    engine.description = { ...engine.description, blockCount: 10_000n };
+    await engine.start();
+  }
+});
+afterEach(async () => {
+  await coordinator?.close();
+  coordinator = undefined;
+  for (const engine of engines) await engine.stop();
+  rmSync(dir, { recursive: true, force: true });
+});
+
+const start = async (config: Omit<CoordinatorInput, 'port'>): Promise<void> => {
+  coordinator = await startCoordinator(parseConfig(coordinatorSchema, { port: 0, ...config }, 'test'), silent);
+};
+const both = () => ({
+  kind: 'static' as const,
+  workers: ['a', 'b'].map((name) => ({ name, address: `unix:${dir}/${name}` })),
+});
+const post = (prompt: readonly number[]): Promise<Response> =>
+  fetch(`${coordinator!.url}/v1/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ prompt, max_tokens: 1, temperature: 0 }),
+  });
+const health = async () => (await (await fetch(`${coordinator!.url}/health`)).json()) as Record<string, unknown>;
+const ready = () =>
+  vi.waitUntil(async () => ((await health()).workers as { state: string }[]).every(({ state }) => state === 'ready'), {
+    timeout: 20_000,
+  });
+
+it('the configuration knows the policies that there are', () => {
+  expect(routingPolicyNames).toEqual(Object.keys(policies));
+});
+
+it('says in one line what cannot work', async () => {
+  const neither = /^coordinator: name one engine worker \(engine\) or how workers are found \(discovery\), not both$/;
+  await expect(start({})).rejects.toMatchObject({ code: 'CONFIG', message: expect.stringMatching(neither) });
+  await expect(start({ engine: `unix:${dir}/a`, discovery: both() })).rejects.toMatchObject({ code: 'CONFIG' });
+  const access = { caFile: `${dir}/none` };
+  await expect(start({ engine: `unix:${dir}/a`, access })).rejects.toMatchObject({
+    code: 'CONFIG',
+    message: expect.stringContaining(`${dir}/none: cannot be`),
+  });
+});
+
+it('one engine needs no index, and nothing is degraded', async () => {
+  await start({ engine: `unix:${dir}/a` });
+  await ready();
+  const response = await post([5]);
+  expect([response.status, response.headers.get('x-kvtier-worker'), response.headers.get('x-kvtier-degraded')]).toEqual(
+    [200, 'engine', null],
+  );
+  expect(await health()).toMatchObject({ status: 'ok', engine: { model: 'demo' }, indexes: {}, degraded: [] });
+});
+
+it('a prompt goes where one that begins alike went, and says that this is a guess', async () => {
+  await start({ discovery: both() });
+  await ready();
+  const prompts = Array.from({ length: 6 }, (_, i) =>
+    Array.from({ length: 320 }, (_, at) => 3 + ((at * (i + 3)) % 3_000)),
+  );
+  const first: string[] = [];
+  for (const prompt of prompts) first.push((await post(prompt)).headers.get('x-kvtier-worker')!);
+  for (const [i, prompt] of prompts.entries()) {
+    const response = await post([...prompt, 7, 8]);
+    const header = (name: string) => response.headers.get(`x-kvtier-${name}`);
+    expect([header('worker'), header('held'), header('degraded')]).toEqual([first[i], '20 blocks; gpu=20', 'index']);
+  }
+  expect(await health()).toMatchObject({
+    status: 'ok',
+    degraded: ['index'],
+    routing: { policy: 'predicted', waiting: 0, given: 0, chosen: 12 },
+    indexes: { demo: { workers: [{ name: 'a', why: 'publishes no KV events' }, { name: 'b' }] } },
+  });
+  const metrics = await (await fetch(`${coordinator!.url}/metrics`)).text();
+  expect(metrics).toContain('\nkvtier_dispatch_requests{what="chosen"} 12\n');
+  expect(metrics).toContain('\nkvtier_kv_index_guessed_workers 2\n');
+});

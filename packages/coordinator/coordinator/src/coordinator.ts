@@ -1,0 +1,63 @@
+/**
+ * The coordinator, put together from its configuration.
+ *
+ *     discovery ─► fleet (who is alive, how loaded) ──┐
+ *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─► API server
+ */
+import { startApiServer } from '@kvtier/api-server';
+import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
+import { Dispatcher } from '@kvtier/dispatch';
+import { createDiscovery, Fleet } from '@kvtier/registry';
+import { lateBindingDefaults } from '@kvtier/routing';
+import type { Logger } from '@kvtier/telemetry';
+import { discoveryOf } from './discovery-of.ts';
+import { Indexes } from './indexes.ts';
+import { CoordinatorMetrics } from './metrics.ts';
+
+export interface Coordinator {
+  readonly url: string;
+  close(): Promise<void>;
+}
+
+/** @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
+export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
+  const { routing, index, access, host, port, tokenizers } = config;
+  const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
+  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, logger });
+  const dispatch = new Dispatcher({
+    workers: fleet,
+    holdings: indexes,
+    policy: routing.policy,
+    late: { ...lateBindingDefaults, maxHeld: routing.maxWaiting },
+    maxWaitMs: routing.maxWaitMs,
+  });
+  const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
+  const close = async (): Promise<void> => {
+    dispatch.close();
+    indexes.close();
+    await fleet.close();
+  };
+  try {
+    await fleet.start(createDiscovery(discoveryOf(config), logger));
+    const server = await startApiServer({
+      ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
+      media: Indexes.media,
+      degraded: () => [
+        ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
+        ...(indexes.guesses ? ['index'] : []),
+      ],
+      parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
+      moreMetrics: () => metrics.text(),
+    });
+    return {
+      url: server.url,
+      close: async () => {
+        await server.close();
+        await close();
+      },
+    };
+  } catch (error) {
+    await close();
+    throw error;
+  }
+}

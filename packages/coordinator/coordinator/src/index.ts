@@ -1,0 +1,2 @@
+/** A coordinator, put together. */
+export { type Coordinator, startCoordinator } from './coordinator.ts';

@@ -1,0 +1,368 @@
+/**
+ * One stream of a gateway: one HTTP request from its headers to the end of its answer.
+ *
+ *   start ─headers─► body ─all of it─► choosing ─► picked ─► answer's headers, body, trailers ─► end
+ *                      └─ stalls, too long: 408 ┘      └─ nobody: 503, all saturated: 429, nonsense: a gRPC status
+ *
+ * Full duplex: nothing is answered before the whole body is here; then the headers with the endpoint, and the body sent back. Buffered:
+ * the headers are let through to get the body, whose answer carries the endpoint. No body, or a gateway that waits for the headers'
+ * answer before it sends pieces: the endpoint is chosen by load when the headers come.
+ *
+ * Invariants: one message is worked on at a time, and no other is read meanwhile; bytes held are counted by `HeldBytes`; every state has
+ * a deadline; the request's share of a worker's load ends with the answer, with the stream, or at a deadline, exactly once.
+ */
+import { type ServerDuplexStream, status } from '@grpc/grpc-js';
+import { KvError } from '@kvtier/errors';
+import {
+  BodySendMode,
+  type HttpBody,
+  type HttpHeaders,
+  type ProcessingRequest,
+  type ProcessingResponse,
+} from '@kvtier/wire/ext-proc';
+import { toStatus } from '@kvtier/wire/grpc';
+import { goesOn, picked, type RequestPart, refused, sentBack } from './answers.ts';
+import { type Asked, askedOf, headersOf, type Metadata, servedOf } from './asked.ts';
+import type { HeldBytes } from './held-bytes.ts';
+import type { PickerMetrics } from './metrics.ts';
+import type { BodyOrWhy, Picked, Picker } from './picker.ts';
+import { type Outcome, refusalOf, saturated, stalled } from './refusal.ts';
+import { UsageReader } from './usage.ts';
+
+export type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
+
+export interface ConversationLimits {
+  /** Of one body that is held to be read. */
+  readonly bodyBytes: number;
+  /** From the stream's begin to the request's headers, and from these to the body's end. */
+  readonly receiveMs: number;
+  /** For the body to be understood and a worker to be found. */
+  readonly waitMs: number;
+  /** Between two messages of an answer, and of what the gateway takes from us. */
+  readonly silenceMs: number;
+}
+
+export interface ConversationParts {
+  readonly picker: Picker;
+  readonly metrics: PickerMetrics;
+  readonly held: HeldBytes;
+  readonly limits: ConversationLimits;
+  /** How bodies come from a gateway that does not say. */
+  readonly bodyMode: BodySendMode;
+  /** Of what is no gateway's doing: one line. */
+  readonly onDefect: (id: string, error: unknown) => void;
+}
+
+const answerHeaders = new Set([':status', 'content-encoding']);
+
+export class Conversation {
+  readonly #call: ProcessCall;
+  readonly #parts: ConversationParts;
+  readonly #gone = new AbortController();
+  readonly #usage = new UsageReader();
+  #timer: NodeJS.Timeout;
+  #requestMode: BodySendMode;
+  #responseMode: BodySendMode;
+  #phase: 'start' | 'body' | 'picked' | 'ended' = 'start';
+  #isFirst = true;
+  #asked: Asked | undefined;
+  #pieces: Buffer[] = [];
+  #heldBytes = 0;
+  #picked: Picked | undefined;
+  #counted = false;
+  #answerIsGood = false;
+  #usageIsRead = false;
+
+  constructor(call: ProcessCall, parts: ConversationParts) {
+    this.#call = call;
+    this.#parts = parts;
+    this.#requestMode = parts.bodyMode;
+    this.#responseMode = parts.bodyMode;
+    this.#timer = setTimeout(() => this.#break('no request came'), parts.limits.receiveMs);
+    call.on('data', (message: ProcessingRequest) => this.#receive(message));
+    call.on('end', () => this.#end());
+    call.on('cancelled', () => this.#end());
+    call.on('error', () => this.#end());
+    call.on('close', () => this.#end());
+  }
+
+  #receive(message: ProcessingRequest): void {
+    if (this.#phase === 'ended' || message.observabilityMode) return;
+    let pending: Promise<void> | undefined;
+    try {
+      pending = this.#answer(message);
+    } catch (error) {
+      this.#fail(error);
+      return;
+    }
+    if (this.#phase === 'picked') this.#timer.refresh();
+    if (pending === undefined && !this.#call.writableNeedDrain) return;
+    this.#call.pause();
+    Promise.resolve(pending)
+      .then(() => this.#drained())
+      .then(
+        () => this.#call.resume(),
+        (error: unknown) => this.#fail(error),
+      );
+  }
+
+  #answer({ request, metadataContext, protocolConfig }: ProcessingRequest): Promise<void> | undefined {
+    if (this.#isFirst && protocolConfig !== undefined) {
+      this.#requestMode = protocolConfig.requestBodyMode;
+      this.#responseMode = protocolConfig.responseBodyMode;
+    }
+    this.#isFirst = false;
+    switch (request?.$case) {
+      case 'requestHeaders':
+        return this.#onRequestHeaders(request.value, metadataContext);
+      case 'requestBody':
+        return this.#onRequestBody(request.value);
+      case 'requestTrailers':
+        return this.#onRequestTrailers();
+      case 'responseHeaders':
+        return this.#onResponseHeaders(request.value, metadataContext);
+      case 'responseBody':
+        return this.#onResponseBody(request.value);
+      case 'responseTrailers':
+        this.#answerEnded();
+        return this.#send(goesOn('responseTrailers'));
+      default:
+        throw outOfOrder('a message without a request');
+    }
+  }
+
+  #onRequestHeaders(headers: HttpHeaders, metadata: Metadata): Promise<void> | undefined {
+    if (this.#phase !== 'start') throw outOfOrder('request headers twice');
+    this.#phase = 'body';
+    this.#asked = askedOf(headers, metadata);
+    if (headers.endOfStream) return this.#choose('requestHeaders', 'no_body');
+    switch (this.#requestMode) {
+      case BodySendMode.FULL_DUPLEX_STREAMED:
+        this.#patience(this.#parts.limits.receiveMs, () => this.#refuse(bodyStalled()));
+        return undefined;
+      case BodySendMode.BUFFERED:
+      case BodySendMode.BUFFERED_PARTIAL:
+        this.#patience(this.#parts.limits.receiveMs, () => this.#refuse(bodyStalled()));
+        return this.#send(goesOn('requestHeaders'));
+      default:
+        return this.#choose('requestHeaders', 'not_sent');
+    }
+  }
+
+  #onRequestBody({ body, endOfStream }: HttpBody): Promise<void> | undefined {
+    const isDuplex = this.#requestMode === BodySendMode.FULL_DUPLEX_STREAMED;
+    if (this.#phase === 'start') throw outOfOrder('a body before its headers');
+    if (this.#phase !== 'body') {
+      return isDuplex ? this.#sendAll(sentBack('requestBody', body, endOfStream)) : this.#send(goesOn('requestBody'));
+    }
+    const isRead = this.#hold(body);
+    if (isDuplex && isRead && !endOfStream) return undefined;
+    if (isDuplex && !isRead) this.#pieces.push(body);
+    const pieces = this.#pieces;
+    return this.#choose(isDuplex ? 'requestHeaders' : 'requestBody', isRead ? pieces : 'too_large', () =>
+      isDuplex ? this.#giveBack(pieces, endOfStream) : undefined,
+    );
+  }
+
+  #onRequestTrailers(): Promise<void> | undefined {
+    if (this.#phase === 'start') throw outOfOrder('trailers before their headers');
+    if (this.#phase !== 'body') return this.#send(goesOn('requestTrailers'));
+    if (this.#requestMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#choose('requestTrailers', 'not_sent');
+    const pieces = this.#pieces;
+    return this.#choose('requestHeaders', pieces, async () => {
+      await this.#giveBack(pieces, false);
+      await this.#send(goesOn('requestTrailers'));
+    });
+  }
+
+  #onResponseHeaders(headers: HttpHeaders, metadata: Metadata): Promise<void> | undefined {
+    this.#letRequestGo();
+    const told = headersOf(headers, answerHeaders);
+    const served = servedOf(metadata);
+    if (this.#picked && served !== undefined && served !== this.#picked.endpoint) {
+      this.#parts.metrics.elsewhere.inc();
+      this.#picked.share.ended(); // the one that was chosen does not have it
+    }
+    this.#answerIsGood = /^2\d\d$/.test(told.get(':status') ?? '200');
+    const isPlain = (told.get('content-encoding') ?? 'identity') === 'identity';
+    this.#usageIsRead = this.#answerIsGood && isPlain;
+    // Without its body, this is all that is seen of the answer's begin.
+    if (headers.endOfStream || this.#responseMode === BodySendMode.NONE) this.#firstToken();
+    if (headers.endOfStream) this.#answerEnded();
+    return this.#send(goesOn('responseHeaders'));
+  }
+
+  #onResponseBody({ body, endOfStream }: HttpBody): Promise<void> | undefined {
+    this.#letRequestGo();
+    if (body.length > 0) this.#firstToken();
+    if (this.#usageIsRead) this.#usage.push(body);
+    if (endOfStream) this.#answerEnded();
+    if (this.#responseMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#send(goesOn('responseBody'));
+    return this.#sendAll(sentBack('responseBody', body, endOfStream));
+  }
+
+  /** The gateway has an answer already, of its own: nothing is to be chosen any more. */
+  #letRequestGo(): void {
+    if (this.#phase !== 'body' && this.#phase !== 'start') return;
+    this.#phase = 'picked';
+    this.#release();
+    this.#count('cancelled');
+    this.#waitForAnswer();
+  }
+
+  #firstToken(): void {
+    if (this.#answerIsGood) this.#picked?.share.firstToken();
+  }
+
+  #answerEnded(): void {
+    this.#picked?.share.ended();
+    if (!this.#usageIsRead) return;
+    this.#usageIsRead = false;
+    const usage = this.#usage.read();
+    if (usage) this.#parts.metrics.countUsage(usage);
+  }
+
+  /** `after`: what follows the answer to `part`. */
+  async #choose(part: RequestPart, body: BodyOrWhy, after?: () => Promise<void> | undefined): Promise<void> {
+    const { picker, limits, metrics } = this.#parts;
+    const began = performance.now();
+    this.#patience(limits.waitMs, () => this.#gone.abort(saturated(`No worker within ${limits.waitMs / 1_000} s.`)));
+    try {
+      const found = await picker.pick(this.#asked!, body, this.#heldBytes, this.#gone.signal);
+      if (this.#gone.signal.aborted) {
+        found.share.ended();
+        throw this.#gone.signal.reason;
+      }
+      this.#picked = found;
+    } catch (error) {
+      if (this.#isOver()) return;
+      this.#refuse(error);
+      return;
+    }
+    metrics.seconds.observe((performance.now() - began) / 1_000);
+    this.#phase = 'picked';
+    this.#count('picked');
+    this.#waitForAnswer();
+    await this.#send(picked(part, this.#picked.endpoints));
+    await after?.();
+    this.#release();
+  }
+
+  async #giveBack(pieces: readonly Buffer[], isWhole: boolean): Promise<void> {
+    if (pieces.length === 0 && isWhole) await this.#sendAll(sentBack('requestBody', Buffer.alloc(0), true));
+    for (const [at, piece] of pieces.entries()) {
+      await this.#sendAll(sentBack('requestBody', piece, isWhole && at === pieces.length - 1));
+      if (this.#isOver()) return;
+    }
+  }
+
+  #isOver(): boolean {
+    return this.#phase === 'ended';
+  }
+
+  /** Whether there is room to hold it; what is held already stays. */
+  #hold(piece: Buffer): boolean {
+    if (this.#heldBytes + piece.length > this.#parts.limits.bodyBytes) return false;
+    if (!this.#parts.held.take(piece.length)) return false;
+    this.#heldBytes += piece.length;
+    if (piece.length > 0) this.#pieces.push(piece);
+    return true;
+  }
+
+  #release(): void {
+    this.#parts.held.give(this.#heldBytes);
+    this.#heldBytes = 0;
+    this.#pieces = [];
+  }
+
+  #send(response: ProcessingResponse): Promise<void> | undefined {
+    if (this.#isOver() || this.#call.write(response)) return undefined;
+    return this.#drained();
+  }
+
+  #sendAll(responses: Iterable<ProcessingResponse>): Promise<void> | undefined {
+    const rest = responses[Symbol.iterator]();
+    for (let next = rest.next(); !next.done; next = rest.next()) {
+      const pending = this.#send(next.value);
+      if (pending) return pending.then(() => this.#sendAll({ [Symbol.iterator]: () => rest }));
+    }
+    return undefined;
+  }
+
+  /** The gateway has taken what was sent, or the stream is over. */
+  #drained(): Promise<void> | undefined {
+    if (this.#isOver() || !this.#call.writableNeedDrain) return undefined;
+    return new Promise((resolve) => {
+      const done = (): void => {
+        this.#call.off('drain', done);
+        this.#call.off('close', done);
+        resolve();
+      };
+      this.#call.once('drain', done);
+      this.#call.once('close', done);
+    });
+  }
+
+  #patience(ms: number, expired: () => void): void {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(expired, ms);
+  }
+
+  /** An answer may take long; a gateway that tells nothing of it for so long is let go, without harm to the answer. */
+  #waitForAnswer(): void {
+    this.#patience(this.#parts.limits.silenceMs, () => this.#end());
+  }
+
+  /** The client's answer is our refusal, and the stream ends. */
+  #refuse(why: unknown): void {
+    const refusal = refusalOf(why);
+    if (refusal.outcome === 'failed') this.#parts.onDefect(this.#asked?.id ?? '', why);
+    this.#count(refusal.outcome);
+    this.#call.write(refused(refusal));
+    this.#end();
+  }
+
+  /** The stream ends with a status: what the gateway does then is its failure mode. */
+  #fail(error: unknown): void {
+    if (this.#isOver()) return;
+    if (!(error instanceof KvError)) this.#parts.onDefect(this.#asked?.id ?? '', error);
+    this.#count('failed');
+    this.#call.emit(
+      'error',
+      error instanceof OutOfOrder ? { code: status.INVALID_ARGUMENT, details: error.message } : toStatus(error),
+    );
+  }
+
+  #break(why: string): void {
+    this.#fail(new KvError('DEADLINE', `endpoint picker: ${why} in time; the stream was ended`));
+  }
+
+  #count(outcome: Outcome): void {
+    if (this.#counted) return;
+    this.#counted = true;
+    this.#parts.metrics.count(outcome);
+  }
+
+  /** Whatever it was doing. */
+  #end(): void {
+    if (this.#isOver()) return;
+    const wasOpen = this.#phase === 'body';
+    this.#phase = 'ended';
+    clearTimeout(this.#timer);
+    if (wasOpen) this.#count('cancelled');
+    this.#gone.abort(new KvError('CANCELLED', 'the gateway ended the stream'));
+    this.#picked?.share.ended();
+    this.#release();
+    this.#call.end();
+    this.#call.resume(); // what still comes is nobody's
+  }
+}
+
+class OutOfOrder extends KvError {
+  constructor(what: string) {
+    super('REQUEST', `ext_proc: ${what}; see what the gateway sends`);
+  }
+}
+
+const outOfOrder = (what: string): KvError => new OutOfOrder(what);
+const bodyStalled = (): Error => stalled('The body did not arrive in time.');

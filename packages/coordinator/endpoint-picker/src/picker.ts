@@ -1,0 +1,172 @@
+/**
+ * From what a gateway tells of one request to an endpoint: its body is read elsewhere (`BodyReader`), and Dispatch chooses.
+ *
+ *   body ─► BodyReader ─► model, tokens, block hashes ─┐
+ *   no body, too large, not understood ─► by load alone ┴─► Dispatch.choose among those the gateway allows ─► "IP:PORT"
+ *
+ * A body that cannot be read is no reason to refuse it: the pod judges it. Refused is what nobody can serve now.
+ */
+import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import type { Keys } from '@kvtier/kv-index';
+import type { Worker } from '@kvtier/registry';
+import type { Logger } from '@kvtier/telemetry';
+import type { Asked } from './asked.ts';
+import { type Candidate, candidatesOf, endpointOf, fallbacksOf } from './endpoints.ts';
+import type { PickerMetrics, Unread } from './metrics.ts';
+import { noWorker } from './refusal.ts';
+import { Share } from './share.ts';
+
+/** What routing has to know of a request's body. */
+export interface BodyFacts {
+  /** As the body names it; undefined: it names none. */
+  readonly model: string | undefined;
+  readonly tokens: number;
+  readonly blockTokens: number;
+  readonly maxTokens: number;
+  /** Hashes of the prompt's full blocks. */
+  readonly keys: Keys;
+  /** Empty: none. */
+  readonly session: string;
+}
+
+export interface BodyReader {
+  /**
+   * `body`: the bytes of a POST to `path`; they are the reader's from now on, and may move to a thread. Takes no long turn of the event
+   * loop. @throws anything: the request is then routed by load alone
+   */
+  read(path: string, body: ArrayBuffer, signal: AbortSignal): Promise<BodyFacts>;
+}
+
+export interface PickerParts {
+  readonly dispatch: Dispatch;
+  /** As `Fleet.workers`. */
+  readonly workers: () => readonly (Worker | undefined)[];
+  readonly reader: BodyReader;
+  readonly metrics: PickerMetrics;
+  readonly logger: Logger;
+  /** Endpoints that are named after the chosen one. */
+  readonly fallbacks: number;
+}
+
+export interface Picked {
+  /** "IP:PORT"; several with commas. */
+  readonly endpoints: string;
+  /** The first of them. */
+  readonly endpoint: string;
+  readonly share: Share;
+}
+
+/** The pieces of a body, or why there are none. */
+export type BodyOrWhy = readonly Buffer[] | Unread;
+
+/** Of a prompt that was not read: bytes of text that make a token, and tokens of an answer. */
+const [bytesPerToken, someTokens, someBlockTokens] = [4, 256, 16];
+const noKeys: Keys = new Int32Array(0);
+
+export class Picker {
+  readonly #parts: PickerParts;
+
+  constructor(parts: PickerParts) {
+    this.#parts = parts;
+  }
+
+  /**
+   * Waits while all workers have enough to do. `bytes`: of the body, as far as it is known.
+   * @throws Refusal, what Dispatch throws, or the reason of `signal`
+   */
+  async pick(asked: Asked, body: BodyOrWhy, bytes: number, signal: AbortSignal): Promise<Picked> {
+    const { dispatch, workers, fallbacks } = this.#parts;
+    const facts = await this.#read(asked, body, signal);
+    if (signal.aborted) throw signal.reason;
+    const all = workers();
+    const candidates = candidatesOf(all, asked.subset);
+    if (candidates.length === 0) {
+      throw noWorker(
+        asked.subset === undefined
+          ? 'No endpoint is known that a gateway can reach; try again in a moment.'
+          : `None of the ${asked.subset.length} endpoints that the gateway allows is known here; try again in a moment.`,
+      );
+    }
+    const request: DispatchRequest = {
+      ...(facts ?? guess(asked, candidates, bytes)),
+      id: asked.id,
+      model: facts?.model ?? asked.model ?? someModel(candidates),
+      session: asked.session || (facts?.session ?? ''),
+      among:
+        candidates.length === all.filter((worker) => worker !== undefined).length
+          ? undefined
+          : new Set(candidates.map(({ worker }) => worker.record.name)),
+      except: new Set(),
+    };
+    const choice = await chosen(dispatch, request, signal);
+    const endpoint = endpointOf(choice.worker.record);
+    if (endpoint === undefined || !candidates.some(({ worker }) => worker.number === choice.worker.number)) {
+      choice.ended();
+      throw new Error(`dispatch chose ${choice.worker.record.name}, which this request may not go to`);
+    }
+    return {
+      endpoint,
+      endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),
+      share: new Share(choice),
+    };
+  }
+
+  async #read(asked: Asked, body: BodyOrWhy, signal: AbortSignal): Promise<BodyFacts | undefined> {
+    const { reader, metrics, logger } = this.#parts;
+    let why: Unread;
+    if (typeof body === 'string') why = body;
+    else if (asked.method !== 'POST' || body.every((piece) => piece.length === 0)) why = 'no_body';
+    else {
+      try {
+        return await reader.read(asked.path, joined(body), signal);
+      } catch (error) {
+        if (signal.aborted) throw signal.reason;
+        logger.debug({ request: asked.id, err: error }, 'a body was not understood: routed by load alone');
+        why = 'not_understood';
+      }
+    }
+    metrics.countUnread(why);
+    return undefined;
+  }
+}
+
+/** Whatever Dispatch does: when `signal` aborts, this has ended, and a choice that comes later is given back. */
+function chosen(dispatch: Dispatch, request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
+  return new Promise((resolve, reject) => {
+    const leave = (): void => reject(signal.reason);
+    signal.addEventListener('abort', leave, { once: true });
+    const settled = (): void => signal.removeEventListener('abort', leave);
+    new Promise<Choice>((begin) => begin(dispatch.choose(request, signal))).then(
+      (choice) => {
+        settled();
+        if (signal.aborted) choice.ended();
+        else resolve(choice);
+      },
+      (error: unknown) => {
+        settled();
+        reject(error);
+      },
+    );
+  });
+}
+
+function joined(pieces: readonly Buffer[]): ArrayBuffer {
+  const whole = new Uint8Array(pieces.reduce((sum, { length }) => sum + length, 0));
+  let at = 0;
+  for (const piece of pieces) {
+    whole.set(piece, at);
+    at += piece.length;
+  }
+  return whole.buffer;
+}
+
+function guess(asked: Asked, candidates: readonly Candidate[], bytes: number): Omit<BodyFacts, 'model'> {
+  const told = candidates.find(({ worker }) => worker.facts !== undefined)?.worker.facts;
+  const blockTokens = told?.blockTokens || someBlockTokens;
+  const tokens = Math.max(1, Math.ceil(bytes / bytesPerToken));
+  return { tokens, blockTokens, maxTokens: someTokens, keys: noKeys, session: asked.session };
+}
+
+/** That of a ready worker; '' while there is none, which Dispatch refuses as any model that nobody serves. */
+const someModel = (candidates: readonly Candidate[]): string =>
+  (candidates.find(({ worker }) => worker.state === 'ready') ?? candidates[0])?.worker.facts?.model ?? '';

@@ -1,0 +1,149 @@
+/** Events as they travel, applied to the index, against what they say written down in the plainest way; and what cannot be. */
+import { encodeBatch, type KvEvent, PackedDecoder } from '@kvtier/events';
+import { NaiveHolders } from '@kvtier/events/testing';
+import { ChainHasher } from '@kvtier/identity';
+import * as fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { keysOfHashes } from '../keys.ts';
+import { KvIndex } from '../kv-index.ts';
+import { EngineListing } from './engine-listing.ts';
+import { LieCounts, Lies } from './lies.ts';
+import { mediumNumbers } from './media.ts';
+import { matchView } from './views.ts';
+
+const blockTokens = 4;
+
+function rig({ hasher, maxBlocks = 1_000 }: { hasher?: ChainHasher; maxBlocks?: number } = {}) {
+  const index = new KvIndex({ maxBytes: 1 << 20, countedMedia: 1 << mediumNumbers.gpu });
+  const counts = new LieCounts();
+  const lines: string[] = [];
+  const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
+  const lies = new Lies('worker a', counts, log, () => 0);
+  const listing = new EngineListing({ index, blockTokens, maxBlocks, hasher, lies });
+  const decoder = new PackedDecoder({ tokens: hasher !== undefined });
+  const say = (events: readonly KvEvent[], rank = 0, encoding: 'map' | 'array' = 'map'): void => {
+    const batch = decoder.decode(encodeBatch({ ts: 1, events, dataParallelRank: rank }, { encoding }));
+    for (const _ of listing.apply({ kind: 'batch', seq: 0, topic: '', batch }));
+  };
+  const holds = (hash: bigint): { rank: number; medium: number }[] => {
+    const held = index.holdersOf(Number(BigInt.asIntN(32, hash)), Number(BigInt.asIntN(32, hash >> 32n)));
+    return listing
+      .ranks()
+      .flatMap((groups, rank) =>
+        groups.flatMap((part) =>
+          Object.values(mediumNumbers).flatMap((medium) =>
+            part && (held[part.source]! >> medium) & 1 ? [{ rank, medium }] : [],
+          ),
+        ),
+      );
+  };
+  return { index, listing, say, holds, lies: counts.byKind, lines };
+}
+
+const stored = (blockHashes: readonly bigint[], more: object = {}): KvEvent => ({
+  ...{ type: 'BlockStored', blockHashes, parentBlockHash: null, tokenIds: [], blockSize: blockTokens },
+  ...{ loraId: null, loraName: null, medium: 'GPU', ...more },
+});
+const removed = (blockHashes: readonly bigint[], medium = 'GPU'): KvEvent => ({
+  type: 'BlockRemoved',
+  blockHashes,
+  medium,
+});
+
+describe('what an engine says of its blocks', () => {
+  it('is what the index knows, by rank, whatever it says in which order and encoding', () => {
+    const hashes = fc.array(fc.bigInt({ min: 0n, max: 6n }), { maxLength: 4 });
+    const action = fc.record({
+      kind: fc.constantFrom('stored', 'removed', 'cleared'),
+      ...{ hashes, rank: fc.nat(1), encoding: fc.constantFrom('map' as const, 'array' as const) },
+    });
+    fc.assert(
+      fc.property(fc.array(action, { maxLength: 40 }), (actions) => {
+        const { index, say, holds, listing } = rig();
+        const truth = new NaiveHolders();
+        for (const { kind, hashes, rank, encoding } of actions) {
+          const event: KvEvent =
+            kind === 'cleared' ? { type: 'AllBlocksCleared' } : kind === 'stored' ? stored(hashes) : removed(hashes);
+          say([event], rank, encoding);
+          const batch = { ts: 1, events: [event], dataParallelRank: rank };
+          truth.apply('a', { kind: 'batch', seq: 0, topic: '', batch });
+          for (let hash = 0n; hash <= 6n; hash++) expect(holds(hash).length).toBe(truth.holdersOf(hash).length);
+        }
+        index.checkIntegrity();
+        listing.forget();
+        for (let hash = 0n; hash <= 6n; hash++) expect(holds(hash)).toEqual([]);
+      }),
+      { numRuns: 100 },
+    );
+  });
+
+  it('a block of its pool is there as often as it was stored; of a tier, once', () => {
+    const { say, holds } = rig();
+    say([stored([1n]), stored([1n]), stored([1n], { medium: 'CPU' }), stored([1n], { medium: 'CPU' })]);
+    say([removed([1n]), removed([1n], 'CPU')]);
+    expect(holds(1n)).toEqual([{ rank: 0, medium: 0 }]);
+    say([removed([1n])]);
+    expect(holds(1n)).toEqual([]);
+  });
+
+  it('counts for a worker where all its groups have what they need, and the rank that holds least', () => {
+    const { index, say, listing } = rig();
+    const chain = [1n, 2n, 3n, 4n, 5n, 6n];
+    const window = { groupIdx: 1, kvCacheSpecKind: 'sliding_window', kvCacheSpecSlidingWindow: 2 * blockTokens + 1 };
+    say([stored(chain, { groupIdx: 0, kvCacheSpecKind: 'full_attention' }), stored([3n, 4n, 6n], window)]);
+    const keys = Int32Array.from(chain.flatMap((hash) => [Number(hash), 0]));
+    const blocks = (): number => {
+      const view = listing.ranks().map((groups) =>
+        groups.map((part) => ({
+          sources: [part!.source],
+          windowBlocks: part!.window.tokens && Math.ceil((part!.window.tokens - 1) / blockTokens),
+        })),
+      );
+      return matchView(index, keys, view).blocks;
+    };
+    // The window's blocks 5 and 6 are not both there; 3 and 4 are.
+    expect(blocks()).toBe(4);
+    say([stored([5n], window)]);
+    expect(blocks()).toBe(6);
+    say([stored(chain.slice(0, 2), { groupIdx: 0 }), stored(chain.slice(0, 1), window)], 1);
+    expect(blocks()).toBe(1);
+  });
+
+  it('of one that hashes otherwise, is known by its tokens, and forgotten by its own names', () => {
+    const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });
+    const { index, say, listing, lies } = rig({ hasher });
+    const tokens = Array.from({ length: 5 * blockTokens }, (_, i) => 100 + i);
+    const keys = keysOfHashes(hasher.hashBlocks(null, Uint32Array.from(tokens)), 32);
+    const blocks = (): number =>
+      index.match(keys, [{ sources: listing.ranks()[0]?.map((part) => part!.source) ?? [] }])[0]!.blocks;
+    const part = (from: number, to: number) => tokens.slice(from * blockTokens, to * blockTokens);
+    say([stored([2n ** 63n, 7n], { tokenIds: part(0, 2) })], 0, 'array');
+    say([stored([8n], { parentBlockHash: 7n, tokenIds: part(2, 3) })]);
+    expect(blocks()).toBe(3);
+    say([stored([10n], { parentBlockHash: 99n, tokenIds: part(4, 5) })]);
+    say([stored([9n], { parentBlockHash: 8n, tokenIds: part(3, 4), loraName: 'sql' })]);
+    expect([blocks(), lies.parent]).toEqual([3, 1]);
+    say([removed([7n])]);
+    expect(blocks()).toBe(1);
+  });
+
+  it('what cannot be is ignored, counted, and told in one line', () => {
+    const { say, holds, lies, lines } = rig({ maxBlocks: 10 });
+    say([stored([1n])]);
+    for (let i = 0; i < 3; i++) {
+      say([stored([2n], { blockSize: 32 }), stored([3n], { medium: 'MOON' }), stored([4n], { groupIdx: 99 })]);
+      say([stored([5n])], 1_000);
+    }
+    expect(lies).toMatchObject({ block_size: 3, medium: 3, group: 3, rank: 3, too_many_blocks: 0 });
+    expect(lines).toEqual([
+      'KV events of worker a: blocks of 32 tokens, the index has blocks of 4; ignored',
+      'KV events of worker a: blocks on MOON, which no engine has; ignored',
+      'KV events of worker a: attention group 99; at most 15; ignored',
+      'KV events of worker a: data-parallel rank 1000; at most 63; ignored',
+    ]);
+    expect([1n, 2n, 3n, 4n, 5n].map((hash) => holds(hash).length)).toEqual([1, 0, 0, 0, 0]);
+    // More than it can hold: nothing of it is believed.
+    say([stored(Array.from({ length: 11 }, (_, i) => BigInt(100 + i)))]);
+    expect([lies.too_many_blocks, holds(1n).length, holds(100n).length]).toEqual([1, 0, 0]);
+  });
+});

@@ -1,0 +1,207 @@
+/** What pods and EndpointSlices mean, case by case. */
+import { describe, expect, it } from 'vitest';
+import { type MemberRules, membersOf } from './members.ts';
+import { type EndpointSlice, type Pod, parsePod, parseSlice } from './objects.ts';
+
+const rules: MemberRules = { ports: [8000], scheme: 'http', eventsPort: 5557, replayPort: null, eventsTopic: '' };
+
+const pod = (
+  name: string,
+  { labels = {}, annotations = {}, ip = '10.1.0.1', phase = 'Running', ready = true, ends = false } = {},
+): Pod =>
+  parsePod({
+    metadata: {
+      name,
+      resourceVersion: '1',
+      labels,
+      annotations,
+      ...(ends ? { deletionTimestamp: '2026-01-01T00:00:00Z' } : {}),
+    },
+    status: {
+      phase,
+      ...(ip === '' ? {} : { podIP: ip }),
+      conditions: [{ type: 'Ready', status: ready ? 'True' : 'False' }],
+    },
+  });
+
+const only = (one: Pod, change: Partial<MemberRules> = {}) => {
+  const { workers, nodes, ignored } = membersOf([one], undefined, { ...rules, ...change });
+  expect(ignored).toEqual([]);
+  return { workers, nodes };
+};
+
+it('a pod of vLLM that says nothing of itself', () => {
+  expect(only(pod('vllm-0')).workers).toEqual([
+    {
+      ...{ name: 'vllm-0', kind: 'openai', address: 'http://10.1.0.1:8000', role: 'both', draining: false, node: null },
+      events: { endpoint: 'tcp://10.1.0.1:5557', replayEndpoint: null, topic: '' },
+      revision: '',
+    },
+  ]);
+  expect(only(pod('six', { ip: 'fd00::1' })).workers[0]).toMatchObject({
+    address: 'http://[fd00::1]:8000',
+    events: { endpoint: 'tcp://[fd00::1]:5557' },
+  });
+});
+
+describe('role and revision', () => {
+  it.each([
+    ['prefill', 'prefill'],
+    ['decode', 'decode'],
+    ['prefill-decode', 'both'],
+    ['encode-prefill', 'prefill'],
+    ['encode-prefill-decode', 'both'],
+    ['both', 'both'],
+  ])('llm-d.ai/role=%s is %s', (label, role) => {
+    expect(only(pod('a', { labels: { 'llm-d.ai/role': label } })).workers[0]!.role).toBe(role);
+  });
+
+  it.each([
+    ['an encoder', { 'llm-d.ai/role': 'encode' }],
+    ['a follower of a group', { 'leaderworkerset.sigs.k8s.io/worker-index': '1' }],
+  ])('%s takes no requests', (_, labels) => {
+    expect(only(pod('a', { labels }))).toEqual({ workers: [], nodes: [] });
+  });
+
+  it('of a DisaggregatedSet, after llm-d’s own word', () => {
+    const labels = { 'disaggregatedset.x-k8s.io/role': 'decode', 'disaggregatedset.x-k8s.io/revision': 'r7' };
+    expect(only(pod('a', { labels })).workers[0]).toMatchObject({ role: 'decode', revision: 'r7' });
+    const both = { ...labels, 'llm-d.ai/role': 'prefill', 'leaderworkerset.sigs.k8s.io/worker-index': '0' };
+    expect(only(pod('a', { labels: both })).workers[0]).toMatchObject({ role: 'prefill', revision: 'r7' });
+    const other = { 'disaggregatedset.x-k8s.io/role': 'workers' };
+    expect(only(pod('a', { labels: other })).workers[0]).toMatchObject({ role: 'both', revision: '' });
+  });
+});
+
+it.each([
+  ['ready', {}, false],
+  ['not ready', { ready: false }, true],
+  ['terminating', { ends: true }, true],
+])('a pod that is %s', (_, state, draining) => {
+  expect(only(pod('a', state)).workers[0]!.draining).toBe(draining);
+});
+
+it.each([
+  ['pending', { phase: 'Pending' }],
+  ['failed', { phase: 'Failed' }],
+  ['without an address', { ip: '' }],
+])('a pod that is %s is not there', (_, state) => {
+  expect(only(pod('a', state)).workers).toEqual([]);
+});
+
+it('a pod of ours with its cache node, by its annotations', () => {
+  const annotations = {
+    'kvtier.io/ports': '7000',
+    'kvtier.io/events-port': '6001',
+    'kvtier.io/replay-port': '6002',
+    'kvtier.io/events-topic': 'kv@a',
+    'kvtier.io/peer-port': '7100',
+    'kvtier.io/node-events-port': '6003',
+    'kvtier.io/node-replay-port': '6004',
+  };
+  expect(only(pod('a', { labels: { 'kvtier.io/kind': 'kvtier' }, annotations }))).toEqual({
+    workers: [
+      {
+        ...{
+          name: 'a',
+          kind: 'kvtier',
+          address: '10.1.0.1:7000',
+          role: 'both',
+          draining: false,
+          node: 'a',
+          revision: '',
+        },
+        events: { endpoint: 'tcp://10.1.0.1:6001', replayEndpoint: 'tcp://10.1.0.1:6002', topic: 'kv@a' },
+      },
+    ],
+    nodes: [
+      {
+        ...{ name: 'a', peer: { host: '10.1.0.1', port: 7100 } },
+        events: { endpoint: 'tcp://10.1.0.1:6003', replayEndpoint: 'tcp://10.1.0.1:6004', topic: '' },
+      },
+    ],
+  });
+});
+
+it('each port is a worker, and their events are numbered as vLLM numbers ranks', () => {
+  const { workers } = only(pod('a'), { ports: [8000, 8001], replayPort: 5600 });
+  expect(workers.map(({ name, address, events }) => [name, address, events?.endpoint, events?.replayEndpoint])).toEqual(
+    [
+      ['a.8000', 'http://10.1.0.1:8000', 'tcp://10.1.0.1:5557', 'tcp://10.1.0.1:5600'],
+      ['a.8001', 'http://10.1.0.1:8001', 'tcp://10.1.0.1:5558', 'tcp://10.1.0.1:5601'],
+    ],
+  );
+  expect(only(pod('a', { annotations: { 'kvtier.io/events-port': 'none' } })).workers[0]!.events).toBeNull();
+});
+
+it.each([
+  [{ 'kvtier.io/kind': 'vllm' }, 'kvtier.io/kind is "vllm"; kvtier or openai'],
+  [{ 'llm-d.ai/role': 'cook' }, 'llm-d.ai/role is "cook", which is no role'],
+  [{ 'kvtier.io/ports': '8000,x' }, 'kvtier.io/ports is "x"; a port is 1 to 65535'],
+  [{ 'kvtier.io/peer-port': '70000' }, 'kvtier.io/peer-port is "70000"; a port is 1 to 65535'],
+])('%j is ignored with its reason', (labels, why) => {
+  expect(membersOf([pod('a', { labels })], undefined, rules)).toEqual({
+    workers: [],
+    nodes: [],
+    ignored: [{ name: 'a', why }],
+  });
+});
+
+describe('EndpointSlices', () => {
+  const slice = (
+    endpoints: readonly { pod?: string; host: string; ready?: boolean; terminating?: boolean }[],
+    ports: readonly number[] = [8000],
+    name = 's',
+  ): EndpointSlice =>
+    parseSlice({
+      metadata: { name, resourceVersion: '1' },
+      endpoints: endpoints.map(({ pod, host, ...conditions }) => ({
+        ...{ addresses: [host], conditions },
+        ...(pod === undefined ? {} : { targetRef: { kind: 'Pod', name: pod } }),
+      })),
+      ports: ports.map((port) => ({ port, protocol: 'TCP' })),
+    });
+  const states = (pods: readonly Pod[], slices: readonly EndpointSlice[]) => {
+    const { workers, ignored } = membersOf(pods, slices, rules);
+    return { workers: workers.map(({ name, address, draining }) => `${name} ${address} ${draining}`), ignored };
+  };
+
+  it('say which pods serve, where, and whether they are ready', () => {
+    const pods = [pod('a'), pod('b', { ip: '10.1.0.2' }), pod('c', { ip: '10.1.0.3' }), pod('elsewhere')];
+    const all = slice([
+      { pod: 'a', host: '10.1.0.1' },
+      { pod: 'b', host: '10.1.0.2', ready: false },
+      { pod: 'c', host: '10.1.0.3', ready: true, terminating: true },
+      { pod: 'unknown', host: '10.1.0.4' },
+      { host: '10.9.0.1' },
+    ]);
+    expect(states(pods, [all])).toEqual({
+      workers: [
+        'a http://10.1.0.1:8000 false',
+        'b http://10.1.0.2:8000 true',
+        'c http://10.1.0.3:8000 true',
+        '10.9.0.1 http://10.9.0.1:8000 false',
+      ],
+      ignored: [],
+    });
+  });
+
+  it('of several that have the pod, one that says ready is enough; the ports are of all', () => {
+    const two = [
+      slice([{ pod: 'a', host: '10.1.0.1', ready: false }]),
+      slice([{ pod: 'a', host: '10.1.0.1' }], [9000], 't'),
+    ];
+    expect(states([pod('a')], two).workers).toEqual([
+      'a.8000 http://10.1.0.1:8000 false',
+      'a.9000 http://10.1.0.1:9000 false',
+    ]);
+  });
+
+  it('with several ports, those that are configured', () => {
+    expect(states([pod('a')], [slice([{ pod: 'a', host: '10.1.0.1' }], [9090, 8000])]).workers).toHaveLength(1);
+    expect(states([pod('a')], [slice([{ pod: 'a', host: '10.1.0.1' }], [9090, 9091])])).toEqual({
+      workers: [],
+      ignored: [{ name: 'a', why: 'none of the ports of EndpointSlice s is in discovery.ports' }],
+    });
+  });
+});

@@ -1,0 +1,295 @@
+/** Pods of vLLM and SGLang behind a fleet: an HTTP server that speaks as they do. */
+import { createLogger } from '@kvtier/telemetry';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { Fleet } from './fleet.ts';
+import { Pod, type PodRequest } from './testing/pod.ts';
+import { SpokenDiscovery } from './testing/rig.ts';
+import type { Worker } from './worker.ts';
+
+const patience = { timeout: 20_000, interval: 5 };
+const never = new AbortController().signal;
+
+let fleet: Fleet;
+let discovery: SpokenDiscovery;
+let pod: Pod;
+beforeEach(async () => {
+  pod = new Pod();
+  await pod.start();
+  await open();
+});
+afterEach(async () => {
+  await fleet.close();
+  await pod.stop();
+});
+
+async function open(access?: ConstructorParameters<typeof Fleet>[0]['access']): Promise<void> {
+  await fleet?.close();
+  const logger = createLogger('pod-test', 'silent');
+  fleet = new Fleet({ logger, times: { refusedPauseMs: 50, scrapeMs: 20, askMs: 300 }, ...(access && { access }) });
+  discovery = new SpokenDiscovery();
+  await fleet.start(discovery);
+}
+
+const join = (name = 'a', of = pod): void => discovery.say({ name, kind: 'openai', address: of.address });
+const worker = (name = 'a'): Worker => fleet.workers().find((one) => one?.record.name === name)!;
+const until = (state: string, name = 'a'): Promise<void> =>
+  vi.waitFor(() => expect(worker(name).state).toBe(state), patience);
+/** After a scrape that began after now. */
+const scraped = async (): Promise<void> => {
+  const after = pod.scrapes + 2;
+  await vi.waitFor(() => expect(pod.scrapes).toBeGreaterThanOrEqual(after), patience);
+  await vi.waitFor(() => expect(performance.now() - worker().load.toldAtMs).toBeLessThan(1_000), patience);
+};
+const forward = (body = '{}', signal = never) =>
+  fleet.forward(0, '/v1/completions', { 'content-type': 'application/json', 'x-request-id': 'r' }, body, signal);
+async function textOf(body: AsyncIterable<Buffer>): Promise<string> {
+  let text = '';
+  for await (const part of body) text += part.toString();
+  return text;
+}
+
+it('vLLM says what it serves and what it has to do', async () => {
+  pod.figures = { waiting: 3, running: 5, usedShare: 0.4 };
+  join();
+  await until('ready');
+  expect(worker().facts).toEqual({
+    model: 'demo',
+    modelDigest: '',
+    modelDir: '',
+    maxModelTokens: 8_192,
+    vocabSize: 0,
+    stopTokenIds: [],
+    blockTokens: 16,
+    hashAlgorithm: 'sha256_cbor',
+    hashSeed: '',
+    totalBlocks: 1_000,
+    bootEpoch: `${pod.address} 1700000000.25`,
+  });
+  expect(worker().load).toMatchObject({ waiting: 3, running: 5, usedBlocks: 400, prefillTokensPerS: 2_000 });
+});
+
+it('SGLang as well; what it does not say is unknown', async () => {
+  const other = new Pod('sglang');
+  await other.start();
+  other.figures = { waiting: 1, running: 2, usedShare: 0.5 };
+  join('a', other);
+  await until('ready');
+  expect(worker().facts).toMatchObject({ blockTokens: 64, totalBlocks: 500, bootEpoch: '' });
+  expect(worker().load).toMatchObject({ waiting: 1, running: 2, usedBlocks: 250 });
+  await other.stop();
+});
+
+it('its answer streams back as it comes, and what was asked goes there as it came', async () => {
+  join();
+  await until('ready');
+  let sent: PodRequest | undefined;
+  pod.answer = (request) => {
+    sent = request;
+    request.response.writeHead(200, { 'content-type': 'text/event-stream', 'x-pod': 'yes' });
+    request.response.write('data: 1\n\n');
+  };
+  const answer = await forward('{"prompt":"ä"}');
+  expect(answer.status).toBe(200);
+  expect(answer.headers).toMatchObject({ 'content-type': 'text/event-stream', 'x-pod': 'yes' });
+  expect(answer.headers['transfer-encoding']).toBeUndefined();
+  const parts = answer.body[Symbol.asyncIterator]();
+  expect(String((await parts.next()).value)).toBe('data: 1\n\n');
+  // Only now is there more: nothing was waited for.
+  sent!.response.end('data: [DONE]\n\n');
+  expect(String((await parts.next()).value)).toBe('data: [DONE]\n\n');
+  expect((await parts.next()).done).toBe(true);
+  expect(sent).toMatchObject({ path: '/v1/completions', body: '{"prompt":"ä"}' });
+  expect(sent!.headers).toMatchObject({
+    'content-type': 'application/json',
+    'x-request-id': 'r',
+    'content-length': '15',
+  });
+});
+
+it('a refusal of the pod is an answer', async () => {
+  join();
+  await until('ready');
+  pod.answer = ({ response }) =>
+    void response.writeHead(400, { 'content-type': 'application/json' }).end('{"error":1}');
+  const { status, body } = await forward();
+  expect([status, await textOf(body)]).toEqual([400, '{"error":1}']);
+});
+
+it('a caller that leaves, before or while it is answered, ends the request at the pod', async () => {
+  join();
+  await until('ready');
+  const leaving = new AbortController();
+  const waiting = forward('{}', leaving.signal);
+  await vi.waitFor(() => expect(pod.seen).toHaveLength(1), patience);
+  const gone = new Error('left');
+  leaving.abort(gone);
+  await expect(waiting).rejects.toBe(gone);
+  await pod.seen[0]!.left;
+  pod.answer = ({ response }) => void response.write('some');
+  const { body } = await forward();
+  for await (const _ of body) break;
+  await pod.seen[1]!.left;
+  const during = new AbortController();
+  const third = await forward('{}', during.signal);
+  const parts = third.body[Symbol.asyncIterator]();
+  await parts.next();
+  during.abort(gone);
+  await expect(parts.next()).rejects.toBe(gone);
+  await pod.seen[2]!.left;
+});
+
+it('does not read ahead of its caller', async () => {
+  join();
+  await until('ready');
+  let written = 0;
+  pod.answer = ({ response }) => {
+    const part = Buffer.alloc(64 << 10);
+    const more = (): void => {
+      while (written < 256 << 20) {
+        written += part.length;
+        if (!response.write(part)) return void response.once('drain', more);
+      }
+      response.end();
+    };
+    more();
+  };
+  const { body } = await forward();
+  const parts = body[Symbol.asyncIterator]();
+  await parts.next();
+  let before = -1;
+  while (before !== written) {
+    before = written;
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  // Buffers of two sockets, and not the answer.
+  expect(written).toBeLessThan(32 << 20);
+  await parts.return!();
+});
+
+it('a pod that dies: what has not begun may be tried elsewhere, what had begun breaks off', async () => {
+  join();
+  await until('ready');
+  pod.answer = ({ response, body }) => body === 'begins' && void response.write('some');
+  const begun = await forward('begins');
+  const waiting = expect(forward('waits')).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
+  const parts = begun.body[Symbol.asyncIterator]();
+  await parts.next();
+  await vi.waitFor(() => expect(pod.seen).toHaveLength(2), patience);
+  const broken = expect(parts.next()).rejects.toMatchObject({ code: 'DISCONNECTED' });
+  await pod.stop();
+  await waiting;
+  await broken;
+  await until('silent');
+  expect(worker().why).toMatch(/^worker a: http:\/\/127\.0\.0\.1:\d+ cannot be reached/);
+  pod.startedAt++;
+  await pod.start();
+  await until('ready');
+  expect(fleet.counts).toMatchObject({ ready: 2, lost: 1, restarted: 1 });
+});
+
+it('one that hangs is silent soon, and a restart is seen by its start time alone', async () => {
+  join();
+  await until('ready');
+  pod.hangs = true;
+  const from = performance.now();
+  await until('silent');
+  expect(performance.now() - from).toBeLessThan(3_000);
+  const waiting = expect(forward()).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
+  await waiting; // given up after two seconds of silence
+  pod.hangs = false;
+  await until('ready');
+  pod.startedAt++;
+  await vi.waitFor(() => expect(fleet.counts.restarted).toBe(1), patience);
+  await until('ready');
+});
+
+it('one that sleeps drains; one that needs a token is refused without it', async () => {
+  join();
+  await until('ready');
+  pod.awake = false;
+  await until('draining');
+  pod.awake = true;
+  await until('ready');
+  pod.token = 'secret';
+  await until('refused');
+  expect(worker().why).toBe('worker a: /metrics answers 401; configure its token');
+  await open({ token: 'secret' });
+  join();
+  await until('ready');
+  pod.answer = ({ response }) => void response.end('yes');
+  expect(await textOf((await forward()).body)).toBe('yes');
+});
+
+it.each([
+  ['/metrics has neither', () => (pod.metrics = () => 'up 1\n')],
+  ['/metrics has NaN', () => (pod.extra = 'vllm:num_requests_running NaN\n')],
+  ['/metrics is longer than', () => (pod.metrics = () => '# \n'.repeat(4 << 20))],
+])('one that lies (%s) is refused, and nothing else is disturbed', async (why, lie) => {
+  const good = new Pod();
+  await good.start();
+  discovery.say(
+    { name: 'a', kind: 'openai', address: pod.address },
+    { name: 'b', kind: 'openai', address: good.address },
+  );
+  await until('ready');
+  await until('ready', 'b');
+  lie();
+  await until('refused');
+  expect(worker().why).toContain(`worker a: ${why}`);
+  expect(worker('b').state).toBe('ready');
+  await good.stop();
+});
+
+it('ours are counted as of now, the others’ as of the last scrape, each once', async () => {
+  join();
+  await until('ready');
+  const at = () => {
+    const { waiting, running, tokensAhead, waitingBlocks } = worker().load;
+    return { waiting, running, tokensAhead, waitingBlocks };
+  };
+  expect(at()).toEqual({ waiting: 0, running: 0, tokensAhead: 0, waitingBlocks: 0 });
+  const one = fleet.sent(0, { requestId: 'one', tokensAhead: 100, blocks: 10, loadS: 0 });
+  const two = fleet.sent(0, { requestId: 'two', tokensAhead: 50, blocks: 5, loadS: 0 });
+  expect(at()).toEqual({ waiting: 2, running: 0, tokensAhead: 150, waitingBlocks: 15 });
+  // The pod has both, one of them in its batch, and one of somebody else's.
+  pod.figures = { waiting: 1, running: 2, usedShare: 0.1 };
+  await scraped();
+  expect(at()).toMatchObject({ waiting: 2, running: 1, tokensAhead: 150, waitingBlocks: 15 });
+  one.firstToken();
+  expect(at()).toMatchObject({ waiting: 1, running: 2, tokensAhead: 50, waitingBlocks: 5 });
+  pod.figures = { waiting: 0, running: 3, usedShare: 0.1 };
+  await scraped();
+  expect(at()).toMatchObject({ waiting: 1, running: 2, tokensAhead: 50, waitingBlocks: 0 });
+  one.ended();
+  one.ended();
+  two.ended();
+  pod.figures = { waiting: 0, running: 1, usedShare: 0.1 };
+  await scraped();
+  expect(at()).toEqual({ waiting: 0, running: 1, tokensAhead: 0, waitingBlocks: 0 });
+  pod.figures = { waiting: 0, running: 0, usedShare: 0 };
+  await scraped();
+  expect(at()).toEqual({ waiting: 0, running: 0, tokensAhead: 0, waitingBlocks: 0 });
+});
+
+it('its rates are those between two scrapes', async () => {
+  join();
+  await until('ready');
+  pod.extra = `vllm:request_prefill_kv_computed_tokens_sum 8000
+vllm:request_prefill_time_seconds_sum 2
+vllm:inter_token_latency_seconds_sum 1
+vllm:inter_token_latency_seconds_count 50
+`;
+  await vi.waitFor(() => expect(worker().load).toMatchObject({ prefillTokensPerS: 4_000, stepS: 0.02 }), patience);
+});
+
+it('one that discovery drops ends what it has', async () => {
+  join();
+  await until('ready');
+  pod.answer = ({ response }) => void response.write('some');
+  const { body } = await forward();
+  discovery.say();
+  expect(worker().state).toBe('draining');
+  pod.seen[0]!.response.end();
+  expect(await textOf(body)).toBe('some');
+  await vi.waitFor(() => expect(fleet.workers()[0]).toBeUndefined(), patience);
+});

@@ -1,0 +1,35 @@
+/** Members that keep themselves in a list in Redis (@kvtier/membership). */
+import type { RedisDiscoveryConfig } from '@kvtier/config';
+import { MemberReader } from '@kvtier/membership';
+import type { Log } from '@kvtier/runtime';
+import type { Discovery, DiscoveryListener } from './discovery.ts';
+import { Told } from './told.ts';
+
+export class RedisDiscovery implements Discovery {
+  readonly kind = 'redis';
+  readonly #config: Omit<RedisDiscoveryConfig, 'kind'>;
+  readonly #log: Log;
+  #reader: MemberReader | undefined;
+  #told: Told | undefined;
+
+  constructor(config: Omit<RedisDiscoveryConfig, 'kind'>, log: Log) {
+    this.#config = config;
+    this.#log = log;
+  }
+
+  async start(listener: DiscoveryListener): Promise<void> {
+    const told = new Told(listener, this.#log);
+    this.#told = told;
+    this.#reader = new MemberReader({
+      ...this.#config,
+      log: this.#log,
+      changed: (members) => told.members(members),
+      problem: (why) => told.problem(why),
+    });
+  }
+
+  async close(): Promise<void> {
+    this.#told?.close();
+    await this.#reader?.close();
+  }
+}

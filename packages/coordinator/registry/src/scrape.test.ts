@@ -1,0 +1,113 @@
+/** Metrics of vLLM and SGLang as a coordinator reads them, and what is refused. */
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { scrapeOf } from './scrape.ts';
+
+const least = 'vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n';
+
+describe('scrapeOf', () => {
+  it('adds up the engines of a pod, and averages their shares', () => {
+    const text = `# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="a{b}c"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="a{b}c"} 3.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:num_requests_running{engine="0"} 1.0
+vllm:num_requests_running{engine="1"} 4.0 1700000000000
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.75
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100",prefix_caching_hash_algo="sha256"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="50"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0
+vllm:request_prefill_kv_computed_tokens_sum{engine="0"} 1000.0
+vllm:request_prefill_time_seconds_sum{engine="0"} 0.5
+vllm:inter_token_latency_seconds_sum{engine="0"} 3
+vllm:inter_token_latency_seconds_count{engine="0"} 300
+process_start_time_seconds 1.7e9`;
+    expect(scrapeOf('w', text)).toEqual({
+      waiting: 5,
+      running: 5,
+      usedShare: 0.5,
+      blockTokens: 16,
+      totalBlocks: 150,
+      hashAlgorithm: 'sha256',
+      asleep: true,
+      startedAt: '1700000000',
+      prefillTokens: 1_000,
+      prefillS: 0.5,
+      intervals: 300,
+      intervalS: 3,
+    });
+  });
+
+  it('reads SGLang’s names', () => {
+    const text = `sglang:num_queue_reqs{tp_rank="0"} 7
+sglang:num_running_reqs{tp_rank="0"} 2
+sglang:token_usage{tp_rank="0"} 0.4
+sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
+    expect(scrapeOf('w', text)).toMatchObject({
+      waiting: 7,
+      running: 2,
+      usedShare: 0.4,
+      blockTokens: 64,
+      totalBlocks: 500,
+      asleep: false,
+      startedAt: '',
+    });
+  });
+
+  it('what a pod does not know yet is missing, not wrong', () => {
+    const text = `${least}vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0`;
+    expect(scrapeOf('w', text)).toMatchObject({ blockTokens: 16, totalBlocks: undefined });
+  });
+
+  it.each([
+    ['no load', 'up 1\n', 'has neither vllm:num_requests_waiting nor sglang:num_queue_reqs'],
+    ['NaN', `${least}vllm:num_requests_waiting NaN`, 'has NaN for vllm:num_requests_waiting'],
+    ['a negative count', `${least}vllm:num_requests_running -1`, 'has -1 for vllm:num_requests_running'],
+    ['a huge count', `${least}vllm:num_requests_running 1e300`, 'has 1e+300 for'],
+    ['no end', `${least}vllm:num_requests_running +Inf`, 'has Infinity for'],
+    ['a share above all', `${least}vllm:kv_cache_usage_perc 1.5`, 'has 1.5 for vllm:kv_cache_usage_perc'],
+    ['no number', `${least}vllm:kv_cache_usage_perc much`, 'has NaN for vllm:kv_cache_usage_perc'],
+    ['blocks of no tokens', `${least}vllm:cache_config_info{block_size="0"} 1`, 'has blocks of "0" tokens'],
+    ['blocks of many tokens', `${least}vllm:cache_config_info{block_size="1e9"} 1`, 'has blocks of "1e9" tokens'],
+    ['too many blocks', `${least}vllm:cache_config_info{num_gpu_blocks="${'9'.repeat(20)}"} 1`, 'blocks'],
+  ])('%s is refused', (_, text, why) => {
+    expect(() => scrapeOf('w', text)).toThrow(
+      expect.objectContaining({ code: 'PROTOCOL', message: expect.stringContaining(why) }),
+    );
+  });
+
+  it('whatever the text, it answers what can be or refuses, and soon', () => {
+    const words = fc.constantFrom(
+      'vllm:num_requests_waiting',
+      'vllm:num_requests_running',
+      '{a="',
+      '"}',
+      '{',
+      '}',
+      ' ',
+      '\n',
+      '1',
+      '#',
+      '\\',
+      'vllm:cache_config_info{block_size="',
+    );
+    fc.assert(
+      fc.property(fc.array(fc.oneof(words, fc.string()), { maxLength: 60 }), (parts) => {
+        try {
+          const scrape = scrapeOf('w', parts.join(''));
+          for (const value of [scrape.waiting, scrape.running, scrape.usedShare])
+            expect(value).toBeGreaterThanOrEqual(0);
+        } catch (error) {
+          expect(error).toMatchObject({ code: 'PROTOCOL' });
+        }
+      }),
+    );
+    const from = performance.now();
+    scrapeOf(
+      'w',
+      `${least}${'other_metric{a="b",c="d"} 1\n'.repeat(100_000)}vllm:num_requests_waiting{${'a="b",'.repeat(100_000)}} 1`,
+    );
+    expect(performance.now() - from).toBeLessThan(2_000);
+  });
+});

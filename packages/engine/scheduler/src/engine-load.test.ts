@@ -1,0 +1,161 @@
+/** What an engine has to do, as it tells it: exact with chunks, hits, loads, aborts and preemption; rates as measured. */
+import { describe, expect, it } from 'vitest';
+import { EngineLoad } from './engine-load.ts';
+import { prompt, SchedulerRig } from './testing/rig.ts';
+
+/** Blocks of 4 tokens, 16 tokens a step, 4 requests at once. */
+const counts = (rig: SchedulerRig) => {
+  const { waiting, running, tokensAhead, usedBlocks, waitingBlocks } = rig.engine.load();
+  return { waiting, running, tokensAhead, usedBlocks, waitingBlocks };
+};
+describe('tokens ahead', () => {
+  it('are those that no step has computed yet, chunk by chunk', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    const told: number[] = [];
+    rig.submit('a', prompt(1, 41), { maxTokens: 3 });
+    expect(counts(rig)).toEqual({ waiting: 1, running: 0, tokensAhead: 41, usedBlocks: 0, waitingBlocks: 11 });
+    while (!rig.ended('a')) {
+      const { tokensAhead } = rig.engine.load();
+      if (told.at(-1) !== tokensAhead) told.push(tokensAhead);
+      await rig.world.advance();
+    }
+    expect(told).toEqual([41, 25, 9, 0]);
+    expect(counts(rig)).toEqual({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
+  });
+
+  it('leave out what is cached, and count of a prompt that is cached whole its last block', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    await rig.generate('a', prompt(1, 20));
+    rig.submit('b', prompt(1, 30));
+    expect(rig.engine.load().tokensAhead).toBe(10);
+    rig.submit('c', prompt(1, 20));
+    expect(rig.engine.load().tokensAhead).toBe(10 + 4);
+    rig.engine.abort('b');
+    expect(rig.engine.load().tokensAhead).toBe(4);
+    expect(rig.engine.load().waiting).toBe(1);
+  });
+
+  it('leave out what is being loaded, and take back what did not come', async () => {
+    const rig = new SchedulerRig({ faults: { shorten: () => 2 } });
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(rig.engine.resetPrefixCache()).toBe(true);
+    rig.submit('b', prompt(1, 40));
+    expect(rig.engine.load()).toMatchObject({ tokensAhead: 40, loadAheadS: 0 });
+    await rig.world.until(() => rig.engine.stats().loading === 1);
+    expect(rig.engine.load()).toMatchObject({ tokensAhead: 1, waiting: 1 });
+    await rig.world.until(() => rig.engine.stats().loading === 0);
+    // Two blocks came.
+    expect(rig.engine.load().tokensAhead).toBe(32);
+    await rig.world.until(() => rig.ended('b'));
+    await rig.drain();
+    expect(rig.engine.load()).toMatchObject({ tokensAhead: 0, loadBlocksPerS: { arena: 2 / 5e-6 } });
+  });
+
+  it('of an aborted request are gone at once, also while a step computes it', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    rig.submit('a', prompt(1, 41));
+    rig.submit('b', prompt(2, 10));
+    await rig.world.until(() => rig.executor.steps.length === 1);
+    expect(rig.engine.load().tokensAhead).toBe(51);
+    rig.engine.abort('a');
+    expect(counts(rig)).toMatchObject({ waiting: 1, tokensAhead: 10 });
+    await rig.world.until(() => rig.allEnded());
+    expect(counts(rig)).toEqual({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
+  });
+
+  it('of a preempted request are its tokens that are not cached, those of its answer too', async () => {
+    const rig = new SchedulerRig({ attached: false, blockCount: 11, limits: { maxSequences: 2 } });
+    rig.submit('a', prompt(1, 16), { maxTokens: 12 });
+    rig.submit('b', prompt(2, 16), { maxTokens: 12 });
+    await rig.world.until(() => rig.engine.stats().preemptions === 1);
+    const given = rig.tokens('b').length;
+    expect(given).toBeGreaterThan(0);
+    const { waiting, running, tokensAhead, waitingBlocks } = rig.engine.load();
+    expect({ waiting, running, waitingBlocks }).toEqual({ waiting: 0, running: 2, waitingBlocks: 7 });
+    // Its prompt's blocks are cached still, and found when it is looked at again.
+    expect(tokensAhead).toBe(given);
+    await rig.world.until(() => rig.allEnded());
+    expect(counts(rig)).toEqual({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
+  });
+});
+
+describe('draining', () => {
+  it('refuses what is new, and ends what is there', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    rig.submit('a', prompt(1, 20));
+    expect(rig.engine.drain()).toBe(1);
+    expect(rig.engine.draining).toBe(true);
+    expect(() => rig.submit('b', prompt(2, 20))).toThrow(
+      expect.objectContaining({
+        code: 'CANCELLED',
+        retry: true,
+        message: 'engine: is draining; send the request to another one',
+      }),
+    );
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.tokens('a')).toHaveLength(4);
+    expect(rig.engine.requestCount).toBe(0);
+  });
+});
+
+describe('rates', () => {
+  const rates = (load: EngineLoad) => load.figures(0, 10, 0);
+
+  it('are 0 until something is measured', () => {
+    const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS, loadAheadS } = rates(
+      new EngineLoad(4),
+    );
+    expect([prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadAheadS]).toEqual([0, 0, 0, 0, 0]);
+    expect(loadBlocksPerS).toEqual({});
+  });
+
+  it('of steps are the line through those that only decode, and of prompts what these leave', () => {
+    const load = new EngineLoad(4);
+    for (let i = 0; i < 200; i++) load.step(0, 1 + (i % 8), 0.01 + 0.002 * (1 + (i % 8)));
+    expect(rates(load).stepS).toBeCloseTo(0.01, 6);
+    expect(rates(load).stepPerRequestS).toBeCloseTo(0.002, 6);
+    // 512 tokens at 10,000 a second, while 5 decode.
+    for (let i = 0; i < 50; i++) load.step(512, 5, 0.0512 + 0.02);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(10_000, 3);
+  });
+
+  it('steps that were all of one size are a start without a slope', () => {
+    const load = new EngineLoad(4);
+    for (let i = 0; i < 100; i++) load.step(0, 3, 0.015);
+    expect(rates(load).stepPerRequestS).toBe(0);
+    expect(rates(load).stepS).toBeCloseTo(0.015, 9);
+  });
+
+  it('follow what changes, within some ten seconds of measuring', () => {
+    const load = new EngineLoad(4);
+    for (let i = 0; i < 100; i++) load.step(1_000, 0, 0.1);
+    for (let i = 0; i < 400; i++) load.step(500, 0, 0.1);
+    expect(rates(load).prefillTokensPerS).toBeCloseTo(5_000, -3);
+  });
+
+  it('of freed blocks run only while the engine computes', () => {
+    const load = new EngineLoad(4);
+    for (let i = 0; i < 10; i++) {
+      load.freed(3);
+      load.step(0, 1, 0.5);
+    }
+    expect(rates(load).freedBlocksPerS).toBeCloseTo(6, 0);
+  });
+
+  it('of loads are by tier; one of several tiers is shared among them by what is known', () => {
+    const load = new EngineLoad(4);
+    load.loaded({ arena: 100 }, 0.01);
+    load.loaded({ disk: 10 }, 0.1);
+    expect(rates(load).loadBlocksPerS).toEqual({ arena: 10_000, disk: expect.closeTo(100, 6) });
+    load.loaded({ arena: 50, disk: 5 }, 0.055);
+    const { loadBlocksPerS } = rates(load);
+    expect(loadBlocksPerS.arena).toBeCloseTo(10_000, -1);
+    expect(loadBlocksPerS.disk).toBeCloseTo(100, 0);
+    expect(load.figures(0, 10, 33).loadAheadS).toBeCloseTo((33 * 0.165) / 165, 2);
+    load.loaded({}, 5);
+    load.loaded({ arena: 1 }, 0);
+    for (let i = 0; i < 100; i++) load.loaded({ [`tier${i}`]: 1 }, 1);
+    expect(Object.keys(rates(load).loadBlocksPerS)).toHaveLength(16);
+  });
+});

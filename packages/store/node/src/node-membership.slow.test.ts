@@ -1,0 +1,120 @@
+/** Nodes that find each other by the list of members in Redis: peers come and go with no word in any configuration. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { native } from '@kvtier/data-plane';
+import { announceNode } from '@kvtier/membership';
+import { Lines, memberServers } from '@kvtier/membership/testing';
+import { silent } from '@kvtier/placement/testing';
+import { systemClock } from '@kvtier/runtime';
+import { packed, RawClient } from '@kvtier/session/testing';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { freePort } from '../../../../infra/ports.ts';
+import { RedisServer } from '../../../../infra/redis/servers.ts';
+import { followPeers } from './membership.ts';
+import { type CacheNode, openCacheNode } from './node.ts';
+
+const payloadBytes = 10_000;
+const count = 8;
+let folder: string;
+let server: RedisServer;
+const ends: (() => Promise<unknown>)[] = [];
+beforeEach(async () => {
+  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-node-members-'));
+  server = await RedisServer.start();
+});
+afterEach(async () => {
+  for (const end of ends.splice(0).reverse()) await end();
+  await server.stop();
+  rmSync(folder, { recursive: true });
+});
+const security = { encryption: 'none' as const, secret: Buffer.alloc(32, 5) };
+
+async function open(name: string): Promise<CacheNode> {
+  const node = await openCacheNode({
+    socketPath: path.join(folder, `${name}.sock`),
+    dataDir: path.join(folder, name),
+    arena: { bytes: 16 << 20, dir: '/dev/shm' },
+    disk: null,
+    peers: {
+      ...{ listen: { host: '127.0.0.1', port: await freePort(), dataPort: 0 }, peers: [], security },
+      ...{ streams: 2, readLimitMs: 2_000, maxBlocks: 10_000 },
+    },
+    membership: { redis: memberServers([server.url]), leaseMs: 1_500, name },
+    clock: systemClock,
+    log: silent,
+  });
+  ends.push(() => node.close());
+  return node;
+}
+
+const peerOf = (node: CacheNode) => node.store.stats().tiers.find(({ tier }) => tier === 'peer')!;
+const peersOf = (node: CacheNode): (number | undefined)[] => {
+  const { configured_peers, usable_peers } = peerOf(node).detail!;
+  return [configured_peers, usable_peers];
+};
+const soon = { timeout: 20_000 };
+
+async function write(name: string, chain: string): Promise<void> {
+  const client = await RawClient.connect(path.join(folder, `${name}.sock`));
+  const { arenaPath, arenaBytes, arenaId } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+  const arena = native.arenaOpen(arenaPath, Number(arenaBytes), arenaId);
+  const request = { parent: Buffer.alloc(0), hashes: packed(chain, count) };
+  const { offsets } = await client.call({ $case: 'reserve', value: request }, 'reserved');
+  const checksums = [...(await native.arenaChecksum(arena, Float64Array.from(offsets, Number), payloadBytes))];
+  await client.call({ $case: 'commit', value: { offsets, checksums } }, 'done');
+  native.arenaClose(arena);
+  await client.end();
+}
+
+it('a node is a peer of all others from its start to its end, and of one that comes after it left', async () => {
+  const a = await open('a');
+  const b = await open('b');
+  await vi.waitUntil(() => String([peersOf(a), peersOf(b)]) === '1,1,1,1', soon);
+  await write('a', 'x');
+  await vi.waitUntil(() => peerOf(b).blocks === count, soon);
+  const c = await open('c');
+  await vi.waitUntil(() => peerOf(c).blocks === count && String([peersOf(a), peersOf(b)]) === '2,2,2,2', soon);
+  await a.close();
+  await vi.waitUntil(() => String([peersOf(b), peersOf(c)]) === '1,1,1,1', soon);
+  expect([peerOf(b).blocks, peerOf(c).blocks]).toEqual([0, 0]);
+  // Redis away: peers stay.
+  await server.kill();
+  await write('b', 'y');
+  await vi.waitUntil(() => peerOf(c).blocks === count, soon);
+  await server.start();
+  const d = await open('d');
+  await vi.waitUntil(() => peerOf(d).blocks === count && String(peersOf(d)) === '2,2', soon);
+  for (const node of [b, c, d]) node.store.checkIntegrity();
+}, 60_000);
+
+it('beyond loopback only with TLS, or where the network is trusted', async () => {
+  const redis = memberServers([server.url]);
+  const lines = new Lines();
+  for (const [name, host] of [
+    ['near', '127.0.0.1'],
+    ['far', '10.0.0.1'],
+  ] as const) {
+    const member = announceNode({ name, peer: { host, port: 7 }, events: null }, { redis, leaseMs: 1_500, log: lines });
+    ends.push(() => member.close());
+  }
+  const hostsBy = async (security: Parameters<typeof followPeers>[2], wanted: string): Promise<string[]> => {
+    let hosts: string[] = [];
+    const log = new Lines();
+    const setOthers = (others: readonly { readonly host: string }[]): void => {
+      hosts = others.map(({ host }) => host);
+    };
+    const reader = followPeers({ name: 'self', redis, leaseMs: 1_500 }, { setOthers }, security, log);
+    await vi.waitUntil(() => [...hosts].sort().join() === wanted, soon);
+    await reader.close();
+    return log.all;
+  };
+  await lines.until(/node:near/);
+  await lines.until(/node:far/);
+  expect(await hostsBy(security, '127.0.0.1')).toEqual([
+    'warn a node of the list is no peer {"peer":"far","reason":"10.0.0.1 is not loopback: use \\"tls\\", or say \\"trustedNetwork\\": true"}',
+  ]);
+  expect(await hostsBy({ ...security, trustedNetwork: true }, '10.0.0.1,127.0.0.1')).toEqual([]);
+  const tls = { encryption: 'tls', cert: Buffer.of(), key: Buffer.of(), ca: Buffer.of() } as const;
+  expect(await hostsBy(tls, '10.0.0.1,127.0.0.1')).toEqual([]);
+}, 60_000);

@@ -1,0 +1,92 @@
+/** The processes of a host in the list of a cluster's members: they join, drain and leave by themselves, and who is killed is gone in 2 s. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { MemberReader } from '@kvtier/membership';
+import { Lines, memberServers } from '@kvtier/membership/testing';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { RedisServer, until } from '../../infra/redis/servers.ts';
+import { Service } from './engine-rig.ts';
+
+const modelDir = fileURLToPath(new URL('../numerics/golden/llama', import.meta.url));
+
+let folder: string;
+let server: RedisServer;
+const started: Service[] = [];
+const told: Parameters<ConstructorParameters<typeof MemberReader>[0]['changed']>[0][] = [];
+let reader: MemberReader;
+
+beforeEach(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'kvtier-members-'));
+  server = await RedisServer.start();
+  told.length = 0;
+  reader = new MemberReader({
+    ...{ redis: memberServers([server.url]), pollMs: 20, log: new Lines() },
+    changed: (members) => told.push(members),
+    problem: () => {},
+  });
+});
+afterEach(async () => {
+  await reader.close();
+  for (const service of started.splice(0)) await service.signal('SIGTERM');
+  await server.stop();
+  rmSync(folder, { recursive: true, force: true });
+});
+
+async function start(name: 'engine-worker' | 'cache-node'): Promise<Service> {
+  const membership = { redis: { servers: [server.url] }, name: name === 'cache-node' ? 'host-1' : 'engine-1' };
+  const kvEvents = { endpoint: `ipc://${folder}/${name}-events`, topic: 'kv@host-1' };
+  const config =
+    name === 'cache-node'
+      ? { socketPath: join(folder, 'n/s'), dataDir: join(folder, 'data'), arena: { bytes: 16 << 20 }, disk: null }
+      : {
+          ...{ modelDir, servedName: 'tiny', listen: `unix:${folder}/engine`, kvBytes: 1 << 20, maxStepTokens: 64 },
+          ...{ threads: 1, cacheNodeSocket: join(folder, 'n/s') },
+        };
+  const change = name === 'cache-node' ? {} : { node: 'host-1', role: 'prefill', revision: 'r1' };
+  const service = new Service(name, {
+    ...config,
+    kvEvents,
+    membership: { ...membership, ...change },
+    logLevel: 'warn',
+  });
+  started.push(service);
+  await service.start();
+  return service;
+}
+
+const engine = (draining: boolean): object => ({
+  ...{ name: 'engine-1', kind: 'kvtier', address: `unix:${folder}/engine`, role: 'prefill', draining, node: 'host-1' },
+  events: { endpoint: `ipc://${folder}/engine-worker-events`, replayEndpoint: null, topic: 'kv@host-1' },
+  revision: 'r1',
+});
+const node = (): object => ({
+  ...{ name: 'host-1', peer: null },
+  events: { endpoint: `ipc://${folder}/cache-node-events`, replayEndpoint: null, topic: 'kv@host-1' },
+});
+const last = async (workers: number, nodes: number): Promise<void> =>
+  await until(
+    () => told.at(-1)?.workers.length === workers && told.at(-1)?.nodes.length === nodes,
+    `${workers}, ${nodes}`,
+  );
+
+it('a host joins, drains and leaves; killed it is gone within 2 s', { timeout: 120_000 }, async () => {
+  const cacheNode = await start('cache-node');
+  const first = await start('engine-worker');
+  await last(1, 1);
+  expect(told.at(-1)).toEqual({ workers: [engine(false)], nodes: [node()] });
+  const before = told.length;
+  await first.signal('SIGTERM');
+  await last(0, 1);
+  expect(told.slice(before)).toEqual([
+    { workers: [engine(true)], nodes: [node()] },
+    { workers: [], nodes: [node()] },
+  ]);
+  const second = await start('engine-worker');
+  await last(1, 1);
+  const atMs = performance.now();
+  await Promise.all([second.signal('SIGKILL'), cacheNode.signal('SIGKILL')]);
+  await last(0, 0);
+  expect(performance.now() - atMs).toBeLessThan(2_000);
+});

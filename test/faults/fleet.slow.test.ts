@@ -1,0 +1,270 @@
+/** A fleet over real engine workers: who is stopped, killed, ended and started again, and what their load says under all of it. */
+import { execFileSync } from 'node:child_process';
+import { setMaxListeners } from 'node:events';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type Access, EngineCalls, Fleet, type Worker } from '@kvtier/registry';
+import { greedy, Pod, SpokenDiscovery } from '@kvtier/registry/testing';
+import { createLogger } from '@kvtier/telemetry';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { modelDir, Service } from './engine-rig.ts';
+
+const folder = mkdtempSync(join(tmpdir(), 'kvtier-fleet-'));
+const patience = { timeout: 60_000, interval: 2 };
+const never = new AbortController().signal;
+setMaxListeners(0, never); // all calls share it
+const prompt = Array.from({ length: 300 }, (_, i) => 100 + ((i * 7) % 1_000));
+
+const service = (name: string, config: object = {}): Service =>
+  new Service('engine-worker', {
+    modelDir,
+    servedName: 'demo',
+    listen: `unix:${join(folder, name)}`,
+    cacheNodeSocket: null,
+    kvBytes: 32 << 20,
+    maxStepTokens: 64,
+    maxSequences: 8,
+    threads: 1,
+    logLevel: 'warn',
+    ...config,
+  });
+const [a, b] = [service('a', { drainMs: 5_000 }), service('b')];
+const discovery = new SpokenDiscovery();
+const fleet = new Fleet({ logger: createLogger('fleet-test', 'silent') });
+
+const worker = (name: string): Worker => fleet.workers().find((one) => one?.record.name === name)!;
+/** Milliseconds until it is so. */
+async function until(name: string, state: string): Promise<number> {
+  const from = performance.now();
+  await vi.waitFor(() => expect(worker(name).state).toBe(state), patience);
+  return performance.now() - from;
+}
+
+async function ask(
+  name: string,
+  requestId: string,
+  maxTokens = 8,
+  promptTokenIds = prompt,
+  by = fleet,
+): Promise<number[]> {
+  const { number } = by.workers().find((one) => one?.record.name === name)!;
+  const sent = by.sent(number, { requestId, tokensAhead: promptTokenIds.length, blocks: 20, loadS: 0 });
+  const tokens: number[] = [];
+  try {
+    for await (const { tokenIds } of by.generate(
+      number,
+      greedy({ requestId, promptTokenIds, maxTokens, ignoreEos: true }),
+      never,
+    )) {
+      if (tokens.length === 0) sent.firstToken();
+      tokens.push(...tokenIds);
+    }
+    return tokens;
+  } finally {
+    sent.ended();
+  }
+}
+
+const restOf = (name: string) => {
+  const { waiting, running, tokensAhead, usedBlocks, waitingBlocks, loadAheadS } = worker(name).load;
+  return { waiting, running, tokensAhead, usedBlocks, waitingBlocks, loadAheadS };
+};
+const rest = { waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0, loadAheadS: 0 };
+
+beforeAll(async () => {
+  await Promise.all([a.start(), b.start()]);
+  await fleet.start(discovery);
+  discovery.say(
+    { name: 'a', address: `unix:${join(folder, 'a')}` },
+    { name: 'b', address: `unix:${join(folder, 'b')}` },
+  );
+  await Promise.all([until('a', 'ready'), until('b', 'ready')]);
+}, 60_000);
+afterAll(async () => {
+  await a.signal('SIGCONT');
+  await fleet.close();
+  await Promise.all([a.signal('SIGTERM'), b.signal('SIGTERM')]);
+  rmSync(folder, { recursive: true, force: true });
+});
+
+it('two workers of one model agree, measure themselves, and are at rest when all has ended', async () => {
+  const [first, second] = [worker('a').facts!, worker('b').facts!];
+  expect(first.modelDigest).toMatch(/^[0-9a-f]{64}$/);
+  expect({ ...second, bootEpoch: '' }).toEqual({ ...first, bootEpoch: '' });
+  expect(second.bootEpoch).not.toBe(first.bootEpoch);
+  const mine = Array.from({ length: 40 }, (_, i) => ask('a', `r${i}`, 4 + (i % 5), [...prompt.slice(0, 200 + i), i]));
+  expect(worker('a').load.waiting).toBe(40);
+  let most = 0;
+  const look = (): void => {
+    const { waiting, running } = worker('a').load;
+    most = Math.max(most, waiting + running);
+  };
+  look();
+  const stop = fleet.onLoad(look);
+  await Promise.all(mine).finally(stop);
+  expect(most).toBe(40);
+  await vi.waitFor(() => expect(restOf('a')).toEqual(rest), patience);
+  const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS } = worker('a').load;
+  // Where each request adds as much as the first, a step's start is nothing.
+  for (const rate of [prefillTokensPerS, stepS + stepPerRequestS, freedBlocksPerS]) expect(rate).toBeGreaterThan(0);
+}, 120_000);
+
+it('two coordinators that know nothing of each other count each request once', async () => {
+  const other = new Fleet({ logger: createLogger('fleet-test', 'silent') });
+  const heard = new SpokenDiscovery();
+  await other.start(heard);
+  heard.say({ name: 'a', address: `unix:${join(folder, 'a')}` });
+  await vi.waitFor(() => expect(other.workers()[0]?.state).toBe('ready'), patience);
+  const views = [worker('a'), other.workers()[0]!];
+  const most = [0, 0];
+  const look = (): void =>
+    views.forEach(({ load: { waiting, running } }, i) => {
+      most[i] = Math.max(most[i]!, waiting + running);
+    });
+  const stops = [fleet.onLoad(look), other.onLoad(look)];
+  const asked = Array.from({ length: 60 }, (_, i) => {
+    const promptTokenIds = [...prompt.slice(0, 100), i];
+    return ask('a', `both${i}`, 64, promptTokenIds, i % 2 === 0 ? fleet : other);
+  });
+  expect(views.map(({ load }) => load.waiting)).toEqual([30, 30]);
+  // The worker's own word brings each the other's.
+  await vi.waitFor(() => expect(most).toEqual([60, 60]), patience);
+  await Promise.all(asked);
+  expect(most).toEqual([60, 60]);
+  for (const stop of stops) stop();
+  await vi.waitFor(() => {
+    for (const { load } of views) expect(load).toMatchObject(rest);
+  }, patience);
+  await other.close();
+}, 120_000);
+
+it('one that is stopped is silent within a second, what it had ends, and it is back when it goes on', async () => {
+  const running = expect(ask('a', 'long', 2_000)).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
+  await vi.waitFor(() => expect(worker('a').load.running).toBe(1), patience);
+  await a.signal('SIGSTOP');
+  const silentMs = await until('a', 'silent');
+  await running;
+  expect(silentMs).toBeLessThan(1_100);
+  expect(worker('b').state).toBe('ready');
+  expect(await ask('b', 'meanwhile')).toHaveLength(8);
+  await a.signal('SIGCONT');
+  expect(await until('a', 'ready')).toBeLessThan(2_000);
+  await vi.waitFor(() => expect(restOf('a')).toEqual(rest), patience);
+  expect(await ask('a', 'after')).toEqual(await ask('b', 'after'));
+}, 120_000);
+
+it('one that is killed is silent at once, and a new life of it is seen and ready soon', async () => {
+  const { bootEpoch } = worker('a').facts!;
+  const running = expect(ask('a', 'long', 2_000)).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
+  await vi.waitFor(() => expect(worker('a').load.running).toBe(1), patience);
+  await a.signal('SIGKILL');
+  expect(await until('a', 'silent')).toBeLessThan(500);
+  await running;
+  await a.start();
+  expect(await until('a', 'ready')).toBeLessThan(2_000);
+  expect(worker('a').facts!.bootEpoch).not.toBe(bootEpoch);
+  await vi.waitFor(() => expect(restOf('a')).toEqual(rest), patience);
+  expect(await ask('a', 'after')).toEqual(await ask('b', 'after'));
+}, 120_000);
+
+it('one that is told to end drains: nothing new, and what it has to its end', async () => {
+  const alone = await ask('b', 'judge', 100);
+  const running = ask('a', 'last', 100);
+  await vi.waitFor(() => expect(worker('a').load.running).toBe(1), patience);
+  const ended = a.signal('SIGTERM');
+  await until('a', 'draining');
+  await expect(ask('a', 'late')).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
+  expect(await running).toEqual(alone);
+  expect(await ended).toBe(0);
+  await until('a', 'silent');
+}, 120_000);
+
+it('beyond a Unix socket with TLS: only who has a certificate of the right authority gets in', async () => {
+  const at = (name: string): string => join(folder, name);
+  const openssl = (...args: string[]): void => void execFileSync('openssl', args, { stdio: 'ignore' });
+  const authority = (name: string): void => {
+    const key = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-keyout', at(`${name}.key`)];
+    openssl('req', '-x509', ...key, '-days', '2', '-subj', `/CN=${name}`, '-out', at(`${name}.pem`));
+  };
+  const certify = (name: string, by: string): void => {
+    const key = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-keyout', at(`${name}.key`)];
+    openssl('req', ...key, '-subj', `/CN=${name}`, '-out', at(`${name}.csr`));
+    writeFileSync(at('names'), 'subjectAltName=DNS:workers.example\n');
+    const sign = [
+      '-CA',
+      at(`${by}.pem`),
+      '-CAkey',
+      at(`${by}.key`),
+      '-CAcreateserial',
+      '-days',
+      '2',
+      '-extfile',
+      at('names'),
+    ];
+    openssl('x509', '-req', '-in', at(`${name}.csr`), ...sign, '-out', at(`${name}.pem`));
+  };
+  authority('ca');
+  authority('other-ca');
+  certify('worker', 'ca');
+  certify('coordinator', 'ca');
+  certify('stranger', 'other-ca');
+  const tls = { certFile: at('worker.pem'), keyFile: at('worker.key'), clientCaFile: at('ca.pem') };
+  const secure = service('secure', { listen: '127.0.0.1:0', tls });
+  await secure.start();
+  const { address } = secure.ready[0] as { address: string };
+  const files = (name: string, ca = 'ca', serverName: string | undefined = 'workers.example') => {
+    const [cert, key, authorities] = [`${name}.pem`, `${name}.key`, `${ca}.pem`].map((file) => readFileSync(at(file)));
+    return { cert: cert!, key: key!, ca: authorities!, serverName };
+  };
+  const describe = async (tlsFiles: ReturnType<typeof files> | undefined): Promise<string> => {
+    const calls = new EngineCalls({ address, tls: tlsFiles });
+    try {
+      return (await calls.describe()).model;
+    } catch (error) {
+      return (error as { code: string }).code;
+    } finally {
+      calls.close();
+    }
+  };
+  expect(await describe(files('coordinator'))).toBe('demo');
+  expect(await describe(undefined)).toBe('DISCONNECTED');
+  expect(await describe(files('stranger'))).toBe('DISCONNECTED');
+  expect(await describe(files('coordinator', 'other-ca'))).toBe('DISCONNECTED');
+  expect(await describe(files('coordinator', 'ca', 'elsewhere.example'))).toBe('DISCONNECTED');
+  await secure.signal('SIGTERM');
+
+  const { ca, cert, key } = files('worker');
+  const pod = new Pod('vllm', { ca, cert, key, requestCert: true, rejectUnauthorized: true });
+  pod.token = 'secret';
+  pod.answer = ({ response }) => void response.end('yes');
+  await pod.start();
+  const podState = async (access: Access | undefined): Promise<string> => {
+    const asking = new Fleet({ logger: createLogger('fleet-test', 'silent'), ...(access && { access }) });
+    const spoken = new SpokenDiscovery();
+    await asking.start(spoken);
+    spoken.say({ name: 'pod', kind: 'openai', address: pod.address });
+    const found = asking.workers()[0]!;
+    await vi.waitFor(() => expect(found.why ?? found.state).not.toBe('joining'), patience);
+    let said = `${found.state} ${found.why ?? ''}`;
+    if (found.state === 'ready') {
+      const { body } = await asking.forward(0, '/v1/completions', {}, '{}', never);
+      for await (const part of body) said += part.toString();
+    }
+    await asking.close();
+    return said;
+  };
+  expect(await podState({ ...files('coordinator'), token: 'secret' })).toBe('ready yes');
+  expect(await podState({ ...files('coordinator') })).toBe(
+    'refused worker pod: /health answers 401; configure its token',
+  );
+  expect(await podState({ ...files('stranger'), token: 'secret' })).toMatch(
+    /^joining worker pod: https:.* cannot be reached/,
+  );
+  expect(await podState(undefined)).toMatch(/^joining worker pod: https:.* cannot be reached/);
+  await pod.stop();
+  const open = service('open', { listen: '0.0.0.0:0' });
+  await expect(open.start()).rejects.toThrow(
+    'CONFIG: 0.0.0.0:0: is beyond loopback; configure TLS there, or listen on 127.0.0.1',
+  );
+}, 120_000);
