@@ -132,7 +132,7 @@ export class Worker {
       this.#client.metrics({}, (error, answer) => (error ? reject(fromStatus(error)) : resolve(answer.prometheus))),
     );
     const line = text.split('\n').find((each) => each.startsWith(`${name} `));
-    return Number(line?.split(' ')[1] ?? 0);
+    return Number(line?.slice(name.length) ?? 0);
   }
 
   attached(): Promise<void> {

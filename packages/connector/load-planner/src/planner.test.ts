@@ -35,13 +35,13 @@ it('loads what is near and computes what is far', () => {
     away: nothing,
   });
   // at 500 µs each it pays
-  expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 20_000 }, 0).blocks).toBe(50);
+  expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 20_000 }, 0, 20).blocks).toBe(50);
   // a slow span in the middle is crossed when what lies behind it pays for it
   const crossed = [
     { tier: 'disk', count: 1 },
     { tier: 'arena', count: 50 },
   ];
-  expect(p.plan({ spans: crossed, estimatedUs: 3_000 }, 0).blocks).toBe(51);
+  expect(p.plan({ spans: crossed, estimatedUs: 3_000 }, 0, 20).blocks).toBe(51);
 });
 
 it('a part that cannot arrive before the deadline is not asked for', () => {
@@ -101,15 +101,15 @@ it('what was learned of the ends of long prompts is not believed of short ones',
   for (let i = 0; i < 20; i++) p.observePrefill(96, positionsOf(1_824, 1_920), 96 * 400);
   const hit = { spans: [{ tier: 'peer', count: 29 }], estimatedUs: 70_000 };
   expect(p.computeUs(29)).toBe(29 * 16 * 400);
-  expect(p.plan(hit, 0).blocks).toBe(23); // the end of it is computed, and tells
-  p.observePrefill(96, positionsOf(368, 464), 96 * 100);
+  expect(p.plan(hit, 0).blocks).toBe(0); // it is computed, and tells
+  prefill(p, 464, 464 * 100);
   expect(p.computeUs(29)).toBeLessThan(50_000);
   expect(p.plan(hit, 100).blocks).toBe(0);
 });
 
 it('what was learned of computing is looked at again where it decides, ever less often', () => {
   const p = planner();
-  p.observePrefill(96, positionsOf(864, 960), 7_000);
+  prefill(p, 960, 70_000);
   const hit = { spans: [{ tier: 'peer', count: 60 }], estimatedUs: 60_000 };
   const times = Array.from({ length: 300 }, (_, second) => second).filter(
     (second) => p.plan(hit, second * 1_000).blocks < 60,

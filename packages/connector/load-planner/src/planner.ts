@@ -64,6 +64,8 @@ const clearlyFasterUnseen = 10;
 /** A load may fall behind computing by this much before it is given up: both are only estimated. By more before many blocks came. */
 const patience = 1.1;
 const firstPatience = 2;
+/** What a load that was given up says of the node's estimate at most. */
+const mostGuessed = 2;
 /** A load is judged when it has used this share of the time to compute it, and no sooner than after this time. */
 const judgeShare = 0.05;
 const judgeMs = 3;
@@ -119,7 +121,9 @@ export class LoadPlanner {
   observeLoad({ blocks, loadUs, away }: Plan, loaded: number, elapsedUs: number, nowMs: number): void {
     if (!(away.blocks > 0) || !(loaded >= 0) || !(elapsedUs >= 0)) return;
     const share = Math.min(1, (loaded < blocks ? loaded + abreast / 2 : loaded) / blocks);
-    const broughtUs = Math.max(0, elapsedUs / share - (loadUs - away.us));
+    const tookUs = Math.max(0, elapsedUs / share - (loadUs - away.us));
+    // How long the rest would have taken is a guess: the node itself will know when it has come.
+    const broughtUs = loaded < blocks ? Math.min(tookUs, mostGuessed * away.us) : tookUs;
     this.#experiences.observe(away.tiers, broughtUs / away.blocks, nowMs);
   }
 
@@ -211,23 +215,25 @@ export class LoadPlanner {
     if (this.#always || plan.blocks < held || probe > held * probeShare || plan.away.blocks === 0) return plan;
     const computeUs = this.computeUs(held, first);
     if (computeUs === undefined) return plan; // nothing has been computed at all: a start should not wait
-    const end = (first + held) * this.#blockTokens;
-    const reach = reachOf(end - probeTokens / 2);
+    const reach = reachOf((first + held / 2) * this.#blockTokens);
     const learned = this.#learned[reach]!;
     const steps = this.#compute.stepsOf(reach);
     if (steps !== learned.steps) {
       learned.steps = steps;
       learned.atMs = nowMs;
     }
-    const factor = steps > 0 ? clearlyFaster : clearlyFasterUnseen;
-    const isClear = this.#compute.steps > 0 && computeUs > factor * plan.loadUs;
+    const isNear = computeUs <= clearlyFaster * plan.loadUs;
+    const isUnseen = steps === 0 && computeUs <= clearlyFasterUnseen * plan.loadUs;
+    const isClear = this.#compute.steps > 0 && !isNear && !isUnseen;
     if (isClear || nowMs - learned.atMs < learned.againMs) return plan;
     learned.atMs = nowMs;
     learned.againMs = Math.min(probeAgainMs.most, 2 * learned.againMs);
     const blocks = held - probe;
     const share = blocks / held;
     const restUs = this.computeUs(probe, first + blocks)!;
-    if (plan.loadUs * share + restUs > computeUs) return { blocks: 0, loadUs: 0, computeUs, away: nothingAway };
+    // A small step costs more a token than the whole would: where that may decide, the whole is computed.
+    if (this.#compute.steps > 0 && (isNear || plan.loadUs * share + restUs > computeUs))
+      return { blocks: 0, loadUs: 0, computeUs, away: nothingAway };
     const awayBlocks = Math.max(0, plan.away.blocks - probe);
     const away = { ...plan.away, blocks: awayBlocks, us: (plan.away.us * awayBlocks) / plan.away.blocks };
     return { blocks, loadUs: plan.loadUs * share, computeUs: restUs, away };
