@@ -10,6 +10,7 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
+import { setImmediate } from 'node:timers/promises';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
@@ -125,7 +126,10 @@ export async function startApiServer(options: ApiServerOptions): Promise<ApiServ
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const place = { dispatch, engines, among, tries: { maxTries, withinMs } };
   const generation = new Generation({ models, place, text, degraded, media, metrics, logger, maxRunning, unreadMs });
+  // A server takes tens of milliseconds to make: in turns of its own, as lines to workers are open already.
+  await setImmediate();
   const app = createApp(limits, metrics, logger);
+  await setImmediate();
   const closeIdle = trackConnections(app);
   addRoutes(app, {
     models,

@@ -39,6 +39,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   };
   try {
     await fleet.start(createDiscovery(discoveryOf(config), logger));
+    await reached(fleet);
     const server = await startApiServer({
       ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
       media: Indexes.media,
@@ -60,4 +61,25 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     await close();
     throw error;
   }
+}
+
+/** A coordinator that starts again must not turn away what workers that live could serve: each has this long to be reached. */
+const reachMs = 1_000;
+
+/** Until no worker is on its way, or `reachMs` have passed. */
+function reached(fleet: Fleet): Promise<void> {
+  return new Promise((resolve) => {
+    const end = (): void => {
+      stop();
+      clearTimeout(timer);
+      resolve();
+    };
+    const look = (): void => {
+      const workers = fleet.workers().filter((worker) => worker !== undefined);
+      if (workers.length > 0 && workers.every(({ state }) => state !== 'joining')) end();
+    };
+    const timer = setTimeout(end, reachMs);
+    const stop = fleet.onChange(look);
+    look();
+  });
 }
