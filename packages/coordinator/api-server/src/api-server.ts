@@ -10,7 +10,6 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
-import { setImmediate } from 'node:timers/promises';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
@@ -108,8 +107,21 @@ export interface ApiServer {
   close(): Promise<void>;
 }
 
-/** @throws KvError CONFIG (not loopback), LOCKED (port taken), SETUP (port not permitted), MODEL (see loadTokenizer) */
-export async function startApiServer(options: ApiServerOptions): Promise<ApiServer> {
+/** Made, and not open yet. */
+export interface ClosedApiServer {
+  /** Closed again when it fails. @throws KvError LOCKED (port taken), SETUP (port not permitted), MODEL (see loadTokenizer) */
+  open(): Promise<ApiServer>;
+  close(): Promise<void>;
+}
+
+/** @throws KvError CONFIG (not loopback), and as `open` */
+export const startApiServer = async (options: ApiServerOptions): Promise<ApiServer> => makeApiServer(options).open();
+
+/**
+ * It takes tens of milliseconds of one turn: do it before anything runs that others wait for.
+ * @throws KvError CONFIG: not loopback
+ */
+export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   if (!loopback.has(options.host)) {
     throw new KvError(
       'CONFIG',
@@ -126,10 +138,7 @@ export async function startApiServer(options: ApiServerOptions): Promise<ApiServ
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const place = { dispatch, engines, among, tries: { maxTries, withinMs } };
   const generation = new Generation({ models, place, text, degraded, media, metrics, logger, maxRunning, unreadMs });
-  // A server takes tens of milliseconds to make: in turns of its own, as lines to workers are open already.
-  await setImmediate();
   const app = createApp(limits, metrics, logger);
-  await setImmediate();
   const closeIdle = trackConnections(app);
   addRoutes(app, {
     models,
@@ -155,14 +164,17 @@ export async function startApiServer(options: ApiServerOptions): Promise<ApiServ
     models.close();
     if (!options.text) await text.close();
   };
-  try {
-    const url = await listen(app, options.host, options.port);
-    await models.start(options.firstContactMs ?? 10_000);
-    return { url, close };
-  } catch (error) {
-    await close();
-    throw error;
-  }
+  const open = async (): Promise<ApiServer> => {
+    try {
+      const url = await listen(app, options.host, options.port);
+      await models.start(options.firstContactMs ?? 10_000);
+      return { url, close };
+    } catch (error) {
+      await close();
+      throw error;
+    }
+  };
+  return { open, close };
 }
 
 async function listen(app: FastifyInstance, host: string, port: number): Promise<string> {

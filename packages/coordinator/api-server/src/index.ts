@@ -1,6 +1,6 @@
 /** The OpenAI-compatible API server: HTTP before one engine worker. */
 
-export { type ApiServer, type ApiServerOptions, startApiServer } from './api-server.ts';
+export { type ApiServer, type ApiServerOptions, makeApiServer, startApiServer } from './api-server.ts';
 export { Detokenizer } from './detokenizer.ts';
 export { StopMatcher } from './stop-matcher.ts';
 export { loadTokenizer, Tokenizer } from './tokenizer.ts';

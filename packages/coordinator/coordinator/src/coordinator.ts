@@ -4,7 +4,7 @@
  *     discovery ─► fleet (who is alive, how loaded) ──┐
  *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─► API server
  */
-import { startApiServer } from '@kvtier/api-server';
+import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { createDiscovery, Fleet } from '@kvtier/registry';
@@ -22,6 +22,7 @@ export interface Coordinator {
 /** @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
   const { routing, index, access, host, port, tokenizers } = config;
+  const discovery = discoveryOf(config);
   const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
   const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, logger });
   const dispatch = new Dispatcher({
@@ -32,31 +33,27 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     maxWaitMs: routing.maxWaitMs,
   });
   const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
+  const made = makeApiServer({
+    ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
+    media: Indexes.media,
+    degraded: () => [
+      ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
+      ...(indexes.guesses ? ['index'] : []),
+    ],
+    parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
+    moreMetrics: () => metrics.text(),
+  });
   const close = async (): Promise<void> => {
+    await made.close();
     dispatch.close();
     indexes.close();
     await fleet.close();
   };
   try {
-    await fleet.start(createDiscovery(discoveryOf(config), logger));
+    await fleet.start(createDiscovery(discovery, logger));
     await reached(fleet);
-    const server = await startApiServer({
-      ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
-      media: Indexes.media,
-      degraded: () => [
-        ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
-        ...(indexes.guesses ? ['index'] : []),
-      ],
-      parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
-      moreMetrics: () => metrics.text(),
-    });
-    return {
-      url: server.url,
-      close: async () => {
-        await server.close();
-        await close();
-      },
-    };
+    const { url } = await made.open();
+    return { url, close };
   } catch (error) {
     await close();
     throw error;
