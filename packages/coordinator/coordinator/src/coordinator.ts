@@ -2,11 +2,13 @@
  * The coordinator, put together from its configuration.
  *
  *     discovery ─► fleet (who is alive, how loaded) ──┐
- *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─► API server
+ *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─┬─► API server
+ *                                                                                 └─► endpoint picker, for gateways
  */
-import { startApiServer } from '@kvtier/api-server';
+import { type ApiServer, startApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
+import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
@@ -16,6 +18,8 @@ import { CoordinatorMetrics } from './metrics.ts';
 
 export interface Coordinator {
   readonly url: string;
+  /** Where gateways ask, and its health: "IP:PORT". */
+  readonly endpointPicker: Pick<EndpointPicker, 'address' | 'healthAddress'> | undefined;
   close(): Promise<void>;
 }
 
@@ -32,14 +36,19 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     maxWaitMs: routing.maxWaitMs,
   });
   const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
-  const close = async (): Promise<void> => {
+  let server: ApiServer | undefined;
+  let picker: EndpointPicker | undefined;
+  const end = async (): Promise<void> => {
+    await Promise.all([picker?.close(), server?.close()]);
     dispatch.close();
     indexes.close();
     await fleet.close();
   };
+  let ended: Promise<void> | undefined;
+  const close = (): Promise<void> => (ended ??= end());
   try {
     await fleet.start(createDiscovery(discoveryOf(config), logger));
-    const server = await startApiServer({
+    server = await startApiServer({
       ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
       media: Indexes.media,
       degraded: () => [
@@ -47,15 +56,17 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
         ...(indexes.guesses ? ['index'] : []),
       ],
       parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
-      moreMetrics: () => metrics.text(),
+      moreMetrics: async () => `${await metrics.text()}${(await picker?.metrics()) ?? ''}`,
     });
-    return {
-      url: server.url,
-      close: async () => {
-        await server.close();
-        await close();
-      },
-    };
+    if (config.endpointPicker !== null) {
+      const { reader } = server;
+      const isReady = (): boolean => fleet.isListed;
+      const workers = () => fleet.workers();
+      picker = await startEndpointPicker({ config: config.endpointPicker, dispatch, workers, reader, isReady, logger });
+      const { address, healthAddress } = picker;
+      logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');
+    }
+    return { url: server.url, endpointPicker: picker, close };
   } catch (error) {
     await close();
     throw error;
