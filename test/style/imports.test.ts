@@ -92,6 +92,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'base/telemetry',
     'coordinator/api-server',
     'coordinator/dispatch',
+    'coordinator/endpoint-picker',
     'coordinator/kv-index',
     'coordinator/registry',
     'coordinator/routing',

@@ -2,6 +2,7 @@
 import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
+import { endpointPickerSchema } from './endpoint-picker.ts';
 import { workerAccessSchema } from './worker-access.ts';
 
 /** As packages/coordinator/routing names its policies. */
@@ -40,6 +41,8 @@ export const coordinatorSchema = z.strictObject({
   index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),
   /** Folder of tokenizer and chat template by model name, for models whose workers do not say it. */
   tokenizers: z.record(z.string().min(1).max(1_024), z.string().min(1)).default({}),
+  /** Where gateways ask which pod a request goes to; null: none asks. */
+  endpointPicker: endpointPickerSchema.nullable().default(null),
   logLevel,
 });
 export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;

@@ -21,6 +21,7 @@ import { Generation } from './generation.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
 import { checkOrigin } from './origin.ts';
+import { PromptReader } from './prompt-reader.ts';
 import { addRoutes } from './routes.ts';
 import { TextPool } from './text-pool.ts';
 
@@ -104,6 +105,8 @@ const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
 
 export interface ApiServer {
   readonly url: string;
+  /** Reads bodies for pods that others send, with this server's models and threads; after `close` it reads none. */
+  readonly reader: PromptReader;
   close(): Promise<void>;
 }
 
@@ -168,7 +171,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     try {
       const url = await listen(app, options.host, options.port);
       await models.start(options.firstContactMs ?? 10_000);
-      return { url, close };
+      return { url, reader: new PromptReader({ models, engines, text }), close };
     } catch (error) {
       await close();
       throw error;

@@ -2,8 +2,9 @@
  * Bodies for workers with OpenAI's API (vLLM, SGLang): they go on byte by byte, and are read only for the choice of a worker. What is
  * wrong with them is the worker's to say.
  *
- * Where the model's tokenizer is known, a prompt is its tokens, as the worker will have them. Elsewhere four bytes of text count as a
- * token: enough to weigh requests, and to send those that begin alike to one worker.
+ * Where the model's tokenizer is known, a prompt is its tokens, as the worker will have them. Elsewhere, and where the worker makes
+ * another prompt of it than we would (tools, images, templates of the client's), four bytes of text count as a token: enough to weigh
+ * requests, and to send those that begin alike to one worker. All other parameters, known or not, change nothing here.
  */
 import type { Keys } from '@kvtier/kv-index';
 import { badParameter } from './errors.ts';
@@ -28,47 +29,74 @@ const bytesPerToken = 4;
 const defaultMaxTokens = { completion: 16, chat: 1_024 } as const;
 const ofText: BlockNames = { blockTokens: 64, algorithm: 'xxhash_cbor', seed: 'text' };
 const nothing = new ArrayBuffer(0);
+/** Of an answer, for a worker that does not say its context. */
+const maxAnswerTokens = 1 << 20;
+/** What makes a worker's prompt another than ours, unless it is empty or false. By vLLM's names. */
+const elsewise = {
+  completion: ['prompt_embeds', 'truncate_prompt_tokens'],
+  chat: [
+    ...['tools', 'functions', 'documents', 'chat_template', 'chat_template_kwargs'],
+    ...['continue_final_message', 'add_special_tokens', 'truncate_prompt_tokens'],
+  ],
+} as const;
+/** The other way around. */
+const unlessTrue = { completion: ['add_special_tokens'], chat: ['add_generation_prompt'] } as const;
 
 type Endpoint = keyof typeof defaultMaxTokens;
+type Body = Readonly<Record<string, unknown>>;
 
 /** @throws HttpError 400: not an object */
 export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load: () => Tokenizer): PassedOn {
   if (typeof body !== 'object' || body === null || Array.isArray(body))
     throw badParameter(undefined, 'The body must be a JSON object.', 'invalid_json');
-  const given = body as Readonly<Record<string, unknown>>;
+  const given = body as Body;
   const asked = given.max_completion_tokens ?? given.max_tokens;
   const head = {
     model: model.name,
     passedOn: nothing,
-    maxTokens: typeof asked === 'number' && asked > 0 && Number.isFinite(asked) ? asked : defaultMaxTokens[endpoint],
+    maxTokens:
+      typeof asked === 'number' && asked > 0
+        ? Math.min(Math.ceil(asked), model.maxModelTokens > 0 ? model.maxModelTokens : maxAnswerTokens)
+        : defaultMaxTokens[endpoint],
     session: sessionOf(given),
   };
-  const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, body, model, load());
+  const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load());
   if (ids !== undefined) {
     const salt = typeof given.cache_salt === 'string' ? given.cache_salt : '';
     const blockTokens = model.blocks?.blockTokens ?? ofText.blockTokens;
     return { ...head, tokens: ids.length, blockTokens, keys: keysOfPrompt(ids, model.blocks ?? ofText, salt) };
   }
-  const words = wordsOf(endpoint === 'chat' ? given.messages : given.prompt);
+  const words = wordsOf(endpoint === 'completion' ? given.prompt : toolsFirst(given));
   return { ...head, tokens: words.length, blockTokens: ofText.blockTokens, keys: keysOfPrompt(words, ofText) };
 }
 
 /** As the worker will have them, if we read the body as it does; undefined: we do not. */
-function tokensOf(endpoint: Endpoint, body: object, model: TextModel, tokenizer: Tokenizer): Uint32Array | undefined {
+function tokensOf(endpoint: Endpoint, body: Body, model: TextModel, tokenizer: Tokenizer): Uint32Array | undefined {
+  if (elsewise[endpoint].some((name) => !isEmpty(body[name]))) return undefined;
+  if (unlessTrue[endpoint].some((name) => body[name] === false)) return undefined;
   try {
     const maxTokens = model.maxModelTokens > 0 ? model.maxModelTokens : Number.POSITIVE_INFINITY;
     if (endpoint === 'chat') {
-      const text = tokenizer.chatPrompt(parseChat(body).messages);
+      const text = tokenizer.chatPrompt(parseChat({ messages: body.messages }).messages);
       return Uint32Array.from(tokenizer.encode(text, { addSpecialTokens: false, maxTokens }));
     }
-    const [prompt] = parseCompletion(body).prompts;
+    const [prompt] = parseCompletion({ prompt: body.prompt }).prompts;
     return Uint32Array.from(
       typeof prompt === 'string' ? tokenizer.encode(prompt, { addSpecialTokens: true, maxTokens }) : prompt!,
     );
   } catch {
-    return undefined; // tools, images, what the worker refuses
+    return undefined; // calls of tools, images, what the worker refuses
   }
 }
+
+const isEmpty = (value: unknown): boolean =>
+  value === undefined ||
+  value === null ||
+  value === false ||
+  (typeof value === 'object' && Object.keys(value).length === 0);
+
+/** Templates put tools in front of the messages: those of other tools begin otherwise. */
+const toolsFirst = ({ tools, messages }: Body): unknown => (isEmpty(tools) ? messages : [tools, messages]);
 
 /** Text in pieces of four bytes, a number each. */
 function wordsOf(prompt: unknown): Uint32Array {

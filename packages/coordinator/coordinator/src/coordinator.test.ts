@@ -72,6 +72,7 @@ it('one engine needs no index, and nothing is degraded', async () => {
     [200, 'engine', null],
   );
   expect(await health()).toMatchObject({ status: 'ok', engine: { model: 'demo' }, indexes: {}, degraded: [] });
+  expect(coordinator!.endpointPicker).toBeUndefined();
 });
 
 it('a prompt goes where one that begins alike went, and says that this is a guess', async () => {

@@ -2,11 +2,13 @@
  * The coordinator, put together from its configuration.
  *
  *     discovery ─► fleet (who is alive, how loaded) ──┐
- *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─► API server
+ *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─┬─► API server
+ *                                                                                 └─► endpoint picker, for gateways
  */
 import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
+import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
@@ -16,6 +18,8 @@ import { CoordinatorMetrics } from './metrics.ts';
 
 export interface Coordinator {
   readonly url: string;
+  /** Where gateways ask, and its health: "IP:PORT". */
+  readonly endpointPicker: Pick<EndpointPicker, 'address' | 'healthAddress'> | undefined;
   close(): Promise<void>;
 }
 
@@ -33,6 +37,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     maxWaitMs: routing.maxWaitMs,
   });
   const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
+  let picker: EndpointPicker | undefined;
   const made = makeApiServer({
     ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
     media: Indexes.media,
@@ -41,19 +46,28 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       ...(indexes.guesses ? ['index'] : []),
     ],
     parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
-    moreMetrics: () => metrics.text(),
+    moreMetrics: async () => `${await metrics.text()}${(await picker?.metrics()) ?? ''}`,
   });
-  const close = async (): Promise<void> => {
-    await made.close();
+  const end = async (): Promise<void> => {
+    await Promise.all([picker?.close(), made.close()]);
     dispatch.close();
     indexes.close();
     await fleet.close();
   };
+  let ended: Promise<void> | undefined;
+  const close = (): Promise<void> => (ended ??= end());
   try {
     await fleet.start(createDiscovery(discovery, logger));
     await reached(fleet);
-    const { url } = await made.open();
-    return { url, close };
+    const { url, reader } = await made.open();
+    if (config.endpointPicker !== null) {
+      const isReady = (): boolean => fleet.isListed;
+      const workers = () => fleet.workers();
+      picker = await startEndpointPicker({ config: config.endpointPicker, dispatch, workers, reader, isReady, logger });
+      const { address, healthAddress } = picker;
+      logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');
+    }
+    return { url, endpointPicker: picker, close };
   } catch (error) {
     await close();
     throw error;

@@ -51,6 +51,7 @@ export class Fleet {
   #discovery: Discovery | undefined;
   #problem: string | undefined;
   #nodes: Membership['nodes'] = [];
+  #isListed = false;
   #closed = false;
 
   constructor(options: FleetOptions) {
@@ -76,6 +77,11 @@ export class Fleet {
   /** Why who is known may be old; undefined: it is not. */
   get discoveryProblem(): string | undefined {
     return this.#problem;
+  }
+
+  /** Discovery has said who is there, once at least. */
+  get isListed(): boolean {
+    return this.#isListed;
   }
 
   /** By number, with holes. Each is live: its state and load are those of the moment they are read. */
@@ -160,6 +166,7 @@ export class Fleet {
   #apply({ workers, nodes }: Membership): void {
     if (this.#closed) return;
     const { logger } = this.#options;
+    this.#isListed = true;
     this.#nodes = nodes;
     const kept = workers.slice(0, this.#maxWorkers);
     if (kept.length < workers.length) {
