@@ -26,6 +26,11 @@ const descriptionSchema = z.object({
   hashSeed: text,
   modelDigest: text,
   bootEpoch: text,
+  maxSequences: count,
+  namespaces: z
+    .array(text)
+    .max(16)
+    .refine((all) => all.every((one) => /^[0-9a-f]{16}$/.test(one)), 'not 16 hex digits each'),
 });
 
 const loadSchema = z.object({
@@ -55,8 +60,13 @@ export type ToldLoad = z.infer<typeof loadSchema>;
 
 /** @throws KvError PROTOCOL, one line */
 export function factsOf(worker: string, description: Description): WorkerFacts {
-  const { blockCount, ...facts } = checked(worker, 'what it is', descriptionSchema, description);
-  return { ...facts, totalBlocks: blockCount };
+  const told = checked(worker, 'what it is', descriptionSchema, description);
+  const { blockCount, maxSequences, namespaces, ...facts } = told;
+  return {
+    ...{ ...facts, totalBlocks: blockCount },
+    maxRunning: maxSequences > 0 ? maxSequences : undefined,
+    namespaces: namespaces.length > 0 ? namespaces : undefined,
+  };
 }
 
 /** @throws KvError PROTOCOL, one line */
