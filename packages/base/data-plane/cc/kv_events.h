@@ -33,8 +33,8 @@ size_t EncodeKvEvents(std::span<const uint32_t> words, uint32_t events, const Kv
                       std::span<uint8_t> out);
 
 // The other way: a batch as words, without an object for an event. What publishers of today write is read here; what is not of that form
-// (fields in another order, numbers that are fractions, names that are not among `names`, what is no batch at all) is left to
-// the decoder of objects, which knows all versions and says what is wrong. What is read here, that one reads, too, and equally.
+// (fields in another order or beyond these, hits that are told again, numbers that are fractions, names that are not among `names`,
+// what is no batch at all) is left to the decoder of objects, which knows all versions and says what is wrong. What is read here, that one reads, too, and equally.
 //
 //   batch     its words, events, rank or -1, 0, ts (a double); then a record for each event:
 //   record    type (1 removed, 2 stored, 3 cleared), words of the record, medium, locality (places in `names` or -1), group or -1,

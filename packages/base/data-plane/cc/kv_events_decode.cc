@@ -260,7 +260,7 @@ Field FieldOf(std::string_view name, int last, int32_t type) {
   for (int field = 0; field <= last; ++field) {
     if (name == kNames[field]) throw Other{};
   }
-  if (name == "type") throw Other{};
+  if (name == "type" || name == "reused") throw Other{};
   return kUnknown;
 }
 
@@ -288,7 +288,8 @@ class Event {
     uint32_t seen = 0;
     int last = -1;
     for (uint32_t i = 1; i < count; ++i) {
-      const Field field = is_map ? FieldOf(in_.Text(), last, type) : i <= fields.size() ? fields[i - 1] : kUnknown;
+      if (!is_map && i > fields.size()) throw Other{};
+      const Field field = is_map ? FieldOf(in_.Text(), last, type) : fields[i - 1];
       if (field == kUnknown) {
         in_.Skip();
         continue;

@@ -86,7 +86,7 @@ function writeMap(event: KvEvent, intBlockHashes: boolean): void {
     writeField('medium', medium);
   } else {
     const { parentBlockHash, tokenIds, extraKeys, kvCacheSpecKind, kvCacheSpecSlidingWindow } = event;
-    writer.map(8 + countOf(extraKeys, groupIdx, kvCacheSpecKind, kvCacheSpecSlidingWindow, locality));
+    writer.map(8 + countOf(extraKeys, groupIdx, kvCacheSpecKind, kvCacheSpecSlidingWindow, locality, reusedOf(event)));
     writeType(event.type);
     writeKey('block_hashes');
     writeHashes(blockHashes, intBlockHashes);
@@ -106,6 +106,9 @@ function writeMap(event: KvEvent, intBlockHashes: boolean): void {
     writeDefaulted('kv_cache_spec_sliding_window', event.kvCacheSpecSlidingWindow);
   }
   writeDefaulted('locality', locality);
+  if (event.type !== 'BlockStored' || reusedOf(event) === null) return;
+  writeKey('reused');
+  writer.encoded(yes);
 }
 
 /** `locality` came later than this encoding: it is lost. */
@@ -116,7 +119,8 @@ function writeArray(event: KvEvent, intBlockHashes: boolean): void {
     if (event.medium) writer.text(event.medium);
     return;
   }
-  writer.array(event.type === 'BlockStored' ? 12 : 4);
+  const reused = event.type === 'BlockStored' ? reusedOf(event) : null;
+  writer.array(event.type === 'BlockStored' ? (reused === null ? 12 : 14) : 4);
   writer.text(event.type);
   writeHashes(event.blockHashes, intBlockHashes);
   if (event.type === 'BlockRemoved') {
@@ -134,8 +138,14 @@ function writeArray(event: KvEvent, intBlockHashes: boolean): void {
   writer.value(event.groupIdx);
   writer.value(event.kvCacheSpecKind);
   writer.value(event.kvCacheSpecSlidingWindow);
+  if (reused === null) return;
+  writer.nil();
+  writer.encoded(yes);
 }
 
+/** null: left out. */
+const reusedOf = ({ reused }: BlockStored): true | null => (reused === true ? true : null);
+const yes = Buffer.from([0xc3]);
 const isSet = (value: unknown): boolean => value !== null && value !== undefined;
 const countOf = (...values: unknown[]): number => values.filter(isSet).length;
 
@@ -192,6 +202,7 @@ const storedFields = [
   'kv_cache_spec_kind',
   'kv_cache_spec_sliding_window',
   'locality',
+  'reused',
 ];
 const fieldsOf: Readonly<Record<string, readonly string[]>> = {
   BlockStored: storedFields,
@@ -230,6 +241,7 @@ const readStored = (fields: Fields): BlockStored => ({
   kvCacheSpecKind: orNull(fields.kv_cache_spec_kind, 'kv_cache_spec_kind', text),
   kvCacheSpecSlidingWindow: orNull(fields.kv_cache_spec_sliding_window, 'kv_cache_spec_sliding_window', integer),
   locality: orNull(fields.locality, 'locality', text),
+  ...(fields.reused === true && { reused: true }),
 });
 
 const readRemoved = (fields: Fields): BlockRemoved => ({

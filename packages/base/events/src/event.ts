@@ -41,6 +41,8 @@ export interface BlockStored {
   readonly kvCacheSpecSlidingWindow?: number | null;
   /** LOCAL or REMOTE, as seen from the publisher. */
   readonly locality?: string | null;
+  /** Ours: hits of a request, told again for those who follow it. The publisher holds no copy more. */
+  readonly reused?: boolean | null;
 }
 
 export interface BlockRemoved {

@@ -20,6 +20,7 @@ interface Seen {
   readonly kind: string | null;
   readonly window: number | null;
   readonly extra: boolean;
+  readonly reused: boolean;
   readonly tokens: readonly number[];
 }
 
@@ -31,6 +32,7 @@ function seenIn({ words, from, end, names, count, ts, dataParallelRank }: Packed
     [recordType.removed]: 'BlockRemoved',
     [recordType.stored]: 'BlockStored',
     [recordType.cleared]: 'AllBlocksCleared',
+    [recordType.reused]: 'BlockStored',
   };
   const events: Seen[] = [];
   let at = from;
@@ -38,7 +40,7 @@ function seenIn({ words, from, end, names, count, ts, dataParallelRank }: Packed
     const [hashes, parents, first] = [words[at + record.hashes]!, words[at + record.parents]!, at + record.head];
     const tokens = first + 2 * (hashes + parents);
     events.push({
-      type: typeOf[words[at] as 1 | 2 | 3] as KvEvent['type'],
+      type: typeOf[words[at] as 1 | 2 | 3 | 4] as KvEvent['type'],
       medium: nameAt(at + record.medium),
       locality: nameAt(at + record.locality),
       group: words[at + record.group] === -1 ? null : words[at + record.group]!,
@@ -48,6 +50,7 @@ function seenIn({ words, from, end, names, count, ts, dataParallelRank }: Packed
       kind: nameAt(at + record.kind),
       window: words[at + record.window] === -1 ? null : words[at + record.window]!,
       extra: words[at + record.extra] === 1,
+      reused: words[at] === recordType.reused,
       tokens: Array.from(words.subarray(tokens, at + words[at + record.length]!), (token) => token >>> 0),
     });
   }
@@ -59,7 +62,7 @@ function seenIn({ words, from, end, names, count, ts, dataParallelRank }: Packed
 function expectedOf({ ts, dataParallelRank, events }: KvEventBatch, tokens: boolean) {
   const none = {
     ...{ medium: null, locality: null, group: null, hashes: [], parent: null, blockSize: 0, tokens: [] },
-    ...{ kind: null, window: null, extra: false },
+    ...{ kind: null, window: null, extra: false, reused: false },
   };
   const seen = events.map((event): Seen => {
     const { type, medium = null } = event;
@@ -74,6 +77,7 @@ function expectedOf({ ts, dataParallelRank, events }: KvEventBatch, tokens: bool
       ...{ ...common, parent: parent === null ? null : integerOf(parent), blockSize, tokens: tokens ? tokenIds : [] },
       ...{ kind: event.kvCacheSpecKind ?? null, window: event.kvCacheSpecSlidingWindow ?? null },
       extra: event.loraId !== null || event.loraName !== null || (event.extraKeys ?? []).some((keys) => keys !== null),
+      reused: event.reused === true,
     };
   });
   return { ts, dataParallelRank, events: seen };
@@ -93,7 +97,7 @@ const stored = fc.record({
   ...{ blockSize: number, loraId: nil(number), loraName: nil(fc.string()), ...places },
   extraKeys: nil(fc.array(nil(fc.array(fc.oneof(fc.string(), number, fc.constant(null)))))),
   ...{ groupIdx: nil(number), kvCacheSpecKind: nil(fc.constantFrom('full_attention', 'mamba')) },
-  kvCacheSpecSlidingWindow: nil(number),
+  ...{ kvCacheSpecSlidingWindow: nil(number), reused: nil(fc.constant(true)) },
 });
 const removed = fc.record({
   type: fc.constant('BlockRemoved' as const),

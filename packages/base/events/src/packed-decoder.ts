@@ -35,7 +35,8 @@ export const record = {
   head: 11,
 } as const;
 
-export const recordType = { removed: 1, stored: 2, cleared: 3 } as const;
+/** `reused`: as stored, of blocks that were stored before: no copy more. */
+export const recordType = { removed: 1, stored: 2, cleared: 3, reused: 4 } as const;
 
 export interface PackedBatch {
   /** Unix time in seconds. */
@@ -120,7 +121,7 @@ export class PackedDecoder {
     const parent = isStored && event.parentBlockHash !== null ? wordsOf(event.parentBlockHash) : [];
     const tokens = isStored && this.#tokens ? event.tokenIds.map((token) => whole(token, 2 ** 32 - 1) | 0) : [];
     return [
-      isStored ? recordType.stored : recordType.removed,
+      isStored ? (event.reused === true ? recordType.reused : recordType.stored) : recordType.removed,
       record.head + hashes.length + parent.length + tokens.length,
       medium,
       this.#placeOf(event.locality ?? null),

@@ -108,6 +108,7 @@ export class Indexes implements Holdings {
             node: record.node === null || isText ? undefined : nodes.get(record.node),
             totalBlocks: facts!.totalBlocks,
             bootEpoch: facts!.bootEpoch,
+            ...(facts!.namespaces && { namespaces: facts!.namespaces }),
           }),
         ),
       );

@@ -4,7 +4,7 @@ import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Choice, DispatchRequest } from './choice.ts';
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts';
-import { FakeHoldings, FakeWorkers } from './testing/index.ts';
+import { FakeHoldings, FakeWorkers, factsOf } from './testing/index.ts';
 
 const opened: Dispatcher[] = [];
 afterEach(() => {
@@ -66,6 +66,16 @@ describe('a choice', () => {
     for (let i = 0; i < 3; i++)
       names.push(nameOf(await dispatcher.choose(request({ keys: new Int32Array(0) }), never)));
     expect(names.sort()).toEqual(['a', 'b', 'c']);
+  });
+
+  it('is not the worker that runs as many as it can, whatever it holds, while another has a place', async () => {
+    const { workers, holdings, dispatcher } = rig();
+    workers.add('a', { maxRunning: 8 }, { running: 8, usedBlocks: 100, freedBlocksPerS: 10 });
+    workers.add('b');
+    holdings.blocks[0] = 8;
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
+    workers.all[0]!.facts = factsOf({ maxRunning: 16 });
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('a');
   });
 
   it('brings in from elsewhere what is brought faster than computed', async () => {

@@ -20,6 +20,7 @@ class State {
   totalBlocks = 0;
   waitingBlocks = 0;
   freedBlocksPerS = 0;
+  maxRunning: number | undefined = undefined;
   loadAheadS = 0;
   prefillTokensPerS = unmeasuredTokensPerS;
   stepS = 0;
@@ -84,6 +85,7 @@ export class Lane {
       state.usedBlocks = load.usedBlocks;
       state.waitingBlocks = load.waitingBlocks;
       state.totalBlocks = facts?.totalBlocks ?? 0;
+      state.maxRunning = facts?.maxRunning;
       // A worker without requests frees nothing more: whatever it says, it takes the next one.
       state.freedBlocksPerS = isIdle || state.totalBlocks === 0 ? 0 : load.freedBlocksPerS;
       state.loadAheadS = load.loadAheadS;

@@ -1,16 +1,15 @@
 /**
- * What a worker says of itself and of its load, checked before anything counts on it: a worker may be of another version, broken, or
- * lie. What cannot be is refused with one line.
+ * What a worker says of itself, checked before anything counts on it: a worker may be of another version, broken, or lie. What cannot be
+ * is refused with one line. (Of its load: `loadOf`.)
  */
 import { KvError } from '@kvtier/errors';
-import type { Description, EngineLoad } from '@kvtier/wire/grpc';
+import type { Description } from '@kvtier/wire/grpc';
 import { z } from 'zod';
 import type { WorkerFacts } from './worker.ts';
 
 /** Beyond this a number is nonsense, whatever it counts. */
 const most = 2 ** 40;
 const count = z.number().int().min(0).max(most);
-const rate = z.number().min(0).max(1e12);
 const text = z.string().max(4096);
 const wide = z.bigint().min(0n).max(BigInt(most)).transform(Number);
 
@@ -26,41 +25,23 @@ const descriptionSchema = z.object({
   hashSeed: text,
   modelDigest: text,
   bootEpoch: text,
+  maxSequences: count,
+  namespaces: z
+    .array(text)
+    .max(16)
+    .refine((all) => all.every((one) => /^[0-9a-f]{16}$/.test(one)), 'not 16 hex digits each'),
 });
-
-const loadSchema = z.object({
-  bootEpoch: text,
-  draining: z.boolean(),
-  waiting: count,
-  running: count,
-  tokensAhead: wide,
-  usedBlocks: wide,
-  totalBlocks: wide,
-  waitingBlocks: wide,
-  loadAheadS: rate,
-  rates: z
-    .object({
-      prefillTokensPerS: rate,
-      stepS: rate,
-      stepPerRequestS: rate,
-      freedBlocksPerS: rate,
-      loadBlocksPerS: z
-        .record(z.string().max(64), rate)
-        .refine((map) => Object.keys(map).length <= 64, 'too many tiers'),
-    })
-    .optional(),
-  taken: z.array(count).max(1 << 20),
-});
-export type ToldLoad = z.infer<typeof loadSchema>;
 
 /** @throws KvError PROTOCOL, one line */
 export function factsOf(worker: string, description: Description): WorkerFacts {
-  const { blockCount, ...facts } = checked(worker, 'what it is', descriptionSchema, description);
-  return { ...facts, totalBlocks: blockCount };
+  const told = checked(worker, 'what it is', descriptionSchema, description);
+  const { blockCount, maxSequences, namespaces, ...facts } = told;
+  return {
+    ...{ ...facts, totalBlocks: blockCount },
+    maxRunning: maxSequences > 0 ? maxSequences : undefined,
+    namespaces: namespaces.length > 0 ? namespaces : undefined,
+  };
 }
-
-/** @throws KvError PROTOCOL, one line */
-export const loadOf = (worker: string, load: EngineLoad): ToldLoad => checked(worker, 'its load', loadSchema, load);
 
 export function checked<T>(worker: string, what: string, schema: z.ZodType<T>, value: unknown): T {
   const result = schema.safeParse(value);

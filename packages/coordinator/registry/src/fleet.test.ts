@@ -65,7 +65,7 @@ async function tokensOf(number: number, requestId = 'r'): Promise<number[]> {
 }
 
 it('a worker joins, says what it is, and answers', async () => {
-  const engine = await serve('a');
+  const engine = await serve('a', { maxSequences: 8, namespaces: ['00112233aabbccdd', 'ffffffffffffffff'] });
   engine.script = say([1, 2, 3]);
   const states: string[] = [];
   const stop = fleet.onChange(() => states.push(stateOf('a')));
@@ -89,6 +89,8 @@ it('a worker joins, says what it is, and answers', async () => {
     hashSeed: 'seed',
     totalBlocks: 100,
     bootEpoch: engine.description.bootEpoch,
+    maxRunning: 8,
+    namespaces: ['00112233aabbccdd', 'ffffffffffffffff'],
   });
   expect(await tokensOf(0)).toEqual([1, 2, 3]);
   expect(await fleet.engine(0).metrics()).toBe(engine.prometheus);
@@ -272,6 +274,7 @@ it.each<[string, Partial<Description>]>([
   ['more blocks than there are bytes', { blockCount: 2n ** 50n }],
   ['no name', { model: '' }],
   ['no vocabulary', { vocabSize: 0 }],
+  ['a namespace of seven digits', { namespaces: ['0011223'] }],
 ])('one that says that it has %s is refused', async (_, description) => {
   const b = await serve('b', description);
   discovery.say(recordOf('b'));

@@ -8,9 +8,10 @@
 import { KvError } from '@kvtier/errors';
 import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
 import { EngineCalls, type OnEvent } from './engine-calls.ts';
-import { factsOf, loadOf, type ToldLoad } from './facts.ts';
+import { factsOf } from './facts.ts';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
 import { type Entry, SentLedger, type Share } from './sent-ledger.ts';
+import { loadOf, type ToldLoad } from './told-load.ts';
 import type { Sent, WorkerLoad } from './worker.ts';
 
 /** Of the event loop's own delay: what came meanwhile is read before a worker counts as silent. */

@@ -271,6 +271,8 @@ export class OpenaiLink implements Link {
       hashAlgorithm: scrape.hashAlgorithm,
       hashSeed: '',
       totalBlocks: this.#totalBlocks,
+      maxRunning: undefined,
+      namespaces: undefined,
       bootEpoch: epochOf(origin, scrape),
     };
   }

@@ -20,7 +20,7 @@ export interface WorkerState {
   readonly waitingBlocks: number;
   readonly freedBlocksPerS: number;
   /** Requests that it runs at most; undefined: not known. */
-  readonly maxRunning?: number;
+  readonly maxRunning?: number | undefined;
   /** Seconds that the loads take which were begun. */
   readonly loadAheadS: number;
   /** As measured: prompt tokens a second while it computes nothing else. */

@@ -15,7 +15,7 @@
 import { invariant } from '@kvtier/errors';
 import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import type { EventLog, KvCacheEvent } from './events.ts';
+import type { EventLog, KvCacheEvent, StoredRun } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
 import { HashIndex } from './hash-index.ts';
 import { type HashQuery, HashRows, rowWords } from './hash-rows.ts';
@@ -294,7 +294,7 @@ export class BlockPool {
     if (!this.#events.enabled || full.first >= full.end) return;
     const places: number[] = [];
     for (let i = full.first; i < full.end; i++) if (full.table[i] !== nullBlock) places.push(i);
-    this.#tellStored(full, places);
+    this.#events.addReused(this.#runOf(full, places));
   }
 
   /** Register a block under a boundary inside it, beside the hash of the whole; a shorter boundary is given up. */
@@ -441,14 +441,17 @@ export class BlockPool {
     }
   }
 
-  #tellStored({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, blocks: number[]): void {
+  #tellStored(full: FullBlocks, blocks: number[]): void {
+    this.#events.addStored(this.#runOf(full, blocks));
+  }
+
+  #runOf({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, blocks: number[]): StoredRun {
     const { hashes, description } = request;
     const hashesPerBlock = blockTokens / hashTokens;
     const places = blocks.map((i) => (i + 1) * hashesPerBlock - 1);
     const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
     const { kind, windowTokens } = full;
-    const run = { hashes, description, places, parent, blocks, first, end, blockTokens, group, kind, windowTokens };
-    this.#events.addStored(run);
+    return { hashes, description, places, parent, blocks, first, end, blockTokens, group, kind, windowTokens };
   }
 
   /** A block may only change its hash for one that covers more of it. */

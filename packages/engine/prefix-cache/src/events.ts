@@ -23,6 +23,8 @@ export interface BlockStored {
   readonly groupIdx: number;
   readonly kvCacheSpecKind: string;
   readonly kvCacheSpecSlidingWindow: number | null;
+  /** Hits of a request, told again: no copy more. */
+  readonly reused?: true;
 }
 
 export interface BlockRemoved {
@@ -147,6 +149,11 @@ export class EventLog {
     for (const place of places) at = copyWords(words, place * wordsPerHash, wordsPerHash, log, at);
     if (tokenIds.length > 32) log.set(tokenIds, at);
     else for (let i = 0; i < tokenIds.length; i++) log[at + i] = tokenIds[i]!;
+  }
+
+  /** The blocks of the run are stored already: one of their hits is told. */
+  addReused(run: StoredRun): void {
+    if (this.enabled) this.add({ ...storedEvent(run), reused: true });
   }
 
   take(): KvCacheEvent[] {

@@ -227,7 +227,7 @@ describe('the end of a prompt inside a block', () => {
 });
 
 describe('report mode full', () => {
-  it('tells of reused blocks as if they were new', () => {
+  it('tells of reused blocks as it told when they were new, and that they are not', () => {
     const kv = manager({ enableEvents: true, groups: [full(), windowOf(4)] });
     run(kv, 'a', count(8));
     const [stored] = kv.takeEvents();
@@ -236,9 +236,15 @@ describe('report mode full', () => {
     kv.allocateSlots(next, 1, { computed });
     const events = kv.takeEvents();
     expect(events).toHaveLength(2);
-    expect(events[0]).toEqual(stored);
+    expect(events[0]).toEqual({ ...stored, reused: true });
     // A window's hit has two blocks; the event tells of those, and of all tokens up to their end.
-    expect(events[1]).toMatchObject({ type: 'BlockStored', groupIdx: 1, parentBlockHash: null, tokenIds: count(8) });
+    expect(events[1]).toMatchObject({
+      type: 'BlockStored',
+      groupIdx: 1,
+      parentBlockHash: null,
+      tokenIds: count(8),
+      reused: true,
+    });
     expect(events[1]).toHaveProperty('blockHashes.length', 2);
   });
 

@@ -117,6 +117,8 @@ beforeEach(async () => {
     hashSeed: 'seed',
     modelDigest: 'ab',
     bootEpoch: 'epoch',
+    maxSequences: 8,
+    namespaces: ['00112233aabbccdd'],
   });
   watches = new LoadWatches({ load: () => figures, draining: () => false, bootEpoch: 'epoch' });
   server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) =>

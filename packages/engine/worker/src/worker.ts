@@ -22,6 +22,8 @@ const graceMs = 1_000;
 const lookMs = 10;
 /** What the list of members may hold up the end of a worker. */
 const listMs = 300;
+/** Of a namespace's digest, as events of cache nodes name it. */
+const namespaceDigits = 16;
 
 /** `openConnector`: what stands between this engine and its cache node; the process that runs the worker brings it along. */
 export async function startWorker(
@@ -35,13 +37,14 @@ export async function startWorker(
     blockTokens: config.blockTokens,
     rootSeed: config.hashSeed,
   });
+  const namespaces = namespacesOfWorker(executor, hasher);
   const connector =
     config.cacheNodeSocket === null
       ? null
       : openConnector({
           socketPath: config.cacheNodeSocket,
           executor,
-          namespace: namespacesOfWorker(executor, hasher).map(({ digest }) => digest),
+          namespace: namespaces.map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,
           loadDeadlineMs: config.loadDeadlineMs,
           loads: config.loads,
@@ -96,6 +99,8 @@ export async function startWorker(
     hashSeed: config.hashSeed,
     modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
     bootEpoch,
+    maxSequences: Math.min(config.maxSequences, config.maxStepTokens), // as the engine does: each that runs gets a token a step
+    namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
   const server = await startGrpcServer(

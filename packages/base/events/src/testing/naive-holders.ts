@@ -31,6 +31,7 @@ export class NaiveHolders {
       this.#forget((name) => name.startsWith(`${rank} `) && name.endsWith(` ${medium}`));
       return;
     }
+    if (event.type === 'BlockStored' && event.reused) return;
     const name = `${rank} ${event.groupIdx ?? 0} ${medium}`;
     const held = this.#held.get(name) ?? new Map<bigint, number>();
     this.#held.set(name, held);

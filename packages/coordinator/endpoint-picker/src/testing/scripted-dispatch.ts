@@ -75,6 +75,8 @@ export function pod(number: number, address: string, more: Partial<Worker> = {},
     hashAlgorithm: 'sha256_cbor',
     hashSeed: '',
     totalBlocks: 1_000,
+    maxRunning: undefined,
+    namespaces: undefined,
     bootEpoch: '',
   };
   const record = {

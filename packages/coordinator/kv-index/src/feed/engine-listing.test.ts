@@ -86,6 +86,18 @@ describe('what an engine says of its blocks', () => {
     expect(holds(1n)).toEqual([]);
   });
 
+  it.each(['map', 'array'] as const)('a hit that is told is no copy more: it goes with the block (%s)', (encoding) => {
+    const { say, holds } = rig();
+    say([stored([1n, 2n])], 0, encoding);
+    for (let i = 0; i < 3; i++) say([stored([1n, 2n], { reused: true })], 0, encoding);
+    expect(holds(2n)).toEqual([{ rank: 0, medium: 0 }]);
+    say([removed([2n])], 0, encoding);
+    expect([holds(1n), holds(2n)]).toEqual([[{ rank: 0, medium: 0 }], []]);
+    // Of one that was not told before, nothing is believed: its events have a gap, or it is gone since.
+    say([stored([2n], { reused: true })], 0, encoding);
+    expect(holds(2n)).toEqual([]);
+  });
+
   it('counts for a worker where all its groups have what they need, and the rank that holds least', () => {
     const { index, say, listing } = rig();
     const chain = [1n, 2n, 3n, 4n, 5n, 6n];

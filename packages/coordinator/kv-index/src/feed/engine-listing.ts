@@ -102,6 +102,7 @@ export class EngineListing {
       lies.tell('medium', () => `blocks on ${event.medium}, which no engine has`);
       return;
     }
+    if (event.type === recordType.reused) return; // a copy more would outlive the block
     if (event.type === recordType.cleared) {
       for (const [place, part] of this.#parts) if (Math.floor(place / maxGroups) === rank) part.cleared(medium);
       yield 1;

@@ -70,6 +70,8 @@ export class ScriptedEngine {
       hashSeed: 'seed',
       modelDigest: 'ab'.repeat(32),
       bootEpoch: randomBytes(8).toString('hex'),
+      maxSequences: 0,
+      namespaces: [],
     };
   }
 

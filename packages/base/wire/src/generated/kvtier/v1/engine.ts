@@ -53,6 +53,10 @@ export interface Description {
   modelDigest: string;
   /** another one after each start of the process */
   bootEpoch: string;
+  /** requests that it runs at most; 0: not said */
+  maxSequences: number;
+  /** Of each attention group, the first 16 hex digits of the namespace that its cache node keeps its blocks under; none: not said. */
+  namespaces: string[];
 }
 
 export interface GenerateRequest {
@@ -254,6 +258,8 @@ function createBaseDescription(): Description {
     hashSeed: "",
     modelDigest: "",
     bootEpoch: "",
+    maxSequences: 0,
+    namespaces: [],
   };
 }
 
@@ -310,6 +316,12 @@ export const Description: MessageFns<Description> = {
     }
     if (message.bootEpoch !== "") {
       writer.uint32(114).string(message.bootEpoch);
+    }
+    if (message.maxSequences !== 0) {
+      writer.uint32(120).uint32(message.maxSequences);
+    }
+    for (const v of message.namespaces) {
+      writer.uint32(130).string(v!);
     }
     return writer;
   },
@@ -447,6 +459,22 @@ export const Description: MessageFns<Description> = {
             }
 
             message.bootEpoch = reader.string();
+            continue;
+          }
+          case 15: {
+            if (tag !== 120) {
+              break;
+            }
+
+            message.maxSequences = reader.uint32();
+            continue;
+          }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            message.namespaces.push(reader.string());
             continue;
           }
         }
