@@ -1,13 +1,10 @@
-#include <sys/mman.h>
-
-#include <cerrno>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <vector>
 
 #include "background.h"
 #include "binding.h"
+#include "binding_pages.h"
 #include "kv_events.h"
 
 namespace kvtier {
@@ -52,64 +49,6 @@ Napi::Value DecodeEvents(const Napi::CallbackInfo& info) {
   return Napi::Number::New(env, static_cast<double>(words));
 }
 
-constexpr size_t kPageBytes = 4096, kHugePageBytes = 2 << 20;
-
-// Memory in huge pages, where the kernel has some: a first write to each small page costs more than what is then written there.
-class Pages {
- public:
-  explicit Pages(size_t bytes) : bytes_((bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes) {
-    const size_t mapped = bytes_ + kHugePageBytes;
-    void* map = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) throw SystemFailure("mmap", errno);
-    auto* from = static_cast<uint8_t*>(map);
-    at_ = from + (kHugePageBytes - reinterpret_cast<uintptr_t>(from) % kHugePageBytes) % kHugePageBytes;
-    if (at_ > from) munmap(from, static_cast<size_t>(at_ - from));
-    if (const size_t after = static_cast<size_t>(from + mapped - (at_ + bytes_)); after > 0) munmap(at_ + bytes_, after);
-    madvise(at_, bytes_, MADV_HUGEPAGE);
-  }
-  ~Pages() { munmap(at_, bytes_); }
-  Pages(const Pages&) = delete;
-  Pages& operator=(const Pages&) = delete;
-
-  void Touch() {
-    for (size_t at = 0; at < bytes_; at += kPageBytes) const_cast<volatile uint8_t*>(at_)[at] = 0;
-  }
-
-  // Those that were used before, if there are some, else new ones.
-  static std::unique_ptr<Pages> Take(size_t bytes, bool touch) {
-    {
-      const std::lock_guard lock(used_mutex);
-      if (bytes <= kHugePageBytes && !used.empty()) {
-        auto pages = std::move(used.back());
-        used.pop_back();
-        return pages;
-      }
-    }
-    auto pages = std::make_unique<Pages>(bytes);
-    if (touch) pages->Touch();
-    return pages;
-  }
-
-  static Napi::Value Give(Napi::Env env, std::unique_ptr<Pages> pages) {
-    auto* given = pages.release();
-    const auto collected = [](Napi::Env, void*, Pages* unused) { Keep(std::unique_ptr<Pages>(unused)); };
-    return Napi::ArrayBuffer::New(env, given->at_, given->bytes_, collected, given);
-  }
-
- private:
-  static void Keep(std::unique_ptr<Pages> pages) {
-    const std::lock_guard lock(used_mutex);
-    if (pages->bytes_ == kHugePageBytes && used.size() < kMostUsed) used.push_back(std::move(pages));
-  }
-
-  static constexpr size_t kMostUsed = 8;
-  // Never destroyed: threads may outlive main.
-  static inline auto& used_mutex = *new std::mutex;
-  static inline auto& used = *new std::vector<std::unique_ptr<Pages>>;
-  size_t bytes_;
-  uint8_t* at_;
-};
-
 Napi::Value AllocatePages(const Napi::CallbackInfo& info) {
   try {
     return Pages::Give(info.Env(), Pages::Take(static_cast<size_t>(info[0].As<Napi::Number>().Int64Value()), false));
@@ -125,6 +64,8 @@ Napi::Value PreparePages(const Napi::CallbackInfo& info) {
   return RunOn(Processors(), info.Env(), work, [pages](Napi::Env env) { return Pages::Give(env, std::move(*pages)); });
 }
 
+void KeepPages(const Napi::CallbackInfo& info) { Pages::KeepMore(info[0].As<Napi::Number>().Int64Value()); }
+
 }  // namespace
 
 void RegisterEvents(Napi::Env env, Napi::Object exports) {
@@ -132,6 +73,7 @@ void RegisterEvents(Napi::Env env, Napi::Object exports) {
   exports.Set("decodeKvEvents", Napi::Function::New<DecodeEvents>(env, "decodeKvEvents"));
   exports.Set("allocatePages", Napi::Function::New<AllocatePages>(env, "allocatePages"));
   exports.Set("preparePages", Napi::Function::New<PreparePages>(env, "preparePages"));
+  exports.Set("keepPages", Napi::Function::New<KeepPages>(env, "keepPages"));
 }
 
 }  // namespace kvtier

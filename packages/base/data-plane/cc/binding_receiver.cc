@@ -94,7 +94,8 @@ Napi::Value Next(const Napi::CallbackInfo& info) {
   const auto work = [receiver = box->receiver, burst, packed, tokens, names = std::move(names)] {
     *burst = receiver->Fill({packed, tokens, names});
   };
-  return RunOn(box->thread, env, work, [box, burst](Napi::Env e) { return Told(e, *burst); });
+  // Closed meanwhile: the words are the receiver's, and may have ended with it.
+  return RunOn(box->thread, env, work, [box, burst](Napi::Env e) { return box->receiver ? Told(e, *burst) : e.Null(); });
 }
 
 void Close(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }

@@ -93,6 +93,11 @@ export interface NativeBinding {
   allocatePages(bytes: number): ArrayBuffer;
   /** The same, each page written once by a thread of its own, so that the first write to it here costs nothing. */
   preparePages(bytes: number): Promise<ArrayBuffer>;
+  /**
+   * Of these pages, so many bytes more may be kept for the next user when they are collected, in slabs of 2 MiB; fewer when negative, and
+   * what is kept beyond is given back now.
+   */
+  keepPages(bytes: number): void;
 
   // -- receiver of KV events (binding_receiver.cc) ------------------------------------------------------------------
   /**

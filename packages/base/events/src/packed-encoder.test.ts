@@ -1,4 +1,6 @@
 import { setImmediate } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { expect, it } from 'vitest';
 import { decodeBatch } from './codec.ts';
 import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
@@ -23,4 +25,28 @@ it('payloads stay as they are, however many follow and whoever still holds one',
   expect(decodeBatch(large).events.length).toBe(20_000);
   expect(held.every(({ payload, was }) => payload.equals(was))).toBe(true);
   expect(decodeBatch(held[3]!.payload)).toMatchObject({ ts: 21, dataParallelRank: null });
+});
+
+/** What the kernel has given to this process, after a collection and the return of what it found. */
+async function residentBytes(): Promise<number> {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as () => void;
+  for (let i = 0; i < 4; i++) {
+    collect();
+    await setImmediate(); // the memory of what was collected comes back in a turn of its own
+  }
+  return process.memoryUsage.rss();
+}
+
+it('keeps the memory of as much as is held at a time for those that follow, and no longer than it lives', async () => {
+  const heldBytes = 32 * 2 ** 20;
+  const batch = removals(2_000, 1);
+  const encoder = new PackedEncoder({}, heldBytes);
+  let bytes = 0;
+  while (bytes < 2 * heldBytes) bytes += encoder.encode(batch, 0, null).length;
+  const kept = await residentBytes();
+  encoder.close();
+  const given = kept - (await residentBytes());
+  expect(given).toBeGreaterThan(0.7 * heldBytes);
+  expect(given).toBeLessThan(1.1 * heldBytes);
 });

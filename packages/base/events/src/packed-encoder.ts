@@ -1,7 +1,7 @@
 /**
  * Batches of what a block pool has noted as words, encoded by native code in one pass, byte for byte as `encodeBatch` encodes their
  * events. Payloads are pieces of larger buffers: making one of its own for each costs more than the encoding. So does a first write to
- * new memory; the next buffer is prepared beside the engine's steps.
+ * new memory: buffers are used again after they were collected, and while there are none the next is prepared beside the engine's steps.
  */
 import { native } from '@kvtier/data-plane';
 import { type Encoding, encodeEvent } from './codec.ts';
@@ -23,6 +23,7 @@ const mostBytesOf = ({ wordCount, count }: PackedEvents): number => 64 + wordCou
 
 export class PackedEncoder {
   readonly #encoding: Encoding;
+  #keptBytes: number;
   #slab: Buffer = Buffer.alloc(0);
   #end = 0;
   #spare: Buffer | undefined;
@@ -30,8 +31,20 @@ export class PackedEncoder {
   #kinds: readonly string[] = [];
   #kindNames = Buffer.alloc(0);
 
-  constructor(encoding: Encoding) {
+  /**
+   * `heldBytes`: of payloads that somebody holds at a time. As many may wait for use once they are collected, which V8 does in waves of
+   * some such size: with room for less, each wave's memory is given back to the kernel, and made and cleared again.
+   */
+  constructor(encoding: Encoding, heldBytes = 0) {
     this.#encoding = encoding;
+    this.#keptBytes = heldBytes;
+    native.keepPages(heldBytes);
+  }
+
+  /** Gives back the memory that waits for use. Nothing is encoded afterwards. */
+  close(): void {
+    native.keepPages(-this.#keptBytes);
+    this.#keptBytes = 0;
   }
 
   /** Throws KvError PROTOCOL for extra keys that msgpack has no word for. */

@@ -101,7 +101,7 @@ export class KvEventPublisher {
     this.endpoint = socket.lastEndpoint!;
     this.replayEndpoint = replay?.endpoint ?? null;
     this.#options = options;
-    this.#encoder = new PackedEncoder(options);
+    this.#encoder = new PackedEncoder(options, options.bufferBytes ?? defaults.bufferBytes);
     this.#socket = socket;
     this.#buffer = buffer;
     this.#replay = replay;
@@ -236,6 +236,7 @@ export class KvEventPublisher {
     while (this.#queue.length > 0) this.#sendSome();
     if (this.#flush) clearImmediate(this.#flush);
     this.#removeFiles();
+    this.#encoder.close();
     this.#socket.close();
     await this.#replay?.close();
     await this.#authenticator?.close();
