@@ -222,9 +222,9 @@ async function settle(nodes: readonly Node[]): Promise<void> {
 }
 
 it.each([
-  ['every node comes to list what the server has', anyStep, false],
-  ['also after a failover to older data', undoneListing, true],
-] as const)('%s', async (_, possible, mayRelist) => {
+  ['every node comes to list what the server has', anyStep, 400, false],
+  ['also after a failover to older data', undoneListing, 150, true],
+] as const)('%s', async (_, possible, numRuns, mayRelist) => {
   await fc.assert(
     fc.asyncProperty(possible, async (drawn) => {
       let nowUs = 1e12;
@@ -285,6 +285,6 @@ it.each([
         expect(running).toBe(0);
       }
     }),
-    { numRuns: 400 },
+    { numRuns },
   );
 });
