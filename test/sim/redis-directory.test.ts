@@ -1,6 +1,7 @@
 /**
  * Several nodes and one directory of Redis: whatever each of them writes, evicts, removes and lists, with replies and polls that
- * come late or not at all, in the end every node lists what the server has, block by block.
+ * come late or not at all, in the end every node lists what the server has, block by block. Also where the server goes back to what
+ * it was, while nodes list and write and their connections go on.
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
@@ -70,6 +71,8 @@ class Node {
   readonly #name: string;
   #next = 0;
   #isPolling = false;
+  /** As in service.ts. */
+  state: 'out' | 'listing' | 'in' = 'out';
   running = 0;
 
   constructor(keys: RedisKeys, name: string) {
@@ -87,21 +90,41 @@ class Node {
     };
     act().then(end, (error: unknown) => {
       end();
-      if (!(error instanceof KvError) || error.code !== 'IO') throw error;
+      if (!(error instanceof KvError) || (error.code !== 'IO' && error.code !== 'CANCELLED')) throw error;
+      if (error.message.includes('listed again') && this.state !== 'out') this.leave();
     });
   }
 
+  leave(): void {
+    this.state = 'out';
+    this.directory.end();
+    this.index.clear();
+  }
+
   async open(): Promise<void> {
-    await this.directory.open(1, capacityBytes);
-    await this.directory.list(() => {});
-    await this.directory.poll();
+    this.state = 'listing';
+    try {
+      await this.directory.open(1, capacityBytes);
+      await this.directory.list(() => {});
+      await this.directory.poll();
+      this.state = 'in';
+    } catch (error) {
+      this.leave();
+      throw error;
+    }
+  }
+
+  async relist(): Promise<void> {
+    if (this.state === 'listing') return;
+    this.leave();
+    await this.open();
   }
 
   async write(wanted: readonly HashKey[], ttlMs: number | undefined): Promise<void> {
     const blocks = wanted
       .filter((hash) => this.index.get(space, hash) === undefined)
       .map((hash) => ({ hash, id: `${this.#name}.${this.#next++}`, bytes }));
-    if (blocks.length === 0) return;
+    if (blocks.length === 0 || this.state !== 'in') return;
     const { answers } = await this.directory.reserve(space, blocks, { leaseMs: 1_000, partBytes, share: undefined });
     const roomy = blocks.filter((_, i) => answers[i] === 'done');
     if (roomy.length === 0) return;
@@ -119,9 +142,10 @@ class Node {
     await this.directory.remove(space, [{ hash, text: entry.text }]);
   }
 
-  /** One at a time, as in service.ts. */
+  /** One at a time, as in service.ts; where it is out of service, it lists anew. */
   async poll(): Promise<void> {
-    if (this.#isPolling) return;
+    if (this.state === 'out') await this.open();
+    if (this.#isPolling || this.state !== 'in') return;
     this.#isPolling = true;
     await this.directory.poll().finally(() => {
       this.#isPolling = false;
@@ -138,13 +162,14 @@ type Step =
       readonly ttlMs?: number;
     }
   | { readonly does: 'remove'; readonly node: number; readonly from: number }
-  | { readonly does: 'poll' | 'arrive' | 'deliver' | 'lose'; readonly node: number }
-  | { readonly does: 'refuse' | 'wait' };
+  | { readonly does: 'poll' | 'arrive' | 'deliver' | 'lose' | 'relist' | 'finish'; readonly node: number }
+  | { readonly does: 'advance'; readonly node: number; readonly count: number }
+  | { readonly does: 'refuse' | 'wait' | 'replicate' | 'go back' };
 
 const node = fc.nat({ max: 2 });
 const from = fc.nat({ max: hashes.length - 1 });
 const ttlMs = fc.constantFrom(undefined, 20);
-const step: fc.Arbitrary<Step> = fc.oneof(
+const steps: readonly fc.WeightedArbitrary<Step>[] = [
   {
     weight: 3,
     arbitrary: fc.record({
@@ -160,7 +185,31 @@ const step: fc.Arbitrary<Step> = fc.oneof(
   { weight: 8, arbitrary: fc.record({ does: fc.constantFrom('arrive' as const, 'deliver' as const), node }) },
   { weight: 1, arbitrary: fc.record({ does: fc.constantFrom('lose' as const), node }) },
   { weight: 1, arbitrary: fc.record({ does: fc.constantFrom('refuse' as const, 'wait' as const) }) },
+];
+const anyStep = fc.array(fc.oneof(...steps), { minLength: 10, maxLength: 80 });
+
+const advance = fc.record({ does: fc.constant('advance' as const), node: fc.constant(1), count: fc.nat({ max: 7 }) });
+/** To its end. */
+const whole = (drawn: fc.Arbitrary<Step & { readonly node: number }>): fc.Arbitrary<Step[]> =>
+  drawn.map((each) => [each, { does: 'finish', node: each.node }]);
+const writes = whole(
+  fc.record({
+    does: fc.constant('write' as const),
+    node: fc.constantFrom(0, 2),
+    from,
+    count: fc.integer({ min: 1, max: 3 }),
+  }),
 );
+const polls = whole(fc.record({ does: fc.constant('poll' as const), node: fc.constantFrom(0, 2) }));
+/** While one node lists, others write, the server goes back, and they write again. */
+const undoneListing = fc
+  .tuple(
+    ...[writes, fc.constant<Step[]>([{ does: 'replicate' }, { does: 'relist', node: 1 }])],
+    ...[advance.map((each) => [each]), writes, advance.map((each) => [each])],
+    ...[fc.constant<Step[]>([{ does: 'go back' }]), polls, polls, writes, writes, advance.map((each) => [each])],
+    fc.array(fc.oneof(...steps), { maxLength: 5 }),
+  )
+  .map((parts) => parts.flat() as Step[]);
 
 async function settle(nodes: readonly Node[]): Promise<void> {
   for (let moved = true; moved; await turn()) {
@@ -172,9 +221,12 @@ async function settle(nodes: readonly Node[]): Promise<void> {
   }
 }
 
-it('every node comes to list what the server has', async () => {
+it.each([
+  ['every node comes to list what the server has', anyStep, 400, false],
+  ['also after a failover to older data', undoneListing, 150, true],
+] as const)('%s', async (_, possible, numRuns, mayRelist) => {
   await fc.assert(
-    fc.asyncProperty(fc.array(step, { minLength: 10, maxLength: 80 }), async (steps) => {
+    fc.asyncProperty(possible, async (drawn) => {
       let nowUs = 1e12;
       let refuses = false;
       const keys = new RedisKeys(
@@ -186,9 +238,14 @@ it('every node comes to list what the server has', async () => {
         each.begin(() => each.open());
         await settle(nodes);
       }
-      for (const each of steps) {
+      let replica = keys.copy();
+      for (const each of drawn) {
         if (each.does === 'refuse') refuses = !refuses;
-        else if (each.does === 'wait') nowUs += 30_000;
+        else if (each.does === 'replicate') replica = keys.copy();
+        else if (each.does === 'go back') {
+          keys.restore(replica);
+          replica = keys.copy();
+        } else if (each.does === 'wait') nowUs += 30_000;
         else if ('node' in each) {
           const at = nodes[each.node]!;
           if (each.does === 'write')
@@ -196,7 +253,14 @@ it('every node comes to list what the server has', async () => {
           else if (each.does === 'remove') at.begin(() => at.remove(hashes[each.from]!));
           else if (each.does === 'poll') at.begin(() => at.poll());
           else if (each.does === 'arrive') at.connection.arrive();
-          else at.connection.deliver(each.does === 'lose');
+          else if (each.does === 'finish') await settle([at]);
+          else if (each.does === 'relist') at.begin(() => at.relist());
+          else if (each.does === 'advance') {
+            for (let left = each.count; left > 0; left--, await turn()) {
+              at.connection.arrive();
+              at.connection.deliver();
+            }
+          } else at.connection.deliver(each.does === 'lose');
         }
         await turn();
       }
@@ -205,12 +269,14 @@ it('every node comes to list what the server has', async () => {
       await settle(nodes);
       for (let round = 0; round < 3; round++) {
         for (const each of nodes) {
+          expect(mayRelist || each.state === 'in').toBe(true);
           each.begin(() => each.poll());
           await settle(nodes);
         }
       }
       const held = [...keys.ledger!.blocks].map(([name, entry]) => [name.slice(32), entry]).sort();
-      for (const { index, running } of nodes) {
+      for (const { index, running, state } of nodes) {
+        expect(state).toBe('in');
         const listed = hashes.flatMap((hash) => {
           const entry = index.get(space, hash);
           return entry === undefined ? [] : [[hash, entry.text]];
@@ -219,6 +285,6 @@ it('every node comes to list what the server has', async () => {
         expect(running).toBe(0);
       }
     }),
-    { numRuns: 400 },
+    { numRuns },
   );
 });

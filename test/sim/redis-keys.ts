@@ -72,6 +72,7 @@ const partsIn = (base: string, length: number, part: number, id: string): Part[]
 
 export class RedisKeys {
   #state: State = { ledger: undefined, values: new Map() };
+  #server = 0;
   readonly #nowUs: () => number;
   /** Asked before a script writes: true, and it is refused. */
   readonly #refuses: () => boolean;
@@ -96,7 +97,9 @@ export class RedisKeys {
     return { ledger: ledger === undefined ? undefined : copyOf(ledger), values: new Map(values) };
   }
 
+  /** Another server takes over, with that. */
   restore(state: State): void {
+    this.#server++;
     this.#state = state;
   }
 
@@ -116,7 +119,6 @@ export class RedisKeys {
   }
 
   run(name: string, args: readonly string[]): Reply | Error {
-    const { ledger } = this.#state;
     switch (name) {
       case 'TIME':
         return [bytes(String(Math.floor(this.#nowUs() / 1e6))), bytes(String(Math.floor(this.#nowUs() % 1e6)))];
@@ -124,8 +126,6 @@ export class RedisKeys {
         return bytes('maxmemory:0\r\nmaxmemory_policy:noeviction\r\n');
       case 'SCRIPT':
         return bytes('ok');
-      case 'HSCAN':
-        return [bytes('0'), [...(ledger?.blocks ?? [])].flatMap(([field, entry]) => [bytes(field), bytes(entry)])];
       case 'SCAN':
         return [bytes('0'), [...this.#state.values.keys()].map(bytes)];
       case 'EVALSHA':
@@ -150,6 +150,10 @@ export class RedisKeys {
     const { ledger } = this.#state;
     if (ledger === undefined || !isWell(ledger)) return new Error('KVTIER lost');
     if (sha === scripts.clockScript.sha) return [this.#stateOf(ledger)];
+    if (sha === scripts.pageScript.sha) {
+      const entries = [...ledger.blocks].flatMap(([field, entry]) => [bytes(field), bytes(entry)]);
+      return [this.#stateOf(ledger), bytes(String(this.#server)), bytes('0'), entries];
+    }
     const writes = sha !== scripts.pollScript.sha;
     if (writes && this.#refuses()) {
       return new Error('OOM command not allowed when used memory > maxmemory');

@@ -3,7 +3,7 @@
  * the index has what the server had at `lastEvent`, and what replies have told of blocks since; a gap in the events, another epoch or a
  * ledger that is gone is an error, after which the caller lists anew.
  *
- *     open ──▶ list (HSCAN) ──▶ poll ──▶ poll ──▶ ...        write: reserve ──▶ (parts) ──▶ commit
+ *     open ──▶ list (pages) ──▶ poll ──▶ poll ──▶ ...        write: reserve ──▶ (parts) ──▶ commit
  */
 import { randomBytes } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
@@ -16,6 +16,7 @@ import {
   parseCommitted,
   parseDone,
   parseEntry,
+  parseListed,
   parseName,
   parseOpened,
   parsePage,
@@ -28,6 +29,7 @@ import {
   commitScript,
   openScript,
   orphansScript,
+  pageScript,
   pollScript,
   removeScript,
   reserveScript,
@@ -154,16 +156,21 @@ export class Directory {
     throw new KvError('IO', 'redis: the directory could not be brought within its budget', { retry: true });
   }
 
-  /** Everything that the directory lists, a page at a time. What is no entry of a block is removed: nobody else would. */
+  /**
+   * Everything that the directory lists, a page at a time. What is no entry of a block is removed: nobody else would. A page tells
+   * its newest event, so that a poll notices when the events from open() on are not those that led to it: what was listed from a past
+   * that a failover has undone, no event would ever remove. KvError IO (retry) when the node must list anew.
+   */
   async list(onPage: (count: number) => void): Promise<void> {
     let cursor = '0';
     let pages = 0;
-    const life = this.#life;
+    let from: string | undefined;
     do {
       if (++pages > maxPages) throw lost('is listed without an end');
-      const args = [this.partition.keys[1]!, cursor, 'COUNT', pageEntries];
-      const page = parsePage(await this.#commands.command(this.partition, 'HSCAN', args));
-      if (life !== this.#life) throw lost('was lost while it was listed');
+      const { state, server, ...page } = parseListed(await this.#run(pageScript, [cursor, pageEntries]));
+      this.#read(state);
+      from ??= server;
+      if (server !== from) throw lost('came to another server while it was listed');
       cursor = page.cursor;
       const wrong: Listed[] = [];
       for (let at = 0; at + 1 < page.found.length; at += 2) {

@@ -63,6 +63,11 @@ const event = (number: number, kind = 's'): Reply => [
   ['n', 'another', kind, names, 'e', entries.join('\n')].map(bytes),
 ];
 
+const pageAt = (at: Reply, server = 'abc', cursor = '0'): Reply => [
+  ...[at, bytes(server), bytes(cursor)],
+  entries.flatMap((entry, i) => [bytes(nameOf(i)), bytes(entry)]),
+];
+
 /** What a sound server says. */
 const truth: Readonly<Record<string, Reply>> = {
   [scripts.openScript.sha]: [bytes('ok'), state, bytes('7-1')],
@@ -82,10 +87,10 @@ const truth: Readonly<Record<string, Reply>> = {
   [scripts.commitScript.sha]: [stateAt(10), bytes('shn'), [bytes(entries[1]!)]],
   [scripts.removeScript.sha]: [stateAt(10)],
   [scripts.touchScript.sha]: [state],
+  [scripts.pageScript.sha]: pageAt(state),
   [scripts.clockScript.sha]: [state],
   [scripts.resetScript.sha]: 1,
   [scripts.orphansScript.sha]: 1,
-  HSCAN: [bytes('0'), entries.flatMap((entry, i) => [bytes(nameOf(i)), bytes(entry)])],
   SCAN: [bytes('0'), [bytes('v:n.0:0')]],
 };
 
@@ -232,6 +237,31 @@ describe('a directory', () => {
     await directory.poll();
     lastId = '7-2';
     await expect(directory.poll()).rejects.toThrow('has another past');
+  });
+
+  it('a listing whose newest event is another one afterwards is of another past', async () => {
+    let listed = stateAt(9);
+    const says = (name: string): Reply => (name === scripts.pageScript.sha ? pageAt(listed) : truth[name]!);
+    const list = async (): Promise<Directory> => {
+      const directory = new Directory(partition, serverThat(says), new RedisIndex(), 'us');
+      await directory.open(1, 100_000);
+      await directory.list(() => {});
+      return directory;
+    };
+    await (await list()).poll(); // events 8 and 9, as they were
+    listed = [bytes('epoch'), 5_000, 100_000, 8, 1.7e15, 5_000];
+    await expect((await list()).poll()).rejects.toThrow('has another past');
+    listed = stateAt(10);
+    await expect((await list()).poll()).rejects.toThrow('has forgotten its latest events');
+  });
+
+  it('is not listed from two servers: a cursor of one says nothing to the other', async () => {
+    const servers = ['abc', 'abc', 'def'];
+    const says = (name: string): Reply =>
+      name === scripts.pageScript.sha ? pageAt(state, servers.shift()!, servers.length > 0 ? '5' : '0') : truth[name]!;
+    const directory = new Directory(partition, serverThat(says), new RedisIndex(), 'us');
+    await directory.open(1, 100_000);
+    await expect(directory.list(() => {})).rejects.toThrow('came to another server');
   });
 
   it('a change whose event is another one afterwards, or none, is of another past', async () => {

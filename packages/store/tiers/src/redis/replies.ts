@@ -126,12 +126,18 @@ export function parseOpened(reply: Reply): {
   return { status: said, epoch: state.epoch, opened: { state, lastId: text(rest[1], 'an event') } };
 }
 
-/** A page of SCAN or HSCAN: where to go on, and what was found. */
+/** A page of SCAN: where to go on, and what was found. */
 export function parsePage(reply: Reply): { cursor: string; found: Buffer[] } {
   const [cursor, found] = list(reply, 'a page');
   const next = text(cursor, 'a cursor');
   if (!/^\d{1,20}$/.test(next)) throw nonsense('a cursor');
   return { cursor: next, found: list(found, 'a page').map((each) => bytes(each, 'a name')) };
+}
+
+/** A page of the directory: names and entries in turn, as of `state`. */
+export function parseListed(reply: Reply): { state: State; server: string; cursor: string; found: Buffer[] } {
+  const [state, server, ...page] = list(reply, 'an answer');
+  return { state: parseState(state), server: text(server, 'a name'), ...parsePage(page) };
 }
 
 /** `last`: the number of the last event known. `lastId`: the id that it has on the server; '': none. In order, without a gap. */

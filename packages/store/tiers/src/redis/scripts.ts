@@ -252,6 +252,21 @@ return {state, first, known and known[1] or '', call('XRANGE', events, (ARGV[2] 
 `,
 );
 
+/**
+ * A page of the directory, and the state that it is of: read one after the other, a failover between them would go unseen. ARGV:
+ * cursor, about how many. → {state, server, cursor, names and entries}: server tells which process it is, because a cursor says
+ * nothing to another one.
+ */
+export const pageScript = script(
+  core,
+  needsLedger,
+  `
+local page = call('HSCAN', blocks, ARGV[1], 'COUNT', ARGV[2])
+local server = match(call('INFO', 'server'), 'run_id:(%w+)') or ''
+return {{epoch, used, cap, number, now_us, at_us}, server, page[1], page[2]}
+`,
+);
+
 /** → {state}: what time it is. */
 export const clockScript = script(core, needsLedger, `return {{epoch, used, cap, number, now_us, at_us}}`);
 
@@ -278,6 +293,7 @@ export const allScripts = [
   removeScript,
   touchScript,
   pollScript,
+  pageScript,
   clockScript,
   resetScript,
   orphansScript,
