@@ -2,7 +2,7 @@
  * KV events on the wire: batches as engines make them, published and consumed over a Unix socket, beside plain ZeroMQ messages
  * of the same bytes by the same library, in turns (what the transport alone takes). As with events, each plain message lies in memory of
  * its own and its bytes are written there just before it is sent: a copy into memory that is warm and used again, the least that any sender
- * does. Both have sent as much as the replay buffer holds, twice, before anything counts: an engine publishes for days, and the memory
+ * does. Both have sent what fills the replay buffer, by bytes or by batches, before anything counts: an engine publishes for days, and the memory
  * that it begins with is paid once. Then the engine's steps while blocks are stored and evicted, with events published and without.
  * Consumers are processes of their own, as a router is, and must see every event; the steps, too, have one that follows.
  *
