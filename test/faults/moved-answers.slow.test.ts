@@ -145,5 +145,7 @@ it('an answer without a seed is whole, too, and both workers dying costs it noth
     for (const worker of workers.values()) void worker.signal('SIGKILL').then(() => worker.start());
   });
   expect(answer.tokens).toHaveLength(300);
-  expect(answer).toMatchObject({ finishReason: 'length', moves: 1, usage: { completion_tokens: 300 } });
+  expect(answer).toMatchObject({ finishReason: 'length', usage: { completion_tokens: 300 } });
+  // One dies before the other, by an instant: it may have gone to that one meanwhile.
+  expect([1, 2]).toContain(answer.moves);
 });
