@@ -9,6 +9,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { waitUntil } from '@kvtier/cli';
 import type { CacheNodeInput, EngineWorkerInput } from '@kvtier/config';
+import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 import { greedy } from '@kvtier/registry/testing';
 import {
@@ -37,6 +38,7 @@ export interface Answer {
 export class SharingHosts<Name extends string> {
   readonly #hosts: Hosts<Name>;
   readonly #folder: string;
+  readonly #dataDirs: string[] = [];
 
   /** `folder`: for sockets, a secret and data; its path is short. */
   constructor(hosts: Hosts<Name>, folder: string) {
@@ -50,6 +52,7 @@ export class SharingHosts<Name extends string> {
     const dataDir = join(this.#folder, `data-${host}`);
     const socketPath = join(this.#folder, `node-${host}`, 's');
     mkdirSync(dataDir);
+    this.#dataDirs.push(dataDir);
     await this.#start(host, 'cache-node', {
       socketPath,
       dataDir,
@@ -77,6 +80,11 @@ export class SharingHosts<Name extends string> {
     const worker = new Worker(listen, stop);
     if (socketPath !== null) await worker.attached();
     return worker;
+  }
+
+  /** What nodes leave that were killed with their hosts. */
+  sweep(): void {
+    for (const dataDir of this.#dataDirs) removeStaleArenas(dataDir, '/dev/shm');
   }
 
   async #start(host: Name, service: string, config: object): Promise<() => Promise<void>> {

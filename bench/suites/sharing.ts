@@ -100,9 +100,9 @@ async function measure(
 ): Promise<Figure[]> {
   const folder = mkdtempSync(join(tmpdir(), 'kvs-'));
   const cluster = await hosts(['a', 'b', 'c'], { gbit });
+  const sharing = new SharingHosts(cluster, folder);
   try {
     const dir = await modelFolder(context, model);
-    const sharing = new SharingHosts(cluster, folder);
     const first = await sharing.worker('a', dir, await sharing.node('a', [], arenaBytes));
     const asked: Record<Way, Worker> = {
       planned: await sharing.worker('b', dir, await sharing.node('b', ['a'], arenaBytes)),
@@ -122,6 +122,7 @@ async function measure(
     return taken.flatMap(({ tokens, rounds: theirs }) => figuresOf(context, `${model}_${tokens}_${gbit}g`, theirs));
   } finally {
     await cluster.close();
+    sharing.sweep();
     rmSync(folder, { recursive: true, force: true });
   }
 }

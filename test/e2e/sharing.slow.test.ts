@@ -27,10 +27,11 @@ let other: Worker;
 /** No node: the judge of what is right. */
 let alone: Worker;
 
+let sharing: SharingHosts<'a' | 'b'> | undefined;
 beforeAll(async () => {
   if (missing !== undefined) return;
   cluster = await hosts(['a', 'b'], { gbit: 10 });
-  const sharing = new SharingHosts(cluster, folder);
+  sharing = new SharingHosts(cluster, folder);
   const [atA, atB] = await Promise.all([sharing.node('a', ['b'], 64 << 20), sharing.node('b', ['a'], 64 << 20)]);
   [first, beside, other, alone] = await Promise.all([
     sharing.worker('a', modelDir, atA, small),
@@ -41,6 +42,7 @@ beforeAll(async () => {
 }, 120_000);
 afterAll(async () => {
   await cluster?.close();
+  sharing?.sweep();
   rmSync(folder, { recursive: true, force: true });
 });
 

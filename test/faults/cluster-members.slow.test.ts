@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { MemberReader } from '@kvtier/membership';
 import { Lines, memberServers } from '@kvtier/membership/testing';
 import { afterEach, beforeEach, expect, it } from 'vitest';
@@ -31,6 +32,7 @@ afterEach(async () => {
   await reader.close();
   for (const service of started.splice(0)) await service.signal('SIGTERM');
   await server.stop();
+  removeStaleArenas(join(folder, 'data'), '/dev/shm'); // of a node that was killed
   rmSync(folder, { recursive: true, force: true });
 });
 
