@@ -1,12 +1,12 @@
 /** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
-import { say } from '@kvtier/registry/testing';
+import { Pod, type PodRequest, say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Harness, jsonOf } from './testing/harness.ts';
-import { type Asked, ScriptedPod } from './testing/scripted-pod.ts';
 
 const at = new Harness();
 const patience = { timeout: 20_000 };
-const [one, two] = [new ScriptedPod('pods'), new ScriptedPod('pods')];
+const podOf = (model: string): Pod => Object.assign(new Pod(), { model });
+const [one, two] = [podOf('pods'), podOf('pods')];
 beforeEach(async () => {
   for (const pod of [one, two]) {
     pod.seen.length = 0;
@@ -37,7 +37,7 @@ const ask = (part: object = {}, init: RequestInit = {}): Promise<Response> =>
 const atRest = (): Promise<unknown> => vi.waitUntil(() => at.dispatcher.stats().given === 0, patience);
 const says =
   (status: number, text: string) =>
-  ({ response }: Asked): void =>
+  ({ response }: PodRequest): void =>
     void response.writeHead(status, { 'content-type': 'application/json', 'x-inner': 'y' }).end(text);
 
 it('passes body and answer on byte by byte, with the worker’s name', async () => {
@@ -60,7 +60,7 @@ it('passes body and answer on byte by byte, with the worker’s name', async () 
 });
 
 it('streams without waiting for more', async () => {
-  let pod: Asked | undefined;
+  let pod: PodRequest | undefined;
   one.answer = (request) => {
     pod = request;
     request.response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: 1\n\n');
@@ -84,7 +84,7 @@ it('what the worker says of a bad request is told as it is', async () => {
   await atRest();
 });
 
-it.each<[string, (request: Asked) => void]>([
+it.each<[string, (request: PodRequest) => void]>([
   ['is full', says(429, '{}')],
   ['is not ready', says(503, '{}')],
   ['fails', says(500, '{}')],
@@ -156,7 +156,7 @@ it('serves models of both kinds, each by its own workers', async () => {
 });
 
 it('of a model that workers of both kinds serve, our own get the requests', async () => {
-  const pod = new ScriptedPod('demo');
+  const pod = podOf('demo');
   await pod.start();
   try {
     await at.workers(at.named('a'), { name: 'pod', kind: 'openai', address: pod.address });

@@ -1,4 +1,4 @@
-/** The OpenAI-compatible API server: HTTP before one engine worker. */
+/** The OpenAI-compatible API server: HTTP before all workers. */
 
 export { type ApiServer, type ApiServerOptions, makeApiServer, startApiServer } from './api-server.ts';
 export { Detokenizer } from './detokenizer.ts';

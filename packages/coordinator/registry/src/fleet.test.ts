@@ -236,7 +236,7 @@ it.each<[string, Partial<Description>, string]>([
   a.script = say([1]);
   discovery.say(recordOf('a'));
   await until('a', 'ready');
-  await serve('b', description);
+  const b = await serve('b', description);
   await serve('c', { ...description, model: 'another' });
   discovery.say(recordOf('a'), recordOf('b'), recordOf('c'));
   await until('b', 'refused');
@@ -244,7 +244,8 @@ it.each<[string, Partial<Description>, string]>([
   expect(worker('b').why).toBe(`worker b: ${why}; configure both alike`);
   expect(await tokensOf(0)).toEqual([1]);
   // It is asked again and again, and told once.
-  await new Promise((resolve) => setTimeout(resolve, 200));
+  const asked = b.described;
+  await vi.waitUntil(() => b.described >= asked + 2, { timeout: 10_000 });
   expect(lines).toEqual([`worker b: ${why}; configure both alike`]);
   discovery.say(recordOf('b'));
   await until('b', 'ready');

@@ -40,6 +40,8 @@ export class ScriptedEngine {
   script: (call: Call, request: GenerateRequest) => void | Promise<void> = () => {};
   prometheus = '# TYPE kvtier_engine_steps_total counter\nkvtier_engine_steps_total 7\n';
   resets = 0;
+  /** How often it was asked what it is. */
+  described = 0;
   readonly pins: PinPrefixRequest[] = [];
   pinRefusal: KvError | undefined;
   /** What its load says; `tell` sends it. */
@@ -80,7 +82,10 @@ export class ScriptedEngine {
     this.#life.unref();
     this.#server = await startGrpcServer(this.#address, (server) =>
       server.addService(EngineService, {
-        describe: unary(() => this.description),
+        describe: unary(() => {
+          this.described++;
+          return this.description;
+        }),
         metrics: unary(() => ({ prometheus: this.prometheus })),
         pinPrefix: unary((request) => {
           if (this.pinRefusal) throw this.pinRefusal;
