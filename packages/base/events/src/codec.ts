@@ -66,7 +66,7 @@ export function decodeBatch(payload: Uint8Array): KvEventBatch {
   return {
     ts: integer(ts, 'ts'),
     events: events.flatMap((event) => readEvent(event) ?? []),
-    dataParallelRank: orNull(rank, 'data_parallel_rank', integer),
+    dataParallelRank: orNull(rank, 'data_parallel_rank', count),
   };
 }
 
@@ -210,6 +210,9 @@ const fieldsOf: Readonly<Record<string, readonly string[]>> = {
   AllBlocksCleared: ['medium'],
 };
 
+/** vLLM counts in 32 bits with a sign. */
+const maxCount = 2 ** 31 - 1;
+
 type Fields = Readonly<Record<string, unknown>>;
 
 function readEvent(event: unknown): KvEvent | undefined {
@@ -230,16 +233,16 @@ const readStored = (fields: Fields): BlockStored => ({
   blockHashes: array(fields.block_hashes, 'block_hashes', blockHash),
   parentBlockHash: orNull(fields.parent_block_hash, 'parent_block_hash', blockHash),
   tokenIds: array(fields.token_ids, 'token_ids', integer),
-  blockSize: integer(fields.block_size, 'block_size'),
+  blockSize: count(fields.block_size, 'block_size'),
   loraId: orNull(fields.lora_id, 'lora_id', integer),
   medium: orNull(fields.medium, 'medium', text),
   loraName: orNull(fields.lora_name, 'lora_name', text),
   extraKeys: orNull(fields.extra_keys, 'extra_keys', (keys, name) =>
     array(keys, name, (key) => orNull(key, name, (one) => array(one, name, (part) => part))),
   ),
-  groupIdx: orNull(fields.group_idx, 'group_idx', integer),
+  groupIdx: orNull(fields.group_idx, 'group_idx', count),
   kvCacheSpecKind: orNull(fields.kv_cache_spec_kind, 'kv_cache_spec_kind', text),
-  kvCacheSpecSlidingWindow: orNull(fields.kv_cache_spec_sliding_window, 'kv_cache_spec_sliding_window', integer),
+  kvCacheSpecSlidingWindow: orNull(fields.kv_cache_spec_sliding_window, 'kv_cache_spec_sliding_window', count),
   locality: orNull(fields.locality, 'locality', text),
   ...(fields.reused === true && { reused: true }),
 });
@@ -248,7 +251,7 @@ const readRemoved = (fields: Fields): BlockRemoved => ({
   type: 'BlockRemoved',
   blockHashes: array(fields.block_hashes, 'block_hashes', blockHash),
   medium: orNull(fields.medium, 'medium', text),
-  groupIdx: orNull(fields.group_idx, 'group_idx', integer),
+  groupIdx: orNull(fields.group_idx, 'group_idx', count),
   locality: orNull(fields.locality, 'locality', text),
 });
 
@@ -272,6 +275,13 @@ function integer(value: unknown, name: string): number {
   if (typeof value === 'number') return value;
   if (typeof value === 'bigint') return Number(value);
   throw malformed(`${name} is not a number`);
+}
+
+/** What is counted: negative ones are lies, and would be taken for "not said" further on. */
+function count(value: unknown, name: string): number {
+  const number = integer(value, name);
+  if (Number.isInteger(number) && number >= 0 && number <= maxCount) return number;
+  throw malformed(`${name} is ${number}, not a whole number up to ${maxCount}`);
 }
 
 function text(value: unknown, name: string): string {

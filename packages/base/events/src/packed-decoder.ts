@@ -119,18 +119,18 @@ export class PackedDecoder {
     const isStored = event.type === 'BlockStored';
     const hashes = event.blockHashes.flatMap(wordsOf);
     const parent = isStored && event.parentBlockHash !== null ? wordsOf(event.parentBlockHash) : [];
-    const tokens = isStored && this.#tokens ? event.tokenIds.map((token) => whole(token, 2 ** 32 - 1) | 0) : [];
+    const tokens = isStored && this.#tokens ? event.tokenIds.map(tokenWord) : [];
     return [
       isStored ? (event.reused === true ? recordType.reused : recordType.stored) : recordType.removed,
       record.head + hashes.length + parent.length + tokens.length,
       medium,
       this.#placeOf(event.locality ?? null),
-      whole(event.groupIdx ?? -1, 2 ** 31 - 1),
+      event.groupIdx ?? -1,
       event.blockHashes.length,
       parent.length / 2,
-      isStored ? whole(event.blockSize, 2 ** 31 - 1) : 0,
+      isStored ? event.blockSize : 0,
       isStored ? this.#placeOf(event.kvCacheSpecKind) : -1,
-      isStored ? whole(event.kvCacheSpecSlidingWindow ?? -1, 2 ** 31 - 1) : -1,
+      isStored ? (event.kvCacheSpecSlidingWindow ?? -1) : -1,
       isStored && hasExtra(event) ? 1 : 0,
       ...hashes,
       ...parent,
@@ -158,9 +158,9 @@ function wordsOf(hash: BlockHash): [low: number, high: number] {
   return [Number(BigInt.asIntN(32, value)), Number(BigInt.asIntN(32, value >> 32n))];
 }
 
-function whole(value: number, most: number): number {
-  if (Number.isInteger(value) && value >= -1 && value <= most) return value;
-  throw malformed(`${value} is not a whole number up to ${most}`);
+function tokenWord(token: number): number {
+  if (Number.isInteger(token) && token >= 0 && token <= 2 ** 32 - 1) return token | 0;
+  throw malformed(`the id of a token is ${token}`);
 }
 
 const malformed = (what: string): KvError =>
