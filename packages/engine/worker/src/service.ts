@@ -41,6 +41,7 @@ export function engineService({ engine, describe, metrics, watches }: EngineServ
     metrics: unary(async () => ({ prometheus: await metrics.text() })),
     watchLoad: (call) => watches.add(call),
     drain: unary(() => ({ left: engine.drain() })),
+    changeHandOff: unary(() => ({ done: false })),
     generate: (call) => {
       const arrivedAtMs = performance.now();
       const { sender, sentNumber } = call.request;

@@ -80,20 +80,67 @@ export interface GenerateRequest {
     | undefined;
   /** Who sends it, and its number among all that this sender has sent: EngineLoad.taken names it. */
   sender?: string | undefined;
-  sentNumber?: number | undefined;
+  sentNumber?:
+    | number
+    | undefined;
+  /** Prefill for another worker: compute the prompt's first blocks, give them to the cache node, and end without a token. */
+  prefillOnly?:
+    | PrefillOnly
+    | undefined;
+  /** Decode: another worker computes the prompt's first blocks now; bring them in as they come, and compute the rest. */
+  handOff?: HandOff | undefined;
+}
+
+export interface PrefillOnly {
+  /** whole blocks of the prompt, from the first on */
+  blocks: number;
+}
+
+/** Only while its owner's call lives: who cancels the call, or loses its connection, holds nothing any more. */
+export interface HandOff {
+  /** whole blocks of the prompt, from the first on, that another worker computes or holds */
+  blocks: number;
+  /** so long without another block: what is missing is computed here */
+  stallMs: number;
+  /** so long after the request has its room: what is missing is computed here */
+  deadlineMs: number;
+}
+
+export interface ChangeHandOffRequest {
+  requestId: string;
+  /** as in HandOff; 0: take what is there, compute the rest */
+  blocks: number;
+}
+
+export interface ChangeHandOffResponse {
+  done: boolean;
 }
 
 export interface GenerateEvent {
   /** new since the last event */
   tokenIds: number[];
-  /** "" while running, else "stop" | "length" */
+  /** "" while running, else "stop" | "length" | "prefilled" */
   finishReason: string;
   /** with the first event */
   cache?:
     | CacheUse
     | undefined;
   /** ends the stream */
-  failure: KvFailure | undefined;
+  failure:
+    | KvFailure
+    | undefined;
+  /**
+   * Of a hand-off. Decode: once, when the request has room for all of its prompt and waits for blocks. Prefill: whenever more lie
+   * in the node, and with the end.
+   */
+  handOff?: HandOffState | undefined;
+}
+
+export interface HandOffState {
+  /** decode: that the engine held itself, and needs from nobody */
+  localBlocks: number;
+  /** prefill: of the prompt, from the first on, that its cache node holds now */
+  readyBlocks: number;
 }
 
 /** Where the prompt's cached tokens came from. `engine` = the engine's own block pool. */
@@ -105,6 +152,16 @@ export interface CacheUse {
   queueUs: number;
   loadUs: number;
   prefillUs: number;
+  /** of the cached ones, that came by a hand-off */
+  handedTokens?:
+    | number
+    | undefined;
+  /** from the request's room to the end of its hand-off */
+  handOffUs?:
+    | number
+    | undefined;
+  /** from the end of the hand-off to the first token */
+  tailUs?: number | undefined;
 }
 
 export interface CacheUse_TokensByTierEntry {
@@ -506,6 +563,8 @@ function createBaseGenerateRequest(): GenerateRequest {
     kvCacheReportMode: undefined,
     sender: undefined,
     sentNumber: undefined,
+    prefillOnly: undefined,
+    handOff: undefined,
   };
 }
 
@@ -563,6 +622,12 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.sentNumber !== undefined) {
       writer.uint32(112).uint32(message.sentNumber);
+    }
+    if (message.prefillOnly !== undefined) {
+      PrefillOnly.encode(message.prefillOnly, writer.uint32(122).fork()).join();
+    }
+    if (message.handOff !== undefined) {
+      HandOff.encode(message.handOff, writer.uint32(130).fork()).join();
     }
     return writer;
   },
@@ -712,6 +777,239 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             message.sentNumber = reader.uint32();
             continue;
           }
+          case 15: {
+            if (tag !== 122) {
+              break;
+            }
+
+            message.prefillOnly = PrefillOnly.decode(reader, reader.uint32());
+            continue;
+          }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            message.handOff = HandOff.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBasePrefillOnly(): PrefillOnly {
+  return { blocks: 0 };
+}
+
+export const PrefillOnly: MessageFns<PrefillOnly> = {
+  encode(message: PrefillOnly, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.blocks !== 0) {
+      writer.uint32(8).uint32(message.blocks);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PrefillOnly {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePrefillOnly();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.blocks = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseHandOff(): HandOff {
+  return { blocks: 0, stallMs: 0, deadlineMs: 0 };
+}
+
+export const HandOff: MessageFns<HandOff> = {
+  encode(message: HandOff, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.blocks !== 0) {
+      writer.uint32(8).uint32(message.blocks);
+    }
+    if (message.stallMs !== 0) {
+      writer.uint32(16).uint32(message.stallMs);
+    }
+    if (message.deadlineMs !== 0) {
+      writer.uint32(24).uint32(message.deadlineMs);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): HandOff {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHandOff();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.blocks = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.stallMs = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.deadlineMs = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseChangeHandOffRequest(): ChangeHandOffRequest {
+  return { requestId: "", blocks: 0 };
+}
+
+export const ChangeHandOffRequest: MessageFns<ChangeHandOffRequest> = {
+  encode(message: ChangeHandOffRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.requestId !== "") {
+      writer.uint32(10).string(message.requestId);
+    }
+    if (message.blocks !== 0) {
+      writer.uint32(16).uint32(message.blocks);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChangeHandOffRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChangeHandOffRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.requestId = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.blocks = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseChangeHandOffResponse(): ChangeHandOffResponse {
+  return { done: false };
+}
+
+export const ChangeHandOffResponse: MessageFns<ChangeHandOffResponse> = {
+  encode(message: ChangeHandOffResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.done !== false) {
+      writer.uint32(8).bool(message.done);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChangeHandOffResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChangeHandOffResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.done = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -726,7 +1024,7 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
 };
 
 function createBaseGenerateEvent(): GenerateEvent {
-  return { tokenIds: [], finishReason: "", cache: undefined, failure: undefined };
+  return { tokenIds: [], finishReason: "", cache: undefined, failure: undefined, handOff: undefined };
 }
 
 export const GenerateEvent: MessageFns<GenerateEvent> = {
@@ -746,6 +1044,9 @@ export const GenerateEvent: MessageFns<GenerateEvent> = {
     }
     if (message.failure !== undefined) {
       KvFailure.encode(message.failure, writer.uint32(34).fork()).join();
+    }
+    if (message.handOff !== undefined) {
+      HandOffState.encode(message.handOff, writer.uint32(42).fork()).join();
     }
     return writer;
   },
@@ -805,6 +1106,71 @@ export const GenerateEvent: MessageFns<GenerateEvent> = {
             message.failure = KvFailure.decode(reader, reader.uint32());
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.handOff = HandOffState.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseHandOffState(): HandOffState {
+  return { localBlocks: 0, readyBlocks: 0 };
+}
+
+export const HandOffState: MessageFns<HandOffState> = {
+  encode(message: HandOffState, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.localBlocks !== 0) {
+      writer.uint32(8).uint32(message.localBlocks);
+    }
+    if (message.readyBlocks !== 0) {
+      writer.uint32(16).uint32(message.readyBlocks);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): HandOffState {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHandOffState();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.localBlocks = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.readyBlocks = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -819,7 +1185,17 @@ export const GenerateEvent: MessageFns<GenerateEvent> = {
 };
 
 function createBaseCacheUse(): CacheUse {
-  return { promptTokens: 0, cachedTokens: 0, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };
+  return {
+    promptTokens: 0,
+    cachedTokens: 0,
+    tokensByTier: {},
+    queueUs: 0,
+    loadUs: 0,
+    prefillUs: 0,
+    handedTokens: undefined,
+    handOffUs: undefined,
+    tailUs: undefined,
+  };
 }
 
 export const CacheUse: MessageFns<CacheUse> = {
@@ -841,6 +1217,15 @@ export const CacheUse: MessageFns<CacheUse> = {
     }
     if (message.prefillUs !== 0) {
       writer.uint32(48).uint32(message.prefillUs);
+    }
+    if (message.handedTokens !== undefined) {
+      writer.uint32(56).uint32(message.handedTokens);
+    }
+    if (message.handOffUs !== undefined) {
+      writer.uint32(64).uint32(message.handOffUs);
+    }
+    if (message.tailUs !== undefined) {
+      writer.uint32(72).uint32(message.tailUs);
     }
     return writer;
   },
@@ -907,6 +1292,30 @@ export const CacheUse: MessageFns<CacheUse> = {
             }
 
             message.prefillUs = reader.uint32();
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.handedTokens = reader.uint32();
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.handOffUs = reader.uint32();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.tailUs = reader.uint32();
             continue;
           }
         }
@@ -1936,6 +2345,17 @@ export const EngineService = {
     responseSerialize: (value: EngineLoad): Buffer => Buffer.from(EngineLoad.encode(value).finish()),
     responseDeserialize: (value: Buffer): EngineLoad => EngineLoad.decode(value),
   },
+  /** Another worker computes less of a request's prompt than was promised, or more: it died, or another one took over. */
+  changeHandOff: {
+    path: "/kvtier.v1.Engine/ChangeHandOff" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: ChangeHandOffRequest): Buffer => Buffer.from(ChangeHandOffRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ChangeHandOffRequest => ChangeHandOffRequest.decode(value),
+    responseSerialize: (value: ChangeHandOffResponse): Buffer =>
+      Buffer.from(ChangeHandOffResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ChangeHandOffResponse => ChangeHandOffResponse.decode(value),
+  },
   /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
   drain: {
     path: "/kvtier.v1.Engine/Drain" as const,
@@ -1966,6 +2386,8 @@ export interface EngineServer extends UntypedServiceImplementation {
    * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
    */
   watchLoad: handleServerStreamingCall<WatchLoadRequest, EngineLoad>;
+  /** Another worker computes less of a request's prompt than was promised, or more: it died, or another one took over. */
+  changeHandOff: handleUnaryCall<ChangeHandOffRequest, ChangeHandOffResponse>;
   /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
   drain: handleUnaryCall<DrainRequest, DrainResponse>;
 }
@@ -2068,6 +2490,22 @@ export interface EngineClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<EngineLoad>;
+  /** Another worker computes less of a request's prompt than was promised, or more: it died, or another one took over. */
+  changeHandOff(
+    request: ChangeHandOffRequest,
+    callback: (error: ServiceError | null, response: ChangeHandOffResponse) => void,
+  ): ClientUnaryCall;
+  changeHandOff(
+    request: ChangeHandOffRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: ChangeHandOffResponse) => void,
+  ): ClientUnaryCall;
+  changeHandOff(
+    request: ChangeHandOffRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: ChangeHandOffResponse) => void,
+  ): ClientUnaryCall;
   /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
   drain(
     request: DrainRequest,

@@ -51,6 +51,7 @@ export interface ClientFrame {
     | { $case: "stats"; value: StatsRequest }
     | { $case: "prefetch"; value: Prefetch }
     | { $case: "cancelPrefetch"; value: CancelPrefetch }
+    | { $case: "endLoad"; value: EndLoad }
     | undefined;
 }
 
@@ -135,6 +136,16 @@ export interface Load {
   hashes: Buffer;
   /** after it the load ends with what is ready */
   deadlineMs: number;
+  /**
+   * Blocks that no tier holds yet are waited for: another engine computes them now. So long after the last block became ready, or
+   * after the load began, the wait ends with reason "awaited". 0: what is not held ends the load.
+   */
+  awaitMs?: number | undefined;
+}
+
+/** End a load early: LoadDone with what is ready, reason "cancelled"; its lease stays. Done{count}: 1, or 0 when it had ended. */
+export interface EndLoad {
+  loadId: bigint;
 }
 
 export interface Ready {
@@ -151,7 +162,7 @@ export interface Ready {
 export interface LoadDone {
   /** blocks ready, from the first on without a gap */
   loaded: number;
-  /** "" when complete, else "missing", "deadline", "corrupt", "capacity", "tier" */
+  /** "" when complete, else "missing", "deadline", "awaited", "cancelled", "corrupt", "capacity", "tier" */
   reason: string;
 }
 
@@ -312,6 +323,9 @@ export const ClientFrame: MessageFns<ClientFrame> = {
       case "cancelPrefetch":
         CancelPrefetch.encode(message.body.value, writer.uint32(106).fork()).join();
         break;
+      case "endLoad":
+        EndLoad.encode(message.body.value, writer.uint32(114).fork()).join();
+        break;
     }
     return writer;
   },
@@ -431,6 +445,14 @@ export const ClientFrame: MessageFns<ClientFrame> = {
             }
 
             message.body = { $case: "cancelPrefetch", value: CancelPrefetch.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            message.body = { $case: "endLoad", value: EndLoad.decode(reader, reader.uint32()) };
             continue;
           }
         }
@@ -1036,7 +1058,7 @@ export const TierSpan: MessageFns<TierSpan> = {
 };
 
 function createBaseLoad(): Load {
-  return { hashes: Buffer.alloc(0), deadlineMs: 0 };
+  return { hashes: Buffer.alloc(0), deadlineMs: 0, awaitMs: undefined };
 }
 
 export const Load: MessageFns<Load> = {
@@ -1046,6 +1068,9 @@ export const Load: MessageFns<Load> = {
     }
     if (message.deadlineMs !== 0) {
       writer.uint32(16).uint32(message.deadlineMs);
+    }
+    if (message.awaitMs !== undefined) {
+      writer.uint32(24).uint32(message.awaitMs);
     }
     return writer;
   },
@@ -1077,6 +1102,63 @@ export const Load: MessageFns<Load> = {
             }
 
             message.deadlineMs = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.awaitMs = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseEndLoad(): EndLoad {
+  return { loadId: 0n };
+}
+
+export const EndLoad: MessageFns<EndLoad> = {
+  encode(message: EndLoad, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.loadId !== 0n) {
+      if (BigInt.asUintN(64, message.loadId) !== message.loadId) {
+        throw new globalThis.Error("value provided for field message.loadId of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.loadId);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EndLoad {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEndLoad();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.loadId = reader.uint64() as bigint;
             continue;
           }
         }
