@@ -82,6 +82,12 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   ];
 }
 
+/**
+ * MiB of V8's young generation, of those that have many requests at a time. With its default every hundredth step of an engine with 256 requests waits 2 ms for a collection; a
+ * collection costs what has survived it, and so a larger one costs no more, only less often.
+ */
+const youngGeneration = ['--min-semi-space-size=32', '--max-semi-space-size=32'];
+
 const service = (
   name: string,
   program: string,
@@ -91,7 +97,7 @@ const service = (
   name,
   program,
   stage,
-  nodeArgs: ['--import', loader, mainOf(program)],
+  nodeArgs: [...(program === 'cache-node' ? [] : youngGeneration), '--import', loader, mainOf(program)],
   env: { KVTIER_CONFIG: JSON.stringify(config) },
 });
 
