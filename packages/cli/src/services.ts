@@ -42,8 +42,9 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   const { logLevel } = options;
   const members: CoordinatorInput['discovery'] = {
     kind: 'static',
-    workers: engines.map(({ name, node }, i) => ({
+    workers: engines.map(({ name, role, node }, i) => ({
       name,
+      role,
       address: engineAddress(i),
       node: node === undefined ? null : nodes[node]!.name,
       events: events('engine', i),
@@ -137,6 +138,6 @@ const peersOf = ({ peerPorts, runDir }: Plan, own: number): NonNullable<CacheNod
 function refuseOwn({ node }: UpOptions): void {
   for (const key of ['peers', 'kvEvents'] as const) {
     if (node[key] === undefined || node[key] === null) continue;
-    throw new KvError('CONFIG', `--node-config: with --engines kvtier up sets "${key}" itself; remove it`);
+    throw new KvError('CONFIG', `--node-config: with several engines kvtier up sets "${key}" itself; remove it`);
   }
 }
