@@ -1,7 +1,7 @@
 /** What the API server and the endpoint picker ask of the coordinator's middle: a worker for a request, now. */
-import type { Match } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
 import type { RoutedRequest } from '@kvtier/routing';
+import type { Held } from './ports.ts';
 
 export interface DispatchRequest extends RoutedRequest {
   readonly id: string;
@@ -10,6 +10,8 @@ export interface DispatchRequest extends RoutedRequest {
   readonly among: ReadonlySet<string> | undefined;
   /** Names of workers that failed on it already. */
   readonly except: ReadonlySet<string>;
+  /** prefill: a worker that computes the prompt for another one; undefined: one that takes the whole request, or its decode. */
+  readonly role?: 'prefill' | undefined;
 }
 
 /** A worker that the request is counted on from now on. `ended` must be called once, whatever happens. */
@@ -18,8 +20,8 @@ export interface Choice {
   /** Name of the policy, and its figures in one short line: for the answer's headers, logs and traces. */
   readonly policy: string;
   readonly why: string;
-  /** What the KV index said that the worker has at hand of the prompt. */
-  readonly match: Match;
+  /** What the KV index said that the worker has at hand of the prompt, and can have brought. */
+  readonly match: Held;
   firstToken(): void;
   ended(): void;
 }

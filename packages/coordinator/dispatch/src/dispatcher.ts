@@ -59,7 +59,7 @@ export class Dispatcher implements Dispatch {
   readonly #random: Random;
   readonly #lanes = new Map<string, Lane>();
   /** By number, when it was last looked. */
-  readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts'> | undefined)[] = [];
+  readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts' | 'leaning'> | undefined)[] = [];
   readonly #stopListening: () => void;
   #isStale = true;
   #waiting = 0;
@@ -103,7 +103,7 @@ export class Dispatcher implements Dispatch {
     if (signal.aborted) throw signal.reason;
     if (this.#closed) throw closing();
     this.#sync();
-    const lane = this.#lanes.get(request.model);
+    const lane = this.#lanes.get(laneOf(request.model, request.role));
     const pending = new Pending(request);
     if (lane === undefined || !lane.hasFor(pending)) throw this.#nobody(request, lane);
     const nowMs = performance.now();
@@ -242,19 +242,33 @@ export class Dispatcher implements Dispatch {
     if (!this.#hasChanged(workers)) return;
     const numbers = new Map<string, number[]>();
     const absent = new Map<string, number>();
+    const models = new Map<string, string>();
     for (const [number, worker] of workers.entries()) {
       const model = worker?.facts?.model;
       if (worker === undefined || model === undefined) continue;
-      if (takesRequests(worker)) append(numbers, model, number);
-      else absent.set(model, (absent.get(model) ?? 0) + 1);
+      for (const role of ['prefill', undefined] as const) {
+        if (!serves(worker, role)) continue;
+        const key = laneOf(model, role);
+        models.set(key, model);
+        if (takesRequests(worker)) append(numbers, key, number);
+        else absent.set(key, (absent.get(key) ?? 0) + 1);
+      }
     }
-    for (const model of [...numbers.keys(), ...absent.keys()])
-      if (!this.#lanes.has(model)) this.#lanes.set(model, new Lane(model, this.#policy, this.#late, this.#workers));
-    for (const [model, lane] of this.#lanes) {
-      lane.absent = absent.get(model) ?? 0;
-      if (lane.become(numbers.get(model) ?? []))
+    // Those that lean to prefill are better than nobody.
+    for (const [key, model] of [...models]) {
+      const whole = laneOf(model, undefined);
+      if (key === whole || numbers.has(whole)) continue;
+      models.set(whole, model);
+      const leaning = numbers.get(key)?.filter((number) => workers[number]!.record.role === 'both') ?? [];
+      if (leaning.length > 0) numbers.set(whole, leaning);
+    }
+    for (const [key, model] of models)
+      if (!this.#lanes.has(key)) this.#lanes.set(key, new Lane(model, this.#policy, this.#late, this.#workers));
+    for (const [key, lane] of this.#lanes) {
+      lane.absent = absent.get(key) ?? 0;
+      if (lane.become(numbers.get(key) ?? []))
         this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : this.#nobody(pending.request, lane)));
-      if (lane.numbers.length === 0 && lane.absent === 0) this.#lanes.delete(model);
+      if (lane.numbers.length === 0 && lane.absent === 0) this.#lanes.delete(key);
     }
   }
 
@@ -264,11 +278,13 @@ export class Dispatcher implements Dispatch {
     for (let number = 0; number < Math.max(workers.length, this.#seen.length); number++) {
       const worker = workers[number];
       const seen = this.#seen[number];
-      if (worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts) continue;
+      const isSame = worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts;
+      if (isSame && worker?.leaning === seen?.leaning) continue;
       hasChanged = true;
       if (seen !== undefined && seen.record.name !== worker?.record.name)
         for (const lane of this.#lanes.values()) lane.policy.left?.(number);
-      this.#seen[number] = worker && { record: worker.record, state: worker.state, facts: worker.facts };
+      const { record, state, facts, leaning } = worker ?? {};
+      this.#seen[number] = record && { record, state: state!, facts, leaning };
     }
     return hasChanged;
   }
@@ -299,9 +315,16 @@ export class Dispatcher implements Dispatch {
   }
 }
 
-/** A prefill worker computes for others and takes no whole request. */
-const takesRequests = ({ state, record }: Worker): boolean =>
-  state === 'ready' && !record.draining && record.role !== 'prefill';
+/** Of one model's workers, those for a role. */
+const laneOf = (model: string, role: DispatchRequest['role']): string => `${role ?? 'whole'} ${model}`;
+
+/** A prefill worker computes for others and takes no whole request; one of both roles does what it leans to. */
+function serves({ record, leaning }: Worker, role: DispatchRequest['role']): boolean {
+  if (role === undefined) return record.role !== 'prefill' && (record.role === 'decode' || leaning !== 'prefill');
+  return record.role === 'prefill' || (record.role === 'both' && (leaning === 'prefill' || leaning === 'mixed'));
+}
+
+const takesRequests = ({ state, record }: Worker): boolean => state === 'ready' && !record.draining;
 
 function append(lists: Map<string, number[]>, key: string, value: number): void {
   const list = lists.get(key);
