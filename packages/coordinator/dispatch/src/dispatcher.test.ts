@@ -4,7 +4,7 @@ import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Choice, DispatchRequest } from './choice.ts';
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts';
-import { FakeHoldings, FakeWorkers, factsOf } from './testing/index.ts';
+import { FakeHoldings, FakeWorkers, factsOf, recordOf } from './testing/index.ts';
 
 const opened: Dispatcher[] = [];
 afterEach(() => {
@@ -114,6 +114,39 @@ describe('a choice', () => {
     });
     await expect(dispatcher.choose(request({ except: new Set(['x', 'y']) }), never)).rejects.toMatchObject({
       message: 'model demo: none of its 2 workers may be chosen, after 2 failed; try again',
+    });
+  });
+
+  it('is for the role that is asked for, and where its worker leans now', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    workers.add('p').record = recordOf('p', { role: 'prefill' });
+    workers.add('d').record = recordOf('d', { role: 'decode' });
+    const both = workers.add('both');
+    const names = async (role?: 'prefill') => {
+      workers.changed();
+      const seen = new Set<string>();
+      for (let i = 0; i < 4; i++) seen.add(nameOf(await dispatcher.choose(request({ role }), never)));
+      return [...seen].sort();
+    };
+    expect([await names('prefill'), await names()]).toEqual([['p'], ['both', 'd']]);
+    both.leaning = 'prefill';
+    expect([await names('prefill'), await names()]).toEqual([['both', 'p'], ['d']]);
+    both.leaning = 'mixed';
+    expect([await names('prefill'), await names()]).toEqual([
+      ['both', 'p'],
+      ['both', 'd'],
+    ]);
+    both.leaning = 'decode';
+    expect([await names('prefill'), await names()]).toEqual([['p'], ['both', 'd']]);
+    // Nobody is turned away because of a leaning.
+    both.leaning = 'prefill';
+    workers.all[1]!.state = 'silent';
+    expect([await names('prefill'), await names()]).toEqual([['both', 'p'], ['both']]);
+    both.leaning = undefined;
+    workers.all[0]!.state = 'silent';
+    workers.changed();
+    await expect(dispatcher.choose(request({ role: 'prefill' }), never)).rejects.toMatchObject({
+      code: 'DISCONNECTED',
     });
   });
 
