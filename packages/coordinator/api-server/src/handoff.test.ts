@@ -95,7 +95,7 @@ describe('a split', () => {
     await atRest();
     expect(await metric('kvtier_handoff_decisions_total{decision="split",reason="spares-streams"}')).toBe(1);
     expect(await metric('kvtier_handoff_blocks_total{what="come"}')).toBe(100);
-    expect(await metric('kvtier_handoff_first_token_seconds_count{what="seen",decision="split"}')).toBe(1);
+    expect(await metric('kvtier_handoff_first_token_seconds_count{decision="split",what="seen"}')).toBe(1);
   });
 
   it('asks the prefill worker only once the decode worker has its room', async () => {
