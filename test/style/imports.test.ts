@@ -74,6 +74,14 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'base/wire',
     'coordinator/dispatch',
     'coordinator/kv-index',
+    'coordinator/pod-handoff',
+    'coordinator/registry',
+  ],
+  'coordinator/pod-handoff': [
+    'base/config',
+    'base/errors',
+    'base/telemetry',
+    'coordinator/dispatch',
     'coordinator/registry',
   ],
   'coordinator/endpoint-picker': [
@@ -83,6 +91,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'base/wire',
     'coordinator/dispatch',
     'coordinator/kv-index',
+    'coordinator/pod-handoff',
     'coordinator/registry',
   ],
   'coordinator/coordinator': [
@@ -94,6 +103,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/dispatch',
     'coordinator/endpoint-picker',
     'coordinator/kv-index',
+    'coordinator/pod-handoff',
     'coordinator/registry',
     'coordinator/routing',
   ],

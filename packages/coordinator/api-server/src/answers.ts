@@ -13,6 +13,7 @@ import { setMaxListeners } from 'node:events';
 import { setImmediate } from 'node:timers/promises';
 import type { Choice, Dispatch } from '@kvtier/dispatch';
 import type { Keys } from '@kvtier/kv-index';
+import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { CacheUse, GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { Detokenizer } from './detokenizer.ts';
 import type { Engines } from './engines.ts';
@@ -67,6 +68,8 @@ export interface Workplace {
   readonly dispatch: Dispatch;
   readonly engines: Engines;
   readonly tries: TryLimits;
+  /** Prefill and decode apart, for pods with OpenAI's API. */
+  readonly pods: PodHandOff;
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(model: string): ReadonlySet<string> | undefined;
 }

@@ -12,6 +12,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
+import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Logger } from '@kvtier/telemetry';
 import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import { Bodies, Body } from './bodies.ts';
@@ -39,6 +40,8 @@ export interface ApiServerOptions {
   readonly media?: readonly string[];
   /** What is less than it should be, a word each, for the answers' headers. Called for each request. */
   readonly degraded?: () => readonly string[];
+  /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
+  readonly pods?: PodHandOff;
   /** More of the coordinator for /health, by name. */
   readonly parts?: () => Readonly<Record<string, unknown>>;
   /** More of the coordinator for /metrics, in Prometheus' text form. */
@@ -139,7 +142,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const metrics = new RequestMetrics();
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
-  const place = { dispatch, engines, among, tries: { maxTries, withinMs } };
+  const pods = options.pods ?? new PodHandOff({ dispatch, pods: engines });
+  const place = { dispatch, engines, among, pods, tries: { maxTries, withinMs } };
   const generation = new Generation({ models, place, text, degraded, media, metrics, logger, maxRunning, unreadMs });
   const app = createApp(limits, metrics, logger);
   const closeIdle = trackConnections(app);

@@ -14,6 +14,9 @@ export class Placed {
   readonly #media: readonly string[];
   readonly #choices: Choice[] = [];
   #retries = 0;
+  /** What was decided of prefill and decode apart, and the words of what was less than it should be. */
+  #handOff: string | undefined;
+  #less: string | undefined;
 
   /** `media`: names of the KV index's media by their numbers. */
   constructor(degraded: readonly string[], media: readonly string[]) {
@@ -30,9 +33,19 @@ export class Placed {
     this.#choices.pop();
   }
 
+  /** `text`: "split P=NAME; why=…" or "none; why=…". `less`: a word for `x-kvtier-degraded`. */
+  handedOff(text: string, less?: string): void {
+    this.#handOff = text;
+    this.#less = less ?? this.#less;
+  }
+
   headers(): Record<string, string> {
     const [first] = this.#choices;
-    const degraded = this.#retries > 0 ? [...this.#degraded, 'retried'] : this.#degraded;
+    const degraded = [
+      ...this.#degraded,
+      ...(this.#less === undefined ? [] : [this.#less]),
+      ...(this.#retries > 0 ? ['retried'] : []),
+    ];
     return {
       ...(first && {
         'x-kvtier-worker': plain([...new Set(this.#choices.map(({ worker }) => worker.record.name))].join(', ')),
@@ -40,6 +53,7 @@ export class Placed {
         'x-kvtier-why': plain(first.why),
         'x-kvtier-held': plain(heldOf(first, this.#media)),
       }),
+      ...(this.#handOff !== undefined && { 'x-kvtier-handoff': plain(this.#handOff) }),
       ...(degraded.length > 0 && { 'x-kvtier-degraded': plain(degraded.join(', ')) }),
       ...(this.#retries > 0 && { 'x-kvtier-retries': String(this.#retries) }),
     };

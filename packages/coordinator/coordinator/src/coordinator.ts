@@ -9,6 +9,7 @@ import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
+import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
@@ -36,17 +37,18 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     late: { ...lateBindingDefaults, maxHeld: routing.maxWaiting },
     maxWaitMs: routing.maxWaitMs,
   });
+  const pods = new PodHandOff({ dispatch, pods: fleet, config: config.podHandOff });
   const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
   let picker: EndpointPicker | undefined;
   const made = makeApiServer({
-    ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
+    ...{ host, port, engines: fleet, dispatch, pods, logger, tokenizers },
     media: Indexes.media,
     degraded: () => [
       ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
       ...(indexes.guesses ? ['index'] : []),
     ],
     parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
-    moreMetrics: async () => `${await metrics.text()}${(await picker?.metrics()) ?? ''}`,
+    moreMetrics: async () => `${await metrics.text()}${await pods.metrics.text()}${(await picker?.metrics()) ?? ''}`,
   });
   const end = async (): Promise<void> => {
     await Promise.all([picker?.close(), made.close()]);
@@ -63,7 +65,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     if (config.endpointPicker !== null) {
       const isReady = (): boolean => fleet.isListed;
       const workers = () => fleet.workers();
-      picker = await startEndpointPicker({ config: config.endpointPicker, dispatch, workers, reader, isReady, logger });
+      const parts = { dispatch, workers, reader, pods, isReady, logger };
+      picker = await startEndpointPicker({ config: config.endpointPicker, ...parts });
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');
     }
