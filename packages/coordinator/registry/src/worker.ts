@@ -8,8 +8,8 @@ import type { WorkerRecord } from '@kvtier/config';
 export type WorkerState = 'joining' | 'ready' | 'draining' | 'silent' | 'refused';
 
 /**
- * What a worker of role `both` is for just now, for new requests alone: prefill for others, whole requests and decode, or both. Who plans
- * says it (@kvtier/planner); undefined: nobody has, and it takes whole requests.
+ * What a worker of role `both` is for just now, for new requests alone: prefill for others, whole requests and decode, or both. The planner
+ * says it; undefined: nobody has, and it takes whole requests.
  */
 export type Leaning = 'prefill' | 'decode' | 'mixed';
 
