@@ -229,6 +229,17 @@ describe('what ends a load that waits', () => {
     expect(bench.store.stats().counters['namespaces.open']).toBe(0);
   });
 
+  it('a full arena, wherever in the chain it shows first', async () => {
+    const bench = new Bench(1, {}, { lower: ['peer'] });
+    const engine = bench.engine();
+    engine.holdings.reserve(null, chain('y', 1));
+    const view = viewOf(engine, engine.load(chain('x', 4), longMs, 100));
+    for (const index of [2, 3, 0]) bench.disk.put(engine.namespace, chain('x', 1, index));
+    await settled();
+    expect(view).toMatchObject({ loaded: 0, reason: 'capacity' });
+    expect(awaited(bench)).toBe(0);
+  });
+
   it('its bounds: of a session, of the node, and of what a session may lease', async () => {
     const bench = new Bench(16, { maxAwaitedBlocks: 3, maxAwaitedInAll: 5, maxLeasedBytes: 4 });
     const [a, b, c] = [bench.engine(), bench.engine(), bench.engine()];
