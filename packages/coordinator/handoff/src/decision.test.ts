@@ -1,7 +1,8 @@
 /** The decision against what must hold of it, whatever the figures; and by hand for the few that a person can compute. */
-import fc from 'fast-check';
+
 import { splitModes } from '@kvtier/config';
 import { maxMedia } from '@kvtier/kv-index';
+import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { type Decision, decide, handOffReasons, lineOf, type Question, type Side } from './decision.ts';
 
@@ -17,7 +18,13 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
     ...{ number, name: `w${number}`, role: 'both', isReady: true, revision: '', identity: 'same', node: `n${number}` },
     ...{ legs: 0, waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, totalBlocks: 100_000, waitingBlocks: 0 },
     ...{ freedBlocksPerS: 0, maxRunning: undefined, loadAheadS: 0, prefillTokensPerS: 1_000, stepS: 0.01 },
-    ...{ stepPerRequestS: 0.001, loadBlocksPerS: [0, 0, 0, 1_000], match: matchOf(held), remoteBlocks: 0, remoteMedium: 0 },
+    ...{
+      stepPerRequestS: 0.001,
+      loadBlocksPerS: [0, 0, 0, 1_000],
+      match: matchOf(held),
+      remoteBlocks: 0,
+      remoteMedium: 0,
+    },
     ...more,
   };
 };
@@ -70,7 +77,11 @@ const questions = fc
     legsLeft: fc.integer({ min: 0, max: 3 }),
   })
   .map(({ decode, others, ...more }) =>
-    question({ ...more, decode: side(0, { ...decode, isReady: true }), others: others.map((one, i) => side(i + 1, one)) }),
+    question({
+      ...more,
+      decode: side(0, { ...decode, isReady: true }),
+      others: others.map((one, i) => side(i + 1, one)),
+    }),
   );
 
 const worse = (a: Decision, b: Decision): boolean =>
@@ -92,7 +103,11 @@ describe('whatever the figures', () => {
         const { prefill, blocks } = split;
         const { decode } = asked;
         expect(asked.others).toContain(prefill);
-        expect([prefill.isReady, prefill.role === 'decode', prefill.legs < asked.legsPerWorker]).toEqual([true, false, true]);
+        expect([prefill.isReady, prefill.role === 'decode', prefill.legs < asked.legsPerWorker]).toEqual([
+          true,
+          false,
+          true,
+        ]);
         expect([prefill.revision, prefill.identity]).toEqual([decode.revision, decode.identity]);
         expect(prefill.node === null || decode.node === null || asked.legsLeft === 0).toBe(false);
         expect(blocks).toBeGreaterThan(decode.match.blocks);
@@ -200,7 +215,8 @@ describe('by hand', () => {
 
   it('a worker both takes prompts of others as far as its own streams’ target allows', () => {
     const decode = running(3);
-    const one = (count: number, itlS: number) => decide(question({ decode, others: [side(1, { running: count })], itlS }));
+    const one = (count: number, itlS: number) =>
+      decide(question({ decode, others: [side(1, { running: count })], itlS }));
     expect(one(1, 0.05).split?.slowed).toBe(1);
     expect(one(4, 0.05)).toMatchObject({ reason: 'alone' });
     expect(one(1, 1)).toMatchObject({ split: { slowed: 0 } });
@@ -209,7 +225,8 @@ describe('by hand', () => {
   it('where the link is the bottleneck, fewer blocks travel, and the decode side computes the rest', () => {
     const decode = side(0, { tokensAhead: 500 });
     const others = [side(1, { held: 100 })];
-    const blocksAt = (linkBlocksPerS: number) => decide(question({ decode, others, linkBlocksPerS, ttftS: 10 })).split?.blocks;
+    const blocksAt = (linkBlocksPerS: number) =>
+      decide(question({ decode, others, linkBlocksPerS, ttftS: 10 })).split?.blocks;
     expect(blocksAt(10_000)).toBe(100);
     // A block takes 16 ms to compute and 20 ms to travel; the decode side begins in 0.5 s anyway: 25 travel until then.
     expect(blocksAt(50)).toBe(25);
