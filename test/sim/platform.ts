@@ -26,6 +26,12 @@ const longestTimerMs = 2 ** 31 - 1;
 /** What setTimeout and setInterval return. */
 class VirtualTimer {
   entry: Entry | undefined;
+  /** Begins anew. */
+  again: () => void = () => {};
+  refresh(): this {
+    this.again();
+    return this;
+  }
   ref(): this {
     return this;
   }
@@ -46,7 +52,11 @@ function timerPatches(world: World): Patch[] {
   };
   const setTimeout = (fn: (...args: unknown[]) => void, ms = 1, ...args: unknown[]): VirtualTimer => {
     const timer = new VirtualTimer();
-    timer.entry = world.schedule(clamp(ms) * 1000, 'timer', () => fn(...args));
+    timer.again = () => {
+      clear(timer);
+      timer.entry = world.schedule(clamp(ms) * 1000, 'timer', () => fn(...args));
+    };
+    timer.again();
     return timer;
   };
   const setInterval = (fn: (...args: unknown[]) => void, ms = 1, ...args: unknown[]): VirtualTimer => {
@@ -133,6 +143,13 @@ export function install(world: World, { arenas, disks, redis, s3 }: Servers): ()
       Object.entries(redis.pool).map(([name, value]): Patch => [pool, name, value]),
     ),
   ];
+  return exchange(patches);
+}
+
+/** Timers, clocks and randomness alone: for worlds without cache nodes. */
+export const installTime = (world: World): (() => void) => exchange(timerPatches(world));
+
+function exchange(patches: readonly Patch[]): () => void {
   const before = patches.map(([object, name]) => Object.getOwnPropertyDescriptor(object, name));
   for (const [object, name, value] of patches) {
     Object.defineProperty(object, name, { value, configurable: true, writable: true, enumerable: true });

@@ -1,31 +1,48 @@
 /**
  * npm run sim -- --seed N [--steps M] [--verbose] | --seeds A..B [--steps M]: replay one world, or run many. Exit code 0 only if
  * no law was broken. A failure prints the seed, the event, and what happened before it. With --feed: the events of a cluster for
- * --minutes M, and what a router's index makes of them.
+ * --minutes M, and what a router's index makes of them. With --handoff: prefill and decode apart.
  */
 import { parseArgs } from 'node:util';
+import { defaultHandOffSteps, simulateHandOffs } from './handoff-simulation.ts';
 import { runFeed } from './run-feed.ts';
 import { defaultSteps, type SimResult, simulate } from './simulation.ts';
 
 const usage =
   'usage: npm run sim -- --seed N [--steps M] [--verbose]    replay one world\n' +
   '       npm run sim -- --seeds A..B [--steps M]           run many\n' +
+  '       npm run sim -- --handoff --seeds A..B             prefill and decode apart\n' +
   '       npm run sim -- --feed --seeds A..B [--minutes M]  events of a cluster, into a router\n';
 
 export async function main(args: readonly string[]): Promise<number> {
-  let values: { seed?: string; seeds?: string; steps?: string; verbose?: boolean; feed?: boolean; minutes?: string };
+  let values: {
+    seed?: string;
+    seeds?: string;
+    steps?: string;
+    verbose?: boolean;
+    feed?: boolean;
+    minutes?: string;
+    handoff?: boolean;
+  };
   try {
     const options = { seed: { type: 'string' }, seeds: { type: 'string' }, steps: { type: 'string' } } as const;
     ({ values } = parseArgs({
       args: [...args],
-      options: { ...options, verbose: { type: 'boolean' }, feed: { type: 'boolean' }, minutes: { type: 'string' } },
+      options: {
+        ...options,
+        verbose: { type: 'boolean' },
+        feed: { type: 'boolean' },
+        minutes: { type: 'string' },
+        handoff: { type: 'boolean' },
+      },
     }));
   } catch (error) {
     process.stderr.write(`sim: ${(error as Error).message}\n${usage}`);
     return 2;
   }
   const range = /^(\d+)(?:\.\.(\d+))?$/.exec(values.seeds ?? values.seed ?? '');
-  const steps = Number(values.steps ?? defaultSteps);
+  const isHandOff = values.handoff === true;
+  const steps = Number(values.steps ?? (isHandOff ? defaultHandOffSteps : defaultSteps));
   if (range === null || !(steps >= 0)) {
     process.stderr.write(usage);
     return 2;
@@ -38,12 +55,12 @@ export async function main(args: readonly string[]): Promise<number> {
   const tally: Record<string, number> = {};
   const startMs = performance.now();
   for (let seed = first; seed <= last; seed++) {
-    const result = await simulate({ seed, steps, verbose: values.verbose ?? false });
+    const result = await (isHandOff ? simulateHandOffs : simulate)({ seed, steps, verbose: values.verbose ?? false });
     events += result.steps;
     for (const [name, count] of Object.entries(result.tally)) tally[name] = (tally[name] ?? 0) + count;
     if (values.verbose) process.stdout.write(`${result.lines.join('\n')}\n`);
     if (result.failure !== undefined) failed++;
-    if (result.failure !== undefined || first === last) report(result, values.verbose ?? false, steps);
+    if (result.failure !== undefined || first === last) report(result, values.verbose ?? false, steps, isHandOff);
   }
   const seconds = ((performance.now() - startMs) / 1000).toFixed(1);
   if (first === last || values.verbose) process.stdout.write(`${table(tally)}\n`);
@@ -53,7 +70,12 @@ export async function main(args: readonly string[]): Promise<number> {
   return failed === 0 ? 0 : 1;
 }
 
-function report({ seed, failure, steps, digest, lines }: SimResult, verbose: boolean, asked: number): void {
+function report(
+  { seed, failure, steps, digest, lines }: SimResult,
+  verbose: boolean,
+  asked: number,
+  isHandOff: boolean,
+): void {
   if (failure === undefined) {
     process.stdout.write(`seed ${seed}: kept all laws; ${steps} events, digest ${digest}\n`);
     return;
@@ -61,7 +83,9 @@ function report({ seed, failure, steps, digest, lines }: SimResult, verbose: boo
   const shortest = Math.min(asked, steps);
   process.stdout.write(`seed ${seed}: event ${steps}: ${failure}\n`);
   if (!verbose) process.stdout.write(`${lines.join('\n')}\n`);
-  process.stdout.write(`again: npm run sim -- --seed ${seed} --steps ${shortest} --verbose\n`);
+  process.stdout.write(
+    `again: npm run sim -- ${isHandOff ? '--handoff ' : ''}--seed ${seed} --steps ${shortest} --verbose\n`,
+  );
 }
 
 function table(tally: Readonly<Record<string, number>>): string {

@@ -3,7 +3,9 @@ import { expect, it } from 'vitest';
 import { namesIn } from './docs.ts';
 import { read } from './tree.ts';
 
-const api = ['api-server', 'coordinator'].map((room) => read(`packages/coordinator/${room}/src/metrics.ts`)).join('');
+const api = ['api-server', 'coordinator', 'handoff']
+  .map((room) => read(`packages/coordinator/${room}/src/metrics.ts`))
+  .join('');
 const fleet = read('packages/coordinator/registry/src/fleet-metrics.ts');
 const worker = read('packages/engine/worker/src/metrics.ts');
 const feed = read('packages/coordinator/kv-index/src/feed/metrics.ts');

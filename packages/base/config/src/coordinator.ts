@@ -21,6 +21,9 @@ export const routingPolicyNames = [
   'sticky',
 ] as const;
 
+/** As packages/coordinator/handoff names them. */
+export const splitModes = ['predicted', 'always', 'never'] as const;
+
 export const coordinatorSchema = z.strictObject({
   host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
   port: z.number().int().min(0).max(65535),
@@ -36,6 +39,35 @@ export const coordinatorSchema = z.strictObject({
       /** Requests that wait in front of the workers at most, and for how long. */
       maxWaiting: z.number().int().min(1).max(65_536).default(4_096),
       maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
+    })
+    .prefault({}),
+  /** Whether another worker computes a request's prompt (docs/handoff.md). */
+  handoff: z
+    .strictObject({
+      /** predicted: where that is expected to pay. */
+      split: z.enum(splitModes).default('predicted'),
+      /** Without a worker for one of both roles the other one serves all of a request; false: it is refused (503). */
+      fallback: z.boolean().default(true),
+      /** Targets that a split is weighed by: to the first token, between two tokens. */
+      ttftMs: z.number().int().min(1).max(600_000).default(2_000),
+      itlMs: z.number().int().min(1).max(60_000).default(50),
+      /** Prompt tokens that an engine computes in one step (`maxStepTokens` of the engine workers). */
+      stepTokens: z.number().int().min(16).max(1_048_576).default(512),
+      /** A prefill worker without another block for so long is given up. */
+      stallMs: z.number().int().min(50).max(60_000).default(1_000),
+      /** A decode worker waits for blocks so long in all. */
+      deadlineMs: z.number().int().min(100).max(600_000).default(60_000),
+      /** Prefill workers that are asked one after another for one prompt. */
+      tries: z.number().int().min(1).max(16).default(2),
+      /** Prompts that are computed for others at once, in all and by one worker. */
+      maxLegs: z.number().int().min(1).max(65_536).default(1_024),
+      maxLegsPerWorker: z.number().int().min(1).max(65_536).default(64),
+    })
+    .prefault({}),
+  admission: z
+    .strictObject({
+      /** A request whose first token would come later is refused (429), unless it names its own limit; null: none is. */
+      ttftMs: z.number().int().min(1).max(600_000).nullable().default(null),
     })
     .prefault({}),
   index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),

@@ -16,6 +16,7 @@ export {
   type CoordinatorInput,
   coordinatorSchema,
   routingPolicyNames,
+  splitModes,
 } from './coordinator.ts';
 export {
   type DiscoveryConfig,

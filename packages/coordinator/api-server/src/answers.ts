@@ -11,8 +11,10 @@
 import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { setImmediate } from 'node:timers/promises';
-import type { Choice, Dispatch } from '@kvtier/dispatch';
+import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import type { HandedOff, HandOffs } from '@kvtier/handoff';
 import type { Keys } from '@kvtier/kv-index';
+import type { OnEvent } from '@kvtier/registry';
 import type { CacheUse, GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { Detokenizer } from './detokenizer.ts';
 import type { Engines } from './engines.ts';
@@ -60,12 +62,23 @@ export interface Plan {
   readonly keys: readonly Keys[];
   readonly params: GenerationParams;
   readonly defaultMaxTokens: number;
+  /** performance.now() */
+  readonly arrivedMs: number;
+  readonly targets: Targets;
+}
+
+/** What a client wants, in milliseconds; undefined: it does not say. */
+export interface Targets {
+  readonly ttftMs: number | undefined;
+  readonly itlMs: number | undefined;
 }
 
 /** Where answers come from. */
 export interface Workplace {
   readonly dispatch: Dispatch;
   readonly engines: Engines;
+  /** Has other workers compute prompts where that pays; undefined: nobody does. */
+  readonly handOffs: Pick<HandOffs, 'follow'> | undefined;
   readonly tries: TryLimits;
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(model: string): ReadonlySet<string> | undefined;
@@ -76,6 +89,8 @@ export interface AnswersListener {
   delta(delta: Delta): void | Promise<void>;
   /** A worker was chosen; `moved`: for an answer that has begun elsewhere. */
   chosen(choice: Choice, moved: boolean): void;
+  /** Who computes the chosen worker's prompt; told again when that changes. */
+  handedOff(choice: Choice, state: HandedOff): void;
   /** A worker failed; the answer is tried at another. */
   retried(error: unknown): void;
 }
@@ -132,6 +147,8 @@ export async function runAnswers(
   return totals;
 }
 
+type Routed = Omit<DispatchRequest, 'except'>;
+
 class Answer {
   readonly #place: Workplace;
   readonly #plan: Plan;
@@ -179,11 +196,12 @@ class Answer {
     const tries = new Tries(dispatch, engines, limits);
     for (;;) {
       const request = this.#rest();
-      const choice = await tries.next(this.#routed(request), signal);
+      const routed = this.#routed(request);
+      const choice = await tries.next(routed, signal);
       try {
         this.#listener.chosen(choice, !this.#isFirst);
         if (!this.#isFirst) this.#totals.moves++;
-        await this.#follow(choice, request, tries, signal);
+        await this.#follow(choice, routed, request, tries, signal);
         return;
       } catch (error) {
         tries.failed(error, choice, signal);
@@ -197,9 +215,9 @@ class Answer {
   }
 
   /** Reads one worker's stream to its end. */
-  #follow(choice: Choice, request: GenerateRequest, tries: Tries, signal: AbortSignal): Promise<void> {
+  #follow(choice: Choice, routed: Routed, request: GenerateRequest, tries: Tries, signal: AbortSignal): Promise<void> {
     let hasToken = false;
-    return this.#place.engines.follow(choice.worker.number, request, signal, (event) => {
+    const onEvent: OnEvent = (event) => {
       if (!hasToken) {
         choice.firstToken();
         tries.progressed();
@@ -210,7 +228,12 @@ class Answer {
       if (!this.#hasStopped) return told;
       // Nothing more is wanted: that cancels the call.
       return told === undefined ? false : told.then(() => false as const);
-    });
+    };
+    const { engines, handOffs } = this.#place;
+    if (handOffs === undefined) return engines.follow(choice.worker.number, request, signal, onEvent);
+    const { arrivedMs, targets } = this.#plan;
+    const asked = { ...routed, arrivedMs, ...targets, hasBegun: !this.#isFirst };
+    return handOffs.follow(choice, asked, request, signal, onEvent, (state) => this.#listener.handedOff(choice, state));
   }
 
   /** A stop string was found. */
@@ -255,8 +278,8 @@ class Answer {
     };
   }
 
-  #routed({ requestId, promptTokenIds, maxTokens }: GenerateRequest) {
-    const { model, params } = this.#plan;
+  #routed({ requestId, promptTokenIds, maxTokens }: GenerateRequest): Routed {
+    const { model, params, arrivedMs, targets } = this.#plan;
     return {
       id: requestId,
       model: model.name,
@@ -266,6 +289,7 @@ class Answer {
       maxTokens,
       keys: this.#keys,
       session: params.session,
+      firstTokenByMs: targets.ttftMs === undefined || !this.#isFirst ? undefined : arrivedMs + targets.ttftMs,
     };
   }
 

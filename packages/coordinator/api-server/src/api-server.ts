@@ -12,6 +12,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
+import type { HandOffs } from '@kvtier/handoff';
 import type { Logger } from '@kvtier/telemetry';
 import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import { Bodies, Body } from './bodies.ts';
@@ -33,6 +34,10 @@ export interface ApiServerOptions {
   /** The workers, and who chooses among them; their owner closes them. */
   readonly engines: Engines;
   readonly dispatch: Dispatch;
+  /** Has other workers compute prompts where that pays; undefined: nobody does. */
+  readonly handOffs?: Pick<HandOffs, 'follow'>;
+  /** Until the first token of a request that does not say so itself: refused when it would come later. undefined: never. */
+  readonly ttftMs?: number | undefined;
   /** Folder of tokenizer and chat template by model name, for models whose workers do not say it. */
   readonly tokenizers?: Readonly<Record<string, string>>;
   /** Names of the KV index's media, by their numbers. */
@@ -139,8 +144,10 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const metrics = new RequestMetrics();
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
-  const place = { dispatch, engines, among, tries: { maxTries, withinMs } };
-  const generation = new Generation({ models, place, text, degraded, media, metrics, logger, maxRunning, unreadMs });
+  const { handOffs, ttftMs } = options;
+  const place = { dispatch, engines, handOffs, among, tries: { maxTries, withinMs } };
+  const shared = { models, place, text, degraded, media, metrics, logger };
+  const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
   const app = createApp(limits, metrics, logger);
   const closeIdle = trackConnections(app);
   addRoutes(app, {

@@ -11,7 +11,7 @@ import { randomUUID } from 'node:crypto';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { type Delta, type Plan, runAnswers, type Totals, type Workplace } from './answers.ts';
+import { type Delta, type Plan, runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
 import { bodyOf } from './bodies.ts';
 import { HttpError, toHttpError } from './errors.ts';
 import { forward } from './forwarding.ts';
@@ -21,6 +21,7 @@ import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
 import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageChunk, wholeReply } from './replies.ts';
 import { EventStream } from './sse.ts';
+import { targetsOf } from './targets.ts';
 import type { TextPool } from './text-pool.ts';
 import type { Understood, UnderstoodPrompts } from './understand.ts';
 
@@ -50,6 +51,8 @@ export interface GenerationOptions {
   readonly media: readonly string[];
   readonly metrics: RequestMetrics;
   readonly logger: Logger;
+  /** Until the first token of a request that does not say so itself; undefined: as late as it comes. */
+  readonly ttftMs: number | undefined;
   /** Answers generated at once, of all requests; more are refused with 429. */
   readonly maxRunning: number;
   /** A client that takes nothing of its stream for so long is cut off. */
@@ -97,6 +100,7 @@ export class Generation {
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);
     try {
+      const targets = targetsOf(request.headers, this.#options.ttftMs);
       const body = await this.#understand(endpoint, request, abort.signal);
       // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
       const requestId = randomUUID();
@@ -106,7 +110,7 @@ export class Generation {
           this.#forward(request, reply, requestId, body, placed, arrivedMs, abort.signal),
         );
       }
-      const job = this.#job(endpoint, requestId, body, placed, arrivedMs, abort.signal);
+      const job = this.#job(endpoint, requestId, body, placed, arrivedMs, targets, abort.signal);
       return await this.#counted(job.echoes.length, () =>
         body.params.stream ? this.#stream(job, reply) : this.#collect(job, reply),
       );
@@ -141,6 +145,7 @@ export class Generation {
     { model: name, params, prompts, keys, echoes }: UnderstoodPrompts,
     placed: Placed,
     arrivedMs: number,
+    targets: Targets,
     signal: AbortSignal,
   ): Job {
     const model = this.#options.models.get(name);
@@ -149,7 +154,7 @@ export class Generation {
     const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
     return {
       endpoint,
-      plan: { requestId, model, prompts, keys, params, defaultMaxTokens },
+      plan: { requestId, model, prompts, keys, params, defaultMaxTokens, arrivedMs, targets },
       head: {
         id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
         created: Math.floor(Date.now() / 1000),
@@ -279,6 +284,7 @@ export class Generation {
           'an answer that had begun goes on at another worker',
         );
       },
+      handedOff: (choice, state) => job.placed.handedOff(choice, state),
       retried: (error) => {
         job.placed.retried();
         metrics.countRetry(error);

@@ -3,6 +3,7 @@
  * As of the moment they are written, which is an answer's first token.
  */
 import type { Choice } from '@kvtier/dispatch';
+import type { HandedOff } from '@kvtier/handoff';
 
 /** Of a request with many prompts, so many of its workers are named. */
 const maxNamed = 8;
@@ -13,6 +14,7 @@ export class Placed {
   readonly #degraded: readonly string[];
   readonly #media: readonly string[];
   readonly #choices: Choice[] = [];
+  readonly #handedOff = new Map<Choice, HandedOff>();
   #retries = 0;
 
   /** `media`: names of the KV index's media by their numbers. */
@@ -25,6 +27,11 @@ export class Placed {
     if (this.#choices.length < maxNamed) this.#choices.push(choice);
   }
 
+  /** Who computes its prompt; of the choices that are named. */
+  handedOff(choice: Choice, state: HandedOff): void {
+    if (this.#choices.includes(choice)) this.#handedOff.set(choice, state);
+  }
+
   retried(): void {
     this.#retries++;
     this.#choices.pop();
@@ -32,7 +39,13 @@ export class Placed {
 
   headers(): Record<string, string> {
     const [first] = this.#choices;
-    const degraded = this.#retries > 0 ? [...this.#degraded, 'retried'] : this.#degraded;
+    const handedOff = this.#choices.flatMap((choice) => this.#handedOff.get(choice) ?? []);
+    const prefills = new Set(handedOff.flatMap(({ prefill }) => prefill ?? []));
+    const degraded = [
+      ...this.#degraded,
+      ...new Set(handedOff.flatMap(({ degraded: why }) => why ?? [])),
+      ...(this.#retries > 0 ? ['retried'] : []),
+    ];
     return {
       ...(first && {
         'x-kvtier-worker': plain([...new Set(this.#choices.map(({ worker }) => worker.record.name))].join(', ')),
@@ -40,6 +53,8 @@ export class Placed {
         'x-kvtier-why': plain(first.why),
         'x-kvtier-held': plain(heldOf(first, this.#media)),
       }),
+      ...(handedOff.length > 0 && { 'x-kvtier-handoff': plain(handedOff[0]!.line) }),
+      ...(prefills.size > 0 && { 'x-kvtier-prefill-worker': plain([...prefills].join(', ')) }),
       ...(degraded.length > 0 && { 'x-kvtier-degraded': plain(degraded.join(', ')) }),
       ...(this.#retries > 0 && { 'x-kvtier-retries': String(this.#retries) }),
     };

@@ -5,7 +5,7 @@
  * `withinMs` from the first of them on. So long it also waits for a worker to come, when none is left. Each token that comes is a new
  * beginning.
  */
-import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import { type Choice, type Dispatch, type DispatchRequest, Saturated } from '@kvtier/dispatch';
 import { KvError, type KvErrorCode } from '@kvtier/errors';
 import type { Engines } from './engines.ts';
 
@@ -75,7 +75,8 @@ export class Tries {
     const nowMs = performance.now();
     if (this.#failure === undefined) this.#untilMs = nowMs + this.#limits.withinMs;
     this.#failure = error;
-    if (error.code !== 'BUSY') this.#count++;
+    // One that is in time nowhere it was tried is not asked of all.
+    if (error.code !== 'BUSY' || error instanceof Saturated) this.#count++;
     if (this.#count >= this.#limits.maxTries || nowMs >= this.#untilMs) throw error;
     this.#except = new Set([...this.#except, worker.record.name]);
   }

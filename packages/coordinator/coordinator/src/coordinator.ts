@@ -3,12 +3,13 @@
  *
  *     discovery ─► fleet (who is alive, how loaded) ──┐
  *     KV events ─► indexes (who holds what), by model ├─► dispatcher (who gets it) ─┬─► API server
- *                                                                                 └─► endpoint picker, for gateways
+ *                                                     │  hand-offs (who computes its prompt) ◄─┘  └─► endpoint picker, for gateways
  */
 import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
+import { HandOffs } from '@kvtier/handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
@@ -25,7 +26,7 @@ export interface Coordinator {
 
 /** @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
-  const { routing, index, access, host, port, tokenizers } = config;
+  const { routing, handoff, admission, index, access, host, port, tokenizers } = config;
   const discovery = discoveryOf(config);
   const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
   const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, logger });
@@ -35,18 +36,22 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     policy: routing.policy,
     late: { ...lateBindingDefaults, maxHeld: routing.maxWaiting },
     maxWaitMs: routing.maxWaitMs,
+    prefillServes: handoff.fallback,
   });
+  const handOffs = new HandOffs({ engines: fleet, holdings: indexes, limits: handoff, logger });
   const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
   let picker: EndpointPicker | undefined;
   const made = makeApiServer({
-    ...{ host, port, engines: fleet, dispatch, logger, tokenizers },
+    ...{ host, port, engines: fleet, dispatch, handOffs, logger, tokenizers },
+    ttftMs: admission.ttftMs ?? undefined,
     media: Indexes.media,
     degraded: () => [
       ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
       ...(indexes.guesses ? ['index'] : []),
     ],
     parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
-    moreMetrics: async () => `${await metrics.text()}${(await picker?.metrics()) ?? ''}`,
+    moreMetrics: async () =>
+      `${await metrics.text()}${await handOffs.metrics.text()}${(await picker?.metrics()) ?? ''}`,
   });
   const end = async (): Promise<void> => {
     await Promise.all([picker?.close(), made.close()]);

@@ -2,6 +2,7 @@
 import type { Match } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
 import type { RoutedRequest } from '@kvtier/routing';
+import type { Share } from './ports.ts';
 
 export interface DispatchRequest extends RoutedRequest {
   readonly id: string;
@@ -10,6 +11,8 @@ export interface DispatchRequest extends RoutedRequest {
   readonly among: ReadonlySet<string> | undefined;
   /** Names of workers that failed on it already. */
   readonly except: ReadonlySet<string>;
+  /** performance.now() until which its first token is wanted; undefined: whenever it comes. Nobody waits in the queue beyond it. */
+  readonly firstTokenByMs?: number | undefined;
 }
 
 /** A worker that the request is counted on from now on. `ended` must be called once, whatever happens. */
@@ -20,6 +23,8 @@ export interface Choice {
   readonly why: string;
   /** What the KV index said that the worker has at hand of the prompt. */
   readonly match: Match;
+  /** What it adds to the worker's load until its end: `Worker.load` has it in it. */
+  readonly share: Share;
   firstToken(): void;
   ended(): void;
 }

@@ -17,6 +17,7 @@ export class Chosen implements Choice {
   readonly policy: string;
   readonly why: string;
   readonly match: Match;
+  readonly share: Share;
   readonly #told: Told;
   #hasFirstToken = false;
   #hasEnded = false;
@@ -25,6 +26,7 @@ export class Chosen implements Choice {
     this.worker = worker;
     this.policy = policy;
     this.match = state.match;
+    this.share = share;
     this.why = whyOf(pending, state, share);
     this.#told = told;
   }

@@ -34,6 +34,8 @@ export interface DispatcherOptions {
   /** Longest wait in the queue. */
   readonly maxWaitMs?: number;
   readonly random?: Random;
+  /** Workers that compute prompts for others serve whole requests while no other worker of their model is ready; default true. */
+  readonly prefillServes?: boolean;
 }
 
 export interface DispatchStats {
@@ -57,6 +59,7 @@ export class Dispatcher implements Dispatch {
   readonly #late: LateBindingOptions;
   readonly #maxWaitMs: number;
   readonly #random: Random;
+  readonly #prefillServes: boolean;
   readonly #lanes = new Map<string, Lane>();
   /** By number, when it was last looked. */
   readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts'> | undefined)[] = [];
@@ -77,6 +80,7 @@ export class Dispatcher implements Dispatch {
     this.#late = options.late ?? lateBindingDefaults;
     this.#maxWaitMs = options.maxWaitMs ?? 30_000;
     this.#random = options.random ?? Math.random;
+    this.#prefillServes = options.prefillServes ?? true;
     const stops = [
       this.#workers.onLoad(() => this.#wake()),
       this.#workers.onChange(() => {
@@ -114,6 +118,8 @@ export class Dispatcher implements Dispatch {
       return this.#give(lane, pending, view[number] === undefined ? firstOf(view) : number, nowMs);
     }
     if (lane.queue.isFull) throw this.#saturatedBy(lane, `${lane.queue.size} requests wait already`);
+    const isLate = request.firstTokenByMs !== undefined && nowMs + lane.expectedS * 1000 > request.firstTokenByMs;
+    if (isLate && !lane.isOpen) throw this.#saturatedBy(lane, 'its first token would come later than it is wanted');
     pending.needsS = leastWorkS(pending, view);
     const isFirst = lane.queue.size === 0;
     this.#enter(lane, pending, nowMs);
@@ -151,10 +157,13 @@ export class Dispatcher implements Dispatch {
         settle(why);
       };
       const leave = (): void => leaveWith(signal.reason as Error);
+      const { firstTokenByMs = Number.POSITIVE_INFINITY } = pending.request;
+      const waitMs = Math.min(this.#maxWaitMs, Math.max(firstTokenByMs - performance.now(), 1));
       const timer = setTimeout(() => {
         lane.refresh();
-        leaveWith(this.#saturatedBy(lane, `no worker had room within ${this.#maxWaitMs / 1000} s`));
-      }, this.#maxWaitMs);
+        const why = waitMs < this.#maxWaitMs ? 'before its first token was wanted' : `within ${waitMs / 1000} s`;
+        leaveWith(this.#saturatedBy(lane, `no worker had room ${why}`));
+      }, waitMs);
       signal.addEventListener('abort', leave, { once: true });
       pending.settle = settle;
       lane.waiters.add(pending);
@@ -241,20 +250,29 @@ export class Dispatcher implements Dispatch {
     const workers = this.#workers.workers();
     if (!this.#hasChanged(workers)) return;
     const numbers = new Map<string, number[]>();
+    const prefill = new Map<string, number[]>();
     const absent = new Map<string, number>();
+    const idle = new Map<string, number>();
     for (const [number, worker] of workers.entries()) {
       const model = worker?.facts?.model;
       if (worker === undefined || model === undefined) continue;
-      if (takesRequests(worker)) append(numbers, model, number);
-      else absent.set(model, (absent.get(model) ?? 0) + 1);
+      if (!takesRequests(worker)) absent.set(model, (absent.get(model) ?? 0) + 1);
+      else append(worker.record.role === 'prefill' ? prefill : numbers, model, number);
     }
-    for (const model of [...numbers.keys(), ...absent.keys()])
+    for (const [model, its] of prefill) {
+      // A prefill worker computes for others; where there are none it serves all, or nobody does.
+      if (numbers.has(model)) continue;
+      if (this.#prefillServes) numbers.set(model, its);
+      else idle.set(model, its.length);
+    }
+    for (const model of [...numbers.keys(), ...absent.keys(), ...idle.keys()])
       if (!this.#lanes.has(model)) this.#lanes.set(model, new Lane(model, this.#policy, this.#late, this.#workers));
     for (const [model, lane] of this.#lanes) {
       lane.absent = absent.get(model) ?? 0;
+      lane.prefillOnly = idle.get(model) ?? 0;
       if (lane.become(numbers.get(model) ?? []))
         this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : this.#nobody(pending.request, lane)));
-      if (lane.numbers.length === 0 && lane.absent === 0) this.#lanes.delete(model);
+      if (lane.numbers.length === 0 && lane.absent === 0 && lane.prefillOnly === 0) this.#lanes.delete(model);
     }
   }
 
@@ -288,7 +306,7 @@ export class Dispatcher implements Dispatch {
     const ready = lane?.numbers.length ?? 0;
     const why =
       ready === 0
-        ? `no worker is ready to serve it (${lane?.absent ?? 0} are joining, draining or silent)`
+        ? `no ${lane?.prefillOnly ? 'decode worker' : 'worker'} is ready to serve it (${lane?.absent ?? 0} are joining, draining or silent${lane?.prefillOnly ? `, ${lane.prefillOnly} only prefill, and handoff.fallback is off` : ''})`
         : `none of its ${ready} workers may be chosen${among === undefined ? '' : ' of those named'}${except.size === 0 ? '' : `, after ${except.size} failed`}`;
     return new KvError('DISCONNECTED', `model ${model}: ${why}; try again`, { retry: true });
   }
@@ -299,9 +317,7 @@ export class Dispatcher implements Dispatch {
   }
 }
 
-/** A prefill worker computes for others and takes no whole request. */
-const takesRequests = ({ state, record }: Worker): boolean =>
-  state === 'ready' && !record.draining && record.role !== 'prefill';
+const takesRequests = ({ state, record }: Worker): boolean => state === 'ready' && !record.draining;
 
 function append(lists: Map<string, number[]>, key: string, value: number): void {
   const list = lists.get(key);

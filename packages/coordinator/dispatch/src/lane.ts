@@ -44,6 +44,8 @@ export class Lane {
   readonly numbers: number[] = [];
   /** Workers of this model that are there but take nothing now. */
   absent = 0;
+  /** Workers that are ready, and compute prompts for others only. */
+  prefillOnly = 0;
   /** Seconds of work that waits in the queue. */
   queuedS = 0;
   /** Another one after each change of `numbers`. */

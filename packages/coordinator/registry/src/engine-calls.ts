@@ -255,6 +255,14 @@ export class EngineCalls {
     return answer.done;
   }
 
+  /** So many blocks of a request's prompt come by its hand-off. False: it waits for none any more. @throws KvError */
+  async changeHandOff(requestId: string, blocks: number): Promise<boolean> {
+    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
+      client.changeHandOff({ requestId, blocks }, new Metadata(), { deadline }, done),
+    );
+    return answer.done;
+  }
+
   /** It takes nothing new from now on; how many requests it still has. @throws KvError */
   async drain(): Promise<number> {
     const answer = await this.#unary<{ left: number }>((client, deadline, done) =>

@@ -8,6 +8,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Dispatcher, type DispatcherOptions } from '@kvtier/dispatch';
 import { FakeHoldings } from '@kvtier/dispatch/testing';
+import { type HandOffLimits, HandOffs } from '@kvtier/handoff';
 import { Fleet, tierMedia } from '@kvtier/registry';
 import { ScriptedEngine, SpokenDiscovery } from '@kvtier/registry/testing';
 import { createLogger } from '@kvtier/telemetry';
@@ -51,6 +52,7 @@ export class Harness {
   fleet!: Fleet;
   holdings!: FakeHoldings;
   dispatcher!: Dispatcher;
+  handOffs!: HandOffs;
   server!: ApiServer;
   client!: OpenAI;
 
@@ -90,14 +92,19 @@ export class Harness {
 
   /** Closes the API server and opens one with these options, before the first engine alone. */
   async open(
-    options: Partial<ApiServerOptions> & { readonly routing?: Partial<DispatcherOptions> } = {},
+    options: Partial<Omit<ApiServerOptions, 'handOffs'>> & {
+      readonly routing?: Partial<DispatcherOptions>;
+      readonly handOffs?: Partial<HandOffLimits>;
+    } = {},
   ): Promise<void> {
     await this.close();
     this.discovery = new SpokenDiscovery();
     this.fleet = new Fleet({ logger: silent });
     this.holdings = new FakeHoldings();
-    const { routing, ...more } = options;
+    const { routing, handOffs: limits = {}, ...more } = options;
     this.dispatcher = new Dispatcher({ workers: this.fleet, holdings: this.holdings, ...routing });
+    const { fleet, holdings } = this;
+    this.handOffs = new HandOffs({ engines: fleet, holdings, limits, logger: silent });
     await this.fleet.start(this.discovery);
     this.discovery.say(this.named('a'));
     this.server = await startApiServer({
@@ -105,6 +112,7 @@ export class Harness {
       port: 0,
       engines: this.fleet,
       dispatch: this.dispatcher,
+      handOffs: this.handOffs,
       media: tierMedia,
       logger: silent,
       text,

@@ -1,2 +1,4 @@
 /** For tests: doubles, rigs and what else of this room they look at. */
+
+export { Tries } from '../tries.ts';
 export { type WorstTurns, watchTurns } from './turns.ts';

@@ -34,6 +34,7 @@ export class ScriptedDispatch implements Dispatch {
       policy: 'scripted',
       why: '',
       match: { blocks: 0, byMedium: new Int32Array(5) },
+      share: { requestId: request.id, tokensAhead: 0, blocks: 0, loadS: 0 },
       firstToken: () => {
         if (ended) throw new Error(`first token of ${request.id} after its end`);
         this.told.push(`first ${name}`);

@@ -7,6 +7,7 @@ import type { ServerWritableStream } from '@grpc/grpc-js';
 import type { KvError } from '@kvtier/errors';
 import {
   type CacheUse,
+  type ChangeHandOffRequest,
   type Description,
   type EngineLoad,
   EngineService,
@@ -44,6 +45,9 @@ export class ScriptedEngine {
   described = 0;
   readonly pins: PinPrefixRequest[] = [];
   pinRefusal: KvError | undefined;
+  /** What it was told of hand-offs; and whether a request waited for blocks under that id. */
+  readonly changes: ChangeHandOffRequest[] = [];
+  change: (request: ChangeHandOffRequest) => boolean = () => true;
   /** What its load says; `tell` sends it. */
   load: Partial<EngineLoad> = {};
   draining = false;
@@ -97,6 +101,10 @@ export class ScriptedEngine {
           const done = kept.length < this.pins.length;
           this.pins.splice(0, this.pins.length, ...kept);
           return { done };
+        }),
+        changeHandOff: unary((request) => {
+          this.changes.push(request);
+          return { done: this.change(request) };
         }),
         resetPrefixCache: unary(() => ({ done: ++this.resets === 1 })),
         drain: unary(() => {

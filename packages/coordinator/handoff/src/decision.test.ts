@@ -1,0 +1,263 @@
+/** The decision against what must hold of it, whatever the figures; and by hand for the few that a person can compute. */
+
+import { splitModes } from '@kvtier/config';
+import { maxMedia } from '@kvtier/kv-index';
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { type Decision, decide, handOffReasons, lineOf, type Question, type Side } from './decision.ts';
+
+const matchOf = (blocks: number) => {
+  const byMedium = new Int32Array(maxMedia);
+  byMedium[0] = blocks;
+  return { blocks, byMedium };
+};
+
+const side = (number: number, part: Partial<Side> & { held?: number } = {}): Side => {
+  const { held = 0, ...more } = part;
+  return {
+    ...{ number, name: `w${number}`, role: 'both', isReady: true, revision: '', identity: 'same', node: `n${number}` },
+    ...{ legs: 0, waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, totalBlocks: 100_000, waitingBlocks: 0 },
+    ...{ freedBlocksPerS: 0, maxRunning: undefined, loadAheadS: 0, prefillTokensPerS: 1_000, stepS: 0.01 },
+    ...{
+      stepPerRequestS: 0.001,
+      loadBlocksPerS: [0, 0, 0, 1_000],
+      match: matchOf(held),
+      remoteBlocks: 0,
+      remoteMedium: 0,
+    },
+    ...more,
+  };
+};
+
+const question = (part: Partial<Question> = {}): Question => ({
+  ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },
+  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0, stepTokens: 500 },
+  ...{ legsPerWorker: 8, legsLeft: 100, lateS: { alone: 0, split: 0.004 } },
+  ...part,
+});
+
+const rate = fc.double({ min: 50, max: 100_000, noNaN: true });
+const sideFigures = fc.record({
+  held: fc.integer({ min: 0, max: 80 }),
+  role: fc.constantFrom('prefill' as const, 'decode' as const, 'both' as const),
+  isReady: fc.boolean(),
+  revision: fc.constantFrom('', 'v2'),
+  identity: fc.constantFrom('same', 'same', 'other'),
+  node: fc.constantFrom('a', 'b', null),
+  legs: fc.integer({ min: 0, max: 9 }),
+  waiting: fc.integer({ min: 0, max: 20 }),
+  running: fc.integer({ min: 0, max: 50 }),
+  tokensAhead: fc.integer({ min: 0, max: 50_000 }),
+  usedBlocks: fc.integer({ min: 0, max: 1_000 }),
+  totalBlocks: fc.integer({ min: 0, max: 1_000 }),
+  waitingBlocks: fc.integer({ min: 0, max: 1_000 }),
+  freedBlocksPerS: fc.integer({ min: 0, max: 100 }),
+  maxRunning: fc.option(fc.integer({ min: 1, max: 64 }), { nil: undefined }),
+  loadAheadS: fc.double({ min: 0, max: 3, noNaN: true }),
+  prefillTokensPerS: rate,
+  stepS: fc.double({ min: 0, max: 0.1, noNaN: true }),
+  stepPerRequestS: fc.double({ min: 0, max: 0.01, noNaN: true }),
+  loadBlocksPerS: fc.array(fc.integer({ min: 0, max: 5_000 }), { minLength: 6, maxLength: 6 }),
+  remoteBlocks: fc.integer({ min: 0, max: 50 }),
+  remoteMedium: fc.integer({ min: 1, max: 5 }),
+});
+const questions = fc
+  .record({
+    mode: fc.constantFrom(...splitModes),
+    tokens: fc.integer({ min: 1, max: 1_500 }),
+    maxTokens: fc.integer({ min: 1, max: 500 }),
+    decode: sideFigures,
+    others: fc.array(sideFigures, { maxLength: 5 }),
+    waitedS: fc.double({ min: 0, max: 3, noNaN: true }),
+    ttftS: fc.double({ min: 0.01, max: 10, noNaN: true }),
+    itlS: fc.double({ min: 0.001, max: 1, noNaN: true }),
+    linkBlocksPerS: fc.integer({ min: 0, max: 10_000 }),
+    pendingBlocks: fc.integer({ min: 0, max: 10_000 }),
+    stepTokens: fc.constantFrom(16, 512, 2_048),
+    legsLeft: fc.integer({ min: 0, max: 3 }),
+  })
+  .map(({ decode, others, ...more }) =>
+    question({
+      ...more,
+      decode: side(0, { ...decode, isReady: true }),
+      others: others.map((one, i) => side(i + 1, one)),
+    }),
+  );
+
+const worse = (a: Decision, b: Decision): boolean =>
+  a.expected.misses > b.expected.misses ||
+  (a.expected.misses === b.expected.misses && a.expected.costS > b.expected.costS * 1.0001 + 1e-9);
+
+describe('whatever the figures', () => {
+  it('only one that may compute is asked, for blocks that are lacking, and the reason says what was decided', () => {
+    fc.assert(
+      fc.property(questions, (asked) => {
+        const { reason, split, expected, alone, isLacking } = decide(asked);
+        expect(handOffReasons).toContain(reason);
+        expect(['sooner', 'spares-streams', 'always'].includes(reason)).toBe(split !== undefined);
+        expect(lineOf(asked, decide(asked))).toMatch(/^(split P=w\d; |none; )[\x20-\x7e]+$/);
+        if (isLacking) expect(asked.decode.role).toBe('decode');
+        for (const { ttftS, costS, itlS } of [expected, alone])
+          expect([ttftS, costS, itlS].every((value) => Number.isFinite(value) && value >= 0)).toBe(true);
+        if (split === undefined) return;
+        const { prefill, blocks } = split;
+        const { decode } = asked;
+        expect(asked.others).toContain(prefill);
+        expect([prefill.isReady, prefill.role === 'decode', prefill.legs < asked.legsPerWorker]).toEqual([
+          true,
+          false,
+          true,
+        ]);
+        expect([prefill.revision, prefill.identity]).toEqual([decode.revision, decode.identity]);
+        expect(prefill.node === null || decode.node === null || asked.legsLeft === 0).toBe(false);
+        expect(blocks).toBeGreaterThan(decode.match.blocks);
+        expect(blocks * asked.blockTokens).toBeLessThan(asked.tokens);
+        expect(split.travels).toBe(prefill.node === decode.node ? 0 : blocks - decode.match.blocks);
+        expect(split.firstS).toBeLessThanOrEqual(split.arrivedS + 1e-9);
+        if (asked.mode !== 'predicted') return;
+        expect(split.misses < alone.misses || split.costS < alone.costS).toBe(true);
+      }),
+      { numRuns: 2_000 },
+    );
+  });
+
+  it('the same figures are decided the same way, whatever the order of the workers', () => {
+    fc.assert(
+      fc.property(questions, fc.nat(), (asked, turn) => {
+        const at = asked.others.length === 0 ? 0 : turn % asked.others.length;
+        const others = [...asked.others.slice(at), ...asked.others.slice(0, at)];
+        expect(decide({ ...asked, others })).toEqual(decide(asked));
+      }),
+    );
+  });
+
+  it('what the decode side holds whole is never split, nor is what has no full block', () => {
+    fc.assert(
+      fc.property(questions, (asked) => {
+        const full = Math.floor((asked.tokens - 1) / asked.blockTokens);
+        const decode = { ...asked.decode, match: matchOf(full) };
+        expect(decide({ ...asked, decode }).split).toBeUndefined();
+        expect(decide({ ...asked, tokens: asked.blockTokens }).split).toBeUndefined();
+      }),
+    );
+  });
+
+  const busier: Record<string, (one: Side) => Partial<Side>> = {
+    'tokens ahead': ({ tokensAhead }) => ({ tokensAhead: tokensAhead + 1_000 }),
+    'a slower rate': ({ prefillTokensPerS }) => ({ prefillTokensPerS: prefillTokensPerS * 0.7 }),
+    'loads ahead': ({ loadAheadS }) => ({ loadAheadS: loadAheadS + 0.5 }),
+    'less held': ({ match: { blocks } }) => ({ match: matchOf(Math.max(blocks - 10, 0)) }),
+  };
+  it.each(Object.keys(busier))('a prefill worker with %s is never a reason to split where there was none', (what) => {
+    fc.assert(
+      fc.property(questions, (asked) => {
+        // Of a worker beside it, what it holds is there for the decode side, too.
+        const others = asked.others.slice(0, 1);
+        const before = decide({ ...asked, mode: 'predicted', others });
+        const after = decide({
+          ...{ ...asked, mode: 'predicted' as const },
+          others: others.map((one) => ({ ...one, ...busier[what]!(one) })),
+        });
+        if (before.split === undefined) expect(after.split).toBeUndefined();
+        else expect(worse(before, after)).toBe(false);
+      }),
+    );
+  });
+
+  it('a slower link, or more on it, is never a reason to split, nor a better prediction', () => {
+    fc.assert(
+      fc.property(questions, (asked) => {
+        const before = decide({ ...asked, mode: 'predicted', linkBlocksPerS: asked.linkBlocksPerS + 1 });
+        for (const part of [
+          { linkBlocksPerS: (asked.linkBlocksPerS + 1) / 2 },
+          { linkBlocksPerS: asked.linkBlocksPerS + 1, pendingBlocks: asked.pendingBlocks + 500 },
+        ]) {
+          const after = decide({ ...asked, mode: 'predicted', ...part });
+          if (before.split === undefined) expect(after.split).toBeUndefined();
+          else expect(worse(before, after)).toBe(false);
+        }
+      }),
+    );
+  });
+
+  it('one worker more never makes it worse', () => {
+    fc.assert(
+      fc.property(questions, sideFigures, (asked, one) => {
+        const before = decide({ ...asked, mode: 'predicted' });
+        const after = decide({ ...asked, mode: 'predicted', others: [...asked.others, side(9, one)] });
+        expect(worse(after, before)).toBe(false);
+      }),
+    );
+  });
+});
+
+describe('by hand', () => {
+  const running = (count: number, part: Partial<Side> = {}): Side => side(0, { running: count, ...part });
+
+  it('idle workers: nothing is won', () => {
+    expect(decide(question())).toMatchObject({ reason: 'alone', split: undefined, alone: { misses: 0 } });
+  });
+
+  it('a decode worker with a queue: the idle one computes, as its blocks travel meanwhile', () => {
+    const asked = question({ decode: side(0, { tokensAhead: 1_000, waiting: 1 }), ttftS: 10 });
+    const { reason, split } = decide(asked);
+    // 1.6 s of compute, and 31 blocks of the last step at 1,000 a second; the tail is one token.
+    expect({ reason, blocks: split!.blocks }).toEqual({ reason: 'sooner', blocks: 100 });
+    expect(split!.arrivedS).toBeCloseTo(1.6 + 0.031, 6);
+    expect(split!.ttftS).toBeCloseTo(1.631 + 0.001 + 0.01 + 0.004, 6);
+  });
+
+  it('streams that run are spared, and counted', () => {
+    const { reason, split, alone } = decide(question({ decode: running(3) }));
+    expect([reason, alone.slowed, split!.slowed]).toEqual(['spares-streams', 3, 0]);
+    expect(alone.itlS).toBeCloseTo(0.01 + 3 * 0.001 + 0.5, 6);
+  });
+
+  it('a worker both takes prompts of others as far as its own streams’ target allows', () => {
+    const decode = running(3);
+    const one = (count: number, itlS: number) =>
+      decide(question({ decode, others: [side(1, { running: count })], itlS }));
+    expect(one(1, 0.05).split?.slowed).toBe(1);
+    expect(one(4, 0.05)).toMatchObject({ reason: 'alone' });
+    expect(one(1, 1)).toMatchObject({ split: { slowed: 0 } });
+  });
+
+  it('where the link is the bottleneck, fewer blocks travel, and the decode side computes the rest', () => {
+    const decode = side(0, { tokensAhead: 500 });
+    const others = [side(1, { held: 100 })];
+    const blocksAt = (linkBlocksPerS: number) =>
+      decide(question({ decode, others, linkBlocksPerS, ttftS: 10 })).split?.blocks;
+    expect(blocksAt(10_000)).toBe(100);
+    // A block takes 16 ms to compute and 20 ms to travel; the decode side begins in 0.5 s anyway: 25 travel until then.
+    expect(blocksAt(50)).toBe(25);
+    expect(blocksAt(1)).toBeUndefined();
+  });
+
+  it('beside the same node nothing travels', () => {
+    const asked = question({ decode: running(3, { node: 'n' }), others: [side(1, { node: 'n' })], linkBlocksPerS: 1 });
+    expect(decide(asked).split).toMatchObject({ travels: 0, blocks: 100 });
+    expect(lineOf(asked, decide(asked))).toContain('link=same node');
+  });
+
+  it.each<[string, Partial<Question>]>([
+    ['never', { mode: 'never' }],
+    ['short', { tokens: 16 }],
+    ['held', { decode: side(0, { held: 100 }) }],
+    ['no-prefill-worker', { others: [side(1, { role: 'decode' }), side(2, { isReady: false })] }],
+    ['other-revision', { others: [side(1, { revision: 'v2' }), side(2, { identity: 'other' })] }],
+    ['no-node', { others: [side(1, { node: null })] }],
+    ['no-node', { decode: side(0, { node: null }) }],
+    ['prefill-busy', { others: [side(1, { legs: 8 })] }],
+    ['prefill-busy', { legsLeft: 0 }],
+  ])('%s', (reason, part) => {
+    expect(decide(question(part)).reason).toBe(reason);
+  });
+
+  it('always: all blocks, at the best worker', () => {
+    const others = [side(1, { tokensAhead: 100 }), side(2), side(3, { tokensAhead: 50 })];
+    expect(decide(question({ mode: 'always', others }))).toMatchObject({
+      reason: 'always',
+      split: { blocks: 100, prefill: { name: 'w2' } },
+    });
+  });
+});

@@ -1,0 +1,288 @@
+/**
+ * Whether another worker computes a request's prompt, which one, and how much of it. Pure: all figures are arguments, so that the same
+ * moment is decided the same way in service, in tests and in the simulation.
+ *
+ *     begins(w)    = max(tokens ahead ÷ prefill rate, rest of the step, loads ahead, room)
+ *     token(w)     = 1 ÷ prefill rate + running × what a request adds to a step ÷ tokens of a step
+ *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
+ *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  0 where P holds all b blocks
+ *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
+ *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
+ *     between(w,n) = step + running × per request + min(n, tokens of a step) ÷ prefill rate      time between two tokens of those that run
+ *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
+ *     cost         = time to first token + Σ over D, P: what it computes there × (running + waiting ÷ 2)
+ *
+ * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
+ * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. A split has to cost a twentieth less than
+ * none: it can fail in more ways. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
+ * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
+ */
+import type { WorkerState } from '@kvtier/routing';
+import { roomS } from '@kvtier/routing';
+
+/** Why a request is split, or is not. */
+export const handOffReasons = [
+  /** split: its first token is there sooner */
+  'sooner',
+  /** split: streams that run at the decode side keep their time between tokens */
+  'spares-streams',
+  /** split: the configuration says always */
+  'always',
+  /** none: the configuration says never */
+  'never',
+  /** none: no full block before the last token */
+  'short',
+  /** none: the decode side has all full blocks at hand */
+  'held',
+  /** none: no other worker takes prefill */
+  'no-prefill-worker',
+  /** none: all that do are of another revision, or name blocks otherwise */
+  'other-revision',
+  /** none: the decode side, or all that take prefill, have no cache node */
+  'no-node',
+  /** none: all that take prefill have as many legs as they may, or the coordinator has */
+  'prefill-busy',
+  /** none: the worker alone serves all best */
+  'alone',
+] as const;
+export type HandOffReason = (typeof handOffReasons)[number];
+
+export type SplitMode = 'predicted' | 'always' | 'never';
+
+/** Of a worker at this moment. `match` is what it has at hand of the prompt. */
+export interface Side extends WorkerState {
+  readonly number: number;
+  readonly name: string;
+  readonly role: 'prefill' | 'decode' | 'both';
+  /** It takes requests. */
+  readonly isReady: boolean;
+  readonly revision: string;
+  /** All that two workers must have in common to share blocks, as one text. */
+  readonly identity: string;
+  /** Of the cache node beside it; null: it has none. */
+  readonly node: string | null;
+  /** Prompts that it computes for others now. */
+  readonly legs: number;
+}
+
+export interface Question {
+  readonly mode: SplitMode;
+  readonly tokens: number;
+  readonly blockTokens: number;
+  /** Most tokens of the answer. */
+  readonly maxTokens: number;
+  readonly decode: Side;
+  /** All other workers of the model. */
+  readonly others: readonly Side[];
+  /** Seconds since the request came. */
+  readonly waitedS: number;
+  /** Seconds: to the first token; between two tokens of those that run. */
+  readonly ttftS: number;
+  readonly itlS: number;
+  /** Blocks a second to the decode side from another node; 0: not measured, taken for as fast as need be, since only a try measures it. */
+  readonly linkBlocksPerS: number;
+  /** Blocks of other hand-offs that have still to come over it. */
+  readonly pendingBlocks: number;
+  /** Prompt tokens that an engine computes in one step at most. */
+  readonly stepTokens: number;
+  /** Legs that one worker may have; legs that the coordinator may still begin. */
+  readonly legsPerWorker: number;
+  readonly legsLeft: number;
+  /** Seconds that first tokens came later than predicted, so far. */
+  readonly lateS: { readonly alone: number; readonly split: number };
+}
+
+/** What is expected of one way to serve the request. */
+export interface Expected {
+  /** Seconds to the first token, from now on. */
+  readonly ttftS: number;
+  /** Longest seconds between two tokens of those that run beside it. */
+  readonly itlS: number;
+  /** Streams that it makes slower than their target. */
+  readonly slowed: number;
+  /** These, and the request itself where its first token is late. */
+  readonly misses: number;
+  readonly costS: number;
+}
+
+export interface Decision {
+  readonly reason: HandOffReason;
+  /** undefined: the decode side computes all. */
+  readonly split: Split | undefined;
+  /** Of what was decided. */
+  readonly expected: Expected;
+  readonly alone: Expected;
+  /** A decode worker gets what it would rather not compute: no prefill worker could be asked. */
+  readonly isLacking: boolean;
+}
+
+export interface Split extends Expected {
+  readonly prefill: Side;
+  /** Whole blocks of the prompt, from the first on. */
+  readonly blocks: number;
+  /** Prompt tokens that the prefill side computes. */
+  readonly computes: number;
+  /** Blocks that travel. */
+  readonly travels: number;
+  /** Seconds until the first block can be there, and the last one. */
+  readonly firstS: number;
+  readonly arrivedS: number;
+}
+
+const parts = 16;
+const margin = 0.95;
+/** As many blocks a second as make a transfer nothing. */
+const fast = 1e9;
+
+export function decide(question: Question): Decision {
+  const { mode, tokens, blockTokens, decode } = question;
+  const alone = aloneOf(question);
+  const none = (reason: HandOffReason): Decision => ({
+    ...{ reason, split: undefined, expected: alone, alone },
+    isLacking: decode.role === 'decode' && isLack(reason),
+  });
+  if (mode === 'never') return none('never');
+  const full = Math.floor((tokens - 1) / blockTokens);
+  if (full < 1) return none('short');
+  const held = Math.min(decode.match.blocks, full);
+  if (held >= full) return none('held');
+  const [candidates, why] = candidatesOf(question);
+  if (candidates.length === 0) return none(why);
+  let best: Split | undefined;
+  for (const prefill of candidates) {
+    for (let part = mode === 'always' ? parts : 1; part <= parts; part++) {
+      const blocks = Math.ceil((full * part) / parts);
+      if (blocks <= held) continue;
+      const split = splitOf(question, prefill, blocks, held);
+      if (best === undefined || isBetter(split, best)) best = split;
+    }
+  }
+  const chosen = best!;
+  if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
+  const spares = chosen.misses < alone.misses;
+  const cheaper = chosen.misses === alone.misses && chosen.costS < alone.costS * margin;
+  if (!spares && !cheaper) return none('alone');
+  const isSooner = chosen.ttftS < alone.ttftS && chosen.slowed >= alone.slowed;
+  const reason = isSooner ? 'sooner' : 'spares-streams';
+  return { reason, split: chosen, expected: chosen, alone, isLacking: false };
+}
+
+/** Misses come first; of equals the one that is there sooner, then more blocks, then the smaller number: nothing is left to chance. */
+function isBetter(a: Split, b: Split): boolean {
+  if (a.misses !== b.misses) return a.misses < b.misses;
+  if (a.costS !== b.costS) return a.costS < b.costS;
+  if (a.blocks !== b.blocks) return a.blocks > b.blocks;
+  return a.prefill.number < b.prefill.number;
+}
+
+const isLack = (reason: HandOffReason): boolean =>
+  reason === 'no-prefill-worker' || reason === 'other-revision' || reason === 'no-node' || reason === 'prefill-busy';
+
+/** Those that may compute for the decode side; the reason where there is none. */
+function candidatesOf({ decode, others, legsPerWorker, legsLeft }: Question): readonly [Side[], HandOffReason] {
+  let found = others.filter(({ number, role, isReady }) => isReady && role !== 'decode' && number !== decode.number);
+  if (found.length === 0) return [found, 'no-prefill-worker'];
+  found = found.filter(({ revision, identity }) => revision === decode.revision && identity === decode.identity);
+  if (found.length === 0) return [found, 'other-revision'];
+  found = decode.node === null ? [] : found.filter(({ node }) => node !== null);
+  if (found.length === 0) return [found, 'no-node'];
+  found = legsLeft < 1 ? [] : found.filter(({ legs }) => legs < legsPerWorker);
+  return [found, 'prefill-busy'];
+}
+
+function aloneOf(question: Question): Expected {
+  const { tokens, blockTokens, decode, lateS } = question;
+  const { match, remoteBlocks, remoteMedium, loadBlocksPerS, prefillTokensPerS } = decode;
+  const blockS = blockTokens / prefillTokensPerS;
+  let bringS = 0;
+  for (let medium = 1; match.blocks > 0 && medium < match.byMedium.length; medium++) {
+    const blocks = match.byMedium[medium]!;
+    if (blocks > 0) bringS += blocks * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
+  }
+  let uncached = tokens - match.blocks * blockTokens;
+  if (remoteBlocks > 0 && secondsOf(loadBlocksPerS[remoteMedium]) < blockS) {
+    bringS += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
+    uncached -= remoteBlocks * blockTokens;
+  }
+  const computes = Math.max(uncached, 1);
+  const begins = Math.max(beginsS(question, decode, true), decode.loadAheadS + bringS);
+  const computeS = computes * tokenS(question, decode);
+  return expectedOf(question, begins + computeS + stepS(decode) + lateS.alone, [[decode, computes, computeS]]);
+}
+
+function splitOf(question: Question, prefill: Side, blocks: number, held: number): Split {
+  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, stepTokens, lateS } = question;
+  const isNear = prefill.node === decode.node;
+  const link = isNear || linkBlocksPerS <= 0 ? fast : linkBlocksPerS;
+  const toCompute = Math.max(blocks - Math.min(prefill.match.blocks, blocks), 0);
+  const computes = toCompute * blockTokens;
+  const prefillS = computes * tokenS(question, prefill);
+  const startS = toCompute === 0 ? 0 : beginsS(question, prefill, false);
+  const travels = isNear ? 0 : blocks - held;
+  const stepBlocks = Math.min(Math.max(Math.floor(stepTokens / blockTokens), 1), toCompute, travels);
+  const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
+  const arrivedS = Math.max(wireS, startS + prefillS + stepBlocks / link);
+  const firstS = toCompute === blocks ? startS + Math.min(computes, stepTokens) * tokenS(question, prefill) : 0;
+  const tail = tokens - blocks * blockTokens;
+  const tailS = tail * tokenS(question, decode);
+  const ttftS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode) + lateS.split;
+  const expected = expectedOf(question, ttftS, [
+    [decode, tail, tailS],
+    [prefill, computes, prefillS],
+  ]);
+  return { ...expected, prefill, blocks, computes, travels, firstS, arrivedS };
+}
+
+function expectedOf(
+  { waitedS, ttftS: target, itlS: between, stepTokens }: Question,
+  ttftS: number,
+  work: readonly (readonly [side: Side, tokens: number, seconds: number])[],
+): Expected {
+  let slowed = 0;
+  let costS = ttftS;
+  let itlS = 0;
+  for (const [side, tokens, seconds] of work) {
+    costS += seconds * (side.running + side.waiting / 2);
+    if (side.running === 0 || tokens === 0) continue;
+    const without = stepS(side);
+    const beside = without + Math.min(tokens, stepTokens) / side.prefillTokensPerS;
+    itlS = Math.max(itlS, beside);
+    // Those that are too slow already are not made so by this request.
+    if (without <= between && beside > between) slowed += side.running;
+  }
+  return { ttftS, itlS, slowed, misses: slowed + (waitedS + ttftS > target ? 1 : 0), costS };
+}
+
+/** Seconds until it begins with what comes now; with room for all of the request, or for nothing but the prompt. */
+function beginsS({ tokens, blockTokens, maxTokens }: Question, side: Side, isWhole: boolean): number {
+  const requests = side.waiting + side.running;
+  const request = { tokens, blockTokens, maxTokens: isWhole ? maxTokens : 0, keys: noKeys, session: '' };
+  const stepLeftS = requests === 0 ? 0 : stepS(side) / 2;
+  return Math.max(side.tokensAhead / side.prefillTokensPerS, stepLeftS, side.loadAheadS, roomS(request, side));
+}
+const noKeys = new Int32Array(0);
+
+/** Seconds that one prompt token takes there, beside those that run. */
+const tokenS = ({ stepTokens }: Question, { prefillTokensPerS, running, stepPerRequestS }: Side): number =>
+  1 / prefillTokensPerS + (running * stepPerRequestS) / stepTokens;
+
+/** Of a step without prompts. */
+const stepS = ({ stepS, running, stepPerRequestS }: Side): number => stepS + running * stepPerRequestS;
+
+const secondsOf = (blocksPerS: number | undefined): number =>
+  blocksPerS !== undefined && blocksPerS > 0 ? 1 / blocksPerS : Number.POSITIVE_INFINITY;
+
+const ms = (seconds: number): string => `${(seconds * 1000).toFixed(0)} ms`;
+
+/** One line of printable ASCII, for headers, logs and traces. */
+export function lineOf({ decode, linkBlocksPerS }: Question, { reason, split, alone }: Decision): string {
+  const without = `alone ${ms(alone.ttftS)}, between ${ms(alone.itlS)}, misses ${alone.misses}`;
+  if (split === undefined) return `none; why=${reason}; held=${decode.match.blocks}; ${without}`;
+  const link =
+    split.travels === 0 ? 'same node' : linkBlocksPerS > 0 ? `${linkBlocksPerS.toFixed(0)} blocks/s` : 'not measured';
+  return (
+    `split P=${split.prefill.name}; blocks=${split.blocks}; why=${reason}; computes=${split.computes}; ` +
+    `travels=${split.travels}; link=${link}; first token ${ms(split.ttftS)}, between ${ms(split.itlS)}, ` +
+    `misses ${split.misses}; ${without}`
+  );
+}

@@ -1,0 +1,231 @@
+/**
+ * One hand-off: two calls at once, that both end here.
+ *
+ *     D.Generate(hand_off) ─► D has room, and says so ─► P.Generate(prefill_only) ─► blocks lie in P's node ─► D brings them in ─► tokens
+ *
+ * The calls are the lease: nothing of a hand-off outlives this object's `run`, and it ends with the signal, with D's stream, or with a
+ * failure. P is asked only once D has reserved its room, and never for what D holds. P that fails, dies, or has no block for
+ * `stallMs` gives way to another one, `tries` in all; without one D is told to compute the rest, which it would do by itself a
+ * little later.
+ *
+ * Invariant: when `run` settles, no call of the hand-off runs, and none is counted on a worker.
+ */
+import type { Share, Workers } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
+import type { OnEvent } from '@kvtier/registry';
+import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
+import type { Split } from './decision.ts';
+
+/** Why a hand-off was less than was wanted. */
+export const shortfalls = [
+  /** the prefill worker ended the call, or its connection was lost */
+  'prefill-died',
+  /** it refused: it is full, or drains */
+  'prefill-refused',
+  /** it had no further block for too long */
+  'prefill-stalled',
+  /** it ended with fewer blocks in its node than it was asked for */
+  'prefill-short',
+  /** the decode worker began before the blocks were in: it waited too long, or could not bring them in */
+  'decode-alone',
+] as const;
+export type Shortfall = (typeof shortfalls)[number];
+
+/** What a hand-off asks of the workers: the registry's fleet is this. */
+export interface HandOffEngines extends Workers {
+  follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void>;
+  engine(number: number): { changeHandOff(requestId: string, blocks: number): Promise<boolean> };
+}
+
+export interface HandOffTimes {
+  /** So long without another block, a prefill worker is given up. */
+  readonly stallMs: number;
+  /** The decode worker waits so long in all. */
+  readonly deadlineMs: number;
+}
+
+export interface HandOffOptions {
+  readonly engines: HandOffEngines;
+  readonly decode: number;
+  readonly request: GenerateRequest;
+  readonly split: Split;
+  readonly blockTokens: number;
+  readonly times: HandOffTimes;
+  /** Prefill workers that are asked one after another, at most. */
+  readonly tries: number;
+  readonly listener: HandOffListener;
+}
+
+export interface HandOffListener {
+  /** A leg at this prefill worker begins (`began`), or has ended. */
+  leg(prefill: Split['prefill'], began: boolean): void;
+  /** So many blocks have still to travel. */
+  pending(blocks: number): void;
+  /** Something fell short; for the answer's headers, and metrics. */
+  fellShort(why: Shortfall, error?: KvError): void;
+  /** Another prefill worker for the same blocks, without those that failed; undefined: there is none. */
+  another(except: ReadonlySet<number>): Split | undefined;
+  /** The first token is here. Of the blocks: those that the decode side held itself, and those that it had from elsewhere. */
+  firstToken(local: number, come: number): void;
+}
+
+const ended = new KvError('CANCELLED', 'the hand-off is over');
+
+export class HandOff {
+  readonly #options: HandOffOptions;
+  readonly #over = new AbortController();
+  #leg: Promise<void> | undefined;
+  /** As the decode side said; undefined: it has not yet. */
+  #local: number | undefined;
+  /** Blocks in the prefill side's node. */
+  #ready = 0;
+  #hasToken = false;
+  #fellShort = false;
+
+  constructor(options: HandOffOptions) {
+    this.#options = options;
+  }
+
+  /** Events of the hand-off itself are not passed on. @throws as the decode side's stream, or the reason of `signal` */
+  async run(signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    const { engines, decode, request, split, times } = this.#options;
+    const { stallMs, deadlineMs } = times;
+    // The decode side waits for two prefill workers in turn before it computes by itself.
+    const handOff = { blocks: split.blocks, stallMs: Math.min(2 * stallMs, deadlineMs), deadlineMs };
+    this.#options.listener.pending(split.blocks);
+    this.#options.listener.leg(split.prefill, true);
+    let isCounted = true;
+    const sent = engines.sent(split.prefill.number, this.#shareOf(split, request.requestId, 1));
+    const uncount = (): void => {
+      if (!isCounted) return;
+      isCounted = false;
+      sent.ended();
+      this.#options.listener.leg(split.prefill, false);
+    };
+    try {
+      await engines.follow(decode, { ...request, handOff }, signal, (event) => {
+        const { tokenIds, finishReason, handOff: state } = event;
+        if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
+          if (this.#local !== undefined) return undefined; // it says so once
+          this.#local = Math.min(state.localBlocks, split.blocks);
+          if (this.#local >= split.blocks) uncount();
+          else this.#leg = this.#prefill(split, uncount);
+          return undefined;
+        }
+        this.#token(event);
+        return onEvent(event);
+      });
+    } finally {
+      this.#over.abort(ended);
+      this.#options.listener.pending(0);
+      await this.#leg;
+      uncount();
+    }
+  }
+
+  #token({ cache }: GenerateEvent): void {
+    if (this.#hasToken) return;
+    this.#hasToken = true;
+    const { split, blockTokens, listener } = this.#options;
+    const had = cache === undefined ? this.#ready * blockTokens : cache.cachedTokens;
+    if (had < split.blocks * blockTokens && !this.#fellShort) listener.fellShort('decode-alone');
+    // Whatever a prefill worker still computes, nobody waits for it.
+    this.#over.abort(ended);
+    const local = this.#local ?? 0;
+    listener.firstToken(local, Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0));
+  }
+
+  /** The leg of prefill, at one worker after another. Never throws. */
+  async #prefill(first: Split, uncountFirst: () => void): Promise<void> {
+    const { request, tries, listener, engines } = this.#options;
+    const failed = new Set<number>();
+    let split: Split | undefined = first;
+    for (let number = 1; split !== undefined; number++) {
+      let why: Shortfall | undefined;
+      let error: KvError | undefined;
+      const sent =
+        number === 1 ? undefined : engines.sent(split.prefill.number, this.#shareOf(split, request.requestId, number));
+      if (sent !== undefined) listener.leg(split.prefill, true);
+      try {
+        why = await this.#ask(split, legId(request.requestId, number));
+      } catch (thrown) {
+        error = KvError.from(thrown);
+        why = shortfallOf(error);
+      } finally {
+        if (sent === undefined) uncountFirst();
+        else {
+          sent.ended();
+          listener.leg(split.prefill, false);
+        }
+      }
+      if (this.#over.signal.aborted) return;
+      if (why === undefined) return;
+      this.#fellShort = true;
+      listener.fellShort(why, error);
+      failed.add(split.prefill.number);
+      const next: Split | undefined = number < tries ? listener.another(failed) : undefined;
+      if (next === undefined) break;
+      split = next;
+    }
+    await this.#goOnAlone();
+  }
+
+  /** The decode side takes what is there, and computes the rest. One that does not answer ends its own stream. */
+  async #goOnAlone(): Promise<void> {
+    const { engines, decode, request } = this.#options;
+    const { signal } = this.#over;
+    // Where it fails: the stream says what is wrong with the worker, and it waits no longer than it was told at first.
+    await new Promise<void>((resolve) => {
+      signal.addEventListener('abort', () => resolve(), { once: true });
+      Promise.resolve()
+        .then(() => engines.engine(decode).changeHandOff(request.requestId, 0))
+        .then(
+          () => resolve(),
+          () => resolve(),
+        );
+    });
+  }
+
+  /** Returns what fell short; undefined: all blocks lie in its node. @throws what its stream ended with */
+  async #ask({ prefill, blocks }: Split, requestId: string): Promise<Shortfall | undefined> {
+    const { engines, request, times, listener } = this.#options;
+    const leg = new AbortController();
+    const leave = (): void => leg.abort(ended);
+    this.#over.signal.addEventListener('abort', leave, { once: true });
+    if (this.#over.signal.aborted) leave();
+    let isStalled = false;
+    let ready = 0;
+    const stall = setTimeout(() => {
+      isStalled = true;
+      leg.abort(ended);
+    }, times.stallMs);
+    const read = ({ handOff, finishReason }: GenerateEvent): void => {
+      const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
+      if (now > ready || finishReason !== '') stall.refresh();
+      ready = Math.max(now, ready);
+      this.#ready = Math.max(this.#ready, ready);
+      listener.pending(blocks - this.#ready);
+    };
+    try {
+      const asked = { ...request, requestId, maxTokens: 1, prefillOnly: { blocks }, kvCacheReportMode: undefined };
+      await engines.follow(prefill.number, asked, leg.signal, read);
+      return ready < blocks ? 'prefill-short' : undefined;
+    } catch (error) {
+      if (isStalled) return 'prefill-stalled';
+      throw error;
+    } finally {
+      clearTimeout(stall);
+      this.#over.signal.removeEventListener('abort', leave);
+    }
+  }
+
+  #shareOf({ computes, blocks }: Split, requestId: string, number: number): Share {
+    return { requestId: legId(requestId, number), tokensAhead: Math.max(computes, 1), blocks, loadS: 0 };
+  }
+}
+
+/** Of a leg: workers tell requests apart by it. */
+const legId = (requestId: string, number: number): string => `${requestId}-prefill-${number}`;
+
+const shortfallOf = ({ code, retry }: KvError): Shortfall =>
+  code === 'BUSY' || (code === 'CANCELLED' && retry) ? 'prefill-refused' : 'prefill-died';

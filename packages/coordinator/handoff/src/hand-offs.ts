@@ -1,0 +1,264 @@
+/**
+ * All hand-offs of a coordinator: decides for each request, refuses what cannot be in time, bounds what is under way, and learns from how
+ * it turned out.
+ *
+ *     chosen decode worker ─► sides ─► decision ─┬─ none ──► its stream, as without hand-offs
+ *                                                └─ split ─► HandOff: two legs
+ *
+ * Invariants: at most `maxLegs` prompts are computed for others at once, `maxLegsPerWorker` by one worker; a request is refused (429) only
+ * before anything was sent for it.
+ */
+import { type Choice, type DispatchRequest, type Holdings, Saturated } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
+import type { OnEvent, Worker } from '@kvtier/registry';
+import type { Logger } from '@kvtier/telemetry';
+import type { GenerateRequest } from '@kvtier/wire/grpc';
+import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
+import { HandOff, type HandOffEngines, type Shortfall } from './hand-off.ts';
+import { Late } from './late.ts';
+import { HandOffMetrics } from './metrics.ts';
+import { sidesOf } from './sides.ts';
+
+export interface HandOffsOptions {
+  readonly engines: HandOffEngines;
+  readonly holdings: Holdings;
+  readonly logger: Logger;
+  readonly limits?: Partial<HandOffLimits>;
+}
+
+export interface HandOffLimits {
+  readonly split: SplitMode;
+  /** Where nobody can compute the prompt for a decode worker, it does so itself; false: such a request is refused (503). */
+  readonly fallback: boolean;
+  /** Targets: to the first token, and between two tokens. */
+  readonly ttftMs: number;
+  readonly itlMs: number;
+  /** Prompt tokens of one step of an engine. */
+  readonly stepTokens: number;
+  /** So long without another block, a prefill worker is given up; more where its queue is longer. */
+  readonly stallMs: number;
+  readonly deadlineMs: number;
+  readonly tries: number;
+  readonly maxLegs: number;
+  readonly maxLegsPerWorker: number;
+}
+
+export const handOffDefaults: HandOffLimits = {
+  split: 'predicted',
+  fallback: true,
+  ttftMs: 2_000,
+  itlMs: 50,
+  stepTokens: 512,
+  stallMs: 1_000,
+  deadlineMs: 60_000,
+  tries: 2,
+  maxLegs: 1_024,
+  maxLegsPerWorker: 64,
+};
+
+/** What the API server knows of a request beside what the choice needs. */
+export interface Asked extends Omit<DispatchRequest, 'except'> {
+  /** performance.now() of its arrival. */
+  readonly arrivedMs: number;
+  /** Until its first token: it is refused when that would come later; undefined: it is served, however late. */
+  readonly ttftMs: number | undefined;
+  /** Between two tokens; undefined: as configured. */
+  readonly itlMs: number | undefined;
+  /** It has tokens already: it is not refused any more. */
+  readonly hasBegun: boolean;
+}
+
+/** For the answer's headers, as of now. */
+export interface HandedOff {
+  readonly line: string;
+  readonly prefill: string | undefined;
+  /** Why it is less than was wanted, a word; undefined: it is not. */
+  readonly degraded: string | undefined;
+}
+
+/** Medium `peer` of the KV index. */
+const peer = 3;
+const [firstLateS, mostLateS] = [0.004, 0.5];
+/** No estimate of a queue is taken for exact: a prefill worker gets so many times as long. */
+const patience = 3;
+
+export class HandOffs {
+  readonly metrics: HandOffMetrics;
+  readonly #options: HandOffsOptions;
+  readonly #limits: HandOffLimits;
+  readonly #late = { alone: new Late(0, mostLateS), split: new Late(firstLateS, mostLateS) };
+  readonly #legs = new Map<number, number>();
+  /** Blocks that have still to travel, by the decode side's node. */
+  readonly #pending = new Map<string, number>();
+  #open = 0;
+
+  constructor(options: HandOffsOptions) {
+    this.#options = options;
+    this.#limits = { ...handOffDefaults, ...options.limits };
+    this.metrics = new HandOffMetrics(() => this.#open);
+  }
+
+  /** Legs of prefill that are counted now, of all workers. */
+  get legs(): number {
+    return this.#open;
+  }
+
+  /** Blocks that have still to travel. */
+  get pendingBlocks(): number {
+    let sum = 0;
+    for (const blocks of this.#pending.values()) sum += blocks;
+    return sum;
+  }
+
+  /**
+   * As `follow` of the chosen worker; another one may compute the prompt. `told` is called before the first event, and again when
+   * something falls short. @throws Saturated: its first token would come too late; KvError DISCONNECTED: a role has nobody, and fallback
+   * is off; as `follow`
+   */
+  async follow(
+    choice: Choice,
+    asked: Asked,
+    request: GenerateRequest,
+    signal: AbortSignal,
+    onEvent: OnEvent,
+    told: (state: HandedOff) => void,
+  ): Promise<void> {
+    const begunMs = performance.now();
+    const question = this.#questionOf(choice, asked, begunMs, noneFailed);
+    const decision = decide(question);
+    this.#admit(decision, asked, choice.worker, question.waitedS);
+    const { split } = decision;
+    this.metrics.decided(decision);
+    const line = lineOf(question, decision);
+    const { role } = choice.worker.record;
+    const lacks = role === 'prefill' ? 'no-decode-worker' : decision.isLacking ? decision.reason : undefined;
+    if (lacks !== undefined) this.metrics.fellShort(lacks);
+    told({ line, prefill: split?.prefill.name, degraded: degradedOf(lacks) });
+    let isFirst = true;
+    const first = (): void => {
+      if (!isFirst) return;
+      isFirst = false;
+      this.#learn(decision, (performance.now() - begunMs) / 1000);
+    };
+    const watched: OnEvent = (event) => {
+      first();
+      return onEvent(event);
+    };
+    const { engines } = this.#options;
+    if (split === undefined) return engines.follow(choice.worker.number, request, signal, watched);
+    const node = question.decode.node!;
+    let pending = 0;
+    let prefill = split.prefill.name;
+    let degraded: string | undefined;
+    const handOff = new HandOff({
+      engines,
+      decode: choice.worker.number,
+      request,
+      split,
+      blockTokens: asked.blockTokens,
+      times: this.#timesOf(split),
+      tries: this.#limits.tries,
+      listener: {
+        leg: ({ number }, began) => this.#countLeg(number, began ? 1 : -1),
+        pending: (blocks) => {
+          const travels = Math.min(blocks, split.travels);
+          this.#count(this.#pending, node, travels - pending);
+          pending = travels;
+        },
+        fellShort: (why, error) => {
+          this.metrics.fellShort(why);
+          const fields = { request: request.requestId, prefill, decode: choice.worker.record.name, why };
+          this.#options.logger.info(fields, `hand-off fell short: ${error?.message ?? why}`);
+          degraded = degradedOf(why);
+          told({ line, prefill, degraded });
+        },
+        another: (failed) => {
+          const next = decide({ ...this.#questionOf(choice, asked, begunMs, failed), mode: 'always' }).split;
+          if (next === undefined) return undefined;
+          prefill = next.prefill.name;
+          told({ line, prefill, degraded });
+          return { ...next, blocks: split.blocks };
+        },
+        firstToken: (local, come) => this.metrics.handedOff(split, local, come),
+      },
+    });
+    if (asked.keys.length > 0) this.#options.holdings.sent?.(asked.model, split.prefill.number, asked.keys);
+    await handOff.run(signal, watched);
+  }
+
+  #questionOf(choice: Choice, asked: Asked, nowMs: number, failed: ReadonlySet<number>): Question {
+    const { engines, holdings } = this.#options;
+    const { split, stepTokens, maxLegs, maxLegsPerWorker, ttftMs, itlMs } = this.#limits;
+    const [decode, ...others] = sidesOf(
+      ...([choice.worker, choice.share, engines.workers(), asked.keys, holdings] as const),
+      (number) => this.#legs.get(number) ?? 0,
+    );
+    return {
+      mode: split,
+      tokens: asked.tokens,
+      blockTokens: asked.blockTokens,
+      maxTokens: asked.maxTokens,
+      decode,
+      others: failed.size === 0 ? others : others.filter(({ number }) => !failed.has(number)),
+      waitedS: Math.max(nowMs - asked.arrivedMs, 0) / 1000,
+      ttftS: (asked.ttftMs ?? ttftMs) / 1000,
+      itlS: (asked.itlMs ?? itlMs) / 1000,
+      linkBlocksPerS: decode.loadBlocksPerS[peer] ?? 0,
+      pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
+      stepTokens,
+      legsPerWorker: maxLegsPerWorker,
+      legsLeft: maxLegs - this.#open,
+      lateS: { alone: this.#late.alone.s, split: this.#late.split.s },
+    };
+  }
+
+  /** @throws Saturated, KvError DISCONNECTED */
+  #admit({ expected, isLacking, reason }: Decision, asked: Asked, { record }: Worker, waitedS: number): void {
+    if (asked.hasBegun) return;
+    if (isLacking && !this.#limits.fallback && reason !== 'prefill-busy') {
+      this.metrics.refused('no-prefill-worker');
+      const line = `model ${asked.model}: no prefill worker can be asked (${reason}), and handoff.fallback is off; try again`;
+      throw new KvError('DISCONNECTED', line, { retry: true });
+    }
+    const { ttftMs } = asked;
+    if (ttftMs === undefined) return;
+    const lateS = waitedS + expected.ttftS - ttftMs / 1000;
+    if (lateS <= 0) return;
+    this.metrics.refused('late');
+    const comes = `its first token would come ${(lateS * 1000).toFixed(0)} ms after the ${ttftMs} ms that it may take`;
+    throw new Saturated(`model ${asked.model}: ${comes} (worker ${record.name}); try again later`, lateS);
+  }
+
+  #timesOf({ firstS, arrivedS, computes }: Split): { stallMs: number; deadlineMs: number } {
+    const { stallMs, deadlineMs, stepTokens } = this.#limits;
+    const steps = Math.max(Math.ceil(computes / stepTokens), 1);
+    const blockS = Math.max(firstS, (arrivedS - firstS) / steps);
+    const stall = Math.min(stallMs + patience * blockS * 1000, deadlineMs);
+    return { stallMs: Math.ceil(stall), deadlineMs };
+  }
+
+  #learn(decision: Decision, seenS: number): void {
+    const { split, alone } = this.#late;
+    const predictedS = decision.expected.ttftS;
+    this.metrics.came(decision, predictedS, seenS);
+    (decision.split === undefined ? alone : split).came(predictedS, seenS);
+    // What is never tried is never found to be better than it was.
+    if (decision.split === undefined) split.forget(0.005);
+  }
+
+  #countLeg(number: number, by: 1 | -1): void {
+    this.#open += by;
+    this.#count(this.#legs, number, by);
+  }
+
+  #count<K>(counts: Map<K, number>, key: K, by: number): void {
+    const now = (counts.get(key) ?? 0) + by;
+    if (now === 0) counts.delete(key);
+    else counts.set(key, now);
+  }
+}
+
+const noneFailed: ReadonlySet<number> = new Set();
+
+const degradedOf = (why: Shortfall | string | undefined): string | undefined =>
+  why === undefined ? undefined : `handoff-${why}`;

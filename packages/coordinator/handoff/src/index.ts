@@ -1,0 +1,22 @@
+/** Prefill and decode apart: whether a request is split, and its two legs. */
+export {
+  type Decision,
+  decide,
+  type Expected,
+  type HandOffReason,
+  handOffReasons,
+  lineOf,
+  type Question,
+  type Side,
+  type Split,
+  type SplitMode,
+} from './decision.ts';
+export { type HandOffEngines, type Shortfall, shortfalls } from './hand-off.ts';
+export {
+  type Asked,
+  type HandedOff,
+  type HandOffLimits,
+  HandOffs,
+  type HandOffsOptions,
+  handOffDefaults,
+} from './hand-offs.ts';

@@ -1,0 +1,69 @@
+/** The workers as the decision sees them: loads as told, what the KV index says of the prompt, and without the request's own share. */
+import type { Held, Holdings, Share } from '@kvtier/dispatch';
+import { type Keys, maxMedia } from '@kvtier/kv-index';
+import type { Worker } from '@kvtier/registry';
+import type { Side } from './decision.ts';
+
+const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
+const noShare: Share = { requestId: '', tokensAhead: 0, blocks: 0, loadS: 0 };
+
+/** Workers of the decode side's model with it, itself the first. */
+export function sidesOf(
+  decode: Worker,
+  share: Share,
+  workers: readonly (Worker | undefined)[],
+  keys: Keys,
+  holdings: Holdings,
+  legsOf: (number: number) => number,
+): [Side, ...Side[]] {
+  const model = decode.facts?.model ?? '';
+  const all = [decode];
+  for (const worker of workers) {
+    if (worker === undefined || worker.number === decode.number || worker.record.kind !== 'kvtier') continue;
+    if (worker.facts?.model === model && worker.record.role !== 'decode') all.push(worker);
+  }
+  const held =
+    keys.length === 0
+      ? []
+      : holdings.match(
+          model,
+          keys,
+          all.map(({ number }) => number),
+        );
+  const [first, ...rest] = all.map((worker, at) =>
+    sideOf(worker, at === 0 ? share : noShare, held[at] ?? nothing, legsOf(worker.number)),
+  );
+  return [first!, ...rest];
+}
+
+function sideOf({ number, record, state, facts, load }: Worker, share: Share, match: Held, legs: number): Side {
+  const isCounted = share !== noShare;
+  return {
+    ...{ number, name: record.name, role: record.role, revision: record.revision, node: record.node, legs },
+    isReady: state === 'ready' && !record.draining,
+    identity: identityOf(facts),
+    waiting: Math.max(load.waiting - (isCounted ? 1 : 0), 0),
+    running: load.running,
+    tokensAhead: Math.max(load.tokensAhead - share.tokensAhead, 0),
+    usedBlocks: load.usedBlocks,
+    totalBlocks: facts?.totalBlocks ?? 0,
+    waitingBlocks: Math.max(load.waitingBlocks - share.blocks, 0),
+    freedBlocksPerS: load.freedBlocksPerS,
+    maxRunning: facts?.maxRunning,
+    loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
+    prefillTokensPerS: load.prefillTokensPerS,
+    stepS: load.stepS,
+    stepPerRequestS: load.stepPerRequestS,
+    loadBlocksPerS: load.loadBlocksPerS,
+    match,
+    remoteBlocks: match.remoteBlocks ?? 0,
+    remoteMedium: match.remoteMedium ?? 0,
+  };
+}
+
+/** What is not said agrees with nothing but what is not said either. */
+function identityOf(facts: Worker['facts']): string {
+  if (facts === undefined) return '';
+  const { modelDigest, blockTokens, hashAlgorithm, hashSeed, namespaces } = facts;
+  return JSON.stringify([modelDigest, blockTokens, hashAlgorithm, hashSeed, namespaces ?? []]);
+}

@@ -1,0 +1,333 @@
+/**
+ * One seed, one coordinator with prefill and decode workers in virtual time: requests come, clients leave, workers die, stop and come
+ * back. Real: the dispatcher, the decision, the hand-offs and the tries of an answer. Model: the workers with their nodes and links.
+ *
+ *     chaos: requests and faults ──▶ calm: no more of either, until all requests have ended ──▶ rest: nothing is left
+ *
+ * Laws, checked after every event: **a promise that nobody holds any more is gone within its bound** (a call, a request's share of a
+ * worker's load, room, blocks on their way: all belong to a request that goes on; a prefill worker's call besides to a decode worker
+ * that waits for its blocks, for at most `messageMs` longer); hand-offs are bounded; a prefill worker is asked only after the decode
+ * worker has its room, and for what it lacks; only workers that are ready and of the role are asked. In the end: every request has
+ * ended, in time, with all of its tokens or an error that its client may have.
+ */
+import { Tries } from '@kvtier/api-server/testing';
+import { Dispatcher, Saturated } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
+import { HandOffs } from '@kvtier/handoff';
+import { maxMedia } from '@kvtier/kv-index';
+import { createLogger } from '@kvtier/telemetry';
+import type { GenerateRequest } from '@kvtier/wire/grpc';
+import { installTime } from './platform.ts';
+import type { SimResult } from './simulation.ts';
+import { blockTokens, type VirtualCall, VirtualWorker, VirtualWorkers } from './virtual-workers.ts';
+import { Violation, World } from './world.ts';
+
+export interface HandOffSimOptions {
+  readonly seed: number;
+  /** Events of the chaos. */
+  readonly steps?: number;
+  readonly verbose?: boolean;
+}
+
+export const defaultHandOffSteps = 3_000;
+/** A message takes at most so long: what it ends may be there until then. */
+const messageMs = 5;
+const calmSteps = 400_000;
+/** Of one request, all tries with it. */
+const endsWithinMs = 180_000;
+const limits = {
+  stallMs: 300,
+  deadlineMs: 8_000,
+  maxLegs: 12,
+  maxLegsPerWorker: 5,
+  stepTokens: 128,
+  itlMs: 30,
+  tries: 2,
+};
+const silent = createLogger('simulation', 'silent');
+
+/** A client's request, from its arrival to its end. */
+interface Life {
+  readonly id: string;
+  readonly beganMs: number;
+  readonly leave: AbortController;
+  readonly calls: Set<VirtualCall>;
+  tokens: number;
+}
+
+export async function simulateHandOffs(options: HandOffSimOptions): Promise<SimResult> {
+  const world = new World(options.seed, true);
+  const uninstall = installTime(world);
+  const simulation = new Simulation(world);
+  const onRejection = (error: unknown): void => simulation.report(error);
+  process.on('unhandledRejection', onRejection);
+  let failure: string | undefined;
+  try {
+    await simulation.run(options.steps ?? defaultHandOffSteps);
+  } catch (thrown) {
+    failure = thrown instanceof Violation ? thrown.message : String((thrown as Error).stack ?? thrown);
+  } finally {
+    uninstall();
+    process.off('unhandledRejection', onRejection);
+  }
+  return {
+    ...{ seed: options.seed, failure, steps: world.steps, digest: world.digest.toString(16).padStart(8, '0') },
+    tally: simulation.tally,
+    lines: options.verbose === true ? world.lines! : world.lines!.slice(-30),
+  };
+}
+
+class Simulation {
+  readonly tally: Record<string, number> = {};
+  readonly #world: World;
+  readonly #workers: VirtualWorkers;
+  readonly #dispatch: Dispatcher;
+  readonly #handOffs: HandOffs;
+  readonly #lives = new Map<string, Life>();
+  /** Since when a prefill worker computes for nobody. */
+  readonly #unwanted = new Map<VirtualCall, number>();
+  readonly #calls = new Set<VirtualCall>();
+  #failure: unknown;
+  #count = 0;
+  #isCalm = false;
+
+  constructor(world: World) {
+    this.#world = world;
+    const roles = ['prefill', 'decode', 'both'] as const;
+    const count = world.between(2, 5);
+    const all = Array.from({ length: count }, (_, number) => {
+      const role = number < 2 ? roles[number]! : world.pick(roles);
+      const lie = world.chance(0.2) ? world.pick([0.2, 5]) : 1;
+      return new VirtualWorker(number, role, world.between(120, 600), world.between(1_000, 8_000), lie);
+    });
+    this.#workers = new VirtualWorkers(world, all);
+    this.#workers.onCall = (call) => this.#called(call);
+    const holdings = {
+      match: (_: string, keys: Int32Array, numbers: readonly number[]) =>
+        numbers.map((number) => {
+          const blocks = Math.min(this.#workers.heldBy(number, keys[0]!), keys.length / 2);
+          const byMedium = new Int32Array(maxMedia);
+          byMedium[0] = blocks;
+          return { blocks, byMedium };
+        }),
+    };
+    const policy = world.pick(['predicted', 'least-loaded', 'round-robin'] as const);
+    const prefillServes = world.chance(0.8);
+    const random = () => world.random();
+    this.#dispatch = new Dispatcher({
+      workers: this.#workers,
+      holdings,
+      policy,
+      prefillServes,
+      random,
+      maxWaitMs: 5_000,
+    });
+    const split = world.pick(['predicted', 'predicted', 'always'] as const);
+    const fallback = prefillServes;
+    this.#handOffs = new HandOffs({
+      ...{ engines: this.#workers, holdings, logger: silent, limits: { ...limits, split, fallback } },
+    });
+  }
+
+  report(error: unknown): void {
+    this.#failure ??= error;
+  }
+
+  async run(steps: number): Promise<void> {
+    this.#arrive();
+    this.#fault();
+    while (this.#world.steps < steps && (await this.#step()));
+    this.#isCalm = true;
+    for (let left = calmSteps; this.#lives.size > 0 && left > 0 && (await this.#step()); left--);
+    if (this.#lives.size > 0) throw new Violation(`law 2: ${[...this.#lives.keys()].join(', ')} never ended`);
+    for (let left = 10_000; left > 0 && (await this.#step()); left--);
+    this.#dispatch.close();
+    this.#atRest();
+  }
+
+  async #step(): Promise<boolean> {
+    const goesOn = await this.#world.step();
+    if (this.#failure !== undefined) throw this.#failure;
+    this.#check();
+    return goesOn;
+  }
+
+  #note(what: string): void {
+    this.tally[what] = (this.tally[what] ?? 0) + 1;
+    this.#world.note(what);
+  }
+
+  #arrive(): void {
+    if (this.#isCalm) return;
+    const world = this.#world;
+    void this.#answer();
+    world.schedule(world.between(1_000, world.chance(0.1) ? 400_000 : 90_000), 'arrives', () => this.#arrive());
+  }
+
+  #fault(): void {
+    if (this.#isCalm) return;
+    const world = this.#world;
+    const worker = world.pick(this.#workers.all);
+    if (worker.state === 'ready' && !worker.isStopped && world.chance(0.7)) {
+      if (world.chance(0.5)) {
+        this.#note('fault.kill');
+        this.#workers.kill(worker, world.between(100, 2_000));
+      } else {
+        this.#note('fault.stop');
+        this.#workers.stop(worker, world.between(50, 3_000));
+      }
+    }
+    world.schedule(world.between(200_000, 4_000_000), 'fault', () => this.#fault());
+  }
+
+  /** One request, as the API server answers it. */
+  async #answer(): Promise<void> {
+    const world = this.#world;
+    const id = `r${this.#count++}`;
+    const leave = new AbortController();
+    const life: Life = { id, beganMs: world.nowMs, leave, calls: new Set(), tokens: 0 };
+    this.#lives.set(id, life);
+    const wanted = world.between(1, 12);
+    const prompt = world.between(0, 30);
+    const ids = new Array<number>(world.between(1, 1_500)).fill(prompt);
+    const ttftMs = world.chance(0.2) ? world.between(50, 3_000) : undefined;
+    if (world.chance(0.3))
+      world.schedule(world.between(0, 1_500_000), `${id}: its client leaves`, () =>
+        leave.abort(new KvError('CANCELLED', 'the client ended the request')),
+      );
+    try {
+      await this.#tries(life, ids, wanted, ttftMs);
+      if (life.tokens !== wanted) throw new Violation(`law 1: ${id} has ${life.tokens} of ${wanted} tokens`);
+      this.#note('answer.whole');
+    } catch (error) {
+      if (error instanceof Saturated) this.#note('answer.saturated');
+      else if (error instanceof KvError && ['CANCELLED', 'DISCONNECTED', 'BUSY'].includes(error.code))
+        this.#note(`answer.${error.code}`);
+      else this.report(error);
+    }
+    if (world.nowMs - life.beganMs > endsWithinMs) this.report(new Violation(`law 2: ${id} took too long`));
+    this.#lives.delete(id);
+  }
+
+  async #tries(life: Life, ids: readonly number[], wanted: number, ttftMs: number | undefined): Promise<void> {
+    const { id, leave, beganMs } = life;
+    const { signal } = leave;
+    const tries = new Tries(this.#dispatch, this.#workers, { maxTries: 5, withinMs: 10_000 });
+    const keys = new Int32Array(2 * Math.floor(ids.length / blockTokens)).fill(ids[0]!);
+    for (;;) {
+      const tokens = ids.length + life.tokens;
+      const maxTokens = wanted - life.tokens;
+      const firstTokenByMs = ttftMs === undefined || life.tokens > 0 ? undefined : beganMs + ttftMs;
+      const routed = {
+        ...{ id, model: 'demo', among: undefined, tokens, blockTokens, maxTokens, keys, session: '' },
+        firstTokenByMs,
+      };
+      const choice = await tries.next(routed, signal);
+      try {
+        const request = requestOf(id, ids, tokens, maxTokens);
+        const asked = { ...routed, arrivedMs: beganMs, ttftMs, itlMs: undefined, hasBegun: life.tokens > 0 };
+        let hasToken = false;
+        await this.#handOffs.follow(
+          ...([choice, asked, request, signal] as const),
+          ({ tokenIds, handOff }) => {
+            if (handOff !== undefined) throw new Violation('an event of the hand-off was passed on');
+            if (!hasToken) choice.firstToken();
+            hasToken = true;
+            tries.progressed();
+            life.tokens += tokenIds.length;
+          },
+          ({ line, degraded }) => {
+            this.#note(
+              degraded ??
+                line
+                  .split(';')
+                  .slice(line.startsWith('none') ? 1 : 2)[0]!
+                  .trim(),
+            );
+          },
+        );
+        return;
+      } catch (error) {
+        if (error instanceof Violation) throw error;
+        tries.failed(error, choice, signal);
+        this.#note('moved');
+      } finally {
+        choice.ended();
+      }
+      if (life.tokens >= wanted) return;
+    }
+  }
+
+  #called(call: VirtualCall): void {
+    const { request, worker } = call;
+    const [id] = request.requestId.split('-prefill-') as [string];
+    const life = this.#lives.get(id);
+    if (life === undefined) throw new Violation(`${request.requestId}: asked for a request that has ended`);
+    this.#calls.add(call);
+    if (request.prefillOnly === undefined) return void life.calls.add(call);
+    if (worker.record.role === 'decode') throw new Violation(`${id}: a decode worker is asked for prefill`);
+    const decode = [...life.calls].find(({ isOpen }) => isOpen);
+    if (decode?.local === undefined)
+      throw new Violation(`${id}: asked for prefill before the decode worker has its room`);
+    if (decode.local >= decode.request.handOff!.blocks)
+      throw new Violation(`${id}: asked for blocks that the decode worker holds`);
+    if (request.prefillOnly.blocks !== decode.request.handOff!.blocks)
+      throw new Violation(`${id}: asked for other blocks than the decode worker waits for`);
+    this.#note('leg');
+  }
+
+  #check(): void {
+    const { legs } = this.#handOffs;
+    if (legs > limits.maxLegs) throw new Violation(`law 3: ${legs} legs, ${limits.maxLegs} allowed`);
+    const prefills = new Map<number, number>();
+    for (const call of this.#calls) {
+      if (!call.isOpen) {
+        this.#calls.delete(call);
+        this.#unwanted.delete(call);
+        continue;
+      }
+      const [id] = call.request.requestId.split('-prefill-') as [string];
+      const life = this.#lives.get(id);
+      if (life === undefined) throw new Violation(`promise: ${call.request.requestId} runs, its request has ended`);
+      if (call.request.prefillOnly === undefined) continue;
+      const { number } = call.worker;
+      prefills.set(number, (prefills.get(number) ?? 0) + 1);
+      const isWanted = [...life.calls].some(({ isOpen, awaited }) => isOpen && awaited !== undefined);
+      if (isWanted) this.#unwanted.delete(call);
+      else if (!this.#unwanted.has(call)) this.#unwanted.set(call, this.#world.nowMs);
+      const sinceMs = this.#unwanted.get(call) ?? this.#world.nowMs;
+      // The decode worker computes the rest, and says so with its first token.
+      const boundMs = messageMs + ([...life.calls].some(({ isOpen }) => isOpen) ? limits.deadlineMs : 0);
+      if (this.#world.nowMs - sinceMs > boundMs)
+        throw new Violation(`promise: ${call.request.requestId} computes for nobody`);
+    }
+    for (const [number, count] of prefills)
+      if (count > limits.maxLegsPerWorker) throw new Violation(`law 3: w${number} has ${count} legs`);
+    for (const { sent } of this.#workers.all)
+      for (const { requestId } of sent)
+        if (!this.#lives.has(requestId.split('-prefill-')[0]!))
+          throw new Violation(`promise: ${requestId} counts on a worker, its request has ended`);
+    if (this.#lives.size === 0) this.#atRest();
+  }
+
+  #atRest(): void {
+    const { legs, pendingBlocks } = this.#handOffs;
+    const { waiting, given } = this.#dispatch.stats();
+    const sent = this.#workers.all.reduce((sum, worker) => sum + worker.sent.size, 0);
+    const left = { legs, pendingBlocks, waiting, given, sent };
+    if (Object.values(left).some((count) => count !== 0))
+      throw new Violation(`promise: nobody asks for anything, and this is left: ${JSON.stringify(left)}`);
+  }
+}
+
+const requestOf = (requestId: string, ids: readonly number[], tokens: number, maxTokens: number): GenerateRequest => ({
+  ...{
+    requestId,
+    promptTokenIds: new Array<number>(tokens).fill(ids[0]!),
+    maxTokens,
+    temperature: 0,
+    topK: 0,
+    topP: 1,
+  },
+  ...{ seed: undefined, ignoreEos: false, stopTokenIds: [], cacheSalt: '', loraName: '' },
+});

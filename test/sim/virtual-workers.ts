@@ -1,0 +1,405 @@
+/**
+ * Engine workers in virtual time, for the coordinator's hand-offs: one step at a time, room for so many blocks, a cache node beside each,
+ * a link between nodes. A model: what it does of a hand-off is what `proto/kvtier/v1/engine.proto` says of it.
+ *
+ * Whoever calls is the only one that holds: a call that was cancelled, or whose worker died, holds nothing from then on.
+ */
+import { factsOf, recordOf } from '@kvtier/dispatch/testing';
+import { KvError } from '@kvtier/errors';
+import type { HandOffEngines } from '@kvtier/handoff';
+import type { OnEvent, Worker, WorkerState } from '@kvtier/registry';
+import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
+import type { World } from './world.ts';
+
+export const blockTokens = 16;
+const stepTokens = 128;
+/** As the registry's line to a worker. */
+const silentMs = 850;
+const peer = 3;
+
+type Share = Parameters<HandOffEngines['sent']>[1];
+
+/** One call at one worker. */
+export interface VirtualCall {
+  readonly worker: VirtualWorker;
+  readonly request: GenerateRequest;
+  readonly onEvent: OnEvent;
+  readonly end: (failure?: unknown) => void;
+  isOpen: boolean;
+  /** It has its room. */
+  hasRoom: boolean;
+  /** The decode side's word of it; undefined: it has not said it. */
+  local: number | undefined;
+  /** Blocks that it has: computed, held or brought in. */
+  blocks: number;
+  /** Waits for blocks up to here; undefined: it waits for none. */
+  awaited: number | undefined;
+  /** A block is on its way to it. */
+  isBringing: boolean;
+  tokensLeft: number;
+  answerLeft: number;
+  hasToken: boolean;
+  stallAtMs: number;
+  deadlineAtMs: number;
+}
+
+export class VirtualWorker implements Worker {
+  readonly number: number;
+  readonly record: Worker['record'];
+  readonly facts: Worker['facts'];
+  readonly why = undefined;
+  state: WorkerState = 'ready';
+  isStopped = false;
+  /** Prompt tokens a second; what it says of it may be another. */
+  readonly tokensPerS: number;
+  readonly lie: number;
+  readonly calls: VirtualCall[] = [];
+  /** Sent, and not there yet. */
+  readonly sent = new Set<Share>();
+  /** Leading blocks of each prompt, by its first token: the engine's own, and its node's. */
+  readonly own = new Map<number, number>();
+  readonly node = new Map<number, number>();
+  /** When its node's link is free again. */
+  linkFreeMs = 0;
+  isStepping = false;
+  life = 0;
+
+  constructor(
+    number: number,
+    role: 'prefill' | 'decode' | 'both',
+    totalBlocks: number,
+    tokensPerS: number,
+    lie: number,
+  ) {
+    this.number = number;
+    this.record = recordOf(`w${number}`, { role, node: `n${number}` });
+    this.facts = factsOf({ totalBlocks, maxRunning: 32, bootEpoch: String(number) });
+    this.tokensPerS = tokensPerS;
+    this.lie = lie;
+  }
+
+  get usedBlocks(): number {
+    let sum = 0;
+    for (const call of this.calls) if (call.hasRoom) sum += needsOf(call.request);
+    return sum;
+  }
+
+  get load(): Worker['load'] {
+    const running = this.calls.filter(({ hasToken }) => hasToken).length;
+    let [tokensAhead, waitingBlocks] = [0, 0];
+    for (const call of this.calls) {
+      tokensAhead += call.tokensLeft;
+      if (!call.hasRoom) waitingBlocks += needsOf(call.request);
+    }
+    for (const share of this.sent) {
+      tokensAhead += share.tokensAhead;
+      waitingBlocks += share.blocks;
+    }
+    return {
+      ...{ waiting: this.calls.length - running + this.sent.size, running, tokensAhead, usedBlocks: this.usedBlocks },
+      ...{ waitingBlocks, freedBlocksPerS: 50, loadAheadS: 0, prefillTokensPerS: this.tokensPerS * this.lie },
+      ...{ stepS: 0.005, stepPerRequestS: 0.001, loadBlocksPerS: [0, 0, 0, 500, 0, 0], toldAtMs: 1 },
+    };
+  }
+}
+
+const needsOf = ({ promptTokenIds, maxTokens, prefillOnly }: GenerateRequest): number =>
+  prefillOnly?.blocks ?? Math.ceil((promptTokenIds.length + maxTokens) / blockTokens);
+
+export class VirtualWorkers implements HandOffEngines {
+  readonly all: VirtualWorker[];
+  readonly #world: World;
+  readonly #listeners = new Set<() => void>();
+  /** Told of each call when it begins. */
+  onCall: (call: VirtualCall) => void = () => {};
+
+  constructor(world: World, all: VirtualWorker[]) {
+    this.#world = world;
+    this.all = all;
+  }
+
+  workers(): readonly Worker[] {
+    return this.all;
+  }
+
+  onChange(listener: () => void): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  onLoad(listener: () => void): () => void {
+    return this.onChange(listener);
+  }
+
+  sent(number: number, share: Share): ReturnType<HandOffEngines['sent']> {
+    const worker = this.all[number]!;
+    worker.sent.add(share);
+    return { firstToken: () => {}, ended: () => worker.sent.delete(share) };
+  }
+
+  /** Blocks of a prompt at hand: the engine's and its node's. */
+  heldBy(number: number, prompt: number): number {
+    const { own, node } = this.all[number]!;
+    return Math.max(own.get(prompt) ?? 0, node.get(prompt) ?? 0);
+  }
+
+  engine(number: number): { changeHandOff(requestId: string, blocks: number): Promise<boolean> } {
+    return {
+      changeHandOff: async (requestId, blocks) => {
+        await this.#pass(this.#world.between(100, 3_000));
+        const call = this.all[number]!.calls.find(({ request }) => request.requestId === requestId);
+        if (call?.awaited === undefined) return false;
+        this.#stopAwaiting(call, Math.max(blocks, call.blocks));
+        return true;
+      },
+    };
+  }
+
+  follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+    const worker = this.all[number]!;
+    return new Promise((resolve, reject) => {
+      const end = (failure?: unknown): void => {
+        if (!call.isOpen) return;
+        call.isOpen = false;
+        signal.removeEventListener('abort', leave);
+        this.#leave(call);
+        if (failure === undefined) resolve();
+        else reject(failure as Error);
+      };
+      const leave = (): void => end(signal.reason);
+      const call: VirtualCall = {
+        ...{ worker, request, onEvent, end, isOpen: true, hasRoom: false, local: undefined, blocks: 0 },
+        ...{
+          awaited: undefined,
+          isBringing: false,
+          hasToken: false,
+          stallAtMs: 0,
+          deadlineAtMs: 0,
+          tokensLeft: tokensOf(request),
+        },
+        answerLeft: request.prefillOnly === undefined ? request.maxTokens : 0,
+      };
+      if (signal.aborted) return reject(signal.reason as Error);
+      signal.addEventListener('abort', leave, { once: true });
+      this.onCall(call);
+      if (worker.state !== 'ready') return end(new KvError('DISCONNECTED', 'gone', { retry: true }));
+      this.#later(this.#world.between(100, 2_000), call, () => {
+        for (const share of worker.sent) if (share.requestId === request.requestId) worker.sent.delete(share);
+        if (worker.calls.length >= 24) return end(new KvError('BUSY', 'queue: full', { retry: true }));
+        worker.calls.push(call);
+        this.#work(worker);
+        return undefined;
+      });
+    });
+  }
+
+  /** Its process dies; somebody finds out a little later. Its node lives. */
+  kill(worker: VirtualWorker, backMs: number): void {
+    worker.life++;
+    worker.isStopped = false;
+    worker.own.clear();
+    worker.isStepping = false;
+    const calls = worker.calls.splice(0);
+    this.#world.schedule(this.#world.between(100, 50_000), 'found dead', () => this.#silent(worker, calls));
+    this.#world.schedule(backMs * 1000 + 60_000, 'is back', () => this.#back(worker));
+  }
+
+  /** SIGSTOP, and SIGCONT after so long. */
+  stop(worker: VirtualWorker, forMs: number): void {
+    worker.isStopped = true;
+    const { life } = worker;
+    this.#world.schedule(silentMs * 1000, 'found silent', () => {
+      if (worker.isStopped && worker.life === life) this.#silent(worker, worker.calls.splice(0));
+    });
+    this.#world.schedule(forMs * 1000, 'goes on', () => {
+      if (worker.life !== life) return;
+      worker.isStopped = false;
+      this.#back(worker);
+    });
+  }
+
+  #silent(worker: VirtualWorker, calls: readonly VirtualCall[]): void {
+    worker.state = 'silent';
+    this.#changed();
+    const why = new KvError('DISCONNECTED', `w${worker.number} died`, { retry: true });
+    for (const call of [...calls, ...worker.calls]) call.end(why);
+  }
+
+  #back(worker: VirtualWorker): void {
+    worker.state = 'ready';
+    this.#changed();
+    this.#work(worker);
+  }
+
+  #changed(): void {
+    for (const listener of [...this.#listeners]) listener();
+  }
+
+  #leave(call: VirtualCall): void {
+    const { calls } = call.worker;
+    const at = calls.indexOf(call);
+    if (at >= 0) calls.splice(at, 1);
+    this.#world.schedule(0, 'room', () => this.#work(call.worker));
+  }
+
+  #pass(us: number): Promise<void> {
+    return new Promise((resolve) => void this.#world.schedule(us, 'passes', resolve));
+  }
+
+  #later(us: number, call: VirtualCall, fn: () => void): void {
+    const { life } = call.worker;
+    this.#world.schedule(us, 'message', () => {
+      if (call.isOpen && call.worker.life === life) fn();
+    });
+  }
+
+  #tell(call: VirtualCall, part: Partial<GenerateEvent>, andEnds = false): void {
+    this.#later(this.#world.between(50, 1_000), call, () => {
+      const event = { tokenIds: [], finishReason: '', failure: undefined, ...part } as GenerateEvent;
+      if (call.onEvent(event) === false || andEnds) call.end();
+    });
+  }
+
+  /** Gives room, and takes a step if there is anything to do. */
+  #work(worker: VirtualWorker): void {
+    if (worker.isStopped || worker.state !== 'ready') return;
+    for (const call of worker.calls) {
+      if (call.hasRoom) continue;
+      if (worker.usedBlocks + needsOf(call.request) > worker.facts!.totalBlocks) break;
+      this.#begin(call);
+    }
+    if (worker.isStepping) return;
+    let prompt = 0;
+    const parts = new Map<VirtualCall, number>();
+    for (const call of worker.calls) {
+      if (!call.hasRoom || call.awaited !== undefined || call.tokensLeft === 0 || prompt >= stepTokens) continue;
+      const part = Math.min(call.tokensLeft, stepTokens - prompt);
+      parts.set(call, part);
+      prompt += part;
+    }
+    const streams = worker.calls.filter(({ hasToken }) => hasToken);
+    if (parts.size === 0 && streams.length === 0) return;
+    worker.isStepping = true;
+    const { life } = worker;
+    const takesS = 0.005 + streams.length * 0.001 + prompt / worker.tokensPerS;
+    const step = (): void => {
+      if (worker.life !== life) return;
+      if (worker.isStopped) return void this.#world.schedule(20_000, 'stopped', step);
+      worker.isStepping = false;
+      for (const [call, part] of parts) if (call.isOpen) this.#computed(call, part);
+      for (const call of streams) if (call.isOpen) this.#token(call);
+      this.#work(worker);
+    };
+    this.#world.schedule(takesS * 1e6, 'step', step);
+  }
+
+  #begin(call: VirtualCall): void {
+    const { worker, request } = call;
+    call.hasRoom = true;
+    const prompt = request.promptTokenIds[0]!;
+    const isPrefill = request.prefillOnly !== undefined;
+    const most = request.prefillOnly?.blocks ?? Math.floor((request.promptTokenIds.length - 1) / blockTokens);
+    call.blocks = Math.min(isPrefill ? this.heldBy(worker.number, prompt) : (worker.own.get(prompt) ?? 0), most);
+    call.tokensLeft = tokensOf(request) - call.blocks * blockTokens;
+    if (isPrefill) {
+      if (call.blocks > 0) this.#committed(call);
+      else if (call.tokensLeft === 0) this.#tell(call, { finishReason: 'prefilled' }, true);
+      return;
+    }
+    const { handOff } = request;
+    if (handOff === undefined) return;
+    call.local = Math.min(call.blocks, handOff.blocks);
+    this.#tell(call, { handOff: { localBlocks: call.local, readyBlocks: 0 } });
+    if (call.local >= handOff.blocks) return;
+    call.awaited = handOff.blocks;
+    call.deadlineAtMs = this.#world.nowMs + handOff.deadlineMs;
+    this.#moved(call);
+    this.#bring(call);
+  }
+
+  /** Another block came: the wait begins anew. */
+  #moved(call: VirtualCall): void {
+    const { stallMs } = call.request.handOff!;
+    call.stallAtMs = Math.min(this.#world.nowMs + stallMs, call.deadlineAtMs);
+    const { stallAtMs } = call;
+    this.#later((stallAtMs - this.#world.nowMs) * 1000, call, () => {
+      if (call.awaited !== undefined && call.stallAtMs === stallAtMs) this.#stopAwaiting(call, call.blocks);
+    });
+  }
+
+  #stopAwaiting(call: VirtualCall, at: number): void {
+    if (call.blocks < at) {
+      call.awaited = at;
+      return;
+    }
+    call.awaited = undefined;
+    call.tokensLeft = tokensOf(call.request) - call.blocks * blockTokens;
+    this.#work(call.worker);
+  }
+
+  /** The next block, from any node that has it. */
+  #bring(call: VirtualCall): void {
+    const { worker, request } = call;
+    if (call.awaited === undefined || !call.isOpen || call.isBringing) return;
+    const prompt = request.promptTokenIds[0]!;
+    if (!this.all.some(({ node }) => (node.get(prompt) ?? 0) > call.blocks)) return; // it is told
+    call.isBringing = true;
+    const begins = Math.max(worker.linkFreeMs, this.#world.nowMs);
+    worker.linkFreeMs = begins + 1000 / (worker.load.loadBlocksPerS[peer] ?? 500);
+    this.#later((worker.linkFreeMs - this.#world.nowMs) * 1000, call, () => {
+      call.isBringing = false;
+      if (call.awaited === undefined) return;
+      call.blocks++;
+      if (call.blocks >= call.awaited) return this.#stopAwaiting(call, call.blocks);
+      this.#moved(call);
+      this.#bring(call);
+    });
+  }
+
+  #computed(call: VirtualCall, part: number): void {
+    const { request } = call;
+    call.tokensLeft -= part;
+    call.blocks = Math.floor((tokensOf(request) - call.tokensLeft) / blockTokens);
+    if (request.prefillOnly !== undefined) this.#committed(call);
+    else if (call.tokensLeft === 0) this.#first(call);
+  }
+
+  #first(call: VirtualCall): void {
+    const { request } = call;
+    call.worker.own.set(request.promptTokenIds[0]!, call.blocks);
+    call.hasToken = true;
+    this.#token(call, {
+      cache: {
+        ...{ promptTokens: request.promptTokenIds.length, cachedTokens: call.blocks * blockTokens, tokensByTier: {} },
+        ...{ queueUs: 0, loadUs: 0, prefillUs: 0 },
+      },
+    });
+  }
+
+  #committed(call: VirtualCall): void {
+    const { worker, request, blocks } = call;
+    const prompt = request.promptTokenIds[0]!;
+    // A node that has no room takes fewer.
+    const kept = this.#world.chance(0.02) ? Math.max(blocks - 1, 0) : blocks;
+    if (kept > (worker.node.get(prompt) ?? 0)) {
+      worker.node.set(prompt, kept);
+      for (const { calls } of this.all)
+        for (const other of calls)
+          if (other.request.promptTokenIds[0] === prompt) this.#later(500, other, () => this.#bring(other));
+    }
+    const ready = Math.min(worker.node.get(prompt) ?? 0, request.prefillOnly!.blocks);
+    const isDone = call.tokensLeft === 0;
+    const handOff = { localBlocks: 0, readyBlocks: ready };
+    this.#tell(call, isDone ? { handOff, finishReason: 'prefilled' } : { handOff }, isDone);
+  }
+
+  #token(call: VirtualCall, part: Partial<GenerateEvent> = {}): void {
+    call.answerLeft--;
+    const isLast = call.answerLeft <= 0;
+    this.#tell(call, { ...part, tokenIds: [7], finishReason: isLast ? 'length' : '' }, isLast);
+    if (isLast) call.hasToken = false;
+  }
+}
+
+const tokensOf = ({ promptTokenIds, prefillOnly }: GenerateRequest): number =>
+  prefillOnly === undefined ? promptTokenIds.length : prefillOnly.blocks * blockTokens;
