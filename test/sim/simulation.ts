@@ -236,6 +236,7 @@ class Simulation {
         counters['fetch.inflight_bytes']!,
         limits.maxFetchBytes! + plan.tiers.length * 6_000,
       );
+      over(`${name}, what is awaited`, counters['await.blocks']!, limits.maxAwaitedInAll!);
       over(`${name}, what is prefetched`, counters['prefetch.unused_bytes']!, limits.maxPrefetchedBytes!);
       over(`${name}, uses to tell`, counters['touch.pending_blocks']!, limits.maxTouchBlocks!);
       for (const tier of plan.tiers) {
@@ -248,7 +249,8 @@ class Simulation {
       over(`${name}, tenant small on disk`, counters['quota.bytes.disk.small'] ?? 0, 30_000);
     }
     for (const { holdings, parts } of this.#live()) {
-      const { reserved, loads, pins } = holdings.counts;
+      const { reserved, loads, pins, awaited } = holdings.counts;
+      over(`${parts.node.name}, awaited by a session`, awaited, limits.maxAwaitedBlocks!);
       over(`${parts.node.name}, loads of a session`, loads, limits.maxLoads!);
       over(`${parts.node.name}, reserved by a session`, reserved * parts.space.payloadBytes, limits.maxReservedBytes!);
       over(`${parts.node.name}, pinned by a session`, pins * parts.space.payloadBytes, limits.maxPinnedBytes!);
@@ -259,6 +261,21 @@ class Simulation {
   #checkIndexes(): void {
     for (const { store } of this.#up()) store.checkIntegrity();
     this.#checkEnds();
+    this.#checkWaits();
+  }
+
+  /** Law 5: what nobody waits for any more is not awaited. */
+  #checkWaits(): void {
+    const live = this.#live();
+    for (const node of this.#up()) {
+      const engines = live.filter(({ parts }) => parts.node === node);
+      const awaited = engines.reduce((sum, { holdings }) => sum + holdings.counts.awaited, 0);
+      const { counters } = node.store.stats();
+      if (counters['await.blocks'] !== awaited)
+        throw new Violation(
+          `law 5: ${node.name}: ${counters['await.blocks']} blocks are awaited, by its engines ${awaited}`,
+        );
+    }
   }
 
   /** What is over has left the tiers that are a node's own. */
@@ -301,7 +318,7 @@ class Simulation {
       );
     await this.#until('tiers do not come back', calmUs, isWell);
     const gauges = [
-      ...['fetch.inflight_bytes', 'namespaces.open', 'arena.pinned_blocks', 'touch.pending_blocks'],
+      ...['fetch.inflight_bytes', 'namespaces.open', 'arena.pinned_blocks', 'touch.pending_blocks', 'await.blocks'],
       ...['disk', 'redis', 's3', 'peer'].map((tier) => `writedown.${tier}.pending_bytes`),
     ];
     const left = (): string[] =>
