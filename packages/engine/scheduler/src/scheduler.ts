@@ -385,7 +385,8 @@ export class Scheduler {
       const { blockTokens } = this.#kv;
       // At least the last token is computed, for its logits.
       request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
-      if (end.firstBlock === 0) request.offeredBlocks = end.loaded;
+      // Who computes for another worker asks about these, too: they are to lie in this node.
+      if (end.firstBlock === 0 && !request.prefillOnly) request.offeredBlocks = end.loaded;
       this.#kv.cacheBlocks(request, request.computedTokens);
       if (end.first) request.loadedByTier = end.byTier;
       this.counts.loadedTokens += end.loaded * blockTokens;

@@ -72,8 +72,10 @@ export class Holdings {
     return this.#reserved.size > 0 || this.#loads.size > 0;
   }
 
-  get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number } {
-    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.size };
+  /** `awaited`: blocks that its loads wait for though they cannot be had yet. */
+  get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number; readonly awaited: number } {
+    const { awaited } = this.#waits;
+    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.size, awaited };
   }
 
   /**
