@@ -219,11 +219,24 @@ describe('a hand-off', () => {
     d.submit('a', prompt(1, 40), { handOff: { blocks: 9, stallMs: 60_000, deadlineMs: 60_000 } });
     await world.until(() => handOffs(d, 'a').length === 1);
     await world.until(() => d.ended('old'));
-    expect(d.engine.stats().handOffEnds).toEqual({ preempted: 1 });
+    // That one never loses its own.
+    expect(d.engine.stats()).toMatchObject({ handOffEnds: { preempted: 1 }, preemptions: 1 });
     await world.until(() => d.ended('a'));
     expect(d.tokens('old')).toEqual(naiveAnswer(prompt(3, 20), 30));
     expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 40), 4));
     expect(handOffs(d, 'a')).toHaveLength(1);
+    await d.drain();
+    idle(d);
+  });
+
+  it('of a caller that leaves frees its room at once', async () => {
+    const { world, d } = pair();
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, stallMs: 60_000, deadlineMs: 60_000 } });
+    await world.until(() => d.connector.awaiting.size === 1);
+    d.engine.abort('a');
+    await world.until(() => d.engine.load().usedBlocks === 0);
+    expect(world.clock.nowUs()).toBeLessThan(10_000);
+    expect(d.engine.stats().handOffEnds).toEqual({ gone: 1 });
     await d.drain();
     idle(d);
   });

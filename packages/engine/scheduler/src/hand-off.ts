@@ -27,7 +27,7 @@ export class HandOff {
   readonly stallMs: number;
   readonly deadlineMs: number;
   state: 'open' | 'awaiting' | 'over' = 'open';
-  /** The room is wanted back: when the connector has let go, the request starts anew. */
+  /** The room is wanted back: when the connector has let go, the request may lose it. */
   isRevoked = false;
   /** From its room to its end. */
   elapsedUs = 0;

@@ -406,7 +406,6 @@ export class Scheduler {
     this.#expect(request, 0);
     if (withStep) return; // it goes on in the next step
     this.waiting.add(request);
-    if (request.handOff?.isRevoked && request.holdsBlocks) this.#preempt(request);
     this.#options.wake();
   }
 
