@@ -9,8 +9,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { loadTokenizer } from '@kvtier/api-server';
 import { DemoTable, waitUntil } from '@kvtier/cli';
+import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { freePort } from '../../infra/ports.ts';
-import { modelDir, Service } from '../faults/engine-rig.ts';
+import { metricsText, modelDir, Service } from '../faults/engine-rig.ts';
 
 export interface Request {
   readonly prompt: readonly number[];
@@ -165,11 +166,20 @@ export class ClusterRig {
     throw new Error(`no coordinator answers: ${String(last)}`);
   }
 
-  /** The first coordinator's metrics with those of all workers that it reaches, by name and labels as written. */
-  async metrics(): Promise<ReadonlyMap<string, number>> {
-    const text = await (await fetch(`${this.#urls[0]}/metrics`)).text();
-    const samples = text.split('\n').map((line) => /^([^#\s]\S*(?: [^}]*})?) (\S+)$/.exec(line));
-    return new Map(samples.flatMap((match) => (match ? [[match[1]!, Number(match[2])] as const] : [])));
+  /** A coordinator's metrics with those of all workers that it reaches, by name and labels as written. */
+  async metrics(coordinator = 0): Promise<ReadonlyMap<string, number>> {
+    return samplesOf(await (await fetch(`${this.#urls[coordinator]}/metrics`)).text());
+  }
+
+  /** Of a worker and its node, asked straight. */
+  async workerMetrics(worker: number): Promise<ReadonlyMap<string, number>> {
+    const at = `unix:${join(this.folder, `w${worker}`)}`;
+    const client = new EngineClient(at, clientCredentials(at), channelOptions);
+    try {
+      return samplesOf(await metricsText(client));
+    } finally {
+      client.close();
+    }
   }
 
   async close(): Promise<void> {
@@ -180,6 +190,11 @@ export class ClusterRig {
     await Promise.all(this.nodes.map((service) => service.signal('SIGTERM')));
     rmSync(this.folder, { recursive: true, force: true });
   }
+}
+
+function samplesOf(text: string): ReadonlyMap<string, number> {
+  const samples = text.split('\n').map((line) => /^([^#\s]\S*(?: [^}]*})?) (\S+)$/.exec(line));
+  return new Map(samples.flatMap((match) => (match ? [[match[1]!, Number(match[2])] as const] : [])));
 }
 
 async function readyWorkers(url: string): Promise<number> {
