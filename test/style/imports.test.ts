@@ -77,6 +77,14 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/pod-handoff',
     'coordinator/registry',
   ],
+  'coordinator/planner': [
+    'base/config',
+    'base/errors',
+    'base/telemetry',
+    'base/wire',
+    'coordinator/dispatch',
+    'coordinator/registry',
+  ],
   'coordinator/pod-handoff': [
     'base/config',
     'base/errors',
@@ -103,6 +111,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/dispatch',
     'coordinator/endpoint-picker',
     'coordinator/kv-index',
+    'coordinator/planner',
     'coordinator/pod-handoff',
     'coordinator/registry',
     'coordinator/routing',
