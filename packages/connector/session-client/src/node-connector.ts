@@ -204,7 +204,13 @@ class CacheNodeConnector implements NodeConnector {
     }
   }
 
-  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {
+  store(
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onReleased: () => void,
+    tokens?: (first: number, end: number) => Int32Array,
+  ): void {
     const { executor, hashBytes } = this.#options;
     const groups = this.#windows.length;
     const columns = blockIds.length / groups;
@@ -235,7 +241,9 @@ class CacheNodeConnector implements NodeConnector {
       const isWindow = this.#windows[part.group] !== Number.POSITIVE_INFINITY;
       const parent = isWindow ? hashes.subarray(0, 0) : hashes.subarray(Math.max(0, at - hashBytes), at);
       const wanted = hashes.subarray(at, at + part.blockIds.length * hashBytes);
-      return runStore(context, parent, wanted, part.blockIds, released);
+      const first = firstBlock + part.from;
+      const said = !isWindow && session.wantsTokenIds ? tokens?.(first, first + part.blockIds.length) : undefined;
+      return runStore(context, parent, wanted, part.blockIds, released, said);
     });
     const run: Promise<void> = Promise.all(stores).then(() => {
       this.#storingBlocks -= blocks;

@@ -64,9 +64,16 @@ export interface Connector {
   /**
    * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`, ids laid out as in `load`,
    * 0 where a group does not offer a block. `onReleased` is called
-   * exactly once, never from inside this call, when their bytes are no longer needed.
+   * exactly once, never from inside this call, when their bytes are no longer needed. `tokens`: where the hashes depend on tokens alone,
+   * those of blocks first..end-1 of the chain, asked for within this call if somebody wants them.
    */
-  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void;
+  store(
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onReleased: () => void,
+    tokens?: (first: number, end: number) => Int32Array,
+  ): void;
   /**
    * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena
    * meanwhile, behind all loads. A hint; nothing answers, and blocks of groups with a window stay where they are. Once per

@@ -103,7 +103,11 @@ export class Exports {
     request.offeredBlocks = end;
     const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
     const blocks = [...blockIds].filter((block) => block !== nullBlock);
-    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks));
+    const { blockTokens } = this.#kv;
+    const tokens = request.description.isPlain
+      ? (from: number, to: number) => request.tokenIds(from * blockTokens, to * blockTokens)
+      : undefined;
+    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks), tokens);
   }
 
   /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
@@ -133,7 +137,14 @@ export class Exports {
     this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
   }
 
-  #store(hashes: Buffer, first: number, blockIds: Int32Array, count: number, letGo: () => void): void {
+  #store(
+    hashes: Buffer,
+    first: number,
+    blockIds: Int32Array,
+    count: number,
+    letGo: () => void,
+    tokens?: (first: number, end: number) => Int32Array,
+  ): void {
     this.#heldBlocks += count;
     this.#exportedBlocks += count;
     let released = false;
@@ -144,7 +155,7 @@ export class Exports {
       letGo();
       this.#onReleased();
     };
-    this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased));
+    this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased, tokens));
   }
 
   #note(writeDown: WriteDownAhead, request: EngineRequest): void {

@@ -85,14 +85,21 @@ export class ConnectorRig {
   }
 
   /** Fill the blocks with what is right for the chain and store them. */
-  store(chain: number, first: number, blockIds: number[]): Promise<void> {
+  store(
+    chain: number,
+    first: number,
+    blockIds: number[],
+    tokens?: (first: number, end: number) => Int32Array,
+  ): Promise<void> {
     for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
     return new Promise((resolve) => {
       let inside = true;
-      this.connector.store(chainOf(chain, first + blockIds.length), first, Int32Array.from(blockIds), () => {
+      const onReleased = (): void => {
         if (inside) throw new Error('called back from inside the call');
         resolve();
-      });
+      };
+      const hashes = chainOf(chain, first + blockIds.length);
+      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, tokens);
       inside = false;
     });
   }
