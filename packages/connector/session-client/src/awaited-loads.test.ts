@@ -107,7 +107,7 @@ describe('a store', () => {
     const settled: number[] = [];
     const store = async (chain: number, blocks: number): Promise<number> => {
       const before = settled.length;
-      await rig.store(chain, 0, ids(10, blocks), (held) => settled.push(held));
+      await rig.store(chain, 0, ids(10, blocks), { onSettled: (held) => settled.push(held) });
       await until(() => settled.length > before, 'the answer');
       return settled.at(-1)!;
     };

@@ -78,7 +78,7 @@ it('exactly once, and never wrong', { timeout: 120_000 }, async () => {
               settled = held;
             };
             const settling = until(() => settled >= 0, 'a store to settle', 30_000);
-            await rig.store(op.chain, op.first, ids, onSettled);
+            await rig.store(op.chain, op.first, ids, { onSettled });
             callbacks++;
             expect(ids.filter((id) => executor.busy.has(id))).toEqual([]);
             for (const id of ids) executor.blocks[id]!.fill(0xee);

@@ -7,7 +7,7 @@
 import { invariant } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
 import { LoadPlanner } from '@kvtier/load-planner';
-import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match } from '@kvtier/scheduler';
+import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match, StoreOptions } from '@kvtier/scheduler';
 import { maxHashesPerFrame, type StatsResult } from '@kvtier/wire';
 import { AwaitedGroups } from './awaited-groups.ts';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
@@ -224,7 +224,7 @@ class CacheNodeConnector implements NodeConnector {
     firstBlock: number,
     blockIds: Int32Array,
     onReleased: () => void,
-    onSettled?: (heldBlocks: number) => void,
+    { onSettled, tokens }: StoreOptions = {},
   ): void {
     const { executor, hashBytes } = this.#options;
     const groups = this.#windows.length;
@@ -259,7 +259,9 @@ class CacheNodeConnector implements NodeConnector {
       const isWindow = this.#windows[part.group] !== Number.POSITIVE_INFINITY;
       const parent = isWindow ? hashes.subarray(0, 0) : hashes.subarray(Math.max(0, at - hashBytes), at);
       const wanted = hashes.subarray(at, at + part.blockIds.length * hashBytes);
-      return runStore(context, parent, wanted, part.blockIds, released);
+      const first = firstBlock + part.from;
+      const said = !isWindow && session.wantsTokenIds ? tokens?.(first, first + part.blockIds.length) : undefined;
+      return runStore(context, parent, wanted, part.blockIds, released, said);
     });
     const run: Promise<void> = Promise.all(stores).then((held) => {
       this.#storingBlocks -= blocks;

@@ -47,6 +47,17 @@ export interface ArrivedLoad {
   decline(): void;
 }
 
+/** Of a store. */
+export interface StoreOptions {
+  /**
+   * Called once, with `onReleased` or later, when it is known how many of the blocks the tier holds, in all groups that offer them, from
+   * the first on, without a gap.
+   */
+  readonly onSettled?: (heldBlocks: number) => void;
+  /** Where the hashes depend on tokens alone: those of blocks first..end-1 of the chain, asked for within the call if somebody wants them. */
+  readonly tokens?: (first: number, end: number) => Int32Array;
+}
+
 export interface Connector {
   /** A cache node is attached right now. */
   readonly attached: boolean;
@@ -81,16 +92,9 @@ export interface Connector {
   /**
    * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`, ids laid out as in `load`,
    * 0 where a group does not offer a block. `onReleased` is called
-   * exactly once, never from inside this call, when their bytes are no longer needed; `onSettled` once, then or later, when it is
-   * known how many of the blocks the tier holds, in all groups that offer them, from the first on, without a gap.
+   * exactly once, never from inside this call, when their bytes are no longer needed.
    */
-  store(
-    hashes: Buffer,
-    firstBlock: number,
-    blockIds: Int32Array,
-    onReleased: () => void,
-    onSettled?: (heldBlocks: number) => void,
-  ): void;
+  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void, options?: StoreOptions): void;
   /**
    * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena
    * meanwhile, behind all loads. A hint; nothing answers, and blocks of groups with a window stay where they are. Once per
@@ -114,10 +118,10 @@ export const noConnector: Connector = {
   load: (_id, _hashes, _first, _blocks, onDone) =>
     queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),
   endLoad: () => {},
-  store: (_hashes, _first, _blocks, onReleased, onSettled) =>
+  store: (_hashes, _first, _blocks, onReleased, options) =>
     queueMicrotask(() => {
       onReleased();
-      onSettled?.(0);
+      options?.onSettled?.(0);
     }),
   prefetch: () => {},
   forget: () => {},

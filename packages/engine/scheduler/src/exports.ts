@@ -26,7 +26,7 @@
 
 import { invariant } from '@kvtier/errors';
 import { type KvCacheManager, nullBlock, type PrefixCache } from '@kvtier/prefix-cache';
-import type { Connector } from './connector.ts';
+import type { Connector, StoreOptions } from './connector.ts';
 import type { EngineRequest } from './request.ts';
 import { WriteDownAhead } from './write-down-ahead.ts';
 
@@ -160,15 +160,20 @@ export class Exports {
       letGo();
       this.#onReleased();
     };
-    const { prefillOnly } = request ?? {};
+    const options = request && this.#optionsOf(request, first);
+    this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased, options));
+  }
+
+  #optionsOf(request: EngineRequest, first: number): StoreOptions {
+    const { blockTokens } = this.#kv;
+    const { prefillOnly, description } = request;
+    const tokens = (from: number, to: number): Int32Array => request.tokenIds(from * blockTokens, to * blockTokens);
     if (prefillOnly) prefillOnly.unsettled++;
     const onSettled = (held: number): void => {
       prefillOnly!.unsettled--;
-      this.#onSettled?.(request!, first, first + held);
+      this.#onSettled?.(request, first, first + held);
     };
-    this.#unsent.push(() =>
-      this.#connector.store(hashes, first, blockIds, onReleased, prefillOnly ? onSettled : undefined),
-    );
+    return { ...(description.isPlain && { tokens }), ...(prefillOnly && { onSettled }) };
   }
 
   #note(writeDown: WriteDownAhead, request: EngineRequest): void {

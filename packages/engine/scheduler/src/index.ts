@@ -6,6 +6,7 @@ export {
   type LoadResult,
   type Match,
   noConnector,
+  type StoreOptions,
 } from './connector.ts';
 export { Engine } from './engine.ts';
 export type { EngineLoadFigures } from './engine-load.ts';

@@ -2,7 +2,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { ArrivedLoad, AwaitedLoad, LoadResult, Match } from '@kvtier/scheduler';
+import type { ArrivedLoad, AwaitedLoad, LoadResult, Match, StoreOptions } from '@kvtier/scheduler';
 import { type ConnectorOptions, createConnector, type NodeConnector } from '../node-connector.ts';
 import type { Timers } from '../timers.ts';
 import { FakeExecutor } from './fake-executor.ts';
@@ -86,7 +86,7 @@ export class ConnectorRig {
   }
 
   /** Fill the blocks with what is right for the chain and store them. */
-  store(chain: number, first: number, blockIds: number[], onSettled?: (held: number) => void): Promise<void> {
+  store(chain: number, first: number, blockIds: number[], options?: StoreOptions): Promise<void> {
     for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
     return new Promise((resolve) => {
       let inside = true;
@@ -95,7 +95,7 @@ export class ConnectorRig {
         resolve();
       };
       const hashes = chainOf(chain, first + blockIds.length);
-      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, onSettled);
+      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, options);
       inside = false;
     });
   }

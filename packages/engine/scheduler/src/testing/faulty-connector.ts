@@ -5,7 +5,7 @@
  */
 
 import type { StepResult } from '@kvtier/executor';
-import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match } from '../connector.ts';
+import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match, StoreOptions } from '../connector.ts';
 import type { Clock } from '../types.ts';
 import type { ContentExecutor } from './content-executor.ts';
 
@@ -245,7 +245,7 @@ export class FaultyConnector implements Connector {
     firstBlock: number,
     blockIds: Int32Array,
     onReleased: () => void,
-    onSettled?: (heldBlocks: number) => void,
+    { onSettled }: StoreOptions = {},
   ): void {
     const columns = blockIds.length / this.#windows.length;
     const { later, faults } = this.#options;
