@@ -160,6 +160,14 @@ it.each([
   await until(() => empty(decodeWorker()), 'decode to hold nothing');
 });
 
+it('two of one prompt at once: each is told of all blocks, whoever wrote them', async () => {
+  const promptTokenIds = promptOf(6);
+  const blocks = blocksOf(promptTokenIds);
+  const legs = [0, 1].map((i) => begin(prefill, `e${i}`, { promptTokenIds, prefillOnly: { blocks } }));
+  for (const leg of legs) expect((await leg.ended).finishReason).toBe('prefilled');
+  expect(legs.map(({ states }) => states.at(-1)!.readyBlocks)).toEqual([blocks, blocks]);
+});
+
 it('called off in the middle: the rest is computed here', async () => {
   const promptTokenIds = promptOf(3);
   const blocks = blocksOf(promptTokenIds);

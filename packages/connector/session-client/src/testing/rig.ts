@@ -86,7 +86,12 @@ export class ConnectorRig {
   }
 
   /** Fill the blocks with what is right for the chain and store them. */
-  store(chain: number, first: number, blockIds: number[], onSettled?: (held: number) => void): Promise<void> {
+  store(
+    chain: number,
+    first: number,
+    blockIds: number[],
+    onSettled?: (held: number, isBusy: boolean) => void,
+  ): Promise<void> {
     for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
     return new Promise((resolve) => {
       let inside = true;
