@@ -8,7 +8,7 @@
  *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
  *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
  *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`; so does one whose next blocks another
- *      worker computes (hand-off.ts), with room for its whole prompt.
+ *      worker computes (prompt-wait.ts), with room for its whole prompt.
  * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later; one that waits for
  * another worker stops waiting then, and gives up its own when nothing is copied to them any more.
  *
@@ -25,9 +25,9 @@ import type { Share } from './batch.ts';
 import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
 import { Exports } from './exports.ts';
-import { HandOffs } from './hand-offs.ts';
 import { type LoadEnd, Loads } from './loads.ts';
 import { Lookups } from './lookups.ts';
+import { PromptWaits } from './prompt-waits.ts';
 import type { EngineRequest } from './request.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
 import { Storing } from './storing.ts';
@@ -54,7 +54,7 @@ export class Scheduler {
     layeredLoads: 0,
   };
   readonly lookups: Lookups;
-  readonly handOffs: HandOffs;
+  readonly handOffs: PromptWaits;
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   /** Some layers see only a window. */
@@ -78,7 +78,7 @@ export class Scheduler {
     const release = (request: EngineRequest): void => this.#release(request);
     this.#storing = new Storing({ connector, exports: this.exports, clock, release, wake, onReady, onPrefilled });
     this.lookups = new Lookups({ connector, clock, deadlineMs: options.matchDeadlineMs, wake });
-    this.handOffs = new HandOffs(clock, kv.blockTokens, options.onHandOff);
+    this.handOffs = new PromptWaits(clock, kv.blockTokens, options.onHandOff);
     this.loads = new Loads({
       kv,
       connector,
@@ -377,8 +377,8 @@ export class Scheduler {
       if (!wasAwaited) request.loadUs += this.#options.clock.nowUs();
       request.state = 'waiting';
     }
-    if (wasAwaited) this.handOffs.loaded(request, end);
     const lost = end !== undefined && this.#isLost(request, end);
+    if (wasAwaited) this.handOffs.loaded(request, end, lost);
     if (lost) {
       this.#kv.free(request.id);
       request.lostLoads++;
