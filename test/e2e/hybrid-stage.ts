@@ -10,7 +10,15 @@ import { createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, namespaceOf } from '@kvtier/identity';
 import { type CacheNode, openCacheNode } from '@kvtier/node';
 import { systemClock } from '@kvtier/runtime';
-import { type CacheUse, type Connector, Engine, type EngineLimits, noConnector } from '@kvtier/scheduler';
+import {
+  type CacheUse,
+  type Connector,
+  Engine,
+  type EngineLimits,
+  type GenerateRequest,
+  type HandOffState,
+  noConnector,
+} from '@kvtier/scheduler';
 import { createConnector, type NodeConnector } from '@kvtier/session-client';
 
 const golden = fileURLToPath(new URL('../numerics/golden', import.meta.url));
@@ -126,14 +134,21 @@ export class Stage {
     return this.#connector!.counters;
   }
 
-  generate(prompt: readonly number[], maxTokens: number): Promise<{ tokens: number[]; cache: CacheUse }> {
+  generate(
+    prompt: readonly number[],
+    maxTokens: number,
+    more: Partial<GenerateRequest> = {},
+    onHandOff: (state: HandOffState) => void = () => {},
+  ): Promise<{ tokens: number[]; cache: CacheUse }> {
     return new Promise((resolve, reject) => {
       const tokens: number[] = [];
       let cache: CacheUse | undefined;
-      const request = { promptTokenIds: Int32Array.from(prompt), maxTokens, temperature: 0, topK: 0, topP: 1 };
+      const plain = { promptTokenIds: Int32Array.from(prompt), maxTokens, temperature: 0, topK: 0, topP: 1 };
+      const request = { ...plain, ...more };
       this.engine.submit({ ...request, requestId: `r${this.#requests++}` }, (output) => {
         tokens.push(...output.tokenIds);
         cache ??= output.cache;
+        if (output.handOff) onHandOff(output.handOff);
         if (output.error) reject(output.error);
         else if (output.finishReason !== '') resolve({ tokens, cache: cache! });
       });

@@ -64,6 +64,40 @@ describe.each(models)('$model', ({ model, windows, tightBlocks }) => {
   // A hit of all but the prompt's last block, whose last token is computed.
   const hitBlocks = 23;
 
+  it('is handed from one engine to another in the middle of a prompt, each group by itself', async () => {
+    const [expected] = await right(model, prompt);
+    const [prefill, decode] = [await open({ model, node }), await open({ model, node })];
+    const handOff = { blocks: hitBlocks, stallMs: 20_000, deadlineMs: 40_000 };
+    let ready = 0;
+    const { tokens, cache } = await new Promise<Awaited<ReturnType<Stage['generate']>>>((resolve, reject) => {
+      const begin = (): void => {
+        const told = ({ readyBlocks }: { readyBlocks: number }): void => {
+          ready = readyBlocks;
+        };
+        prefill.generate(prompt, 1, { prefillOnly: { blocks: hitBlocks } }, told).catch(reject);
+      };
+      decode.generate(prompt, answerTokens, { handOff }, begin).then(resolve, reject);
+    });
+    expect(tokens).toEqual(expected);
+    expect(cache).toMatchObject({ handedTokens: hitBlocks * blockTokens, cachedTokens: hitBlocks * blockTokens });
+    expect(outside(decode.loads[0]!, windows, hitBlocks)).toBe(0);
+    expect(decode.engine.stats().handOffEnds).toEqual({ complete: 1 });
+    await prefill.stored();
+    expect(ready).toBe(hitBlocks);
+  });
+
+  it('whose prefill ends too early is computed from the last place that the tier holds whole', async () => {
+    const [expected] = await right(model, prompt);
+    const [prefill, decode] = [await open({ model, node }), await open({ model, node })];
+    await prefill.generate(prompt, 1, { prefillOnly: { blocks: 8 } });
+    const handOff = { blocks: hitBlocks, stallMs: 300, deadlineMs: 600 };
+    const { tokens, cache } = await decode.generate(prompt, answerTokens, { handOff });
+    expect(tokens).toEqual(expected);
+    expect(cache).toMatchObject({ handedTokens: 0 });
+    expect(decode.engine.stats().handOffEnds.complete).toBe(undefined);
+    expect(decode.engine.stats().handOffs).toBe(1);
+  });
+
   it('answers alike fresh, from its own pool and from the tier, and moves no block outside of the window', async () => {
     const [expected] = await right(model, prompt);
     const first = await open({ model, node });

@@ -160,6 +160,16 @@ it.each([
   await until(() => empty(decodeWorker()), 'decode to hold nothing');
 });
 
+it('one prompt at two workers of one node: each is told of all blocks, whoever wrote them', async () => {
+  for (let table = 20; table < 24; table++) {
+    const promptTokenIds = promptOf(table);
+    const blocks = blocksOf(promptTokenIds);
+    const legs = [prefill, beside].map((worker) => begin(worker, 'e', { promptTokenIds, prefillOnly: { blocks } }));
+    for (const leg of legs) expect((await leg.ended).finishReason).toBe('prefilled');
+    expect(legs.map(({ states }) => states.at(-1)!.readyBlocks)).toEqual([blocks, blocks]);
+  }
+});
+
 it('called off in the middle: the rest is computed here', async () => {
   const promptTokenIds = promptOf(3);
   const blocks = blocksOf(promptTokenIds);

@@ -105,16 +105,24 @@ describe('a store', () => {
   it('says how many of its blocks the node holds, from the first on, when it has said so', async () => {
     const rig = await attached();
     const settled: number[] = [];
+    const busy: boolean[] = [];
     const store = async (chain: number, blocks: number): Promise<number> => {
       const before = settled.length;
-      await rig.store(chain, 0, ids(10, blocks), { onSettled: (held) => settled.push(held) });
+      const onSettled = (held: number, isBusy: boolean): void => {
+        settled.push(held);
+        busy.push(isBusy);
+      };
+      await rig.store(chain, 0, ids(10, blocks), { onSettled });
       await until(() => settled.length > before, 'the answer');
       return settled.at(-1)!;
     };
     expect(await store(1, 4)).toBe(4);
     expect(await store(1, 6)).toBe(6); // four of them were held
+    rig.node.writing.add(hashOf(1, 7).toString('hex'));
+    expect(await store(1, 9)).toBe(7);
+    expect(busy).toEqual([false, false, true]);
     rig.node.fault = (body) => (body.$case === 'commit' ? 'failure' : 'none');
-    expect(await store(1, 8)).toBe(6);
+    expect(await store(2, 3)).toBe(0);
     rig.node.fault = (body) => (body.$case === 'reserve' ? 'failure' : 'none');
     expect(await store(1, 6)).toBe(0);
     await rig.node.kill();

@@ -8,7 +8,7 @@
  *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
  *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
  *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`; so does one whose next blocks another
- *      worker computes (awaited-prompt.ts), with room for its whole prompt.
+ *      worker computes (prompt-wait.ts), with room for its whole prompt.
  * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later; one that waits for
  * another worker stops waiting then, and gives up its own when nothing is copied to them any more.
  *
@@ -21,13 +21,13 @@
 import { invariant } from '@kvtier/errors';
 import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
-import { AwaitedPrompts } from './awaited-prompts.ts';
 import type { Share } from './batch.ts';
 import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
 import { Exports } from './exports.ts';
 import { type LoadEnd, Loads } from './loads.ts';
 import { Lookups } from './lookups.ts';
+import { PromptWaits } from './prompt-waits.ts';
 import type { EngineRequest } from './request.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
 import { Storing } from './storing.ts';
@@ -54,7 +54,7 @@ export class Scheduler {
     layeredLoads: 0,
   };
   readonly lookups: Lookups;
-  readonly handOffs: AwaitedPrompts;
+  readonly handOffs: PromptWaits;
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   /** Some layers see only a window. */
@@ -76,9 +76,9 @@ export class Scheduler {
     );
     const { onReady, onPrefilled } = options;
     const release = (request: EngineRequest): void => this.#release(request);
-    this.#storing = new Storing({ connector, exports: this.exports, release, wake, onReady, onPrefilled });
+    this.#storing = new Storing({ connector, exports: this.exports, clock, release, wake, onReady, onPrefilled });
     this.lookups = new Lookups({ connector, clock, deadlineMs: options.matchDeadlineMs, wake });
-    this.handOffs = new AwaitedPrompts(clock, kv.blockTokens, options.onHandOff);
+    this.handOffs = new PromptWaits(clock, kv.blockTokens, options.onHandOff);
     this.loads = new Loads({
       kv,
       connector,
@@ -177,6 +177,7 @@ export class Scheduler {
     const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
     if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
     while (!this.#kv.allocateSlots(request, count, asItGoes)) {
+      if (this.#storing.giveRoom()) continue;
       const victim = this.#latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
       if (this.#revokeYounger(victim)) return; // its blocks come back soon
@@ -192,6 +193,7 @@ export class Scheduler {
     for (const request of this.waiting.toArray()) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       let admission = this.#admit(request);
+      if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request);
       while (admission === 'full' && this.running.count === 0) {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
         const victim = this.#latestHolder(request);
@@ -201,7 +203,7 @@ export class Scheduler {
         admission = this.#admit(request);
       }
       if (admission !== 'full') continue;
-      const othersHold = this.running.count + this.loads.count + this.exports.heldBlocks > 0;
+      const othersHold = this.running.count + this.loads.count + this.exports.heldBlocks + this.#storing.count > 0;
       invariant(othersHold, () => `request ${request.id}: does not fit into an empty pool`);
       return;
     }
@@ -375,8 +377,8 @@ export class Scheduler {
       if (!wasAwaited) request.loadUs += this.#options.clock.nowUs();
       request.state = 'waiting';
     }
-    if (wasAwaited) this.handOffs.loaded(request, end);
     const lost = end !== undefined && this.#isLost(request, end);
+    if (wasAwaited) this.handOffs.loaded(request, end, lost);
     if (lost) {
       this.#kv.free(request.id);
       request.lostLoads++;

@@ -42,6 +42,8 @@ export class FakeNode {
   spans: (held: number) => { tier: string; count: number }[] = (held) => [{ tier: 'arena', count: held }];
   estimatedUs = 0;
   held = new Map<string, { offset: number; checksum: bigint }>();
+  /** Names of blocks that somebody else is writing. */
+  readonly writing = new Set<string>();
   /** Slots given out for writing and not given back. */
   readonly reserved = new Map<bigint, string>();
   wantsTokenIds = false;
@@ -223,9 +225,10 @@ export class FakeNode {
       case 'reserve': {
         const hashes = split(body.value.hashes);
         this.saidTokens.push(body.value.tokenIds);
-        const status = hashes.map((hash) =>
-          this.held.has(key(hash)) ? ReserveStatus.RESERVE_STATUS_HELD : ReserveStatus.RESERVE_STATUS_RESERVED,
-        );
+        const status = hashes.map((hash) => {
+          if (this.writing.has(key(hash))) return ReserveStatus.RESERVE_STATUS_BUSY;
+          return this.held.has(key(hash)) ? ReserveStatus.RESERVE_STATUS_HELD : ReserveStatus.RESERVE_STATUS_RESERVED;
+        });
         const offsets = hashes.map((hash, i) => {
           if (status[i] !== ReserveStatus.RESERVE_STATUS_RESERVED) return 0n;
           const offset = BigInt((fault === 'wrong offset' ? 1e9 : 0) + this.#slot());

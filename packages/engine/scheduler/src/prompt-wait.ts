@@ -23,7 +23,7 @@ export const ownEnds = {
   gone: 'gone',
 } as const;
 
-export class AwaitedPrompt {
+export class PromptWait {
   readonly stallMs: number;
   readonly deadlineMs: number;
   state: 'open' | 'awaiting' | 'over' = 'open';

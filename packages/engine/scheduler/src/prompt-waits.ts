@@ -1,13 +1,14 @@
 /** Every hand-off of an engine that decodes: told once when its request has room, counted once when it is over, with the reason. */
-import { ownEnds } from './awaited-prompt.ts';
+
 import type { LoadEnd } from './loads.ts';
+import { ownEnds } from './prompt-wait.ts';
 import type { EngineRequest } from './request.ts';
 import type { Clock } from './types.ts';
 
 /** Reasons come from the cache node, too: beyond this many different ones they are counted together. */
 const maxReasons = 32;
 
-export class AwaitedPrompts {
+export class PromptWaits {
   readonly counts = { handOffs: 0, handedTokens: 0 };
   /** By reason. */
   readonly ends: Record<string, number> = {};
@@ -39,9 +40,9 @@ export class AwaitedPrompts {
     this.#end(request, handOff.blocks === 0 ? ownEnds.changed : isLocal ? ownEnds.local : ownEnds.noSession, 0);
   }
 
-  /** The load that it waited for has ended; undefined: was given up. */
-  loaded(request: EngineRequest, end: LoadEnd | undefined): void {
-    this.#end(request, reasonOf(request, end), end?.loaded ?? 0);
+  /** The load that it waited for has ended; undefined: was given up. `lost`: what came is of no use. */
+  loaded(request: EngineRequest, end: LoadEnd | undefined, lost: boolean): void {
+    this.#end(request, reasonOf(request, end), lost ? 0 : (end?.loaded ?? 0));
   }
 
   /** The request is gone. */
