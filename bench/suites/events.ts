@@ -148,7 +148,10 @@ async function measureShape(scratchDir: string, { name, blocks }: (typeof shapes
   const payload = encodeBatch({ ts: Date.now() / 1_000, events, dataParallelRank: null }, {});
   const payloads = Array.from({ length: batchesPerRound }, () => Buffer.from(payload));
   const [ours, plain]: [Rates[], Rates[]] = [[], []];
-  const publisher = await KvEventPublisher.start({ endpoint: `ipc://${join(scratchDir, `${name}-events`)}` });
+  const publisher = await KvEventPublisher.start({
+    endpoint: `ipc://${join(scratchDir, `${name}-events`)}`,
+    gatherMs: 0,
+  });
   const socket = new Publisher({ linger: 0, sendHighWaterMark: 10_000 });
   await socket.bind(`ipc://${join(scratchDir, `${name}-plain`)}`);
   const consumers = [new Consumer('events', publisher.endpoint), new Consumer('plain', socket.lastEndpoint!)] as const;

@@ -9,8 +9,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { loadTokenizer } from '@kvtier/api-server';
 import { DemoTable, waitUntil } from '@kvtier/cli';
+import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { freePort } from '../../infra/ports.ts';
-import { modelDir, Service } from '../faults/engine-rig.ts';
+import { metricsText, modelDir, Service } from '../faults/engine-rig.ts';
 
 export interface Request {
   readonly prompt: readonly number[];
@@ -25,10 +26,18 @@ export interface Answer {
   readonly endMs: number;
   /** Coordinators that did not answer, or not to the end. */
   readonly turnedAway: number;
+  /** Header `x-kvtier-handoff`; empty: none. */
+  readonly handOff: string;
+  /** Header `x-kvtier-degraded`; empty: none. */
+  readonly degraded: string;
 }
 
 export interface ClusterSize {
   readonly workers: number;
+  /** The first of them, of role prefill; the others are of role decode then. Absent: all do both. */
+  readonly prefill?: number;
+  /** Of the coordinators' configuration: hand-offs. */
+  readonly handoff?: object;
   /** 0: no tier. */
   readonly nodes: number;
   readonly coordinators: number;
@@ -109,6 +118,7 @@ export class ClusterRig {
       kind: 'static',
       workers: count(size.workers).map((i) => ({
         name: `worker-${i}`,
+        role: size.prefill === undefined ? 'both' : i < size.prefill ? 'prefill' : 'decode',
         address: address(i),
         node: nodeOf(i) === null ? null : `node-${nodeOf(i)}`,
         events: source(`w${i}`),
@@ -120,7 +130,11 @@ export class ClusterRig {
       })),
     };
     this.coordinators = count(size.coordinators).map(
-      (i) => new Service('coordinator', { host, port: ports[i]!, discovery, logLevel: 'warn' }),
+      (i) =>
+        new Service('coordinator', {
+          ...{ host, port: ports[i]!, discovery, logLevel: 'warn' },
+          ...(size.handoff && { handoff: size.handoff }),
+        }),
     );
     this.#urls = count(size.coordinators).map((i) => `http://${host}:${ports[i]!}`);
   }
@@ -134,22 +148,38 @@ export class ClusterRig {
     ]);
   }
 
-  /** @throws Error with the answer of a coordinator that refuses it, or when none answers */
-  async ask(request: Request): Promise<Answer> {
+  /** `signal`: the client leaves. @throws Error with the answer of a coordinator that refuses it, or when none answers */
+  async ask(request: Request, signal?: AbortSignal): Promise<Answer> {
     const startMs = performance.now();
     const first = this.#next++;
     let last: unknown;
     for (let tries = 0; tries < mostTries; tries++) {
       const url = this.#urls[(first + tries) % this.#urls.length]!;
       try {
-        const tokenIds = await stream(url, request);
-        return { tokenIds, startMs, endMs: performance.now(), turnedAway: tries };
+        const streamed = await stream(url, request, signal);
+        return { ...streamed, startMs, endMs: performance.now(), turnedAway: tries };
       } catch (error) {
-        if (error instanceof Refused) throw error;
+        if (error instanceof Refused || signal?.aborted) throw error;
         last = error;
       }
     }
     throw new Error(`no coordinator answers: ${String(last)}`);
+  }
+
+  /** A coordinator's metrics with those of all workers that it reaches, by name and labels as written. */
+  async metrics(coordinator = 0): Promise<ReadonlyMap<string, number>> {
+    return samplesOf(await (await fetch(`${this.#urls[coordinator]}/metrics`)).text());
+  }
+
+  /** Of a worker and its node, asked straight. */
+  async workerMetrics(worker: number): Promise<ReadonlyMap<string, number>> {
+    const at = `unix:${join(this.folder, `w${worker}`)}`;
+    const client = new EngineClient(at, clientCredentials(at), channelOptions);
+    try {
+      return samplesOf(await metricsText(client));
+    } finally {
+      client.close();
+    }
   }
 
   async close(): Promise<void> {
@@ -160,6 +190,11 @@ export class ClusterRig {
     await Promise.all(this.nodes.map((service) => service.signal('SIGTERM')));
     rmSync(this.folder, { recursive: true, force: true });
   }
+}
+
+function samplesOf(text: string): ReadonlyMap<string, number> {
+  const samples = text.split('\n').map((line) => /^([^#\s]\S*(?: [^}]*})?) (\S+)$/.exec(line));
+  return new Map(samples.flatMap((match) => (match ? [[match[1]!, Number(match[2])] as const] : [])));
 }
 
 async function readyWorkers(url: string): Promise<number> {
@@ -175,8 +210,12 @@ interface Chunk {
   readonly error?: { readonly message: string };
 }
 
-async function stream(url: string, request: Request): Promise<number[]> {
+type Streamed = Pick<Answer, 'tokenIds' | 'handOff' | 'degraded'>;
+
+async function stream(url: string, request: Request, signal?: AbortSignal): Promise<Streamed> {
   const abort = new AbortController();
+  const leave = (): void => abort.abort(signal?.reason);
+  signal?.addEventListener('abort', leave);
   let silence: NodeJS.Timeout | undefined;
   const heard = (): void => {
     clearTimeout(silence);
@@ -210,9 +249,11 @@ async function stream(url: string, request: Request): Promise<number[]> {
       }
     }
     if (!ended) throw new Error(`${url}: the stream broke off`);
-    return tokenIds;
+    const headerOf = (name: string): string => response.headers.get(name) ?? '';
+    return { tokenIds, handOff: headerOf('x-kvtier-handoff'), degraded: headerOf('x-kvtier-degraded') };
   } finally {
     clearTimeout(silence);
+    signal?.removeEventListener('abort', leave);
   }
 }
 

@@ -64,25 +64,6 @@ function firstDifference(a: readonly number[], b: readonly number[]): number {
   return at === -1 && a.length !== b.length ? a.length : at;
 }
 
-/**
- * Whether one worker alone disagrees with itself about token `at` of a request: sums depend in their last bits on what else is in a step,
- * and a draw may fall between two tokens.
- */
-async function isTie(i: number, at: number): Promise<boolean> {
-  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
-  try {
-    for (let round = 0; round < 40; round++) {
-      const company = Array.from({ length: round % 7 }, (_, k) => alone.ask(requests[(i + 10 * k + round) % count]!));
-      const { tokenIds } = await alone.ask(requests[i]!);
-      await Promise.all(company);
-      if (firstDifference(tokenIds, right[i]!) === at) return true;
-    }
-    return false;
-  } finally {
-    await alone.close();
-  }
-}
-
 it.each([
   { workers: 2, nodes: 2 },
   { workers: 4, nodes: 2 },
@@ -104,14 +85,11 @@ it.each([
     const killed = await killing;
     const longest = Math.max(...answers.map(({ startMs, endMs }) => endMs - startMs));
     report(
-      `${size.workers} workers: ${answers.length} requests, ${other.length} at a tie, in ${seconds.toFixed(1)} s, ${killed.length} killed (${killed.join(' ')}), ` +
+      `${size.workers} workers: ${answers.length} requests, ${other.length} with other tokens, in ${seconds.toFixed(1)} s, ${killed.length} killed (${killed.join(' ')}), ` +
         `${turned} times the other coordinator, longest ${longest.toFixed(0)} ms`,
     );
     expect(killed.length).toBeGreaterThan(0);
-    expect(other.filter(({ i }) => requests[i]!.temperature === 0)).toEqual([]);
-    await rig.close();
-    rig = undefined;
-    for (const { i, at } of other) expect(await isTie(i, at), `request ${i} differs at token ${at}`).toBe(true);
+    expect(other).toEqual([]);
   } finally {
     done = true;
     await killing.catch(() => {});

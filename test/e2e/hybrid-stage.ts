@@ -181,16 +181,17 @@ export class Stage {
         return connector.attached;
       },
       match: (...args) => connector.match(...args),
-      load: (id, hashes, first, blockIds, onDone) => {
+      load: (id, hashes, first, blockIds, onDone, _onArrived, awaited) => {
         const moved = rows(first, blockIds);
         loads.push(moved);
         for (const [group, row] of moved.rows.entries())
           for (const [i, block] of row.entries()) places.set(block, [group, first + i]);
-        connector.load(id, hashes, first, blockIds, onDone);
+        connector.load(id, hashes, first, blockIds, onDone, undefined, awaited);
       },
-      store: (hashes, first, blockIds, onReleased) => {
+      endLoad: (id, blocks) => connector.endLoad(id, blocks),
+      store: (hashes, first, blockIds, ...told) => {
         stores.push(rows(first, blockIds));
-        connector.store(hashes, first, blockIds, onReleased);
+        connector.store(hashes, first, blockIds, ...told);
       },
       prefetch: (...args) => connector.prefetch(...args),
       forget: (id) => connector.forget(id),

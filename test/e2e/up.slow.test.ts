@@ -97,6 +97,19 @@ describe('kvtier up', () => {
     expect(await system.stop()).toBe(0);
   });
 
+  it('serves with prefill and decode apart, each beside a node of its own', async () => {
+    const system = await machine.up('--prefill', '1', '--decode', '1');
+    expect(system.pids()).toHaveLength(6);
+    const { workers } = (await (await fetch(`${system.url}/health`)).json()) as { workers: Record<string, string>[] };
+    expect(workers.map(({ name, role }) => [name, role]).toSorted()).toEqual([
+      ['decode-0', 'decode'],
+      ['prefill-0', 'prefill'],
+    ]);
+    expect((await ask(system.url)).text).toBe(' Brazil');
+    expect(await system.stop()).toBe(0);
+    expect(machine.left()).toEqual([]);
+  });
+
   it('serves without a tier', async () => {
     const system = await machine.up('--no-tier');
     expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: {} });

@@ -5,7 +5,8 @@
 import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import path from 'node:path';
-import { afterEach, expect, it } from 'vitest';
+import { packed } from '@kvtier/session/testing';
+import { afterEach, expect, it, vi } from 'vitest';
 import { freePort } from '../../infra/ports.ts';
 import { NodeLoad, Pair, tierOf } from './node-load.ts';
 import { NodeRig } from './node-rig.ts';
@@ -56,6 +57,47 @@ it('one is killed while the other reads from it, and is back', async () => {
   await load.stop();
   expect((await tierOf(ask!, 'peer')).corrupt).toBe(0n);
   for (const engine of [ask!, ...readers]) await engine.end();
+});
+
+it('a load that waits at one is told of what is committed at the other, and ends by its window when that is killed', async () => {
+  const nodes = new Pair(new NodeRig({ diskBytes: null }), new NodeRig({ diskBytes: null }));
+  pair = nodes;
+  const places = [await freePort(), await freePort()].map((port) => ({ host: '127.0.0.1', port }));
+  await Promise.all([
+    nodes.a.start({ config: configOf(nodes.a, places[0]!, places[1]!) }),
+    nodes.b.start({ config: configOf(nodes.b, places[1]!, places[0]!) }),
+  ]);
+  const [prefill, decode] = [await nodes.a.attach(), await nodes.b.attach()];
+  await prefill.put('known', 1);
+  await vi.waitUntil(async () => (await tierOf(decode, 'peer')).blocks === 1n, { timeout: 20_000 });
+  const [count, awaitMs] = [20, 1_000];
+  const request = { hashes: packed('chain', count), deadlineMs: 30_000, awaitMs };
+  const load = decode.client.send({ $case: 'load', value: request });
+  await vi.waitUntil(async () => (await decode.stats()).counters['await.blocks'] === BigInt(count), {
+    timeout: 20_000,
+  });
+  const tookMs: number[] = [];
+  for (let first = 0; first < count / 2; first++) {
+    const startMs = performance.now();
+    await prefill.put('chain', 1, first);
+    expect(await decode.client.answer(load, 'ready')).toMatchObject({ first, tier: 'peer' });
+    tookMs.push(performance.now() - startMs);
+  }
+  // Milliseconds, on a machine that does other things, too; nothing here waits for a timer.
+  expect(tookMs.toSorted((x, y) => x - y)[count / 4]).toBeLessThan(50);
+  await nodes.a.stop('SIGKILL');
+  const killedMs = performance.now();
+  expect(await decode.client.answer(load, 'loadDone')).toEqual({ loaded: count / 2, reason: 'awaited' });
+  expect(performance.now() - killedMs).toBeLessThan(awaitMs + 1_000);
+  expect((await decode.stats()).counters['await.blocks']).toBe(0n);
+  await decode.client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done');
+  // A load whose engine is killed, or goes, leaves nothing either.
+  decode.client.send({ $case: 'load', value: { ...request, hashes: packed('other', count) } });
+  const ask = await nodes.b.attach();
+  await vi.waitUntil(async () => (await ask.stats()).counters['await.blocks'] === BigInt(count), { timeout: 20_000 });
+  await decode.end();
+  await vi.waitUntil(async () => (await ask.stats()).counters['await.blocks'] === 0n, { timeout: 20_000 });
+  for (const engine of [prefill, ask]) await engine.end();
 });
 
 const spaces = [`kvt-a${process.pid}`, `kvt-b${process.pid}`];

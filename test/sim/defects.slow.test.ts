@@ -5,7 +5,7 @@
 
 import { native } from '@kvtier/data-plane';
 import { Outside } from '@kvtier/errors';
-import { Deadlines, Pins, Tenants } from '@kvtier/placement/testing';
+import { Awaiting, Deadlines, Pins, Tenants } from '@kvtier/placement/testing';
 import { ArenaTier, Followers, SlotAllocator } from '@kvtier/tiers';
 import { DeviceFiles, DiskIo, type ObjectRow } from '@kvtier/tiers/disk/testing';
 import { PeerDirectory } from '@kvtier/tiers/peer/testing';
@@ -76,6 +76,18 @@ const defects: Record<string, () => void> = {
     mend.push(() => {
       checksums.areCompared = true;
     });
+  },
+  'what was awaited and came wakes nobody': () => plant(Awaiting.prototype, 'arrived', () => () => {}),
+  'a load that has ended waits on': () => {
+    const now = oneIn(5);
+    plant(
+      Awaiting.prototype,
+      'delete',
+      (remove) =>
+        function (this: Awaiting, waiter) {
+          if (!now()) remove.call(this, waiter);
+        },
+    );
   },
   'a pin is not given back': () => {
     const now = oneIn(50);

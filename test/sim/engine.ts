@@ -1,24 +1,30 @@
 /**
- * An engine of a world: attaches, looks up, loads with deadlines, computes, reserves, writes, commits, prefetches, pins, releases
+ * An engine of a world: attaches, looks up, loads with deadlines, waits for what others compute, computes, reserves, writes, commits, prefetches, pins, releases
  * late, and dies at any moment, its copies still under way for a while. It checks whatever it is given.
  */
 import { KvError } from '@kvtier/errors';
 import { type HashKey, headerBytes } from '@kvtier/identity';
-import type { Holdings, LoadReason } from '@kvtier/placement';
+import type { Holdings, LoadEvents, LoadReason } from '@kvtier/placement';
+import { Load } from '@kvtier/placement/testing';
 import type { ArenaBlock } from '@kvtier/tiers';
 import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
-import type { SimNode } from './node.ts';
+import { limits, type SimNode } from './node.ts';
 import { type Life, Violation, type World } from './world.ts';
 
 /** Timers are exact here: a load ends in the very turn of its deadline. */
 const deadlineBoundMs = 1;
 const deadlinesMs = [0, 3, 20, 100, 600, 3_000];
+/** How long a load waits for what another engine may be computing. */
+const awaitsMs = [0, 0, 0, 5, 40, 300];
 const families = 12;
 const longest = 9;
 
 interface View {
   readonly hashes: readonly HashKey[];
   readonly blocks: ArenaBlock[];
+  /** When the last of them was told, or the load began. */
+  toldMs: number;
+  readonly awaitMs: number;
   reason: LoadReason | undefined;
 }
 
@@ -83,6 +89,27 @@ export class SimulatedEngine {
       }
     }
     for (const [slot, { hash, written }] of this.reserved) if (written) this.#mustBeWritten(slot, hash);
+    for (const view of this.views.values()) if (view.reason === undefined) this.#checkWait(view);
+  }
+
+  /** What a load waits for is not there, and it waits no longer than it said. */
+  #checkWait({ hashes, blocks, toldMs, awaitMs }: View): void {
+    const { node, space } = this.parts;
+    const { awaited } = this.holdings.state;
+    const isAwaited = (hash: HashKey): boolean => {
+      for (let waiter = awaited.get(hash); waiter !== undefined; waiter = waiter.next) {
+        if (waiter.client instanceof Load && waiter.client.hashes === hashes) return true;
+      }
+      return false;
+    };
+    for (const hash of hashes.slice(blocks.length)) {
+      const block = isAwaited(hash) ? node.arena.get(space.namespace, hash) : undefined;
+      if (block?.expiresS === 0) throw new Violation(`law 2: ${shortName(hash)} is awaited, and lies in the arena`);
+    }
+    const lateMs = this.#world.nowMs - toldMs - awaitMs;
+    const next = hashes[blocks.length];
+    if (next !== undefined && isAwaited(next) && lateMs > deadlineBoundMs)
+      throw new Violation(`law 2: a load waits ${lateMs} ms longer than the ${awaitMs} ms that it may`);
   }
 
   /** SIGKILL. What it was copying goes on for a moment, until the process is gone; then its slots come back. */
@@ -144,8 +171,9 @@ export class SimulatedEngine {
     if (spans.reduce((sum, { count }) => sum + count, 0) !== held)
       throw new Violation('law 6: spans do not sum to held');
     for (const hash of chain.slice(0, held)) this.#mustBeCommitted(hash);
-    if (held === 0) this.#save(chain, 0);
-    else this.#load(chain);
+    const awaitMs = this.#world.pick(awaitsMs);
+    if (held === 0 && awaitMs === 0) this.#save(chain, 0);
+    else this.#load(chain, awaitMs);
   }
 
   #lookupAll(): void {
@@ -167,13 +195,13 @@ export class SimulatedEngine {
     this.parts.tally(accepted ? 'prefetch' : 'prefetch.refused');
   }
 
-  #load(chain: readonly HashKey[]): void {
+  #load(chain: readonly HashKey[], awaitMs: number): void {
     const { node, space, tally } = this.parts;
     const world = this.#world;
     const id = this.#next++;
-    const view: View = { hashes: chain, blocks: [], reason: undefined };
     const deadlineMs = world.pick(deadlinesMs);
     const startMs = world.nowMs;
+    const view: View = { hashes: chain, blocks: [], toldMs: startMs, awaitMs, reason: undefined };
     const dueMs = startMs + deadlineMs + deadlineBoundMs;
     const guarded = (fn: () => void): void => {
       try {
@@ -184,7 +212,7 @@ export class SimulatedEngine {
     };
     this.views.set(id, view);
     try {
-      this.holdings.load(id, chain, deadlineMs, {
+      const events: LoadEvents = {
         onReady: (first, blocks) =>
           guarded(() => {
             if (this.#dead) throw new Violation('law 5: a dead engine is told of blocks');
@@ -200,6 +228,7 @@ export class SimulatedEngine {
                 throw new Violation('law 1: a wrong checksum');
             }
             view.blocks.push(...blocks);
+            view.toldMs = world.nowMs;
             tally('load.ready', blocks.length);
           }),
         onDone: (loaded, reason) =>
@@ -209,10 +238,15 @@ export class SimulatedEngine {
             tally(`load.${reason === '' ? 'complete' : reason}`);
             world.note(`${node.name} load ended ${loaded}/${chain.length} ${reason}`);
             if (loaded !== view.blocks.length) throw new Violation('law 1: loaded is not what was ready');
+            if (reason === 'awaited' && world.nowMs < view.toldMs + awaitMs - 0.001)
+              throw new Violation(`law 2: a load that may wait ${awaitMs} ms ended sooner`);
             if (world.nowMs > dueMs) throw new Violation(`law 2: a load of ${deadlineMs} ms ended later`);
             this.#later(0, world.chance(0.1) ? 300 : 20, 'engine has read', () => this.#loaded(id, view));
           }),
-      });
+      };
+      this.holdings.load(id, chain, deadlineMs, events, awaitMs);
+      if (awaitMs > 0 && world.chance(0.1))
+        this.#later(0, awaitMs, 'engine ends a load', () => this.#endLoad(id, view));
     } catch (error) {
       this.views.delete(id);
       if (error instanceof KvError && error.code === 'BUSY') tally('load.busy');
@@ -228,6 +262,14 @@ export class SimulatedEngine {
       },
       node.life,
     );
+  }
+
+  #endLoad(id: bigint, view: View): void {
+    if (this.#dead) return;
+    const isOpen = this.views.get(id) === view && view.reason === undefined;
+    if (this.holdings.endLoad(id) !== isOpen || (isOpen && view.reason === undefined))
+      throw new Violation('law 2: a load does not end when it is told to');
+    this.parts.tally('load.told to end', isOpen ? 1 : 0);
   }
 
   #loaded(id: bigint, view: View): void {
@@ -305,5 +347,19 @@ export class SimulatedEngine {
     if (!committed.has(space.namespace.key + hash)) {
       throw new Violation(`law 6: ${node.name}: ${shortName(hash)} is held, and nobody ever committed it`);
     }
+  }
+}
+
+/** Laws 3 and 5: what is awaited is bounded, and somebody waits for it. `engines`: all that are alive. */
+export function checkWaits(nodes: readonly SimNode[], engines: readonly SimulatedEngine[]): void {
+  for (const node of nodes) {
+    const own = engines.filter(({ parts }) => parts.node === node);
+    const counts = own.map(({ holdings }) => holdings.counts.awaited);
+    const awaited = counts.reduce((sum, count) => sum + count, 0);
+    const { 'await.blocks': said } = node.store.stats().counters;
+    if (awaited > limits.maxAwaitedInAll! || Math.max(0, ...counts) > limits.maxAwaitedBlocks!)
+      throw new Violation(`law 3: ${node.name}: ${counts.join(' + ')} blocks are awaited`);
+    if (said !== awaited)
+      throw new Violation(`law 5: ${node.name}: ${said} blocks are awaited, by its engines ${awaited}`);
   }
 }

@@ -20,7 +20,17 @@ it('many worlds keep all laws, and everything happened in them', async () => {
   }
   // Only what is frequent: another draw of the same lives must not make this fail.
   const expected = [
-    ...['load.complete', 'load.deadline', 'load.missing', 'abort', 'engine.died', 'reserve.quota', 'proof.blocks'],
+    ...[
+      'load.complete',
+      'load.deadline',
+      'load.missing',
+      'load.awaited',
+      'load.told to end',
+      'abort',
+      'engine.died',
+      'reserve.quota',
+      'proof.blocks',
+    ],
     ...['tier.disk.ready', 'tier.disk.refused', 'tier.redis.ready', 'tier.redis.refused', 'tier.peer.ready'],
     ...['tier.s3.ready', 'tier.s3.stored', 's3.conflicts'],
   ];

@@ -12,7 +12,7 @@ import { type HashKey, headerBytes } from '@kvtier/identity';
 import type { TierChange } from '@kvtier/tiers';
 import { loadSdk } from '@kvtier/tiers/s3/testing';
 import { chainOf, contentOf, shortName, spaces } from './contents.ts';
-import { SimulatedEngine } from './engine.ts';
+import { checkWaits, SimulatedEngine } from './engine.ts';
 import { Faults } from './faults.ts';
 import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes, s3PackCount } from './node.ts';
 import { install, type Servers } from './platform.ts';
@@ -259,6 +259,7 @@ class Simulation {
   #checkIndexes(): void {
     for (const { store } of this.#up()) store.checkIntegrity();
     this.#checkEnds();
+    checkWaits(this.#up(), this.#live());
   }
 
   /** What is over has left the tiers that are a node's own. */
@@ -301,7 +302,7 @@ class Simulation {
       );
     await this.#until('tiers do not come back', calmUs, isWell);
     const gauges = [
-      ...['fetch.inflight_bytes', 'namespaces.open', 'arena.pinned_blocks', 'touch.pending_blocks'],
+      ...['fetch.inflight_bytes', 'namespaces.open', 'arena.pinned_blocks', 'touch.pending_blocks', 'await.blocks'],
       ...['disk', 'redis', 's3', 'peer'].map((tier) => `writedown.${tier}.pending_bytes`),
     ];
     const left = (): string[] =>

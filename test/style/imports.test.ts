@@ -84,6 +84,14 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/dispatch',
     'coordinator/handoff',
     'coordinator/kv-index',
+    'coordinator/pod-handoff',
+    'coordinator/registry',
+  ],
+  'coordinator/pod-handoff': [
+    'base/config',
+    'base/errors',
+    'base/telemetry',
+    'coordinator/dispatch',
     'coordinator/registry',
   ],
   'coordinator/endpoint-picker': [
@@ -93,6 +101,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'base/wire',
     'coordinator/dispatch',
     'coordinator/kv-index',
+    'coordinator/pod-handoff',
     'coordinator/registry',
   ],
   'coordinator/coordinator': [
@@ -105,6 +114,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/endpoint-picker',
     'coordinator/handoff',
     'coordinator/kv-index',
+    'coordinator/pod-handoff',
     'coordinator/registry',
     'coordinator/routing',
   ],

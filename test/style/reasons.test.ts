@@ -31,7 +31,7 @@ const connector = [
         .filter((name) => name !== 'unknown')
         .map((name) => `${operation}: ${name}`),
   ),
-  ...all(load, /#(?:close|fail)\('([^']+)'/g).map((name) => `load: ${name}`),
+  ...all(load, /#(?:close|fail|endEarly)\('([^']+)'/g).map((name) => `load: ${name}`),
   ...all(statements(store, /const whyNot\b/g), /: '(\w+)'/g).map((name) => `store: ${name}`),
 ];
 const node = [

@@ -1,7 +1,7 @@
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { cacheNodeSchema, engineWorkerSchema } from '@kvtier/config';
+import { cacheNodeSchema, coordinatorSchema, engineWorkerSchema } from '@kvtier/config';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { type MemberOptions, planMembers, removeFormerNodes } from './members.ts';
 import { parseUp, type UpOptions } from './options.ts';
@@ -20,7 +20,15 @@ afterEach(() => rmSync(dataDir, { recursive: true, force: true }));
 const plan = (asked: Partial<MemberOptions>, its = machine) =>
   planMembers(
     {
-      ...{ engines: 1, nodes: 1, arenaBytes: 64 * MiB, diskBytes: 512 * MiB, kvBytes: null, threads: null },
+      ...{
+        engines: 1,
+        prefillEngines: 0,
+        nodes: 1,
+        arenaBytes: 64 * MiB,
+        diskBytes: 512 * MiB,
+        kvBytes: null,
+        threads: null,
+      },
       ...{ gpuShare: undefined, dataDir },
       ...asked,
     },
@@ -30,7 +38,12 @@ const plan = (asked: Partial<MemberOptions>, its = machine) =>
 describe('members', () => {
   it('are one engine and one node without numbers, which take what they take alone', () => {
     expect(plan({})).toEqual({
-      engines: [{ name: 'engine-worker', node: 0, kvBytes: undefined, threads: undefined, gpuShare: undefined }],
+      engines: [
+        {
+          ...{ name: 'engine-worker', role: 'both', node: 0 },
+          ...{ kvBytes: undefined, threads: undefined, gpuShare: undefined },
+        },
+      ],
       nodes: [{ name: 'cache-node', dataDir, arenaBytes: 64 * MiB, diskBytes: 512 * MiB }],
       remarks: [],
     });
@@ -55,6 +68,17 @@ describe('members', () => {
     }
     expect(plan({ engines: 16 }).engines[15]).toMatchObject({ threads: 1, node: 0, gpuShare: 0.9 / 16 });
     expect(plan({ engines: 2, threads: 8 }).engines.map(({ threads }) => threads)).toEqual([8, 8]);
+  });
+
+  it('of prefill and decode apart have names by role, and nodes in one order', () => {
+    const { engines } = plan({ engines: 5, prefillEngines: 2, nodes: 3 });
+    expect(engines.map(({ name, role, node }) => [name, role, node])).toEqual([
+      ['prefill-0', 'prefill', 0],
+      ['prefill-1', 'prefill', 1],
+      ['decode-0', 'decode', 2],
+      ['decode-1', 'decode', 0],
+      ['decode-2', 'decode', 1],
+    ]);
   });
 
   it('have smaller KV blocks where memory is short', () => {
@@ -143,9 +167,34 @@ describe('services', () => {
     expect(nodeOf(services(['--engines', '2']), 'cache-node-0').peers).toBeNull();
   });
 
+  it('of prefill and decode apart are known to the coordinator by their roles', () => {
+    const apart = services(['--prefill', '1', '--decode', '2']);
+    expect(apart.map(({ name, program, stage }) => [name, program, stage])).toEqual([
+      ['coordinator', 'coordinator', 0],
+      ['prefill-0', 'engine-worker', 1],
+      ['decode-0', 'engine-worker', 1],
+      ['decode-1', 'engine-worker', 1],
+      ['cache-node-0', 'cache-node', 2],
+      ['cache-node-1', 'cache-node', 2],
+      ['cache-node-2', 'cache-node', 2],
+    ]);
+    const { discovery } = coordinatorSchema.parse(configOf(apart, 'coordinator'));
+    if (discovery?.kind !== 'static') throw new Error('not static');
+    expect(discovery.workers.map(({ name, role, node }) => [name, role, node])).toEqual([
+      ['prefill-0', 'prefill', 'cache-node-0'],
+      ['decode-0', 'decode', 'cache-node-1'],
+      ['decode-1', 'decode', 'cache-node-2'],
+    ]);
+    for (const [i, { name, address }] of discovery.workers.entries())
+      expect(engineOf(apart, name)).toMatchObject({ listen: address, cacheNodeSocket: `/run/k/node-${i}.sock` });
+    expect(nodeOf(apart, 'cache-node-2').peers?.peers).toEqual(
+      [7000, 7001].map((port) => ({ host: '127.0.0.1', port })),
+    );
+  });
+
   it('of many refuse what they cannot all have', () => {
     expect(() => services(['--engines', '2'], { kvEvents: { endpoint: 'ipc:///x' } })).toThrow(
-      '--node-config: with --engines kvtier up sets "kvEvents" itself; remove it',
+      '--node-config: with several engines kvtier up sets "kvEvents" itself; remove it',
     );
   });
 });

@@ -1,5 +1,6 @@
 /**
- * The members of a system on one machine: N engine workers over M cache nodes, engine i beside node i mod M. What one machine has is
+ * The members of a system on one machine: N engine workers over M cache nodes, engine i beside node i mod M; where prefill and decode are
+ * apart, the prefill workers are the first of them. What one machine has is
  * divided among them, so that many take no more of it than one. Pure but for folders.
  *
  * Node 0 has the data folder itself, so that what one node had stored is there for the first of many; node i has DATA_DIR/node-i.
@@ -18,6 +19,9 @@ const minKvBytes = 2 ** 20;
 const MiB = 2 ** 20;
 const nodeFolder = /^node-[1-9]\d?$/;
 
+/** both: it computes prompts and decodes. */
+export type EngineRole = 'both' | 'prefill' | 'decode';
+
 export interface NodeMember {
   /** "cache-node", or "cache-node-0" among several members. */
   readonly name: string;
@@ -29,6 +33,7 @@ export interface NodeMember {
 
 export interface EngineMember {
   readonly name: string;
+  readonly role: EngineRole;
   /** Of `nodes`, the one beside it; undefined: there are none. */
   readonly node: number | undefined;
   /** undefined: what the engine worker takes by itself. */
@@ -48,6 +53,8 @@ export interface Members {
 
 export interface MemberOptions {
   readonly engines: number;
+  /** The first of them are of role prefill, the others of role decode; 0: all are both. */
+  readonly prefillEngines: number;
   /** 0: no tier. */
   readonly nodes: number;
   /** Of all together; null: chosen to fit the machine. */
@@ -99,12 +106,17 @@ function planNodes({ nodes: count, engines, dataDir, ...options }: MemberOptions
 }
 
 function planEngines(options: MemberOptions, machine: Machine, remarks: string[]): EngineMember[] {
-  const { engines: count, nodes } = options;
+  const { engines: count, prefillEngines, nodes } = options;
+  const role = (i: number): EngineRole => (prefillEngines === 0 ? 'both' : i < prefillEngines ? 'prefill' : 'decode');
   const gpuShare = count === 1 ? options.gpuShare : (options.gpuShare ?? defaultGpuShare) / count;
   const threads = options.threads ?? (count === 1 ? undefined : Math.max(1, Math.floor(machine.cores / count)));
   const kvBytes = kvBytesEach(options, machine, remarks);
   return Array.from({ length: count }, (_, i) => ({
-    name: memberName('engine-worker', i, count),
+    name:
+      prefillEngines === 0
+        ? memberName('engine-worker', i, count)
+        : `${role(i)}-${i < prefillEngines ? i : i - prefillEngines}`,
+    role: role(i),
     node: nodes === 0 ? undefined : i % nodes,
     kvBytes,
     threads,

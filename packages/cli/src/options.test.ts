@@ -51,6 +51,7 @@ describe('kvtier up', () => {
       model: 'demo',
       tier: true,
       engines: 1,
+      prefillEngines: 0,
       nodes: 1,
       arenaBytes: null,
       diskBytes: null,
@@ -76,6 +77,7 @@ describe('kvtier up', () => {
       model: 'random:25m',
       tier: false,
       engines: 4,
+      prefillEngines: 0,
       nodes: 0,
       arenaBytes: 2 ** 20,
       diskBytes: 2 ** 30,
@@ -101,6 +103,16 @@ describe('kvtier up', () => {
       );
   });
 
+  it('counts prefill and decode workers, each with a node of its own unless it is told otherwise', () => {
+    const counts = (...args: string[]): unknown => {
+      const { engines, prefillEngines, nodes } = parseUp(args)!;
+      return [engines, prefillEngines, nodes];
+    };
+    expect(counts('--prefill', '1', '--decode', '2')).toEqual([3, 1, 3]);
+    expect(counts('--prefill', '2', '--decode', '2', '--nodes', '1')).toEqual([4, 2, 1]);
+    expect(counts('--prefill', '20', '--decode', '20')).toEqual([40, 20, 16]);
+  });
+
   it('says how much a tier needs at least', () =>
     expect(() => parseUp(['--disk-bytes', '1'])).toThrow('--disk-bytes: "1" is too little; ask for 8 MiB or more'));
 
@@ -121,8 +133,24 @@ describe('kvtier up', () => {
     [['--engines', '65'], '--engines: "65" is not a whole number from 1 to 64'],
     [
       ['--engines', '2', '--nodes', '3'],
-      '--nodes: 3 nodes are more than engines (2); ask for 2 or fewer, or for more with --engines',
+      '--nodes: 3 nodes are more than engines (2); ask for 2 or fewer, or for more engines',
     ],
+    [
+      ['--prefill', '1', '--decode', '1', '--engines', '2'],
+      '--prefill: the workers are counted by --prefill and --decode; drop --engines',
+    ],
+    [
+      ['--decode', '1', '--engines', '2'],
+      '--decode: the workers are counted by --prefill and --decode; drop --engines',
+    ],
+    [['--prefill', '1'], '--prefill: prefill and decode apart need both; say --decode as well'],
+    [['--decode', '1'], '--decode: prefill and decode apart need both; say --prefill as well'],
+    [
+      ['--prefill', '1', '--decode', '1', '--no-tier'],
+      '--prefill: blocks are handed over by cache nodes; drop --no-tier',
+    ],
+    [['--prefill', '0', '--decode', '1'], '--prefill: "0" is not a whole number from 1 to 63'],
+    [['--prefill', '60', '--decode', '5'], '--decode: "5" is not a whole number from 1 to 4'],
     [['--no-tier', '--nodes', '1'], '--nodes: there is no cache node with --no-tier; drop one'],
     [['demo'], 'kvtier up: "demo" is not an option; see kvtier up --help'],
   ])('refuses %j in one line', (args, message) => expect(() => parseUp(args)).toThrow(message));

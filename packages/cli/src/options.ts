@@ -15,8 +15,10 @@ export interface UpOptions {
   /** "demo", "random:25m", "random:gemma3-30m" or a folder. */
   readonly model: string;
   readonly tier: boolean;
-  /** Engine workers. */
+  /** Engine workers, of all roles. */
   readonly engines: number;
+  /** The first of them, which are of role prefill; the others are of role decode. 0: all of them do both. */
+  readonly prefillEngines: number;
   /** Cache nodes that these share; 0 without a tier. */
   readonly nodes: number;
   /** null: chosen to fit the machine. */
@@ -54,7 +56,10 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --data-dir DIR       everything persistent; one system at a time (~/.cache/kvtier)
   --model MODEL        demo, random:SIZE (for measuring, e.g. random:25m), or a Hugging Face folder (demo)
   --engines N          engine workers of this model (1); budgets are those of all together
-  --nodes M            cache nodes that they share, engine i beside node i mod M; each fetches from the others (1)
+  --prefill P          instead of --engines, with --decode: workers that compute prompts for others
+  --decode D           workers that decode, and compute what no prefill worker does
+  --nodes M            cache nodes that they share, engine i beside node i mod M; each fetches from the others (1; with
+                       --prefill one for each worker)
   --arena-bytes SIZE   shared-memory tier (1GiB, less where /dev/shm is smaller)
   --disk-bytes SIZE    disk tier, a hard cap; 0: none (8GiB, less where the disk is smaller)
   --kv-bytes SIZE      the engine's own KV block pool (256MiB; on a GPU: what --gpu-memory-utilization leaves)
@@ -86,6 +91,8 @@ const flags = {
   model: { type: 'string' },
   'no-tier': { type: 'boolean' },
   engines: { type: 'string' },
+  prefill: { type: 'string' },
+  decode: { type: 'string' },
   nodes: { type: 'string' },
   'arena-bytes': { type: 'string' },
   'disk-bytes': { type: 'string' },
@@ -144,7 +151,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
       throw new KvError('CONFIG', `--${name}: an option of hashed blocks; use --prefix-cache blocks or leave it out`);
   }
   const tier = values['no-tier'] !== true;
-  const engines = values.engines === undefined ? 1 : whole(values.engines, '--engines', 1, maxEngines);
+  const { engines, prefillEngines } = engineCounts(values, tier);
   const size = (name: 'arena-bytes' | 'disk-bytes' | 'kv-bytes', minBytes: number): number | null =>
     values[name] === undefined ? null : parseBytes(values[name], `--${name}`, minBytes);
   return {
@@ -153,7 +160,8 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     model: values.model ?? 'demo',
     tier,
     engines,
-    nodes: tier ? nodeCount(values.nodes, engines) : withoutNodes(values.nodes),
+    prefillEngines,
+    nodes: tier ? nodeCount(values.nodes, engines, prefillEngines > 0) : withoutNodes(values.nodes),
     arenaBytes: size('arena-bytes', 2 ** 20),
     diskBytes: values['disk-bytes'] === '0' ? 0 : size('disk-bytes', 8 * 2 ** 20),
     kvBytes: size('kv-bytes', 2 ** 20),
@@ -174,10 +182,31 @@ function isOneOf<T extends string>(names: readonly T[], name: string): name is T
   return (names as readonly string[]).includes(name);
 }
 
-function nodeCount(text: string | undefined, engines: number): number {
-  const nodes = text === undefined ? 1 : whole(text, '--nodes', 1, maxNodes);
+function engineCounts(
+  values: { readonly engines?: string; readonly prefill?: string; readonly decode?: string },
+  tier: boolean,
+): Pick<UpOptions, 'engines' | 'prefillEngines'> {
+  const { engines, prefill, decode } = values;
+  if (prefill === undefined && decode === undefined)
+    return { engines: engines === undefined ? 1 : whole(engines, '--engines', 1, maxEngines), prefillEngines: 0 };
+  const given = prefill === undefined ? '--decode' : '--prefill';
+  if (engines !== undefined)
+    throw new KvError('CONFIG', `${given}: the workers are counted by --prefill and --decode; drop --engines`);
+  if (prefill === undefined || decode === undefined) {
+    const other = prefill === undefined ? '--prefill' : '--decode';
+    throw new KvError('CONFIG', `${given}: prefill and decode apart need both; say ${other} as well`);
+  }
+  if (!tier) throw new KvError('CONFIG', `${given}: blocks are handed over by cache nodes; drop --no-tier`);
+  const prefillEngines = whole(prefill, '--prefill', 1, maxEngines - 1);
+  return { engines: prefillEngines + whole(decode, '--decode', 1, maxEngines - prefillEngines), prefillEngines };
+}
+
+/** Apart, prefill and decode stand for hosts: each has a node of its own, as far as so many can be peers. */
+function nodeCount(text: string | undefined, engines: number, apart: boolean): number {
+  if (text === undefined) return apart ? Math.min(engines, maxNodes) : 1;
+  const nodes = whole(text, '--nodes', 1, maxNodes);
   if (nodes <= engines) return nodes;
-  const remedy = `ask for ${engines} or fewer, or for more with --engines`;
+  const remedy = `ask for ${engines} or fewer, or for more engines`;
   throw new KvError('CONFIG', `--nodes: ${nodes} nodes are more than engines (${engines}); ${remedy}`);
 }
 

@@ -11,9 +11,9 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { createInterface } from 'node:readline';
 import type { Readable } from 'node:stream';
 import { KvError } from '@kvtier/errors';
+import { readLines } from './lines.ts';
 
 export interface ServiceSpec {
   readonly name: string;
@@ -248,7 +248,7 @@ class Service {
   }
 
   #readLines(stream: Readable): void {
-    createInterface({ input: stream, crlfDelay: Number.POSITIVE_INFINITY }).on('line', (line) => {
+    readLines(stream, (line) => {
       if (line.trim() === '') return;
       this.#lastLine = line;
       // Why a start failed is told once, by whoever called `start`.

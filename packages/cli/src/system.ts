@@ -29,6 +29,8 @@ export interface System {
   readonly arenaBytes: number;
   readonly diskBytes: number;
   readonly engines: number;
+  /** Of them, those of role prefill; 0: all of them do both. */
+  readonly prefillEngines: number;
   /** Cache nodes; 0: no tier. */
   readonly nodes: number;
   /** Process ids of the services that run now, by name: cache-node, engine-worker, coordinator; of several: engine-worker-0, ... */
@@ -85,6 +87,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
       arenaBytes: sum(members.nodes.map((node) => node.arenaBytes)),
       diskBytes: sum(members.nodes.map((node) => node.diskBytes)),
       engines: members.engines.length,
+      prefillEngines: options.prefillEngines,
       nodes: members.nodes.length,
       pids: () => supervisor.pids(),
       kill: () => supervisor.kill(),

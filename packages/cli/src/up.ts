@@ -65,8 +65,9 @@ function stopSignal(): { first: Promise<void>; onSecond: () => void } {
 
 function greeting(system: System, elapsedMs: number, tier: boolean): string {
   const disk = system.diskBytes === 0 ? 'no disk tier' : `disk tier up to ${formatBytes(system.diskBytes)}`;
-  const { engines, nodes } = system;
-  const several = engines > 1 ? `  members ${engines} engines, ${nodes} cache ${nodes === 1 ? 'node' : 'nodes'}\n` : '';
+  const { engines, prefillEngines: prefill, nodes } = system;
+  const workers = prefill === 0 ? `${engines} engines` : `${prefill} prefill, ${engines - prefill} decode`;
+  const several = engines > 1 ? `  members ${workers}, ${nodes} cache ${nodes === 1 ? 'node' : 'nodes'}\n` : '';
   const where = tier
     ? `  data   ${system.dataDir} (${disk}, arena ${formatBytes(system.arenaBytes)} in shared memory)\n`
     : '  data   none: running without a tier\n';

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs';
-import { expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { cacheNodeSchema, coordinatorSchema, engineWorkerSchema, parseConfig } from './index.ts';
 
 const node = { socketPath: '/s', dataDir: '/d', arena: { bytes: 1 << 20 }, disk: { bytes: 8 << 20 } };
@@ -50,12 +50,48 @@ it('every key of the cache node stands in its reference', () => {
   expect(missing).toEqual([]);
 });
 
-it('the configurations in docker-compose.yml are valid', () => {
-  const texts = [...textOf('docker-compose.yml').matchAll(/KVTIER_CONFIG: >-\n((?: {8,}.*\n)+)/g)].map(
-    ([, json]) => json!,
+describe('docker-compose.yml', () => {
+  const schemas = {
+    'cache-node': cacheNodeSchema,
+    'engine-worker': engineWorkerSchema,
+    coordinator: coordinatorSchema,
+  };
+  /** Each service's own lines, by its name. */
+  const services = new Map(
+    [...textOf('docker-compose.yml').matchAll(/^ {2}([\w-]+):\n((?: {4}.*\n)+)/gm)].map(([, name, text]) => [
+      name!,
+      text!,
+    ]),
   );
-  const [node, worker, coordinator] = texts.map((text) => JSON.parse(text));
-  expect(parseConfig(cacheNodeSchema, node, 'node').redis).not.toBeNull();
-  parseConfig(engineWorkerSchema, worker, 'worker');
-  parseConfig(coordinatorSchema, coordinator, 'coordinator');
+  const configOf = (name: string): unknown =>
+    JSON.parse(/KVTIER_CONFIG: >-\n((?: {8,}.*\n)+)/.exec(services.get(name)!)![1]!);
+
+  it('has valid configurations', () => {
+    const programs = {
+      'cache-node': ['cache-node', 'prefill-node', 'decode-node'],
+      'engine-worker': ['engine-worker', 'prefill', 'decode'],
+      coordinator: ['coordinator', 'pd-coordinator'],
+    } as const;
+    const configured = [...services].filter(([, text]) => text.includes('KVTIER_CONFIG')).map(([name]) => name);
+    expect(configured.toSorted()).toEqual(Object.values(programs).flat().toSorted());
+    for (const [program, names] of Object.entries(programs))
+      for (const name of names) parseConfig<unknown>(schemas[program as keyof typeof programs], configOf(name), name);
+    expect(parseConfig(cacheNodeSchema, configOf('cache-node'), 'node').redis).not.toBeNull();
+  });
+
+  it('has prefill and decode apart: what the coordinator is told is where each one listens', () => {
+    const { discovery } = parseConfig(coordinatorSchema, configOf('pd-coordinator'), 'coordinator');
+    if (discovery?.kind !== 'static') throw new Error('not static');
+    expect(discovery.workers.map(({ role }) => role)).toEqual(['prefill', 'decode']);
+    for (const { role, address, events, node } of discovery.workers) {
+      const worker = parseConfig(engineWorkerSchema, configOf(role), role);
+      const its = parseConfig(cacheNodeSchema, configOf(node!), node!);
+      expect(worker).toMatchObject({ listen: address, kvEvents: { endpoint: events!.endpoint } });
+      expect(worker.cacheNodeSocket).toBe(its.socketPath);
+      const record = discovery.nodes.find(({ name }) => name === node)!;
+      expect(its.kvEvents).toMatchObject({ endpoint: record.events!.endpoint });
+      expect(record.peer).toEqual({ host: node, port: its.peers!.listen!.port });
+      expect(its.peers!.peers).toEqual(discovery.nodes.filter((other) => other !== record).map(({ peer }) => peer));
+    }
+  });
 });

@@ -48,6 +48,7 @@ describe('defaults', () => {
       bufferBytes: 64 * 2 ** 20,
       hwm: 10_000,
       maxQueueSize: 10_000,
+      gatherMs: 2,
       intBlockHashes: true,
       encoding: 'map',
       curve: null,

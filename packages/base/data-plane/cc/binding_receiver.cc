@@ -1,4 +1,5 @@
 // Node-API face of the receiver of KV events: each has a thread of its own, which waits where nobody waits for it.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -15,11 +16,13 @@ struct ReceiverBox {
   // The socket is closed where it is used, when that has ended.
   void Close() {
     if (!receiver) return;
+    words = {};
     receiver->End();
     thread.Push([last = std::move(receiver)]() mutable { last.reset(); });
     receiver = nullptr;
   }
   std::shared_ptr<KvEventReceiver> receiver;
+  std::span<const int32_t> words;  // of the burst told last
   WorkQueue thread{1};
 };
 using ReceiverHandle = std::shared_ptr<ReceiverBox>;
@@ -53,12 +56,12 @@ ReceiverHandle BoxOf(const Napi::Value& value) {
   return *value.As<Napi::External<ReceiverHandle>>().Data();
 }
 
-Napi::Value Told(Napi::Env env, const EventBurst& burst) {
+// `words`: where those of the burst stand until the next one is asked for.
+Napi::Value Told(Napi::Env env, const EventBurst& burst, std::span<const int32_t>& words) {
   if (burst.ended) return env.Null();
-  auto words = Napi::Int32Array::New(env, burst.words.size());
-  if (!burst.words.empty()) memcpy(words.Data(), burst.words.data(), burst.words.size_bytes());
+  words = burst.words;
   auto told = Napi::Object::New(env);
-  told["words"] = words;
+  told["wordCount"] = Napi::Number::New(env, static_cast<double>(burst.words.size()));
   told["messages"] = Napi::Number::New(env, burst.messages);
   auto topics = Napi::Array::New(env, burst.topics.size());
   for (uint32_t i = 0; i < burst.topics.size(); ++i) topics[i] = Napi::String::New(env, burst.topics[i]);
@@ -94,8 +97,18 @@ Napi::Value Next(const Napi::CallbackInfo& info) {
   const auto work = [receiver = box->receiver, burst, packed, tokens, names = std::move(names)] {
     *burst = receiver->Fill({packed, tokens, names});
   };
+  box->words = {};
   // Closed meanwhile: the words are the receiver's, and may have ended with it.
-  return RunOn(box->thread, env, work, [box, burst](Napi::Env e) { return box->receiver ? Told(e, *burst) : e.Null(); });
+  return RunOn(box->thread, env, work, [box, burst](Napi::Env e) { return box->receiver ? Told(e, *burst, box->words) : e.Null(); });
+}
+
+// Words of the last burst, as many as there are or as fit; 0 when it is closed.
+Napi::Value Words(const Napi::CallbackInfo& info) {
+  const ReceiverHandle box = BoxOf(info[0]);
+  auto into = info[1].As<Napi::Int32Array>();
+  const size_t count = std::min(into.ElementLength(), box->words.size());
+  if (count > 0) memcpy(into.Data(), box->words.data(), count * sizeof(int32_t));
+  return Napi::Number::New(info.Env(), static_cast<double>(count));
 }
 
 void Close(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
@@ -105,6 +118,7 @@ void Close(const Napi::CallbackInfo& info) { BoxOf(info[0])->Close(); }
 void RegisterReceiver(Napi::Env env, Napi::Object exports) {
   exports.Set("kvEventsOpen", Napi::Function::New<Open>(env, "kvEventsOpen"));
   exports.Set("kvEventsNext", Napi::Function::New<Next>(env, "kvEventsNext"));
+  exports.Set("kvEventsWords", Napi::Function::New<Words>(env, "kvEventsWords"));
   exports.Set("kvEventsClose", Napi::Function::New<Close>(env, "kvEventsClose"));
 }
 

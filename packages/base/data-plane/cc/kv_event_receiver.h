@@ -3,7 +3,7 @@
 //
 //     publisher ──▶ libzmq's queue (bounded by its high-water mark) ──▶ Fill(), on one thread at a time ──▶ EventBurst
 //
-// Invariants: nothing is taken before somebody asks for it, so that memory is bounded by the queue's mark and one burst. The messages of
+// Invariants: nothing is taken before somebody asks for it, so that memory is bounded by the queue's mark and two bursts: one that is used, and the next. The messages of
 // a burst have sequence numbers that follow each other: whoever looks for gaps looks between bursts. A connection that ended is told no
 // later than the first message of the next one.
 #pragma once

@@ -24,9 +24,9 @@ export type KvEventsHandle = { readonly __kvEvents: never };
 export interface KvEventBurst {
   /**
    * Of each message: its sequence number (low word, high word), its place in `topics`, 1 when words of a batch follow (kv_events.h says how
-   * they lie), or 0: its payload is the next of `payloads`.
+   * they lie), or 0: its payload is the next of `payloads`. So many words in all; `kvEventsWords` has them.
    */
-  readonly words: Int32Array;
+  readonly wordCount: number;
   readonly messages: number;
   readonly topics: readonly string[];
   readonly payloads: readonly Buffer[];
@@ -119,6 +119,8 @@ export interface NativeBinding {
    * decodeKvEvents; null: payloads, not words. Resolves to null when it is closed.
    */
   kvEventsNext(events: KvEventsHandle, names: Uint8Array | null, tokens: boolean): Promise<KvEventBurst | null>;
+  /** Copies words of the last burst, before the next one is asked for. As many as there are or as fit; 0: closed meanwhile. */
+  kvEventsWords(events: KvEventsHandle, into: Int32Array): number;
   /** Who waits gets null. */
   kvEventsClose(events: KvEventsHandle): void;
 

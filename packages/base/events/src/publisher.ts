@@ -13,6 +13,7 @@ import { Context, Publisher, type Socket } from 'zeromq';
 import { type Encoding, encodeBatch } from './codec.ts';
 import type { KvEvent } from './event.ts';
 import { encodeSeq } from './frames.ts';
+import { GatheredEvents } from './gathered-events.ts';
 import { PackedEncoder, type PackedEvents } from './packed-encoder.ts';
 import { type Published, ReplayBuffer } from './replay-buffer.ts';
 import { ReplayServer } from './replay-server.ts';
@@ -40,6 +41,8 @@ export interface KvEventPublisherOptions extends Encoding {
   readonly hwm?: number;
   /** Batches that wait for the socket before the oldest are dropped. */
   readonly maxQueueSize?: number;
+  /** Least milliseconds between two batches of packed events (2): those of the time between go together; 0: each is a batch. */
+  readonly gatherMs?: number;
   /** With data parallelism: in every batch, and added to the ports. */
   readonly dataParallelRank?: number;
   readonly curve?: CurveServer | null;
@@ -66,7 +69,9 @@ export interface KvEventPublisherStats {
   readonly refusedClients: number;
 }
 
-const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000 };
+const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000, gatherMs: 2 };
+/** Gathered ones go before their time. */
+const mostGatheredWords = 1 << 18;
 /** Some milliseconds of work; others get their turn in between. */
 const sendsPerTurn = 1_000;
 
@@ -88,6 +93,11 @@ export class KvEventPublisher {
   #snapshot: (() => Iterable<SnapshotPage>) | undefined;
   /** Topics are few; encoded once, ZeroMQ takes them without a string of its own. */
   #topic = { text: '', frame: Buffer.alloc(0) };
+  readonly #gathered = new GatheredEvents();
+  readonly #gatherMs: number;
+  /** When the last packed batch was made, on performance.now(). */
+  #packedMs = Number.NEGATIVE_INFINITY;
+  #gathering: NodeJS.Timeout | undefined;
   #flush: NodeJS.Immediate | undefined;
   #closed = false;
 
@@ -108,6 +118,7 @@ export class KvEventPublisher {
     this.#authenticator = authenticator;
     this.#removeFiles = socketFiles([this.endpoint, this.replayEndpoint]);
     this.#maxQueueSize = options.maxQueueSize ?? defaults.maxQueueSize;
+    this.#gatherMs = options.gatherMs ?? defaults.gatherMs;
   }
 
   /** Throws KvError: CONFIG (an endpoint or key that cannot be, or is open without CURVE), LOCKED (address in use), IO. */
@@ -162,6 +173,7 @@ export class KvEventPublisher {
     if (this.#snapshot === undefined) return;
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
     const pages = this.#snapshot();
+    this.#publishGathered();
     const seq = this.#nextSeq;
     const batchOf = (events: readonly KvEvent[], subtopic = ''): Published => ({
       ...{ seq, topic: topic + subtopic },
@@ -178,15 +190,41 @@ export class KvEventPublisher {
    */
   publish(events: readonly KvEvent[], subtopic = ''): void {
     if (this.#closed || events.length === 0) return;
+    this.#publishGathered();
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
     this.#publish(topic + subtopic, events.length, () =>
       encodeBatch({ ts: now(), events, dataParallelRank }, this.#options),
     );
   }
 
-  /** One batch of what a block pool has noted, encoded without an object for each event. `packed` is not used afterwards. */
+  /**
+   * What a block pool has noted, encoded without an object for each event: a batch, or with what follows within `gatherMs` a part of one.
+   * `packed` is not used afterwards.
+   */
   publishPacked(packed: PackedEvents): void {
     if (this.#closed || packed.count === 0) return;
+    const nowMs = performance.now();
+    const waitMs = this.#packedMs + this.#gatherMs - nowMs;
+    if (waitMs <= 0 && this.#gathered.count === 0) {
+      this.#packedMs = nowMs;
+      this.#publishNow(packed);
+      return;
+    }
+    if (!this.#gathered.takes(packed)) this.#publishGathered();
+    this.#gathered.add(packed);
+    if (waitMs <= 0 || this.#gathered.wordCount > mostGatheredWords) this.#publishGathered();
+    else this.#gathering ??= setTimeout(this.#publishGathered, waitMs);
+  }
+
+  readonly #publishGathered = (): void => {
+    clearTimeout(this.#gathering);
+    this.#gathering = undefined;
+    if (this.#gathered.count === 0) return;
+    this.#packedMs = performance.now();
+    this.#publishNow(this.#gathered.take());
+  };
+
+  #publishNow(packed: PackedEvents): void {
     const { topic = '', dataParallelRank = null, now = unixSeconds } = this.#options;
     this.#publish(topic, packed.count, () => this.#encoder.encode(packed, now(), dataParallelRank));
   }
@@ -197,7 +235,7 @@ export class KvEventPublisher {
       payload = encode();
     } catch (error) {
       this.#options.logger?.warn({ err: error }, 'kv events: a batch could not be encoded; consumers see a gap');
-      this.skip();
+      this.#skip();
       return;
     }
     const batch = { seq: this.#nextSeq++, topic, payload };
@@ -215,6 +253,11 @@ export class KvEventPublisher {
 
   /** Events were lost before they came here: a hole in the sequence, so that consumers know that they missed something. */
   skip(): void {
+    this.#publishGathered();
+    this.#skip();
+  }
+
+  #skip(): void {
     this.#nextSeq++;
     this.#counts.lostBatches++;
   }
@@ -232,6 +275,7 @@ export class KvEventPublisher {
 
   /** What is queued is still handed to ZeroMQ; subscribers that are behind lose what they have not read. */
   async close(): Promise<void> {
+    this.#publishGathered();
     this.#closed = true;
     while (this.#queue.length > 0) this.#sendSome();
     if (this.#flush) clearImmediate(this.#flush);

@@ -16,12 +16,22 @@ export interface EventReceiverOptions {
   readonly curve: CurveClient | null;
 }
 
+/** `words` stay as they are until the burst after the next one is there. */
+export interface Burst extends KvEventBurst {
+  readonly words: Int32Array;
+}
+
+/** More is given back after the burst. */
+const keptWords = 1 << 20;
 /** A message's sequence number in two words, its topic, and whether it is decoded. */
 const headWords = 4;
 const none = new Uint8Array();
 
 export class EventReceiver {
   readonly #handle: KvEventsHandle;
+  /** Words of the last two bursts. Used again: new memory for each burst costs more than decoding into it. */
+  #words = new Int32Array();
+  #wordsBefore = new Int32Array();
 
   /** Subscribes; the publisher may come later. Throws KvError CONFIG for an endpoint or a key that cannot be. */
   constructor({ endpoint, topic, hwm, maxMessageBytes, curve }: EventReceiverOptions) {
@@ -45,8 +55,18 @@ export class EventReceiver {
    * Messages that follow each other, as soon as there are some; null: closed. One call at a time. `names`, `tokens`: as batches for a
    * decoder with these; null: as payloads.
    */
-  next(names: Uint8Array | null, tokens: boolean): Promise<KvEventBurst | null> {
-    return native.kvEventsNext(this.#handle, names, tokens);
+  async next(names: Uint8Array | null, tokens: boolean): Promise<Burst | null> {
+    const burst = await native.kvEventsNext(this.#handle, names, tokens);
+    if (burst === null) return null;
+    const { wordCount } = burst;
+    let room = this.#wordsBefore;
+    if (room.length < wordCount || room.length > Math.max(keptWords, wordCount)) {
+      room = new Int32Array(2 ** Math.ceil(Math.log2(Math.max(wordCount, 4_096))));
+    }
+    this.#wordsBefore = this.#words;
+    this.#words = room;
+    if (native.kvEventsWords(this.#handle, room) < wordCount) return null; // closed meanwhile
+    return { ...burst, words: room };
   }
 
   close(): void {
@@ -56,7 +76,7 @@ export class EventReceiver {
 
 /** The messages of a burst. Those that are decoded have no payload, but for the last one. */
 export function* messagesOf<Batch>(
-  { words, messages, topics, payloads, last }: KvEventBurst,
+  { words, messages, topics, payloads, last }: Burst,
   batchAt: (words: Int32Array, from: number) => Batch,
 ): Generator<Arrived<Batch>> {
   let at = 0;

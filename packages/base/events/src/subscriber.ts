@@ -4,7 +4,6 @@
  * while nobody pulls is asked for again. So is what an idle publisher said before we came, or last: after a while in which nothing
  * comes, its replay endpoint is asked whether there is more.
  */
-import type { KvEventBurst } from '@kvtier/data-plane';
 import { InvariantError } from '@kvtier/errors';
 import { decodeBatch } from './codec.ts';
 import {
@@ -17,7 +16,7 @@ import {
 } from './continuity.ts';
 import { type PackedBatch, PackedDecoder } from './packed-decoder.ts';
 import { Probing, probeMs } from './probing.ts';
-import { EventReceiver, messagesOf } from './receiver.ts';
+import { type Burst, EventReceiver, messagesOf } from './receiver.ts';
 import { requestReplay } from './replay-client.ts';
 import type { CurveClient } from './security.ts';
 
@@ -107,12 +106,12 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
 
   /**
    * The same with batches as words, and as many at once as have arrived: for those who follow many publishers. `tokens`: with the ids of tokens.
-   * To be iterated once.
+   * To be iterated once. The words of a burst are used again when the next one is asked for.
    */
   packed({ tokens = false }: { readonly tokens?: boolean } = {}): AsyncGenerator<readonly StreamItem<PackedBatch>[]> {
     const decoder = new PackedDecoder({ tokens });
     const continuity = new Continuity((payload) => decoder.decode(payload), this.#sources, this.#topic);
-    const next = (): Promise<KvEventBurst | null> => this.#receiver.next(decoder.encodedNames, tokens);
+    const next = (): Promise<Burst | null> => this.#receiver.next(decoder.encodedNames, tokens);
     return this.#bursts(continuity, next, (words, from) => decoder.batchAt(words, from));
   }
 
@@ -122,12 +121,12 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
 
   async *#bursts<Batch extends { readonly ts: number }>(
     continuity: Continuity<Batch>,
-    next: () => Promise<KvEventBurst | null>,
+    next: () => Promise<Burst | null>,
     batchAt: (words: Int32Array, from: number) => Batch,
   ): AsyncGenerator<readonly StreamItem<Batch>[]> {
     this.#continuity = continuity;
     if (this.#replay !== null) this.#timer = setInterval(() => this.#look(), probeMs).unref();
-    let receiving: Promise<KvEventBurst | null> | undefined;
+    let receiving: Promise<Burst | null> | undefined;
     try {
       for (;;) {
         if (this.#isProbeDue) {
@@ -140,7 +139,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
         const burst = await this.#either(receiving);
         if (burst === null) return;
         if (burst === undefined) continue;
-        receiving = undefined;
+        receiving = next(); // decoded while these are used
         this.#link(burst, continuity);
         let items: StreamItem<Batch>[] = [];
         for (const one of messagesOf(burst, batchAt)) {
@@ -162,10 +161,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   /** What a burst says of the connection. */
-  #link(
-    { messages, foreign, disconnects, handshakes, connected }: KvEventBurst,
-    continuity: { suspect(): void },
-  ): void {
+  #link({ messages, foreign, disconnects, handshakes, connected }: Burst, continuity: { suspect(): void }): void {
     this.#foreign += foreign;
     this.#disconnects += disconnects;
     this.#isConnected = connected;
@@ -178,7 +174,7 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   }
 
   /** undefined: a probe is due. */
-  async #either(receiving: Promise<KvEventBurst | null>): Promise<KvEventBurst | null | undefined> {
+  async #either(receiving: Promise<Burst | null>): Promise<Burst | null | undefined> {
     if (this.#isProbeDue) return undefined;
     const woken = new Promise<undefined>((resolve) => {
       this.#wake = () => resolve(undefined);

@@ -31,6 +31,12 @@ function isRunning(pid: number): boolean {
   }
 }
 
+/** Of processor time that it has used: 10 ms each. */
+function ticksOf(pid: number): number {
+  const fields = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ')[1]!.split(' ');
+  return Number(fields[11]) + Number(fields[12]);
+}
+
 /** A process whose service starts with `start`, the body of an async function. */
 function service(
   name: string,
@@ -173,7 +179,8 @@ describe('with a file system call that hangs', () => {
     );
     const supervisor = fork(file, { silent: true });
     const [message] = (await once(supervisor, 'message')) as [{ ready: { pid: number } }];
-    await new Promise((resolve) => setTimeout(resolve, 300)); // it stands still by now, or learns of the end in time
+    const standsFrom = ticksOf(message.ready.pid) + 20; // it does nothing else: it stands still by then
+    await vi.waitUntil(() => ticksOf(message.ready.pid) > standsFrom, patience);
     supervisor.kill('SIGKILL');
     await vi.waitUntil(() => !isRunning(message.ready.pid), { timeout: 15_000 });
   });

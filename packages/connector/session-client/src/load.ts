@@ -9,13 +9,16 @@
  * Where all of it is announced at once, it may be offered instead: to be imported with a step, layer by layer (`ArrivedLoad`).
  * What comes from slower tiers comes more slowly than the bus, and is copied as it comes.
  *
+ * Of a load of what another engine computes meanwhile (`awaited`), the node announces each block as soon as somebody holds it. It
+ * ends when nothing more has come for a while, at its own deadline, or early (`limit`): what was announced until then is used.
+ *
  * Invariants: the result is a prefix, and every block of it matched its checksum on arrival, so that a node that died
  * or lied in the middle costs time but never truth. It ends once, and only when no copy runs any more: the blocks are
  * the scheduler's again. Whatever the node leased is released.
  */
 import { KvError } from '@kvtier/errors';
 import type { Executor, StepResult } from '@kvtier/executor';
-import type { ArrivedLoad } from '@kvtier/scheduler';
+import type { ArrivedLoad, AwaitedLoad } from '@kvtier/scheduler';
 import { type ConnectorCounters, count } from './counters.ts';
 import type { Session } from './session-client.ts';
 import type { Answer } from './session-link.ts';
@@ -32,6 +35,8 @@ export interface LoadContext {
   readonly judge?: LoadJudge | undefined;
   /** All blocks lie in the arena at once: true when a step will import them. */
   readonly onArrived?: ((load: ArrivedLoad) => boolean) | undefined;
+  /** Blocks that nobody holds yet are waited for. */
+  readonly awaited?: AwaitedLoad | undefined;
 }
 
 /** Whether to go on waiting for a load that is slower than was thought. */
@@ -48,6 +53,8 @@ export interface LoadOutcome {
   readonly tiers: readonly string[];
   /** A step imported them: how long that took says nothing about the copy. */
   readonly withStep: boolean;
+  /** Why it came short; '' when it did not. */
+  readonly reason: string;
 }
 
 /** The node ends a load at its deadline by itself; this much later we do. */
@@ -55,6 +62,8 @@ const graceMs = 25;
 /** Copies at a time: one runs while the next is prepared; what is announced meanwhile travels together. */
 const maxCopies = 2;
 const releaseDeadlineMs = 5_000;
+/** Nobody waits for the answer; it only says that the node is alive. */
+const endDeadlineMs = 1_000;
 
 export class LoadRun {
   readonly #context: LoadContext;
@@ -80,6 +89,10 @@ export class LoadRun {
   #ended = false;
   readonly #beganMs: number;
   #cancelJudge = (): void => {};
+  #cancelStall = (): void => {};
+  /** As soon as so many blocks are announced, nothing more is waited for. */
+  #limit: number;
+  #reason = '';
 
   /** @param hashes of the blocks to load, packed; `onEnd` is never called from in here */
   constructor(
@@ -97,7 +110,10 @@ export class LoadRun {
     this.#verified = new Uint8Array(blockIds.length);
     this.#beganMs = context.timers.nowMs();
     if (context.judge?.afterMs !== undefined) this.#judgeIn(context.judge.afterMs);
-    const sent = context.session.link.send({ $case: 'load', value: { hashes, deadlineMs } }, deadlineMs + graceMs, {
+    this.#limit = blockIds.length;
+    const { awaited } = context;
+    const value = awaited ? { hashes, deadlineMs, awaitMs: awaited.stallMs } : { hashes, deadlineMs };
+    const sent = context.session.link.send({ $case: 'load', value }, deadlineMs + graceMs, {
       onAnswer: (answer) => this.#answered(answer),
       onFailure: (error) => {
         if (error.code !== 'DEADLINE') this.#leased = false;
@@ -109,7 +125,32 @@ export class LoadRun {
     } else {
       this.#loadId = sent;
       this.#leased = true;
+      this.#watchStall();
     }
+  }
+
+  /** It ends as soon as its first `blocks` blocks are announced: now, when they are. The last word counts. */
+  limit(blocks: number): void {
+    this.#limit = Math.min(blocks, this.#blockIds.length);
+    if (this.#ready >= this.#limit && this.#ready < this.#blockIds.length) this.#endEarly('changed');
+  }
+
+  /** The node ends an awaited load by itself when nothing comes; a little later we do. */
+  #watchStall(): void {
+    const { awaited, timers } = this.#context;
+    if (!awaited || this.#closed) return;
+    this.#cancelStall();
+    this.#cancelStall = timers.after(awaited.stallMs + graceMs, () => this.#endEarly('awaited'));
+  }
+
+  /** The node stops waiting; what it announced is used, and nobody waits for its answer. */
+  #endEarly(reason: string): void {
+    const { link } = this.#context.session;
+    const loadId = this.#loadId;
+    if (this.#closed) return;
+    const heard = { onAnswer: () => {}, onFailure: () => {} };
+    if (loadId !== undefined) link.send({ $case: 'endLoad', value: { loadId } }, endDeadlineMs, heard, true);
+    this.#close(reason);
   }
 
   #answered(answer: Answer): void {
@@ -135,6 +176,8 @@ export class LoadRun {
       }
       this.#ready += offsets.length;
       this.#pump();
+      this.#watchStall();
+      this.limit(this.#limit);
       this.#judge();
     } catch (error) {
       this.#context.session.link.end(KvError.from(error, 'PROTOCOL'));
@@ -234,17 +277,23 @@ export class LoadRun {
 
   /** The end is near; `reason` is "" when the node brought everything. Copies that run are waited for. */
   #close(reason: string, halt = false): void {
-    if (!this.#closed && reason !== '') count(this.#context.counters, 'load', reason);
+    if (!this.#closed && reason !== '') this.#shortBy(reason);
     this.#closed = true;
     this.#cancelJudge();
+    this.#cancelStall();
     this.#halted ||= halt;
     this.#pump();
   }
 
   /** Ours, not the node's: it may have said already that all is well. */
   #fail(reason: string): void {
-    if (!this.#halted) count(this.#context.counters, 'load', reason);
+    if (!this.#halted) this.#shortBy(reason);
     this.#close('', true);
+  }
+
+  #shortBy(reason: string): void {
+    count(this.#context.counters, 'load', reason);
+    this.#reason ||= reason;
   }
 
   #end(): void {
@@ -252,7 +301,8 @@ export class LoadRun {
     const gap = this.#verified.indexOf(0);
     const loaded = gap < 0 ? this.#verified.length : gap;
     this.#release();
-    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded), withStep: this.#withStep });
+    const reason = loaded < this.#verified.length ? this.#reason : '';
+    this.#onEnd({ loaded, tiers: this.#tiers.slice(0, loaded), withStep: this.#withStep, reason });
   }
 
   #release(): void {

@@ -7,8 +7,9 @@
 import { invariant } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
 import { LoadPlanner } from '@kvtier/load-planner';
-import type { ArrivedLoad, Connector, LoadResult, Match } from '@kvtier/scheduler';
+import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match } from '@kvtier/scheduler';
 import { maxHashesPerFrame, type StatsResult } from '@kvtier/wire';
+import { AwaitedGroups } from './awaited-groups.ts';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
 import { columnsWithin, type GroupPart, groupWindows, partsOf } from './groups.ts';
 import { type LoadJudge, type LoadOutcome, LoadRun } from './load.ts';
@@ -76,6 +77,8 @@ class CacheNodeConnector implements NodeConnector {
   readonly #clients: readonly SessionClient[];
   readonly #windows: readonly number[];
   readonly #prefetches = new Prefetches(this.counters);
+  /** Loads of what other engines compute, by request. */
+  readonly #awaited = new Map<string, AwaitedGroups>();
   readonly #stores = new Set<Promise<void>>();
   readonly #maxStoreBlocks: number;
   #storingBlocks = 0;
@@ -135,6 +138,7 @@ class CacheNodeConnector implements NodeConnector {
     blockIds: Int32Array,
     onDone: (result: LoadResult) => void,
     onArrived?: (load: ArrivedLoad) => boolean,
+    awaited?: AwaitedLoad,
   ): void {
     const { executor, hashBytes } = this.#options;
     const blocks = blockIds.length / this.#windows.length;
@@ -150,13 +154,16 @@ class CacheNodeConnector implements NodeConnector {
         this.#windows.map(() => firstBlock + loaded),
         loaded === blocks,
       );
-      queueMicrotask(() => onDone({ loaded, byTier: {}, elapsedUs: 0 }));
+      const reason = loaded < blocks ? 'no session' : '';
+      queueMicrotask(() => onDone({ loaded, byTier: {}, elapsedUs: 0, ...(awaited && { reason }) }));
       return;
     }
     this.counters.loads++;
     this.#prefetches.superseded(requestId);
     const plan = this.#matches.planned(requestId, firstBlock, blocks);
-    const deadlineMs = this.#planner.deadlineMs(blocks, firstBlock);
+    const deadlineMs = awaited?.deadlineMs ?? this.#planner.deadlineMs(blocks, firstBlock);
+    const groups = awaited && new AwaitedGroups(this.#windows, blocks);
+    if (groups) this.#awaited.set(requestId, groups);
     const outcomes = new Map<GroupPart, LoadOutcome>();
     const ended = (): void => {
       const elapsedUs = Math.round((this.#timers.nowMs() - startedAtMs) * 1_000);
@@ -177,10 +184,11 @@ class CacheNodeConnector implements NodeConnector {
         return end === undefined ? undefined : firstBlock + end;
       });
       this.#matches.settle(requestId, chainEnds, loaded === blocks);
-      onDone({ loaded, byTier, elapsedUs });
+      if (groups && this.#awaited.get(requestId) === groups) this.#awaited.delete(requestId);
+      onDone({ loaded, byTier, elapsedUs, ...(groups && { reason: loaded < blocks ? groups.reason : '' }) });
     };
     const judge: LoadJudge | undefined =
-      plan === undefined || this.#windows.length > 1
+      plan === undefined || awaited || this.#windows.length > 1
         ? undefined
         : {
             afterMs: this.#planner.judgeAfterMs(blocks, firstBlock),
@@ -195,16 +203,29 @@ class CacheNodeConnector implements NodeConnector {
         counters: this.counters,
         onCopied: (copied: number, elapsedUs: number) => this.#planner.observeCopy(copied, elapsedUs),
         onArrived: this.#windows.length === 1 ? onArrived : undefined,
+        awaited: awaited && groups?.patienceOf(part, awaited),
       };
       const wanted = hashes.subarray((firstBlock + part.from) * hashBytes, (firstBlock + blocks) * hashBytes);
-      new LoadRun(context, wanted, part.blockIds, deadlineMs, (outcome) => {
+      const run = new LoadRun(context, wanted, part.blockIds, deadlineMs, (outcome) => {
         outcomes.set(part, outcome);
+        groups?.ended(part, outcome);
         if (outcomes.size === parts.length) ended();
       });
+      groups?.add(part, run);
     }
   }
 
-  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {
+  endLoad(requestId: string, blocks: number): void {
+    this.#awaited.get(requestId)?.limit(blocks);
+  }
+
+  store(
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onReleased: () => void,
+    onSettled?: (heldBlocks: number) => void,
+  ): void {
     const { executor, hashBytes } = this.#options;
     const groups = this.#windows.length;
     const columns = blockIds.length / groups;
@@ -218,7 +239,10 @@ class CacheNodeConnector implements NodeConnector {
     const left = blockIds.reduce((sum, id) => sum + (id === 0 ? 0 : 1), 0) - blocks;
     if (left > 0) count(this.counters, 'store', sessions === null ? 'no session' : 'too many in flight', left);
     if (sessions === null || blocks === 0) {
-      queueMicrotask(onReleased);
+      queueMicrotask(() => {
+        onReleased();
+        onSettled?.(0);
+      });
       return;
     }
     this.counters.stores++;
@@ -237,9 +261,10 @@ class CacheNodeConnector implements NodeConnector {
       const wanted = hashes.subarray(at, at + part.blockIds.length * hashBytes);
       return runStore(context, parent, wanted, part.blockIds, released);
     });
-    const run: Promise<void> = Promise.all(stores).then(() => {
+    const run: Promise<void> = Promise.all(stores).then((held) => {
       this.#storingBlocks -= blocks;
       this.#stores.delete(run);
+      onSettled?.(heldInAll(parts, held, taken));
     });
     this.#stores.add(run);
   }
@@ -283,6 +308,12 @@ class CacheNodeConnector implements NodeConnector {
     const sessions = this.#clients.flatMap(({ session }) => session ?? []);
     return sessions.length === this.#clients.length ? sessions : null;
   }
+}
+
+/** Blocks, from the first on, of a store of `blocks` blocks that all groups hold which offered them. */
+function heldInAll(parts: readonly GroupPart[], held: readonly number[], blocks: number): number {
+  const ends = parts.map(({ from, blockIds }, i) => (held[i]! < blockIds.length ? from + held[i]! : blocks));
+  return Math.min(blocks, ...ends);
 }
 
 interface Together {

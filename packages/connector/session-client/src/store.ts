@@ -33,7 +33,8 @@ const whyNot: Readonly<Record<number, string>> = {
 
 /**
  * Store `blockIds.length` blocks. The Reserve is on its way when this returns, so that stores of one chain reserve in
- * the order of the calls. Never rejects; resolves when the node has confirmed or all is lost.
+ * the order of the calls. Never rejects; resolves when the node has confirmed or all is lost: how many of the blocks it is known
+ * to hold, from the first on.
  * @param parent hash before the first block, empty at the root
  */
 export async function runStore(
@@ -42,12 +43,12 @@ export async function runStore(
   hashes: Buffer,
   blockIds: Int32Array,
   onReleased: () => void,
-): Promise<void> {
+): Promise<number> {
   let slots: Slots | undefined;
   let checksums: BigUint64Array | undefined;
   try {
     slots = await reserve(context, parent, hashes, blockIds);
-    if (slots !== undefined) {
+    if (slots.wire.length > 0) {
       const { session, executor } = context;
       const { ids, offsets } = slots;
       checksums = await session.copy(() => executor.exportBlocks(session.arena, ids, offsets));
@@ -56,12 +57,19 @@ export async function runStore(
     count(context.counters, 'store', KvError.from(error).code.toLowerCase(), blockIds.length);
   }
   onReleased();
-  if (slots === undefined) return;
-  if (checksums === undefined) abort(context.session, slots.wire);
-  else await commit(context, slots.wire, [...checksums]);
+  if (slots === undefined) return 0;
+  if (slots.wire.length > 0 && checksums === undefined) abort(context.session, slots.wire);
+  const isCommitted = checksums !== undefined && (await commit(context, slots.wire, [...checksums]));
+  const isMissing = (status: ReserveStatus): boolean =>
+    status !== ReserveStatus.RESERVE_STATUS_HELD && !(isCommitted && status === ReserveStatus.RESERVE_STATUS_RESERVED);
+  const missing = slots.status.findIndex(isMissing);
+  return missing < 0 ? slots.status.length : missing;
 }
 
 interface Slots {
+  /** Of each block that was asked for. */
+  readonly status: readonly ReserveStatus[];
+  /** Of those that were reserved. */
   readonly ids: Int32Array;
   readonly offsets: Float64Array;
   readonly wire: bigint[];
@@ -72,7 +80,7 @@ async function reserve(
   parent: Buffer,
   hashes: Buffer,
   blockIds: Int32Array,
-): Promise<Slots | undefined> {
+): Promise<Slots> {
   const answer = await session.link.call(
     { $case: 'reserve', value: { parent, hashes } },
     'reserved',
@@ -90,10 +98,9 @@ async function reserve(
     if (status !== ReserveStatus.RESERVE_STATUS_RESERVED) count(counters, 'store', whyNot[status] ?? 'unknown');
   }
   const wire = givenSlots(answer);
-  if (wire.length === 0) return undefined;
   try {
     const given = (_: unknown, i: number): boolean => answer.status[i] === ReserveStatus.RESERVE_STATUS_RESERVED;
-    return { ids: blockIds.filter(given), offsets: session.offsets(wire), wire };
+    return { status: answer.status, ids: blockIds.filter(given), offsets: session.offsets(wire), wire };
   } catch (error) {
     session.link.end(KvError.from(error));
     throw error;
@@ -109,7 +116,8 @@ function abort(session: Session, offsets: bigint[]): void {
   session.link.call({ $case: 'abort', value: { offsets } }, 'done', commitDeadlineMs, { owed: true }).catch(() => {});
 }
 
-async function commit(context: StoreContext, offsets: bigint[], checksums: bigint[]): Promise<void> {
+/** True when the node holds all of them now. */
+async function commit(context: StoreContext, offsets: bigint[], checksums: bigint[]): Promise<boolean> {
   const { session, counters, blockBytes } = context;
   try {
     const body = { $case: 'commit', value: { offsets, checksums } } as const;
@@ -117,8 +125,10 @@ async function commit(context: StoreContext, offsets: bigint[], checksums: bigin
     counters.storedBlocks += stored;
     counters.storedBytes += stored * blockBytes;
     if (stored < offsets.length) count(counters, 'store', 'commit', offsets.length - stored);
+    return stored >= offsets.length;
   } catch (error) {
     // The node may have committed or not: both are right. Not an Abort: that could take back what is visible.
     count(counters, 'store', `commit ${KvError.from(error).code.toLowerCase()}`, offsets.length);
+    return false;
   }
 }

@@ -14,6 +14,7 @@ import { setImmediate } from 'node:timers/promises';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
 import type { HandedOff, HandOffs } from '@kvtier/handoff';
 import type { Keys } from '@kvtier/kv-index';
+import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { OnEvent } from '@kvtier/registry';
 import type { CacheUse, GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { Detokenizer } from './detokenizer.ts';
@@ -80,6 +81,8 @@ export interface Workplace {
   /** Has other workers compute prompts where that pays; undefined: nobody does. */
   readonly handOffs: Pick<HandOffs, 'follow'> | undefined;
   readonly tries: TryLimits;
+  /** Prefill and decode apart, for pods with OpenAI's API. */
+  readonly pods: PodHandOff;
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(model: string): ReadonlySet<string> | undefined;
 }

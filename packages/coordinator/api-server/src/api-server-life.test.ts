@@ -95,7 +95,7 @@ describe('models, health, metrics, admin', () => {
           block_bytes: 16_384,
         },
         models: ['demo'],
-        workers: [{ name: 'a', kind: 'kvtier', state: 'ready', model: 'demo', waiting: 0, running: 0 }],
+        workers: [{ name: 'a', kind: 'kvtier', role: 'both', state: 'ready', model: 'demo', waiting: 0, running: 0 }],
         degraded: [],
         progress: { running: 0, finished: 0, silent_ms: 0 },
       },

@@ -13,6 +13,7 @@ import type { Socket } from 'node:net';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { HandOffs } from '@kvtier/handoff';
+import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Logger } from '@kvtier/telemetry';
 import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import { Bodies, Body } from './bodies.ts';
@@ -44,6 +45,8 @@ export interface ApiServerOptions {
   readonly media?: readonly string[];
   /** What is less than it should be, a word each, for the answers' headers. Called for each request. */
   readonly degraded?: () => readonly string[];
+  /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
+  readonly pods?: PodHandOff;
   /** More of the coordinator for /health, by name. */
   readonly parts?: () => Readonly<Record<string, unknown>>;
   /** More of the coordinator for /metrics, in Prometheus' text form. */
@@ -144,8 +147,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const metrics = new RequestMetrics();
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
-  const { handOffs, ttftMs } = options;
-  const place = { dispatch, engines, handOffs, among, tries: { maxTries, withinMs } };
+  const { handOffs, ttftMs, pods = new PodHandOff({ dispatch, pods: engines }) } = options;
+  const place = { dispatch, engines, handOffs, among, pods, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
   const app = createApp(limits, metrics, logger);

@@ -12,16 +12,20 @@ import { KvError } from '@kvtier/errors';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Workplace } from './answers.ts';
 import type { Forwarded } from './engines.ts';
+import { HttpError } from './errors.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { Placed } from './placed.ts';
 import { Tries } from './tries.ts';
+import { TwoLegs } from './two-legs.ts';
 
 /** Another worker may do better. */
 const notHere: ReadonlySet<number> = new Set([429, 500, 502, 503, 504]);
 /** Of the client's headers, those that say something to the worker. */
-const kept = ['accept', 'x-request-id', 'traceparent', 'tracestate', 'x-session-id'] as const;
+const kept = ['accept', 'prefer', 'x-request-id', 'traceparent', 'tracestate', 'x-session-id'] as const;
 /** Of the worker's headers, those of its answer and not of its connection. */
 const told = ['content-type', 'cache-control', 'retry-after'] as const;
+/** As llm-d's endpoint picker names the prefill pod to the decode pod's sidecar. */
+const prefillerHeader = 'x-prefiller-host-port';
 
 export interface ForwardOptions {
   readonly place: Workplace;
@@ -47,6 +51,19 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
   }
   const { model, tokens, blockTokens, maxTokens, keys, session } = body;
   const routed = { id: requestId, model, among: place.among(model), tokens, blockTokens, maxTokens, keys, session };
+  const { pods } = place;
+  const named = request.headers[prefillerHeader];
+  const legs = pods.concerns(model)
+    ? new TwoLegs({
+        ...{ pods, routed, path: options.path, headers, body, placed, signal },
+        named: typeof named === 'string' && named !== '' ? named : undefined,
+      })
+    : undefined;
+  const isOnlyIfHeld = prefers(request, 'if-available');
+  const ask = async (choice: Choice): Promise<Forwarded> => {
+    const bytes = legs ? await legs.before(choice) : new Uint8Array(body.passedOn);
+    return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
+  };
   let refused: KvError | undefined;
   for (;;) {
     const choice = await tries.next(routed, signal).catch((error: unknown) => {
@@ -54,13 +71,9 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     });
     try {
       placed.chosen(choice);
-      const answer = await place.engines.forward(
-        choice.worker.number,
-        options.path,
-        headers,
-        new Uint8Array(body.passedOn),
-        signal,
-      );
+      if (isOnlyIfHeld) checkHeld(reply, body, choice, placed);
+      let answer = await ask(choice);
+      if (legs && answer.status === 200) answer = (await legs.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
         refused = refusalOf(answer, choice);
         for await (const _ of answer.body) break; // its request ends with that
@@ -77,6 +90,28 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       choice.ended();
     }
   }
+}
+
+/** RFC 7240, without its parameters. */
+function prefers({ headers }: FastifyRequest, preference: string): boolean {
+  const given = headers.prefer;
+  const all = typeof given === 'string' ? given.split(',', 16) : (given ?? []);
+  return all.some((one) => one.split(';', 1)[0]!.trim().toLowerCase() === preference);
+}
+
+/** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
+function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
+  const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
+  const { blocks, remoteBlocks = 0 } = choice.match;
+  // The last token is computed in any case.
+  const wanted = Math.ceil(Math.floor(Math.max(tokens - 1, 0) / blockTokens) * cacheHitThreshold);
+  if (blocks + remoteBlocks >= wanted) return;
+  void reply.headers(placed.headers());
+  throw new HttpError(
+    412,
+    `The prompt is not held: ${blocks + remoteBlocks} of the ${wanted} blocks that it takes; send it without "Prefer: if-available".`,
+    { code: 'not_held' },
+  );
 }
 
 async function stream(

@@ -60,9 +60,10 @@ async function engineOf(engines: Engines, { number }: Worker): Promise<object> {
   };
 }
 
-const cardOf = ({ record: { name, kind }, state, why, facts, load }: Worker) => ({
+const cardOf = ({ record: { name, kind, role }, state, why, facts, load }: Worker) => ({
   name,
   kind,
+  role,
   state,
   ...(why !== undefined && { why }),
   ...(facts !== undefined && { model: facts.model }),

@@ -8,6 +8,7 @@
  */
 import type { Keys } from '@kvtier/kv-index';
 import { badParameter } from './errors.ts';
+import type { JsonMembers } from './json-members.ts';
 import { parseChat, parseCompletion, sessionOf } from './params.ts';
 import { type BlockNames, keysOfPrompt } from './prompt-keys.ts';
 import type { TextModel } from './text-model.ts';
@@ -22,6 +23,12 @@ export interface PassedOn {
   readonly blockTokens: number;
   readonly keys: Keys;
   readonly session: string;
+  /** Where its parameters lie in `passedOn`; undefined: it has more than anybody sends. */
+  readonly members?: JsonMembers | undefined;
+  /** The client's own `kv_transfer_params`: it knows better how its prompt gets there. */
+  readonly isTransfer: boolean;
+  /** Share of the prompt that a pod has to hold, else it answers with finish reason cache_threshold; undefined: none. */
+  readonly cacheHitThreshold: number | undefined;
 }
 
 const bytesPerToken = 4;
@@ -59,6 +66,8 @@ export function passOn(endpoint: Endpoint, body: unknown, model: TextModel, load
         ? Math.min(Math.ceil(asked), model.maxModelTokens > 0 ? model.maxModelTokens : maxAnswerTokens)
         : defaultMaxTokens[endpoint],
     session: sessionOf(given),
+    isTransfer: !isEmpty(given.kv_transfer_params),
+    cacheHitThreshold: shareOf(given.cache_hit_threshold),
   };
   const ids = model.modelDir === '' ? undefined : tokensOf(endpoint, given, model, load());
   if (ids !== undefined) {
@@ -94,6 +103,9 @@ const isEmpty = (value: unknown): boolean =>
   value === null ||
   value === false ||
   (typeof value === 'object' && Object.keys(value).length === 0);
+
+const shareOf = (value: unknown): number | undefined =>
+  typeof value === 'number' && value >= 0 && value <= 1 ? value : undefined;
 
 /** Templates put tools in front of the messages: those of other tools begin otherwise. */
 const toolsFirst = ({ tools, messages }: Body): unknown => (isEmpty(tools) ? messages : [tools, messages]);

@@ -8,7 +8,7 @@ import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import type { LoadedText, TextPool } from './text-pool.ts';
 
-export type PromptFacts = Omit<PassedOn, 'passedOn'>;
+export type PromptFacts = Omit<PassedOn, 'passedOn' | 'members' | 'isTransfer' | 'cacheHitThreshold'>;
 
 export interface PromptReaderParts {
   readonly models: Pick<Models, 'all'>;
@@ -36,8 +36,8 @@ export class PromptReader {
     const understood = await this.#parts.text.run(kind, served, body, signal);
     if (!('passedOn' in understood))
       throw new Error(`a body for ${understood.model} was read as one of our own workers'`);
-    const { passedOn: _, ...facts } = understood;
-    return facts;
+    const { model, tokens, maxTokens, blockTokens, keys, session } = understood;
+    return { model, tokens, maxTokens, blockTokens, keys, session };
   }
 
   /** Also those that our own workers serve, too: a gateway reaches none of these. */

@@ -6,6 +6,7 @@ import { KvError } from '@kvtier/errors';
 import type { Keys } from '@kvtier/kv-index';
 import { badParameter, HttpError } from './errors.ts';
 import { boundsOf, checkJsonBounds } from './json-bounds.ts';
+import { membersOf } from './json-members.ts';
 import { type GenerationParams, type Prompt, parseChat, parseCompletion, parsePin, parseUnpin } from './params.ts';
 import { type PassedOn, passOn } from './pass-on.ts';
 import { keysOfPrompt } from './prompt-keys.ts';
@@ -90,7 +91,8 @@ export function understand<K extends BodyKind>(
   checkJsonBounds(body, boundsOf(models.reduce((most, model) => Math.max(most, contextOf(model)), 0)));
   const value = parseJson(body);
   const model = modelOf(value, models);
-  return byKind[kind](value, model, () => load(model));
+  const understood = byKind[kind](value, model, () => load(model));
+  return 'passedOn' in understood ? { ...understood, members: membersOf(body) } : understood;
 }
 
 /** Of a model that does not say its context: long. */

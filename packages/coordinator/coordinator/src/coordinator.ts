@@ -10,6 +10,7 @@ import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
 import { HandOffs } from '@kvtier/handoff';
+import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
@@ -39,10 +40,11 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     prefillServes: handoff.fallback,
   });
   const handOffs = new HandOffs({ engines: fleet, holdings: indexes, limits: handoff, logger });
+  const pods = new PodHandOff({ dispatch, pods: fleet, config: config.podHandOff });
   const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
   let picker: EndpointPicker | undefined;
   const made = makeApiServer({
-    ...{ host, port, engines: fleet, dispatch, handOffs, logger, tokenizers },
+    ...{ host, port, engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
     ttftMs: admission.ttftMs ?? undefined,
     media: Indexes.media,
     degraded: () => [
@@ -50,8 +52,10 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       ...(indexes.guesses ? ['index'] : []),
     ],
     parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
-    moreMetrics: async () =>
-      `${await metrics.text()}${await handOffs.metrics.text()}${(await picker?.metrics()) ?? ''}`,
+    moreMetrics: async () => {
+      const parts = [metrics.text(), handOffs.metrics.text(), pods.metrics.text(), picker?.metrics() ?? ''];
+      return (await Promise.all(parts)).join('');
+    },
   });
   const end = async (): Promise<void> => {
     await Promise.all([picker?.close(), made.close()]);
@@ -68,7 +72,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     if (config.endpointPicker !== null) {
       const isReady = (): boolean => fleet.isListed;
       const workers = () => fleet.workers();
-      picker = await startEndpointPicker({ config: config.endpointPicker, dispatch, workers, reader, isReady, logger });
+      const parts = { dispatch, workers, reader, pods, isReady, logger };
+      picker = await startEndpointPicker({ config: config.endpointPicker, ...parts });
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');
     }

@@ -1,8 +1,7 @@
 /** What the API server and the endpoint picker ask of the coordinator's middle: a worker for a request, now. */
-import type { Match } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
 import type { RoutedRequest } from '@kvtier/routing';
-import type { Share } from './ports.ts';
+import type { Held, Share } from './ports.ts';
 
 export interface DispatchRequest extends RoutedRequest {
   readonly id: string;
@@ -13,6 +12,8 @@ export interface DispatchRequest extends RoutedRequest {
   readonly except: ReadonlySet<string>;
   /** performance.now() until which its first token is wanted; undefined: whenever it comes. Nobody waits in the queue beyond it. */
   readonly firstTokenByMs?: number | undefined;
+  /** prefill: a worker that computes the prompt for another one; undefined: one that takes the whole request, or its decode. */
+  readonly role?: 'prefill' | undefined;
 }
 
 /** A worker that the request is counted on from now on. `ended` must be called once, whatever happens. */
@@ -21,8 +22,8 @@ export interface Choice {
   /** Name of the policy, and its figures in one short line: for the answer's headers, logs and traces. */
   readonly policy: string;
   readonly why: string;
-  /** What the KV index said that the worker has at hand of the prompt. */
-  readonly match: Match;
+  /** What the KV index said that the worker has at hand of the prompt, and can have brought. */
+  readonly match: Held;
   /** What it adds to the worker's load until its end: `Worker.load` has it in it. */
   readonly share: Share;
   firstToken(): void;

@@ -1,10 +1,9 @@
 /** What was chosen, why, and what the request adds to its worker's load. */
-import type { Match } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
 import type { WorkerState } from '@kvtier/routing';
 import type { Choice } from './choice.ts';
 import type { Pending } from './pending.ts';
-import type { Share } from './ports.ts';
+import type { Held, Share } from './ports.ts';
 
 /** What has to be told of it. */
 interface Told {
@@ -16,7 +15,7 @@ export class Chosen implements Choice {
   readonly worker: Worker;
   readonly policy: string;
   readonly why: string;
-  readonly match: Match;
+  readonly match: Held;
   readonly share: Share;
   readonly #told: Told;
   #hasFirstToken = false;
@@ -25,7 +24,8 @@ export class Chosen implements Choice {
   constructor(worker: Worker, policy: string, pending: Pending, state: WorkerState, share: Share, told: Told) {
     this.worker = worker;
     this.policy = policy;
-    this.match = state.match;
+    const { remoteBlocks, remoteMedium } = state;
+    this.match = { ...state.match, remoteBlocks, remoteMedium };
     this.share = share;
     this.why = whyOf(pending, state, share);
     this.#told = told;

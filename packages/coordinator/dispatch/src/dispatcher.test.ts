@@ -4,7 +4,7 @@ import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Choice, DispatchRequest } from './choice.ts';
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts';
-import { FakeHoldings, FakeWorkers, factsOf } from './testing/index.ts';
+import { FakeHoldings, FakeWorkers, factsOf, recordOf } from './testing/index.ts';
 
 const opened: Dispatcher[] = [];
 afterEach(() => {
@@ -154,6 +154,39 @@ describe('a choice', () => {
     for (const worker of workers.all) worker!.load.tokensAhead = 8_000;
     await expect(by(900)).rejects.toMatchObject({ code: 'BUSY', message: expect.stringContaining('was wanted') });
     expect(dispatcher.stats()).toMatchObject({ waiting: 0, given: 0, saturated: 2 });
+  });
+
+  it('is for the role that is asked for, and where its worker leans now', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    workers.add('p').record = recordOf('p', { role: 'prefill' });
+    workers.add('d').record = recordOf('d', { role: 'decode' });
+    const both = workers.add('both');
+    const names = async (role?: 'prefill') => {
+      workers.changed();
+      const seen = new Set<string>();
+      for (let i = 0; i < 4; i++) seen.add(nameOf(await dispatcher.choose(request({ role }), never)));
+      return [...seen].sort();
+    };
+    expect([await names('prefill'), await names()]).toEqual([['p'], ['both', 'd']]);
+    both.leaning = 'prefill';
+    expect([await names('prefill'), await names()]).toEqual([['both', 'p'], ['d']]);
+    both.leaning = 'mixed';
+    expect([await names('prefill'), await names()]).toEqual([
+      ['both', 'p'],
+      ['both', 'd'],
+    ]);
+    both.leaning = 'decode';
+    expect([await names('prefill'), await names()]).toEqual([['p'], ['both', 'd']]);
+    // Nobody is turned away because of a leaning.
+    both.leaning = 'prefill';
+    workers.all[1]!.state = 'silent';
+    expect([await names('prefill'), await names()]).toEqual([['both', 'p'], ['both']]);
+    both.leaning = undefined;
+    workers.all[0]!.state = 'silent';
+    workers.changed();
+    await expect(dispatcher.choose(request({ role: 'prefill' }), never)).rejects.toMatchObject({
+      code: 'DISCONNECTED',
+    });
   });
 
   it.each(Object.keys(policies) as PolicyName[])('%s chooses only what it may', async (policy) => {

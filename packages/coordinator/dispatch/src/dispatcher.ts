@@ -62,7 +62,7 @@ export class Dispatcher implements Dispatch {
   readonly #prefillServes: boolean;
   readonly #lanes = new Map<string, Lane>();
   /** By number, when it was last looked. */
-  readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts'> | undefined)[] = [];
+  readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts' | 'leaning'> | undefined)[] = [];
   readonly #stopListening: () => void;
   #isStale = true;
   #waiting = 0;
@@ -107,7 +107,7 @@ export class Dispatcher implements Dispatch {
     if (signal.aborted) throw signal.reason;
     if (this.#closed) throw closing();
     this.#sync();
-    const lane = this.#lanes.get(request.model);
+    const lane = this.#lanes.get(laneOf(request.model, request.role));
     const pending = new Pending(request);
     if (lane === undefined || !lane.hasFor(pending)) throw this.#nobody(request, lane);
     const nowMs = performance.now();
@@ -250,29 +250,41 @@ export class Dispatcher implements Dispatch {
     const workers = this.#workers.workers();
     if (!this.#hasChanged(workers)) return;
     const numbers = new Map<string, number[]>();
-    const prefill = new Map<string, number[]>();
     const absent = new Map<string, number>();
     const idle = new Map<string, number>();
+    const models = new Map<string, string>();
     for (const [number, worker] of workers.entries()) {
       const model = worker?.facts?.model;
       if (worker === undefined || model === undefined) continue;
-      if (!takesRequests(worker)) absent.set(model, (absent.get(model) ?? 0) + 1);
-      else append(worker.record.role === 'prefill' ? prefill : numbers, model, number);
+      for (const role of ['prefill', undefined] as const) {
+        if (!serves(worker, role)) continue;
+        const key = laneOf(model, role);
+        models.set(key, model);
+        if (takesRequests(worker)) append(numbers, key, number);
+        else absent.set(key, (absent.get(key) ?? 0) + 1);
+      }
     }
-    for (const [model, its] of prefill) {
-      // A prefill worker computes for others; where there are none it serves all, or nobody does.
-      if (numbers.has(model)) continue;
-      if (this.#prefillServes) numbers.set(model, its);
-      else idle.set(model, its.length);
+    for (const [key, model] of [...models]) {
+      const whole = laneOf(model, undefined);
+      if (key === whole || numbers.has(whole)) continue;
+      models.set(whole, model);
+      // Those that lean to prefill are better than nobody, and after them those that only prefill, where these may.
+      const of = (role: string): number[] =>
+        numbers.get(key)?.filter((number) => workers[number]!.record.role === role) ?? [];
+      const leaning = of('both');
+      const apart = of('prefill');
+      if (leaning.length > 0) numbers.set(whole, leaning);
+      else if (this.#prefillServes && apart.length > 0) numbers.set(whole, apart);
+      else idle.set(whole, apart.length);
     }
-    for (const model of [...numbers.keys(), ...absent.keys(), ...idle.keys()])
-      if (!this.#lanes.has(model)) this.#lanes.set(model, new Lane(model, this.#policy, this.#late, this.#workers));
-    for (const [model, lane] of this.#lanes) {
-      lane.absent = absent.get(model) ?? 0;
-      lane.prefillOnly = idle.get(model) ?? 0;
-      if (lane.become(numbers.get(model) ?? []))
+    for (const [key, model] of models)
+      if (!this.#lanes.has(key)) this.#lanes.set(key, new Lane(model, this.#policy, this.#late, this.#workers));
+    for (const [key, lane] of this.#lanes) {
+      lane.absent = absent.get(key) ?? 0;
+      lane.prefillOnly = idle.get(key) ?? 0;
+      if (lane.become(numbers.get(key) ?? []))
         this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : this.#nobody(pending.request, lane)));
-      if (lane.numbers.length === 0 && lane.absent === 0 && lane.prefillOnly === 0) this.#lanes.delete(model);
+      if (lane.numbers.length === 0 && lane.absent === 0 && lane.prefillOnly === 0) this.#lanes.delete(key);
     }
   }
 
@@ -282,11 +294,13 @@ export class Dispatcher implements Dispatch {
     for (let number = 0; number < Math.max(workers.length, this.#seen.length); number++) {
       const worker = workers[number];
       const seen = this.#seen[number];
-      if (worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts) continue;
+      const isSame = worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts;
+      if (isSame && worker?.leaning === seen?.leaning) continue;
       hasChanged = true;
       if (seen !== undefined && seen.record.name !== worker?.record.name)
         for (const lane of this.#lanes.values()) lane.policy.left?.(number);
-      this.#seen[number] = worker && { record: worker.record, state: worker.state, facts: worker.facts };
+      const { record, state, facts, leaning } = worker ?? {};
+      this.#seen[number] = record && { record, state: state!, facts, leaning };
     }
     return hasChanged;
   }
@@ -315,6 +329,15 @@ export class Dispatcher implements Dispatch {
     this.#saturated++;
     return new Saturated(`model ${lane.model}: ${why}; try again later`, lane.expectedS);
   }
+}
+
+/** Of one model's workers, those for a role. */
+const laneOf = (model: string, role: DispatchRequest['role']): string => `${role ?? 'whole'} ${model}`;
+
+/** A prefill worker computes for others and takes no whole request; one of both roles does what it leans to. */
+function serves({ record, leaning }: Worker, role: DispatchRequest['role']): boolean {
+  if (role === undefined) return record.role !== 'prefill' && (record.role === 'decode' || leaning !== 'prefill');
+  return record.role === 'prefill' || (record.role === 'both' && (leaning === 'prefill' || leaning === 'mixed'));
 }
 
 const takesRequests = ({ state, record }: Worker): boolean => state === 'ready' && !record.draining;

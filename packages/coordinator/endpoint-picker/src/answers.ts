@@ -3,6 +3,9 @@ import { AppendAction, type CommonResponse, type HeaderMutation, type Processing
 import { destinationKey, lbNamespace } from './asked.ts';
 import type { Refusal } from './refusal.ts';
 
+/** As llm-d's endpoint picker names the prefill pod to the sidecar of the decode pod. */
+const prefillerHeader = 'x-prefiller-host-port';
+
 /** Envoy takes 64 KiB of one message in full duplex. */
 export const maxPieceBytes = 62_000;
 
@@ -16,12 +19,12 @@ const common = (more: Partial<CommonResponse> = {}): CommonResponse => ({
 });
 
 /** In place of what a client may have sent under these names. */
-const headers = (values: Readonly<Record<string, string>>): HeaderMutation => ({
+const headers = (values: Readonly<Record<string, string>>, removeHeaders: string[] = []): HeaderMutation => ({
   setHeaders: Object.entries(values).map(([key, value]) => ({
     header: { key, value: '', rawValue: Buffer.from(value) },
     appendAction: AppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
   })),
-  removeHeaders: [],
+  removeHeaders,
 });
 
 type Kind = NonNullable<ProcessingResponse['response']>['$case'];
@@ -37,11 +40,16 @@ export function goesOn(part: Exclude<Kind, 'immediateResponse'>): ProcessingResp
   return { response: { $case: part, value: { response: common() } }, dynamicMetadata: undefined };
 }
 
-/** `endpoints`: "IP:PORT", or several with commas between them, in the order in which they are tried. */
-export function picked(part: RequestPart, endpoints: string): ProcessingResponse {
+/**
+ * `endpoints`: "IP:PORT", or several with commas between them, in the order in which they are tried. `prefiller`: as `Picked` has it; where
+ * we decide, what a client has said goes.
+ */
+export function picked(part: RequestPart, endpoints: string, prefiller?: string | null): ProcessingResponse {
   const dynamicMetadata = { [lbNamespace]: { [destinationKey]: endpoints } };
   if (part === 'requestTrailers') return { ...goesOn(part), dynamicMetadata };
-  const response = common({ headerMutation: headers({ [destinationKey]: endpoints }), clearRouteCache: true });
+  const told = { [destinationKey]: endpoints, ...(prefiller ? { [prefillerHeader]: prefiller } : {}) };
+  const headerMutation = headers(told, prefiller === null ? [prefillerHeader] : []);
+  const response = common({ headerMutation, clearRouteCache: true });
   return { response: { $case: part, value: { response } }, dynamicMetadata };
 }
 

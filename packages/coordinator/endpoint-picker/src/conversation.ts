@@ -243,7 +243,7 @@ export class Conversation {
     this.#phase = 'picked';
     this.#count('picked');
     this.#waitForAnswer();
-    await this.#send(picked(part, this.#picked.endpoints));
+    await this.#send(picked(part, this.#picked.endpoints, this.#picked.prefiller));
     await after?.();
     this.#release();
   }

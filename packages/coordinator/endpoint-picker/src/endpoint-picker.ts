@@ -11,6 +11,7 @@
 import { status } from '@grpc/grpc-js';
 import type { EndpointPickerConfig } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
+import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import {
@@ -33,6 +34,8 @@ export interface EndpointPickerOptions {
   readonly workers: () => readonly (Worker | undefined)[];
   /** Reads bodies of requests, in threads. */
   readonly reader: BodyReader;
+  /** Prefill and decode apart; undefined: the gateway's pods all do both. */
+  readonly pods?: PodHandOff | undefined;
   /** Whether the members are known, so that gateways may ask; takes no time. */
   readonly isReady: () => boolean;
   readonly logger: Logger;
@@ -59,10 +62,10 @@ const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms
 
 /** @throws KvError CONFIG (TLS files), LOCKED (port taken), IO */
 export async function startEndpointPicker(options: EndpointPickerOptions): Promise<EndpointPicker> {
-  const { config, dispatch, workers, reader, isReady, logger } = options;
+  const { config, dispatch, workers, reader, pods, isReady, logger } = options;
   const metrics = new PickerMetrics();
   const parts: ConversationParts = {
-    picker: new Picker({ dispatch, workers, reader, metrics, logger, fallbacks: config.fallbacks }),
+    picker: new Picker({ dispatch, workers, reader, pods, metrics, logger, fallbacks: config.fallbacks }),
     metrics,
     held: new HeldBytes(config.heldBytes, (bytes) => metrics.heldBytes.set(bytes)),
     limits: config,

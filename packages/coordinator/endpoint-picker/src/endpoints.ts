@@ -1,18 +1,10 @@
 /** Workers as a gateway names them: "IP:PORT". Only pods with OpenAI's API can be reached through one. */
-import type { WorkerRecord } from '@kvtier/config';
+import { endpointOf } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
 
 export interface Candidate {
   readonly worker: Worker;
   readonly endpoint: string;
-}
-
-/** undefined: a gateway cannot reach it. */
-export function endpointOf(record: WorkerRecord): string | undefined {
-  if (known.has(record)) return known.get(record);
-  const endpoint = read(record);
-  known.set(record, endpoint);
-  return endpoint;
 }
 
 /** Workers that may be chosen for a gateway's request; `subset`: endpoints, or hosts of which any port will do. */
@@ -44,16 +36,6 @@ export function fallbacksOf(chosen: Worker, candidates: readonly Candidate[], co
 }
 
 const requestsOf = ({ load }: Worker): number => load.waiting + load.running;
-
-/** A record never changes: discovery makes new ones. */
-const known = new WeakMap<WorkerRecord, string | undefined>();
-
-function read({ kind, address }: WorkerRecord): string | undefined {
-  if (kind !== 'openai' || !URL.canParse(address)) return undefined;
-  const { protocol, hostname, port } = new URL(address);
-  if (hostname === '' || (protocol !== 'http:' && protocol !== 'https:')) return undefined;
-  return `${hostname.toLowerCase()}:${port || (protocol === 'http:' ? '80' : '443')}`;
-}
 
 /** "[::1]:80" → "::1", "10.0.0.1:80" → "10.0.0.1" */
 function hostOf(endpoint: string): string {

@@ -1,8 +1,10 @@
 /** What is read of a gateway's words and of an answer, and which endpoints there are. */
+
+import { endpointOf } from '@kvtier/pod-handoff';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { askedOf, servedOf } from './asked.ts';
-import { candidatesOf, endpointOf } from './endpoints.ts';
+import { candidatesOf } from './endpoints.ts';
 import { pod } from './testing/index.ts';
 import { UsageReader } from './usage.ts';
 

@@ -8,10 +8,11 @@
  */
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
 import type { Keys } from '@kvtier/kv-index';
+import { endpointOf, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { Asked } from './asked.ts';
-import { type Candidate, candidatesOf, endpointOf, fallbacksOf } from './endpoints.ts';
+import { type Candidate, candidatesOf, fallbacksOf } from './endpoints.ts';
 import type { PickerMetrics, Unread } from './metrics.ts';
 import { noWorker } from './refusal.ts';
 import { Share } from './share.ts';
@@ -42,6 +43,8 @@ export interface PickerParts {
   /** As `Fleet.workers`. */
   readonly workers: () => readonly (Worker | undefined)[];
   readonly reader: BodyReader;
+  /** undefined: all pods do both. */
+  readonly pods?: PodHandOff | undefined;
   readonly metrics: PickerMetrics;
   readonly logger: Logger;
   /** Endpoints that are named after the chosen one. */
@@ -54,6 +57,8 @@ export interface Picked {
   /** The first of them. */
   readonly endpoint: string;
   readonly share: Share;
+  /** "IP:PORT" of the pod that computes the prompt; null: none does; undefined: of this model none does ever. */
+  readonly prefiller: string | null | undefined;
 }
 
 /** The pieces of a body, or why there are none. */
@@ -61,6 +66,8 @@ export type BodyOrWhy = readonly Buffer[] | Unread;
 
 /** Of a prompt that was not read: bytes of text that make a token, and tokens of an answer. */
 const [bytesPerToken, someTokens, someBlockTokens] = [4, 256, 16];
+/** A prefill pod is taken if one has room soon; else the pod computes the prompt itself. */
+const prefillWaitMs = 200;
 const noKeys: Keys = new Int32Array(0);
 
 export class Picker {
@@ -104,11 +111,45 @@ export class Picker {
       choice.ended();
       throw new Error(`dispatch chose ${choice.worker.record.name}, which this request may not go to`);
     }
+    const prefill = await this.#prefill(request, choice, signal).catch((error: unknown) => {
+      choice.ended();
+      throw error;
+    });
     return {
       endpoint,
       endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),
-      share: new Share(choice),
+      share: new Share(choice, prefill ?? undefined),
+      prefiller: prefill && endpointOf(prefill.worker.record)!,
     };
+  }
+
+  /** The pod that computes the prompt, counted from now on; null: the chosen one does; undefined: nobody else ever does. */
+  async #prefill(routed: Routed, choice: Choice, signal: AbortSignal): Promise<Choice | null | undefined> {
+    const { pods, logger } = this.#parts;
+    if (!pods?.concerns(routed.model)) return undefined;
+    const { split, reason, why, prefillers } = pods.plan(routed, choice);
+    pods.metrics.decided(split, reason);
+    logger.debug({ request: routed.id, split, why }, 'prefill and decode apart');
+    if (!split) {
+      if (reason === 'nobody') pods.metrics.fellBack(reason);
+      return null;
+    }
+    const soon = new AbortController();
+    const leave = (): void => soon.abort(signal.reason);
+    signal.addEventListener('abort', leave, { once: true });
+    const timer = setTimeout(() => soon.abort(new NotPrefilled('busy', 'no pod has room')), prefillWaitMs);
+    try {
+      const prefill = await pods.choosePrefill(routed, prefillers, new Set(), soon.signal);
+      choice.firstToken(); // the prompt is not its to compute
+      return prefill;
+    } catch (error) {
+      if (!(error instanceof NotPrefilled)) throw error;
+      pods.metrics.fellBack(error.reason);
+      return null;
+    } finally {
+      clearTimeout(timer);
+      signal.removeEventListener('abort', leave);
+    }
   }
 
   async #read(asked: Asked, body: BodyOrWhy, signal: AbortSignal): Promise<BodyFacts | undefined> {

@@ -6,22 +6,27 @@ import type { Choice } from '@kvtier/dispatch';
 
 export class Share {
   readonly #choice: Choice;
+  /** The pod that computes its prompt: until the first token comes. */
+  readonly #prefill: Choice | undefined;
   #told = false;
   #ended = false;
 
-  constructor(choice: Choice) {
+  constructor(choice: Choice, prefill?: Choice) {
     this.#choice = choice;
+    this.#prefill = prefill;
   }
 
   firstToken(): void {
     if (this.#told || this.#ended) return;
     this.#told = true;
-    this.#choice.firstToken();
+    if (this.#prefill === undefined) this.#choice.firstToken();
+    else this.#prefill.ended();
   }
 
   ended(): void {
     if (this.#ended) return;
     this.#ended = true;
+    if (!this.#told) this.#prefill?.ended();
     this.#choice.ended();
   }
 }

@@ -19,7 +19,7 @@ import { type FleetCounts, Member, type MemberHost } from './member.ts';
 import { openLink } from './open-link.ts';
 import type { Forwarded } from './openai-link.ts';
 import type { Share } from './sent-ledger.ts';
-import type { Sent, Worker, WorkerFacts } from './worker.ts';
+import type { Leaning, Sent, Worker, WorkerFacts } from './worker.ts';
 
 /** Names of the KV index's media by their numbers, as engines name the tiers of their loads. */
 export const tierMedia: readonly string[] = ['gpu', 'arena', 'disk', 'peer', 'redis', 's3'];
@@ -109,6 +109,11 @@ export class Fleet {
   /** A request was chosen for this worker: counted from now on, until it has ended. One that has left counts nothing. */
   sent(number: number, share: Share): Sent {
     return this.#byNumber[number]?.link?.send(share) ?? nothing;
+  }
+
+  /** What this worker, of role `both`, is for from now on; what it has goes on as it is. One that has left leans nowhere. */
+  lean(number: number, leaning: Leaning | undefined): void {
+    this.#byNumber[number]?.lean(leaning);
   }
 
   /**

@@ -9,4 +9,4 @@ export type { FleetCounts } from './member.ts';
 export type { Forwarded } from './openai-link.ts';
 export type { Share } from './sent-ledger.ts';
 export { StaticDiscovery } from './static-discovery.ts';
-export type { Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';
+export type { Leaning, Sent, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';

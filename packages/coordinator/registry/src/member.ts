@@ -6,7 +6,7 @@ import { conflictOf } from './facts.ts';
 import { KvtierLink } from './kvtier-link.ts';
 import { type Link, type LinkHost, noLoad } from './link.ts';
 import { OpenaiLink } from './openai-link.ts';
-import type { Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';
+import type { Leaning, Worker, WorkerFacts, WorkerLoad, WorkerState } from './worker.ts';
 
 /** What happened to workers, since the start. */
 export interface FleetCounts {
@@ -45,6 +45,7 @@ export class Member implements Worker {
   /** Dropped by discovery. */
   #leaving = false;
   #logged: string | undefined;
+  #leaning: Leaning | undefined;
 
   constructor(number: number, record: WorkerRecord, host: MemberHost) {
     this.number = number;
@@ -71,6 +72,16 @@ export class Member implements Worker {
 
   get load(): WorkerLoad {
     return this.#link?.load() ?? noLoad;
+  }
+
+  get leaning(): Leaning | undefined {
+    return this.#leaning;
+  }
+
+  lean(leaning: Leaning | undefined): void {
+    if (this.#leaning === leaning) return;
+    this.#leaning = leaning;
+    this.#host.changed();
   }
 
   get link(): Link | undefined {

@@ -7,6 +7,12 @@ import type { WorkerRecord } from '@kvtier/config';
  */
 export type WorkerState = 'joining' | 'ready' | 'draining' | 'silent' | 'refused';
 
+/**
+ * What a worker of role `both` is for just now, for new requests alone: prefill for others, whole requests and decode, or both. The planner
+ * says it; undefined: nobody has, and it takes whole requests.
+ */
+export type Leaning = 'prefill' | 'decode' | 'mixed';
+
 /** What does not change while a worker lives. */
 export interface WorkerFacts {
   /** Served name. */
@@ -59,6 +65,7 @@ export interface Worker {
   /** Known once it was ready. */
   readonly facts: WorkerFacts | undefined;
   readonly load: WorkerLoad;
+  readonly leaning?: Leaning | undefined;
 }
 
 /** One request's share of a worker's load, from being sent to its end. */

@@ -1,19 +1,18 @@
 #include "attention.h"
 
-#include <cblas.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kernels.h"
+#include "tile.h"
 
 namespace kvtier {
 namespace {
 
 constexpr int64_t kQueryTile = 128;  // tokens; rows of a tile are tokens x heads of the group
 constexpr int64_t kKeyTile = 256;    // tokens; a tile of keys and one of values stay in L2
-constexpr int64_t kFewRows = 8;      // below, sgemm's packing costs more than it gives
+constexpr int64_t kFewRows = 8;      // below, values are read where they lie
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 }  // namespace
@@ -89,26 +88,16 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
         token += count;
       }
     };
-    if (few) {  // decode: each key is read once, where it lies
-      for_pieces(0, [&](int64_t token, int64_t count, const float* piece) {
-        for (int64_t key = 0; key < count; ++key) {
-          for (int64_t row = 0; row < rows; ++row) {
-            scores[row * kKeyTile + token + key] = Dot(queries + row * dim, piece + key * dim, dim);
-          }
-        }
-      });
-    } else {
-      const auto gather_to = [&](float* target) {
-        return [=](int64_t token, int64_t count, const float* piece) {
-          memcpy(target + token * dim, piece, static_cast<size_t>(count * dim) * 4);
-        };
-      };
-      for_pieces(0, gather_to(keys));
-      for_pieces(1, gather_to(values));
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(rows), static_cast<int>(tokens),
-                  static_cast<int>(dim), 1.0f, queries, static_cast<int>(dim), keys, static_cast<int>(dim), 0.0f, scores,
-                  static_cast<int>(kKeyTile));
-    }
+    for_pieces(0, [&](int64_t token, int64_t count, const float* piece) {
+      for (int64_t done = 0; done < count;) {  // into panels of 16 keys
+        const int64_t lane = (token + done) % kPanel, part = std::min(kPanel - lane, count - done);
+        Transpose(piece + done * dim, part, dim, keys + (token + done) / kPanel * kPanel * dim + lane);
+        done += part;
+      }
+    });
+    // Scores beyond the last token are never read; what their keys hold is old, and finite.
+    Tiles<Into::kReplace>({queries, dim, keys, kPanel, kPanel * dim, dim, scores, kKeyTile}, rows,
+                          (tokens + kPanel - 1) / kPanel * kPanel);
     for (int64_t row = 0; row < rows; ++row) {
       float* score = scores + row * kKeyTile;
       const int64_t position = first_position + row / group_;
@@ -131,16 +120,13 @@ void Attention::Tile(const Task& task, int64_t layer, const float* qkv, float* o
     }
     if (few) {
       for_pieces(1, [&](int64_t token, int64_t count, const float* piece) {
-        for (int64_t key = 0; key < count; ++key) {
-          for (int64_t row = 0; row < rows; ++row) {
-            AddScaled(result + row * dim, piece + key * dim, scores[row * kKeyTile + token + key], dim);
-          }
-        }
+        Tiles<Into::kContinue>({scores + token, kKeyTile, piece, dim, kPanel, count, result, dim}, rows, dim);
       });
     } else {
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(rows), static_cast<int>(dim),
-                  static_cast<int>(tokens), 1.0f, scores, static_cast<int>(kKeyTile), values, static_cast<int>(dim),
-                  1.0f, result, static_cast<int>(dim));
+      for_pieces(1, [&](int64_t token, int64_t count, const float* piece) {
+        memcpy(values + token * dim, piece, static_cast<size_t>(count * dim) * 4);
+      });
+      Tiles<Into::kContinue>({scores, kKeyTile, values, dim, kPanel, tokens, result, dim}, rows, dim);
     }
   }
 

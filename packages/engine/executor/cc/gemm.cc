@@ -1,84 +1,121 @@
 #include "gemm.h"
 
-#include <cblas.h>
-
 #include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tile.h"
 
 namespace kvtier {
 namespace {
 
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kFewOutputs = 64;  // outputs per task when few rows: 64 rows of weights, 128 KiB at 512 inputs
-constexpr int64_t kManyRows = 1024;
-constexpr int64_t kFewColumns = 256;
-constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kTaskFloats = 32 << 10;  // of weights per task: they stay in the second cache while all rows pass
+constexpr int64_t kTasksPerThread = 4;     // balance shared cores
+constexpr int64_t kTaskOutputs = 4 * kPanel;
 
-// Dots of one weight row with R source rows at once, so that the weight is loaded once.
-template <int R>
-void FewRows(const GemmArgs& a, int64_t first_row, int64_t first, int64_t last) {
-  const float* source = a.source + first_row * a.source_stride;
-  float* target = a.target + first_row * a.target_stride;
-  for (int64_t output = first; output < last; ++output) {
-    typedef float Vector __attribute__((vector_size(64), aligned(4)));
-    constexpr int64_t kWidth = 16;
-    const float* weight = a.weight + output * a.inputs;
-    Vector sums[R][2] = {};
-    int64_t i = 0;
-    for (; i + 2 * kWidth <= a.inputs; i += 2 * kWidth) {
-      const Vector w0 = *reinterpret_cast<const Vector*>(weight + i);
-      const Vector w1 = *reinterpret_cast<const Vector*>(weight + i + kWidth);
-      for (int r = 0; r < R; ++r) {
-        sums[r][0] += w0 * *reinterpret_cast<const Vector*>(source + r * a.source_stride + i);
-        sums[r][1] += w1 * *reinterpret_cast<const Vector*>(source + r * a.source_stride + i + kWidth);
-      }
-    }
+typedef float Vector __attribute__((vector_size(kVectorFloats * 4), aligned(4)));
+
+// The lanes' sum, always in the same order.
+float SumOf(const Vector& vector) {
+  float lanes[kVectorFloats];
+  memcpy(lanes, &vector, sizeof(lanes));
+  for (int64_t half = kVectorFloats / 2; half > 0; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+// Dots of R source rows with C rows of weights: each is loaded once.
+template <int R, int C>
+void Dots(const GemmArgs& a, const float* __restrict source, const float* __restrict weight, float* target) {
+  Vector sums[R][C] = {};
+  int64_t i = 0;
+  for (; i + kVectorFloats <= a.inputs; i += kVectorFloats) {
+    Vector w[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) w[c] = *reinterpret_cast<const Vector*>(weight + c * a.inputs + i);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const Vector both = sums[r][0] + sums[r][1];
-      float sum = 0;
-      for (int64_t lane = 0; lane < kWidth; ++lane) sum += both[lane];
-      for (int64_t rest = i; rest < a.inputs; ++rest) sum += weight[rest] * source[r * a.source_stride + rest];
-      float& out = target[r * a.target_stride + output];
+      const Vector s = *reinterpret_cast<const Vector*>(source + r * a.source_stride + i);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) sums[r][c] += s * w[c];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      float sum = SumOf(sums[r][c]);
+      for (int64_t rest = i; rest < a.inputs; ++rest) sum += weight[c * a.inputs + rest] * source[r * a.source_stride + rest];
+      float& out = target[r * a.target_stride + c];
       out = a.accumulate ? out + sum : sum;
     }
   }
 }
 
-void FewRowsPiece(const GemmArgs& a, int64_t first, int64_t last) {
-  int64_t row = 0;
-  for (; row + 4 <= a.rows; row += 4) FewRows<4>(a, row, first, last);
-  switch (a.rows - row) {
-    case 3: FewRows<3>(a, row, first, last); break;
-    case 2: FewRows<2>(a, row, first, last); break;
-    case 1: FewRows<1>(a, row, first, last); break;
-    default: break;
-  }
+template <int R, int C>
+void DotRows(const GemmArgs& a, int64_t row, int64_t first, int64_t last) {
+  const float* source = a.source + row * a.source_stride;
+  float* target = a.target + row * a.target_stride;
+  int64_t output = first;
+  for (; output + C <= last; output += C) Dots<R, C>(a, source, a.weight + output * a.inputs, target + output);
+  for (; output < last; ++output) Dots<R, 1>(a, source, a.weight + output * a.inputs, target + output);
 }
 
-int64_t Pieces(int64_t count, int64_t piece) { return (count + piece - 1) / piece; }
+// fn(first output, last output)
+template <class Fn>
+void ForOutputs(const GemmArgs& a, ThreadPool& pool, const Fn& fn) {
+  const auto tasks = [](int64_t outputs) { return std::max<int64_t>(1, outputs / kTaskOutputs) * kTaskOutputs; };
+  const int64_t each = tasks(std::min(kTaskFloats / a.inputs, a.outputs / (kTasksPerThread * pool.threads())));
+  pool.For((a.outputs + each - 1) / each, [&](int64_t task, int) { fn(task * each, std::min(a.outputs, (task + 1) * each)); });
+}
 
 }  // namespace
 
-void GemmSetup() { openblas_set_num_threads(1); }
+void PackPanels(float* weight, int64_t outputs, int64_t inputs) {
+  std::vector<float> rows(static_cast<size_t>(kPanel * inputs));
+  for (int64_t first = 0; first < outputs; first += kPanel) {
+    const int64_t count = std::min(kPanel, outputs - first);
+    float* panel = weight + first * inputs;
+    memcpy(rows.data(), panel, static_cast<size_t>(count * inputs) * 4);
+    if (count == kPanel) {
+      Transpose(rows.data(), kPanel, inputs, panel);
+      continue;
+    }
+    for (int64_t i = 0; i < inputs; ++i) {
+      for (int64_t row = 0; row < count; ++row) panel[i * count + row] = rows[static_cast<size_t>(row * inputs + i)];
+    }
+  }
+}
 
 void Gemm(const GemmArgs& a, ThreadPool& pool) {
-  if (a.rows <= kFewRows) {
-    pool.For(Pieces(a.outputs, kFewOutputs), [&](int64_t task, int) {
-      FewRowsPiece(a, task * kFewOutputs, std::min(a.outputs, (task + 1) * kFewOutputs));
-    });
-    return;
-  }
-  // Each piece packs its own operands, so pieces are large in both directions; four per thread balance shared cores.
-  const int64_t row_piece = Pieces(a.rows, Pieces(a.rows, kManyRows));
-  const int64_t wanted = std::max<int64_t>(1, kPiecesPerThread * pool.threads() / Pieces(a.rows, row_piece));
-  const int64_t column_piece = std::max(std::min(a.outputs, kFewColumns), Pieces(a.outputs, wanted));
-  const int64_t columns = Pieces(a.outputs, column_piece);
-  pool.For(Pieces(a.rows, row_piece) * columns, [&](int64_t task, int) {
-    const int64_t row = task / columns * row_piece, column = task % columns * column_piece;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<int>(std::min(row_piece, a.rows - row)),
-                static_cast<int>(std::min(column_piece, a.outputs - column)), static_cast<int>(a.inputs), 1.0f,
-                a.source + row * a.source_stride, static_cast<int>(a.source_stride), a.weight + column * a.inputs,
-                static_cast<int>(a.inputs), a.accumulate ? 1.0f : 0.0f,
-                a.target + row * a.target_stride + column, static_cast<int>(a.target_stride));
+  ForOutputs(a, pool, [&](int64_t first, int64_t last) {
+    const auto tiles = [&](int64_t from, int64_t to, int64_t input_step) {
+      const TileArgs tile{a.source,   a.source_stride,   a.weight + from * a.inputs, input_step, kPanel * a.inputs,
+                          a.inputs, a.target + from, a.target_stride};
+      if (a.accumulate) {
+        Tiles<Into::kAdd>(tile, a.rows, to - from);
+      } else {
+        Tiles<Into::kReplace>(tile, a.rows, to - from);
+      }
+    };
+    const int64_t whole = last - (last - first) % kPanel;
+    if (whole > first) tiles(first, whole, kPanel);
+    if (last > whole) tiles(whole, last, last - whole);
+  });
+}
+
+void GemmOfRows(const GemmArgs& a, ThreadPool& pool) {
+  ForOutputs(a, pool, [&](int64_t first, int64_t last) {
+    constexpr int kManyOutputs = kVectorFloats == 16 ? 6 : 3;
+    int64_t row = 0;
+    for (; row + 4 <= a.rows; row += 4) DotRows<4, kManyOutputs>(a, row, first, last);
+    switch (a.rows - row) {
+      case 3: DotRows<3, 4>(a, row, first, last); break;
+      case 2: DotRows<2, 4>(a, row, first, last); break;
+      case 1: DotRows<1, 8>(a, row, first, last); break;
+      default: break;
+    }
   });
 }
 

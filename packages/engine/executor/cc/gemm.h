@@ -1,4 +1,4 @@
-// target[rows, outputs] (+)= source[rows, inputs] x weight[outputs, inputs]^T, all row-major f32.
+// target[rows, outputs] (+)= source[rows, inputs] x weight[outputs, inputs]^T, all f32. A row's result depends on that row alone (tile.h).
 #pragma once
 #include <cstdint>
 
@@ -16,10 +16,12 @@ struct GemmArgs {
   bool accumulate;  // add to what target holds (residual) instead of replacing it
 };
 
-// OpenBLAS is told to use no threads of its own: call once before the first Gemm.
-void GemmSetup();
-// Many rows: pieces of OpenBLAS's sgemm, spread over the pool. Few rows (decode): each weight is read from memory once,
-// outputs spread over the pool, because memory bandwidth is then the limit.
+// In place, once: a row-major weight[outputs, inputs] becomes panels of 16 outputs, in which an input's weights lie side by side; what is
+// left at the end lies the same way.
+void PackPanels(float* weight, int64_t outputs, int64_t inputs);
+// Of a packed weight; spread over the pool.
 void Gemm(const GemmArgs& args, ThreadPool& pool);
+// Of a row-major weight, for one that is read as rows, too (the embedding); for few rows as fast.
+void GemmOfRows(const GemmArgs& args, ThreadPool& pool);
 
 }  // namespace kvtier

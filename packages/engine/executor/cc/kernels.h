@@ -27,18 +27,6 @@ inline float Exp(float x) {
 
 inline float Tanh(float x) { return 1.0f - 2.0f / (Exp(2.0f * x) + 1.0f); }
 
-inline float Dot(const float* a, const float* b, int64_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-inline void AddScaled(float* target, const float* source, float scale, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) target[i] += scale * source[i];
-}
-
 // target[i] = source[i] / rms(source) * weight[i]
 void RmsNorm(float* target, const float* source, const float* weight, int64_t count, float eps);
 // Rotates one head in place, Hugging Face's half split: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).

@@ -92,8 +92,7 @@ struct Weights {
   Memory memory;
 };
 
-// Reads the files, converts to f32 with the pool's threads. `norm_offset` is added to the weights of all norms. Throws
-// std::runtime_error("MODEL: ...").
-Weights LoadWeights(const WeightPlan& plan, float norm_offset, ThreadPool& pool);
+// Reads the files, converts to f32 and packs the layers' matrices (gemm.h) with the pool's threads. Throws std::runtime_error("MODEL: ...").
+Weights LoadWeights(const WeightPlan& plan, const Shape& shape, ThreadPool& pool);
 
 }  // namespace kvtier

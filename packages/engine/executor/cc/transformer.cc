@@ -28,7 +28,7 @@ Transformer::Transformer(Shape shape, const WeightPlan& plan, const Limits& limi
     : shape_(std::move(shape)),
       limits_(limits),
       threads_(static_cast<int>(limits.threads)),
-      weights_((GemmSetup(), LoadWeights(plan, shape_.norm_offset, threads_))),
+      weights_(LoadWeights(plan, shape_, threads_)),
       pool_(shape_, limits.block_tokens, limits.blocks),
       attention_(shape_, pool_, static_cast<int>(limits.threads)),
       hidden_(Floats(limits.max_step_tokens * shape_.hidden)),
@@ -97,9 +97,9 @@ StepResult Transformer::Run(const Step& step) {
   }
   const auto count = static_cast<int64_t>(sampled.size());
   if (count > 0) {
-    Gemm({logits_.floats(), shape_.vocab, normed_.floats(), shape_.hidden, weights_.lm_head, count, shape_.vocab,
-          shape_.hidden, false},
-         threads_);
+    GemmOfRows({logits_.floats(), shape_.vocab, normed_.floats(), shape_.hidden, weights_.lm_head, count, shape_.vocab,
+                shape_.hidden, false},
+               threads_);
     threads_.For(count, [&](int64_t task, int) {
       const auto index = static_cast<size_t>(sampled[static_cast<size_t>(task)]);
       if (shape_.logit_cap > 0) SoftCap(logits_.floats() + task * shape_.vocab, shape_.logit_cap, shape_.vocab);

@@ -1,3 +1,4 @@
+#include "gemm.h"
 #include "weight_files.h"
 
 namespace kvtier {
@@ -7,9 +8,9 @@ constexpr uint64_t kAlignElements = 16;  // every matrix starts on a cache line
 
 }  // namespace
 
-Weights LoadWeights(const WeightPlan& plan, float norm_offset, ThreadPool& pool) {
+Weights LoadWeights(const WeightPlan& plan, const Shape& shape, ThreadPool& pool) {
   const std::vector<WeightFile> files = OpenFiles(plan);
-  const WeightPlaces places = PlaceWeights(plan, files, norm_offset, kAlignElements);
+  const WeightPlaces places = PlaceWeights(plan, files, shape.norm_offset, kAlignElements);
 
   Weights weights{};
   weights.memory = Memory(places.count * sizeof(float), "the model's weights");
@@ -25,6 +26,22 @@ Weights LoadWeights(const WeightPlan& plan, float norm_offset, ThreadPool& pool)
     });
   });
   error.Rethrow();
+
+  struct Matrix {
+    uint64_t start;
+    int64_t outputs, inputs;
+  };
+  std::vector<Matrix> matrices;
+  for (const auto& p : places.layers) {
+    matrices.push_back({p.qkv, shape.qkv_columns(), shape.hidden});
+    matrices.push_back({p.o, shape.hidden, shape.q_columns()});
+    matrices.push_back({p.gate_up, 2 * shape.intermediate, shape.hidden});
+    matrices.push_back({p.down, shape.hidden, shape.intermediate});
+  }
+  pool.For(static_cast<int64_t>(matrices.size()), [&](int64_t task, int) {
+    const Matrix& matrix = matrices[static_cast<size_t>(task)];
+    PackPanels(base + matrix.start, matrix.outputs, matrix.inputs);
+  });
 
   const auto at = [&](uint64_t start) -> const float* { return start == WeightPlaces::kNone ? nullptr : base + start; };
   weights.embedding = at(places.embedding);

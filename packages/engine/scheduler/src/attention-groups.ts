@@ -39,3 +39,6 @@ export function longestSequence(
   }
   return Math.min(model.maxModelTokens, low * blockTokens);
 }
+
+export const hasWindows = (groups: readonly GroupSpec[]): boolean =>
+  groups.some(({ kind }) => kind === 'sliding_window');

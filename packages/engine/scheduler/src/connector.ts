@@ -21,6 +21,16 @@ export interface LoadResult {
   readonly loaded: number;
   readonly byTier: ByTier;
   readonly elapsedUs: number;
+  /** Of an awaited load that came short: why; else ''. */
+  readonly reason?: string;
+}
+
+/** A load of blocks that another engine computes meanwhile: what no tier holds yet is waited for. */
+export interface AwaitedLoad {
+  /** So long without another block, it ends with what is there. */
+  readonly stallMs: number;
+  /** So long after it began, it ends with what is there. */
+  readonly deadlineMs: number;
 }
 
 /** A load whose blocks all lie in the arena, none of them copied yet. Exactly one of `import` and `decline` is called, once. */
@@ -52,6 +62,7 @@ export interface Connector {
    * `onDone` is called exactly once, never from inside this call, at the latest shortly after the deadline; the block
    * ids belong to the connector until then. `onArrived`, of a model of one attention group: all of it lies in the arena; true
    * when the caller means to import it with a step, and decides at once when the next one is put together.
+   * `awaited`: it is not weighed against computing, and ends by its own deadlines, or by `endLoad`.
    */
   load(
     requestId: string,
@@ -60,13 +71,26 @@ export interface Connector {
     blockIds: Int32Array,
     onDone: (result: LoadResult) => void,
     onArrived?: (load: ArrivedLoad) => boolean,
+    awaited?: AwaitedLoad,
   ): void;
+  /**
+   * The request's awaited load ends as soon as its first `blocks` blocks are there; 0: now, with what is there. The last word
+   * counts; nothing happens where there is no such load.
+   */
+  endLoad(requestId: string, blocks: number): void;
   /**
    * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`, ids laid out as in `load`,
    * 0 where a group does not offer a block. `onReleased` is called
-   * exactly once, never from inside this call, when their bytes are no longer needed.
+   * exactly once, never from inside this call, when their bytes are no longer needed; `onSettled` once, then or later, when it is
+   * known how many of the blocks the tier holds, in all groups that offer them, from the first on, without a gap.
    */
-  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void;
+  store(
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onReleased: () => void,
+    onSettled?: (heldBlocks: number) => void,
+  ): void;
   /**
    * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena
    * meanwhile, behind all loads. A hint; nothing answers, and blocks of groups with a window stay where they are. Once per
@@ -89,7 +113,12 @@ export const noConnector: Connector = {
   match: () => ({ state: 'known', blocks: 0 }),
   load: (_id, _hashes, _first, _blocks, onDone) =>
     queueMicrotask(() => onDone({ loaded: 0, byTier: {}, elapsedUs: 0 })),
-  store: (_hashes, _first, _blocks, onReleased) => queueMicrotask(onReleased),
+  endLoad: () => {},
+  store: (_hashes, _first, _blocks, onReleased, onSettled) =>
+    queueMicrotask(() => {
+      onReleased();
+      onSettled?.(0);
+    }),
   prefetch: () => {},
   forget: () => {},
   observePrefill: () => {},

@@ -15,7 +15,7 @@ export interface EngineLoadFigures {
   readonly running: number;
   /**
    * Tokens to be computed before all requests here get their next token by decoding: of prompts, and of answers that were
-   * preempted. Hits and what is being loaded are not among them; of a request deep in the queue hits are not known yet.
+   * preempted. Hits, what is being loaded and what another worker computes are not among them; of a request deep in the queue hits are not known yet.
    */
   readonly tokensAhead: number;
   /** KV blocks that something holds, pinned ones included, of all that there are. */
@@ -229,6 +229,7 @@ export class EngineLoad {
 /** A request that decodes has one token that is not computed yet: its next step's, and nobody waits for it. */
 function aheadOf(request: EngineRequest): number {
   const { state, tokenCount, computedTokens, expectedTokens } = request;
+  if (state === 'storing') return 0;
   if (state === 'running') {
     const left = tokenCount - computedTokens;
     return request.firstOutputDone && left <= 1 ? 0 : left;

@@ -1,7 +1,9 @@
 /** What an engine is made of, and whom it tells. */
+import { KvError } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
 import type { BlockPolicyName, KvCacheEvent, PackedEvents, PrefixCacheKind, RadixPolicy } from '@kvtier/prefix-cache';
+import { type GroupSpec, hasWindows } from './attention-groups.ts';
 import type { Connector } from './connector.ts';
 import type { Clock, EngineLimits } from './types.ts';
 
@@ -50,4 +52,21 @@ export interface EngineOptions {
   readonly onDefect?: (error: Error) => void;
   /** Seeds of requests that bring none. */
   readonly randomSeed?: () => bigint;
+}
+
+/** Throws KvError CONFIG: what these options ask for does not go together, or not with these attention groups. */
+export function checkOptions(options: EngineOptions, groups: readonly GroupSpec[]): void {
+  const isRadix = options.prefixCache === 'radix';
+  if (isRadix && hasWindows(groups)) {
+    const found = "the model's layers have sliding windows, the radix tree serves full attention alone";
+    throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks`);
+  }
+  if (options.writeDownAheadBlocks !== undefined && (isRadix || groups.length > 1)) {
+    const found = isRadix ? 'the radix tree' : 'a model whose layers have sliding windows';
+    throw new KvError('CONFIG', `engine: ${found} cannot write down ahead of eviction; use writeDown through`);
+  }
+  if (isRadix && (options.evictionPolicy || options.dedupBlocks || (options.maxPinnedBlocks ?? 0) > 0)) {
+    const found = 'eviction policy, de-duplication and pins are options of hashed blocks';
+    throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks or leave them out`);
+  }
 }

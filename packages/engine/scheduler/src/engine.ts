@@ -12,11 +12,12 @@ import { InvariantError, KvError } from '@kvtier/errors';
 import type { Step, StepResult } from '@kvtier/executor';
 import type { ChainHasher } from '@kvtier/identity';
 import { type KvCacheEvent, KvCacheManager, type PrefixCache, RadixCache } from '@kvtier/prefix-cache';
-import { attentionSpecs, longestSequence } from './attention-groups.ts';
+import { attentionSpecs, hasWindows, longestSequence } from './attention-groups.ts';
 import { buildStep, type Share, samples } from './batch.ts';
+import { cacheUseOf } from './cache-use.ts';
 import { CheckedHashes, contentHasher } from './checked-hashes.ts';
 import type { EngineLoadFigures } from './engine-load.ts';
-import type { EngineOptions } from './engine-options.ts';
+import { checkOptions, type EngineOptions } from './engine-options.ts';
 import { EngineRequest } from './request.ts';
 import { Scheduler } from './scheduler.ts';
 import {
@@ -24,11 +25,12 @@ import {
   type Clock,
   type EngineStats,
   type GenerateRequest,
+  type HandOffState,
   type OnOutput,
   type Output,
   systemClock,
 } from './types.ts';
-import { checkRequest } from './validate.ts';
+import { checkRequest, noTier } from './validate.ts';
 
 /** How long close waits for the connector to let go of blocks. */
 const closeDeadlineMs = 5_000;
@@ -53,6 +55,8 @@ export class Engine {
     finished: 0,
     aborted: 0,
     failed: 0,
+    prefills: 0,
+    prefilledBlocks: 0,
   };
   readonly #loop: Promise<void>;
   #arrivals = 0;
@@ -84,27 +88,16 @@ export class Engine {
       const found = `a pool of ${executor.blockCount} blocks does not hold one window of ${groups.length} groups`;
       throw new KvError('CONFIG', `engine: ${found} and a step's tokens; raise kvBytes or lower maxStepTokens`);
     }
-    const windows = groups.some(({ kind }) => kind === 'sliding_window');
-    if (windows && options.prefixCache === 'radix') {
-      const found = "the model's layers have sliding windows, the radix tree serves full attention alone";
-      throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks`);
-    }
-    const { writeDownAheadBlocks } = options;
-    if (writeDownAheadBlocks !== undefined && (options.prefixCache === 'radix' || groups.length > 1)) {
-      const found = options.prefixCache === 'radix' ? 'the radix tree' : 'a model whose layers have sliding windows';
-      throw new KvError('CONFIG', `engine: ${found} cannot write down ahead of eviction; use writeDown through`);
-    }
+    checkOptions(options, groups);
+    const windows = hasWindows(groups);
     const cacheOptions = {
       blockCount: executor.blockCount,
       blockTokens,
       maxModelTokens: this.maxTotalTokens,
       enableEvents: options.enableEvents ?? (options.onEvents ?? options.onPackedEvents) !== undefined,
     };
+    const { writeDownAheadBlocks } = options;
     if (options.prefixCache === 'radix') {
-      if (options.evictionPolicy || options.dedupBlocks || maxPinnedBlocks > 0) {
-        const found = 'eviction policy, de-duplication and pins are options of hashed blocks';
-        throw new KvError('CONFIG', `engine: ${found}; use --prefix-cache blocks or leave them out`);
-      }
       this.#kv = new RadixCache({ ...cacheOptions, policy: options.radixPolicy ?? 'lru' });
     } else {
       this.#digester = contentHasher(options.hasher);
@@ -137,20 +130,27 @@ export class Engine {
       windows,
       importsByLayer: executor.importsByLayer && !windows,
       wake: () => this.wake(),
+      // The scheduler is at work: the caller hears of it when the step has begun.
+      onHandOff: (request, localBlocks) => queueMicrotask(() => this.#tell(request, { localBlocks, readyBlocks: 0 })),
+      onReady: (request, readyBlocks) => this.#tell(request, { localBlocks: 0, readyBlocks }),
+      onPrefilled: (request, readyBlocks) => this.#prefilled(request, readyBlocks),
     });
     this.#loop = this.#run();
   }
 
   /**
    * Take a request in; its outputs follow, from the loop. Throws KvError: REQUEST (cannot be served as asked), TOO_LONG
-   * (could never fit), BUSY (as many wait as may), CANCELLED (the engine drains or is closing).
+   * (could never fit), BUSY (as many wait as may), CANCELLED (the engine drains or is closing), DISCONNECTED (prefillOnly, and
+   * there is no tier to give the blocks to).
    */
   submit(params: GenerateRequest, onOutput: OnOutput): void {
     const { executor, hasher, limits, eosTokenIds } = this.#options;
     if (this.#ended) throw this.#ended;
     if (this.#draining)
       throw new KvError('CANCELLED', 'engine: is draining; send the request to another one', { retry: true });
-    checkRequest(params, executor.model.vocabSize, this.maxTotalTokens);
+    const { blockTokens } = executor.kv;
+    checkRequest(params, { vocabSize: executor.model.vocabSize, maxTotalTokens: this.maxTotalTokens, blockTokens });
+    if (params.prefillOnly && !this.#options.connector.attached) throw noTier(params.requestId);
     if (this.#requests.has(params.requestId))
       throw new KvError('REQUEST', `request ${params.requestId}: that id is in use; choose another`);
     if (this.#scheduler.waiting.count >= limits.maxWaiting) {
@@ -208,6 +208,15 @@ export class Engine {
     return true;
   }
 
+  /**
+   * Another number of the prompt's first blocks is computed elsewhere; 0: none, take what is there and compute the rest. False:
+   * this request waits for none (any more).
+   */
+  changeHandOff(requestId: string, blocks: number): boolean {
+    const request = this.#requests.get(requestId);
+    return request !== undefined && this.#scheduler.changeHandOff(request, blocks);
+  }
+
   /** Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held. */
   resetPrefixCache(): boolean {
     const done = this.#kv.resetPrefixCache();
@@ -252,7 +261,7 @@ export class Engine {
   }
 
   stats(): EngineStats {
-    const { waiting, running, loads, exports, counts } = this.#scheduler;
+    const { waiting, running, loads, exports, counts, lookups, handOffs } = this.#scheduler;
     return {
       waiting: waiting.count,
       running: running.count,
@@ -264,6 +273,10 @@ export class Engine {
       exportedBlocks: exports.exportedBlocks,
       skippedExportBlocks: exports.skippedBlocks,
       expiredLoads: loads.expiredCount,
+      awaiting: loads.awaitedCount,
+      expiredMatches: lookups.expiredCount,
+      ...handOffs.counts,
+      handOffEnds: { ...handOffs.ends },
       ...counts,
       ...this.#counts,
     };
@@ -432,30 +445,27 @@ export class Engine {
     this.#finish(request, output);
   }
 
-  /** With the first token only. */
-  #cacheUse(request: EngineRequest): { cache?: CacheUse } {
+  /** All that another worker wanted of this prompt is computed; undefined: the tier that was to take it is gone. */
+  #prefilled(request: EngineRequest, readyBlocks: number | undefined): void {
+    if (readyBlocks === undefined) {
+      this.#fail(request, noTier(request.requestId));
+      return;
+    }
+    this.#counts.finished++;
+    this.#counts.prefills++;
+    this.#counts.prefilledBlocks += readyBlocks;
+    const handOff = { localBlocks: 0, readyBlocks };
+    this.#finish(request, { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff });
+  }
+
+  #tell(request: EngineRequest, handOff: HandOffState): void {
+    if (request.state !== 'finished') this.#emit(request, { tokenIds: [], finishReason: '', handOff });
+  }
+
+  /** With the first token, or the end of a request that has none. */
+  #cacheUse(request: EngineRequest): { cache: CacheUse } {
     request.firstOutputDone = true;
-    const { promptTokens } = request;
-    const tokensByTier: Record<string, number> = {};
-    let cachedTokens = 0;
-    const add = (tier: string, tokens: number): void => {
-      const counted = Math.min(tokens, promptTokens - 1 - cachedTokens); // the last one was computed in any case
-      if (counted <= 0) return;
-      tokensByTier[tier] = (tokensByTier[tier] ?? 0) + counted;
-      cachedTokens += counted;
-    };
-    add('engine', request.engineHitTokens);
-    for (const [tier, blocks] of Object.entries(request.loadedByTier)) add(tier, blocks * this.#kv.blockTokens);
-    const startedUs = request.startedUs ?? request.submittedUs;
-    const cache = {
-      promptTokens,
-      cachedTokens,
-      tokensByTier,
-      queueUs: Math.max(0, Math.round(startedUs - request.submittedUs - request.loadUs)),
-      loadUs: Math.round(request.loadUs),
-      prefillUs: Math.round(this.#clock.nowUs() - startedUs),
-    };
-    return { cache };
+    return { cache: cacheUseOf(request, this.#kv.blockTokens, this.#clock.nowUs()) };
   }
 
   #fail(request: EngineRequest, error: KvError): void {

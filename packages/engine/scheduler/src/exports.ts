@@ -17,6 +17,8 @@
  * once, and for most prompts after their first token. Offers then wait for `send`, which comes when the next step is under way, or
  * when there is none: what an export costs this thread then delays neither a step nor a request's first token.
  *
+ * What is computed for another worker is offered as it fills up, and not ahead of eviction: somebody waits for it.
+ *
  * With `ahead` a block that fills up is only noted, and `goDown` chooses what goes, among the free blocks too. These keep
  * their place in the order of eviction, and at most half of what is free is held at a time: an allocation never waits for
  * a copy, it takes other blocks.
@@ -36,12 +38,16 @@ export interface AheadOptions {
   readonly aheadBlocks: number;
 }
 
+/** Of blocks that were computed for another worker: the tier holds `first`..`end`-1, and not what of the offer lies behind. */
+export type OnSettled = (request: EngineRequest, first: number, end: number) => void;
+
 export class Exports {
   readonly #kv: PrefixCache;
   readonly #connector: Connector;
   readonly #maxBlocks: number;
   readonly #gatherBlocks: number;
   readonly #onReleased: () => void;
+  readonly #onSettled: OnSettled | undefined;
   readonly #ahead: AheadOptions | undefined;
   readonly #writeDown: WriteDownAhead | undefined;
   /** Held already; the connector does not know of them yet. */
@@ -58,12 +64,14 @@ export class Exports {
     gatherBlocks: number,
     onReleased: () => void,
     ahead?: AheadOptions | undefined,
+    onSettled?: OnSettled,
   ) {
     this.#kv = kv;
     this.#connector = connector;
     this.#maxBlocks = maxBlocks;
     this.#gatherBlocks = Math.min(gatherBlocks, Math.ceil(maxBlocks / 2)); // the next ones find room while these are copied
     this.#onReleased = onReleased;
+    this.#onSettled = onSettled;
     this.#ahead = ahead;
     if (!ahead) return;
     const isCached = (block: number, hash: Buffer): boolean => ahead.kv.cachedHash(block) === hash.toString('latin1');
@@ -84,12 +92,13 @@ export class Exports {
 
   /** Offer the full blocks of a request that it has not offered yet: its hits too, the tier may have lost them. */
   offer(request: EngineRequest): void {
-    if (this.#writeDown) {
+    if (this.#writeDown && !request.prefillOnly) {
       this.#note(this.#writeDown, request);
       return;
     }
     const waiting = this.#fullBlocks(request) - request.offeredBlocks;
-    if (request.computedTokens < request.promptTokens && waiting < this.#gatherBlocks) return;
+    const gather = request.prefillOnly ? 1 : this.#gatherBlocks;
+    if (request.computedTokens < request.promptTokens && waiting < gather) return;
     this.#offer(request);
   }
 
@@ -103,7 +112,7 @@ export class Exports {
     request.offeredBlocks = end;
     const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
     const blocks = [...blockIds].filter((block) => block !== nullBlock);
-    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks));
+    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks), request);
   }
 
   /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
@@ -124,7 +133,7 @@ export class Exports {
 
   /** The request lets its blocks go: what cannot be offered now will not be. */
   giveUp(request: EngineRequest): void {
-    if (this.#writeDown) {
+    if (this.#writeDown && !request.prefillOnly) {
       this.#note(this.#writeDown, request);
       return;
     }
@@ -133,7 +142,14 @@ export class Exports {
     this.#skippedBlocks += Math.max(this.#fullBlocks(request) - request.offeredBlocks, 0);
   }
 
-  #store(hashes: Buffer, first: number, blockIds: Int32Array, count: number, letGo: () => void): void {
+  #store(
+    hashes: Buffer,
+    first: number,
+    blockIds: Int32Array,
+    count: number,
+    letGo: () => void,
+    request?: EngineRequest,
+  ): void {
     this.#heldBlocks += count;
     this.#exportedBlocks += count;
     let released = false;
@@ -144,7 +160,15 @@ export class Exports {
       letGo();
       this.#onReleased();
     };
-    this.#unsent.push(() => this.#connector.store(hashes, first, blockIds, onReleased));
+    const { prefillOnly } = request ?? {};
+    if (prefillOnly) prefillOnly.unsettled++;
+    const onSettled = (held: number): void => {
+      prefillOnly!.unsettled--;
+      this.#onSettled?.(request!, first, first + held);
+    };
+    this.#unsent.push(() =>
+      this.#connector.store(hashes, first, blockIds, onReleased, prefillOnly ? onSettled : undefined),
+    );
   }
 
   #note(writeDown: WriteDownAhead, request: EngineRequest): void {

@@ -1,5 +1,6 @@
 export {
   type ArrivedLoad,
+  type AwaitedLoad,
   type ByTier,
   type Connector,
   type LoadResult,

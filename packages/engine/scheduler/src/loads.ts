@@ -8,9 +8,12 @@
 
 import { invariant } from '@kvtier/errors';
 import type { PrefixCache } from '@kvtier/prefix-cache';
-import type { ArrivedLoad, Connector, LoadResult } from './connector.ts';
+import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult } from './connector.ts';
 import type { EngineRequest } from './request.ts';
 import type { Clock } from './types.ts';
+
+/** An awaited load that has not ended so long after its own deadline is given up. */
+const awaitedGraceMs = 2_000;
 
 export interface LoadEnd extends LoadResult {
   /** Blocks that the load set out to bring. */
@@ -25,10 +28,13 @@ interface Load {
   /** Gone when the request has ended or has given up on the load. */
   request: EngineRequest | undefined;
   readonly cancelDeadline: () => void;
-  /** Of the chain, behind the load. */
+  /** Of the chain: the first one, and the one behind the load. */
+  readonly firstBlock: number;
   readonly endBlock: number;
   /** It lies in the arena, and the next step may import it. */
   arrived?: ArrivedLoad | undefined;
+  /** Of blocks that another worker computes. */
+  readonly isAwaited: boolean;
 }
 
 /** A request whose load waits for the next step. */
@@ -57,6 +63,7 @@ export class Loads {
   /** By table id in the pool. */
   readonly #loads = new Map<string, Load>();
   #blocks = 0;
+  #awaitedCount = 0;
   /** Names tables that were left behind; see `#expire`. */
   #expiredCount = 0;
 
@@ -69,7 +76,12 @@ export class Loads {
     return this.#loads.size;
   }
 
-  /** Blocks of these. */
+  /** Of these, those that wait for another worker. */
+  get awaitedCount(): number {
+    return this.#awaitedCount;
+  }
+
+  /** Blocks of the others. */
   get blocks(): number {
     return this.#blocks;
   }
@@ -84,9 +96,22 @@ export class Loads {
     for (const { request } of this.#loads.values()) if (request) yield request;
   }
 
-  /** Load `count` blocks, from `firstBlock` of the chain on, into the request's tables: what these have room for. */
-  start(request: EngineRequest, firstBlock: number, count: number): void {
-    const { kv, connector, clock, deadlineMs } = this.#options;
+  /** Who arrived last of those that wait for another worker. */
+  latestAwaiting(): EngineRequest | undefined {
+    let latest: EngineRequest | undefined;
+    if (this.#awaitedCount === 0) return latest;
+    for (const { request, isAwaited } of this.#loads.values())
+      if (request && isAwaited && request.arrival > (latest?.arrival ?? -1)) latest = request;
+    return latest;
+  }
+
+  /**
+   * Load `count` blocks, from `firstBlock` of the chain on, into the request's tables: what these have room for. `awaited`:
+   * another worker computes them.
+   */
+  start(request: EngineRequest, firstBlock: number, count: number, awaited?: AwaitedLoad): void {
+    const { kv, connector, clock } = this.#options;
+    const deadlineMs = awaited ? awaited.deadlineMs + awaitedGraceMs : this.#options.deadlineMs;
     const { id } = request;
     const tables = kv.blockTables(id).map((table) => table.slice(firstBlock, firstBlock + count));
     const blockIds = Int32Array.from(tables.flat());
@@ -95,21 +120,29 @@ export class Loads {
       () => `request ${id}: ${count} blocks to load in a table that ends earlier`,
     );
     const cancelDeadline = clock.after(deadlineMs, () => this.#expire(id));
-    const load: Load = { request, cancelDeadline, endBlock: firstBlock + count };
+    const endBlock = firstBlock + count;
+    const load: Load = { request, cancelDeadline, firstBlock, endBlock, isAwaited: awaited !== undefined };
     this.#loads.set(id, load);
-    this.#blocks += count;
+    if (awaited) this.#awaitedCount++;
+    else this.#blocks += count;
     const first = request.startedUs === undefined;
     const onDone = (result: LoadResult): void => {
       const loaded = Math.min(Math.max(result.loaded, 0), count);
       this.#end(id, { ...result, loaded, wanted: count, firstBlock, first });
     };
-    const { onArrived } = this.#options;
+    const onArrived = awaited ? undefined : this.#options.onArrived;
     const offer = (arrived: ArrivedLoad): boolean => {
       if (!load.request || !onArrived?.()) return false;
       load.arrived = arrived;
       return true;
     };
-    connector.load(id, request.hashes.packed, firstBlock, blockIds, onDone, onArrived && offer);
+    connector.load(id, request.hashes.packed, firstBlock, blockIds, onDone, onArrived && offer, awaited);
+  }
+
+  /** A request that waits for another worker: until the chain's first `endBlock` blocks are there, and no longer. */
+  awaitOnly(request: EngineRequest, endBlock: number): void {
+    const { firstBlock } = this.#of(request);
+    this.#options.connector.endLoad(request.id, Math.max(0, endBlock - firstBlock));
   }
 
   *arrivals(): Generator<Arrival> {
@@ -135,6 +168,7 @@ export class Loads {
     load.request = undefined;
     load.cancelDeadline();
     this.#declined(load);
+    if (load.isAwaited) this.#options.connector.endLoad(request.id, 0);
   }
 
   #of(request: EngineRequest): Load {
@@ -153,7 +187,8 @@ export class Loads {
     const load = this.#loads.get(id);
     invariant(load, () => `request ${id}: the connector ended its load twice`);
     this.#loads.delete(id);
-    this.#blocks -= end.wanted;
+    if (load.isAwaited) this.#awaitedCount--;
+    else this.#blocks -= end.wanted;
     load.cancelDeadline();
     if (load.request) {
       this.#options.onEnd(load.request, end);

@@ -2,20 +2,22 @@
  * One request inside the engine.
  *
  *     waiting ──admit──▶ running ──▶ finished
- *      ▲  │                 │
- *      │  └─admit─▶ loading │        finished is reached from every state (abort, failure)
- *      │               │    │
+ *      ▲  │                 │ └─▶ storing ─▶ finished         of a prompt that is computed for another worker
+ *      │  └─admit─▶ loading │
+ *      │               │    │        finished is reached from every state (abort, failure)
  *      └────done───────┴────┘ preempt
  *
- * Invariant: blocks are held in 'running', in 'loading', in 'waiting' after a load (`holdsBlocks`), and in 'finished'
- * only while a step or a load still uses them (`executing`, or an entry of `Loads`).
+ * Invariant: blocks are held in 'running', in 'loading', in 'waiting' after a load and in 'storing' until all are offered
+ * (`holdsBlocks`), and in 'finished' only while a step or a load still uses them (`executing`, or an entry of `Loads`).
  */
 import type { ChainHasher } from '@kvtier/identity';
 import type { PrefixCacheRequest, RequestDescription } from '@kvtier/prefix-cache';
 import { CheckedHashes } from './checked-hashes.ts';
+import { HandOff } from './hand-off.ts';
+import { PrefillOnly } from './prefill-only.ts';
 import type { GenerateRequest, OnOutput } from './types.ts';
 
-export type RequestState = 'waiting' | 'loading' | 'running' | 'finished';
+export type RequestState = 'waiting' | 'loading' | 'running' | 'storing' | 'finished';
 
 /** For the one token that `append` hands over: hashes keep no reference to it. */
 const oneToken = new Uint32Array(1);
@@ -26,6 +28,7 @@ export class EngineRequest implements PrefixCacheRequest {
   readonly requestId: string;
   /** First come, first served; the latest is preempted first. */
   readonly arrival: number;
+  /** Of a request that is prefilled for another worker: no more than the blocks that this one wants. */
   readonly promptTokens: number;
   /** Prompt and answer together never get longer. */
   readonly maxTotalTokens: number;
@@ -38,6 +41,8 @@ export class EngineRequest implements PrefixCacheRequest {
   readonly extraKey: string;
   readonly reportMode?: 'full';
   readonly onOutput: OnOutput;
+  readonly prefillOnly: PrefillOnly | undefined;
+  readonly handOff: HandOff | undefined;
 
   state: RequestState = 'waiting';
   computedTokens = 0;
@@ -85,13 +90,19 @@ export class EngineRequest implements PrefixCacheRequest {
     this.requestId = params.requestId;
     this.arrival = options.arrival;
     this.id = `${params.requestId}#${options.arrival}`;
-    this.promptTokens = params.promptTokenIds.length;
-    this.maxTotalTokens = options.maxTotalTokens;
+    const { prefillOnly, handOff } = params;
+    this.prefillOnly = prefillOnly && new PrefillOnly(prefillOnly.blocks);
+    this.handOff = handOff && new HandOff(handOff);
+    const prompt = prefillOnly
+      ? params.promptTokenIds.subarray(0, prefillOnly.blocks * options.hasher.blockTokens)
+      : params.promptTokenIds;
+    this.promptTokens = prompt.length;
+    this.maxTotalTokens = prefillOnly ? prompt.length : options.maxTotalTokens;
     this.seed = options.seed;
     this.stopTokenIds = options.stopTokenIds;
     this.submittedUs = options.submittedUs;
     this.onOutput = options.onOutput;
-    this.#tokens = Int32Array.from(params.promptTokenIds);
+    this.#tokens = Int32Array.from(prompt);
     this.#tokenCount = this.promptTokens;
     const { cacheSalt } = params;
     this.hashes = new CheckedHashes(options.hasher, options.digester, cacheSalt ? { cacheSalt } : {});
@@ -104,7 +115,7 @@ export class EngineRequest implements PrefixCacheRequest {
     };
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
     if (params.kvCacheReportMode === 'full') this.reportMode = 'full';
-    this.hashes.append(Uint32Array.from(params.promptTokenIds));
+    this.hashes.append(Uint32Array.from(prompt));
   }
 
   get tokenCount(): number {

@@ -7,8 +7,12 @@
  *   2. running requests that prefill, oldest first, in chunks;
  *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
  *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
- *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
- * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later.
+ *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`; so does one whose next blocks another
+ *      worker computes (hand-off.ts), with room for its whole prompt.
+ * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later; one that waits for
+ * another worker stops waiting then, and gives up its own when nothing is copied to them any more.
+ *
+ * A request that is prefilled for another worker ends in 'storing': computed, and not all of it is offered and answered yet.
  *
  * Invariants: the oldest request that holds blocks is never preempted for a younger one, so something always advances;
  * blocks become findable only when the step or load that fills them has ended, so a failed one leaves nothing behind.
@@ -18,33 +22,15 @@ import { invariant } from '@kvtier/errors';
 import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
 import type { Share } from './batch.ts';
-import type { ArrivedLoad, Connector } from './connector.ts';
+import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
-import { type AheadOptions, Exports } from './exports.ts';
+import { Exports } from './exports.ts';
+import { HandOffs } from './hand-offs.ts';
 import { type LoadEnd, Loads } from './loads.ts';
+import { Lookups } from './lookups.ts';
 import type { EngineRequest } from './request.ts';
-import type { Clock } from './types.ts';
-
-export interface SchedulerOptions {
-  readonly kv: PrefixCache;
-  readonly connector: Connector;
-  readonly clock: Clock;
-  readonly maxStepTokens: number;
-  readonly maxSequences: number;
-  readonly maxExportBlocks: number;
-  /** Blocks of a prompt's computation that are offered together. */
-  readonly exportGatherBlocks: number;
-  /** Blocks go down when they are about to be reused, or have been hit twice; default: all, as they fill up. */
-  readonly ahead?: AheadOptions | undefined;
-  readonly matchDeadlineMs: number;
-  readonly loadDeadlineMs: number;
-  /** Some layers see only a window of the tokens before. Default: none. */
-  readonly windows?: boolean;
-  /** A step can import its request's blocks, layer by layer. Default: no. */
-  readonly importsByLayer?: boolean | undefined;
-  /** Something that may let a waiting request go on has happened. */
-  readonly wake: () => void;
-}
+import type { SchedulerOptions } from './scheduler-options.ts';
+import { Storing } from './storing.ts';
 
 /** What became of a waiting request: 'later' passes it over, 'full' ends the pass. */
 type Admission = 'admitted' | 'loading' | 'later' | 'full';
@@ -66,8 +52,9 @@ export class Scheduler {
     loads: 0,
     shortLoads: 0,
     layeredLoads: 0,
-    expiredMatches: 0,
   };
+  readonly lookups: Lookups;
+  readonly handOffs: HandOffs;
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   /** Some layers see only a window. */
@@ -75,6 +62,7 @@ export class Scheduler {
   /** The step that is being put together. */
   #batch: Share[] = [];
   #budget = 0;
+  readonly #storing: Storing;
 
   constructor(options: SchedulerOptions) {
     const { kv, connector, clock, wake } = options;
@@ -82,7 +70,15 @@ export class Scheduler {
     this.#kv = kv;
     this.#windows = options.windows ?? false;
     this.load = new EngineLoad(kv.blockTokens);
-    this.exports = new Exports(kv, connector, options.maxExportBlocks, options.exportGatherBlocks, wake, options.ahead);
+    const { maxExportBlocks, exportGatherBlocks, ahead } = options;
+    this.exports = new Exports(kv, connector, maxExportBlocks, exportGatherBlocks, wake, ahead, (...held) =>
+      this.#storing.settled(...held),
+    );
+    const { onReady, onPrefilled } = options;
+    const release = (request: EngineRequest): void => this.#release(request);
+    this.#storing = new Storing({ connector, exports: this.exports, release, wake, onReady, onPrefilled });
+    this.lookups = new Lookups({ connector, clock, deadlineMs: options.matchDeadlineMs, wake });
+    this.handOffs = new HandOffs(clock, kv.blockTokens, options.onHandOff);
     this.loads = new Loads({
       kv,
       connector,
@@ -97,10 +93,11 @@ export class Scheduler {
   /** A new request: its lookup in the tier begins at once, while the current step runs. */
   add(request: EngineRequest): void {
     this.waiting.add(request);
-    this.load.settle(request);
+    this.#expect(request, 0);
     if (this.waiting.count > this.#options.maxSequences) return;
     const computed = this.#kv.getComputedBlocks(request);
     this.#expect(request, computed.tokens);
+    if (request.handOff) return; // the tier is asked when there is room
     this.#blocksToLoad(request, computed);
     const hasToWait = this.waiting.count > 1 || this.running.count >= this.#options.maxSequences;
     if (hasToWait && request.mayLoad && request.hashes.blockCount > 0)
@@ -114,6 +111,8 @@ export class Scheduler {
   remove(request: EngineRequest): void {
     const { state } = request;
     request.state = 'finished';
+    this.handOffs.abandon(request);
+    this.#storing.delete(request);
     this.load.settle(request);
     if (state === 'waiting') this.waiting.remove(request);
     if (state === 'running') this.running.remove(request);
@@ -129,6 +128,7 @@ export class Scheduler {
 
   /** The next step; empty when nothing can be computed now. */
   schedule(): Share[] {
+    this.#storing.goOn();
     this.#batch = [];
     this.#budget = this.#options.maxStepTokens;
     const decodes = (request: EngineRequest): boolean => request.tokenCount - request.computedTokens === 1;
@@ -147,7 +147,14 @@ export class Scheduler {
     request.computedTokens += count;
     this.load.settle(request);
     this.#kv.cacheBlocks(request, request.computedTokens);
-    if (request.state === 'running') this.exports.offer(request);
+    if (request.state !== 'running') return;
+    if (request.prefillOnly && request.computedTokens >= request.tokenCount) {
+      this.running.remove(request);
+      request.state = 'storing';
+      this.load.settle(request);
+      this.#storing.add(request);
+    }
+    this.exports.offer(request);
   }
 
   /** What the step computed for this request lay over blocks that did not arrive: none of it counts. */
@@ -156,12 +163,23 @@ export class Scheduler {
     if (request.state === 'finished') this.remove(request);
   }
 
+  /** Another number of the prompt's first blocks is computed elsewhere. False: nothing waits for them any more. */
+  changeHandOff(request: EngineRequest, blocks: number): boolean {
+    const { handOff } = request;
+    if (!handOff?.change(blocks)) return false;
+    if (handOff.state !== 'awaiting') return true;
+    this.#expect(request, Math.max(request.computedTokens, blocks * this.#kv.blockTokens));
+    this.loads.awaitOnly(request, blocks);
+    return true;
+  }
+
   #continue(request: EngineRequest): void {
     const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
     if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
     while (!this.#kv.allocateSlots(request, count, asItGoes)) {
       const victim = this.#latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
+      if (this.#revokeYounger(victim)) return; // its blocks come back soon
       // Exports hold blocks that its window has left: they come back without anybody starting anew.
       if (victim === request && this.#windows && this.exports.heldBlocks > 0) return;
       this.#preempt(victim);
@@ -177,6 +195,7 @@ export class Scheduler {
       while (admission === 'full' && this.running.count === 0) {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
         const victim = this.#latestHolder(request);
+        if (this.#revokeYounger(victim && victim.arrival > request.arrival ? victim : request)) break;
         if (!victim) break;
         this.#preempt(victim);
         admission = this.#admit(request);
@@ -194,6 +213,8 @@ export class Scheduler {
     if (!request.holdsBlocks) {
       computed = kv.getComputedBlocks(request);
       this.#expect(request, computed.tokens);
+      const toAwait = this.#blocksToAwait(request, computed);
+      if (toAwait > 0) return this.#await(request, computed, toAwait);
       const toLoad = this.#blocksToLoad(request, computed);
       if (toLoad === 'pending') return 'later';
       if (toLoad > 0) return this.#load(request, computed, toLoad);
@@ -206,7 +227,10 @@ export class Scheduler {
       fullSequenceMustFit: true,
     });
     if (!admitted) return 'full';
-    if (computed) this.#hit(request, computed);
+    if (computed) {
+      this.#skipHandOff(request, computed);
+      this.#hit(request, computed);
+    }
     this.waiting.remove(request);
     this.#begin(request, count);
     return 'admitted';
@@ -259,56 +283,83 @@ export class Scheduler {
     return undefined;
   }
 
-  /** Blocks beyond the local hit that should come from the tier. Asking costs no time; the answer may be still out. */
+  /** Blocks beyond the local hit that should come from the tier. */
   #blocksToLoad(request: EngineRequest, hit: CacheHit): number | 'pending' {
-    const { connector, clock, matchDeadlineMs, wake } = this.#options;
-    const { blockTokens } = this.#kv;
-    const localBlocks = hit.tokens / blockTokens;
+    return this.lookups.blocksToLoad(request, hit.tokens / this.#kv.blockTokens, this.#mostLoaded(request));
+  }
+
+  /** Blocks of the chain that may come from elsewhere. */
+  #mostLoaded(request: EngineRequest): number {
     // The last token is computed in any case; with a window it may look at a block that a longer prefix passes over.
     // A step imports no block that it writes to.
     const wholeBlocks = this.#windows || this.#options.importsByLayer;
-    const blocks = wholeBlocks ? Math.floor((request.tokenCount - 1) / blockTokens) : request.hashes.blockCount;
-    const missing = blocks - localBlocks;
-    if (!request.mayLoad || missing <= 0 || !connector.attached) return 0;
-    const { packed } = request.hashes;
-    const hashes = packed.subarray(0, (packed.length / request.hashes.blockCount) * blocks);
-    const match = connector.match(request.id, hashes, localBlocks);
-    if (match.state === 'known') {
-      request.cancelMatchDeadline?.();
-      request.cancelMatchDeadline = undefined;
-      return Math.min(match.blocks, missing);
-    }
-    request.cancelMatchDeadline ??= clock.after(matchDeadlineMs, () => {
-      request.cancelMatchDeadline = undefined;
-      // A request deep in the queue is not asked again until its turn comes: perhaps the answer is there.
-      if (connector.match(request.id, hashes, localBlocks).state === 'pending') {
-        request.mayLoad = false;
-        this.counts.expiredMatches++;
-        connector.forget(request.id);
-      }
-      wake();
-    });
-    return 'pending';
+    return wholeBlocks ? Math.floor((request.tokenCount - 1) / this.#kv.blockTokens) : request.hashes.blockCount;
   }
 
   #load(request: EngineRequest, computed: CacheHit, blocks: number): Admission {
-    if (this.loads.count >= this.#options.maxSequences) return 'later';
-    const admitted = this.#kv.allocateSlots(request, 0, {
-      computed,
-      externalComputedTokens: blocks * this.#kv.blockTokens,
-      delayCacheBlocks: true,
-      fullSequenceMustFit: true,
-      reservedBlocks: this.#promisedBlocks(),
-    });
-    if (!admitted) return 'full';
-    this.#hit(request, computed);
-    this.waiting.remove(request);
-    request.state = 'loading';
-    this.#expect(request, computed.tokens + blocks * this.#kv.blockTokens);
+    if (this.loads.count - this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
+    if (!this.#makeRoom(request, computed, blocks, 0)) return 'full';
+    this.#skipHandOff(request, computed);
+    this.#leave(request, computed, blocks);
     request.loadUs -= this.#options.clock.nowUs(); // until the end is added
     this.counts.loads++;
     this.loads.start(request, computed.tokens / this.#kv.blockTokens, blocks);
     return 'loading';
+  }
+
+  /** Room for the hit, for `blocks` blocks behind it that are to come, and for `newTokens` behind these. False: there is none. */
+  #makeRoom(request: EngineRequest, computed: CacheHit, blocks: number, newTokens: number): boolean {
+    const externalTokens = blocks * this.#kv.blockTokens;
+    const admitted = this.#kv.allocateSlots(request, newTokens, {
+      computed,
+      externalComputedTokens: externalTokens,
+      delayCacheBlocks: true,
+      fullSequenceMustFit: true,
+      reservedBlocks: this.#promisedBlocks(),
+    });
+    return admitted !== null;
+  }
+
+  /** Out of the queue, until the blocks have come. */
+  #leave(request: EngineRequest, computed: CacheHit, blocks: number): void {
+    this.#hit(request, computed);
+    this.waiting.remove(request);
+    request.state = 'loading';
+    this.#expect(request, computed.tokens + blocks * this.#kv.blockTokens);
+  }
+
+  /** Blocks beyond the local hit that another worker computes, where that can be waited for. */
+  #blocksToAwait(request: EngineRequest, hit: CacheHit): number {
+    const { handOff } = request;
+    if (handOff?.state !== 'open' || !this.#options.connector.attached) return 0;
+    const end = Math.min(handOff.blocks, this.#mostLoaded(request));
+    return Math.max(0, end - hit.tokens / this.#kv.blockTokens);
+  }
+
+  #await(request: EngineRequest, computed: CacheHit, blocks: number): Admission {
+    if (this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
+    const localBlocks = computed.tokens / this.#kv.blockTokens;
+    // Where windows bound what a sequence holds, the rest of the prompt is not laid out at once.
+    const rest = this.#windows ? 0 : request.tokenCount - (localBlocks + blocks) * this.#kv.blockTokens;
+    if (!this.#makeRoom(request, computed, blocks, Math.max(0, rest))) return 'full';
+    this.handOffs.begin(request, localBlocks);
+    this.#leave(request, computed, blocks);
+    this.loads.start(request, localBlocks, blocks, request.handOff);
+    return 'loading';
+  }
+
+  #skipHandOff(request: EngineRequest, computed: CacheHit): void {
+    this.handOffs.skip(request, computed.tokens / this.#kv.blockTokens, this.#mostLoaded(request));
+  }
+
+  /** Who waits for another worker and arrived after this one gives up its room. False: nobody. */
+  #revokeYounger(than: EngineRequest): boolean {
+    const youngest = this.loads.latestAwaiting();
+    if (!youngest || youngest.arrival <= than.arrival) return false;
+    if (youngest.handOff!.isRevoked) return true;
+    youngest.handOff!.isRevoked = true;
+    this.loads.awaitOnly(youngest, 0);
+    return true;
   }
 
   /** A load is over; the request goes on where its good blocks end. */
@@ -319,10 +370,12 @@ export class Scheduler {
       return;
     }
     const withStep = request.state === 'running';
+    const wasAwaited = request.handOff?.state === 'awaiting';
     if (!withStep) {
-      request.loadUs += this.#options.clock.nowUs();
+      if (!wasAwaited) request.loadUs += this.#options.clock.nowUs();
       request.state = 'waiting';
     }
+    if (wasAwaited) this.handOffs.loaded(request, end);
     const lost = end !== undefined && this.#isLost(request, end);
     if (lost) {
       this.#kv.free(request.id);
@@ -332,7 +385,8 @@ export class Scheduler {
       const { blockTokens } = this.#kv;
       // At least the last token is computed, for its logits.
       request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
-      if (end.firstBlock === 0) request.offeredBlocks = end.loaded;
+      // Who computes for another worker asks about these, too: they are to lie in this node.
+      if (end.firstBlock === 0 && !request.prefillOnly) request.offeredBlocks = end.loaded;
       this.#kv.cacheBlocks(request, request.computedTokens);
       if (end.first) request.loadedByTier = end.byTier;
       this.counts.loadedTokens += end.loaded * blockTokens;
@@ -345,9 +399,10 @@ export class Scheduler {
     if (!end || end.loaded < end.wanted) {
       // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once.
       request.mayLoad = lost && request.lostLoads === 1;
-      this.counts.shortLoads++;
+      if (!wasAwaited) this.counts.shortLoads++;
     }
-    if (end) this.load.loaded(end.byTier, end.elapsedUs / 1e6);
+    // How long another worker took says nothing of the tier.
+    if (end && !wasAwaited) this.load.loaded(end.byTier, end.elapsedUs / 1e6);
     this.#expect(request, 0);
     if (withStep) return; // it goes on in the next step
     this.waiting.add(request);
@@ -376,7 +431,9 @@ export class Scheduler {
 
   /** So many of its tokens will not have to be computed. */
   #expect(request: EngineRequest, tokens: number): void {
-    request.expectedTokens = tokens;
+    const { handOff } = request;
+    const elsewhere = handOff?.state === 'open' ? handOff.blocks * this.#kv.blockTokens : 0;
+    request.expectedTokens = Math.max(tokens, elsewhere);
     this.load.settle(request);
   }
 

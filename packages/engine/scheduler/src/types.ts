@@ -22,6 +22,24 @@ export interface GenerateRequest {
   readonly loraName?: string;
   /** 'full': KV events tell the blocks of its hits too. Of hashed blocks; the radix tree has no such events. */
   readonly kvCacheReportMode?: string | undefined;
+  /** Compute the prompt's first blocks for another worker, give them to the tier, and end without a token; maxTokens may be 0. */
+  readonly prefillOnly?: PrefillOnlyParams | undefined;
+  /** Another worker computes the prompt's first blocks: wait for them, and compute the rest. */
+  readonly handOff?: HandOffParams | undefined;
+}
+
+export interface PrefillOnlyParams {
+  /** Whole blocks of the prompt, from the first on; ≥ 1. */
+  readonly blocks: number;
+}
+
+export interface HandOffParams {
+  /** Whole blocks of the prompt, from the first on; ≥ 1. */
+  readonly blocks: number;
+  /** So long without another block, the wait ends. */
+  readonly stallMs: number;
+  /** So long after the request has its room, the wait ends. */
+  readonly deadlineMs: number;
 }
 
 /** Where the prompt's cached tokens came from. `engine` = the engine's own block pool. */
@@ -35,17 +53,34 @@ export interface CacheUse {
   readonly loadUs: number;
   /** From the first step to the first token. */
   readonly prefillUs: number;
+  /** Of the cached tokens, those that came by a hand-off; this and the next two only of requests that had one. */
+  readonly handedTokens?: number;
+  /** From the request's room to the end of its hand-off. */
+  readonly handOffUs?: number;
+  /** From the end of the hand-off to the first token. */
+  readonly tailUs?: number;
+}
+
+/** Of a hand-off; each side says its own. */
+export interface HandOffState {
+  /** Decode: blocks that the engine held itself, and needs from nobody. */
+  readonly localBlocks: number;
+  /** Prefill: of the prompt, from the first on, that the tier holds now. */
+  readonly readyBlocks: number;
 }
 
 /** '' while the request runs. A stop token that ends the request is among the token ids, as in vLLM. */
-export type FinishReason = '' | 'stop' | 'length' | 'abort';
+/** 'prefilled': of a request that computes for another worker, without a token. */
+export type FinishReason = '' | 'stop' | 'length' | 'abort' | 'prefilled';
 
 export interface Output {
   /** New since the last output. */
   readonly tokenIds: readonly number[];
   readonly finishReason: FinishReason;
-  /** With the first token. */
+  /** With the first token, or with 'prefilled'. */
   readonly cache?: CacheUse;
+  /** Decode: once, when the request has its room. Prefill: whenever more lie in the tier, and with the end. */
+  readonly handOff?: HandOffState;
   /** Ends the request. */
   readonly error?: KvError;
 }
@@ -101,6 +136,16 @@ export interface EngineStats {
   /** Full blocks that were never offered to the tier because exports held their share of the pool. */
   readonly skippedExportBlocks: number;
   readonly preemptions: number;
+  /** Requests that waited, or were to wait, for blocks that another worker computes; those that wait now. */
+  readonly handOffs: number;
+  readonly awaiting: number;
+  /** How hand-offs ended, by reason. */
+  readonly handOffEnds: Readonly<Record<string, number>>;
+  /** Tokens that came by hand-offs. */
+  readonly handedTokens: number;
+  /** Requests that were computed for other workers, and their blocks that the tier held in the end. */
+  readonly prefills: number;
+  readonly prefilledBlocks: number;
   readonly finished: number;
   readonly aborted: number;
   readonly failed: number;

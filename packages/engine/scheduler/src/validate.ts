@@ -2,15 +2,45 @@
 import { KvError } from '@kvtier/errors';
 import type { GenerateRequest } from './types.ts';
 
-/** Throws KvError REQUEST or TOO_LONG. `maxTotalTokens`: prompt and answer together. */
-export function checkRequest(params: GenerateRequest, vocabSize: number, maxTotalTokens: number): void {
+/** No hand-off waits longer, whatever its caller asks for. */
+const longestWaitMs = 600_000;
+
+/** `blockTokens`: of the KV cache. `maxTotalTokens`: prompt and answer together. */
+export interface RequestBounds {
+  readonly vocabSize: number;
+  readonly maxTotalTokens: number;
+  readonly blockTokens: number;
+}
+
+/** Throws KvError REQUEST or TOO_LONG. */
+export function checkRequest(params: GenerateRequest, bounds: RequestBounds): void {
+  const { vocabSize, maxTotalTokens, blockTokens } = bounds;
   const { requestId, promptTokenIds, maxTokens, temperature, topK, topP, stopTokenIds = [], loraName } = params;
   const refuse = (problem: string): never => {
     throw new KvError('REQUEST', `request ${requestId}: ${problem}`);
   };
   const count = promptTokenIds.length;
   if (count === 0) refuse('the prompt is empty; send at least one token');
-  if (!Number.isInteger(maxTokens) || maxTokens < 1) refuse(`maxTokens is ${maxTokens}; ask for at least one token`);
+  const { prefillOnly, handOff } = params;
+  if (prefillOnly && handOff) refuse('prefillOnly and handOff exclude each other; ask for one of them');
+  const leastTokens = prefillOnly ? 0 : 1;
+  if (!Number.isInteger(maxTokens) || maxTokens < leastTokens)
+    refuse(`maxTokens is ${maxTokens}; ask for at least one token`);
+  const whole = Math.floor(count / blockTokens);
+  const checkBlocks = (name: string, blocks: number): void => {
+    if (!Number.isInteger(blocks) || blocks < 1 || blocks > whole)
+      refuse(`${name}.blocks is ${blocks}; the prompt has ${whole} whole blocks, ask for 1 to ${whole}`);
+  };
+  const checkWait = (name: string, ms: number): void => {
+    if (!Number.isInteger(ms) || ms < 1 || ms > longestWaitMs)
+      refuse(`handOff.${name} is ${ms}; use 1 to ${longestWaitMs} ms`);
+  };
+  if (prefillOnly) checkBlocks('prefillOnly', prefillOnly.blocks);
+  if (handOff) {
+    checkBlocks('handOff', handOff.blocks);
+    checkWait('stallMs', handOff.stallMs);
+    checkWait('deadlineMs', handOff.deadlineMs);
+  }
   if (!Number.isFinite(temperature) || temperature < 0) refuse(`temperature is ${temperature}; use 0 or more`);
   if (!Number.isInteger(topK) || topK < 0) refuse(`topK is ${topK}; use 0 (off) or a whole number`);
   if (!(topP > 0 && topP <= 1)) refuse(`topP is ${topP}; use a number above 0, at most 1 (off)`);
@@ -27,4 +57,10 @@ export function checkRequest(params: GenerateRequest, vocabSize: number, maxTota
     const fits = `at most ${maxTotalTokens - 1} fit with room for an answer; shorten it`;
     throw new KvError('TOO_LONG', `request ${requestId}: the prompt has ${count} tokens; ${fits}`);
   }
+}
+
+/** What a request hears that is prefilled for another worker, and nothing can take its blocks. */
+export function noTier(requestId: string): KvError {
+  const problem = 'no cache node is attached to take its blocks; prefill it elsewhere';
+  return new KvError('DISCONNECTED', `request ${requestId}: ${problem}`, { retry: true });
 }

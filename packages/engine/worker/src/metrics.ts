@@ -20,11 +20,16 @@ export interface MetricsSources {
 /** A fraction of a scrape's usual patience: a node that is slow costs its own figures only. */
 const statsDeadlineMs = 200;
 
+type EngineFigures = Omit<EngineStats, 'handOffEnds'>;
+
+const figuresOf = ({ handOffEnds: _, ...figures }: EngineStats): EngineFigures => figures;
+
 /** Figures of the scheduler that go up and down; all others are counters. */
-const engineGauges: Partial<Record<keyof EngineStats, string>> = {
+const engineGauges: Partial<Record<keyof EngineFigures, string>> = {
   waiting: 'Requests that wait',
   running: 'Requests in the running batch',
   loading: 'Requests that wait for blocks from the tier',
+  awaiting: 'Of these, requests that wait for what another worker computes',
   blockCount: 'KV blocks of the pool',
   freeBlocks: 'KV blocks that nobody holds',
   cachedBlocks: 'KV blocks that can be hit',
@@ -62,6 +67,8 @@ export class WorkerMetrics {
   readonly #queue = this.#phase('queue', 'waiting to be scheduled');
   readonly #load = this.#phase('load', 'loading blocks from the tier');
   readonly #prefill = this.#phase('prefill', 'computing the prompt');
+  readonly #handOff = this.#phase('hand_off', 'waiting for what another worker computed');
+  readonly #tail = this.#phase('tail', 'computing what was left after a hand-off');
   readonly #step = new Histogram({
     name: 'kvtier_engine_step_seconds',
     help: 'One forward pass over the running batch',
@@ -74,10 +81,16 @@ export class WorkerMetrics {
     turnMetrics('engine', this.#registry);
     for (const [field, help] of Object.entries(engineGauges)) {
       const name = `engine_${field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)}`;
-      this.#gauge(name, help, () => sources.engine()[field as keyof EngineStats]);
+      this.#gauge(name, help, () => sources.engine()[field as keyof EngineFigures]);
     }
     this.#labelled('engine_events_total', 'What the scheduler counts, by name', 'event', () =>
-      Object.entries(sources.engine()).filter(([field]) => !Object.hasOwn(engineGauges, field)),
+      Object.entries(figuresOf(sources.engine())).filter(([field]) => !Object.hasOwn(engineGauges, field)),
+    );
+    this.#labelled(
+      'engine_hand_offs_total',
+      'Waits for what another worker computes, by how they ended',
+      'outcome',
+      () => Object.entries(sources.engine().handOffEnds),
     );
     const { connector, events } = sources;
     if (events) {
@@ -108,6 +121,10 @@ export class WorkerMetrics {
     this.#queue.observe(use.queueUs / 1e6);
     if (use.loadUs > 0) this.#load.observe(use.loadUs / 1e6);
     this.#prefill.observe(use.prefillUs / 1e6);
+    if (use.handOffUs) {
+      this.#handOff.observe(use.handOffUs / 1e6);
+      this.#tail.observe((use.tailUs ?? 0) / 1e6);
+    }
     this.#tokens.inc({ kind: 'prompt' }, use.promptTokens);
     for (const [tier, tokens] of Object.entries(use.tokensByTier)) this.#cachedTokens.inc({ tier }, tokens);
   }

@@ -12,6 +12,7 @@ import {
   type GenerateEvent,
   type RunningGrpcServer,
   startGrpcServer,
+  type GenerateRequest as WireRequest,
 } from '@kvtier/wire/grpc';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { LoadWatches } from './load-watches.ts';
@@ -24,6 +25,7 @@ const patience = { timeout: 20_000 };
 class ScriptedEngine {
   readonly submitted: { params: GenerateRequest; onOutput: OnOutput }[] = [];
   readonly aborted: string[] = [];
+  readonly changes: [string, number][] = [];
   refusal: KvError | undefined;
 
   submit(params: GenerateRequest, onOutput: OnOutput): void {
@@ -33,6 +35,11 @@ class ScriptedEngine {
 
   abort(id: string): boolean {
     this.aborted.push(id);
+    return true;
+  }
+
+  changeHandOff(id: string, blocks: number): boolean {
+    this.changes.push([id, blocks]);
     return true;
   }
 
@@ -71,6 +78,12 @@ const stats: EngineStats = {
   exportedBlocks: 0,
   skippedExportBlocks: 0,
   preemptions: 0,
+  handOffs: 3,
+  awaiting: 1,
+  handOffEnds: { complete: 2, awaited: 1 },
+  handedTokens: 0,
+  prefills: 0,
+  prefilledBlocks: 0,
   finished: 0,
   aborted: 0,
   failed: 0,
@@ -146,9 +159,9 @@ const request = {
   loraName: '',
 };
 
-function generate() {
+function generate(more: Partial<WireRequest> = {}) {
   const events: GenerateEvent[] = [];
-  const call = client.generate(request);
+  const call = client.generate({ ...request, ...more });
   call.on('data', (event: GenerateEvent) => events.push(event));
   const ended = new Promise<string>((resolve) => {
     call.on('error', (error) => resolve(error.message));
@@ -227,4 +240,60 @@ it('prefixes are pinned and unpinned by name, and refused with the code', async 
   ]);
   expect(engine.pins.get('a')).toEqual([1, 2, 3, 'tenant'.length]);
   expect([await unpin('a'), await unpin('a')]).toEqual([true, false]);
+});
+
+it('a hand-off is told and changed under the name that its caller gave it; of two calls of one name the last is meant', async () => {
+  const change = (requestId: string, blocks: number) =>
+    new Promise<unknown>((resolve) =>
+      client.changeHandOff({ requestId, blocks }, (error, answer) => resolve(error ?? answer.done)),
+    );
+  expect(await change('r', 0)).toBe(false);
+  const plain = generate();
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
+  expect(await change('r', 0)).toBe(false);
+  const handOff = { blocks: 2, stallMs: 10, deadlineMs: 20 };
+  const first = generate({ handOff });
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(2), patience);
+  const second = generate({ handOff });
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(3), patience);
+  expect(engine.submitted[2]!.params.handOff).toEqual(handOff);
+  expect(await change('r', 1)).toBe(true);
+  expect(engine.changes).toEqual([['r@2', 1]]);
+  const { onOutput } = engine.submitted[2]!;
+  onOutput({ tokenIds: [], finishReason: '', handOff: { localBlocks: 1, readyBlocks: 0 } });
+  const cache = { promptTokens: 3, cachedTokens: 2, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };
+  onOutput({
+    ...{ tokenIds: [8], finishReason: 'stop' },
+    cache: { ...cache, handedTokens: 2, handOffUs: 1.4, tailUs: 2.6 },
+  });
+  expect(await second.ended).toBe('end');
+  expect(second.events).toMatchObject([
+    { tokenIds: [], finishReason: '', handOff: { localBlocks: 1, readyBlocks: 0 } },
+    { tokenIds: [8], finishReason: 'stop', cache: { ...cache, handedTokens: 2, handOffUs: 1, tailUs: 3 } },
+  ]);
+  expect(await change('r', 0)).toBe(false);
+  for (const { call } of [plain, first]) call.cancel();
+  const text = await metrics.text();
+  expect(text).toContain('kvtier_engine_hand_offs_total{outcome="awaited"} 1');
+  expect(text).toContain('kvtier_engine_awaiting 1');
+  expect(text).toContain('kvtier_engine_tail_seconds_count 1');
+});
+
+it('prefill for another worker ends without a token, and is nobody’s time to a first token', async () => {
+  const { events, ended } = generate({ prefillOnly: { blocks: 3 } });
+  await vi.waitFor(() => expect(engine.submitted).toHaveLength(1), patience);
+  expect(engine.submitted[0]!.params.prefillOnly).toEqual({ blocks: 3 });
+  const { onOutput } = engine.submitted[0]!;
+  const cache = { promptTokens: 3, cachedTokens: 2, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };
+  const handOff = { localBlocks: 0, readyBlocks: 3 };
+  onOutput({ tokenIds: [], finishReason: '', handOff: { localBlocks: 0, readyBlocks: 1 } });
+  onOutput({ tokenIds: [], finishReason: 'prefilled', cache, handOff });
+  expect(await ended).toBe('end');
+  expect(events).toMatchObject([
+    { finishReason: '', handOff: { readyBlocks: 1 } },
+    { finishReason: 'prefilled', cache, handOff },
+  ]);
+  const text = await metrics.text();
+  expect(text).toContain('kvtier_engine_requests_total{outcome="prefilled"} 1');
+  expect(text).toContain('kvtier_engine_time_to_first_token_seconds_count 0');
 });

@@ -20,7 +20,10 @@ import type { WorkerMetrics } from './metrics.ts';
 const maxPinNameChars = 256;
 
 export interface EngineServiceOptions {
-  readonly engine: Pick<Engine, 'submit' | 'abort' | 'drain' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'>;
+  readonly engine: Pick<
+    Engine,
+    'submit' | 'abort' | 'changeHandOff' | 'drain' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'
+  >;
   readonly describe: () => Description;
   readonly metrics: WorkerMetrics;
   readonly watches: LoadWatches;
@@ -28,6 +31,8 @@ export interface EngineServiceOptions {
 
 export function engineService({ engine, describe, metrics, watches }: EngineServiceOptions): EngineServer {
   let calls = 0;
+  /** By the client's name, the open call that bears it; of several the last. */
+  const handOffs = new Map<string, string>();
   return {
     describe: unary(describe),
     resetPrefixCache: unary(() => ({ done: engine.resetPrefixCache() })),
@@ -41,7 +46,10 @@ export function engineService({ engine, describe, metrics, watches }: EngineServ
     metrics: unary(async () => ({ prometheus: await metrics.text() })),
     watchLoad: (call) => watches.add(call),
     drain: unary(() => ({ left: engine.drain() })),
-    changeHandOff: unary(() => ({ done: false })),
+    changeHandOff: unary(({ requestId, blocks }) => {
+      const ours = handOffs.get(requestId);
+      return { done: ours !== undefined && engine.changeHandOff(ours, blocks) };
+    }),
     generate: (call) => {
       const arrivedAtMs = performance.now();
       const { sender, sentNumber } = call.request;
@@ -49,6 +57,7 @@ export function engineService({ engine, describe, metrics, watches }: EngineServ
       const requestId = `${call.request.requestId}@${calls++}`;
       let ended = false;
       const over = (): void => {
+        if (handOffs.get(call.request.requestId) === requestId) handOffs.delete(call.request.requestId);
         if (sender !== undefined && sentNumber !== undefined) watches.over(sender, sentNumber);
       };
       const end = (outcome: string, last: GenerateEvent): void => {
@@ -60,14 +69,20 @@ export function engineService({ engine, describe, metrics, watches }: EngineServ
       };
       const onOutput = (output: Output): void => {
         if (ended) return;
-        const { tokenIds, finishReason, cache, error } = output;
+        const { tokenIds, finishReason, cache, handOff, error } = output;
         if (error) {
           end(error.code, event({ failure: toFailure(error) }));
           return;
         }
         metrics.observeTokens(tokenIds.length);
-        if (cache) metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
-        const fields = { tokenIds: [...tokenIds], finishReason, ...(cache && { cache: wireCacheUse(cache) }) };
+        // Of what is computed for another worker, users feel nothing here.
+        if (cache && finishReason !== 'prefilled')
+          metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
+        const fields = {
+          ...{ tokenIds: [...tokenIds], finishReason },
+          ...(cache && { cache: wireCacheUse(cache) }),
+          ...(handOff && { handOff: { ...handOff } }),
+        };
         if (finishReason === '') call.write(event(fields));
         else end(finishReason, event(fields));
       };
@@ -79,6 +94,7 @@ export function engineService({ engine, describe, metrics, watches }: EngineServ
         engine.abort(requestId);
       });
       try {
+        if (call.request.handOff) handOffs.set(call.request.requestId, requestId);
         engine.submit(scheduled(requestId, call.request), onOutput);
         if (!ended && sender !== undefined && sentNumber !== undefined) watches.taken(sender, sentNumber);
       } catch (error) {
@@ -104,6 +120,11 @@ const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
   queueUs: Math.round(use.queueUs),
   loadUs: Math.round(use.loadUs),
   prefillUs: Math.round(use.prefillUs),
+  ...(use.handedTokens !== undefined && {
+    handedTokens: use.handedTokens,
+    handOffUs: Math.round(use.handOffUs!),
+    tailUs: Math.round(use.tailUs!),
+  }),
 });
 
 /** What a client sent, as the scheduler takes it; it checks the values. */

@@ -8,6 +8,8 @@ export interface NamespaceState {
   /** Reserved by a session that is alive and not yet committed. */
   readonly writing: Set<HashKey>;
   readonly fetching: Map<HashKey, Fetch>;
+  /** Who waits for a block that cannot be had now: the first in its list. */
+  readonly awaited: Map<HashKey, Waiter>;
   holders: number;
 }
 
@@ -46,4 +48,26 @@ export interface Fetch {
   /** Tiers that were asked, as bits. */
   tried: number;
   readonly waiters: { readonly client: FetchClient; readonly index: number }[];
+}
+
+/** A load, as far as it waits. */
+export interface AwaitClient {
+  readonly state: NamespaceState;
+  /** How many blocks its session waits for. */
+  readonly session: { awaited: number };
+  /** The block is in the arena now: pin it in this call. It is not waited for any more. */
+  came(index: number): void;
+  /** A lower tier can give it now; `fetch` follows. It is not waited for any more. */
+  listed(index: number): void;
+  /** Have fetched what was `listed`. */
+  fetch(): void;
+}
+
+/** One block that one load waits for; a link in the list of those who wait for that block. */
+export interface Waiter {
+  readonly client: AwaitClient;
+  readonly index: number;
+  readonly hash: HashKey;
+  previous: Waiter | undefined;
+  next: Waiter | undefined;
 }

@@ -56,6 +56,8 @@ export class Holdings {
   readonly #prefetches = new Map<bigint, Prefetch>();
   /** Pinned blocks and how to cancel the end of their time. */
   readonly #pins = new Map<HashKey, () => void>();
+  /** What its loads wait for. */
+  readonly #waits = { awaited: 0 };
   #connected = true;
   #ended = false;
 
@@ -70,8 +72,10 @@ export class Holdings {
     return this.#reserved.size > 0 || this.#loads.size > 0;
   }
 
-  get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number } {
-    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.size };
+  /** `awaited`: blocks that its loads wait for though they cannot be had yet. */
+  get counts(): { readonly reserved: number; readonly loads: number; readonly pins: number; readonly awaited: number } {
+    const { awaited } = this.#waits;
+    return { reserved: this.#reserved.size, loads: this.#loads.size, pins: this.#pins.size, awaited };
   }
 
   /**
@@ -169,8 +173,11 @@ export class Holdings {
     return slots.length;
   }
 
-  /** Begin to bring a chain into the arena. KvError BUSY beyond the session's loads. `id` is free again after `release`. */
-  load(id: bigint, hashes: readonly HashKey[], deadlineMs: number, events: LoadEvents): void {
+  /**
+   * Begin to bring a chain into the arena; what no tier holds yet is awaited for `awaitMs` after each block that came, 0: it ends the
+   * load. KvError BUSY beyond the session's loads. `id` is free again after `release`.
+   */
+  load(id: bigint, hashes: readonly HashKey[], deadlineMs: number, events: LoadEvents, awaitMs = 0): void {
     const { limits, counters } = this.#parts;
     this.#parts.sweep();
     if (this.#loads.has(id))
@@ -187,7 +194,7 @@ export class Holdings {
     const load = new Load(
       this.state,
       hashes,
-      { ...this.#parts, maxBlocks, tenant: this.#traits.tenant },
+      { ...this.#parts, maxBlocks, tenant: this.#traits.tenant, session: this.#waits },
       {
         onReady: events.onReady,
         onDone: (loaded, reason) => {
@@ -199,7 +206,12 @@ export class Holdings {
     );
     this.#loads.set(id, load);
     counters.add('load.blocks.asked', hashes.length);
-    load.start(Math.min(deadlineMs, limits.maxDeadlineMs));
+    load.start(Math.min(deadlineMs, limits.maxDeadlineMs), Math.min(awaitMs, limits.maxDeadlineMs));
+  }
+
+  /** End a load with what is ready; its lease stays. Returns false for one that has ended, or is unknown. */
+  endLoad(id: bigint): boolean {
+    return this.#loads.get(id)?.endEarly() ?? false;
   }
 
   /** End a lease; `corrupt` are indexes of its blocks whose bytes were wrong: they are looked at. Returns false for an unknown lease. */

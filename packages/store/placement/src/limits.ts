@@ -8,6 +8,11 @@ export interface StoreLimits {
   readonly maxLeasedBytes: number;
   /** Loads that have not ended or are not released, one session. */
   readonly maxLoads: number;
+  /** Blocks that loads wait for though they cannot be had yet, one session, and all of them: some 200 bytes of memory each. */
+  readonly maxAwaitedBlocks: number;
+  readonly maxAwaitedInAll: number;
+  /** An awaited block that a tier holds and cannot give is tried again after so long. */
+  readonly awaitRetryMs: number;
   /** Asked from the tiers below and not yet arrived, all sessions; each tier has an equal share. */
   readonly maxFetchBytes: number;
   /** One read of a lower tier: large enough for its bandwidth, small enough to share it between loads. */
@@ -58,6 +63,9 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxReservedBytes: share(2),
     maxLeasedBytes: share(2),
     maxLoads: 256,
+    maxAwaitedBlocks: 1 << 15,
+    maxAwaitedInAll: 1 << 17,
+    awaitRetryMs: 250,
     maxFetchBytes: Math.min(256 << 20, share(4)),
     fetchBatchBytes: 16 << 20,
     maxWriteDownBytes: arenaBytes,

@@ -4,21 +4,26 @@
  *     blocks  0 ────────────── emitted ───────────── limit ───── hashes.length
  *             told to the engine │ pinned or on the way │ given up, with `reason`
  *
+ * A block that cannot be had now ends the chain, or is awaited (awaiting.ts) until it comes. So it is while the block after the last
+ * that was told is awaited: `awaitMs` after that one was told, or after the beginning, the load ends. What is on its way is not
+ * awaited: only the deadline ends that.
+ *
  * Invariants: `onReady` sees every block below `loaded` exactly once, in chain order; what is emitted stays pinned until
  * `release`, nothing beyond it stays pinned after the end; the end comes exactly once, at the latest at the deadline.
  */
 import type { HashKey } from '@kvtier/identity';
 import type { Clock } from '@kvtier/runtime';
 import type { ArenaBlock } from '@kvtier/tiers';
+import type { Awaiting } from './awaiting.ts';
 import type { Counters } from './counters.ts';
 import type { Fetcher } from './fetcher.ts';
-import type { FetchClient, FetchFailure, FetchRequest, NamespaceState } from './fetches.ts';
+import type { AwaitClient, FetchClient, FetchFailure, FetchRequest, NamespaceState, Waiter } from './fetches.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaTop } from './ports.ts';
 import type { TierGate } from './tier-gate.ts';
 
-/** '' = complete. 'cancelled': released, or its session ended, before it was complete. */
-export type LoadReason = '' | FetchFailure | 'deadline' | 'cancelled';
+/** '' = complete. 'cancelled': ended, released, or its session ended, before it was complete. */
+export type LoadReason = '' | FetchFailure | 'deadline' | 'awaited' | 'cancelled';
 
 export interface LoadEvents {
   /** Blocks `first`.. are leased and may be read. In chain order, without a gap. */
@@ -38,6 +43,9 @@ export interface LoadOptions {
   /** A block is being read by an engine. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
   readonly isOver: (expiresS: number) => boolean;
+  readonly awaiting: Awaiting;
+  /** How many blocks its session waits for. */
+  readonly session: { awaited: number };
   readonly tenant: number;
   /** Blocks that this session may still lease. */
   readonly maxBlocks: number;
@@ -47,17 +55,27 @@ interface Arrived extends ArenaBlock {
   readonly tier: string;
 }
 
-export class Load implements FetchClient {
+export class Load implements FetchClient, AwaitClient {
   readonly state: NamespaceState;
   readonly priority = 'demand';
   readonly tenant: number;
+  readonly session: { awaited: number };
   readonly hashes: readonly HashKey[];
   readonly #options: LoadOptions;
   readonly #events: LoadEvents;
   readonly #arrived: (Arrived | undefined)[];
-  /** Indexes of blocks that are not in the arena. */
-  readonly #wanted: number[] = [];
+  /** Indexes of blocks that lower tiers hold and that were not asked for yet, from `#wantedNext` on. */
+  #wanted: number[] = [];
   #wantedNext = 0;
+  /** The fetcher asks for more of them by itself. */
+  #isServed = false;
+  /** Of blocks that are awaited, by index. */
+  readonly #waiters = new Map<number, Waiter>();
+  /** 0: nothing is awaited. */
+  #awaitMs = 0;
+  /** When the last block was told, or the load began. */
+  #toldUs = 0;
+  #cancelWindow: (() => void) | undefined;
   #emitted = 0;
   #limit: number;
   #reason: LoadReason = '';
@@ -70,35 +88,36 @@ export class Load implements FetchClient {
     this.state = state;
     this.hashes = hashes;
     this.tenant = options.tenant;
+    this.session = options.session;
     this.#options = options;
     this.#events = events;
     this.#arrived = new Array<Arrived | undefined>(hashes.length).fill(undefined);
     this.#limit = hashes.length;
   }
 
-  /** Pins what is in the arena now and asks for the rest. A deadline of 0 ends with what is there. */
-  start(deadlineMs: number): void {
-    const { arena, locate, fetcher, clock, maxBlocks, isOver } = this.#options;
+  /** Pins what is in the arena now and asks for the rest. A deadline of 0 ends with what is there. `awaitMs` 0: so does what is not held. */
+  start(deadlineMs: number, awaitMs: number): void {
+    const { arena, locate, clock, maxBlocks, isOver } = this.#options;
+    this.#awaitMs = deadlineMs === 0 ? 0 : awaitMs;
+    this.#toldUs = clock.nowUs();
     for (let index = 0; index < this.#limit; index++) {
       const hash = this.hashes[index]!;
       const block = arena.get(this.state.namespace, hash);
       const payloadBytes = block?.payloadBytes;
       if (index >= maxBlocks) this.#give(index, 'capacity');
-      else if (block !== undefined && isOver(block.expiresS)) this.#give(index, 'missing');
+      else if (block !== undefined && isOver(block.expiresS)) this.#lack(index, 'missing');
       else if (payloadBytes === this.state.payloadBytes) this.#pin(index, arena.name);
       else {
         // A foreign layout under our name: never used, and not in the way of the real one.
         if (payloadBytes !== undefined) this.#options.pins.remove(this.state.namespace, [hash], 'corrupt');
-        if (locate(this.state, hash) === undefined) this.#give(index, 'missing');
+        if (locate(this.state, hash) === undefined) this.#lack(index, 'missing');
         else this.#wanted.push(index);
       }
     }
-    if (this.#wanted.length > 0) {
-      if (deadlineMs === 0) this.#give(this.#wanted[0]!, 'deadline');
-      else {
-        this.#cancelTimer = clock.after(deadlineMs, () => this.#end('deadline'));
-        fetcher.add(this);
-      }
+    if (this.#wanted.length > 0 && deadlineMs === 0) this.#give(this.#wanted[0]!, 'deadline');
+    else if (this.#wanted.length + this.#waiters.size > 0) {
+      this.#cancelTimer = clock.after(deadlineMs, () => this.#end('deadline'));
+      this.fetch();
     }
     this.#queueFlush();
   }
@@ -117,9 +136,16 @@ export class Load implements FetchClient {
     return index < this.#emitted && this.#arrived[index] !== undefined;
   }
 
+  /** What was awaited comes in any order: some of it may lie beyond the end that the chain has by now. */
   next(): FetchRequest | undefined {
-    const index = this.#wanted[this.#wantedNext];
-    return index === undefined || !this.wants(index) ? undefined : { index, hash: this.hashes[index]! };
+    for (let index = this.#wanted[this.#wantedNext]; index !== undefined; index = this.#wanted[this.#wantedNext]) {
+      if (this.wants(index)) return { index, hash: this.hashes[index]! };
+      this.#wantedNext++;
+    }
+    this.#wanted = [];
+    this.#wantedNext = 0;
+    this.#isServed = false;
+    return undefined;
   }
 
   advance(): void {
@@ -138,8 +164,25 @@ export class Load implements FetchClient {
 
   failed(index: number, reason: FetchFailure): void {
     if (!this.wants(index)) return;
-    this.#give(index, reason);
+    this.#lack(index, reason);
     this.#queueFlush();
+  }
+
+  came(index: number): void {
+    this.#waiters.delete(index);
+    this.#pin(index, this.#options.arena.name);
+    this.#queueFlush();
+  }
+
+  listed(index: number): void {
+    this.#waiters.delete(index);
+    this.#wanted.push(index);
+  }
+
+  fetch(): void {
+    if (this.#isServed || this.#wanted.length === 0) return;
+    this.#isServed = true;
+    this.#options.fetcher.add(this);
   }
 
   /** The engine has finished reading. Ends a load that is still running. Returns false when it was released before. */
@@ -154,6 +197,14 @@ export class Load implements FetchClient {
   /** No more blocks; what was told to the engine stays leased until `release`. */
   cancel(): void {
     this.#end('cancelled');
+  }
+
+  /** The same, with what is ready now. Returns false when it had ended. */
+  endEarly(): boolean {
+    if (this.#ended) return false;
+    this.#flush();
+    this.#end('cancelled');
+    return true;
   }
 
   #pin(index: number, tier: string): void {
@@ -173,12 +224,29 @@ export class Load implements FetchClient {
     this.#options.pins.unpin(this.state.namespace, this.hashes[index]!);
   }
 
+  /** The block cannot be had now: it is awaited, if there is time and room for that; else the chain ends before it. */
+  #lack(index: number, reason: FetchFailure): void {
+    if (this.#awaitMs === 0 || reason === 'capacity') {
+      this.#give(index, reason);
+      return;
+    }
+    const waiter = this.#options.awaiting.add(this, index, this.hashes[index]!, reason);
+    if (waiter === undefined) this.#give(index, 'capacity');
+    else this.#waiters.set(index, waiter);
+  }
+
   /** The chain ends at `index`. */
   #give(index: number, reason: LoadReason): void {
     const before = this.#limit;
     this.#limit = index;
     this.#reason = reason;
-    for (let beyond = index; beyond < before; beyond++) this.#unpin(beyond);
+    for (let beyond = index; beyond < before; beyond++) {
+      this.#unpin(beyond);
+      const waiter = this.#waiters.get(beyond);
+      if (waiter === undefined) continue;
+      this.#waiters.delete(beyond);
+      this.#options.awaiting.delete(waiter);
+    }
   }
 
   /** Once per turn, so that blocks which arrive together travel together; `onDone` never comes from inside `start`. */
@@ -190,6 +258,22 @@ export class Load implements FetchClient {
       if (this.#ended) return;
       this.#flush();
       if (this.#emitted === this.#limit) this.#end(this.#reason);
+      else this.#watchWindow();
+    });
+  }
+
+  /** Ends the load when the next block has been awaited for too long. One timer; it is set anew when it fires, not with each block. */
+  #watchWindow(): void {
+    if (this.#ended || this.#cancelWindow !== undefined || !this.#waiters.has(this.#emitted)) return;
+    const { clock } = this.#options;
+    const leftUs = this.#toldUs + this.#awaitMs * 1000 - clock.nowUs();
+    if (leftUs <= 0) {
+      this.#end('awaited');
+      return;
+    }
+    this.#cancelWindow = clock.after(Math.ceil(leftUs / 1000), () => {
+      this.#cancelWindow = undefined;
+      this.#watchWindow();
     });
   }
 
@@ -203,6 +287,7 @@ export class Load implements FetchClient {
         blocks.push(block);
       }
       this.#emitted += blocks.length;
+      this.#toldUs = this.#options.clock.nowUs();
       this.#events.onReady(first, blocks, tier);
     }
   }
@@ -212,6 +297,7 @@ export class Load implements FetchClient {
     if (reason !== 'cancelled') this.#flush();
     this.#ended = true;
     this.#cancelTimer();
+    this.#cancelWindow?.();
     if (this.#emitted < this.#limit) this.#give(this.#emitted, reason);
     this.#options.counters.add(`load.ended.${this.#reason === '' ? 'complete' : this.#reason}`);
     this.#events.onDone(this.#emitted, this.#reason);

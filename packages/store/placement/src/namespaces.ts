@@ -1,5 +1,5 @@
 /**
- * The namespaces that open sessions use: what is being written and fetched in each. An entry lives as long as someone
+ * The namespaces that open sessions use: what is being written, fetched and awaited in each. An entry lives as long as someone
  * holds it, so their number is bounded by that of the sessions. Invariants: all sessions of a namespace agree on the
  * size of a block; the size is part of what the digest was made of. All names in a namespace are of one length, those that tiers
  * hold since before, too; that is known of the `maxKnown` namespaces that came last.
@@ -37,7 +37,7 @@ export class Namespaces {
     }
     let state = this.#states.get(namespace.key);
     if (state === undefined) {
-      state = { namespace, payloadBytes, writing: new Set(), fetching: new Map(), holders: 0 };
+      state = { namespace, payloadBytes, writing: new Set(), fetching: new Map(), awaited: new Map(), holders: 0 };
       this.#states.set(namespace.key, state);
     }
     if (state.payloadBytes !== payloadBytes) {
@@ -55,10 +55,16 @@ export class Namespaces {
     return this.#states.get(namespace.key);
   }
 
+  all(): IterableIterator<NamespaceState> {
+    return this.#states.values();
+  }
+
   release(state: NamespaceState): void {
     invariant(state.holders > 0, 'namespace: released more often than acquired');
     state.holders--;
-    if (state.holders === 0) this.#states.delete(state.namespace.key);
+    if (state.holders > 0) return;
+    invariant(state.awaited.size === 0, 'namespace: somebody waits for a block, and no session is left');
+    this.#states.delete(state.namespace.key);
   }
 
   get count(): number {

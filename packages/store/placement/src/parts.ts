@@ -3,6 +3,7 @@ import type { AdmissionName } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Clock, Log } from '@kvtier/runtime';
 import type { Tier } from '@kvtier/tiers';
+import type { Awaiting } from './awaiting.ts';
 import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { Fetcher } from './fetcher.ts';
@@ -66,6 +67,7 @@ export interface StoreParts {
   readonly counters: Counters;
   readonly failpoint: Failpoint | undefined;
   readonly fetcher: Fetcher;
+  readonly awaiting: Awaiting;
   readonly prefetched: Prefetched;
   readonly writeDowns: readonly WriteDown[];
   readonly namespaces: Namespaces;

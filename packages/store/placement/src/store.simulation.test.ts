@@ -16,6 +16,9 @@ const limits = {
   maxReservedBytes: 4,
   maxLeasedBytes: 7,
   maxLoads: 3,
+  maxAwaitedBlocks: 5,
+  maxAwaitedInAll: 8,
+  awaitRetryMs: 20,
   maxFetchBytes: 4,
   fetchBatchBytes: 2,
   maxWriteDownBytes: 5,
@@ -96,6 +99,7 @@ class World {
     invariant(counters['quota.bytes.arena.small']! <= 4, 'the quota of the arena holds');
     invariant(counters['quota.bytes.disk.small']! <= 2, 'the quota of the disk holds');
     invariant(counters['prefetch.unused_bytes']! <= limits.maxPrefetchedBytes, 'prefetches are bounded');
+    invariant(counters['await.blocks']! <= limits.maxAwaitedInAll, 'what is awaited is bounded');
     for (const engine of [...this.engines, ...this.gone]) {
       engine.checkLeases();
       invariant(engine.holdings.counts.reserved <= limits.maxReservedBytes, 'reservations are bounded');
@@ -121,6 +125,10 @@ const paths = [
   'load.ended.corrupt',
   'load.ended.tier',
   'load.ended.cancelled',
+  'load.ended.awaited',
+  'await.blocks.came',
+  'await.refused.session_limit',
+  'await.refused.node_limit',
   'load.blocks.shared_read',
   'load.blocks.from.disk',
   'release.corrupt.found',
@@ -171,12 +179,33 @@ const steps: fc.Arbitrary<Step> = (() => {
     },
     {
       weight: 4,
-      arbitrary: fc.tuple(who, name, some, fc.constantFrom(0, 10, 10, 1000)).map(
-        ([at, n, count, deadlineMs]): Step =>
+      arbitrary: fc.tuple(who, name, some, fc.constantFrom(0, 10, 10, 1000), fc.constantFrom(0, 0, 0, 5, 40)).map(
+        ([at, n, count, deadlineMs, awaitMs]): Step =>
           (w) => {
             const engine = engineOf(w, at);
-            if (engine.holdings.counts.loads < limits.maxLoads) engine.load(chain(n, count), deadlineMs);
+            if (engine.holdings.counts.loads < limits.maxLoads) engine.load(chain(n, count), deadlineMs, awaitMs);
           },
+      ),
+    },
+    {
+      weight: 3,
+      arbitrary: fc.tuple(who, name, some).map(
+        ([at, n, first]): Step =>
+          (w) => {
+            // Another node has written it to the tier that both share.
+            const { namespace } = engineOf(w, at);
+            const [hash] = chain(n, 1, first - 1);
+            w.committed.add(namespace.key + hash);
+            w.bench.lower[1]!.put(namespace, [hash!]);
+          },
+      ),
+    },
+    {
+      weight: 1,
+      arbitrary: fc.tuple(who, some).map(
+        ([at, id]): Step =>
+          (w) =>
+            void engineOf(w, at).holdings.endLoad(BigInt(id)),
       ),
     },
     {
@@ -212,13 +241,10 @@ const steps: fc.Arbitrary<Step> = (() => {
       arbitrary: fc
         .tuple(
           which,
-          fc.constantFrom(
-            'ready' as const,
-            'ready' as const,
-            'ready' as const,
-            'corrupt' as const,
-            'corrupt' as const,
-            'failed' as const,
+          fc.oneof(
+            { weight: 3, arbitrary: fc.constant('ready' as const) },
+            { weight: 2, arbitrary: fc.constant('corrupt' as const) },
+            { weight: 2, arbitrary: fc.constant('failed' as const) },
           ),
         )
         .map(
@@ -312,6 +338,7 @@ it('a random life keeps every invariant, and everything comes back at its end', 
           world.reserved.set(engine, []);
           engine.holdings.end();
         }
+        invariant(bench.store.stats().counters['await.blocks'] === 0, 'nobody waits whose session is gone');
         const [disk, s3] = bench.lower;
         const answered = (): boolean =>
           [disk, s3].some((tier) => bench.answer('read', 'ready', tier) || bench.answer('write', 'stored', tier));
@@ -327,6 +354,7 @@ it('a random life keeps every invariant, and everything comes back at its end', 
         world.check();
         invariant(bench.arena.busySlots === 0, () => `${bench.arena.busySlots} slots did not come back`);
         invariant(bench.clock.pending === 0, 'a timer was left');
+        invariant(bench.store.stats().counters['await.blocks'] === 0, 'somebody is still waiting for a block');
         invariant(bench.store.stats().counters['touch.pending_blocks'] === 0, 'a touch was left');
         invariant(bench.store.stats().counters['namespaces.open'] === 0, 'a namespace was left');
         invariant(bench.store.stats().counters['fetch.inflight_bytes'] === 0, 'a fetch was left');

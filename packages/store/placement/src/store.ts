@@ -12,6 +12,7 @@ import { invariant } from '@kvtier/errors';
 import { createAdmission } from '@kvtier/eviction';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Tier } from '@kvtier/tiers';
+import { Awaiting } from './awaiting.ts';
 import { type Chain, hashCount } from './chain-words.ts';
 import { Counters } from './counters.ts';
 import { Expiry } from './expiry.ts';
@@ -127,11 +128,18 @@ export class Store {
       onPromoted: (state, hash, from) => this.#promoted(state, hash, from),
       onIdle: () => this.#pumpWriteDowns(),
     });
+    const namespaces = new Namespaces();
+    const awaiting = new Awaiting({
+      ...{ namespaces, clock, limits, counters },
+      locate: (state, hash) => this.#locate(state, hash, 0),
+      isListed: (namespace, hash) => this.#residency.tiers(namespace, hash) !== 0,
+    });
     this.#parts = {
       ...shared,
       fetcher,
       prefetched,
-      namespaces: new Namespaces(),
+      namespaces,
+      awaiting,
       tenants: this.#tenants,
       recency: new Recency({ tiers: this.#touchables(tiers), residency: this.#residency, clock, limits, counters }),
       locate: (state, hash) => this.#locate(state, hash, 0),
@@ -214,10 +222,11 @@ export class Store {
   }
 
   stats(): StoreStats {
-    const { arena, pins, fetcher, writeDowns, namespaces, prefetched, recency } = this.#parts;
+    const { arena, pins, fetcher, writeDowns, namespaces, awaiting, prefetched, recency } = this.#parts;
     const gauges: Record<string, number> = {
       'fetch.inflight_bytes': fetcher.inFlightBytes,
       'namespaces.open': namespaces.count,
+      'await.blocks': awaiting.count,
       'arena.pinned_blocks': pins.blockCount,
       'prefetch.unused_bytes': prefetched.bytes,
       'index.blocks': this.#residency.count,
@@ -239,6 +248,7 @@ export class Store {
     for (const tier of tiers) tier.checkIntegrity();
     this.#residency.checkIntegrity(tiers);
     this.#expiry.checkIntegrity();
+    this.#parts.awaiting.checkIntegrity();
     invariant(
       this.#expiry.count === this.#residency.expiringCount,
       'store: an expiry is queued for no block, or none is',
@@ -258,6 +268,7 @@ export class Store {
     this.#parts.failpoint?.('store.close.before');
     this.#parts.recency.close();
     this.#parts.fetcher.close();
+    this.#parts.awaiting.close();
     this.#expiry.clear();
     for (const ttl of this.#ttls) ttl?.clear();
     await Promise.all(this.#parts.writeDowns.map((writeDown) => writeDown.close()));
@@ -279,6 +290,7 @@ export class Store {
           this.#parts.namespaces.learn(namespace, hash.length);
           if (expiresS !== 0) this.#ends(record, namespace, hash, expiresS);
           this.#tenants.stored(bit, namespace, hash, owner === 0 ? this.#adopt(namespace, hash) : owner);
+          if (bit !== 0) this.#parts.awaiting.listed(namespace, hash);
           return;
         }
         this.#tenants.removed(bit, namespace, hash, owner);
@@ -350,8 +362,9 @@ export class Store {
     return bits;
   }
 
-  #committed({ namespace, payloadBytes }: NamespaceState, hash: HashKey): void {
-    for (const writeDown of this.#parts.writeDowns) writeDown.offer(namespace, hash, payloadBytes);
+  #committed(state: NamespaceState, hash: HashKey): void {
+    for (const writeDown of this.#parts.writeDowns) writeDown.offer(state.namespace, hash, state.payloadBytes);
+    this.#parts.awaiting.arrived(state, hash);
   }
 
   /** An engine uses a block of the arena; `fresh`: it has just come there, see `#promoted`. */
@@ -362,6 +375,7 @@ export class Store {
 
   /** What came from a slow tier goes to the faster ones, too, where their plan says so. */
   #promoted(state: NamespaceState, hash: HashKey, from: TierGate): void {
+    this.#parts.awaiting.arrived(state, hash);
     this.#spread(state, hash, from.bit);
   }
 

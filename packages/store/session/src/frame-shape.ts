@@ -37,6 +37,7 @@ const bodies: Readonly<Record<number, Body>> = {
   11: { name: 'stats' },
   12: { name: 'prefetch', hasHashes: true },
   13: { name: 'cancelPrefetch' },
+  14: { name: 'endLoad' },
 };
 
 /** KvError PROTOCOL for a frame that is none, or has more in it than a request may have. */

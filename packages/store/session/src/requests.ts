@@ -4,8 +4,8 @@
  */
 import type { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
-import type { Holdings, Store } from '@kvtier/placement';
-import { type ClientFrame, ReserveStatus, type ServerFrame } from '@kvtier/wire';
+import type { Holdings, LoadEvents, Store } from '@kvtier/placement';
+import { type ClientFrame, type Load as LoadRequest, ReserveStatus, type ServerFrame } from '@kvtier/wire';
 import { checkHashes, unpackHashes, unpackParent } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
 
@@ -50,8 +50,10 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       return { $case: 'lookup', value };
     }
     case 'load':
-      load(context, id, hashesOf(request.value.hashes), request.value.deadlineMs);
+      load(context, id, request.value);
       return undefined;
+    case 'endLoad':
+      return done(holdings.endLoad(request.value.loadId) ? 1 : 0);
     case 'reserve': {
       const parent = unpackParent(request.value.parent, context.hashBytes, request.$case);
       const reserved = holdings.reserve(parent, hashesOf(request.value.hashes));
@@ -94,9 +96,9 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
   }
 }
 
-function load(context: RequestContext, id: bigint, hashes: ReturnType<typeof unpackHashes>, deadlineMs: number): void {
-  const { holdings, headerBytes, limits, send } = context;
-  holdings.load(id, hashes, deadlineMs, {
+function load(context: RequestContext, id: bigint, { hashes, deadlineMs, awaitMs }: LoadRequest): void {
+  const { holdings, hashBytes, headerBytes, limits, send } = context;
+  const events: LoadEvents = {
     onReady: (first, blocks, tier) => {
       for (let at = 0; at < blocks.length; at += limits.readyBlocks) {
         const part = blocks.slice(at, at + limits.readyBlocks);
@@ -109,7 +111,8 @@ function load(context: RequestContext, id: bigint, hashes: ReturnType<typeof unp
       send(id, { $case: 'loadDone', value: { loaded, reason } });
       if (loaded === 0) holdings.release(id, []); // nothing to lease
     },
-  });
+  };
+  holdings.load(id, unpackHashes(hashes, hashBytes, limits.maxHashes, 'load'), deadlineMs, events, awaitMs);
 }
 
 function stats(context: RequestContext): Extract<ServerBody, { $case: 'stats' }>['value'] {

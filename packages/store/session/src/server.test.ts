@@ -310,6 +310,40 @@ describe('requests', () => {
     expect(await client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done')).toEqual({ count: 0 });
   });
 
+  it('a load waits for blocks that another session commits, and ends early when it is told to', async () => {
+    await start();
+    const [prefill, decode] = [await attached(), await attached()];
+    const request = { hashes: packed('x', 4), deadlineMs: 20_000, awaitMs: 10_000 };
+    const load = decode.send({ $case: 'load', value: request });
+    await put(prefill, 'x', 2);
+    const ready = await decode.answer(load, 'ready');
+    expect(ready).toMatchObject({ first: 0, tier: 'arena', checksums: [1n << 60n, (1n << 60n) + 1n] });
+    const { counters } = await prefill.call({ $case: 'stats', value: {} }, 'stats');
+    expect(counters['await.blocks']).toBe(2n);
+    const end = () => decode.call({ $case: 'endLoad', value: { loadId: load } }, 'done');
+    expect(await end()).toEqual({ count: 1 });
+    expect(await decode.answer(load, 'loadDone')).toEqual({ loaded: 2, reason: 'cancelled' });
+    expect(await end()).toEqual({ count: 0 });
+    const release = { loadId: load, corrupt: [] };
+    expect(await decode.call({ $case: 'release', value: release }, 'done')).toEqual({ count: 1 });
+    const alone = decode.send({ $case: 'load', value: { ...request, awaitMs: 20 } });
+    await decode.answer(alone, 'ready');
+    bench.clock.advance(20);
+    expect(await decode.answer(alone, 'loadDone')).toEqual({ loaded: 2, reason: 'awaited' });
+  });
+
+  it('an engine that goes while it waits leaves nothing', async () => {
+    await start();
+    const [prefill, decode] = [await attached(), await attached()];
+    decode.send({ $case: 'load', value: { hashes: packed('x', 4), deadlineMs: 20_000, awaitMs: 10_000 } });
+    const awaitedBlocks = () => bench.store.stats().counters['await.blocks'];
+    await vi.waitUntil(() => awaitedBlocks() === 4, patience);
+    await decode.end();
+    await vi.waitUntil(() => awaitedBlocks() === 0, patience);
+    await put(prefill, 'x', 4);
+    bench.store.checkIntegrity();
+  });
+
   it.each([
     ['half a hash', { $case: 'lookup', value: { hashes: Buffer.alloc(17) } }],
     ['too many hashes', { $case: 'lookup', value: { hashes: Buffer.alloc(16 * 101) } }],

@@ -157,6 +157,8 @@ const headerMap = (headers: Headers) => ({
 export function toldBy({ response, dynamicMetadata }: ProcessingResponse): {
   readonly part: string | undefined;
   readonly headers: Headers;
+  /** Names of headers that it takes away. */
+  readonly removed: readonly string[];
   readonly endpoint: unknown;
   readonly status: number | undefined;
 } {
@@ -170,6 +172,7 @@ export function toldBy({ response, dynamicMetadata }: ProcessingResponse): {
     headers: Object.fromEntries(
       (mutation?.setHeaders ?? []).map(({ header }) => [header!.key, header!.rawValue.toString()]),
     ),
+    removed: mutation?.removeHeaders ?? [],
     endpoint: dynamicMetadata?.['envoy.lb']?.['x-gateway-destination-endpoint'],
     status: part === 'immediateResponse' ? response!.value.status?.code : undefined,
   };

@@ -1,6 +1,7 @@
 /** An endpoint picker over a scripted Dispatch and reader, and a gateway that asks it, for tests. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type EndpointPickerInput, endpointPickerSchema } from '@kvtier/config';
+import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
 import { createLogger } from '@kvtier/telemetry';
 import { BodySendMode } from '@kvtier/wire/ext-proc';
@@ -46,6 +47,8 @@ export class PickerRig {
   workers: readonly (Worker | undefined)[] = [...this.pods, undefined];
   dispatch = new ScriptedDispatch(this.pods);
   readonly reader = new ScriptedReader();
+  /** Before `start`: prefill and decode apart. */
+  handOff: PodHandOff | undefined;
   picker!: EndpointPicker;
   gateway!: Gateway;
 
@@ -55,6 +58,7 @@ export class PickerRig {
       dispatch: this.dispatch,
       reader: this.reader,
       workers: () => this.workers,
+      pods: this.handOff,
       isReady: () => true,
       logger: createLogger('test', 'silent'),
     });

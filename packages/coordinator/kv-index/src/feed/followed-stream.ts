@@ -49,6 +49,8 @@ export class FollowedStream {
   #closed = false;
   #wake: (() => void) | undefined;
   #isHeard = false;
+  #wasHeard = false;
+  readonly #sinceS: number;
   #heardS = Number.NEGATIVE_INFINITY;
   #problem: string | undefined;
   #lagS = 0;
@@ -56,6 +58,7 @@ export class FollowedStream {
 
   constructor(options: FollowedStreamOptions) {
     this.#options = options;
+    this.#sinceS = options.now();
     void this.#run();
   }
 
@@ -73,7 +76,12 @@ export class FollowedStream {
   get problem(): string | undefined {
     if (this.#problem !== undefined) return this.#problem;
     if (this.#subscription?.connected !== true) return 'not connected to its KV events';
-    return this.#isHeard ? undefined : 'no KV event of it has come yet';
+    return this.#isHeard ? undefined : 'no KV event of it has come';
+  }
+
+  /** Seconds since it was followed, while nothing of it has ever come, and nothing speaks against that it will; else undefined. */
+  get joiningS(): number | undefined {
+    return this.#wasHeard || this.#problem !== undefined ? undefined : this.#options.now() - this.#sinceS;
   }
 
   stats(): KvEventSubscriberStats | undefined {
@@ -119,6 +127,7 @@ export class FollowedStream {
   async #apply(item: StreamItem<PackedBatch>): Promise<void> {
     const { listing, turns, onChange } = this.#options;
     this.#isHeard = true;
+    this.#wasHeard = true;
     if (item.kind === 'batch') this.#timed(item.batch.ts);
     const work = listing.apply(item);
     let step = work.next();

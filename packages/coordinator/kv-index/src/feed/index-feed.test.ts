@@ -35,12 +35,16 @@ let folder: string;
 let feed: IndexFeed | undefined;
 const publishers: KvEventPublisher[] = [];
 const lines: string[] = [];
-const log = (_: object, message: string): void => void lines.push(message);
-const logger = { info: log, warn: log };
+const warnings: string[] = [];
+const logger = {
+  info: (_: object, message: string): void => void lines.push(message),
+  warn: (_: object, message: string): void => void [lines, warnings].map((all) => all.push(message)),
+};
 
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'kvtier-feed-'));
   lines.length = 0;
+  warnings.length = 0;
 });
 afterEach(async () => {
   feed?.close();
@@ -170,8 +174,12 @@ describe('where events cannot be relied on', () => {
     await stop(b);
     await vi.waitFor(() => expect(feed.state().workers[1]!.why).toBe('not connected to its KV events'), wait);
     expect(blocksOf(second!.keys, [1])).toEqual([0]);
-    expect(lines.filter((line) => line.startsWith('worker w1: '))).toEqual([
-      'worker w1: not connected to its KV events; what it holds is guessed from what it was sent',
+    // A look may fall between the connection and the first event.
+    const said = lines.filter(
+      (line) => line.startsWith('worker w1: ') && !line.includes('no KV event of it has come yet'),
+    );
+    expect(said).toEqual([
+      'worker w1: not connected to its KV events yet; what it holds is guessed from what it was sent',
       'worker w1: its KV events tell what it holds',
       'worker w1: not connected to its KV events; what it holds is guessed from what it was sent',
     ]);
@@ -193,6 +201,28 @@ describe('where events cannot be relied on', () => {
     await vi.waitFor(() => expect(blocksOf(prompt.keys, [0])).toEqual([1]), wait);
     feed.follow([]);
     expect(blocksOf(prompt.keys, [0])).toEqual([0]);
+  });
+
+  it('is a warning when it lasts for 5 s after the start, or when a connection that stood is lost', async () => {
+    let now = 1_000;
+    const feed = open({ now: () => now });
+    const [late, lost] = ['cache node n', 'worker w0'] as const;
+    const b = await publish('w0');
+    feed.follow([worker(0, { node: node('n') })]);
+    b.publish([stored(promptOf(9, 1))]);
+    await vi.waitFor(() => expect(feed.state().workers[0]!.why).toBeUndefined(), wait);
+    now += 4.9;
+    feed.follow([worker(0, { node: node('n') })]); // looks at once
+    expect(lines.filter((line) => line.startsWith(late))).toEqual([
+      `${late}: not connected to its KV events yet; nothing of it is counted`,
+    ]);
+    expect(warnings).toEqual([]);
+    now += 0.2;
+    for (let i = 0; i < 2; i++) feed.follow([worker(0, { node: node('n') })]);
+    expect(warnings).toEqual([`${late}: not connected to its KV events for 5 s; nothing of it is counted`]);
+    await stop(b);
+    await vi.waitFor(() => expect(warnings).toHaveLength(2), wait);
+    expect(warnings[1]).toBe(`${lost}: not connected to its KV events; what it holds is guessed from what it was sent`);
   });
 
   it('what an endpoint cannot be is said, and tried again; others are followed', async () => {

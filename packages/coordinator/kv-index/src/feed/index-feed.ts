@@ -7,7 +7,7 @@
  *
  * A worker's blocks are its engine's, those of the node beside it, and of the shared tiers that this node reaches. Invariants: a worker whose events
  * cannot be relied on is credited with what it was sent, never with what they said before; how that stands is told in `state`, in
- * metrics and in one line for each change; no turn deals with more than a slice of events.
+ * metrics and in one line for each change, which is a warning unless it has just been seen for the first time; no turn deals with more than a slice of events.
  */
 import type { NodeRecord, WorkerRecord } from '@kvtier/config';
 import { KvEventSubscriber } from '@kvtier/events';
@@ -87,6 +87,7 @@ interface NodeEntry {
   readonly stream: FollowedStream | undefined;
   readonly teller: { resync(): void };
   why: string | undefined;
+  isWarned: boolean;
 }
 
 interface WorkerEntry {
@@ -96,6 +97,8 @@ interface WorkerEntry {
   node: NodeEntry | undefined;
   history: History | undefined;
   why: string | undefined;
+  /** Of `why`. */
+  isWarned: boolean;
   /** Requests with new blocks since its last event, and since when (Unix time in seconds). */
   owed: number;
   owedSinceS: number;
@@ -109,6 +112,8 @@ const tickMs = 250;
 const unknownBlocks = 65_536;
 /** Events may be late by so much, and requests without any event so many for so long. */
 const maxLagS = 5;
+/** Connections to one that has just been seen may take so long. */
+const joinS = 5;
 const maxOwed = 8;
 const maxOwedS = 10;
 /** A prompt with so many blocks of no known order is worth learning from; so many prompts wait for that. */
@@ -276,7 +281,7 @@ export class IndexFeed {
     const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks, hasher, lies });
     const entry: WorkerEntry = {
       ...{ followed, listing, stream: this.#stream(record.events, listing, isForeign) },
-      ...{ node: undefined, history: undefined, why: undefined, owed: 0, owedSinceS: 0, view: noView },
+      ...{ node: undefined, history: undefined, why: undefined, isWarned: false, owed: 0, owedSinceS: 0, view: noView },
     };
     this.#workers.set(followed.number, entry);
     return entry;
@@ -306,7 +311,7 @@ export class IndexFeed {
     const common = { index: this.#index, blockTokens, maxBlocks: this.#mostBlocks };
     const listing = new NodeListing({ ...common, shared: this.#shared, teller, lies });
     stream = this.#stream(record.events, listing, false);
-    return { record, listing, stream, teller, why: undefined };
+    return { record, listing, stream, teller, why: undefined, isWarned: false };
   }
 
   #tick(): void {
@@ -346,13 +351,18 @@ export class IndexFeed {
     return isSilent ? `no KV event although it was sent ${maxOwed} requests` : undefined;
   }
 
-  #say(who: string, entry: { why: string | undefined }, why: string | undefined, so: string): void {
-    if (entry.why === why) return;
+  #say(who: string, entry: NodeEntry | WorkerEntry, why: string | undefined, so: string): void {
+    const isNew = entry.why !== why;
+    const joiningS = entry.stream?.joiningS ?? Number.POSITIVE_INFINITY;
+    const isWarning = why !== undefined && joiningS >= joinS;
+    if (!isNew && (entry.isWarned || !isWarning)) return;
     const { logger } = this.#options;
     if (why === undefined) logger.info({ who }, `${who}: its KV events tell what it holds`);
-    else logger.warn({ who, why }, `${who}: ${why}; ${so}`);
+    else if (!isWarning) logger.info({ who, why }, `${who}: ${why} yet; ${so}`);
+    else logger.warn({ who, why }, `${who}: ${why}${isNew ? '' : ` for ${joinS} s`}; ${so}`);
+    entry.isWarned = isWarning;
     entry.why = why;
-    this.#isStale = true;
+    this.#isStale ||= isNew;
   }
 
   #review(): void {

@@ -3,3 +3,4 @@ export { Pod, type PodFigures, type PodRequest } from './pod.ts';
 export { SpokenDiscovery } from './rig.ts';
 export { type Call, cacheUse, engineLoad, event, fail, greedy, ScriptedEngine, say } from './scripted-engine.ts';
 export * from './scripted-hand-off.ts';
+export { type PodStore, StorePod, wordsOf } from './store-pod.ts';

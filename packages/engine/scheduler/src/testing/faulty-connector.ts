@@ -5,7 +5,8 @@
  */
 
 import type { StepResult } from '@kvtier/executor';
-import type { ArrivedLoad, Connector, LoadResult, Match } from '../connector.ts';
+import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match } from '../connector.ts';
+import type { Clock } from '../types.ts';
 import type { ContentExecutor } from './content-executor.ts';
 
 export interface Faults {
@@ -34,7 +35,22 @@ export interface FaultyConnectorOptions {
   readonly hashBytes: number;
   readonly later: (call: () => void) => void;
   readonly wake: () => void;
+  readonly clock: Clock;
   readonly faults?: Faults;
+  /** One that several engines share. */
+  readonly tier?: SharedTier;
+}
+
+/** What a tier holds, and who waits for more. */
+export interface SharedTier {
+  readonly blocks: Map<string, Uint32Array>;
+  readonly listeners: Set<() => void>;
+}
+
+/** A load that waits for blocks. */
+interface Awaiting {
+  limit: number;
+  check(): void;
 }
 
 type Step = () => Promise<StepResult>;
@@ -42,7 +58,11 @@ type Step = () => Promise<StepResult>;
 export class FaultyConnector implements Connector {
   attached = true;
   /** Content by hash, behind "group:" in groups other than the first. */
-  readonly tier = new Map<string, Uint32Array>();
+  readonly tier: Map<string, Uint32Array>;
+  /** By request. */
+  readonly awaiting = new Map<string, Awaiting>();
+  /** Reasons of awaited loads, as they ended. */
+  readonly awaitedEnds: string[] = [];
   /** Loads that hold their callback back until `callBack`. */
   readonly late: (() => void)[] = [];
   readonly forgotten: string[] = [];
@@ -52,10 +72,28 @@ export class FaultyConnector implements Connector {
   /** Blocks that a load named although no token after it looks at them. */
   outsideBlocks = 0;
   readonly #options: FaultyConnectorOptions;
+  readonly #shared: SharedTier;
   readonly #matches = new Map<string, { known: number | undefined }>();
 
   constructor(options: FaultyConnectorOptions) {
     this.#options = options;
+    this.#shared = options.tier ?? { blocks: new Map(), listeners: new Set() };
+    this.tier = this.#shared.blocks;
+    this.#shared.listeners.add(() => {
+      for (const { check } of [...this.awaiting.values()]) check();
+    });
+  }
+
+  /** The tier holds more. */
+  told(): void {
+    for (const listener of this.#shared.listeners) listener();
+  }
+
+  endLoad(requestId: string, blocks: number): void {
+    const awaiting = this.awaiting.get(requestId);
+    if (!awaiting) return;
+    awaiting.limit = blocks;
+    awaiting.check();
   }
 
   match(requestId: string, hashes: Buffer, localBlocks: number): Match {
@@ -84,6 +122,7 @@ export class FaultyConnector implements Connector {
     blockIds: Int32Array,
     onDone: (result: LoadResult) => void,
     onArrived?: (load: ArrivedLoad) => boolean,
+    awaited?: AwaitedLoad,
   ): void {
     const { executor, later, faults } = this.#options;
     this.#matches.delete(requestId);
@@ -110,6 +149,25 @@ export class FaultyConnector implements Connector {
     };
     const end = (loaded: number): void => onDone({ loaded, byTier: loaded > 0 ? { arena: loaded } : {}, elapsedUs: 5 });
     const arrive = (): void => end(bring());
+    if (awaited) {
+      const wantedNames = blockIds.reduce<string[][]>(
+        (names, block, at) => {
+          if (block !== 0)
+            names[at % columns]!.push(this.#nameOf(Math.floor(at / columns), hashes, firstBlock + (at % columns)));
+          return names;
+        },
+        Array.from({ length: columns }, () => []),
+      );
+      const heldNow = (): number => {
+        const missing = wantedNames.findIndex((names) => !names.every((name) => this.tier.has(name)));
+        return missing < 0 ? columns : missing;
+      };
+      this.#await(requestId, columns, awaited, heldNow, (reason) => {
+        const loaded = bring();
+        onDone({ loaded, byTier: loaded > 0 ? { arena: loaded } : {}, elapsedUs: 5, reason });
+      });
+      return;
+    }
     const offer = (): void => {
       const live = !faults?.deadOffer?.();
       const checksums = new BigUint64Array(columns);
@@ -124,6 +182,44 @@ export class FaultyConnector implements Connector {
     };
     if (faults?.lateLoad?.()) this.late.push(arrive);
     else later(onArrived && !faults?.scattered?.() ? offer : arrive);
+  }
+
+  #await(
+    requestId: string,
+    columns: number,
+    { stallMs, deadlineMs }: AwaitedLoad,
+    heldNow: () => number,
+    end: (reason: string) => void,
+  ): void {
+    const { clock, later, faults } = this.#options;
+    let seen = 0;
+    let cancelStall = (): void => {};
+    const finish = (reason: string): void => {
+      if (this.awaiting.get(requestId) !== awaiting) return;
+      this.awaiting.delete(requestId);
+      this.awaitedEnds.push(reason);
+      cancelStall();
+      cancelDeadline();
+      if (faults?.lateLoad?.()) this.late.push(() => end(reason));
+      else later(() => end(reason));
+    };
+    const restart = (): void => {
+      cancelStall();
+      cancelStall = clock.after(stallMs, () => finish('awaited'));
+    };
+    const awaiting: Awaiting = {
+      limit: columns,
+      check: () => {
+        const held = heldNow();
+        if (held >= Math.min(awaiting.limit, columns)) finish(held >= columns ? '' : 'changed');
+        else if (held > seen) restart();
+        seen = held;
+      },
+    };
+    const cancelDeadline = clock.after(deadlineMs, () => finish('deadline'));
+    this.awaiting.set(requestId, awaiting);
+    restart();
+    later(awaiting.check);
   }
 
   /** Blocks in front of the first bad one are good, those behind it look good too. */
@@ -144,10 +240,18 @@ export class FaultyConnector implements Connector {
     }
   }
 
-  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {
+  store(
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onReleased: () => void,
+    onSettled?: (heldBlocks: number) => void,
+  ): void {
     const columns = blockIds.length / this.#windows.length;
-    this.#options.later(() => {
-      if (!this.#options.faults?.refuseStore?.()) {
+    const { later, faults } = this.#options;
+    later(() => {
+      const isTaken = !faults?.refuseStore?.();
+      if (isTaken) {
         blockIds.forEach((block, at) => {
           if (block === 0) return;
           const name = this.#nameOf(Math.floor(at / columns), hashes, firstBlock + (at % columns));
@@ -155,6 +259,8 @@ export class FaultyConnector implements Connector {
         });
       }
       onReleased();
+      this.told();
+      if (onSettled) later(() => onSettled(isTaken ? columns : 0));
     });
   }
 

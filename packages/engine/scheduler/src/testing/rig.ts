@@ -4,11 +4,14 @@ import type { BlockPolicyName, KvCacheEvent, PackedEvents, PrefixCacheKind, Radi
 import { Engine } from '../engine.ts';
 import type { EngineLimits, GenerateRequest, Output } from '../types.ts';
 import { ContentExecutor, nextToken } from './content-executor.ts';
-import { type Faults, FaultyConnector } from './faulty-connector.ts';
+import { type Faults, FaultyConnector, type SharedTier } from './faulty-connector.ts';
 import { EngineWorld } from './world.ts';
 
 export interface RigOptions {
   readonly seed?: number;
+  /** One that several engines live in; default: its own, of `seed`. */
+  readonly world?: EngineWorld;
+  readonly tier?: SharedTier;
   readonly blockTokens?: number;
   readonly blockCount?: number;
   readonly maxModelTokens?: number;
@@ -42,7 +45,7 @@ export class SchedulerRig {
 
   constructor(options: RigOptions = {}) {
     const { blockTokens = 4, blockCount = 32, maxModelTokens = 200, faults, stepFailure } = options;
-    this.world = new EngineWorld(options.seed ?? 1);
+    this.world = options.world ?? new EngineWorld(options.seed ?? 1);
     const later = (call: () => void): void => this.world.later(call);
     this.executor = new ContentExecutor({
       blockTokens,
@@ -59,7 +62,9 @@ export class SchedulerRig {
       hashBytes: this.hasher.hashBytes,
       later,
       wake: () => this.engine.wake(),
+      clock: this.world.clock,
       ...(faults ? { faults } : {}),
+      ...(options.tier ? { tier: options.tier } : {}),
     });
     this.connector.attached = options.attached ?? true;
     this.engine = new Engine({

@@ -2,7 +2,7 @@
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { ArenaBlock } from '@kvtier/tiers';
 import type { StoreLimits } from '../limits.ts';
-import type { LoadReason } from '../load.ts';
+import type { LoadEvents, LoadReason } from '../load.ts';
 import type { OpenOptions, StoreOptions } from '../parts.ts';
 import { Store } from '../store.ts';
 import { ManualClock, ModelArena, SteppedTier, settled, silent } from './model.ts';
@@ -116,11 +116,11 @@ export class BlockWriter {
     return reserved.map(({ status }) => status);
   }
 
-  load(hashes: readonly HashKey[], deadlineMs = 1000): bigint {
+  load(hashes: readonly HashKey[], deadlineMs = 1000, awaitMs = 0): bigint {
     const id = this.#nextLoad++;
     const view: LoadView = { hashes, blocks: [], tiers: [], loaded: -1, reason: undefined };
     this.loads.set(id, view);
-    this.holdings.load(id, hashes, deadlineMs, {
+    const events: LoadEvents = {
       onReady: (first, blocks, tier) => {
         if (first !== view.blocks.length || view.reason !== undefined) throw new Error('ready out of order');
         view.blocks.push(...blocks);
@@ -131,7 +131,8 @@ export class BlockWriter {
         view.loaded = loaded;
         view.reason = reason;
       },
-    });
+    };
+    this.holdings.load(id, hashes, deadlineMs, events, awaitMs);
     return id;
   }
 

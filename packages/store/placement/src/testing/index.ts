@@ -1,5 +1,7 @@
 /** For tests: doubles, rigs and what else of this room they look at. */
+export { Awaiting } from '../awaiting.ts';
 export { Deadlines } from '../deadlines.ts';
+export { Load } from '../load.ts';
 export { Pins } from '../pins.ts';
 export { Residency } from '../residency.ts';
 export { Tenants } from '../tenants.ts';

@@ -41,6 +41,8 @@ export interface PeerTierOptions {
   /** Blocks of others that may be listed. */
   readonly maxBlocks?: number;
   readonly maxRetryMs?: number;
+  /** A peer that has never been connected may take so long before that is a warning. */
+  readonly joinMs?: number;
 }
 
 const defaults = {
@@ -50,6 +52,7 @@ const defaults = {
   readLimitMs: 5000,
   maxBlocks: 16 << 20,
   maxRetryMs: 5000,
+  joinMs: 5000,
 };
 
 /** From a disk it costs that node a slot and a read: as if so much were ahead of it. */

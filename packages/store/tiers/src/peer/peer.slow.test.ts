@@ -164,6 +164,31 @@ describe('peers', () => {
     expect(statuses).toEqual(all('ready'));
   });
 
+  it('that are not there yet are no warning until it lasts; that a connection is lost is one, each time', async () => {
+    const lines: string[] = [];
+    const log = {
+      info: (_: object, line: string) => lines.push(`info: ${line}`),
+      warn: (_: object, line: string) => lines.push(`warn: ${line}`),
+      error: (_: object, line: string) => lines.push(`error: ${line}`),
+    };
+    const first = await give('first');
+    const { port } = first.server;
+    await first.close();
+    const { tier } = fetchFrom([port], { log, joinMs: 800 });
+    await until('it has lasted', () => lines.some((line) => line.startsWith('warn')));
+    for (let round = 0; round < 2; round++) {
+      const again = await GivingNode.open(first.bench, { port });
+      ends.push(() => again.close());
+      await until('it is there', () => tier.stats().detail!.connected_peers === 1);
+      await again.close();
+      await until('it is gone', () => tier.stats().detail!.connected_peers === 0);
+    }
+    const lost = ['info: connected to a peer', 'warn: a peer is not connected'];
+    expect(lines.filter((line, i) => line !== lines[i - 1])).toEqual([
+      ...['info: a peer is not connected yet', 'warn: a peer has never been connected', ...lost, ...lost],
+    ]);
+  });
+
   it('speak in frames: any bytes, cut anywhere, are messages or a KvError', () => {
     const bytes = fc.oneof(
       fc.uint8Array({ maxLength: 400 }),

@@ -27,6 +27,7 @@ export interface RemotePeerOptions<Blocks extends FetchBlocks> {
   readonly streams: number;
   readonly windowBytes: number;
   readonly maxRetryMs: number;
+  readonly joinMs: number;
   /** Called once for each block of a `fetch`. */
   readonly onFetched: (blocks: Blocks, index: number, result: FetchResult) => void;
   /** Returns what has to be waited for before the next one. */
@@ -84,6 +85,9 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #suspect = false;
   #listed = false;
   #reason = 'not connected yet';
+  readonly #sinceMs = performance.now();
+  #wasConnected = false;
+  #isWarned = false;
 
   constructor(options: RemotePeerOptions<Blocks>) {
     this.#options = options;
@@ -170,6 +174,8 @@ export class RemotePeer<Blocks extends FetchBlocks> {
     this.#suspect = false;
     this.#listed = false;
     this.#failures = 0;
+    this.#wasConnected = true;
+    this.#reason = '';
     let sequence = 0;
     const watchMs = Math.min(60_000, Math.max(10, heartbeatMs));
     const watch = new Watch(watchMs, (nowMs) => {
@@ -223,9 +229,16 @@ export class RemotePeer<Blocks extends FetchBlocks> {
   #note(error: KvError): void {
     this.#dialing = undefined;
     if (this.#closed) return;
-    if (this.#reason !== error.message) {
-      this.#options.log.warn({ peer: this.name, reason: error.message }, 'a peer is not connected');
-    }
+    const { log, joinMs } = this.#options;
+    const details = { peer: this.name, reason: error.message };
+    const sinceMs = performance.now() - this.#sinceMs;
+    const isNew = this.#reason !== error.message;
+    const isWarning = this.#wasConnected || sinceMs >= joinMs;
+    if (!isWarning && isNew) log.info(details, 'a peer is not connected yet');
+    else if (this.#wasConnected && isNew) log.warn(details, 'a peer is not connected');
+    else if (isWarning && (isNew || !this.#isWarned))
+      log.warn({ ...details, forS: Math.round(sinceMs / 1000) }, 'a peer has never been connected');
+    this.#isWarned = isWarning;
     this.#reason = error.message;
   }
 

@@ -91,6 +91,7 @@ export interface GenerateRequest {
   handOff?: HandOff | undefined;
 }
 
+/** max_tokens may be 0. DISCONNECTED: the worker has no cache node to give the blocks to. */
 export interface PrefillOnly {
   /** whole blocks of the prompt, from the first on */
   blocks: number;
@@ -106,6 +107,7 @@ export interface HandOff {
   deadlineMs: number;
 }
 
+/** `request_id` as in GenerateRequest; of several open calls with a hand-off that bear it, the one that came last is meant. */
 export interface ChangeHandOffRequest {
   requestId: string;
   /** as in HandOff; 0: take what is there, compute the rest */

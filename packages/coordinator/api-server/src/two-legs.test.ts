@@ -1,0 +1,329 @@
+/** Prefill and decode apart, over pods with OpenAI's API: what each leg is asked, what the client gets, and what either's end costs. */
+import { PodHandOff } from '@kvtier/pod-handoff';
+import { type PodRequest, type PodStore, StorePod, wordsOf } from '@kvtier/registry/testing';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { eventsOf, Harness, jsonOf } from './testing/harness.ts';
+
+const at = new Harness();
+const patience = { timeout: 20_000 };
+const store: PodStore = new Set();
+const [p, p2, d] = [new StorePod(store, 'pods'), new StorePod(store, 'pods'), new StorePod(store, 'pods')];
+const pods = [p, p2, d];
+
+/** A server before these pods, with this configuration. */
+async function open(names: readonly ('p' | 'p2' | 'd')[], config: object = {}): Promise<void> {
+  const handOff = new PodHandOff({
+    dispatch: { choose: (request, signal) => at.dispatcher.choose(request, signal) },
+    pods: {
+      workers: () => at.fleet.workers(),
+      forward: (...all) => at.fleet.forward(...all),
+    },
+    config: { minUncachedTokens: 64, ...config },
+  });
+  await at.open({ pods: handOff });
+  await at.workers(
+    ...names.map((name) => ({
+      ...{ name, kind: 'openai' as const, address: { p, p2, d }[name].address },
+      role: name === 'd' ? ('decode' as const) : ('prefill' as const),
+    })),
+  );
+  await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+  at.holdings.blocks.length = 0;
+}
+
+beforeEach(async () => {
+  store.clear();
+  for (const pod of pods) {
+    pod.seen.length = 0;
+    pod.computed.length = 0;
+    pod.params = { do_remote_prefill: true, remote_engine_id: 'p', remote_block_ids: [[1, 2]] };
+    pod.before = () => false;
+    await pod.start();
+  }
+});
+afterEach(async () => {
+  for (const pod of pods) await pod.stop();
+});
+
+const messages = [{ role: 'user', content: 'a long prompt '.repeat(60) }];
+const chat = { model: 'pods', messages, max_completion_tokens: 7, seed: 1 };
+const answerTo = (prompt: unknown): string => wordsOf(JSON.stringify(prompt)).join('');
+const ask = (body: object = chat, headers: Record<string, string> = {}, init: RequestInit = {}): Promise<Response> =>
+  at.post('prompt' in body ? '/v1/completions' : '/v1/chat/completions', body, {
+    headers: { 'content-type': 'application/json', ...headers },
+    ...init,
+  });
+const bodiesOf = (pod: StorePod): Record<string, unknown>[] => pod.seen.map(({ body }) => JSON.parse(body));
+const header = (response: Response, name: string): string | null => response.headers.get(`x-kvtier-${name}`);
+const atRest = (): Promise<unknown> => vi.waitUntil(() => at.dispatcher.stats().given === 0, patience);
+const contentOf = async (response: Response): Promise<string> => {
+  const { choices } = (await response.json()) as {
+    choices: { text?: string; message?: { content: string } }[];
+  };
+  return choices[0]!.text ?? choices[0]!.message!.content;
+};
+const textOfEvents = async (response: Response): Promise<string> =>
+  ((await eventsOf(response)) as { choices?: { text?: string; delta?: { content?: string } }[] }[])
+    .map(({ choices }) => choices?.[0]?.text ?? choices?.[0]?.delta?.content ?? '')
+    .join('');
+
+describe('the two legs', () => {
+  const transfer = { do_remote_decode: true, do_remote_prefill: false };
+  const empty = { remote_engine_id: null, remote_block_ids: null, remote_host: null, remote_port: null };
+
+  it('prefill gets one token and no stream, decode the body as it came with what prefill answered', async () => {
+    await open(['p', 'd']);
+    const streamed = { ...chat, stream: true, stream_options: { include_usage: true }, min_tokens: 3, top_n: 1 };
+    const response = await ask(streamed, { 'x-request-id': 'mine' });
+    expect(await textOfEvents(response)).toBe(answerTo(messages));
+    const { stream_options: _, ...rest } = streamed;
+    expect(bodiesOf(p)).toEqual([
+      {
+        ...{ ...rest, stream: false, max_tokens: 1, max_completion_tokens: 1, min_tokens: 0 },
+        kv_transfer_params: { ...transfer, ...empty },
+      },
+    ]);
+    expect(bodiesOf(d)).toEqual([{ ...streamed, kv_transfer_params: p.params }]);
+    expect(pods.flatMap((pod) => pod.seen.map(({ headers, path }) => [headers['x-request-id'], path]))).toEqual([
+      ['mine', '/v1/chat/completions'],
+      ['mine', '/v1/chat/completions'],
+    ]);
+    expect([p.computed.length, d.computed.length]).toEqual([1, 0]);
+    expect([header(response, 'worker'), header(response, 'degraded')]).toEqual(['d', null]);
+    expect(header(response, 'handoff')).toMatch(
+      /^split P=p; why=\d+ of \d+ tokens uncached, there \d+ ms, here \d+ ms$/,
+    );
+    await atRest();
+  });
+
+  it.each([undefined, null])(
+    'where prefill answers %s, what links both is the store: decode gets the bytes as they came',
+    async (params) => {
+      await open(['p', 'd']);
+      p.params = params;
+      const text = `{ "model":"pods", "seed": 12345678901234567890, "prompt":"${'b'.repeat(600)}" }`;
+      const response = await at.post('/v1/completions', text);
+      expect([response.status, await contentOf(response)]).toEqual([200, answerTo('b'.repeat(600))]);
+      expect(d.seen[0]!.body).toBe(text);
+      expect(p.seen[0]!.body).toContain('"seed": 12345678901234567890');
+      expect([p.computed.length, d.computed.length]).toEqual([1, 0]);
+      await atRest();
+    },
+  );
+
+  it('what the decode pod holds, or is short, is not split', async () => {
+    await open(['p', 'd']);
+    const short = await ask({ ...chat, messages: [{ role: 'user', content: 'hi' }] });
+    expect(header(short, 'handoff')).toMatch(/^none; why=\d+ of \d+ tokens uncached, below 64$/);
+    at.holdings.blocks[at.fleet.workers().find((worker) => worker?.record.name === 'd')!.number] = 3;
+    const held = await ask();
+    expect(header(held, 'handoff')).toMatch(/^none; why=\d+ of \d+ tokens uncached, below 64$/);
+    expect([p.seen.length, d.seen.length, header(held, 'degraded')]).toEqual([0, 2, null]);
+    const brought = await ask({ ...chat, kv_transfer_params: { do_remote_prefill: true } });
+    expect(header(brought, 'handoff')).toBe('none; why=the client gives kv_transfer_params');
+    await atRest();
+  });
+
+  it('who sends it may name the prefill pod, if it is one', async () => {
+    await open(['p', 'p2', 'd']);
+    const short = { ...chat, messages: [{ role: 'user', content: 'hi' }] };
+    const named = await ask(short, { 'x-prefiller-host-port': new URL(p2.address).host });
+    expect(header(named, 'handoff')).toBe('split P=p2; why=named by x-prefiller-host-port');
+    for (const other of ['10.1.1.1:80', new URL(d.address).host, 'x', ','])
+      expect(header(await ask(short, { 'x-prefiller-host-port': other }), 'handoff')).toMatch(
+        /^none; why=.*; x-prefiller-host-port names no prefill pod$/,
+      );
+    expect([p.seen.length, p2.seen.length, d.seen.length]).toEqual([0, 1, 5]);
+    await atRest();
+  });
+
+  it('roles are those of one revision', async () => {
+    await open(['p', 'd']);
+    await at.workers(
+      { name: 'p', kind: 'openai', address: p.address, role: 'prefill', revision: '1' },
+      { name: 'd', kind: 'openai', address: d.address, role: 'decode', revision: '2' },
+    );
+    const response = await ask();
+    expect([response.status, header(response, 'degraded'), p.seen.length]).toEqual([200, 'handoff-nobody', 0]);
+  });
+});
+
+describe('prefill fails, and decode computes it', () => {
+  const failing: [string, string, (request: PodRequest) => void][] = [
+    ['answers 500', 'failed', ({ response }) => void response.writeHead(500).end()],
+    ['is full', 'busy', ({ response }) => void response.writeHead(429).end()],
+    ['refuses', 'refused', ({ response }) => void response.writeHead(400).end()],
+    ['dies', 'failed', ({ response }) => void response.socket!.destroy()],
+    [
+      'dies in its answer',
+      'failed',
+      ({ response }) => {
+        response.writeHead(200).write('{"choi');
+        setImmediate(() => response.socket!.destroy());
+      },
+    ],
+    ['answers no JSON', 'nonsense', ({ response }) => void response.writeHead(200).end('hello')],
+    [
+      'answers odd params',
+      'nonsense',
+      ({ response }) => void response.writeHead(200).end('{"kv_transfer_params":[1]}'),
+    ],
+    ['answers without an end', 'nonsense', ({ response }) => void response.writeHead(200).end('x'.repeat(2 << 20))],
+    ['hangs', 'timeout', () => {}],
+    ['hangs in its answer', 'timeout', ({ response }) => void response.writeHead(200).write('{')],
+  ];
+  it.each(failing)('%s', async (_, reason, answer) => {
+    await open(['p', 'd'], { prefillMs: 300, prefillTries: 1 });
+    p.before = (request) => {
+      answer(request);
+      return true;
+    };
+    const response = await ask({ ...chat, stream: true });
+    expect([response.status, header(response, 'degraded')]).toEqual([200, `handoff-${reason}`]);
+    expect(header(response, 'handoff')).toMatch(/^none; why=\d+ of .*; prefill: .*; try again$/);
+    expect(await textOfEvents(response)).toBe(answerTo(messages));
+    expect(JSON.parse(d.seen[0]!.body)).toEqual({ ...chat, stream: true });
+    expect(d.computed).toHaveLength(1);
+    await atRest();
+  });
+
+  it('another prefill pod is tried first', async () => {
+    await open(['p', 'p2', 'd']);
+    let failed = 0;
+    for (const pod of [p, p2])
+      pod.before = ({ response }) => {
+        if (failed++ > 0) return false;
+        response.writeHead(503).end();
+        return true;
+      };
+    const response = await ask();
+    expect([response.status, header(response, 'degraded'), p.seen.length, p2.seen.length]).toEqual([200, null, 1, 1]);
+    expect(header(response, 'handoff')).toMatch(/^split P=p/);
+    await atRest();
+  });
+
+  it('there is none that takes requests', async () => {
+    await open(['p', 'd']);
+    await p.stop();
+    await vi.waitUntil(() => at.fleet.workers().some((worker) => worker?.state === 'silent'), patience);
+    const response = await ask();
+    expect([response.status, header(response, 'degraded')]).toEqual([200, 'handoff-nobody']);
+  });
+
+  it('503 where fallback is off', async () => {
+    await open(['p', 'd'], { fallback: false });
+    p.before = ({ response }) => {
+      response.writeHead(500).end();
+      return true;
+    };
+    const response = await ask();
+    expect([response.status, (await jsonOf(response)).error.code, d.seen.length]).toEqual([503, 'handoff_failed', 0]);
+    await atRest();
+  });
+});
+
+describe('somebody leaves', () => {
+  it.each(['during prefill', 'during decode'])(
+    'the client, %s: that leg ends, and nothing is counted any more',
+    async (when) => {
+      await open(['p', 'd']);
+      const leg = when === 'during prefill' ? p : d;
+      leg.before = () => true; // it hangs
+      const abort = new AbortController();
+      const asked = ask(chat, {}, { signal: abort.signal }).catch(() => undefined);
+      await vi.waitUntil(() => leg.seen.length === 1, patience);
+      expect(at.dispatcher.stats().given).toBe(leg === p ? 2 : 1);
+      const began = performance.now();
+      abort.abort();
+      await asked;
+      await leg.seen[0]!.left;
+      await atRest();
+      expect(performance.now() - began).toBeLessThan(1_000);
+      expect(d.seen).toHaveLength(leg === p ? 0 : 1);
+      for (const worker of at.fleet.workers())
+        if (worker) expect(worker.load).toMatchObject({ waiting: 0, tokensAhead: 0 });
+    },
+  );
+
+  it('the decode pod, between the legs: another one gets the leg, and prefill is not asked again', async () => {
+    await open(['p', 'd']);
+    const other = new StorePod(store, 'pods');
+    await other.start();
+    try {
+      await at.workers(
+        { name: 'p', kind: 'openai', address: p.address, role: 'prefill' },
+        { name: 'd', kind: 'openai', address: d.address, role: 'decode' },
+        { name: 'e', kind: 'openai', address: other.address, role: 'decode' },
+      );
+      let died = false;
+      for (const pod of [d, other])
+        pod.before = ({ response }) => {
+          if (died) return false;
+          died = true;
+          response.socket!.destroy();
+          return true;
+        };
+      const response = await ask();
+      expect([response.status, await contentOf(response)]).toEqual([200, answerTo(messages)]);
+      expect([p.seen.length, d.seen.length + other.seen.length]).toEqual([1, 2]);
+      expect([...bodiesOf(d), ...bodiesOf(other)].map((body) => body.kv_transfer_params)).toEqual([p.params, p.params]);
+      expect(header(response, 'degraded')).toBe('retried');
+    } finally {
+      await other.stop();
+    }
+  });
+});
+
+describe('what the decode pod holds', () => {
+  it.each(['/v1/chat/completions', '/v1/completions'])(
+    '%s: below cache_hit_threshold prefill is run, and decode asked again',
+    async (path) => {
+      await open(['p', 'd']);
+      for (const stream of [false, true]) {
+        store.clear();
+        for (const pod of pods) pod.seen.length = 0;
+        const body = { model: 'pods', ...(path.includes('chat') ? { messages } : { prompt: 'long' }), stream };
+        const response = await ask({ ...body, cache_hit_threshold: 0.8 });
+        const text = await (stream ? textOfEvents(response) : contentOf(response));
+        expect(text).toBe(answerTo(path.includes('chat') ? messages : 'long'));
+        expect(bodiesOf(d)).toEqual([
+          { ...body, cache_hit_threshold: 0.8 },
+          { ...body, cache_hit_threshold: 0, kv_transfer_params: p.params },
+        ]);
+        expect(bodiesOf(p)).toMatchObject([{ cache_hit_threshold: 0, max_tokens: 1, stream: false }]);
+        expect(header(response, 'handoff')).toBe('split P=p; why=the decode pod held less than cache_hit_threshold');
+        // Held now: decode alone, and the answer as it comes.
+        const again = await ask({ ...body, cache_hit_threshold: 0.8 });
+        expect(await (stream ? textOfEvents(again) : contentOf(again))).toBe(text);
+        expect([p.seen.length, d.seen.length]).toEqual([1, 3]);
+      }
+      await atRest();
+    },
+  );
+
+  it('below cache_hit_threshold without a prefill pod: decode computes it', async () => {
+    await open(['p', 'd'], { prefillTries: 1 });
+    p.before = ({ response }) => {
+      response.writeHead(500).end();
+      return true;
+    };
+    const response = await ask({ ...chat, cache_hit_threshold: 0.8 });
+    expect([header(response, 'degraded'), await contentOf(response)]).toEqual(['handoff-failed', answerTo(messages)]);
+    expect(bodiesOf(d).map((body) => body.cache_hit_threshold)).toEqual([0.8, 0]);
+  });
+
+  it('Prefer: if-available is 412 where the index has not enough of it, and the pod may say so, too', async () => {
+    await open(['p', 'd']);
+    const prefer = { prefer: 'if-available; x=1, wait=1' };
+    const refused = await ask(chat, prefer);
+    expect([refused.status, (await jsonOf(refused)).error.code]).toEqual([412, 'not_held']);
+    expect(header(refused, 'held')).toBe('0 blocks');
+    expect(p.seen.length + d.seen.length).toBe(0);
+    at.holdings.blocks[at.fleet.workers().find((worker) => worker?.record.name === 'd')!.number] = 100;
+    const byPod = await ask(chat, { prefer: 'if-available' });
+    expect([byPod.status, d.seen.length]).toEqual([412, 1]);
+    store.add(JSON.stringify(messages));
+    expect((await ask(chat, { prefer: 'if-available' })).status).toBe(200);
+    await atRest();
+  });
+});

@@ -1,0 +1,144 @@
+/**
+ * The two legs of one request for pods, around its decode leg (forwarding.ts): before it goes to its decode pod a prefill pod may compute
+ * the prompt, and its answer may say that the decode pod holds too little (`cache_hit_threshold`).
+ *
+ *     before ─► decision ─► prefill leg ─► the body with `kv_transfer_params`
+ *     after  ─► finish reason cache_threshold? ─► prefill leg ─► once more, without a threshold
+ *
+ * Invariants: at most one prefill leg a request, whatever becomes of its decode pods; what is not split goes on byte by byte as it came.
+ */
+import type { Choice } from '@kvtier/dispatch';
+import { type HandOffReason, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
+import type { Forwarded } from './engines.ts';
+import { HttpError } from './errors.ts';
+import { withMembers } from './json-members.ts';
+import type { PassedOn } from './pass-on.ts';
+import type { Placed } from './placed.ts';
+import { belowThreshold } from './threshold-answer.ts';
+
+/** As vLLM's connectors read it: this pod computes the prompt, and another one will ask for it. */
+const prefillParams = JSON.stringify({
+  do_remote_decode: true,
+  do_remote_prefill: false,
+  remote_engine_id: null,
+  remote_block_ids: null,
+  remote_host: null,
+  remote_port: null,
+});
+/** Names of the limit on an answer's tokens; the first one is always there. */
+const tokenLimits = ['max_tokens', 'max_completion_tokens', 'max_output_tokens'] as const;
+
+export interface TwoLegsParts {
+  readonly pods: PodHandOff;
+  readonly routed: Routed;
+  readonly path: string;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly body: PassedOn;
+  readonly placed: Placed;
+  /** Of the header x-prefiller-host-port. */
+  readonly named: string | undefined;
+  readonly signal: AbortSignal;
+}
+
+export class TwoLegs {
+  readonly #parts: TwoLegsParts;
+  readonly #whole: Uint8Array;
+  /** The prefill leg is over: `#changes` is what became of it. */
+  #isOver = false;
+  #changes: Readonly<Record<string, string | undefined>> = {};
+
+  constructor(parts: TwoLegsParts) {
+    this.#parts = parts;
+    this.#whole = new Uint8Array(parts.body.passedOn);
+  }
+
+  /** The body for this decode pod. @throws HttpError 503: prefill failed, and fallback is off; the reason of the signal */
+  async before(choice: Choice): Promise<Uint8Array> {
+    const { pods, body, placed, routed, named } = this.#parts;
+    if (this.#isOver) return this.#decodeBody();
+    const none = (reason: string, why: string): Uint8Array => {
+      pods.metrics.decided(false, reason);
+      placed.podsHandedOff(`none; why=${why}`);
+      return this.#whole;
+    };
+    if (body.isTransfer) return none('client', 'the client gives kv_transfer_params');
+    if (body.members === undefined) return none('client', 'more parameters than can be changed');
+    if (body.cacheHitThreshold !== undefined)
+      return none('threshold', 'the decode pod is asked first, for cache_hit_threshold');
+    const { split, reason, why, prefillers } = pods.plan(routed, choice, named);
+    if (reason === 'nobody') {
+      pods.metrics.decided(false, reason);
+      this.#fallBack('nobody', why);
+      return this.#whole;
+    }
+    if (!split) return none(reason, why);
+    await this.#prefill(choice, prefillers, reason, why);
+    return this.#decodeBody();
+  }
+
+  /**
+   * What the client gets, of the answer that this decode pod gave; undefined: the pod holds too little, a prefill leg has run, and it is to
+   * be asked once more, with `before`'s body. @throws as `before`
+   */
+  async after(answer: Forwarded, choice: Choice): Promise<Forwarded | undefined> {
+    const { pods, body, routed, named } = this.#parts;
+    if (this.#isOver || body.cacheHitThreshold === undefined || body.isTransfer || body.members === undefined)
+      return answer;
+    const { isBelow, rest } = await belowThreshold(answer);
+    if (!isBelow) return rest;
+    for await (const _ of rest.body) break; // its request ends with that
+    const { prefillers } = pods.plan(routed, choice, named);
+    await this.#prefill(choice, prefillers, 'threshold', 'the decode pod held less than cache_hit_threshold');
+    return undefined;
+  }
+
+  async #prefill(choice: Choice, prefillers: ReadonlySet<string>, reason: string, why: string): Promise<void> {
+    const { pods, routed, path, headers, body, placed, signal } = this.#parts;
+    // Whatever the threshold, nobody is to refuse any more.
+    const threshold = body.cacheHitThreshold === undefined ? {} : { cache_hit_threshold: '0' };
+    // The prompt is not this pod's to compute: it has a place there, and nothing ahead.
+    choice.firstToken();
+    pods.metrics.decided(true, reason);
+    this.#isOver = true;
+    this.#changes = threshold;
+    try {
+      const prefilled = await pods.prefill(
+        { routed, path, headers, body: this.#prefillBody(threshold) },
+        prefillers,
+        signal,
+      );
+      placed.podsHandedOff(`split P=${prefilled.worker}; why=${why}`);
+      if (prefilled.params !== undefined) this.#changes = { ...threshold, kv_transfer_params: prefilled.params };
+    } catch (error) {
+      if (signal.aborted) throw signal.reason;
+      if (!(error instanceof NotPrefilled)) throw error;
+      this.#fallBack(error.reason, `${why}; ${error.message}`);
+    }
+  }
+
+  #fallBack(reason: HandOffReason, why: string): void {
+    const { pods, placed } = this.#parts;
+    if (!pods.config.fallback) {
+      throw new HttpError(503, `Prefill and decode apart: ${why}; podHandOff.fallback is off, try again.`, {
+        code: `handoff_${reason}`,
+        retryAfterSeconds: 1,
+      });
+    }
+    pods.metrics.fellBack(reason);
+    placed.podsHandedOff(`none; why=${why}`, `handoff-${reason}`);
+  }
+
+  #decodeBody(): Uint8Array {
+    if (Object.keys(this.#changes).length === 0) return this.#whole;
+    return withMembers(this.#whole, this.#parts.body.members!, this.#changes);
+  }
+
+  #prefillBody(threshold: Readonly<Record<string, string>>): Uint8Array {
+    const members = this.#parts.body.members!;
+    const changes: Record<string, string | undefined> = { stream_options: undefined, ...threshold };
+    for (const [at, name] of tokenLimits.entries()) if (at === 0 || members.names.includes(name)) changes[name] = '1';
+    // More than one token at least cannot be asked for beside one at most.
+    if (members.names.includes('min_tokens')) changes.min_tokens = '0';
+    return withMembers(this.#whole, members, { ...changes, stream: 'false', kv_transfer_params: prefillParams });
+  }
+}

@@ -1,0 +1,100 @@
+/** Pods that only prefill, behind a gateway: the sidecar of the chosen pod is told which one, and both are counted as long as they work. */
+import { KvError } from '@kvtier/errors';
+import { PodHandOff } from '@kvtier/pod-handoff';
+import type { Worker } from '@kvtier/registry';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { type GatewayStream, modes, PickerRig, pod, toldBy } from './testing/index.ts';
+
+const name = 'x-prefiller-host-port';
+let rig: PickerRig;
+const withRole = (worker: Worker, role: Worker['record']['role']): Worker => ({
+  ...worker,
+  record: { ...worker.record, role },
+});
+
+beforeEach(async () => {
+  rig = new PickerRig();
+  const [decode, prefill] = [pod(0, 'http://10.0.0.1:8000'), pod(1, 'http://10.0.0.2:8000')];
+  const workers = [withRole(decode, 'decode'), withRole(prefill, 'prefill')];
+  rig.workers = workers;
+  const { dispatch } = rig;
+  dispatch.script = ({ role, among }) => {
+    const found = workers.find(
+      ({ record }) => (record.role === 'prefill') === (role === 'prefill') && (among?.has(record.name) ?? true),
+    );
+    if (found === undefined) throw new KvError('DISCONNECTED', 'nobody', { retry: true });
+    return found;
+  };
+  const config = { minUncachedTokens: 2 };
+  rig.handOff = new PodHandOff({
+    dispatch,
+    pods: { workers: () => rig.workers, forward: () => Promise.reject() },
+    config,
+  });
+  await rig.start();
+});
+afterEach(async () => {
+  await rig.close();
+  expect(rig.dispatch.running).toBe(0);
+});
+
+async function picked(headers: Record<string, string> = {}): Promise<GatewayStream> {
+  const stream = rig.gateway.open({ modes: modes.buffered });
+  stream.post('/v1/completions', { 'x-request-id': 'r', ...headers });
+  stream.requestBody('{"model":"m"}', true);
+  await stream.has(2);
+  return stream;
+}
+
+it('the decode pod is the endpoint, its sidecar is told the other, which counts until the first token', async () => {
+  const stream = await picked();
+  expect(toldBy(stream.responses[1]!)).toMatchObject({
+    headers: { [name]: '10.0.0.2:8000', 'x-gateway-destination-endpoint': '10.0.0.1:8000' },
+    removed: [],
+  });
+  expect(rig.dispatch.told).toEqual(['choose r', 'choose r-prefill', 'first pod-0']);
+  stream.responseHeaders('10.0.0.1:8000');
+  stream.responseBody('{}', false);
+  await stream.has(4);
+  expect(rig.dispatch.told.slice(3)).toEqual(['ended pod-1']);
+  stream.responseBody('{}', true);
+  await stream.has(5);
+  expect(rig.dispatch.told.slice(4)).toEqual(['ended pod-0']);
+  stream.end();
+});
+
+it('a stream that ends before the first token counts on neither', async () => {
+  const stream = await picked();
+  expect(rig.dispatch.running).toBe(2);
+  stream.end();
+  await stream.closed();
+  await rig.idle();
+});
+
+it('without a prefill pod that takes requests none is named, and what a client named is taken away', async () => {
+  rig.workers = rig.workers.map((worker) => worker && { ...worker, state: worker.number === 1 ? 'silent' : 'ready' });
+  const stream = await picked({ [name]: '10.0.0.9:1' });
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [name] });
+  expect(Object.keys(toldBy(stream.responses[1]!).headers)).toEqual(['x-gateway-destination-endpoint']);
+  expect(await rig.handOff!.metrics.text()).toContain('kvtier_pod_handoff_fallbacks_total{reason="nobody"} 1');
+  stream.end();
+});
+
+it('one that has no room soon is not waited for', async () => {
+  const { script } = rig.dispatch;
+  rig.dispatch.script = (request, signal) =>
+    request.role === 'prefill'
+      ? new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)))
+      : script(request, signal);
+  const stream = await picked();
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [name] });
+  stream.end();
+});
+
+it('where no pod only prefills, headers are left as they are', async () => {
+  rig.workers = rig.workers.map((worker) => worker && withRole(worker, 'both'));
+  const stream = await picked({ [name]: '10.0.0.9:1' });
+  expect(toldBy(stream.responses[1]!)).toMatchObject({ removed: [] });
+  expect(rig.dispatch.told).toEqual(['choose r']);
+  stream.end();
+});

@@ -1,0 +1,276 @@
+/** Prefill for another worker, and its other end: two engines in one simulated world, over one tier. */
+import { describe, expect, it } from 'vitest';
+import type { SharedTier } from './testing/faulty-connector.ts';
+import { naiveAnswer, prompt, type RigOptions, SchedulerRig } from './testing/rig.ts';
+import { EngineWorld } from './testing/world.ts';
+
+const patience = { stallMs: 50, deadlineMs: 1_000 };
+const tierOf = (): SharedTier => ({ blocks: new Map(), listeners: new Set() });
+
+/** Blocks of 4 tokens, 16 tokens a step. */
+function pair(forP: RigOptions = {}, forD: RigOptions = {}): { world: EngineWorld; p: SchedulerRig; d: SchedulerRig } {
+  const world = new EngineWorld(forD.seed ?? 1);
+  const tier = tierOf();
+  return { world, p: new SchedulerRig({ world, tier, ...forP }), d: new SchedulerRig({ world, tier, ...forD }) };
+}
+
+const handOffs = (rig: SchedulerRig, id: string) => rig.outputs.get(id)!.flatMap(({ handOff }) => handOff ?? []);
+const idle = (rig: SchedulerRig) => {
+  rig.engine.checkIntegrity();
+  expect(rig.defects).toEqual([]);
+  expect(rig.engine.stats()).toMatchObject({ waiting: 0, running: 0, loading: 0, awaiting: 0, exportBlocks: 0 });
+  expect(rig.engine.load()).toMatchObject({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
+};
+
+describe('prefill for another worker', () => {
+  it('computes those blocks and nothing else, gives them to the tier chunk by chunk, and ends without a token', async () => {
+    const rig = new SchedulerRig();
+    rig.submit('a', prompt(1, 43), { prefillOnly: { blocks: 9 }, maxTokens: 0 });
+    expect(rig.engine.load()).toMatchObject({ waiting: 1, tokensAhead: 36 });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ tokenIds: [], finishReason: 'prefilled', handOff: { readyBlocks: 9 } });
+    expect(rig.last('a').cache).toMatchObject({ promptTokens: 36, cachedTokens: 0 });
+    expect(rig.tokens('a')).toEqual([]);
+    const ready = handOffs(rig, 'a').map(({ readyBlocks }) => readyBlocks);
+    expect(ready).toEqual([...new Set(ready)].sort((x, y) => x - y).concat(9));
+    expect(rig.connector.tier.size).toBe(9);
+    expect(rig.executor.steps.map(({ queryTokens }) => queryTokens[0])).toEqual([16, 16, 4]);
+    expect(rig.executor.steps.flatMap(({ sample }) => [...sample])).toEqual([0, 0, 0]);
+    await rig.drain();
+    idle(rig);
+    expect(rig.engine.stats()).toMatchObject({ prefills: 1, prefilledBlocks: 9, finished: 1 });
+    // They stay in the engine's own cache.
+    rig.submit('b', prompt(1, 43));
+    expect(rig.engine.load().tokensAhead).toBe(43 - 36);
+  });
+
+  it('says what the tier did not take, and ends all the same', async () => {
+    let stores = 0;
+    const rig = new SchedulerRig({ faults: { refuseStore: () => ++stores === 2 } });
+    rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 4 } });
+    await rig.drain();
+    idle(rig);
+  });
+
+  it('offers the rest when exports have room again, and holds its blocks until then', async () => {
+    const rig = new SchedulerRig({ blockCount: 32, limits: { exportShare: 0.1 } }); // three blocks at a time
+    rig.submit('a', prompt(1, 64), { prefillOnly: { blocks: 16 } });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 16 } });
+    await rig.drain();
+    idle(rig);
+  });
+
+  it('goes down at once also where blocks otherwise go ahead of eviction', async () => {
+    const rig = new SchedulerRig({ writeDownAheadBlocks: 1 });
+    rig.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10 } });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ handOff: { readyBlocks: 10 } });
+    expect(rig.connector.tier.size).toBe(10);
+  });
+
+  it('is sent elsewhere where no cache node is attached, before and while it is computed', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    const submit = (): void => rig.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10 } });
+    expect(submit).toThrow('request a: no cache node is attached to take its blocks; prefill it elsewhere');
+    rig.connector.attached = true;
+    submit();
+    await rig.world.until(() => rig.executor.steps.length === 2);
+    rig.connector.attached = false;
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a').error).toMatchObject({ code: 'DISCONNECTED', retry: true });
+    await rig.drain();
+    idle(rig);
+  });
+
+  it.each([1, 2, 3, 4, 5, 6, 8, 10])('aborted after %i events holds nothing', async (events) => {
+    const rig = new SchedulerRig({ limits: { exportShare: 0.1 } });
+    rig.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10 } });
+    for (let i = 0; i < events; i++) await rig.world.advance();
+    rig.engine.abort('a');
+    expect(rig.ended('a')).toBe(true);
+    await rig.drain();
+    idle(rig);
+  });
+});
+
+describe('a hand-off', () => {
+  it('takes room, says what it holds, waits, and computes the rest: token for token as one engine alone', async () => {
+    const { world, p, d } = pair();
+    await d.generate('before', prompt(1, 9), { maxTokens: 1 }); // two blocks are its own
+    await d.drain();
+    d.connector.tier.clear();
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, ...patience } });
+    expect(d.engine.load()).toMatchObject({ waiting: 1, tokensAhead: 3 });
+    await world.until(() => handOffs(d, 'a').length === 1);
+    expect(handOffs(d, 'a')).toEqual([{ localBlocks: 2, readyBlocks: 0 }]);
+    // The whole prompt's room is taken.
+    expect(d.engine.load()).toMatchObject({ tokensAhead: 3, usedBlocks: 11, loadAheadS: 0, waitingBlocks: 0 });
+    expect(d.engine.stats()).toMatchObject({ loading: 1, awaiting: 1, loads: 0 });
+    const steps = d.executor.steps.length;
+    p.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10 } });
+    await world.until(() => d.ended('a'));
+    expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(handOffs(d, 'a')).toHaveLength(1);
+    expect(d.executor.steps[steps]!.queryTokens).toEqual(Int32Array.of(3));
+    const { cache } = d.outputs.get('a')!.find((output) => output.cache)!;
+    expect(cache).toMatchObject({
+      cachedTokens: 40,
+      handedTokens: 32,
+      tokensByTier: { engine: 8, arena: 32 },
+      loadUs: 0,
+    });
+    expect(cache!.handOffUs).toBeGreaterThan(0);
+    expect(cache!.tailUs).toBeGreaterThan(0);
+    for (const rig of [p, d]) await rig.drain();
+    for (const rig of [p, d]) idle(rig);
+    expect(d.engine.stats()).toMatchObject({
+      handOffs: 1,
+      handOffEnds: { complete: 1 },
+      handedTokens: 32,
+      shortLoads: 0,
+    });
+    expect(d.engine.load().loadBlocksPerS).toEqual({});
+  });
+
+  it('of a whole prompt computes its last token here', async () => {
+    const { world, p, d } = pair();
+    p.submit('a', prompt(1, 40), { prefillOnly: { blocks: 10 } });
+    d.submit('a', prompt(1, 40), { handOff: { blocks: 10, ...patience } });
+    await world.until(() => d.ended('a'));
+    expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(d.executor.steps[0]!.queryTokens).toEqual(Int32Array.of(1));
+  });
+
+  it.each([
+    ['nothing comes', 0, 'awaited'],
+    ['the other worker stops in the middle', 4, 'awaited'],
+  ])('goes on by itself when %s', async (_, blocks, reason) => {
+    const { world, p, d } = pair();
+    if (blocks > 0) p.submit('a', prompt(1, 43), { prefillOnly: { blocks } });
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, ...patience } });
+    await world.until(() => d.ended('a'));
+    expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(d.connector.awaitedEnds).toEqual([reason]);
+    expect(d.engine.stats()).toMatchObject({ handOffEnds: { [reason]: 1 }, handedTokens: 4 * blocks, shortLoads: 0 });
+  });
+
+  it('that is called off takes what is there; one that is shortened waits for no more', async () => {
+    const { world, p, d } = pair();
+    const begin = async (id: string, which: number): Promise<void> => {
+      d.submit(id, prompt(which, 43), { handOff: { blocks: 10, stallMs: 60_000, deadlineMs: 60_000 } });
+      await world.until(() => handOffs(d, id).length === 1);
+    };
+    await begin('a', 1);
+    p.submit('a', prompt(1, 43), { prefillOnly: { blocks: 4 } });
+    await world.until(() => p.ended('a'));
+    expect(d.engine.changeHandOff('a', 0)).toBe(true);
+    await world.until(() => d.ended('a'));
+    expect(d.outputs.get('a')!.find((output) => output.cache)!.cache).toMatchObject({ handedTokens: 16 });
+    expect(d.engine.changeHandOff('a', 0)).toBe(false);
+    expect(d.engine.changeHandOff('nobody', 0)).toBe(false);
+
+    await begin('b', 2);
+    expect(d.engine.changeHandOff('b', 6)).toBe(true);
+    expect(d.engine.load().tokensAhead).toBe(43 - 24);
+    p.submit('b', prompt(2, 43), { prefillOnly: { blocks: 6 } });
+    await world.until(() => d.ended('b'));
+    expect(d.outputs.get('b')!.find((output) => output.cache)!.cache).toMatchObject({ handedTokens: 24 });
+    for (const [id, which] of [['a', 1] as const, ['b', 2] as const])
+      expect(d.tokens(id)).toEqual(naiveAnswer(prompt(which, 43), 4));
+    expect(d.engine.stats().handOffEnds).toEqual({ changed: 2 });
+  });
+
+  it('may be shortened, or called off, while it waits for room', async () => {
+    const { world, d } = pair({}, { blockCount: 14 });
+    d.submit('long', prompt(3, 40), { maxTokens: 8 });
+    await world.until(() => d.engine.stats().running === 1);
+    d.submit('a', prompt(1, 40), { handOff: { blocks: 9, ...patience } });
+    await world.advance();
+    expect(handOffs(d, 'a')).toEqual([]);
+    expect(d.engine.load().tokensAhead).toBeLessThan(40);
+    expect(d.engine.changeHandOff('a', 0)).toBe(true);
+    await world.until(() => d.ended('a'));
+    expect(handOffs(d, 'a')).toHaveLength(1);
+    expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(d.engine.stats().handOffEnds).toEqual({ changed: 1 });
+  });
+
+  it('of what the engine holds, or without a cache node, waits for nothing', async () => {
+    const { world, d } = pair();
+    await d.generate('before', prompt(1, 43));
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, ...patience } });
+    await world.until(() => d.ended('a'));
+    expect(handOffs(d, 'a')).toEqual([{ localBlocks: 10, readyBlocks: 0 }]);
+    d.connector.attached = false;
+    d.submit('b', prompt(2, 43), { handOff: { blocks: 10, ...patience } });
+    await world.until(() => d.ended('b'));
+    expect(handOffs(d, 'b')).toEqual([{ localBlocks: 0, readyBlocks: 0 }]);
+    expect(d.tokens('b')).toEqual(naiveAnswer(prompt(2, 43), 4));
+    expect(d.engine.stats()).toMatchObject({ handOffs: 2, handOffEnds: { local: 1, 'no session': 1 } });
+  });
+
+  it('gives up its room for a request that came before it', async () => {
+    const { world, d } = pair({}, { blockCount: 17 });
+    d.submit('old', prompt(3, 20), { maxTokens: 30 });
+    await world.until(() => d.engine.stats().running === 1);
+    d.submit('a', prompt(1, 40), { handOff: { blocks: 9, stallMs: 60_000, deadlineMs: 60_000 } });
+    await world.until(() => handOffs(d, 'a').length === 1);
+    await world.until(() => d.ended('old'));
+    // That one never loses its own.
+    expect(d.engine.stats()).toMatchObject({ handOffEnds: { preempted: 1 }, preemptions: 1 });
+    await world.until(() => d.ended('a'));
+    expect(d.tokens('old')).toEqual(naiveAnswer(prompt(3, 20), 30));
+    expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 40), 4));
+    expect(handOffs(d, 'a')).toHaveLength(1);
+    await d.drain();
+    idle(d);
+  });
+
+  it('of a caller that leaves frees its room at once', async () => {
+    const { world, d } = pair();
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, stallMs: 60_000, deadlineMs: 60_000 } });
+    await world.until(() => d.connector.awaiting.size === 1);
+    d.engine.abort('a');
+    await world.until(() => d.engine.load().usedBlocks === 0);
+    expect(world.clock.nowUs()).toBeLessThan(10_000);
+    expect(d.engine.stats().handOffEnds).toEqual({ gone: 1 });
+    await d.drain();
+    idle(d);
+  });
+
+  it.each([1, 2, 3, 4, 5, 6, 8, 10])(
+    'aborted after %i events holds nothing, however late the tier is',
+    async (events) => {
+      const { world, p, d } = pair({}, { faults: { lateLoad: () => events % 2 === 0 } });
+      p.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10 } });
+      d.submit('a', prompt(1, 43), { handOff: { blocks: 10, ...patience } });
+      for (let i = 0; i < events; i++) await world.advance();
+      d.engine.abort('a');
+      p.engine.abort('a');
+      for (const rig of [p, d]) await rig.drain();
+      for (const rig of [p, d]) idle(rig);
+      expect(d.connector.awaiting.size).toBe(0);
+    },
+  );
+});
+
+it.each([
+  [{ prefillOnly: { blocks: 0 } }, 'prefillOnly.blocks is 0; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [{ prefillOnly: { blocks: 3 } }, 'prefillOnly.blocks is 3; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [{ handOff: { blocks: 1.5, ...patience } }, 'handOff.blocks is 1.5; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [{ handOff: { blocks: 1, stallMs: 0, deadlineMs: 1 } }, 'handOff.stallMs is 0; use 1 to 600000 ms'],
+  [{ handOff: { blocks: 1, stallMs: 1, deadlineMs: 1e9 } }, 'handOff.deadlineMs is 1000000000; use 1 to 600000 ms'],
+  [
+    { prefillOnly: { blocks: 1 }, handOff: { blocks: 1, ...patience } },
+    'prefillOnly and handOff exclude each other; ask for one of them',
+  ],
+])('%o is refused', (params, problem) => {
+  const rig = new SchedulerRig();
+  expect(() => rig.submit('a', prompt(1, 11), params)).toThrow(
+    expect.objectContaining({ code: 'REQUEST', message: `request a: ${problem}` }),
+  );
+  expect(rig.engine.requestCount).toBe(0);
+});

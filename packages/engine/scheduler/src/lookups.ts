@@ -1,0 +1,55 @@
+/**
+ * What the tier holds of a waiting request: asked while it waits, as often as its turn comes, and given up at a deadline.
+ * Asking costs no time; the answer may be still out.
+ */
+import type { Connector } from './connector.ts';
+import type { EngineRequest } from './request.ts';
+import type { Clock } from './types.ts';
+
+export interface LookupsOptions {
+  readonly connector: Connector;
+  readonly clock: Clock;
+  readonly deadlineMs: number;
+  /** A request that waits for an answer waits no longer. */
+  readonly wake: () => void;
+}
+
+export class Lookups {
+  readonly #options: LookupsOptions;
+  #expiredCount = 0;
+
+  constructor(options: LookupsOptions) {
+    this.#options = options;
+  }
+
+  /** Requests whose answer did not come in time. */
+  get expiredCount(): number {
+    return this.#expiredCount;
+  }
+
+  /** Of the chain's blocks `localBlocks`..`end`-1, how many should come from the tier. */
+  blocksToLoad(request: EngineRequest, localBlocks: number, end: number): number | 'pending' {
+    const { connector, clock, deadlineMs, wake } = this.#options;
+    const missing = end - localBlocks;
+    if (!request.mayLoad || missing <= 0 || !connector.attached) return 0;
+    const { packed, blockCount } = request.hashes;
+    const hashes = packed.subarray(0, (packed.length / blockCount) * end);
+    const match = connector.match(request.id, hashes, localBlocks);
+    if (match.state === 'known') {
+      request.cancelMatchDeadline?.();
+      request.cancelMatchDeadline = undefined;
+      return Math.min(match.blocks, missing);
+    }
+    request.cancelMatchDeadline ??= clock.after(deadlineMs, () => {
+      request.cancelMatchDeadline = undefined;
+      // A request deep in the queue is not asked again until its turn comes: perhaps the answer is there.
+      if (connector.match(request.id, hashes, localBlocks).state === 'pending') {
+        request.mayLoad = false;
+        this.#expiredCount++;
+        connector.forget(request.id);
+      }
+      wake();
+    });
+    return 'pending';
+  }
+}

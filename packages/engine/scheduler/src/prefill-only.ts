@@ -1,0 +1,40 @@
+/**
+ * What has become of the blocks that a request computes for another worker: offered to the tier piece by piece, in chain order,
+ * and held by it or not, as the answers come, in any order. Pure.
+ */
+export class PrefillOnly {
+  /** Whole blocks of the prompt, from the first on: all that is computed. */
+  readonly blocks: number;
+  /** Offered, and not answered yet. */
+  unsettled = 0;
+  /** No more of it can be offered. */
+  isGivenUp = false;
+  #ready = 0;
+  /** Held pieces behind a gap, as [first, end), in no order. */
+  #beyond: (readonly [number, number])[] = [];
+
+  constructor(blocks: number) {
+    this.blocks = blocks;
+  }
+
+  /** Blocks from the first on, without a gap, that the tier holds. */
+  get readyBlocks(): number {
+    return this.#ready;
+  }
+
+  /** The tier holds blocks `first`..`end`-1 of the prompt. True: more lie there without a gap than before. */
+  held(first: number, end: number): boolean {
+    const before = this.#ready;
+    if (end > first && end > before) this.#beyond.push([first, end]);
+    for (let grown = true; grown; ) {
+      grown = false;
+      this.#beyond = this.#beyond.filter(([from, to]) => {
+        if (from > this.#ready) return true;
+        grown ||= to > this.#ready;
+        this.#ready = Math.max(this.#ready, to);
+        return false;
+      });
+    }
+    return this.#ready > before;
+  }
+}
