@@ -87,6 +87,14 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/pod-handoff',
     'coordinator/registry',
   ],
+  'coordinator/planner': [
+    'base/config',
+    'base/errors',
+    'base/telemetry',
+    'base/wire',
+    'coordinator/dispatch',
+    'coordinator/registry',
+  ],
   'coordinator/pod-handoff': [
     'base/config',
     'base/errors',
@@ -114,6 +122,7 @@ const allowed: Readonly<Record<string, readonly string[]>> = {
     'coordinator/endpoint-picker',
     'coordinator/handoff',
     'coordinator/kv-index',
+    'coordinator/planner',
     'coordinator/pod-handoff',
     'coordinator/registry',
     'coordinator/routing',

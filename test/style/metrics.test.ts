@@ -3,7 +3,7 @@ import { expect, it } from 'vitest';
 import { namesIn } from './docs.ts';
 import { read } from './tree.ts';
 
-const api = ['api-server', 'coordinator', 'handoff', 'pod-handoff']
+const api = ['api-server', 'coordinator', 'handoff', 'planner', 'pod-handoff']
   .map((room) => read(`packages/coordinator/${room}/src/metrics.ts`))
   .join('');
 const fleet = read('packages/coordinator/registry/src/fleet-metrics.ts');

@@ -3,6 +3,7 @@ import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
 import { endpointPickerSchema } from './endpoint-picker.ts';
+import { plannerSchema } from './planner.ts';
 import { podHandOffSchema } from './pod-handoff.ts';
 import { workerAccessSchema } from './worker-access.ts';
 
@@ -76,6 +77,8 @@ export const coordinatorSchema = z.strictObject({
   tokenizers: z.record(z.string().min(1).max(1_024), z.string().min(1)).default({}),
   /** Where gateways ask which pod a request goes to; null: none asks. */
   endpointPicker: endpointPickerSchema.nullable().default(null),
+  /** How many workers the load needs, and who is told. */
+  planner: plannerSchema.prefault({}),
   /** Where pods of the role `prefill` compute prompts for others. */
   podHandOff: podHandOffSchema.prefault({}),
   logLevel,

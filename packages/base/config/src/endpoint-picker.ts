@@ -11,6 +11,32 @@ const milliseconds = z.number().int().min(1).max(86_400_000);
 const count = z.number().int().positive();
 const loopback = (host: string): boolean => host === '::1' || /^127\./.test(host);
 
+/** Of a gRPC server. PEM files; they are read again when they change. */
+export const serverTlsSchema = z.strictObject({
+  certFile: z.string().min(1),
+  keyFile: z.string().min(1),
+  /** Authorities of the clients' certificates; null: a client shows none. */
+  clientCaFile: z.string().min(1).nullable().default(null),
+  reloadMs: milliseconds.default(10_000),
+});
+
+interface Listener {
+  readonly host: string;
+  readonly tls: z.infer<typeof serverTlsSchema> | null;
+  readonly trustedNetwork: boolean;
+}
+
+/** Beyond loopback: TLS, and a certificate of who asks. `whose`: authority, "the gateways'". */
+export function checkListener({ host, tls, trustedNetwork }: Listener, context: z.RefinementCtx, whose: string): void {
+  const issue = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });
+  if (loopback(host)) return;
+  if (tls === null) issue(['tls'], `${host} is not loopback: name certFile and keyFile`);
+  else if (tls.clientCaFile === null && !trustedNetwork) {
+    const message = `${host} is not loopback: name ${whose} authority, or say "trustedNetwork": true`;
+    issue(['tls', 'clientCaFile'], message);
+  }
+}
+
 export const endpointPickerSchema = z
   .strictObject({
     host: ip.default('127.0.0.1'),
@@ -26,17 +52,7 @@ export const endpointPickerSchema = z
       })
       .nullable()
       .prefault({}),
-    /** PEM files; they are read again when they change. */
-    tls: z
-      .strictObject({
-        certFile: z.string().min(1),
-        keyFile: z.string().min(1),
-        /** Authorities of the gateways' certificates; null: a gateway shows none. */
-        clientCaFile: z.string().min(1).nullable().default(null),
-        reloadMs: milliseconds.default(10_000),
-      })
-      .nullable()
-      .default(null),
+    tls: serverTlsSchema.nullable().default(null),
     /** Has to be said beyond loopback where gateways show no certificate. */
     trustedNetwork: z.boolean().default(false),
     /** How bodies come from gateways that do not say (before Envoy 1.33). */
@@ -58,15 +74,7 @@ export const endpointPickerSchema = z
   })
   .superRefine((value, context) => {
     const issue = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });
-    if (!loopback(value.host)) {
-      if (value.tls === null) issue(['tls'], `${value.host} is not loopback: name certFile and keyFile`);
-      else if (value.tls.clientCaFile === null && !value.trustedNetwork) {
-        issue(
-          ['tls', 'clientCaFile'],
-          `${value.host} is not loopback: name the gateways' authority, or say "trustedNetwork": true`,
-        );
-      }
-    }
+    checkListener(value, context, "the gateways'");
     if (value.health !== null && !loopback(value.health.host) && !value.health.trustedNetwork) {
       issue(['health'], `${value.health.host} is not loopback: say "trustedNetwork": true`);
     }

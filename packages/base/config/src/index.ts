@@ -43,6 +43,7 @@ export {
   workerRecordSchema,
 } from './membership.ts';
 export { readPeerCredentials } from './peer.ts';
+export { type PlannerConfig, plannerSchema, type ScalerConfig } from './planner.ts';
 export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';
 export { type MemberServers, memberServersSchema } from './redis.ts';
 export {

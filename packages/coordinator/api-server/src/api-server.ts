@@ -2,7 +2,8 @@
  * The API server: an HTTP server on loopback with OpenAI's API in front of the workers of a cluster.
  *
  *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
- *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix   (routes.ts)
+ *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix · GET /admin/planner
+ *   (routes.ts)
  *
  * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
  * shape; while no worker serves, /health is 503, and it comes back by itself.
@@ -49,6 +50,8 @@ export interface ApiServerOptions {
   readonly pods?: PodHandOff;
   /** More of the coordinator for /health, by name. */
   readonly parts?: () => Readonly<Record<string, unknown>>;
+  /** How many workers the load needs, for /admin/planner. */
+  readonly plans?: () => readonly unknown[];
   /** More of the coordinator for /metrics, in Prometheus' text form. */
   readonly moreMetrics?: () => Promise<string>;
   readonly logger: Logger;
@@ -162,6 +165,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     stallMs: limits.stallMs,
     degraded,
     parts: options.parts ?? (() => ({})),
+    plans: options.plans ?? (() => []),
     moreMetrics: options.moreMetrics ?? (async () => ''),
   });
 

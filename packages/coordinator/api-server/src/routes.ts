@@ -17,11 +17,12 @@ export interface Parts extends HealthParts {
   readonly text: TextPool;
   readonly generation: Generation;
   readonly metrics: RequestMetrics;
+  readonly plans: () => readonly unknown[];
   readonly moreMetrics: () => Promise<string>;
 }
 
 export function addRoutes(app: FastifyInstance, parts: Parts): void {
-  const { models, engines, text, generation, metrics, moreMetrics } = parts;
+  const { models, engines, text, generation, metrics, plans, moreMetrics } = parts;
   const admin = new Admin(engines);
   const understood = <K extends 'pin' | 'unpin'>(kind: K, request: FastifyRequest) => {
     const served = models.served().map((model) => model.text);
@@ -43,6 +44,7 @@ export function addRoutes(app: FastifyInstance, parts: Parts): void {
     const texts = [own, await moreMetrics(), await metricsOfWorkers(engines)].map((part) => part.trimEnd());
     return reply.header('content-type', metricsContentType).send(`${texts.filter((part) => part !== '').join('\n')}\n`);
   });
+  app.get('/admin/planner', async () => ({ models: plans() }));
   app.post('/admin/reset_prefix_cache', () => admin.resetPrefixCache());
   app.post('/admin/pin_prefix', async (request) => {
     const { model, name, prompt, cacheSalt } = await understood('pin', request);

@@ -10,6 +10,7 @@ import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
 import { HandOffs } from '@kvtier/handoff';
+import { type ExternalScaler, Planner, plannerMetrics, startScaler } from '@kvtier/planner';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
@@ -22,6 +23,8 @@ export interface Coordinator {
   readonly url: string;
   /** Where gateways ask, and its health: "IP:PORT". */
   readonly endpointPicker: Pick<EndpointPicker, 'address' | 'healthAddress'> | undefined;
+  /** Where KEDA asks: "IP:PORT". */
+  readonly scaler: Pick<ExternalScaler, 'address'> | undefined;
   close(): Promise<void>;
 }
 
@@ -31,7 +34,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const discovery = discoveryOf(config);
   const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
   const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, logger });
-  const dispatch = new Dispatcher({
+  const dispatcher = new Dispatcher({
     workers: fleet,
     holdings: indexes,
     policy: routing.policy,
@@ -40,9 +43,13 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     prefillServes: handoff.fallback,
   });
   const handOffs = new HandOffs({ engines: fleet, holdings: indexes, limits: handoff, logger });
+  const planner = new Planner({ workers: fleet, config: config.planner });
+  const dispatch = planner.watch(dispatcher);
   const pods = new PodHandOff({ dispatch, pods: fleet, config: config.podHandOff });
-  const metrics = new CoordinatorMetrics({ dispatch, indexes, fleet });
+  const metrics = new CoordinatorMetrics({ dispatch: dispatcher, indexes, fleet });
+  const planned = plannerMetrics(planner);
   let picker: EndpointPicker | undefined;
+  let scaler: ExternalScaler | undefined;
   const made = makeApiServer({
     ...{ host, port, engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
     ttftMs: admission.ttftMs ?? undefined,
@@ -51,15 +58,17 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
       ...(indexes.guesses ? ['index'] : []),
     ],
-    parts: () => ({ routing: dispatch.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
+    parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
+    plans: () => planner.plans(),
     moreMetrics: async () => {
-      const parts = [metrics.text(), handOffs.metrics.text(), pods.metrics.text(), picker?.metrics() ?? ''];
-      return (await Promise.all(parts)).join('');
+      const texts = [metrics.text(), planned(), handOffs.metrics.text(), pods.metrics.text(), picker?.metrics() ?? ''];
+      return (await Promise.all(texts)).join('');
     },
   });
   const end = async (): Promise<void> => {
-    await Promise.all([picker?.close(), made.close()]);
-    dispatch.close();
+    planner.close();
+    await Promise.all([picker?.close(), scaler?.close(), made.close()]);
+    dispatcher.close();
     indexes.close();
     await fleet.close();
   };
@@ -68,6 +77,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   try {
     await fleet.start(createDiscovery(discovery, logger));
     await reached(fleet);
+    planner.start();
     const { url, reader } = await made.open();
     if (config.endpointPicker !== null) {
       const isReady = (): boolean => fleet.isListed;
@@ -77,7 +87,11 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');
     }
-    return { url, endpointPicker: picker, close };
+    if (config.planner.scaler !== null) {
+      scaler = await startScaler({ config: config.planner.scaler, planner, logger });
+      logger.info({ address: scaler.address }, 'scaler: KEDA may ask');
+    }
+    return { url, endpointPicker: picker, scaler, close };
   } catch (error) {
     await close();
     throw error;

@@ -4,7 +4,7 @@ import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Choice, DispatchRequest } from './choice.ts';
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts';
-import { FakeHoldings, FakeWorkers, factsOf, recordOf } from './testing/index.ts';
+import { FakeHoldings, type FakeWorker, FakeWorkers, factsOf, recordOf } from './testing/index.ts';
 
 const opened: Dispatcher[] = [];
 afterEach(() => {
@@ -181,12 +181,40 @@ describe('a choice', () => {
     both.leaning = 'prefill';
     workers.all[1]!.state = 'silent';
     expect([await names('prefill'), await names()]).toEqual([['both', 'p'], ['both']]);
+    workers.all[1]!.state = 'ready';
+    workers.changed();
+    expect(nameOf(await dispatcher.choose(request({ among: new Set(['both', 'p']) }), never))).toBe('both');
+    expect(nameOf(await dispatcher.choose(request({ except: new Set(['d']) }), never))).toBe('both');
+    workers.all[1]!.state = 'silent';
     both.leaning = undefined;
     workers.all[0]!.state = 'silent';
     workers.changed();
     await expect(dispatcher.choose(request({ role: 'prefill' }), never)).rejects.toMatchObject({
       code: 'DISCONNECTED',
     });
+  });
+
+  it('one that waits for a worker that turns away goes on waiting for it', async () => {
+    const { workers, dispatcher } = rig({ policy: 'predicted', maxWaitMs: 5_000 });
+    // Two of each lane: a lone worker is not waited for.
+    const [a, b, c] = ['a', 'b', 'c', 'd'].map((name) => workers.add(name, {}, { tokensAhead: 1e6 })) as FakeWorker[];
+    c!.leaning = 'prefill';
+    workers.changed();
+    const only = dispatcher.choose(request({ among: new Set(['b']) }), never);
+    for (const leaning of ['prefill', 'decode', 'mixed', 'prefill'] as const) {
+      await new Promise(setImmediate);
+      b!.leaning = leaning;
+      workers.changed();
+      // The look at the queues takes it over.
+      await dispatcher.choose(request({ model: 'none' }), never).catch(() => {});
+    }
+    await new Promise(setImmediate);
+    expect(dispatcher.stats()).toMatchObject({ waiting: 1, given: 0 });
+    a!.load.tokensAhead = 0;
+    b!.load.tokensAhead = 0;
+    workers.changed();
+    expect(nameOf(await only)).toBe('b');
+    expect(dispatcher.stats()).toMatchObject({ waiting: 0, given: 1 });
   });
 
   it.each(Object.keys(policies) as PolicyName[])('%s chooses only what it may', async (policy) => {

@@ -51,6 +51,8 @@ export interface DispatchStats {
 
 /** Between two looks at the queues, unless nothing was looked at for longer. */
 const lookMs = 2;
+/** How often workers may turn to another role under one request that waits. */
+const maxTurns = 8;
 
 export class Dispatcher implements Dispatch {
   readonly #workers: Workers;
@@ -104,6 +106,22 @@ export class Dispatcher implements Dispatch {
   }
 
   async choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
+    let asked = request;
+    for (let leftTurns = maxTurns; ; leftTurns--) {
+      try {
+        return await this.#choose(asked, signal);
+      } catch (error) {
+        // Nobody is turned away because of what workers lean to, not even while they turn.
+        if (signal.aborted || this.#closed || request.role !== undefined || leftTurns === 0) throw error;
+        if (!(error instanceof KvError) || error.code !== 'DISCONNECTED') throw error;
+        const leaning = this.#leaningToPrefill(request);
+        if (leaning.size === 0 && asked === request) throw error;
+        asked = asked === request ? { ...request, role: 'prefill', among: leaning } : request;
+      }
+    }
+  }
+
+  async #choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
     if (signal.aborted) throw signal.reason;
     if (this.#closed) throw closing();
     this.#sync();
@@ -140,6 +158,17 @@ export class Dispatcher implements Dispatch {
     this.#stopListening();
     this.#stopLook();
     for (const lane of this.#lanes.values()) this.#rejectFrom(lane, () => closing());
+  }
+
+  /** Of both roles, and allowed: who would take it if nobody else does. */
+  #leaningToPrefill({ model, among, except }: DispatchRequest): Set<string> {
+    const names = new Set<string>();
+    for (const worker of this.#workers.workers()) {
+      if (worker?.facts?.model !== model || worker.record.role !== 'both' || worker.leaning !== 'prefill') continue;
+      const { name } = worker.record;
+      if (takesRequests(worker) && !except.has(name) && (among?.has(name) ?? true)) names.add(name);
+    }
+    return names;
   }
 
   #wait(lane: Lane, pending: Pending, signal: AbortSignal): Promise<Choice> {
@@ -266,16 +295,13 @@ export class Dispatcher implements Dispatch {
     }
     for (const [key, model] of [...models]) {
       const whole = laneOf(model, undefined);
-      if (key === whole || numbers.has(whole)) continue;
+      const its = numbers.get(key) ?? [];
+      // Those that only lean to prefill are asked first (`choose`).
+      if (key === whole || numbers.has(whole) || its.some((number) => workers[number]!.record.role === 'both'))
+        continue;
       models.set(whole, model);
-      // Those that lean to prefill are better than nobody, and after them those that only prefill, where these may.
-      const of = (role: string): number[] =>
-        numbers.get(key)?.filter((number) => workers[number]!.record.role === role) ?? [];
-      const leaning = of('both');
-      const apart = of('prefill');
-      if (leaning.length > 0) numbers.set(whole, leaning);
-      else if (this.#prefillServes && apart.length > 0) numbers.set(whole, apart);
-      else idle.set(whole, apart.length);
+      if (this.#prefillServes && its.length > 0) numbers.set(whole, its);
+      else idle.set(whole, its.length);
     }
     for (const [key, model] of models)
       if (!this.#lanes.has(key)) this.#lanes.set(key, new Lane(model, this.#policy, this.#late, this.#workers));

@@ -1,2 +1,2 @@
 /** For tests: doubles of what the choice asks. */
-export { FakeHoldings, FakeWorkers, factsOf, recordOf } from './fake-workers.ts';
+export { FakeHoldings, type FakeWorker, FakeWorkers, factsOf, recordOf } from './fake-workers.ts';

@@ -1,0 +1,166 @@
+/** What the planner makes of requests, choices and loads; time is the test's. */
+import { plannerSchema } from '@kvtier/config';
+import type { Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import { Dispatcher } from '@kvtier/dispatch';
+import { FakeHoldings, FakeWorkers, recordOf } from '@kvtier/dispatch/testing';
+import type { Leaning } from '@kvtier/registry';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { plannerMetrics } from './metrics.ts';
+import { Planner } from './planner.ts';
+
+const never = new AbortController().signal;
+let nowMs: number;
+let workers: FakeWorkers;
+let holdings: FakeHoldings;
+let dispatcher: Dispatcher;
+let planner: Planner;
+let dispatch: Dispatch;
+let turns: number;
+
+function make(config: object = {}): void {
+  planner = new Planner({
+    workers: {
+      workers: () => workers.all,
+      lean: (number, leaning: Leaning | undefined) => {
+        if (workers.all[number]!.leaning !== leaning) turns++;
+        workers.all[number]!.leaning = leaning;
+        workers.changed();
+      },
+    },
+    config: plannerSchema.parse({ windowMs: 10_000, ...config }),
+    now: () => nowMs,
+  });
+  dispatch = planner.watch(dispatcher);
+}
+beforeEach(() => {
+  nowMs = 1_000_000;
+  turns = 0;
+  workers = new FakeWorkers();
+  holdings = new FakeHoldings();
+  dispatcher = new Dispatcher({ workers, holdings, policy: 'round-robin' });
+});
+afterEach(() => {
+  planner.close();
+  dispatcher.close();
+});
+
+let count = 0;
+const request = (part: Partial<DispatchRequest> = {}): DispatchRequest => ({
+  ...{ id: `r${count++}`, model: 'demo', among: undefined, except: new Set<string>() },
+  ...{ tokens: 1_600, blockTokens: 16, maxTokens: 16, keys: new Int32Array(200), session: '' },
+  ...part,
+});
+/** Ten requests a second, each for a second, for so long. */
+async function run(seconds: number, part: Partial<DispatchRequest> = {}): Promise<void> {
+  for (let tenth = 0; tenth < seconds * 10; tenth++) {
+    const choice = await dispatch.choose(request(part), never);
+    choice.firstToken();
+    if (tenth % 5 === 0) planner.tick();
+    nowMs += 100;
+    choice.ended();
+  }
+  planner.tick();
+}
+
+describe('the load', () => {
+  it('is what comes, less what is held', async () => {
+    make();
+    workers.add('a');
+    holdings.blocks[0] = 75;
+    await run(20);
+    const [plan] = planner.plans();
+    expect(plan).toMatchObject({ model: 'demo', isActive: true, present: { prefill: 0, decode: 0, mixed: 1 } });
+    expect(plan!.load.requestsPerS).toBeCloseTo(10, 0);
+    expect(plan!.load.promptTokensPerS / 1_600).toBeCloseTo(10, 0);
+    expect(plan!.load.hitRatio).toBeCloseTo(0.75);
+    // A quarter of 16,000 tokens a second, at 10,000 of which 80 % may be used.
+    expect(plan!.prefill.needed).toBeCloseTo(0.5, 1);
+    const text = await plannerMetrics(planner)();
+    expect(text).toMatch(/kvtier_planner_workers_needed\{model="demo",role="prefill"\} 0\.[45]/);
+    expect(text).toContain('kvtier_planner_workers_present{model="demo",role="mixed"} 1\n');
+    expect(text).toContain('kvtier_planner_hit_ratio{model="demo"} 0.75\n');
+  });
+
+  it('of answers is what workers give, and what those that come will need', async () => {
+    make();
+    const worker = workers.add('a', { maxRunning: 64 }, { stepS: 0.01, stepPerRequestS: 0.001, running: 10 });
+    await run(20);
+    const { load, decode } = planner.plans()[0]!;
+    // Ten streams and one, of steps of 20 and 21 ms.
+    expect(load.outputTokensPerS).toBeGreaterThan(450);
+    expect(load.outputTokensPerS).toBeLessThan(600);
+    expect(decode.rateTokensPerS).toBeCloseTo(800);
+    worker.load.running = 0;
+    nowMs += 60_000;
+    planner.tick();
+    nowMs += 500;
+    planner.tick();
+    expect(planner.plans()[0]).toMatchObject({ isActive: false, prefill: { workers: 0 }, decode: { workers: 0 } });
+  });
+
+  it('counts a request once, however often it is tried, and no prefill leg', async () => {
+    make();
+    workers.add('a');
+    workers.add('p').record = recordOf('p', { role: 'prefill' });
+    workers.changed();
+    planner.tick();
+    for (let i = 0; i < 5; i++) {
+      await dispatch.choose(request(), never);
+      await dispatch.choose(request({ except: new Set(['x']) }), never);
+      await dispatch.choose(request({ role: 'prefill' }), never);
+    }
+    nowMs += 1_000;
+    planner.tick();
+    expect(planner.plans()[0]!.load.requestsPerS).toBeCloseTo(5);
+    expect(planner.plans()[0]!.present).toEqual({ prefill: 1, decode: 0, mixed: 1 });
+  });
+
+  it('counts what finds no room, and forgets a model that is gone; names of nobody take no place', async () => {
+    make();
+    const worker = workers.add('a');
+    planner.tick();
+    worker.state = 'silent';
+    workers.changed();
+    for (let i = 0; i < 10; i++) {
+      await expect(dispatch.choose(request(), never)).rejects.toMatchObject({ code: 'DISCONNECTED' });
+      await expect(dispatch.choose(request({ model: `m${i}` }), never)).rejects.toMatchObject({ code: 'DISCONNECTED' });
+    }
+    nowMs += 1_000;
+    planner.tick();
+    expect(planner.plans()).toHaveLength(1);
+    expect(planner.plans()[0]!.prefill.needed).toBeGreaterThan(1);
+    workers.all.length = 0;
+    nowMs += 60_000;
+    planner.tick();
+    expect(planner.plans()).toHaveLength(0);
+  });
+});
+
+describe('roles', () => {
+  it('stay where they are fixed', async () => {
+    make();
+    workers.add('a');
+    workers.add('b');
+    await run(20);
+    expect(turns).toBe(0);
+  });
+
+  it('that are live follow the load, seldom', async () => {
+    make({ roles: 'live', holdMs: 5_000, ceiling: 0.9 });
+    const load = { stepS: 0.02, stepPerRequestS: 0.0001, prefillTokensPerS: 10_000 };
+    for (const name of ['a', 'b', 'c', 'd']) workers.add(name, { maxRunning: 2 }, load);
+    await run(20, { tokens: 30 });
+    const leanings = () => workers.all.map((worker) => worker!.leaning).toSorted();
+    expect(leanings()).toEqual(['decode', 'decode', 'decode', 'decode']);
+    // 30,000 prompt tokens a second need three, one stream needs one.
+    await run(30, { tokens: 3_000 });
+    expect(leanings().filter((leaning) => leaning === 'prefill').length).toBeGreaterThanOrEqual(2);
+    expect(leanings()).toContain('decode');
+    const before = turns;
+    await run(30, { tokens: 3_000 });
+    expect(turns - before).toBe(0);
+    await run(30, { tokens: 30 });
+    expect(leanings()).toEqual(['decode', 'decode', 'decode', 'decode']);
+    expect(turns).toBeLessThan(16);
+  });
+});

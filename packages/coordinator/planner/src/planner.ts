@@ -1,0 +1,246 @@
+/**
+ * The planner of a coordinator: what comes, what workers do, and so how many of each role the load needs; and, where roles are live, what
+ * workers of both roles lean to.
+ *
+ *     Dispatch ──each request, each choice──▶ sums of a window ─┐
+ *     fleet    ──loads, each `tickMs`───────▶ tokens given      ├─► plan (plan.ts) ─► metrics, /admin/planner, KEDA
+ *                                           └ rates ────────────┘      └► leanings (leaning.ts) ─► fleet, for new requests
+ *
+ * Requests count when they come, whether or not a worker has room, and once, however often they are tried: a queue hides no demand. Tokens
+ * of answers are what workers give (streams ÷ time of a step); where answers end slower than requests come, as many as those that come
+ * will need. What other coordinators send is seen in the answers alone.
+ */
+import type { PlannerConfig } from '@kvtier/config';
+import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import type { Leaning, Worker } from '@kvtier/registry';
+import { type Level, leanWorkers } from './leaning.ts';
+import { type LoadFigures, type Plan, planWorkers, type WorkerRates } from './plan.ts';
+import { SlidingSums } from './sliding-sums.ts';
+
+/** The registry's fleet is this. */
+export interface PlannedWorkers {
+  workers(): readonly (Worker | undefined)[];
+  lean(number: number, leaning: Leaning | undefined): void;
+}
+
+export interface PlannerOptions {
+  readonly workers: PlannedWorkers;
+  readonly config: PlannerConfig;
+  /** Milliseconds that only grow. */
+  readonly now?: () => number;
+}
+
+/** What is planned for one model. */
+export interface ModelPlan extends Plan {
+  readonly model: string;
+  readonly load: LoadFigures;
+  readonly rates: WorkerRates;
+  /** Requests that came within the window or wait now. */
+  readonly isActive: boolean;
+  /** Workers that are ready, by what they do now. */
+  readonly present: Readonly<Record<'prefill' | 'decode' | 'mixed', number>>;
+}
+
+const names = ['requests', 'tokens', 'chosenTokens', 'cachedTokens', 'ended', 'outputTokens'] as const;
+/** Models beyond are not planned for. */
+const maxModels = 64;
+const tickMs = 500;
+/** A gap in ticks is no time of which anything is known. */
+const mostTickS = 2;
+const assumedRates: WorkerRates = {
+  prefillTokensPerS: 4_000,
+  ...{ stepS: 0.02, stepPerRequestS: 0, streams: 0, maxStreams: 64 },
+};
+/** What a level has to differ by, in workers. */
+const band = 0.6;
+
+interface Entry {
+  readonly sums: SlidingSums<(typeof names)[number]>;
+  rates: WorkerRates;
+  plan: ModelPlan | undefined;
+  level: Level | undefined;
+}
+
+export class Planner {
+  readonly #options: PlannerOptions;
+  readonly #now: () => number;
+  readonly #entries = new Map<string, Entry>();
+  readonly #listeners = new Set<() => void>();
+  #timer: NodeJS.Timeout | undefined;
+  #tickedMs: number | undefined;
+
+  constructor(options: PlannerOptions) {
+    this.#options = options;
+    this.#now = options.now ?? (() => performance.now());
+  }
+
+  /** Looks by itself from now on. */
+  start(): void {
+    this.#timer ??= setInterval(() => this.tick(), tickMs).unref();
+  }
+
+  close(): void {
+    clearInterval(this.#timer);
+    this.#listeners.clear();
+  }
+
+  /** The same Dispatch, with what goes through it counted. */
+  watch(dispatch: Dispatch): Dispatch {
+    return { choose: (request, signal) => this.#choose(dispatch, request, signal) };
+  }
+
+  /** As of the last tick. */
+  plans(): readonly ModelPlan[] {
+    return [...this.#entries.values()].flatMap(({ plan }) => plan ?? []);
+  }
+
+  /** Told after each tick. Returns what ends it. */
+  onPlan(listener: () => void): () => void {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  tick(): void {
+    const nowMs = this.#now();
+    const passedS = Math.min((nowMs - (this.#tickedMs ?? nowMs)) / 1_000, mostTickS);
+    this.#tickedMs = nowMs;
+    const byModel = new Map<string, Worker[]>();
+    for (const worker of this.#options.workers.workers()) {
+      const model = worker?.facts?.model;
+      if (worker === undefined || model === undefined || worker.state !== 'ready') continue;
+      byModel.set(model, [...(byModel.get(model) ?? []), worker]);
+    }
+    for (const model of byModel.keys()) this.#entryOf(model, nowMs);
+    for (const [model, entry] of this.#entries) this.#plan(model, entry, byModel.get(model) ?? [], passedS, nowMs);
+    for (const listener of this.#listeners) listener();
+  }
+
+  async #choose(dispatch: Dispatch, request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
+    // A prefill leg is a part of a request that has been counted; so is one that is tried again.
+    if (request.role !== undefined) return dispatch.choose(request, signal);
+    const entry = this.#entryOf(request.model, this.#now());
+    const isFirst = request.except.size === 0;
+    if (isFirst) entry?.sums.add('requests', 1, this.#now());
+    if (isFirst) entry?.sums.add('tokens', request.tokens, this.#now());
+    const choice = await dispatch.choose(request, signal);
+    if (entry === undefined || !isFirst) return choice;
+    const { blocks, remoteBlocks = 0 } = choice.match;
+    entry.sums.add('chosenTokens', request.tokens, this.#now());
+    entry.sums.add(
+      'cachedTokens',
+      Math.min((blocks + remoteBlocks) * request.blockTokens, request.tokens),
+      this.#now(),
+    );
+    const { worker, policy, why, match, share } = choice;
+    let hasEnded = false;
+    return {
+      ...{ worker, policy, why, match, share },
+      firstToken: () => choice.firstToken(),
+      ended: () => {
+        if (!hasEnded) entry.sums.add('ended', 1, this.#now());
+        hasEnded = true;
+        choice.ended();
+      },
+    };
+  }
+
+  #entryOf(model: string, nowMs: number): Entry | undefined {
+    let entry = this.#entries.get(model);
+    if (entry !== undefined) return entry;
+    // A name that no worker serves is a client's alone, and takes no place.
+    if (this.#entries.size >= maxModels) return undefined;
+    if (!this.#options.workers.workers().some((worker) => worker?.facts?.model === model)) return undefined;
+    const sums = new SlidingSums(names, this.#options.config.windowMs, nowMs);
+    entry = { sums, rates: assumedRates, plan: undefined, level: undefined };
+    this.#entries.set(model, entry);
+    return entry;
+  }
+
+  #plan(model: string, entry: Entry, workers: readonly Worker[], passedS: number, nowMs: number): void {
+    const { config } = this.#options;
+    const { sums } = entry;
+    sums.add('outputTokens', passedS * outputTokensPerS(workers), nowMs);
+    if (workers.length > 0) entry.rates = ratesOf(workers, entry.rates);
+    const load = loadOf(sums, nowMs);
+    const isWaiting = workers.some(({ load: { waiting, running } }) => waiting + running > 0);
+    const isActive = load.requestsPerS > 0 || isWaiting;
+    if (!isActive && workers.length === 0) {
+      this.#entries.delete(model); // nobody serves it, and nobody asks for it
+      return;
+    }
+    const { firstTokenMs, betweenTokensMs, ceiling } = config;
+    const targets = { firstTokenS: firstTokenMs / 1_000, betweenTokensS: betweenTokensMs / 1_000, ceiling };
+    const plan = planWorkers(load, entry.rates, targets);
+    if (config.roles === 'live') this.#lean(entry, plan, workers, nowMs);
+    const present = { prefill: 0, decode: 0, mixed: 0 };
+    for (const { record, leaning } of workers) present[record.role === 'both' ? (leaning ?? 'mixed') : record.role]++;
+    entry.plan = { ...plan, model, load, rates: entry.rates, isActive, present };
+  }
+
+  #lean(entry: Entry, { prefill, decode }: Plan, workers: readonly Worker[], nowMs: number): void {
+    const ofRole = (role: string): Worker[] => workers.filter(({ record }) => record.role === role);
+    const { held, byNumber } = leanWorkers(
+      {
+        both: ofRole('both').map(({ number, leaning, load: { running, tokensAhead } }) => ({
+          ...{ number, leaning, running, tokensAhead },
+        })),
+        prefillOnly: ofRole('prefill').length,
+        decodeOnly: ofRole('decode').length,
+        prefillNeeded: prefill.needed,
+        decodeNeeded: decode.needed,
+      },
+      entry.level,
+      nowMs,
+      { holdMs: this.#options.config.holdMs, band },
+    );
+    entry.level = held;
+    // Those that take whole requests first: so at no moment there is nobody.
+    for (const wanted of ['decode', 'mixed', 'prefill'] as const)
+      for (const [number, leaning] of byNumber) if (leaning === wanted) this.#options.workers.lean(number, leaning);
+  }
+}
+
+function loadOf(sums: Entry['sums'], nowMs: number): LoadFigures {
+  const requestsPerS = sums.perS('requests', nowMs);
+  const [chosen, ended] = [sums.sum('chosenTokens', nowMs), sums.sum('ended', nowMs)];
+  const perAnswer = ended > 0 ? sums.sum('outputTokens', nowMs) / ended : 0;
+  return {
+    requestsPerS,
+    promptTokensPerS: sums.perS('tokens', nowMs),
+    hitRatio: chosen > 0 ? sums.sum('cachedTokens', nowMs) / chosen : 0,
+    outputTokensPerS: Math.max(sums.perS('outputTokens', nowMs), requestsPerS * perAnswer),
+  };
+}
+
+function outputTokensPerS(workers: readonly Worker[]): number {
+  let sum = 0;
+  for (const { load } of workers) {
+    const stepS = load.stepS + load.stepPerRequestS * load.running;
+    if (stepS > 0) sum += load.running / stepS;
+  }
+  return sum;
+}
+
+/** Of the mean worker; what none has measured stays as it was. */
+function ratesOf(workers: readonly Worker[], before: WorkerRates): WorkerRates {
+  const mean = (read: (worker: Worker) => number, otherwise: number): number => {
+    const known = workers.map(read).filter((value) => value > 0 && Number.isFinite(value));
+    return known.length === 0 ? otherwise : known.reduce((all, one) => all + one, 0) / known.length;
+  };
+  const stepS = mean(({ load }) => load.stepS, before.stepS);
+  return {
+    prefillTokensPerS: mean(({ load }) => load.prefillTokensPerS, before.prefillTokensPerS),
+    stepS,
+    stepPerRequestS: mean(({ load }) => load.stepPerRequestS, before.stepPerRequestS),
+    streams: mean(({ load }) => load.running, before.streams),
+    maxStreams: mean(placesOf, before.maxStreams),
+  };
+}
+
+/** Streams at once: places, and as many as have room if each has as many blocks as those that run. 0: not known. */
+function placesOf({ facts, load: { running, usedBlocks } }: Worker): number {
+  const { totalBlocks = 0, maxRunning } = facts ?? {};
+  const room = running > 0 && usedBlocks > 0 && totalBlocks > 0 ? totalBlocks / (usedBlocks / running) : 0;
+  if (maxRunning === undefined) return room;
+  return room > 0 ? Math.min(maxRunning, room) : maxRunning;
+}

@@ -1,0 +1,165 @@
+/**
+ * The planner as KEDA asks it (`externalscaler.ExternalScaler`): how many workers of a role the load needs, as a metric of which one replica
+ * takes 1. A trigger names in its metadata:
+ *
+ *   role    prefill, decode, or all (default): both together, for workers of both roles
+ *   model   as clients name it; may be left out while one model is served
+ *
+ * Invariants: what cannot be answered is a status, never a number (a number that is missing must not scale down); streams are bounded;
+ * TLS wherever it is configured, and beyond loopback always (base/config).
+ */
+import { type ServerWritableStream, status } from '@grpc/grpc-js';
+import type { ScalerConfig } from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import {
+  type ExternalScalerServer,
+  ExternalScalerService,
+  type IsActiveResponse,
+  type ScaledObjectRef,
+} from '@kvtier/wire/external-scaler';
+import { type RunningGrpcServer, startGrpcServer, TlsServerCredentials, toStatus, unary } from '@kvtier/wire/grpc';
+import type { ModelPlan, Planner } from './planner.ts';
+
+export interface ScalerOptions {
+  readonly config: ScalerConfig;
+  readonly planner: Pick<Planner, 'plans' | 'onPlan'>;
+  readonly logger: Logger;
+}
+
+export interface ExternalScaler {
+  /** "IP:PORT" with the port that was chosen for port 0. */
+  readonly address: string;
+  close(graceMs?: number): Promise<void>;
+}
+
+const roles = ['prefill', 'decode', 'all'] as const;
+type Role = (typeof roles)[number];
+const metricOf = (role: Role): string => `kvtier-${role}-workers`;
+const maxRequestBytes = 64 << 10;
+const maxNameChars = 200;
+/** KEDA that has vanished without a word is found out. */
+const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms': 10_000 };
+
+/** @throws KvError CONFIG (TLS files), LOCKED (port taken), IO */
+export async function startScaler({ config, planner, logger }: ScalerOptions): Promise<ExternalScaler> {
+  let streams = 0;
+  const handlers: ExternalScalerServer = {
+    isActive: unary((ref) => ({ result: asked(planner, ref).plan.isActive })),
+    streamIsActive: (call) => {
+      if (streams >= config.maxStreams) {
+        const details = `scaler: ${config.maxStreams} streams are open; try again later`;
+        call.emit('error', { code: status.RESOURCE_EXHAUSTED, details });
+        return;
+      }
+      streams++;
+      call.once('close', () => streams--);
+      followActive(planner, call);
+    },
+    getMetricSpec: unary((ref) => {
+      const metricName = metricOf(asked(planner, ref).role);
+      return { metricSpecs: [{ metricName, targetSize: 1n, targetSizeFloat: 1 }] };
+    }),
+    getMetrics: unary(({ scaledObjectRef, metricName }) => {
+      const { role, plan } = asked(planner, scaledObjectRef);
+      // KEDA may put a number of the trigger in front.
+      if (metricName !== '' && !metricName.endsWith(metricOf(role)))
+        throw new KvError(
+          'REQUEST',
+          `scaler: ${cut(metricName)} is no metric of role ${role}; ask for ${metricOf(role)}`,
+        );
+      const needed = neededOf(role, plan);
+      const value = { metricName: metricOf(role), metricValue: BigInt(Math.ceil(needed)), metricValueFloat: needed };
+      return { metricValues: [value] };
+    }),
+  };
+  const tls =
+    config.tls &&
+    new TlsServerCredentials(config.tls, {
+      reloadMs: config.tls.reloadMs,
+      onProblem: (why) => (why === undefined ? logger.info('scaler: TLS files in use') : logger.warn(why)),
+    });
+  let server: RunningGrpcServer;
+  try {
+    const host = config.host.includes(':') ? `[${config.host}]` : config.host;
+    server = await startGrpcServer(
+      `${host}:${config.port}`,
+      (grpc) => grpc.addService(ExternalScalerService, handlers),
+      {
+        ...(tls ? { credentials: tls } : {}),
+        channel: {
+          ...keepalive,
+          'grpc.max_receive_message_length': maxRequestBytes,
+          'grpc.max_concurrent_streams': config.maxStreams + 64,
+        },
+      },
+    );
+  } catch (error) {
+    tls?.close();
+    throw error;
+  }
+  return {
+    address: server.address,
+    close: async (graceMs) => {
+      tls?.close();
+      await server.close(graceMs);
+    },
+  };
+}
+
+/** Told at once, and then at each change. What cannot be answered ends the stream. */
+function followActive(
+  planner: ScalerOptions['planner'],
+  call: ServerWritableStream<ScaledObjectRef, IsActiveResponse>,
+): void {
+  let last: boolean | undefined;
+  const tell = (): void => {
+    try {
+      const { isActive } = asked(planner, call.request).plan;
+      // One that reads nothing gets the newest word when it does.
+      if (isActive === last || call.writableNeedDrain) return;
+      last = isActive;
+      call.write({ result: isActive });
+    } catch (error) {
+      stop();
+      call.emit('error', toStatus(error));
+    }
+  };
+  const stop = planner.onPlan(tell);
+  call.once('close', stop);
+  call.once('cancelled', stop);
+  tell();
+}
+
+/** @throws KvError REQUEST: no such role; DISCONNECTED: no such model is served now */
+function asked(planner: ScalerOptions['planner'], ref: ScaledObjectRef | undefined): { role: Role; plan: ModelPlan } {
+  const metadata = ref?.scalerMetadata ?? {};
+  const of = (key: string): string | undefined => (Object.hasOwn(metadata, key) ? metadata[key] : undefined);
+  const given = of('role') ?? 'all';
+  const role = roles.find((one) => one === given);
+  if (role === undefined)
+    throw new KvError(
+      'REQUEST',
+      `scaler: role ${cut(given)} is none; write prefill, decode or all in the trigger's metadata`,
+    );
+  const plans = planner.plans();
+  const model = of('model');
+  if (model === undefined && plans.length > 1)
+    throw new KvError(
+      'REQUEST',
+      `scaler: ${plans.length} models are served; name one as model in the trigger's metadata`,
+    );
+  const plan = model === undefined ? plans[0] : plans.find((one) => one.model === model);
+  if (plan === undefined) {
+    const what = model === undefined ? 'no model' : `model ${cut(model)}: not`;
+    throw new KvError('DISCONNECTED', `scaler: ${what} served now; keep a replica, or wait for one`, { retry: true });
+  }
+  return { role, plan };
+}
+
+function neededOf(role: Role, { prefill, decode }: ModelPlan): number {
+  if (role === 'prefill') return prefill.needed;
+  return role === 'decode' ? decode.needed : prefill.needed + decode.needed;
+}
+
+const cut = (text: string): string => JSON.stringify(text.slice(0, maxNameChars));
