@@ -252,6 +252,17 @@ describe('by hand', () => {
     expect(decide(question(part)).reason).toBe(reason);
   });
 
+  it('lacking: only where an idle worker would have been asked', () => {
+    const decodeOf = (count: number, held: number) => running(count, { role: 'decode', match: matchOf(held) });
+    const lacks = (decode: Side, part: Partial<Question> = {}) =>
+      decide(question({ decode, others: [], ...part })).isLacking;
+    expect([lacks(decodeOf(3, 0)), lacks(decodeOf(0, 99)), lacks(decodeOf(0, 0)), lacks(running(3))]).toEqual([
+      ...[true, false, false, false],
+    ]);
+    expect(lacks(decodeOf(0, 99), { mode: 'always' })).toBe(true);
+    expect(lacks(decodeOf(3, 0), { mode: 'never' })).toBe(false);
+  });
+
   it('always: all blocks, at the best worker', () => {
     const others = [side(1, { tokensAhead: 100 }), side(2), side(3, { tokensAhead: 50 })];
     expect(decide(question({ mode: 'always', others }))).toMatchObject({

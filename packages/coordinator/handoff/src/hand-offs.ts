@@ -134,6 +134,7 @@ export class HandOffs {
     const { split } = decision;
     this.metrics.decided(decision);
     const line = lineOf(question, decision);
+    this.#options.logger.debug({ request: request.requestId, decode: choice.worker.record.name }, `hand-off: ${line}`);
     const { role } = choice.worker.record;
     const lacks = role === 'prefill' ? 'no-decode-worker' : decision.isLacking ? decision.reason : undefined;
     if (lacks !== undefined) this.metrics.fellShort(lacks);

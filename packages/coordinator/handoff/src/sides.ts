@@ -20,7 +20,8 @@ export function sidesOf(
   const all = [decode];
   for (const worker of workers) {
     if (worker === undefined || worker.number === decode.number || worker.record.kind !== 'kvtier') continue;
-    if (worker.facts?.model === model && worker.record.role !== 'decode') all.push(worker);
+    const isApart = worker.record.role === 'decode' || (worker.record.role === 'both' && worker.leaning === 'decode');
+    if (worker.facts?.model === model && !isApart) all.push(worker);
   }
   const held =
     keys.length === 0
