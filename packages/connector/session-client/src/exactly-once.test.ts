@@ -26,7 +26,20 @@ const faults = fc.oneof(
   },
 );
 const operation = fc.record({
-  kind: fc.constantFrom('match', 'load', 'store', 'pause', 'stop', 'go', 'kill', 'start'),
+  kind: fc.constantFrom(
+    'match',
+    'load',
+    'await',
+    'await',
+    'end',
+    'seed',
+    'store',
+    'pause',
+    'stop',
+    'go',
+    'kill',
+    'start',
+  ),
   chain: fc.integer({ min: 0, max: 2 }),
   first: fc.integer({ min: 0, max: 5 }),
   blocks: fc.integer({ min: 1, max: 9 }),
@@ -59,21 +72,33 @@ it('exactly once, and never wrong', { timeout: 120_000 }, async () => {
           if (ids.some((id) => executor.busy.has(id))) return; // the scheduler never names a block twice
           calls++;
           if (op.kind === 'store') {
-            await rig.store(op.chain, op.first, ids);
+            let settled = -1;
+            const onSettled = (held: number): void => {
+              expect(settled, 'settled twice').toBe(-1);
+              settled = held;
+            };
+            const settling = until(() => settled >= 0, 'a store to settle', 30_000);
+            await rig.store(op.chain, op.first, ids, onSettled);
             callbacks++;
             expect(ids.filter((id) => executor.busy.has(id))).toEqual([]);
             for (const id of ids) executor.blocks[id]!.fill(0xee);
+            await settling;
+            expect(settled).toBeLessThanOrEqual(op.blocks);
           } else {
-            const { loaded } = await rig.load(`r${op.chain}`, op.chain, op.first, ids);
+            const awaited = op.kind === 'await' ? { stallMs: 400, deadlineMs: 1_500 } : undefined;
+            const { loaded, reason } = await rig.load(`r${op.chain}`, op.chain, op.first, ids, undefined, awaited);
             callbacks++;
+            if (awaited) expect(reason === '').toBe(loaded === op.blocks);
             expect(loaded).toBeLessThanOrEqual(op.blocks);
             for (let i = 0; i < loaded; i++) expect(rig.holds(ids[i]!, op.chain, op.first + i)).toBe(true);
           }
         };
         for (const op of operations) {
-          if (op.kind === 'load' || op.kind === 'store') running.push(check(op));
+          if (op.kind === 'load' || op.kind === 'await' || op.kind === 'store') running.push(check(op));
           else if (op.kind === 'match') connector.match(`r${op.chain}`, Buffer.alloc(8 * op.blocks), 0);
           else if (op.kind === 'pause') await new Promise((resolve) => setTimeout(resolve, op.blocks));
+          else if (op.kind === 'end') connector.endLoad(`r${op.chain}`, op.blocks - 1);
+          else if (op.kind === 'seed') node.seed(hashOf(op.chain, op.first));
           else if (op.kind === 'stop') node.stopped = true;
           else if (op.kind === 'go') node.go();
           else if (op.kind === 'kill' && up) {

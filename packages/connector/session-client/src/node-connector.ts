@@ -16,7 +16,7 @@ import { type LoadJudge, type LoadOutcome, LoadRun } from './load.ts';
 import { MatchTable } from './matches.ts';
 import { Prefetches } from './prefetches.ts';
 import { type ConnectorLogger, type Session, SessionClient } from './session-client.ts';
-import { runStore } from './store.ts';
+import { runStore, type StoreOutcome } from './store.ts';
 import { realTimers, type Timers } from './timers.ts';
 
 export interface ConnectorOptions {
@@ -224,7 +224,7 @@ class CacheNodeConnector implements NodeConnector {
     firstBlock: number,
     blockIds: Int32Array,
     onReleased: () => void,
-    onSettled?: (heldBlocks: number) => void,
+    onSettled?: (heldBlocks: number, isBusy: boolean) => void,
   ): void {
     const { executor, hashBytes } = this.#options;
     const groups = this.#windows.length;
@@ -241,7 +241,7 @@ class CacheNodeConnector implements NodeConnector {
     if (sessions === null || blocks === 0) {
       queueMicrotask(() => {
         onReleased();
-        onSettled?.(0);
+        onSettled?.(0, false);
       });
       return;
     }
@@ -264,7 +264,8 @@ class CacheNodeConnector implements NodeConnector {
     const run: Promise<void> = Promise.all(stores).then((held) => {
       this.#storingBlocks -= blocks;
       this.#stores.delete(run);
-      onSettled?.(heldInAll(parts, held, taken));
+      const all = heldInAll(parts, held, taken);
+      onSettled?.(all.held, all.isBusy);
     });
     this.#stores.add(run);
   }
@@ -311,9 +312,13 @@ class CacheNodeConnector implements NodeConnector {
 }
 
 /** Blocks, from the first on, of a store of `blocks` blocks that all groups hold which offered them. */
-function heldInAll(parts: readonly GroupPart[], held: readonly number[], blocks: number): number {
-  const ends = parts.map(({ from, blockIds }, i) => (held[i]! < blockIds.length ? from + held[i]! : blocks));
-  return Math.min(blocks, ...ends);
+function heldInAll(parts: readonly GroupPart[], outcomes: readonly StoreOutcome[], blocks: number): StoreOutcome {
+  let all: StoreOutcome = { held: blocks, isBusy: false };
+  for (const [i, { from, blockIds }] of parts.entries()) {
+    const { held, isBusy } = outcomes[i]!;
+    if (held < blockIds.length && from + held < all.held) all = { held: from + held, isBusy };
+  }
+  return all;
 }
 
 interface Together {

@@ -21,6 +21,13 @@ export interface StoreContext {
   readonly blockBytes: number;
 }
 
+export interface StoreOutcome {
+  /** Blocks that the node is known to hold, from the first on. */
+  readonly held: number;
+  /** The one behind them is being written by somebody else. */
+  readonly isBusy: boolean;
+}
+
 const reserveDeadlineMs = 1_000;
 const commitDeadlineMs = 10_000;
 
@@ -33,8 +40,7 @@ const whyNot: Readonly<Record<number, string>> = {
 
 /**
  * Store `blockIds.length` blocks. The Reserve is on its way when this returns, so that stores of one chain reserve in
- * the order of the calls. Never rejects; resolves when the node has confirmed or all is lost: how many of the blocks it is known
- * to hold, from the first on.
+ * the order of the calls. Never rejects; resolves when the node has confirmed or all is lost.
  * @param parent hash before the first block, empty at the root
  */
 export async function runStore(
@@ -43,7 +49,7 @@ export async function runStore(
   hashes: Buffer,
   blockIds: Int32Array,
   onReleased: () => void,
-): Promise<number> {
+): Promise<StoreOutcome> {
   let slots: Slots | undefined;
   let checksums: BigUint64Array | undefined;
   try {
@@ -57,13 +63,14 @@ export async function runStore(
     count(context.counters, 'store', KvError.from(error).code.toLowerCase(), blockIds.length);
   }
   onReleased();
-  if (slots === undefined) return 0;
+  if (slots === undefined) return { held: 0, isBusy: false };
   if (slots.wire.length > 0 && checksums === undefined) abort(context.session, slots.wire);
   const isCommitted = checksums !== undefined && (await commit(context, slots.wire, [...checksums]));
   const isMissing = (status: ReserveStatus): boolean =>
     status !== ReserveStatus.RESERVE_STATUS_HELD && !(isCommitted && status === ReserveStatus.RESERVE_STATUS_RESERVED);
   const missing = slots.status.findIndex(isMissing);
-  return missing < 0 ? slots.status.length : missing;
+  if (missing < 0) return { held: slots.status.length, isBusy: false };
+  return { held: missing, isBusy: slots.status[missing] === ReserveStatus.RESERVE_STATUS_BUSY };
 }
 
 interface Slots {

@@ -82,14 +82,15 @@ export interface Connector {
    * Offer full, computed blocks of one chain to the tier: blocks `firstBlock`.. of `hashes`, ids laid out as in `load`,
    * 0 where a group does not offer a block. `onReleased` is called
    * exactly once, never from inside this call, when their bytes are no longer needed; `onSettled` once, then or later, when it is
-   * known how many of the blocks the tier holds, in all groups that offer them, from the first on, without a gap.
+   * known how many of the blocks the tier holds, in all groups that offer them, from the first on, without a gap; `isBusy`: somebody
+   * else is writing the one behind them, so that it may be held soon.
    */
   store(
     hashes: Buffer,
     firstBlock: number,
     blockIds: Int32Array,
     onReleased: () => void,
-    onSettled?: (heldBlocks: number) => void,
+    onSettled?: (heldBlocks: number, isBusy: boolean) => void,
   ): void;
   /**
    * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena
@@ -117,7 +118,7 @@ export const noConnector: Connector = {
   store: (_hashes, _first, _blocks, onReleased, onSettled) =>
     queueMicrotask(() => {
       onReleased();
-      onSettled?.(0);
+      onSettled?.(0, false);
     }),
   prefetch: () => {},
   forget: () => {},

@@ -38,8 +38,11 @@ export interface AheadOptions {
   readonly aheadBlocks: number;
 }
 
-/** Of blocks that were computed for another worker: the tier holds `first`..`end`-1, and not what of the offer lies behind. */
-export type OnSettled = (request: EngineRequest, first: number, end: number) => void;
+/**
+ * Of blocks that were computed for another worker: the tier holds `first`..`end`-1, and not what of the offer lies behind. `isBusy`:
+ * somebody else is writing that.
+ */
+export type OnSettled = (request: EngineRequest, first: number, end: number, isBusy: boolean) => void;
 
 export class Exports {
   readonly #kv: PrefixCache;
@@ -162,9 +165,9 @@ export class Exports {
     };
     const { prefillOnly } = request ?? {};
     if (prefillOnly) prefillOnly.unsettled++;
-    const onSettled = (held: number): void => {
+    const onSettled = (held: number, isBusy: boolean): void => {
       prefillOnly!.unsettled--;
-      this.#onSettled?.(request!, first, first + held);
+      this.#onSettled?.(request!, first, first + held, isBusy);
     };
     this.#unsent.push(() =>
       this.#connector.store(hashes, first, blockIds, onReleased, prefillOnly ? onSettled : undefined),

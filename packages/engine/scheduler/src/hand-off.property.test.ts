@@ -55,6 +55,7 @@ const side = fc.record({
   shortLoad: chance,
   lateLoad: chance,
   refuseStore: chance,
+  busyStore: chance,
   stepFailure: chance.map((percent) => percent / 8),
   /** Events after which the cache node goes, or comes back. */
   detachAfter: fc.option(fc.nat({ max: 200 }), { freq: 2 }),
@@ -83,6 +84,7 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
           shorten: (blocks) => (happens(settings.shortLoad)() ? dice(blocks + 1) : blocks),
           lateLoad: happens(settings.lateLoad),
           refuseStore: happens(settings.refuseStore),
+          busyStore: happens(settings.busyStore),
           lostBlock: happens(one.lostBlock),
         };
         const perGroup = (window: number): number =>
@@ -183,8 +185,8 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
             expect(['a fault', 'no cache node']).toContain(last.error.message.match(/a fault|no cache node/)![0]);
           else expect(['prefilled', 'abort']).toContain(last.finishReason);
           const ready = last.handOff?.readyBlocks ?? 0;
-          const { refuseStore, detachAfter } = one.prefill;
-          if (last.finishReason === 'prefilled' && refuseStore === 0 && detachAfter === null && !windows)
+          const { refuseStore, busyStore, detachAfter } = one.prefill;
+          if (last.finishReason === 'prefilled' && refuseStore + busyStore === 0 && detachAfter === null && !windows)
             expect(ready).toBe(Math.ceil((Math.floor(promptTokens / blockTokens) * handOff!.prefilled!) / 100));
           const hashes = new SequenceHashes(p.hasher, {});
           hashes.append(Uint32Array.from(prompt(which, promptTokens)));

@@ -54,6 +54,44 @@ describe('prefill for another worker', () => {
     idle(rig);
   });
 
+  it.each([1, 4])('offers again what somebody else was writing, %i times', async (times) => {
+    let stores = 0;
+    const rig = new SchedulerRig({ faults: { busyStore: () => ++stores <= times } });
+    rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 12 } });
+    await rig.drain();
+    idle(rig);
+  });
+
+  it('makes room for others while it only waits for answers', async () => {
+    const rig = new SchedulerRig({ blockCount: 17, limits: { exportShare: 1 } });
+    const answers: (() => void)[] = [];
+    rig.connector.store = (_hashes, _first, blocks, onReleased, onSettled) => {
+      onReleased();
+      if (onSettled) answers.push(() => onSettled(blocks.length, false));
+    };
+    rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+    await rig.world.until(() => answers.length === 3 && rig.world.pendingCount === 0);
+    expect(rig.engine.load()).toMatchObject({ usedBlocks: 12, waiting: 1, tokensAhead: 0 });
+    expect(await rig.generate('b', prompt(2, 40))).toEqual(naiveAnswer(prompt(2, 40), 4));
+    expect(rig.ended('a')).toBe(false);
+    for (const answer of answers) answer();
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 12 } });
+    idle(rig);
+  });
+
+  it('does not offer it for ever', async () => {
+    const rig = new SchedulerRig({ faults: { busyStore: () => true } });
+    rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });
+    await rig.world.until(() => rig.ended('a'));
+    expect(rig.last('a')).toMatchObject({ finishReason: 'prefilled', handOff: { readyBlocks: 0 } });
+    expect(rig.world.clock.nowUs()).toBeLessThan(500_000);
+    await rig.drain();
+    idle(rig);
+  });
+
   it('offers the rest when exports have room again, and holds its blocks until then', async () => {
     const rig = new SchedulerRig({ blockCount: 32, limits: { exportShare: 0.1 } }); // three blocks at a time
     rig.submit('a', prompt(1, 64), { prefillOnly: { blocks: 16 } });

@@ -7,8 +7,11 @@ export class PrefillOnly {
   readonly blocks: number;
   /** Offered, and not answered yet. */
   unsettled = 0;
-  /** No more of it can be offered. */
-  isGivenUp = false;
+  /** Somebody else was writing some of it: it is offered again. */
+  isBusy = false;
+  /** Not offered again at once, but when a timer says so. */
+  isPaused = false;
+  pauses = 0;
   #ready = 0;
   /** Held pieces behind a gap, as [first, end), in no order. */
   #beyond: (readonly [number, number])[] = [];

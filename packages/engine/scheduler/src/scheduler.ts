@@ -76,7 +76,7 @@ export class Scheduler {
     );
     const { onReady, onPrefilled } = options;
     const release = (request: EngineRequest): void => this.#release(request);
-    this.#storing = new Storing({ connector, exports: this.exports, release, wake, onReady, onPrefilled });
+    this.#storing = new Storing({ connector, exports: this.exports, clock, release, wake, onReady, onPrefilled });
     this.lookups = new Lookups({ connector, clock, deadlineMs: options.matchDeadlineMs, wake });
     this.handOffs = new HandOffs(clock, kv.blockTokens, options.onHandOff);
     this.loads = new Loads({
@@ -177,6 +177,7 @@ export class Scheduler {
     const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
     if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
     while (!this.#kv.allocateSlots(request, count, asItGoes)) {
+      if (this.#storing.giveRoom()) continue;
       const victim = this.#latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
       if (this.#revokeYounger(victim)) return; // its blocks come back soon
@@ -192,6 +193,7 @@ export class Scheduler {
     for (const request of this.waiting.toArray()) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       let admission = this.#admit(request);
+      if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request);
       while (admission === 'full' && this.running.count === 0) {
         // Nothing runs, so nobody will free a block: take those of requests that have loaded and wait behind this one.
         const victim = this.#latestHolder(request);
@@ -201,7 +203,7 @@ export class Scheduler {
         admission = this.#admit(request);
       }
       if (admission !== 'full') continue;
-      const othersHold = this.running.count + this.loads.count + this.exports.heldBlocks > 0;
+      const othersHold = this.running.count + this.loads.count + this.exports.heldBlocks + this.#storing.count > 0;
       invariant(othersHold, () => `request ${request.id}: does not fit into an empty pool`);
       return;
     }

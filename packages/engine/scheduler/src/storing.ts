@@ -1,14 +1,20 @@
 /**
  * Prompts that were computed for other workers, between their last step and their end: what is left of them is offered to the
- * tier as far as exports have room, their blocks go when all are offered, and they end when the tier has answered for each.
+ * tier as far as exports have room, and they end when the tier has answered for each. What somebody else is just writing (another
+ * request with the same prompt, another engine of that node) is offered again: it is held a few milliseconds later.
  */
 import type { Connector } from './connector.ts';
 import type { Exports } from './exports.ts';
 import type { EngineRequest } from './request.ts';
+import type { Clock } from './types.ts';
+
+/** Before what was busy is offered again; as often as there are pauses, at the end of the prompt. */
+const pausesMs: readonly number[] = [5, 10, 20, 40, 80, 160];
 
 export interface StoringOptions {
   readonly connector: Connector;
   readonly exports: Exports;
+  readonly clock: Clock;
   /** The request lets its blocks go. */
   readonly release: (request: EngineRequest) => void;
   /** A request may end now. */
@@ -26,6 +32,10 @@ export class Storing {
     this.#options = options;
   }
 
+  get count(): number {
+    return this.#requests.size;
+  }
+
   /** All of it is computed. */
   add(request: EngineRequest): void {
     this.#requests.add(request);
@@ -35,12 +45,25 @@ export class Storing {
     this.#requests.delete(request);
   }
 
-  /** The tier holds blocks `first`..`end`-1 of what one of them, or one that is computed still, has offered. */
-  settled(request: EngineRequest, first: number, end: number): void {
+  /** The tier holds blocks `first`..`end`-1 of what one of them, or one that is computed still, has offered; see `OnSettled`. */
+  settled(request: EngineRequest, first: number, end: number, isBusy: boolean): void {
     if (request.state === 'finished') return;
     const prefillOnly = request.prefillOnly!;
     if (prefillOnly.held(first, end)) this.#options.onReady(request, prefillOnly.readyBlocks);
+    prefillOnly.isBusy ||= isBusy;
+    if (prefillOnly.unsettled === 0 && prefillOnly.isBusy) this.#again(request);
     if (this.#requests.has(request)) this.#options.wake();
+  }
+
+  /** Somebody needs room: who only waits for answers lets its blocks go, and offers nothing again. False: nobody had any. */
+  giveRoom(): boolean {
+    let given = false;
+    for (const request of this.#requests) {
+      if (!request.holdsBlocks || request.offeredBlocks < request.prefillOnly!.blocks) continue;
+      this.#options.release(request);
+      given = true;
+    }
+    return given;
   }
 
   /** Between two steps. */
@@ -48,17 +71,33 @@ export class Storing {
     for (const request of this.#requests) this.#goOn(request);
   }
 
+  /** What somebody else was writing is offered again, with all behind it: with the next chunk, or after a pause. */
+  #again(request: EngineRequest): void {
+    const prefillOnly = request.prefillOnly!;
+    prefillOnly.isBusy = false;
+    const pauseMs = pausesMs[prefillOnly.pauses];
+    if (prefillOnly.readyBlocks >= prefillOnly.blocks || pauseMs === undefined || !request.holdsBlocks) return;
+    request.offeredBlocks = Math.min(request.offeredBlocks, prefillOnly.readyBlocks);
+    if (!this.#requests.has(request)) return;
+    prefillOnly.pauses++;
+    prefillOnly.isPaused = true;
+    this.#options.clock.after(pauseMs, () => {
+      prefillOnly.isPaused = false;
+      this.#options.wake();
+    });
+  }
+
   #goOn(request: EngineRequest): void {
     const { connector, exports, release, onPrefilled } = this.#options;
     const prefillOnly = request.prefillOnly!;
-    if (request.holdsBlocks) {
-      exports.offer(request);
-      const isOffered = request.offeredBlocks >= prefillOnly.blocks;
-      // Nothing will come back to exports, and still there is no room: there never will be.
-      const isStuck = !isOffered && exports.heldBlocks === 0;
-      if (isOffered || isStuck || !connector.attached) release(request);
-    }
-    if (request.holdsBlocks || prefillOnly.unsettled > 0) return;
+    if (prefillOnly.isPaused) return;
+    exports.offer(request);
+    if (prefillOnly.unsettled > 0) return;
+    // Nothing will come back to exports, and still there is no room: there never will be.
+    const isStuck = exports.heldBlocks === 0;
+    const isLeft = request.holdsBlocks && request.offeredBlocks < prefillOnly.blocks;
+    if (isLeft && !isStuck && connector.attached) return;
+    if (request.holdsBlocks) release(request);
     onPrefilled(request, connector.attached ? prefillOnly.readyBlocks : undefined);
   }
 }

@@ -42,10 +42,15 @@ export class FakeNode {
   spans: (held: number) => { tier: string; count: number }[] = (held) => [{ tier: 'arena', count: held }];
   estimatedUs = 0;
   held = new Map<string, { offset: number; checksum: bigint }>();
+  /** Names of blocks that somebody else is writing. */
+  readonly writing = new Set<string>();
   /** Slots given out for writing and not given back. */
   readonly reserved = new Map<bigint, string>();
   /** Loads not yet released. */
   readonly leases = new Set<bigint>();
+  /** Loads that wait for blocks, by id: what their client asked for. */
+  readonly awaiting = new Map<bigint, { readonly awaitMs: number; readonly check: () => void }>();
+  readonly endedLoads: bigint[] = [];
   /** Hashes of each; the third is refused. */
   readonly prefetches: Buffer[] = [];
   readonly cancelledPrefetches: Buffer[] = [];
@@ -105,6 +110,11 @@ export class FakeNode {
     const offset = this.#slot();
     this.#memory.set(content, offset);
     this.held.set(key(hash), { offset, checksum: checksumOf(contentOf(hash)) });
+    this.#tellAwaiting();
+  }
+
+  #tellAwaiting(): void {
+    for (const { check } of [...this.awaiting.values()]) check();
   }
 
   #slot(): number {
@@ -118,6 +128,7 @@ export class FakeNode {
       this.#sockets.delete(socket);
       this.reserved.clear();
       this.leases.clear();
+      this.awaiting.clear();
     });
     const reader = new FrameReader((message) => {
       const frame = ClientFrame.decode(message);
@@ -158,8 +169,38 @@ export class FakeNode {
         void this.kill().then(() => this.start());
         return;
       default:
+        if (body.$case === 'load' && body.value.awaitMs) {
+          this.#await(id, body.value.hashes, body.value.awaitMs, fault, send);
+          return;
+        }
+        if (body.$case === 'endLoad') this.#endLoad(body.value.loadId, socket);
         for (const answer of this.#answer(id, body, fault)) send(answer);
     }
+  }
+
+  /** Blocks are told as they come, until all are there or the client ends it. */
+  #await(id: bigint, packed: Buffer, awaitMs: number, fault: Fault, send: (answer: ServerBody) => void): void {
+    this.leases.add(id);
+    const count = split(packed).length;
+    let told = 0;
+    const check = (): void => {
+      const ready = this.#prefix(packed).slice(told);
+      if (fault === 'wrong bytes' && ready.length > 0) this.#memory[ready[0]!.offset]! ^= 1;
+      if (ready.length > 0) send(readyOf(told, ready));
+      told += ready.length;
+      if (told < count) return;
+      this.awaiting.delete(id);
+      send({ $case: 'loadDone', value: { loaded: told, reason: '' } });
+    };
+    this.awaiting.set(id, { awaitMs, check });
+    check();
+  }
+
+  #endLoad(loadId: bigint, socket: Socket): void {
+    this.endedLoads.push(loadId);
+    if (!this.awaiting.delete(loadId)) return;
+    const body = { $case: 'loadDone', value: { loaded: 0, reason: 'cancelled' } } as const;
+    writeFrame(socket, ServerFrame.encode({ id: loadId, bootEpoch: this.#epoch, body }).finish());
   }
 
   #answer(id: bigint, body: ClientBody, fault: Fault): ServerBody[] {
@@ -179,9 +220,10 @@ export class FakeNode {
         return this.#load(id, body.value.hashes, fault);
       case 'reserve': {
         const hashes = split(body.value.hashes);
-        const status = hashes.map((hash) =>
-          this.held.has(key(hash)) ? ReserveStatus.RESERVE_STATUS_HELD : ReserveStatus.RESERVE_STATUS_RESERVED,
-        );
+        const status = hashes.map((hash) => {
+          if (this.writing.has(key(hash))) return ReserveStatus.RESERVE_STATUS_BUSY;
+          return this.held.has(key(hash)) ? ReserveStatus.RESERVE_STATUS_HELD : ReserveStatus.RESERVE_STATUS_RESERVED;
+        });
         const offsets = hashes.map((hash, i) => {
           if (status[i] !== ReserveStatus.RESERVE_STATUS_RESERVED) return 0n;
           const offset = BigInt((fault === 'wrong offset' ? 1e9 : 0) + this.#slot());
@@ -201,6 +243,7 @@ export class FakeNode {
         return [{ $case: 'done', value: { count: body.value.offsets.length } }];
       case 'release':
         this.leases.delete(body.value.loadId);
+        this.awaiting.delete(body.value.loadId);
         if (body.value.corrupt.length > 0) this.corruptReports.push(body.value);
         return [{ $case: 'done', value: { count: 0 } }];
       case 'prefetch':
@@ -256,6 +299,7 @@ export class FakeNode {
     if (checksumOf(bytes) !== checksum) this.wrongs.push(`commit of ${name} with a checksum of other bytes`);
     if (checksumOf(contentOf(Buffer.from(name, 'hex'))) !== checksum) this.wrongs.push(`other bytes under ${name}`);
     this.held.set(name, { offset, checksum });
+    this.#tellAwaiting();
   }
 
   #prefix(packed: Buffer): { offset: number; checksum: bigint }[] {
@@ -268,6 +312,16 @@ export class FakeNode {
     return found;
   }
 }
+
+const readyOf = (first: number, blocks: readonly { offset: number; checksum: bigint }[]): ServerBody => ({
+  $case: 'ready',
+  value: {
+    first,
+    offsets: blocks.map(({ offset }) => BigInt(offset)),
+    checksums: blocks.map(({ checksum }) => checksum),
+    tier: 'arena',
+  },
+});
 
 const split = (packed: Buffer): Buffer[] =>
   Array.from({ length: packed.length / hashBytes }, (_, i) => packed.subarray(i * hashBytes, (i + 1) * hashBytes));

@@ -2,7 +2,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { ArrivedLoad, LoadResult, Match } from '@kvtier/scheduler';
+import type { ArrivedLoad, AwaitedLoad, LoadResult, Match } from '@kvtier/scheduler';
 import { type ConnectorOptions, createConnector, type NodeConnector } from '../node-connector.ts';
 import type { Timers } from '../timers.ts';
 import { FakeExecutor } from './fake-executor.ts';
@@ -18,9 +18,9 @@ export const fastTimers = (speed: number): Timers => ({
   },
 });
 
-/** Poll until `condition` holds; throws after two seconds. */
-export async function until(condition: () => boolean, what: string): Promise<void> {
-  const deadline = performance.now() + 2_000;
+/** Poll until `condition` holds; throws after two seconds, or `limitMs`. */
+export async function until(condition: () => boolean, what: string, limitMs = 2_000): Promise<void> {
+  const deadline = performance.now() + limitMs;
   while (!condition()) {
     if (performance.now() > deadline) throw new Error(`still waiting: ${what}`);
     await new Promise((resolve) => setTimeout(resolve, 1));
@@ -71,6 +71,7 @@ export class ConnectorRig {
     first: number,
     blockIds: number[],
     onArrived?: (load: ArrivedLoad) => boolean,
+    awaited?: AwaitedLoad,
   ): Promise<LoadResult> {
     return new Promise((resolve) => {
       const hashes = chainOf(chain, first + blockIds.length);
@@ -79,20 +80,27 @@ export class ConnectorRig {
         if (inside) throw new Error('called back from inside the call');
         resolve(result);
       };
-      this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived);
+      this.connector.load(id, hashes, first, Int32Array.from(blockIds), onDone, onArrived, awaited);
       inside = false;
     });
   }
 
   /** Fill the blocks with what is right for the chain and store them. */
-  store(chain: number, first: number, blockIds: number[]): Promise<void> {
+  store(
+    chain: number,
+    first: number,
+    blockIds: number[],
+    onSettled?: (held: number, isBusy: boolean) => void,
+  ): Promise<void> {
     for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
     return new Promise((resolve) => {
       let inside = true;
-      this.connector.store(chainOf(chain, first + blockIds.length), first, Int32Array.from(blockIds), () => {
+      const onReleased = (): void => {
         if (inside) throw new Error('called back from inside the call');
         resolve();
-      });
+      };
+      const hashes = chainOf(chain, first + blockIds.length);
+      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, onSettled);
       inside = false;
     });
   }

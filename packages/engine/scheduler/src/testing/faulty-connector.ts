@@ -26,6 +26,8 @@ export interface Faults {
   readonly deadOffer?: () => boolean;
   /** A step's import that does not take place at all. */
   readonly refuseImport?: () => boolean;
+  /** A store of blocks that somebody else is writing. */
+  readonly busyStore?: () => boolean;
   /** A store that does not happen. */
   readonly refuseStore?: () => boolean;
 }
@@ -245,12 +247,13 @@ export class FaultyConnector implements Connector {
     firstBlock: number,
     blockIds: Int32Array,
     onReleased: () => void,
-    onSettled?: (heldBlocks: number) => void,
+    onSettled?: (heldBlocks: number, isBusy: boolean) => void,
   ): void {
     const columns = blockIds.length / this.#windows.length;
     const { later, faults } = this.#options;
     later(() => {
-      const isTaken = !faults?.refuseStore?.();
+      const isBusy = faults?.busyStore?.() ?? false;
+      const isTaken = !isBusy && !faults?.refuseStore?.();
       if (isTaken) {
         blockIds.forEach((block, at) => {
           if (block === 0) return;
@@ -260,7 +263,7 @@ export class FaultyConnector implements Connector {
       }
       onReleased();
       this.told();
-      if (onSettled) later(() => onSettled(isTaken ? columns : 0));
+      if (onSettled) later(() => onSettled(isTaken ? columns : 0, isBusy));
     });
   }
 

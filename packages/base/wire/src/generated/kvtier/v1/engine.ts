@@ -123,7 +123,7 @@ export interface GenerateEvent {
   tokenIds: number[];
   /** "" while running, else "stop" | "length" | "prefilled" */
   finishReason: string;
-  /** with the first event */
+  /** with the first token, or with "prefilled" */
   cache?:
     | CacheUse
     | undefined;
