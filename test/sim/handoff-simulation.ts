@@ -13,7 +13,7 @@
 import { Tries } from '@kvtier/api-server/testing';
 import { Dispatcher, Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import { HandOffs } from '@kvtier/handoff';
+import { type HandOffEngines, type HandOffLimits, HandOffs } from '@kvtier/handoff';
 import { maxMedia } from '@kvtier/kv-index';
 import { createLogger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
@@ -27,6 +27,9 @@ export interface HandOffSimOptions {
   /** Events of the chaos. */
   readonly steps?: number;
   readonly verbose?: boolean;
+  /** Defects, planted between the coordinator and its workers: what it asks of them is bent. */
+  readonly bend?: (engines: HandOffEngines) => Partial<HandOffEngines>;
+  readonly limits?: Partial<HandOffLimits>;
 }
 
 export const defaultHandOffSteps = 3_000;
@@ -38,7 +41,7 @@ const endsWithinMs = 180_000;
 const limits = {
   stallMs: 300,
   deadlineMs: 8_000,
-  maxLegs: 12,
+  maxLegs: 8,
   maxLegsPerWorker: 5,
   stepTokens: 128,
   itlMs: 30,
@@ -52,13 +55,15 @@ interface Life {
   readonly beganMs: number;
   readonly leave: AbortController;
   readonly calls: Set<VirtualCall>;
+  /** When its client left. */
+  leftMs: number;
   tokens: number;
 }
 
 export async function simulateHandOffs(options: HandOffSimOptions): Promise<SimResult> {
   const world = new World(options.seed, true);
   const uninstall = installTime(world);
-  const simulation = new Simulation(world);
+  const simulation = new Simulation(world, options);
   const onRejection = (error: unknown): void => simulation.report(error);
   process.on('unhandledRejection', onRejection);
   let failure: string | undefined;
@@ -91,7 +96,7 @@ class Simulation {
   #count = 0;
   #isCalm = false;
 
-  constructor(world: World) {
+  constructor(world: World, { bend = () => ({}), limits: others = {} }: HandOffSimOptions) {
     this.#world = world;
     const roles = ['prefill', 'decode', 'both'] as const;
     const count = world.between(2, 5);
@@ -101,7 +106,21 @@ class Simulation {
       return new VirtualWorker(number, role, world.between(120, 600), world.between(1_000, 8_000), lie);
     });
     this.#workers = new VirtualWorkers(world, all);
-    this.#workers.onCall = (call) => this.#called(call);
+    this.#workers.onCall = (call) => {
+      try {
+        this.#called(call);
+      } catch (error) {
+        this.report(error); // whoever calls takes what is thrown for a failure of the worker
+      }
+    };
+    const straight: HandOffEngines = this.#workers;
+    const bent = bend(straight);
+    const engines = new Proxy(straight, {
+      get: (target, name) => {
+        const value = Reflect.get(bent, name) ?? Reflect.get(target, name);
+        return typeof value === 'function' ? value.bind(target) : value;
+      },
+    });
     const holdings = {
       match: (_: string, keys: Int32Array, numbers: readonly number[]) =>
         numbers.map((number) => {
@@ -115,7 +134,7 @@ class Simulation {
     const prefillServes = world.chance(0.8);
     const random = () => world.random();
     this.#dispatch = new Dispatcher({
-      workers: this.#workers,
+      workers: engines,
       holdings,
       policy,
       prefillServes,
@@ -125,7 +144,7 @@ class Simulation {
     const split = world.pick(['predicted', 'predicted', 'always'] as const);
     const fallback = prefillServes;
     this.#handOffs = new HandOffs({
-      ...{ engines: this.#workers, holdings, logger: silent, limits: { ...limits, split, fallback } },
+      ...{ engines, holdings, logger: silent, limits: { ...limits, split, fallback, ...others } },
     });
   }
 
@@ -185,16 +204,18 @@ class Simulation {
     const world = this.#world;
     const id = `r${this.#count++}`;
     const leave = new AbortController();
-    const life: Life = { id, beganMs: world.nowMs, leave, calls: new Set(), tokens: 0 };
+    const leftMs = Number.POSITIVE_INFINITY;
+    const life: Life = { id, beganMs: world.nowMs, leave, calls: new Set(), tokens: 0, leftMs };
     this.#lives.set(id, life);
     const wanted = world.between(1, 12);
     const prompt = world.between(0, 30);
     const ids = new Array<number>(world.between(1, 1_500)).fill(prompt);
     const ttftMs = world.chance(0.2) ? world.between(50, 3_000) : undefined;
     if (world.chance(0.3))
-      world.schedule(world.between(0, 1_500_000), `${id}: its client leaves`, () =>
-        leave.abort(new KvError('CANCELLED', 'the client ended the request')),
-      );
+      world.schedule(world.between(0, 1_500_000), `${id}: its client leaves`, () => {
+        life.leftMs = world.nowMs;
+        leave.abort(new KvError('CANCELLED', 'the client ended the request'));
+      });
     try {
       await this.#tries(life, ids, wanted, ttftMs);
       if (life.tokens !== wanted) throw new Violation(`law 1: ${id} has ${life.tokens} of ${wanted} tokens`);
@@ -289,6 +310,8 @@ class Simulation {
       const [id] = call.request.requestId.split('-prefill-') as [string];
       const life = this.#lives.get(id);
       if (life === undefined) throw new Violation(`promise: ${call.request.requestId} runs, its request has ended`);
+      if (this.#world.nowMs - life.leftMs > messageMs)
+        throw new Violation(`promise: ${call.request.requestId} runs, its client has left`);
       if (call.request.prefillOnly === undefined) continue;
       const { number } = call.worker;
       prefills.set(number, (prefills.get(number) ?? 0) + 1);
@@ -296,15 +319,16 @@ class Simulation {
       if (isWanted) this.#unwanted.delete(call);
       else if (!this.#unwanted.has(call)) this.#unwanted.set(call, this.#world.nowMs);
       const sinceMs = this.#unwanted.get(call) ?? this.#world.nowMs;
-      // The decode worker computes the rest, and says so with its first token.
-      const boundMs = messageMs + ([...life.calls].some(({ isOpen }) => isOpen) ? limits.deadlineMs : 0);
+      // A decode worker that waits no more says so with its first token.
+      const isUntold = [...life.calls].some(({ isOpen, hasGiven }) => isOpen && !hasGiven);
+      const boundMs = messageMs + (isUntold ? limits.deadlineMs : 0);
       if (this.#world.nowMs - sinceMs > boundMs)
         throw new Violation(`promise: ${call.request.requestId} computes for nobody`);
     }
     for (const [number, count] of prefills)
       if (count > limits.maxLegsPerWorker) throw new Violation(`law 3: w${number} has ${count} legs`);
-    for (const { sent } of this.#workers.all)
-      for (const { requestId } of sent)
+    for (const { open } of this.#workers.all)
+      for (const { requestId } of open)
         if (!this.#lives.has(requestId.split('-prefill-')[0]!))
           throw new Violation(`promise: ${requestId} counts on a worker, its request has ended`);
     if (this.#lives.size === 0) this.#atRest();
@@ -313,7 +337,7 @@ class Simulation {
   #atRest(): void {
     const { legs, pendingBlocks } = this.#handOffs;
     const { waiting, given } = this.#dispatch.stats();
-    const sent = this.#workers.all.reduce((sum, worker) => sum + worker.sent.size, 0);
+    const sent = this.#workers.all.reduce((sum, worker) => sum + worker.open.size, 0);
     const left = { legs, pendingBlocks, waiting, given, sent };
     if (Object.values(left).some((count) => count !== 0))
       throw new Violation(`promise: nobody asks for anything, and this is left: ${JSON.stringify(left)}`);

@@ -39,6 +39,8 @@ export interface VirtualCall {
   tokensLeft: number;
   answerLeft: number;
   hasToken: boolean;
+  /** The caller has a token of it. */
+  hasGiven: boolean;
   stallAtMs: number;
   deadlineAtMs: number;
 }
@@ -56,6 +58,8 @@ export class VirtualWorker implements Worker {
   readonly calls: VirtualCall[] = [];
   /** Sent, and not there yet. */
   readonly sent = new Set<Share>();
+  /** Sent, and not ended. */
+  readonly open = new Set<Share>();
   /** Leading blocks of each prompt, by its first token: the engine's own, and its node's. */
   readonly own = new Map<number, number>();
   readonly node = new Map<number, number>();
@@ -134,7 +138,12 @@ export class VirtualWorkers implements HandOffEngines {
   sent(number: number, share: Share): ReturnType<HandOffEngines['sent']> {
     const worker = this.all[number]!;
     worker.sent.add(share);
-    return { firstToken: () => {}, ended: () => worker.sent.delete(share) };
+    worker.open.add(share);
+    const ended = (): void => {
+      worker.sent.delete(share);
+      worker.open.delete(share);
+    };
+    return { firstToken: () => {}, ended };
   }
 
   /** Blocks of a prompt at hand: the engine's and its node's. */
@@ -161,6 +170,7 @@ export class VirtualWorkers implements HandOffEngines {
       const end = (failure?: unknown): void => {
         if (!call.isOpen) return;
         call.isOpen = false;
+        this.#world.note(`w${number} ${request.requestId}: ended ${failure === undefined ? '' : String(failure)}`);
         signal.removeEventListener('abort', leave);
         this.#leave(call);
         if (failure === undefined) resolve();
@@ -173,6 +183,7 @@ export class VirtualWorkers implements HandOffEngines {
           awaited: undefined,
           isBringing: false,
           hasToken: false,
+          hasGiven: false,
           stallAtMs: 0,
           deadlineAtMs: 0,
           tokensLeft: tokensOf(request),
@@ -182,6 +193,8 @@ export class VirtualWorkers implements HandOffEngines {
       if (signal.aborted) return reject(signal.reason as Error);
       signal.addEventListener('abort', leave, { once: true });
       this.onCall(call);
+      const blocks = request.prefillOnly?.blocks ?? request.handOff?.blocks ?? 0;
+      this.#world.note(`w${number} ${request.requestId}: asked, ${blocks} blocks`);
       if (worker.state !== 'ready') return end(new KvError('DISCONNECTED', 'gone', { retry: true }));
       this.#later(this.#world.between(100, 2_000), call, () => {
         for (const share of worker.sent) if (share.requestId === request.requestId) worker.sent.delete(share);
@@ -256,6 +269,10 @@ export class VirtualWorkers implements HandOffEngines {
   #tell(call: VirtualCall, part: Partial<GenerateEvent>, andEnds = false): void {
     this.#later(this.#world.between(50, 1_000), call, () => {
       const event = { tokenIds: [], finishReason: '', failure: undefined, ...part } as GenerateEvent;
+      const { requestId } = call.request;
+      if (event.tokenIds.length === 0) this.#world.note(`w${call.worker.number} ${requestId}: ${JSON.stringify(part)}`);
+      else if (!call.hasGiven) this.#world.note(`w${call.worker.number} ${requestId}: its first token`);
+      if (event.tokenIds.length > 0) call.hasGiven = true;
       if (call.onEvent(event) === false || andEnds) call.end();
     });
   }

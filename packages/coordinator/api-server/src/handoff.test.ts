@@ -186,6 +186,25 @@ describe('who dies', () => {
     await atRest();
   });
 
+  it('a prefill worker whose process ends and starts again under the decode worker costs nothing', async () => {
+    let begun: Call | undefined;
+    p.script = (call) => {
+      begun = call;
+      blocks.count = 20;
+      call.write(event({ handOff: { localBlocks: 0, readyBlocks: 20 } }));
+    };
+    const response = ask();
+    await vi.waitUntil(() => begun !== undefined, patience);
+    await p.stop();
+    expect(await idsOf(await response)).toEqual(answer);
+    expect(header(await response, 'degraded')).toBe('handoff-prefill-died');
+    await p.start();
+    p.script = prefills(blocks, 10);
+    await vi.waitUntil(() => at.fleet.workers()[1]?.state === 'ready', patience);
+    await atRest();
+    expect(at.handOffs.legs).toBe(0);
+  });
+
   it('a decode worker that dies while it waits ends the leg of prefill; the next one gets a decision of its own', async () => {
     const e = await at.start('e');
     e.description = { ...e.description, blockCount: 10_000n };

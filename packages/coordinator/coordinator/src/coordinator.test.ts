@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type CoordinatorInput, coordinatorSchema, parseConfig, routingPolicyNames } from '@kvtier/config';
+import { handOffDefaults } from '@kvtier/handoff';
 import { ScriptedEngine, say } from '@kvtier/registry/testing';
 import { policies } from '@kvtier/routing';
 import { createLogger } from '@kvtier/telemetry';
@@ -51,6 +52,10 @@ const ready = () =>
 
 it('the configuration knows the policies that there are', () => {
   expect(routingPolicyNames).toEqual(Object.keys(policies));
+});
+
+it('hand-offs have the defaults of the configuration', () => {
+  expect(parseConfig(coordinatorSchema, { port: 0 }, 'test').handoff).toEqual(handOffDefaults);
 });
 
 it('says in one line what cannot work', async () => {

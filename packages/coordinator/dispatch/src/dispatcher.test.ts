@@ -117,6 +117,45 @@ describe('a choice', () => {
     });
   });
 
+  it('is a prefill worker only while no other of its model is ready, and never where that is off', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    const strict = new Dispatcher({
+      workers,
+      holdings: new FakeHoldings(),
+      policy: 'round-robin',
+      prefillServes: false,
+    });
+    const decode = workers.add('d');
+    workers.add('p').record = { ...decode.record, name: 'p', role: 'prefill' };
+    workers.changed();
+    for (const one of [dispatcher, strict]) expect(nameOf(await one.choose(request(), never))).toBe('d');
+    decode.state = 'silent';
+    workers.changed();
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('p');
+    await expect(strict.choose(request(), never)).rejects.toMatchObject({
+      code: 'DISCONNECTED',
+      message:
+        'model demo: no decode worker is ready to serve it (1 are joining, draining or silent, ' +
+        '1 only prefill, and handoff.fallback is off); try again',
+    });
+    decode.state = 'ready';
+    workers.changed();
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('d');
+    strict.close();
+  });
+
+  it('is refused when the first token would come later than it is wanted: at once, or when it has waited so long', async () => {
+    const { workers, dispatcher } = rig();
+    for (const name of ['a', 'b']) workers.add(name, {}, { waiting: 1, tokensAhead: 30_000 });
+    const by = (ms: number) => dispatcher.choose(request({ firstTokenByMs: performance.now() + ms }), never);
+    const atOnceMs = performance.now();
+    await expect(by(2_000)).rejects.toMatchObject({ code: 'BUSY', retryAfterS: 3 });
+    expect(performance.now() - atOnceMs).toBeLessThan(1_000);
+    for (const worker of workers.all) worker!.load.tokensAhead = 8_000;
+    await expect(by(900)).rejects.toMatchObject({ code: 'BUSY', message: expect.stringContaining('was wanted') });
+    expect(dispatcher.stats()).toMatchObject({ waiting: 0, given: 0, saturated: 2 });
+  });
+
   it.each(Object.keys(policies) as PolicyName[])('%s chooses only what it may', async (policy) => {
     const { workers, dispatcher } = rig({ policy });
     for (let i = 0; i < 5; i++) workers.add(`w${i}`);

@@ -1,6 +1,5 @@
 /** The decision against what must hold of it, whatever the figures; and by hand for the few that a person can compute. */
 
-import { splitModes } from '@kvtier/config';
 import { maxMedia } from '@kvtier/kv-index';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
@@ -63,7 +62,7 @@ const sideFigures = fc.record({
 });
 const questions = fc
   .record({
-    mode: fc.constantFrom(...splitModes),
+    mode: fc.constantFrom('predicted' as const, 'always' as const, 'never' as const),
     tokens: fc.integer({ min: 1, max: 1_500 }),
     maxTokens: fc.integer({ min: 1, max: 500 }),
     decode: sideFigures,
@@ -251,6 +250,17 @@ describe('by hand', () => {
     ['prefill-busy', { legsLeft: 0 }],
   ])('%s', (reason, part) => {
     expect(decide(question(part)).reason).toBe(reason);
+  });
+
+  it('lacking: only where an idle worker would have been asked', () => {
+    const decodeOf = (count: number, held: number) => running(count, { role: 'decode', match: matchOf(held) });
+    const lacks = (decode: Side, part: Partial<Question> = {}) =>
+      decide(question({ decode, others: [], ...part })).isLacking;
+    expect([lacks(decodeOf(3, 0)), lacks(decodeOf(0, 99)), lacks(decodeOf(0, 0)), lacks(running(3))]).toEqual([
+      ...[true, false, false, false],
+    ]);
+    expect(lacks(decodeOf(0, 99), { mode: 'always' })).toBe(true);
+    expect(lacks(decodeOf(3, 0), { mode: 'never' })).toBe(false);
   });
 
   it('always: all blocks, at the best worker', () => {

@@ -112,7 +112,7 @@ export interface Decision {
   /** Of what was decided. */
   readonly expected: Expected;
   readonly alone: Expected;
-  /** A decode worker gets what it would rather not compute: no prefill worker could be asked. */
+  /** A decode worker computes what an idle worker like it should have: no prefill worker could be asked. */
   readonly isLacking: boolean;
 }
 
@@ -139,7 +139,7 @@ export function decide(question: Question): Decision {
   const alone = aloneOf(question);
   const none = (reason: HandOffReason): Decision => ({
     ...{ reason, split: undefined, expected: alone, alone },
-    isLacking: decode.role === 'decode' && isLack(reason),
+    isLacking: decode.role === 'decode' && isLack(reason) && isWanted(question, alone),
   });
   if (mode === 'never') return none('never');
   const full = Math.floor((tokens - 1) / blockTokens);
@@ -159,9 +159,7 @@ export function decide(question: Question): Decision {
   }
   const chosen = best!;
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
-  const spares = chosen.misses < alone.misses;
-  const cheaper = chosen.misses === alone.misses && chosen.costS < alone.costS * margin;
-  if (!spares && !cheaper) return none('alone');
+  if (!pays(chosen, alone)) return none('alone');
   const isSooner = chosen.ttftS < alone.ttftS && chosen.slowed >= alone.slowed;
   const reason = isSooner ? 'sooner' : 'spares-streams';
   return { reason, split: chosen, expected: chosen, alone, isLacking: false };
@@ -174,6 +172,20 @@ function isBetter(a: Split, b: Split): boolean {
   if (a.blocks !== b.blocks) return a.blocks > b.blocks;
   return a.prefill.number < b.prefill.number;
 }
+
+/** Whether an idle worker that is as fast as the decode side would have been asked. */
+function isWanted(question: Question, alone: Expected): boolean {
+  const { mode, tokens, blockTokens, decode } = question;
+  if (mode === 'always') return true;
+  const idle = { waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0, loadAheadS: 0 };
+  const prefill: Side = { ...decode, ...idle, number: -1, role: 'prefill', node: '' };
+  const full = Math.floor((tokens - 1) / blockTokens);
+  return pays(splitOf(question, prefill, full, Math.min(decode.match.blocks, full)), alone);
+}
+
+/** It misses less, or as much and costs a twentieth less. */
+const pays = (split: Expected, alone: Expected): boolean =>
+  split.misses < alone.misses || (split.misses === alone.misses && split.costS < alone.costS * margin);
 
 const isLack = (reason: HandOffReason): boolean =>
   reason === 'no-prefill-worker' || reason === 'other-revision' || reason === 'no-node' || reason === 'prefill-busy';

@@ -15,6 +15,7 @@ import { KvError } from '@kvtier/errors';
 import type { OnEvent } from '@kvtier/registry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Split } from './decision.ts';
+import type { Transfer } from './link-rate.ts';
 
 /** Why a hand-off was less than was wanted. */
 export const shortfalls = [
@@ -67,6 +68,8 @@ export interface HandOffListener {
   another(except: ReadonlySet<number>): Split | undefined;
   /** The first token is here. Of the blocks: those that the decode side held itself, and those that it had from elsewhere. */
   firstToken(local: number, come: number): void;
+  /** Blocks travelled so fast. */
+  travelled(transfer: Transfer): void;
 }
 
 const ended = new KvError('CANCELLED', 'the hand-off is over');
@@ -80,6 +83,9 @@ export class HandOff {
   /** Blocks in the prefill side's node. */
   #ready = 0;
   #hasToken = false;
+  /** When the first block was ready, and when all were: performance.now(). */
+  #firstReadyMs: number | undefined;
+  #allReadyMs: number | undefined;
   #fellShort = false;
 
   constructor(options: HandOffOptions) {
@@ -132,7 +138,12 @@ export class HandOff {
     // Whatever a prefill worker still computes, nobody waits for it.
     this.#over.abort(ended);
     const local = this.#local ?? 0;
-    listener.firstToken(local, Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0));
+    const come = Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0);
+    listener.firstToken(local, come);
+    if (cache?.tailUs === undefined || this.#firstReadyMs === undefined || this.#allReadyMs === undefined) return;
+    const cameMs = performance.now() - cache.tailUs / 1000;
+    const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
+    listener.travelled({ blocks: come, tookS: tookS!, afterS: afterS! });
   }
 
   /** The leg of prefill, at one worker after another. Never throws. */
@@ -203,6 +214,8 @@ export class HandOff {
       const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
       if (now > ready || finishReason !== '') stall.refresh();
       ready = Math.max(now, ready);
+      if (ready > 0) this.#firstReadyMs ??= performance.now();
+      if (ready >= blocks) this.#allReadyMs ??= performance.now();
       this.#ready = Math.max(this.#ready, ready);
       listener.pending(blocks - this.#ready);
     };

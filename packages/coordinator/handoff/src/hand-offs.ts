@@ -16,6 +16,7 @@ import type { GenerateRequest } from '@kvtier/wire/grpc';
 import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall } from './hand-off.ts';
 import { Late } from './late.ts';
+import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
 import { sidesOf } from './sides.ts';
 
@@ -78,6 +79,7 @@ export interface HandedOff {
 
 /** Medium `peer` of the KV index. */
 const peer = 3;
+const maxLinks = 1_024;
 const [firstLateS, mostLateS] = [0.004, 0.5];
 /** No estimate of a queue is taken for exact: a prefill worker gets so many times as long. */
 const patience = 3;
@@ -90,6 +92,8 @@ export class HandOffs {
   readonly #legs = new Map<number, number>();
   /** Blocks that have still to travel, by the decode side's node. */
   readonly #pending = new Map<string, number>();
+  /** By the decode side's node. */
+  readonly #links = new Map<string, LinkRate>();
   #open = 0;
 
   constructor(options: HandOffsOptions) {
@@ -130,6 +134,7 @@ export class HandOffs {
     const { split } = decision;
     this.metrics.decided(decision);
     const line = lineOf(question, decision);
+    this.#options.logger.debug({ request: request.requestId, decode: choice.worker.record.name }, `hand-off: ${line}`);
     const { role } = choice.worker.record;
     const lacks = role === 'prefill' ? 'no-decode-worker' : decision.isLacking ? decision.reason : undefined;
     if (lacks !== undefined) this.metrics.fellShort(lacks);
@@ -180,6 +185,9 @@ export class HandOffs {
           return { ...next, blocks: split.blocks };
         },
         firstToken: (local, come) => this.metrics.handedOff(split, local, come),
+        travelled: (transfer) => {
+          if (split.travels > 0) this.#linkOf(node).came(transfer);
+        },
       },
     });
     if (asked.keys.length > 0) this.#options.holdings.sent?.(asked.model, split.prefill.number, asked.keys);
@@ -203,7 +211,7 @@ export class HandOffs {
       waitedS: Math.max(nowMs - asked.arrivedMs, 0) / 1000,
       ttftS: (asked.ttftMs ?? ttftMs) / 1000,
       itlS: (asked.itlMs ?? itlMs) / 1000,
-      linkBlocksPerS: decode.loadBlocksPerS[peer] ?? 0,
+      linkBlocksPerS: this.#links.get(decode.node ?? '')?.perS || (decode.loadBlocksPerS[peer] ?? 0),
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       stepTokens,
       legsPerWorker: maxLegsPerWorker,
@@ -244,6 +252,16 @@ export class HandOffs {
     (decision.split === undefined ? alone : split).came(predictedS, seenS);
     // What is never tried is never found to be better than it was.
     if (decision.split === undefined) split.forget(0.005);
+  }
+
+  #linkOf(node: string): LinkRate {
+    let link = this.#links.get(node);
+    if (link !== undefined) return link;
+    // Nodes come and go: the oldest is forgotten, and measured again.
+    if (this.#links.size >= maxLinks) this.#links.delete(this.#links.keys().next().value!);
+    link = new LinkRate();
+    this.#links.set(node, link);
+    return link;
   }
 
   #countLeg(number: number, by: 1 | -1): void {
