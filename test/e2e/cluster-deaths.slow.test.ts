@@ -33,8 +33,7 @@ it.each([
   { what: 'workers of both roles', size: { workers: 2, nodes: 2, coordinators: 2 }, who: /./ },
   {
     what: 'prefill and decode workers',
-    // The engines' own blocks are too few for all prompts, so that there is always something to hand over.
-    size: { workers: 3, prefill: 1, nodes: 3, coordinators: 2, handoff: { split: 'always' }, kvBytes: 6 << 20 },
+    size: { workers: 3, prefill: 1, nodes: 3, coordinators: 2, handoff: { split: 'always' } },
     who: /^worker-[01]$|^node-0$|^coordinator-0$/,
   },
 ])('$what are as before two seconds after each death and each standstill', { timeout: 600_000 }, async (cluster) => {
@@ -45,7 +44,9 @@ it.each([
   const client = async (number: number): Promise<void> => {
     for (let at = number; running; at += clients) {
       const which = (at * 7) % requests.length;
-      const answer = await started.ask(requests[which]!);
+      // Apart, nobody holds anything of a prompt, so that there is always something to hand over.
+      const salt = cluster.size.prefill === undefined ? {} : { cache_salt: `${number}-${at}` };
+      const answer = await started.ask({ ...requests[which]!, ...salt });
       expect(answer.tokenIds).toEqual(right[which]);
       answers.push(answer);
     }
@@ -83,7 +84,7 @@ it.each([
     }
     const split = answers.filter(({ handOff }) => handOff.startsWith('split '));
     report(`${cluster.what}: ${answers.length} answers, ${split.length} of them split`);
-    if (cluster.size.prefill !== undefined) expect(split.length).toBeGreaterThan(answers.length / 20);
+    if (cluster.size.prefill !== undefined) expect(split.length).toBeGreaterThan(answers.length / 4);
   } finally {
     running = false;
     await load;

@@ -18,6 +18,8 @@ export interface Request {
   readonly max_tokens: number;
   readonly temperature: number;
   readonly seed?: number;
+  /** Other blocks, the same answer. */
+  readonly cache_salt?: string;
 }
 
 export interface Answer {
