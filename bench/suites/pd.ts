@@ -33,7 +33,7 @@ const suite: Suite = {
   description:
     'prefill and decode apart against two combined workers, long prompts among streams, over 1 and 10 Gbit/s',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- pd [ROUNDS] [--verbose]` */
+  /** `npm run bench -- pd [ROUNDS] [--gbit=N] [--verbose]` */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
@@ -42,7 +42,8 @@ const suite: Suite = {
     const cluster = await PdCluster.start(dir, targets);
     try {
       const figures: Figure[] = [];
-      for (const gbit of links) {
+      const only = context.args.find((arg) => arg.startsWith('--gbit='))?.slice('--gbit='.length);
+      for (const gbit of only === undefined ? links : [Number(only)]) {
         await cluster.rate(gbit);
         figures.push(...(await measure(context, cluster, gbit, rounds)));
       }
