@@ -47,8 +47,13 @@ export class SharingHosts<Name extends string> {
     writeFileSync(join(folder, 'secret'), randomBytes(48).toString('base64'), { mode: 0o600 });
   }
 
-  /** A cache node on this host that gives to all and fetches from `peers`. */
-  async node(host: Name, peers: readonly Name[], arenaBytes: number): Promise<string> {
+  /** A cache node on this host that gives to all and fetches from `peers`; `more`: of its configuration. */
+  async node(
+    host: Name,
+    peers: readonly Name[],
+    arenaBytes: number,
+    more: Partial<CacheNodeInput> = {},
+  ): Promise<string> {
     const dataDir = join(this.#folder, `data-${host}`);
     const socketPath = join(this.#folder, `node-${host}`, 's');
     mkdirSync(dataDir);
@@ -64,6 +69,7 @@ export class SharingHosts<Name extends string> {
         security: { encryption: 'none', secretFile: join(this.#folder, 'secret'), trustedNetwork: true },
       },
       logLevel: 'warn',
+      ...more,
     } satisfies CacheNodeInput);
     return socketPath;
   }
@@ -71,7 +77,7 @@ export class SharingHosts<Name extends string> {
   /** `socketPath`: of the node beside it; null: it has none. */
   async worker(host: Name, model: string, socketPath: string | null, more: Partial<EngineWorkerInput> = {}) {
     const name = randomBytes(4).toString('hex');
-    const listen = `unix:${join(this.#folder, name)}`;
+    const listen = more.listen ?? `unix:${join(this.#folder, name)}`;
     const stop = await this.#start(host, 'engine-worker', {
       ...{ modelDir: model, servedName: 'model', listen, cacheNodeSocket: socketPath },
       ...{ kvBytes: 512 << 20, logLevel: 'warn' as const },

@@ -2,7 +2,7 @@
  * Each process of a cluster in turn is killed and stopped under load: no request fails, every answer is right, and two seconds later
  * all is as before. What counts is the longest time that any client waits for its answer beyond what it waits in peace.
  */
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterEach, beforeAll, expect, it } from 'vitest';
 import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const clients = 4;
@@ -14,11 +14,8 @@ const report = (line: string): void => {
   if (process.env.KVTIER_CLUSTER_REPORT) process.stderr.write(`${line}\n`);
 };
 
-let rig: ClusterRig;
 let right: readonly (readonly number[])[] = [];
-const answers: Answer[] = [];
-let running = true;
-let load: Promise<unknown> = Promise.resolve();
+let rig: ClusterRig | undefined;
 
 beforeAll(async () => {
   const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
@@ -27,54 +24,69 @@ beforeAll(async () => {
   } finally {
     await alone.close();
   }
-  rig = await ClusterRig.start({ workers: 2, nodes: 2, coordinators: 2 });
+}, 300_000);
+afterEach(() => rig?.close());
+
+const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+
+it.each([
+  { what: 'workers of both roles', size: { workers: 2, nodes: 2, coordinators: 2 }, who: /./ },
+  {
+    what: 'prefill and decode workers',
+    size: { workers: 3, prefill: 1, nodes: 3, coordinators: 2, handoff: { split: 'always' } },
+    who: /^worker-[01]$|^node-0$|^coordinator-0$/,
+  },
+])('$what are as before two seconds after each death and each standstill', { timeout: 600_000 }, async (cluster) => {
+  const started = await ClusterRig.start(cluster.size);
+  rig = started;
+  const answers: Answer[] = [];
+  let running = true;
   const client = async (number: number): Promise<void> => {
     for (let at = number; running; at += clients) {
       const which = (at * 7) % requests.length;
-      const answer = await rig.ask(requests[which]!);
+      // Apart, nobody holds anything of a prompt, so that there is always something to hand over.
+      const salt = cluster.size.prefill === undefined ? {} : { cache_salt: `${number}-${at}` };
+      const answer = await started.ask({ ...requests[which]!, ...salt });
       expect(answer.tokenIds).toEqual(right[which]);
       answers.push(answer);
     }
   };
-  load = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));
+  const load = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));
   load.catch(() => {}); // awaited below
-}, 300_000);
-afterAll(async () => {
-  running = false;
-  await load.catch(() => {});
-  await rig?.close();
-});
-
-const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
-/** Longest answer of those that were waited for after `sinceMs`, counted from then; also one that is not there yet. */
-function longestSince(sinceMs: number): number {
-  return Math.max(
-    0,
-    ...answers.filter(({ endMs }) => endMs > sinceMs).map((each) => each.endMs - Math.max(sinceMs, each.startMs)),
-  );
-}
-
-it('is as before two seconds after each death and each standstill', { timeout: 600_000 }, async () => {
-  await Promise.race([pause(peaceMs), load]); // caches are warm
-  const peaceFromMs = performance.now();
-  await Promise.race([pause(peaceMs), load]);
-  const usualMs = longestSince(peaceFromMs);
-  report(`in peace the longest answer takes ${usualMs.toFixed(0)} ms`);
-  for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
-    for (const [name, service] of rig.members) {
-      const sinceMs = performance.now();
-      await service.signal(signal);
-      const back = signal === 'SIGKILL' ? service.start() : pause(2 * recoveryMs).then(() => service.signal('SIGCONT'));
-      await Promise.race([Promise.all([back, pause(2 * recoveryMs)]), load]);
-      const before = answers.length;
-      const restFromMs = performance.now();
-      while (answers.length < before + 2 * clients && performance.now() < restFromMs + 30_000)
-        await Promise.race([pause(20), load]);
-      const longestMs = longestSince(sinceMs);
-      report(`${name} ${signal}: the longest answer took ${longestMs.toFixed(0)} ms`);
-      expect.soft(longestMs, `${name} ${signal}`).toBeLessThan(recoveryMs + usualMs);
+  /** Longest answer of those that were waited for after `sinceMs`, counted from then; also one that is not there yet. */
+  const longestSince = (sinceMs: number): number =>
+    Math.max(
+      0,
+      ...answers.filter(({ endMs }) => endMs > sinceMs).map((each) => each.endMs - Math.max(sinceMs, each.startMs)),
+    );
+  try {
+    await Promise.race([pause(peaceMs), load]); // caches are warm
+    const peaceFromMs = performance.now();
+    await Promise.race([pause(peaceMs), load]);
+    const usualMs = longestSince(peaceFromMs);
+    report(`${cluster.what}: in peace the longest answer takes ${usualMs.toFixed(0)} ms`);
+    for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
+      for (const [name, service] of started.members) {
+        if (!cluster.who.test(name)) continue;
+        const sinceMs = performance.now();
+        await service.signal(signal);
+        const back =
+          signal === 'SIGKILL' ? service.start() : pause(2 * recoveryMs).then(() => service.signal('SIGCONT'));
+        await Promise.race([Promise.all([back, pause(2 * recoveryMs)]), load]);
+        const before = answers.length;
+        const restFromMs = performance.now();
+        while (answers.length < before + 2 * clients && performance.now() < restFromMs + 30_000)
+          await Promise.race([pause(20), load]);
+        const longestMs = longestSince(sinceMs);
+        report(`${name} ${signal}: the longest answer took ${longestMs.toFixed(0)} ms`);
+        expect.soft(longestMs, `${name} ${signal}`).toBeLessThan(recoveryMs + usualMs);
+      }
     }
+    const split = answers.filter(({ handOff }) => handOff.startsWith('split '));
+    report(`${cluster.what}: ${answers.length} answers, ${split.length} of them split`);
+    if (cluster.size.prefill !== undefined) expect(split.length).toBeGreaterThan(answers.length / 4);
+  } finally {
+    running = false;
+    await load;
   }
-  running = false;
-  await load;
 });

@@ -18,6 +18,8 @@ export interface Request {
   readonly max_tokens: number;
   readonly temperature: number;
   readonly seed?: number;
+  /** Other blocks, the same answer. */
+  readonly cache_salt?: string;
 }
 
 export interface Answer {
@@ -38,6 +40,10 @@ export interface ClusterSize {
   readonly prefill?: number;
   /** Of the coordinators' configuration: hand-offs. */
   readonly handoff?: object;
+  /** Of servers that hold both the list of members and a tier which nodes share; absent: coordinators know all by configuration. */
+  readonly redis?: object;
+  /** Of each worker's own blocks; absent: 24 MiB. */
+  readonly kvBytes?: number;
   /** 0: no tier. */
   readonly nodes: number;
   readonly coordinators: number;
@@ -84,6 +90,8 @@ export class ClusterRig {
     const nodeSocket = (i: number): string => join(folder, `n${i}`, 's');
     const address = (i: number): string => `unix:${join(folder, `w${i}`)}`;
     const nodeOf = (i: number): number | null => (size.nodes === 0 ? null : i % size.nodes);
+    const membership = (name: string, more: object): object =>
+      size.redis === undefined ? {} : { membership: { redis: size.redis, name, ...more } };
     this.nodes = count(size.nodes).map(
       (i) =>
         new Service('cache-node', {
@@ -96,6 +104,8 @@ export class ClusterRig {
             peers: peerPorts.flatMap((port, other) => (other === i ? [] : [{ host, port }])),
             security: { encryption: 'none', secretFile },
           },
+          ...(size.redis && { redis: { ...size.redis, bytes: 64 << 20 }, placement: { redis: { write: 'through' } } }),
+          ...membership(`node-${i}`, {}),
           kvEvents: source(`n${i}`),
           logLevel: 'warn',
         }),
@@ -107,28 +117,31 @@ export class ClusterRig {
           servedName: 'demo',
           listen: address(i),
           cacheNodeSocket: nodeOf(i) === null ? null : nodeSocket(nodeOf(i)!),
-          kvBytes: 24 << 20,
+          kvBytes: size.kvBytes ?? 24 << 20,
           maxSequences: 8,
           threads: 1,
+          ...membership(`worker-${i}`, { node: nodeOf(i) === null ? null : `node-${nodeOf(i)}` }),
           kvEvents: source(`w${i}`),
           logLevel: 'warn',
         }),
     );
-    const discovery = {
-      kind: 'static',
-      workers: count(size.workers).map((i) => ({
-        name: `worker-${i}`,
-        role: size.prefill === undefined ? 'both' : i < size.prefill ? 'prefill' : 'decode',
-        address: address(i),
-        node: nodeOf(i) === null ? null : `node-${nodeOf(i)}`,
-        events: source(`w${i}`),
-      })),
-      nodes: count(size.nodes).map((i) => ({
-        name: `node-${i}`,
-        peer: { host, port: peerPorts[i]! },
-        events: source(`n${i}`),
-      })),
-    };
+    const discovery = size.redis
+      ? { kind: 'redis', redis: size.redis }
+      : {
+          kind: 'static',
+          workers: count(size.workers).map((i) => ({
+            name: `worker-${i}`,
+            role: size.prefill === undefined ? 'both' : i < size.prefill ? 'prefill' : 'decode',
+            address: address(i),
+            node: nodeOf(i) === null ? null : `node-${nodeOf(i)}`,
+            events: source(`w${i}`),
+          })),
+          nodes: count(size.nodes).map((i) => ({
+            name: `node-${i}`,
+            peer: { host, port: peerPorts[i]! },
+            events: source(`n${i}`),
+          })),
+        };
     this.coordinators = count(size.coordinators).map(
       (i) =>
         new Service('coordinator', {

@@ -1,0 +1,121 @@
+/**
+ * Four workers on four hosts, each beside a node of its own, for the suite that measures what prefill and decode apart are worth: a
+ * prefill and a decode worker (`apart`), and two that do both (`combined`). Coordinators are on no host: they reach workers by Unix
+ * sockets, so that the way between the hosts carries blocks and nothing else.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { waitUntil } from '@kvtier/cli';
+import type { CoordinatorInput } from '@kvtier/config';
+import { KvError } from '@kvtier/errors';
+import { type Hosts, hosts } from '../infra/hosts/hosts.ts';
+import { SharingHosts } from './sharing-hosts.ts';
+
+const names = ['p', 'd', 'x', 'y'] as const;
+type Host = (typeof names)[number];
+const arenaBytes = 512 << 20;
+const coordinatorMain = fileURLToPath(new URL('../services/coordinator/src/main.ts', import.meta.url));
+
+/** predicted, always, never: of the prefill and the decode worker, by how requests are split. */
+export type Way = 'predicted' | 'always' | 'never' | 'combined';
+
+export class PdCluster {
+  readonly #folder = mkdtempSync(join(tmpdir(), 'kvp-'));
+  readonly #children: ChildProcess[] = [];
+  readonly #urls = new Map<Way, string>();
+  #hosts: Hosts<Host> | undefined;
+  #sharing: SharingHosts<Host> | undefined;
+
+  /** Targets in milliseconds: to the first token, between two tokens. */
+  static async start(modelDir: string, targets: { ttftMs: number; itlMs: number }): Promise<PdCluster> {
+    const cluster = new PdCluster();
+    try {
+      await cluster.#start(modelDir, targets);
+      return cluster;
+    } catch (error) {
+      await cluster.close();
+      throw error;
+    }
+  }
+
+  url = (way: Way): string => this.#urls.get(way)!;
+
+  /** Of each host's link, each way. */
+  rate = (gbit: number): Promise<void> => this.#hosts!.rate(gbit);
+
+  async close(): Promise<void> {
+    for (const child of this.#children) {
+      if (child.exitCode !== null) continue;
+      child.kill('SIGKILL');
+      await once(child, 'exit');
+    }
+    await this.#hosts?.close();
+    this.#sharing?.sweep();
+    rmSync(this.#folder, { recursive: true, force: true });
+  }
+
+  async #start(modelDir: string, targets: { ttftMs: number; itlMs: number }): Promise<void> {
+    this.#hosts = await hosts(names);
+    const sharing = new SharingHosts(this.#hosts, this.#folder);
+    this.#sharing = sharing;
+    const events = (name: string) => ({
+      endpoint: `ipc://${join(this.#folder, `${name}.events`)}`,
+      replayEndpoint: `ipc://${join(this.#folder, `${name}.replay`)}`,
+    });
+    const address = (host: Host): string => `unix:${join(this.#folder, `w-${host}`)}`;
+    const pair = async (one: Host, other: Host): Promise<void> => {
+      for (const [host, peer] of [
+        [one, other],
+        [other, one],
+      ] as const) {
+        const node = await sharing.node(host, [peer], arenaBytes, { kvEvents: events(`n-${host}`) });
+        const more = { listen: address(host), kvEvents: events(`w-${host}`), threads: 1 };
+        await sharing.worker(host, modelDir, node, more);
+      }
+    };
+    await pair('p', 'd');
+    await pair('x', 'y');
+    const discovery = (pairOf: readonly (readonly [Host, 'prefill' | 'decode' | 'both'])[]) => ({
+      kind: 'static' as const,
+      workers: pairOf.map(([host, role]) => ({
+        ...{ name: `${role}-${host}`, role, address: address(host), node: `node-${host}`, events: events(`w-${host}`) },
+      })),
+      nodes: pairOf.map(([host]) => ({
+        name: `node-${host}`,
+        peer: { host: this.#hosts!.address(host), port: 7400 },
+        events: events(`n-${host}`),
+      })),
+    });
+    const apart = discovery([
+      ['p', 'prefill'],
+      ['d', 'decode'],
+    ]);
+    const combined = discovery([
+      ['x', 'both'],
+      ['y', 'both'],
+    ]);
+    for (const way of ['predicted', 'always', 'never'] as const)
+      await this.#coordinator(way, { port: 0, discovery: apart, handoff: { split: way, ...targets } });
+    await this.#coordinator('combined', { port: 0, discovery: combined, handoff: { split: 'never', ...targets } });
+  }
+
+  async #coordinator(way: Way, config: CoordinatorInput): Promise<void> {
+    const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), coordinatorMain], {
+      stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+      env: { ...process.env, KVTIER_CONFIG: JSON.stringify({ host: '127.0.0.1', logLevel: 'warn', ...config }) },
+    });
+    this.#children.push(child);
+    const said = await Promise.race([once(child, 'message'), once(child, 'exit').then(() => undefined)]);
+    if (said === undefined) throw new KvError('SETUP', 'coordinator: did not start; see the lines above');
+    const [{ ready }] = said as [{ ready: { url: string } }];
+    this.#urls.set(way, ready.url);
+    await waitUntil('two workers ready', 30_000, async () => {
+      const { workers = [] } = (await (await fetch(`${ready.url}/health`)).json()) as { workers?: { state: string }[] };
+      return workers.filter(({ state }) => state === 'ready').length === 2;
+    });
+  }
+}

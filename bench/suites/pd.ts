@@ -1,0 +1,181 @@
+/**
+ * What prefill and decode apart are worth: one prefill and one decode worker against two that do both, each on a host and beside a node
+ * of its own, over links of 1 and of 10 Gbit/s. The same mixed load, long prompts that arrive among running streams, goes to one and to
+ * the other in turns.
+ *
+ *   itl_p99_NG    99 of 100 pauses between two tokens of the streams are shorter; beside two combined: ratio ≥ 2
+ *   ttft_p90_NG   to the first token of a long prompt; beside two combined: ratio ≥ 0.95
+ *   goodput_NG    requests a second within both targets; beside two combined: ratio ≥ 1.3
+ *   hidden_NG     how much of the transfer's time on the link is not seen in the time to first token; beside all of it: ratio ≥ 0.8
+ *   decision_NG   the mean time of a request as the coordinator decides, beside the better of always and never: ratio ≥ 0.97; the
+ *                 worst of `mixed`, `short` and `warm`
+ *
+ * `--verbose` says of each request what was decided, and by which figures.
+ */
+import { KvError } from '@kvtier/errors';
+import { resolveModel } from '@kvtier/model';
+import { hostsMissing } from '../../infra/hosts/hosts.ts';
+import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
+import { PdCluster, type Way } from '../pd-cluster.ts';
+import { ask, freshPrompt, mixedLoad, percentile, type Timed } from '../pd-load.ts';
+
+const links = [1, 10];
+const targets = { ttftMs: 4_000, itlMs: 100 };
+const shape = { streams: 4, streamTokens: 48, answerTokens: 64, promptTokens: 1_600 };
+/** Long prompts keep a prefill worker busy for this share of the time. */
+const prefillLoad = 0.5;
+const defaultRounds = 3;
+const roundMs = 12_000;
+const loneRounds = 5;
+
+const suite: Suite = {
+  name: 'pd',
+  description:
+    'prefill and decode apart against two combined workers, long prompts among streams, over 1 and 10 Gbit/s',
+  needs: ['iproute2', 'nftables'],
+  /** `npm run bench -- pd [ROUNDS] [--gbit=N] [--verbose]` */
+  async run(context) {
+    const missing = hostsMissing();
+    if (missing !== undefined) throw new KvError('SETUP', missing);
+    const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
+    const { dir } = await resolveModel('random:25m');
+    const cluster = await PdCluster.start(dir, targets);
+    try {
+      const figures: Figure[] = [];
+      const only = context.args.find((arg) => arg.startsWith('--gbit='))?.slice('--gbit='.length);
+      for (const gbit of only === undefined ? links : [Number(only)]) {
+        await cluster.rate(gbit);
+        figures.push(...(await measure(context, cluster, gbit, rounds)));
+      }
+      return figures;
+    } finally {
+      await cluster.close();
+    }
+  },
+};
+export default suite;
+
+async function measure(context: BenchContext, cluster: PdCluster, gbit: number, rounds: number): Promise<Figure[]> {
+  const say = (way: string, all: readonly Timed[]): void => {
+    if (!context.args.includes('--verbose')) return;
+    for (const each of all)
+      context.log(
+        `${gbit} Gbit/s ${way}: ${each.kind} of ${each.tokens}, ttft ${each.ttftMs.toFixed(0)} ms: ${each.decision} ${each.degraded}`,
+      );
+  };
+  // Code is compiled, and rates are learned.
+  const lone: number[] = [];
+  for (let at = 0; at < 2 * loneRounds; at++) {
+    const way = (['never', 'always', 'combined', 'combined', 'predicted'] as const)[at % 5]!;
+    lone.push((await ask(cluster.url(way), 'prompt', freshPrompt(shape.promptTokens), 1)).ttftMs);
+  }
+  const everyMs = median(lone.slice(loneRounds)) / prefillLoad;
+  const load = async (way: Way, ms: number, seed: number): Promise<Timed[]> => {
+    const all = await mixedLoad(cluster.url(way), { ...shape, everyMs }, ms, seed);
+    say(way, all);
+    return all;
+  };
+  for (const way of ['combined', 'never', 'always', 'predicted'] as const) await load(way, roundMs / 3, 7);
+  const taken: Record<Way, Timed[][]> = { predicted: [], combined: [], always: [], never: [] };
+  for (let at = 0; at < rounds; at++) {
+    const ways: Way[] = ['predicted', 'combined', 'always', 'never'];
+    for (const way of at % 2 === 0 ? ways : ways.reverse()) taken[way].push(await load(way, roundMs, 100 + at));
+  }
+  const of = (way: Way, figure: (all: readonly Timed[]) => number): number => median(taken[way].map(figure));
+  const itl = (all: readonly Timed[]): number =>
+    percentile(
+      streams(all).flatMap(({ gapsMs }) => gapsMs),
+      0.99,
+    );
+  const ttft = (all: readonly Timed[]): number =>
+    percentile(
+      prompts(all).map(({ ttftMs }) => ttftMs),
+      0.9,
+    );
+  const good = (all: readonly Timed[]): number => all.filter(isGood).length / (roundMs / 1000);
+  for (const way of ['predicted', 'combined', 'always', 'never'] as const)
+    context.log(
+      `${gbit} Gbit/s ${way}: itl p99 ${of(way, itl).toFixed(1)} ms, ttft p90 ${of(way, ttft).toFixed(0)} ms, ` +
+        `goodput ${of(way, good).toFixed(2)}/s, split ${taken[way].flat().filter(isSplit).length} of ${taken[way].flat().length}`,
+    );
+  const peer = 'two combined workers, same load in turns';
+  return [
+    time(`itl_p99_${gbit}g`, of('predicted', itl), 'ms', of('combined', itl), `${peer}; ratio ≥ 2`),
+    time(`ttft_p90_${gbit}g`, of('predicted', ttft), 'ms', of('combined', ttft), `${peer}; ratio ≥ 0.95`),
+    rate(`goodput_${gbit}g`, of('predicted', good), '/s', of('combined', good), `${peer}; ratio ≥ 1.3`),
+    await hidden(context, cluster, gbit, say),
+    await decision(context, cluster, gbit, taken, say),
+  ];
+}
+
+const streams = (all: readonly Timed[]): Timed[] => all.filter(({ kind }) => kind === 'stream');
+const prompts = (all: readonly Timed[]): Timed[] => all.filter(({ kind }) => kind === 'prompt');
+const isSplit = ({ decision: text }: Timed): boolean => text.startsWith('split ');
+const isGood = ({ ttftMs, gapsMs }: Timed): boolean =>
+  ttftMs <= targets.ttftMs && gapsMs.every((gapMs) => gapMs <= targets.itlMs);
+const wholeOf = (all: readonly Timed[]): number => all.reduce((sum, { wholeMs }) => sum + wholeMs, 0) / all.length;
+
+type Say = (way: string, all: readonly Timed[]) => void;
+
+/** Lone long prompts, split and not, in turns: what a split adds to the first token beyond prefill's own time, beside the wire's. */
+async function hidden(context: BenchContext, cluster: PdCluster, gbit: number, say: Say): Promise<Figure> {
+  const [added, alone]: [number[], number[]] = [[], []];
+  for (let at = 0; at < loneRounds; at++) {
+    const split = await ask(cluster.url('always'), 'prompt', freshPrompt(shape.promptTokens), 1);
+    const whole = await ask(cluster.url('never'), 'prompt', freshPrompt(shape.promptTokens), 1);
+    say('lone', [split, whole]);
+    added.push(split.ttftMs - whole.ttftMs);
+    alone.push(whole.ttftMs);
+  }
+  const wireMs = (shape.promptTokens * bytesPerToken * 8) / (gbit * 1e6);
+  const share = 1 - Math.min(Math.max(median(added) / wireMs, 0), 1);
+  context.log(
+    `${gbit} Gbit/s: a lone prompt takes ${median(alone).toFixed(0)} ms, split ${median(added).toFixed(0)} ms more; ` +
+      `its blocks are ${wireMs.toFixed(0)} ms on the link`,
+  );
+  const limit = `all of it: ${wireMs.toFixed(0)} ms on the link beside ${median(alone).toFixed(0)} ms of prefill; ratio ≥ 0.8`;
+  return rate(`hidden_${gbit}g`, share, 'share', 1, limit);
+}
+const bytesPerToken = 16 << 10;
+
+/** Requests one after another, as decided and both ways, in turns. */
+async function decision(
+  context: BenchContext,
+  cluster: PdCluster,
+  gbit: number,
+  mixed: Readonly<Record<Way, Timed[][]>>,
+  say: Say,
+): Promise<Figure> {
+  const ways = ['predicted', 'always', 'never'] as const;
+  const means = new Map<string, Record<(typeof ways)[number], number>>();
+  const meanOf = (all: Readonly<Record<(typeof ways)[number], readonly Timed[][]>>) => ({
+    predicted: median(all.predicted.map(wholeOf)),
+    always: median(all.always.map(wholeOf)),
+    never: median(all.never.map(wholeOf)),
+  });
+  means.set('mixed', meanOf(mixed));
+  for (const kind of ['short', 'warm'] as const) {
+    const taken: Record<(typeof ways)[number], Timed[][]> = { predicted: [], always: [], never: [] };
+    for (let at = 0; at < 2 * loneRounds; at++) {
+      for (let turn = 0; turn < ways.length; turn++) {
+        const way = ways[(at + turn) % ways.length]!;
+        const begin = freshPrompt(kind === 'short' ? 48 : shape.promptTokens);
+        if (kind === 'warm') await ask(cluster.url('never'), 'prompt', begin, 1);
+        const prompt = kind === 'short' ? begin : [...begin, ...freshPrompt(48)];
+        taken[way].push([await ask(cluster.url(way), 'prompt', prompt, 8)]);
+      }
+    }
+    for (const way of ways) say(`${kind} ${way}`, taken[way].flat());
+    means.set(kind, meanOf(taken));
+  }
+  const rows = [...means].map(([kind, { predicted, always, never }]) => {
+    const better = Math.min(always, never);
+    context.log(
+      `${gbit} Gbit/s ${kind}: decided ${predicted.toFixed(1)} ms, always ${always.toFixed(1)} ms, never ${never.toFixed(1)} ms`,
+    );
+    return { kind, predicted, better };
+  });
+  const worst = rows.reduce((a, b) => (b.better / b.predicted < a.better / a.predicted ? b : a));
+  const limit = `the better of always and never, ${worst.kind}, the worst of ${rows.length}; ratio ≥ 0.97`;
+  return time(`decision_${gbit}g`, worst.predicted, 'ms', worst.better, limit);
+}

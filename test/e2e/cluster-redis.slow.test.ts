@@ -1,0 +1,81 @@
+/**
+ * A cluster whose list of members and whose shared tier are in Redis: its master is killed, and another one stands still, under load. No
+ * request fails, every answer is right, and no client waits for two seconds longer than in peace.
+ */
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { type ServerGroup, startSentinel } from '../../infra/redis/servers.ts';
+import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
+
+const clients = 4;
+const requests = sharedPrompts(24, 8);
+const recoveryMs = 2_000;
+const peaceMs = 1_500;
+/** What Sentinel takes to find another master, and members and tiers to find it. */
+const failoverMs = 5_000;
+
+let servers: ServerGroup;
+let rig: ClusterRig;
+let right: readonly (readonly number[])[] = [];
+beforeAll(async () => {
+  const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
+  try {
+    right = await Promise.all(requests.map(async (request) => (await alone.ask(request)).tokenIds));
+  } finally {
+    await alone.close();
+  }
+  servers = await startSentinel();
+  const redis = { mode: 'sentinel', servers: servers.urls, masterName: 'kvtier' };
+  // Engines have room for a few prompts only: the others come from below.
+  rig = await ClusterRig.start({ workers: 2, nodes: 2, coordinators: 1, redis, kvBytes: 8 << 20 });
+}, 120_000);
+afterAll(async () => {
+  await rig?.close();
+  await servers?.stop();
+});
+
+const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+
+it('goes on while the master is killed, and while the next one stands still', { timeout: 120_000 }, async () => {
+  const [first, second] = servers.servers;
+  const answers: Answer[] = [];
+  let running = true;
+  const client = async (number: number): Promise<void> => {
+    for (let at = number; running; at += clients) {
+      const which = (at * 7) % requests.length;
+      const answer = await rig.ask(requests[which]!);
+      expect(answer.tokenIds).toEqual(right[which]);
+      answers.push(answer);
+    }
+  };
+  const load = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));
+  load.catch(() => {}); // awaited below
+  const longestSince = (sinceMs: number): number =>
+    Math.max(
+      0,
+      ...answers.filter(({ endMs }) => endMs > sinceMs).map((each) => each.endMs - Math.max(sinceMs, each.startMs)),
+    );
+  try {
+    await Promise.race([pause(peaceMs), load]); // caches are warm
+    const peaceFromMs = performance.now();
+    await Promise.race([pause(peaceMs), load]);
+    const usualMs = longestSince(peaceFromMs);
+    for (const fault of ['SIGKILL', 'SIGSTOP'] as const) {
+      const master = fault === 'SIGKILL' ? first! : second!;
+      const begun = answers.length;
+      const sinceMs = performance.now();
+      if (fault === 'SIGKILL') await master.kill();
+      else process.kill(master.pid, 'SIGSTOP');
+      await Promise.race([pause(failoverMs), load]);
+      expect.soft(longestSince(sinceMs), fault).toBeLessThan(recoveryMs + usualMs);
+      expect(answers.length, fault).toBeGreaterThan(begun + clients);
+      if (fault === 'SIGKILL') {
+        await master.start();
+        await Promise.race([pause(1_500), load]); // it becomes the replica of the other one
+      } else process.kill(master.pid, 'SIGCONT');
+    }
+  } finally {
+    running = false;
+    await load;
+  }
+  expect((await rig.metrics()).get('kvtier_workers{state="ready"}')).toBe(2);
+});
