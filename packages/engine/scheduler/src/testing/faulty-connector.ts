@@ -144,7 +144,13 @@ export class FaultyConnector implements Connector {
     }
   }
 
-  store(hashes: Buffer, firstBlock: number, blockIds: Int32Array, onReleased: () => void): void {
+  store(
+    hashes: Buffer,
+    firstBlock: number,
+    blockIds: Int32Array,
+    onReleased: () => void,
+    _tokens?: (first: number, end: number) => Int32Array,
+  ): void {
     const columns = blockIds.length / this.#windows.length;
     this.#options.later(() => {
       if (!this.#options.faults?.refuseStore?.()) {
