@@ -3,7 +3,8 @@ import { KvError } from '@kvtier/errors';
 import type { StepResult } from '@kvtier/executor';
 import type { ArrivedLoad, LoadResult } from '@kvtier/scheduler';
 import { afterEach, expect, it } from 'vitest';
-import { chainOf, hashOf } from './testing/memory.ts';
+import { FakeExecutor } from './testing/fake-executor.ts';
+import { chainOf, contentOf, hashOf } from './testing/memory.ts';
 import { ConnectorRig, fastTimers, until } from './testing/rig.ts';
 
 let rig: ConnectorRig;
@@ -58,6 +59,28 @@ it('token ids are said to a node that wants them, and are not asked for otherwis
   const words = (from: number, to: number): Buffer =>
     Buffer.from(Uint32Array.from({ length: to - from }, (_, i) => from + i).buffer);
   expect(rig.node.saidTokens.slice(1)).toEqual([words(0, 8), words(8, 12), undefined]);
+});
+
+it('token ids are not said of a group with a window: what lies before a piece of it is not known to the node', async () => {
+  const executor = new FakeExecutor(256);
+  const groups = [0, 5].map((windowTokens, layer) => ({ windowTokens, layers: [layer] }));
+  Object.assign(executor, { kv: { ...executor.kv, layers: 2, groups } });
+  const namespace = [7, 8].map((fill) => new Uint8Array(32).fill(fill));
+  rig = new ConnectorRig({ executor, namespace });
+  rig.node.wantsTokenIds = true;
+  await rig.attach();
+  // Row by row; the window's first block is behind it.
+  for (const [id, block] of [
+    [10, 0],
+    [11, 1],
+    [21, 1],
+  ] as const)
+    executor.blocks[id]!.set(contentOf(hashOf(1, block)));
+  const tokens = (first: number, end: number): Int32Array => new Int32Array((end - first) * 4);
+  await new Promise<void>((resolve) => {
+    rig.connector.store(chainOf(1, 2), 0, Int32Array.from([10, 11, 0, 21]), resolve, tokens);
+  });
+  expect(rig.node.saidTokens.map((said) => said?.length).toSorted()).toEqual([32, undefined]);
 });
 
 it('without a node nothing is matched, loaded or stored, and nothing waits', async () => {

@@ -38,6 +38,23 @@ describe('blocks of a prompt', () => {
     expect(offers).toEqual(expected);
   });
 
+  it('have their tokens at hand, where their names depend on tokens alone', async () => {
+    const rig = new SchedulerRig({ blockCount: 64, limits: { exportGatherBlocks: 1 } });
+    const told: (number[] | undefined)[] = [];
+    rig.connector.store = (_hashes, first, blocks, onReleased, tokens) => {
+      const said = tokens?.(first, first + blocks.length);
+      told.push(said && [...said]);
+      rig.world.later(onReleased);
+    };
+    await rig.generate('a', prompt(1, 40));
+    await rig.drain();
+    expect(told.flat()).toEqual(prompt(1, 40));
+    told.length = 0;
+    await rig.generate('b', prompt(2, 40), { cacheSalt: 'x' });
+    await rig.drain();
+    expect(told).toEqual([undefined, undefined, undefined]);
+  });
+
   it('wait for no more than half of what exports may hold', async () => {
     const { rig, offers } = watched(100, 32); // exports may hold 15
     await rig.generate('a', prompt(1, 40));

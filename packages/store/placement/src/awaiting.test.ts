@@ -240,6 +240,17 @@ describe('what ends a load that waits', () => {
     expect(awaited(bench)).toBe(0);
   });
 
+  it('the bound of one load, which begins in one turn', async () => {
+    const bench = new Bench(8, { maxAwaitedOfLoad: 3 }, { lower: [] });
+    const engine = bench.engine();
+    const view = viewOf(engine, engine.load(chain('x', 5), longMs, 100));
+    expect(awaited(bench)).toBe(3);
+    engine.put(chain('x', 5));
+    await settled();
+    expect(view).toMatchObject({ loaded: 3, reason: 'capacity' });
+    expect(bench.store.counters.get('await.refused.load_limit')).toBe(1);
+  });
+
   it('its bounds: of a session, of the node, and of what a session may lease', async () => {
     const bench = new Bench(16, { maxAwaitedBlocks: 3, maxAwaitedInAll: 5, maxLeasedBytes: 4 });
     const [a, b, c] = [bench.engine(), bench.engine(), bench.engine()];

@@ -8,7 +8,9 @@ export interface StoreLimits {
   readonly maxLeasedBytes: number;
   /** Loads that have not ended or are not released, one session. */
   readonly maxLoads: number;
-  /** Blocks that loads wait for though they cannot be had yet, one session, and all of them: some 200 bytes of memory each. */
+  /** Blocks that loads wait for though they cannot be had yet, one load, which begins in one turn. */
+  readonly maxAwaitedOfLoad: number;
+  /** The same, one session, and all of them: some 200 bytes of memory each. */
   readonly maxAwaitedBlocks: number;
   readonly maxAwaitedInAll: number;
   /** An awaited block that a tier holds and cannot give is tried again after so long. */
@@ -63,6 +65,7 @@ export function defaultLimits(arenaBytes: number): StoreLimits {
     maxReservedBytes: share(2),
     maxLeasedBytes: share(2),
     maxLoads: 256,
+    maxAwaitedOfLoad: 1 << 13,
     maxAwaitedBlocks: 1 << 15,
     maxAwaitedInAll: 1 << 17,
     awaitRetryMs: 250,

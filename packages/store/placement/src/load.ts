@@ -18,6 +18,7 @@ import type { Awaiting } from './awaiting.ts';
 import type { Counters } from './counters.ts';
 import type { Fetcher } from './fetcher.ts';
 import type { AwaitClient, FetchClient, FetchFailure, FetchRequest, NamespaceState, Waiter } from './fetches.ts';
+import type { StoreLimits } from './limits.ts';
 import type { Pins } from './pins.ts';
 import type { ArenaTop } from './ports.ts';
 import type { TierGate } from './tier-gate.ts';
@@ -43,6 +44,7 @@ export interface LoadOptions {
   /** A block is being read by an engine. */
   readonly onUsed: (state: NamespaceState, hash: HashKey, fresh: boolean) => void;
   readonly isOver: (expiresS: number) => boolean;
+  readonly limits: StoreLimits;
   readonly awaiting: Awaiting;
   /** How many blocks its session waits for. */
   readonly session: { awaited: number };
@@ -230,7 +232,10 @@ export class Load implements FetchClient, AwaitClient {
       this.#give(index, reason);
       return;
     }
-    const waiter = this.#options.awaiting.add(this, index, this.hashes[index]!, reason);
+    const { awaiting, counters, limits } = this.#options;
+    const mayWait = this.#waiters.size < limits.maxAwaitedOfLoad;
+    if (!mayWait) counters.add('await.refused.load_limit');
+    const waiter = mayWait ? awaiting.add(this, index, this.hashes[index]!, reason) : undefined;
     if (waiter === undefined) this.#give(index, 'capacity');
     else this.#waiters.set(index, waiter);
   }
