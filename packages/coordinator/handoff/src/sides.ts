@@ -20,7 +20,9 @@ export function sidesOf(
   const all = [decode];
   for (const worker of workers) {
     if (worker === undefined || worker.number === decode.number || worker.record.kind !== 'kvtier') continue;
-    if (worker.facts?.model === model && worker.record.role !== 'decode') all.push(worker);
+    // One of both roles that leans to decode now gets no prompts of others; what it has, it ends.
+    if (worker.facts?.model === model && worker.record.role !== 'decode' && worker.leaning !== 'decode')
+      all.push(worker);
   }
   const held =
     keys.length === 0
