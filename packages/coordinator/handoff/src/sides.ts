@@ -20,6 +20,7 @@ export function sidesOf(
   const all = [decode];
   for (const worker of workers) {
     if (worker === undefined || worker.number === decode.number || worker.record.kind !== 'kvtier') continue;
+    // One of both roles that leans to decode now gets no prompts of others; what it has, it ends.
     const isApart = worker.record.role === 'decode' || (worker.record.role === 'both' && worker.leaning === 'decode');
     if (worker.facts?.model === model && !isApart) all.push(worker);
   }

@@ -1,5 +1,9 @@
 /** The scaler over a real connection, KEDA's part played by a client of its protocol. */
-import { credentials, type ServiceError, status } from '@grpc/grpc-js';
+import { execFileSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { credentials, Metadata, type ServiceError, status } from '@grpc/grpc-js';
 import { plannerSchema } from '@kvtier/config';
 import { createLogger } from '@kvtier/telemetry';
 import { ExternalScalerClient, type IsActiveResponse, type ScaledObjectRef } from '@kvtier/wire/external-scaler';
@@ -139,4 +143,35 @@ it('beyond loopback only with TLS, and a certificate of who asks', () => {
   expect(parse({ tls: { certFile: 'a', keyFile: 'b' } })).toThrow(/name KEDA's authority/);
   expect(parse({ tls: { certFile: 'a', keyFile: 'b' }, trustedNetwork: true })).not.toThrow();
   expect(parse({ tls: { certFile: 'a', keyFile: 'b', clientCaFile: 'c' } })).not.toThrow();
+});
+
+it('with TLS it answers who shows a certificate of its authority, and nobody else', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'kvtier-scaler-'));
+  const at = (name: string): string => join(folder, name);
+  const bytes = (name: string): Buffer => readFileSync(at(name));
+  // Each is its own authority.
+  const kind = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'];
+  for (const name of ['server', 'keda', 'stranger']) {
+    const names = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
+    const files = ['-keyout', at(`${name}.key`), '-out', at(`${name}.pem`)];
+    execFileSync('openssl', [...kind, ...files, ...names], { stdio: 'ignore' });
+  }
+  const tls = { certFile: at('server.pem'), keyFile: at('server.key'), clientCaFile: at('keda.pem') };
+  const closed = await start({ tls });
+  try {
+    const askAs = (name: string): Promise<unknown> => {
+      const shown = credentials.createSsl(bytes('server.pem'), bytes(`${name}.key`), bytes(`${name}.pem`));
+      const client = new ExternalScalerClient(closed.address, shown);
+      return new Promise((resolve, reject) =>
+        client.isActive(ref(), new Metadata(), { deadline: Date.now() + 5_000 }, (error, told) =>
+          error ? reject(error) : resolve(told),
+        ),
+      ).finally(() => client.close());
+    };
+    expect(await askAs('keda')).toEqual({ result: true });
+    await expect(askAs('stranger')).rejects.toMatchObject({ code: status.UNAVAILABLE });
+  } finally {
+    await closed.close(0);
+    rmSync(folder, { recursive: true });
+  }
 });
