@@ -36,7 +36,7 @@ export interface Answer {
 /** A service process; killed with the test run whatever happens. */
 export class Service {
   readonly #name: string;
-  readonly #config: object;
+  #config: object;
   readonly #env: NodeJS.ProcessEnv;
   #child: ChildProcess | undefined;
   #watch: TurnWatch | undefined;
@@ -48,6 +48,11 @@ export class Service {
     this.#name = name;
     this.#config = config;
     this.#env = env;
+  }
+
+  /** More, or other, settings for its next start. */
+  configure(settings: object): void {
+    this.#config = { ...this.#config, ...settings };
   }
 
   get pid(): number | undefined {

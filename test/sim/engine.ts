@@ -8,7 +8,7 @@ import type { Holdings, LoadEvents, LoadReason } from '@kvtier/placement';
 import { Load } from '@kvtier/placement/testing';
 import type { ArenaBlock } from '@kvtier/tiers';
 import { chainOf, contentOf, mustHold, type Space, shortName } from './contents.ts';
-import type { SimNode } from './node.ts';
+import { limits, type SimNode } from './node.ts';
 import { type Life, Violation, type World } from './world.ts';
 
 /** Timers are exact here: a load ends in the very turn of its deadline. */
@@ -347,5 +347,19 @@ export class SimulatedEngine {
     if (!committed.has(space.namespace.key + hash)) {
       throw new Violation(`law 6: ${node.name}: ${shortName(hash)} is held, and nobody ever committed it`);
     }
+  }
+}
+
+/** Laws 3 and 5: what is awaited is bounded, and somebody waits for it. `engines`: all that are alive. */
+export function checkWaits(nodes: readonly SimNode[], engines: readonly SimulatedEngine[]): void {
+  for (const node of nodes) {
+    const own = engines.filter(({ parts }) => parts.node === node);
+    const counts = own.map(({ holdings }) => holdings.counts.awaited);
+    const awaited = counts.reduce((sum, count) => sum + count, 0);
+    const { 'await.blocks': said } = node.store.stats().counters;
+    if (awaited > limits.maxAwaitedInAll! || Math.max(0, ...counts) > limits.maxAwaitedBlocks!)
+      throw new Violation(`law 3: ${node.name}: ${counts.join(' + ')} blocks are awaited`);
+    if (said !== awaited)
+      throw new Violation(`law 5: ${node.name}: ${said} blocks are awaited, by its engines ${awaited}`);
   }
 }

@@ -12,7 +12,7 @@ import { type HashKey, headerBytes } from '@kvtier/identity';
 import type { TierChange } from '@kvtier/tiers';
 import { loadSdk } from '@kvtier/tiers/s3/testing';
 import { chainOf, contentOf, shortName, spaces } from './contents.ts';
-import { SimulatedEngine } from './engine.ts';
+import { checkWaits, SimulatedEngine } from './engine.ts';
 import { Faults } from './faults.ts';
 import { arenaBytes, drawPlan, limits, redisBytes, SimNode, s3Bytes, s3PackBytes, s3PackCount } from './node.ts';
 import { install, type Servers } from './platform.ts';
@@ -236,7 +236,6 @@ class Simulation {
         counters['fetch.inflight_bytes']!,
         limits.maxFetchBytes! + plan.tiers.length * 6_000,
       );
-      over(`${name}, what is awaited`, counters['await.blocks']!, limits.maxAwaitedInAll!);
       over(`${name}, what is prefetched`, counters['prefetch.unused_bytes']!, limits.maxPrefetchedBytes!);
       over(`${name}, uses to tell`, counters['touch.pending_blocks']!, limits.maxTouchBlocks!);
       for (const tier of plan.tiers) {
@@ -249,8 +248,7 @@ class Simulation {
       over(`${name}, tenant small on disk`, counters['quota.bytes.disk.small'] ?? 0, 30_000);
     }
     for (const { holdings, parts } of this.#live()) {
-      const { reserved, loads, pins, awaited } = holdings.counts;
-      over(`${parts.node.name}, awaited by a session`, awaited, limits.maxAwaitedBlocks!);
+      const { reserved, loads, pins } = holdings.counts;
       over(`${parts.node.name}, loads of a session`, loads, limits.maxLoads!);
       over(`${parts.node.name}, reserved by a session`, reserved * parts.space.payloadBytes, limits.maxReservedBytes!);
       over(`${parts.node.name}, pinned by a session`, pins * parts.space.payloadBytes, limits.maxPinnedBytes!);
@@ -261,21 +259,7 @@ class Simulation {
   #checkIndexes(): void {
     for (const { store } of this.#up()) store.checkIntegrity();
     this.#checkEnds();
-    this.#checkWaits();
-  }
-
-  /** Law 5: what nobody waits for any more is not awaited. */
-  #checkWaits(): void {
-    const live = this.#live();
-    for (const node of this.#up()) {
-      const engines = live.filter(({ parts }) => parts.node === node);
-      const awaited = engines.reduce((sum, { holdings }) => sum + holdings.counts.awaited, 0);
-      const { counters } = node.store.stats();
-      if (counters['await.blocks'] !== awaited)
-        throw new Violation(
-          `law 5: ${node.name}: ${counters['await.blocks']} blocks are awaited, by its engines ${awaited}`,
-        );
-    }
+    checkWaits(this.#up(), this.#live());
   }
 
   /** What is over has left the tiers that are a node's own. */

@@ -3,7 +3,7 @@
  * field can tell is refused by its type, what two fields tell together at the end; each problem is one line with its path.
  */
 import { z } from 'zod';
-import { kvEventsSchema } from './kv-events.ts';
+import { nodeEventsSchema } from './kv-events.ts';
 import { nodeMembershipSchema } from './membership.ts';
 import { peersSchema } from './peer.ts';
 import { redisSchema } from './redis.ts';
@@ -94,7 +94,7 @@ export const cacheNodeSchema = z
     /** By tenant; "*" is every tenant that is not named. Without a quota a tenant takes what it gets. */
     quotas: z.record(z.string().max(200), quotaSchema).default({}),
     /** What each tier comes to hold and loses, for routers; null: not published. About 10 bytes per held block for replays. */
-    kvEvents: kvEventsSchema.nullable().default(null),
+    kvEvents: nodeEventsSchema.nullable().default(null),
     /** Its place in the list of members in Redis; null: it is not announced. */
     membership: nodeMembershipSchema,
     logLevel,

@@ -39,6 +39,14 @@ export const kvEventsSchema = z.strictObject({
 });
 export type KvEventsConfig = z.infer<typeof kvEventsSchema>;
 
+/** A cache node's: an engine knows the tokens of its blocks anyway. */
+export const nodeEventsSchema = kvEventsSchema.extend({
+  /** Memory for token ids of blocks, so that events carry them, as far as they fit; 0: events carry hashes alone. */
+  tokenIdBytes: z.number().int().nonnegative().default(0),
+  /** Each namespace has a topic of its own: `topic`, "@" and its first 16 hex digits. Our coordinator needs that; llm-d reads none of them. */
+  namespaceTopics: z.boolean().default(true),
+});
+
 /** `curve` with the key out of its file. KvError CONFIG when the file cannot be read, or others may. */
 export function readKvEventsCurve({ curve }: KvEventsConfig) {
   if (curve === null) return null;

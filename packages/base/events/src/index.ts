@@ -21,4 +21,4 @@ export {
 } from './publisher.ts';
 export { bindableEndpoint, type CurveClient, type CurveServer } from './security.ts';
 export { KvEventSubscriber, type KvEventSubscriberOptions, type KvEventSubscriberStats } from './subscriber.ts';
-export { subtopicOf, type TierChange, type TierEventsOptions, tierEvents } from './tier-events.ts';
+export { type BlockTokens, subtopicOf, type TierChange, type TierEventsOptions, tierEvents } from './tier-events.ts';

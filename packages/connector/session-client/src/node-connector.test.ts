@@ -38,6 +38,28 @@ it('what was stored is matched and loaded, byte for byte', async () => {
   expect(reasons()).toEqual({});
 });
 
+it('token ids are said to a node that wants them, and are not asked for otherwise', async () => {
+  rig = new ConnectorRig();
+  let asked = 0;
+  const tokens = (first: number, end: number): Int32Array => {
+    asked++;
+    return Int32Array.from({ length: (end - first) * 4 }, (_, i) => first * 4 + i);
+  };
+  await rig.attach();
+  await rig.store(1, 0, ids(10, 2), undefined, tokens);
+  expect([asked, rig.node.saidTokens]).toEqual([0, [undefined]]);
+  await rig.node.kill();
+  await until(() => !rig.connector.attached, 'the end of the session');
+  rig.node.wantsTokenIds = true;
+  await rig.attach();
+  await rig.store(1, 0, ids(10, 2), undefined, tokens);
+  await rig.store(1, 2, ids(12, 1), undefined, tokens);
+  await rig.store(1, 3, ids(13, 1)); // of a request whose hashes depend on more
+  const words = (from: number, to: number): Buffer =>
+    Buffer.from(Uint32Array.from({ length: to - from }, (_, i) => from + i).buffer);
+  expect(rig.node.saidTokens.slice(1)).toEqual([words(0, 8), words(8, 12), undefined]);
+});
+
 it('without a node nothing is matched, loaded or stored, and nothing waits', async () => {
   rig = new ConnectorRig();
   expect(rig.connector.attached).toBe(false);

@@ -225,6 +225,7 @@ class CacheNodeConnector implements NodeConnector {
     blockIds: Int32Array,
     onReleased: () => void,
     onSettled?: (heldBlocks: number, isBusy: boolean) => void,
+    tokens?: (first: number, end: number) => Int32Array,
   ): void {
     const { executor, hashBytes } = this.#options;
     const groups = this.#windows.length;
@@ -241,7 +242,7 @@ class CacheNodeConnector implements NodeConnector {
     if (sessions === null || blocks === 0) {
       queueMicrotask(() => {
         onReleased();
-        onSettled?.(0, false);
+        onSettled?.(0, sessions !== null && !this.#closing);
       });
       return;
     }
@@ -259,13 +260,16 @@ class CacheNodeConnector implements NodeConnector {
       const isWindow = this.#windows[part.group] !== Number.POSITIVE_INFINITY;
       const parent = isWindow ? hashes.subarray(0, 0) : hashes.subarray(Math.max(0, at - hashBytes), at);
       const wanted = hashes.subarray(at, at + part.blockIds.length * hashBytes);
-      return runStore(context, parent, wanted, part.blockIds, released);
+      const first = firstBlock + part.from;
+      const said = !isWindow && session.wantsTokenIds ? tokens?.(first, first + part.blockIds.length) : undefined;
+      return runStore(context, parent, wanted, part.blockIds, released, said);
     });
     const run: Promise<void> = Promise.all(stores).then((held) => {
       this.#storingBlocks -= blocks;
       this.#stores.delete(run);
       const all = heldInAll(parts, held, taken);
-      onSettled?.(all.held, all.isBusy);
+      // What was too much at once may be offered again.
+      onSettled?.(all.held, all.isBusy || (all.held === taken && taken < columns));
     });
     this.#stores.add(run);
   }

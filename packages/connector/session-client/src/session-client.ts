@@ -55,14 +55,17 @@ export class Session {
   readonly arena: number;
   /** Payload offsets beyond this do not exist. */
   readonly lastOffset: number;
+  /** The node's KV events carry token ids: a Reserve is to say them. */
+  readonly wantsTokenIds: boolean;
   #copies = 0;
   #whenIdle: (() => void)[] = [];
 
-  constructor(link: SessionLink, id: Buffer, arena: number, lastOffset: number) {
+  constructor(link: SessionLink, id: Buffer, arena: number, lastOffset: number, wantsTokenIds = false) {
     this.link = link;
     this.id = id;
     this.arena = arena;
     this.lastOffset = lastOffset;
+    this.wantsTokenIds = wantsTokenIds;
   }
 
   /** Run a copy in the arena; the arena stays mapped until it has ended. Not started once the session has ended. */
@@ -183,7 +186,8 @@ export class SessionClient {
       );
       const arenaBytes = Number(attached.arenaBytes);
       const arena = executor.attachArena(attached.arenaPath, arenaBytes, attached.arenaId);
-      return new Session(link, Buffer.from(attached.session), arena, arenaBytes - payloadBytes);
+      const { session, wantsTokenIds } = attached;
+      return new Session(link, Buffer.from(session), arena, arenaBytes - payloadBytes, wantsTokenIds);
     } catch (error) {
       link.end(KvError.from(error));
       throw error;

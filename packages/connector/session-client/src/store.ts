@@ -42,6 +42,7 @@ const whyNot: Readonly<Record<number, string>> = {
  * Store `blockIds.length` blocks. The Reserve is on its way when this returns, so that stores of one chain reserve in
  * the order of the calls. Never rejects; resolves when the node has confirmed or all is lost.
  * @param parent hash before the first block, empty at the root
+ * @param tokens of these blocks, for a node that wants them
  */
 export async function runStore(
   context: StoreContext,
@@ -49,11 +50,12 @@ export async function runStore(
   hashes: Buffer,
   blockIds: Int32Array,
   onReleased: () => void,
+  tokens?: Int32Array,
 ): Promise<StoreOutcome> {
   let slots: Slots | undefined;
   let checksums: BigUint64Array | undefined;
   try {
-    slots = await reserve(context, parent, hashes, blockIds);
+    slots = await reserve(context, parent, hashes, blockIds, tokens);
     if (slots.wire.length > 0) {
       const { session, executor } = context;
       const { ids, offsets } = slots;
@@ -87,9 +89,10 @@ async function reserve(
   parent: Buffer,
   hashes: Buffer,
   blockIds: Int32Array,
+  tokens: Int32Array | undefined,
 ): Promise<Slots> {
   const answer = await session.link.call(
-    { $case: 'reserve', value: { parent, hashes } },
+    { $case: 'reserve', value: { parent, hashes, ...(tokens && { tokenIds: packedTokens(tokens) }) } },
     'reserved',
     reserveDeadlineMs,
     {
@@ -112,6 +115,13 @@ async function reserve(
     session.link.end(KvError.from(error));
     throw error;
   }
+}
+
+/** u32, little-endian. */
+function packedTokens(tokens: Int32Array): Buffer {
+  const packed = Buffer.alloc(4 * tokens.length);
+  for (const [at, token] of tokens.entries()) packed.writeUInt32LE(token, 4 * at);
+  return packed;
 }
 
 const givenSlots = ({ status, offsets }: Reserved): bigint[] =>

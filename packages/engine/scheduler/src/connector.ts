@@ -83,7 +83,8 @@ export interface Connector {
    * 0 where a group does not offer a block. `onReleased` is called
    * exactly once, never from inside this call, when their bytes are no longer needed; `onSettled` once, then or later, when it is
    * known how many of the blocks the tier holds, in all groups that offer them, from the first on, without a gap; `isBusy`: somebody
-   * else is writing the one behind them, so that it may be held soon.
+   * else is writing the one behind them, or too much was on its way, so that it may be held soon. `tokens`: where the hashes depend on tokens alone, those of
+   * blocks first..end-1 of the chain, asked for within this call if somebody wants them.
    */
   store(
     hashes: Buffer,
@@ -91,6 +92,7 @@ export interface Connector {
     blockIds: Int32Array,
     onReleased: () => void,
     onSettled?: (heldBlocks: number, isBusy: boolean) => void,
+    tokens?: (first: number, end: number) => Int32Array,
   ): void;
   /**
    * A request with this chain waits in the queue: what lower tiers hold from block `firstBlock` on may be brought into the arena

@@ -115,7 +115,11 @@ export class Exports {
     request.offeredBlocks = end;
     const blockIds = Int32Array.from(tables.flatMap((table) => table.slice(0, end - first)));
     const blocks = [...blockIds].filter((block) => block !== nullBlock);
-    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks), request);
+    const { blockTokens } = this.#kv;
+    const tokens = request.description.isPlain
+      ? (from: number, to: number) => request.tokenIds(from * blockTokens, to * blockTokens)
+      : undefined;
+    this.#store(request.hashes.packed, first, blockIds, blocks.length, this.#kv.hold(blocks), request, tokens);
   }
 
   /** What is due now, with `ahead`: called when a step has been put together, so that copies run beside it. */
@@ -152,6 +156,7 @@ export class Exports {
     count: number,
     letGo: () => void,
     request?: EngineRequest,
+    tokens?: (first: number, end: number) => Int32Array,
   ): void {
     this.#heldBlocks += count;
     this.#exportedBlocks += count;
@@ -170,7 +175,7 @@ export class Exports {
       this.#onSettled?.(request!, first, first + held, isBusy);
     };
     this.#unsent.push(() =>
-      this.#connector.store(hashes, first, blockIds, onReleased, prefillOnly ? onSettled : undefined),
+      this.#connector.store(hashes, first, blockIds, onReleased, prefillOnly && onSettled, tokens),
     );
   }
 

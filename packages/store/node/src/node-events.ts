@@ -13,8 +13,14 @@ import {
 import type { Namespace } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
 import { followInPages, followInSlices, Slices, type Tier, type TierChange } from '@kvtier/tiers';
+import { TokenBook } from './token-book.ts';
 
-export type NodeEventsOptions = Omit<KvEventPublisherOptions, 'logger' | 'now' | 'dataParallelRank'>;
+export interface NodeEventsOptions extends Omit<KvEventPublisherOptions, 'logger' | 'now' | 'dataParallelRank'> {
+  /** Memory for token ids of blocks, which engines are asked for then; 0, the default: events carry hashes alone. */
+  readonly tokenIdBytes?: number;
+  /** Default: true. false: all under `topic`, for routers that know a publisher to have one model and no attention groups. */
+  readonly namespaceTopics?: boolean;
+}
 
 type FollowedTier = Pick<Tier, 'name' | 'follow' | 'followInPages'>;
 
@@ -27,12 +33,18 @@ export class NodeEvents {
   readonly #tiers: FollowedTier[] = [];
   readonly #slices = new Slices();
   readonly #blockTokens = new Map<string, number>();
+  readonly #namespaceTopics: boolean;
+  /** null: not asked for. */
+  readonly tokens: TokenBook | null;
 
   /** Where subscribers find them. */
   readonly source: { readonly endpoint: string; readonly replayEndpoint: string | null; readonly topic: string };
 
-  private constructor(publisher: KvEventPublisher, topic: string) {
+  private constructor(publisher: KvEventPublisher, options: NodeEventsOptions) {
+    const { topic = '', tokenIdBytes = 0, namespaceTopics = true } = options;
     this.#publisher = publisher;
+    this.#namespaceTopics = namespaceTopics;
+    this.tokens = tokenIdBytes > 0 ? new TokenBook(tokenIdBytes) : null;
     this.source = { endpoint: publisher.endpoint, replayEndpoint: publisher.replayEndpoint, topic };
     publisher.tellSnapshots(() => this.#held());
   }
@@ -42,7 +54,7 @@ export class NodeEvents {
     const publisher = await KvEventPublisher.start({ ...options, logger: log });
     const { endpoint, replayEndpoint } = publisher;
     log.info({ endpoint, replayEndpoint }, 'publishes KV events');
-    return new NodeEvents(publisher, options.topic ?? '');
+    return new NodeEvents(publisher, options);
   }
 
   /** Publishes everything that the tier holds, the first of it now and the rest in turns to come, and every change. */
@@ -85,11 +97,16 @@ export class NodeEvents {
     publish: (events: readonly KvEvent[], subtopic: string) => void,
   ): (change: TierChange) => void {
     const blockTokens = ({ key }: Namespace): number => this.#blockTokens.get(key) ?? 0;
-    return tierEvents({ tier, blockTokens, publish }) as (change: TierChange) => void;
+    const { tokens: book } = this;
+    const tokens = book === null ? {} : { tokens: book.of.bind(book) };
+    const told = (events: readonly KvEvent[], subtopic: string): void =>
+      publish(events, this.#namespaceTopics ? subtopic : '');
+    return tierEvents({ tier, blockTokens, publish: told, ...tokens }) as (change: TierChange) => void;
   }
 
   stats(): Readonly<Record<string, number>> {
-    return { ...this.#publisher.stats() };
+    const { blocks, bytes, dropped } = this.tokens?.stats() ?? { blocks: 0, bytes: 0, dropped: 0 };
+    return { ...this.#publisher.stats(), tokenBlocks: blocks, tokenBytes: bytes, tokenBlocksDropped: dropped };
   }
 
   async close(): Promise<void> {

@@ -19,6 +19,7 @@ import { type DiskOptions, openLower, type Placement } from './lower.ts';
 import type { NodeMembershipOptions } from './membership.ts';
 import type { NodeEventsOptions } from './node-events.ts';
 import type { PeersOptions } from './peers.ts';
+import type { TokenBook } from './token-book.ts';
 
 /** Longer than a step of a prompt's computation takes, also on slow processors; shorter than anybody waits for. */
 const diskSettleMs = 1_000;
@@ -124,8 +125,9 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       headerBytes,
       bootEpoch,
       peerCredentials: (fd) => native.peerCredentials(fd),
-      gauges: turns,
+      gauges: () => ({ ...turns(), ...tokensKept(events?.tokens) }),
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
+      tokens: events?.tokens ?? null,
       clock,
       log,
     });
@@ -178,6 +180,13 @@ function readBlockFields(arena: ArenaHandle, slot: number): BlockFields | undefi
   if ('error' in header) return undefined;
   const { hash, parent, tokenCount, payloadBytes, payloadChecksum: checksum, expiresS } = header;
   return { hash, parent, tokenCount, payloadBytes, checksum, expiresS };
+}
+
+/** What KV events may say besides hashes. */
+function tokensKept(tokens: TokenBook | null | undefined): Record<string, number> {
+  if (!tokens) return {};
+  const { blocks, bytes, dropped } = tokens.stats();
+  return { 'kvevents.token_blocks': blocks, 'kvevents.token_bytes': bytes, 'kvevents.token_blocks.dropped': dropped };
 }
 
 /** How long this process's event loop lets others wait; measured once a service is ready. */

@@ -137,6 +137,7 @@ export class Connection {
       peer,
       limits,
       gauges,
+      tokens = null,
       log,
     } = this.#options;
     checkAttach(attach, maxPayloadBytes);
@@ -148,10 +149,12 @@ export class Connection {
     this.#cancelDeadline();
     this.#client = attach.client.slice(0, 200);
     const send = (to: bigint, body: ServerBody): void => this.#send(to, body);
-    this.#context = { store, holdings, hashBytes: attach.hashBytes, headerBytes, limits, gauges, send };
+    const { hashBytes, blockTokens } = attach;
+    this.#context = { store, holdings, hashBytes, blockTokens, headerBytes, limits, gauges, tokens, send };
     store.counters.add('session.attached');
     log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
-    const value = { session: this.#id, arenaPath, arenaBytes: BigInt(arenaBytes), headerBytes, arenaId };
+    const arena = { arenaPath, arenaBytes: BigInt(arenaBytes), arenaId };
+    const value = { session: this.#id, ...arena, headerBytes, ...(tokens !== null && { wantsTokenIds: true }) };
     this.#send(id, { $case: 'attached', value });
   }
 

@@ -1,8 +1,14 @@
 /** What the node's end of the session link is made with. */
-import type { Namespace } from '@kvtier/identity';
+import type { Buffer } from 'node:buffer';
+import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Store } from '@kvtier/placement';
 import type { Clock, Log } from '@kvtier/runtime';
 import type { SessionLimits } from './limits.ts';
+
+/** Who keeps token ids, u32 little-endian; `parent` is null at the root of a chain. */
+export interface TokenSink {
+  learn(namespace: Namespace, hash: HashKey, parent: HashKey | null, tokens: Buffer): void;
+}
 
 export interface SessionServerOptions {
   readonly socketPath: string;
@@ -22,6 +28,8 @@ export interface SessionServerOptions {
   readonly peerCredentials: (fd: number) => { readonly pid: number; readonly uid: number };
   /** An engine has attached, and says how many tokens a block of its namespace has. */
   readonly onAttach?: (namespace: Namespace, blockTokens: number) => void;
+  /** Where the token ids of blocks are kept; engines are asked for them then. null, also when absent: nobody wants them. */
+  readonly tokens?: TokenSink | null;
   readonly clock: Clock;
   readonly log: Log;
   readonly limits?: Partial<SessionLimits>;

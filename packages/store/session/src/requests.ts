@@ -4,10 +4,12 @@
  */
 import type { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
+import type { HashKey } from '@kvtier/identity';
 import type { Holdings, LoadEvents, Store } from '@kvtier/placement';
 import { type ClientFrame, type Load as LoadRequest, ReserveStatus, type ServerFrame } from '@kvtier/wire';
 import { checkHashes, unpackHashes, unpackParent } from './hashes.ts';
 import type { SessionLimits } from './limits.ts';
+import type { TokenSink } from './options.ts';
 
 export type ClientBody = NonNullable<ClientFrame['body']>;
 export type ServerBody = NonNullable<ServerFrame['body']>;
@@ -18,6 +20,9 @@ export interface RequestContext {
   readonly hashBytes: number;
   /** A slot is header + payload; offsets on the link point at the payload. */
   readonly headerBytes: number;
+  readonly blockTokens: number;
+  /** Where token ids go; null: nobody wants them. */
+  readonly tokens: TokenSink | null;
   readonly limits: SessionLimits;
   /** Counters of the server itself, for Stats. */
   readonly gauges: () => Readonly<Record<string, number>>;
@@ -56,7 +61,12 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       return done(holdings.endLoad(request.value.loadId) ? 1 : 0);
     case 'reserve': {
       const parent = unpackParent(request.value.parent, context.hashBytes, request.$case);
-      const reserved = holdings.reserve(parent, hashesOf(request.value.hashes));
+      const hashes = hashesOf(request.value.hashes);
+      const tokensOf = tokenReader(context, hashes.length, request.value.tokenIds);
+      const reserved = holdings.reserve(parent, hashes);
+      for (const [index, { status }] of reserved.entries()) {
+        if (status !== 'refused') tokensOf?.(index, hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
+      }
       const value = {
         status: reserved.map(({ status }) => statuses[status]),
         offsets: reserved.map(({ slot }) => (slot === undefined ? 0n : BigInt(slot + headerBytes))),
@@ -94,6 +104,23 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
         'attach: this session is attached already; open another connection for another session',
       );
   }
+}
+
+type LearnTokens = (index: number, hash: HashKey, parent: HashKey | null) => void;
+
+/** Keeps the tokens of one block of a Reserve; undefined: none were said, or nobody wants them. KvError PROTOCOL when they do not fit. */
+function tokenReader(context: RequestContext, blocks: number, said: Buffer | undefined): LearnTokens | undefined {
+  if (said === undefined || said.length === 0) return undefined;
+  const { blockTokens, tokens, holdings } = context;
+  const blockBytes = 4 * blockTokens;
+  if (said.length !== blocks * blockBytes) {
+    const what = `${said.length} bytes of token ids for ${blocks} blocks of ${blockTokens} tokens`;
+    throw new KvError('PROTOCOL', `reserve: ${what}; send four bytes for each token, or none`);
+  }
+  if (tokens === null) return undefined;
+  const { namespace } = holdings.state;
+  return (index, hash, parent) =>
+    tokens.learn(namespace, hash, parent, said.subarray(index * blockBytes, (index + 1) * blockBytes));
 }
 
 function load(context: RequestContext, id: bigint, { hashes, deadlineMs, awaitMs }: LoadRequest): void {

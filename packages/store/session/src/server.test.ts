@@ -1,124 +1,63 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
-import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { native } from '@kvtier/data-plane';
 import { namespaceFromDigest, unpackHashKeys } from '@kvtier/identity';
 import { Bench, settled, silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import { ReserveStatus, writeFrame } from '@kvtier/wire';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import type { SessionLimits } from './limits.ts';
 import { SessionServer } from './server.ts';
-import { attachOf, packed, RawClient } from './testing/raw-client.ts';
+import { attachOf, packed, type RawClient } from './testing/raw-client.ts';
+import { headerBytes, put, ServedBench } from './testing/served-bench.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
 
-const headerBytes = 256;
-let folder: string;
-let socketPath: string;
-let bench: Bench;
-let server: SessionServer | undefined;
-const clients: RawClient[] = [];
-/** Called for each answer about statistics. */
-let gauges: () => Record<string, number> = () => ({});
-
-async function start(
-  limits: Partial<SessionLimits> = {},
-  slotCount = 8,
-  options: ConstructorParameters<typeof Bench>[2] = {},
-): Promise<void> {
-  bench = new Bench(slotCount, { maxReservedBytes: 6 }, options);
-  server = await SessionServer.listen({
-    socketPath,
-    store: bench.store,
-    arenaPath: '/dev/shm/none',
-    arenaBytes: 1 << 20,
-    maxPayloadBytes: 1000,
-    arenaId: 99n,
-    headerBytes,
-    bootEpoch: 0xfedc_ba98_7654_3210n,
-    peerCredentials: (fd) => native.peerCredentials(fd),
-    clock: systemClock,
-    log: silent,
-    gauges: () => gauges(),
-    limits: { quarantinePollMs: 10, ...limits },
-  });
-}
-
-async function connect(): Promise<RawClient> {
-  const client = await RawClient.connect(socketPath);
-  clients.push(client);
-  return client;
-}
-
-async function attached(previousSession: Buffer = Buffer.alloc(0)): Promise<RawClient & { id: Buffer }> {
-  const client = await connect();
-  const { session } = await client.attach({ previousSession });
-  return Object.assign(client, { id: session });
-}
-
-/** Reserve and commit a chain. */
-async function put(client: RawClient, name: string, count: number): Promise<void> {
-  const { offsets } = await client.call(
-    { $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed(name, count) } },
-    'reserved',
-  );
-  const checksums = offsets.map((_, index) => BigInt(index) + (1n << 60n));
-  await client.call({ $case: 'commit', value: { offsets, checksums } }, 'done');
-}
+let rig: ServedBench;
 
 const lookup = (client: RawClient, name: string, count: number) =>
   client.call({ $case: 'lookup', value: { hashes: packed(name, count) } }, 'lookup');
 
 beforeEach(() => {
-  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-session-'));
-  socketPath = path.join(folder, 'run', 'node.sock');
+  rig = new ServedBench();
 });
-afterEach(async () => {
-  for (const client of clients.splice(0)) client.socket.destroy();
-  await server?.close();
-  server = undefined;
-  gauges = () => ({});
-  rmSync(folder, { recursive: true });
-});
+afterEach(() => rig.close());
 
 describe('the socket', () => {
   it('is mode 0600 in a folder 0700, and gone after close', async () => {
-    await start();
-    expect(statSync(socketPath).mode & 0o777).toBe(0o600);
-    expect(statSync(path.dirname(socketPath)).mode & 0o777).toBe(0o700);
-    await server!.close();
-    expect(existsSync(socketPath)).toBe(false);
+    await rig.start();
+    expect(statSync(rig.socketPath).mode & 0o777).toBe(0o600);
+    expect(statSync(path.dirname(rig.socketPath)).mode & 0o777).toBe(0o700);
+    await rig.server!.close();
+    expect(existsSync(rig.socketPath)).toBe(false);
   });
 
   it('of a dead process is replaced; one that is served, or is no socket, is refused', async () => {
-    mkdirSync(path.dirname(socketPath));
-    const script = `require('net').createServer().listen(${JSON.stringify(socketPath)}, () => process.kill(process.pid, 'SIGKILL'))`;
+    mkdirSync(path.dirname(rig.socketPath));
+    const script = `require('net').createServer().listen(${JSON.stringify(rig.socketPath)}, () => process.kill(process.pid, 'SIGKILL'))`;
     await once(spawn(process.execPath, ['-e', script]), 'exit');
-    expect(existsSync(socketPath)).toBe(true);
-    await start();
-    const first = server!;
-    await expect(start()).rejects.toMatchObject({ code: 'LOCKED' });
-    expect((await attached()).id.length).toBe(16);
+    expect(existsSync(rig.socketPath)).toBe(true);
+    await rig.start();
+    const first = rig.server!;
+    await expect(rig.start()).rejects.toMatchObject({ code: 'LOCKED' });
+    expect((await rig.attached()).id.length).toBe(16);
     await first.close();
-    writeFileSync(socketPath, 'precious');
-    await expect(start()).rejects.toMatchObject({ code: 'SETUP' });
-    expect(statSync(socketPath).size).toBe(8);
-    rmSync(socketPath);
-    socketPath = path.join(folder, 'x'.repeat(120));
-    await expect(start()).rejects.toMatchObject({ code: 'CONFIG' });
+    writeFileSync(rig.socketPath, 'precious');
+    await expect(rig.start()).rejects.toMatchObject({ code: 'SETUP' });
+    expect(statSync(rig.socketPath).size).toBe(8);
+    rmSync(rig.socketPath);
+    rig.socketPath = path.join(rig.folder, 'x'.repeat(120));
+    await expect(rig.start()).rejects.toMatchObject({ code: 'CONFIG' });
   });
 });
 
 describe('attach', () => {
   it('says where the arena is, and every answer carries the boot epoch', async () => {
-    await start();
-    const client = await connect();
+    await rig.start();
+    const client = await rig.connect();
     const id = client.send({ $case: 'attach', value: attachOf() });
     while (client.answers.length === 0) await settled();
     expect(client.answers[0]).toEqual({
@@ -146,46 +85,46 @@ describe('attach', () => {
     ['no tokens', { blockTokens: 0 }, 'PROTOCOL'],
     ['a broken previous session', { previousSession: Buffer.alloc(3) }, 'PROTOCOL'],
   ])('%s is refused and the connection ends', async (_what, changes, code) => {
-    await start();
-    const client = await connect();
+    await rig.start();
+    const client = await rig.connect();
     await expect(client.attach(changes)).rejects.toMatchObject({ code });
     await client.ended;
   });
 
   it('it comes first, once, and in time', async () => {
-    await start({ attachDeadlineMs: 50 });
-    const early = await connect();
+    await rig.start({ attachDeadlineMs: 50 });
+    const early = await rig.connect();
     await expect(lookup(early, 'x', 1)).rejects.toMatchObject({ code: 'PROTOCOL' });
-    const twice = await attached();
+    const twice = await rig.attached();
     await expect(twice.attach()).rejects.toMatchObject({ code: 'PROTOCOL' });
-    await (await connect()).ended;
+    await (await rig.connect()).ended;
   });
 
   it('a connection that the kernel cannot hand over costs nobody else anything', async () => {
     const listening = vi.spyOn(net, 'createServer');
-    await start();
-    const client = await attached();
+    await rig.start();
+    const client = await rig.attached();
     listening.mock.results[0]!.value.emit('error', new Error('accept EMFILE'));
-    expect(bench.store.counters.get('session.refused.accept')).toBe(1);
+    expect(rig.bench.store.counters.get('session.refused.accept')).toBe(1);
     await put(client, 'x', 1);
-    await attached();
+    await rig.attached();
     listening.mockRestore();
   });
 
   it('sessions are bounded; processes of other users are not let in', async () => {
-    await start({ maxSessions: 1 });
-    const client = await attached();
-    await (await connect()).ended;
+    await rig.start({ maxSessions: 1 });
+    const client = await rig.attached();
+    await (await rig.connect()).ended;
     await client.end();
-    await vi.waitUntil(() => server!.sessions === 0, patience);
-    expect((await attached()).id.length).toBe(16);
-    expect(bench.store.counters.get('session.refused.too_many')).toBe(1);
-    await server!.close();
-    bench = new Bench(4);
-    server = await SessionServer.listen({
+    await vi.waitUntil(() => rig.server!.sessions === 0, patience);
+    expect((await rig.attached()).id.length).toBe(16);
+    expect(rig.bench.store.counters.get('session.refused.too_many')).toBe(1);
+    await rig.server!.close();
+    rig.bench = new Bench(4);
+    rig.server = await SessionServer.listen({
       ...{
-        socketPath,
-        store: bench.store,
+        socketPath: rig.socketPath,
+        store: rig.bench.store,
         arenaPath: '',
         arenaBytes: 1 << 20,
         maxPayloadBytes: 1000,
@@ -195,15 +134,15 @@ describe('attach', () => {
       },
       ...{ clock: systemClock, log: silent, peerCredentials: () => ({ pid: 1, uid: 4711 }) },
     });
-    await (await connect()).ended;
-    expect(bench.store.counters.get('session.refused.uid')).toBe(1);
+    await (await rig.connect()).ended;
+    expect(rig.bench.store.counters.get('session.refused.uid')).toBe(1);
   });
 });
 
 describe('requests', () => {
   it('reserve, commit, lookup, load, release, stats: the whole life of a chain', async () => {
-    await start();
-    const client = await attached();
+    await rig.start();
+    const client = await rig.attached();
     const { status, offsets } = await client.call(
       { $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('x', 8) } },
       'reserved',
@@ -247,20 +186,20 @@ describe('requests', () => {
   });
 
   it('prefetch brings blocks into the arena, is refused with a reason, and can be cancelled', async () => {
-    await start({}, 24);
-    const client = await attached();
-    bench.disk.put(namespaceFromDigest(Buffer.alloc(32, 7)), unpackHashKeys(packed('x', 3), 16));
+    await rig.start({}, 24);
+    const client = await rig.attached();
+    rig.bench.disk.put(namespaceFromDigest(Buffer.alloc(32, 7)), unpackHashKeys(packed('x', 3), 16));
     const prefetch = client.send({ $case: 'prefetch', value: { hashes: packed('x', 3) } });
     expect(await client.answer(prefetch, 'prefetching')).toEqual({ accepted: true, reason: '' });
-    while (bench.answer('read', 'ready')) await settled();
+    while (rig.bench.answer('read', 'ready')) await settled();
     expect((await lookup(client, 'x', 3)).spans).toEqual([{ tier: 'arena', count: 3 }]);
     const cancel = { $case: 'cancelPrefetch' as const, value: { prefetchId: prefetch } };
     expect((await client.call(cancel, 'done')).count).toBe(0);
   });
 
   it('a tenant has its quota, and a session its time to live; stats say what each tier refused, and why', async () => {
-    await start({}, 8, { quotas: { small: { arena: 2 } }, plans: { disk: { write: 'selective' } } });
-    const client = await connect();
+    await rig.start({}, 8, { quotas: { small: { arena: 2 } }, plans: { disk: { write: 'selective' } } });
+    const client = await rig.connect();
     await client.attach({ tenant: 'small', ttlSeconds: 60 });
     const reserve = { parent: Buffer.alloc(0), hashes: packed('x', 3) };
     const { status, reason, offsets } = await client.call({ $case: 'reserve', value: reserve }, 'reserved');
@@ -271,13 +210,13 @@ describe('requests', () => {
     expect(tiers[1]).toMatchObject({ breaker: 'closed', breakerReason: '', refusals: { admission: 2n } });
     expect(tiers[1]!.detail.write_pending_bytes).toBe(0);
     expect((await lookup(client, 'x', 3)).held).toBe(2);
-    bench.clock.advance(60_000);
+    rig.bench.clock.advance(60_000);
     expect((await lookup(client, 'x', 3)).held).toBe(0);
   });
 
   it('a list of numbers without a bound ends this session, and takes no time from the others', async () => {
-    await start({ maxHashes: 100 });
-    const [good, bad] = [await attached(), await attached()];
+    await rig.start({ maxHashes: 100 });
+    const [good, bad] = [await rig.attached(), await rig.attached()];
     await put(good, 'x', 2);
     const corrupt = new Array<number>(101).fill(0);
     const release = { $case: 'release' as const, value: { loadId: 1n, corrupt } };
@@ -288,60 +227,26 @@ describe('requests', () => {
   });
 
   it('the names of a namespace are of one length, also when nobody has it open', async () => {
-    await start();
-    const first = await attached();
+    await rig.start();
+    const first = await rig.attached();
     await put(first, 'x', 2);
-    const second = await connect();
+    const second = await rig.connect();
     await expect(second.attach({ hashBytes: 32 })).rejects.toMatchObject({
       code: 'PROTOCOL',
       message: expect.stringMatching(/hashes of 16 bytes, not 32/),
     });
     await first.end();
-    const third = await connect();
+    const third = await rig.connect();
     await expect(third.attach({ hashBytes: 32 })).rejects.toMatchObject({ code: 'PROTOCOL' });
-    await (await connect()).attach({ hashBytes: 32, namespace: Buffer.alloc(32, 8) });
+    await (await rig.connect()).attach({ hashBytes: 32, namespace: Buffer.alloc(32, 8) });
   });
 
   it('a load that nothing holds is done at once, and leases nothing', async () => {
-    await start();
-    const client = await attached();
+    await rig.start();
+    const client = await rig.attached();
     const load = client.send({ $case: 'load', value: { hashes: packed('x', 4), deadlineMs: 1000 } });
     expect(await client.answer(load, 'loadDone')).toEqual({ loaded: 0, reason: 'missing' });
     expect(await client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done')).toEqual({ count: 0 });
-  });
-
-  it('a load waits for blocks that another session commits, and ends early when it is told to', async () => {
-    await start();
-    const [prefill, decode] = [await attached(), await attached()];
-    const request = { hashes: packed('x', 4), deadlineMs: 20_000, awaitMs: 10_000 };
-    const load = decode.send({ $case: 'load', value: request });
-    await put(prefill, 'x', 2);
-    const ready = await decode.answer(load, 'ready');
-    expect(ready).toMatchObject({ first: 0, tier: 'arena', checksums: [1n << 60n, (1n << 60n) + 1n] });
-    const { counters } = await prefill.call({ $case: 'stats', value: {} }, 'stats');
-    expect(counters['await.blocks']).toBe(2n);
-    const end = () => decode.call({ $case: 'endLoad', value: { loadId: load } }, 'done');
-    expect(await end()).toEqual({ count: 1 });
-    expect(await decode.answer(load, 'loadDone')).toEqual({ loaded: 2, reason: 'cancelled' });
-    expect(await end()).toEqual({ count: 0 });
-    const release = { loadId: load, corrupt: [] };
-    expect(await decode.call({ $case: 'release', value: release }, 'done')).toEqual({ count: 1 });
-    const alone = decode.send({ $case: 'load', value: { ...request, awaitMs: 20 } });
-    await decode.answer(alone, 'ready');
-    bench.clock.advance(20);
-    expect(await decode.answer(alone, 'loadDone')).toEqual({ loaded: 2, reason: 'awaited' });
-  });
-
-  it('an engine that goes while it waits leaves nothing', async () => {
-    await start();
-    const [prefill, decode] = [await attached(), await attached()];
-    decode.send({ $case: 'load', value: { hashes: packed('x', 4), deadlineMs: 20_000, awaitMs: 10_000 } });
-    const awaitedBlocks = () => bench.store.stats().counters['await.blocks'];
-    await vi.waitUntil(() => awaitedBlocks() === 4, patience);
-    await decode.end();
-    await vi.waitUntil(() => awaitedBlocks() === 0, patience);
-    await put(prefill, 'x', 4);
-    bench.store.checkIntegrity();
   });
 
   it.each([
@@ -352,8 +257,8 @@ describe('requests', () => {
     ['an abort of nothing', { $case: 'abort', value: { offsets: [1n << 63n] } }],
     ['a long parent', { $case: 'reserve', value: { parent: Buffer.alloc(32), hashes: Buffer.alloc(16) } }],
   ] as const)('%s ends this session and no other', async (_what, request) => {
-    await start({ maxHashes: 100 });
-    const [good, bad] = [await attached(), await attached()];
+    await rig.start({ maxHashes: 100 });
+    const [good, bad] = [await rig.attached(), await rig.attached()];
     await put(good, 'x', 2);
     await expect(bad.call(request as never, 'done')).rejects.toMatchObject({ code: 'PROTOCOL' });
     await bad.ended;
@@ -361,12 +266,12 @@ describe('requests', () => {
   });
 
   it('bytes that are no frame end this session and no other', async () => {
-    await start();
-    const good = await attached();
+    await rig.start();
+    const good = await rig.attached();
     await put(good, 'x', 2);
     await fc.assert(
       fc.asyncProperty(fc.uint8Array({ minLength: 1, maxLength: 64 }), fc.boolean(), async (noise, framed) => {
-        const bad = await connect();
+        const bad = await rig.connect();
         if (framed) writeFrame(bad.socket, noise);
         else bad.socket.write(noise);
         bad.socket.end();
@@ -375,15 +280,15 @@ describe('requests', () => {
       }),
       { numRuns: 100 },
     );
-    await vi.waitUntil(() => server!.sessions === 1, patience);
+    await vi.waitUntil(() => rig.server!.sessions === 1, patience);
   });
 });
 
 describe('slow and stopped engines', () => {
   it('one that never reads its answers does not disturb the others, and costs bounded memory', async () => {
     // Also of one chunk no more requests are answered than the pause allows.
-    await start({ pauseBytes: 64 << 10, maxPendingBytes: 256 << 10 });
-    const [good, deaf] = [await attached(), await attached()];
+    await rig.start({ pauseBytes: 64 << 10, maxPendingBytes: 256 << 10 });
+    const [good, deaf] = [await rig.attached(), await rig.attached()];
     deaf.socket.pause();
     const asked = 20_000;
     for (let sent = 0; sent < asked; sent++) deaf.send({ $case: 'stats', value: {} });
@@ -391,15 +296,15 @@ describe('slow and stopped engines', () => {
     expect((await lookup(good, 'x', 2)).held).toBe(2);
     deaf.socket.resume();
     for (let id = 2n; id < 100n; id++) await deaf.answer(id, 'stats');
-    expect(server!.sessions).toBe(2);
+    expect(rig.server!.sessions).toBe(2);
   });
 
   it('one that asks much at once is answered in many turns, in the order in which it asked', async () => {
-    await start({ framesPerTurn: 50 });
-    const client = await attached();
+    await rig.start({ framesPerTurn: 50 });
+    const client = await rig.attached();
     const inTurns: number[] = [];
     let turnEnds: NodeJS.Immediate | undefined;
-    gauges = () => {
+    rig.gauges = () => {
       turnEnds ??= setImmediate(() => {
         turnEnds = undefined;
       });
@@ -424,48 +329,48 @@ describe('slow and stopped engines', () => {
 
 describe('when a connection ends', () => {
   it('a session without slots leaves nothing', async () => {
-    await start();
-    const client = await attached();
+    await rig.start();
+    const client = await rig.attached();
     await put(client, 'x', 2);
     await client.end();
-    await vi.waitUntil(() => server!.sessions === 0, patience);
-    expect(server!.quarantined).toBe(0);
+    await vi.waitUntil(() => rig.server!.sessions === 0, patience);
+    expect(rig.server!.quarantined).toBe(0);
   });
 
   it('slots in use stay taken while the process lives, until its next session names the old one', async () => {
-    await start();
-    const client = await attached();
+    await rig.start();
+    const client = await rig.attached();
     await put(client, 'x', 2);
-    while (bench.answer('write', 'stored')) await settled();
+    while (rig.bench.answer('write', 'stored')) await settled();
     client.send({ $case: 'load', value: { hashes: packed('x', 2), deadlineMs: 1000 } });
     await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('y', 3) } }, 'reserved');
     await client.end();
-    await vi.waitUntil(() => server!.quarantined === 1, patience);
-    expect(bench.arena.busySlots).toBe(5);
-    const other = await attached(Buffer.alloc(16, 1));
-    expect(bench.arena.busySlots).toBe(5);
-    await attached(client.id);
-    expect(bench.arena.busySlots).toBe(0);
-    expect(server!.quarantined).toBe(0);
+    await vi.waitUntil(() => rig.server!.quarantined === 1, patience);
+    expect(rig.bench.arena.busySlots).toBe(5);
+    const other = await rig.attached(Buffer.alloc(16, 1));
+    expect(rig.bench.arena.busySlots).toBe(5);
+    await rig.attached(client.id);
+    expect(rig.bench.arena.busySlots).toBe(0);
+    expect(rig.server!.quarantined).toBe(0);
     expect((await lookup(other, 'x', 2)).held).toBe(2);
     expect((await lookup(other, 'y', 3)).held).toBe(0);
   });
 
   it('a session may also be named while its connection is still open', async () => {
-    await start();
-    const client = await attached();
+    await rig.start();
+    const client = await rig.attached();
     await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('y', 3) } }, 'reserved');
-    await attached(client.id);
+    await rig.attached(client.id);
     await client.ended;
-    expect(bench.arena.busySlots).toBe(0);
-    expect(server!.quarantined).toBe(0);
+    expect(rig.bench.arena.busySlots).toBe(0);
+    expect(rig.server!.quarantined).toBe(0);
   });
 
   it('slots of a killed process come back', async () => {
-    await start();
+    await rig.start();
     const script = `
       import { RawClient, packed } from ${JSON.stringify(new URL('./testing/raw-client.ts', import.meta.url).href)};
-      const client = await RawClient.connect(${JSON.stringify(socketPath)});
+      const client = await RawClient.connect(${JSON.stringify(rig.socketPath)});
       await client.attach();
       await client.call({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('k', 4) } }, 'reserved');
       process.stdout.write('reserved');
@@ -476,16 +381,16 @@ describe('when a connection ends', () => {
     });
     try {
       await once(child.stdout, 'data');
-      await vi.waitUntil(() => server!.quarantined === 1, patience);
-      expect(bench.arena.busySlots).toBe(4);
-      await attached(); // our own process: it cannot lift what is not its own
-      expect(server!.quarantined).toBe(1);
+      await vi.waitUntil(() => rig.server!.quarantined === 1, patience);
+      expect(rig.bench.arena.busySlots).toBe(4);
+      await rig.attached(); // our own process: it cannot lift what is not its own
+      expect(rig.server!.quarantined).toBe(1);
     } finally {
       child.kill('SIGKILL');
     }
     await once(child, 'exit');
-    await vi.waitUntil(() => server!.quarantined === 0, patience);
-    expect(bench.arena.busySlots).toBe(0);
-    expect(bench.store.counters.get('quarantine.lifted.process_dead')).toBe(1);
+    await vi.waitUntil(() => rig.server!.quarantined === 0, patience);
+    expect(rig.bench.arena.busySlots).toBe(0);
+    expect(rig.bench.store.counters.get('quarantine.lifted.process_dead')).toBe(1);
   });
 });

@@ -46,6 +46,9 @@ export class FakeNode {
   readonly writing = new Set<string>();
   /** Slots given out for writing and not given back. */
   readonly reserved = new Map<bigint, string>();
+  wantsTokenIds = false;
+  /** Of each Reserve. */
+  readonly saidTokens: (Buffer | undefined)[] = [];
   /** Loads not yet released. */
   readonly leases = new Set<bigint>();
   /** Loads that wait for blocks, by id: what their client asked for. */
@@ -210,7 +213,8 @@ export class FakeNode {
         this.attaches.push(body.value);
         this.sessions.push(session);
         const arena = { arenaPath: this.#arenaPath, arenaBytes: BigInt(arenaBytes), arenaId: this.#arenaId };
-        return [{ $case: 'attached', value: { session, headerBytes: 0, ...arena } }];
+        const wants = this.wantsTokenIds ? { wantsTokenIds: true } : {};
+        return [{ $case: 'attached', value: { session, headerBytes: 0, ...arena, ...wants } }];
       }
       case 'lookup': {
         const held = this.#prefix(body.value.hashes).length;
@@ -220,6 +224,7 @@ export class FakeNode {
         return this.#load(id, body.value.hashes, fault);
       case 'reserve': {
         const hashes = split(body.value.hashes);
+        this.saidTokens.push(body.value.tokenIds);
         const status = hashes.map((hash) => {
           if (this.writing.has(key(hash))) return ReserveStatus.RESERVE_STATUS_BUSY;
           return this.held.has(key(hash)) ? ReserveStatus.RESERVE_STATUS_HELD : ReserveStatus.RESERVE_STATUS_RESERVED;

@@ -91,6 +91,7 @@ export class ConnectorRig {
     first: number,
     blockIds: number[],
     onSettled?: (held: number, isBusy: boolean) => void,
+    tokens?: (first: number, end: number) => Int32Array,
   ): Promise<void> {
     for (const [i, id] of blockIds.entries()) this.executor.blocks[id]!.set(contentOf(hashOf(chain, first + i)));
     return new Promise((resolve) => {
@@ -100,7 +101,7 @@ export class ConnectorRig {
         resolve();
       };
       const hashes = chainOf(chain, first + blockIds.length);
-      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, onSettled);
+      this.connector.store(hashes, first, Int32Array.from(blockIds), onReleased, onSettled, tokens);
       inside = false;
     });
   }

@@ -104,6 +104,8 @@ export interface Attached {
   headerBytes: number;
   /** random, also at the start of the arena file: proof that both map the same one */
   arenaId: bigint;
+  /** Reserve is to say them: the node's KV events carry them */
+  wantsTokenIds?: boolean | undefined;
 }
 
 /** How much of a chain is held, from its first hash on, without a gap. */
@@ -172,6 +174,11 @@ export interface Reserve {
   parent: Buffer;
   /** a contiguous piece of one chain */
   hashes: Buffer;
+  /**
+   * The tokens of these blocks, u32 little-endian, block_tokens for each hash; absent or empty: not said. Only where hashes depend on
+   * nothing else (no adapter, no salt), and `parent` is what precedes the first one: a reader computes names of its own from them.
+   */
+  tokenIds?: Buffer | undefined;
 }
 
 export interface Reserved {
@@ -780,7 +787,14 @@ export const Attach: MessageFns<Attach> = {
 };
 
 function createBaseAttached(): Attached {
-  return { session: Buffer.alloc(0), arenaPath: "", arenaBytes: 0n, headerBytes: 0, arenaId: 0n };
+  return {
+    session: Buffer.alloc(0),
+    arenaPath: "",
+    arenaBytes: 0n,
+    headerBytes: 0,
+    arenaId: 0n,
+    wantsTokenIds: undefined,
+  };
 }
 
 export const Attached: MessageFns<Attached> = {
@@ -805,6 +819,9 @@ export const Attached: MessageFns<Attached> = {
         throw new globalThis.Error("value provided for field message.arenaId of type fixed64 too large");
       }
       writer.uint32(41).fixed64(message.arenaId);
+    }
+    if (message.wantsTokenIds !== undefined) {
+      writer.uint32(48).bool(message.wantsTokenIds);
     }
     return writer;
   },
@@ -860,6 +877,14 @@ export const Attached: MessageFns<Attached> = {
             }
 
             message.arenaId = reader.fixed64() as bigint;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.wantsTokenIds = reader.bool();
             continue;
           }
         }
@@ -1345,7 +1370,7 @@ export const LoadDone: MessageFns<LoadDone> = {
 };
 
 function createBaseReserve(): Reserve {
-  return { parent: Buffer.alloc(0), hashes: Buffer.alloc(0) };
+  return { parent: Buffer.alloc(0), hashes: Buffer.alloc(0), tokenIds: undefined };
 }
 
 export const Reserve: MessageFns<Reserve> = {
@@ -1355,6 +1380,9 @@ export const Reserve: MessageFns<Reserve> = {
     }
     if (message.hashes.length !== 0) {
       writer.uint32(18).bytes(message.hashes);
+    }
+    if (message.tokenIds !== undefined) {
+      writer.uint32(26).bytes(message.tokenIds);
     }
     return writer;
   },
@@ -1386,6 +1414,14 @@ export const Reserve: MessageFns<Reserve> = {
             }
 
             message.hashes = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.tokenIds = Buffer.from(reader.bytes());
             continue;
           }
         }
