@@ -8,8 +8,8 @@ import { ConnectorRig, until } from './testing/rig.ts';
 const ids = (first: number, count: number): number[] => Array.from({ length: count }, (_, i) => first + i);
 const long = { stallMs: 60_000, deadlineMs: 60_000 };
 
-async function attached(): Promise<ConnectorRig> {
-  const rig = new ConnectorRig();
+async function attached(maxStoreBlocks = 100): Promise<ConnectorRig> {
+  const rig = new ConnectorRig({ maxStoreBlocks });
   onTestFinished(async () => {
     await rig.close();
     expect(rig.executor.mapped.size, 'arenas still mapped').toBe(0);
@@ -129,6 +129,14 @@ describe('a store', () => {
     await until(() => !rig.connector.attached, 'the end of the session');
     expect(await store(1, 6)).toBe(0);
   });
+});
+
+it('of a store that is too much at once the rest may be offered again', async () => {
+  const rig = await attached(4);
+  const settled: [number, boolean][] = [];
+  await rig.store(1, 0, ids(10, 6), { onSettled: (...said) => settled.push(said) });
+  await until(() => settled.length === 1, 'the answer');
+  expect(settled).toEqual([[4, true]]);
 });
 
 describe('several attention groups', () => {

@@ -78,7 +78,7 @@ it('token ids are not said of a group with a window: what lies before a piece of
     executor.blocks[id]!.set(contentOf(hashOf(1, block)));
   const tokens = (first: number, end: number): Int32Array => new Int32Array((end - first) * 4);
   await new Promise<void>((resolve) => {
-    rig.connector.store(chainOf(1, 2), 0, Int32Array.from([10, 11, 0, 21]), resolve, tokens);
+    rig.connector.store(chainOf(1, 2), 0, Int32Array.from([10, 11, 0, 21]), resolve, { tokens });
   });
   expect(rig.node.saidTokens.map((said) => said?.length).toSorted()).toEqual([32, undefined]);
 });

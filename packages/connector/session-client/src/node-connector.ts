@@ -241,7 +241,7 @@ class CacheNodeConnector implements NodeConnector {
     if (sessions === null || blocks === 0) {
       queueMicrotask(() => {
         onReleased();
-        onSettled?.(0, false);
+        onSettled?.(0, sessions !== null && !this.#closing);
       });
       return;
     }
@@ -267,7 +267,8 @@ class CacheNodeConnector implements NodeConnector {
       this.#storingBlocks -= blocks;
       this.#stores.delete(run);
       const all = heldInAll(parts, held, taken);
-      onSettled?.(all.held, all.isBusy);
+      // What was too much at once may be offered again.
+      onSettled?.(all.held, all.isBusy || (all.held === taken && taken < columns));
     });
     this.#stores.add(run);
   }

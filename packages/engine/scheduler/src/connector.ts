@@ -51,7 +51,8 @@ export interface ArrivedLoad {
 export interface StoreOptions {
   /**
    * Called once, with `onReleased` or later, when it is known how many of the blocks the tier holds, in all groups that offer them, from
-   * the first on, without a gap; `isBusy`: somebody else is writing the one behind them, so that it may be held soon.
+   * the first on, without a gap; `isBusy`: somebody else is writing the one behind them, or too
+   * much was on its way, so that it may be held soon.
    */
   readonly onSettled?: (heldBlocks: number, isBusy: boolean) => void;
   /** Where the hashes depend on tokens alone: those of blocks first..end-1 of the chain, asked for within the call if somebody wants them. */

@@ -41,8 +41,8 @@ describe('blocks of a prompt', () => {
   it('have their tokens at hand, where their names depend on tokens alone', async () => {
     const rig = new SchedulerRig({ blockCount: 64, limits: { exportGatherBlocks: 1 } });
     const told: (number[] | undefined)[] = [];
-    rig.connector.store = (_hashes, first, blocks, onReleased, tokens) => {
-      const said = tokens?.(first, first + blocks.length);
+    rig.connector.store = (_hashes, first, blocks, onReleased, options) => {
+      const said = options?.tokens?.(first, first + blocks.length);
       told.push(said && [...said]);
       rig.world.later(onReleased);
     };

@@ -12,9 +12,9 @@
  */
 import type { ChainHasher } from '@kvtier/identity';
 import type { PrefixCacheRequest, RequestDescription } from '@kvtier/prefix-cache';
+import { AwaitedPrompt } from './awaited-prompt.ts';
 import { CheckedHashes } from './checked-hashes.ts';
 import { PrefillOnly } from './prefill-only.ts';
-import { PromptWait } from './prompt-wait.ts';
 import type { GenerateRequest, OnOutput } from './types.ts';
 
 export type RequestState = 'waiting' | 'loading' | 'running' | 'storing' | 'finished';
@@ -42,7 +42,7 @@ export class EngineRequest implements PrefixCacheRequest {
   readonly reportMode?: 'full';
   readonly onOutput: OnOutput;
   readonly prefillOnly: PrefillOnly | undefined;
-  readonly handOff: PromptWait | undefined;
+  readonly handOff: AwaitedPrompt | undefined;
 
   state: RequestState = 'waiting';
   computedTokens = 0;
@@ -92,7 +92,7 @@ export class EngineRequest implements PrefixCacheRequest {
     this.id = `${params.requestId}#${options.arrival}`;
     const { prefillOnly, handOff } = params;
     this.prefillOnly = prefillOnly && new PrefillOnly(prefillOnly.blocks);
-    this.handOff = handOff && new PromptWait(handOff);
+    this.handOff = handOff && new AwaitedPrompt(handOff);
     const prompt = prefillOnly
       ? params.promptTokenIds.subarray(0, prefillOnly.blocks * options.hasher.blockTokens)
       : params.promptTokenIds;

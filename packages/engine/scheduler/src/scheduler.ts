@@ -8,7 +8,7 @@
  *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
  *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
  *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`; so does one whose next blocks another
- *      worker computes (prompt-wait.ts), with room for its whole prompt.
+ *      worker computes (awaited-prompt.ts), with room for its whole prompt.
  * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later; one that waits for
  * another worker stops waiting then, and gives up its own when nothing is copied to them any more.
  *
@@ -21,13 +21,13 @@
 import { invariant } from '@kvtier/errors';
 import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
 import { ArrivalList } from './arrival-list.ts';
+import { AwaitedPrompts } from './awaited-prompts.ts';
 import type { Share } from './batch.ts';
 import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
 import { Exports } from './exports.ts';
 import { type LoadEnd, Loads } from './loads.ts';
 import { Lookups } from './lookups.ts';
-import { PromptWaits } from './prompt-waits.ts';
 import type { EngineRequest } from './request.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
 import { Storing } from './storing.ts';
@@ -54,7 +54,7 @@ export class Scheduler {
     layeredLoads: 0,
   };
   readonly lookups: Lookups;
-  readonly handOffs: PromptWaits;
+  readonly handOffs: AwaitedPrompts;
   readonly #options: SchedulerOptions;
   readonly #kv: PrefixCache;
   /** Some layers see only a window. */
@@ -78,7 +78,7 @@ export class Scheduler {
     const release = (request: EngineRequest): void => this.#release(request);
     this.#storing = new Storing({ connector, exports: this.exports, clock, release, wake, onReady, onPrefilled });
     this.lookups = new Lookups({ connector, clock, deadlineMs: options.matchDeadlineMs, wake });
-    this.handOffs = new PromptWaits(clock, kv.blockTokens, options.onHandOff);
+    this.handOffs = new AwaitedPrompts(clock, kv.blockTokens, options.onHandOff);
     this.loads = new Loads({
       kv,
       connector,

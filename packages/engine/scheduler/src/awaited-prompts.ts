@@ -1,14 +1,14 @@
 /** Every hand-off of an engine that decodes: told once when its request has room, counted once when it is over, with the reason. */
 
+import { ownEnds } from './awaited-prompt.ts';
 import type { LoadEnd } from './loads.ts';
-import { ownEnds } from './prompt-wait.ts';
 import type { EngineRequest } from './request.ts';
 import type { Clock } from './types.ts';
 
 /** Reasons come from the cache node, too: beyond this many different ones they are counted together. */
 const maxReasons = 32;
 
-export class PromptWaits {
+export class AwaitedPrompts {
   readonly counts = { handOffs: 0, handedTokens: 0 };
   /** By reason. */
   readonly ends: Record<string, number> = {};

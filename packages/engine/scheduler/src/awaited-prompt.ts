@@ -23,7 +23,7 @@ export const ownEnds = {
   gone: 'gone',
 } as const;
 
-export class PromptWait {
+export class AwaitedPrompt {
   readonly stallMs: number;
   readonly deadlineMs: number;
   state: 'open' | 'awaiting' | 'over' = 'open';
