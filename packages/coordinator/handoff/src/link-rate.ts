@@ -1,12 +1,15 @@
 /**
  * Blocks a second to a decode side's node, from how hand-offs went: engines leave what they wait for out of their own rates. Where
- * the last blocks came well after they were ready, the link was the bottleneck, and that was its rate. Where they came with the
- * prompt's computing, it is as fast as that at least.
+ * the last of many blocks came well after they were ready, the link was the bottleneck, and that was its rate. Where they came with
+ * the prompt's computing, or where they are so few that it is their way which takes its time, it is as fast as that at least: which
+ * raises a rate that was measured, and is none where nothing was.
  */
 const weight = 0.25;
 /** Of its time, that the last block came after it was ready, for the link to have been what was waited for. */
 const bottleneck = 0.2;
 const leastS = 0.002;
+/** Fewer tell how long a block is under way, not how many go at a time. */
+const manyBlocks = 16;
 
 export interface Transfer {
   readonly blocks: number;
@@ -18,7 +21,7 @@ export interface Transfer {
 export class LinkRate {
   #perS = 0;
 
-  /** 0: nothing has come over it. */
+  /** 0: it has not been what was waited for. */
   get perS(): number {
     return this.#perS;
   }
@@ -26,8 +29,8 @@ export class LinkRate {
   came({ blocks, tookS, afterS }: Transfer): void {
     if (blocks < 1) return;
     const seen = blocks / Math.max(tookS, leastS);
-    const isBottleneck = afterS > Math.max(leastS, bottleneck * tookS);
-    if (!isBottleneck) this.#perS = Math.max(this.#perS, seen);
+    const isBottleneck = blocks >= manyBlocks && afterS > Math.max(leastS, bottleneck * tookS);
+    if (!isBottleneck) this.#perS = this.#perS === 0 ? 0 : Math.max(this.#perS, seen);
     else this.#perS = this.#perS === 0 ? seen : this.#perS + (seen - this.#perS) * weight;
   }
 }
