@@ -6,7 +6,7 @@
 import { afterEach, beforeAll, expect, it } from 'vitest';
 import { type Answer, ClusterRig, type Request, sharedPrompts } from './cluster-rig.ts';
 
-const count = Number(process.env.KVTIER_CLUSTER_REQUESTS ?? 250);
+const count = Number(process.env.KVTIER_CLUSTER_REQUESTS ?? 90);
 const clients = 6;
 const report = (line: string): void => {
   if (process.env.KVTIER_CLUSTER_REPORT) process.stderr.write(`${line}\n`);
