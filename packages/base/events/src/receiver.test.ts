@@ -68,9 +68,12 @@ async function follow(receiver: EventReceiver, last: number) {
 /** Until this receiver gets what is sent. */
 async function connected(receiver: EventReceiver): Promise<void> {
   let isConnected = false;
-  const first = receiver.next(null, false).then(() => {
+  // A connection is told before the publisher knows what it is for.
+  const come = async (): Promise<void> => {
+    while ((await receiver.next(null, false))!.messages === 0);
     isConnected = true;
-  });
+  };
+  const first = come();
   while (!isConnected) {
     await publisher.send(['', encodeSeq(0), payload(0)]);
     await Promise.race([first, new Promise((resolve) => setTimeout(resolve, 5))]);
