@@ -28,6 +28,8 @@ import type { Understood, UnderstoodPrompts } from './understand.ts';
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
 const maxPassedBytes = 512 << 20;
+/** Of a chunk that takes a turn for itself: half a millisecond to write. */
+const largeChars = 1 << 16;
 
 /** A request that was understood. */
 interface Job {
@@ -245,7 +247,8 @@ export class Generation {
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
       const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
       if (delta.finishReason !== null && --open === 0) last = chunks.pop(); // it goes out with the totals
-      return events.send(includeUsage ? chunks.map((chunk) => ({ ...chunk, usage: null })) : chunks);
+      const sent = includeUsage ? chunks.map((chunk) => ({ ...chunk, usage: null })) : chunks;
+      return text.length > largeChars ? events.sendInTurn(sent) : events.send(sent);
     };
     try {
       const totals = await this.#run(job, onDelta);

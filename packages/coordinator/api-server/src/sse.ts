@@ -5,12 +5,15 @@
  * `unreadMs` is cut off.
  */
 import type { ServerResponse } from 'node:http';
+import { setImmediate } from 'node:timers/promises';
 import { KvError } from '@kvtier/errors';
 
 export class EventStream {
   readonly #response: ServerResponse;
   readonly #unreadMs: number;
   #drained: Promise<void> | undefined;
+  /** Of chunks that are large. */
+  #turns: Promise<unknown> = Promise.resolve();
 
   constructor(
     response: ServerResponse,
@@ -38,6 +41,16 @@ export class EventStream {
     for (const chunk of chunks) text += `data: ${JSON.stringify(chunk)}\n\n`;
     if (text === '' || this.#response.write(text)) return undefined;
     return this.#drain();
+  }
+
+  /** The same for large ones, each in a turn of its own: those of many answers may come in one. */
+  sendInTurn(chunks: readonly unknown[]): Promise<void> {
+    const sent = this.#turns.then(async () => {
+      await setImmediate();
+      await this.send(chunks);
+    });
+    this.#turns = sent.catch(() => {});
+    return sent;
   }
 
   end(): void {
