@@ -27,6 +27,8 @@ import type { TokenIds } from './understand.ts';
 
 /** Token ids written to the engine in one turn of the event loop; a longer prompt takes one for itself. */
 const tokensPerTurn = 65_536;
+/** What it takes to begin a call, in tokens that are written meanwhile: 16 calls a turn. */
+const callTokens = 4_096;
 
 export type FinishReason = 'stop' | 'length';
 
@@ -140,7 +142,7 @@ export async function runAnswers(
         encoded = 0;
       }
       if (either.aborted) break;
-      encoded += prompt.length;
+      encoded += callTokens + prompt.length;
       runs.push(run(promptIndex, answer));
     }
   }
