@@ -18,7 +18,7 @@
  * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
  */
 import type { WorkerState } from '@kvtier/routing';
-import { roomS } from '@kvtier/routing';
+import { needsOf, roomS } from '@kvtier/routing';
 
 /** Why a request is split, or is not. */
 export const handOffReasons = [
@@ -203,20 +203,8 @@ function candidatesOf({ decode, others, legsPerWorker, legsLeft }: Question): re
 }
 
 function aloneOf(question: Question): Expected {
-  const { tokens, blockTokens, decode, lateS } = question;
-  const { match, remoteBlocks, remoteMedium, loadBlocksPerS, prefillTokensPerS } = decode;
-  const blockS = blockTokens / prefillTokensPerS;
-  let bringS = 0;
-  for (let medium = 1; match.blocks > 0 && medium < match.byMedium.length; medium++) {
-    const blocks = match.byMedium[medium]!;
-    if (blocks > 0) bringS += blocks * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
-  }
-  let uncached = tokens - match.blocks * blockTokens;
-  if (remoteBlocks > 0 && secondsOf(loadBlocksPerS[remoteMedium]) < blockS) {
-    bringS += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
-    uncached -= remoteBlocks * blockTokens;
-  }
-  const computes = Math.max(uncached, 1);
+  const { decode, lateS } = question;
+  const { computes, bringS } = needsOf(question, decode, decode);
   const begins = Math.max(beginsS(question, decode, true), decode.loadAheadS + bringS);
   const computeS = computes * tokenS(question, decode);
   return expectedOf(question, begins + computeS + stepS(decode) + lateS.alone, [[decode, computes, computeS]]);
@@ -280,9 +268,6 @@ const tokenS = ({ stepTokens }: Question, { prefillTokensPerS, running, stepPerR
 
 /** Of a step without prompts. */
 const stepS = ({ stepS, running, stepPerRequestS }: Side): number => stepS + running * stepPerRequestS;
-
-const secondsOf = (blocksPerS: number | undefined): number =>
-  blocksPerS !== undefined && blocksPerS > 0 ? 1 / blocksPerS : Number.POSITIVE_INFINITY;
 
 const ms = (seconds: number): string => `${(seconds * 1000).toFixed(0)} ms`;
 

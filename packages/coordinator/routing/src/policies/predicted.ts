@@ -51,8 +51,9 @@ export function costOf(
   weight: number,
   held: HeldOfPrompt = worker,
 ): number {
-  const { computeS, bringS } = costsOf(request, worker, held);
+  const { computes, bringS } = needsOf(request, worker, held);
   const { waiting, running, stepS, stepPerRequestS, prefillTokensPerS, tokensAhead, loadAheadS } = worker;
+  const computeS = computes / prefillTokensPerS;
   const requests = waiting + running;
   // Half of the step that runs, on average.
   const stepLeftS = requests === 0 ? 0 : (stepS + requests * stepPerRequestS) / 2;
@@ -68,16 +69,16 @@ export const aheadS = ({ tokensAhead, prefillTokensPerS, loadAheadS }: WorkerSta
 
 /** Seconds of work that the request is on this worker. */
 export function workS(request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number {
-  const { computeS, bringS } = costsOf(request, worker, held);
-  return computeS + bringS;
+  const { computes, bringS } = needsOf(request, worker, held);
+  return computes / worker.prefillTokensPerS + bringS;
 }
 
-/** Of the request on this worker: what it computes, and what it brings in. */
-function costsOf(
-  { tokens, blockTokens }: RoutedRequest,
+/** Of the request on this worker: prompt tokens that it computes, and seconds that it brings in the others for. */
+export function needsOf(
+  { tokens, blockTokens }: Pick<RoutedRequest, 'tokens' | 'blockTokens'>,
   { prefillTokensPerS, loadBlocksPerS }: WorkerState,
   { match, remoteBlocks, remoteMedium }: HeldOfPrompt,
-): { readonly computeS: number; readonly bringS: number } {
+): { readonly computes: number; readonly bringS: number } {
   const blockS = blockTokens / prefillTokensPerS;
   let bringS = 0;
   for (let medium = 1; match.blocks > 0 && medium < match.byMedium.length; medium++) {
@@ -89,7 +90,7 @@ function costsOf(
     bringS += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
     uncached -= remoteBlocks * blockTokens;
   }
-  return { computeS: Math.max(uncached, 1) / prefillTokensPerS, bringS };
+  return { computes: Math.max(uncached, 1), bringS };
 }
 
 /**
