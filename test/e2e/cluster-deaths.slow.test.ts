@@ -4,7 +4,8 @@
  * process dies; all of them: KVTIER_CLUSTER_DEATHS=all.
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
-import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
+import { SteadyLoad } from './cluster-load.ts';
+import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const clients = 4;
 const requests = sharedPrompts(24, 6);
@@ -40,31 +41,20 @@ it.each([
 ])('$what are as before two seconds after each death and each standstill', { timeout: 600_000 }, async (cluster) => {
   const started = await ClusterRig.start(cluster.size);
   rig = started;
-  const answers: Answer[] = [];
-  let running = true;
-  const client = async (number: number): Promise<void> => {
-    for (let at = number; running; at += clients) {
-      const which = (at * 7) % requests.length;
-      // Apart, nobody holds anything of a prompt, so that there is always something to hand over.
-      const salt = cluster.size.prefill === undefined ? {} : { cache_salt: `${number}-${at}` };
-      const answer = await started.ask({ ...requests[which]!, ...salt });
-      expect(answer.tokenIds).toEqual(right[which]);
-      answers.push(answer);
-    }
-  };
-  const load = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));
-  load.catch(() => {}); // awaited below
-  /** Longest answer of those that were waited for after `sinceMs`, counted from then; also one that is not there yet. */
-  const longestSince = (sinceMs: number): number =>
-    Math.max(
-      0,
-      ...answers.filter(({ endMs }) => endMs > sinceMs).map((each) => each.endMs - Math.max(sinceMs, each.startMs)),
-    );
+  const load = new SteadyLoad(clients, async (at, number) => {
+    const which = (at * 7) % requests.length;
+    // Apart, nobody holds anything of a prompt, so that there is always something to hand over.
+    const salt = cluster.size.prefill === undefined ? {} : { cache_salt: `${number}-${at}` };
+    const answer = await started.ask({ ...requests[which]!, ...salt });
+    expect(answer.tokenIds).toEqual(right[which]);
+    return answer;
+  });
+  const { answers, ended } = load;
   try {
-    await Promise.race([pause(peaceMs), load]); // caches are warm
+    await Promise.race([pause(peaceMs), ended]); // caches are warm
     const peaceFromMs = performance.now();
-    await Promise.race([pause(peaceMs), load]);
-    const usualMs = longestSince(peaceFromMs);
+    await Promise.race([pause(peaceMs), ended]);
+    const usualMs = load.longestSince(peaceFromMs);
     report(`${cluster.what}: in peace the longest answer takes ${usualMs.toFixed(0)} ms`);
     for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
       for (const [name, service] of started.members) {
@@ -73,12 +63,12 @@ it.each([
         await service.signal(signal);
         const back =
           signal === 'SIGKILL' ? service.start() : pause(2 * recoveryMs).then(() => service.signal('SIGCONT'));
-        await Promise.race([Promise.all([back, pause(2 * recoveryMs)]), load]);
+        await Promise.race([Promise.all([back, pause(2 * recoveryMs)]), ended]);
         const before = answers.length;
         const restFromMs = performance.now();
         while (answers.length < before + 2 * clients && performance.now() < restFromMs + 30_000)
-          await Promise.race([pause(20), load]);
-        const longestMs = longestSince(sinceMs);
+          await Promise.race([pause(20), ended]);
+        const longestMs = load.longestSince(sinceMs);
         report(`${name} ${signal}: the longest answer took ${longestMs.toFixed(0)} ms`);
         expect.soft(longestMs, `${name} ${signal}`).toBeLessThan(recoveryMs + usualMs);
       }
@@ -87,7 +77,6 @@ it.each([
     report(`${cluster.what}: ${answers.length} answers, ${split.length} of them split`);
     if (cluster.size.prefill !== undefined) expect(split.length).toBeGreaterThan(answers.length / 4);
   } finally {
-    running = false;
-    await load;
+    await load.stop();
   }
 });

@@ -4,7 +4,8 @@
  */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type ServerGroup, startSentinel } from '../../infra/redis/servers.ts';
-import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
+import { SteadyLoad } from './cluster-load.ts';
+import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const clients = 4;
 const requests = sharedPrompts(24, 8);
@@ -37,45 +38,34 @@ const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout
 
 it('goes on while the master is killed, and while the next one stands still', { timeout: 120_000 }, async () => {
   const [first, second] = servers.servers;
-  const answers: Answer[] = [];
-  let running = true;
-  const client = async (number: number): Promise<void> => {
-    for (let at = number; running; at += clients) {
-      const which = (at * 7) % requests.length;
-      const answer = await rig.ask(requests[which]!);
-      expect(answer.tokenIds).toEqual(right[which]);
-      answers.push(answer);
-    }
-  };
-  const load = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));
-  load.catch(() => {}); // awaited below
-  const longestSince = (sinceMs: number): number =>
-    Math.max(
-      0,
-      ...answers.filter(({ endMs }) => endMs > sinceMs).map((each) => each.endMs - Math.max(sinceMs, each.startMs)),
-    );
+  const load = new SteadyLoad(clients, async (at) => {
+    const which = (at * 7) % requests.length;
+    const answer = await rig.ask(requests[which]!);
+    expect(answer.tokenIds).toEqual(right[which]);
+    return answer;
+  });
+  const { answers, ended } = load;
   try {
-    await Promise.race([pause(peaceMs), load]); // caches are warm
+    await Promise.race([pause(peaceMs), ended]); // caches are warm
     const peaceFromMs = performance.now();
-    await Promise.race([pause(peaceMs), load]);
-    const usualMs = longestSince(peaceFromMs);
+    await Promise.race([pause(peaceMs), ended]);
+    const usualMs = load.longestSince(peaceFromMs);
     for (const fault of ['SIGKILL', 'SIGSTOP'] as const) {
       const master = fault === 'SIGKILL' ? first! : second!;
       const begun = answers.length;
       const sinceMs = performance.now();
       if (fault === 'SIGKILL') await master.kill();
       else process.kill(master.pid, 'SIGSTOP');
-      await Promise.race([pause(failoverMs), load]);
-      expect.soft(longestSince(sinceMs), fault).toBeLessThan(recoveryMs + usualMs);
+      await Promise.race([pause(failoverMs), ended]);
+      expect.soft(load.longestSince(sinceMs), fault).toBeLessThan(recoveryMs + usualMs);
       expect(answers.length, fault).toBeGreaterThan(begun + clients);
       if (fault === 'SIGKILL') {
         await master.start();
-        await Promise.race([pause(1_500), load]); // it becomes the replica of the other one
+        await Promise.race([pause(1_500), ended]); // it becomes the replica of the other one
       } else process.kill(master.pid, 'SIGCONT');
     }
   } finally {
-    running = false;
-    await load;
+    await load.stop();
   }
   expect((await rig.metrics()).get('kvtier_workers{state="ready"}')).toBe(2);
 });

@@ -4,7 +4,8 @@
  * KVTIER_CLUSTER_REQUESTS=500 KVTIER_CLUSTER_REPORT=1.
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
-import { type Answer, ClusterRig, type Request, sharedPrompts } from './cluster-rig.ts';
+import { askAll } from './cluster-load.ts';
+import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const count = Number(process.env.KVTIER_CLUSTER_REQUESTS ?? 60);
 const clients = 4;
@@ -20,24 +21,10 @@ afterEach(async () => {
   rig = undefined;
 });
 
-/** `clients` at a time, in order; stops at the first that fails. */
-async function askAll(cluster: ClusterRig, all: readonly Request[]): Promise<Answer[]> {
-  const answers: Answer[] = [];
-  let next = 0;
-  const client = async (): Promise<void> => {
-    while (next < all.length) {
-      const at = next++;
-      answers[at] = await cluster.ask(all[at]!);
-    }
-  };
-  await Promise.all(Array.from({ length: clients }, client));
-  return answers;
-}
-
 beforeAll(async () => {
   const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
   try {
-    right = (await askAll(alone, requests)).map(({ tokenIds }) => tokenIds);
+    right = (await askAll(alone, requests, clients)).map(({ tokenIds }) => tokenIds);
   } finally {
     await alone.close();
   }
@@ -74,7 +61,7 @@ it.each([
   killing.catch(() => {}); // awaited below
   const begin = performance.now();
   try {
-    const answers = await askAll(rig, requests);
+    const answers = await askAll(rig, requests, clients);
     const seconds = (performance.now() - begin) / 1000;
     const other = answers.flatMap(({ tokenIds }, i) => {
       const at = firstDifference(tokenIds, right[i]!);

@@ -4,7 +4,8 @@
  * fails. By hand: KVTIER_CLUSTER_REQUESTS=500 KVTIER_CLUSTER_REPORT=1.
  */
 import { afterEach, beforeAll, expect, it } from 'vitest';
-import { type Answer, ClusterRig, type Request, sharedPrompts } from './cluster-rig.ts';
+import { askAll } from './cluster-load.ts';
+import { type Answer, ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 const count = Number(process.env.KVTIER_CLUSTER_REQUESTS ?? 90);
 const clients = 6;
@@ -21,23 +22,10 @@ afterEach(async () => {
   rig = undefined;
 });
 
-/** `clients` at a time, in order, into `answers`; stops at the first that fails. */
-async function askAll(cluster: ClusterRig, all: readonly Request[], answers: Answer[] = []): Promise<Answer[]> {
-  let next = 0;
-  const client = async (): Promise<void> => {
-    while (next < all.length) {
-      const at = next++;
-      answers[at] = await cluster.ask(all[at]!);
-    }
-  };
-  await Promise.all(Array.from({ length: clients }, client));
-  return answers;
-}
-
 beforeAll(async () => {
   const alone = await ClusterRig.start({ workers: 1, nodes: 0, coordinators: 1 });
   try {
-    right = (await askAll(alone, requests)).map(({ tokenIds }) => tokenIds);
+    right = (await askAll(alone, requests, clients)).map(({ tokenIds }) => tokenIds);
   } finally {
     await alone.close();
   }
@@ -74,7 +62,7 @@ it.each([1, 2])(
     killing.catch(() => {}); // awaited below
     const begin = performance.now();
     try {
-      await askAll(rig, requests, answers);
+      await askAll(rig, requests, clients, answers);
       const seconds = (performance.now() - begin) / 1000;
       done = true;
       const killed = await killing;

@@ -16,9 +16,6 @@ export class Placed {
   readonly #choices: Choice[] = [];
   readonly #handedOff = new Map<Choice, HandedOff>();
   #retries = 0;
-  /** What was decided of prefill and decode apart, and the words of what was less than it should be. */
-  #handOff: string | undefined;
-  #less: string | undefined;
 
   /** `media`: names of the KV index's media by their numbers. */
   constructor(degraded: readonly string[], media: readonly string[]) {
@@ -40,12 +37,6 @@ export class Placed {
     this.#choices.pop();
   }
 
-  /** `text`: "split P=NAME; why=…" or "none; why=…". `less`: a word for `x-kvtier-degraded`. */
-  podsHandedOff(text: string, less?: string): void {
-    this.#handOff = text;
-    this.#less = less ?? this.#less;
-  }
-
   headers(): Record<string, string> {
     const [first] = this.#choices;
     const handedOff = this.#choices.flatMap((choice) => this.#handedOff.get(choice) ?? []);
@@ -53,7 +44,6 @@ export class Placed {
     const degraded = [
       ...this.#degraded,
       ...new Set(handedOff.flatMap(({ degraded: why }) => why ?? [])),
-      ...(this.#less === undefined ? [] : [this.#less]),
       ...(this.#retries > 0 ? ['retried'] : []),
     ];
     return {
@@ -65,7 +55,6 @@ export class Placed {
       }),
       ...(handedOff.length > 0 && { 'x-kvtier-handoff': plain(handedOff[0]!.line) }),
       ...(prefills.size > 0 && { 'x-kvtier-prefill-worker': plain([...prefills].join(', ')) }),
-      ...(this.#handOff !== undefined && { 'x-kvtier-handoff': plain(this.#handOff) }),
       ...(degraded.length > 0 && { 'x-kvtier-degraded': plain(degraded.join(', ')) }),
       ...(this.#retries > 0 && { 'x-kvtier-retries': String(this.#retries) }),
     };

@@ -8,6 +8,7 @@
  * Invariants: at most one prefill leg a request, whatever becomes of its decode pods; what is not split goes on byte by byte as it came.
  */
 import type { Choice } from '@kvtier/dispatch';
+import type { HandedOff } from '@kvtier/handoff';
 import { type HandOffReason, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
@@ -43,8 +44,8 @@ export interface TwoLegsParts {
 export class TwoLegs {
   readonly #parts: TwoLegsParts;
   readonly #whole: Uint8Array;
-  /** The prefill leg is over: `#changes` is what became of it. */
-  #isOver = false;
+  /** What became of the prefill leg, once it is over: `#changes` is the decode leg's part of it. */
+  #over: HandedOff | undefined;
   #changes: Readonly<Record<string, string | undefined>> = {};
 
   constructor(parts: TwoLegsParts) {
@@ -55,10 +56,13 @@ export class TwoLegs {
   /** The body for this decode pod. @throws HttpError 503: prefill failed, and fallback is off; the reason of the signal */
   async before(choice: Choice): Promise<Uint8Array> {
     const { pods, body, placed, routed, named } = this.#parts;
-    if (this.#isOver) return this.#decodeBody();
+    if (this.#over !== undefined) {
+      placed.handedOff(choice, this.#over);
+      return this.#decodeBody();
+    }
     const none = (reason: string, why: string): Uint8Array => {
       pods.metrics.decided(false, reason);
-      placed.podsHandedOff(`none; why=${why}`);
+      placed.handedOff(choice, { line: `none; why=${why}`, prefill: undefined, degraded: undefined });
       return this.#whole;
     };
     if (body.isTransfer) return none('client', 'the client gives kv_transfer_params');
@@ -68,7 +72,7 @@ export class TwoLegs {
     const { split, reason, why, prefillers } = pods.plan(routed, choice, named);
     if (reason === 'nobody') {
       pods.metrics.decided(false, reason);
-      this.#fallBack('nobody', why);
+      placed.handedOff(choice, this.#fallBack('nobody', why));
       return this.#whole;
     }
     if (!split) return none(reason, why);
@@ -82,7 +86,12 @@ export class TwoLegs {
    */
   async after(answer: Forwarded, choice: Choice): Promise<Forwarded | undefined> {
     const { pods, body, routed, named } = this.#parts;
-    if (this.#isOver || body.cacheHitThreshold === undefined || body.isTransfer || body.members === undefined)
+    if (
+      this.#over !== undefined ||
+      body.cacheHitThreshold === undefined ||
+      body.isTransfer ||
+      body.members === undefined
+    )
       return answer;
     const { isBelow, rest } = await belowThreshold(answer);
     if (!isBelow) return rest;
@@ -99,7 +108,6 @@ export class TwoLegs {
     // The prompt is not this pod's to compute: it has a place there, and nothing ahead.
     choice.firstToken();
     pods.metrics.decided(true, reason);
-    this.#isOver = true;
     this.#changes = threshold;
     try {
       const prefilled = await pods.prefill(
@@ -107,17 +115,18 @@ export class TwoLegs {
         prefillers,
         signal,
       );
-      placed.podsHandedOff(`split P=${prefilled.worker}; why=${why}`);
+      this.#over = { line: `split P=${prefilled.worker}; why=${why}`, prefill: prefilled.worker, degraded: undefined };
       if (prefilled.params !== undefined) this.#changes = { ...threshold, kv_transfer_params: prefilled.params };
     } catch (error) {
       if (signal.aborted) throw signal.reason;
       if (!(error instanceof NotPrefilled)) throw error;
-      this.#fallBack(error.reason, `${why}; ${error.message}`);
+      this.#over = this.#fallBack(error.reason, `${why}; ${error.message}`);
     }
+    placed.handedOff(choice, this.#over);
   }
 
-  #fallBack(reason: HandOffReason, why: string): void {
-    const { pods, placed } = this.#parts;
+  #fallBack(reason: HandOffReason, why: string): HandedOff {
+    const { pods } = this.#parts;
     if (!pods.config.fallback) {
       throw new HttpError(503, `Prefill and decode apart: ${why}; podHandOff.fallback is off, try again.`, {
         code: `handoff_${reason}`,
@@ -125,7 +134,7 @@ export class TwoLegs {
       });
     }
     pods.metrics.fellBack(reason);
-    placed.podsHandedOff(`none; why=${why}`, `handoff-${reason}`);
+    return { line: `none; why=${why}`, prefill: undefined, degraded: `handoff-${reason}` };
   }
 
   #decodeBody(): Uint8Array {

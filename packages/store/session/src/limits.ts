@@ -27,7 +27,7 @@ export const defaultSessionLimits: SessionLimits = {
   maxHashes: maxHashesPerFrame,
   attachDeadlineMs: 10_000,
   goodbyeMs: 1_000,
-  framesPerTurn: 128,
+  framesPerTurn: 64,
   pauseBytes: 1 << 20,
   maxPendingBytes: 32 << 20,
   readyBlocks: 4096,
