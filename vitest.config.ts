@@ -31,6 +31,7 @@ export default defineConfig({
         test: {
           ...common,
           name: 'slow',
+          globalSetup: ['scripts/lib/programs.mjs'],
           testTimeout: 240_000,
           include: ['{packages,services,bench,test}/**/*.slow.test.ts'],
           exclude: ['**/node_modules/**'],

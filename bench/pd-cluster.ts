@@ -8,8 +8,7 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
-import { waitUntil } from '@kvtier/cli';
+import { program, waitUntil } from '@kvtier/cli';
 import type { CoordinatorInput } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { type Hosts, hosts } from '../infra/hosts/hosts.ts';
@@ -18,7 +17,6 @@ import { SharingHosts } from './sharing-hosts.ts';
 const names = ['p', 'd', 'x', 'y'] as const;
 type Host = (typeof names)[number];
 const arenaBytes = 512 << 20;
-const coordinatorMain = fileURLToPath(new URL('../services/coordinator/src/main.ts', import.meta.url));
 
 /** predicted, always, never: of the prefill and the decode worker, by how requests are split. */
 export type Way = 'predicted' | 'always' | 'never' | 'combined';
@@ -104,7 +102,7 @@ export class PdCluster {
   }
 
   async #coordinator(way: Way, config: CoordinatorInput): Promise<void> {
-    const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), coordinatorMain], {
+    const child = spawn(process.execPath, program('coordinator'), {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
       env: { ...process.env, KVTIER_CONFIG: JSON.stringify({ host: '127.0.0.1', logLevel: 'warn', ...config }) },
     });

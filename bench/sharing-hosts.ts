@@ -6,8 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
-import { waitUntil } from '@kvtier/cli';
+import { type Program, program, waitUntil } from '@kvtier/cli';
 import type { CacheNodeInput, EngineWorkerInput } from '@kvtier/config';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
@@ -25,7 +24,6 @@ import type { Hosts } from '../infra/hosts/hosts.ts';
 
 const peerPort = 7400;
 const answerMs = 120_000;
-const servicesDir = fileURLToPath(new URL('../services', import.meta.url));
 
 export interface Answer {
   /** From the request to the first token. */
@@ -93,9 +91,8 @@ export class SharingHosts<Name extends string> {
     for (const dataDir of this.#dataDirs) removeStaleArenas(dataDir, '/dev/shm');
   }
 
-  async #start(host: Name, service: string, config: object): Promise<() => Promise<void>> {
-    const main = join(servicesDir, service, 'src/main.ts');
-    const child = this.#hosts.spawn(host, [process.execPath, '--import', import.meta.resolve('tsx'), main], {
+  async #start(host: Name, service: Program, config: object): Promise<() => Promise<void>> {
+    const child = this.#hosts.spawn(host, [process.execPath, ...program(service)], {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
       env: { ...process.env, KVTIER_CONFIG: JSON.stringify(config) },
     });

@@ -11,6 +11,7 @@ import { root, SetupError, script } from './lib/command.mjs';
 import { withLock } from './lib/lock.mjs';
 import { buildAhead, cudaGap, ensureNative, nativeIsCurrent } from './lib/native.mjs';
 import { ensureNpmPackages, npmIsCurrent } from './lib/npm.mjs';
+import { ensurePrograms, programsAreCurrent } from './lib/programs.mjs';
 import { ensureSystemPackages } from './lib/system.mjs';
 
 const minimumNode = [20, 19];
@@ -38,12 +39,16 @@ export async function setup({ need = ['npm', 'native'], packages = [] } = {}) {
   if (packages.length > 0) await ensureSystemPackages(packages);
   const gap = cudaGap(need);
   if (gap) process.stderr.write(`kvtier: ${gap}\n`);
-  if ((!need.includes('npm') || npmIsCurrent()) && nativeIsCurrent(need)) return;
+  const npm = need.includes('npm');
+  if ((!npm || (npmIsCurrent() && programsAreCurrent())) && nativeIsCurrent(need)) return;
   await withLock(join(root, 'build/.setup.lock'), async () => {
     if (need.includes('native')) await ensureSystemPackages();
     const ahead = buildAhead(need);
     try {
-      if (need.includes('npm')) await ensureNpmPackages();
+      if (npm) {
+        await ensureNpmPackages();
+        await ensurePrograms();
+      }
       await ensureNative(need, ahead);
     } finally {
       await ahead; // nothing of ours runs on without the lock

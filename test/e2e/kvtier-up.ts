@@ -5,9 +5,8 @@ import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type Launched, launch, waitUntilServing } from '@kvtier/cli';
+import { type Launched, launch, program, waitUntilServing } from '@kvtier/cli';
 import { placeId } from '@kvtier/data-plane/places';
-import { root } from '../style/tree.ts';
 
 export const smallBudgets = ['--arena-bytes', '64MiB', '--disk-bytes', '256MiB', '--kv-bytes', '128MiB'];
 
@@ -43,8 +42,7 @@ export class Machine {
 
 /** Runs the command to its end. */
 export async function kvtier(...args: string[]): Promise<{ code: number | null; stdout: string; stderr: string }> {
-  const main = join(root, 'packages/cli/src/main.ts');
-  const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), main, ...args], { stdio: 'pipe' });
+  const child = spawn(process.execPath, [...program('kvtier'), ...args], { stdio: 'pipe' });
   let stdout = '';
   let stderr = '';
   child.stdout.on('data', (bytes) => {

@@ -9,7 +9,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { loadTokenizer } from '@kvtier/api-server';
-import { DemoTable } from '@kvtier/cli';
+import { DemoTable, type Program, program } from '@kvtier/cli';
 import { greedy } from '@kvtier/registry/testing';
 import { TurnWatch } from '@kvtier/telemetry/testing';
 import {
@@ -35,7 +35,7 @@ export interface Answer {
 
 /** A service process; killed with the test run whatever happens. */
 export class Service {
-  readonly #name: string;
+  readonly #name: Program;
   #config: object;
   readonly #env: NodeJS.ProcessEnv;
   #child: ChildProcess | undefined;
@@ -44,7 +44,7 @@ export class Service {
   /** What it said when it was ready, at each start. */
   readonly ready: Record<string, unknown>[] = [];
 
-  constructor(name: string, config: object, env: NodeJS.ProcessEnv = {}) {
+  constructor(name: Program, config: object, env: NodeJS.ProcessEnv = {}) {
     this.#name = name;
     this.#config = config;
     this.#env = env;
@@ -61,8 +61,7 @@ export class Service {
 
   /** Resolves when it is ready. */
   async start(): Promise<void> {
-    const main = join(root, 'services', this.#name, 'src/main.ts');
-    const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), main], {
+    const child = spawn(process.execPath, program(this.#name), {
       stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
       env: { ...process.env, ...this.#env, KVTIER_CONFIG: JSON.stringify(this.#config) },
     });

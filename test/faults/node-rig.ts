@@ -8,6 +8,7 @@ import { mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { program } from '@kvtier/cli';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { TurnWatch } from '@kvtier/telemetry/testing';
@@ -50,12 +51,11 @@ export class NodeRig {
   async start(
     options: { readonly fault?: string; readonly config?: object; readonly prefix?: readonly string[] } = {},
   ): Promise<void> {
-    const command = ['--import', 'tsx', path.join(root, 'services/cache-node/src/main.ts')];
     const env = { ...process.env, KVTIER_CONFIG: JSON.stringify({ ...this.config, ...options.config }) };
     const withFault = options.fault === undefined ? env : { ...env, KVTIER_FAULT: options.fault };
     const stdio = ['ignore', 'ignore', 'pipe', 'ipc'] as const;
-    const [program, ...args] = [...(options.prefix ?? []), process.execPath, ...command];
-    const child = spawn(program!, args, { cwd: root, env: withFault, stdio: [...stdio] });
+    const [file, ...args] = [...(options.prefix ?? []), process.execPath, ...program('cache-node')];
+    const child = spawn(file!, args, { cwd: root, env: withFault, stdio: [...stdio] });
     this.child = child;
     this.stderr = '';
     child.stderr!.on('data', (text) => {

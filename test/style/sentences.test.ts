@@ -30,8 +30,8 @@ function prose(path: string): [number, string][] {
 const comment = (line: string): string => line.replace(/^(?!\s*[*/#]).*?\s\/\/ /, '');
 
 it('files named in docs and comments exist', () => {
-  // Programs and libraries of others, and what users and models bring.
-  const others = /^(?:vllm|sglang|lib|benches)\/|^xxhash\.h$|^[A-Z]+\.\w+$|\/[A-Z]+\.ts$/;
+  // Programs and libraries of others, what users and models bring, and what the set-up makes.
+  const others = /^(?:build|vllm|sglang|lib|benches)\/|^xxhash\.h$|^[A-Z]+\.\w+$|\/[A-Z]+\.ts$/;
   const ends = new Set(tree.map((path) => path.split('/').at(-1)!));
   const missing = [...code, ...pages].flatMap((path) =>
     prose(path).flatMap(([line, text]) =>

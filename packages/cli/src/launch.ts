@@ -6,8 +6,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
-import { fileURLToPath } from 'node:url';
 import { KvError } from '@kvtier/errors';
+import { program } from './programs.ts';
 
 export interface Launched {
   readonly url: string;
@@ -23,11 +23,10 @@ export interface Launched {
 const startMs = 600_000;
 const stopMs = 15_000;
 const keepChars = 16_384;
-const mainFile = fileURLToPath(new URL('./main.ts', import.meta.url));
 
 /** @throws KvError with what `kvtier up` said on stderr when it did not come up */
 export async function launch(args: readonly string[]): Promise<Launched> {
-  const child = spawn(process.execPath, ['--import', import.meta.resolve('tsx'), mainFile, 'up', ...args], {
+  const child = spawn(process.execPath, [...program('kvtier'), 'up', ...args], {
     stdio: ['ignore', 'pipe', 'pipe', 'ipc'], // by whose end it learns that we are gone
     detached: true, // Ctrl-C on our terminal is for us: we stop it in order
   });

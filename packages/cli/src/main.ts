@@ -1,5 +1,4 @@
 /** The `kvtier` command. `main` returns the exit code; every failure of the world is one line on stderr. */
-import { pathToFileURL } from 'node:url';
 import { KvError } from '@kvtier/errors';
 import { nearest } from './options.ts';
 
@@ -36,5 +35,3 @@ export async function main(args: readonly string[]): Promise<number> {
     return 1;
   }
 }
-
-if (import.meta.url === pathToFileURL(process.argv[1] ?? '').href) process.exitCode = await main(process.argv.slice(2));

@@ -1,11 +1,11 @@
 /** The services of a system on one machine with their configuration, from its members: API server, engines, nodes. Pure. */
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import type { CacheNodeInput, CoordinatorInput, EngineWorkerInput, EventSource } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import type { EngineMember, Members, NodeMember } from './members.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir } from './places.ts';
+import { type Program, program } from './programs.ts';
 import type { ServiceSpec } from './supervisor.ts';
 
 export const host = '127.0.0.1';
@@ -21,10 +21,6 @@ export interface Plan {
 
 /** A generated secret, which only this system's nodes know. */
 export const secretFile = (runDir: string): string => join(runDir, 'peer-secret');
-
-const loader = import.meta.resolve('tsx');
-const mainOf = (service: string): string =>
-  fileURLToPath(new URL(`../../../services/${service}/src/main.ts`, import.meta.url));
 
 /** In the order in which they are stopped: API server, engines, nodes. @throws KvError CONFIG */
 export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
@@ -91,14 +87,14 @@ const youngGeneration = ['--min-semi-space-size=32', '--max-semi-space-size=32']
 
 const service = (
   name: string,
-  program: string,
+  kind: Program,
   stage: number,
   config: CoordinatorInput | EngineWorkerInput | CacheNodeInput,
 ): ServiceSpec => ({
   name,
-  program,
+  program: kind,
   stage,
-  nodeArgs: [...(program === 'cache-node' ? [] : youngGeneration), '--import', loader, mainOf(program)],
+  nodeArgs: [...(kind === 'cache-node' ? [] : youngGeneration), ...program(kind)],
   env: { KVTIER_CONFIG: JSON.stringify(config) },
 });
 

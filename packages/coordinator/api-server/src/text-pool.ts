@@ -69,14 +69,17 @@ export const smallBodyBytes = 256 << 10;
 const startMs = 60_000;
 /** More jobs are refused. */
 const maxWaiting = 4_096;
+const threadProgram = new URL('./text-thread.ts', import.meta.url); // JavaScript in a bundle (scripts/lib/programs.mjs)
 /** A thread does not inherit what reads TypeScript: it begins with that. */
-const threadEntry = new URL(
-  `data:text/javascript,${encodeURIComponent(
-    `import { register } from ${JSON.stringify(import.meta.resolve('tsx/esm/api'))};
-     register();
-     await import(${JSON.stringify(new URL('./text-thread.ts', import.meta.url).href)});`,
-  )}`,
-);
+const fromSource = (): URL =>
+  new URL(
+    `data:text/javascript,${encodeURIComponent(
+      `import { register } from ${JSON.stringify(import.meta.resolve('tsx/esm/api'))};
+       register();
+       await import(${JSON.stringify(threadProgram.href)});`,
+    )}`,
+  );
+const threadEntry = threadProgram.pathname.endsWith('.ts') ? fromSource() : threadProgram;
 
 interface Waiting {
   readonly job: TextJob;

@@ -1,0 +1,44 @@
+/**
+ * How our programs are started: from the bundle that the set-up makes of each (scripts/lib/programs.mjs), which starts in a
+ * third of the time, while no source has changed since; else from the sources themselves, through tsx.
+ */
+import { readFileSync, statSync } from 'node:fs';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const here = fileURLToPath(new URL('../../..', import.meta.url)).replace(/\/$/, '');
+
+const programs = {
+  kvtier: { bundle: 'cli/kvtier.mjs', source: 'packages/cli/src/kvtier.ts' },
+  coordinator: { bundle: 'services/coordinator/main.mjs', source: 'services/coordinator/src/main.ts' },
+  'engine-worker': { bundle: 'services/engine-worker/main.mjs', source: 'services/engine-worker/src/main.ts' },
+  'cache-node': { bundle: 'services/cache-node/main.mjs', source: 'services/cache-node/src/main.ts' },
+} as const;
+export type Program = keyof typeof programs;
+
+/** What comes after `node` and its own flags, and before the program's arguments. `root`: the checkout. */
+export function program(name: Program, root = here): string[] {
+  const { bundle, source } = programs[name];
+  return bundlesAreCurrent(root)
+    ? ['--enable-source-maps', join(root, 'build/programs', bundle)]
+    : ['--import', import.meta.resolve('tsx'), join(root, source)];
+}
+
+/** About 500 files are looked at: 3 ms. */
+function bundlesAreCurrent(root: string): boolean {
+  try {
+    const made = JSON.parse(readFileSync(join(root, 'build/programs/inputs.json'), 'utf8')) as {
+      readonly root: string;
+      readonly inputs: Readonly<Record<string, string>>;
+    };
+    return (
+      made.root === root &&
+      Object.entries(made.inputs).every(([path, state]) => {
+        const { size, mtimeMs } = statSync(join(root, path));
+        return `${size} ${mtimeMs}` === state;
+      })
+    );
+  } catch {
+    return false; // none yet, or a source has gone
+  }
+}
