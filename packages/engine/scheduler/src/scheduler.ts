@@ -3,7 +3,8 @@
  * prefill and decode phases: a request has tokens and computed tokens, and a step brings the second nearer to the first.
  *
  * A step is put together in this order, under one budget of tokens:
- *   1. running requests that decode (one token each), so that a long prompt never stalls an answer;
+ *   1. running requests that decode (one token each), so that a long prompt never stalls an answer; what they want between two
+ *      tokens bounds the budget of all that follows (pacing.ts);
  *   2. running requests that prefill, oldest first, in chunks;
  *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
  *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
@@ -26,6 +27,7 @@ import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
 import { Exports } from './exports.ts';
 import { Incoming } from './incoming.ts';
+import { promptTokens } from './pacing.ts';
 import type { EngineRequest } from './request.ts';
 import { Room } from './room.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
@@ -111,6 +113,7 @@ export class Scheduler {
     const decodes = (request: EngineRequest): boolean => request.tokenCount - request.computedTokens === 1;
     const running = this.running.toArray();
     for (const request of running) if (decodes(request)) this.#continue(request);
+    this.#budget = Math.min(this.#budget, promptTokens(this.#batch, this.load, this.#kv.blockTokens));
     for (const request of running) if (!decodes(request)) this.#continue(request);
     const arrived = this.#admitArrived();
     this.#admitWaiting();
