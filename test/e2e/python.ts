@@ -34,4 +34,3 @@ export async function runsPython(what: string, more: Readonly<Record<string, str
   expect({ code, signal }, text).toEqual({ code: 0, signal: null });
   expect(text).toMatch(/^Ran [1-9]\d* tests?/m);
 }
-
