@@ -133,6 +133,7 @@ beforeEach(async () => {
     modelDigest: 'ab',
     bootEpoch: 'epoch',
     maxSequences: 8,
+    maxStepTokens: 512,
     namespaces: ['00112233aabbccdd'],
   });
   prefetched = [];
