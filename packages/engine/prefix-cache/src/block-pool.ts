@@ -445,12 +445,12 @@ export class BlockPool {
     this.#events.addStored(this.#runOf(full, blocks));
   }
 
-  #runOf({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, blocks: number[]): StoredRun {
+  #runOf(full: FullBlocks, blocks: number[]): StoredRun {
+    const { request, first, end, blockTokens, group, kind, windowTokens } = full;
     const { hashes, description } = request;
-    const hashesPerBlock = blockTokens / hashTokens;
-    const places = blocks.map((i) => (i + 1) * hashesPerBlock - 1);
+    const hashesPerBlock = blockTokens / full.hashTokens;
+    const places = hashesPerBlock === 1 ? blocks : blocks.map((i) => (i + 1) * hashesPerBlock - 1);
     const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
-    const { kind, windowTokens } = full;
     return { hashes, description, places, parent, blocks, first, end, blockTokens, group, kind, windowTokens };
   }
 
@@ -470,8 +470,11 @@ export class BlockPool {
       if (this.#rows.has(block)) hashed[this.#groups[block]!]!.push(block);
     }
     for (let group = 0; group < hashed.length; group++) this.#indexes[group]!.remove(hashed[group]!);
-    if (this.#events.enabled || this.#order || this.#interior.size > 0) for (const block of blocks) this.#forget(block);
-    else this.#rows.clear(blocks);
+    if (this.#order || this.#interior.size > 0) for (const block of blocks) this.#forget(block);
+    else {
+      if (this.#events.enabled) this.#tellAllRemoved(blocks);
+      this.#rows.clear(blocks);
+    }
   }
 
   /** The index no longer has the block's own hash: what else there is of it. */
@@ -489,6 +492,15 @@ export class BlockPool {
       this.#rows.removeExtra(row);
     }
     this.#interior.delete(block);
+  }
+
+  #tellAllRemoved(blocks: readonly number[]): void {
+    const rows = this.#rows;
+    for (let i = 0; i < blocks.length; i++) {
+      const block = blocks[i]!;
+      const words = rows.wordCountOf(block);
+      if (words > 0) this.#events.addRemoved(rows.words, block * rowWords, words, this.#groups[block]!);
+    }
   }
 
   #tellRemoved(row: number, group: number): void {
