@@ -53,8 +53,6 @@ export const coordinatorSchema = z.strictObject({
       /** Targets that a split is weighed by: to the first token, between two tokens. */
       ttftMs: z.number().int().min(1).max(600_000).default(2_000),
       itlMs: z.number().int().min(1).max(60_000).default(50),
-      /** Prompt tokens that an engine computes in one step (`maxStepTokens` of the engine workers). */
-      stepTokens: z.number().int().min(16).max(1_048_576).default(512),
       /** A prefill worker without another block for so long is given up. */
       stallMs: z.number().int().min(50).max(60_000).default(1_000),
       /** A decode worker waits for blocks so long in all. */

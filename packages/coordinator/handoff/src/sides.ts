@@ -5,6 +5,8 @@ import type { Worker } from '@kvtier/registry';
 import type { Side } from './decision.ts';
 
 const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
+/** Of a worker that does not say it. */
+const usualStepTokens = 512;
 const noShare: Share = { requestId: '', tokensAhead: 0, blocks: 0, loadS: 0 };
 
 /** Workers of the decode side's model with it, itself the first. */
@@ -52,6 +54,7 @@ function sideOf({ number, record, state, facts, load }: Worker, share: Share, ma
     waitingBlocks: Math.max(load.waitingBlocks - share.blocks, 0),
     freedBlocksPerS: load.freedBlocksPerS,
     maxRunning: facts?.maxRunning,
+    stepTokens: facts?.stepTokens ?? usualStepTokens,
     loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
     prefillTokensPerS: load.prefillTokensPerS,
     stepS: load.stepS,

@@ -131,6 +131,7 @@ beforeEach(async () => {
     modelDigest: 'ab',
     bootEpoch: 'epoch',
     maxSequences: 8,
+    maxStepTokens: 512,
     namespaces: ['00112233aabbccdd'],
   });
   watches = new LoadWatches({ load: () => figures, draining: () => false, bootEpoch: 'epoch' });

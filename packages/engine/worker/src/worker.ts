@@ -99,6 +99,7 @@ export async function startWorker(
     hashSeed: config.hashSeed,
     modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
     bootEpoch,
+    maxStepTokens: config.maxStepTokens,
     maxSequences: Math.min(config.maxSequences, config.maxStepTokens), // as the engine does: each that runs gets a token a step
     namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
   };

@@ -77,6 +77,7 @@ export class ScriptedEngine {
       modelDigest: 'ab'.repeat(32),
       bootEpoch: randomBytes(8).toString('hex'),
       maxSequences: 0,
+      maxStepTokens: 0,
       namespaces: [],
     };
   }

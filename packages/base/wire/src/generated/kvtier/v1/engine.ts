@@ -57,6 +57,8 @@ export interface Description {
   maxSequences: number;
   /** Of each attention group, the first 16 hex digits of the namespace that its cache node keeps its blocks under; none: not said. */
   namespaces: string[];
+  /** that it computes in one step at most; 0: not said */
+  maxStepTokens: number;
 }
 
 export interface GenerateRequest {
@@ -88,7 +90,14 @@ export interface GenerateRequest {
     | PrefillOnly
     | undefined;
   /** Decode: another worker computes the prompt's first blocks now; bring them in as they come, and compute the rest. */
-  handOff?: HandOff | undefined;
+  handOff?:
+    | HandOff
+    | undefined;
+  /**
+   * The most that should be between two tokens of its answer: while it runs, prompts get as much of a step as that allows, and at
+   * least a quarter of it; absent or 0: nothing is asked for.
+   */
+  betweenMs?: number | undefined;
 }
 
 /** max_tokens may be 0. DISCONNECTED: the worker has no cache node to give the blocks to. */
@@ -319,6 +328,7 @@ function createBaseDescription(): Description {
     bootEpoch: "",
     maxSequences: 0,
     namespaces: [],
+    maxStepTokens: 0,
   };
 }
 
@@ -381,6 +391,9 @@ export const Description: MessageFns<Description> = {
     }
     for (const v of message.namespaces) {
       writer.uint32(130).string(v!);
+    }
+    if (message.maxStepTokens !== 0) {
+      writer.uint32(136).uint32(message.maxStepTokens);
     }
     return writer;
   },
@@ -536,6 +549,14 @@ export const Description: MessageFns<Description> = {
             message.namespaces.push(reader.string());
             continue;
           }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.maxStepTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -567,6 +588,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     sentNumber: undefined,
     prefillOnly: undefined,
     handOff: undefined,
+    betweenMs: undefined,
   };
 }
 
@@ -630,6 +652,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.handOff !== undefined) {
       HandOff.encode(message.handOff, writer.uint32(130).fork()).join();
+    }
+    if (message.betweenMs !== undefined) {
+      writer.uint32(136).uint32(message.betweenMs);
     }
     return writer;
   },
@@ -793,6 +818,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.handOff = HandOff.decode(reader, reader.uint32());
+            continue;
+          }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.betweenMs = reader.uint32();
             continue;
           }
         }
