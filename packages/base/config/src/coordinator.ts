@@ -41,6 +41,18 @@ export const coordinatorSchema = z.strictObject({
       /** Requests that wait in front of the workers at most, and for how long. */
       maxWaiting: z.number().int().min(1).max(65_536).default(4_096),
       maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
+      /** Prefixes that are asked for often are copied to other workers ahead: bytes a second on average (0: never), copies at once. */
+      copies: z
+        .strictObject({
+          bytesPerS: z
+            .number()
+            .int()
+            .min(0)
+            .max(2 ** 40)
+            .default(256 << 20),
+          maxUnderWay: z.number().int().min(1).max(256).default(4),
+        })
+        .prefault({}),
     })
     .prefault({}),
   /** Whether another worker computes a request's prompt (docs/handoff.md). */

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,9 @@ struct GpuOptions {
   bool graphs = true;
   int64_t step_deadline_us = 60'000'000, copy_deadline_us = 5'000'000;
   bool capture_at_start = false;
-  std::string cublaslt;  // a path; empty: the usual names; "off"
+  std::string cublaslt;        // a path; empty: the usual names; "off"
+  std::string choices_folder;  // where it is kept which way matrix products go; empty: nowhere
+  bool equal_bits = false;
 };
 
 // Blocks of the pool and their payloads in an arena; checked: whatever it names exists.
@@ -29,6 +32,13 @@ struct CopyJob {
   std::vector<int64_t> offsets;
   std::vector<uint64_t> sums;  // export: what was found; import: what is expected
   std::vector<uint8_t> good;   // import: 1 where it was found; empty, of an import with a step: it did not take place
+};
+
+// What became of an arena's memory on its way to a device.
+struct ArenaPin {
+  bool pinned;
+  double seconds;
+  std::string refusal;  // why it is not pinned
 };
 
 class Backend {
@@ -55,6 +65,9 @@ class Backend {
   // An arena was mapped, and will be unmapped once no copy uses it any more. Neither blocks.
   virtual void Attached(int number, const std::shared_ptr<Arena>& arena) = 0;
   virtual void Detached(int number) = 0;
+
+  // Waits until it is known. None: nothing is pinned here.
+  virtual std::optional<ArenaPin> Pinned(int) { return std::nullopt; }
 
   // The executor is being closed: no copy waits for a device that does not answer any more.
   virtual void Closing() = 0;
