@@ -48,6 +48,8 @@ export class SimulatedWorker {
   /** Blocks that requests have beside those in the cache: what is not computed yet, and answers. */
   #privateBlocks = 0;
   #loadsEndS = 0;
+  /** Blocks that are being brought to the GPU, and when each is there: who finds them there waits as well. */
+  readonly #arrivesS = new Map<number, number>();
   /** The last requests that ended. */
   readonly #freed: { readonly atS: number; readonly blocks: number }[] = [];
   #unexpected = 0;
@@ -131,6 +133,7 @@ export class SimulatedWorker {
   loaded(job: Job): void {
     this.#loading--;
     this.#unexpected -= job.inputTokens - job.ready;
+    for (let i = job.found.gpu; i < job.held; i++) this.#arrivesS.delete(job.blocks[i]!);
     this.#running.push(job);
   }
 
@@ -197,6 +200,16 @@ export class SimulatedWorker {
     return (medium === 'gpu' ? this.#gpu : this.#host).has(block);
   }
 
+  /** A chain came from another host into its host's memory, ahead of requests; places that are new there, and blocks that went. */
+  bring(blocks: Int32Array): { readonly stored: number[]; readonly removed: number[] } {
+    const stored: number[] = [];
+    for (let i = blocks.length - 1; i >= 0; i--) {
+      if (!this.#host.has(blocks[i]!)) stored.unshift(i);
+      this.#host.use(blocks[i]!);
+    }
+    return { stored, removed: this.#host.shrink(0) };
+  }
+
   get isIdle(): boolean {
     return this.#steps === 0;
   }
@@ -234,9 +247,12 @@ export class SimulatedWorker {
       this.#loadsEndS = Math.max(this.#loadsEndS, nowS) + seconds;
       job.ready = at * this.#blockTokens;
       this.#commit(job);
+      for (let i = gpu; i < at; i++) this.#arrivesS.set(blocks[i]!, this.#loadsEndS);
     }
     job.ready = Math.min(job.ready, job.inputTokens - 1);
-    return at > gpu ? this.#loadsEndS : nowS;
+    if (at > gpu) return this.#loadsEndS;
+    // A chain comes in its order: its last block is the latest.
+    return Math.max(nowS, gpu === 0 ? 0 : (this.#arrivesS.get(blocks[gpu - 1]!) ?? 0));
   }
 
   /** Full blocks that became ready are in the cache, and go down to the host. */

@@ -3,6 +3,7 @@ import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
 import { endpointPickerSchema } from './endpoint-picker.ts';
+import { eventAccessSchema } from './event-access.ts';
 import { plannerSchema } from './planner.ts';
 import { podHandOffSchema } from './pod-handoff.ts';
 import { workerAccessSchema } from './worker-access.ts';
@@ -41,6 +42,18 @@ export const coordinatorSchema = z.strictObject({
       /** Requests that wait in front of the workers at most, and for how long. */
       maxWaiting: z.number().int().min(1).max(65_536).default(4_096),
       maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
+      /** Prefixes that are asked for often are copied to other workers ahead: bytes a second on average (0: never), copies at once. */
+      copies: z
+        .strictObject({
+          bytesPerS: z
+            .number()
+            .int()
+            .min(0)
+            .max(2 ** 40)
+            .default(256 << 20),
+          maxUnderWay: z.number().int().min(1).max(256).default(4),
+        })
+        .prefault({}),
     })
     .prefault({}),
   /** Whether another worker computes a request's prompt (docs/handoff.md). */
@@ -71,6 +84,8 @@ export const coordinatorSchema = z.strictObject({
     })
     .prefault({}),
   index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),
+  /** How KV events of members on other hosts may be read. */
+  kvEvents: eventAccessSchema.prefault({}),
   /** Folder of tokenizer and chat template by model name, for models whose workers do not say it. */
   tokenizers: z.record(z.string().min(1).max(1_024), z.string().min(1)).default({}),
   /** Where gateways ask which pod a request goes to; null: none asks. */

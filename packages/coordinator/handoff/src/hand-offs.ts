@@ -8,11 +8,13 @@
  * Invariants: at most `maxLegs` prompts are computed for others at once, `maxLegsPerWorker` by one worker; a request is refused (429) only
  * before anything was sent for it.
  */
-import { type Choice, type DispatchRequest, type Holdings, Saturated } from '@kvtier/dispatch';
+import { type Choice, type Holdings, Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { OnEvent, Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
+import type { Asked } from './asked.ts';
+import type { Copies } from './copies.ts';
 import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall } from './hand-off.ts';
 import { Late } from './late.ts';
@@ -25,6 +27,8 @@ export interface HandOffsOptions {
   readonly holdings: Holdings;
   readonly logger: Logger;
   readonly limits?: Partial<HandOffLimits>;
+  /** Told of each request. */
+  readonly copies?: Pick<Copies, 'came'>;
 }
 
 export interface HandOffLimits {
@@ -53,18 +57,6 @@ export const handOffDefaults: HandOffLimits = {
   maxLegs: 1_024,
   maxLegsPerWorker: 64,
 };
-
-/** What the API server knows of a request beside what the choice needs. */
-export interface Asked extends Omit<DispatchRequest, 'except'> {
-  /** performance.now() of its arrival. */
-  readonly arrivedMs: number;
-  /** Until its first token: it is refused when that would come later; undefined: it is served, however late. */
-  readonly ttftMs: number | undefined;
-  /** Between two tokens; undefined: as configured. */
-  readonly itlMs: number | undefined;
-  /** It has tokens already: it is not refused any more. */
-  readonly hasBegun: boolean;
-}
 
 /** For the answer's headers, as of now. */
 export interface HandedOff {
@@ -125,6 +117,7 @@ export class HandOffs {
     told: (state: HandedOff) => void,
   ): Promise<void> {
     const begunMs = performance.now();
+    this.#options.copies?.came(asked, request);
     const question = this.#questionOf(choice, asked, begunMs, noneFailed);
     const decision = decide(question);
     this.#admit(decision, asked, choice.worker, question.waitedS);

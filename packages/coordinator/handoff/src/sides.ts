@@ -35,18 +35,20 @@ export function sidesOf(
           all.map(({ number }) => number),
         );
   const [first, ...rest] = all.map((worker, at) =>
-    sideOf(worker, at === 0 ? share : noShare, held[at] ?? nothing, legsOf(worker.number)),
+    sideOf(worker, at === 0 ? share : undefined, held[at] ?? nothing, legsOf(worker.number)),
   );
   return [first!, ...rest];
 }
 
-function sideOf({ number, record, state, facts, load }: Worker, share: Share, match: Held, legs: number): Side {
-  const isCounted = share !== noShare;
+/** `own`: what of its load is the request's own. */
+export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs: number): Side {
+  const { number, record, state, facts, load } = worker;
+  const share = own ?? noShare;
   return {
     ...{ number, name: record.name, role: record.role, revision: record.revision, node: record.node, legs },
     isReady: state === 'ready' && !record.draining,
     identity: identityOf(facts),
-    waiting: Math.max(load.waiting - (isCounted ? 1 : 0), 0),
+    waiting: Math.max(load.waiting - (own === undefined ? 0 : 1), 0),
     running: load.running,
     tokensAhead: Math.max(load.tokensAhead - share.tokensAhead, 0),
     usedBlocks: load.usedBlocks,

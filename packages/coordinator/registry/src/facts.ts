@@ -21,6 +21,7 @@ const descriptionSchema = z.object({
   vocabSize: count.min(1).max(2 ** 31),
   stopTokenIds: z.array(count).max(4096),
   blockCount: wide,
+  blockBytes: wide,
   hashAlgorithm: text,
   hashSeed: text,
   modelDigest: text,

@@ -92,6 +92,7 @@ it('a worker joins, says what it is, and answers', async () => {
     hashAlgorithm: 'sha256_cbor',
     hashSeed: 'seed',
     totalBlocks: 100,
+    blockBytes: 16_384,
     stepTokens: 512,
     bootEpoch: engine.description.bootEpoch,
     maxRunning: 8,

@@ -29,6 +29,8 @@ export interface WorkerFacts {
   readonly hashAlgorithm: string;
   readonly hashSeed: string;
   readonly totalBlocks: number;
+  /** KV bytes of one block; 0: it does not say. */
+  readonly blockBytes: number;
   /** Requests that it runs at most; undefined: it does not say. */
   readonly maxRunning: number | undefined;
   /** Tokens that it computes in one step at most; undefined: it does not say. */

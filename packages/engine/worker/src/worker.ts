@@ -13,6 +13,7 @@ import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
 import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
+import { PrefixPrefetches } from './prefix-prefetches.ts';
 import { engineService } from './service.ts';
 import { readStopTokenIds } from './stop-ids.ts';
 
@@ -104,9 +105,14 @@ export async function startWorker(
     namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
+  const { vocabSize } = model;
+  const prefetches = new PrefixPrefetches({
+    connector: connector ?? noConnector,
+    ...{ hasher, vocabSize, maxTokens: engine.maxTotalTokens },
+  });
   const server = await startGrpcServer(
     config.listen,
-    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches })),
     { tls: config.tls === null ? undefined : readWorkerTls(config.tls) },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
@@ -127,6 +133,7 @@ export async function startWorker(
       await member?.close();
       await engine.close();
       await events?.close();
+      prefetches.close();
       await connector?.close();
       await executor.close();
     },
