@@ -30,8 +30,10 @@ export {
   staticDiscoverySchema,
 } from './discovery.ts';
 export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
+export { type EventAccess, type EventAccessConfig, eventAccessSchema, readEventAccess } from './event-access.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
+  curveKey,
   type EventSource,
   eventSourceSchema,
   type Membership,
