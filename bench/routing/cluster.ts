@@ -3,7 +3,17 @@
  * workers' loads say, workers compute. Everything follows from the trace, the policy and a seed.
  */
 import { type Keys, KvIndex, maxMedia } from '@kvtier/kv-index';
-import { LateBinding, type Policy, type Random, type RoutedRequest, type WorkerState, workS } from '@kvtier/routing';
+import {
+  Budget,
+  type Copy,
+  CopyPlanner,
+  LateBinding,
+  type Policy,
+  type Random,
+  type RoutedRequest,
+  type WorkerState,
+  workS,
+} from '@kvtier/routing';
 import type { Trace } from '../traces.ts';
 import { EventQueue } from './event-queue.ts';
 import type { Hardware } from './hardware.ts';
@@ -28,6 +38,8 @@ export interface Outcome {
   /** Of these, brought up from the host's memory. */
   readonly hostTokens: number;
   readonly peerTokens: number;
+  /** Copied ahead to another host. */
+  readonly copiedTokens: number;
   /** Largest share of all work that one worker had, times the number of workers: 1 is balanced. */
   readonly imbalance: number;
   /** Longest and median decision, µs of this machine. */
@@ -48,7 +60,12 @@ export function keysOf(blocks: Int32Array): Keys {
 type Event =
   | { readonly kind: 'arrival'; readonly job: Job }
   | { readonly kind: 'steps'; readonly worker: number; readonly version: number }
-  | { readonly kind: 'loaded'; readonly worker: number; readonly job: Job };
+  | { readonly kind: 'loaded'; readonly worker: number; readonly job: Job }
+  | { readonly kind: 'look' }
+  | { readonly kind: 'copied'; readonly copy: Copy<Int32Array> };
+
+/** Between two looks at what should be copied ahead. */
+const lookS = 0.1;
 
 /** `speed`: how many times as fast as recorded the requests come. */
 export function simulate(
@@ -66,6 +83,8 @@ class Cluster implements Listener {
   /** `late`: requests wait in front of the workers. */
   readonly #policy: Policy | 'late';
   readonly #late = new LateBinding<Job>();
+  readonly #budget: Budget;
+  readonly #copies: CopyPlanner<Int32Array>;
   readonly #hardware: Hardware;
   readonly #random: Random;
   readonly #index = new KvIndex({ maxBytes: 256 * 2 ** 20 });
@@ -84,6 +103,9 @@ class Cluster implements Listener {
     this.#policy = policy;
     this.#hardware = hardware;
     this.#random = seeded(seed);
+    const { copyBytesPerS: bytesPerS, maxCopies: maxUnderWay } = hardware;
+    this.#budget = new Budget({ bytesPerS: policy === 'late' ? bytesPerS : 0, maxUnderWay });
+    this.#copies = new CopyPlanner({ budget: this.#budget, targetS: 2 });
     this.#keys = trace.requests.map(keysOf);
     this.#decisionUs = new Float64Array(trace.requests.length);
     for (let i = 0; i < hardware.workers; i++) {
@@ -113,9 +135,12 @@ class Cluster implements Listener {
 
   run(): Outcome {
     for (const job of this.#jobs) this.#events.add(job.arrivedS, { kind: 'arrival', job });
+    if (!this.#budget.isOff) this.#events.add(0, { kind: 'look' });
     while (this.#events.size > 0) {
       const { time, item } = this.#events.take();
       if (item.kind === 'arrival') this.#arrive(item.job, time);
+      else if (item.kind === 'look') this.#lookAtCopies(time);
+      else if (item.kind === 'copied') this.#copied(item.copy);
       else if (item.kind === 'loaded') {
         this.#workers[item.worker]!.loaded(item.job);
         this.#wake(item.worker, time);
@@ -157,9 +182,36 @@ class Cluster implements Listener {
     return longest;
   }
 
+  /** Nothing else is to come: no copy would be of use. */
+  #lookAtCopies(nowS: number): void {
+    if (this.#events.size === 0) return;
+    const { kvBytesPerToken, peerTokensPerS } = this.#hardware;
+    const { blockTokens } = this.#trace;
+    const statesFor = (request: RoutedRequest): WorkerState[] => this.#statesFor(request, nowS);
+    for (const copy of this.#copies.look(nowS * 1000, blockTokens * kvBytesPerToken, statesFor, () => {})) {
+      const seconds = (copy.brings * blockTokens) / peerTokensPerS;
+      // Behind what requests wait for.
+      const atS = nowS + this.#workers[copy.worker]!.loadAheadS(nowS) + seconds;
+      this.#events.add(atS, { kind: 'copied', copy });
+    }
+    this.#events.add(nowS + lookS, { kind: 'look' });
+  }
+
+  #copied({ worker, kept }: Copy<Int32Array>): void {
+    const { stored, removed } = this.#workers[worker]!.bring(kept);
+    const source = this.#hosts[worker]!;
+    const keys = keysOf(kept);
+    for (const at of stored) {
+      const parent = at === 0 ? 'root' : keys.subarray(2 * at - 2, 2 * at);
+      this.#index.stored(source, mediumNumbers.host, keys.subarray(2 * at, 2 * at + 2), parent);
+    }
+    if (removed.length > 0) this.removed(worker, mediumNumbers.host, removed);
+  }
+
   #arrive(job: Job, nowS: number): void {
     const begin = performance.now();
     const request = this.#requestOf(job);
+    if (!this.#budget.isOff) this.#copies.came(request, (blocks) => job.blocks.subarray(0, blocks), nowS * 1000);
     const states = this.#statesFor(request, nowS);
     if (this.#policy === 'late') {
       const needsS = Math.min(...states.map((state) => workS(request, state)));
@@ -270,6 +322,7 @@ class Cluster implements Listener {
       localTokens: local,
       hostTokens: host,
       peerTokens: peer,
+      copiedTokens: this.#budget.bytes / this.#hardware.kvBytesPerToken,
       imbalance: (Math.max(...busy) * busy.length) / all,
       decisionUs: this.#decisionUs,
       indexBytes: this.#index.stats().bytes,

@@ -64,7 +64,7 @@ function rowOf(policy: string, load: Load, { kvBytesPerToken }: Hardware, outcom
     hitRatio: outcome.localTokens / outcome.promptTokens,
     peerRatio: outcome.peerTokens / outcome.promptTokens,
     hostBytes: outcome.hostTokens * kvBytesPerToken,
-    peerBytes: outcome.peerTokens * kvBytesPerToken,
+    peerBytes: (outcome.peerTokens + outcome.copiedTokens) * kvBytesPerToken,
     imbalance: outcome.imbalance,
   };
 }

@@ -17,6 +17,9 @@ export interface Hardware {
   /** Tokens a second that are brought in from the host's memory, and from another host's. */
   readonly hostTokensPerS: number;
   readonly peerTokensPerS: number;
+  /** What copies ahead may take of the network between hosts, on average and at once; 0: nothing is copied ahead. */
+  readonly copyBytesPerS: number;
+  readonly maxCopies: number;
   readonly maxRunning: number;
   readonly kvBytesPerToken: number;
 }
@@ -31,6 +34,8 @@ export const hardware: Hardware = {
   hostTokens: 1_600_000,
   hostTokensPerS: 320_000,
   peerTokensPerS: 80_000,
+  copyBytesPerS: 2 ** 30,
+  maxCopies: 4,
   maxRunning: 128,
   kvBytesPerToken: 131_072,
 };

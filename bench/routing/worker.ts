@@ -197,6 +197,16 @@ export class SimulatedWorker {
     return (medium === 'gpu' ? this.#gpu : this.#host).has(block);
   }
 
+  /** A chain came from another host into its host's memory, ahead of requests; places that are new there, and blocks that went. */
+  bring(blocks: Int32Array): { readonly stored: number[]; readonly removed: number[] } {
+    const stored: number[] = [];
+    for (let i = blocks.length - 1; i >= 0; i--) {
+      if (!this.#host.has(blocks[i]!)) stored.unshift(i);
+      this.#host.use(blocks[i]!);
+    }
+    return { stored, removed: this.#host.shrink(0) };
+  }
+
   get isIdle(): boolean {
     return this.#steps === 0;
   }

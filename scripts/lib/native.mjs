@@ -36,6 +36,14 @@ const modules = [
     sources,
   },
   {
+    part: 'native',
+    name: 'client library of other engines',
+    source: 'packages/connector/native/cc',
+    build: 'build/client',
+    files: ['libkvtier.so'],
+    sources: ['packages/base/data-plane/cc', 'packages/connector/native/cc'],
+  },
+  {
     part: 'cuda-emulated',
     name: 'CUDA kernels for the CPU',
     source: 'packages/engine/cuda',
@@ -80,7 +88,7 @@ function filesBelow(folder) {
     .flatMap((entry) => {
       const path = join(folder, entry.name);
       if (entry.isDirectory()) return filesBelow(path);
-      return /\.(cc|cpp|h|hpp|cu|cuh|cmake)$|^CMakeLists\.txt$/.test(entry.name) ? [path] : [];
+      return /\.(cc|cpp|h|hpp|cu|cuh|cmake|map)$|^CMakeLists\.txt$/.test(entry.name) ? [path] : [];
     });
 }
 

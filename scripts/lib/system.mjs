@@ -41,6 +41,7 @@ export const testPackages = {
   'ceph-common': program('ceph'),
   'python3-zmq': pythonModule('zmq'),
   'python3-msgpack': pythonModule('msgpack'),
+  'python3-protobuf': pythonModule('google/protobuf'),
   'libgtest-dev': header('gtest/gtest.h'),
 };
 

@@ -71,6 +71,24 @@ it('answers as the CPU does, computed, cached, and from the tier after SIGKILL',
   }
 });
 
+it('a worker whose GPU hangs ends in order when it is told to: nothing of its close waits for the device', {
+  timeout: 120_000,
+}, async () => {
+  const [faulty, client] = await startWorker('faulty', gpu({ stepDeadlineMs: 2_000 }), {
+    KVTIER_EMULATED_FAULT: 'hang@400',
+  });
+  let failed = false;
+  for (let seed = 0; seed < 40 && !failed; seed++) {
+    await ask(client, prompt(seed)).catch(() => {
+      failed = true;
+    });
+  }
+  expect(failed).toBe(true);
+  const toldMs = performance.now();
+  expect(await faulty.signal('SIGTERM')).toBe(0);
+  expect(performance.now() - toldMs).toBeLessThan(7_000); // below the 8 s at which it would be killed
+});
+
 it.each(['illegal', 'hang'])(
   '%s: this worker ends with a clear answer, the node and another worker go on',
   {

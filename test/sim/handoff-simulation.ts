@@ -43,7 +43,7 @@ const limits = {
   deadlineMs: 8_000,
   maxLegs: 8,
   maxLegsPerWorker: 5,
-  stepTokens: 128,
+
   itlMs: 30,
   tries: 2,
 };

@@ -6,6 +6,7 @@ import { read } from './tree.ts';
 const api = ['api-server', 'coordinator', 'handoff', 'planner', 'pod-handoff']
   .map((room) => read(`packages/coordinator/${room}/src/metrics.ts`))
   .join('');
+const copies = read('packages/coordinator/handoff/src/copy-metrics.ts');
 const fleet = read('packages/coordinator/registry/src/fleet-metrics.ts');
 const worker = read('packages/engine/worker/src/metrics.ts');
 const feed = read('packages/coordinator/kv-index/src/feed/metrics.ts');
@@ -17,7 +18,7 @@ const listIn = (text: string, start: RegExp): string =>
   /[{[][\s\S]*?[}\]]/.exec(text.slice(start.exec(text)!.index + start.exec(text)![0].length))![0];
 
 const inSource = new Set([
-  ...all(`${api}${worker}${feed}${picker}${fleet}`, /name: '(kvtier_\w+)'/g),
+  ...all(`${api}${worker}${copies}${feed}${picker}${fleet}`, /name: '(kvtier_\w+)'/g),
   ...all(`${api}${worker}`, /turnMetrics\('(\w+)'/g).flatMap((prefix) =>
     all(telemetry, /name: `kvtier_\$\{prefix\}_(\w+)`/g).map((name) => `kvtier_${prefix}_${name}`),
   ),

@@ -52,6 +52,12 @@ class CudaBackend : public Backend {
   }
 
   ~CudaBackend() override {
+    try {
+      UseDevice();
+      if (engine_ && !engine_->QuarantinedBlocks().empty()) gpu::Abandon();  // a copy hangs: nothing here may wait for the device
+    } catch (const std::exception&) {
+      gpu::Abandon();
+    }
     for (auto& [number, arena] : arenas_) arena.detaching = Release(arena);
     for (auto& [number, arena] : arenas_) arena.detaching.wait();
     engine_.reset();
@@ -91,11 +97,11 @@ class CudaBackend : public Backend {
 
   // Pinning walks every page of the arena: not on JavaScript's thread.
   void Attached(int number, const std::shared_ptr<Arena>& arena) override {
-    Pinned pinned;
+    ArenaHold pinned;
     pinned.arena = arena;
     pinned.registered = std::async(std::launch::async, [this, arena] {
                           UseDevice();
-                          return engine_->Register(arena->base(), arena->bytes()).arena;
+                          return engine_->Register(arena->base(), arena->bytes());
                         }).share();
     std::lock_guard lock(mutex_);
     arenas_[number] = std::move(pinned);
@@ -105,6 +111,11 @@ class CudaBackend : public Backend {
     std::lock_guard lock(mutex_);
     auto& arena = arenas_.at(number);
     arena.detaching = Release(arena);
+  }
+
+  std::optional<ArenaPin> Pinned(int number) override {
+    const auto& found = Registered(number);
+    return ArenaPin{found.pinned, found.seconds, found.refusal};
   }
 
   void Closing() override { closing_ = true; }
@@ -122,9 +133,9 @@ class CudaBackend : public Backend {
   }
 
  private:
-  struct Pinned {
+  struct ArenaHold {
     std::shared_ptr<Arena> arena;
-    std::shared_future<int> registered;
+    std::shared_future<cuda::Transfers::Registration> registered;
     std::shared_future<void> detaching;
   };
 
@@ -138,33 +149,36 @@ class CudaBackend : public Backend {
 
   // Null where a step would have to wait for the arena to be pinned.
   std::unique_ptr<cuda::LayeredImport> BeginImport(const CopyJob& job) {
-    std::shared_future<int> registered;
+    std::shared_future<cuda::Transfers::Registration> registered;
     {
       std::lock_guard lock(mutex_);
       registered = arenas_.at(job.arena_number).registered;
     }
     if (registered.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
-    return engine_->ImportByLayer(registered.get(), job.blocks, job.offsets, job.sums, block_layers_);
+    return engine_->ImportByLayer(registered.get().arena, job.blocks, job.offsets, job.sums, block_layers_);
   }
 
-  int RegisteredArena(const CopyJob& job) {
+  int RegisteredArena(const CopyJob& job) { return Registered(job.arena_number).arena; }
+
+  // Waits for it.
+  const cuda::Transfers::Registration& Registered(int number) {
     UseDevice();
-    std::shared_future<int> registered;
+    std::shared_future<cuda::Transfers::Registration> registered;
     {
       std::lock_guard lock(mutex_);
-      registered = arenas_.at(job.arena_number).registered;
+      registered = arenas_.at(number).registered;
     }
-    return registered.get();
+    return registered.get();  // which the arena's entry keeps
   }
 
   // Memory that the device may still reach stays mapped, for ever if need be.
-  std::shared_future<void> Release(Pinned& pinned) {
+  std::shared_future<void> Release(ArenaHold& pinned) {
     if (pinned.detaching.valid()) return pinned.detaching;
     return std::async(std::launch::async, [this, arena = pinned.arena, registered = pinned.registered] {
              UseDevice();
              bool free = false;
              try {
-               free = engine_->Unregister(registered.get());
+               free = engine_->Unregister(registered.get().arena);
              } catch (const std::exception&) {  // it was never registered, or the device is gone: the process will end
              }
              if (!free) new std::shared_ptr<Arena>(arena);
@@ -186,7 +200,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<cuda::CudaTransformer> transformer_;
   std::unique_ptr<cuda::Transfers> engine_;
   std::mutex mutex_;
-  std::map<int, Pinned> arenas_;
+  std::map<int, ArenaHold> arenas_;
   std::atomic<bool> closing_{false};
 };
 

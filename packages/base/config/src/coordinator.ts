@@ -41,6 +41,18 @@ export const coordinatorSchema = z.strictObject({
       /** Requests that wait in front of the workers at most, and for how long. */
       maxWaiting: z.number().int().min(1).max(65_536).default(4_096),
       maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
+      /** Prefixes that are asked for often are copied to other workers ahead: bytes a second on average (0: never), copies at once. */
+      copies: z
+        .strictObject({
+          bytesPerS: z
+            .number()
+            .int()
+            .min(0)
+            .max(2 ** 40)
+            .default(256 << 20),
+          maxUnderWay: z.number().int().min(1).max(256).default(4),
+        })
+        .prefault({}),
     })
     .prefault({}),
   /** Whether another worker computes a request's prompt (docs/handoff.md). */
@@ -53,8 +65,6 @@ export const coordinatorSchema = z.strictObject({
       /** Targets that a split is weighed by: to the first token, between two tokens. */
       ttftMs: z.number().int().min(1).max(600_000).default(2_000),
       itlMs: z.number().int().min(1).max(60_000).default(50),
-      /** Prompt tokens that an engine computes in one step (`maxStepTokens` of the engine workers). */
-      stepTokens: z.number().int().min(16).max(1_048_576).default(512),
       /** A prefill worker without another block for so long is given up. */
       stallMs: z.number().int().min(50).max(60_000).default(1_000),
       /** A decode worker waits for blocks so long in all. */

@@ -1,3 +1,3 @@
 export { LineSink, stderrSink } from './line-sink.ts';
 export { createLogger, type Logger } from './log.ts';
-export { endProcess, type RunningService, runService } from './service.ts';
+export { endProcess, endProcessAfter, type RunningService, runService } from './service.ts';

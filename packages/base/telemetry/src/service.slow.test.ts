@@ -99,6 +99,20 @@ it('closes when its supervisor is gone', async () => {
   await vi.waitUntil(() => child.said() === 'closed\n', patience);
 });
 
+it('ends by SIGKILL when something keeps the event loop after the grace', async () => {
+  const start = `endProcessAfter(1, 100, 'stuck'); setTimeout(() => { for (;;); }, 20); ${serving}`;
+  const child = service('stuck', start, '', `import { endProcessAfter } from ${JSON.stringify(telemetry)};`);
+  expect(await once(child, 'close')).toEqual([null, 'SIGKILL']);
+  expect(child.said()).toBe('stuck: still there 1100 ms after it failed; killed\n');
+  const free = service(
+    'free',
+    start.replaceAll('for (;;);', ''),
+    '',
+    `import { endProcessAfter } from ${JSON.stringify(telemetry)};`,
+  );
+  expect(await once(free, 'close')).toEqual([1, null]);
+});
+
 it('a start that fails is one line and exit code 1', async () => {
   const child = service('refused', `throw new KvError('LOCKED', '/d: held by pid 7; stop it');`);
   expect(await once(child, 'close')).toEqual([1, null]);

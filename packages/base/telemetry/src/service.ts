@@ -29,6 +29,13 @@ export function endProcess(code: number): void {
     .then(() => native.exitNow(code));
 }
 
+/** In `graceMs`, for what is still to be said; whatever keeps the event loop then, SIGKILL follows. */
+export function endProcessAfter(code: number, graceMs: number, name: string): void {
+  const line = `${name}: still there ${graceMs + 2 * lastWordsMs} ms after it failed; killed\n`;
+  native.killAfter(graceMs + 2 * lastWordsMs, line);
+  setTimeout(() => endProcess(code), graceMs);
+}
+
 export function runService(name: string, start: () => Promise<RunningService>): void {
   let running: RunningService | undefined;
   let closing = false;

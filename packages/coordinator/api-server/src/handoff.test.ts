@@ -84,7 +84,7 @@ describe('a split', () => {
     expect(header(response, 'prefill-worker')).toBe('p');
     expect(header(response, 'degraded')).toBeNull();
     expect(header(response, 'handoff')).toMatch(
-      /^split P=p; blocks=100; why=spares-streams; computes=1600; travels=100; link=10000 blocks\/s; first token \d+ ms, between \d+ ms, misses 0; alone \d+ ms, between \d+ ms, misses 4$/,
+      /^split P=p; blocks=100; why=sooner; computes=1600; travels=100; link=10000 blocks\/s; first token \d+ ms, between \d+ ms, misses 0; alone \d+ ms, between \d+ ms, misses 0$/,
     );
     expect(await idsOf(response)).toEqual(answer);
     expect(d.seen[0]!.request).toMatchObject({ handOff: { blocks: 100, deadlineMs: 60_000 }, promptTokenIds: prompt });
@@ -93,9 +93,22 @@ describe('a split', () => {
     ]);
     expect(d.seen[0]!.request.requestId).not.toBe(p.seen[0]!.request.requestId);
     await atRest();
-    expect(await metric('kvtier_handoff_decisions_total{decision="split",reason="spares-streams"}')).toBe(1);
+    expect(await metric('kvtier_handoff_decisions_total{decision="split",reason="sooner"}')).toBe(1);
     expect(await metric('kvtier_handoff_blocks_total{what="come"}')).toBe(100);
     expect(await metric('kvtier_handoff_first_token_seconds_count{decision="split",what="seen"}')).toBe(1);
+  });
+
+  it('tells what streams want between two tokens: a decode worker always, others where the request says so', async () => {
+    const betweenMs = async (headers: Record<string, string> = {}) => {
+      await idsOf(await ask({}, { headers: { 'content-type': 'application/json', ...headers } }));
+      await atRest();
+      return [d.seen.at(-1)!.request.betweenMs, p.seen.at(-1)!.request.betweenMs];
+    };
+    expect(await betweenMs()).toEqual([100, undefined]);
+    expect(await betweenMs({ 'x-slo-tpot-ms': '79.5' })).toEqual([80, undefined]);
+    await at.workers(named('a', 'both'), named('p', 'prefill'));
+    expect(await betweenMs()).toEqual([undefined, undefined]);
+    expect(await betweenMs({ 'x-slo-tpot-ms': '60' })).toEqual([60, undefined]);
   });
 
   it('asks the prefill worker only once the decode worker has its room', async () => {
@@ -326,7 +339,7 @@ describe('admission', () => {
     await open();
     await at.workers(named('a', 'decode'), named('p', 'prefill'));
     const refused = await ask({}, { headers: { 'content-type': 'application/json', 'x-slo-ttft-ms': '2000' } });
-    expect([refused.status, refused.headers.get('retry-after')]).toEqual([429, '8']);
+    expect([refused.status, refused.headers.get('retry-after')]).toEqual([429, '5']); // the decode worker itself would be the first
     expect((await jsonOf(refused)).error.code).toBe('queue_full');
     expect([d.seen.length, p.seen.length]).toEqual([0, 0]);
     const served = await ask({}, { headers: { 'content-type': 'application/json', 'x-slo-ttft-ms': '20000' } });

@@ -9,7 +9,7 @@ import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
-import { HandOffs } from '@kvtier/handoff';
+import { Copies, HandOffs } from '@kvtier/handoff';
 import { type ExternalScaler, Planner, plannerMetrics, startScaler } from '@kvtier/planner';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
@@ -42,7 +42,9 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     maxWaitMs: routing.maxWaitMs,
     prefillServes: handoff.fallback,
   });
-  const handOffs = new HandOffs({ engines: fleet, holdings: indexes, limits: handoff, logger });
+  const { ttftMs } = handoff;
+  const copies = new Copies({ engines: fleet, holdings: indexes, limits: routing.copies, ttftMs, logger });
+  const handOffs = new HandOffs({ engines: fleet, holdings: indexes, limits: handoff, copies, logger });
   const planner = new Planner({ workers: fleet, config: config.planner });
   const dispatch = planner.watch(dispatcher);
   const pods = new PodHandOff({ dispatch, pods: fleet, config: config.podHandOff });
@@ -61,12 +63,13 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
     plans: () => planner.plans(),
     moreMetrics: async () => {
-      const texts = [metrics.text(), planned(), handOffs.metrics.text(), pods.metrics.text(), picker?.metrics() ?? ''];
-      return (await Promise.all(texts)).join('');
+      const texts = [metrics.text(), planned(), handOffs.metrics.text(), copies.metrics.text(), pods.metrics.text()];
+      return (await Promise.all([...texts, picker?.metrics() ?? ''])).join('');
     },
   });
   const end = async (): Promise<void> => {
     planner.close();
+    copies.close();
     await Promise.all([picker?.close(), scaler?.close(), made.close()]);
     dispatcher.close();
     indexes.close();

@@ -10,7 +10,6 @@
  * counted on that worker from the choice on until `ended`, once; the queue is bounded, and nobody waits in it beyond `maxWaitMs`.
  */
 import { KvError } from '@kvtier/errors';
-import type { Worker } from '@kvtier/registry';
 import {
   type LateBindingOptions,
   lateBindingDefaults,
@@ -21,7 +20,8 @@ import {
 } from '@kvtier/routing';
 import type { Choice, Dispatch, DispatchRequest } from './choice.ts';
 import { Chosen, shareOf } from './chosen.ts';
-import { Lane } from './lane.ts';
+import type { Lane } from './lane.ts';
+import { Lanes, nobodyFor } from './lanes.ts';
 import { Pending } from './pending.ts';
 import type { Holdings, Workers } from './ports.ts';
 import { Saturated } from './saturated.ts';
@@ -58,15 +58,10 @@ export class Dispatcher implements Dispatch {
   readonly #workers: Workers;
   readonly #holdings: Holdings;
   readonly #policy: PolicyName;
-  readonly #late: LateBindingOptions;
   readonly #maxWaitMs: number;
   readonly #random: Random;
-  readonly #prefillServes: boolean;
-  readonly #lanes = new Map<string, Lane>();
-  /** By number, when it was last looked. */
-  readonly #seen: (Pick<Worker, 'record' | 'state' | 'facts' | 'leaning'> | undefined)[] = [];
+  readonly #lanes: Lanes;
   readonly #stopListening: () => void;
-  #isStale = true;
   #waiting = 0;
   #given = 0;
   #chosen = 0;
@@ -79,14 +74,21 @@ export class Dispatcher implements Dispatch {
     this.#workers = options.workers;
     this.#holdings = options.holdings;
     this.#policy = options.policy ?? 'predicted';
-    this.#late = options.late ?? lateBindingDefaults;
     this.#maxWaitMs = options.maxWaitMs ?? 30_000;
     this.#random = options.random ?? Math.random;
-    this.#prefillServes = options.prefillServes ?? true;
+    this.#lanes = new Lanes({
+      workers: options.workers,
+      policy: this.#policy,
+      late: options.late ?? lateBindingDefaults,
+      prefillServes: options.prefillServes ?? true,
+      onChange: (lane) => {
+        this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : nobodyFor(pending.request, lane)));
+      },
+    });
     const stops = [
       this.#workers.onLoad(() => this.#wake()),
       this.#workers.onChange(() => {
-        this.#isStale = true;
+        this.#lanes.changed();
         this.#wake();
       }),
     ];
@@ -114,7 +116,7 @@ export class Dispatcher implements Dispatch {
         // Nobody is turned away because of what workers lean to, not even while they turn.
         if (signal.aborted || this.#closed || request.role !== undefined || leftTurns === 0) throw error;
         if (!(error instanceof KvError) || error.code !== 'DISCONNECTED') throw error;
-        const leaning = this.#leaningToPrefill(request);
+        const leaning = this.#lanes.leaningToPrefill(request);
         if (leaning.size === 0 && asked === request) throw error;
         asked = asked === request ? { ...request, role: 'prefill', among: leaning } : request;
       }
@@ -124,10 +126,10 @@ export class Dispatcher implements Dispatch {
   async #choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
     if (signal.aborted) throw signal.reason;
     if (this.#closed) throw closing();
-    this.#sync();
-    const lane = this.#lanes.get(laneOf(request.model, request.role));
+    this.#lanes.sync();
+    const lane = this.#lanes.of(request);
     const pending = new Pending(request);
-    if (lane === undefined || !lane.hasFor(pending)) throw this.#nobody(request, lane);
+    if (lane === undefined || !lane.hasFor(pending)) throw nobodyFor(request, lane);
     const nowMs = performance.now();
     lane.refresh();
     const view = lane.viewFor(pending, this.#holdings, nowMs);
@@ -157,18 +159,7 @@ export class Dispatcher implements Dispatch {
     this.#closed = true;
     this.#stopListening();
     this.#stopLook();
-    for (const lane of this.#lanes.values()) this.#rejectFrom(lane, () => closing());
-  }
-
-  /** Of both roles, and allowed: who would take it if nobody else does. */
-  #leaningToPrefill({ model, among, except }: DispatchRequest): Set<string> {
-    const names = new Set<string>();
-    for (const worker of this.#workers.workers()) {
-      if (worker?.facts?.model !== model || worker.record.role !== 'both' || worker.leaning !== 'prefill') continue;
-      const { name } = worker.record;
-      if (takesRequests(worker) && !except.has(name) && (among?.has(name) ?? true)) names.add(name);
-    }
-    return names;
+    for (const lane of this.#lanes) this.#rejectFrom(lane, () => closing());
   }
 
   #wait(lane: Lane, pending: Pending, signal: AbortSignal): Promise<Choice> {
@@ -253,8 +244,8 @@ export class Dispatcher implements Dispatch {
 
   #lookAtQueues(): void {
     const nowMs = performance.now();
-    this.#sync();
-    for (const lane of this.#lanes.values()) {
+    this.#lanes.sync();
+    for (const lane of this.#lanes) {
       if (lane.queue === undefined) continue;
       lane.refresh();
       while (lane.queue.size > 0 && lane.isOpen) {
@@ -272,65 +263,6 @@ export class Dispatcher implements Dispatch {
     this.#lookedAtMs = performance.now();
   }
 
-  /** Takes over who is there, if anything changed. */
-  #sync(): void {
-    if (!this.#isStale) return;
-    this.#isStale = false;
-    const workers = this.#workers.workers();
-    if (!this.#hasChanged(workers)) return;
-    const numbers = new Map<string, number[]>();
-    const absent = new Map<string, number>();
-    const idle = new Map<string, number>();
-    const models = new Map<string, string>();
-    for (const [number, worker] of workers.entries()) {
-      const model = worker?.facts?.model;
-      if (worker === undefined || model === undefined) continue;
-      for (const role of ['prefill', undefined] as const) {
-        if (!serves(worker, role)) continue;
-        const key = laneOf(model, role);
-        models.set(key, model);
-        if (takesRequests(worker)) append(numbers, key, number);
-        else absent.set(key, (absent.get(key) ?? 0) + 1);
-      }
-    }
-    for (const [key, model] of [...models]) {
-      const whole = laneOf(model, undefined);
-      const its = numbers.get(key) ?? [];
-      // Those that only lean to prefill are asked first (`choose`).
-      if (key === whole || numbers.has(whole) || its.some((number) => workers[number]!.record.role === 'both'))
-        continue;
-      models.set(whole, model);
-      if (this.#prefillServes && its.length > 0) numbers.set(whole, its);
-      else idle.set(whole, its.length);
-    }
-    for (const [key, model] of models)
-      if (!this.#lanes.has(key)) this.#lanes.set(key, new Lane(model, this.#policy, this.#late, this.#workers));
-    for (const [key, lane] of this.#lanes) {
-      lane.absent = absent.get(key) ?? 0;
-      lane.prefillOnly = idle.get(key) ?? 0;
-      if (lane.become(numbers.get(key) ?? []))
-        this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : this.#nobody(pending.request, lane)));
-      if (lane.numbers.length === 0 && lane.absent === 0 && lane.prefillOnly === 0) this.#lanes.delete(key);
-    }
-  }
-
-  /** Something else than a load. Policies are told of numbers that stand for another worker, or for none. */
-  #hasChanged(workers: readonly (Worker | undefined)[]): boolean {
-    let hasChanged = false;
-    for (let number = 0; number < Math.max(workers.length, this.#seen.length); number++) {
-      const worker = workers[number];
-      const seen = this.#seen[number];
-      const isSame = worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts;
-      if (isSame && worker?.leaning === seen?.leaning) continue;
-      hasChanged = true;
-      if (seen !== undefined && seen.record.name !== worker?.record.name)
-        for (const lane of this.#lanes.values()) lane.policy.left?.(number);
-      const { record, state, facts, leaning } = worker ?? {};
-      this.#seen[number] = record && { record, state: state!, facts, leaning };
-    }
-    return hasChanged;
-  }
-
   /** Those that wait and for which `why` has a reason. */
   #rejectFrom(lane: Lane, why: (pending: Pending) => Error | undefined): void {
     for (const pending of [...lane.waiters]) {
@@ -342,36 +274,10 @@ export class Dispatcher implements Dispatch {
     }
   }
 
-  #nobody({ model, among, except }: DispatchRequest, lane: Lane | undefined): KvError {
-    const ready = lane?.numbers.length ?? 0;
-    const why =
-      ready === 0
-        ? `no ${lane?.prefillOnly ? 'decode worker' : 'worker'} is ready to serve it (${lane?.absent ?? 0} are joining, draining or silent${lane?.prefillOnly ? `, ${lane.prefillOnly} only prefill, and handoff.fallback is off` : ''})`
-        : `none of its ${ready} workers may be chosen${among === undefined ? '' : ' of those named'}${except.size === 0 ? '' : `, after ${except.size} failed`}`;
-    return new KvError('DISCONNECTED', `model ${model}: ${why}; try again`, { retry: true });
-  }
-
   #saturatedBy(lane: Lane, why: string): Saturated {
     this.#saturated++;
     return new Saturated(`model ${lane.model}: ${why}; try again later`, lane.expectedS);
   }
-}
-
-/** Of one model's workers, those for a role. */
-const laneOf = (model: string, role: DispatchRequest['role']): string => `${role ?? 'whole'} ${model}`;
-
-/** A prefill worker computes for others and takes no whole request; one of both roles does what it leans to. */
-function serves({ record, leaning }: Worker, role: DispatchRequest['role']): boolean {
-  if (role === undefined) return record.role !== 'prefill' && (record.role === 'decode' || leaning !== 'prefill');
-  return record.role === 'prefill' || (record.role === 'both' && (leaning === 'prefill' || leaning === 'mixed'));
-}
-
-const takesRequests = ({ state, record }: Worker): boolean => state === 'ready' && !record.draining;
-
-function append(lists: Map<string, number[]>, key: string, value: number): void {
-  const list = lists.get(key);
-  if (list === undefined) lists.set(key, [value]);
-  else list.push(value);
 }
 
 function leastWorkS(pending: Pending, view: readonly (WorkerState | undefined)[]): number {

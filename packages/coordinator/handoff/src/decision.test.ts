@@ -15,7 +15,16 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
   const { held = 0, ...more } = part;
   return {
     ...{ number, name: `w${number}`, role: 'both', isReady: true, revision: '', identity: 'same', node: `n${number}` },
-    ...{ legs: 0, waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, totalBlocks: 100_000, waitingBlocks: 0 },
+    ...{
+      legs: 0,
+      stepTokens: 500,
+      waiting: 0,
+      running: 0,
+      tokensAhead: 0,
+      usedBlocks: 0,
+      totalBlocks: 100_000,
+      waitingBlocks: 0,
+    },
     ...{ freedBlocksPerS: 0, maxRunning: undefined, loadAheadS: 0, prefillTokensPerS: 1_000, stepS: 0.01 },
     ...{
       stepPerRequestS: 0.001,
@@ -30,7 +39,7 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
 
 const question = (part: Partial<Question> = {}): Question => ({
   ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },
-  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0, stepTokens: 500 },
+  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0 },
   ...{ legsPerWorker: 8, legsLeft: 100, lateS: { alone: 0, split: 0.004 } },
   ...part,
 });
@@ -44,6 +53,7 @@ const sideFigures = fc.record({
   identity: fc.constantFrom('same', 'same', 'other'),
   node: fc.constantFrom('a', 'b', null),
   legs: fc.integer({ min: 0, max: 9 }),
+  stepTokens: fc.constantFrom(16, 512, 2_048),
   waiting: fc.integer({ min: 0, max: 20 }),
   running: fc.integer({ min: 0, max: 50 }),
   tokensAhead: fc.integer({ min: 0, max: 50_000 }),
@@ -72,7 +82,6 @@ const questions = fc
     itlS: fc.double({ min: 0.001, max: 1, noNaN: true }),
     linkBlocksPerS: fc.integer({ min: 0, max: 10_000 }),
     pendingBlocks: fc.integer({ min: 0, max: 10_000 }),
-    stepTokens: fc.constantFrom(16, 512, 2_048),
     legsLeft: fc.integer({ min: 0, max: 3 }),
   })
   .map(({ decode, others, ...more }) =>
@@ -219,6 +228,32 @@ describe('by hand', () => {
     expect(one(1, 0.05).split?.slowed).toBe(1);
     expect(one(4, 0.05)).toMatchObject({ reason: 'alone' });
     expect(one(1, 1)).toMatchObject({ split: { slowed: 0 } });
+  });
+
+  it('a decode worker keeps to its streams’ target, and so slowly computes what it computes itself', () => {
+    const decode = running(3, { role: 'decode' });
+    const { split, alone } = decide(question({ decode, ttftS: 10 }));
+    // A step of 13 ms leaves 37 of 50: 33.3 tokens a step, and a token takes 1 ms and its share of the step beside it.
+    const chunk = 0.9 * 0.037 * 1_000;
+    expect(alone.slowed).toBe(0);
+    expect(alone.itlS).toBeCloseTo(0.013 + chunk / 1_000, 9);
+    expect(alone.ttftS).toBeCloseTo(0.0065 + 1_601 * (0.001 + 0.013 / chunk) + 0.013, 9);
+    // Streams in time are harmed by a tenth of it.
+    expect(alone.costS).toBeCloseTo(alone.ttftS + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
+    expect(split).toMatchObject({ slowed: 0, blocks: 100 });
+  });
+
+  it('a decode worker takes a prompt itself while prefill has a queue that costs more', () => {
+    const decode = running(3, { role: 'decode' });
+    const behind = (tokensAhead: number) =>
+      decide(question({ decode, others: [side(1, { role: 'prefill', tokensAhead })], ttftS: 10 })).reason;
+    // Alone: 2.25 s, and 0.67 s of harm. There: 1.6 s, 31 ms of the link, 14 ms of its own step and way, and the queue.
+    expect([behind(0), behind(1_000), behind(1_400), behind(3_000)]).toEqual([
+      'sooner',
+      'spares-streams',
+      'alone',
+      'alone',
+    ]);
   });
 
   it('where the link is the bottleneck, fewer blocks travel, and the decode side computes the rest', () => {

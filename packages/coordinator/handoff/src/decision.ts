@@ -2,19 +2,22 @@
  * Whether another worker computes a request's prompt, which one, and how much of it. Pure: all figures are arguments, so that the same
  * moment is decided the same way in service, in tests and in the simulation.
  *
- *     begins(w)    = max(tokens ahead ÷ prefill rate, rest of the step, loads ahead, room)
- *     token(w)     = 1 ÷ prefill rate + running × what a request adds to a step ÷ tokens of a step
+ *     begins(w)    = max(tokens ahead × token(w), rest of the step, loads ahead, room)
+ *     chunk(w)     = tokens of a step; of one that keeps to its streams' target, what that leaves (engine/scheduler's pacing.ts)
+ *     token(w)     = 1 ÷ prefill rate + step(w) ÷ chunk(w)                     the latter only while streams run there
  *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
  *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  0 where P holds all b blocks
  *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
  *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
- *     between(w,n) = step + running × per request + min(n, tokens of a step) ÷ prefill rate      time between two tokens of those that run
+ *     between(w,n) = step(w) + min(n, chunk(w)) ÷ prefill rate                time between two tokens of those that run
  *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
- *     cost         = time to first token + Σ over D, P: what it computes there × (running + waiting ÷ 2)
+ *     cost         = time to first token + Σ over D, P: what it computes there × (running × harm + waiting ÷ 2)
+ *     harm         = 0.1 where `between` stays within the target, else 1
  *
  * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
- * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. A split has to cost a twentieth less than
- * none: it can fail in more ways. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
+ * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. Streams that get their tokens in time are
+ * hardly harmed: a decode side takes prompts itself while prefill has a queue. A split has to cost a twentieth less than none: it can
+ * fail in more ways. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
  * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
  */
 import type { WorkerState } from '@kvtier/routing';
@@ -63,6 +66,8 @@ export interface Side extends WorkerState {
   readonly node: string | null;
   /** Prompts that it computes for others now. */
   readonly legs: number;
+  /** Tokens that it computes in one step at most. */
+  readonly stepTokens: number;
 }
 
 export interface Question {
@@ -83,8 +88,6 @@ export interface Question {
   readonly linkBlocksPerS: number;
   /** Blocks of other hand-offs that have still to come over it. */
   readonly pendingBlocks: number;
-  /** Prompt tokens that an engine computes in one step at most. */
-  readonly stepTokens: number;
   /** Legs that one worker may have; legs that the coordinator may still begin. */
   readonly legsPerWorker: number;
   readonly legsLeft: number;
@@ -131,6 +134,10 @@ export interface Split extends Expected {
 
 const parts = 16;
 const margin = 0.95;
+/** Of a second that a stream comes later, while its tokens come in time. */
+const harmInTime = 0.1;
+/** As engines keep to a target: see pacing.ts of engine/scheduler. */
+const [trust, leastShare] = [0.9, 1 / 4];
 /** As many blocks a second as make a transfer nothing. */
 const fast = 1e9;
 
@@ -211,7 +218,8 @@ function aloneOf(question: Question): Expected {
 }
 
 function splitOf(question: Question, prefill: Side, blocks: number, held: number): Split {
-  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, stepTokens, lateS } = question;
+  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, lateS } = question;
+  const { stepTokens } = prefill;
   const isNear = prefill.node === decode.node;
   const link = isNear || linkBlocksPerS <= 0 ? fast : linkBlocksPerS;
   const toCompute = Math.max(blocks - Math.min(prefill.match.blocks, blocks), 0);
@@ -234,19 +242,22 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
 }
 
 function expectedOf(
-  { waitedS, ttftS: target, itlS: between, stepTokens }: Question,
+  question: Question,
   ttftS: number,
   work: readonly (readonly [side: Side, tokens: number, seconds: number])[],
 ): Expected {
+  const { waitedS, ttftS: target, itlS: between } = question;
   let slowed = 0;
   let costS = ttftS;
   let itlS = 0;
   for (const [side, tokens, seconds] of work) {
-    costS += seconds * (side.running + side.waiting / 2);
-    if (side.running === 0 || tokens === 0) continue;
+    if (tokens === 0) continue;
+    costS += (seconds * side.waiting) / 2;
+    if (side.running === 0) continue;
     const without = stepS(side);
-    const beside = without + Math.min(tokens, stepTokens) / side.prefillTokensPerS;
+    const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;
     itlS = Math.max(itlS, beside);
+    costS += seconds * side.running * (beside <= between ? harmInTime : 1);
     // Those that are too slow already are not made so by this request.
     if (without <= between && beside > between) slowed += side.running;
   }
@@ -254,17 +265,26 @@ function expectedOf(
 }
 
 /** Seconds until it begins with what comes now; with room for all of the request, or for nothing but the prompt. */
-function beginsS({ tokens, blockTokens, maxTokens }: Question, side: Side, isWhole: boolean): number {
+function beginsS(question: Question, side: Side, isWhole: boolean): number {
+  const { tokens, blockTokens, maxTokens } = question;
   const requests = side.waiting + side.running;
   const request = { tokens, blockTokens, maxTokens: isWhole ? maxTokens : 0, keys: noKeys, session: '' };
   const stepLeftS = requests === 0 ? 0 : stepS(side) / 2;
-  return Math.max(side.tokensAhead / side.prefillTokensPerS, stepLeftS, side.loadAheadS, roomS(request, side));
+  return Math.max(side.tokensAhead * tokenS(question, side), stepLeftS, side.loadAheadS, roomS(request, side));
 }
 const noKeys = new Int32Array(0);
 
 /** Seconds that one prompt token takes there, beside those that run. */
-const tokenS = ({ stepTokens }: Question, { prefillTokensPerS, running, stepPerRequestS }: Side): number =>
-  1 / prefillTokensPerS + (running * stepPerRequestS) / stepTokens;
+const tokenS = (question: Question, side: Side): number =>
+  1 / side.prefillTokensPerS + (side.running === 0 ? 0 : stepS(side) / chunkOf(question, side));
+
+/** Prompt tokens of one step there, beside those that run. Only workers that decode for others are told to keep to the target. */
+function chunkOf({ itlS, blockTokens }: Question, side: Side): number {
+  const leftS = itlS - stepS(side);
+  if (side.role !== 'decode' || side.running === 0 || leftS <= 0) return side.stepTokens;
+  const inTime = trust * Math.max(leftS, itlS * leastShare) * side.prefillTokensPerS;
+  return Math.min(Math.max(inTime, blockTokens), side.stepTokens);
+}
 
 /** Of a step without prompts. */
 const stepS = ({ stepS, running, stepPerRequestS }: Side): number => stepS + running * stepPerRequestS;

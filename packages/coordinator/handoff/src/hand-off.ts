@@ -72,6 +72,8 @@ export interface HandOffListener {
   travelled(transfer: Transfer): void;
 }
 
+/** Of a request: what a leg of prefill has none of. */
+const ofTheAnswer = ['kvCacheReportMode', 'betweenMs'] as const;
 const ended = new KvError('CANCELLED', 'the hand-off is over');
 
 export class HandOff {
@@ -220,7 +222,8 @@ export class HandOff {
       listener.pending(blocks - this.#ready);
     };
     try {
-      const asked = { ...request, requestId, maxTokens: 1, prefillOnly: { blocks }, kvCacheReportMode: undefined };
+      const asked: GenerateRequest = { ...request, requestId, maxTokens: 1, prefillOnly: { blocks } };
+      for (const key of ofTheAnswer) delete asked[key];
       await engines.follow(prefill.number, asked, leg.signal, read);
       return ready < blocks ? 'prefill-short' : undefined;
     } catch (error) {

@@ -8,11 +8,13 @@
  * Invariants: at most `maxLegs` prompts are computed for others at once, `maxLegsPerWorker` by one worker; a request is refused (429) only
  * before anything was sent for it.
  */
-import { type Choice, type DispatchRequest, type Holdings, Saturated } from '@kvtier/dispatch';
+import { type Choice, type Holdings, Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { OnEvent, Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
+import type { Asked } from './asked.ts';
+import type { Copies } from './copies.ts';
 import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall } from './hand-off.ts';
 import { Late } from './late.ts';
@@ -25,6 +27,8 @@ export interface HandOffsOptions {
   readonly holdings: Holdings;
   readonly logger: Logger;
   readonly limits?: Partial<HandOffLimits>;
+  /** Told of each request. */
+  readonly copies?: Pick<Copies, 'came'>;
 }
 
 export interface HandOffLimits {
@@ -34,8 +38,6 @@ export interface HandOffLimits {
   /** Targets: to the first token, and between two tokens. */
   readonly ttftMs: number;
   readonly itlMs: number;
-  /** Prompt tokens of one step of an engine. */
-  readonly stepTokens: number;
   /** So long without another block, a prefill worker is given up; more where its queue is longer. */
   readonly stallMs: number;
   readonly deadlineMs: number;
@@ -49,25 +51,12 @@ export const handOffDefaults: HandOffLimits = {
   fallback: true,
   ttftMs: 2_000,
   itlMs: 50,
-  stepTokens: 512,
   stallMs: 1_000,
   deadlineMs: 60_000,
   tries: 2,
   maxLegs: 1_024,
   maxLegsPerWorker: 64,
 };
-
-/** What the API server knows of a request beside what the choice needs. */
-export interface Asked extends Omit<DispatchRequest, 'except'> {
-  /** performance.now() of its arrival. */
-  readonly arrivedMs: number;
-  /** Until its first token: it is refused when that would come later; undefined: it is served, however late. */
-  readonly ttftMs: number | undefined;
-  /** Between two tokens; undefined: as configured. */
-  readonly itlMs: number | undefined;
-  /** It has tokens already: it is not refused any more. */
-  readonly hasBegun: boolean;
-}
 
 /** For the answer's headers, as of now. */
 export interface HandedOff {
@@ -128,6 +117,7 @@ export class HandOffs {
     told: (state: HandedOff) => void,
   ): Promise<void> {
     const begunMs = performance.now();
+    this.#options.copies?.came(asked, request);
     const question = this.#questionOf(choice, asked, begunMs, noneFailed);
     const decision = decide(question);
     this.#admit(decision, asked, choice.worker, question.waitedS);
@@ -150,7 +140,8 @@ export class HandOffs {
       return onEvent(event);
     };
     const { engines } = this.#options;
-    if (split === undefined) return engines.follow(choice.worker.number, request, signal, watched);
+    const paced = { ...request, betweenMs: this.#betweenMsOf(asked, choice.worker) };
+    if (split === undefined) return engines.follow(choice.worker.number, paced, signal, watched);
     const node = question.decode.node!;
     let pending = 0;
     let prefill = split.prefill.name;
@@ -158,7 +149,7 @@ export class HandOffs {
     const handOff = new HandOff({
       engines,
       decode: choice.worker.number,
-      request,
+      request: paced,
       split,
       blockTokens: asked.blockTokens,
       times: this.#timesOf(split),
@@ -196,7 +187,7 @@ export class HandOffs {
 
   #questionOf(choice: Choice, asked: Asked, nowMs: number, failed: ReadonlySet<number>): Question {
     const { engines, holdings } = this.#options;
-    const { split, stepTokens, maxLegs, maxLegsPerWorker, ttftMs, itlMs } = this.#limits;
+    const { split, maxLegs, maxLegsPerWorker, ttftMs, itlMs } = this.#limits;
     const [decode, ...others] = sidesOf(
       ...([choice.worker, choice.share, engines.workers(), asked.keys, holdings] as const),
       (number) => this.#legs.get(number) ?? 0,
@@ -213,11 +204,16 @@ export class HandOffs {
       itlS: (asked.itlMs ?? itlMs) / 1000,
       linkBlocksPerS: this.#links.get(decode.node ?? '')?.perS || (decode.loadBlocksPerS[peer] ?? 0),
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
-      stepTokens,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,
       lateS: { alone: this.#late.alone.s, split: this.#late.split.s },
     };
+  }
+
+  /** What a worker that decodes for others keeps to: prompts wait for it. One of both roles only where the request says so itself. */
+  #betweenMsOf({ itlMs }: Asked, { record }: Worker): number | undefined {
+    const ms = itlMs ?? (record.role === 'decode' ? this.#limits.itlMs : undefined);
+    return ms === undefined ? undefined : Math.ceil(ms);
   }
 
   /** @throws Saturated, KvError DISCONNECTED */
@@ -237,9 +233,9 @@ export class HandOffs {
     throw new Saturated(`model ${asked.model}: ${comes} (worker ${record.name}); try again later`, lateS);
   }
 
-  #timesOf({ firstS, arrivedS, computes }: Split): { stallMs: number; deadlineMs: number } {
-    const { stallMs, deadlineMs, stepTokens } = this.#limits;
-    const steps = Math.max(Math.ceil(computes / stepTokens), 1);
+  #timesOf({ firstS, arrivedS, computes, prefill }: Split): { stallMs: number; deadlineMs: number } {
+    const { stallMs, deadlineMs } = this.#limits;
+    const steps = Math.max(Math.ceil(computes / prefill.stepTokens), 1);
     const blockS = Math.max(firstS, (arrivedS - firstS) / steps);
     const stall = Math.min(stallMs + patience * blockS * 1000, deadlineMs);
     return { stallMs: Math.ceil(stall), deadlineMs };

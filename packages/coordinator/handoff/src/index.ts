@@ -1,4 +1,6 @@
-/** Prefill and decode apart: whether a request is split, and its two legs. */
+/** Prefill and decode apart: whether a request is split, and its two legs; prefixes that are copied ahead. */
+export type { Asked } from './asked.ts';
+export { Copies, type CopiesOptions } from './copies.ts';
 export {
   type Decision,
   decide,
@@ -13,7 +15,6 @@ export {
 } from './decision.ts';
 export { type HandOffEngines, type Shortfall, shortfalls } from './hand-off.ts';
 export {
-  type Asked,
   type HandedOff,
   type HandOffLimits,
   HandOffs,

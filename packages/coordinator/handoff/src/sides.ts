@@ -5,6 +5,8 @@ import type { Worker } from '@kvtier/registry';
 import type { Side } from './decision.ts';
 
 const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
+/** Of a worker that does not say it. */
+const usualStepTokens = 512;
 const noShare: Share = { requestId: '', tokensAhead: 0, blocks: 0, loadS: 0 };
 
 /** Workers of the decode side's model with it, itself the first. */
@@ -33,18 +35,20 @@ export function sidesOf(
           all.map(({ number }) => number),
         );
   const [first, ...rest] = all.map((worker, at) =>
-    sideOf(worker, at === 0 ? share : noShare, held[at] ?? nothing, legsOf(worker.number)),
+    sideOf(worker, at === 0 ? share : undefined, held[at] ?? nothing, legsOf(worker.number)),
   );
   return [first!, ...rest];
 }
 
-function sideOf({ number, record, state, facts, load }: Worker, share: Share, match: Held, legs: number): Side {
-  const isCounted = share !== noShare;
+/** `own`: what of its load is the request's own. */
+export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs: number): Side {
+  const { number, record, state, facts, load } = worker;
+  const share = own ?? noShare;
   return {
     ...{ number, name: record.name, role: record.role, revision: record.revision, node: record.node, legs },
     isReady: state === 'ready' && !record.draining,
     identity: identityOf(facts),
-    waiting: Math.max(load.waiting - (isCounted ? 1 : 0), 0),
+    waiting: Math.max(load.waiting - (own === undefined ? 0 : 1), 0),
     running: load.running,
     tokensAhead: Math.max(load.tokensAhead - share.tokensAhead, 0),
     usedBlocks: load.usedBlocks,
@@ -52,6 +56,7 @@ function sideOf({ number, record, state, facts, load }: Worker, share: Share, ma
     waitingBlocks: Math.max(load.waitingBlocks - share.blocks, 0),
     freedBlocksPerS: load.freedBlocksPerS,
     maxRunning: facts?.maxRunning,
+    stepTokens: facts?.stepTokens ?? usualStepTokens,
     loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
     prefillTokensPerS: load.prefillTokensPerS,
     stepS: load.stepS,

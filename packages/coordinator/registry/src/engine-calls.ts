@@ -15,6 +15,7 @@ import {
   type GenerateEvent,
   type GenerateRequest,
   type PinPrefixRequest,
+  type PrefetchRequest,
   type TlsFiles,
 } from '@kvtier/wire/grpc';
 import { EngineClients } from './engine-clients.ts';
@@ -253,6 +254,14 @@ export class EngineCalls {
       client.unpinPrefix({ name }, new Metadata(), { deadline }, done),
     );
     return answer.done;
+  }
+
+  /** How many blocks its cache node was asked to bring in; 0: it has none. @throws KvError: REQUEST, BUSY (as many as may) */
+  async prefetch(request: PrefetchRequest): Promise<number> {
+    const answer = await this.#unary<{ blocks: number }>((client, deadline, done) =>
+      client.prefetch(request, new Metadata(), { deadline }, done),
+    );
+    return answer.blocks;
   }
 
   /** So many blocks of a request's prompt come by its hand-off. False: it waits for none any more. @throws KvError */

@@ -21,11 +21,13 @@ const descriptionSchema = z.object({
   vocabSize: count.min(1).max(2 ** 31),
   stopTokenIds: z.array(count).max(4096),
   blockCount: wide,
+  blockBytes: wide,
   hashAlgorithm: text,
   hashSeed: text,
   modelDigest: text,
   bootEpoch: text,
   maxSequences: count,
+  maxStepTokens: count,
   namespaces: z
     .array(text)
     .max(16)
@@ -35,9 +37,10 @@ const descriptionSchema = z.object({
 /** @throws KvError PROTOCOL, one line */
 export function factsOf(worker: string, description: Description): WorkerFacts {
   const told = checked(worker, 'what it is', descriptionSchema, description);
-  const { blockCount, maxSequences, namespaces, ...facts } = told;
+  const { blockCount, maxSequences, maxStepTokens, namespaces, ...facts } = told;
   return {
     ...{ ...facts, totalBlocks: blockCount },
+    stepTokens: maxStepTokens > 0 ? maxStepTokens : undefined,
     maxRunning: maxSequences > 0 ? maxSequences : undefined,
     namespaces: namespaces.length > 0 ? namespaces : undefined,
   };

@@ -65,7 +65,11 @@ async function tokensOf(number: number, requestId = 'r'): Promise<number[]> {
 }
 
 it('a worker joins, says what it is, and answers', async () => {
-  const engine = await serve('a', { maxSequences: 8, namespaces: ['00112233aabbccdd', 'ffffffffffffffff'] });
+  const engine = await serve('a', {
+    maxSequences: 8,
+    maxStepTokens: 512,
+    namespaces: ['00112233aabbccdd', 'ffffffffffffffff'],
+  });
   engine.script = say([1, 2, 3]);
   const states: string[] = [];
   const stop = fleet.onChange(() => states.push(stateOf('a')));
@@ -88,6 +92,8 @@ it('a worker joins, says what it is, and answers', async () => {
     hashAlgorithm: 'sha256_cbor',
     hashSeed: 'seed',
     totalBlocks: 100,
+    blockBytes: 16_384,
+    stepTokens: 512,
     bootEpoch: engine.description.bootEpoch,
     maxRunning: 8,
     namespaces: ['00112233aabbccdd', 'ffffffffffffffff'],

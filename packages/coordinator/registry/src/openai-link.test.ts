@@ -63,6 +63,7 @@ it('vLLM says what it serves and what it has to do', async () => {
     hashAlgorithm: 'sha256_cbor',
     hashSeed: '',
     totalBlocks: 1_000,
+    blockBytes: 0,
     bootEpoch: `${pod.address} 1700000000.25`,
   });
   expect(worker().load).toMatchObject({ waiting: 3, running: 5, usedBlocks: 400, prefillTokensPerS: 2_000 });

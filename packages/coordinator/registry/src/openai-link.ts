@@ -271,6 +271,7 @@ export class OpenaiLink implements Link {
       hashAlgorithm: scrape.hashAlgorithm,
       hashSeed: '',
       totalBlocks: this.#totalBlocks,
+      blockBytes: 0,
       maxRunning: undefined,
       namespaces: undefined,
       bootEpoch: epochOf(origin, scrape),

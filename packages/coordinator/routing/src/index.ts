@@ -13,6 +13,8 @@ import { SimHash } from './policies/sim-hash.ts';
 import { Sticky } from './policies/sticky.ts';
 import type { Policy } from './policy.ts';
 
+export { Budget, type BudgetOptions } from './copies/budget.ts';
+export { type Copy, type CopyEnd, CopyPlanner, type CopyPlannerOptions } from './copies/copy-planner.ts';
 export {
   type Assignment,
   LateBinding,

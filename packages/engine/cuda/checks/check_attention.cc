@@ -119,6 +119,7 @@ class Problem {
     DeviceArray<uint8_t> out(bytes), workspace(static_cast<size_t>(AttentionWorkspaceBytes(
         batch_.sequences, shape_.heads, shape_.head_dim, std::max(multiprocessors, gpu::Info().multiprocessors))));
     gpu::Stream stream;
+    const gpu::WaitAtEnd ending(stream, 60'000'000);  // also when `enqueue` throws
     stream.Set(workspace.data(), 0, workspace.count());
     AttentionArgs args = args_;
     args.out = out.data(), args.workspace = workspace.data();

@@ -2,6 +2,7 @@
 // against a whole prefill; a device that hangs.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 
 #include "../model/transformer.h"
@@ -215,12 +216,13 @@ KVTIER_CHECK(model_hang) {
   const TinyModel model(Families()[0], kF32);
   CudaOptions options = Options(kF32, kF32);
   options.step_deadline_us = 50'000;
-  CudaTransformer cuda(model.shape, model.plan, kLimits, options);
+  auto cuda = std::make_unique<CudaTransformer>(model.shape, model.plan, kLimits, options);
   Sequences sequences(model.shape, kLimits);
   const int64_t one = sequences.Add(Prompt(5, model.shape, 9));
   const Step step = sequences.Next({{one, 9, true}});
   gpu::Inject(gpu::Fault::kHang);
-  const std::string first = ErrorOf([&] { cuda.Run(step); }), second = ErrorOf([&] { cuda.Run(step); });
+  const std::string first = ErrorOf([&] { cuda->Run(step); }), second = ErrorOf([&] { cuda->Run(step); });
+  cuda.reset();  // while it hangs: nothing of it may wait for the device
   gpu::Inject(gpu::Fault::kNone);
   ExpectTrue("CudaTransformer", "a hung kernel ends in an error", first == "GPU: a step of 9 tokens did not end within 50 ms; restart the worker");
   ExpectTrue("CudaTransformer", "nothing runs after it", second == "GPU: the device has failed before; restart the worker");

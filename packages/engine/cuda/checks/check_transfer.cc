@@ -63,7 +63,7 @@ KVTIER_CHECK(transfer_pieces) {
 
 // Every byte of every piece once, nothing over a chunk's border, and equal distances put together.
 KVTIER_CHECK(transfer_plan) {
-  bool exact = true, inside = true;
+  bool exact = true, inside = true, steps = true;
   int64_t runs_seen = 0, pieces_seen = 0;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const auto draw = RandomInts(seed, 64, 0, 1 << 20);
@@ -78,11 +78,13 @@ KVTIER_CHECK(transfer_plan) {
     for (size_t i = 0; i < pool.size(); ++i) {
       for (int64_t byte = 0; byte < bytes; ++byte) wanted.emplace_back(pool[i] + byte, host[i] + byte);
     }
-    const auto runs = PlanRuns(pool, host, bytes, chunk_bytes, draw[3] % 5 == 0 ? 0 : 1 << 20);
+    const int64_t max_pitch_bytes = draw[3] % 2 == 0 ? INT64_MAX : bytes + draw[1] % 2048;
+    const auto runs = PlanRuns(pool, host, bytes, {chunk_bytes, draw[3] % 5 == 0 ? 0 : 1 << 20, max_pitch_bytes});
     for (const Run& run : runs) {
       const int64_t last = run.host_offset + (run.rows - 1) * run.host_stride + run.bytes - 1;
       inside &= run.host_offset / chunk_bytes == last / chunk_bytes;
       inside &= run.rows == 1 || (run.pool_stride >= run.bytes && run.host_stride >= run.bytes);
+      steps &= run.rows == 1 || std::max(run.pool_stride, run.host_stride) <= max_pitch_bytes;
       for (int64_t row = 0; row < run.rows; ++row) {
         for (int64_t byte = 0; byte < run.bytes; ++byte) {
           covered.emplace_back(run.pool_offset + row * run.pool_stride + byte, run.host_offset + row * run.host_stride + byte);
@@ -95,7 +97,36 @@ KVTIER_CHECK(transfer_plan) {
   }
   ExpectTrue("PlanRuns", "covers each byte once, in order", exact);
   ExpectTrue("PlanRuns", "stays inside of chunks", inside);
+  ExpectTrue("PlanRuns", "steps no further than the copy engine can", steps);
   ExpectTrue("PlanRuns", "puts pieces together", runs_seen < pieces_seen);
+}
+
+// Neighbours in the arena whose blocks are gigabytes apart in the pool: the copy engine takes no such pitch.
+KVTIER_CHECK(transfer_far_blocks) {
+  constexpr int64_t kBlockBytes = 64 << 10, kBlocks = (int64_t{5} << 29) / kBlockBytes;
+#if defined(KVTIER_EMULATED)
+  const Mapping pool(static_cast<size_t>(kBlocks * kBlockBytes));  // of which three blocks are touched
+#else
+  const gpu::Buffer pool(static_cast<size_t>(kBlocks * kBlockBytes), "a check's pool");
+#endif
+  const Mapping arena(1 << 20);
+  Transfers transfers({pool.data(), kBlocks, kBlockBytes}, Options(1));
+  const int id = transfers.Register(arena.data(), arena.bytes()).arena;
+  const std::vector<int32_t> ids{0, static_cast<int32_t>(kBlocks) - 1, 7};
+  const std::vector<int64_t> offsets{0, 2 * kBlockBytes, 4 * kBlockBytes};
+  const Bytes content = RandomBytes(5, 3 * kBlockBytes);
+  std::vector<uint64_t> sums(3);
+  for (size_t i = 0; i < 3; ++i) CopyNow(pool.data() + ids[i] * kBlockBytes, content.data() + static_cast<int64_t>(i) * kBlockBytes, kBlockBytes);
+  bool right = transfers.Export(id, ids, offsets, sums).outcome == Outcome::kDone;
+  for (size_t i = 0; i < 3; ++i) {
+    const uint8_t* block = content.data() + static_cast<int64_t>(i) * kBlockBytes;
+    right &= memcmp(arena.data() + offsets[i], block, kBlockBytes) == 0 && sums[i] == HashOf(block, kBlockBytes);
+  }
+  ExpectTrue("Export", "blocks gigabytes apart", right);
+  std::vector<uint8_t> good(3);
+  transfers.Import(id, ids, offsets, sums, good);
+  ExpectTrue("Import", "blocks gigabytes apart", good == std::vector<uint8_t>(3, 1));
+  transfers.Unregister(id);
 }
 
 KVTIER_CHECK(transfer_paths) {

@@ -97,6 +97,44 @@ KVTIER_CHECK(transfer_lanes) {
              }));
 }
 
+// Copies end while the stream of checksums stands still.
+KVTIER_CHECK(transfer_copies_wait_for_no_hash) {
+  constexpr int64_t kBlockBytes = 4096;
+  const Bytes content = RandomBytes(7, 4 * kBlockBytes);
+  DeviceArray<uint8_t> pool(content);
+  gpu::PinnedBuffer slots(content.size(), "a check's slots");
+  for (const int64_t threshold : {int64_t{1}, int64_t{1} << 20}) {
+    gpu::Stream hash;
+    const gpu::WaitAtEnd ending(hash, 60'000'000);
+    CopyChannel channel(Direction::kExport, {pool.data(), 4, kBlockBytes}, 2, 2, {threshold, 2}, &hash);
+    std::atomic<bool> open{false};
+    hash.Host([&] {
+      while (!open) std::this_thread::yield();
+    });
+    for (int64_t b = 0; b < 2; ++b) {
+      CopyBatch& batch = channel.batch(b);
+      batch.count = 2;
+      for (int64_t i = 0; i < 2; ++i) {
+        const auto at = static_cast<size_t>(i);
+        batch.pool_offsets()[at] = batch.host_offsets()[at] = (2 * b + i) * kBlockBytes;
+      }
+      auto* view = static_cast<uint8_t*>(gpu::DeviceView(slots.data()));
+      channel.Issue(batch, {slots.data(), view, static_cast<int64_t>(slots.bytes())}, nullptr);
+      channel.StartHash(batch);
+    }
+    const bool copied = channel.batch(1).copied.Wait(60'000'000), hashed = channel.batch(0).hashed.Done();
+    const bool there = memcmp(slots.data(), content.data(), content.size()) == 0;
+    open = true;
+    bool right = channel.batch(1).hashed.Wait(60'000'000);
+    for (int64_t i = 0; i < 4; ++i) {
+      right &= channel.batch(i / 2).sums.data<uint64_t>()[i % 2] == HashOf(content.data() + i * kBlockBytes, kBlockBytes);
+    }
+    const std::string path = threshold == 1 ? "copy engine" : "kernel";
+    ExpectTrue("CopyChannel", path + ": copies end before their checksums", copied && !hashed && there);
+    ExpectTrue("CopyChannel", path + ": checksums beside copies", right);
+  }
+}
+
 KVTIER_CHECK(transfer_arguments) {
   World world(4, 4096, 4, Options(1));
   std::vector<uint64_t> sums(1);
@@ -158,7 +196,7 @@ KVTIER_CHECK(transfer_beside_compute) {
   }
 }
 
-// A slot's page that holds back whoever reads it until `seen` is set: so a copy of layer 1 waits for the use of layer 0.
+// A slot's page that holds back whoever reads it until `seen` is set: so a copy of a later layer waits for the use of layer 0.
 struct Withheld {
   uint8_t* page = nullptr;
   std::atomic<bool> seen{false}, in_order{false};
@@ -179,7 +217,7 @@ void OnRead(int signal_number, siginfo_t* info, void*) {
 KVTIER_CHECK(transfer_layers) {
   for (const int64_t threshold : {int64_t{1}, int64_t{1} << 20}) {
     const std::string path = threshold == 1 ? "copy engine: " : "kernel: ";
-    constexpr int64_t kLayers = 4, kLayerBytes = 8192, kBlocks = 6;
+    constexpr int64_t kLayers = 10, kLayerBytes = 4096, kBlocks = 6;
     World world(2 * kBlocks, kLayers * kLayerBytes, kBlocks, Options(threshold));
     std::vector<int32_t> ids(kBlocks), targets(kBlocks);
     std::vector<int64_t> offsets;
@@ -200,7 +238,7 @@ KVTIER_CHECK(transfer_layers) {
       action.sa_flags = SA_SIGINFO;
       sigaction(SIGSEGV, &action, &before);
       withheld.seen = withheld.in_order = false;
-      withheld.page = world.arena.data() + offsets[0] + kLayerBytes;  // of layer 1
+      withheld.page = world.arena.data() + offsets[0] + 4 * kLayerBytes;  // of layer 4: four come together
       mprotect(withheld.page, 4096, PROT_NONE);
     }
     {
@@ -218,7 +256,7 @@ KVTIER_CHECK(transfer_layers) {
     }
     if (emulated) {
       sigaction(SIGSEGV, &before, nullptr);
-      ExpectTrue("ImportByLayer", path + "layer 0 is used while layer 1 is still to come", withheld.in_order);
+      ExpectTrue("ImportByLayer", path + "layer 0 is used while layer 4 is still to come", withheld.in_order);
     }
     const Bytes seen = snapshot.Download();
     ExpectTrue("ImportByLayer", path + "each layer is there when its event fires",
@@ -284,7 +322,7 @@ KVTIER_CHECK(transfer_device_faults) {
     const auto hung = transfers.Export(id, ids, offsets, sums);
     ExpectTrue("Export", "a device that hangs", hung.outcome == Outcome::kTimedOut && transfers.QuarantinedBlocks() == ids);
     ExpectTrue("Unregister", "a device that hangs", !transfers.Unregister(id) && !transfers.Settled(hung.ticket));
-    // It ends, and does not wait for the device.
+    // It ends, and neither it nor the pool waits for the device.
   }
   gpu::Inject(gpu::Fault::kNone);
   {

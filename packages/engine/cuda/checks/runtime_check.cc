@@ -1,8 +1,11 @@
 // The runtime keeps what gpu.h promises; the same on the emulator and on a GPU. Faults need the emulator.
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
 #include "runtime_kernels.h"
 #include "check.h"
@@ -179,12 +182,92 @@ KVTIER_CHECK(memory) {
   gpu::UnregisterHost(pages);
 }
 
+// True as soon as the condition holds; false after a minute.
+template <class Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// A host function that ends when it is told to; what is behind it in its stream waits.
+struct Gate {
+  std::atomic<bool> open{false}, passed{false};
+  void Close(gpu::Stream& stream) {
+    stream.Host([this] {
+      while (!open) std::this_thread::yield();
+    });
+    stream.Host([this] { passed = true; });
+  }
+};
+
+// As many streams as a worker has, and more: what waits in some of them holds up no other.
+KVTIER_CHECK(streams_beside_waiting_ones) {
+  Gate gate;
+  gpu::Event opened;
+  gpu::Stream held;
+  DeviceArray<int32_t> values(Numbers(0));
+  std::vector<std::unique_ptr<gpu::Stream>> waiting;
+  for (int i = 0; i < 12; ++i) waiting.push_back(std::make_unique<gpu::Stream>());
+  gate.Close(held);
+  opened.Record(held);
+  for (const auto& stream : waiting) stream->Wait(opened);
+  gpu::Stream decode;
+  LaunchAdd(decode, values.data(), kCount, 1);
+  const bool beside = decode.Synchronize(5 * kSecondUs);
+  gate.open = true;
+  for (const auto& stream : waiting) Finish(*stream);
+  Finish(decode);
+  ExpectTrue("Stream", "thirteen streams that wait hold up no other", beside && values.Download() == Numbers(1));
+}
+
+KVTIER_CHECK(stream_end) {
+  Gate gate;
+  bool before = false;
+  {
+    gpu::Stream stream;
+    gate.Close(stream);
+  }
+  before = gate.passed;
+  gate.open = true;
+  ExpectTrue("Stream", "its end waits for nothing", !before && Eventually([&] { return gate.passed.load(); }));
+  Gate other;
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    other.open = true;
+  });
+  {
+    gpu::Stream stream;
+    gpu::WaitAtEnd ending(stream, 60 * kSecondUs);
+    other.Close(stream);
+  }
+  const bool waited = other.passed;
+  opener.join();
+  ExpectTrue("Stream", "WaitAtEnd waits for all of it", waited && !gpu::Abandoned());
+}
+
 #if defined(KVTIER_EMULATED)
+KVTIER_CHECK(pitch) {
+  gpu::Stream stream;
+  DeviceArray<int32_t> values(Numbers(0));
+  const size_t most = gpu::Info().max_pitch_bytes;
+  stream.Copy2D(values.data(), 16, values.data(), most, 4, 1);
+  Finish(stream);
+  ExpectTrue("Copy2D", "refuses a pitch that the copy engine does not have",
+             Throws([&] { stream.Copy2D(values.data(), 16, values.data(), most + 1, 4, 1); }, "invalid pitch"));
+}
+
 KVTIER_CHECK(fault_hang) {
+  alignas(4096) static uint8_t pages[4096];
   {
     gpu::Stream stream, other;
     gpu::Event behind, beside;
     DeviceArray<int32_t> values(Numbers(0)), more(Numbers(0));
+    gpu::Buffer spare(16, "spare");
+    gpu::RegisterHost(pages, sizeof pages);
     gpu::Inject(gpu::Fault::kHang);
     LaunchAdd(stream, values.data(), kCount, 1);
     behind.Record(stream);
@@ -192,10 +275,28 @@ KVTIER_CHECK(fault_hang) {
     LaunchAdd(other, more.data(), kCount, 1);
     beside.Record(other);
     ExpectTrue("Fault", "another stream goes on", beside.Wait(60 * kSecondUs));
-    other.Wait(behind);  // must not keep the destructors
+    other.Wait(behind);
     LaunchAdd(other, more.data(), kCount, 1);
+    std::atomic<int> given{0};
+    std::vector<std::thread> givers;
+    givers.emplace_back([&] {
+      gpu::Use(0);
+      { const gpu::Buffer freed(std::move(spare)); }
+      ++given;
+    });
+    givers.emplace_back([&] {
+      gpu::Use(0);
+      gpu::UnregisterHost(pages);
+      ++given;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ExpectTrue("Fault", "what gives memory back waits for a device that hangs", given == 0);
+    gpu::Abandon();
+    for (std::thread& giver : givers) giver.join();
+    ExpectTrue("Fault", "and for none that was abandoned", given == 2);
   }
   gpu::Inject(gpu::Fault::kNone);
+  gpu::UnregisterHost(pages);
 }
 
 KVTIER_CHECK(fault_illegal_access) {

@@ -30,7 +30,7 @@ inline uint64_t HashOf(const uint8_t* data, int64_t bytes) { return XXH3_64bits(
 class Mapping {
  public:
   explicit Mapping(size_t bytes) : bytes_(bytes) {
-    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data_ == MAP_FAILED) throw std::runtime_error("no memory");
   }
   ~Mapping() { munmap(data_, bytes_); }
@@ -41,7 +41,7 @@ class Mapping {
 
  private:
   void* data_;
-  size_t bytes_;
+  const size_t bytes_;
 };
 
 // A pool of `blocks` blocks with random content, and an arena with room for `slots` objects of them.
@@ -99,7 +99,10 @@ class Gate {
     });
     event.Record(stream_);
   }
-  ~Gate() { Open(); }
+  ~Gate() {
+    Open();
+    Finish(stream_);  // which uses the mutex
+  }
   void Open() {
     {
       const std::lock_guard lock(mutex_);

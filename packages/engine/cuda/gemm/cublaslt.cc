@@ -1,6 +1,7 @@
 #include "cublaslt.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <compare>
 #include <stdexcept>
@@ -35,6 +36,12 @@ const char* const kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12", "/usr/lo
 
 bool Aligned(const void* pointer, int64_t stride, int64_t element_bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % 256 == 0 && stride * element_bytes % 16 == 0;
+}
+
+// The file that a module came from.
+std::string FileOf(void* module, const std::string& name) {
+  link_map* map = nullptr;
+  return dlinfo(module, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr && map->l_name[0] != 0 ? map->l_name : name;
 }
 
 }  // namespace
@@ -122,6 +129,7 @@ std::unique_ptr<CublasLt> CublasLt::Load(const std::string& path, std::string* w
     *why = name + " has no " + missing;
     return nullptr;
   }
+  name = FileOf(library->module, name);
   // 13.1.0 is 130100; 12.8.4 is 120804.
   const size_t version = library->version();
   const std::string number = std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);

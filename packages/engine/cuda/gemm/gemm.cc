@@ -18,7 +18,10 @@ double TimeUs(Stream& stream, const Work& work) {
   from.Record(stream);
   work();
   to.Record(stream);
-  if (!to.Wait(kDeadlineUs)) throw std::runtime_error("GPU: a matrix product did not end within 60 s; restart the worker");
+  if (!to.Wait(kDeadlineUs)) {
+    gpu::Abandon();
+    throw std::runtime_error("GPU: a matrix product did not end within 60 s; restart the worker");
+  }
   return gpu::Event::ElapsedUs(from, to);
 }
 

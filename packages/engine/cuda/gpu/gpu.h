@@ -4,8 +4,11 @@
 //
 // Errors are std::runtime_error("GPU: what; where; how to mend it"). After an illegal access or a hung kernel every call of the
 // process fails with it (CUDA's sticky errors): the worker must end, its supervisor starts a new one.
-// Deadlines are microseconds from now. Between BeginCapture and EndCapture only copies, sets and launches are allowed. Freeing a
-// Buffer waits for the whole device on CUDA: after a hang, end the process without running destructors.
+// Deadlines are microseconds from now. Between BeginCapture and EndCapture only copies, sets and launches are allowed.
+//
+// The end of a Stream, Event or Graph does not wait for what was enqueued: WaitAtEnd does, where buffers follow that it uses.
+// Freeing a buffer and unregistering memory wait for the whole device on CUDA, for ever when a kernel hangs: whoever sees a
+// deadline pass calls Abandon first.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +30,7 @@ struct DeviceInfo {
   int multiprocessors;
   size_t total_bytes, free_bytes;
   size_t shared_bytes_per_block;  // with opt-in
+  size_t max_pitch_bytes;         // of Copy2D
   bool emulated;
 };
 
@@ -35,6 +39,11 @@ int DeviceCount(std::string* why);
 // Makes device `index` the current one of this thread and creates its context. Every thread that calls below needs it once.
 void Use(int index);
 DeviceInfo Info();
+
+// The device does not answer: from now on nothing is given back to it (free, unregister), so that no destructor waits for it.
+// The process has to end.
+void Abandon() noexcept;
+bool Abandoned() noexcept;
 
 // What a buffer consists of. `what` names the owner in the error when it does not fit.
 struct DeviceMemory {
@@ -95,7 +104,7 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   void Copy(void* target, const void* source, size_t bytes);  // any direction, by address
-  // `rows` pieces of `bytes`, at these distances.
+  // `rows` pieces of `bytes`, at these distances, each at most max_pitch_bytes.
   void Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows);
   void Set(void* target, uint8_t value, size_t bytes);
   void Wait(const Event& event);
@@ -114,6 +123,20 @@ class Stream {
 
  private:
   std::unique_ptr<Impl> impl_;
+};
+
+// Waits for a stream when it goes out of scope: declared after the buffers that the stream uses, it ends before them. Past the
+// deadline, or after an error of the device, the device is abandoned.
+class WaitAtEnd {
+ public:
+  WaitAtEnd(Stream& stream, int64_t deadline_us) : stream_(stream), deadline_us_(deadline_us) {}
+  ~WaitAtEnd();
+  WaitAtEnd(const WaitAtEnd&) = delete;
+  WaitAtEnd& operator=(const WaitAtEnd&) = delete;
+
+ private:
+  Stream& stream_;
+  const int64_t deadline_us_;
 };
 
 class Event {
@@ -185,7 +208,7 @@ void Launch(Stream& stream, const char* name, void (*kernel)(Params...), Dim gri
 
 #if defined(KVTIER_EMULATED)
 // Faults for tests of what stands above: the next operation of any stream hangs, fails as an illegal access would, or the
-// next allocation does not fit. kNone: as in a fresh process; streams that hang must be gone by then.
+// next allocation does not fit. kNone: as in a fresh process; what was enqueued and has not run is dropped.
 enum class Fault { kNone, kHang, kIllegalAccess, kOutOfMemory };
 void Inject(Fault fault);
 #endif

@@ -8,11 +8,14 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <unordered_map>
+
+#include "connections.h"
 
 namespace kvtier::gpu {
 namespace {
@@ -53,6 +56,7 @@ std::string Version(int version) { return std::to_string(version / 1000) + "." +
 
 // Indices of CUDA of the devices that are new enough.
 std::vector<int> Usable(std::string* why) {
+  AskForConnections();
   std::vector<int> usable;
   const auto because = [&](const std::string& text) {
     if (why != nullptr) *why = text;
@@ -116,7 +120,12 @@ SharedGrants& shared_grants() {
   return one;
 }
 
+std::atomic<bool> abandoned{false};
+
 }  // namespace
+
+void Abandon() noexcept { abandoned = true; }
+bool Abandoned() noexcept { return abandoned; }
 
 int DeviceCount(std::string* why) { return static_cast<int>(Usable(why).size()); }
 
@@ -138,7 +147,7 @@ DeviceInfo Info() {
   cudaDeviceProp properties;
   Require(cudaGetDeviceProperties(&properties, index), "device properties");
   DeviceInfo info{properties.name, 10 * properties.major + properties.minor, properties.multiProcessorCount, 0, 0,
-                  static_cast<size_t>(Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)), false};
+                  static_cast<size_t>(Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)), properties.memPitch, false};
   Require(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), "memory info");
   return info;
 }
@@ -149,7 +158,7 @@ void* DeviceMemory::Allocate(size_t bytes, const std::string& what) {
   return data;
 }
 void DeviceMemory::Free(void* data, size_t) noexcept {
-  if (cudaFree(data) != cudaSuccess) (void)cudaGetLastError();
+  if (!abandoned && cudaFree(data) != cudaSuccess) (void)cudaGetLastError();
 }
 
 void* PinnedMemory::Allocate(size_t bytes, const std::string& what) {
@@ -159,7 +168,7 @@ void* PinnedMemory::Allocate(size_t bytes, const std::string& what) {
   return data;
 }
 void PinnedMemory::Free(void* data, size_t) noexcept {
-  if (cudaFreeHost(data) != cudaSuccess) (void)cudaGetLastError();
+  if (!abandoned && cudaFreeHost(data) != cudaSuccess) (void)cudaGetLastError();
 }
 
 void RegisterHost(void* base, size_t bytes) {
@@ -167,7 +176,7 @@ void RegisterHost(void* base, size_t bytes) {
           "pinning " + std::to_string(bytes) + " bytes of host memory");
 }
 void UnregisterHost(void* base) noexcept {
-  if (cudaHostUnregister(base) != cudaSuccess) (void)cudaGetLastError();
+  if (!abandoned && cudaHostUnregister(base) != cudaSuccess) (void)cudaGetLastError();
 }
 void* DeviceView(void* host) {
   void* view = nullptr;
@@ -197,6 +206,15 @@ Stream::Stream(Priority priority) : impl_(std::make_unique<Impl>()) {
   Require(cudaStreamCreateWithPriority(&impl_->stream, cudaStreamNonBlocking, value), "a new stream");
 }
 Stream::~Stream() = default;
+
+WaitAtEnd::~WaitAtEnd() {
+  if (abandoned) return;
+  try {
+    if (!stream_.Synchronize(deadline_us_)) Abandon();
+  } catch (const std::exception&) {
+    Abandon();
+  }
+}
 
 void Stream::Copy(void* target, const void* source, size_t bytes) {
   Require(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, impl_->stream), "copy");

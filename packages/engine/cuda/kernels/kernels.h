@@ -140,8 +140,8 @@ void GatherPieces(Stream&, uint8_t* host, const uint8_t* pool, const int64_t* po
                   int64_t pieces, int64_t bytes, int multiprocessors);
 void ScatterPieces(Stream&, uint8_t* pool, const uint8_t* host, const int64_t* pool_offsets, const int64_t* host_offsets,
                    int64_t pieces, int64_t bytes, int multiprocessors);
-// XXH3-64 (seed 0) of each block of the pool as it lies in GPU memory, one thread block each: what arrived is what is hashed.
-// bytes > 240 and a multiple of 16.
-void HashBlocks(Stream&, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes);
+// XXH3-64 (seed 0) of each block of the pool as it lies in GPU memory, one thread block each, at most `grid` at a time: what
+// arrived is what is hashed. bytes > 240 and a multiple of 16.
+void HashBlocks(Stream&, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes, int grid = 16);
 
 }  // namespace kvtier::cuda

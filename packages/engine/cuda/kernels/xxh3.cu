@@ -13,8 +13,8 @@
 //   warps 1..8   | load r+1, reduce r, store sums r | barrier | load r+2, reduce r+1 ...
 //   warp 0       |                                  | barrier | chain the 32 KiB of round r ...
 //
-// One thread block per pool block, 32 KiB of it in flight. Bytes: each once. A few of them keep up with any bus, so the grid is
-// small and the rest of the GPU keeps computing.
+// One thread block per pool block, 32 KiB of it in flight. Bytes: each once. A few of them keep up with any bus: the caller says
+// how many, so that the rest of the GPU keeps computing.
 #include "../gpu/device.h"
 #include "kernels.h"
 
@@ -27,7 +27,6 @@ constexpr int kSumWarps = 8;
 constexpr int kWarpKib = 4;                         // per warp and round
 constexpr int kRoundKib = kSumWarps * kWarpKib;
 constexpr int kThreads = 32 * (1 + kSumWarps);
-constexpr int64_t kMaxGrid = 16;
 constexpr int64_t kStripeBytes = 64;
 constexpr int64_t kKibStripes = 16;
 
@@ -187,10 +186,9 @@ __global__ void __launch_bounds__(kThreads) HashKernel(uint64_t* sums, const uin
 
 }  // namespace
 
-void HashBlocks(Stream& stream, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes) {
+void HashBlocks(Stream& stream, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes, int grid) {
   if (blocks == 0) return;
-  const auto grid = static_cast<unsigned>(blocks < kMaxGrid ? blocks : kMaxGrid);
-  gpu::Launch(stream, "hash_blocks", HashKernel, {grid}, {kThreads}, 0, sums, pool, pool_offsets, blocks, bytes);
+  gpu::Launch(stream, "hash_blocks", HashKernel, {static_cast<unsigned>(blocks < grid ? blocks : grid)}, {kThreads}, 0, sums, pool, pool_offsets, blocks, bytes);
 }
 
 }  // namespace kvtier::cuda

@@ -136,7 +136,8 @@ DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, Numbe
   const uint64_t staging_bytes = std::min(kStagingBytes, places.count * bytes);
   std::vector<Staging> stagings;
   for (uint64_t i = 0; i < kStagings; ++i) stagings.push_back({gpu::PinnedBuffer(staging_bytes, "staging of weights"), gpu::Event()});
-  gpu::Stream stream;  // ends before the buffers that it copies from
+  gpu::Stream stream;
+  const gpu::WaitAtEnd ending(stream, kCopyDeadlineUs);  // before the buffers that it copies from
 
   size_t turn = 0;
   FirstError error;
@@ -152,6 +153,7 @@ DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, Numbe
     }
     Staging& staging = stagings[turn % kStagings];
     if (!staging.free.Wait(kCopyDeadlineUs)) {
+      gpu::Abandon();
       throw std::runtime_error("GPU: weights: a copy to the device did not end within 60 s; restart the worker");
     }
     uint8_t* memory = staging.memory.data();
@@ -167,6 +169,7 @@ DeviceWeights LoadDeviceWeights(const WeightPlan& plan, float norm_offset, Numbe
     first = last;
   }
   if (!stream.Synchronize(kCopyDeadlineUs)) {
+    gpu::Abandon();
     throw std::runtime_error("GPU: weights: a copy to the device did not end within 60 s; restart the worker");
   }
   weights.elapsed_us = ElapsedUs(started);
@@ -185,6 +188,7 @@ DeviceWeights RandomDeviceWeights(const Shape& shape, const WeightFeatures& feat
                static_cast<int64_t>(m.count), seed + m.target, m.scale, m.offset);
   }
   if (!stream.Synchronize(kCopyDeadlineUs)) {
+    gpu::Abandon();
     throw std::runtime_error("GPU: weights: random numbers were not made within 60 s; restart the worker");
   }
   weights.elapsed_us = ElapsedUs(started);

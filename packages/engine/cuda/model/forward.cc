@@ -52,9 +52,11 @@ Forward::Forward(const Shape& shape, const Limits& limits, const DeviceWeights& 
   float* target = staging.data<float>();
   for (const auto& rope : shape_.ropes) target = std::copy(rope.freqs.begin(), rope.freqs.end(), target);
   Stream stream;
+  const gpu::WaitAtEnd ending(stream, kUploadDeadlineUs);
   stream.Copy(freqs_.data(), staging.data(), freqs_.bytes());
   if (attention_.bytes() > 0) stream.Set(attention_.data(), 0, attention_.bytes());
   if (!stream.Synchronize(kUploadDeadlineUs)) {
+    gpu::Abandon();
     throw std::runtime_error("GPU: the device did not take its first copy within 60 s; restart the worker");
   }
 }

@@ -15,6 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kScratchBlocks = 1;
+constexpr int64_t kEndDeadlineUs = 5'000'000;  // nothing runs any more, unless the device hangs
 
 double ElapsedUs(Clock::time_point since) { return std::chrono::duration<double, std::micro>(Clock::now() - since).count(); }
 
@@ -55,6 +56,7 @@ DeviceWeights Load(const Shape& shape, const WeightPlan& plan, const Limits& lim
 // State of a device that hangs or has failed: kept for as long as the process lives, since the device may still use it.
 template <class T>
 void Abandon(std::unique_ptr<T> state) {
+  gpu::Abandon();
   static std::vector<T*>& abandoned = *new std::vector<T*>;
   abandoned.push_back(state.release());
 }
@@ -70,7 +72,7 @@ size_t StepBytes(const Shape& shape, const Limits& limits, const CudaOptions& op
          CublasLt::kWorkspaceBytes;
 }
 
-// All that is on the device. The stream comes last: it ends before what its kernels use is freed.
+// All that is on the device. The wait comes last: the stream has ended before what its kernels use is freed.
 struct CudaTransformer::State {
   State(const Shape& shape, DeviceWeights loaded, const Limits& limits, const CudaOptions& options)
       : weights(std::move(loaded)),
@@ -85,7 +87,9 @@ struct CudaTransformer::State {
   Forward forward;
   gpu::PinnedBuffer token_ids;
   std::map<int64_t, gpu::Graph> graphs;  // by padded number of sequences
+  gpu::PinnedBuffer logits;              // as much as was ever asked for
   Stream stream{Stream::Priority::kHigh};
+  gpu::WaitAtEnd ending{stream, kEndDeadlineUs};
 
   // One query per sequence. A size that comes for the first time runs as it is, so that all its kernels are loaded, and is
   // captured behind that.
@@ -137,6 +141,11 @@ CudaTransformer::CudaTransformer(Shape shape, DeviceWeights weights, const Limit
 }
 
 CudaTransformer::~CudaTransformer() {
+  try {
+    gpu::Use(options_.device);  // whose thread this is, nobody knows
+  } catch (const std::exception&) {
+    broken_ = true;
+  }
   if (broken_) Abandon(std::move(state_));
 }
 
@@ -171,15 +180,16 @@ StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_laye
     if (step.sample[static_cast<size_t>(i)] != 0) sampled.emplace_back(i, decodes ? i : row++);
   }
   StepResult result;
-  gpu::PinnedBuffer logits;
   const size_t vocab = static_cast<size_t>(shape_.vocab);
   if (step.want_logits && !sampled.empty()) {
-    logits = gpu::PinnedBuffer(sampled.size() * vocab * sizeof(float), "logits");
+    const size_t bytes = sampled.size() * vocab * sizeof(float);
+    if (state.logits.bytes() < bytes) state.logits = gpu::PinnedBuffer(bytes, "logits");
     for (size_t i = 0; i < sampled.size(); ++i) {
-      stream.Copy(logits.data<float>() + i * vocab, state.forward.logits() + static_cast<size_t>(sampled[i].second) * vocab, vocab * sizeof(float));
+      stream.Copy(state.logits.data<float>() + i * vocab, state.forward.logits() + static_cast<size_t>(sampled[i].second) * vocab, vocab * sizeof(float));
     }
   }
   if (!stream.Synchronize(options_.step_deadline_us)) {
+    gpu::Abandon();
     throw std::runtime_error("GPU: a step of " + std::to_string(step.token_ids.size()) + " tokens did not end within " +
                              std::to_string(options_.step_deadline_us / 1000) + " ms; restart the worker");
   }
@@ -190,7 +200,7 @@ StepResult CudaTransformer::Run(const Step& step, const BeforeLayer& before_laye
     const auto i = static_cast<size_t>(sequence);
     result.token_ids[i] = Drawn(step, i, state.token_ids.data<int32_t>()[row]);
   }
-  if (logits.bytes() > 0) result.logits.assign(logits.data<float>(), logits.data<float>() + sampled.size() * vocab);
+  if (step.want_logits) result.logits.assign(state.logits.data<float>(), state.logits.data<float>() + sampled.size() * vocab);
   result.elapsed_us = ElapsedUs(start);
   return result;
 }

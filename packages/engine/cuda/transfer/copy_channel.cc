@@ -12,22 +12,32 @@ constexpr int64_t kMergeBelowBytes = 1 << 20;  // a copy of its own costs nothin
 constexpr int64_t kVectorBytes = 16;           // of the kernels
 // A stream takes about a thousand operations before it makes its caller wait, without a deadline.
 constexpr int64_t kMaxLayeredCopies = 512;
+// Thread blocks that compute checksums: a few keep up with any bus and leave the GPU to the model; when a step waits for them,
+// as many as run at the same time.
+constexpr int kHashBlocksBeside = 16, kHashBlocksEach = 4;
+
+}  // namespace
 
 gpu::Stream::Priority PriorityOf(Direction direction) {
   // A request waits for an import; nobody waits for an export.
   return direction == Direction::kImport ? gpu::Stream::Priority::kHigh : gpu::Stream::Priority::kLow;
 }
 
-}  // namespace
-
 CopyBatch::CopyBatch(int64_t capacity)
     : capacity(capacity),
       places(static_cast<size_t>(2 * 8 * capacity), "copies: places of blocks"),
       sums(static_cast<size_t>(8 * capacity), "copies: checksums"),
-      device_places(places.bytes(), "copies: places of blocks") {}
+      device_places(places.bytes(), "copies: places of blocks"),
+      hashed_places(static_cast<size_t>(8 * capacity), "copies: places of blocks") {}
 
-CopyChannel::CopyChannel(Direction direction, const KvBlocks& kv, int64_t capacity, int batches, const PathChoice& paths)
-    : direction_(direction), kv_(kv), paths_(paths), copy_(PriorityOf(direction)), hash_(PriorityOf(direction)) {
+CopyChannel::CopyChannel(Direction direction, const KvBlocks& kv, int64_t capacity, int batches, const PathChoice& paths, gpu::Stream* hash)
+    : direction_(direction),
+      kv_(kv),
+      paths_(paths),
+      max_pitch_bytes_(static_cast<int64_t>(gpu::Info().max_pitch_bytes)),
+      multiprocessors_(gpu::Info().multiprocessors),
+      copy_(PriorityOf(direction)),
+      hash_(hash) {
   for (int i = 0; i < batches; ++i) batches_.emplace_back(capacity);
 }
 
@@ -51,7 +61,7 @@ void CopyChannel::CopyPieces(const CopyBatch& batch, const HostSide& host, int64
   std::vector<int64_t> slots(batch.host_offsets().begin(), batch.host_offsets().end());
   for (int64_t& offset : pool) offset += skip;
   for (int64_t& offset : slots) offset += skip;
-  for (const Run& run : PlanRuns(pool, slots, bytes, host.chunk_bytes, kMergeBelowBytes)) {
+  for (const Run& run : PlanRuns(pool, slots, bytes, {host.chunk_bytes, kMergeBelowBytes, max_pitch_bytes_})) {
     uint8_t *block = kv_.pool + run.pool_offset, *slot = host.base + run.host_offset;
     const auto row = static_cast<size_t>(run.bytes), rows = static_cast<size_t>(run.rows);
     if (run.rows == 1) {
@@ -67,52 +77,49 @@ void CopyChannel::CopyPieces(const CopyBatch& batch, const HostSide& host, int64
   }
 }
 
-void CopyChannel::Hash(const CopyBatch& batch) {
+void CopyChannel::StartHash(CopyBatch& batch) {
+  const bool beside = direction_ == Direction::kExport;  // the copies' places may not be there yet
+  if (beside) hash_->Copy(batch.hashed_places.data(), batch.places.data(), static_cast<size_t>(batch.count) * sizeof(int64_t));
+  const int64_t* places = beside ? batch.hashed_places.data<int64_t>() : batch.device_pool_offsets();
   auto* sums = static_cast<uint64_t*>(gpu::DeviceView(batch.sums.data()));
-  HashBlocks(hash_, sums, kv_.pool, batch.device_pool_offsets(), batch.count, kv_.block_bytes);
+  const int grid = hash_ == nullptr ? kHashBlocksEach * multiprocessors_ : kHashBlocksBeside;
+  gpu::Stream& stream = hash_ == nullptr ? copy_ : *hash_;
+  HashBlocks(stream, sums, kv_.pool, places, batch.count, kv_.block_bytes, grid);
+  batch.hashed.Record(stream);
+  batch.hashing = true;
 }
 
 void CopyChannel::Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after) {
+  batch.hashing = false;
   if (after != nullptr) copy_.Wait(*after);
-  copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
   const bool by_kernel = ByKernel(host.view, batch.host_offsets(), kv_.block_bytes);
-  if (direction_ == Direction::kExport) {
-    batch.middle.Record(copy_);
-    hash_.Wait(batch.middle);
-    Hash(batch);
-    CopyPieces(batch, host, 0, kv_.block_bytes, by_kernel);
-    batch.middle.Record(hash_);
-    copy_.Wait(batch.middle);
-    batch.done.Record(copy_);
-  } else {
-    CopyPieces(batch, host, 0, kv_.block_bytes, by_kernel);
-    batch.middle.Record(copy_);
-    hash_.Wait(batch.middle);
-    Hash(batch);
-    batch.done.Record(hash_);
-  }
+  if (by_kernel || direction_ == Direction::kImport) copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
+  CopyPieces(batch, host, 0, kv_.block_bytes, by_kernel);
+  batch.copied.Record(copy_);
 }
 
 bool CopyChannel::TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const {
-  const int64_t bytes = kv_.block_bytes / layers;
+  const int64_t groups = (layers + kLayersTogether - 1) / kLayersTogether, bytes = kv_.block_bytes / layers * std::min(layers, kLayersTogether);
   if (ByKernel(host.view, batch.host_offsets(), bytes)) return true;
-  const auto runs = PlanRuns(batch.pool_offsets(), batch.host_offsets(), kv_.block_bytes, host.chunk_bytes, kv_.block_bytes + 1);
-  return layers * static_cast<int64_t>(runs.size()) <= kMaxLayeredCopies;
+  const auto runs =
+      PlanRuns(batch.pool_offsets(), batch.host_offsets(), kv_.block_bytes, {host.chunk_bytes, kv_.block_bytes + 1, max_pitch_bytes_});
+  return groups * static_cast<int64_t>(runs.size()) <= kMaxLayeredCopies;
 }
 
 void CopyChannel::IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after) {
-  const int64_t bytes = kv_.block_bytes / layers;
-  while (static_cast<int64_t>(layer_events_.size()) < layers) layer_events_.emplace_back();
+  batch.hashing = false;
+  const int64_t layer_bytes = kv_.block_bytes / layers;
+  const int64_t groups = (layers + kLayersTogether - 1) / kLayersTogether;
+  while (static_cast<int64_t>(layer_events_.size()) < groups) layer_events_.emplace_back();
   if (after != nullptr) copy_.Wait(*after);
   copy_.Copy(batch.device_places.data(), batch.places.data(), batch.places.bytes());
-  const bool by_kernel = ByKernel(host.view, batch.host_offsets(), bytes);
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    CopyPieces(batch, host, layer * bytes, bytes, by_kernel);
-    layer_events_[static_cast<size_t>(layer)].Record(copy_);
+  for (int64_t first = 0; first < layers; first += kLayersTogether) {
+    const int64_t bytes = std::min(kLayersTogether, layers - first) * layer_bytes;
+    CopyPieces(batch, host, first * layer_bytes, bytes, ByKernel(host.view, batch.host_offsets(), bytes));
+    layer_events_[static_cast<size_t>(first / kLayersTogether)].Record(copy_);
   }
-  hash_.Wait(layer_events_[static_cast<size_t>(layers - 1)]);
-  Hash(batch);
-  batch.done.Record(hash_);
+  batch.copied.Record(copy_);
+  StartHash(batch);
 }
 
 }  // namespace kvtier::cuda

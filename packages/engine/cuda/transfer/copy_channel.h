@@ -1,13 +1,16 @@
-// One call's means of transport: two streams, and a ring of batches so that the bus never waits for the CPU. A batch's copies
-// and its checksums run beside each other (export: both only read the block) or a step apart (import: a batch is hashed while
-// the next one arrives):
+// One call's means of transport: a stream of copies, and a ring of batches so that the bus never waits for the CPU. Checksums
+// are computed on a stream that all channels of a direction share. Export: beside the copies, as both only read the block.
+// Import: a step behind, while the next batch arrives; the CPU starts them when the copies have ended.
 //
-//   export   copy  | places | pieces 0 ───────▶ | places | pieces 1 ───────▶
-//            hash           | sums 0 ▶                   | sums 1 ▶               done = both
-//   import   copy  | places | pieces 0 ───────▶ | places | pieces 1 ───────▶
-//            hash                               | sums 0 ▶                 | sums 1 ▶   done = sums
+//   export   copy  | pieces 0 ───────▶ | pieces 1 ───────▶
+//            hash  | sums 0 ▶ | sums 1 ▶
+//   import   copy  | pieces 0 ───────▶ | pieces 1 ───────▶
+//            hash                      | sums 0 ▶          | sums 1 ▶
 //
-// Invariant: what a batch owns (places, sums, stage) is not touched by the CPU between Issue and the firing of `done`.
+// So no stream waits for another one: what holds up one call (a copy that hangs) holds up neither the other calls nor, where
+// streams share a hardware queue, the model's steps.
+//
+// Invariant: what a batch owns (places, sums, stage) is not touched by the CPU between Issue and the firing of both its events.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -19,6 +22,7 @@
 namespace kvtier::cuda {
 
 enum class Direction { kExport, kImport };
+gpu::Stream::Priority PriorityOf(Direction direction);
 
 struct KvBlocks {
   uint8_t* pool;  // device
@@ -39,41 +43,53 @@ struct CopyBatch {
   std::span<int64_t> host_offsets() const { return {places.data<int64_t>() + capacity, static_cast<size_t>(count)}; }
   const int64_t* device_pool_offsets() const { return device_places.data<int64_t>(); }
   const int64_t* device_host_offsets() const { return device_places.data<int64_t>() + capacity; }
+  // Asked, not waited for.
+  bool Done() const { return copied.Done() && hashed.Done(); }
 
   int64_t capacity, first = 0, count = 0;  // `count` blocks of the call, from its block `first` on
   gpu::PinnedBuffer places, sums, stage;   // stage: only where the arena is not pinned
-  gpu::Buffer device_places;
-  gpu::Event middle, done;
+  gpu::Buffer device_places, hashed_places;  // for the copies, and for the checksums of an export
+  gpu::Event copied, hashed;
+  bool hashing = false;  // StartHash was called since Issue
 };
 
 class CopyChannel {
  public:
-  CopyChannel(Direction direction, const KvBlocks& kv, int64_t capacity, int batches, const PathChoice& paths);
+  // `hash`: the direction's stream of checksums; null: they are computed behind the copies, by all of the GPU.
+  CopyChannel(Direction direction, const KvBlocks& kv, int64_t capacity, int batches, const PathChoice& paths, gpu::Stream* hash);
 
   Direction direction() const { return direction_; }
   std::vector<CopyBatch>& batches() { return batches_; }
   CopyBatch& batch(int64_t index) { return batches_[static_cast<size_t>(index) % batches_.size()]; }
   int64_t capacity() const { return batches_[0].capacity; }
 
-  // Enqueues the batch, whose places are filled in. Starts after `after` has fired, if given.
+  // Enqueues the batch's copies, whose places are filled in. They start after `after` has fired, if given.
   void Issue(CopyBatch& batch, const HostSide& host, const gpu::Event* after);
-  // Import only: one layer's slice of all blocks after the other; layer_events[l] fires when layer l is there.
+  // Enqueues its checksums. Export: what is to be exported is in the pool. Import: `copied` has fired.
+  void StartHash(CopyBatch& batch);
+  // Import only, copies and checksums: a few layers' slice of all blocks after the other.
   void IssueByLayer(CopyBatch& batch, const HostSide& host, int64_t layers, const gpu::Event* after);
   // Whether pieces of `bytes` at these places go by the kernel. view: of the host's memory, null where kernels do not reach it.
   bool ByKernel(const uint8_t* view, std::span<const int64_t> host_offsets, int64_t bytes) const;
   // False where slices would have to go one by one, too many for a stream to take: then import whole blocks.
   bool TakesLayers(const CopyBatch& batch, const HostSide& host, int64_t layers) const;
-  std::vector<gpu::Event>& layer_events() { return layer_events_; }
+  // Fires when that layer is there, and a few after it.
+  const gpu::Event& LayerEvent(int64_t layer) const { return layer_events_[static_cast<size_t>(layer / kLayersTogether)]; }
+  // Whether it is the first one of its event.
+  static bool BeginsLayers(int64_t layer) { return layer % kLayersTogether == 0; }
 
  private:
   // The same bytes of every block: [skip, skip + bytes).
   void CopyPieces(const CopyBatch& batch, const HostSide& host, int64_t skip, int64_t bytes, bool by_kernel);
-  void Hash(const CopyBatch& batch);
+  static constexpr int64_t kLayersTogether = 4;  // larger pieces, and a fourth of the operations
 
   const Direction direction_;
   const KvBlocks kv_;
   const PathChoice paths_;
-  gpu::Stream copy_, hash_;
+  const int64_t max_pitch_bytes_;
+  const int multiprocessors_;
+  gpu::Stream copy_;
+  gpu::Stream* const hash_;
   std::vector<CopyBatch> batches_;
   std::vector<gpu::Event> layer_events_;
 };

@@ -1,5 +1,5 @@
-// Import in the order in which the model needs it: layer 0 of all blocks, then layer 1, so that the step starts when the first
-// layer is there instead of the last. The price: nothing is verified before all has arrived. A step that ran on it is thrown
+// Import in the order in which the model needs it: the first layers of all blocks, then the next ones, so that the step starts when the first
+// ones are there instead of the last. The price: nothing is verified before all has arrived. A step that ran on it is thrown
 // away when a block turns out bad, so that nobody ever sees its tokens.
 #include <algorithm>
 #include <stdexcept>
@@ -50,7 +50,7 @@ std::unique_ptr<LayeredImport> Transfers::ImportByLayer(int arena, std::span<con
 }
 
 void LayeredImport::BeforeLayer(int64_t layer, gpu::Stream& stream) {
-  if (hold_.channel) stream.Wait(hold_.channel->layer_events()[static_cast<size_t>(layer)]);
+  if (hold_.channel && CopyChannel::BeginsLayers(layer)) stream.Wait(hold_.channel->LayerEvent(layer));
 }
 
 const TransferResult& LayeredImport::Finish() {
@@ -59,7 +59,7 @@ const TransferResult& LayeredImport::Finish() {
   CopyBatch& batch = hold_.channel->batch(0);
   bool done = false;
   try {
-    done = batch.done.Wait(transfers_.options_.deadline_us);
+    done = batch.hashed.Wait(transfers_.options_.deadline_us);  // behind the copies
   } catch (...) {
     transfers_.Seclude(std::move(hold_), block_ids_, offsets_, true, result_);
     result_.outcome = Outcome::kTimedOut;

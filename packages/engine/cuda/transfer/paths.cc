@@ -58,7 +58,10 @@ struct Trial {
         ScatterPieces(stream, device.data(), view, pool_offsets, pool_offsets + pieces, pieces, bytes, multiprocessors);
       }
       to.Record(stream);
-      if (!to.Wait(kDeadlineUs)) throw std::runtime_error("GPU: a copy did not end while the bus was measured; reset the device");
+      if (!to.Wait(kDeadlineUs)) {
+        gpu::Abandon();
+        throw std::runtime_error("GPU: a copy did not end while the bus was measured; reset the device");
+      }
       best_us = std::min(best_us, gpu::Event::ElapsedUs(from, to));
     }
     return static_cast<double>(pieces * bytes) / std::max(best_us, 1.0) * 1e6;

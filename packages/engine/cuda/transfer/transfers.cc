@@ -39,11 +39,13 @@ Transfers::Transfers(const KvBlocks& kv, const TransferOptions& options) : kv_(k
   if (paths_.threshold_bytes == 0) paths_ = gpu::Info().emulated ? PathChoice{} : MeasurePaths(kMeasuredBytes);
   const int64_t capacity = std::clamp<int64_t>(options.batch_bytes / kv.block_bytes, 1, kMaxBatchBlocks);
   for (Direction direction : {Direction::kExport, Direction::kImport}) {
+    auto& hash = hash_[direction == Direction::kExport ? 0 : 1];
+    hash = std::make_unique<gpu::Stream>(PriorityOf(direction));
     for (int i = 0; i < options.channels; ++i) {
-      IdleChannels(direction).push_back(std::make_unique<CopyChannel>(direction, kv, capacity, options.batches, paths_));
+      IdleChannels(direction).push_back(std::make_unique<CopyChannel>(direction, kv, capacity, options.batches, paths_, hash.get()));
     }
   }
-  idle_layered_.push_back(std::make_unique<CopyChannel>(Direction::kImport, kv, options.layered_blocks, 1, paths_));
+  idle_layered_.push_back(std::make_unique<CopyChannel>(Direction::kImport, kv, options.layered_blocks, 1, paths_, nullptr));
 }
 
 Transfers::~Transfers() {
@@ -52,8 +54,9 @@ Transfers::~Transfers() {
     gpu::Use(options_.device);
     SettleLocked();
   } catch (const std::exception&) {
-    // The device is lost: nothing can be given back to it.
+    gpu::Abandon();  // nothing can be given back to it
   }
+  if (!quarantine_.empty()) gpu::Abandon();
   for (auto& [ticket, quarantine] : quarantine_) {
     AbandonedChannels().push_back(std::move(quarantine.channel));
     Arena& arena = arenas_.at(quarantine.arena);
@@ -179,11 +182,12 @@ void Transfers::Run(Hold& hold, const Call& call, const Deliver& deliver, Transf
       }
       issued += batch.count;  // before: what is half enqueued when something throws is in flight, too
       channel.Issue(batch, host, next == 0 ? call.after : nullptr);
+      if (is_export && (call.after == nullptr || call.after->Done())) channel.StartHash(batch);
       ++next;
       continue;
     }
     CopyBatch& batch = channel.batch(oldest++);
-    if (!batch.done.Wait(options_.deadline_us)) {
+    if (!Await(channel, batch, call)) {
       result.outcome = Outcome::kTimedOut;
       return;
     }
@@ -191,6 +195,19 @@ void Transfers::Run(Hold& hold, const Call& call, const Deliver& deliver, Transf
     deliver(batch.first, {batch.sums.data<uint64_t>(), static_cast<size_t>(batch.count)});
     result.blocks += batch.count;
   }
+}
+
+// Until both of the batch's events have fired; what is not hashed yet is, as soon as it can be. False past the deadline.
+bool Transfers::Await(CopyChannel& channel, CopyBatch& batch, const Call& call) const {
+  const auto deadline = Clock::now() + std::chrono::microseconds(options_.deadline_us);
+  const auto wait = [&](const gpu::Event& event) {
+    return event.Wait(std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count()));
+  };
+  if (!batch.hashing) {
+    if (!wait(call.direction == Direction::kExport ? *call.after : batch.copied)) return false;
+    channel.StartHash(batch);
+  }
+  return wait(batch.hashed) && wait(batch.copied);
 }
 
 void Transfers::Fill(CopyBatch& batch, const Call& call, int64_t first, int64_t count) const {
@@ -291,7 +308,7 @@ void Transfers::SettleLocked() {
   for (auto at = quarantine_.begin(); at != quarantine_.end();) {
     Quarantine& quarantine = at->second;
     const auto& batches = quarantine.channel->batches();
-    if (quarantine.for_ever || !std::ranges::all_of(batches, [](const CopyBatch& batch) { return batch.done.Done(); })) {
+    if (quarantine.for_ever || !std::ranges::all_of(batches, [](const CopyBatch& batch) { return batch.Done(); })) {
       ++at;
       continue;
     }

@@ -2,10 +2,10 @@
 // may wait: each call returns when its copies have ended, or have missed their deadline. Any number of calls may run at the
 // same time, on registered arenas; a few of them per direction are on the bus, the others wait their turn.
 //
-//   call ─▶ channel (two streams) ─▶ batches: copy | hash ─▶ event ─▶ checksums compared or handed out
+//   call ─▶ channel (a stream) ─▶ batches: copy | hash ─▶ events ─▶ checksums compared or handed out
 //               │ deadline passes
 //               ▼
-//           quarantine: the channel, the blocks and the slots, until the event fires
+//           quarantine: the channel, the blocks and the slots, until the events fire
 //
 // Checksums are computed by the GPU on the bytes that lie in its memory: of the source before nobody can change it (export), of
 // what arrived (import). The CPU reads no payload, except where an arena could not be pinned.
@@ -141,6 +141,7 @@ class Transfers {
   bool IsQuarantinedLocked(const Call& call) const;
   TransferResult Move(const Call& call, const Deliver& deliver);
   void Run(Hold& hold, const Call& call, const Deliver& deliver, TransferResult& result, int64_t& issued);
+  bool Await(CopyChannel& channel, CopyBatch& batch, const Call& call) const;
   void Fill(CopyBatch& batch, const Call& call, int64_t first, int64_t count) const;
   void ReserveStage(CopyBatch& batch) const;
   HostSide Stage(CopyBatch& batch) const;
@@ -149,6 +150,7 @@ class Transfers {
   const KvBlocks kv_;
   const TransferOptions options_;
   PathChoice paths_;
+  std::unique_ptr<gpu::Stream> hash_[2];  // by direction, for all its channels
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int, Arena> arenas_;
@@ -167,7 +169,7 @@ class LayeredImport {
   LayeredImport(const LayeredImport&) = delete;
   LayeredImport& operator=(const LayeredImport&) = delete;
 
-  // What is enqueued on `stream` from now on runs after layer `layer` of all blocks is there. The checksums are not known
+  // What is enqueued on `stream` from now on runs after layer `layer` of all blocks is there; called for each layer in order. The checksums are not known
   // yet: what is computed from the blocks counts only if Finish finds them good.
   void BeforeLayer(int64_t layer, gpu::Stream& stream);
   // Waits for the end, and says of each block whether it is good. The result stays the same when called again.

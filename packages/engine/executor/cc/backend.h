@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,13 @@ struct CopyJob {
   std::vector<uint8_t> good;   // import: 1 where it was found; empty, of an import with a step: it did not take place
 };
 
+// What became of an arena's memory on its way to a device.
+struct ArenaPin {
+  bool pinned;
+  double seconds;
+  std::string refusal;  // why it is not pinned
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -55,6 +63,9 @@ class Backend {
   // An arena was mapped, and will be unmapped once no copy uses it any more. Neither blocks.
   virtual void Attached(int number, const std::shared_ptr<Arena>& arena) = 0;
   virtual void Detached(int number) = 0;
+
+  // Waits until it is known. None: nothing is pinned here.
+  virtual std::optional<ArenaPin> Pinned(int) { return std::nullopt; }
 
   // The executor is being closed: no copy waits for a device that does not answer any more.
   virtual void Closing() = 0;

@@ -179,6 +179,24 @@ Napi::Value ImportBlocks(const Napi::CallbackInfo& info) {
       [job](Napi::Env env) { return NewArray<Napi::Uint8Array>(env, job->good); });
 }
 
+Napi::Value Pinned(const Napi::CallbackInfo& info) {
+  auto instance = Get(info);
+  const int number = info[1].ToNumber().Int32Value();
+  if (!instance->arenas.contains(number)) throw Napi::Error::New(info.Env(), "pinned: no such arena is attached");
+  auto report = std::make_shared<std::optional<ArenaPin>>();
+  return instance->RunCopies(
+      info.Env(), Instance::Direction::kExport, 1,
+      [backend = instance->backend.get(), number, report](size_t) { *report = backend->Pinned(number); },
+      [report](Napi::Env env) -> Napi::Value {
+        if (!report->has_value()) return env.Null();
+        auto answer = Napi::Object::New(env);
+        answer.Set("pinned", (*report)->pinned);
+        answer.Set("seconds", (*report)->seconds);
+        answer.Set("refusal", (*report)->refusal);
+        return answer;
+      });
+}
+
 Napi::Value Describe(const Napi::CallbackInfo& info) { return Napi::String::New(info.Env(), Get(info)->backend->Describe()); }
 
 Napi::Value Close(const Napi::CallbackInfo& info) {
@@ -218,6 +236,7 @@ void RegisterExecutor(Napi::Env env, Napi::Object exports) {
   exports.Set("exportBlocks", Napi::Function::New(env, WithArrays<ExportBlocks, napi_int32_array, napi_float64_array>));
   exports.Set("importBlocks",
               Napi::Function::New(env, WithArrays<ImportBlocks, napi_int32_array, napi_float64_array, napi_biguint64_array>));
+  exports.Set("pinned", Napi::Function::New(env, WithArrays<Pinned>));
   exports.Set("describe", Napi::Function::New(env, Describe));
   exports.Set("close", Napi::Function::New(env, Close));
 }

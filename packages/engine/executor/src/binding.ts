@@ -8,7 +8,7 @@ import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { InvariantError, KvError } from '@kvtier/errors';
 import type { ModelShape, Rope, WeightPlan } from '@kvtier/model';
-import type { Step, StepResult } from './executor.ts';
+import type { ArenaPin, Step, StepResult } from './executor.ts';
 
 /** An open executor. Opaque. */
 export type ExecutorHandle = { readonly __executor: never };
@@ -100,6 +100,8 @@ export interface ExecutorBinding {
     offsets: Float64Array,
     checksums: BigUint64Array,
   ): Promise<Uint8Array>;
+  /** Once an arena is pinned for the device or was refused; null where nothing is pinned. */
+  pinned(executor: ExecutorHandle, arena: number): Promise<Omit<ArenaPin, 'bytes'> | null>;
   /** One line of JSON: what runs the model, and what the start took. */
   describe(executor: ExecutorHandle): string;
   /** Ends its threads, frees its memory. Blocks until a step in flight has ended: await that first. */

@@ -79,6 +79,7 @@ async function openExecutor(options: ExecutorOptions, backend: Backend, folder: 
     kv,
     blockCount,
     modelDigest: computedAs(digest, backend),
+    onPinned: options.onPinned,
   });
 }
 

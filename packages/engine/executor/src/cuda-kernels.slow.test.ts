@@ -22,10 +22,14 @@ const runFile = promisify(execFile);
 const deadlineMs = 600_000; // about 40 s of CPU when all is quiet; on a busy machine it may wait long for its turn
 
 /** What one of the programs compares; `names`: only checks whose name contains one of these. */
-async function run(name: string, names: readonly string[] = []): Promise<Line[]> {
+async function run(name: string, names: readonly string[] = [], env: NodeJS.ProcessEnv = {}): Promise<Line[]> {
   const program = fileURLToPath(new URL(`../../../../build/cuda-emulated/${name}`, import.meta.url));
   try {
-    const { stdout } = await runFile(program, [...names], { timeout: deadlineMs, maxBuffer: 16 << 20 });
+    const { stdout } = await runFile(program, [...names], {
+      timeout: deadlineMs,
+      maxBuffer: 16 << 20,
+      env: { ...process.env, ...env },
+    });
     return parse(stdout);
   } catch (error) {
     const { stdout = '', stderr = '', message } = error as { stdout?: string; stderr?: string; message: string };
@@ -76,6 +80,19 @@ it(
     expect([...new Set(lines.map((line) => line.kernel))].sort()).toEqual(
       ['Buffer', 'Copy', 'Copy2D', 'Event', 'Fault', 'Graph', 'Launch', 'RegisterHost', 'Set', 'Stream'].sort(),
     );
+  },
+  deadlineMs,
+);
+
+it(
+  'streams that wait hold up the others where they have to share eight queues, and not where the runtime asks for more',
+  async () => {
+    const name = 'streams_beside_waiting_ones';
+    const lines = [
+      await run('runtime_check', [name], { CUDA_DEVICE_MAX_CONNECTIONS: '8' }),
+      await run('runtime_check', [name]),
+    ];
+    expect(lines.map((of) => of.map(({ ok }) => ok))).toEqual([[false], [true]]);
   },
   deadlineMs,
 );

@@ -80,6 +80,8 @@ export interface ExecutorOptions {
   readonly maxStepSequences: number;
   /** Called while the folder is read, to read what else is needed of it: it is of the same model, or nothing is opened. */
   readonly alongside?: (model: ModelShape) => void;
+  /** Of each arena, once, when it is pinned for the GPU or is not. */
+  readonly onPinned?: (pin: ArenaPin) => void;
 }
 
 export interface BlockBudget {
@@ -147,6 +149,16 @@ export interface StepResult {
   readonly imported?: Uint8Array | null;
 }
 
+/** What became of an arena's memory on its way to a GPU. */
+export interface ArenaPin {
+  readonly bytes: number;
+  readonly pinned: boolean;
+  /** What it took. */
+  readonly seconds: number;
+  /** Why it is not pinned; empty when it is. */
+  readonly refusal: string;
+}
+
 export interface Executor {
   readonly backend: 'cpu' | 'cuda';
   readonly model: ModelShape;
@@ -178,6 +190,9 @@ export interface Executor {
     offsets: Float64Array,
     checksums: BigUint64Array,
   ): Promise<Uint8Array>;
+
+  /** Of a GPU: the arenas that are attached, once it is known. */
+  readonly arenaPins?: readonly ArenaPin[];
 
   /** What runs it and what the start took, for the log. */
   describe?(): Readonly<Record<string, unknown>>;

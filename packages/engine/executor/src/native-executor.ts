@@ -2,10 +2,12 @@
 import { InvariantError, invariant } from '@kvtier/errors';
 import type { ModelShape } from '@kvtier/model';
 import { type ExecutorBinding, type ExecutorHandle, translate } from './binding.ts';
-import type { Executor, KvLayout, Step, StepResult } from './executor.ts';
+import type { ArenaPin, Executor, ExecutorOptions, KvLayout, Step, StepResult } from './executor.ts';
 
 /** What is known once a model is open. */
-export type ExecutorFacts = Pick<Executor, 'backend' | 'model' | 'kv' | 'blockCount' | 'modelDigest'>;
+export type ExecutorFacts = Pick<Executor, 'backend' | 'model' | 'kv' | 'blockCount' | 'modelDigest'> & {
+  readonly onPinned: ExecutorOptions['onPinned'] | undefined;
+};
 
 export class NativeExecutor implements Executor {
   readonly backend: 'cpu' | 'cuda';
@@ -19,9 +21,11 @@ export class NativeExecutor implements Executor {
   #step: Promise<unknown> = Promise.resolve();
   /** Copies in flight per arena; an arena that is being detached takes no new ones. */
   readonly #copies = new Map<number, Set<Promise<unknown>>>();
+  readonly #pins = new Map<number, ArenaPin>();
+  readonly #onPinned: ExecutorOptions['onPinned'] | undefined;
 
   constructor(native: ExecutorBinding, handle: ExecutorHandle, facts: ExecutorFacts) {
-    const { backend, model, kv, blockCount, modelDigest } = facts;
+    const { backend, model, kv, blockCount, modelDigest, onPinned } = facts;
     this.#native = native;
     this.#handle = handle;
     this.backend = backend;
@@ -29,10 +33,15 @@ export class NativeExecutor implements Executor {
     this.kv = kv;
     this.blockCount = blockCount;
     this.modelDigest = modelDigest;
+    this.#onPinned = onPinned;
   }
 
   get importsByLayer(): boolean {
     return this.backend === 'cuda';
+  }
+
+  get arenaPins(): readonly ArenaPin[] {
+    return [...this.#pins.values()];
   }
 
   async execute(step: Step): Promise<StepResult> {
@@ -49,6 +58,7 @@ export class NativeExecutor implements Executor {
     try {
       const arena = this.#native.attachArena(this.#handle, path, bytes, id);
       this.#copies.set(arena, new Set());
+      if (this.backend === 'cuda') void this.#awaitPin(arena, bytes);
       return arena;
     } catch (error) {
       throw translate(error);
@@ -59,6 +69,7 @@ export class NativeExecutor implements Executor {
     const copies = this.#copies.get(arena);
     if (!copies) throw new InvariantError(`executor: arena ${arena} is not attached`);
     this.#copies.delete(arena);
+    this.#pins.delete(arena);
     await Promise.allSettled(copies);
     if (!this.#closed) this.#native.detachArena(this.#handle, arena);
   }
@@ -86,6 +97,15 @@ export class NativeExecutor implements Executor {
     await Promise.allSettled([this.#step, ...[...this.#copies.values()].flatMap((copies) => [...copies])]);
     this.#copies.clear();
     this.#native.close(this.#handle);
+  }
+
+  /** A device that fails meanwhile is told of by what uses it. */
+  async #awaitPin(arena: number, bytes: number): Promise<void> {
+    const found = await this.#native.pinned(this.#handle, arena).catch(() => null);
+    if (!found || !this.#copies.has(arena)) return;
+    const pin = { bytes, ...found };
+    this.#pins.set(arena, pin);
+    this.#onPinned?.(pin);
   }
 
   async #copy<T>(arena: number, start: () => Promise<T>): Promise<T> {

@@ -136,8 +136,17 @@ export class EngineLoad {
       return;
     }
     // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
-    const decoding = decodes === 0 ? 0 : this.#line.start + this.#line.slope * decodes;
+    const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
     this.#prefill.add(prefillTokens, Math.max(seconds - decoding, seconds / 4));
+  }
+
+  /** Of a step in which so many requests decode, and nothing else is done; 0: not measured. */
+  decodingS(requests: number): number {
+    return this.#line.start + this.#line.slope * requests;
+  }
+
+  get prefillTokensPerS(): number {
+    return this.#prefill.perS;
   }
 
   /** A request ended, and so many blocks are free again. */

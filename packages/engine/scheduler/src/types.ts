@@ -26,6 +26,8 @@ export interface GenerateRequest {
   readonly prefillOnly?: PrefillOnlyParams | undefined;
   /** Another worker computes the prompt's first blocks: wait for them, and compute the rest. */
   readonly handOff?: HandOffParams | undefined;
+  /** The most that should be between two tokens of its answer (pacing.ts); undefined or 0: nothing is asked for. */
+  readonly betweenMs?: number | undefined;
 }
 
 export interface PrefillOnlyParams {

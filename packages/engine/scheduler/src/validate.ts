@@ -41,6 +41,9 @@ export function checkRequest(params: GenerateRequest, bounds: RequestBounds): vo
     checkWait('stallMs', handOff.stallMs);
     checkWait('deadlineMs', handOff.deadlineMs);
   }
+  const { betweenMs = 0 } = params;
+  if (!(betweenMs >= 0 && betweenMs <= longestWaitMs))
+    refuse(`betweenMs is ${betweenMs}; use 0 (off) to ${longestWaitMs} ms`);
   if (!Number.isFinite(temperature) || temperature < 0) refuse(`temperature is ${temperature}; use 0 or more`);
   if (!Number.isInteger(topK) || topK < 0) refuse(`topK is ${topK}; use 0 (off) or a whole number`);
   if (!(topP > 0 && topP <= 1)) refuse(`topP is ${topP}; use a number above 0, at most 1 (off)`);

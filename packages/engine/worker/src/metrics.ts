@@ -4,6 +4,7 @@
  */
 
 import type { KvEventPublisher } from '@kvtier/events';
+import type { Executor } from '@kvtier/executor';
 import type { CacheUse, EngineStats } from '@kvtier/scheduler';
 import { Counter, Gauge, Histogram, Registry, secondsBuckets, turnMetrics } from '@kvtier/telemetry/metrics';
 import type { StatsResult } from '@kvtier/wire';
@@ -15,6 +16,7 @@ export interface MetricsSources {
   readonly connector: WorkerConnector | null;
   /** null: none are published. */
   readonly events?: Pick<KvEventPublisher, 'stats'> | null;
+  readonly executor?: Pick<Executor, 'backend' | 'arenaPins' | 'describe'>;
 }
 
 /** A fraction of a scrape's usual patience: a node that is slow costs its own figures only. */
@@ -92,7 +94,8 @@ export class WorkerMetrics {
       'outcome',
       () => Object.entries(sources.engine().handOffEnds),
     );
-    const { connector, events } = sources;
+    const { connector, events, executor } = sources;
+    if (executor?.backend === 'cuda') this.#gpu(executor);
     if (events) {
       this.#gauge('kv_events_buffered_bytes', 'KV events kept for replay', () => events.stats().bufferedBytes);
       this.#labelled('kv_events_total', 'What the publisher of KV events counts, by name', 'count', () => {
@@ -141,6 +144,36 @@ export class WorkerMetrics {
   async text(): Promise<string> {
     const [own, stats] = await Promise.all([this.#registry.metrics(), this.#sources.connector?.stats(statsDeadlineMs)]);
     return stats ? `${own.trimEnd()}\n\n${await tierText(stats)}` : own;
+  }
+
+  /** What runs the model there, and whether the arenas are pinned: what is not is copied at the speed of the CPU. */
+  #gpu(executor: NonNullable<MetricsSources['executor']>): void {
+    const { device = '', gemm = '' } = executor.describe?.() ?? {};
+    const info = new Gauge({
+      name: 'kvtier_engine_gpu_info',
+      help: '1; what runs the model: the device, and what computes matrix products',
+      labelNames: ['device', 'gemm'] as const,
+      registers: this.#registers,
+    });
+    info.set({ device: String(device), gemm: String(gemm) }, 1);
+    new Gauge({
+      name: 'kvtier_engine_arena_bytes',
+      help: 'Bytes of cache nodes’ arenas that are attached, by whether they are pinned for the GPU',
+      labelNames: ['pinned'] as const,
+      registers: this.#registers,
+      collect() {
+        for (const pinned of [true, false]) {
+          const arenas = (executor.arenaPins ?? []).filter((pin) => pin.pinned === pinned);
+          this.set(
+            { pinned: pinned ? 'yes' : 'no' },
+            arenas.reduce((sum, { bytes }) => sum + bytes, 0),
+          );
+        }
+      },
+    });
+    this.#gauge('engine_arena_pin_seconds', 'What pinning the arenas that are attached took', () =>
+      (executor.arenaPins ?? []).reduce((sum, { seconds }) => sum + seconds, 0),
+    );
   }
 
   #phase(name: string, what: string): Histogram {

@@ -17,6 +17,7 @@ import {
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
+import type { PrefetchAsked } from './prefix-prefetches.ts';
 import { engineService } from './service.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
@@ -108,6 +109,7 @@ let folder: string;
 let engine: ScriptedEngine;
 let metrics: WorkerMetrics;
 let watches: LoadWatches;
+let prefetched: PrefetchAsked[];
 let server: RunningGrpcServer;
 let client: EngineClient;
 
@@ -131,11 +133,19 @@ beforeEach(async () => {
     modelDigest: 'ab',
     bootEpoch: 'epoch',
     maxSequences: 8,
+    maxStepTokens: 512,
     namespaces: ['00112233aabbccdd'],
   });
+  prefetched = [];
+  const prefetches = {
+    begin: (asked: PrefetchAsked) => {
+      prefetched.push(asked);
+      return 2;
+    },
+  };
   watches = new LoadWatches({ load: () => figures, draining: () => false, bootEpoch: 'epoch' });
   server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) =>
-    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches })),
   );
   client = new EngineClient(server.address, clientCredentials(server.address));
 });
@@ -296,4 +306,13 @@ it('prefill for another worker ends without a token, and is nobody’s time to a
   const text = await metrics.text();
   expect(text).toContain('kvtier_engine_requests_total{outcome="prefilled"} 1');
   expect(text).toContain('kvtier_engine_time_to_first_token_seconds_count 0');
+});
+
+it('passes on what should be brought in ahead', async () => {
+  const request = { promptTokenIds: [1, 2, 3], cacheSalt: 's', deadlineMs: 500 };
+  const answer = await new Promise((resolve, reject) =>
+    client.prefetch(request, (error, value) => (error ? reject(error) : resolve(value))),
+  );
+  expect(answer).toEqual({ blocks: 2 });
+  expect(prefetched).toEqual([request]);
 });

@@ -16,6 +16,7 @@ import {
 } from '@kvtier/wire/grpc';
 import type { LoadWatches } from './load-watches.ts';
 import type { WorkerMetrics } from './metrics.ts';
+import type { PrefixPrefetches } from './prefix-prefetches.ts';
 
 const maxPinNameChars = 256;
 
@@ -27,9 +28,10 @@ export interface EngineServiceOptions {
   readonly describe: () => Description;
   readonly metrics: WorkerMetrics;
   readonly watches: LoadWatches;
+  readonly prefetches: Pick<PrefixPrefetches, 'begin'>;
 }
 
-export function engineService({ engine, describe, metrics, watches }: EngineServiceOptions): EngineServer {
+export function engineService({ engine, describe, metrics, watches, prefetches }: EngineServiceOptions): EngineServer {
   let calls = 0;
   /** By the client's name, the open call that bears it; of several the last. */
   const handOffs = new Map<string, string>();
@@ -43,6 +45,7 @@ export function engineService({ engine, describe, metrics, watches }: EngineServ
       return { pinnedTokens: engine.pinPrefix(name, Uint32Array.from(promptTokenIds), cacheSalt) };
     }),
     unpinPrefix: unary(({ name }) => ({ done: engine.unpinPrefix(name) })),
+    prefetch: unary((request) => ({ blocks: prefetches.begin(request) })),
     metrics: unary(async () => ({ prometheus: await metrics.text() })),
     watchLoad: (call) => watches.add(call),
     drain: unary(() => ({ left: engine.drain() })),

@@ -5,14 +5,15 @@
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
 import { type EngineWorkerConfig, readWorkerTls } from '@kvtier/config';
-import { createExecutor, type Executor } from '@kvtier/executor';
+import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
-import { endProcess, type Logger, type RunningService } from '@kvtier/telemetry';
+import { endProcessAfter, type Logger, type RunningService } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
 import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
+import { PrefixPrefetches } from './prefix-prefetches.ts';
 import { engineService } from './service.ts';
 import { readStopTokenIds } from './stop-ids.ts';
 
@@ -31,7 +32,7 @@ export async function startWorker(
   logger: Logger,
   openConnector: OpenConnector,
 ): Promise<RunningService> {
-  const { executor, stopTokenIds } = await openExecutor(config);
+  const { executor, stopTokenIds } = await openExecutor(config, logger);
   const hasher = new ChainHasher({
     algorithm: config.hashAlgorithm,
     blockTokens: config.blockTokens,
@@ -79,11 +80,11 @@ export async function startWorker(
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
       // Failed requests reach their clients first; then the supervisor starts a sound worker.
-      setTimeout(() => endProcess(1), graceMs);
+      endProcessAfter(1, graceMs, 'engine-worker');
     },
   });
   events?.tellSnapshots(() => engine.heldEvents());
-  const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events });
+  const metrics = new WorkerMetrics({ engine: () => engine.stats(), connector, events, executor });
   const { model, kv } = executor;
   const description = {
     model: config.servedName,
@@ -99,13 +100,19 @@ export async function startWorker(
     hashSeed: config.hashSeed,
     modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
     bootEpoch,
+    maxStepTokens: config.maxStepTokens,
     maxSequences: Math.min(config.maxSequences, config.maxStepTokens), // as the engine does: each that runs gets a token a step
     namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
+  const { vocabSize } = model;
+  const prefetches = new PrefixPrefetches({
+    connector: connector ?? noConnector,
+    ...{ hasher, vocabSize, maxTokens: engine.maxTotalTokens },
+  });
   const server = await startGrpcServer(
     config.listen,
-    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches })),
+    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches })),
     { tls: config.tls === null ? undefined : readWorkerTls(config.tls) },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
@@ -126,6 +133,7 @@ export async function startWorker(
       await member?.close();
       await engine.close();
       await events?.close();
+      prefetches.close();
       await connector?.close();
       await executor.close();
     },
@@ -140,7 +148,10 @@ async function drained(engine: Engine, drainMs: number): Promise<void> {
 }
 
 /** The executor with as many KV blocks as the configured bytes, or the GPU's share, hold. */
-async function openExecutor(config: EngineWorkerConfig): Promise<{ executor: Executor; stopTokenIds: number[] }> {
+async function openExecutor(
+  config: EngineWorkerConfig,
+  logger: Logger,
+): Promise<{ executor: Executor; stopTokenIds: number[] }> {
   const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
   const { memoryUtilization, computeDtype, kvDtype, cublaslt, ...gpu } = config.gpu;
   const options = {
@@ -156,11 +167,23 @@ async function openExecutor(config: EngineWorkerConfig): Promise<{ executor: Exe
   const executor = await createExecutor({
     ...options,
     blockCount: { kvBytes, gpuMemoryUtilization: memoryUtilization },
+    onPinned: (pin) => tellPinned(pin, logger),
     alongside: ({ vocabSize }) => {
       stopTokenIds = readStopTokenIds(modelDir, vocabSize);
     },
   });
   return { executor, stopTokenIds };
+}
+
+/** Pinned, copies run at the bus's speed; not, at that of the CPU. */
+function tellPinned({ bytes, pinned, seconds, refusal }: ArenaPin, logger: Logger): void {
+  const what = { bytes, seconds };
+  if (pinned) logger.info(what, 'the arena is pinned for the GPU');
+  else
+    logger.warn(
+      { ...what, refusal },
+      'the arena cannot be pinned: copies go through buffers of the worker, at the speed of the CPU; raise RLIMIT_MEMLOCK (ulimit -l)',
+    );
 }
 
 /** One per attention group: blocks of different groups hold different layers under the same chain hash. */

@@ -31,6 +31,7 @@ export const factsOf = (part: Partial<WorkerFacts> = {}): WorkerFacts => ({
   hashAlgorithm: 'sha256_cbor',
   hashSeed: 'vllm-none-hash',
   totalBlocks: 1_000,
+  blockBytes: 1_024,
   maxRunning: undefined,
   namespaces: undefined,
   bootEpoch: '1',

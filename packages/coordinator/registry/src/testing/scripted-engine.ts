@@ -14,6 +14,7 @@ import {
   type GenerateEvent,
   type GenerateRequest,
   type PinPrefixRequest,
+  type PrefetchRequest,
   type RunningGrpcServer,
   startGrpcServer,
   toFailure,
@@ -45,6 +46,7 @@ export class ScriptedEngine {
   described = 0;
   readonly pins: PinPrefixRequest[] = [];
   pinRefusal: KvError | undefined;
+  readonly prefetches: PrefetchRequest[] = [];
   /** What it was told of hand-offs; and whether a request waited for blocks under that id. */
   readonly changes: ChangeHandOffRequest[] = [];
   change: (request: ChangeHandOffRequest) => boolean = () => true;
@@ -77,6 +79,7 @@ export class ScriptedEngine {
       modelDigest: 'ab'.repeat(32),
       bootEpoch: randomBytes(8).toString('hex'),
       maxSequences: 0,
+      maxStepTokens: 0,
       namespaces: [],
     };
   }
@@ -101,6 +104,10 @@ export class ScriptedEngine {
           const done = kept.length < this.pins.length;
           this.pins.splice(0, this.pins.length, ...kept);
           return { done };
+        }),
+        prefetch: unary((request) => {
+          this.prefetches.push(request);
+          return { blocks: Math.floor(request.promptTokenIds.length / this.description.blockTokens) };
         }),
         changeHandOff: unary((request) => {
           this.changes.push(request);

@@ -12,8 +12,8 @@
  * requests wait per worker in the cluster. Without a queue the rule is the least predicted time to first token (as Mooncake's
  * algorithm 1); the longer the queues, the more it saves work, which is what decides throughput at saturation.
  *
- * Hot prefixes and new workers have no rule of their own: where the holders have work, an idle worker is sooner, and what it
- * computes or brings in is held there too from then on.
+ * Where the holders have work, an idle worker is sooner, and what it computes or brings in is held there too from then on. What is asked
+ * for so often that this would come too late is copied ahead (`copies/`).
  */
 import { eligible, leastBy, type Policy, type Random, type RoutedRequest, type WorkerState } from '../policy.ts';
 

@@ -5,8 +5,9 @@
 import { randomBytes } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { native } from '@kvtier/data-plane';
-import { afterEach, describe, expect, it } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import {
+  type ArenaPin,
   type BackendName,
   createExecutor,
   type Executor,
@@ -33,8 +34,13 @@ function optionsOf(backend: BackendName, family: string, gpu: GpuSettings): Exec
 }
 
 const opened: Executor[] = [];
-async function open(backend: BackendName, family: string, gpu: GpuSettings = {}): Promise<Executor> {
-  const executor = await createExecutor(optionsOf(backend, family, gpu));
+async function open(
+  backend: BackendName,
+  family: string,
+  gpu: GpuSettings = {},
+  onPinned?: ExecutorOptions['onPinned'],
+): Promise<Executor> {
+  const executor = await createExecutor({ ...optionsOf(backend, family, gpu), ...(onPinned && { onPinned }) });
   opened.push(executor);
   return executor;
 }
@@ -171,6 +177,19 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
         const { imported, tokenIds } = await withStep(4, wrong);
         expect([[...imported!], [...tokenIds]]).toEqual([[1, 1, 0, 1], [-1]]);
         await gpu.detachArena(arena);
+      });
+    });
+
+    it('says of each arena whether it is pinned, and what that took', { timeout: 60_000 }, async () => {
+      await withArena(async (path, id) => {
+        const told: ArenaPin[] = [];
+        const gpu = await open(backend, 'llama', {}, (pin) => told.push(pin));
+        const arena = gpu.attachArena(path, arenaBytes, id);
+        await vi.waitUntil(() => told.length > 0, { timeout: 20_000 });
+        expect(told).toEqual([{ bytes: arenaBytes, pinned: true, seconds: expect.any(Number), refusal: '' }]);
+        expect(gpu.arenaPins).toEqual(told);
+        await gpu.detachArena(arena);
+        expect(gpu.arenaPins).toEqual([]);
       });
     });
 

@@ -57,6 +57,8 @@ export interface Description {
   maxSequences: number;
   /** Of each attention group, the first 16 hex digits of the namespace that its cache node keeps its blocks under; none: not said. */
   namespaces: string[];
+  /** that it computes in one step at most; 0: not said */
+  maxStepTokens: number;
 }
 
 export interface GenerateRequest {
@@ -88,7 +90,14 @@ export interface GenerateRequest {
     | PrefillOnly
     | undefined;
   /** Decode: another worker computes the prompt's first blocks now; bring them in as they come, and compute the rest. */
-  handOff?: HandOff | undefined;
+  handOff?:
+    | HandOff
+    | undefined;
+  /**
+   * The most that should be between two tokens of its answer: while it runs, prompts get as much of a step as that allows, and at
+   * least a quarter of it; absent or 0: nothing is asked for.
+   */
+  betweenMs?: number | undefined;
 }
 
 /** max_tokens may be 0. DISCONNECTED: the worker has no cache node to give the blocks to. */
@@ -195,6 +204,18 @@ export interface UnpinPrefixRequest {
 
 export interface UnpinPrefixResponse {
   done: boolean;
+}
+
+export interface PrefetchRequest {
+  promptTokenIds: number[];
+  cacheSalt: string;
+  /** called off then */
+  deadlineMs: number;
+}
+
+export interface PrefetchResponse {
+  /** whole blocks that the node was asked for; 0: no node is attached */
+  blocks: number;
 }
 
 export interface MetricsRequest {
@@ -319,6 +340,7 @@ function createBaseDescription(): Description {
     bootEpoch: "",
     maxSequences: 0,
     namespaces: [],
+    maxStepTokens: 0,
   };
 }
 
@@ -381,6 +403,9 @@ export const Description: MessageFns<Description> = {
     }
     for (const v of message.namespaces) {
       writer.uint32(130).string(v!);
+    }
+    if (message.maxStepTokens !== 0) {
+      writer.uint32(136).uint32(message.maxStepTokens);
     }
     return writer;
   },
@@ -536,6 +561,14 @@ export const Description: MessageFns<Description> = {
             message.namespaces.push(reader.string());
             continue;
           }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.maxStepTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -567,6 +600,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     sentNumber: undefined,
     prefillOnly: undefined,
     handOff: undefined,
+    betweenMs: undefined,
   };
 }
 
@@ -630,6 +664,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.handOff !== undefined) {
       HandOff.encode(message.handOff, writer.uint32(130).fork()).join();
+    }
+    if (message.betweenMs !== undefined) {
+      writer.uint32(136).uint32(message.betweenMs);
     }
     return writer;
   },
@@ -793,6 +830,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.handOff = HandOff.decode(reader, reader.uint32());
+            continue;
+          }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.betweenMs = reader.uint32();
             continue;
           }
         }
@@ -1691,6 +1736,134 @@ export const UnpinPrefixResponse: MessageFns<UnpinPrefixResponse> = {
   },
 };
 
+function createBasePrefetchRequest(): PrefetchRequest {
+  return { promptTokenIds: [], cacheSalt: "", deadlineMs: 0 };
+}
+
+export const PrefetchRequest: MessageFns<PrefetchRequest> = {
+  encode(message: PrefetchRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.promptTokenIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.promptTokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.cacheSalt !== "") {
+      writer.uint32(18).string(message.cacheSalt);
+    }
+    if (message.deadlineMs !== 0) {
+      writer.uint32(24).uint32(message.deadlineMs);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PrefetchRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePrefetchRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.promptTokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.promptTokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.cacheSalt = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.deadlineMs = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBasePrefetchResponse(): PrefetchResponse {
+  return { blocks: 0 };
+}
+
+export const PrefetchResponse: MessageFns<PrefetchResponse> = {
+  encode(message: PrefetchResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.blocks !== 0) {
+      writer.uint32(8).uint32(message.blocks);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): PrefetchResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBasePrefetchResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.blocks = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
 function createBaseMetricsRequest(): MetricsRequest {
   return {};
 }
@@ -2325,6 +2498,19 @@ export const EngineService = {
     responseSerialize: (value: UnpinPrefixResponse): Buffer => Buffer.from(UnpinPrefixResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): UnpinPrefixResponse => UnpinPrefixResponse.decode(value),
   },
+  /**
+   * Bring what the tiers hold of a prefix into the arena of this worker's cache node, behind all that requests wait for; nothing is
+   * computed. Answered at once; that the blocks are there is told by the node's events. BUSY: as many are under way as may.
+   */
+  prefetch: {
+    path: "/kvtier.v1.Engine/Prefetch" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: PrefetchRequest): Buffer => Buffer.from(PrefetchRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): PrefetchRequest => PrefetchRequest.decode(value),
+    responseSerialize: (value: PrefetchResponse): Buffer => Buffer.from(PrefetchResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): PrefetchResponse => PrefetchResponse.decode(value),
+  },
   metrics: {
     path: "/kvtier.v1.Engine/Metrics" as const,
     requestStream: false as const,
@@ -2382,6 +2568,11 @@ export interface EngineServer extends UntypedServiceImplementation {
    */
   pinPrefix: handleUnaryCall<PinPrefixRequest, PinPrefixResponse>;
   unpinPrefix: handleUnaryCall<UnpinPrefixRequest, UnpinPrefixResponse>;
+  /**
+   * Bring what the tiers hold of a prefix into the arena of this worker's cache node, behind all that requests wait for; nothing is
+   * computed. Answered at once; that the blocks are there is told by the node's events. BUSY: as many are under way as may.
+   */
+  prefetch: handleUnaryCall<PrefetchRequest, PrefetchResponse>;
   metrics: handleUnaryCall<MetricsRequest, MetricsResponse>;
   /**
    * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
@@ -2466,6 +2657,25 @@ export interface EngineClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: UnpinPrefixResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Bring what the tiers hold of a prefix into the arena of this worker's cache node, behind all that requests wait for; nothing is
+   * computed. Answered at once; that the blocks are there is told by the node's events. BUSY: as many are under way as may.
+   */
+  prefetch(
+    request: PrefetchRequest,
+    callback: (error: ServiceError | null, response: PrefetchResponse) => void,
+  ): ClientUnaryCall;
+  prefetch(
+    request: PrefetchRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: PrefetchResponse) => void,
+  ): ClientUnaryCall;
+  prefetch(
+    request: PrefetchRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: PrefetchResponse) => void,
   ): ClientUnaryCall;
   metrics(
     request: MetricsRequest,

@@ -1,8 +1,9 @@
+// Compiled for the CPU that it is built on. The client library is built for many: it compiles this file once for each width of
+// registers, renames CopyPieces in it, and chooses at its start; nothing here may be shared between them, hence no templates.
 #include "block_copy.h"
 
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "xxh3.h"
@@ -29,15 +30,13 @@ inline void CopyLine(uint8_t* target, uint8_t* stage, const uint8_t* source) {
 #endif
 }
 
-}  // namespace
-
-uint64_t CopyAndHash(uint8_t* target, const uint8_t* source, size_t bytes) {
+// [target, + bytes) from the source by way of the stage, which is hashed.
+void CopyRun(XXH3_state_t* state, uint8_t* target, const uint8_t* source, size_t bytes) {
   alignas(kLineBytes) uint8_t stage[kStageBytes];
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
   const bool aligned = reinterpret_cast<uintptr_t>(target) % kLineBytes == 0;
   for (size_t done = 0; done < bytes; done += kStageBytes) {
-    const size_t piece = std::min(kStageBytes, bytes - done);
+    const size_t rest = bytes - done;
+    const size_t piece = rest < kStageBytes ? rest : kStageBytes;
     if (aligned && piece == kStageBytes) {
       for (size_t i = 0; i < kStageBytes; i += kLineBytes) {
         _mm_prefetch(reinterpret_cast<const char*>(source + done + i + kPrefetchBytes), _MM_HINT_T0);
@@ -47,7 +46,21 @@ uint64_t CopyAndHash(uint8_t* target, const uint8_t* source, size_t bytes) {
       memcpy(stage, source + done, piece);
       memcpy(target + done, stage, piece);
     }
-    XXH3_64bits_update(&state, stage, piece);
+    XXH3_64bits_update(state, stage, piece);
+  }
+}
+
+}  // namespace
+
+uint64_t CopyPieces(const CopyPiece* pieces, size_t count) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (size_t i = 0; i < count; ++i) {
+    if (pieces[i].target == nullptr) {
+      XXH3_64bits_update(&state, pieces[i].source, pieces[i].bytes);
+    } else {
+      CopyRun(&state, pieces[i].target, pieces[i].source, pieces[i].bytes);
+    }
   }
   _mm_sfence();  // streaming stores are visible before anyone is told that the copy has ended
   return XXH3_64bits_digest(&state);

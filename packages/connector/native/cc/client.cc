@@ -1,0 +1,325 @@
+#include "client.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace kvtier {
+namespace {
+
+constexpr uint64_t kMostParts = 1 << 16;
+constexpr uint64_t kMostBytes = uint64_t{1} << 40;  // of one payload
+constexpr uint64_t kPieceBytes = 4 << 20;           // what a thread takes at once
+
+void CheckOptions(const kvtier_options& options) {
+  const auto in = [](uint32_t value, uint32_t least, uint32_t most) { return value >= least && value <= most; };
+  if (!in(options.load_threads, 1, 64) || !in(options.store_threads, 1, 64) || options.store_niceness > 19 ||
+      !in(options.max_jobs, 1, 1'000'000)) {
+    throw Failure(KVTIER_CONFIG, "CONFIG: options out of range: 1 to 64 threads, niceness 0 to 19, 1 to 1000000 jobs");
+  }
+}
+
+std::chrono::steady_clock::time_point After(int64_t wait_us) {
+  constexpr int64_t kLongest = int64_t{3600} * 1'000'000;
+  return std::chrono::steady_clock::now() + std::chrono::microseconds(std::clamp<int64_t>(wait_us, 0, kLongest));
+}
+
+}  // namespace
+
+Client::Client(const kvtier_options& options) : options_(options) {
+  CheckOptions(options);
+  try {
+    Start(loads_, "kvtier-load", options.load_threads, 0);
+    Start(stores_, "kvtier-store", options.store_threads, options.store_niceness);
+  } catch (const std::exception& error) {
+    Close(3'600'000'000);
+    throw Failure(KVTIER_SETUP, std::string("SETUP: no threads for copies (") + error.what() + "); raise the limit of processes");
+  }
+}
+
+void Client::Start(Lane& lane, const char* name, uint32_t threads, uint32_t niceness) {
+  for (uint32_t i = 0; i < threads; ++i) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++working_;
+    }
+    try {
+      lane.threads.emplace_back([this, &lane, name, niceness] {
+        pthread_setname_np(pthread_self(), name);
+        if (niceness > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), static_cast<int>(niceness));
+        Work(lane);
+      });
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      --working_;
+      throw;
+    }
+  }
+}
+
+int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id) {
+  std::shared_ptr<Arena> arena;
+  try {
+    arena = Arena::Open(path, bytes, id);
+  } catch (const std::runtime_error& error) {
+    const bool foreign = std::string(error.what()).starts_with("PROTOCOL");
+    throw Failure(foreign ? KVTIER_PROTOCOL : KVTIER_SETUP, error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  arenas_[next_number_] = std::move(arena);
+  return next_number_++;
+}
+
+bool Client::Unmap(int64_t number) {
+  std::shared_ptr<Arena> arena;  // unmapped here, after the lock, if no job has it
+  const std::lock_guard lock(mutex_);
+  const auto found = arenas_.find(number);
+  if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
+  const std::weak_ptr<Arena> left = found->second;
+  arenas_.erase(found);
+  if (left.expired()) return true;
+  leaving_.push_back(left);
+  return false;
+}
+
+int64_t Client::AddLayout(std::span<const kvtier_part> parts, uint64_t blocks) {
+  auto layout = std::make_shared<Layout>();
+  layout->parts.assign(parts.begin(), parts.end());
+  layout->blocks = blocks;
+  if (parts.empty() || parts.size() > kMostParts || blocks == 0) {
+    throw Failure(KVTIER_CONFIG, "CONFIG: a layout has 1 to 65536 parts and at least one block");
+  }
+  for (const kvtier_part& part : parts) {
+    const auto beyond = [](uint64_t count, uint64_t step, uint64_t most) { return step != 0 && count > most / step; };
+    if (part.base == 0 || part.rows == 0 || part.row_bytes == 0 || beyond(part.rows, part.row_bytes, kMostBytes) ||
+        beyond(part.rows, part.row_stride, UINT64_MAX / 4) || beyond(blocks, part.stride, UINT64_MAX / 4) ||
+        part.base > UINT64_MAX / 4) {
+      throw Failure(KVTIER_CONFIG, "CONFIG: a part of a layout has no place, no bytes, or reaches beyond all memory");
+    }
+    layout->payload_bytes += part.rows * part.row_bytes;
+    layout->runs += part.rows;
+    if (layout->payload_bytes > kMostBytes || layout->runs > kMostParts * 64) {
+      throw Failure(KVTIER_CONFIG, "CONFIG: a payload of more than 2^40 bytes or 2^22 runs");
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  layouts_[next_number_] = std::move(layout);
+  return next_number_++;
+}
+
+uint64_t Client::PayloadBytes(int64_t layout) {
+  const std::lock_guard lock(mutex_);
+  const auto found = layouts_.find(layout);
+  return found == layouts_.end() ? 0 : found->second->payload_bytes;
+}
+
+void Client::ForgetLayout(int64_t layout) {
+  const std::lock_guard lock(mutex_);
+  if (layouts_.erase(layout) == 0) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(layout));
+}
+
+int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payload_bytes, std::span<const uint64_t> blocks,
+                      std::span<const uint64_t> offsets, std::span<const uint64_t> sums) {
+  auto job = std::make_shared<Job>();
+  job->kind = kind;
+  job->payload_bytes = payload_bytes;
+  job->blocks.assign(blocks.begin(), blocks.end());
+  job->offsets.assign(offsets.begin(), offsets.end());
+  job->sums.assign(sums.begin(), sums.end());
+  job->sums.resize(offsets.size());
+  job->good.resize(offsets.size());
+
+  const std::lock_guard lock(mutex_);
+  const auto mapped = arenas_.find(arena);
+  if (mapped == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(arena) + " is mapped");
+  job->arena = mapped->second;
+  if (kind != JobKind::kCheck) {
+    const auto known = layouts_.find(layout);
+    if (known == layouts_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(layout));
+    job->layout = known->second;
+    job->payload_bytes = job->layout->payload_bytes;
+  }
+  if (offsets.empty()) throw Failure(KVTIER_CONFIG, "CONFIG: a job of no blocks");
+  for (const uint64_t block : blocks) {
+    if (block >= job->layout->blocks) {
+      throw Failure(KVTIER_CONFIG, "CONFIG: block " + std::to_string(block) + " of a layout of " + std::to_string(job->layout->blocks));
+    }
+  }
+  for (const uint64_t offset : offsets) {
+    if (job->payload_bytes == 0 || !job->arena->Contains(offset, job->payload_bytes)) {
+      throw Failure(KVTIER_PROTOCOL, "PROTOCOL: offset " + std::to_string(offset) + " with " + std::to_string(job->payload_bytes) +
+                                         " bytes is outside of the arena");
+    }
+  }
+  if (closing_ || jobs_.size() >= options_.max_jobs) {
+    throw Failure(KVTIER_BUSY, "BUSY: " + std::to_string(jobs_.size()) + " copies are under way or were not taken; take them first");
+  }
+  job->piece_blocks = std::max<uint64_t>(1, kPieceBytes / job->payload_bytes);
+  const int64_t number = next_number_++;
+  jobs_[number] = job;
+  Lane& lane = kind == JobKind::kStore ? stores_ : loads_;
+  lane.queue.emplace_back(number, std::move(job));
+  lane.ready.notify_all();
+  return number;
+}
+
+void Client::Work(Lane& lane) {
+  std::vector<CopyPiece> pieces;  // of one block; grows to the largest layout
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    lane.ready.wait(lock, [&] { return closing_ || !lane.queue.empty(); });
+    if (closing_) break;
+    auto [number, job] = lane.queue.front();
+    const size_t first = job->next;
+    const size_t end = std::min(first + job->piece_blocks, job->offsets.size());
+    job->next = end;
+    if (end == job->offsets.size()) lane.queue.pop_front();
+    ++job->running;
+    lock.unlock();
+    RunPiece(*job, first, end, pieces);
+    lock.lock();
+    --job->running;
+    if (job->running == 0 && job->next == job->offsets.size()) EndLocked(number, *job);
+    // A job that was the last to use an arena unmaps it: not under the lock.
+    lock.unlock();
+    job.reset();
+    lock.lock();
+  }
+  --working_;
+  ended_.notify_all();
+}
+
+void Client::RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>& pieces) {
+  for (size_t i = first; i < end; ++i) {
+    uint8_t* slot = job.arena->base() + job.offsets[i];
+    pieces.clear();
+    if (job.layout == nullptr) {
+      pieces.push_back({nullptr, slot, job.payload_bytes});
+    } else {
+      for (const kvtier_part& part : job.layout->parts) {
+        auto* row = reinterpret_cast<uint8_t*>(part.base + job.blocks[i] * part.stride);
+        for (uint64_t r = 0; r < part.rows; ++r, row += part.row_stride, slot += part.row_bytes) {
+          if (job.kind == JobKind::kLoad) {
+            pieces.push_back({row, slot, part.row_bytes});
+          } else {
+            pieces.push_back({slot, row, part.row_bytes});
+          }
+        }
+      }
+    }
+    const uint64_t sum = copy_(pieces.data(), pieces.size());
+    if (job.kind == JobKind::kStore) {
+      job.sums[i] = sum;
+      job.good[i] = 1;
+    } else {
+      job.good[i] = sum == job.sums[i] ? 1 : 0;
+      job.sums[i] = sum;
+    }
+  }
+}
+
+void Client::EndLocked(int64_t number, Job& job) {
+  job.ended = true;
+  const uint64_t begun = job.abandoned ? 0 : job.offsets.size();
+  const uint64_t bad = begun == 0 ? 0 : static_cast<uint64_t>(std::ranges::count(job.good, 0));
+  switch (job.kind) {
+    case JobKind::kLoad:
+      counts_.loaded_blocks += begun - bad;
+      counts_.loaded_bytes += (begun - bad) * job.payload_bytes;
+      break;
+    case JobKind::kStore:
+      counts_.stored_blocks += begun;
+      counts_.stored_bytes += begun * job.payload_bytes;
+      break;
+    case JobKind::kCheck:
+      counts_.checked_blocks += begun;
+      break;
+  }
+  counts_.bad_blocks += job.kind == JobKind::kStore ? 0 : bad;
+  if (job.abandoned) jobs_.erase(number);
+  ended_.notify_all();
+}
+
+std::shared_ptr<Job> Client::FindLocked(int64_t number) {
+  const auto found = jobs_.find(number);
+  if (found == jobs_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no job " + std::to_string(number) + "; it was taken or abandoned");
+  return found->second;
+}
+
+bool Client::Wait(int64_t number, int64_t wait_us) {
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Job> job = FindLocked(number);
+  if (wait_us > 0) ended_.wait_until(lock, After(wait_us), [&] { return job->ended; });
+  return job->ended;
+}
+
+void Client::Take(int64_t number, uint64_t* sums, uint8_t* good, size_t count) {
+  std::shared_ptr<Job> job;  // freed, and its arena unmapped, after the lock
+  const std::lock_guard lock(mutex_);
+  job = FindLocked(number);
+  if (!job->ended) throw Failure(KVTIER_BUSY, "BUSY: job " + std::to_string(number) + " has not ended; wait for it");
+  if (count != job->offsets.size()) {
+    throw Failure(KVTIER_CONFIG, "CONFIG: job " + std::to_string(number) + " has " + std::to_string(job->offsets.size()) + " blocks");
+  }
+  if (sums != nullptr) std::ranges::copy(job->sums, sums);
+  if (good != nullptr) std::ranges::copy(job->good, good);
+  jobs_.erase(number);
+}
+
+bool Client::Abandon(int64_t number) {
+  std::shared_ptr<Job> job;
+  const std::lock_guard lock(mutex_);
+  job = FindLocked(number);
+  if (job->ended) {
+    jobs_.erase(number);
+    return true;
+  }
+  job->abandoned = true;
+  if (job->next < job->offsets.size()) {
+    job->next = job->offsets.size();
+    Lane& lane = job->kind == JobKind::kStore ? stores_ : loads_;
+    std::erase_if(lane.queue, [number](const auto& entry) { return entry.first == number; });
+  }
+  if (job->running > 0) return false;
+  EndLocked(number, *job);
+  return true;
+}
+
+kvtier_counts Client::Counts() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(leaving_, [](const std::weak_ptr<Arena>& arena) { return arena.expired(); });
+  kvtier_counts counts = counts_;
+  counts.arenas = arenas_.size() + leaving_.size();
+  counts.layouts = layouts_.size();
+  counts.jobs = jobs_.size();
+  counts.quarantined = static_cast<uint64_t>(std::ranges::count_if(jobs_, [](const auto& entry) { return entry.second->abandoned; }));
+  return counts;
+}
+
+bool Client::Close(int64_t wait_us) {
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  loads_.queue.clear();
+  stores_.queue.clear();
+  loads_.ready.notify_all();
+  stores_.ready.notify_all();
+  const bool idle = ended_.wait_until(lock, After(wait_us), [this] { return working_ == 0; });
+  lock.unlock();
+  for (Lane* lane : {&loads_, &stores_}) {
+    for (std::thread& thread : lane->threads) {
+      if (idle) {
+        thread.join();
+      } else {
+        thread.detach();
+      }
+    }
+    lane->threads.clear();
+  }
+  return idle;
+}
+
+}  // namespace kvtier

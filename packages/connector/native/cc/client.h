@@ -1,0 +1,104 @@
+// What is behind kvtier.h: arenas, layouts, and jobs in pieces of whole blocks on two sets of threads.
+//
+// Invariant: whatever a thread touches outside the lock (arena, layout, its blocks of a job) is kept by the job, and a job is kept
+// by the threads that run its pieces; nothing of it is freed before the last piece has ended.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "arena.h"
+#include "copy_code.h"
+#include "kvtier.h"
+
+namespace kvtier {
+
+struct Failure : std::runtime_error {
+  Failure(int32_t status, const std::string& what) : std::runtime_error(what), status(status) {}
+  int32_t status;
+};
+
+struct Layout {
+  std::vector<kvtier_part> parts;
+  uint64_t blocks = 0;
+  uint64_t payload_bytes = 0;
+  size_t runs = 0;  // of one block
+};
+
+enum class JobKind { kLoad, kStore, kCheck };
+
+struct Job {
+  JobKind kind = JobKind::kLoad;
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<const Layout> layout;  // null: a check
+  uint64_t payload_bytes = 0;
+  std::vector<uint64_t> blocks, offsets, sums;
+  std::vector<uint8_t> good;
+  size_t piece_blocks = 1;
+  // Under the client's lock.
+  size_t next = 0;     // the first block that no thread has begun
+  size_t running = 0;  // pieces
+  bool abandoned = false;
+  bool ended = false;
+};
+
+class Client {
+ public:
+  explicit Client(const kvtier_options& options);
+  ~Client() = default;
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  int64_t Map(const std::string& path, uint64_t bytes, uint64_t id);
+  bool Unmap(int64_t arena);
+  int64_t AddLayout(std::span<const kvtier_part> parts, uint64_t blocks);
+  uint64_t PayloadBytes(int64_t layout);
+  void ForgetLayout(int64_t layout);
+
+  // `layout` 0 of a check, whose payloads have `payload_bytes`.
+  int64_t Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payload_bytes, std::span<const uint64_t> blocks,
+                std::span<const uint64_t> offsets, std::span<const uint64_t> sums);
+  bool Wait(int64_t job, int64_t wait_us);
+  void Take(int64_t job, uint64_t* sums, uint8_t* good, size_t count);
+  bool Abandon(int64_t job);
+  kvtier_counts Counts();
+
+  // False: threads still ran after the deadline, and this object must stay for ever.
+  bool Close(int64_t wait_us);
+
+ private:
+  struct Lane {
+    std::deque<std::pair<int64_t, std::shared_ptr<Job>>> queue;
+    std::condition_variable ready;
+    std::vector<std::thread> threads;
+  };
+  void Start(Lane& lane, const char* name, uint32_t threads, uint32_t niceness);
+  void Work(Lane& lane);
+  void RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>& pieces);
+  void EndLocked(int64_t number, Job& job);
+  std::shared_ptr<Job> FindLocked(int64_t job);
+
+  const kvtier_options options_;
+  const CopyCode copy_ = ChooseCopyCode().copy;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  Lane loads_, stores_;
+  std::map<int64_t, std::shared_ptr<Arena>> arenas_;
+  std::vector<std::weak_ptr<Arena>> leaving_;  // unmapped as soon as their jobs have ended
+  std::map<int64_t, std::shared_ptr<const Layout>> layouts_;
+  std::map<int64_t, std::shared_ptr<Job>> jobs_;
+  kvtier_counts counts_{};
+  int64_t next_number_ = 1;
+  uint32_t working_ = 0;  // threads
+  bool closing_ = false;
+};
+
+}  // namespace kvtier

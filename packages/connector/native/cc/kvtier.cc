@@ -1,0 +1,119 @@
+// The C ABI over the client: nothing is thrown across it.
+#include "kvtier.h"
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "client.h"
+
+struct kvtier_client {
+  explicit kvtier_client(const kvtier_options& options) : client(options) {}
+  kvtier::Client client;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+int32_t Fail(int32_t status, const char* what) {
+  last_error = what;
+  return status;
+}
+
+// What `call` returns, or the status of what it throws.
+template <typename Call>
+auto Guard(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const kvtier::Failure& failure) {
+    return Fail(failure.status, failure.what());
+  } catch (const std::exception& error) {
+    return Fail(KVTIER_SETUP, (std::string("SETUP: ") + error.what()).c_str());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t kvtier_abi(void) { return KVTIER_ABI; }
+const char* kvtier_version(void) { return KVTIER_VERSION; }
+const char* kvtier_last_error(void) { return last_error.c_str(); }
+const char* kvtier_copy_code(void) { return kvtier::ChooseCopyCode().name; }
+
+kvtier_client* kvtier_open(const kvtier_options* options) {
+  kvtier_client* client = nullptr;
+  Guard([&]() -> int32_t {
+    client = new kvtier_client(*options);
+    return 0;
+  });
+  return client;
+}
+
+int32_t kvtier_close(kvtier_client* client, int64_t wait_us) {
+  if (!client->client.Close(wait_us)) return 0;  // its threads still use it
+  delete client;
+  return 1;
+}
+
+int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id) {
+  return Guard([&]() -> int64_t { return client->client.Map(path, bytes, id); });
+}
+
+int32_t kvtier_unmap(kvtier_client* client, int64_t arena) {
+  return Guard([&]() -> int32_t { return client->client.Unmap(arena) ? 1 : 0; });
+}
+
+int64_t kvtier_layout(kvtier_client* client, const kvtier_part* parts, size_t count, uint64_t blocks) {
+  return Guard([&]() -> int64_t { return client->client.AddLayout({parts, count}, blocks); });
+}
+
+uint64_t kvtier_payload_bytes(kvtier_client* client, int64_t layout) { return client->client.PayloadBytes(layout); }
+
+int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout) {
+  return Guard([&]() -> int32_t {
+    client->client.ForgetLayout(layout);
+    return 1;
+  });
+}
+
+int64_t kvtier_load(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
+                    const uint64_t* offsets, const uint64_t* sums) {
+  return Guard([&]() -> int64_t {
+    return client->client.Begin(kvtier::JobKind::kLoad, arena, layout, 0, {blocks, count}, {offsets, count}, {sums, count});
+  });
+}
+
+int64_t kvtier_store(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
+                     const uint64_t* offsets) {
+  return Guard([&]() -> int64_t {
+    return client->client.Begin(kvtier::JobKind::kStore, arena, layout, 0, {blocks, count}, {offsets, count}, {});
+  });
+}
+
+int64_t kvtier_check(kvtier_client* client, int64_t arena, uint64_t payload_bytes, size_t count, const uint64_t* offsets,
+                     const uint64_t* sums) {
+  return Guard([&]() -> int64_t {
+    return client->client.Begin(kvtier::JobKind::kCheck, arena, 0, payload_bytes, {}, {offsets, count}, {sums, count});
+  });
+}
+
+int32_t kvtier_wait(kvtier_client* client, int64_t job, int64_t wait_us) {
+  return Guard([&]() -> int32_t { return client->client.Wait(job, wait_us) ? 1 : 0; });
+}
+
+int32_t kvtier_take(kvtier_client* client, int64_t job, uint64_t* sums, uint8_t* good, size_t count) {
+  return Guard([&]() -> int32_t {
+    client->client.Take(job, sums, good, count);
+    return 1;
+  });
+}
+
+int32_t kvtier_abandon(kvtier_client* client, int64_t job) {
+  return Guard([&]() -> int32_t { return client->client.Abandon(job) ? 1 : 0; });
+}
+
+void kvtier_count(kvtier_client* client, kvtier_counts* counts) { *counts = client->client.Counts(); }
+
+}  // extern "C"

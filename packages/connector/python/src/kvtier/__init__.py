@@ -1,0 +1,48 @@
+"""kvtier for inference engines in Python: the session with a cache node, and copies between its arena and the engine's memory.
+
+    session = kvtier.Session("/run/kvtier/node.sock", namespace=..., payload_bytes=..., block_tokens=16)
+    load = session.load(hashes, deadline_s=0.5)             # poll load.done, load.ready
+    copies = kvtier.Copies()
+    arena = copies.map(load.attachment.arena)
+    layout = copies.layout([kvtier.Part(base, stride, row_bytes)], blocks)
+    slots = load.slots()
+    job = copies.load(arena, layout, block_ids, slots.offsets, slots.checksums)   # poll job.ended()
+    load.release(corrupt=job.take().bad)
+"""
+
+from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Part
+from .errors import KvError
+from .namespace import Heads, Namespace, fingerprint
+from .protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
+from .requests import Held, Load, ReadyRange, Request, Reservation, Slots
+from .session import Attachment, Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arena",
+    "ArenaRef",
+    "Attachment",
+    "BUSY",
+    "Copied",
+    "Copies",
+    "CopyCounts",
+    "HELD",
+    "Heads",
+    "Held",
+    "Job",
+    "KvError",
+    "Layout",
+    "Load",
+    "MAX_HASHES",
+    "Namespace",
+    "Part",
+    "REFUSED",
+    "RESERVED",
+    "ReadyRange",
+    "Request",
+    "Reservation",
+    "Session",
+    "Slots",
+    "fingerprint",
+]

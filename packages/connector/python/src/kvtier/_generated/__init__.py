@@ -1,0 +1,1 @@
+"""Generated from proto/ by npm run generate."""

@@ -1,0 +1,228 @@
+"""Copies between an engine's memory and the arena, on threads of the library: begun here, ended by polling.
+
+Invariants: no call waits but those that are given a time; a job's blocks and slots are its own until it has ended, abandoned or not;
+an arena stays mapped as long as a job uses it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import native
+from .errors import KvError
+
+
+@dataclass(frozen=True)
+class ArenaRef:
+    """What the node says of its arena: plain data, that may travel to other processes."""
+
+    path: str
+    bytes: int
+    id: int
+
+    def within(self, folder: str | None) -> ArenaRef:
+        """The same file where this process sees its folder: in another container that may be another place."""
+        return self if folder is None else ArenaRef(str(Path(folder) / Path(self.path).name), self.bytes, self.id)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of a payload in the engine's memory: of block b, row r, ``[base + b * stride + r * row_stride, + row_bytes)``."""
+
+    base: int
+    stride: int
+    row_bytes: int
+    rows: int = 1
+    row_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What an ended job found, block by block."""
+
+    #: XXH3-64 of what was read.
+    checksums: array[int]
+    #: 1 where it was what was expected; of a store always.
+    good: bytes
+
+    @property
+    def bad(self) -> list[int]:
+        """Indexes of the blocks that may not be used."""
+        return [] if 0 not in self.good else [i for i, flag in enumerate(self.good) if flag != 1]
+
+
+@dataclass(frozen=True)
+class CopyCounts:
+    arenas: int
+    layouts: int
+    jobs: int
+    quarantined: int
+    loaded_blocks: int
+    loaded_bytes: int
+    stored_blocks: int
+    stored_bytes: int
+    checked_blocks: int
+    bad_blocks: int
+
+
+def _u64s(values: Sequence[int]) -> tuple[object, array[int]]:
+    """For the duration of a call: the second keeps the first alive."""
+    held = values if isinstance(values, array) and values.typecode == "Q" else array("Q", values)
+    return (ctypes.c_uint64 * len(held)).from_buffer(held), held
+
+
+class Arena:
+    """A mapped arena. Close it when its session has ended: it is unmapped when the last copy has."""
+
+    def __init__(self, copies: Copies, ref: ArenaRef, number: int) -> None:
+        self.ref = ref
+        self.number = number
+        self._copies = copies
+
+    def close(self) -> bool:
+        """True when it is unmapped now, and not later. Idempotent."""
+        number, self.number = self.number, 0
+        return number == 0 or self._copies._unmap(number)
+
+
+class Layout:
+    """Where a block's payload lies in the engine's memory, which stays as long as this."""
+
+    def __init__(self, copies: Copies, number: int, payload_bytes: int, blocks: int) -> None:
+        self.number = number
+        self.payload_bytes = payload_bytes
+        self.blocks = blocks
+        self._copies = copies
+
+    def close(self) -> None:
+        number, self.number = self.number, 0
+        if number:
+            self._copies._call("kvtier_forget_layout", number)
+
+
+class Job:
+    """A copy under way. Take it or abandon it."""
+
+    def __init__(self, copies: Copies, number: int, count: int) -> None:
+        self._copies = copies
+        self._number = number
+        self.count = count
+
+    def ended(self, wait_s: float = 0.0) -> bool:
+        """Whether nothing of it is under way any more; waits no longer than it is told. Once true it stays true."""
+        try:
+            return self._copies._call("kvtier_wait", self._number, int(wait_s * 1e6)) == 1
+        except KvError as error:
+            if error.code == "UNKNOWN":  # an abandoned one that has ended, or a taken one
+                return True
+            raise
+
+    def take(self) -> Copied:
+        """Its result, once. KvError BUSY while it runs."""
+        sums = array("Q", bytes(8 * self.count))
+        good = bytearray(self.count)
+        c_sums, _ = _u64s(sums)
+        c_good = (ctypes.c_uint8 * self.count).from_buffer(good)
+        self._copies._call("kvtier_take", self._number, c_sums, c_good, self.count)
+        del c_sums, c_good
+        return Copied(sums, bytes(good))
+
+    def abandon(self) -> bool:
+        """Nobody wants it. True: blocks and slots are free now. False: when ``ended`` says so."""
+        try:
+            return self._copies._call("kvtier_abandon", self._number) == 1
+        except KvError as error:
+            if error.code == "UNKNOWN":
+                return True
+            raise
+
+
+class Copies:
+    """The library's threads, arenas and layouts, of this process. Not of its forks: each opens its own."""
+
+    def __init__(
+        self, *, load_threads: int = 2, store_threads: int = 1, store_niceness: int = 10, max_jobs: int = 4096
+    ) -> None:
+        self._library = native.library()
+        options = native.Options(load_threads, store_threads, store_niceness, max_jobs)
+        handle = self._library.kvtier_open(ctypes.byref(options))
+        if not handle:
+            native.check(-2)
+        self._handle: int | None = handle
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _close, self._library, handle, self._pid)
+
+    def map(self, ref: ArenaRef, folder: str | None = None) -> Arena:
+        """Maps an arena; ``folder``: where this process sees the arenas' folder. KvError PROTOCOL when it is another one, SETUP."""
+        seen = ref.within(folder)
+        return Arena(self, ref, self._call("kvtier_map", seen.path.encode(), seen.bytes, seen.id))
+
+    def layout(self, parts: Sequence[Part], blocks: int) -> Layout:
+        """A block's payload is its parts one after another; blocks are 0 to ``blocks`` - 1."""
+        listed = (native.Part * len(parts))(*[(p.base, p.stride, p.rows, p.row_stride, p.row_bytes) for p in parts])
+        number = self._call("kvtier_layout", listed, len(parts), blocks)
+        return Layout(self, number, self._library.kvtier_payload_bytes(self._handle, number), blocks)
+
+    def load(
+        self, arena: Arena, layout: Layout, blocks: Sequence[int], offsets: Sequence[int], checksums: Sequence[int]
+    ) -> Job:
+        """Arena to engine. Where the checksum is another one, the block is bad, and what it holds means nothing."""
+        _same(blocks, offsets, checksums)
+        (ids, _a), (places, _b), (sums, _c) = _u64s(blocks), _u64s(offsets), _u64s(checksums)
+        return self._job("kvtier_load", len(blocks), arena.number, layout.number, len(blocks), ids, places, sums)
+
+    def store(self, arena: Arena, layout: Layout, blocks: Sequence[int], offsets: Sequence[int]) -> Job:
+        """Engine to arena; the result's checksums go into the commit."""
+        _same(blocks, offsets)
+        (ids, _a), (places, _b) = _u64s(blocks), _u64s(offsets)
+        return self._job("kvtier_store", len(blocks), arena.number, layout.number, len(blocks), ids, places)
+
+    def check(self, arena: Arena, payload_bytes: int, offsets: Sequence[int], checksums: Sequence[int]) -> Job:
+        """Reads slots and compares; copies nothing."""
+        _same(offsets, checksums)
+        (places, _b), (sums, _c) = _u64s(offsets), _u64s(checksums)
+        return self._job("kvtier_check", len(offsets), arena.number, payload_bytes, len(offsets), places, sums)
+
+    def counts(self) -> CopyCounts:
+        counts = native.Counts()
+        self._library.kvtier_count(self._live(), ctypes.byref(counts))
+        return CopyCounts(**{name: int(getattr(counts, name)) for name, _ in native.Counts._fields_})
+
+    def close(self, wait_s: float = 5.0) -> bool:
+        """Ends the threads. False: copies still ran, and what they use is left to the end of the process. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is None or not self._finalizer.detach():
+            return True
+        return self._pid == os.getpid() and self._library.kvtier_close(handle, int(wait_s * 1e6)) == 1
+
+    def _live(self) -> int:
+        if self._handle is None:
+            raise KvError("CANCELLED", "copies: closed")
+        if self._pid != os.getpid():
+            raise KvError("CONFIG", "copies: opened before a fork; open them in the process that copies")
+        return self._handle
+
+    def _call(self, name: str, *arguments: object) -> int:
+        return native.check(getattr(self._library, name)(self._live(), *arguments))
+
+    def _job(self, name: str, count: int, *arguments: object) -> Job:
+        return Job(self, self._call(name, *arguments), count)
+
+    def _unmap(self, number: int) -> bool:
+        return self._handle is None or self._call("kvtier_unmap", number) == 1
+
+
+def _close(library: ctypes.CDLL, handle: int, pid: int) -> None:
+    if pid == os.getpid():
+        library.kvtier_close(handle, 1_000_000)
+
+
+def _same(first: Sequence[int], *others: Sequence[int]) -> None:
+    if not first or any(len(other) != len(first) for other in others):
+        raise KvError("CONFIG", "a copy names at least one block, and one offset and checksum for each")

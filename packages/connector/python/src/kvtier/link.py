@@ -1,0 +1,275 @@
+"""One connection to a cache node: frames out, answers in, a deadline on each request. Runs on its session's thread.
+
+Invariants: each exchange ends exactly once, with its last answer, at its deadline or when the link ends; at most ``MAX_OUTSTANDING``
+wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. One that
+breaks the protocol is disconnected. An exchange whose deadline passed stays known until the node answers, because a late answer
+may have to be undone.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import select
+import socket
+import stat
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .errors import KvError
+from .protocol import FrameReader, encode
+
+MAX_OUTSTANDING = 256
+MAX_UNSENT_BYTES = 32 << 20
+#: A suspended link whose probe is not answered by then is dropped: it may be the connection that is stuck.
+PROBE_DEADLINE_S = 15.0
+CONNECT_TIMEOUT_S = 2.0
+
+
+class Exchange(Protocol):
+    """A request under way; called on the session's thread."""
+
+    kind: str
+    fields: dict[str, Any]
+    deadline_s: float
+
+    def on_answer(self, kind: str, body: Any) -> bool:
+        """True: it was the last one. KvError PROTOCOL ends the link."""
+
+    def on_failure(self, error: KvError) -> None:
+        """Refused by the node, deadline, link ended."""
+
+    def on_late(self, kind: str, body: Any) -> None:
+        """The last answer came after the deadline."""
+
+
+class Probe:
+    """Asks a silent node for a sign of life."""
+
+    kind = "stats"
+    fields: dict[str, Any] = {}
+    deadline_s = PROBE_DEADLINE_S
+
+    def __init__(self, end: Callable[[KvError], None]) -> None:
+        self._end = end
+
+    def on_answer(self, kind: str, body: Any) -> bool:
+        return True
+
+    def on_failure(self, error: KvError) -> None:
+        self._end(error)
+
+    def on_late(self, kind: str, body: Any) -> None:
+        pass
+
+
+class _Pending:
+    __slots__ = ("exchange", "sent_at", "expired")
+
+    def __init__(self, exchange: Exchange, sent_at: float) -> None:
+        self.exchange = exchange
+        self.sent_at = sent_at
+        self.expired = False
+
+
+class Link:
+    """``post`` from any thread; everything else on the session's."""
+
+    def __init__(self, connection: socket.socket, wake_fd: int) -> None:
+        self.end_reason: KvError | None = None
+        self.suspended = False
+        self.epoch: int | None = None
+        self._socket = connection
+        self._wake_fd = wake_fd
+        self._outbox: deque[tuple[int, Exchange]] = deque()
+        self._pending: dict[int, _Pending] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._unsent = bytearray()
+        self._reader = FrameReader()
+        self._heard_at = time.monotonic()
+        self._next_probe = -1
+        self._poll = select.poll()
+        self._poll.register(wake_fd, select.POLLIN)
+        self._poll.register(connection, select.POLLIN)
+        self._writing = False
+
+    @property
+    def alive(self) -> bool:
+        return self.end_reason is None
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._pending) + len(self._outbox)
+
+    def post(self, request_id: int, exchange: Exchange) -> None:
+        self._outbox.append((request_id, exchange))
+        wake(self._wake_fd)
+
+    def forget(self, request_id: int) -> None:
+        """Its answer does not matter any more, and the node knows."""
+        self._pending.pop(request_id, None)
+
+    def end(self, reason: KvError) -> None:
+        if self.end_reason is not None:
+            return
+        self.end_reason = reason
+        self._socket.close()
+        waiting = [(pending.exchange, pending.expired) for pending in self._pending.values()]
+        waiting += [(exchange, False) for _, exchange in self._outbox]
+        self._pending.clear()
+        self._outbox.clear()
+        for exchange, expired in waiting:
+            if not expired:
+                exchange.on_failure(reason.again())
+
+    def turn(self, longest_s: float) -> None:
+        """Waits for something to do, no longer than told, and does it."""
+        now = time.monotonic()
+        wait_s = longest_s
+        if self._deadlines:
+            wait_s = max(0.0, min(wait_s, self._deadlines[0][0] - now))
+        try:
+            events = dict(self._poll.poll(int(wait_s * 1000) + 1))
+            if self._wake_fd in events:
+                unwake(self._wake_fd)
+            if events.get(self._socket.fileno(), 0) & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                self._read()
+            self._send_posted()
+            self._write()
+        except KvError as error:
+            self.end(error)
+        except OSError as error:
+            self.end(KvError("DISCONNECTED", f"the cache node's connection ended ({error})", retry=True))
+        if self.alive:
+            self._expire(time.monotonic())
+
+    def _send_posted(self) -> None:
+        while self._outbox:
+            request_id, exchange = self._outbox.popleft()
+            now = time.monotonic()
+            try:
+                frame = encode(request_id, exchange.kind, exchange.fields)
+            except (KvError, ValueError, TypeError) as error:
+                exchange.on_failure(error if isinstance(error, KvError) else KvError("REQUEST", f"{exchange.kind}: {error}"))
+                continue
+            self._pending[request_id] = _Pending(exchange, now)
+            heapq.heappush(self._deadlines, (now + exchange.deadline_s, request_id))
+            self._unsent += frame
+            if len(self._unsent) > MAX_UNSENT_BYTES:
+                raise KvError("DISCONNECTED", "the cache node does not read", retry=True)
+
+    def _write(self) -> None:
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                break
+            del self._unsent[:sent]
+        wanted = bool(self._unsent)
+        if wanted != self._writing:
+            self._writing = wanted
+            self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if wanted else 0))
+
+    def _read(self) -> None:
+        try:
+            chunk = self._socket.recv(1 << 20)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not chunk:
+            raise KvError("DISCONNECTED", "the cache node closed the session", retry=True)
+        for frame in self._reader.push(chunk):
+            self._receive(frame)
+
+    def _receive(self, frame: Any) -> None:
+        kind = frame.WhichOneof("body")
+        if self.epoch is None:
+            self.epoch = frame.boot_epoch
+        if kind is None or frame.boot_epoch != self.epoch:
+            raise KvError("PROTOCOL", "the cache node changed its boot epoch or sent an empty frame")
+        self._heard_at = time.monotonic()
+        self.suspended = False
+        pending = self._pending.get(frame.id)
+        if pending is None:
+            return
+        body = getattr(frame, kind)
+        if kind == "failure":
+            self.forget(frame.id)
+            if not pending.expired:
+                pending.exchange.on_failure(KvError(body.code, body.message, retry=body.retry, tier=body.tier))
+        elif not pending.expired:
+            if pending.exchange.on_answer(kind, body):
+                self.forget(frame.id)
+        elif kind != "ready":
+            self.forget(frame.id)
+            pending.exchange.on_late(kind, body)
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            pending = self._pending.get(request_id)
+            if pending is None or pending.expired:
+                continue
+            pending.expired = True
+            if self._heard_at < pending.sent_at and not self.suspended and not isinstance(pending.exchange, Probe):
+                self._suspend()
+            pending.exchange.on_failure(KvError("DEADLINE", "the cache node did not answer in time", retry=True))
+
+    def _suspend(self) -> None:
+        self.suspended = True
+        self._next_probe -= 1  # ids of the session's requests are above 0; on the wire these are unsigned
+        self.post(self._next_probe & 0xFFFF_FFFF_FFFF_FFFF, Probe(self.end))
+
+
+def wake(fd: int) -> None:
+    os.eventfd_write(fd, 1)
+
+
+def unwake(fd: int) -> None:
+    try:
+        os.eventfd_read(fd)
+    except BlockingIOError:
+        pass
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to our own user's node. KvError DISCONNECTED when nobody serves, SETUP when it is another user's."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        connection.connect(path)
+        _check_folder(path)
+        _check_server(connection, path)
+        connection.setblocking(False)
+        return connection
+    except KvError:
+        connection.close()
+        raise
+    except OSError as error:
+        connection.close()
+        if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG) or "too long" in str(error):
+            raise KvError("SETUP", f"{path}: cannot be reached ({error}); run engine and node as one user") from error
+        raise KvError("DISCONNECTED", f"{path}: no cache node ({error}); it is tried again", retry=True) from error
+
+
+def _is_trusted(uid: int) -> bool:
+    return uid in (0, os.geteuid())
+
+
+def _check_folder(path: str) -> None:
+    """Whoever binds a path first is found there: its folder is ours or root's, and only its owner may write to it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    found = os.stat(folder)
+    if not _is_trusted(found.st_uid):
+        raise KvError("SETUP", f"{folder}: belongs to user {found.st_uid}, who could put another socket there; use a folder of your own")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise KvError("SETUP", f"{folder}: others may write there; choose a private folder for the socket, or chmod go-w it")
+
+
+def _check_server(connection: socket.socket, path: str) -> None:
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if not _is_trusted(uid):
+        raise KvError("SETUP", f"{path}: is served by a process of user {uid} (pid {pid}), not by ours; choose a private folder")

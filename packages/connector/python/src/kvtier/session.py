@@ -1,0 +1,351 @@
+"""The session with the cache node, kept up for ever on a thread of its own: connect, attach; when it ends, wait until what was leased
+and reserved in it is settled, and start again after a jittered pause.
+
+     ┌──────────► connecting ──► attaching ──► attached ──┐
+     │                │              │                    │ connection ended
+     └──── pause ◄────┴──────────────┴──── draining ◄─────┘
+
+Invariants: no method waits but ``close``; a request that cannot be sent has failed when it is given back. A former session is named at the
+next Attach only when all of its loads and reservations were settled: the node gives their slots away from then on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from .copies import ArenaRef
+from .errors import KvError
+from .link import MAX_OUTSTANDING, Exchange, Link, connect, wake
+from .protocol import MAX_HASHES, PROTOCOL
+from .requests import OWED_DEADLINE_S, Held, Load, Request, Reservation, done_count
+
+log = logging.getLogger("kvtier")
+
+ATTACH_DEADLINE_S = 5.0
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+#: A session that lived this long was a good one: the next pause is short again.
+GOOD_SESSION_S = 1.0
+#: Copies take milliseconds. After this the next session begins without naming the former, whose slots the node keeps aside.
+DRAIN_LIMIT_S = 30.0
+#: The node ends a load at its deadline by itself; this much later we do.
+GRACE_S = 0.025
+#: Engine and node start at the same time, and nothing is wrong when the node is the slower one by so much.
+START_S = 10.0
+_TURN_S = 1.0
+
+
+class Attachment:
+    """One life of the session: a live link, and the arena that offsets are of."""
+
+    def __init__(self, link: Link, attached: Any, epoch: int, payload_bytes: int) -> None:
+        self.session: bytes = attached.session
+        self.boot_epoch = epoch
+        self.arena = ArenaRef(attached.arena_path, attached.arena_bytes, attached.arena_id)
+        #: The node's KV events carry token ids: a reserve is to say them.
+        self.wants_token_ids = bool(attached.wants_token_ids)
+        self._link = link
+        self._least = 4096 + attached.header_bytes
+        self._last = attached.arena_bytes - payload_bytes
+        self._ids = itertools.count(2)
+        self._unsettled = 0
+        self._lock = threading.Lock()
+        self._idle = threading.Event()
+        self._idle.set()
+
+    @property
+    def alive(self) -> bool:
+        return self._link.alive
+
+    @property
+    def usable(self) -> bool:
+        """The node is there and answers: it may be asked."""
+        return self._link.alive and not self._link.suspended
+
+    @property
+    def suspended(self) -> bool:
+        return self._link.alive and self._link.suspended
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def send(self, exchange: Exchange, *, owed: bool = False, request_id: int | None = None) -> None:
+        """``owed``: gives something back, and passes the bounds; each follows one that did not."""
+        link = self._link
+        if link.end_reason is not None:
+            exchange.on_failure(link.end_reason.again())
+        elif not owed and link.suspended:
+            exchange.on_failure(KvError("DEADLINE", "the cache node does not answer", retry=True))
+        elif not owed and link.outstanding >= MAX_OUTSTANDING:
+            exchange.on_failure(KvError("BUSY", "too many requests wait for the cache node", retry=True))
+        else:
+            link.post(self.next_id() if request_id is None else request_id, exchange)
+            if link.end_reason is not None:  # it ended meanwhile, perhaps before it saw this
+                exchange.on_failure(link.end_reason.again())
+
+    def owe(self, kind: str, fields: dict[str, Any], forget: int | None = None) -> None:
+        """A request that nobody waits for. ``forget``: the request that it ends."""
+
+        def ended(_body: Any) -> int:
+            if forget is not None:
+                self._link.forget(forget)
+            return 0
+
+        self.send(Request(kind, fields, OWED_DEADLINE_S, "done", ended), owed=True)
+
+    def checked(self, offsets: Iterable[int]) -> array[int]:
+        """Offsets as the node says them. KvError PROTOCOL, which ends the link, for a place outside of its arena."""
+        found = array("Q", offsets)
+        if found and (min(found) < self._least or max(found) > self._last):
+            raise KvError("PROTOCOL", "the cache node named an offset outside of its arena")
+        return found
+
+    def begun(self) -> None:
+        with self._lock:
+            self._unsettled += 1
+            self._idle.clear()
+
+    def settled(self) -> None:
+        with self._lock:
+            self._unsettled -= 1
+            if self._unsettled == 0:
+                self._idle.set()
+
+    def drained(self, wait_s: float) -> bool:
+        return self._idle.wait(wait_s)
+
+
+class Session:
+    """Requests of one namespace. All methods are for any thread; ``close`` alone waits."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        namespace: bytes,
+        payload_bytes: int,
+        block_tokens: int,
+        hash_bytes: int = 32,
+        tenant: str = "",
+        ttl_seconds: int = 0,
+        client: str = "kvtier for Python",
+    ) -> None:
+        if len(namespace) != 32 or hash_bytes not in (16, 32) or payload_bytes < 1 or block_tokens < 1:
+            raise KvError("CONFIG", "a session has a namespace of 32 bytes, hashes of 16 or 32, and blocks of tokens and bytes")
+        self.socket_path = socket_path
+        self.payload_bytes = payload_bytes
+        self.hash_bytes = hash_bytes
+        self._attach = {
+            "protocol": PROTOCOL,
+            "namespace": namespace,
+            "payload_bytes": payload_bytes,
+            "block_tokens": block_tokens,
+            "hash_bytes": hash_bytes,
+            "client": f"{client} pid {os.getpid()}",
+            "tenant": tenant,
+            "ttl_seconds": ttl_seconds,
+        }
+        #: How often it was attached.
+        self.sessions = 0
+        self._attachment: Attachment | None = None
+        self._closing = threading.Event()
+        self._complaint = ""
+        self._started_at = time.monotonic()
+        self._pid = os.getpid()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="kvtier-session", daemon=True)
+        self._thread.start()
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """The present one, when there is one and the node answers. Another object after each reconnection."""
+        attachment = self._attachment
+        return attachment if attachment is not None and attachment.usable and self._pid == os.getpid() else None
+
+    @property
+    def suspended(self) -> bool:
+        """Attached, but left alone until the node answers again."""
+        attachment = self._attachment
+        return attachment is not None and attachment.suspended
+
+    def lookup(self, hashes: bytes, *, gaps: bool = False, deadline_s: float = 0.05) -> Request[Held]:
+        """How much of a chain is held, packed hashes from its first on; with ``gaps`` also behind what is missing."""
+        fields: dict[str, Any] = {"hashes": self._packed(hashes), "gaps": gaps}
+        return self._ask(Request("lookup", fields, deadline_s, "lookup", Held.read))
+
+    def load(self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0) -> Load:
+        """Brings a chain into the arena and leases it. ``await_s``: blocks that nobody holds yet are waited for."""
+        deadline_ms = max(1, int(deadline_s * 1000))
+        fields: dict[str, Any] = {"hashes": self._packed(hashes), "deadline_ms": deadline_ms}
+        if await_s > 0:
+            fields["await_ms"] = max(1, int(await_s * 1000))
+        attachment = self._present()
+        load = Load(attachment, attachment.next_id(), len(hashes) // self.hash_bytes, fields, deadline_s + GRACE_S)
+        attachment.begun()
+        attachment.send(load, request_id=load.id)
+        return load
+
+    def reserve(
+        self, parent: bytes, hashes: bytes, *, token_ids: bytes | None = None, deadline_s: float = 1.0
+    ) -> Reservation:
+        """Slots for a contiguous piece of a chain; ``parent`` is empty at the root."""
+        fields: dict[str, Any] = {"parent": parent, "hashes": self._packed(hashes)}
+        if token_ids is not None:
+            fields["token_ids"] = token_ids
+        attachment = self._present()
+        reservation = Reservation(attachment, len(hashes) // self.hash_bytes, fields, deadline_s)
+        attachment.begun()
+        attachment.send(reservation)
+        return reservation
+
+    def pin(self, hashes: bytes, *, ttl_s: float, deadline_s: float = 1.0) -> Request[int]:
+        """Keeps blocks from eviction. The value: how many are pinned."""
+        fields = {"hashes": self._packed(hashes), "ttl_ms": max(1, int(ttl_s * 1000))}
+        return self._ask(Request("pin", fields, deadline_s, "done", done_count))
+
+    def unpin(self, hashes: bytes, *, deadline_s: float = 1.0) -> Request[int]:
+        return self._ask(Request("unpin", {"hashes": self._packed(hashes)}, deadline_s, "done", done_count))
+
+    def prefetch(self, hashes: bytes, *, deadline_s: float = 1.0) -> Request[str]:
+        """Brings what lower tiers hold into the arena behind all loads. The value: why not; "" when it was accepted."""
+
+        def read(body: Any) -> str:
+            return "" if body.accepted else str(body.reason or "refused")
+
+        return self._ask(Request("prefetch", {"hashes": self._packed(hashes)}, deadline_s, "prefetching", read))
+
+    def stats(self, *, deadline_s: float = 1.0) -> Request[dict[str, int]]:
+        """The node's counters."""
+        return self._ask(Request("stats", {}, deadline_s, "stats", lambda body: dict(body.counters)))
+
+    def close(self, wait_s: float = 2.0) -> bool:
+        """Ends the session; whether its thread has ended in that time. Idempotent."""
+        self._closing.set()
+        self._wake()
+        if self._pid != os.getpid():
+            return True  # the thread is the parent's
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _packed(self, hashes: bytes) -> bytes:
+        count, rest = divmod(len(hashes), self.hash_bytes)
+        if rest or not 1 <= count <= MAX_HASHES:
+            raise KvError("CONFIG", f"{len(hashes)} bytes are not 1 to {MAX_HASHES} hashes of {self.hash_bytes} bytes")
+        return hashes
+
+    def _present(self) -> Attachment:
+        """The one to send to; where there is none, one that has ended."""
+        attachment = self._attachment
+        if attachment is None or self._pid != os.getpid():
+            return _NONE
+        return attachment
+
+    def _ask(self, request: Request[Any]) -> Request[Any]:
+        self._present().send(request)
+        return request
+
+    def _wake(self) -> None:
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                wake(self._wake_fd)
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        previous = b""
+        while not self._closing.is_set():
+            began = time.monotonic()
+            attachment: Attachment | None = None
+            try:
+                link = Link(connect(self.socket_path), self._wake_fd)
+                try:
+                    attachment = self._attached(link, previous)
+                    self._serve(link, attachment)
+                finally:
+                    link.end(KvError("DISCONNECTED", "the session ends"))
+                    self._attachment = None
+            except KvError as error:
+                self._complain(error)
+            except Exception:  # a defect of ours ends this life of the session, and not the engine's cache
+                log.exception("kvtier: a session failed")
+            if attachment is not None:
+                previous = attachment.session if self._drain(attachment) else b""
+            if time.monotonic() - began > GOOD_SESSION_S:
+                pause_s = FIRST_PAUSE_S
+            self._closing.wait(pause_s * (0.5 + random.random()))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        with self._wake_lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _attached(self, link: Link, previous: bytes) -> Attachment:
+        request = Request("attach", {**self._attach, "previous_session": previous}, ATTACH_DEADLINE_S, "attached", lambda body: body)
+        link.post(1, request)
+        while not request.done and link.alive and not self._closing.is_set():
+            link.turn(_TURN_S)
+        if self._closing.is_set() and not request.done:
+            raise KvError("CANCELLED", "the session is closed")
+        attached = request.result()
+        if len(attached.session) != 16 or not 4096 <= attached.header_bytes + 4096 < attached.arena_bytes < 1 << 53:
+            raise KvError("PROTOCOL", "the cache node described an arena that cannot be")
+        return Attachment(link, attached, link.epoch or 0, self.payload_bytes)
+
+    def _serve(self, link: Link, attachment: Attachment) -> None:
+        self.sessions += 1
+        self._complaint = ""
+        self._attachment = attachment
+        log.info("kvtier: attached to the cache node at %s", self.socket_path)
+        while link.alive and not self._closing.is_set():
+            link.turn(_TURN_S)
+        if link.end_reason is not None:
+            raise link.end_reason
+
+    def _drain(self, attachment: Attachment) -> bool:
+        """Whether all of it is settled; when not, after ``DRAIN_LIMIT_S``, it stays in the node's quarantine."""
+        until = time.monotonic() + DRAIN_LIMIT_S
+        while not self._closing.is_set() and time.monotonic() < until:
+            if attachment.drained(0.1):
+                return True
+        return attachment.drained(0)
+
+    def _complain(self, error: KvError) -> None:
+        """The same trouble is told once, not at every attempt."""
+        if self._closing.is_set() or str(error) == self._complaint:
+            return
+        if error.code == "DISCONNECTED" and self.sessions == 0 and time.monotonic() - self._started_at < START_S:
+            return
+        self._complaint = str(error)
+        log.warning("kvtier: no session with the cache node: %s", error)
+
+
+class _NoLink:
+    """Stands for the link where there is none."""
+
+    end_reason = KvError("DISCONNECTED", "no cache node is attached", retry=True)
+    alive = False
+    suspended = False
+
+
+class _NoAttachment(Attachment):
+    """Whatever is sent there has failed."""
+
+    def __init__(self) -> None:
+        self._link = _NoLink()  # type: ignore[assignment]
+        self._ids = itertools.count(2)
+
+    def begun(self) -> None:
+        pass
+
+    def settled(self) -> None:
+        pass
+
+
+_NONE = _NoAttachment()

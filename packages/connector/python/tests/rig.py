@@ -1,0 +1,198 @@
+"""A real cache node as a process, and an engine's memory of plain bytes: what the tests of this package are made of."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+from array import array
+from typing import Any, Callable
+
+import kvtier
+
+PAYLOAD_BYTES = 100_000
+BLOCK_TOKENS = 16
+NAMESPACE = hashlib.sha256(b"the tests of the Python package").digest()
+#: How a cache node is started: a command as JSON, from test/e2e/python.slow.test.ts.
+NODE = json.loads(os.environ.get("KVTIER_TEST_NODE", "[]"))
+
+
+def until(what: str, happens: Callable[[], Any], limit_s: float = 30.0) -> Any:
+    """What ``happens`` gives, once that is true."""
+    end = time.monotonic() + limit_s
+    while True:
+        found = happens()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {limit_s} s")
+        time.sleep(0.002)
+
+
+def chain(name: str, count: int) -> bytes:
+    """Packed hashes of a chain, 32 bytes each."""
+    return b"".join(hashlib.sha256(f"{name} {i}".encode()).digest() for i in range(count))
+
+
+class Node:
+    """One data folder and one socket; nodes come and go."""
+
+    def __init__(self, *, arena_bytes: int = 16 << 20, disk_bytes: int | None = 64 << 20, **config: Any) -> None:
+        self.folder = tempfile.mkdtemp(prefix="kvtier-python-")
+        self.socket_path = f"{self.folder}/run/node.sock"
+        self.config: dict[str, Any] = {
+            "socketPath": self.socket_path,
+            "dataDir": f"{self.folder}/data",
+            "arena": {"bytes": arena_bytes, "dir": "/dev/shm"},
+            "disk": None if disk_bytes is None else {"bytes": disk_bytes},
+            "logLevel": "warn",
+            **config,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "KVTIER_CONFIG": json.dumps(self.config)}
+        environment.pop("NODE_CHANNEL_FD", None)
+        self.process = subprocess.Popen(NODE, env=environment, stdin=subprocess.DEVNULL)
+        until("the node serves", self._serves, 60)
+
+    def _serves(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"the node ended with {self.process.returncode}")
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(self.socket_path)
+                return True
+        except OSError:
+            return False
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.send_signal(signal.SIGCONT)
+            self.process.wait(60)
+            self.process = None
+
+    def remove(self) -> None:
+        self.end(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Memory:
+    """An engine's KV memory: ``blocks`` blocks of two parts in places of their own, as layers lie."""
+
+    def __init__(self, copies: kvtier.Copies, blocks: int, payload_bytes: int = PAYLOAD_BYTES) -> None:
+        self.half = payload_bytes // 2
+        self.blocks = blocks
+        self.layers = [ctypes.create_string_buffer(blocks * self.half) for _ in range(2)]
+        parts = [kvtier.Part(ctypes.addressof(layer), self.half, self.half) for layer in self.layers]
+        self.layout = copies.layout(parts, blocks)
+
+    def fill(self, block: int, seed: bytes) -> None:
+        data = hashlib.shake_128(seed).digest(2 * self.half)
+        for number, layer in enumerate(self.layers):
+            address = ctypes.addressof(layer) + block * self.half
+            ctypes.memmove(address, data[number * self.half : (number + 1) * self.half], self.half)
+
+    def read(self, block: int) -> bytes:
+        return b"".join(layer.raw[block * self.half : (block + 1) * self.half] for layer in self.layers)
+
+
+class Engine:
+    """A session, copies and memory, used as a plug-in would, but waiting for everything."""
+
+    def __init__(self, socket_path: str, *, blocks: int = 64, namespace: bytes = NAMESPACE) -> None:
+        self.copies = kvtier.Copies()
+        self.memory = Memory(self.copies, blocks)
+        self.session = kvtier.Session(
+            socket_path, namespace=namespace, payload_bytes=PAYLOAD_BYTES, block_tokens=BLOCK_TOKENS
+        )
+        self.arenas: dict[int, kvtier.Arena] = {}
+
+    def attached(self) -> kvtier.Attachment:
+        return until("the session is attached", lambda: self.session.attachment)
+
+    def arena(self, attachment: kvtier.Attachment) -> kvtier.Arena:
+        found = self.arenas.get(attachment.arena.id)
+        if found is None:
+            found = self.arenas[attachment.arena.id] = self.copies.map(attachment.arena)
+        return found
+
+    def reserve(self, parent: bytes, hashes: bytes) -> kvtier.Reservation:
+        reservation = self.session.reserve(parent, hashes)
+        until("reserve is answered", lambda: reservation.done)
+        return reservation
+
+    def store(self, hashes: bytes, blocks: list[int]) -> int:
+        """Of the blocks of a chain from its root, how many became visible."""
+        reservation = self.reserve(b"", hashes)
+        indexes = reservation.open
+        if not indexes:
+            return 0
+        arena = self.arena(reservation.attachment)
+        job = self.copies.store(arena, self.memory.layout, [blocks[i] for i in indexes], [reservation.offsets[i] for i in indexes])
+        until("the copies end", job.ended)
+        commit = reservation.commit(indexes, job.take().checksums)
+        until("commit is answered", lambda: commit.done)
+        return commit.result()
+
+    def load(self, hashes: bytes, blocks: list[int], deadline_s: float = 10.0) -> tuple[int, list[int]]:
+        """How many blocks came, and which of these were bad."""
+        load = self.session.load(hashes, deadline_s=deadline_s)
+        until("the load ends", lambda: load.done, deadline_s + 5)
+        if load.ready == 0:
+            load.release()
+            return 0, []
+        slots = load.slots()
+        arena = self.arena(load.attachment)
+        job = self.copies.load(arena, self.memory.layout, blocks[: load.ready], slots.offsets, slots.checksums)
+        until("the copies end", job.ended)
+        bad = job.take().bad
+        load.release(corrupt=bad)
+        return load.ready, bad
+
+    def held(self, hashes: bytes) -> int:
+        request = self.session.lookup(hashes, deadline_s=5)
+        until("lookup is answered", lambda: request.done)
+        return request.result().blocks
+
+    def close(self) -> None:
+        self.session.close()
+        self.copies.close()
+
+
+class NodeCase(unittest.TestCase):
+    """A test with a node of its own, and engines that are closed."""
+
+    def setUp(self) -> None:
+        if not NODE:
+            self.fail("KVTIER_TEST_NODE says how a cache node is started: run test/e2e/python.slow.test.ts")
+
+    def node(self, **options: Any) -> Node:
+        node = Node(**options)
+        self.addCleanup(node.remove)
+        node.start()
+        return node
+
+    def engine(self, node: Node, **options: Any) -> Engine:
+        engine = Engine(node.socket_path, **options)
+        self.addCleanup(engine.close)
+        engine.attached()
+        return engine
+
+
+def numbers(count: int) -> array[int]:
+    return array("Q", range(count))

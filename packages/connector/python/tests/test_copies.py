@@ -1,0 +1,277 @@
+"""The library by itself, on an arena file made by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import struct
+import tempfile
+import threading
+import unittest
+from array import array
+
+import kvtier
+from rig import numbers, until
+
+ID = 0x1234_5678_9ABC_DEF0
+BYTES = 4 << 20
+PAGE = 4096
+
+
+class CopiesCase(unittest.TestCase):
+    def setUp(self) -> None:
+        handle, self.path = tempfile.mkstemp(prefix="kvtier-arena-", dir="/dev/shm")
+        self.addCleanup(os.unlink, self.path)
+        header = struct.pack("<8sIIQQ", b"KVTIERAR", 1, PAGE, BYTES, ID)
+        os.write(handle, header)
+        os.truncate(self.path, BYTES)
+        os.close(handle)
+        self.copies = kvtier.Copies()
+        self.addCleanup(self.copies.close)
+        self.ref = kvtier.ArenaRef(self.path, BYTES, ID)
+
+    def code_of(self, call: object) -> str:
+        with self.assertRaises(kvtier.KvError) as caught:
+            call()  # type: ignore[operator]
+        return caught.exception.code
+
+    def slots(self, count: int, bytes_each: int) -> array[int]:
+        step = -(-(256 + bytes_each) // PAGE) * PAGE
+        return array("Q", [PAGE + 256 + i * step for i in range(count)])
+
+
+class Mapping(CopiesCase):
+    def test_another_arena_is_refused(self) -> None:
+        for ref in (
+            kvtier.ArenaRef(self.path, BYTES, ID + 1),
+            kvtier.ArenaRef(self.path, BYTES + PAGE, ID),
+        ):
+            self.assertEqual(self.code_of(lambda ref=ref: self.copies.map(ref)), "PROTOCOL")
+        self.assertEqual(self.code_of(lambda: self.copies.map(kvtier.ArenaRef("/nowhere/x", BYTES, ID))), "SETUP")
+        with open(self.path, "r+b") as file:
+            file.write(b"KVTIERXX")
+        self.assertEqual(self.code_of(lambda: self.copies.map(self.ref)), "PROTOCOL")
+
+    def test_a_folder_may_be_mounted_elsewhere(self) -> None:
+        away = kvtier.ArenaRef("/elsewhere/" + os.path.basename(self.path), BYTES, ID)
+        self.assertTrue(self.copies.map(away, "/dev/shm").close())
+
+    def test_an_arena_stays_mapped_as_long_as_a_job_uses_it(self) -> None:
+        arena = self.copies.map(self.ref)
+        memory = ctypes.create_string_buffer(3 << 20)
+        layout = self.copies.layout([kvtier.Part(ctypes.addressof(memory), 0, 3 << 20)], 1)
+        jobs = [self.copies.store(arena, layout, [0], [PAGE + 256]) for _ in range(20)]
+        arena.close()
+        self.assertEqual(self.copies.counts().arenas, 1)
+        for job in jobs:
+            until("it ends", job.ended)
+            job.take()
+        until("it is unmapped", lambda: self.copies.counts().arenas == 0)
+        self.assertEqual(self.code_of(lambda: self.copies.store(arena, layout, [0], [PAGE + 256])), "UNKNOWN")
+
+
+class Moving(CopiesCase):
+    def test_every_layout_comes_back_as_it_was(self) -> None:
+        """Against a naive copy: rows, strides and unaligned places drawn at random."""
+        draw = random.Random(7)
+        arena = self.copies.map(self.ref)
+        for _ in range(60):
+            blocks = draw.randint(1, 6)
+            shapes = [(draw.randint(1, 5), draw.choice([1, 7, 64, 256, 2048, 2049, 5000])) for _ in range(draw.randint(1, 4))]
+            source, target, naive = [], [], []
+            for rows, row_bytes in shapes:
+                row_stride = row_bytes + draw.randint(0, 70)
+                stride = rows * row_stride + draw.randint(0, 100)
+                shift = draw.randint(0, 64)
+                buffers = [ctypes.create_string_buffer(draw.randbytes(blocks * stride + shift)) for _ in range(2)]
+                for side, buffer in zip((source, target), buffers):
+                    side.append((kvtier.Part(ctypes.addressof(buffer) + shift, stride, row_bytes, rows, row_stride), buffer))
+                naive.append((buffers[0].raw, shift, stride, rows, row_stride, row_bytes))
+            payload_bytes = sum(rows * row_bytes for rows, row_bytes in shapes)
+            payloads = [
+                b"".join(
+                    raw[shift + b * stride + r * row_stride :][:row_bytes]
+                    for raw, shift, stride, rows, row_stride, row_bytes in naive
+                    for r in range(rows)
+                )
+                for b in range(blocks)
+            ]
+            layouts = [self.copies.layout([part for part, _ in side], blocks) for side in (source, target)]
+            self.assertEqual(layouts[0].payload_bytes, payload_bytes)
+            offsets = self.slots(blocks, payload_bytes)
+            stored = self.copies.store(arena, layouts[0], numbers(blocks), offsets)
+            until("stored", stored.ended)
+            sums = stored.take().checksums
+            with open(self.path, "rb") as file:
+                for offset, payload in zip(offsets, payloads):
+                    file.seek(offset)
+                    self.assertEqual(file.read(payload_bytes), payload)
+            loaded = self.copies.load(arena, layouts[1], numbers(blocks), offsets, sums)
+            until("loaded", loaded.ended)
+            found = loaded.take()
+            self.assertEqual((found.bad, found.checksums), ([], sums))
+            again = self.copies.store(arena, layouts[1], numbers(blocks), offsets)
+            until("stored again", again.ended)
+            self.assertEqual(again.take().checksums, sums)
+            for layout in layouts:
+                layout.close()
+
+    def test_a_flipped_bit_is_bad_wherever_it_is(self) -> None:
+        arena = self.copies.map(self.ref)
+        memory = ctypes.create_string_buffer(os.urandom(3 * 5000))
+        layout = self.copies.layout([kvtier.Part(ctypes.addressof(memory), 5000, 5000)], 3)
+        offsets = self.slots(3, 5000)
+        job = self.copies.store(arena, layout, numbers(3), offsets)
+        until("stored", job.ended)
+        sums = job.take().checksums
+        for at in (0, 1, 2047, 2048, 4999):
+            with open(self.path, "r+b") as file:
+                file.seek(offsets[1] + at)
+                byte = file.read(1)
+                file.seek(-1, 1)
+                file.write(bytes([byte[0] ^ 0x10]))
+                file.flush()
+                for job in (
+                    self.copies.check(arena, 5000, offsets, sums),
+                    self.copies.load(arena, layout, numbers(3), offsets, sums),
+                ):
+                    until("ended", job.ended)
+                    self.assertEqual(job.take().bad, [1])
+                file.seek(-1, 1)
+                file.write(byte)
+        check = self.copies.check(arena, 5000, offsets, sums)
+        until("ended", check.ended)
+        self.assertEqual(check.take().bad, [])
+        self.assertEqual(self.copies.counts().bad_blocks, 10)
+
+    def test_the_checksum_is_xxh3(self) -> None:
+        """A chunk of one byte, and what the node computes of the same (KVTIER_TEST_SUMS: bytes in hex, sum)."""
+        arena = self.copies.map(self.ref)
+        for pair in filter(None, os.environ.get("KVTIER_TEST_SUMS", "").split(",")):
+            data, _, wanted = pair.partition("=")
+            memory = ctypes.create_string_buffer(bytes.fromhex(data), len(data) // 2)
+            layout = self.copies.layout([kvtier.Part(ctypes.addressof(memory), 0, len(data) // 2)], 1)
+            job = self.copies.store(arena, layout, [0], [PAGE + 256])
+            until("stored", job.ended)
+            self.assertEqual(list(job.take().checksums), [int(wanted)])
+
+
+class Bounds(CopiesCase):
+    def test_nothing_outside_of_the_arena_or_the_layout(self) -> None:
+        arena = self.copies.map(self.ref)
+        memory = ctypes.create_string_buffer(2 * 1000)
+        layout = self.copies.layout([kvtier.Part(ctypes.addressof(memory), 1000, 1000)], 2)
+        for offset in (0, 4095, BYTES - 999, BYTES, (1 << 64) - 1):
+            self.assertEqual(self.code_of(lambda: self.copies.store(arena, layout, [0], [offset])), "PROTOCOL")
+        self.assertEqual(self.code_of(lambda: self.copies.store(arena, layout, [2], [PAGE])), "CONFIG")
+        self.assertEqual(self.code_of(lambda: self.copies.store(arena, layout, [], [])), "CONFIG")
+        self.assertEqual(self.code_of(lambda: self.copies.load(arena, layout, [0], [PAGE], [])), "CONFIG")
+        self.assertEqual(self.code_of(lambda: self.copies.check(arena, 0, [PAGE], [1])), "PROTOCOL")
+        until("the last bytes may be used", self.copies.store(arena, layout, [1], [BYTES - 1000]).ended)
+
+    def test_layouts_that_cannot_be(self) -> None:
+        for parts, blocks in (
+            ([], 1),
+            ([kvtier.Part(0, 1, 1)], 1),
+            ([kvtier.Part(4096, 1, 0)], 1),
+            ([kvtier.Part(4096, 1, 1)], 0),
+            ([kvtier.Part(4096, 1 << 40, 1)], 1 << 40),
+            ([kvtier.Part(4096, 1, 1 << 30, rows=1 << 30)], 1),
+        ):
+            self.assertEqual(self.code_of(lambda: self.copies.layout(parts, blocks)), "CONFIG")
+
+    def test_jobs_that_nobody_takes_are_bounded(self) -> None:
+        copies = kvtier.Copies(max_jobs=3)
+        self.addCleanup(copies.close)
+        arena = copies.map(self.ref)
+        jobs = [copies.check(arena, 100, [PAGE], [0]) for _ in range(3)]
+        self.assertEqual(self.code_of(lambda: copies.check(arena, 100, [PAGE], [0])), "BUSY")
+        until("ended", jobs[0].ended)
+        jobs[0].take()
+        copies.check(arena, 100, [PAGE], [0])
+
+
+class Abandoning(CopiesCase):
+    def test_what_was_abandoned_ends_and_is_forgotten(self) -> None:
+        copies = kvtier.Copies(store_threads=1, store_niceness=19)
+        self.addCleanup(copies.close)
+        arena = copies.map(self.ref)
+        memory = ctypes.create_string_buffer(3 << 20)
+        layout = copies.layout([kvtier.Part(ctypes.addressof(memory), 0, 3 << 20)], 1)
+        jobs = [copies.store(arena, layout, [0] * 50, [PAGE + 256] * 50) for _ in range(4)]
+        last = jobs[-1].abandon()  # the others are before it: none of it was begun
+        self.assertTrue(last)
+        for job in jobs[:-1]:
+            job.abandon()
+        for job in jobs:
+            until("it is settled", job.ended)
+        until("all are forgotten", lambda: copies.counts().jobs == 0)
+        self.assertEqual(copies.counts().quarantined, 0)
+        self.assertEqual(self.code_of(jobs[0].take), "UNKNOWN")
+
+    def test_taking_what_runs_is_refused_and_waiting_is_bounded(self) -> None:
+        copies = kvtier.Copies(store_threads=1)
+        self.addCleanup(copies.close)
+        arena = copies.map(self.ref)
+        memory = ctypes.create_string_buffer(3 << 20)
+        layout = copies.layout([kvtier.Part(ctypes.addressof(memory), 0, 3 << 20)], 1)
+        job = copies.store(arena, layout, [0] * 2000, [PAGE + 256] * 2000)
+        self.assertFalse(job.ended(0.001))
+        self.assertEqual(self.code_of(job.take), "BUSY")
+        job.abandon()
+        until("it is settled", job.ended)
+
+    def test_closing_drops_what_waits(self) -> None:
+        copies = kvtier.Copies(store_threads=1)
+        arena = copies.map(self.ref)
+        memory = ctypes.create_string_buffer(3 << 20)
+        layout = copies.layout([kvtier.Part(ctypes.addressof(memory), 0, 3 << 20)], 1)
+        for _ in range(100):
+            copies.store(arena, layout, [0] * 20, [PAGE + 256] * 20)
+        self.assertTrue(copies.close())
+        self.assertTrue(copies.close())
+        self.assertEqual(self.code_of(lambda: copies.map(self.ref)), "CANCELLED")
+
+    def test_many_threads_at_once(self) -> None:
+        arena = self.copies.map(self.ref)
+        memory = ctypes.create_string_buffer(os.urandom(16 * 4000))
+        layout = self.copies.layout([kvtier.Part(ctypes.addressof(memory), 4000, 4000)], 16)
+        offsets = self.slots(16, 4000)
+        wrong: list[object] = []
+
+        def run(block: int) -> None:
+            for _ in range(50):
+                stored = self.copies.store(arena, layout, [block], [offsets[block]])
+                until("stored", stored.ended)
+                sums = stored.take().checksums
+                checked = self.copies.check(arena, 4000, [offsets[block]], sums)
+                if block % 4 == 0:
+                    checked.abandon()
+                    continue
+                until("checked", checked.ended)
+                wrong.extend(checked.take().bad)
+
+        threads = [threading.Thread(target=run, args=(block,)) for block in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+
+class Processes(CopiesCase):
+    def test_a_fork_opens_its_own(self) -> None:
+        arena = self.copies.map(self.ref)
+        child = os.fork()
+        if child == 0:
+            try:
+                self.copies.check(arena, 100, [PAGE], [0])
+            except kvtier.KvError as error:
+                os._exit(0 if error.code == "CONFIG" else 1)
+            os._exit(2)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

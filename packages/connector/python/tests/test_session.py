@@ -1,0 +1,176 @@
+"""The session against a real cache node: what is stored comes back, and whatever dies costs time and never truth."""
+
+from __future__ import annotations
+
+import signal
+import time
+import unittest
+
+import kvtier
+from rig import NAMESPACE, PAYLOAD_BYTES, NodeCase, chain, until
+
+
+class StoresAndLoads(NodeCase):
+    def test_what_one_engine_stored_another_loads(self) -> None:
+        node = self.node()
+        hashes = chain("a", 20)
+        first = self.engine(node)
+        for block in range(20):
+            first.memory.fill(block, b"payload %d" % block)
+        self.assertEqual(first.held(hashes), 0)
+        self.assertEqual(first.store(hashes, list(range(20))), 20)
+        self.assertEqual(first.held(hashes), 20)
+        wanted = [first.memory.read(block) for block in range(20)]
+        first.close()
+
+        second = self.engine(node)
+        self.assertEqual(second.load(hashes, list(range(30, 50))), (20, []))
+        self.assertEqual([second.memory.read(block) for block in range(30, 50)], wanted)
+
+    def test_after_a_restart_of_the_node_blocks_come_from_disk(self) -> None:
+        node = self.node()
+        hashes = chain("b", 8)
+        engine = self.engine(node)
+        for block in range(8):
+            engine.memory.fill(block, b"disk %d" % block)
+        self.assertEqual(engine.store(hashes, list(range(8))), 8)
+        epoch = engine.attached().boot_epoch
+        node.end()
+        node.start()
+        after = until("another epoch", lambda: (now := engine.session.attachment) and now.boot_epoch != epoch and now)
+        self.assertEqual(engine.session.sessions, 2)
+        self.assertEqual(engine.load(hashes, list(range(20, 28))), (8, []))
+        self.assertEqual(engine.memory.read(27), engine.memory.read(7))
+        self.assertNotEqual(after.arena.id, 0)
+
+    def test_a_flipped_byte_is_found_released_as_corrupt_and_a_miss(self) -> None:
+        node = self.node(disk_bytes=None)
+        hashes = chain("c", 4)
+        engine = self.engine(node)
+        for block in range(4):
+            engine.memory.fill(block, b"flip %d" % block)
+        engine.store(hashes, [0, 1, 2, 3])
+        load = engine.session.load(hashes, deadline_s=5)
+        until("the load ends", lambda: load.done)
+        offset = load.slots().offsets[2]
+        load.release()
+        with open(engine.attached().arena.path, "r+b") as arena:
+            arena.seek(offset + PAYLOAD_BYTES // 2)
+            byte = arena.read(1)
+            arena.seek(-1, 1)
+            arena.write(bytes([byte[0] ^ 1]))
+        self.assertEqual(engine.load(hashes, [10, 11, 12, 13]), (4, [2]))
+        until("the node dropped it", lambda: engine.held(hashes) == 2)
+
+    def test_lookup_tells_tiers_and_gaps(self) -> None:
+        node = self.node(disk_bytes=None)
+        engine = self.engine(node)
+        hashes = chain("d", 4)
+        engine.store(hashes[:64], [0, 1])
+        request = engine.session.lookup(hashes, deadline_s=5)
+        until("an answer", lambda: request.done)
+        self.assertEqual((request.result().blocks, request.result().spans), (2, (("arena", 2),)))
+
+    def test_pins_and_prefetches_are_answered(self) -> None:
+        node = self.node()
+        engine = self.engine(node)
+        hashes = chain("e", 3)
+        engine.store(hashes, [0, 1, 2])
+        pin, prefetch = engine.session.pin(hashes, ttl_s=5), engine.session.prefetch(hashes)
+        stats = engine.session.stats()
+        until("answers", lambda: pin.done and prefetch.done and stats.done)
+        self.assertEqual((pin.result(), prefetch.result()), (3, ""))
+        self.assertEqual(stats.result()["session.attached"], 1)
+
+
+class Reservations(NodeCase):
+    def test_what_is_aborted_was_never_there_and_another_may_write_it(self) -> None:
+        node = self.node()
+        engine, other = self.engine(node), self.engine(node)
+        hashes = chain("f", 2)
+        reservation = engine.reserve(b"", hashes)
+        self.assertEqual(reservation.status, [kvtier.RESERVED] * 2)
+        self.assertEqual(other.reserve(b"", hashes).status, [kvtier.BUSY] * 2)
+        reservation.abort()
+        reservation.abort()
+        self.assertEqual(reservation.open, [])
+        until("free again", lambda: other.store(hashes, [0, 1]) == 2)
+
+    def test_a_full_arena_refuses_with_its_reason(self) -> None:
+        node = self.node(arena_bytes=4 << 20, disk_bytes=None)
+        engine = self.engine(node)
+        first = engine.reserve(b"", chain("g", 60))
+        self.assertEqual((first.status[0], first.status[-1]), (kvtier.RESERVED, kvtier.REFUSED))
+        self.assertIn(first.reason, ("no_space", "session_limit"))
+        first.abort()
+
+    def test_one_that_nobody_wants_any_more_is_undone_when_its_answer_comes(self) -> None:
+        node = self.node()
+        engine, other = self.engine(node), self.engine(node)
+        hashes = chain("h", 2)
+        node.send(signal.SIGSTOP)
+        reservation = engine.session.reserve(b"", hashes, deadline_s=0.1)
+        until("it fails", lambda: reservation.done)
+        self.assertEqual(reservation.error and reservation.error.code, "DEADLINE")
+        node.send(signal.SIGCONT)
+        until("its slots are free", lambda: other.session.attachment and other.store(hashes, [0, 1]) == 2)
+
+
+class Deaths(NodeCase):
+    def test_a_killed_node_fails_what_waits_and_comes_back_by_itself(self) -> None:
+        node = self.node()
+        engine = self.engine(node)
+        hashes = chain("i", 6)
+        engine.store(hashes, list(range(6)))
+        load = engine.session.load(hashes, deadline_s=5)
+        until("ready", lambda: load.done)
+        attachment = load.attachment
+        node.end(signal.SIGKILL)
+        until("it is known", lambda: engine.session.attachment is None)
+        lost = engine.session.lookup(hashes)
+        self.assertEqual((lost.done, lost.error and lost.error.code), (True, "DISCONNECTED"))
+        # What was mapped outlives the node: a copy that was begun still ends well.
+        slots = load.slots()
+        job = engine.copies.load(engine.arena(attachment), engine.memory.layout, list(range(20, 26)), slots.offsets, slots.checksums)
+        until("the copies end", job.ended)
+        self.assertEqual(job.take().bad, [])
+        node.start()
+        self.assertIsNone(engine.session.attachment)  # the load is not settled: its slots may not be given away
+        load.release()
+        self.assertNotEqual(engine.attached().arena.id, attachment.arena.id)
+        self.assertEqual(engine.copies.counts().arenas, 1)
+        self.assertTrue(engine.arenas.pop(attachment.arena.id).close())
+
+    def test_a_silent_node_costs_one_deadline_and_not_one_a_request(self) -> None:
+        node = self.node()
+        engine = self.engine(node)
+        hashes = chain("j", 2)
+        node.send(signal.SIGSTOP)
+        began = time.monotonic()
+        first = engine.session.lookup(hashes, deadline_s=0.2)
+        until("its deadline", lambda: first.done)
+        self.assertEqual(first.error and first.error.code, "DEADLINE")
+        self.assertLess(time.monotonic() - began, 2)
+        self.assertTrue(engine.session.suspended)
+        for _ in range(100):
+            later = engine.session.lookup(hashes, deadline_s=0.2)
+            self.assertTrue(later.done)
+        self.assertLess(time.monotonic() - began, 2)
+        node.send(signal.SIGCONT)
+        until("it answers again", lambda: engine.session.attachment)
+        self.assertEqual(engine.held(hashes), 0)
+        self.assertEqual(engine.session.sessions, 1)
+
+    def test_no_node_at_the_start_is_a_miss_at_once(self) -> None:
+        session = kvtier.Session("/tmp/kvtier-nobody.sock", namespace=NAMESPACE, payload_bytes=1, block_tokens=1)
+        self.addCleanup(session.close)
+        load = session.load(chain("k", 1), deadline_s=1)
+        reservation = session.reserve(b"", chain("k", 1))
+        self.assertEqual((load.done, load.ready, load.reason), (True, 0, "disconnected"))
+        self.assertEqual((reservation.done, reservation.open), (True, []))
+        load.release()
+        self.assertTrue(session.close())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,323 @@
+// Streams, events and graphs of the emulated runtime. As on a GPU, streams are put onto hardware queues: a queue is a thread that
+// runs what its streams enqueue in the order of the calls, beside the caller and beside other queues, so that a missing wait
+// or a buffer freed too early shows. There are as many as CUDA_DEVICE_MAX_CONNECTIONS says (eight by default): streams that
+// share one hold each other up.
+//
+// Stricter than a GPU: no copy is synchronous. As careless as one: the end of a stream waits for nothing.
+//
+// Invariant: an operation runs after all before it in its stream; an event is done after all before its Record.
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <thread>
+
+#include "connections.h"
+#include "emulated_device.h"
+
+namespace kvtier::gpu {
+namespace emulated {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kQueueOperations = 1024;  // of a stream; an enqueuer waits beyond this, as it does on a GPU
+constexpr auto kDrainLimit = std::chrono::seconds(10);
+
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0, done = 0;
+  bool timed = false;
+  Clock::time_point at;
+};
+
+struct Operation {
+  std::function<void()> run;
+  bool work;  // false: bookkeeping of events, which neither faults nor is skipped
+  uint64_t life;
+  std::shared_ptr<size_t> of;  // its stream's operations that have not ended
+};
+
+// A hardware queue. Never destroyed.
+struct Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Operation> operations;
+  bool busy = false;
+  int streams = 0;  // by the mutex of Queues
+  std::thread thread{[this] { Run(); }};
+
+  void Run() {
+    in_runtime_thread = true;
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return !operations.empty(); });
+      Operation operation = std::move(operations.front());
+      operations.pop_front();
+      busy = true;
+      lock.unlock();
+      Perform(operation);
+      operation.run = nullptr;
+      lock.lock();
+      busy = false;
+      --*operation.of;
+      changed.notify_all();
+    }
+  }
+
+  static void Perform(const Operation& operation) {
+    Device& d = device();
+    if (!operation.work) return operation.run();
+    if (operation.life != d.life) return;
+    if (d.operations.fetch_add(1) + 1 == d.planned.operation) d.next = d.planned.fault;
+    for (Fault fault : {Fault::kHang, Fault::kIllegalAccess}) {
+      Fault expected = fault;
+      if (!d.next.compare_exchange_strong(expected, Fault::kNone)) continue;
+      (fault == Fault::kHang ? d.hung : d.failed) = true;
+      while (fault == Fault::kHang && operation.life == d.life) std::this_thread::sleep_for(kSlice);
+      return;
+    }
+    if (!d.failed) operation.run();
+  }
+};
+
+struct Queues {
+  std::mutex mutex;
+  std::vector<Queue*> all;
+  const size_t most = [] {
+    AskForConnections();
+    const char* text = getenv(kConnectionsVariable);
+    const int wanted = text == nullptr ? kDefaultConnections : atoi(text);
+    return static_cast<size_t>(wanted < 1 ? kDefaultConnections : std::min(wanted, kMostConnections));
+  }();
+};
+Queues& queues() {
+  static Queues& one = *new Queues;
+  return one;
+}
+
+// The one with the fewest streams.
+Queue* TakeQueue() {
+  Queues& q = queues();
+  std::lock_guard lock(q.mutex);
+  const auto fewest = std::ranges::min_element(q.all, {}, &Queue::streams);
+  Queue* queue = fewest == q.all.end() ? nullptr : *fewest;
+  if (queue == nullptr || (queue->streams > 0 && q.all.size() < q.most)) {
+    queue = new Queue;
+    q.all.push_back(queue);
+  }
+  ++queue->streams;
+  return queue;
+}
+
+}  // namespace
+
+void DrainQueues() {
+  std::vector<Queue*> all;
+  {
+    Queues& q = queues();
+    std::lock_guard lock(q.mutex);
+    all = q.all;
+  }
+  const auto deadline = Clock::now() + kDrainLimit;
+  for (Queue* queue : all) {
+    std::unique_lock lock(queue->mutex);
+    queue->changed.wait_until(lock, deadline, [&] { return queue->operations.empty() && !queue->busy; });
+  }
+}
+
+}  // namespace emulated
+
+using namespace emulated;
+
+struct Event::Impl {
+  std::shared_ptr<EventState> state = std::make_shared<EventState>();
+};
+
+struct Graph::Impl {
+  std::vector<std::function<void()>> operations;
+};
+
+struct Stream::Impl {
+  Queue* const queue = TakeQueue();
+  const std::shared_ptr<size_t> pending = std::make_shared<size_t>(0);  // by the queue's mutex
+  std::unique_ptr<Graph::Impl> capture;                                 // while capturing
+
+  ~Impl() {
+    std::lock_guard lock(queues().mutex);
+    --queue->streams;
+  }
+
+  // What cannot be part of a graph.
+  void RequireNoCapture() const {
+    Check();
+    if (capture) Fail("events, waits, host functions and graphs cannot be captured; use them around the graph's launch");
+  }
+
+  void Enqueue(std::function<void()> run, bool work = true) {
+    Check();
+    if (capture) {
+      capture->operations.push_back(std::move(run));
+      return;
+    }
+    std::unique_lock lock(queue->mutex);
+    while (*pending >= kQueueOperations && !device().hung) queue->changed.wait_for(lock, kSlice);
+    ++*pending;
+    queue->operations.push_back({std::move(run), work, device().life, pending});
+    queue->changed.notify_all();
+  }
+};
+
+Stream::Stream(Priority) {
+  Check();
+  impl_ = std::make_unique<Impl>();
+}
+Stream::~Stream() = default;
+
+WaitAtEnd::~WaitAtEnd() {
+  if (device().abandoned) return;
+  try {
+    if (!stream_.Synchronize(deadline_us_)) Abandon();
+  } catch (const std::exception&) {
+    Abandon();
+  }
+}
+
+void Stream::Copy(void* target, const void* source, size_t bytes) {
+  impl_->Enqueue([=] { memmove(target, source, bytes); });
+}
+void Stream::Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows) {
+  if (bytes > target_stride || bytes > source_stride) Fail("Copy2D: a row is longer than its stride");
+  if (target_stride > kMaxPitchBytes || source_stride > kMaxPitchBytes) Fail("2D copy: invalid pitch argument; a defect of kvtier: report it");
+  impl_->Enqueue([=] {
+    for (size_t row = 0; row < rows; ++row) {
+      memcpy(static_cast<uint8_t*>(target) + row * target_stride, static_cast<const uint8_t*>(source) + row * source_stride, bytes);
+    }
+  });
+}
+void Stream::Set(void* target, uint8_t value, size_t bytes) {
+  impl_->Enqueue([=] { memset(target, value, bytes); });
+}
+
+void Stream::Wait(const Event& event) {
+  impl_->RequireNoCapture();
+  auto state = event.impl()->state;
+  uint64_t wanted;
+  {
+    std::lock_guard lock(state->mutex);
+    wanted = state->recorded;
+  }
+  impl_->Enqueue(
+      [life = device().life.load(), state, wanted] {
+        std::unique_lock lock(state->mutex);
+        while (state->done < wanted && life == device().life) state->changed.wait_for(lock, kSlice);
+      },
+      false);
+}
+
+void Stream::Host(std::function<void()> work) {
+  impl_->RequireNoCapture();
+  impl_->Enqueue(std::move(work));
+}
+
+bool Stream::Synchronize(int64_t deadline_us) {
+  impl_->RequireNoCapture();
+  const auto deadline = Clock::now() + std::chrono::microseconds(deadline_us);
+  std::unique_lock lock(impl_->queue->mutex);
+  const bool idle = impl_->queue->changed.wait_until(lock, deadline, [&] { return *impl_->pending == 0; });
+  lock.unlock();
+  Check();
+  return idle;
+}
+
+void Stream::BeginCapture() {
+  impl_->RequireNoCapture();
+  impl_->capture = std::make_unique<Graph::Impl>();
+}
+Graph Stream::EndCapture() {
+  Check();
+  if (!impl_->capture) Fail("this stream is not capturing");
+  Graph graph;
+  graph.impl = std::move(impl_->capture);
+  return graph;
+}
+void Stream::Launch(const Graph& graph) {
+  if (!graph.impl) Fail("an empty graph was launched");
+  impl_->RequireNoCapture();
+  for (const auto& operation : graph.impl->operations) impl_->Enqueue(operation);
+}
+
+Event::Event(bool timed) {
+  Check();
+  impl_ = std::make_unique<Impl>();
+  impl_->state->timed = timed;
+}
+Event::~Event() = default;
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
+
+void Event::Record(Stream& stream) {
+  stream.impl()->RequireNoCapture();
+  auto state = impl_->state;
+  uint64_t mine;
+  {
+    std::lock_guard lock(state->mutex);
+    mine = ++state->recorded;
+  }
+  stream.impl()->Enqueue(
+      [state, mine] {
+        std::lock_guard lock(state->mutex);
+        state->done = std::max(state->done, mine);
+        state->at = Clock::now();
+        state->changed.notify_all();
+      },
+      false);
+}
+
+bool Event::Done() const { return Wait(0); }
+
+bool Event::Wait(int64_t deadline_us) const {
+  Check();
+  EventState& state = *impl_->state;
+  std::unique_lock lock(state.mutex);
+  const bool done =
+      state.changed.wait_for(lock, std::chrono::microseconds(deadline_us), [&] { return state.done >= state.recorded; });
+  lock.unlock();
+  Check();
+  return done;
+}
+
+double Event::ElapsedUs(const Event& from, const Event& to) {
+  Check();
+  EventState &a = *from.impl_->state, &b = *to.impl_->state;
+  std::scoped_lock lock(a.mutex, b.mutex);
+  if (!a.timed || !b.timed || a.done == 0 || b.done == 0 || a.done < a.recorded || b.done < b.recorded) {
+    Fail("ElapsedUs: both events must be timed, recorded and done");
+  }
+  return std::chrono::duration<double, std::micro>(b.at - a.at).count();
+}
+
+Graph::Graph() = default;
+Graph::~Graph() = default;
+Graph::Graph(Graph&&) noexcept = default;
+Graph& Graph::operator=(Graph&&) noexcept = default;
+
+void* NativeStream(Stream&) { return nullptr; }
+
+void LaunchRaw(Stream& stream, const LaunchArgs& args) {
+  const Dim &grid = args.grid, &block = args.block;
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > 1024 || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff || grid.y - 1 >= 65535 ||
+      grid.z - 1 >= 65535) {
+    Fail(std::string("kernel ") + args.name + ": a grid or block that no GPU takes");
+  }
+  if (args.shared_bytes > kSharedBytesPerBlock) Fail(std::string("kernel ") + args.name + ": too much shared memory");
+  stream.impl()->Enqueue([grid, block, shared_bytes = args.shared_bytes, body = args.emulated, name = args.name] {
+    emulated::RunGrid({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, body, name);
+  });
+}
+
+}  // namespace kvtier::gpu

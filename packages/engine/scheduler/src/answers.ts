@@ -1,0 +1,131 @@
+/**
+ * The requests in the engine, and what each is told: tokens, how its hand-off stands, and its one end.
+ *
+ * Invariant: every request that was added ends with exactly one output that has a finish reason or an error.
+ */
+import { KvError } from '@kvtier/errors';
+import { cacheUseOf } from './cache-use.ts';
+import type { EngineRequest } from './request.ts';
+import type { Scheduler } from './scheduler.ts';
+import type { CacheUse, Clock, HandOffState, Output } from './types.ts';
+import { noTier } from './validate.ts';
+
+export interface AnswersOptions {
+  readonly scheduler: Scheduler;
+  readonly clock: Clock;
+  readonly blockTokens: number;
+  readonly vocabSize: number;
+  /** What it held is free. */
+  readonly onAborted: () => void;
+  readonly logger: { error(details: object, message: string): void } | undefined;
+}
+
+export class Answers {
+  readonly counts = { finished: 0, aborted: 0, failed: 0, prefills: 0, prefilledBlocks: 0 };
+  readonly #options: AnswersOptions;
+  /** By the caller's id. */
+  readonly #requests = new Map<string, EngineRequest>();
+
+  constructor(options: AnswersOptions) {
+    this.#options = options;
+  }
+
+  get count(): number {
+    return this.#requests.size;
+  }
+
+  requests(): Iterable<EngineRequest> {
+    return this.#requests.values();
+  }
+
+  get(requestId: string): EngineRequest | undefined {
+    return this.#requests.get(requestId);
+  }
+
+  add(request: EngineRequest): void {
+    this.#requests.set(request.requestId, request);
+  }
+
+  /** Its last output says so. False: there is no such request (any more). */
+  abort(requestId: string): boolean {
+    const request = this.#requests.get(requestId);
+    if (!request) return false;
+    this.counts.aborted++;
+    this.#finish(request, { tokenIds: [], finishReason: 'abort' });
+    this.#options.onAborted();
+    return true;
+  }
+
+  failAll(error: KvError): void {
+    for (const request of [...this.#requests.values()]) this.fail(request, error);
+  }
+
+  /** The blocks are in an unknown state: only the callers are told, nothing is freed. */
+  tellAll(error: KvError): void {
+    for (const request of this.#requests.values()) this.#emit(request, { tokenIds: [], finishReason: '', error });
+    this.#requests.clear();
+  }
+
+  /** A step drew this token after its last one. */
+  drawn(request: EngineRequest, tokenId: number): void {
+    if (tokenId < 0 || tokenId >= this.#options.vocabSize) {
+      const drew = `the executor drew token ${tokenId}, which is not in the vocabulary`;
+      this.fail(request, new KvError('MODEL', `request ${request.requestId}: ${drew}; check the model's weights`));
+      return;
+    }
+    request.append(tokenId);
+    const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
+    const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
+    if (output !== plain) this.#options.scheduler.load.settle(request);
+    if (output.finishReason === '') {
+      this.#emit(request, output);
+      return;
+    }
+    this.counts.finished++;
+    this.#finish(request, output);
+  }
+
+  /** All that another worker wanted of this prompt is computed; undefined: the tier that was to take it is gone. */
+  prefilled(request: EngineRequest, readyBlocks: number | undefined): void {
+    if (readyBlocks === undefined) {
+      this.fail(request, noTier(request.requestId));
+      return;
+    }
+    this.counts.finished++;
+    this.counts.prefills++;
+    this.counts.prefilledBlocks += readyBlocks;
+    const handOff = { localBlocks: 0, readyBlocks };
+    this.#finish(request, { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff });
+  }
+
+  /** How its hand-off stands. */
+  tell(request: EngineRequest, handOff: HandOffState): void {
+    if (request.state !== 'finished') this.#emit(request, { tokenIds: [], finishReason: '', handOff });
+  }
+
+  /** With the first token, or the end of a request that has none. */
+  #cacheUse(request: EngineRequest): { cache: CacheUse } {
+    request.firstOutputDone = true;
+    return { cache: cacheUseOf(request, this.#options.blockTokens, this.#options.clock.nowUs()) };
+  }
+
+  fail(request: EngineRequest, error: KvError): void {
+    this.counts.failed++;
+    this.#finish(request, { tokenIds: [], finishReason: '', error });
+  }
+
+  #finish(request: EngineRequest, output: Output): void {
+    this.#requests.delete(request.requestId);
+    this.#options.scheduler.remove(request);
+    this.#emit(request, output);
+  }
+
+  #emit(request: EngineRequest, output: Output): void {
+    try {
+      request.onOutput(output);
+    } catch (error) {
+      this.#options.logger?.error({ err: error, requestId: request.requestId }, 'engine: an output callback threw');
+      this.abort(request.requestId);
+    }
+  }
+}

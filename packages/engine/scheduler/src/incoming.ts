@@ -1,0 +1,239 @@
+/**
+ * The part of a prompt that a request does not compute: cached here already, brought in from the tier, or computed by another worker
+ * for it (awaited-prompt.ts). Such a request leaves the queue with room for what comes, and is back in it when that has ended.
+ */
+import type { CacheHit, PrefixCache } from '@kvtier/prefix-cache';
+import type { ArrivalList } from './arrival-list.ts';
+import { AwaitedPrompts } from './awaited-prompts.ts';
+import type { EngineLoad } from './engine-load.ts';
+import { type LoadEnd, Loads } from './loads.ts';
+import { Lookups } from './lookups.ts';
+import type { EngineRequest } from './request.ts';
+import type { Room } from './room.ts';
+import type { SchedulerOptions } from './scheduler-options.ts';
+
+/** What became of a request that has no blocks yet: undefined, nothing comes for it; see `Admission` of the scheduler. */
+export type Departure = 'loading' | 'later' | 'full' | undefined;
+
+export interface IncomingParts {
+  readonly options: SchedulerOptions;
+  readonly waiting: ArrivalList;
+  readonly room: Room;
+  readonly load: EngineLoad;
+  /** All of a load lies in the arena. True: the next step will import it, or say no. */
+  readonly onArrived: () => boolean;
+}
+
+export class Incoming {
+  readonly loads: Loads;
+  readonly lookups: Lookups;
+  readonly handOffs: AwaitedPrompts;
+  readonly counts = { hitTokens: 0, loadedTokens: 0, loads: 0, shortLoads: 0 };
+  readonly #options: SchedulerOptions;
+  readonly #kv: PrefixCache;
+  readonly #waiting: ArrivalList;
+  readonly #room: Room;
+  readonly #load: EngineLoad;
+  /** Some layers see only a window. */
+  readonly #windows: boolean;
+
+  constructor({ options, waiting, room, load, onArrived }: IncomingParts) {
+    const { kv, connector, clock, wake } = options;
+    this.#options = options;
+    this.#kv = kv;
+    this.#waiting = waiting;
+    this.#room = room;
+    this.#load = load;
+    this.#windows = options.windows ?? false;
+    this.lookups = new Lookups({ connector, clock, deadlineMs: options.matchDeadlineMs, wake });
+    this.handOffs = new AwaitedPrompts(clock, kv.blockTokens, options.onHandOff);
+    this.loads = new Loads({
+      kv,
+      connector,
+      clock,
+      deadlineMs: options.loadDeadlineMs,
+      onEnd: (request, end) => this.#loadEnded(request, end),
+      onArrived: options.importsByLayer ? onArrived : undefined,
+      onFreed: wake,
+    });
+  }
+
+  /** A new request: the tier is asked at once, and hinted at where the request has to wait. */
+  ask(request: EngineRequest, hasToWait: boolean): void {
+    const computed = this.#kv.getComputedBlocks(request);
+    this.expect(request, computed.tokens);
+    if (request.handOff) return; // the tier is asked when there is room
+    this.#blocksToLoad(request, computed);
+    if (hasToWait && request.mayLoad && request.hashes.blockCount > 0)
+      this.#options.connector.prefetch(request.id, request.hashes.packed, computed.tokens / this.#kv.blockTokens);
+  }
+
+  /** It holds no blocks: does it leave the queue, so that some come beyond what is cached here? */
+  depart(request: EngineRequest, computed: CacheHit): Departure {
+    const toAwait = this.#blocksToAwait(request, computed);
+    if (toAwait > 0) return this.#await(request, computed, toAwait);
+    const toLoad = this.#blocksToLoad(request, computed);
+    if (toLoad === 'pending') return 'later';
+    return toLoad > 0 ? this.#startLoad(request, computed, toLoad) : undefined;
+  }
+
+  /** It computes all that is not cached here. */
+  hit(request: EngineRequest, computed: CacheHit): void {
+    this.#skipHandOff(request, computed);
+    this.#hit(request, computed);
+  }
+
+  /** Another number of the prompt's first blocks is computed elsewhere. False: nothing waits for them any more. */
+  changeHandOff(request: EngineRequest, blocks: number): boolean {
+    const { handOff } = request;
+    if (!handOff?.change(blocks)) return false;
+    if (handOff.state !== 'awaiting') return true;
+    this.expect(request, Math.max(request.computedTokens, blocks * this.#kv.blockTokens));
+    this.loads.awaitOnly(request, blocks);
+    return true;
+  }
+
+  /** Blocks beyond the local hit that should come from the tier. */
+  #blocksToLoad(request: EngineRequest, hit: CacheHit): number | 'pending' {
+    return this.lookups.blocksToLoad(request, hit.tokens / this.#kv.blockTokens, this.#mostLoaded(request));
+  }
+
+  /** Blocks of the chain that may come from elsewhere. */
+  #mostLoaded(request: EngineRequest): number {
+    // The last token is computed in any case; with a window it may look at a block that a longer prefix passes over.
+    // A step imports no block that it writes to.
+    const wholeBlocks = this.#windows || this.#options.importsByLayer;
+    return wholeBlocks ? Math.floor((request.tokenCount - 1) / this.#kv.blockTokens) : request.hashes.blockCount;
+  }
+
+  #startLoad(request: EngineRequest, computed: CacheHit, blocks: number): Departure {
+    if (this.loads.count - this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
+    if (!this.#makeRoom(request, computed, blocks, 0)) return 'full';
+    this.#skipHandOff(request, computed);
+    this.#leave(request, computed, blocks);
+    request.loadUs -= this.#options.clock.nowUs(); // until the end is added
+    this.counts.loads++;
+    this.loads.start(request, computed.tokens / this.#kv.blockTokens, blocks);
+    return 'loading';
+  }
+
+  /** Room for the hit, for `blocks` blocks behind it that are to come, and for `newTokens` behind these. False: there is none. */
+  #makeRoom(request: EngineRequest, computed: CacheHit, blocks: number, newTokens: number): boolean {
+    const externalTokens = blocks * this.#kv.blockTokens;
+    const admitted = this.#kv.allocateSlots(request, newTokens, {
+      computed,
+      externalComputedTokens: externalTokens,
+      delayCacheBlocks: true,
+      fullSequenceMustFit: true,
+      reservedBlocks: this.#room.promisedBlocks(),
+    });
+    return admitted !== null;
+  }
+
+  /** Out of the queue, until the blocks have come. */
+  #leave(request: EngineRequest, computed: CacheHit, blocks: number): void {
+    this.#hit(request, computed);
+    this.#waiting.remove(request);
+    request.state = 'loading';
+    this.expect(request, computed.tokens + blocks * this.#kv.blockTokens);
+  }
+
+  /** Blocks beyond the local hit that another worker computes, where that can be waited for. */
+  #blocksToAwait(request: EngineRequest, hit: CacheHit): number {
+    const { handOff } = request;
+    if (handOff?.state !== 'open' || !this.#options.connector.attached) return 0;
+    const end = Math.min(handOff.blocks, this.#mostLoaded(request));
+    return Math.max(0, end - hit.tokens / this.#kv.blockTokens);
+  }
+
+  #await(request: EngineRequest, computed: CacheHit, blocks: number): Departure {
+    if (this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
+    const localBlocks = computed.tokens / this.#kv.blockTokens;
+    // Where windows bound what a sequence holds, the rest of the prompt is not laid out at once.
+    const rest = this.#windows ? 0 : request.tokenCount - (localBlocks + blocks) * this.#kv.blockTokens;
+    if (!this.#makeRoom(request, computed, blocks, Math.max(0, rest))) return 'full';
+    this.handOffs.begin(request, localBlocks);
+    this.#leave(request, computed, blocks);
+    this.loads.start(request, localBlocks, blocks, request.handOff);
+    return 'loading';
+  }
+
+  #skipHandOff(request: EngineRequest, computed: CacheHit): void {
+    this.handOffs.skip(request, computed.tokens / this.#kv.blockTokens, this.#mostLoaded(request));
+  }
+
+  /** A load is over; the request goes on where its good blocks end. */
+  #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
+    if (request.state === 'finished') {
+      // While a step imported, which counted on all of it: its blocks go when that has ended, and are worth what arrived.
+      request.computedTokens = end ? (end.firstBlock + end.loaded) * this.#kv.blockTokens : 0;
+      return;
+    }
+    const withStep = request.state === 'running';
+    const wasAwaited = request.handOff?.state === 'awaiting';
+    if (!withStep) {
+      if (!wasAwaited) request.loadUs += this.#options.clock.nowUs();
+      request.state = 'waiting';
+    }
+    const lost = end !== undefined && this.#isLost(request, end);
+    if (wasAwaited) this.handOffs.loaded(request, end, lost);
+    if (lost) {
+      this.#kv.free(request.id);
+      request.lostLoads++;
+    }
+    if (end && !lost) {
+      const { blockTokens } = this.#kv;
+      // At least the last token is computed, for its logits.
+      request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
+      // Who computes for another worker asks about these, too: they are to lie in this node.
+      if (end.firstBlock === 0 && !request.prefillOnly) request.offeredBlocks = end.loaded;
+      this.#kv.cacheBlocks(request, request.computedTokens);
+      if (end.first) request.loadedByTier = end.byTier;
+      this.counts.loadedTokens += end.loaded * blockTokens;
+    } else {
+      request.computedTokens = 0;
+      request.offeredBlocks = 0;
+      request.engineHitTokens = 0;
+      request.holdsBlocks = false;
+    }
+    if (!end || end.loaded < end.wanted) {
+      // A table that was laid out for a longer prefix says nothing against a shorter one: that is tried, once.
+      request.mayLoad = lost && request.lostLoads === 1;
+      if (!wasAwaited) this.counts.shortLoads++;
+    }
+    // How long another worker took says nothing of the tier.
+    if (end && !wasAwaited) this.#load.loaded(end.byTier, end.elapsedUs / 1e6);
+    this.expect(request, 0);
+    if (withStep) return; // it goes on in the next step
+    this.#waiting.add(request);
+    this.#options.wake();
+  }
+
+  /** What came is no prefix in all groups: the window of a shorter one is not in the table. Only with windows. */
+  #isLost(request: EngineRequest, end: LoadEnd): boolean {
+    if (end.loaded === end.wanted) return false;
+    return !this.#kv.covers(request.id, (end.firstBlock + end.loaded) * this.#kv.blockTokens);
+  }
+
+  /** The hit is the request's now. */
+  #hit(request: EngineRequest, hit: CacheHit): void {
+    const first = request.startedUs === undefined;
+    request.holdsBlocks = true;
+    request.computedTokens = hit.tokens;
+    request.offeredBlocks = 0; // hits are offered again: the tier may have lost them, and what it holds it touches
+    if (first) {
+      request.engineHitTokens = hit.tokens;
+      request.loadedByTier = {};
+    }
+    this.counts.hitTokens += hit.tokens;
+    this.#kv.recordLookup(request.tokenCount, hit.tokens, !first);
+  }
+
+  /** So many of its tokens will not have to be computed. */
+  expect(request: EngineRequest, tokens: number): void {
+    const { handOff } = request;
+    const elsewhere = handOff?.state === 'open' ? handOff.blocks * this.#kv.blockTokens : 0;
+    request.expectedTokens = Math.max(tokens, elsewhere);
+    this.#load.settle(request);
+  }
+}

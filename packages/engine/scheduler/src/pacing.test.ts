@@ -1,0 +1,68 @@
+/** Streams that say what may be between two tokens, and the prompts that come beside them. */
+import { describe, expect, it } from 'vitest';
+import type { Share } from './batch.ts';
+import { EngineLoad } from './engine-load.ts';
+import { promptTokens } from './pacing.ts';
+import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
+
+/** Steps of 10 ms and 1 ms a request; prompts at 1,000 tokens a second. */
+function measured(): EngineLoad {
+  const load = new EngineLoad(4);
+  for (let round = 0; round < 50; round++) {
+    for (const requests of [1, 2, 4, 8]) load.step(0, requests, 0.01 + requests * 0.001);
+    load.step(500, 0, 0.5);
+  }
+  return load;
+}
+const decoding = (...targets: (number | undefined)[]): Share[] =>
+  targets.map((betweenMs) => ({ request: { params: { betweenMs } }, count: 1 }) as unknown as Share);
+
+describe('what a prompt gets of a step', () => {
+  const load = measured();
+  const of = (...targets: (number | undefined)[]): number => promptTokens(decoding(...targets), load, 4);
+
+  it('is what the streams leave of the shortest of their targets', () => {
+    // 100 ms, less 10 and 2 of decoding: 88 ms at 1,000 a second, of which nine tenths are believed.
+    expect(of(100, 300)).toBe(79);
+    expect(of(300, undefined, 0)).toBe(Math.floor(0.9 * 287));
+  });
+
+  it('is a quarter of the target at least, and a block', () => {
+    expect(of(12, 14, 13)).toBe(Number.POSITIVE_INFINITY); // 13 ms of decoding: not the prompts' fault
+    expect(of(16, 16, 16)).toBe(4); // 3 ms are left: a quarter, 4 ms, is 3.6 tokens
+    expect(of(40, ...Array<number>(28).fill(40))).toBe(9); // 1 ms is left
+  });
+
+  it('is all of it where nobody asks for anything, where nothing is measured, and where nothing decodes', () => {
+    expect([of(), of(undefined, 0), promptTokens(decoding(50), new EngineLoad(4), 4)]).toEqual([
+      ...[Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY],
+    ]);
+  });
+});
+
+/** Prompt tokens of each step beside a stream, of a prompt that comes while it runs. */
+async function chunksBeside(betweenMs: number | undefined): Promise<number[]> {
+  const rig = new SchedulerRig({ attached: false, blockCount: 64 });
+  const stream = prompt(1, 20);
+  rig.submit('stream', stream, { maxTokens: 60, ...(betweenMs === undefined ? {} : { betweenMs }) });
+  await rig.world.until(() => rig.executor.steps.length >= 12);
+  rig.submit('long', prompt(2, 64), { maxTokens: 2 });
+  await rig.world.until(() => rig.ended('long') && rig.ended('stream'));
+  expect(rig.tokens('stream')).toEqual(naiveAnswer(stream, 60));
+  expect(rig.tokens('long')).toEqual(naiveAnswer(prompt(2, 64), 2));
+  rig.engine.checkIntegrity();
+  return rig.executor.steps
+    .map(({ queryTokens }) => [...queryTokens])
+    .filter((counts) => counts.length === 2)
+    .map((counts) => counts[1]!);
+}
+
+describe('an engine', () => {
+  it('gives a prompt what the stream beside it leaves, and computes the same tokens', async () => {
+    // A step takes 100 µs here, and the stream's 20 tokens took two: of 160 µs, 60 are left, at 100,000 tokens a second.
+    const [first, ...rest] = await chunksBeside(0.16);
+    expect(first).toBe(5);
+    expect(rest.length).toBeGreaterThan(1);
+    expect((await chunksBeside(undefined)).slice(0, 3)).toEqual([15, 15, 15]);
+  });
+});
