@@ -165,19 +165,22 @@ void WriteStored(Writer& out, const Stored& stored, KvEventFormat format) {
   }
 }
 
-void WriteRemoved(Writer& out, uint32_t group, const uint32_t* hash, uint32_t words, KvEventFormat format) {
+void WriteRemoved(Writer& out, uint32_t group, std::span<const uint32_t> hashes, uint32_t hash_words, KvEventFormat format) {
+  const auto all = [&] {
+    out.Array(static_cast<uint32_t>(hashes.size() / hash_words));
+    for (size_t at = 0; at < hashes.size(); at += hash_words) out.Hash(hashes.data() + at, hash_words, format);
+  };
   if (format.array) {
     out.Array(4);
     out.Text("BlockRemoved");
-    out.Array(1);
-    out.Hash(hash, words, format);
+    all();
     out.Text("GPU");
     out.Integer(group);
     return;
   }
   out.Map(4);
-  out.Raw("\xa4type\xac" "BlockRemoved\xac" "block_hashes\x91"sv);
-  out.Hash(hash, words, format);
+  out.Raw("\xa4type\xac" "BlockRemoved\xac" "block_hashes"sv);
+  all();
   out.Raw("\xa6medium\xa3GPU\xa9group_idx"sv);
   out.Integer(group);
 }
@@ -219,8 +222,8 @@ size_t EncodeKvEvents(std::span<const uint32_t> words, uint32_t events, const Kv
         writer.Raw(objects[object++]);
         break;
       case kRemoved:
-        Require(length >= kRemovedHead && record[3] >= 2 && record[3] <= kMaxHashWords && length == kRemovedHead + record[3]);
-        WriteRemoved(writer, record[2], record + kRemovedHead, record[3], format);
+        Require(length > kRemovedHead && record[3] >= 2 && record[3] <= kMaxHashWords && (length - kRemovedHead) % record[3] == 0);
+        WriteRemoved(writer, record[2], {record + kRemovedHead, length - kRemovedHead}, record[3], format);
         break;
       case kStored: {
         Require(length >= kStoredHead);

@@ -1,7 +1,7 @@
 // KV event batches as msgpack, as vLLM writes them (packages/base/events/src/codec.ts says how), straight from the words in which a
 // block pool notes its changes: no object and no string is made for an event. Format of a record, in 32-bit words:
 //
-//   removed   1, words of the record, group, words per hash, hash
+//   removed   1, words of the record, group, words per hash, one hash or several
 //   stored    2, words of the record, group, words per hash, hashes, tokens, block tokens, window or ~0, has a parent, kind,
 //             parent if it has one, the hashes, the tokens
 //   object    0, 2: the next of those that were encoded elsewhere

@@ -37,6 +37,17 @@ describe('the KV index', () => {
     expect(index.stats()).toMatchObject({ blocks: 0, runs: 0, unknownRemovals: 0 });
   });
 
+  it('counts copies that one event removes: an engine tells those that go together as one', () => {
+    const index = new KvIndex({ maxBytes: mib });
+    const a = index.addSource();
+    for (let copy = 0; copy < 3; copy++) index.stored(a, 0, keysOf([0, 1]), 'root');
+    index.removed(a, 0, keysOf([0, 1, 0]));
+    expect(index.match(keysOf([0, 1]), [{ sources: [a] }])[0]!.blocks).toBe(2);
+    index.removed(a, 0, keysOf([0, 1, 1]));
+    expect(index.match(keysOf([0, 1]), [{ sources: [a] }])[0]!.blocks).toBe(0);
+    expect(index.stats()).toMatchObject({ blocks: 0, runs: 0, unknownRemovals: 0 });
+  });
+
   it('credits nothing to a source from the moment that it is gone, and gives its number away again', () => {
     const index = new KvIndex({ maxBytes: mib });
     const [a, b] = [index.addSource(), index.addSource()];

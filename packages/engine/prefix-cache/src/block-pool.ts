@@ -15,34 +15,16 @@
 import { invariant } from '@kvtier/errors';
 import type { BlockPolicyName } from '@kvtier/eviction';
 import type { HashKey } from '@kvtier/identity';
-import type { EventLog, KvCacheEvent, StoredRun } from './events.ts';
+import type { EventLog, KvCacheEvent } from './events.ts';
 import { FreeQueue } from './free-queue.ts';
+import { type FullBlocks, runOf } from './full-blocks.ts';
 import { HashIndex } from './hash-index.ts';
-import { type HashQuery, HashRows, rowWords } from './hash-rows.ts';
+import { type HashQuery, HashRows } from './hash-rows.ts';
 import { heldEvents } from './held-events.ts';
 import { type FreeBlocks, PolicyQueue } from './policy-queue.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
 export const nullBlock = 0;
-
-/** Logical blocks `first`..`end`-1 of a request are now full: make them findable. */
-export interface FullBlocks {
-  readonly request: CacheRequest;
-  /** The request's block table. */
-  readonly table: readonly number[];
-  readonly first: number;
-  readonly end: number;
-  readonly blockTokens: number;
-  /** Tokens per hash; divides blockTokens. A block's hash is the last one inside it. */
-  readonly hashTokens: number;
-  readonly group: number;
-  /** For the event: "full_attention" and the like. */
-  readonly kind: string;
-  /** For the event: a sliding window's size. */
-  readonly windowTokens: number | null;
-  /** Which of the blocks are worth it; undefined: all. */
-  readonly keep: ((i: number) => boolean) | undefined;
-}
 
 /** The first `tokens` tokens of a request end inside this block, at a hash boundary: make them findable. */
 export interface PartialBlock {
@@ -286,7 +268,7 @@ export class BlockPool {
     }
     this.#indexes[group]!.add(blocks);
     if (this.#order) this.#tellOrder(this.#order, table, places);
-    if (this.#events.enabled) this.#tellStored(full, places);
+    if (this.#events.enabled) this.#events.addStored(runOf(full, places));
   }
 
   /** The blocks first..end-1 of a table were hits: tell those who follow this request alone. No state changes. */
@@ -294,7 +276,7 @@ export class BlockPool {
     if (!this.#events.enabled || full.first >= full.end) return;
     const places: number[] = [];
     for (let i = full.first; i < full.end; i++) if (full.table[i] !== nullBlock) places.push(i);
-    this.#events.addReused(this.#runOf(full, places));
+    this.#events.addReused(runOf(full, places));
   }
 
   /** Register a block under a boundary inside it, beside the hash of the whole; a shorter boundary is given up. */
@@ -441,19 +423,6 @@ export class BlockPool {
     }
   }
 
-  #tellStored(full: FullBlocks, blocks: number[]): void {
-    this.#events.addStored(this.#runOf(full, blocks));
-  }
-
-  #runOf({ request, first, end, blockTokens, hashTokens, group, ...full }: FullBlocks, blocks: number[]): StoredRun {
-    const { hashes, description } = request;
-    const hashesPerBlock = blockTokens / hashTokens;
-    const places = blocks.map((i) => (i + 1) * hashesPerBlock - 1);
-    const parent = first === 0 ? -1 : first * hashesPerBlock - 1;
-    const { kind, windowTokens } = full;
-    return { hashes, description, places, parent, blocks, first, end, blockTokens, group, kind, windowTokens };
-  }
-
   /** A block may only change its hash for one that covers more of it. */
   #promote(block: number, tokens: number): void {
     if (!this.#rows.has(block)) return;
@@ -470,8 +439,12 @@ export class BlockPool {
       if (this.#rows.has(block)) hashed[this.#groups[block]!]!.push(block);
     }
     for (let group = 0; group < hashed.length; group++) this.#indexes[group]!.remove(hashed[group]!);
-    if (this.#events.enabled || this.#order || this.#interior.size > 0) for (const block of blocks) this.#forget(block);
-    else this.#rows.clear(blocks);
+    if (this.#order || this.#interior.size > 0) for (const block of blocks) this.#forget(block);
+    else {
+      if (this.#events.enabled)
+        for (const block of blocks) this.#rows.tellRemoved(this.#events, block, this.#groups[block]!);
+      this.#rows.clear(blocks);
+    }
   }
 
   /** The index no longer has the block's own hash: what else there is of it. */
@@ -492,7 +465,6 @@ export class BlockPool {
   }
 
   #tellRemoved(row: number, group: number): void {
-    if (!this.#events.enabled) return;
-    this.#events.addRemoved(this.#rows.words, row * rowWords, this.#rows.wordCountOf(row), group);
+    if (this.#events.enabled) this.#rows.tellRemoved(this.#events, row, group);
   }
 }

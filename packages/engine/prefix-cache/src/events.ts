@@ -3,6 +3,9 @@
  * `take`; off by default. Bounded: past `maxEvents` undrained ones the oldest half is dropped and counted, so that a
  * consumer that went away cannot eat the engine's memory; it learns of the gap from `dropped`. Events are noted as words, and become objects,
  * or bytes on the wire, where they are taken: a step that stores and evicts hundreds of blocks makes no garbage for it.
+ *
+ * Blocks of one group that go one after the other are one record, and one event on the wire: around a hash of 9 bytes an event of its own
+ * puts 60. As objects they are an event each, as vLLM makes them.
  */
 import type { HashKey } from '@kvtier/identity';
 import type { BlockHashes, RequestDescription } from './request.ts';
@@ -75,6 +78,8 @@ const objectRecord = 0;
 const removedRecord = 1;
 const storedRecord = 2;
 const removedHead = 4;
+/** Of one event: what follows it must not wait for the reading of a very long one. */
+const mostRemovedHashes = 1_024;
 const storedHead = 10;
 const noWindow = 2 ** 32 - 1;
 const kinds: readonly string[] = [
@@ -90,7 +95,11 @@ export class EventLog {
   readonly #maxEvents: number;
   #words = new Uint32Array(4_096);
   #end = 0;
+  /** Where the last record begins; -1: there is none. */
+  #last = -1;
+  /** Records, and the events that they stand for. */
   #count = 0;
+  #eventCount = 0;
   #objects: KvCacheEvent[] = [];
   #dropped = 0;
 
@@ -113,10 +122,42 @@ export class EventLog {
   /** The hash in `count` words of `words` from `at` on can no longer be found. They are copied. */
   addRemoved(words: Uint32Array, at: number, count: number, group: number): void {
     if (!this.enabled) return;
+    const target = this.#roomForRemoved(count, group);
+    const log = this.#words;
+    if (count === 8) {
+      // The usual case, without a loop: every block that goes comes by here.
+      log[target] = words[at]!;
+      log[target + 1] = words[at + 1]!;
+      log[target + 2] = words[at + 2]!;
+      log[target + 3] = words[at + 3]!;
+      log[target + 4] = words[at + 4]!;
+      log[target + 5] = words[at + 5]!;
+      log[target + 6] = words[at + 6]!;
+      log[target + 7] = words[at + 7]!;
+    } else copyWords(words, at, count, log, target);
+  }
+
+  /** Where the words of one more hash go: into the last record if that is of the same kind and has not too many. */
+  #roomForRemoved(count: number, group: number): number {
+    const last = this.#last;
+    const end = this.#end;
+    const follows =
+      last >= 0 &&
+      this.#words[last] === removedRecord &&
+      this.#words[last + 2] === group &&
+      this.#words[last + 3] === count &&
+      end - last < removedHead + mostRemovedHashes * count;
+    if (follows && this.#eventCount < this.#maxEvents) {
+      this.#makeRoom(end + count);
+      this.#words[last + 1]! += count;
+      this.#end = end + count;
+      this.#eventCount++;
+      return end;
+    }
     const record = this.#begin(removedRecord, removedHead + count);
     this.#words[record + 2] = group;
     this.#words[record + 3] = count;
-    for (let word = 0; word < count; word++) this.#words[record + removedHead + word] = words[at + word]!;
+    return record + removedHead;
   }
 
   /** One BlockStored. All of it is copied. */
@@ -130,16 +171,17 @@ export class EventLog {
       this.add(storedEvent(run));
       return;
     }
-    const tokenIds = tokenIdsOf(run);
+    const tokenIds = description?.copyTokens ? undefined : tokenIdsOf(run);
+    const tokens = tokenIds?.length ?? (run.end - run.first) * run.blockTokens;
     const { words, wordsPerHash } = packed;
     const hasParent = parent >= 0 ? 1 : 0;
     const hashWords = (places.length + hasParent) * wordsPerHash;
-    const record = this.#begin(storedRecord, storedHead + hashWords + tokenIds.length);
+    const record = this.#begin(storedRecord, storedHead + hashWords + tokens);
     const log = this.#words;
     log[record + 2] = run.group;
     log[record + 3] = wordsPerHash;
     log[record + 4] = places.length;
-    log[record + 5] = tokenIds.length;
+    log[record + 5] = tokens;
     log[record + 6] = run.blockTokens;
     log[record + 7] = run.windowTokens ?? noWindow;
     log[record + 8] = hasParent;
@@ -147,8 +189,8 @@ export class EventLog {
     let at = record + storedHead;
     if (hasParent) at = copyWords(words, parent * wordsPerHash, wordsPerHash, log, at);
     for (const place of places) at = copyWords(words, place * wordsPerHash, wordsPerHash, log, at);
-    if (tokenIds.length > 32) log.set(tokenIds, at);
-    else for (let i = 0; i < tokenIds.length; i++) log[at + i] = tokenIds[i]!;
+    if (tokenIds === undefined) description?.copyTokens?.(run.first * run.blockTokens, tokens, log, at);
+    else log.set(tokenIds, at);
   }
 
   /** The blocks of the run are stored already: one of their hits is told. */
@@ -161,7 +203,8 @@ export class EventLog {
     for (let at = 0, object = 0; at < this.#end; at += this.#words[at + 1]!) {
       const kind = this.#words[at];
       if (kind === objectRecord) events.push(this.#objects[object++]!);
-      else events.push(kind === removedRecord ? this.#removedAt(at) : this.#storedAt(at));
+      else if (kind === removedRecord) this.#pushRemoved(events, at);
+      else events.push(this.#storedAt(at));
     }
     this.#clear();
     return events;
@@ -175,44 +218,60 @@ export class EventLog {
 
   #clear(): void {
     this.#end = 0;
+    this.#last = -1;
     this.#count = 0;
+    this.#eventCount = 0;
     if (this.#objects.length > 0) this.#objects = [];
   }
 
   /** Room for a record; where it is. */
   #begin(kind: number, length: number): number {
-    if (this.#count >= this.#maxEvents) this.#dropHalf();
+    if (this.#eventCount >= this.#maxEvents) this.#dropHalf();
     const record = this.#end;
-    if (record + length > this.#words.length) {
-      const grown = new Uint32Array(Math.max(2 * this.#words.length, record + length));
-      grown.set(this.#words.subarray(0, record));
-      this.#words = grown;
-    }
+    this.#makeRoom(record + length);
     this.#words[record] = kind;
     this.#words[record + 1] = length;
     this.#end += length;
+    this.#last = record;
     this.#count++;
+    this.#eventCount++;
     return record;
   }
 
+  #makeRoom(words: number): void {
+    if (words <= this.#words.length) return;
+    const grown = new Uint32Array(Math.max(2 * this.#words.length, words));
+    grown.set(this.#words.subarray(0, this.#end));
+    this.#words = grown;
+  }
+
   #dropHalf(): void {
-    const drop = this.#count - (this.#maxEvents >> 1);
+    const kept = this.#maxEvents >> 1;
     let at = 0;
     let objects = 0;
-    for (let i = 0; i < drop; i++) {
+    while (this.#eventCount > kept) {
       if (this.#words[at] === objectRecord) objects++;
+      const events = this.#eventsAt(at);
       at += this.#words[at + 1]!;
+      this.#count--;
+      this.#eventCount -= events;
+      this.#dropped += events;
     }
     this.#words.copyWithin(0, at, this.#end);
     this.#objects.splice(0, objects);
     this.#end -= at;
-    this.#count -= drop;
-    this.#dropped += drop;
+    this.#last = this.#count > 0 ? this.#last - at : -1;
   }
 
-  #removedAt(record: number): BlockRemoved {
-    const blockHashes = this.#keys(record + removedHead, 1, this.#words[record + 3]!);
-    return { type: 'BlockRemoved', blockHashes, medium: 'GPU', groupIdx: this.#words[record + 2]! };
+  #eventsAt(record: number): number {
+    if (this.#words[record] !== removedRecord) return 1;
+    return (this.#words[record + 1]! - removedHead) / this.#words[record + 3]!;
+  }
+
+  #pushRemoved(events: KvCacheEvent[], record: number): void {
+    const groupIdx = this.#words[record + 2]!;
+    const keys = this.#keys(record + removedHead, this.#eventsAt(record), this.#words[record + 3]!);
+    for (const key of keys) events.push({ type: 'BlockRemoved', blockHashes: [key], medium: 'GPU', groupIdx });
   }
 
   #storedAt(record: number): BlockStored {

@@ -8,6 +8,7 @@
  */
 import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
+import type { EventLog } from './events.ts';
 import type { BlockHashes } from './request.ts';
 
 export const rowWords = 8;
@@ -180,9 +181,10 @@ export class HashRows {
     return this.words[row * rowWords]! + (this.words[row * rowWords + 1]! & 0xf_ffff) * 2 ** 32;
   }
 
-  /** Words of a row's hash; 0: it has none. */
-  wordCountOf(row: number): number {
-    return this.#counts[row]!;
+  /** Says that a row's hash can no longer be found; nothing where it has none. */
+  tellRemoved(events: EventLog, row: number, group: number): void {
+    const count = this.#counts[row]!;
+    if (count > 0) events.addRemoved(this.words, row * rowWords, count, group);
   }
 
   /** What tells the row's content from any other: its key, and its digest where they are kept. For integrity checks. */

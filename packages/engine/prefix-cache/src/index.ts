@@ -1,6 +1,6 @@
 export { type BlockPolicyName, blockPolicyNames } from '@kvtier/eviction';
 export type * from './attention-spec.ts';
-export { BlockPool, type BlockPoolOptions, type FullBlocks, nullBlock, type PartialBlock } from './block-pool.ts';
+export { BlockPool, type BlockPoolOptions, nullBlock, type PartialBlock } from './block-pool.ts';
 export type { CacheHit, ConnectorHit, Coordinator, GroupBlocks } from './coordinator.ts';
 export {
   type AllBlocksCleared,
@@ -11,6 +11,7 @@ export {
   type PackedEvents,
 } from './events.ts';
 export { FreeQueue } from './free-queue.ts';
+export type { FullBlocks } from './full-blocks.ts';
 export { KvCacheManager, type KvCacheManagerOptions } from './kv-cache-manager.ts';
 export {
   type AllocateOptions,

@@ -47,6 +47,8 @@ export interface RequestDescription {
   readonly isPlain?: boolean;
   /** Token ids first..end-1; valid until the request grows. */
   tokenIds(first: number, end: number): ArrayLike<number>;
+  /** Those of `count` tokens from `first` on to `target`, from `at` on: as tokenIds, without a view. */
+  copyTokens?(first: number, count: number, target: Uint32Array, at: number): void;
   /** What went into the hash of the block of tokens first..end-1 beyond parent and tokens; null when nothing did. */
   extraKeys(first: number, end: number): readonly unknown[] | null;
 }

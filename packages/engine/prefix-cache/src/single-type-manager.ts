@@ -11,7 +11,8 @@
  * After vLLM's SingleTypeKVCacheManager.
  */
 import { invariant } from '@kvtier/errors';
-import { type BlockPool, type FullBlocks, nullBlock } from './block-pool.ts';
+import { type BlockPool, nullBlock } from './block-pool.ts';
+import type { FullBlocks } from './full-blocks.ts';
 import type { BlockHashes, CacheRequest } from './request.ts';
 
 export interface Table {

@@ -1,5 +1,9 @@
-/** What a pool notes as words is on the wire, byte for byte, what its events would be: native code against the codec of objects. */
+/**
+ * What a pool notes as words is on the wire, byte for byte, what its events would be, with the removals that follow one another in a group
+ * as one: native code against the codec of objects.
+ */
 import { encodeBatch, PackedEncoder } from '@kvtier/events';
+import type { HashKey } from '@kvtier/identity';
 import { type BlockHashes, EventLog, type KvCacheEvent } from '@kvtier/prefix-cache';
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
@@ -46,7 +50,34 @@ const object = fc.record({
     },
   ),
 });
-const changes = fc.array(fc.oneof(stored, removed, object), { maxLength: 40 });
+/** Few groups, so that removals follow one another. */
+const removals = fc
+  .record({
+    group: fc.nat({ max: 1 }),
+    words: fc.array(fc.array(word, { minLength: 8, maxLength: 8 }), { maxLength: 20 }),
+  })
+  .map(({ group, words }) => words.map((each) => ({ kind: 'removed' as const, words: each, group })));
+const one = fc.oneof(stored, removed, object).map((each) => [each]);
+const changes = fc.array(fc.oneof({ weight: 3, arbitrary: one }, removals), { maxLength: 40 }).map((all) => all.flat());
+
+/** The events as one batch tells them: naively. `isNoted`: those that the pool noted itself. */
+function merged(events: readonly KvCacheEvent[], isNoted: (index: number) => boolean, most = 1_024): KvCacheEvent[] {
+  const out: KvCacheEvent[] = [];
+  let last: { blockHashes: HashKey[]; groupIdx: number } | undefined;
+  events.forEach((event, index) => {
+    if (event.type !== 'BlockRemoved' || !isNoted(index)) {
+      last = undefined;
+      out.push(event);
+    } else if (last && last.groupIdx === event.groupIdx && last.blockHashes.length < most) {
+      last.blockHashes.push(...event.blockHashes);
+    } else {
+      const begun = { ...event, blockHashes: [...event.blockHashes] };
+      last = begun;
+      out.push(begun);
+    }
+  });
+  return out;
+}
 
 function note(
   log: EventLog,
@@ -83,7 +114,8 @@ it.each([
       const events = plain.take();
       expect(events).toHaveLength(all.length);
       const bytes = encoder.encode(packed.takePacked(), 1.5, rank);
-      const wanted = encodeBatch({ ts: 1.5, events, dataParallelRank: rank }, { encoding, intBlockHashes });
+      const told = merged(events, (index) => all[index]!.kind === 'removed');
+      const wanted = encodeBatch({ ts: 1.5, events: told, dataParallelRank: rank }, { encoding, intBlockHashes });
       expect(bytes.toString('hex')).toBe(wanted.toString('hex'));
     }),
     { numRuns: 150 },
@@ -99,6 +131,38 @@ it('a log that nobody takes keeps the later half, records and objects alike', ()
   expect(log.dropped).toBe(5);
   expect(log.take().map((event) => (event.type === 'BlockRemoved' ? event.groupIdx : -1))).toEqual([5, 6, 7, 8, 9, 10]);
   expect(log.take()).toEqual([]);
+});
+
+it('the bound counts the blocks that are gone, not their records', () => {
+  const log = new EventLog(true, 10);
+  const note = (hash: number, group: number): void => log.addRemoved(Uint32Array.of(hash, 0, 0, 0), 0, 4, group);
+  const hashesOf = (): number[] =>
+    log.take().map((event) => (event.type === 'BlockRemoved' ? event.blockHashes[0]!.charCodeAt(0) : -1));
+  for (let i = 0; i < 3; i++) note(i, 0);
+  for (let i = 3; i < 11; i++) note(i, 1);
+  // The first record has three, the second one seven: both are older than half.
+  expect(log.dropped).toBe(10);
+  note(11, 1);
+  expect(hashesOf()).toEqual([10, 11]);
+  note(12, 1);
+  expect(hashesOf()).toEqual([12]);
+});
+
+it('no removal on the wire names more than 1,024 blocks, and none is lost when the log grows', () => {
+  const encoder = new PackedEncoder({});
+  const [packed, plain] = [new EventLog(true), new EventLog(true)];
+  for (let i = 0; i < 2_500; i++)
+    for (const log of [packed, plain]) log.addRemoved(Uint32Array.of(i, i + 1, i + 2, i + 3), 0, 4, 0);
+  const events = plain.take();
+  expect(events).toHaveLength(2_500);
+  const taken = packed.takePacked();
+  expect(taken.count).toBe(3);
+  const told = merged(events, () => true);
+  expect(told.map((event) => (event.type === 'BlockRemoved' ? event.blockHashes.length : 0))).toEqual([
+    1_024, 1_024, 452,
+  ]);
+  const wanted = encodeBatch({ ts: 1.5, events: told, dataParallelRank: null });
+  expect(encoder.encode(taken, 1.5, null).equals(wanted)).toBe(true);
 });
 
 it('native code refuses words that are no records', () => {
@@ -129,7 +193,9 @@ it('an engine says the same in words and in objects', async () => {
           ? { onPackedEvents: (packed) => batches.push(encoder.encode(packed, 1, null).toString('hex')) }
           : {
               onEvents: (events) =>
-                batches.push(encodeBatch({ ts: 1, events, dataParallelRank: null }).toString('hex')),
+                batches.push(
+                  encodeBatch({ ts: 1, events: merged(events, () => true), dataParallelRank: null }).toString('hex'),
+                ),
             }),
       });
       for (let i = 0; i < 12; i++) await rig.generate(`${i}`, prompt(i % 5, 9 + i));

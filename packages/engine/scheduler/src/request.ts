@@ -111,6 +111,7 @@ export class EngineRequest implements PrefixCacheRequest {
       loraName: params.loraName || null,
       isPlain: !params.loraName && !cacheSalt,
       tokenIds: (first, end) => this.#tokens.subarray(first, end),
+      copyTokens: (first, count, target, at) => copyWords(this.#tokens, first, count, target, at),
       extraKeys: (first) => (cacheSalt && first === 0 ? [cacheSalt] : null),
     };
     this.extraKey = params.cacheSalt || params.loraName ? JSON.stringify([params.loraName, params.cacheSalt]) : '';
@@ -153,4 +154,10 @@ export class EngineRequest implements PrefixCacheRequest {
     if (this.stopTokenIds.has(this.#tokens[this.#tokenCount - 1]!)) return 'stop';
     return this.#tokenCount >= this.maxTotalTokens ? 'length' : '';
   }
+}
+
+/** A loop is faster than making a view, up to some length. */
+function copyWords(from: Int32Array, first: number, count: number, to: Uint32Array, at: number): void {
+  if (count > 128) to.set(from.subarray(first, first + count), at);
+  else for (let i = 0; i < count; i++) to[at + i] = from[first + i]!;
 }
