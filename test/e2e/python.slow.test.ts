@@ -1,39 +1,10 @@
-/** The Python package against real cache nodes: its tests are Python's own (packages/connector/python/tests), each file one test here. */
-import { spawn } from 'node:child_process';
-import { once } from 'node:events';
+/** The Python package against real cache nodes: each file of its tests is one test here. */
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { fileURLToPath } from 'node:url';
-import { program } from '@kvtier/cli';
 import { native } from '@kvtier/data-plane';
-import { expect, it } from 'vitest';
-
-const root = fileURLToPath(new URL('../..', import.meta.url));
-const folder = path.join(root, 'packages/connector/python');
-/** Debian's: it has protobuf. */
-const python = '/usr/bin/python3';
-
-async function runs(file: string, more: Readonly<Record<string, string>> = {}): Promise<void> {
-  const child = spawn(python, ['-X', 'dev', '-W', 'error::ResourceWarning', '-m', 'unittest', '-v', file], {
-    cwd: path.join(folder, 'tests'),
-    env: {
-      ...process.env,
-      PYTHONPATH: path.join(folder, 'src'),
-      PYTHONDONTWRITEBYTECODE: '1',
-      KVTIER_TEST_NODE: JSON.stringify([process.execPath, ...program('cache-node')]),
-      ...more,
-    },
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
-  let text = '';
-  for (const stream of [child.stdout, child.stderr]) {
-    stream.on('data', (chunk) => {
-      text += chunk;
-    });
-  }
-  const [code, signal] = await once(child, 'close');
-  expect({ code, signal }, text).toEqual({ code: 0, signal: null });
-  expect(text).toMatch(/^Ran [1-9]\d* tests?/m);
-}
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { debians, folder, output, root, runs } from './python.ts';
 
 it('sessions store, load, and outlive the death and the silence of their node', () => runs('test_session'));
 it('copies move every layout, find every flipped byte, and keep what they use', () => {
@@ -42,6 +13,62 @@ it('copies move every layout, find every flipped byte, and keep what they use', 
     const data = Uint8Array.from({ length: bytes }, (_, i) => (i * 131) ^ (i >> 8));
     return `${Buffer.from(data).toString('hex')}=${native.xxh3_64(data)}`;
   });
-  return runs('test_copies', { KVTIER_TEST_SUMS: sums.join(',') });
+  return runs('test_copies', { env: { KVTIER_TEST_SUMS: sums.join(',') } });
 });
+it('nothing that a node says harms the engine', () => runs('test_lies'));
+it('ten thousand objects of another version are misses', () => runs('test_foreign'));
 it('namespaces are those of our own engine', () => runs('test_namespace'));
+
+it('the library is sound under sanitizers', async () => {
+  const build = path.join(root, 'build/client-sanitized');
+  const options = ['-G', 'Ninja', '-DKVTIER_SANITIZE=ON', '-DCMAKE_BUILD_TYPE=RelWithDebInfo'];
+  await output('cmake', ['-S', 'packages/connector/native/cc', '-B', build, ...options], process.env);
+  await output('ninja', ['-C', build], process.env);
+  const names = ['libasan.so', 'libstdc++.so'];
+  const runtimes = names.map((name) => output('g++', [`-print-file-name=${name}`], process.env));
+  await runs('test_copies', {
+    env: {
+      LD_PRELOAD: (await Promise.all(runtimes)).map((file) => file.trim()).join(' '),
+      KVTIER_LIBRARY: path.join(build, 'libkvtier.so'),
+      ASAN_OPTIONS: 'detect_leaks=0:halt_on_error=1',
+      UBSAN_OPTIONS: 'halt_on_error=1:print_stacktrace=1',
+      PYTHONMALLOC: 'malloc',
+    },
+  });
+});
+
+describe('the package', () => {
+  let place: string;
+  beforeEach(() => {
+    place = mkdtempSync(path.join(tmpdir(), 'kvtier-wheel-'));
+  });
+  afterEach(() => rmSync(place, { recursive: true, force: true }));
+
+  /** With Debian's protobuf, and nothing from any network. */
+  async function installed(file: string, env: NodeJS.ProcessEnv): Promise<string> {
+    const venv = path.join(place, 'venv');
+    await output(debians, ['-m', 'venv', '--system-site-packages', venv], process.env);
+    const python = path.join(venv, 'bin/python');
+    const pip = ['-m', 'pip', 'install', '--no-index', '--disable-pip-version-check', file];
+    await output(python, pip, env, place);
+    return python;
+  }
+
+  it('installs from its wheel on a machine without compilers, and works there', async () => {
+    const built = await output(debians, [path.join(folder, 'build_backend.py'), place], process.env);
+    const wheel = built.split('\n').find((line) => line.endsWith('.whl'))!;
+    const bare = { PATH: path.join(place, 'venv/bin'), HOME: place };
+    const python = await installed(wheel, bare);
+    const where = 'import kvtier, kvtier.native as n; n.library(); print(n._path())';
+    const library = (await output(python, ['-c', where], bare, place)).trim();
+    expect(library).toMatch(/venv\/lib\/python3[.]\d+\/site-packages\/kvtier\/libkvtier[.]so$/);
+    await runs('test_session', { python, env: { PYTHONPATH: '' } });
+  });
+
+  it('builds from its sources alone', async () => {
+    const built = await output(debians, [path.join(folder, 'build_backend.py'), place], process.env);
+    const sources = built.split('\n').find((line) => line.endsWith('.tar.gz'))!;
+    const python = await installed(sources, { PATH: process.env.PATH, HOME: place });
+    await runs('test_copies', { python, env: { PYTHONPATH: '' } });
+  });
+});

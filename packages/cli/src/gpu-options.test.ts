@@ -4,8 +4,9 @@ import { gpuFlags } from './gpu-options.ts';
 it('nothing said is nothing set', () => expect(gpuFlags({})).toEqual({}));
 
 it('flags become settings of the engine worker', () => {
-  const values = { gpu: '1', 'gpu-memory-utilization': '0.5', dtype: 'f16', 'kv-dtype': 'e4m3' };
-  expect(gpuFlags(values)).toEqual({ device: 1, memoryUtilization: 0.5, computeDtype: 'f16', kvDtype: 'e4m3' });
+  const values = { gpu: '1', 'gpu-memory-utilization': '0.5', dtype: 'f16', 'kv-dtype': 'e4m3', 'equal-bits': true };
+  const flags = { device: 1, memoryUtilization: 0.5, computeDtype: 'f16', kvDtype: 'e4m3', equalBits: true };
+  expect(gpuFlags(values)).toEqual(flags);
 });
 
 it.each([

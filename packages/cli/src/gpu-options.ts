@@ -6,6 +6,7 @@ export interface GpuFlags {
   readonly memoryUtilization?: number;
   readonly computeDtype?: 'f32' | 'f16' | 'bf16';
   readonly kvDtype?: 'e4m3';
+  readonly equalBits?: true;
 }
 
 interface GpuValues {
@@ -13,6 +14,7 @@ interface GpuValues {
   readonly 'gpu-memory-utilization'?: string | undefined;
   readonly dtype?: string | undefined;
   readonly 'kv-dtype'?: string | undefined;
+  readonly 'equal-bits'?: boolean | undefined;
 }
 
 const computeDtypes = ['bf16', 'f16', 'f32'] as const;
@@ -33,6 +35,7 @@ export function gpuFlags(values: GpuValues): GpuFlags {
     ...(memoryUtilization !== undefined && { memoryUtilization }),
     ...(dtype !== undefined && { computeDtype: oneOf('--dtype', computeDtypes, dtype) }),
     ...(kvDtype !== undefined && { kvDtype: oneOf('--kv-dtype', kvDtypes, kvDtype) }),
+    ...(values['equal-bits'] && { equalBits: true as const }),
   };
 }
 

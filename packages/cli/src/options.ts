@@ -69,6 +69,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
                        of the GPU's memory, for weights, steps and KV blocks (0.9)
   --dtype TYPE         bf16, f16 or f32: weights and activations on a GPU (bf16)
   --kv-dtype TYPE      e4m3: keys and values as FP8, half the bytes (as --dtype)
+  --equal-bits         a GPU's matrix products by rules, not by a stopwatch: the same bits in every process and batch
   --threads N          compute threads of the engine (all cores)
   --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
   --eviction POLICY    which cached block goes first: ${evictionPolicies.join(', ')} (freed longest ago)
@@ -102,6 +103,7 @@ const flags = {
   'gpu-memory-utilization': { type: 'string' },
   dtype: { type: 'string' },
   'kv-dtype': { type: 'string' },
+  'equal-bits': { type: 'boolean' },
   threads: { type: 'string' },
   'prefix-cache': { type: 'string' },
   eviction: { type: 'string' },

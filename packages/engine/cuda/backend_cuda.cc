@@ -33,7 +33,7 @@ cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
   options.graphs = gpu.graphs;
   options.step_deadline_us = gpu.step_deadline_us;
   options.capture_at_start = gpu.capture_at_start;
-  options.cublaslt = gpu.cublaslt;
+  options.gemm = {gpu.cublaslt, gpu.choices_folder, gpu.equal_bits, {}};
   return options;
 }
 

@@ -30,8 +30,10 @@ export {
   staticDiscoverySchema,
 } from './discovery.ts';
 export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
+export { type EventAccess, type EventAccessConfig, eventAccessSchema, readEventAccess } from './event-access.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
+  curveKey,
   type EventSource,
   eventSourceSchema,
   type Membership,
@@ -84,6 +86,8 @@ export const engineWorkerSchema = z.strictObject({
       captureAtStart: z.boolean().default(false),
       /** Path of cuBLASLt; absent: where the system has it; "off": matrix products by kernels of ours only. */
       cublaslt: z.string().min(1).optional(),
+      /** A row has the same bits however many others are in its step, up to 64, and in every process: a little slower. */
+      equalBits: z.boolean().default(false),
       /** A step that takes longer means that the GPU hangs: the worker ends, and is started again. */
       stepDeadlineMs: z.number().int().min(100).max(600_000).default(60_000),
     })

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "../gemm/cublaslt.h"
+
 namespace kvtier::cuda::bench {
 namespace {
 
@@ -78,6 +80,9 @@ int Run(const std::vector<std::string>& wanted) {
   }
   gpu::Use(0);
   fprintf(stderr, "device: %s\n", gpu::Info().name.c_str());
+  std::string cublaslt = "not found: ";
+  if (const auto library = CublasLt::Load("", &cublaslt)) cublaslt = library->name();
+  fprintf(stderr, "cuBLASLt: %s\n", cublaslt.c_str());
   gpu::Stream stream;
   const double copy_gb_per_s = CopyRate(stream);
   for (const Case& one : cases()) {

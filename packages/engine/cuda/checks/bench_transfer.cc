@@ -118,7 +118,7 @@ struct Bench {
         straight(static_cast<size_t>(bytes), "bench"),
         arena(static_cast<size_t>(slot_bytes * blocks)),
         transfers({pool.data(), blocks, block_bytes}, {}),
-        id(transfers.Register(arena.data(), arena.bytes()).arena),
+        id(Registered(transfers.Register(arena.data(), arena.bytes()))),
         shape(std::to_string(block_bytes >> 10) + " KiB x " + std::to_string(blocks)),
         ids(static_cast<size_t>(blocks)),
         sums(static_cast<size_t>(blocks)),
@@ -131,6 +131,13 @@ struct Bench {
     Export();
   }
   ~Bench() { transfers.Unregister(id); }
+
+  // A figure of an arena that is not pinned is one of the CPU.
+  static int Registered(const Transfers::Registration& made) {
+    if (!made.pinned) throw std::runtime_error("the arena is not pinned: " + made.refusal);
+    fprintf(stderr, "arena pinned in %.3f s\n", made.seconds);
+    return made.arena;
+  }
 
   void Require(const TransferResult& result) const {
     if (result.outcome != TransferResult::Outcome::kDone) throw std::runtime_error(result.error);

@@ -5,6 +5,11 @@
 
 #if defined(KVTIER_EMULATED)
 #include <dlfcn.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 namespace kvtier::cuda::check {
 namespace {
@@ -64,7 +69,7 @@ KVTIER_CHECK(cublaslt_calls) {
 
 // Whichever of the two is the faster one for few rows: the product is right, in the round that measures and after it.
 KVTIER_CHECK(cublaslt_or_ours) {
-  Gemm gemm(kPath);
+  Gemm gemm({.cublaslt = kPath});
   ExpectTrue("Gemm", "is named", gemm.name() == std::string("cuBLASLt 13.1.2 (") + kPath + "), own kernels where they are faster");
   constexpr auto kType = NumberType::kBf16;
   constexpr int64_t kOutputs = 24, kInputs = 64;
@@ -84,6 +89,70 @@ KVTIER_CHECK(cublaslt_or_ours) {
     }
     Expect("Gemm", std::to_string(rows) + " rows", error, 2 * Epsilon(kType) + 1e-5);
   }
+}
+
+// A product of `rows` by `gemm`, and which algorithm of the library's it took: 0 when none.
+int AlgorithmOf(Gemm& gemm, int64_t rows, int64_t outputs = 24) {
+  constexpr auto kType = NumberType::kBf16;
+  constexpr int64_t kInputs = 64;
+  const auto source = UploadAs(kType, RandomFloats(1, rows * kInputs, -1, 1));
+  const auto one = UploadAs(kType, RandomFloats(2, outputs * kInputs, -1, 1)), other = UploadAs(kType, RandomFloats(3, outputs * kInputs, -1, 1));
+  const auto target = UploadAs(kType, std::vector<float>(static_cast<size_t>(rows * outputs)));
+  const void* const layers[] = {one.data(), other.data()};
+  gpu::Stream stream;
+  const GemmArgs args{target.data(), source.data(), one.data(), rows, outputs, kInputs, outputs, kInputs, false, false};
+  gemm.Run(stream, kType, args, layers);  // chooses
+  Finish(stream);
+  const auto forget = reinterpret_cast<void (*)(int)>(dlsym(dlopen(kPath, RTLD_NOW | RTLD_NOLOAD), "standin_forget"));
+  forget(0);
+  gemm.Run(stream, kType, args, layers);
+  Finish(stream);
+  return Counter("standin_last_algorithm");
+}
+
+// A clock that says one time after the other: of ours, then of each algorithm.
+std::function<double(Stream&, const gpu::Graph&)> Says(std::vector<double> times, int* asked) {
+  return [times, asked](Stream&, const gpu::Graph&) { return times[static_cast<size_t>((*asked)++) % times.size()]; };
+}
+
+KVTIER_CHECK(cublaslt_choice) {
+  char name[] = "/tmp/kvtier-check-choices-XXXXXX";
+  const std::string folder = std::string(mkdtemp(name)) + "/made";
+  int asked = 0;
+  {
+    Gemm second({.cublaslt = kPath, .choices_folder = folder, .stopwatch = Says({5, 7, 3}, &asked)});
+    ExpectTrue("Gemm", "takes the fastest of the library's algorithms", AlgorithmOf(second, 8) == 4713 && asked == 3);
+    ExpectTrue("Gemm", "measures each size that decodes are padded to once", AlgorithmOf(second, 7) == 4713 && asked == 3 && AlgorithmOf(second, 9) == 4713 && asked == 6);
+  }
+  Gemm next({.cublaslt = kPath, .choices_folder = folder, .stopwatch = Says({1, 7, 3}, &asked)});
+  Gemm beside({.cublaslt = kPath, .choices_folder = folder, .stopwatch = Says({9, 1, 3}, &asked)});
+  ExpectTrue("Gemm", "the next process chooses alike and measures nothing", AlgorithmOf(next, 8) == 4713 && asked == 6);
+  ExpectTrue("Gemm", "ours where it is the fastest", AlgorithmOf(next, 24) == 0 && asked == 9);
+  ExpectTrue("Gemm", "what another process kept meanwhile wins", AlgorithmOf(beside, 24) == 0 && asked == 12);
+  Gemm alone({.cublaslt = kPath, .stopwatch = Says({9, 1, 3}, &asked)});
+  ExpectTrue("Gemm", "without a folder nothing is kept", AlgorithmOf(alone, 24) == 4711 && asked == 15);
+  Gemm equal({.cublaslt = kPath, .choices_folder = folder, .equal_bits = true, .stopwatch = Says({9, 1, 3}, &asked)});
+  ExpectTrue("Gemm", "equal bits: ours for few rows, the library's favourite for more", AlgorithmOf(equal, 8) == 0 && AlgorithmOf(equal, 64) == 0 && asked == 15 && AlgorithmOf(equal, 65) == 4711);
+
+  // A file that is cut short, or somebody else's, is as if there were none.
+  std::string file;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".txt") file = entry.path();
+  }
+  std::string whole;
+  {
+    std::ifstream in(file);
+    whole.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  ExpectTrue("Choices", "is named after GPU and library", file.find("emulated-90-13.1.2-") != std::string::npos);
+  int wrong = 0;
+  for (const std::string& text : {whole.substr(0, whole.size() - 4), std::string("something else\n"), std::string(), whole.substr(0, 60) + "x" + whole.substr(61)}) {
+    std::ofstream(file, std::ios::trunc) << text;
+    const Choices choices(folder, "emulated 90 13.1.2 kernels 2");
+    wrong += choices.Find({NumberType::kBf16, 8, 24, 64, false}) == nullptr ? 0 : 1;
+  }
+  ExpectTrue("Choices", "a file that is not whole counts for nothing", wrong == 0);
+  std::filesystem::remove_all(std::filesystem::path(folder).parent_path());
 }
 
 KVTIER_CHECK(cublaslt_missing) {

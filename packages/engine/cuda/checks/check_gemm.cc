@@ -144,7 +144,7 @@ KVTIER_CHECK(fill_random) {
 }
 
 KVTIER_CHECK(gemm_names_what_it_uses) {
-  const Gemm off("off"), missing("/nonexistent/libcublasLt.so");
+  const Gemm off({.cublaslt = "off"}), missing({.cublaslt = "/nonexistent/libcublasLt.so"});
   ExpectTrue("Gemm", "switched off", off.name() == "own kernels, without cuBLASLt: switched off");
   ExpectTrue("Gemm", "missing library", missing.name().starts_with("own kernels, without cuBLASLt: "));
 }

@@ -24,7 +24,7 @@ struct Preference {
   std::map<int, uint64_t> values;
 };
 
-int alive = 0, heuristics = 0;
+int alive = 0, heuristics = 0, last_algorithm = 0;
 
 constexpr int kInvalid = 7;  // CUBLAS_STATUS_INVALID_VALUE
 constexpr int kUnsupported = 15;
@@ -71,6 +71,8 @@ extern "C" {
 
 int standin_alive() { return alive; }
 int standin_heuristics() { return heuristics; }
+void standin_forget(int value) { last_algorithm = value; }
+int standin_last_algorithm() { return last_algorithm; }
 
 int cublasLtCreate(void** handle) { return Create<int>(handle, 42); }
 int cublasLtDestroy(void* handle) { return Destroy<int>(handle); }
@@ -98,12 +100,15 @@ int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, const 
 // Shapes of 13 columns are "not supported", so that the caller's own way is tested, too.
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void* b, void*, void*, void* preference, int wanted, void* results, int* found) {
   ++heuristics;
-  if (static_cast<Preference*>(preference)->values.count(1) == 0 || wanted != 1) return kInvalid;
-  *found = static_cast<Layout*>(b)->columns == 13 ? 0 : 1;
+  if (static_cast<Preference*>(preference)->values.count(1) == 0 || wanted != 12) return kInvalid;
+  *found = static_cast<Layout*>(b)->columns == 13 ? 0 : 3;
   if (*found == 0) return kUnsupported;
   auto* result = static_cast<Heuristic*>(results);
-  *result = {};
-  result->algorithm[0] = 4711;
+  for (uint64_t i = 0; i < 3; ++i) {
+    result[i] = {};
+    result[i].algorithm[0] = 4711 + i;
+    result[i].status = i == 1 ? kUnsupported : 0;  // is left out
+  }
   return 0;
 }
 int cublasLtMatmul(void* handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b, void* b_layout, const void* beta,
@@ -116,8 +121,9 @@ int cublasLtMatmul(void* handle, void* desc, const void* alpha, const void* a, v
   const uint64_t k_b = transpose_b ? lb.columns : lb.rows, n = transpose_b ? lb.rows : lb.columns;
   uint64_t mark;
   memcpy(&mark, algorithm, 8);
-  if (*static_cast<int*>(handle) != 42 || mark != 4711 || workspace == nullptr || wanted.compute != 68 || wanted.scale_type != 0) return kInvalid;
+  if (*static_cast<int*>(handle) != 42 || (mark != 4711 && mark != 4713) || workspace == nullptr || wanted.compute != 68 || wanted.scale_type != 0) return kInvalid;
   if (k != k_b || ld.rows != m || ld.columns != n || lc.rows != m || lc.columns != n || la.type != lb.type || lc.type != ld.type) return kInvalid;
+  last_algorithm = static_cast<int>(mark);
   float one, old;
   memcpy(&one, alpha, 4);
   memcpy(&old, beta, 4);

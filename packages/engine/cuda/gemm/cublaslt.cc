@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <compare>
 #include <stdexcept>
+#include <vector>
 
 namespace kvtier::cuda {
 namespace {
@@ -29,7 +31,8 @@ struct Heuristic {
   int reserved[4];
 };
 
-constexpr size_t kMaxPlans = 1024;            // prompts bring ever new numbers of rows
+constexpr size_t kMaxPlans = 1024;  // prompts bring ever new numbers of rows
+constexpr int kAlgorithms = 12;     // that are asked for; the first is the library's favourite
 
 const char* const kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12", "/usr/local/cuda/lib64/libcublasLt.so.13",
                               "/usr/local/cuda/lib64/libcublasLt.so.12"};
@@ -90,7 +93,7 @@ struct CublasLt::Library {
   }
 };
 
-// Descriptors of one shape; `found` false: the library has nothing for it.
+// Descriptors of one shape; no algorithms: the library has nothing for it.
 struct CublasLt::Plan {
   explicit Plan(const Library& library) : library(library) {}
   ~Plan() {
@@ -104,8 +107,7 @@ struct CublasLt::Plan {
 
   const Library& library;
   void *desc = nullptr, *a = nullptr, *b = nullptr, *d = nullptr;
-  Heuristic best{};
-  bool found = false;
+  std::vector<Heuristic> algorithms;
 };
 
 std::unique_ptr<CublasLt> CublasLt::Load(const std::string& path, std::string* why) {
@@ -137,7 +139,7 @@ std::unique_ptr<CublasLt> CublasLt::Load(const std::string& path, std::string* w
     *why = name + " is version " + number + "; 12 and 13 are known";
     return nullptr;
   }
-  auto made = std::unique_ptr<CublasLt>(new CublasLt(std::move(library), "cuBLASLt " + number + " (" + name + ")"));
+  auto made = std::unique_ptr<CublasLt>(new CublasLt(std::move(library), "cuBLASLt " + number + " (" + name + ")", number));
   if (const int status = made->library_->create(&made->handle_); status != kSuccess) {
     *why = name + ": cublasLtCreate failed with status " + std::to_string(status);
     return nullptr;
@@ -146,7 +148,8 @@ std::unique_ptr<CublasLt> CublasLt::Load(const std::string& path, std::string* w
   return made;
 }
 
-CublasLt::CublasLt(std::unique_ptr<Library> library, std::string name) : library_(std::move(library)), name_(std::move(name)) {}
+CublasLt::CublasLt(std::unique_ptr<Library> library, std::string name, std::string version)
+    : library_(std::move(library)), name_(std::move(name)), version_(std::move(version)) {}
 
 CublasLt::~CublasLt() {
   plans_.clear();
@@ -180,14 +183,17 @@ std::unique_ptr<CublasLt::Plan> CublasLt::Prepare(const Key& key) {
     }
   }
   int found = 0;
-  const int status = good ? library_->heuristic(handle_, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, 1, &plan->best, &found) : -1;
+  Heuristic results[kAlgorithms] = {};
+  const int status =
+      good ? library_->heuristic(handle_, plan->desc, plan->a, plan->b, plan->d, plan->d, preference, kAlgorithms, results, &found) : -1;
   library_->preference_destroy(preference);
-  plan->found = status == kSuccess && found == 1 && plan->best.status == kSuccess;
+  for (int i = 0; status == kSuccess && i < std::min(found, kAlgorithms); ++i) {
+    if (results[i].status == kSuccess && results[i].workspace_bytes <= kWorkspaceBytes) plan->algorithms.push_back(results[i]);
+  }
   return plan;
 }
 
-bool CublasLt::Run(Stream& stream, NumberType type, const GemmArgs& a) {
-  if (a.rows == 0 || a.outputs == 0) return true;
+const CublasLt::Plan& CublasLt::PlanOf(NumberType type, const GemmArgs& a) {
   const int64_t bytes = NumberBytes(type);
   const Key key{type, a.rows, a.outputs, a.inputs, a.target_stride, a.source_stride, a.accumulate, a.target_f32,
                 Aligned(a.weight, a.inputs, bytes) && Aligned(a.source, a.source_stride, bytes) &&
@@ -197,11 +203,19 @@ bool CublasLt::Run(Stream& stream, NumberType type, const GemmArgs& a) {
     if (plans_.size() >= kMaxPlans) plans_.clear();
     at = plans_.emplace(key, Prepare(key)).first;
   }
-  const Plan& plan = *at->second;
-  if (!plan.found) return false;
+  return *at->second;
+}
+
+int CublasLt::Algorithms(NumberType type, const GemmArgs& args) { return static_cast<int>(PlanOf(type, args).algorithms.size()); }
+
+bool CublasLt::Run(Stream& stream, NumberType type, const GemmArgs& a, int algorithm) {
+  if (a.rows == 0 || a.outputs == 0) return true;
+  const Plan& plan = PlanOf(type, a);
+  if (plan.algorithms.empty()) return false;
+  const Heuristic& chosen = plan.algorithms[std::min(static_cast<size_t>(algorithm), plan.algorithms.size() - 1)];
   const float one = 1, beta = a.accumulate ? 1 : 0;
   const int status = library_->matmul(handle_, plan.desc, &one, a.weight, plan.a, a.source, plan.b, &beta, a.target, plan.d, a.target,
-                                      plan.d, &plan.best.algorithm, workspace_.data(), kWorkspaceBytes, gpu::NativeStream(stream));
+                                      plan.d, &chosen.algorithm, workspace_.data(), kWorkspaceBytes, gpu::NativeStream(stream));
   if (status != kSuccess) {
     throw std::runtime_error("GPU: " + name_ + ": a product of " + std::to_string(a.rows) + " x " + std::to_string(a.outputs) + " x " +
                              std::to_string(a.inputs) + " failed with status " + std::to_string(status) + "; switch it off (cublaslt: off)");

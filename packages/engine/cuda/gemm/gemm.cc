@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <limits>
 #include <stdexcept>
 
 namespace kvtier::cuda {
@@ -10,58 +10,82 @@ namespace {
 
 constexpr int64_t kFewRows = 64;
 constexpr int kRounds = 5;
+constexpr size_t kLaunches = 8;  // of different layers: more bytes than a cache holds
 constexpr int64_t kDeadlineUs = 60'000'000;
+constexpr char kKernels[] = "kernels 2";  // another number whenever the kernels of ours for few rows change
 
-template <class Work>
-double TimeUs(Stream& stream, const Work& work) {
-  gpu::Event from(true), to(true);
-  from.Record(stream);
-  work();
-  to.Record(stream);
-  if (!to.Wait(kDeadlineUs)) {
-    gpu::Abandon();
-    throw std::runtime_error("GPU: a matrix product did not end within 60 s; restart the worker");
+double MeasuredUs(Stream& stream, const gpu::Graph& graph) {
+  std::array<double, kRounds> times{};
+  stream.Launch(graph);  // what is loaded and warmed up
+  for (double& us : times) {
+    gpu::Event from(true), to(true);
+    from.Record(stream);
+    stream.Launch(graph);
+    to.Record(stream);
+    if (!to.Wait(kDeadlineUs)) {
+      gpu::Abandon();
+      throw std::runtime_error("GPU: a matrix product did not end within 60 s; restart the worker");
+    }
+    us = gpu::Event::ElapsedUs(from, to);
   }
-  return gpu::Event::ElapsedUs(from, to);
+  std::sort(times.begin(), times.end());
+  return times[kRounds / 2];
 }
 
-double Median(std::array<double, kRounds>& values) {
-  std::sort(values.begin(), values.end());
-  return values[kRounds / 2];
-}
+int64_t Padded(int64_t rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : (rows + 7) / 8 * 8; }
 
 }  // namespace
 
-Gemm::Gemm(const std::string& cublaslt) {
+Gemm::Gemm(const GemmOptions& options) : options_(options) {
   std::string why = "switched off";
 #if defined(KVTIER_EMULATED)
-  if (cublaslt.empty()) {
+  if (options.cublaslt.empty()) {
     name_ = "own kernels, without cuBLASLt: the emulator has no GPU";
     return;
   }
 #endif
-  if (cublaslt != "off") library_ = CublasLt::Load(cublaslt, &why);
-  name_ = library_ ? library_->name() + ", own kernels where they are faster" : "own kernels, without cuBLASLt: " + why;
-}
-
-bool Gemm::OursIsFaster(Stream& stream, NumberType type, const GemmArgs& args) {
-  const auto tiles = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>((args.rows + 7) / 8)));
-  const Shape shape{type, tiles, args.outputs, args.inputs, args.target_f32};
-  if (const auto known = ours_.find(shape); known != ours_.end()) return known->second;
-  std::array<double, kRounds> ours{}, theirs{};
-  bool has_algorithm = library_->Run(stream, type, args);  // both are loaded before they are timed
-  GemmOurs(stream, type, args);
-  for (int round = 0; has_algorithm && round < kRounds; ++round) {
-    theirs[static_cast<size_t>(round)] = TimeUs(stream, [&] { has_algorithm = library_->Run(stream, type, args); });
-    ours[static_cast<size_t>(round)] = TimeUs(stream, [&] { GemmOurs(stream, type, args); });
+  if (options.cublaslt != "off") library_ = CublasLt::Load(options.cublaslt, &why);
+  if (!library_) {
+    name_ = "own kernels, without cuBLASLt: " + why;
+    return;
   }
-  return ours_[shape] = !has_algorithm || Median(ours) < Median(theirs);
+  name_ = library_->name() + (options.equal_bits ? ", own kernels for up to 64 rows" : ", own kernels where they are faster");
+  const auto info = gpu::Info();
+  const std::string of = info.name + " " + std::to_string(info.compute_capability) + " " + library_->version() + " " + kKernels;
+  choices_ = std::make_unique<Choices>(options.choices_folder, of);
 }
 
-void Gemm::Run(Stream& stream, NumberType type, const GemmArgs& args) {
+int Gemm::Choose(Stream& stream, NumberType type, const GemmArgs& args, std::span<const void* const> alike) {
+  const ProductShape shape{type, Padded(args.rows), args.outputs, args.inputs, args.target_f32};
+  if (const int* known = choices_->Find(shape)) return *known;
+  const auto time = [&](int way) {
+    const auto run = [&](const void* weight) {
+      GemmArgs one = args;
+      one.weight = weight;
+      if (way != kOurs) return library_->Run(stream, type, one, way);
+      GemmOurs(stream, type, one);
+      return true;
+    };
+    if (!run(args.weight)) return std::numeric_limits<double>::infinity();  // loaded before it is captured
+    stream.BeginCapture();
+    for (size_t i = 0; i < kLaunches; ++i) run(alike.empty() ? args.weight : alike[i % alike.size()]);
+    const gpu::Graph graph = stream.EndCapture();
+    return options_.stopwatch ? options_.stopwatch(stream, graph) : MeasuredUs(stream, graph);
+  };
+  int best = kOurs;
+  double best_us = time(kOurs);
+  const int algorithms = library_->Algorithms(type, args);
+  for (int way = 0; way < algorithms; ++way) {
+    if (const double us = time(way); us < best_us) best = way, best_us = us;
+  }
+  return choices_->Keep(shape, best);
+}
+
+void Gemm::Run(Stream& stream, NumberType type, const GemmArgs& args, std::span<const void* const> alike) {
   // What accumulates cannot be done twice; f32 has no kernel for few rows.
-  const bool choose = library_ && args.rows > 0 && args.rows <= kFewRows && !args.accumulate && type != NumberType::kF32;
-  if (library_ && !(choose && OursIsFaster(stream, type, args)) && library_->Run(stream, type, args)) return;
+  const bool few = library_ && args.rows > 0 && args.rows <= kFewRows && !args.accumulate && type != NumberType::kF32;
+  const int way = few ? options_.equal_bits ? kOurs : Choose(stream, type, args, alike) : 0;
+  if (library_ && way != kOurs && library_->Run(stream, type, args, way)) return;
   GemmOurs(stream, type, args);
 }
 

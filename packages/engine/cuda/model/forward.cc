@@ -8,6 +8,7 @@ namespace kvtier::cuda {
 namespace {
 
 constexpr int64_t kUploadDeadlineUs = 60'000'000;
+constexpr size_t kQkv = 0, kO = 1, kGateUp = 2, kDown = 3;
 
 // All buffers, in the order of Forward's members from hidden_ to sampling_.
 std::array<size_t, 14> BufferBytes(const Shape& s, const Limits& limits, NumberType type, int multiprocessors) {
@@ -41,8 +42,12 @@ size_t Forward::ScratchBytes(const Shape& shape, const Limits& limits, NumberTyp
 }
 
 Forward::Forward(const Shape& shape, const Limits& limits, const DeviceWeights& weights, const PagedKv& kv,
-                 const std::string& cublaslt, int multiprocessors)
-    : shape_(shape), weights_(weights), kv_(kv), type_(weights.type), gemm_(cublaslt) {
+                 const GemmOptions& gemm, int multiprocessors)
+    : shape_(shape), weights_(weights), kv_(kv), type_(weights.type), gemm_(gemm) {
+  for (const DeviceLayer& layer : weights.layers) {
+    const void* const of[] = {layer.qkv, layer.o, layer.gate_up, layer.down};
+    for (size_t which = 0; which < matrices_.size(); ++which) matrices_[which].push_back(of[which]);
+  }
   gpu::Buffer* const buffers[] = {&hidden_, &normed_, &added_, &qkv_, &mixed_, &gate_up_, &active_, &last_hidden_, &last_mixed_,
                                   &logits_, &token_ids_, &freqs_, &attention_, &sampling_};
   const auto sizes = BufferBytes(shape, limits, type_, multiprocessors);
@@ -61,8 +66,10 @@ Forward::Forward(const Shape& shape, const Limits& limits, const DeviceWeights& 
   }
 }
 
-void Forward::Product(Stream& stream, void* target, const void* source, const void* weight, int64_t rows, int64_t outputs, int64_t inputs) {
-  gemm_.Run(stream, type_, {target, source, weight, rows, outputs, inputs, outputs, inputs, false, false});
+void Forward::Product(Stream& stream, void* target, const void* source, size_t which, int64_t layer, int64_t rows, int64_t outputs,
+                      int64_t inputs) {
+  const void* weight = matrices_[which][static_cast<size_t>(layer)];
+  gemm_.Run(stream, type_, {target, source, weight, rows, outputs, inputs, outputs, inputs, false, false}, matrices_[which]);
 }
 
 void Forward::Attend(Stream& stream, int64_t l, const StepInputs::Sent& sent) {
@@ -107,7 +114,7 @@ void Forward::Run(Stream& stream, const StepInputs::Sent& sent, const std::funct
     const DeviceLayer& layer = weights_.layers[static_cast<size_t>(l)];
     const bool last = l + 1 == shape_.layers;
     if (before_layer) before_layer(l, stream);
-    Product(stream, qkv_.data(), normed_.data(), layer.qkv, rows, shape_.qkv_columns(), hidden);
+    Product(stream, qkv_.data(), normed_.data(), kQkv, l, rows, shape_.qkv_columns(), hidden);
     Attend(stream, l, sent);
     if (last && sent.sampled < rows) {
       if (sent.sampled == 0) return;
@@ -117,11 +124,11 @@ void Forward::Run(Stream& stream, const StepInputs::Sent& sent, const std::funct
       residual = last_hidden_.data();
       mixed = last_mixed_.data();
     }
-    Product(stream, added_.data(), mixed, layer.o, rows, hidden, shape_.q_columns());
+    Product(stream, added_.data(), mixed, kO, l, rows, hidden, shape_.q_columns());
     Add(stream, residual, layer.o_bias, layer.attention_out_norm, layer.post_norm, rows);
-    Product(stream, gate_up_.data(), normed_.data(), layer.gate_up, rows, 2 * inner, hidden);
+    Product(stream, gate_up_.data(), normed_.data(), kGateUp, l, rows, 2 * inner, hidden);
     GatedActivation(stream, type_, active_.data(), gate_up_.data(), rows, inner, shape_.gelu);
-    Product(stream, added_.data(), active_.data(), layer.down, rows, hidden, inner);
+    Product(stream, added_.data(), active_.data(), kDown, l, rows, hidden, inner);
     const void* next_norm = last ? weights_.norm : weights_.layers[static_cast<size_t>(l + 1)].input_norm;
     Add(stream, residual, nullptr, layer.mlp_out_norm, next_norm, rows);
   }

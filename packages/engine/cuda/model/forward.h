@@ -8,7 +8,9 @@
 // From the last layer's attention on only rows that are sampled are computed: keys and values are stored by then, and
 // nobody asks for the others.
 #pragma once
+#include <array>
 #include <functional>
+#include <vector>
 
 #include "../gemm/gemm.h"
 #include "device_weights.h"
@@ -19,7 +21,7 @@ namespace kvtier::cuda {
 class Forward {
  public:
   // `scratch_bytes`: the device memory that this takes, without its gemm's workspace.
-  Forward(const Shape& shape, const Limits& limits, const DeviceWeights& weights, const PagedKv& kv, const std::string& cublaslt,
+  Forward(const Shape& shape, const Limits& limits, const DeviceWeights& weights, const PagedKv& kv, const GemmOptions& gemm,
           int multiprocessors);
   static size_t ScratchBytes(const Shape& shape, const Limits& limits, NumberType type, int multiprocessors);
 
@@ -34,13 +36,15 @@ class Forward {
   void Attend(Stream& stream, int64_t layer, const StepInputs::Sent& sent);
   // The residual takes what was added; the next matrix's input is normed with `norm`. `out_norm` may be null: Gemma 3's.
   void Add(Stream& stream, void* residual, const void* bias, const void* out_norm, const void* norm, int64_t rows);
-  void Product(Stream& stream, void* target, const void* source, const void* weight, int64_t rows, int64_t outputs, int64_t inputs);
+  // By the matrix `which` of layer `layer`.
+  void Product(Stream& stream, void* target, const void* source, size_t which, int64_t layer, int64_t rows, int64_t outputs, int64_t inputs);
 
   const Shape& shape_;
   const DeviceWeights& weights_;
   const PagedKv kv_;
   const NumberType type_;
   Gemm gemm_;
+  std::array<std::vector<const void*>, 4> matrices_;  // kQkv..kDown, of all layers
   gpu::Buffer hidden_, normed_, added_, qkv_, mixed_, gate_up_, active_, last_hidden_, last_mixed_, logits_, token_ids_, freqs_,
       attention_, sampling_;
 };

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "../kernels/kernels.h"
+#include "../gemm/gemm.h"
 #include "device_weights.h"
 #include "step.h"
 
@@ -21,7 +22,7 @@ struct CudaOptions {
   NumberType kv = NumberType::kBf16;       // keys and values: the same, or e4m3
   bool graphs = true;
   bool capture_at_start = false;  // all graphs; else each at its first use
-  std::string cublaslt;           // as Gemm's
+  GemmOptions gemm;
   int64_t step_deadline_us = 60'000'000;
 };
 

@@ -19,7 +19,9 @@ struct GpuOptions {
   bool graphs = true;
   int64_t step_deadline_us = 60'000'000, copy_deadline_us = 5'000'000;
   bool capture_at_start = false;
-  std::string cublaslt;  // a path; empty: the usual names; "off"
+  std::string cublaslt;        // a path; empty: the usual names; "off"
+  std::string choices_folder;  // where it is kept which way matrix products go; empty: nowhere
+  bool equal_bits = false;
 };
 
 // Blocks of the pool and their payloads in an arena; checked: whatever it names exists.

@@ -1,4 +1,6 @@
 /** Which backend runs a model, and what a GPU must know: decided here, once, with the reason when it cannot be. */
+import { homedir } from 'node:os';
+import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import {
   binding,
@@ -62,8 +64,8 @@ export function gpuStatus(name: ModuleName, device: number): GpuStatus {
   }
 }
 
-export function nativeGpu({ computeDtype, kvDtype, settings }: Backend): NativeGpu {
-  const { device = 0, graphs = true, captureAtStart = false, cublaslt = '' } = settings;
+export function nativeGpu({ name, computeDtype, kvDtype, settings }: Backend): NativeGpu {
+  const { device = 0, graphs = true, captureAtStart = false, cublaslt = '', equalBits = false } = settings;
   const { stepDeadlineMs = 60_000, copyDeadlineMs = 5_000 } = settings;
   return {
     device,
@@ -74,5 +76,10 @@ export function nativeGpu({ computeDtype, kvDtype, settings }: Backend): NativeG
     copyDeadlineUs: copyDeadlineMs * 1000,
     captureAtStart,
     cublaslt,
+    choicesFolder: name === 'cuda' ? choicesFolder() : '',
+    equalBits,
   };
 }
+
+/** Where what was measured of this machine's GPUs is kept from start to start. */
+const choicesFolder = (): string => join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'kvtier');

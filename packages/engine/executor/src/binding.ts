@@ -65,6 +65,9 @@ export interface NativeGpu {
   readonly copyDeadlineUs: number;
   readonly captureAtStart: boolean;
   readonly cublaslt: string;
+  /** Empty: nothing is kept. */
+  readonly choicesFolder: string;
+  readonly equalBits: boolean;
 }
 
 /** A device; with `count` 0 only `why` is there: what is missing, in one line. */

@@ -43,6 +43,8 @@ export interface GpuSettings {
   readonly captureAtStart?: boolean;
   /** Path of cuBLASLt; default: where the system has it; "off": matrix products by kernels of ours only. */
   readonly cublaslt?: string;
+  /** A row has the same bits however many others are in its step, up to 64, and in every process: a little slower. */
+  readonly equalBits?: boolean;
   /** A step, and a batch of copies, that takes longer means that the GPU hangs. */
   readonly stepDeadlineMs?: number;
   readonly copyDeadlineMs?: number;

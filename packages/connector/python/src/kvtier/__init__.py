@@ -14,7 +14,7 @@ from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Pa
 from .errors import KvError
 from .namespace import Heads, Namespace, fingerprint
 from .protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
-from .requests import Held, Load, ReadyRange, Request, Reservation, Slots
+from .requests import Held, Load, ReadyRange, Request, Reservation, Slots, TierState
 from .session import Attachment, Session
 
 __version__ = "0.1.0"
@@ -44,5 +44,6 @@ __all__ = [
     "Reservation",
     "Session",
     "Slots",
+    "TierState",
     "fingerprint",
 ]

@@ -98,6 +98,18 @@ class Held:
 
 
 @dataclass(frozen=True)
+class TierState:
+    blocks: int
+    bytes: int
+    capacity_bytes: int
+    in_service: bool
+
+    @staticmethod
+    def read(body: Any) -> dict[str, TierState]:
+        return {one.tier: TierState(one.blocks, one.bytes, one.capacity_bytes, one.in_service) for one in body.tiers}
+
+
+@dataclass(frozen=True)
 class ReadyRange:
     first: int
     offsets: array[int]

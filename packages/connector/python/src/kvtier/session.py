@@ -25,7 +25,7 @@ from .copies import ArenaRef
 from .errors import KvError
 from .link import MAX_OUTSTANDING, Exchange, Link, connect, wake
 from .protocol import MAX_HASHES, PROTOCOL
-from .requests import OWED_DEADLINE_S, Held, Load, Request, Reservation, done_count
+from .requests import OWED_DEADLINE_S, Held, Load, Request, Reservation, TierState, done_count
 
 log = logging.getLogger("kvtier")
 
@@ -226,6 +226,10 @@ class Session:
     def stats(self, *, deadline_s: float = 1.0) -> Request[dict[str, int]]:
         """The node's counters."""
         return self._ask(Request("stats", {}, deadline_s, "stats", lambda body: dict(body.counters)))
+
+    def tiers(self, *, deadline_s: float = 1.0) -> Request[dict[str, TierState]]:
+        """What the node's tiers hold, by their names."""
+        return self._ask(Request("stats", {}, deadline_s, "stats", TierState.read))
 
     def close(self, wait_s: float = 2.0) -> bool:
         """Ends the session; whether its thread has ended in that time. Idempotent."""

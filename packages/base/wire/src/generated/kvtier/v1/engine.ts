@@ -163,8 +163,8 @@ export interface GenerateEvent {
     | KvFailure
     | undefined;
   /**
-   * Of a hand-off. Decode: once, when the request has room for all of its prompt and waits for blocks. Prefill: whenever more lie
-   * in the node, and with the end.
+   * Of a hand-off. Decode: when the request has room for all of its prompt and waits for blocks, and then whenever more have come.
+   * Prefill: whenever more lie in the node, and with the end.
    */
   handOff?: HandOffState | undefined;
 }
@@ -172,7 +172,7 @@ export interface GenerateEvent {
 export interface HandOffState {
   /** decode: that the engine held itself, and needs from nobody */
   localBlocks: number;
-  /** prefill: of the prompt, from the first on, that its cache node holds now */
+  /** Of the prompt, from the first on. Prefill: that its cache node holds now. Decode: that have come here; 0: none has. */
   readyBlocks: number;
 }
 

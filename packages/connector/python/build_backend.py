@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Builds wheel and package of sources with nothing but Python's own library (PEP 517), so that neither network nor tools are needed.
+
+    build_backend.py FOLDER      both into FOLDER; from a checkout: npm run python:wheel
+
+The wheel carries libkvtier.so: that of KVTIER_LIBRARY, else that of the checkout's build, else it is compiled from the sources beside
+this file (CMake, a C++20 compiler, xxhash.h). One wheel serves every Python: the library knows none.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+#: Of a checkout; in the package of sources a folder that has none of it.
+ROOT = (HERE / "../../..").resolve()
+#: Of the entries in what is built: the same sources make the same bytes.
+DATE = (2020, 1, 1, 0, 0, 0)
+DATE_S = 1_577_836_800
+DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "xxh3.h")
+
+
+def _project(key: str) -> str:
+    text = (HERE / "pyproject.toml").read_text()
+    found = re.search(rf'^{key} = "([^"]+)"$', text, re.MULTILINE)
+    assert found is not None, key
+    return found[1]
+
+
+def _dependencies() -> list[str]:
+    found = re.search(r"^dependencies = \[(.*)\]$", (HERE / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    return re.findall(r'"([^"]+)"', found[1])
+
+
+def _metadata() -> str:
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {_project('name')}",
+        f"Version: {_project('version')}",
+        f"Summary: {_project('description')}",
+        "License: Apache-2.0",
+        f"Requires-Python: {_project('requires-python')}",
+        *[f"Requires-Dist: {name}" for name in _dependencies()],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _library() -> bytes:
+    named = os.environ.get("KVTIER_LIBRARY")
+    built = [Path(named)] if named else [ROOT / "build/client/libkvtier.so"] if _is_checkout() else []
+    for path in built:
+        if not path.exists():
+            raise SystemExit(f"kvtier: {path} is not there; run: npm run build")
+        return path.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        commands = (
+            ["cmake", "-S", str(HERE / "native/cc"), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"],
+            ["cmake", "--build", folder],
+        )
+        for command in commands:
+            try:
+                subprocess.run(command, check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise SystemExit(
+                    f"kvtier: the library cannot be compiled here ({error}); install the wheel, or CMake, g++ and libxxhash-dev"
+                ) from error
+        return (Path(folder) / "libkvtier.so").read_bytes()
+
+
+def _is_checkout() -> bool:
+    return (ROOT / "packages/base/data-plane/cc/arena.h").exists()
+
+
+def _tag(library: bytes) -> str:
+    """The oldest C library that has all that ours asks for."""
+    minor = max(int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", library))
+    return f"py3-none-manylinux_2_{minor}_{platform.machine()}"
+
+
+def _modules() -> list[Path]:
+    source = HERE / "src"
+    files = [path for path in source.rglob("*") if path.suffix == ".py" or path.name == "py.typed"]
+    return sorted(path.relative_to(source) for path in files if "__pycache__" not in path.parts)
+
+
+def build_wheel(wheel_directory: str, config_settings: object = None, metadata_directory: object = None) -> str:
+    library = _library()
+    name, version, tag = _project("name"), _project("version"), _tag(library)
+    info = f"{name}-{version}.dist-info"
+    about = f"Wheel-Version: 1.0\nGenerator: {name}\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    files: list[tuple[str, bytes]] = [(str(path), (HERE / "src" / path).read_bytes()) for path in _modules()]
+    files += [
+        (f"{name}/libkvtier.so", library),
+        (f"{info}/METADATA", _metadata().encode()),
+        (f"{info}/WHEEL", about.encode()),
+    ]
+    record = []
+    for path, data in files:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        record.append(f"{path},sha256={digest},{len(data)}\n")
+    files.append((f"{info}/RECORD", "".join([*record, f"{info}/RECORD,,\n"]).encode()))
+    file = f"{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(Path(wheel_directory) / file, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path, data in files:
+            entry = zipfile.ZipInfo(path, DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if path.endswith(".so") else 0o644) << 16
+            wheel.writestr(entry, data)
+    return file
+
+
+def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
+    name, version = _project("name"), _project("version")
+    files: dict[str, bytes] = {"PKG-INFO": _metadata().encode()}
+    for path in ("pyproject.toml", "build_backend.py"):
+        files[path] = (HERE / path).read_bytes()
+    for module in _modules():
+        files[f"src/{module}"] = (HERE / "src" / module).read_bytes()
+    native = HERE.parent / "native/cc" if _is_checkout() else HERE / "native/cc"
+    plane = ROOT / "packages/base/data-plane/cc" if _is_checkout() else HERE / "native/data-plane"
+    for source in sorted(native.iterdir()):
+        if source.is_file():
+            files[f"native/cc/{source.name}"] = source.read_bytes()
+    for part in DATA_PLANE:
+        files[f"native/data-plane/{part}"] = (plane / part).read_bytes()
+    file = f"{name}-{version}.tar.gz"
+    with tarfile.open(Path(sdist_directory) / file, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for path, data in sorted(files.items()):
+            entry = tarfile.TarInfo(f"{name}-{version}/{path}")
+            entry.size, entry.mtime, entry.mode = len(data), DATE_S, 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return file
+
+
+def get_requires_for_build_wheel(config_settings: object = None) -> list[str]:
+    return []
+
+
+def get_requires_for_build_sdist(config_settings: object = None) -> list[str]:
+    return []
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]).resolve()
+    target.mkdir(parents=True, exist_ok=True)
+    for built in (build_wheel(str(target)), build_sdist(str(target))):
+        print(target / built)

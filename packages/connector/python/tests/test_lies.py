@@ -1,0 +1,206 @@
+"""A node that lies: nothing that it says raises into the engine, makes it wait beyond a deadline, or names memory that is not the arena's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import struct
+import tempfile
+import threading
+import unittest
+import unittest.mock
+from typing import Any, Callable
+
+import kvtier
+from kvtier.protocol import ClientFrame, ServerFrame
+from rig import chain, until
+
+ARENA_BYTES = 1 << 20
+Answer = Callable[[Any], list[Any]]
+
+
+def frame(request_id: int, kind: str, epoch: int = 7, **fields: Any) -> bytes:
+    message = ServerFrame(id=request_id, boot_epoch=epoch, **{kind: fields}).SerializeToString()
+    return struct.pack("<I", len(message)) + message
+
+
+def attached(request: Any, **changes: Any) -> bytes:
+    fields = {
+        "session": b"s" * 16,
+        "arena_path": "/dev/shm/none",
+        "arena_bytes": ARENA_BYTES,
+        "header_bytes": 256,
+        "arena_id": 5,
+        **changes,
+    }
+    return frame(request.id, "attached", **fields)
+
+
+class FakeNode:
+    """Answers each request with what ``answer`` makes of it: bytes to send; none closes the connection."""
+
+    def __init__(self, answer: Callable[[Any], list[bytes]]) -> None:
+        self.folder = tempfile.mkdtemp(prefix="kvtier-lies-")
+        self.path = f"{self.folder}/node.sock"
+        self._answer = answer
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.path)
+        self._server.listen(8)
+        self.connections = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with connection:
+                self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        held = b""
+        while True:
+            try:
+                chunk = connection.recv(1 << 16)
+                held += chunk
+                if not chunk:
+                    return
+                while len(held) >= 4 and len(held) >= 4 + struct.unpack_from("<I", held)[0]:
+                    (length,) = struct.unpack_from("<I", held)
+                    request = ClientFrame.FromString(held[4 : 4 + length])
+                    held = held[4 + length :]
+                    answers = self._answer(request)
+                    if not answers:
+                        return
+                    for answer in answers:
+                        connection.sendall(answer)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(10)
+        os.unlink(self.path)
+        os.rmdir(self.folder)
+
+
+class Lies(unittest.TestCase):
+    def session(self, answer: Callable[[Any], list[bytes]]) -> tuple[kvtier.Session, FakeNode]:
+        node = FakeNode(lambda request: [attached(request)] if request.WhichOneof("body") == "attach" else answer(request))
+        self.addCleanup(node.close)
+        session = kvtier.Session(node.path, namespace=b"n" * 32, payload_bytes=1000, block_tokens=16)
+        self.addCleanup(session.close)
+        until("attached", lambda: session.attachment)
+        return session, node
+
+    def code_of_load(self, answers: Callable[[int], list[bytes]]) -> tuple[str, int]:
+        """What becomes of a load of three blocks, and how many of them were taken for ready. The session comes back."""
+        session, node = self.session(lambda request: answers(request.id))
+        load = session.load(chain("a", 3), deadline_s=0.5)
+        until("the load ends", lambda: load.done)
+        code, ready = (load.error.code if load.error else load.reason), load.ready
+        load.release()
+        if code in ("PROTOCOL", "DISCONNECTED"):
+            until("it comes back", lambda: node.connections >= 2 and session.attachment)
+        return code, ready
+
+    def test_offsets_outside_of_the_arena(self) -> None:
+        for offset in (0, 4096, 4351, ARENA_BYTES - 999, ARENA_BYTES, 1 << 53, (1 << 64) - 1):
+            with self.subTest(offset=offset):
+                answer = lambda i, offset=offset: [frame(i, "ready", first=0, offsets=[offset], checksums=[1])]
+                self.assertEqual(self.code_of_load(answer), ("PROTOCOL", 0))
+        edge = lambda i: [frame(i, "ready", first=0, offsets=[4352, ARENA_BYTES - 1000], checksums=[1, 2])]
+        self.assertEqual(self.code_of_load(lambda i: [*edge(i), frame(i, "load_done", loaded=2, reason="missing")]), ("missing", 2))
+
+    def test_ready_ranges_out_of_order(self) -> None:
+        good = lambda i: frame(i, "ready", first=0, offsets=[4352], checksums=[1])
+        for name, then in {
+            "a gap": lambda i: frame(i, "ready", first=2, offsets=[8448], checksums=[1]),
+            "again": good,
+            "too many": lambda i: frame(i, "ready", first=1, offsets=[8448] * 3, checksums=[1] * 3),
+            "no checksum": lambda i: frame(i, "ready", first=1, offsets=[8448], checksums=[]),
+            "another answer": lambda i: frame(i, "done", count=1),
+        }.items():
+            with self.subTest(name):
+                self.assertEqual(self.code_of_load(lambda i: [good(i), then(i)]), ("PROTOCOL", 1))
+
+    def test_frames_that_are_none(self) -> None:
+        for name, answer in {
+            "length 0": struct.pack("<I", 0),
+            "too long": struct.pack("<I", (16 << 20) + 1),
+            "no message": struct.pack("<I", 4) + b"\xff\xff\xff\xff",
+            "no body": struct.pack("<I", 2) + b"\x08\x01",
+        }.items():
+            with self.subTest(name):
+                self.assertEqual(self.code_of_load(lambda _: [answer]), ("PROTOCOL", 0))
+        self.assertEqual(self.code_of_load(lambda i: [frame(i, "load_done", epoch=8)]), ("PROTOCOL", 0))
+        self.assertEqual(self.code_of_load(lambda _: []), ("DISCONNECTED", 0))
+
+    def test_a_reserve_with_another_number_of_answers(self) -> None:
+        for fields in (
+            {"status": [1], "offsets": [4352]},
+            {"status": [1, 1, 1], "offsets": [4352, 8448]},
+            {"status": [1, 1, 1], "offsets": [4352, 8448, ARENA_BYTES]},
+        ):
+            with self.subTest(fields=fields):
+                session, node = self.session(lambda request: [frame(request.id, "reserved", **fields)])
+                reservation = session.reserve(b"", chain("b", 3))
+                until("it ends", lambda: reservation.done)
+                self.assertEqual((reservation.error and reservation.error.code, reservation.open), ("PROTOCOL", []))
+                until("it comes back", lambda: node.connections >= 2)
+
+    def test_an_arena_that_cannot_be(self) -> None:
+        for changes in ({"session": b"s"}, {"arena_bytes": 4096}, {"arena_bytes": 1 << 53}, {"header_bytes": ARENA_BYTES}):
+            with self.subTest(changes=changes):
+                node = FakeNode(lambda request: [attached(request, **changes)])
+                session = kvtier.Session(node.path, namespace=b"n" * 32, payload_bytes=1000, block_tokens=16)
+                until("it tries again", lambda: node.connections >= 2)
+                self.assertIsNone(session.attachment)
+                self.assertTrue(session.close())
+                node.close()
+
+    def test_any_bytes_end_every_request(self) -> None:
+        draw = random.Random(11)
+
+        def noise(request: Any) -> list[bytes]:
+            sound = frame(request.id, draw.choice(["ready", "load_done", "reserved", "done", "lookup", "failure"]))
+            spoilt = bytearray(sound)
+            for _ in range(draw.randint(0, 3)):
+                spoilt[draw.randrange(len(spoilt))] = draw.randrange(256)
+            return [bytes(spoilt) + draw.randbytes(draw.choice([0, 0, 5, 300]))]
+
+        probes = unittest.mock.patch("kvtier.link.Probe.deadline_s", 0.3)  # what comes may be the beginning of a frame
+        probes.start()
+        self.addCleanup(probes.stop)
+        logging.getLogger("kvtier").setLevel(logging.CRITICAL)
+        self.addCleanup(logging.getLogger("kvtier").setLevel, logging.NOTSET)
+        session, _ = self.session(noise)
+        for _ in range(16):
+            until("attached", lambda: session.attachment)
+            load = session.load(chain("c", 2), deadline_s=0.3)
+            reservation = session.reserve(b"", chain("c", 2), deadline_s=0.3)
+            lookup = session.lookup(chain("c", 2), deadline_s=0.3)
+            until("all end", lambda: load.done and reservation.done and lookup.done)
+            load.release()
+            reservation.abort()
+        self.assertTrue(session.close())
+
+    def test_anothers_folder_is_not_trusted(self) -> None:
+        node = FakeNode(lambda request: [attached(request)])
+        self.addCleanup(node.close)
+        os.chmod(node.folder, 0o777)
+        with self.assertLogs("kvtier", "WARNING") as logs:
+            session = kvtier.Session(node.path, namespace=b"n" * 32, payload_bytes=1000, block_tokens=16)
+            until("it says so", lambda: logs.output)
+            session.close()
+        self.assertIn("others may write there", logs.output[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
