@@ -15,6 +15,7 @@ import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
 import { PrefixPrefetches } from './prefix-prefetches.ts';
 import { engineService, liveness } from './service.ts';
+import { SharedCalls } from './shared-calls.ts';
 import { readStopTokenIds } from './stop-ids.ts';
 
 /** For streams to be closed in order when the worker stops. */
@@ -100,6 +101,7 @@ export async function startWorker(
     hashSeed: config.hashSeed,
     modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
     bootEpoch,
+    generatesMany: true,
     maxStepTokens: config.maxStepTokens,
     maxSequences: Math.min(config.maxSequences, config.maxStepTokens), // as the engine does: each that runs gets a token a step
     namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
@@ -110,9 +112,10 @@ export async function startWorker(
     connector: connector ?? noConnector,
     ...{ hasher, vocabSize, maxTokens: engine.maxTotalTokens },
   });
+  const shared = new SharedCalls();
   const server = await startGrpcServer(
     config.listen,
-    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches })),
+    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches, shared })),
     { tls: config.tls === null ? undefined : readWorkerTls(config.tls), channel: liveness },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
@@ -129,6 +132,7 @@ export async function startWorker(
       // Nothing new comes from who has read that; what comes all the same is refused, and goes elsewhere.
       await Promise.all([member?.drain(listMs), drained(engine, config.drainMs)]);
       watches.close();
+      shared.close();
       await server.close(graceMs);
       await member?.close();
       await engine.close();
