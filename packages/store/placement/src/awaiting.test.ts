@@ -240,31 +240,6 @@ describe('what ends a load that waits', () => {
     expect(awaited(bench)).toBe(0);
   });
 
-  it('nothing of it in one turn: a long one begins 1,024 blocks a turn, and goes on as if it had begun at once', async () => {
-    const bench = new Bench(8_192, { maxLeasedBytes: 1e6, maxReservedBytes: 1e6 }, { lower: [] });
-    const [prefill, decode] = [bench.engine(), bench.engine()];
-    prefill.put(chain('x', 1_500));
-    const view = viewOf(decode, decode.load(chain('x', 2_500), longMs, 500));
-    const seen = [awaited(bench)];
-    for (let turn = 0; turn < 3; turn++) {
-      await settled();
-      bench.clock.advance(0);
-      seen.push(awaited(bench));
-    }
-    expect(seen).toEqual([0, 548, 1_000, 1_000]);
-    await settled();
-    expect([view.tiers.length, view.loaded]).toEqual([1_500, -1]);
-    prefill.put(chain('x', 1_000, 1_500), 'x1499' as HashKey);
-    await settled();
-    expect(view).toMatchObject({ loaded: 2_500, reason: '' });
-    for (let turn = 0; turn < 40; turn++) bench.clock.advance(0); // what notes the uses of blocks has its turns
-    expect(bench.clock.pending).toBe(0);
-    const gone = decode.load(chain('y', 2_500), longMs, 500);
-    expect(awaited(bench)).toBe(1_024);
-    decode.holdings.release(gone, []);
-    expect([awaited(bench), bench.clock.pending]).toEqual([0, 0]);
-  });
-
   it('the bound of one load, which begins in one turn', async () => {
     const bench = new Bench(8, { maxAwaitedOfLoad: 3 }, { lower: [] });
     const engine = bench.engine();
@@ -298,24 +273,6 @@ describe('what ends a load that waits', () => {
     await settled();
     expect(beyond).toMatchObject({ loaded: 4, reason: 'capacity' });
   });
-});
-
-it('no turn grows with the number of loads that wait: a commit looks at nobody who waits for something else', async () => {
-  const blocks = 8192;
-  const bench = new Bench(4, { maxLeasedBytes: 1e6 }, { lower: [] });
-  const engines = [bench.engine(), bench.engine(), bench.engine()];
-  for (const [at, engine] of engines.entries()) engine.load(chain(`w${at}.`, blocks), longMs, 5_000);
-  for (let turn = 0; turn < 8; turn++) bench.clock.advance(0);
-  expect(awaited(bench)).toBe(3 * blocks);
-  const writer = bench.engine();
-  const start = performance.now();
-  for (let n = 0; n < 2_000; n++) writer.put(chain(`other${n}.`, 1));
-  expect(performance.now() - start).toBeLessThan(1_000);
-  expect(awaited(bench)).toBe(3 * blocks);
-  const end = performance.now();
-  for (const engine of engines) engine.holdings.end();
-  expect(performance.now() - end).toBeLessThan(500);
-  expect(awaited(bench)).toBe(0);
 });
 
 /** A load, as the oracle looks at it: what is in, from the first block on; when the last was told; how it ended. */
