@@ -42,6 +42,14 @@ export class PdCluster {
 
   url = (way: Way): string => this.#urls.get(way)!;
 
+  /** Of hand-offs so far: blocks that came to the decode worker, and of these those that came before all were computed. */
+  async blocks(way: Way): Promise<{ come: number; hidden: number }> {
+    const text = await (await fetch(`${this.url(way)}/metrics`)).text();
+    const of = (what: string): number =>
+      Number(new RegExp(`^kvtier_handoff_blocks_total\\{what="${what}"\\} (\\d+)`, 'm').exec(text)?.[1] ?? 0);
+    return { come: of('come'), hidden: of('hidden') };
+  }
+
   /** Of each host's link, each way. */
   rate = (gbit: number): Promise<void> => this.#hosts!.rate(gbit);
 

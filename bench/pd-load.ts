@@ -1,4 +1,7 @@
-/** A mixed load on one coordinator: streams that decode all the time, and long prompts that arrive among them. Seeded; timed from here. */
+/**
+ * A mixed load on one coordinator: streams that decode, and long prompts that arrive among them. What is sent when is drawn beforehand
+ * from a seed, so that a slow way to serve it gets no lighter load than a fast one; timed from here.
+ */
 import { KvError } from '@kvtier/errors';
 
 export interface Timed {
@@ -15,13 +18,17 @@ export interface Timed {
 }
 
 export interface LoadShape {
-  /** Streams at a time: so many prompt tokens each, so many tokens of answer. */
-  readonly streams: number;
+  /** Streams: so many prompt tokens each, so many tokens of answer. */
   readonly streamTokens: number;
   readonly answerTokens: number;
-  /** Long prompts: tokens, and milliseconds from one to the next in the mean. */
+  /** Long prompts: tokens, and tokens of answer. */
   readonly promptTokens: number;
-  readonly everyMs: number;
+  readonly promptAnswerTokens: number;
+}
+
+export interface Arrival {
+  readonly kind: Timed['kind'];
+  readonly atMs: number;
 }
 
 interface Chunk {
@@ -82,28 +89,42 @@ export async function ask(
   return { kind, tokens: prompt.length, ttftMs, gapsMs, wholeMs, decision, degraded };
 }
 
-/** Runs it for `durationMs`; resolves when all that was begun has ended. */
-export async function mixedLoad(url: string, shape: LoadShape, durationMs: number, seed: number): Promise<Timed[]> {
-  const all: Timed[] = [];
-  const end = performance.now() + durationMs;
-  const stream = async (): Promise<void> => {
-    while (performance.now() < end)
-      all.push(await ask(url, 'stream', freshPrompt(shape.streamTokens), shape.answerTokens));
-  };
-  const prompts = async (): Promise<void> => {
-    const begun: Promise<void>[] = [];
-    let state = seed;
-    for (;;) {
-      state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
-      const pauseMs = -Math.log(1 - state / 2 ** 32) * shape.everyMs;
-      if (performance.now() + pauseMs >= end) break;
-      await new Promise((resolve) => setTimeout(resolve, pauseMs));
-      begun.push(ask(url, 'prompt', freshPrompt(shape.promptTokens), 8).then((timed) => void all.push(timed)));
+/** Both kinds at their rates a second, as a Poisson process each, for `durationMs`: the same for the same seed, whoever serves it. */
+export function arrivals(perS: Readonly<Record<Timed['kind'], number>>, durationMs: number, seed: number): Arrival[] {
+  const all: Arrival[] = [];
+  for (const [at, kind] of (['stream', 'prompt'] as const).entries()) {
+    const random = randomOf(seed * 2 + at);
+    for (let atMs = 0; perS[kind] > 0; ) {
+      atMs -= (Math.log(1 - random()) / perS[kind]) * 1_000;
+      if (atMs >= durationMs) break;
+      all.push({ kind, atMs });
     }
-    await Promise.all(begun);
+  }
+  return all.sort((a, b) => a.atMs - b.atMs);
+}
+
+/** mulberry32. */
+function randomOf(seed: number): () => number {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let z = Math.imul(state ^ (state >>> 15), state | 1);
+    z ^= z + Math.imul(z ^ (z >>> 7), z | 61);
+    return ((z ^ (z >>> 14)) >>> 0) / 2 ** 32;
   };
-  await Promise.all([prompts(), ...Array.from({ length: shape.streams }, stream)]);
-  return all;
+}
+
+/** Sends each when it is due, however slowly those before are served; resolves when all have ended. */
+export async function mixedLoad(url: string, shape: LoadShape, due: readonly Arrival[]): Promise<Timed[]> {
+  const begin = performance.now();
+  return Promise.all(
+    due.map(async ({ kind, atMs }) => {
+      await new Promise((resolve) => setTimeout(resolve, begin + atMs - performance.now()));
+      return kind === 'stream'
+        ? ask(url, kind, freshPrompt(shape.streamTokens), shape.answerTokens)
+        : ask(url, kind, freshPrompt(shape.promptTokens), shape.promptAnswerTokens);
+    }),
+  );
 }
 
 export function percentile(values: readonly number[], share: number): number {

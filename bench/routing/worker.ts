@@ -48,6 +48,8 @@ export class SimulatedWorker {
   /** Blocks that requests have beside those in the cache: what is not computed yet, and answers. */
   #privateBlocks = 0;
   #loadsEndS = 0;
+  /** Blocks that are being brought to the GPU, and when each is there: who finds them there waits as well. */
+  readonly #arrivesS = new Map<number, number>();
   /** The last requests that ended. */
   readonly #freed: { readonly atS: number; readonly blocks: number }[] = [];
   #unexpected = 0;
@@ -131,6 +133,7 @@ export class SimulatedWorker {
   loaded(job: Job): void {
     this.#loading--;
     this.#unexpected -= job.inputTokens - job.ready;
+    for (let i = job.found.gpu; i < job.held; i++) this.#arrivesS.delete(job.blocks[i]!);
     this.#running.push(job);
   }
 
@@ -244,9 +247,12 @@ export class SimulatedWorker {
       this.#loadsEndS = Math.max(this.#loadsEndS, nowS) + seconds;
       job.ready = at * this.#blockTokens;
       this.#commit(job);
+      for (let i = gpu; i < at; i++) this.#arrivesS.set(blocks[i]!, this.#loadsEndS);
     }
     job.ready = Math.min(job.ready, job.inputTokens - 1);
-    return at > gpu ? this.#loadsEndS : nowS;
+    if (at > gpu) return this.#loadsEndS;
+    // A chain comes in its order: its last block is the latest.
+    return Math.max(nowS, gpu === 0 ? 0 : (this.#arrivesS.get(blocks[gpu - 1]!) ?? 0));
   }
 
   /** Full blocks that became ready are in the cache, and go down to the host. */

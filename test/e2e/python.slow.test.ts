@@ -1,49 +1,10 @@
-/** The Python package against real cache nodes: its tests are Python's own (packages/connector/python/tests), each file one test here. */
-import { spawn } from 'node:child_process';
-import { once } from 'node:events';
+/** The Python package against real cache nodes: each file of its tests is one test here. */
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { fileURLToPath } from 'node:url';
-import { program } from '@kvtier/cli';
 import { native } from '@kvtier/data-plane';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-
-const root = fileURLToPath(new URL('../..', import.meta.url));
-const folder = path.join(root, 'packages/connector/python');
-/** It has protobuf. */
-const debians = '/usr/bin/python3';
-
-interface Run {
-  readonly python?: string;
-  readonly env?: Readonly<Record<string, string>>;
-}
-
-/** What a program said; it must end well. */
-async function output(file: string, args: readonly string[], env: NodeJS.ProcessEnv, cwd = root): Promise<string> {
-  const child = spawn(file, args, { cwd, env, stdio: ['ignore', 'pipe', 'pipe'] });
-  let text = '';
-  for (const stream of [child.stdout, child.stderr]) {
-    stream.on('data', (chunk) => {
-      text += chunk;
-    });
-  }
-  const [code, signal] = await once(child, 'close');
-  expect({ code, signal }, text).toEqual({ code: 0, signal: null });
-  return text;
-}
-
-async function runs(file: string, { python = debians, env = {} }: Run = {}): Promise<void> {
-  const environment = {
-    ...process.env,
-    PYTHONPATH: path.join(folder, 'src'),
-    PYTHONDONTWRITEBYTECODE: '1',
-    KVTIER_TEST_NODE: JSON.stringify([process.execPath, ...program('cache-node')]),
-    ...env,
-  };
-  const args = ['-X', 'dev', '-W', 'error::ResourceWarning', '-m', 'unittest', '-v', file];
-  expect(await output(python, args, environment, path.join(folder, 'tests'))).toMatch(/^Ran [1-9]\d* tests?/m);
-}
+import { debians, folder, output, root, runs } from './python.ts';
 
 it('sessions store, load, and outlive the death and the silence of their node', () => runs('test_session'));
 it('copies move every layout, find every flipped byte, and keep what they use', () => {

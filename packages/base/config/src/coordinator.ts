@@ -3,6 +3,7 @@ import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
 import { endpointPickerSchema } from './endpoint-picker.ts';
+import { eventAccessSchema } from './event-access.ts';
 import { plannerSchema } from './planner.ts';
 import { podHandOffSchema } from './pod-handoff.ts';
 import { workerAccessSchema } from './worker-access.ts';
@@ -83,6 +84,8 @@ export const coordinatorSchema = z.strictObject({
     })
     .prefault({}),
   index: z.strictObject({ maxBytes: bytes.min(4 << 20).default(256 << 20) }).prefault({}),
+  /** How KV events of members on other hosts may be read. */
+  kvEvents: eventAccessSchema.prefault({}),
   /** Folder of tokenizer and chat template by model name, for models whose workers do not say it. */
   tokenizers: z.record(z.string().min(1).max(1_024), z.string().min(1)).default({}),
   /** Where gateways ask which pod a request goes to; null: none asks. */

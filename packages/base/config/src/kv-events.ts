@@ -49,15 +49,22 @@ export const nodeEventsSchema = kvEventsSchema.extend({
   namespaceTopics: z.boolean().default(true),
 });
 
-/** `curve` with the key out of its file. KvError CONFIG when the file cannot be read, or others may. */
+/** `curve` with the key out of its file. @throws KvError CONFIG: the file cannot be read, or others may */
 export function readKvEventsCurve({ curve }: KvEventsConfig) {
   if (curve === null) return null;
-  const file = curve.secretKeyFile;
+  const { secretKeyFile, allowedClientKeys } = curve;
+  return { secretKey: readCurveSecret('kvEvents.curve.secretKeyFile', secretKeyFile), allowedClientKeys };
+}
+
+/** `option`: for the error. @throws KvError CONFIG: the file cannot be read, or others may */
+export function readCurveSecret(option: string, file: string): string {
   try {
     if ((statSync(file).mode & 0o077) !== 0) throw new Error('others may read it; chmod 600 it');
-    return { secretKey: readFileSync(file, 'utf8').trim(), allowedClientKeys: curve.allowedClientKeys };
+    return readFileSync(file, 'utf8').trim();
   } catch (error) {
-    const why = (error as Error).message;
-    throw new KvError('CONFIG', `kvEvents.curve.secretKeyFile ${file}: cannot be read (${why}); name a readable file`);
+    throw new KvError(
+      'CONFIG',
+      `${option} ${file}: cannot be read (${(error as Error).message}); name a readable file`,
+    );
   }
 }

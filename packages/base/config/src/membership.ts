@@ -11,6 +11,11 @@ const name = z
   .regex(/^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$/, 'a name of letters, digits, ".", "_" and "-"');
 const endpoint = z.string().min(1).max(512);
 
+/** Of CURVE (ZeroMQ): a key in Z85. */
+export const curveKey = z
+  .string()
+  .regex(/^[0-9a-zA-Z.\-:+=^!/*?&<>()[\]{}@%$#]{40}$/, 'a CURVE key: 40 characters of Z85');
+
 /** Where a member publishes its KV events (ZeroMQ). */
 export const eventSourceSchema = z.strictObject({
   /** "tcp://HOST:PORT" or "ipc:///PATH", to be connected to. */
@@ -18,6 +23,8 @@ export const eventSourceSchema = z.strictObject({
   /** Where lost batches are asked for; null: nowhere. */
   replayEndpoint: endpoint.nullable().default(null),
   topic: z.string().max(255).default(''),
+  /** Its public CURVE key; absent: that of the reader's configuration, beyond loopback. */
+  serverKey: curveKey.optional(),
 });
 export type EventSource = z.infer<typeof eventSourceSchema>;
 

@@ -19,6 +19,6 @@ export {
   type KvEventPublisherStats,
   type SnapshotPage,
 } from './publisher.ts';
-export { bindableEndpoint, type CurveClient, type CurveServer } from './security.ts';
+export { bindableEndpoint, type CurveClient, type CurveServer, isLocalEndpoint } from './security.ts';
 export { KvEventSubscriber, type KvEventSubscriberOptions, type KvEventSubscriberStats } from './subscriber.ts';
 export { type BlockTokens, subtopicOf, type TierChange, type TierEventsOptions, tierEvents } from './tier-events.ts';

@@ -42,6 +42,12 @@ export function bindableEndpoint(endpoint: string, option: string, curve: CurveS
   return host === 'localhost' ? `tcp://127.0.0.1:${port}` : endpoint;
 }
 
+/** A Unix socket, or loopback: who connects to it speaks to this host. */
+export function isLocalEndpoint(endpoint: string): boolean {
+  const host = /^tcp:\/\/(\[[^\]]+\]|[^:]+):/.exec(endpoint)?.[1];
+  return /^(ipc|inproc):\/\//.test(endpoint) || (host !== undefined && isLoopback(host));
+}
+
 const isLoopback = (host: string): boolean =>
   host === 'localhost' || host === '[::1]' || /^127\.\d{1,3}\.\d{1,3}\.\d{1,3}$/.test(host);
 

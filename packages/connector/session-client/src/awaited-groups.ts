@@ -16,6 +16,7 @@ export class AwaitedGroups {
   readonly #blocks: number;
   readonly #runs = new Map<GroupPart, Pick<LoadRun, 'limit'>>();
   #limit: number;
+  #teller: GroupPart | undefined;
   #reason = '';
 
   /** @param windows of each group, in blocks; Infinity: it sees everything */
@@ -31,8 +32,12 @@ export class AwaitedGroups {
   }
 
   /** How long this group's part is waited for. */
-  patienceOf(part: GroupPart, { stallMs, deadlineMs }: AwaitedLoad): AwaitedLoad {
-    return { stallMs: this.#isWhole(part) ? stallMs : deadlineMs, deadlineMs };
+  patienceOf(part: GroupPart, { stallMs, deadlineMs, onCame }: AwaitedLoad): AwaitedLoad {
+    if (!this.#isWhole(part)) return { stallMs: deadlineMs, deadlineMs };
+    // All groups that see everything have the same blocks at about the same time: one tells.
+    const tells = this.#teller === undefined || this.#teller === part;
+    if (tells) this.#teller = part;
+    return { stallMs, deadlineMs, onCame: tells && part.from === 0 ? onCame : undefined };
   }
 
   add(part: GroupPart, run: Pick<LoadRun, 'limit'>): void {

@@ -24,13 +24,16 @@ describe('an awaited load', () => {
     const rig = await attached();
     rig.connector.observePrefill(400, 80_200, 1); // nothing is faster than this engine
     rig.node.seed(hashOf(1, 4));
-    const load = rig.load('r', 1, 4, ids(50, 4), undefined, { stallMs: 30_000, deadlineMs: 40_000 });
+    const came: number[] = [];
+    const onCame = (blocks: number): void => void came.push(blocks);
+    const load = rig.load('r', 1, 4, ids(50, 4), undefined, { stallMs: 30_000, deadlineMs: 40_000, onCame });
     for (let i = 0; i < 3; i++) {
       await until(() => rig.holds(50 + i, 1, 4 + i), `block ${i}`);
       expect(rig.holds(50 + i + 1, 1, 4 + i + 1)).toBe(false);
       rig.node.seed(hashOf(1, 4 + i + 1));
     }
     expect(await load).toMatchObject({ loaded: 4, byTier: { arena: 4 }, reason: '' });
+    expect(came).toEqual([1, 2, 3]);
     expect(rig.holds(53, 1, 7)).toBe(true);
     await until(() => rig.node.leases.size === 0, 'the release');
     expect(rig.node.endedLoads).toEqual([]);

@@ -79,6 +79,8 @@ export class LoadRun {
   #leased = false;
   #ready = 0;
   #started = 0;
+  /** Copied and good, from the first on. */
+  #came = 0;
   /** Copies that run, and an offer that is not decided. */
   #copies = 0;
   #withStep = false;
@@ -251,6 +253,10 @@ export class LoadRun {
     this.#verified.set(flags, first);
     for (const [i, flag] of flags.entries()) if (flag !== 1) this.#corrupt.push(first + i);
     if (this.#corrupt.length > 0) this.#fail('checksum');
+    const before = this.#came;
+    while (this.#verified[this.#came] === 1) this.#came++;
+    // That the last ones came, the end says.
+    if (this.#came > before && this.#came < this.#verified.length) this.#context.awaited?.onCame?.(this.#came);
   }
 
   async #copy(first: number, end: number): Promise<void> {

@@ -6,7 +6,7 @@
  *                                                     │  hand-offs (who computes its prompt) ◄─┘  └─► endpoint picker, for gateways
  */
 import { makeApiServer } from '@kvtier/api-server';
-import { type CoordinatorConfig, readWorkerAccess } from '@kvtier/config';
+import { type CoordinatorConfig, readEventAccess, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
 import { Copies, HandOffs } from '@kvtier/handoff';
@@ -33,7 +33,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const { routing, handoff, admission, index, access, host, port, tokenizers } = config;
   const discovery = discoveryOf(config);
   const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
-  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, logger });
+  const eventAccess = readEventAccess(config.kvEvents);
+  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, logger });
   const dispatcher = new Dispatcher({
     workers: fleet,
     holdings: indexes,

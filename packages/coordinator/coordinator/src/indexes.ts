@@ -4,6 +4,7 @@
  *
  * A model with one worker needs none: there is nothing to choose.
  */
+import type { EventAccess } from '@kvtier/config';
 import type { Held, Holdings } from '@kvtier/dispatch';
 import { defaultRootSeed, parseHashAlgorithm } from '@kvtier/identity';
 import { type FeedState, type FollowedWorker, IndexFeed, type Keys, maxMedia, mediumNumbers } from '@kvtier/kv-index';
@@ -16,6 +17,8 @@ export interface IndexesOptions {
   readonly maxBytes: number;
   /** Models whose tokenizers are known though their workers do not say them. */
   readonly tokenizers: Readonly<Record<string, string>>;
+  /** How publishers on other hosts may be read. */
+  readonly access?: EventAccess;
   readonly logger: Logger;
 }
 
@@ -90,10 +93,13 @@ export class Indexes implements Holdings {
       this.#madeFor = madeFor;
       for (const feed of this.#feeds.values()) feed.close();
       this.#feeds.clear();
-      const { maxBytes, logger } = this.#options;
+      const { maxBytes, access, logger } = this.#options;
       for (const [model, { facts }] of groups) {
         const names = namesOf(facts);
-        this.#feeds.set(model, new IndexFeed({ maxBytes: Math.floor(maxBytes / groups.size), ...names, logger }));
+        this.#feeds.set(
+          model,
+          new IndexFeed({ maxBytes: Math.floor(maxBytes / groups.size), ...names, access, logger }),
+        );
       }
     }
     const nodes = new Map(this.#options.fleet.nodes().map((node) => [node.name, node]));

@@ -66,8 +66,11 @@ export interface HandOffListener {
   fellShort(why: Shortfall, error?: KvError): void;
   /** Another prefill worker for the same blocks, without those that failed; undefined: there is none. */
   another(except: ReadonlySet<number>): Split | undefined;
-  /** The first token is here. Of the blocks: those that the decode side held itself, and those that it had from elsewhere. */
-  firstToken(local: number, come: number): void;
+  /**
+   * The first token is here. Of the blocks: those that the decode side held itself, those that it had from elsewhere, and of these
+   * those that were there before all were computed.
+   */
+  firstToken(local: number, come: number, hidden: number): void;
   /** Blocks travelled so fast. */
   travelled(transfer: Transfer): void;
 }
@@ -88,6 +91,9 @@ export class HandOff {
   /** When the first block was ready, and when all were: performance.now(). */
   #firstReadyMs: number | undefined;
   #allReadyMs: number | undefined;
+  /** That have come to the decode side; and that had when all were computed. */
+  #came = 0;
+  #cameHidden = 0;
   #fellShort = false;
 
   constructor(options: HandOffOptions) {
@@ -114,7 +120,10 @@ export class HandOff {
       await engines.follow(decode, { ...request, handOff }, signal, (event) => {
         const { tokenIds, finishReason, handOff: state } = event;
         if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
-          if (this.#local !== undefined) return undefined; // it says so once
+          if (this.#local !== undefined) {
+            this.#came = Math.max(this.#came, Math.min(state.readyBlocks, split.blocks));
+            return undefined; // that it has room is said once
+          }
           this.#local = Math.min(state.localBlocks, split.blocks);
           if (this.#local >= split.blocks) uncount();
           else this.#leg = this.#prefill(split, uncount);
@@ -141,7 +150,7 @@ export class HandOff {
     this.#over.abort(ended);
     const local = this.#local ?? 0;
     const come = Math.max(Math.min(Math.floor(had / blockTokens), split.blocks) - local, 0);
-    listener.firstToken(local, come);
+    listener.firstToken(local, come, Math.min(Math.max(this.#cameHidden - local, 0), come));
     if (cache?.tailUs === undefined || this.#firstReadyMs === undefined || this.#allReadyMs === undefined) return;
     const cameMs = performance.now() - cache.tailUs / 1000;
     const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
@@ -217,7 +226,10 @@ export class HandOff {
       if (now > ready || finishReason !== '') stall.refresh();
       ready = Math.max(now, ready);
       if (ready > 0) this.#firstReadyMs ??= performance.now();
-      if (ready >= blocks) this.#allReadyMs ??= performance.now();
+      if (ready >= blocks && this.#allReadyMs === undefined) {
+        this.#allReadyMs = performance.now();
+        this.#cameHidden = this.#came;
+      }
       this.#ready = Math.max(this.#ready, ready);
       listener.pending(blocks - this.#ready);
     };

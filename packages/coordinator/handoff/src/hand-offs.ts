@@ -175,7 +175,7 @@ export class HandOffs {
           told({ line, prefill, degraded });
           return { ...next, blocks: split.blocks };
         },
-        firstToken: (local, come) => this.metrics.handedOff(split, local, come),
+        firstToken: (local, come, hidden) => this.metrics.handedOff(split, local, come, hidden),
         travelled: (transfer) => {
           if (split.travels > 0) this.#linkOf(node).came(transfer);
         },

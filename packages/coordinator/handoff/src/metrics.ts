@@ -34,7 +34,7 @@ export class HandOffMetrics {
   });
   readonly #blocks = new Counter({
     name: 'kvtier_handoff_blocks_total',
-    help: 'Blocks of hand-offs: asked for, held by the decode worker itself, come to it before its first token',
+    help: 'Blocks of hand-offs: asked for, held by the decode worker itself, come to it before its first token, and of these before all were computed',
     labelNames: ['what'] as const,
     registers: this.#registers,
   });
@@ -59,10 +59,11 @@ export class HandOffMetrics {
     this.#firstToken.observe({ decision: nameOf(split), what: 'seen' }, seenS);
   }
 
-  handedOff({ blocks }: Split, local: number, come: number): void {
+  handedOff({ blocks }: Split, local: number, come: number, hidden: number): void {
     this.#blocks.inc({ what: 'asked' }, blocks);
     this.#blocks.inc({ what: 'held' }, local);
     this.#blocks.inc({ what: 'come' }, come);
+    this.#blocks.inc({ what: 'hidden' }, hidden);
   }
 
   fellShort(reason: string): void {

@@ -1,7 +1,10 @@
 /**
  * The requests in the engine, and what each is told: tokens, how its hand-off stands, and its one end.
  *
- * Invariant: every request that was added ends with exactly one output that has a finish reason or an error.
+ * What a step has drawn is taken in at once and told later (`handOut`): the next step is launched between the two.
+ *
+ * Invariants: every request that was added ends with exactly one output that has a finish reason or an error; nothing is told after
+ * it; tokens are told in the order in which they were drawn.
  */
 import { KvError } from '@kvtier/errors';
 import { cacheUseOf } from './cache-use.ts';
@@ -25,6 +28,8 @@ export class Answers {
   readonly #options: AnswersOptions;
   /** By the caller's id. */
   readonly #requests = new Map<string, EngineRequest>();
+  /** Drawn, and not told yet. */
+  #untold: { readonly request: EngineRequest; readonly output: Output }[] = [];
 
   constructor(options: AnswersOptions) {
     this.#options = options;
@@ -62,11 +67,23 @@ export class Answers {
 
   /** The blocks are in an unknown state: only the callers are told, nothing is freed. */
   tellAll(error: KvError): void {
+    this.handOut();
     for (const request of this.#requests.values()) this.#emit(request, { tokenIds: [], finishReason: '', error });
     this.#requests.clear();
   }
 
-  /** A step drew this token after its last one. */
+  /** Everything drawn so far is told. */
+  handOut(): void {
+    if (this.#untold.length === 0) return;
+    const untold = this.#untold;
+    this.#untold = [];
+    for (const { request, output } of untold) {
+      const last = output.finishReason !== '';
+      if (last || request.state !== 'finished') this.#emit(request, output); // else: somebody has ended it meanwhile
+    }
+  }
+
+  /** A step drew this token after its last one: told by the next `handOut`. */
   drawn(request: EngineRequest, tokenId: number): void {
     if (tokenId < 0 || tokenId >= this.#options.vocabSize) {
       const drew = `the executor drew token ${tokenId}, which is not in the vocabulary`;
@@ -77,12 +94,11 @@ export class Answers {
     const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
     const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
     if (output !== plain) this.#options.scheduler.load.settle(request);
-    if (output.finishReason === '') {
-      this.#emit(request, output);
-      return;
-    }
+    this.#untold.push({ request, output });
+    if (output.finishReason === '') return;
     this.counts.finished++;
-    this.#finish(request, output);
+    this.#requests.delete(request.requestId);
+    this.#options.scheduler.remove(request);
   }
 
   /** All that another worker wanted of this prompt is computed; undefined: the tier that was to take it is gone. */

@@ -174,7 +174,10 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
         if (error) expect(error.message).toBe('a fault');
         else if (finishReason !== 'abort') expect(d.tokens(id)).toEqual(answer.slice(0, room));
         expect(answer.slice(0, d.tokens(id).length)).toEqual(d.tokens(id));
-        const told = d.outputs.get(id)!.filter((output) => output.handOff).length;
+        const states = d.outputs.get(id)!.flatMap((output) => output.handOff ?? []);
+        const told = states.filter(({ readyBlocks }) => readyBlocks === 0).length;
+        // First that it has room, then how much has come, always more.
+        expect(states.every(({ readyBlocks }, at) => at === 0 || readyBlocks > states[at - 1]!.readyBlocks)).toBe(true);
         const isWhole = finishReason === 'stop' || finishReason === 'length';
         if (handOff && isWhole && promptTokens >= blockTokens) expect(told).toBe(1);
         else expect(told).toBeLessThanOrEqual(1);

@@ -31,6 +31,8 @@ export interface AwaitedLoad {
   readonly stallMs: number;
   /** So long after it began, it ends with what is there. */
   readonly deadlineMs: number;
+  /** So many of its blocks, from the first on, have been copied. Never from inside a call; not of the last ones. */
+  readonly onCame?: ((blocks: number) => void) | undefined;
 }
 
 /** A load whose blocks all lie in the arena, none of them copied yet. Exactly one of `import` and `decline` is called, once. */

@@ -2,6 +2,13 @@
  * The engine's loop: one step after another, put together by the scheduler, run on the executor's native threads, handed out by
  * `Answers`. While a step runs the event loop is free.
  *
+ *   executor    | step 1          |     | step 2          |     | step 3
+ *   event loop  | hand out 0 ...        | hand out 1 ...        |
+ *                                 take 1 in, launch 2   take 2 in, launch 3
+ *
+ * The executor stands still from the end of a step to the launch of the next one, so nothing happens there but what that needs:
+ * tokens are taken in, the step is put together. Callers hear of their tokens while it runs.
+ *
  * Invariants: a failed step fails the requests in it and no others; the loop sleeps only when nothing can be computed, and
  * whatever changes that wakes it.
  */
@@ -22,6 +29,13 @@ export interface EngineLoopParts {
   readonly answers: Answers;
 }
 
+interface RunningStep {
+  readonly batch: readonly Share[];
+  readonly step: Step;
+  readonly begunUs: number;
+  readonly result: Promise<StepResult | KvError | InvariantError>;
+}
+
 export class EngineLoop {
   readonly counts = { steps: 0, failedSteps: 0, prefillTokens: 0, decodeTokens: 0 };
   readonly #options: EngineOptions;
@@ -32,6 +46,8 @@ export class EngineLoop {
   #woken = false;
   #resume: (() => void) | undefined;
   #ended: KvError | undefined;
+  /** Of the step that is over, to be told beside the next one. */
+  #told: Parameters<NonNullable<EngineOptions['onStep']>>[0] | undefined;
 
   constructor({ options, clock, kv, scheduler, answers }: EngineLoopParts) {
     this.#options = options;
@@ -62,17 +78,16 @@ export class EngineLoop {
   async run(): Promise<void> {
     try {
       while (!this.#ended) {
-        const batch = this.#scheduler.schedule();
-        if (batch.length > 0) {
-          await this.#step(batch);
-          continue;
+        let running: RunningStep | undefined;
+        try {
+          running = this.#launch();
+        } finally {
+          this.#handOut();
         }
-        this.handOutEvents();
-        this.#scheduler.exports.send();
-        this.#options.onLoad?.();
-        await this.sleep();
+        if (running) await this.#over(running);
+        else await this.sleep();
       }
-      this.handOutEvents();
+      this.#handOut();
     } catch (thrown) {
       // Only a defect of ours comes here, and a GPU that has failed; what else the world does was caught where it happened.
       const error = thrown instanceof Error ? thrown : new Error(String(thrown));
@@ -84,6 +99,17 @@ export class EngineLoop {
       this.#answers.tellAll(this.#ended);
       this.#options.onDefect?.(error);
     }
+  }
+
+  /** What the step before has drawn, and what else was put off until the executor is busy: no request waits for these. */
+  #handOut(): void {
+    this.#answers.handOut();
+    this.#scheduler.exports.send();
+    this.handOutEvents();
+    const told = this.#told;
+    this.#told = undefined;
+    if (told) this.#options.onStep?.(told);
+    this.#options.onLoad?.();
   }
 
   handOutEvents(): void {
@@ -108,24 +134,26 @@ export class EngineLoop {
     this.#woken = false;
   }
 
-  async #step(batch: readonly Share[]): Promise<void> {
+  /** The next step runs when this returns; undefined: nothing can be computed now. */
+  #launch(): RunningStep | undefined {
+    const batch = this.#scheduler.schedule();
+    if (batch.length === 0) return undefined;
     const step = buildStep(batch, this.#kv);
     for (const { request } of batch) request.executing = true;
     this.counts.steps++;
     const begunUs = this.#clock.nowUs();
-    let result: StepResult | KvError;
-    try {
-      const run = (): Promise<StepResult> => this.#options.executor.execute(step);
-      const arrived = batch[0]!.arrived;
-      const running = arrived ? arrived.import(run) : run();
-      // Beside the step: what these cost, no request waits for.
-      this.#scheduler.exports.send();
-      this.handOutEvents();
-      result = await running;
-    } catch (thrown) {
-      if (thrown instanceof InvariantError) throw thrown;
-      result = KvError.from(thrown);
-    }
+    const run = (): Promise<StepResult> => this.#options.executor.execute(step);
+    const arrived = batch[0]!.arrived;
+    const result = (arrived ? arrived.import(run) : run()).catch((thrown: unknown) => {
+      if (thrown instanceof InvariantError) return thrown;
+      return KvError.from(thrown);
+    });
+    return { batch, step, begunUs, result };
+  }
+
+  async #over({ batch, step, begunUs, result: running }: RunningStep): Promise<void> {
+    const result = await running;
+    if (result instanceof InvariantError) throw result;
     if (result instanceof KvError) {
       if (result.code === 'GPU') throw result; // no later step can succeed in this process
       this.#failed(batch, result);
@@ -134,7 +162,6 @@ export class EngineLoop {
     } else {
       this.#executed(batch, step, result, begunUs);
     }
-    this.#options.onLoad?.();
   }
 
   #failed(batch: readonly Share[], error: KvError): void {
@@ -172,6 +199,6 @@ export class EngineLoop {
       this.#options.connector.observePrefill(prefillTokens, positions, result.elapsedUs);
     const tokens = prefillTokens + decodeTokens;
     if (!step.import) this.#scheduler.load.step(tokens - decodes, decodes, elapsedS);
-    this.#options.onStep?.({ sequences: batch.length, tokens, elapsedUs: result.elapsedUs });
+    this.#told = { sequences: batch.length, tokens, elapsedUs: result.elapsedUs };
   }
 }

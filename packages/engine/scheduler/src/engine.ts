@@ -108,6 +108,7 @@ export class Engine {
       // The scheduler is at work: the caller hears of it when the step has begun.
       onHandOff: (request, localBlocks) =>
         queueMicrotask(() => this.#answers.tell(request, { localBlocks, readyBlocks: 0 })),
+      onCame: (request, localBlocks, readyBlocks) => this.#answers.tell(request, { localBlocks, readyBlocks }),
       onReady: (request, readyBlocks) => this.#answers.tell(request, { localBlocks: 0, readyBlocks }),
       onPrefilled: (request, readyBlocks) => this.#answers.prefilled(request, readyBlocks),
     });

@@ -154,7 +154,9 @@ export class Incoming {
     if (!this.#makeRoom(request, computed, blocks, Math.max(0, rest))) return 'full';
     this.handOffs.begin(request, localBlocks);
     this.#leave(request, computed, blocks);
-    this.loads.start(request, localBlocks, blocks, request.handOff);
+    const { stallMs, deadlineMs } = request.handOff!;
+    const onCame = (came: number): void => this.#options.onCame(request, localBlocks, localBlocks + came);
+    this.loads.start(request, localBlocks, blocks, { stallMs, deadlineMs, onCame });
     return 'loading';
   }
 

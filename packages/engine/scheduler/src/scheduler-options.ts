@@ -26,6 +26,8 @@ export interface SchedulerOptions {
   readonly wake: () => void;
   /** This request has its room, held `localBlocks` itself, and waits for the rest of its hand-off, or computes it. From inside `schedule`. */
   readonly onHandOff: (request: EngineRequest, localBlocks: number) => void;
+  /** More of what it waits for has come: it has the prompt's first `readyBlocks` blocks. Never from inside a call. */
+  readonly onCame: (request: EngineRequest, localBlocks: number, readyBlocks: number) => void;
   /** More of a prompt that is computed for another worker lies in the tier. Never from inside a call. */
   readonly onReady: (request: EngineRequest, readyBlocks: number) => void;
   /** All of it is computed, offered and answered. undefined: there is no tier any more to give it to. */

@@ -67,7 +67,7 @@ export interface CacheUse {
 export interface HandOffState {
   /** Decode: blocks that the engine held itself, and needs from nobody. */
   readonly localBlocks: number;
-  /** Prefill: of the prompt, from the first on, that the tier holds now. */
+  /** Of the prompt, from the first on. Prefill: that the tier holds now. Decode: that have come here, once some have. */
   readonly readyBlocks: number;
 }
 
@@ -81,7 +81,7 @@ export interface Output {
   readonly finishReason: FinishReason;
   /** With the first token, or with 'prefilled'. */
   readonly cache?: CacheUse;
-  /** Decode: once, when the request has its room. Prefill: whenever more lie in the tier, and with the end. */
+  /** Decode: when the request has its room, and whenever more have come. Prefill: whenever more lie in the tier, and with the end. */
   readonly handOff?: HandOffState;
   /** Ends the request. */
   readonly error?: KvError;

@@ -9,8 +9,7 @@
  * cannot be relied on is credited with what it was sent, never with what they said before; how that stands is told in `state`, in
  * metrics and in one line for each change, which is a warning unless it has just been seen for the first time; no turn deals with more than a slice of events.
  */
-import type { NodeRecord, WorkerRecord } from '@kvtier/config';
-import { KvEventSubscriber } from '@kvtier/events';
+import type { EventAccess, NodeRecord, WorkerRecord } from '@kvtier/config';
 import { ChainHasher, type HashAlgorithm } from '@kvtier/identity';
 import { type Keys, KvIndex, type KvIndexStats, type Match, type Target } from '../kv-index.ts';
 import { EngineListing } from './engine-listing.ts';
@@ -20,6 +19,7 @@ import { type FeedLog, LieCounts, type LieKind, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
 import { NodeListing } from './node-listing.ts';
 import { SharedBlocks } from './shared-blocks.ts';
+import { subscribeWith } from './subscribe.ts';
 import { Turns } from './turns.ts';
 import { type GroupView, matchView, plainTarget, type WorkerView } from './views.ts';
 
@@ -33,6 +33,8 @@ export interface IndexFeedOptions {
   readonly logger: FeedLog;
   /** How long what was sent stands for what is held, where nothing tells. */
   readonly guessMs?: number;
+  /** How publishers on other hosts may be read; default: not at all. */
+  readonly access?: EventAccess | undefined;
   readonly subscribe?: Subscribe;
   /** Unix time in seconds. */
   readonly now?: () => number;
@@ -121,7 +123,6 @@ const worthLearning = 32;
 const maxLearning = 16;
 const learnBlocks = 4_096;
 const sweepRecords = 8_192;
-const maxMessageBytes = 4 * 2 ** 20;
 /** A worker's pool may hold blocks of several groups, and blocks twice; it has tiers of its own, too. */
 const poolSlack = 16;
 
@@ -129,6 +130,7 @@ export class IndexFeed {
   readonly #options: IndexFeedOptions;
   readonly #index: KvIndex;
   readonly #hasher: ChainHasher;
+  readonly #subscribe: Subscribe;
   readonly #lies = new LieCounts();
   readonly #turns = new Turns();
   readonly #shared: SharedBlocks;
@@ -145,6 +147,7 @@ export class IndexFeed {
   constructor(options: IndexFeedOptions) {
     const { maxBytes, blockTokens, hashAlgorithm = 'sha256_cbor', hashSeed: rootSeed } = options;
     this.#options = options;
+    this.#subscribe = options.subscribe ?? subscribeWith(options.access ?? { curve: undefined, trustedNetwork: false });
     // Only an engine's pool holds a block several times; tiers may be told of one twice, and hold it once.
     this.#index = new KvIndex({ maxBytes, maxSources, countedMedia: 1 << mediumNumbers.gpu });
     this.#hasher = new ChainHasher({ algorithm: hashAlgorithm, blockTokens, rootSeed });
@@ -263,9 +266,8 @@ export class IndexFeed {
     tokens: boolean,
   ): FollowedStream | undefined {
     if (events === null) return undefined;
-    const { subscribe = subscribeTo } = this.#options;
     return new FollowedStream({
-      ...{ events, subscribe, listing, tokens, turns: this.#turns },
+      ...{ events, subscribe: this.#subscribe, listing, tokens, turns: this.#turns },
       now: () => this.#nowS(),
       onChange: this.#changed,
     });
@@ -432,9 +434,6 @@ const nothing: Target = { sources: [] };
 const noRemote = { remoteBlocks: 0, remoteMedium: mediumNumbers.peer };
 const noView: WorkerView = [[{ sources: [], windowBlocks: undefined }]];
 const unixSeconds = (): number => Date.now() / 1_000;
-
-const subscribeTo: Subscribe = ({ endpoint, replayEndpoint, topic }) =>
-  new KvEventSubscriber({ endpoint, replayEndpoint, topic, maxMessageBytes });
 
 function problemOf(stream: FollowedStream): string | undefined {
   if (stream.problem !== undefined) return stream.problem;

@@ -6,7 +6,13 @@
  * A pod that is not ready, or that ends, is there and gets nothing new: it drains. One that does not run, or has no address yet, is
  * not there.
  */
-import type { EventSource, KubernetesDiscoveryConfig, NodeRecord, WorkerRecord } from '@kvtier/config';
+import {
+  curveKey,
+  type EventSource,
+  type KubernetesDiscoveryConfig,
+  type NodeRecord,
+  type WorkerRecord,
+} from '@kvtier/config';
 import type { EndpointSlice, Pod } from './objects.ts';
 
 export type MemberRules = Pick<
@@ -108,6 +114,7 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
     says('ports')
       ?.split(',')
       .map((text) => portOf('ports', text)) ?? place.ports;
+  const serverKey = keyOf(says('events-key'));
   const at = (number: number): string => `${host.includes(':') ? `[${host}]` : host}:${number}`;
   const source = (events: number | null, replay: number | null, topic: string, rank: number): EventSource | null =>
     events === null
@@ -116,6 +123,7 @@ function add(found: FoundMembers, place: Place, rules: MemberRules): void {
           endpoint: `tcp://${at(events + rank)}`,
           replayEndpoint: replay === null ? null : `tcp://${at(replay + rank)}`,
           topic,
+          ...(serverKey !== undefined && { serverKey }),
         };
   const peerPort = port('peer-port', null);
   const nodeEvents = source(port('node-events-port', null), port('node-replay-port', null), '', 0);
@@ -162,6 +170,11 @@ function portOf(key: string, text: string): number {
   const number = /^\s*\d{1,5}\s*$/.test(text) ? Number(text) : 0;
   if (number < 1 || number > 65_535) throw new Error(`kvtier.io/${key} is ${cut(text)}; a port is 1 to 65535`);
   return number;
+}
+
+function keyOf(text: string | undefined): string | undefined {
+  if (text === undefined || curveKey.safeParse(text).success) return text;
+  throw new Error(`kvtier.io/events-key is ${cut(text)}; a CURVE key is 40 characters of Z85`);
 }
 
 const cut = (text: string): string => JSON.stringify(text.slice(0, 60));

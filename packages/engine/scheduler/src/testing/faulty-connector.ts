@@ -189,12 +189,13 @@ export class FaultyConnector implements Connector {
   #await(
     requestId: string,
     columns: number,
-    { stallMs, deadlineMs }: AwaitedLoad,
+    { stallMs, deadlineMs, onCame }: AwaitedLoad,
     heldNow: () => number,
     end: (reason: string) => void,
   ): void {
     const { clock, later, faults } = this.#options;
     let seen = 0;
+    let told = 0;
     let cancelStall = (): void => {};
     const finish = (reason: string): void => {
       if (this.awaiting.get(requestId) !== awaiting) return;
@@ -214,7 +215,14 @@ export class FaultyConnector implements Connector {
       check: () => {
         const held = heldNow();
         if (held >= Math.min(awaiting.limit, columns)) finish(held >= columns ? '' : 'changed');
-        else if (held > seen) restart();
+        else if (held > seen) {
+          restart();
+          later(() => {
+            if (this.awaiting.get(requestId) !== awaiting || seen <= told) return;
+            told = seen;
+            onCame?.(seen);
+          });
+        }
         seen = held;
       },
     };

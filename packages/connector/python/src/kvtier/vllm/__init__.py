@@ -1,0 +1,1 @@
+"""kvtier for vLLM: `kvtier.vllm.connector`. Importing this package does nothing."""

@@ -1,0 +1,82 @@
+"""vLLM's base classes where it is installed, and stand-ins of the same names where it is not.
+
+Looked up when this module is imported, so that the contract test runs on a machine without vLLM. No other module here
+imports vLLM at import: vLLM imports the connector in every process, the API server's too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from typing import Any
+
+try:
+    if os.environ.get("KVTIER_WITHOUT_VLLM"):
+        raise ImportError("asked to do without")
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # type: ignore[import-not-found]
+        KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorRole,
+        KVConnectorWorkerMetadata,
+        SupportsHMA,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # type: ignore[import-not-found]
+        KVConnectorPromMetrics,
+        KVConnectorStats,
+    )
+
+    HAS_VLLM = True
+except ImportError:
+    HAS_VLLM = False
+
+    class KVConnectorRole(enum.Enum):  # type: ignore[no-redef]
+        SCHEDULER = 0
+        WORKER = 1
+
+    class KVConnectorMetadata:  # type: ignore[no-redef]
+        pass
+
+    class KVConnectorWorkerMetadata:  # type: ignore[no-redef]
+        pass
+
+    class KVConnectorHandshakeMetadata:  # type: ignore[no-redef]
+        pass
+
+    class SupportsHMA:  # type: ignore[no-redef]
+        pass
+
+    class KVConnectorBase_V1:  # type: ignore[no-redef]
+        """What of the real one this package leans on."""
+
+        def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+            self._connector_metadata: Any = None
+            self._vllm_config = vllm_config
+            self._kv_transfer_config = vllm_config.kv_transfer_config
+            self._kv_cache_config = kv_cache_config
+            self._role = role
+
+        def bind_connector_metadata(self, connector_metadata: Any) -> None:
+            self._connector_metadata = connector_metadata
+
+        def clear_connector_metadata(self) -> None:
+            self._connector_metadata = None
+
+    @dataclasses.dataclass
+    class KVConnectorStats:  # type: ignore[no-redef]
+        data: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    class KVConnectorPromMetrics:  # type: ignore[no-redef]
+        def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
+            self._labelnames = labelnames
+            self.per_engine_labelvalues = per_engine_labelvalues
+
+
+def vllm_version() -> str | None:
+    """None where there is none."""
+    if not HAS_VLLM:
+        return None
+    import vllm  # type: ignore[import-not-found]
+
+    return str(getattr(vllm, "__version__", "unknown"))

@@ -1,0 +1,177 @@
+"""KV cache groups as the tier sees them, and which prefixes all of them can bring.
+
+Each group's blocks live in namespaces of their own. A prefix can be loaded where every group has what a token after it looks at:
+
+    full      # # # # # # # .          all blocks of the prefix
+    window    . . # # . # # #          the last two of them: prefixes of 4 and 7 blocks can be loaded
+
+Groups may have blocks of different sizes; a prefix ends where all of them end a block (`align_tokens`). Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: By the exact class of a spec: what is derived from it may store something else under the same blocks.
+_FULL = frozenset({"FullAttentionSpec"})
+_MLA = frozenset({"MLAAttentionSpec"})
+_WINDOW = frozenset({"SlidingWindowSpec"})
+_WINDOW_MLA = frozenset({"SlidingWindowMLASpec"})
+_UNIFORM = frozenset({"UniformTypeKVCacheSpecs"})
+
+
+class Unsupported(Exception):
+    """This engine's KV is neither loaded nor stored; the text is the one line that says why."""
+
+
+@dataclass(frozen=True)
+class Group:
+    index: int
+    kind: str  # "full", "window"
+    block_tokens: int
+    #: Hashes of the request per block of this group.
+    hash_step: int
+    #: Tokens that a token looks at, itself included; 0: all.
+    window_tokens: int
+    #: All ranks of a stage hold the same bytes.
+    replicated: bool
+    layers: tuple[str, ...]
+    #: Bytes of one block of one layer, as the engine reckons them.
+    page_bytes: tuple[int, ...]
+    #: Of a speculative method that recomputes the last block of a hit.
+    drops_last: bool
+
+    @property
+    def tail_blocks(self) -> int:
+        """Blocks before the end of a prefix that a token after it looks at; 0: all."""
+        return math.ceil((self.window_tokens - 1) / self.block_tokens) if self.window_tokens else 0
+
+    def first_needed(self, first_block: int, end_block: int) -> int:
+        """Of the blocks from `first_block` to `end_block`, the first that a token after them looks at."""
+        return max(first_block, end_block - self.tail_blocks) if self.window_tokens else first_block
+
+    def first_live(self, computed_tokens: int) -> int:
+        """The first block that the window still covers, wholly or in part, when so many tokens are computed."""
+        if not self.window_tokens:
+            return 0
+        return max(0, (computed_tokens - self.window_tokens + 1) // self.block_tokens)
+
+
+def _layer_specs(spec: Any, layers: Sequence[str]) -> list[Any]:
+    if type(spec).__name__ in _UNIFORM:
+        return [spec.kv_cache_specs[layer] for layer in layers]
+    return [spec] * len(layers)
+
+
+def _kind(spec: Any) -> tuple[str, int, bool]:
+    name = type(spec).__name__
+    window = getattr(spec, "sliding_window", None) or 0
+    if name in _FULL or name in _MLA:
+        if getattr(spec, "attention_chunk_size", None):
+            raise Unsupported(f"attention in chunks ({name})")
+        # With the hybrid manager off, layers with windows keep all their blocks: then all of them are stored.
+        return "full", 0, name in _MLA
+    if name in _WINDOW or name in _WINDOW_MLA:
+        if not window:
+            raise Unsupported(f"{name} without a window")
+        if getattr(spec, "extra_retained_tokens", 0):
+            window += int(spec.extra_retained_tokens)
+        return "window", int(window), name in _WINDOW_MLA
+    raise Unsupported(f"KV of the kind {name} is not known here")
+
+
+def groups_of(kv_cache_config: Any, hash_block_tokens: int, use_eagle: bool) -> tuple[Group, ...]:
+    """@raises Unsupported where one of them is of a kind that is not known: then none is used."""
+    out = []
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec, layers = group.kv_cache_spec, tuple(group.layer_names)
+        specs = _layer_specs(spec, layers)
+        kinds = {_kind(one) for one in specs}
+        if len(kinds) != 1:
+            raise Unsupported(f"group {index} mixes kinds of attention")
+        kind, window, replicated = kinds.pop()
+        block_tokens = int(spec.block_size)
+        if block_tokens % hash_block_tokens:
+            raise Unsupported(f"group {index}: blocks of {block_tokens} tokens, hashes of {hash_block_tokens}")
+        out.append(
+            Group(
+                index=index,
+                kind=kind,
+                block_tokens=block_tokens,
+                hash_step=block_tokens // hash_block_tokens,
+                window_tokens=window,
+                replicated=replicated,
+                layers=layers,
+                page_bytes=tuple(int(one.page_size_bytes) for one in specs),
+                drops_last=bool(use_eagle and getattr(group, "is_eagle_group", False)) or (use_eagle and kind == "full"),
+            )
+        )
+    if not out:
+        raise Unsupported("the model has no KV")
+    return tuple(out)
+
+
+def align_tokens(groups: Sequence[Group]) -> int:
+    return math.lcm(*(group.block_tokens for group in groups))
+
+
+def runs_of(held: Sequence[tuple[int, int]], blocks: int) -> list[tuple[int, int]]:
+    """Spans (held?, count) as [first, end) of what is held, within the first `blocks`."""
+    out: list[tuple[int, int]] = []
+    at = 0
+    for is_held, count in held:
+        end = min(at + count, blocks)
+        if is_held and end > at:
+            if out and out[-1][1] == at:
+                out[-1] = (out[-1][0], end)
+            else:
+                out.append((at, end))
+        at += count
+        if at >= blocks:
+            break
+    return out
+
+
+def longest_prefix(
+    groups: Sequence[Group], held: Sequence[Sequence[tuple[int, int]]], local_tokens: int, limit_tokens: int
+) -> int:
+    """Tokens of the longest prefix beyond `local_tokens` that all groups can bring; `local_tokens` where there is none.
+
+    `held`: per group, the ranges [first, end) of blocks that the node holds.
+    """
+    align = align_tokens(groups)
+    end = limit_tokens // align * align
+    while end > local_tokens:
+        shorter = end
+        for group, ranges in zip(groups, held):
+            last = end // group.block_tokens
+            first = group.first_needed(local_tokens // group.block_tokens, last)
+            # The range that holds the last block must begin at `first` or before it.
+            around = next(((a, b) for a, b in ranges if a < last <= b), None)
+            if around is not None and around[0] <= first:
+                continue
+            if around is None:
+                ends = max((b for _, b in ranges if b < last), default=0)
+                shorter = min(shorter, ends * group.block_tokens)
+            else:
+                # Too short a run before this end: the next candidate is where an earlier run ends, or a run that is long enough.
+                shorter = min(shorter, end - align)
+        if shorter == end:
+            return end
+        end = shorter // align * align
+    return local_tokens
+
+
+def usable_prefix(groups: Sequence[Group], prefix_tokens: int, local_tokens: int, request_tokens: int) -> int:
+    """What may be claimed of a prefix that is held: speculation recomputes the last block of a hit, and where the whole request
+    is held its last token is computed again, which looks one token further back than a window's tail does."""
+    align = align_tokens(groups)
+    end = prefix_tokens
+    if any(group.drops_last for group in groups):
+        end -= align
+    if end >= request_tokens and any(group.window_tokens for group in groups):
+        end -= align
+    return max(end, local_tokens)

@@ -1,0 +1,261 @@
+"""Who this engine is: what of its configuration goes into the namespaces of its blocks, and which ranks hold the same bytes.
+
+vLLM's block hashes say which tokens; they say nothing of the model. Invariant: engines that differ in weights, configuration,
+types, group, layers, bytes of a page, backend, head range or generation have different namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtier.namespace import Heads, Namespace, fingerprint
+from kvtier.vllm.groups import Group, Unsupported
+from kvtier.vllm.layouts import View
+from kvtier.vllm.messages import KvtierHandshake, Rank
+
+#: Of a model's configuration, what does not change results.
+_VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures_note"})
+#: Of a CPU, what decides which kernels write KV, and how.
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+
+
+def block_sizes(vllm_config: Any, kv_cache_config: Any) -> tuple[int, int]:
+    """Tokens of a block of the scheduler and of a hash, as the engine reckons them."""
+    try:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes  # type: ignore[import-not-found]
+
+        scheduler, hashed = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+        return int(scheduler), int(hashed)
+    except ImportError:
+        pass
+    groups = kv_cache_config.kv_cache_groups
+    sizes = [int(group.kv_cache_spec.block_size) for group in groups]
+    if len(sizes) == 1:
+        return int(vllm_config.cache_config.block_size), int(vllm_config.cache_config.block_size)
+    unit = getattr(vllm_config.cache_config, "prefix_match_unit", None)
+    return math.lcm(*sizes), int(unit or math.gcd(*sizes))
+
+
+def rank_of(vllm_config: Any) -> Rank:
+    """(pipeline stage, tensor rank) of this worker."""
+    try:
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # type: ignore[import-not-found]
+
+        return int(get_pp_group().rank_in_group), int(get_tp_group().rank_in_group)
+    except ImportError:
+        parallel = vllm_config.parallel_config
+        return divmod(int(parallel.rank), int(parallel.tensor_parallel_size))
+
+
+def check_supported(vllm_config: Any) -> None:
+    """@raises Unsupported for what would mean other bytes under the same names"""
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    for key in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if int(getattr(parallel, key, 1) or 1) > 1:
+            raise Unsupported(f"{key} above 1: ranks hold other tokens of a block each")
+    if getattr(cache, "calculate_kv_scales", False):
+        raise Unsupported("calculate_kv_scales: scales of this engine alone give its KV their meaning")
+    if getattr(getattr(vllm_config, "model_config", None), "is_encoder_decoder", False):
+        raise Unsupported("an encoder-decoder model")
+
+
+def root_hash() -> bytes | None:
+    """Of the engine's chains, once it has made it."""
+    module = sys.modules.get("vllm.v1.core.kv_cache_utils")
+    found = getattr(module, "NONE_HASH", None)
+    return bytes(found) if found is not None else None
+
+
+def uses_eagle(vllm_config: Any) -> bool:
+    """A speculative method that recomputes the last block of a hit."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    if speculative is None:
+        return False
+    asked = getattr(speculative, "use_eagle", None)
+    try:
+        return bool(asked() if callable(asked) else asked)
+    except Exception:
+        return True
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if key not in _VOLATILE}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    return str(value)
+
+
+def _config_text(model_config: Any) -> str:
+    config = getattr(model_config, "hf_config", None)
+    fields = config.to_dict() if hasattr(config, "to_dict") else dict(getattr(config, "__dict__", {}))
+    return json.dumps(_plain(fields), sort_keys=True)
+
+
+def weight_folders(vllm_config: Any) -> list[str]:
+    """Where the weights of the model, and of a draft model, lie on this machine.
+
+    @raises Unsupported where that cannot be told
+    """
+    model = vllm_config.model_config
+    load = getattr(vllm_config, "load_config", None)
+    if str(getattr(load, "load_format", "auto")).lower().endswith("dummy"):
+        raise Unsupported('weights made up at the start (load_format dummy); give "weights_digest" to say which they are')
+    folders = [_folder_of(str(model.model), getattr(model, "revision", None), load)]
+    speculative = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(getattr(speculative, "draft_model_config", None), "model", None)
+    if draft and str(draft) != str(model.model):
+        folders.append(_folder_of(str(draft), getattr(speculative.draft_model_config, "revision", None), load))
+    return folders
+
+
+def _folder_of(name: str, revision: str | None, load_config: Any) -> str:
+    if os.path.exists(name):
+        return name
+    try:
+        from huggingface_hub import snapshot_download  # type: ignore[import-not-found]
+
+        cache = getattr(load_config, "download_dir", None)
+        return str(snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True))
+    except Exception as error:
+        raise Unsupported(
+            f'the weights of {name} are not found on this machine ({error}); give "weights_digest", 64 hex digits that stand for them'
+        ) from error
+
+
+def model_digest(vllm_config: Any, weights: bytes, generation: bytes) -> bytes:
+    model = vllm_config.model_config
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return fingerprint(
+        "kvtier-vllm-model-1",
+        {
+            "weights": weights,
+            "config": _config_text(model),
+            "dtype": str(getattr(model, "dtype", "")),
+            "quantization": str(getattr(model, "quantization", None) or ""),
+            "speculative": str(getattr(speculative, "method", None) or ""),
+            "generation": generation,
+        },
+    )
+
+
+def kv_dtype(vllm_config: Any) -> str:
+    said = str(vllm_config.cache_config.cache_dtype)
+    return str(getattr(vllm_config.model_config, "dtype", said)) if said == "auto" else said
+
+
+def backend_of(vllm_config: Any, layer: str) -> str:
+    """The name of a layer's attention backend: a page's bytes are private to it."""
+    try:
+        module = vllm_config.compilation_config.static_forward_context[layer]
+        backend = module.get_attn_backend() if hasattr(module, "get_attn_backend") else module.attn_backend
+        return str(backend.get_name())
+    except Exception:
+        return ""
+
+
+def cpu_kind() -> str:
+    """What decides how kernels of a CPU lay KV out."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
+    return " ".join([platform.machine(), *(flag for flag in _CPU_FLAGS if flag in flags)])
+
+
+def group_fingerprint(vllm_config: Any, group: Group, views: Sequence[View], device: str, version: str | None) -> bytes:
+    """What gives the bytes of this worker's blocks of a group their meaning; not how many blocks there are, nor where."""
+    minor = ".".join((version or "none").split(".")[:2])
+    layers = []
+    for view in views:
+        sizes = [view.per_block if d == view.dimension else n for d, n in enumerate(view.shape)]
+        order = sorted((d for d, n in enumerate(sizes) if n > 1), key=lambda d: (-view.strides[d], d))
+        layers.append([view.layer, view.dtype, backend_of(vllm_config, view.layer), [[d, sizes[d]] for d in order], view.block_bytes])
+    return fingerprint(
+        "kvtier-vllm-layout-1",
+        {
+            "engine": minor,
+            "device": cpu_kind() if device == "cpu" else device,
+            "kind": group.kind,
+            "windowTokens": group.window_tokens,
+            "blockTokens": group.block_tokens,
+            "layers": layers,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Share:
+    """The blocks of one group that one or several ranks hold alike: one session, one writer."""
+
+    number: int
+    group: Group
+    ranks: tuple[Rank, ...]
+    payload_bytes: int
+    namespace: bytes
+
+
+def _holders(vllm_config: Any, group: Group, stage: int) -> list[tuple[tuple[Rank, ...], Heads | None]]:
+    tp = int(vllm_config.parallel_config.tensor_parallel_size)
+    ranks = [(stage, rank) for rank in range(tp)]
+    if tp == 1 or group.replicated:
+        return [(tuple(ranks), None)]
+    heads = int(vllm_config.model_config.get_total_num_kv_heads())
+    if heads >= tp and heads % tp == 0:
+        each = heads // tp
+        return [((rank,), Heads(rank[1] * each, each, heads)) for rank in ranks]
+    if heads and tp % heads == 0:
+        copies = tp // heads
+        return [(tuple(ranks[h * copies : (h + 1) * copies]), Heads(h, 1, heads)) for h in range(heads)]
+    raise Unsupported(f"{heads} KV heads over {tp} tensor ranks")
+
+
+def shares_of(
+    vllm_config: Any,
+    groups: Sequence[Group],
+    handshakes: dict[Rank, KvtierHandshake],
+    model: bytes,
+    root: bytes,
+) -> list[Share]:
+    """@raises Unsupported where ranks that should hold the same do not"""
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    tp = int(vllm_config.parallel_config.tensor_parallel_size)
+    shares: list[Share] = []
+    for stage in sorted({rank[0] for rank in handshakes}):
+        for group in groups:
+            for ranks, heads in _holders(vllm_config, group, stage):
+                told = [handshakes[rank] for rank in ranks]
+                payloads = {one.payload_bytes[group.index] for one in told}
+                layouts = {one.fingerprints[group.index] for one in told}
+                if len(payloads) != 1 or len(layouts) != 1:
+                    raise Unsupported(f"ranks {ranks} hold group {group.index} in different layouts")
+                # Where heads are replicated, the same head range is another set of bytes under another number of ranks.
+                layout = fingerprint(
+                    "kvtier-vllm-share-1",
+                    {"layout": layouts.pop(), "tensorRanks": 1 if group.replicated else tp, "stage": stage},
+                )
+                namespace = Namespace(
+                    model_digest=model,
+                    kv_dtype=kv_dtype(vllm_config),
+                    block_tokens=group.block_tokens,
+                    algorithm=algorithm,
+                    root=root,
+                    layout=layout,
+                    group=group.index,
+                    heads=heads,
+                )
+                shares.append(Share(len(shares), group, ranks, payloads.pop(), namespace.digest()))
+    return shares

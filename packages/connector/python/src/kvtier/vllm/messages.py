@@ -1,0 +1,114 @@
+"""What travels between the halves: the scheduler's plans to the workers, the workers' results back. Plain data: it is pickled.
+
+Ranks are (pipeline stage, tensor rank). A share is one session of the scheduler's half: the blocks of one group that one or
+several ranks hold alike. Packed: arrays of u64 as bytes, little-endian.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtier.vllm.bases import KVConnectorHandshakeMetadata, KVConnectorMetadata, KVConnectorWorkerMetadata
+
+Rank = tuple[int, int]
+
+
+def packed(numbers: Iterable[int]) -> bytes:
+    return array("Q", numbers).tobytes()
+
+
+def unpacked(data: bytes) -> array:
+    out = array("Q")
+    out.frombytes(data)
+    return out
+
+
+@dataclass(frozen=True)
+class ArenaPlace:
+    """What a worker maps; `id` says that both mean the same file."""
+
+    path: str
+    bytes: int
+    id: int
+
+
+@dataclass
+class Part:
+    """One share's blocks of a load or a store."""
+
+    share: int
+    group: int
+    #: A load: all that hold it. A store: the one that writes it.
+    ranks: tuple[Rank, ...]
+    arena: int
+    blocks: bytes
+    offsets: bytes
+    #: Of a load.
+    sums: bytes = b""
+
+
+@dataclass
+class LoadPlan:
+    number: int
+    request_id: str
+    parts: list[Part]
+    #: Blocks that were allocated for it and that nothing will be copied to: a plan that went wrong still ends.
+    failed: list[int] = field(default_factory=list)
+
+
+@dataclass
+class StorePlan:
+    number: int
+    parts: list[Part]
+
+
+@dataclass
+class KvtierMetadata(KVConnectorMetadata):
+    arenas: list[ArenaPlace] = field(default_factory=list)
+    loads: list[LoadPlan] = field(default_factory=list)
+    stores: list[StorePlan] = field(default_factory=list)
+
+
+@dataclass
+class KvtierWorkerMetadata(KVConnectorWorkerMetadata):
+    """Of one step. What several ranks say is put together by `aggregate`."""
+
+    #: Arena id -> ranks that have it mapped.
+    mapped: dict[int, set[Rank]] = field(default_factory=dict)
+    #: Load -> ranks that are through with it.
+    loaded: dict[int, set[Rank]] = field(default_factory=dict)
+    #: Load -> share -> indexes into the part of blocks that did not match.
+    bad: dict[int, dict[int, set[int]]] = field(default_factory=dict)
+    #: (store, share) -> packed checksums; b"": not copied.
+    stored: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def is_empty(self) -> bool:
+        return not (self.mapped or self.loaded or self.stored)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        if not isinstance(other, KvtierWorkerMetadata):
+            return self
+        for arena, ranks in other.mapped.items():
+            self.mapped.setdefault(arena, set()).update(ranks)
+        for load, ranks in other.loaded.items():
+            self.loaded.setdefault(load, set()).update(ranks)
+        for load, shares in other.bad.items():
+            mine = self.bad.setdefault(load, {})
+            for share, indexes in shares.items():
+                mine.setdefault(share, set()).update(indexes)
+        self.stored.update(other.stored)
+        return self
+
+
+@dataclass
+class KvtierHandshake(KVConnectorHandshakeMetadata):
+    """What the scheduler's half cannot know of a worker: how its tensors really lie."""
+
+    rank: Rank = (0, 0)
+    #: "": it can be used; else the one line that says why not.
+    refusal: str = ""
+    #: Per group: bytes of a block, and the digest of everything that gives them their meaning.
+    payload_bytes: tuple[int, ...] = ()
+    fingerprints: tuple[bytes, ...] = ()

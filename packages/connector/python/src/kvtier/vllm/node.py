@@ -1,0 +1,218 @@
+"""The scheduler's half of the link to the cache node: a session for each share, and the arena mapped, kept by a thread.
+
+Before there can be a namespace, the weights must have a digest, the workers must have said how their tensors lie, and the engine
+must have made the root of its hashes; all that is waited for here, beside serving. Invariant: `attachments` is given only while
+every session is attached to one and the same arena, and this process and every worker have mapped it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtier.copies import Arena, ArenaRef, Copies
+from kvtier.session import Attachment, Session
+from kvtier.vllm import identity
+from kvtier.vllm.groups import Group, Unsupported
+from kvtier.vllm.guard import Troubles
+from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, Rank
+from kvtier.vllm.options import Options
+from kvtier.weights import WeightsMissing, weights_digest
+
+log = logging.getLogger("kvtier.vllm")
+
+_TURN_S = 0.05
+#: An arena that no session has any more is announced so long still: plans that are on their way name it.
+_LINGER_S = 10.0
+#: An idle engine is kept stepping for so long at most, so that its workers map a new arena before the next request comes.
+_MAPPING_STEPS_S = 2.0
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What requests are asked with; valid while its attachments are."""
+
+    shares: tuple[identity.Share, ...]
+    sessions: tuple[Session, ...]
+    attachments: tuple[Attachment, ...]
+    arena: Arena
+
+
+class Node:
+    def __init__(self, options: Options, vllm_config: Any, groups: Sequence[Group], troubles: Troubles) -> None:
+        self.ranks: frozenset[Rank] = frozenset()
+        self.places: list[ArenaPlace] = []
+        self.refusal = ""
+        #: For checks of what is leased, before it is claimed.
+        self.copies = Copies(load_threads=options.copy_threads, store_threads=1)
+        self._options = options
+        self._vllm_config = vllm_config
+        self._groups = groups
+        self._troubles = troubles
+        self._handshakes: dict[Rank, KvtierHandshake] = {}
+        self._weights: bytes | None = bytes.fromhex(options.weights_digest) if options.weights_digest else None
+        self._generation = b""
+        self._shares: tuple[identity.Share, ...] = ()
+        self._sessions: tuple[Session, ...] = ()
+        self._arenas: dict[int, Arena] = {}
+        self._gone_at: dict[int, float] = {}
+        self._seen_at: dict[int, float] = {}
+        self._worker_mapped: dict[int, set[Rank]] = {}
+        self._stopped = threading.Event()
+        self._poked = threading.Event()
+        self._lock = threading.Lock()
+        self._cached: Attached | None = None
+        self._thread = threading.Thread(target=self._run, name="kvtier-node", daemon=True)
+
+    # ---- of the engine's loop -------------------------------------------------------------------------------------------
+
+    def begin(self, handshakes: dict[Rank, KvtierHandshake]) -> None:
+        refused = next((one.refusal for one in handshakes.values() if one.refusal), "")
+        if refused:
+            self._refuse(refused)
+            return
+        self._handshakes = dict(handshakes)
+        self.ranks = frozenset(handshakes)
+        self._thread.start()
+
+    def attached(self) -> Attached | None:
+        """Who to ask now; None: nobody, and it costs nothing."""
+        sessions = self._sessions
+        if not sessions:
+            return None
+        now = tuple(session.attachment for session in sessions)
+        if None in now:
+            return None
+        cached = self._cached
+        if cached is not None and cached.attachments == now and cached.sessions is sessions:
+            return cached if cached.arena.ref.id in self._arenas else None
+        ids = {one.arena.id for one in now if one is not None}
+        if len(ids) != 1:
+            return None
+        number = ids.pop()
+        arena = self._arenas.get(number)
+        if arena is None or self._worker_mapped.get(number) != self.ranks:
+            return None
+        self._cached = Attached(self._shares, sessions, now, arena)  # type: ignore[arg-type]
+        return self._cached
+
+    def may_attach_soon(self) -> bool:
+        """The sessions are there, only a mapping is still under way."""
+        sessions = self._sessions
+        return bool(sessions) and all(session.attachment is not None for session in sessions)
+
+    def wants_steps(self) -> bool:
+        """Workers have not said that they mapped an arena that is new."""
+        now = time.monotonic()
+        return any(
+            self._worker_mapped.get(place.id) != self.ranks and now - self._seen_at.get(place.id, now) < _MAPPING_STEPS_S
+            for place in self.places
+        )
+
+    def mapped(self, told: dict[int, set[Rank]]) -> None:
+        for arena, ranks in told.items():
+            self._worker_mapped.setdefault(arena, set()).update(ranks)
+
+    def renew(self, generation: bytes) -> None:
+        """Everything stored so far is another model's from now on."""
+        with self._lock:
+            self._generation = generation
+            old, self._sessions, self._cached = self._sessions, (), None
+        for session in old:
+            session.close(0.0)
+        self._poked.set()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._poked.set()
+        if self._thread.is_alive():
+            self._thread.join(0.5)
+        sessions, self._sessions = self._sessions, ()
+        for session in sessions:
+            session.close(0.0)
+        for session in sessions:  # all of them end at the same time
+            session.close(0.1)
+        self.copies.close(0.5)
+
+    # ---- of its own thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                if not self._sessions and not self.refusal:
+                    self._open()
+                self._keep_arenas()
+            except (Unsupported, WeightsMissing) as error:
+                if not self._stopped.is_set():
+                    self._refuse(str(error))
+            except Exception as error:
+                self._troubles.note("the link to the cache node", error)
+            self._poked.wait(_TURN_S)
+            self._poked.clear()
+
+    def _open(self) -> None:
+        if self._weights is None:
+            folders = identity.weight_folders(self._vllm_config)
+            began = time.monotonic()
+            cache = Path(self._options.weights_cache) if self._options.weights_cache else None
+            self._weights = weights_digest(folders, cache, self._stopped)
+            log.info("kvtier: digest of the weights in %.1f s", time.monotonic() - began)
+        root = identity.root_hash()
+        if root is None:
+            return
+        with self._lock:
+            generation = self._generation
+        model = identity.model_digest(self._vllm_config, self._weights, generation)
+        shares = identity.shares_of(self._vllm_config, self._groups, self._handshakes, model, root)
+        options = self._options
+        sessions = tuple(
+            Session(
+                options.socket,
+                namespace=share.namespace,
+                payload_bytes=share.payload_bytes,
+                block_tokens=share.group.block_tokens,
+                hash_bytes=len(root),
+                tenant=options.tenant,
+                ttl_seconds=options.ttl_seconds,
+                client="vLLM",
+            )
+            for share in shares
+        )
+        with self._lock:
+            if generation == self._generation and not self._stopped.is_set():
+                self._shares, self._sessions = tuple(shares), sessions
+                return
+        for session in sessions:  # another generation began meanwhile
+            session.close(0.0)
+
+    def _keep_arenas(self) -> None:
+        now = time.monotonic()
+        wanted: dict[int, ArenaRef] = {}
+        for session in self._sessions:
+            attachment = session.attachment
+            if attachment is not None:
+                wanted[attachment.arena.id] = attachment.arena
+        for number, ref in wanted.items():
+            self._gone_at.pop(number, None)
+            if number not in self._arenas:
+                self._arenas[number] = self.copies.map(ref, self._options.arena_dir or None)
+                self._seen_at[number] = time.monotonic()
+        for number in list(self._arenas):
+            # A session that is silent or between two lives still has its arena.
+            if number in wanted or (self._sessions and not wanted):
+                continue
+            if now - self._gone_at.setdefault(number, now) > _LINGER_S:
+                self._arenas.pop(number).close()
+                self._gone_at.pop(number, None)
+                self._worker_mapped.pop(number, None)
+        self.places = [ArenaPlace(arena.ref.path, arena.ref.bytes, number) for number, arena in self._arenas.items()]
+
+    def _refuse(self, why: str) -> None:
+        if not self.refusal:
+            self.refusal = why
+            log.warning("kvtier: nothing is loaded or stored in this engine: %s", why)

@@ -1,0 +1,100 @@
+"""`kv_connector_extra_config`, validated: what is not known is refused at the start, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+class BadOptions(ValueError):
+    """Says which key, and what it may be."""
+
+
+@dataclass(frozen=True)
+class Options:
+    socket: str
+    #: Where this container sees the folder that the node calls its arena's; "": at the same place.
+    arena_dir: str = ""
+    tenant: str = ""
+    #: Blocks are removed so long after they were stored; 0: never.
+    ttl_seconds: int = 0
+    #: Also of requests without a hit: how long the engine's loop may stand for an answer of the node.
+    patience_us: int = 1_000
+    #: A lookup that takes longer is a miss.
+    lookup_deadline_ms: int = 50
+    #: A load that takes longer ends; what came until then is not used.
+    load_deadline_ms: int = 2_000
+    #: Of that, what a load of so many tokens may take: about what computing them would.
+    load_us_per_token: int = 200
+    #: What is leased for a request that is not admitted is let go after this.
+    lease_ms: int = 10_000
+    #: Shorter hits are computed.
+    min_load_tokens: int = 0
+    #: Of the engine's blocks, how many may be held for stores at a time.
+    held_blocks_share: float = 0.2
+    #: Threads of a worker that copy, each way.
+    copy_threads: int = 2
+    load: bool = True
+    store: bool = True
+    #: Requests with images and the like: their hashes are the engine's own, but users may choose them (multi_modal_uuids).
+    multimodal: bool = True
+    #: 64 hex digits that stand for the weights instead of their content.
+    weights_digest: str = ""
+    #: Where digests of weights are kept between starts.
+    weights_cache: str = ""
+    #: Further minor versions of vLLM, "0.31": whoever names them has tried them.
+    accept_versions: tuple[str, ...] = ()
+    #: A promise of another pod's prefill is waited for so long at most.
+    promise_deadline_ms: int = 10_000
+    #: What was promised to another pod stays so long in the node.
+    pin_ms: int = 30_000
+
+
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "ttl_seconds": (0, 10**9),
+    "patience_us": (0, 20_000),
+    "lookup_deadline_ms": (1, 5_000),
+    "load_deadline_ms": (1, 60_000),
+    "load_us_per_token": (0, 1_000_000),
+    "lease_ms": (100, 600_000),
+    "min_load_tokens": (0, 10**9),
+    "held_blocks_share": (0.001, 0.5),
+    "copy_threads": (1, 64),
+    "promise_deadline_ms": (1, 120_000),
+    "pin_ms": (0, 600_000),
+}
+
+
+def parse(extra: Mapping[str, Any] | None) -> Options:
+    extra = dict(extra or {})
+    where = "kv_connector_extra_config"
+    known = {field.name: field for field in fields(Options)}
+    for key, value in extra.items():
+        field = known.get(key)
+        if field is None:
+            raise BadOptions(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+        if key == "accept_versions":
+            if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+                raise BadOptions(f'{where}: accept_versions is a list such as ["0.31"], not {value!r}')
+            extra[key] = tuple(value)
+        elif key in _NUMBERS:
+            low, high = _NUMBERS[key]
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            whole = key == "held_blocks_share" or (number and float(value).is_integer())
+            if not number or not whole or not low <= value <= high:
+                raise BadOptions(f"{where}: {key} is a number from {low} to {high}, not {value!r}")
+            extra[key] = float(value) if key == "held_blocks_share" else int(value)
+        elif isinstance(field.default, bool):
+            if not isinstance(value, bool):
+                raise BadOptions(f"{where}: {key} is true or false, not {value!r}")
+        elif not isinstance(value, str):
+            raise BadOptions(f"{where}: {key} is a text, not {value!r}")
+    if not extra.get("socket"):
+        raise BadOptions(f'{where}: "socket" is missing: the Unix socket of the cache node, e.g. "/run/kvtier/node.sock"')
+    if len(extra["socket"].encode()) > 107:
+        raise BadOptions(f"{where}: socket: a Unix socket's path has at most 107 bytes, this one {len(extra['socket'].encode())}")
+    digest = extra.get("weights_digest", "")
+    if digest and (len(digest) != 64 or any(c not in "0123456789abcdef" for c in digest)):
+        raise BadOptions(f"{where}: weights_digest is 64 hex digits in lower case, not {digest!r}")
+    return Options(**extra)

@@ -1,0 +1,236 @@
+"""A prefix on its way to be claimed: leased in every session, checked against its checksums, and only then offered to the engine.
+
+     lookups ──► longest prefix that all groups bring ──► loads (leases) ──► checks, in native code ──► ready: may be claimed
+                                                             └─ short, bad, late, node silent ──► released
+
+Invariants: what is ready lies in the arena, is leased and was verified; a stage is released exactly once; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvtier.copies import Copies, Job
+from kvtier.requests import Held, Load, Request
+from kvtier.vllm.groups import Group, longest_prefix, runs_of
+from kvtier.vllm.messages import Part, packed
+from kvtier.vllm.node import Attached
+
+
+def hashes_of(hashes: Sequence[bytes], group: Group, first: int, end: int) -> bytes:
+    """Packed names of a group's blocks `first` to `end` - 1."""
+    step = group.hash_step
+    return b"".join(hashes[(first + 1) * step - 1 : end * step : step])
+
+
+class Lookups:
+    """One question to every session."""
+
+    def __init__(self, attached: Attached, hashes: Sequence[bytes], deadline_s: float) -> None:
+        self.attached = attached
+        self.asked: list[Request[Held]] = []
+        self.hashes = len(hashes)
+        most = 65_536
+        #: Per group, the packed names that were asked about.
+        self.chains: dict[int, bytes] = {}
+        for share, session in zip(attached.shares, attached.sessions):
+            blocks = min(len(hashes) // share.group.hash_step, most)
+            if share.group.index not in self.chains:
+                self.chains[share.group.index] = hashes_of(hashes, share.group, 0, blocks)
+            chain = self.chains[share.group.index]
+            if chain:
+                self.asked.append(session.lookup(chain, gaps=bool(share.group.window_tokens), deadline_s=deadline_s))
+
+    @property
+    def done(self) -> bool:
+        return all(request.done for request in self.asked)
+
+    def wait(self, wait_s: float) -> bool:
+        until = time.monotonic() + wait_s
+        return all(request.wait(max(0.0, until - time.monotonic())) for request in self.asked)
+
+    def held(self, groups: Sequence[Group]) -> list[list[tuple[int, int]]] | None:
+        """Per group, the ranges that all its shares hold; None: somebody did not answer."""
+        if len(self.asked) != len(self.attached.shares):
+            return None
+        out: list[list[tuple[int, int]]] = []
+        for group in groups:
+            common: list[tuple[int, int]] | None = None
+            for share, request in zip(self.attached.shares, self.asked):
+                if share.group.index != group.index:
+                    continue
+                if request.error is not None or request.value is None:
+                    return None
+                spans = [(tier != "", count) for tier, count in request.value.spans]
+                ranges = runs_of(spans, self.hashes // group.hash_step)
+                common = ranges if common is None else _both(common, ranges)
+            out.append(common or [])
+        return out
+
+
+def _both(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    out = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        first, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if first < end:
+            out.append((first, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return out
+
+
+@dataclass
+class _Leased:
+    share: int
+    group: Group
+    ranks: tuple[tuple[int, int], ...]
+    #: Of the group's blocks, the first that was asked for.
+    first: int
+    load: Load
+    checked: int = 0
+    checks: list[tuple[int, Job]] = field(default_factory=list)
+    bad: set[int] = field(default_factory=set)
+    #: Of the load's blocks, those that the workers copy.
+    copied: Sequence[int] = ()
+
+
+class Stage:
+    def __init__(
+        self,
+        lookups: Lookups,
+        copies: Copies,
+        groups: Sequence[Group],
+        first_tokens: int,
+        end_tokens: int,
+        deadline_s: float,
+        await_s: float = 0.0,
+    ) -> None:
+        attached = self.attached = lookups.attached
+        self.first_tokens = first_tokens
+        self.end_tokens = end_tokens
+        #: None: under way. Then the tokens that may be claimed; not above `first_tokens`: nothing.
+        self.ready_tokens: int | None = None
+        self.reason = ""
+        self.asked_at = time.monotonic()
+        self.claimed = False
+        self._until = self.asked_at + deadline_s + 0.1
+        self._copies = copies
+        self._groups = groups
+        self._released = False
+        self._leased: list[_Leased] = []
+        chains: dict[int, tuple[int, bytes]] = {}
+        for share, session in zip(attached.shares, attached.sessions):
+            group = share.group
+            end = end_tokens // group.block_tokens
+            if group.index not in chains:
+                first = group.first_needed(first_tokens // group.block_tokens, end)
+                size = session.hash_bytes
+                chains[group.index] = (first, lookups.chains[group.index][first * size : end * size])
+            first, chain = chains[group.index]
+            load = session.load(chain, deadline_s=deadline_s, await_s=await_s)
+            self._leased.append(_Leased(share.number, group, share.ranks, first, load))
+
+    @property
+    def alive(self) -> bool:
+        return not self._released and all(one.load.alive for one in self._leased)
+
+    def poll(self) -> bool:
+        """Whether it is decided."""
+        if self.ready_tokens is not None:
+            return True
+        waiting = False
+        for one in self._leased:
+            load = one.load
+            done = load.done  # before what is ready: it grows until then
+            if one.checked < load.ready:
+                slots = load.slots(one.checked, load.ready)
+                job = self._copies.check(
+                    self.attached.arena, self.attached.shares[one.share].payload_bytes, slots.offsets, slots.checksums
+                )
+                one.checks.append((one.checked, job))
+                one.checked = load.ready
+            waiting = waiting or not done or any(not job.ended() for _, job in one.checks)
+        if waiting and (time.monotonic() > self._until or any(not one.usable for one in self.attached.attachments)):
+            self.reason = "deadline"
+            self.ready_tokens = self.first_tokens
+            self.release()
+            return True
+        if not waiting:
+            self._decide()
+        return not waiting
+
+    def wait(self, wait_s: float) -> bool:
+        """For the loop of an engine: no longer than its patience."""
+        until = time.monotonic() + wait_s
+        while not self.poll():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            load = next((one.load for one in self._leased if not one.load.done), None)
+            if load is not None:
+                load.wait(left)
+            else:
+                job = next((job for one in self._leased for _, job in one.checks if not job.ended()), None)
+                if job is not None:
+                    job.ended(left)
+        return True
+
+    def _decide(self) -> None:
+        held: list[list[tuple[int, int]]] = []
+        for group in self._groups:
+            good = None
+            for one in self._leased:
+                if one.group.index != group.index:
+                    continue
+                for first, job in one.checks:
+                    one.bad.update(first + i for i in job.take().bad)
+                one.checks = []
+                blocks = min(one.bad, default=one.load.ready)
+                good = (one.first, one.first + blocks) if good is None else (one.first, min(good[1], one.first + blocks))
+                self.reason = self.reason or ("corrupt" if one.bad else one.load.reason)
+            held.append([good] if good is not None and good[1] > good[0] else [])
+        self.ready_tokens = longest_prefix(self._groups, held, self.first_tokens, self.end_tokens)
+        if self.ready_tokens <= self.first_tokens:
+            self.release()
+
+    def parts(self, block_ids: Sequence[Sequence[int]], local_tokens: int) -> list[Part]:
+        """What the workers copy: from the leased slots to these blocks. Null blocks are nobody's."""
+        end_tokens = self.ready_tokens or 0
+        out = []
+        for one in self._leased:
+            group = one.group
+            end = end_tokens // group.block_tokens
+            first = max(one.first, group.first_needed(local_tokens // group.block_tokens, end))
+            ids = list(block_ids[group.index][first:end])
+            if len(ids) != end - first:
+                raise ValueError(f"{len(block_ids[group.index])} blocks were allocated for a prefix of {end}")
+            slots = one.load.slots(first - one.first, end - one.first)
+            offsets, sums = slots.offsets, slots.checksums
+            one.copied = range(first - one.first, end - one.first)
+            if 0 in ids:
+                wanted = [i for i, block in enumerate(ids) if block]
+                one.copied = [one.copied[i] for i in wanted]
+                ids, offsets, sums = ([of[i] for i in wanted] for of in (ids, offsets, sums))
+            if ids:
+                arena = self.attached.arena.ref.id
+                out.append(Part(one.share, group.index, one.ranks, arena, packed(ids), packed(offsets), packed(sums)))
+        return out
+
+    def release(self, bad: dict[int, set[int]] | None = None) -> None:
+        """The lease ends. `bad`: share -> indexes into its part of what did not match while it was copied."""
+        if self._released:
+            return
+        self._released = True
+        for one in self._leased:
+            for _, job in one.checks:
+                job.abandon()
+            one.checks = []
+            corrupt = set(one.bad)
+            if bad and one.share in bad:
+                corrupt.update(one.copied[i] for i in bad[one.share] if i < len(one.copied))
+            one.load.release(i for i in corrupt if i < one.load.count)

@@ -1,0 +1,80 @@
+"""Counters of both halves through vLLM's own interface for metrics: one line in its log, Prometheus counters at its endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtier.vllm.bases import KVConnectorPromMetrics, KVConnectorStats
+
+#: Counter -> what it counts; the name of its metric is `vllm:kvtier_` + the counter + `_total`.
+COUNTERS: dict[str, str] = {
+    "lookups": "requests that the cache node was asked about",
+    "loads": "prefixes that were leased",
+    "loaded_tokens": "prompt tokens that were claimed from the tier",
+    "loaded_bytes": "bytes that were copied from the arena",
+    "restaged": "prefixes that were leased anew because the local hit shrank",
+    "denied": "requests that were computed although something might have been held",
+    "leases_expired": "leases that ended because the request was not admitted",
+    "corrupt_blocks": "blocks that did not match their checksum while they were copied",
+    "stored_blocks": "blocks that were committed",
+    "stored_bytes": "bytes that were copied to the arena",
+    "store_refused_blocks": "blocks that the node had no space for",
+    "store_unanswered_blocks": "blocks whose reserve was not answered in time",
+    "troubles": "callbacks that failed",
+}
+
+
+class KvtierStats(KVConnectorStats):
+    """Sums of one interval."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, count in other.data.items():
+            if isinstance(count, (int, float)):
+                self.data[name] = self.data.get(name, 0) + count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(sorted(self.data.items()))
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class Since:
+    """What was counted since it was last asked."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+
+    def take(self, now: dict[str, int]) -> KvtierStats | None:
+        grown: dict[str, Any] = {}
+        for name, count in now.items():
+            more = count - self._told.get(name, 0)
+            if more:
+                short = "denied" if name.startswith("denied_") else name
+                grown[short] = grown.get(short, 0) + more
+        if not grown:
+            return None
+        self._told = dict(now)
+        return KvtierStats(data=grown)
+
+
+class KvtierPromMetrics(KVConnectorPromMetrics):
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        from prometheus_client import Counter  # type: ignore[import-not-found]
+
+        made = metric_types[Counter]
+        self._by_name: dict[str, dict[int, Any]] = {}
+        for name, text in COUNTERS.items():
+            counter = made(name=f"vllm:kvtier_{name}", documentation=f"kvtier: {text}.", labelnames=labelnames)
+            self._by_name[name] = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, count in transfer_stats_data.items():
+            counter = self._by_name.get(name, {}).get(engine_idx)
+            if counter is not None and isinstance(count, (int, float)) and count > 0:
+                counter.inc(count)

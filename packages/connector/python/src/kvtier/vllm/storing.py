@@ -1,0 +1,202 @@
+"""Stores: blocks whose KV is computed are held by reference count, reserved at the node, copied by the workers, committed, let go.
+
+     offer (held) ──► Reserve ──► plan for the workers ──► checksums ──► Commit ──► let go
+                         │ nothing to write, refused, late ──────────────────────► let go
+                         └─ not copied ──► Abort ──► let go
+
+Invariants: a block is held from its offer to the end of its copy, and let go exactly once, on the engine's thread; what is offered in
+one step is copied in the next one at the earliest; no more blocks are held than the bound.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtier.protocol import RESERVED
+from kvtier.requests import Reservation
+from kvtier.vllm.groups import Group
+from kvtier.vllm.messages import Part, StorePlan, packed, unpacked
+from kvtier.vllm.node import Attached
+from kvtier.vllm.staging import hashes_of
+
+RESERVE_DEADLINE_S = 1.0
+#: Offers under way.
+MAX_OFFERS = 512
+#: Blocks in one offer: a reserve of so many is answered at once.
+MAX_OFFER_BLOCKS = 1024
+
+
+@dataclass
+class Piece:
+    """Consecutive blocks of one group."""
+
+    group: Group
+    first: int
+    ids: list[int]
+
+
+@dataclass
+class _Reserved:
+    share: int
+    group: Group
+    ranks: tuple[tuple[int, int], ...]
+    piece: Piece
+    reservation: Reservation
+    #: Of the piece's blocks, those that a plan copies.
+    indexes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Offer:
+    number: int
+    blocks: list[Any]
+    parts: list[_Reserved]
+    arena: int
+    deadline: float
+    planned: bool = False
+    waiting: set[int] = field(default_factory=set)
+
+
+class Holder:
+    """Holds blocks of the engine's pool by reference count."""
+
+    def __init__(self, pool: Any, share: float) -> None:
+        self._pool = pool
+        self.held = 0
+        self.most = max(1, int(len(pool.blocks) * share))
+
+    @property
+    def room(self) -> int:
+        return self.most - self.held
+
+    def hold(self, ids: Sequence[int]) -> list[Any]:
+        blocks = [self._pool.blocks[i] for i in ids]
+        if any(block.ref_cnt < 1 for block in blocks):
+            raise RuntimeError("a block that nobody holds any more was to be stored")
+        self._pool.touch(blocks)
+        self.held += len(blocks)
+        return blocks
+
+    def let_go(self, blocks: list[Any]) -> None:
+        """The last of a chain goes first."""
+        self.held -= len(blocks)
+        self._pool.free_blocks(reversed(blocks))
+
+
+class Stores:
+    def __init__(self, holder: Holder, counters: dict[str, int]) -> None:
+        self.holder = holder
+        self._counters = counters
+        self._offers: dict[int, _Offer] = {}
+        self._next = 1
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._offers)
+
+    def room(self) -> int:
+        """Blocks that may be offered now."""
+        return min(self.holder.room, MAX_OFFER_BLOCKS) if len(self._offers) < MAX_OFFERS else 0
+
+    def offer(self, attached: Attached, hashes: Sequence[bytes], pieces: list[Piece], tokens: Any | None) -> None:
+        """Holds the pieces' blocks and asks for slots. `tokens`: of the request, where their names depend on nothing else."""
+        ids = [block for piece in pieces for block in piece.ids]
+        held = self.holder.hold(ids)
+        parts: list[_Reserved] = []
+        number, self._next = self._next, self._next + 1
+        # From here on it is known, so that it is let go whatever happens.
+        offer = _Offer(number, held, parts, attached.arena.ref.id, time.monotonic() + RESERVE_DEADLINE_S + 0.5)
+        self._offers[number] = offer
+        for piece in pieces:
+            end = piece.first + len(piece.ids)
+            chain = hashes_of(hashes, piece.group, piece.first, end)
+            # What is in front of a window's tail is not held, and need not be.
+            rooted = piece.first == 0 or piece.group.window_tokens
+            parent = b"" if rooted else hashes_of(hashes, piece.group, piece.first - 1, piece.first)
+            said = None
+            for share, session, attachment in zip(attached.shares, attached.sessions, attached.attachments):
+                if share.group.index != piece.group.index:
+                    continue
+                if tokens is not None and attachment.wants_token_ids and not piece.group.window_tokens:
+                    size = piece.group.block_tokens
+                    said = said or array("I", list(tokens[piece.first * size : end * size])).tobytes()
+                reservation = session.reserve(parent, chain, token_ids=said, deadline_s=RESERVE_DEADLINE_S)
+                parts.append(_Reserved(share.number, piece.group, share.ranks, piece, reservation))
+
+    def plans(self) -> list[StorePlan]:
+        """Of offers that were made in an earlier step and are answered: what the workers copy now."""
+        out = []
+        now = time.monotonic()
+        for offer in list(self._offers.values()):
+            if offer.planned or not all(part.reservation.done for part in offer.parts):
+                if not offer.planned and now > offer.deadline:
+                    self._drop(offer)
+                continue
+            parts = []
+            for part in offer.parts:
+                reservation = part.reservation
+                part.indexes = [i for i, status in enumerate(reservation.status) if status == RESERVED]
+                self._count(part)
+                if part.indexes and reservation.attachment.arena.id == offer.arena and reservation.attachment.alive:
+                    ids = packed(part.piece.ids[i] for i in part.indexes)
+                    offsets = packed(reservation.offsets[i] for i in part.indexes)
+                    parts.append(Part(part.share, part.group.index, part.ranks[:1], offer.arena, ids, offsets))
+                    offer.waiting.add(part.share)
+                else:
+                    reservation.abort()
+            if not parts:
+                self._end(offer)
+                continue
+            offer.planned = True
+            out.append(StorePlan(offer.number, parts))
+        return out
+
+    def _count(self, part: _Reserved) -> None:
+        reservation = part.reservation
+        if reservation.error is not None:
+            self._add("store_unanswered_blocks", reservation.count)
+        refused = sum(1 for status in reservation.status if status == 4)
+        if refused:
+            self._add("store_refused_blocks", refused)
+
+    def _add(self, name: str, count: int) -> None:
+        self._counters[name] = self._counters.get(name, 0) + count
+
+    def copied(self, stored: dict[tuple[int, int], bytes]) -> None:
+        """What workers said of their copies."""
+        for (number, share), data in stored.items():
+            offer = self._offers.get(number)
+            if offer is None or share not in offer.waiting:
+                continue
+            offer.waiting.discard(share)
+            sums = unpacked(data)
+            for part in offer.parts:
+                if part.share != share or not part.indexes:
+                    continue
+                if len(sums) == len(part.indexes):
+                    part.reservation.commit(part.indexes, sums)
+                    self._add("stored_blocks", len(sums))
+                else:
+                    part.reservation.abort()
+            if not offer.waiting:
+                self._end(offer)
+
+    def drop_unplanned(self) -> None:
+        """What no worker copies yet is not stored."""
+        for offer in list(self._offers.values()):
+            if not offer.planned:
+                self._drop(offer)
+
+    def _drop(self, offer: _Offer) -> None:
+        for part in offer.parts:
+            part.reservation.abort()
+        self._end(offer)
+
+    def _end(self, offer: _Offer) -> None:
+        del self._offers[offer.number]
+        blocks, offer.blocks = offer.blocks, []
+        self.holder.let_go(blocks)

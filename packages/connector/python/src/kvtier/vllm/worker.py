@@ -1,0 +1,253 @@
+"""The worker's half: maps the arena, copies what the scheduler's half planned, and says how it went. It needs no socket.
+
+     metadata ──► start_load_kv ──► jobs of libkvtier (threads of their own)
+                                        │ polled in get_finished
+                                        ▼
+     finished_recving, failed blocks, checksums of stores ──► worker metadata ──► scheduler's half
+
+Invariants: a load that was planned is reported by this rank exactly once, whatever became of it; its failed blocks are reported in
+the same pass; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from kvtier.copies import Arena, ArenaRef, Copies, Job, Layout, Part
+from kvtier.vllm import identity, layouts
+from kvtier.vllm.bases import vllm_version
+from kvtier.vllm.groups import Unsupported, groups_of
+from kvtier.vllm.guard import Troubles
+from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank, StorePlan
+from kvtier.vllm.messages import Part as PlannedPart
+from kvtier.vllm.messages import packed, unpacked
+from kvtier.vllm.options import Options
+
+log = logging.getLogger("kvtier.vllm")
+
+
+class _Load:
+    """A plan as this rank sees it."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self.plan = plan
+        self.jobs: list[tuple[PlannedPart, Job]] = []
+        #: share -> indexes of blocks that are not what they should be.
+        self.bad: dict[int, set[int]] = {}
+
+
+class WorkerHalf:
+    def __init__(self, options: Options, vllm_config: Any, kv_cache_config: Any, troubles: Troubles) -> None:
+        self.rank: Rank = identity.rank_of(vllm_config)
+        self._options = options
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._troubles = troubles
+        self._copies: Copies | None = None
+        self._layouts: list[Layout] = []
+        self._arenas: dict[int, Arena] = {}
+        #: Arenas whose mapping is under way or has failed, by id.
+        self._mapping: dict[int, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._new_arenas: dict[int, Arena] = {}
+        self._loads: dict[int, _Load] = {}
+        self._stores: dict[tuple[int, int], tuple[PlannedPart, Job]] = {}
+        self._failed_blocks: set[int] = set()
+        self._report = KvtierWorkerMetadata()
+        self._handshake = KvtierHandshake(rank=self.rank, refusal="no KV cache was registered")
+        self.loaded_bytes = 0
+        self.stored_bytes = 0
+
+    # ---- start ------------------------------------------------------------------------------------------------------
+
+    def register(self, tensors: Mapping[str, Any]) -> None:
+        try:
+            self._handshake = self._use(tensors)
+        except Unsupported as error:
+            self._handshake = KvtierHandshake(rank=self.rank, refusal=str(error))
+        except Exception as error:
+            self._troubles.note("register_kv_caches", error)
+            self._handshake = KvtierHandshake(rank=self.rank, refusal=f"its KV cache cannot be used ({error})")
+
+    def _use(self, tensors: Mapping[str, Any]) -> KvtierHandshake:
+        identity.check_supported(self._vllm_config)
+        config = self._kv_cache_config
+        _, hashed = identity.block_sizes(self._vllm_config, config)
+        groups = groups_of(config, hashed, identity.uses_eagle(self._vllm_config))
+        blocks = int(config.num_blocks)
+        views = layouts.views_of(groups, tensors, blocks)
+        device = self._device_of([tensors[view.layer] for group in views for view in group])
+        for group in views:
+            for view in group:
+                layouts.check_canary(tensors[view.layer], view, blocks, _read, _write)
+        threads = self._options.copy_threads
+        self._copies = Copies(load_threads=threads, store_threads=threads)
+        for group in views:
+            parts = [Part(base=base, stride=stride, row_bytes=size) for base, stride, size in layouts.pieces_of(group)]
+            self._layouts.append(self._copies.layout(parts, blocks))
+        version = vllm_version()
+        prints = [
+            identity.group_fingerprint(self._vllm_config, group, of, device, version) for group, of in zip(groups, views)
+        ]
+        payloads = tuple(layout.payload_bytes for layout in self._layouts)
+        return KvtierHandshake(rank=self.rank, payload_bytes=payloads, fingerprints=tuple(prints))
+
+    @staticmethod
+    def _device_of(tensors: list[Any]) -> str:
+        kinds = {str(getattr(tensor.device, "type", tensor.device)) for tensor in tensors}
+        if kinds != {"cpu"}:
+            raise Unsupported(f"KV in the memory of {', '.join(sorted(kinds))}: this build of libkvtier copies a CPU's only")
+        return "cpu"
+
+    def handshake(self) -> KvtierHandshake:
+        return self._handshake
+
+    # ---- each step ----------------------------------------------------------------------------------------------------
+
+    def start(self, metadata: KvtierMetadata) -> None:
+        """Begins what is planned. Copies order themselves: blocks of stores are held, blocks of loads are the request's alone."""
+        try:
+            self._map(metadata.arenas)
+        except Exception as error:
+            self._troubles.note("mapping the arena", error)
+        for plan in metadata.loads:
+            self._start_load(plan)
+        for plan in metadata.stores:
+            self._start_store(plan)
+
+    def _start_load(self, plan: LoadPlan) -> None:
+        load = _Load(plan)
+        self._loads[plan.number] = load
+        for part in plan.parts:
+            if self.rank not in part.ranks:
+                continue
+            try:
+                arena = self._arenas[part.arena]
+                job = self._live().load(
+                    arena, self._layouts[part.group], unpacked(part.blocks), unpacked(part.offsets), unpacked(part.sums)
+                )
+                load.jobs.append((part, job))
+            except Exception as error:
+                self._troubles.note("a load", error)
+                load.bad[part.share] = set(range(len(part.blocks) // 8))
+
+    def _start_store(self, plan: StorePlan) -> None:
+        for part in plan.parts:
+            if not part.ranks or part.ranks[0] != self.rank:
+                continue
+            key = (plan.number, part.share)
+            try:
+                job = self._live().store(
+                    self._arenas[part.arena], self._layouts[part.group], unpacked(part.blocks), unpacked(part.offsets)
+                )
+                self._stores[key] = part, job
+            except Exception as error:
+                self._troubles.note("a store", error)
+                self._report.stored[key] = b""
+
+    def _live(self) -> Copies:
+        if self._copies is None:
+            raise RuntimeError("no KV cache is registered")
+        return self._copies
+
+    def finished(self) -> set[str]:
+        """Requests whose load this rank is through with."""
+        self._adopt()
+        done: set[str] = set()
+        for number, load in list(self._loads.items()):
+            if any(not job.ended() for _, job in load.jobs):
+                continue
+            del self._loads[number]
+            done.add(load.plan.request_id)
+            self._settle(load)
+        for key, (part, job) in list(self._stores.items()):
+            if not job.ended():
+                continue
+            del self._stores[key]
+            try:
+                self._report.stored[key] = packed(job.take().checksums)
+                self.stored_bytes += job.count * self._layouts[part.group].payload_bytes
+            except Exception as error:
+                self._troubles.note("a store", error)
+                self._report.stored[key] = b""
+        return done
+
+    def _settle(self, load: _Load) -> None:
+        for part, job in load.jobs:
+            try:
+                bad = job.take().bad
+            except Exception as error:
+                self._troubles.note("a load", error)
+                bad = list(range(job.count))
+            self.loaded_bytes += (job.count - len(bad)) * self._layouts[part.group].payload_bytes
+            if bad:
+                load.bad[part.share] = set(bad)
+        self._failed_blocks.update(load.plan.failed)
+        by_share = {part.share: part for part in load.plan.parts}
+        for share, indexes in load.bad.items():
+            blocks = unpacked(by_share[share].blocks)
+            self._failed_blocks.update(blocks[i] for i in indexes)
+        self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
+        if load.bad:
+            self._report.bad[load.plan.number] = load.bad
+
+    def failed_blocks(self) -> set[int]:
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def report(self) -> KvtierWorkerMetadata | None:
+        if self._report.is_empty():
+            return None
+        report, self._report = self._report, KvtierWorkerMetadata()
+        return report
+
+    # ---- arenas -------------------------------------------------------------------------------------------------------
+
+    def _map(self, wanted: list[ArenaPlace]) -> None:
+        """On a thread: populating a large mapping takes its time. What is not wanted any more goes when its last copy ends."""
+        self._adopt()
+        ids = {place.id for place in wanted}
+        for gone in [known for known in self._arenas if known not in ids]:
+            self._arenas.pop(gone).close()
+        for place in wanted:
+            if place.id in self._arenas or place.id in self._mapping:
+                continue
+            thread = threading.Thread(target=self._map_one, args=(place,), name="kvtier-map", daemon=True)
+            self._mapping[place.id] = thread
+            thread.start()
+
+    def _map_one(self, place: ArenaPlace) -> None:
+        try:
+            arena = self._live().map(ArenaRef(place.path, place.bytes, place.id), self._options.arena_dir or None)
+            with self._lock:
+                self._new_arenas[place.id] = arena
+        except Exception as error:
+            self._troubles.note("mapping the arena", error)
+
+    def _adopt(self) -> None:
+        with self._lock:
+            new, self._new_arenas = self._new_arenas, {}
+        for number, arena in new.items():
+            self._arenas[number] = arena
+            self._mapping.pop(number, None)
+            self._report.mapped.setdefault(number, set()).add(self.rank)
+
+    def shutdown(self) -> None:
+        for thread in list(self._mapping.values()):
+            thread.join(0.2)
+        if self._copies is not None:
+            self._copies.close(1.0)
+            self._copies = None
+
+
+def _read(place: int, size: int) -> bytes:
+    return ctypes.string_at(place, size)
+
+
+def _write(place: int, data: bytes) -> None:
+    ctypes.memmove(place, data, len(data))
+

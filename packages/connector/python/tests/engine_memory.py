@@ -1,0 +1,148 @@
+"""An engine's KV memory for the contract test: tensors by duck type over plain bytes, in the layouts that engines have.
+
+What the engine writes goes through the tensor's own indexes (block, token, head, side), never through what the connector makes of its
+strides, so that a wrong reading of a layout is a wrong token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Storage:
+    def __init__(self, size: int) -> None:
+        self.buffer = ctypes.create_string_buffer(size)
+        self.size = size
+
+    def data_ptr(self) -> int:
+        return ctypes.addressof(self.buffer)
+
+    def nbytes(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Device:
+    type: str = "cpu"
+
+
+class Tensor:
+    """Just as much of a tensor as a connector looks at."""
+
+    def __init__(self, storage: Storage, shape: Sequence[int], strides: Sequence[int], offset: int = 0, item: int = 2) -> None:
+        self._storage, self.shape, self._strides, self._offset, self._item = storage, tuple(shape), tuple(strides), offset, item
+        self.dtype = "torch.bfloat16"
+        self.device = Device()
+
+    def stride(self) -> tuple[int, ...]:
+        return self._strides
+
+    def element_size(self) -> int:
+        return self._item
+
+    def data_ptr(self) -> int:
+        return self._storage.data_ptr() + self._offset * self._item
+
+    def untyped_storage(self) -> Storage:
+        return self._storage
+
+    def narrow(self, dimension: int, first: int, count: int) -> Tensor:
+        shape = list(self.shape)
+        shape[dimension] = count
+        return Tensor(self._storage, shape, self._strides, self._offset + first * self._strides[dimension], self._item)
+
+    def zero_(self) -> Tensor:
+        for index in itertools.product(*(range(n) for n in self.shape[:-1])):
+            place = self.place(*index, 0)
+            if self._strides[-1] == 1:
+                ctypes.memset(place, 0, self.shape[-1] * self._item)
+            else:
+                for i in range(self.shape[-1]):
+                    ctypes.memset(place + i * self._strides[-1] * self._item, 0, self._item)
+        return self
+
+    def place(self, *index: int) -> int:
+        return self.data_ptr() + sum(i * s for i, s in zip(index, self._strides)) * self._item
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+class LayerMemory:
+    """One layer of one rank. A token's KV of one head is `2 * dim` elements, keys and values, wherever they lie."""
+
+    def __init__(self, tensor: Tensor, axes: str, heads: int, dim: int, block_tokens: int) -> None:
+        self.tensor, self.axes, self.heads, self.dim, self.block_tokens = tensor, axes, heads, dim, block_tokens
+        # Kernels may take smaller blocks than the manager.
+        self.kernel_tokens = tensor.shape[axes.index("n")]
+
+    def _places(self, block: int, token: int, head: int) -> list[tuple[int, int]]:
+        small = self.block_tokens // self.kernel_tokens
+        at = {"b": block * small + token // self.kernel_tokens, "n": token % self.kernel_tokens, "h": head, "d": 0}
+        sides = 2 if "k" in self.axes else 1
+        size = self.dim * (1 if "k" in self.axes else 2) * 2
+        return [(self.tensor.place(*({**at, "k": side}[axis] for axis in self.axes)), size) for side in range(sides)]
+
+    def write(self, block: int, token: int, head: int, data: bytes) -> None:
+        at = 0
+        for place, size in self._places(block, token, head):
+            ctypes.memmove(place, data[at : at + size], size)
+            at += size
+
+    def read(self, block: int, token: int, head: int) -> bytes:
+        return b"".join(ctypes.string_at(place, size) for place, size in self._places(block, token, head))
+
+    def poison(self, block: int) -> None:
+        for token in range(self.block_tokens):
+            for head in range(self.heads):
+                for place, size in self._places(block, token, head):
+                    ctypes.memset(place, 0xDD, size)
+
+
+#: How the layers of one group lie: name -> axes of a tensor, outermost first in its shape.
+LAYOUTS = ("hnd", "nhd", "split", "kernel", "packed", "strided")
+
+
+def make_layers(
+    layout: str, names: Sequence[str], blocks: int, block_tokens: int, heads: int, dim: int
+) -> dict[str, LayerMemory]:
+    width = 2 * dim
+    page = heads * block_tokens * width
+    out: dict[str, LayerMemory] = {}
+    if layout in ("packed", "strided"):
+        storage = Storage(2 * len(names) * page * blocks + 64)
+    for number, name in enumerate(names):
+        if layout == "hnd":
+            shape: tuple[int, ...] = (blocks, heads, block_tokens, width)
+            tensor, axes = Tensor(Storage(2 * math.prod(shape)), shape, contiguous(shape)), "bhnd"
+        elif layout == "nhd":
+            # Logical (B, H, N, D), tokens outside of heads in memory.
+            shape = (blocks, heads, block_tokens, width)
+            strides = (page, width, heads * width, 1)
+            tensor, axes = Tensor(Storage(2 * math.prod(shape)), shape, strides), "bhnd"
+        elif layout == "split":
+            shape = (2, blocks, block_tokens, heads, dim)
+            tensor, axes = Tensor(Storage(2 * math.prod(shape)), shape, contiguous(shape)), "kbnhd"
+        elif layout == "kernel":
+            shape = (2 * blocks, heads, block_tokens // 2, width)
+            tensor, axes = Tensor(Storage(2 * math.prod(shape)), shape, contiguous(shape)), "bhnd"
+        elif layout == "packed":
+            # All layers of a block side by side, in one storage.
+            shape = (blocks, heads, block_tokens, width)
+            strides = (len(names) * page, block_tokens * width, width, 1)
+            tensor, axes = Tensor(storage, shape, strides, number * page), "bhnd"
+        elif layout == "strided":
+            # Blocks outermost, then heads, then layers: a block of a layer is one run a head.
+            shape = (blocks, heads, block_tokens, width)
+            run = block_tokens * width
+            strides = (len(names) * page, len(names) * run, width, 1)
+            tensor, axes = Tensor(storage, shape, strides, number * run), "bhnd"
+        else:
+            raise ValueError(layout)
+        out[name] = LayerMemory(tensor, axes, heads, dim, block_tokens)
+    return out

@@ -1,0 +1,448 @@
+"""The connector for vLLM, played by an engine of our own against real cache nodes: every shape of an engine, and every fault of a node.
+
+An engine that reads a byte which is not its token's says so (`wrong`); a test ends with all blocks free and no lease.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import unittest
+from typing import Any
+from unittest import mock
+
+from rig import Node, NodeCase, until
+
+from engine_parts import GroupShape, Shape
+from engine_play import Engine
+
+
+def prompts(count: int, tokens: int = 40, shared: int = 24, seed: int = 1) -> list[list[int]]:
+    """With a prefix in common, and a tail of their own."""
+    return [[seed * 7 + i for i in range(shared)] + [1000 * (n + 1) + i for i in range(tokens - shared)] for n in range(count)]
+
+
+class EngineCase(NodeCase):
+    def play(self, node: Node | None, shape: Shape | None = None, socket: str = "", attached: bool = True) -> Engine:
+        engine = Engine(shape or Shape(), node.socket_path if node else socket)
+        self.addCleanup(engine.close)
+        if attached:
+            self.attach(engine)
+        return engine
+
+    def attach(self, engine: Engine) -> None:
+        def ready() -> bool:
+            engine.step()
+            half = engine.connector._scheduler
+            return half is not None and half._node is not None and half._node.attached() is not None
+
+        until("the engine is attached", ready)
+
+    def serve(self, engine: Engine, texts: list[list[int]], outputs: int = 4, **more: Any) -> list[list[int]]:
+        """Greedy tokens of all prompts; with nothing wrong and nothing left behind."""
+        names = [f"{engine.steps}-{i}" for i in range(len(texts))]
+        for name, text in zip(names, texts):
+            engine.add(name, text, outputs, **more)
+        engine.run()
+        self.check(engine)
+        return [engine.done[name].output_tokens() for name in names]
+
+    def check(self, engine: Engine) -> None:
+        self.assertEqual(engine.wrong, [])
+        self.assertTrue(engine.all_free(), "blocks are still held")
+        self.assertEqual(engine.connector.troubles.count, 0)
+        for worker in engine.workers:
+            self.assertEqual(worker.connector.troubles.count, 0)
+
+    def told(self, *engines: Any) -> str:
+        """What to look at when too little was found."""
+        return str([(e.connector._scheduler.counters, e.external_tokens, e.local_tokens) if isinstance(e, Engine) else e for e in engines])
+
+    def until_held(self, node: Node, engine: Engine, tokens: int) -> None:
+        """Commits are confirmed by nobody: they are asked for."""
+        attached = engine.connector._scheduler._node.attached()
+        last = max(engine.done.values(), key=lambda request: request.num_tokens)
+
+        def held() -> bool:
+            for share, session in zip(attached.shares, attached.sessions):
+                if share.group.window_tokens:
+                    continue
+                step = share.group.hash_step
+                asked = session.lookup(b"".join(last.block_hashes[step - 1 :: step]), deadline_s=5)
+                asked.wait(5)
+                if asked.result().blocks * share.group.block_tokens < tokens:
+                    return False
+            return True
+
+        until(f"{tokens} tokens are held", held)
+
+    def no_leases(self, engine: Engine) -> None:
+        """All that was leased or reserved is given back."""
+        attached = engine.connector._scheduler._node.attached()
+        until("nothing is leased", lambda: all(one.drained(0) for one in attached.attachments), 5)
+
+    def flip(self, engine: Engine) -> None:
+        """A byte in the middle of every slot of the arena."""
+        attached = engine.connector._scheduler._node.attached()
+        size = -(-(attached.shares[0].payload_bytes + 256) // 4096) * 4096
+        with open(attached.arena.ref.path, "r+b") as file:
+            for at in range(4096 + 256 + 64, attached.arena.ref.bytes, size):
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 0x10]))
+
+    def stored(self, engine: Engine) -> int:
+        return engine.connector._scheduler.counters.get("stored_blocks", 0)
+
+
+class Shapes(EngineCase):
+    """What one engine computed, another one loads; both give the tokens of an engine without a node."""
+
+    def both(self, shape: Shape, least: float = 0.95, texts: list[list[int]] | None = None) -> tuple[Engine, Engine]:
+        texts = texts or prompts(5)
+        alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
+        wanted = self.serve(alone, texts)
+        node = self.node()
+        first = self.play(node, shape)
+        self.assertEqual(self.serve(first, texts), wanted)
+        self.assertEqual(self.serve(first, texts), wanted)
+        second = self.play(node, shape)
+        self.assertEqual(self.serve(second, texts), wanted)
+        align = second.align
+        whole = sum(len(text) // align * align for text in texts)
+        found = second.external_tokens + second.local_tokens
+        self.assertGreaterEqual(found, least * whole, self.told(first, second, whole))
+        self.assertGreater(second.external_tokens, 0)
+        return first, second
+
+    def test_full_attention(self) -> None:
+        for layout in ("hnd", "nhd", "split", "kernel", "packed", "strided"):
+            with self.subTest(layout=layout):
+                self.both(Shape([GroupShape(layout=layout)]))
+
+    def test_no_prefix_caching(self) -> None:
+        _, second = self.both(Shape(prefix_caching=False))
+        self.assertEqual(second.local_tokens, 0)
+
+    def test_tensor_parallel(self) -> None:
+        self.both(Shape(tp=2))
+        self.both(Shape(tp=2, heads=1))  # the same head in both ranks: one writes it
+
+    def test_pipeline_parallel(self) -> None:
+        self.both(Shape(pp=2, tp=2))
+
+    def test_mla(self) -> None:
+        first, second = self.both(Shape([GroupShape("mla")], tp=2, heads=1))
+        self.assertEqual(len(second.connector._scheduler._node._sessions), 1)
+
+    def test_windows_only(self) -> None:
+        texts = prompts(5, tokens=48, shared=32)
+        _, second = self.both(Shape([GroupShape("window", window=10)]), 0.0, texts)
+        self.assertGreater(second.external_tokens, 200)
+
+    def test_hybrid(self) -> None:
+        texts = [[n * 100 + i for i in range(48)] for n in range(4)]
+        groups = [GroupShape("full"), GroupShape("window", window=9), GroupShape("window", window=14)]
+        self.both(Shape(groups, blocks=160), 0.9, texts)
+
+    def test_hybrid_of_block_sizes(self) -> None:
+        texts = [[n * 100 + i for i in range(48)] for n in range(4)]
+        groups = [GroupShape("full", block_tokens=8), GroupShape("window", window=9, block_tokens=4)]
+        self.both(Shape(groups, blocks=160), 40 / 48, texts)  # where all is held, the last block is computed again
+
+    def test_chunked_prefill(self) -> None:
+        self.both(Shape(step_tokens=7))
+
+    def test_speculation(self) -> None:
+        self.both(Shape(drafts=3))
+
+    def test_asynchronous(self) -> None:
+        self.both(Shape(asynchronous=True))
+        self.both(Shape(asynchronous=True, prefix_caching=False, drafts=2, step_tokens=24))
+
+    def test_preemption(self) -> None:
+        first, _ = self.both(Shape(blocks=24, step_tokens=48), 0.5)
+        texts = prompts(6, 40, 8)
+        for asynchronous in (False, True):
+            engine = self.play(self.node(), Shape(blocks=30, step_tokens=48, asynchronous=asynchronous))
+            self.serve(engine, texts, outputs=16)
+            self.serve(engine, texts, outputs=16)
+            self.assertGreater(engine.preemptions, 0)
+
+    def test_output_blocks(self) -> None:
+        """What an answer added is found by the next turn of the conversation."""
+        node = self.node()
+        engine = self.play(node)
+        text = prompts(1)[0]
+        (answer,) = self.serve(engine, [text], outputs=21)
+        self.until_held(node, engine, 60)
+        other = self.play(node)
+        self.serve(other, [text + answer + [5]])
+        self.assertEqual(other.external_tokens, 60)  # the last token that was answered was never computed
+
+    def test_two_models_share_nothing(self) -> None:
+        node = self.node()
+        self.serve(self.play(node), prompts(3))
+        for other in (Shape(model="another"), Shape(options={"weights_digest": "cd" * 32}), Shape(tp=2)):
+            engine = self.play(node, other)
+            self.serve(engine, prompts(3))
+            self.assertEqual(engine.external_tokens, 0)
+
+
+class Requests(EngineCase):
+    """Single requests that are special."""
+
+    def test_what_is_not_loaded(self) -> None:
+        node = self.node()
+        first = self.play(node)
+        self.serve(first, prompts(2))
+        self.until_held(node, first, 40)
+        engine = self.play(node)
+        cases: list[dict[str, Any]] = [
+            {"skip_reading": True},
+            {"lora_request": object()},
+            {"cache_salt": "another tenant"},
+            {"kv_transfer_params": {"kvtier": {"load": False}}},
+        ]
+        for more in cases:
+            self.serve(engine, [prompts(1)[0]], **more)
+            self.assertEqual(engine.external_tokens, 0, more)
+            engine.pool.cached.clear()
+        self.serve(engine, [prompts(1)[0]])
+        self.assertEqual(engine.external_tokens, 40)
+
+    def test_what_is_not_stored(self) -> None:
+        engine = self.play(self.node())
+        self.serve(engine, prompts(2), lora_request=object())
+        self.serve(engine, prompts(2, seed=2), kv_transfer_params={"kvtier": {"store": False}})
+        self.assertEqual(self.stored(engine), 0)
+
+    def test_unknown_kinds(self) -> None:
+        with self.assertLogs("kvtier.vllm", "WARNING") as logs:
+            engine = self.play(self.node(), Shape([GroupShape("full"), GroupShape("mamba")]), attached=False)
+        self.assertEqual(len([line for line in logs.output if "MambaSpec" in line]), 1)
+        self.serve(engine, prompts(3))
+        self.assertEqual((self.stored(engine), engine.external_tokens), (0, 0))
+
+    def test_context_parallel_is_refused(self) -> None:
+        engine = self.play(self.node(), Shape(dcp=2), attached=False)
+        self.serve(engine, prompts(3))
+        self.assertEqual(engine.connector._scheduler.refusal[:28], "decode_context_parallel_size")
+
+    def test_abort_at_every_step(self) -> None:
+        node = self.node()
+        first = self.play(node)
+        self.serve(first, prompts(2))
+        self.until_held(node, first, 40)
+        engine = self.play(node, Shape(prefix_caching=False))
+        for after in range(8):
+            engine.add(f"aborted {after}", prompts(2)[after % 2], 6)
+            for _ in range(after):
+                engine.step()
+            engine.abort(f"aborted {after}")
+            engine.run()
+            self.check(engine)
+            self.no_leases(engine)
+
+    def test_the_local_hit_shrinks(self) -> None:
+        """What was staged behind a local hit does not serve a request that has lost it."""
+        node = self.node()
+        first = self.play(node)
+        (wanted,) = self.serve(first, [prompts(1)[0]])
+        self.until_held(node, first, 40)
+        engine = self.play(node)
+        self.serve(engine, [prompts(1)[0][:16] + [9] * 5])
+        engine.waiting.clear()
+        engine.add("shrinks", prompts(1)[0])
+        half = engine.connector._scheduler
+        request = engine.requests["shrinks"]
+        until("it is staged", lambda: half.matched(request, 16)[0] is not None)
+        self.assertEqual(half.matched(request, 16), (24, True))
+        engine.pool.cached.clear()
+        engine.run()
+        self.check(engine)
+        self.assertEqual(engine.done["shrinks"].output_tokens(), wanted)
+        self.assertEqual(half.counters["restaged"], 1)
+
+    def test_reset_is_another_generation(self) -> None:
+        node = self.node()
+        engine = self.play(node)
+        self.serve(engine, prompts(3))
+        before = self.stored(engine)
+        self.assertTrue(engine.connector.reset_cache())
+        engine.pool.cached.clear()
+        self.attach(engine)
+        self.serve(engine, prompts(3))
+        self.assertEqual(engine.external_tokens, 0)
+        self.assertEqual(self.stored(engine), 2 * before)
+        again = self.play(node)  # from disk, the weights are those of before
+        self.serve(again, prompts(3))
+        self.assertGreater(again.external_tokens, 0)
+
+
+class Faults(EngineCase):
+    """Whatever the node does: no request fails, no token differs, and it is found again by itself."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.texts = prompts(5)
+        alone = self.play(None, socket="/nowhere/node.sock", attached=False)
+        self.wanted = self.serve(alone, self.texts)
+
+    def test_no_node_at_the_start(self) -> None:
+        node = Node()
+        self.addCleanup(node.remove)
+        engine = self.play(node, attached=False)
+        began = time.monotonic()
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertEqual(engine.most_nones, 0)
+        self.assertLess(time.monotonic() - began, 10)
+        node.start()
+        self.attach(engine)
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+
+    def test_killed_and_back(self) -> None:
+        node = self.node()
+        engine = self.play(node, Shape(prefix_caching=False))
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        for after in (0, 1, 2, 3):
+            names = [f"killed {after} {i}" for i in range(5)]
+            for name, text in zip(names, self.texts):
+                engine.add(name, text)
+            for _ in range(after):
+                engine.step()
+            node.end(signal.SIGKILL)
+            engine.run()
+            self.check(engine)
+            self.assertEqual([engine.done[name].output_tokens() for name in names], self.wanted)
+            node.start()
+            self.attach(engine)
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        found = engine.external_tokens
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertGreater(engine.external_tokens, found)
+
+    def test_silent(self) -> None:
+        """SIGSTOP: one deadline, not one a request."""
+        node = self.node()
+        options = {"lookup_deadline_ms": 300, "load_deadline_ms": 500, "load_us_per_token": 0}
+        engine = self.play(node, Shape(prefix_caching=False, options=options))
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        node.send(signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(4):
+            self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        asked = engine.connector._scheduler.counters.get("denied_lookup", 0)
+        self.assertLessEqual(asked, len(self.texts))
+        self.assertLess(time.monotonic() - began, 12)
+        node.send(signal.SIGCONT)
+        self.attach(engine)
+        found = engine.external_tokens
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertGreater(engine.external_tokens, found)
+
+    def test_full(self) -> None:
+        """An arena for a few blocks: the rest is refused, and computed."""
+        node = self.node(arena_bytes=1 << 20, disk_bytes=None)
+        engine = self.play(node, Shape(prefix_caching=False))
+        for seed in range(20):
+            self.serve(engine, prompts(5, seed=seed + 2))
+        self.assertGreater(engine.connector._scheduler.counters["stored_blocks"], 256)  # slots of 4 KiB
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+
+    def test_corrupt(self) -> None:
+        """Bytes of the arena are flipped: found before they are claimed, and told to the node."""
+        node = self.node(disk_bytes=None)
+        engine = self.play(node, Shape(prefix_caching=False))
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.until_held(node, engine, 40)
+        self.flip(engine)
+        found = engine.external_tokens
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertEqual(engine.external_tokens, found)
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertGreater(engine.external_tokens, found)
+
+    def test_corrupt_behind_the_check(self) -> None:
+        """Flipped between claim and copy: reported, recomputed, never claimed again for that request."""
+        node = self.node(disk_bytes=None)
+        for shape in (Shape(prefix_caching=False), Shape([GroupShape(), GroupShape("window", window=9)], prefix_caching=False)):
+            engine = self.play(node, shape)
+            self.assertEqual(self.serve(engine, self.texts), self.wanted)
+            self.until_held(node, engine, 40)
+            half = engine.connector._scheduler
+            real = half.allocated
+
+            def flipped(request: Any, blocks: Any, tokens: int) -> None:
+                real(request, blocks, tokens)
+                if tokens:
+                    self.flip(engine)
+
+            half.allocated = flipped
+            self.assertEqual(self.serve(engine, self.texts), self.wanted)
+            self.assertGreater(half.counters["corrupt_blocks"], 0)
+
+    def test_a_callback_that_raises(self) -> None:
+        """Whatever goes wrong in here, requests end with their tokens, also those that wait for a load."""
+        node = self.node()
+        first = self.play(node)
+        self.serve(first, self.texts)
+        self.until_held(node, first, 40)
+        for broken in ("scheduler.SchedulerHalf.matched", "scheduler.SchedulerHalf.new_request", "staging.Stage.parts"):
+            engine = self.play(node, Shape(prefix_caching=False))
+            names = [f"{broken} {i}" for i in range(5)]
+            with mock.patch(f"kvtier.vllm.{broken}", side_effect=RuntimeError("on purpose")):
+                with self.assertLogs("kvtier.vllm", "ERROR") as logs:
+                    for name, text in zip(names, self.texts):
+                        engine.add(name, text)
+                    engine.run()
+            self.assertLessEqual(len(logs.records), 2, "told once for each callback, and counted")
+            self.assertEqual([engine.done[name].output_tokens() for name in names], self.wanted)
+            self.assertEqual(engine.wrong, [])
+            self.assertTrue(engine.all_free())
+            self.no_leases(engine)
+
+
+class Cost(EngineCase):
+    """All that the loop of the engine spends in the scheduler's half on a prompt of 32k tokens that is held."""
+
+    def test_a_prompt_of_32k_tokens(self) -> None:
+        blocks = 2048
+        shape = Shape([GroupShape(layers=1, block_tokens=16)], blocks=blocks + 8, heads=1, dim=1, prefix_caching=False,
+                      step_tokens=40_000, options={"held_blocks_share": 0.5, "patience_us": 0})
+        node = self.node()
+        text = list(range(blocks * 16))
+        engine = self.play(node, shape)
+        while self.stored(engine) < blocks:
+            self.serve(engine, [text], outputs=2)
+        spent: dict[str, float] = {}
+        for name in ("get_num_new_matched_tokens", "build_connector_meta"):
+            real = getattr(engine.connector, name)
+
+            def timed(*args: Any, real: Any = real, name: str = name) -> Any:
+                began = time.thread_time_ns()  # what it costs, and not what others on this machine do
+                try:
+                    return real(*args)
+                finally:
+                    took = (time.thread_time_ns() - began) / 1e3
+                    spent[name] = max(spent.get(name, 0.0), took)
+
+            setattr(engine.connector, name, timed)
+        sums = []
+        for _ in range(9):
+            spent.clear()
+            before = engine.external_tokens
+            self.serve(engine, [text], outputs=1)
+            self.assertEqual(engine.external_tokens - before, blocks * 16)
+            sums.append(sum(spent.values()))
+        limit = 50 + 0.02 * blocks
+        if os.environ.get("KVTIER_BENCH"):
+            print(f"32k tokens: {min(sums):.0f} us at best, {sorted(sums)[4]:.0f} us at the median, limit {limit:.0f} us; {spent}")
+        # The figure is for a quiet machine; what grows with more than the blocks is found on any.
+        self.assertLess(min(sums), 8 * limit)
+
+
+if __name__ == "__main__":
+    unittest.main()

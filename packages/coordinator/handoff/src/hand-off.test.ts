@@ -1,0 +1,94 @@
+/** One hand-off over scripted calls: what it tells of its blocks. (Who dies when: the tests of the API server and the simulation.) */
+import { FakeWorkers } from '@kvtier/dispatch/testing';
+import type { OnEvent } from '@kvtier/registry';
+import { event, greedy } from '@kvtier/registry/testing';
+import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
+import { expect, it } from 'vitest';
+import type { Split } from './decision.ts';
+import { HandOff, type HandOffEngines } from './hand-off.ts';
+
+/** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
+async function handedOff(events: readonly (readonly ['d' | 'p', Partial<GenerateEvent>])[]): Promise<number[][]> {
+  const workers = new FakeWorkers();
+  workers.add('d');
+  const prefill = { ...workers.add('p'), stepTokens: 512 } as unknown as Split['prefill'];
+  const told: number[][] = [];
+  const streams = new Map<string, { onEvent: OnEvent; end: () => void }>();
+  const follow = (number: number, _: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> =>
+    new Promise((resolve) => {
+      streams.set(number === 0 ? 'd' : 'p', { onEvent, end: resolve });
+      signal.addEventListener('abort', () => resolve(), { once: true });
+    });
+  const engines = {
+    workers: () => workers.all,
+    onChange: () => () => {},
+    onLoad: () => () => {},
+    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
+    engine: () => ({ changeHandOff: async () => true }),
+    follow,
+  } as unknown as HandOffEngines;
+  const run = new HandOff({
+    ...{ engines, decode: 0, request: greedy({ requestId: 'r' }), blockTokens: 16, tries: 1 },
+    times: { stallMs: 60_000, deadlineMs: 60_000 },
+    split: { prefill, blocks: 10, computes: 160, travels: 10 } as Split,
+    listener: {
+      leg: () => {},
+      pending: () => {},
+      fellShort: (why) => told.push([why.length]),
+      another: () => undefined,
+      firstToken: (...blocks) => told.push(blocks),
+      travelled: () => {},
+    },
+  }).run(new AbortController().signal, () => undefined);
+  for (const [who, said] of events) {
+    const { onEvent, end } = streams.get(who)!;
+    onEvent(event(said));
+    if (said.finishReason !== undefined && said.finishReason !== '') end();
+    await new Promise(setImmediate);
+  }
+  await run;
+  return told;
+}
+
+const state = (localBlocks: number, readyBlocks: number): Partial<GenerateEvent> => ({
+  handOff: { localBlocks, readyBlocks },
+});
+const first = (cachedTokens: number): Partial<GenerateEvent> => ({
+  tokenIds: [1],
+  finishReason: 'length',
+  cache: { promptTokens: 161, cachedTokens, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 },
+});
+
+it('blocks that came before all were computed are hidden, those that came later are not', async () => {
+  const told = await handedOff([
+    ['d', state(2, 0)],
+    ['p', state(0, 4)],
+    ['d', state(2, 4)],
+    ['p', state(0, 7)],
+    ['d', state(2, 6)],
+    ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+    ['d', state(2, 9)],
+    ['d', first(160)],
+  ]);
+  expect(told).toEqual([[2, 8, 4]]);
+});
+
+it('nothing is hidden where a prefill worker held all, nor where the decode worker says nothing of what comes', async () => {
+  const told = await handedOff([
+    ['d', state(0, 0)],
+    ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+    ['d', state(0, 9)],
+    ['d', first(160)],
+  ]);
+  expect(told).toEqual([[0, 10, 0]]);
+});
+
+it('no more is hidden than came, whatever a worker says', async () => {
+  const told = await handedOff([
+    ['d', state(0, 0)],
+    ['d', state(0, 1_000)],
+    ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+    ['d', first(48)],
+  ]);
+  expect(told.at(-1)).toEqual([0, 3, 3]);
+});

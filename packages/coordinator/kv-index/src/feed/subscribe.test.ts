@@ -1,0 +1,94 @@
+/** Publishers on other hosts are read with keys alone: over real ZeroMQ sockets, with right keys, wrong ones and none. */
+import type { EventAccess, EventSource } from '@kvtier/config';
+import { workerRecordSchema } from '@kvtier/config';
+import { type KvEvent, KvEventPublisher } from '@kvtier/events';
+import { curveKeyPair } from '@kvtier/events/testing';
+import { ChainHasher, hashKeyOf } from '@kvtier/identity';
+import { afterEach, expect, it, vi } from 'vitest';
+import { keysOfHashes } from '../keys.ts';
+import { type FollowedWorker, IndexFeed } from './index-feed.ts';
+import { subscribeWith } from './subscribe.ts';
+
+const blockTokens = 16;
+const packed = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }).hashBlocks(
+  null,
+  new Uint32Array(blockTokens),
+);
+const block: KvEvent = {
+  ...{ type: 'BlockStored', blockHashes: [hashKeyOf(packed)], parentBlockHash: null, blockSize: blockTokens },
+  ...{ tokenIds: Array<number>(blockTokens).fill(0), loraId: null, loraName: null, medium: 'GPU' },
+};
+const ends: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const end of ends.splice(0).reverse()) await end();
+});
+
+const [ours, its, strangers] = [curveKeyPair(), curveKeyPair(), curveKeyPair()];
+const access: EventAccess = { curve: { ...ours, serverKey: null }, trustedNetwork: false };
+
+async function publish(secretKey: string, allowed: string): Promise<KvEventPublisher> {
+  const curve = { secretKey, allowedClientKeys: [allowed] };
+  const at = { endpoint: 'tcp://127.0.0.1:*', replayEndpoint: 'tcp://127.0.0.1:*' };
+  const publisher = await KvEventPublisher.start({ ...at, topic: '', curve });
+  ends.push(() => publisher.close());
+  publisher.publish([block]);
+  return publisher;
+}
+
+const sourceOf = ({ endpoint, replayEndpoint }: KvEventPublisher, serverKey?: string): EventSource => ({
+  ...{ endpoint, replayEndpoint, topic: '', ...(serverKey && { serverKey }) },
+});
+const worker = (number: number, events: EventSource): FollowedWorker => ({
+  ...{ number, node: undefined, totalBlocks: 100 },
+  record: workerRecordSchema.parse({ name: `w${number}`, address: 'unix:/x', events }),
+});
+
+it('believes who has the key that is known of it, and nobody else', { timeout: 30_000 }, async () => {
+  const warnings: string[] = [];
+  const logger = { info: () => {}, warn: (_: object, line: string) => void warnings.push(line) };
+  const feed = new IndexFeed({ maxBytes: 8 << 20, blockTokens, access, logger });
+  ends.push(() => feed.close());
+  const right = await publish(its.secretKey, ours.publicKey);
+  const wrong = await publish(strangers.secretKey, ours.publicKey);
+  const closed = await publish(its.secretKey, strangers.publicKey);
+  feed.follow([
+    worker(0, sourceOf(right, its.publicKey)),
+    worker(1, sourceOf(wrong, its.publicKey)),
+    worker(2, sourceOf(closed, its.publicKey)),
+    worker(3, { endpoint: 'tcp://192.0.2.1:5557', replayEndpoint: null, topic: '' }),
+  ]);
+  const held = (): number[] => feed.match(keysOfHashes(packed, 32), [0, 1, 2, 3]).map(({ blocks }) => blocks);
+  await vi.waitUntil(() => warnings.length === 3, { timeout: 20_000, interval: 20 });
+  expect(held()).toEqual([1, 0, 0, 0]);
+  expect(feed.state().workers.map(({ why }) => why)).toEqual([
+    undefined,
+    'not connected to its KV events',
+    'not connected to its KV events',
+    'KV events: tcp://192.0.2.1:5557 is on another host and no key of its publisher is known; configure kvEvents.curve of ' +
+      'the coordinator, or say "kvEvents": {"trustedNetwork": true}',
+  ]);
+});
+
+const far: EventSource = { endpoint: 'tcp://192.0.2.1:5557', replayEndpoint: null, topic: '' };
+const none: EventAccess = { curve: undefined, trustedNetwork: false };
+it.each<[what: string, source: EventSource, EventAccess, refused: boolean]>([
+  ['a Unix socket needs nothing', { ...far, endpoint: 'ipc:///tmp/x' }, none, false],
+  ['loopback needs nothing', { ...far, endpoint: 'tcp://localhost:5557' }, none, false],
+  ['another host is refused', far, none, true],
+  ['a name may be another host', { ...far, endpoint: 'tcp://pod:5557' }, none, true],
+  [
+    'only the replays on another host',
+    { ...far, endpoint: 'ipc:///tmp/x', replayEndpoint: 'tcp://[fd00::1]:1' },
+    none,
+    true,
+  ],
+  ['a trusted network', far, { ...none, trustedNetwork: true }, false],
+  ['keys of ours alone do not tell who it is', far, access, true],
+  ['one key for all publishers', far, { ...access, curve: { ...ours, serverKey: its.publicKey } }, false],
+  ['its own key', { ...far, serverKey: its.publicKey }, access, false],
+  ['its key, and none of ours', { ...far, serverKey: its.publicKey }, { ...none, trustedNetwork: true }, true],
+])('%s', (_what, source, its, refused) => {
+  const open = (): void => subscribeWith(its)(source).close();
+  if (refused) expect(open).toThrow(expect.objectContaining({ code: 'CONFIG' }));
+  else open();
+});

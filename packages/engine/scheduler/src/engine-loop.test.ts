@@ -1,0 +1,59 @@
+/** What happens between two steps, and in which order. */
+import { describe, expect, it } from 'vitest';
+import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
+import type { GenerateRequest } from './types.ts';
+
+const request = (requestId: string, params: Partial<GenerateRequest>): GenerateRequest => ({
+  ...{ requestId, promptTokenIds: Int32Array.from(prompt(1, 9)), maxTokens: 4, temperature: 0, topK: 0, topP: 1 },
+  ...params,
+});
+
+describe('a step', () => {
+  it('is launched before callers hear of the tokens of the step before', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    const seen: string[] = [];
+    const { execute } = rig.executor;
+    rig.executor.execute = (step) => {
+      seen.push('launch');
+      return execute.call(rig.executor, step);
+    };
+    rig.engine.submit(request('a', { maxTokens: 3 }), ({ tokenIds, finishReason }) =>
+      seen.push(`${tokenIds.length}${finishReason}`),
+    );
+    await rig.world.until(() => seen.at(-1) === '1length');
+    expect(seen).toEqual(['launch', 'launch', '1', 'launch', '1', '1length']);
+  });
+
+  it('whose tokens are being told: who is ended by another one’s callback hears of nothing after its end', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    const told: string[] = [];
+    const submit = (id: string, onToken: () => void): void =>
+      rig.engine.submit(request(id, { maxTokens: 6 }), ({ tokenIds, finishReason }) => {
+        told.push(`${id} ${finishReason || tokenIds.length}`);
+        onToken();
+      });
+    submit('a', () => rig.engine.abort('b'));
+    submit('b', () => {});
+    submit('c', () => {});
+    await rig.world.until(() => told.includes('a length') && told.includes('c length'));
+    expect(told.filter((line) => line.startsWith('b'))).toEqual(['b abort']);
+    expect(told.filter((line) => line.startsWith('c'))).toEqual(['c 1', 'c 1', 'c 1', 'c 1', 'c 1', 'c length']);
+    rig.engine.checkIntegrity();
+  });
+
+  it('that fails to be put together leaves no token untold', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    const told: string[] = [];
+    const { execute } = rig.executor;
+    let steps = 0;
+    rig.executor.execute = (step) => {
+      if (++steps === 3) throw new Error('a defect');
+      return execute.call(rig.executor, step);
+    };
+    rig.engine.submit(request('a', { maxTokens: 6 }), ({ tokenIds, error }) =>
+      told.push(error ? error.code : String(tokenIds[0])),
+    );
+    await rig.world.until(() => rig.defects.length > 0);
+    expect(told).toEqual([...naiveAnswer(prompt(1, 9), 2).map(String), 'IO']);
+  });
+});

@@ -1,0 +1,49 @@
+/** Tests of the Python package are Python's own (packages/connector/python/tests); this runs them against our cache nodes. */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import path from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { program } from '@kvtier/cli';
+import { expect } from 'vitest';
+
+export const root = fileURLToPath(new URL('../..', import.meta.url));
+export const folder = path.join(root, 'packages/connector/python');
+/** It has protobuf. */
+export const debians = '/usr/bin/python3';
+
+interface Run {
+  readonly python?: string;
+  readonly env?: Readonly<Record<string, string>>;
+}
+
+/** What a program said; it must end well. */
+export async function output(
+  file: string,
+  args: readonly string[],
+  env: NodeJS.ProcessEnv,
+  cwd = root,
+): Promise<string> {
+  const child = spawn(file, args, { cwd, env, stdio: ['ignore', 'pipe', 'pipe'] });
+  let text = '';
+  for (const stream of [child.stdout, child.stderr]) {
+    stream.on('data', (chunk) => {
+      text += chunk;
+    });
+  }
+  const [code, signal] = await once(child, 'close');
+  expect({ code, signal }, text).toEqual({ code: 0, signal: null });
+  return text;
+}
+
+/** @param what a file, or a class of one: `test_session`, `test_vllm_connector.Faults` */
+export async function runs(what: string, { python = debians, env = {} }: Run = {}): Promise<void> {
+  const environment = {
+    ...process.env,
+    PYTHONPATH: path.join(folder, 'src'),
+    PYTHONDONTWRITEBYTECODE: '1',
+    KVTIER_TEST_NODE: JSON.stringify([process.execPath, ...program('cache-node')]),
+    ...env,
+  };
+  const args = ['-X', 'dev', '-W', 'error::ResourceWarning', '-m', 'unittest', '-v', what];
+  expect(await output(python, args, environment, path.join(folder, 'tests'))).toMatch(/^Ran [1-9]\d* tests?/m);
+}
