@@ -7,7 +7,6 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { gunzipSync } from 'node:zlib';
 import { KvError } from '@kvtier/errors';
-import { median } from './figures.ts';
 
 export interface Trace {
   readonly name: string;
@@ -27,7 +26,7 @@ interface Line {
   readonly output_length?: number;
   readonly input_length: number;
   readonly hash_ids: readonly number[];
-  readonly session?: number;
+  readonly session?: number | string;
   readonly shared_prefix_blocks?: number;
 }
 
@@ -49,36 +48,62 @@ export function readTraces(folder: string): Trace[] {
 export function readTrace(path: string, name: string): Trace {
   const bytes = readFileSync(path);
   const text = (path.endsWith('.gz') ? gunzipSync(bytes) : bytes).toString();
-  const lines = text.split('\n').filter((line) => line !== '');
-  const unique = new Set<number>();
-  const lastOf = new Map<number, Int32Array>();
-  const tokensPerId: number[] = [];
-  const arrivalsMs = new Float64Array(lines.length);
-  const inputTokens = new Int32Array(lines.length);
-  const outputTokens = new Int32Array(lines.length);
-  const requests = lines.map((line, i) => {
-    const parsed = parseLine(line, `${path}:${i + 1}`);
-    const { input_length, hash_ids, session, shared_prefix_blocks = 0 } = parsed;
-    arrivalsMs[i] = parsed.timestamp ?? 0;
-    inputTokens[i] = input_length;
-    outputTokens[i] = parsed.output_length ?? 1;
-    const shared = session === undefined ? [] : (lastOf.get(session)?.subarray(0, shared_prefix_blocks) ?? []);
-    const ids = Int32Array.from([...shared, ...hash_ids]);
-    if (session !== undefined) lastOf.set(session, ids);
-    for (const id of hash_ids) unique.add(id);
-    if (ids.length > 0) tokensPerId.push(input_length / ids.length);
-    return ids;
-  });
-  if (tokensPerId.length === 0) throw new KvError('CORRUPT', `${path}: no request in it; name a folder of traces`);
-  // The last block of a request may be only begun, or left out; block sizes are powers of two.
-  const blockTokens = 2 ** Math.round(Math.log2(median(tokensPerId)));
-  return { name, blockTokens, requests, arrivalsMs, inputTokens, outputTokens, uniqueBlocks: unique.size };
+  /** Ids as numbers from 0 on: of some traces they are hashes. */
+  const numbers = new Map<number, number>();
+  const lastOf = new Map<number | string, Int32Array>();
+  const read = text
+    .split('\n')
+    .filter((line) => line.trim() !== '')
+    .map((line, i) => {
+      const { hash_ids, session, shared_prefix_blocks = 0, ...rest } = parseLine(line, `${path}:${i + 1}`);
+      const shared = session === undefined ? [] : (lastOf.get(session)?.subarray(0, shared_prefix_blocks) ?? []);
+      for (const id of hash_ids) if (!numbers.has(id)) numbers.set(id, numbers.size);
+      const ids = Int32Array.from([...shared, ...hash_ids.map((id) => numbers.get(id)!)]);
+      if (session !== undefined) lastOf.set(session, ids);
+      return { ...rest, ids };
+    });
+  if (!read.some(({ ids }) => ids.length > 0))
+    throw new KvError('CORRUPT', `${path}: no request in it; name a folder of traces`);
+  // Of several writers, lines may come a little out of order. Without times: one a second.
+  const isTimed = read.some(({ timestamp }) => timestamp !== read[0]!.timestamp);
+  const timed = read.map((line, i) => ({ ...line, atMs: isTimed ? (line.timestamp ?? 0) : 1_000 * i }));
+  timed.sort((a, b) => a.atMs - b.atMs);
+  return {
+    name,
+    blockTokens: blockTokensOf(read.map(({ input_length, ids }) => [input_length, ids.length])),
+    requests: timed.map(({ ids }) => ids),
+    arrivalsMs: Float64Array.from(timed, ({ atMs }) => atMs),
+    inputTokens: Int32Array.from(timed, ({ input_length }) => input_length),
+    outputTokens: Int32Array.from(timed, ({ output_length = 1 }) => output_length),
+    uniqueBlocks: numbers.size,
+  };
+}
+
+/** The power of two by which most requests have as many ids as blocks, the last one begun or left out; of equals, the smallest. */
+function blockTokensOf(requests: readonly (readonly [tokens: number, ids: number])[]): number {
+  let best = 1;
+  let most = 0;
+  for (let blockTokens = 1; blockTokens <= 65_536; blockTokens *= 2) {
+    let explained = 0;
+    for (const [tokens, ids] of requests) {
+      const blocks = tokens / blockTokens;
+      if (ids > 0 && (ids === Math.ceil(blocks) || ids === Math.floor(blocks))) explained++;
+    }
+    if (explained <= most) continue;
+    most = explained;
+    best = blockTokens;
+  }
+  return best;
 }
 
 function parseLine(line: string, where: string): Line {
   try {
     const parsed = JSON.parse(line) as Line;
-    if (Array.isArray(parsed.hash_ids) && Number.isInteger(parsed.input_length)) return parsed;
+    const { hash_ids, input_length, output_length = 1, timestamp = 0, shared_prefix_blocks = 0 } = parsed;
+    const counts = [input_length, output_length, shared_prefix_blocks];
+    const isSound = counts.every((count) => Number.isInteger(count) && count >= 0 && count < 2 ** 31);
+    if (isSound && Number.isFinite(timestamp) && Array.isArray(hash_ids) && hash_ids.every(Number.isFinite))
+      return parsed;
   } catch {}
   throw new KvError('CORRUPT', `${where}: not a line of a trace; see test/fixtures/traces/README.md`);
 }

@@ -2,24 +2,37 @@
  * A process with several engines that compute nothing: each answers at once, and then gives every running answer a token at every step, as
  * an engine with a batch does. Arguments: FOLDER COUNT TOKENS_PER_S MODEL_DIR. Prints "ready".
  *
+ * They take many requests by one call (GenerateMany), as workers do; with KVTIER_BENCH_GENERATE=single they say that they do not, and get a call
+ * for each.
+ *
  * With each token goes another id: the moment it was written, in microseconds of the machine's clock, modulo 2^31.
  */
 import { randomBytes } from 'node:crypto';
-import type { ServerWritableStream } from '@grpc/grpc-js';
+import type { ServerDuplexStream, ServerWritableStream } from '@grpc/grpc-js';
 import {
   type EngineLoad,
   EngineService,
   type GenerateEvent,
+  type GenerateEvents,
+  type GenerateOrder,
   type GenerateRequest,
+  type NumberedEvent,
   startGrpcServer,
   unary,
   type WatchLoadRequest,
 } from '@kvtier/wire/grpc';
 import { stamp } from './stamp.ts';
 
-type Call = ServerWritableStream<GenerateRequest, GenerateEvent>;
+type ManyCall = ServerDuplexStream<GenerateOrder, GenerateEvents>;
+/** A request, by whichever way it came. */
+interface Call {
+  readonly request: GenerateRequest;
+  write(event: GenerateEvent): unknown;
+  end(): void;
+}
 
 const [folder, count, tokensPerS, modelDir] = process.argv.slice(2);
+const generatesMany = process.env.KVTIER_BENCH_GENERATE !== 'single';
 const idle = {
   draining: false,
   waiting: 0,
@@ -47,8 +60,20 @@ async function serve(name: string): Promise<void> {
     running.delete(call);
     call.end();
   };
+  /** What this turn has for calls that carry many. */
+  const due = new Map<ManyCall, NumberedEvent[]>();
+  const tell = (): void => {
+    for (const [many, events] of due) many.write({ events });
+    due.clear();
+  };
+  const tellOf = (many: ManyCall, number: number, event: GenerateEvent): void => {
+    const events = due.get(many);
+    if (events) events.push({ number, event });
+    else due.set(many, [{ number, event }]);
+  };
   setInterval(() => {
     for (const [call, given] of running) give(call, given);
+    tell();
   }, 1_000 / Number(tokensPerS));
   await startGrpcServer(`unix:${folder}/${name}`, (server) =>
     server.addService(EngineService, {
@@ -67,6 +92,10 @@ async function serve(name: string): Promise<void> {
         hashSeed: 'vllm-none-hash',
         modelDigest: 'ab'.repeat(32),
         bootEpoch,
+        maxSequences: 0,
+        maxStepTokens: 0,
+        namespaces: [],
+        generatesMany,
       })),
       metrics: unary(() => ({ prometheus: '' })),
       pinPrefix: unary(() => ({ pinnedTokens: 0 })),
@@ -75,14 +104,34 @@ async function serve(name: string): Promise<void> {
       drain: unary(() => ({ left: 0 })),
       watchLoad: (call: ServerWritableStream<WatchLoadRequest, EngineLoad>) => {
         let told = 0n;
-        const tell = (): void => void call.write({ ...idle, bootEpoch, count: ++told, running: running.size });
-        const timer = setInterval(tell, 20);
+        const tellLoad = (): void => void call.write({ ...idle, bootEpoch, count: ++told, running: running.size });
+        const timer = setInterval(tellLoad, 20);
         call.on('cancelled', () => clearInterval(timer));
-        tell();
+        tellLoad();
       },
-      generate: (call: Call) => {
+      generate: (call: ServerWritableStream<GenerateRequest, GenerateEvent>) => {
         call.on('cancelled', () => running.delete(call));
         give(call, 0);
+      },
+      generateMany: (many: ManyCall) => {
+        const calls = new Map<number, Call>();
+        many.on('data', ({ number, begin }: GenerateOrder) => {
+          const left = calls.get(number);
+          if (left) running.delete(left);
+          calls.delete(number);
+          if (begin === undefined) return;
+          const call = {
+            request: begin,
+            write: (event: GenerateEvent) => tellOf(many, number, event),
+            end: () => calls.delete(number),
+          };
+          calls.set(number, call);
+          give(call, 0);
+          tell();
+        });
+        many.on('cancelled', () => {
+          for (const call of calls.values()) running.delete(call);
+        });
       },
     }),
   );

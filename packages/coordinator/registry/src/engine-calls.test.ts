@@ -6,7 +6,8 @@ import { setMaxListeners } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import type { KvError } from '@kvtier/errors';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { EngineCalls } from './engine-calls.ts';
 import { type Call, event, greedy, ScriptedEngine, say } from './testing/scripted-engine.ts';
 
@@ -103,4 +104,63 @@ it('nor when more are given up at once than a server bears', async () => {
   long!.write(event({ tokenIds: [35], finishReason: 'stop' }));
   long!.end();
   expect(await running).toEqual([34, 35]);
+});
+
+describe('an engine that takes many requests by one call', () => {
+  beforeEach(() => remote.describe());
+
+  it('has one call for all, and those that are given up reset nothing', async () => {
+    engine.script = (call, { requestId }) => {
+      call.write(event({ tokenIds: [34] }));
+      if (requestId.startsWith('whole')) call.write(event({ tokenIds: [35], finishReason: 'stop' }));
+    };
+    await many(async (which) => {
+      const tokens: number[] = [];
+      const isWhole = which % 2 === 0;
+      await remote.follow(request(`${isWhole ? 'whole' : 'left'}${which}`), never, ({ tokenIds }) => {
+        tokens.push(...tokenIds);
+        return isWhole ? undefined : false;
+      });
+      expect(tokens).toEqual(isWhole ? [34, 35] : [34]);
+    });
+    const left = engine.seen.filter(({ request: { requestId } }) => requestId.startsWith('left'));
+    expect(left).toHaveLength(calls / 2);
+    await Promise.all(left.map(({ cancelled }) => cancelled));
+    expect([engine.manyCalls, remote.connections, remote.running]).toEqual([1, 1, 0]);
+  });
+
+  it('fails all of them when it is gone, with the address; the next one goes by a call to who is there then', async () => {
+    engine.script = (call) => void call.write(event({ tokenIds: [34] }));
+    let begun = 0;
+    const running = Array.from({ length: 20 }, (_, i) => remote.follow(request(`${i}`), never, () => void begun++));
+    const ends = Promise.allSettled(running);
+    await vi.waitFor(() => expect(begun).toBe(20));
+    await engine.stop();
+    const outcomes = (await ends).map((end) => (end.status === 'rejected' ? (end.reason as KvError) : undefined));
+    for (const failure of outcomes)
+      expect(failure).toMatchObject({ code: 'DISCONNECTED', retry: true, message: expect.stringContaining(dir) });
+    await engine.start();
+    engine.script = say([36]);
+    const tokens: number[] = [];
+    await vi.waitFor(() => remote.follow(request('next'), never, ({ tokenIds }) => void tokens.push(...tokenIds)), {
+      timeout: 10_000,
+    });
+    expect(tokens).toEqual([36]);
+    expect(engine.manyCalls).toBe(2);
+  });
+
+  it('has a call apart for a prompt whose way would hold up others', async () => {
+    engine.script = say([37]);
+    await remote.follow(greedy({ promptTokenIds: new Array(65_537).fill(5) as number[] }), never, () => {});
+    expect([engine.seen.length, engine.manyCalls]).toEqual([1, 0]);
+  });
+
+  it('is told of one that its caller gives up by a signal, and fails it with the signal’s reason', async () => {
+    engine.script = (call) => void call.write(event({ tokenIds: [34] }));
+    const leaving = new AbortController();
+    const gone = new Error('the client has left');
+    const answer = remote.follow(request('r'), leaving.signal, () => leaving.abort(gone));
+    await expect(answer).rejects.toBe(gone);
+    await engine.seen[0]!.cancelled;
+  });
 });

@@ -1,5 +1,6 @@
 /**
- * Calls to one engine worker (gRPC): one request with its stream of tokens, the short questions, and the stream of its load.
+ * Calls to one engine worker (gRPC): requests with their streams of tokens, by one call for all or one for each, the short questions, and
+ * the stream of its load.
  *
  * Invariants: every wait has a deadline; a call that its caller no longer wants is cancelled, which frees its blocks.
  */
@@ -19,6 +20,7 @@ import {
   type TlsFiles,
 } from '@kvtier/wire/grpc';
 import { EngineClients } from './engine-clients.ts';
+import { mayShare, SharedCall, type Told, type Underway } from './shared-call.ts';
 
 /** What one event of an answer is told to; false: no more of it is wanted. */
 export type OnEvent = (event: GenerateEvent) => void | false | Promise<void | false>;
@@ -42,6 +44,9 @@ export class EngineCalls {
   readonly #unaryDeadlineMs: number;
   readonly #describeDeadlineMs: number;
   readonly #silenceDeadlineMs: number;
+  /** Whether the engine takes many requests by one call, as it last said. */
+  #sharesCalls = false;
+  #shared: SharedCall | undefined;
   /** Ends a running request, with a reason. */
   readonly #cuts = new Set<(why: KvError) => void>();
 
@@ -118,8 +123,6 @@ export class EngineCalls {
   follow(request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
     if (signal.aborted) return Promise.reject(signal.reason as Error);
     return new Promise((resolve, reject) => {
-      const connection = this.#clients.begin();
-      const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
       let over = false;
       let answered = false;
       const end = (failure: unknown): void => {
@@ -128,8 +131,7 @@ export class EngineCalls {
         clearTimeout(watchdog);
         this.#cuts.delete(cut);
         signal.removeEventListener('abort', cancel);
-        if (answered) this.#awaitStatus(call);
-        else call.cancel(); // of no effect on a call that has ended
+        underway.leave(answered);
         if (signal.aborted) reject(signal.reason as Error);
         else if (failure === undefined) resolve();
         else reject(failure as Error);
@@ -145,30 +147,65 @@ export class EngineCalls {
       }, this.#silenceDeadlineMs);
       this.#cuts.add(cut);
       signal.addEventListener('abort', cancel, { once: true });
-      call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
-      call.on('error', (error) => end(this.#describeFailure(fromStatus(error))));
-      call.on('end', () => {
-        const cutOff = 'the answer ended without a finish reason; see its log';
-        end(new KvError('PROTOCOL', `engine at ${this.#address}: ${cutOff}`));
-      });
-      call.on('data', (event: GenerateEvent) => {
-        if (over) return;
-        watchdog.refresh();
-        answered = event.failure !== undefined || event.finishReason !== '';
-        try {
-          if (event.failure) throw fromFailure(event.failure);
-          const waits = onEvent(event);
-          if (!(waits instanceof Promise)) return told(waits);
-          call.pause();
-          waits.then((goesOn) => {
-            told(goesOn);
-            if (!over) call.resume();
-          }, end);
-        } catch (error) {
-          end(error);
-        }
+      const underway = this.#begin(request, {
+        failed: end,
+        event: (event) => {
+          if (over) return;
+          watchdog.refresh();
+          answered = event.failure !== undefined || event.finishReason !== '';
+          try {
+            if (event.failure) throw fromFailure(event.failure);
+            const waits = onEvent(event);
+            if (!(waits instanceof Promise)) return told(waits);
+            underway.pause();
+            waits.then((goesOn) => {
+              told(goesOn);
+              if (!over) underway.resume();
+            }, end);
+          } catch (error) {
+            end(error);
+          }
+        },
       });
     });
+  }
+
+  #begin(request: GenerateRequest, told: Told): Underway {
+    if (!this.#sharesCalls || !mayShare(request)) return this.#ownCall(request, told);
+    this.#shared ??= this.#sharedCall();
+    return this.#shared.begin(request, told);
+  }
+
+  #ownCall(request: GenerateRequest, told: Told): Underway {
+    const connection = this.#clients.begin();
+    const call: ClientReadableStream<GenerateEvent> = connection.client.generate(request);
+    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
+    call.on('error', (error) => told.failed(this.#describeFailure(fromStatus(error))));
+    call.on('end', () => {
+      const cutOff = 'the answer ended without a finish reason; see its log';
+      told.failed(new KvError('PROTOCOL', `engine at ${this.#address}: ${cutOff}`));
+    });
+    call.on('data', told.event);
+    return {
+      leave: (answered) => {
+        if (answered) this.#awaitStatus(call);
+        else call.cancel(); // of no effect on a call that has ended
+      },
+      pause: () => call.pause(),
+      resume: () => call.resume(),
+    };
+  }
+
+  #sharedCall(): SharedCall {
+    const connection = this.#clients.begin();
+    const call = connection.client.generateMany();
+    call.once('status', ({ code }) => this.#clients.end(connection, code === status.CANCELLED));
+    const failureOf = (ended: { code?: status }): KvError =>
+      ended.code === status.OK ? this.#gone('ended the request') : this.#describeFailure(fromStatus(ended));
+    const shared: SharedCall = new SharedCall(call, failureOf as (error: unknown) => KvError, () => {
+      if (this.#shared === shared) this.#shared = undefined;
+    });
+    return shared;
   }
 
   /** The engine has said all, and its status is under way: cancelling would only be one more reset (EngineClients). */
@@ -180,6 +217,8 @@ export class EngineCalls {
 
   /** All running requests end with this, and the next call begins on a connection of its own. */
   cut(why: KvError): void {
+    this.#shared?.cut(why);
+    this.#shared = undefined;
     for (const cut of [...this.#cuts]) cut(why);
     this.#clients.renew();
   }
@@ -217,11 +256,13 @@ export class EngineCalls {
   }
 
   /** What it is. @throws KvError */
-  describe(): Promise<Description> {
-    return this.#unary<Description>(
+  async describe(): Promise<Description> {
+    const description = await this.#unary<Description>(
       (client, deadline, done) => client.describe({}, new Metadata(), { deadline }, done),
       this.#describeDeadlineMs,
     );
+    this.#sharesCalls = description.generatesMany === true;
+    return description;
   }
 
   /** The engine's own metrics in Prometheus' text form. @throws KvError */
@@ -281,6 +322,7 @@ export class EngineCalls {
   }
 
   close(): void {
+    this.#shared?.cut(new KvError('CANCELLED', `engine at ${this.#address}: its line is closed`));
     this.#clients.close();
   }
 

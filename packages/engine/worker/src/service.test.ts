@@ -19,6 +19,7 @@ import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { PrefetchAsked } from './prefix-prefetches.ts';
 import { engineService } from './service.ts';
+import { SharedCalls } from './shared-calls.ts';
 
 /** Of conditions that hold at once, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
@@ -145,7 +146,10 @@ beforeEach(async () => {
   };
   watches = new LoadWatches({ load: () => figures, draining: () => false, bootEpoch: 'epoch' });
   server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) =>
-    grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches })),
+    grpc.addService(
+      EngineService,
+      engineService({ engine, describe, metrics, watches, prefetches, shared: new SharedCalls() }),
+    ),
   );
   client = new EngineClient(server.address, clientCredentials(server.address));
 });

@@ -5,20 +5,21 @@
  * its request, at whatever moment, so that its blocks are free again. Nothing a client sends throws in here.
  */
 import { KvError } from '@kvtier/errors';
-import type { CacheUse, Engine, Output, GenerateRequest as ScheduledRequest } from '@kvtier/scheduler';
-import {
-  type Description,
-  type EngineServer,
-  type GenerateEvent,
-  type GenerateRequest,
-  toFailure,
-  unary,
-} from '@kvtier/wire/grpc';
+import type { Engine } from '@kvtier/scheduler';
+import { type Description, type EngineServer, unary } from '@kvtier/wire/grpc';
+import { Generations } from './generations.ts';
 import type { LoadWatches } from './load-watches.ts';
 import type { WorkerMetrics } from './metrics.ts';
 import type { PrefixPrefetches } from './prefix-prefetches.ts';
+import type { SharedCalls } from './shared-calls.ts';
 
 const maxPinNameChars = 256;
+
+/**
+ * Of the server: what a client has of an engine, it has while its calls live. One that stands still is noticed, and its calls end,
+ * within two seconds. (One that dies is noticed at once: its kernel closes the connection.)
+ */
+export const liveness = { 'grpc.keepalive_time_ms': 500, 'grpc.keepalive_timeout_ms': 1_400 };
 
 export interface EngineServiceOptions {
   readonly engine: Pick<
@@ -29,12 +30,12 @@ export interface EngineServiceOptions {
   readonly metrics: WorkerMetrics;
   readonly watches: LoadWatches;
   readonly prefetches: Pick<PrefixPrefetches, 'begin'>;
+  readonly shared: SharedCalls;
 }
 
-export function engineService({ engine, describe, metrics, watches, prefetches }: EngineServiceOptions): EngineServer {
-  let calls = 0;
-  /** By the client's name, the open call that bears it; of several the last. */
-  const handOffs = new Map<string, string>();
+export function engineService(options: EngineServiceOptions): EngineServer {
+  const { engine, describe, metrics, watches, prefetches, shared } = options;
+  const generations = new Generations(options);
   return {
     describe: unary(describe),
     resetPrefixCache: unary(() => ({ done: engine.resetPrefixCache() })),
@@ -49,93 +50,14 @@ export function engineService({ engine, describe, metrics, watches, prefetches }
     metrics: unary(async () => ({ prometheus: await metrics.text() })),
     watchLoad: (call) => watches.add(call),
     drain: unary(() => ({ left: engine.drain() })),
-    changeHandOff: unary(({ requestId, blocks }) => {
-      const ours = handOffs.get(requestId);
-      return { done: ours !== undefined && engine.changeHandOff(ours, blocks) };
-    }),
+    changeHandOff: unary(({ requestId, blocks }) => ({ done: generations.changeHandOff(requestId, blocks) })),
     generate: (call) => {
-      const arrivedAtMs = performance.now();
-      const { sender, sentNumber } = call.request;
-      // Two clients may choose the same name: what the scheduler sees is ours.
-      const requestId = `${call.request.requestId}@${calls++}`;
-      let ended = false;
-      const over = (): void => {
-        if (handOffs.get(call.request.requestId) === requestId) handOffs.delete(call.request.requestId);
-        if (sender !== undefined && sentNumber !== undefined) watches.over(sender, sentNumber);
-      };
-      const end = (outcome: string, last: GenerateEvent): void => {
-        ended = true;
-        over();
-        metrics.observeEnd(outcome);
-        call.write(last);
-        call.end();
-      };
-      const onOutput = (output: Output): void => {
-        if (ended) return;
-        const { tokenIds, finishReason, cache, handOff, error } = output;
-        if (error) {
-          end(error.code, event({ failure: toFailure(error) }));
-          return;
-        }
-        metrics.observeTokens(tokenIds.length);
-        // Of what is computed for another worker, users feel nothing here.
-        if (cache && finishReason !== 'prefilled')
-          metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
-        const fields = {
-          ...{ tokenIds: [...tokenIds], finishReason },
-          ...(cache && { cache: wireCacheUse(cache) }),
-          ...(handOff && { handOff: { ...handOff } }),
-        };
-        if (finishReason === '') call.write(event(fields));
-        else end(finishReason, event(fields));
-      };
-      call.on('cancelled', () => {
-        if (ended) return;
-        ended = true;
-        over();
-        metrics.observeEnd('CANCELLED');
-        engine.abort(requestId);
+      const abort = generations.begin(call.request, (event, isLast) => {
+        call.write(event);
+        if (isLast) call.end();
       });
-      try {
-        if (call.request.handOff) handOffs.set(call.request.requestId, requestId);
-        engine.submit(scheduled(requestId, call.request), onOutput);
-        if (!ended && sender !== undefined && sentNumber !== undefined) watches.taken(sender, sentNumber);
-      } catch (error) {
-        const failure = toFailure(error);
-        if (!ended) end(failure.code, event({ failure }));
-      }
+      call.on('cancelled', abort);
     },
+    generateMany: (call) => shared.add(call, generations),
   };
 }
-
-const event = (fields: Partial<GenerateEvent>): GenerateEvent => ({
-  tokenIds: [],
-  finishReason: '',
-  cache: undefined,
-  failure: undefined,
-  ...fields,
-});
-
-const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
-  promptTokens: use.promptTokens,
-  cachedTokens: use.cachedTokens,
-  tokensByTier: { ...use.tokensByTier },
-  queueUs: Math.round(use.queueUs),
-  loadUs: Math.round(use.loadUs),
-  prefillUs: Math.round(use.prefillUs),
-  ...(use.handedTokens !== undefined && {
-    handedTokens: use.handedTokens,
-    handOffUs: Math.round(use.handOffUs!),
-    tailUs: Math.round(use.tailUs!),
-  }),
-});
-
-/** What a client sent, as the scheduler takes it; it checks the values. */
-const scheduled = (
-  requestId: string,
-  { sender: _sender, sentNumber: _sentNumber, ...request }: GenerateRequest,
-): ScheduledRequest => ({
-  ...request,
-  requestId,
-  promptTokenIds: Uint32Array.from(request.promptTokenIds),
-});

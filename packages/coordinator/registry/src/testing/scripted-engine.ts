@@ -3,7 +3,8 @@
  * asked. It computes nothing; everything between it and the coordinator's client is the real thing.
  */
 import { randomBytes } from 'node:crypto';
-import type { ServerWritableStream } from '@grpc/grpc-js';
+import { EventEmitter } from 'node:events';
+import type { ServerDuplexStream, ServerWritableStream } from '@grpc/grpc-js';
 import type { KvError } from '@kvtier/errors';
 import {
   type CacheUse,
@@ -12,6 +13,8 @@ import {
   type EngineLoad,
   EngineService,
   type GenerateEvent,
+  type GenerateEvents,
+  type GenerateOrder,
   type GenerateRequest,
   type PinPrefixRequest,
   type PrefetchRequest,
@@ -26,7 +29,11 @@ import {
 const lifeMs = 250;
 
 export type Watch = ServerWritableStream<WatchLoadRequest, EngineLoad>;
-export type Call = ServerWritableStream<GenerateRequest, GenerateEvent>;
+/** A request, by whichever way it came. */
+export type Call = Pick<
+  ServerWritableStream<GenerateRequest, GenerateEvent>,
+  'request' | 'write' | 'end' | 'on' | 'once'
+>;
 
 export interface Seen {
   readonly request: GenerateRequest;
@@ -37,6 +44,8 @@ export interface Seen {
 export class ScriptedEngine {
   readonly seen: Seen[] = [];
   readonly calls: Call[] = [];
+  /** Calls that carry many. */
+  manyCalls = 0;
   description: Description;
   /** What a call does. */
   script: (call: Call, request: GenerateRequest) => void | Promise<void> = () => {};
@@ -81,6 +90,7 @@ export class ScriptedEngine {
       maxSequences: 0,
       maxStepTokens: 0,
       namespaces: [],
+      generatesMany: true,
     };
   }
 
@@ -124,14 +134,38 @@ export class ScriptedEngine {
           call.on('cancelled', () => this.watches.delete(call));
           if (this.alive) this.tell({}, call);
         },
-        generate: (call: Call) => {
-          const cancelled = new Promise<void>((resolve) => call.on('cancelled', () => resolve()));
-          this.calls.push(call);
-          this.seen.push({ request: call.request, cancelled });
-          void this.script(call, call.request);
+        generate: (call: Call) => this.#take(call),
+        generateMany: (call: ServerDuplexStream<GenerateOrder, GenerateEvents>) => {
+          this.manyCalls++;
+          const running = new Map<number, EventEmitter>();
+          call.on('data', ({ number, begin }: GenerateOrder) => {
+            if (begin === undefined) {
+              running.get(number)?.emit('cancelled');
+              running.delete(number);
+              return;
+            }
+            const one = Object.assign(new EventEmitter(), {
+              request: begin,
+              write: (event: GenerateEvent) => running.has(number) && call.write({ events: [{ number, event }] }),
+              end: () => running.delete(number),
+            });
+            running.set(number, one);
+            this.#take(one as unknown as Call);
+          });
+          call.on('cancelled', () => {
+            for (const one of running.values()) one.emit('cancelled');
+            running.clear();
+          });
         },
       }),
     );
+  }
+
+  #take(call: Call): void {
+    const cancelled = new Promise<void>((resolve) => call.on('cancelled', () => resolve()));
+    this.calls.push(call);
+    this.seen.push({ request: call.request, cancelled });
+    void this.script(call, call.request);
   }
 
   /** One message of its load, to one watcher or to all. */

@@ -131,11 +131,13 @@ class Node:
         self._stopped.set()
         self._poked.set()
         if self._thread.is_alive():
-            self._thread.join(2.0)
-        for session in self._sessions:
-            session.close(0.5)
-        self._sessions = ()
-        self.copies.close(1.0)
+            self._thread.join(0.5)
+        sessions, self._sessions = self._sessions, ()
+        for session in sessions:
+            session.close(0.0)
+        for session in sessions:  # all of them end at the same time
+            session.close(0.1)
+        self.copies.close(0.5)
 
     # ---- of its own thread --------------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ class SchedulerHalf:
         held, lookups = known.held, known.lookups
         if held is None or lookups is None:
             return self._deny(known, "lookup")
-        limit = min(int(request.num_tokens), len(known.hashes) * self._hash_tokens)
+        limit = min(int(request.num_tokens), lookups.hashes * self._hash_tokens)
         end = longest_prefix(self._groups, held, local_tokens, limit)
         usable = usable_prefix(self._groups, end, local_tokens, int(request.num_tokens))
         if usable < end:
@@ -193,7 +193,7 @@ class SchedulerHalf:
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
         deadline_ms = min(self.options.load_deadline_ms, 50 + tokens * self.options.load_us_per_token / 1e3)
-        known.stage = Stage(lookups.attached, node.copies, self._groups, known.hashes, local_tokens, end, deadline_ms / 1e3)
+        known.stage = Stage(lookups, node.copies, self._groups, local_tokens, end, deadline_ms / 1e3)
         self._add("loads", 1)
         if known.stage.wait(self.options.patience_us / 1e6):
             return self._staged(known, request, local_tokens)

@@ -10,9 +10,11 @@ import {
   type CallOptions,
   type ChannelCredentials,
   Client,
+  type ClientDuplexStream,
   type ClientOptions,
   type ClientReadableStream,
   type ClientUnaryCall,
+  type handleBidiStreamingCall,
   type handleServerStreamingCall,
   type handleUnaryCall,
   makeGenericClientConstructor,
@@ -59,6 +61,30 @@ export interface Description {
   namespaces: string[];
   /** that it computes in one step at most; 0: not said */
   maxStepTokens: number;
+  /** it has GenerateMany */
+  generatesMany?:
+    | boolean
+    | undefined;
+  /** Of tokenizer and chat template as they lay in model_dir while the model was loaded, hex: whose ids these weights are. */
+  textDigest?: string | undefined;
+}
+
+/** One of these two: a request begins, or is not wanted any more. Of one that is over, nothing is said. */
+export interface GenerateOrder {
+  /** of the request in this call: greater than all before */
+  number: number;
+  /** absent: request `number` is aborted, and nothing more is told of it */
+  begin?: GenerateRequest | undefined;
+}
+
+export interface GenerateEvents {
+  events: NumberedEvent[];
+}
+
+export interface NumberedEvent {
+  number: number;
+  /** as of Generate: the one with a finish reason or a failure is the last */
+  event: GenerateEvent | undefined;
 }
 
 export interface GenerateRequest {
@@ -341,6 +367,8 @@ function createBaseDescription(): Description {
     maxSequences: 0,
     namespaces: [],
     maxStepTokens: 0,
+    generatesMany: undefined,
+    textDigest: undefined,
   };
 }
 
@@ -406,6 +434,12 @@ export const Description: MessageFns<Description> = {
     }
     if (message.maxStepTokens !== 0) {
       writer.uint32(136).uint32(message.maxStepTokens);
+    }
+    if (message.generatesMany !== undefined) {
+      writer.uint32(144).bool(message.generatesMany);
+    }
+    if (message.textDigest !== undefined) {
+      writer.uint32(154).string(message.textDigest);
     }
     return writer;
   },
@@ -567,6 +601,182 @@ export const Description: MessageFns<Description> = {
             }
 
             message.maxStepTokens = reader.uint32();
+            continue;
+          }
+          case 18: {
+            if (tag !== 144) {
+              break;
+            }
+
+            message.generatesMany = reader.bool();
+            continue;
+          }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.textDigest = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseGenerateOrder(): GenerateOrder {
+  return { number: 0, begin: undefined };
+}
+
+export const GenerateOrder: MessageFns<GenerateOrder> = {
+  encode(message: GenerateOrder, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.number !== 0) {
+      writer.uint32(8).uint32(message.number);
+    }
+    if (message.begin !== undefined) {
+      GenerateRequest.encode(message.begin, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GenerateOrder {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGenerateOrder();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.number = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.begin = GenerateRequest.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseGenerateEvents(): GenerateEvents {
+  return { events: [] };
+}
+
+export const GenerateEvents: MessageFns<GenerateEvents> = {
+  encode(message: GenerateEvents, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.events) {
+      NumberedEvent.encode(v!, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GenerateEvents {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGenerateEvents();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.events.push(NumberedEvent.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseNumberedEvent(): NumberedEvent {
+  return { number: 0, event: undefined };
+}
+
+export const NumberedEvent: MessageFns<NumberedEvent> = {
+  encode(message: NumberedEvent, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.number !== 0) {
+      writer.uint32(8).uint32(message.number);
+    }
+    if (message.event !== undefined) {
+      GenerateEvent.encode(message.event, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): NumberedEvent {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseNumberedEvent();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.number = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.event = GenerateEvent.decode(reader, reader.uint32());
             continue;
           }
         }
@@ -2464,6 +2674,19 @@ export const EngineService = {
     responseSerialize: (value: GenerateEvent): Buffer => Buffer.from(GenerateEvent.encode(value).finish()),
     responseDeserialize: (value: Buffer): GenerateEvent => GenerateEvent.decode(value),
   },
+  /**
+   * Many requests by one call, each under a number of its own. What the engine has for them at one moment is one message: a step of 256
+   * requests costs one. The call breaks: all of them are aborted.
+   */
+  generateMany: {
+    path: "/kvtier.v1.Engine/GenerateMany" as const,
+    requestStream: true as const,
+    responseStream: true as const,
+    requestSerialize: (value: GenerateOrder): Buffer => Buffer.from(GenerateOrder.encode(value).finish()),
+    requestDeserialize: (value: Buffer): GenerateOrder => GenerateOrder.decode(value),
+    responseSerialize: (value: GenerateEvents): Buffer => Buffer.from(GenerateEvents.encode(value).finish()),
+    responseDeserialize: (value: Buffer): GenerateEvents => GenerateEvents.decode(value),
+  },
   /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
   resetPrefixCache: {
     path: "/kvtier.v1.Engine/ResetPrefixCache" as const,
@@ -2560,6 +2783,11 @@ export interface EngineServer extends UntypedServiceImplementation {
   describe: handleUnaryCall<DescribeRequest, Description>;
   /** One request. Cancelling the call aborts the request and frees its blocks. */
   generate: handleServerStreamingCall<GenerateRequest, GenerateEvent>;
+  /**
+   * Many requests by one call, each under a number of its own. What the engine has for them at one moment is one message: a step of 256
+   * requests costs one. The call breaks: all of them are aborted.
+   */
+  generateMany: handleBidiStreamingCall<GenerateOrder, GenerateEvents>;
   /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
   resetPrefixCache: handleUnaryCall<ResetPrefixCacheRequest, ResetPrefixCacheResponse>;
   /**
@@ -2608,6 +2836,13 @@ export interface EngineClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<GenerateEvent>;
+  /**
+   * Many requests by one call, each under a number of its own. What the engine has for them at one moment is one message: a step of 256
+   * requests costs one. The call breaks: all of them are aborted.
+   */
+  generateMany(): ClientDuplexStream<GenerateOrder, GenerateEvents>;
+  generateMany(options: Partial<CallOptions>): ClientDuplexStream<GenerateOrder, GenerateEvents>;
+  generateMany(metadata: Metadata, options?: Partial<CallOptions>): ClientDuplexStream<GenerateOrder, GenerateEvents>;
   /** Drop the engine's own prefix cache (not the tiers); refused while blocks are held. For measuring and tests. */
   resetPrefixCache(
     request: ResetPrefixCacheRequest,

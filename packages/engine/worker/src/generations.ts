@@ -1,0 +1,119 @@
+/**
+ * Requests of clients at the scheduler: each begun, told of, and over exactly once, whichever call it came by.
+ *
+ * Invariant: after the last event, or after `abort`, nothing more is told, and the request's blocks are free again.
+ */
+import type { CacheUse, Engine, Output, GenerateRequest as ScheduledRequest } from '@kvtier/scheduler';
+import { type GenerateEvent, type GenerateRequest, toFailure } from '@kvtier/wire/grpc';
+import type { LoadWatches } from './load-watches.ts';
+import type { WorkerMetrics } from './metrics.ts';
+
+export interface GenerationsOptions {
+  readonly engine: Pick<Engine, 'submit' | 'abort' | 'changeHandOff'>;
+  readonly metrics: WorkerMetrics;
+  readonly watches: LoadWatches;
+}
+
+/** Must not throw. */
+export type TellEvent = (event: GenerateEvent, isLast: boolean) => void;
+
+export class Generations {
+  readonly #options: GenerationsOptions;
+  #begun = 0;
+  /** By the client's name, the open request that bears it; of several the last. */
+  readonly #handOffs = new Map<string, string>();
+
+  constructor(options: GenerationsOptions) {
+    this.#options = options;
+  }
+
+  /** False: nothing waits for blocks under this id any more. */
+  changeHandOff(requestId: string, blocks: number): boolean {
+    const ours = this.#handOffs.get(requestId);
+    return ours !== undefined && this.#options.engine.changeHandOff(ours, blocks);
+  }
+
+  /** Also what is refused is told, before this returns. Returns how it is aborted, which does nothing once it is over. */
+  begin(request: GenerateRequest, tell: TellEvent): () => void {
+    const { engine, metrics, watches } = this.#options;
+    const arrivedAtMs = performance.now();
+    const { sender, sentNumber } = request;
+    // Two clients may choose the same name: what the scheduler sees is ours.
+    const requestId = `${request.requestId}@${this.#begun++}`;
+    let ended = false;
+    const end = (outcome: string): void => {
+      ended = true;
+      if (this.#handOffs.get(request.requestId) === requestId) this.#handOffs.delete(request.requestId);
+      if (sender !== undefined && sentNumber !== undefined) watches.over(sender, sentNumber);
+      metrics.observeEnd(outcome);
+    };
+    const onOutput = (output: Output): void => {
+      if (ended) return;
+      const { tokenIds, finishReason, cache, handOff, error } = output;
+      if (error) {
+        end(error.code);
+        tell(event({ failure: toFailure(error) }), true);
+        return;
+      }
+      metrics.observeTokens(tokenIds.length);
+      // Of what is computed for another worker, users feel nothing here.
+      if (cache && finishReason !== 'prefilled')
+        metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
+      const fields = {
+        ...{ tokenIds: [...tokenIds], finishReason },
+        ...(cache && { cache: wireCacheUse(cache) }),
+        ...(handOff && { handOff: { ...handOff } }),
+      };
+      if (finishReason !== '') end(finishReason);
+      tell(event(fields), finishReason !== '');
+    };
+    try {
+      if (request.handOff) this.#handOffs.set(request.requestId, requestId);
+      engine.submit(scheduled(requestId, request), onOutput);
+      if (!ended && sender !== undefined && sentNumber !== undefined) watches.taken(sender, sentNumber);
+    } catch (error) {
+      const failure = toFailure(error);
+      if (!ended) {
+        end(failure.code);
+        tell(event({ failure }), true);
+      }
+    }
+    return () => {
+      if (ended) return;
+      end('CANCELLED');
+      engine.abort(requestId);
+    };
+  }
+}
+
+const event = (fields: Partial<GenerateEvent>): GenerateEvent => ({
+  tokenIds: [],
+  finishReason: '',
+  cache: undefined,
+  failure: undefined,
+  ...fields,
+});
+
+const wireCacheUse = (use: CacheUse): NonNullable<GenerateEvent['cache']> => ({
+  promptTokens: use.promptTokens,
+  cachedTokens: use.cachedTokens,
+  tokensByTier: { ...use.tokensByTier },
+  queueUs: Math.round(use.queueUs),
+  loadUs: Math.round(use.loadUs),
+  prefillUs: Math.round(use.prefillUs),
+  ...(use.handedTokens !== undefined && {
+    handedTokens: use.handedTokens,
+    handOffUs: Math.round(use.handOffUs!),
+    tailUs: Math.round(use.tailUs!),
+  }),
+});
+
+/** What a client sent, as the scheduler takes it; it checks the values. */
+const scheduled = (
+  requestId: string,
+  { sender: _sender, sentNumber: _sentNumber, ...request }: GenerateRequest,
+): ScheduledRequest => ({
+  ...request,
+  requestId,
+  promptTokenIds: Uint32Array.from(request.promptTokenIds),
+});

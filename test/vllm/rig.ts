@@ -1,0 +1,65 @@
+/** A cache node and real vLLM engines beside it, and the comparison of what they answer. */
+import { existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect } from 'vitest';
+import { Service } from '../faults/engine-rig.ts';
+import { type EngineOptions, type Run, VllmEngine } from './engine.ts';
+
+export class VllmRig {
+  readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-vllm-'));
+  readonly socket = join(this.folder, 'n/s');
+  readonly node: Service;
+  readonly #engines: VllmEngine[] = [];
+
+  /** `config`: what the cache node has besides, or instead. */
+  constructor(config: object = {}) {
+    this.node = new Service('cache-node', {
+      socketPath: this.socket,
+      dataDir: join(this.folder, 'data'),
+      arena: { bytes: 192 << 20 },
+      disk: { bytes: 512 << 20 },
+      logLevel: 'warn',
+      ...config,
+    });
+  }
+
+  async engine(options: Omit<EngineOptions, 'socket'> & { readonly socket?: string | null }): Promise<VllmEngine> {
+    const engine = await VllmEngine.start({ socket: this.socket, ...options });
+    this.#engines.push(engine);
+    return engine;
+  }
+
+  /** The arena that the node has now. */
+  arena(): string {
+    const path = String(this.node.ready.at(-1)!.arenaPath);
+    if (!existsSync(path)) throw new Error(`${path}: the node's arena is gone`);
+    return path;
+  }
+
+  async close(): Promise<void> {
+    for (const engine of this.#engines) await engine.kill();
+    await this.node.signal('SIGCONT');
+    await this.node.signal('SIGTERM');
+    rmSync(this.folder, { recursive: true, force: true });
+  }
+}
+
+/** What lies in shared memory. */
+export const sharedMemory = (): string[] => readdirSync('/dev/shm').sort();
+
+/**
+ * Every request of `run` ended well with the tokens of `right`, and log-probabilities within `within` of them (floating
+ * point sums depend on who shares a step).
+ */
+export function expectEqual(run: Run, right: Run, within = 2e-3): void {
+  expect(run.results.map((result) => result?.reason)).toEqual(right.results.map(() => 'length'));
+  const differs = run.results.flatMap((result, at) =>
+    result!.tokens.join() === right.results[at]!.tokens.join() ? [] : [at],
+  );
+  expect(differs).toEqual([]);
+  const distances = run.results.flatMap((result, at) =>
+    result!.logprobs.map((value, token) => Math.abs(value - right.results[at]!.logprobs[token]!)),
+  );
+  expect(Math.max(...distances)).toBeLessThan(within);
+}

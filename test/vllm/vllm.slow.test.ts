@@ -1,0 +1,186 @@
+/**
+ * The connector inside a real vLLM engine (`npm run test:vllm`): the same prompts with and without it, over restarts and
+ * deaths. Equal tokens, nothing failed, and what is whole and shared is loaded.
+ */
+import { appendFileSync, closeSync, fstatSync, openSync, writeSync } from 'node:fs';
+import { afterEach, describe, expect, it } from 'vitest';
+import { type ModelKind, type Run, type VllmEngine, vllmMissing } from './engine.ts';
+import { distinctTokens, prompts, wholeTokens } from './prompts.ts';
+import { expectEqual, sharedMemory, VllmRig } from './rig.ts';
+
+const missing = vllmMissing();
+const count = Number(process.env.KVTIER_VLLM_PROMPTS ?? 200);
+const kills = Number(process.env.KVTIER_VLLM_KILLS ?? 5);
+const minutes = (n: number): number => n * 60_000;
+const all = prompts(count, 12);
+
+/** A figure of this run, for whoever runs it by hand; into the file that KVTIER_VLLM_FIGURES names, too. */
+function tell(line: string): void {
+  process.stdout.write(`${line}\n`);
+  if (process.env.KVTIER_VLLM_FIGURES) appendFileSync(process.env.KVTIER_VLLM_FIGURES, `${line}\n`);
+}
+
+const sum = (values: readonly number[]): number => values.reduce((a, b) => a + b, 0);
+const cachedShare = (run: Run): number => sum(run.results.map((result) => result!.cached)) / sum(all.map(wholeTokens));
+
+if (missing !== null) console.warn(`SKIPPED: the connector inside a real vLLM engine (${missing})`);
+
+describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () => {
+  let rig: VllmRig;
+  afterEach(() => rig.close());
+
+  /** What the engine without the connector answers, once per kind. */
+  const known = new Map<string, Run>();
+  async function right(kind: ModelKind): Promise<Run> {
+    const before = known.get(kind);
+    if (before !== undefined) return before;
+    const engine = await rig.engine({ model: kind, socket: null });
+    const run = await engine.generate(all);
+    await engine.stop();
+    known.set(kind, run);
+    return run;
+  }
+
+  async function restarted(kind: ModelKind, ranks: number, engine: VllmEngine): Promise<[VllmEngine, Run]> {
+    await engine.kill();
+    const next = await rig.engine({ model: kind, ranks });
+    return [next, await next.generate(all)];
+  }
+
+  for (const [kind, ranks] of [
+    ['llama', 1],
+    ['mistral-sw', 1],
+    ['gemma3', 1],
+    ['llama', 2],
+    ['gemma3', 2],
+  ] as const) {
+    it(`${kind}, ${ranks} rank(s): answers as without it, and loads after restarts of engine and node`, {
+      timeout: minutes(30),
+    }, async () => {
+      rig = new VllmRig();
+      const expected = await right(kind);
+      await rig.node.start();
+      const first = await rig.engine({ model: kind, ranks });
+      expectEqual(await first.generate(all), expected);
+      await first.settle();
+
+      const [second, afterEngine] = await restarted(kind, ranks, first);
+      expectEqual(afterEngine, expected);
+      tell(
+        `${kind} x${ranks}, engine restarted: ${(100 * cachedShare(afterEngine)).toFixed(1)} % of whole blocks cached, ${afterEngine.external_hits} tokens by the connector, ${distinctTokens(all)} distinct`,
+      );
+
+      await rig.node.signal('SIGTERM');
+      await rig.node.start();
+      const [, afterNode] = await restarted(kind, ranks, second);
+      expectEqual(afterNode, expected);
+      tell(
+        `${kind} x${ranks}, node restarted: ${(100 * cachedShare(afterNode)).toFixed(1)} % of whole blocks cached, ${afterNode.external_hits} tokens by the connector`,
+      );
+
+      for (const run of [afterEngine, afterNode]) {
+        expect(cachedShare(run)).toBeGreaterThanOrEqual(0.95);
+        expect(run.external_hits).toBeGreaterThanOrEqual(0.95 * distinctTokens(all));
+      }
+    });
+  }
+
+  it('two engines on one node: what one computed the other loads', { timeout: minutes(15) }, async () => {
+    rig = new VllmRig();
+    const expected = await right('llama');
+    await rig.node.start();
+    const [one, other] = [await rig.engine({ model: 'llama' }), await rig.engine({ model: 'llama' })];
+    expectEqual(await one.generate(all), expected);
+    await one.settle();
+    const run = await other.generate(all);
+    expectEqual(run, expected);
+    expect(run.external_hits).toBeGreaterThanOrEqual(0.95 * distinctTokens(all));
+  });
+
+  for (const [what, signal] of [
+    ['killed', 9],
+    ['stopped', 19],
+  ] as const) {
+    it(`the node ${what} in mid-run: nothing fails, nothing differs, and it comes back`, {
+      timeout: minutes(15),
+    }, async () => {
+      rig = new VllmRig();
+      const expected = await right('llama');
+      await rig.node.start();
+      const engine = await rig.engine({ model: 'llama' });
+      expectEqual(await engine.generate(all), expected);
+      await engine.settle();
+      await engine.reset(); // so that this run loads, and the blow comes in the midst of it
+      const blow = { after_finished: Math.floor(count / 4), signal, pid: rig.node.pid! };
+      expectEqual(await engine.generate(all, { events: [blow] }), expected);
+
+      if (signal === 9) await rig.node.signal('SIGKILL').then(() => rig.node.start());
+      else await rig.node.signal('SIGCONT');
+      // It comes back by itself: within a minute a run is served by the tier again.
+      const end = Date.now() + 60_000;
+      for (let hits = 0; hits === 0; ) {
+        expect(Date.now(), 'the connector did not come back').toBeLessThan(end);
+        await engine.settle(1);
+        await engine.reset();
+        const run = await engine.generate(all);
+        expectEqual(run, expected);
+        hits = run.external_hits;
+      }
+    });
+  }
+
+  it('a node without room: nothing fails, nothing differs', { timeout: minutes(15) }, async () => {
+    rig = new VllmRig({ arena: { bytes: 4 << 20 }, disk: null });
+    const expected = await right('llama');
+    await rig.node.start();
+    const engine = await rig.engine({ model: 'llama', blocks: 256 });
+    for (let round = 0; round < 2; round++) {
+      expectEqual(await engine.generate(all), expected);
+      await engine.reset();
+    }
+  });
+
+  it('bytes of the arena flipped in mid-run: nothing differs', { timeout: minutes(15) }, async () => {
+    rig = new VllmRig();
+    const expected = await right('llama');
+    await rig.node.start();
+    const engine = await rig.engine({ model: 'llama' });
+    expectEqual(await engine.generate(all), expected);
+    await engine.settle();
+    await engine.reset();
+    const arena = openSync(rig.arena(), 'r+');
+    try {
+      const { size } = fstatSync(arena);
+      const running = engine.generate(all);
+      let over = false;
+      const spoilt = (async () => {
+        for (let at = 4096 + 777; !over; at = (at + 48_271) % size) {
+          writeSync(arena, Buffer.from([at & 0xff]), 0, 1, at);
+          if (at % 16 === 0) await new Promise(setImmediate);
+        }
+      })();
+      const run = await running.finally(() => {
+        over = true;
+      });
+      await spoilt;
+      expectEqual(run, expected);
+    } finally {
+      closeSync(arena);
+    }
+  });
+
+  it(`${kills} kills of the engine leave nothing in shared memory`, { timeout: minutes(60) }, async () => {
+    rig = new VllmRig();
+    const before = sharedMemory();
+    await rig.node.start();
+    for (let kill = 0; kill < kills; kill++) {
+      const engine = await rig.engine({ model: 'llama' });
+      const blow = { after_finished: 2 + kill, signal: 9, pid: engine.pid };
+      await expect(engine.generate(all, { events: [blow] })).rejects.toThrow('the engine ended');
+      await engine.kill();
+    }
+    await rig.node.signal('SIGTERM');
+    // vLLM's own message queues and semaphores are its own; what is ours has our name.
+    expect(sharedMemory().filter((name) => name.includes('kvtier') && !before.includes(name))).toEqual([]);
+  });
+});
