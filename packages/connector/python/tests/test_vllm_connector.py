@@ -6,8 +6,10 @@ An engine that reads a byte which is not its token's says so (`wrong`); a test e
 from __future__ import annotations
 
 import signal
+import tempfile
 import time
 import unittest
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -223,6 +225,22 @@ class Faults(EngineCase):
         node.start()
         self.attach(engine)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
+
+    def test_an_arena_that_cannot_be_seen(self) -> None:
+        """Another mount in this container: misses, told once; found as soon as it is there."""
+        node = self.node()
+        folder = self.enterContext(tempfile.TemporaryDirectory(dir="/dev/shm"))
+        with self.assertLogs("kvtier.vllm", "WARNING") as logs:
+            engine = self.play(node, Shape(options={"arena_dir": folder, "lookup_deadline_ms": 300}), attached=False)
+            until("it is told", lambda: logs.records)
+            self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertEqual(len(logs.records), 1, logs.output)
+        arena = Path(engine.connector._scheduler._node._sessions[0].attachment.arena.path)
+        (Path(folder) / arena.name).hardlink_to(arena)
+        self.attach(engine)
+        engine.pool.cached.clear()
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.assertGreater(self.stored(engine), 0)
 
     def test_killed_and_back(self) -> None:
         node = self.node()

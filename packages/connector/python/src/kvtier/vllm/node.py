@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier.copies import Arena, ArenaRef, Copies
+from kvtier.errors import KvError
 from kvtier.session import Attachment, Session
 from kvtier.vllm import identity
 from kvtier.vllm.groups import Group, Unsupported
@@ -27,6 +28,8 @@ from kvtier.weights import WeightsMissing, weights_digest
 log = logging.getLogger("kvtier.vllm")
 
 _TURN_S = 0.05
+#: What the system refused is tried again.
+_RETRY_S = 0.5
 #: An arena that no session has any more is announced so long still: plans that are on their way name it.
 _LINGER_S = 10.0
 #: An idle engine is kept stepping for so long at most, so that its workers map a new arena before the next request comes.
@@ -78,6 +81,8 @@ class Node:
         self._seen_at: dict[int, float] = {}
         self._worker_mapped: dict[int, set[Rank]] = {}
         self._pins: list[_Pin] = []
+        self._complaint = ""
+        self._unmapped_since = 0.0
         self._stopped = threading.Event()
         self._poked = threading.Event()
         self._lock = threading.Lock()
@@ -113,13 +118,18 @@ class Node:
         arena = self._arenas.get(number)
         if arena is None or self._worker_mapped.get(number) != self.ranks:
             return None
+        self._unmapped_since = 0.0
         self._cached = Attached(self._shares, sessions, now, arena)  # type: ignore[arg-type]
         return self._cached
 
     def may_attach_soon(self) -> bool:
-        """The sessions are there, only a mapping is still under way."""
+        """The sessions are there, only a mapping is still under way, and not for long."""
         sessions = self._sessions
-        return bool(sessions) and all(session.attachment is not None for session in sessions)
+        if not sessions or any(session.attachment is None for session in sessions):
+            self._unmapped_since = 0.0
+            return False
+        self._unmapped_since = self._unmapped_since or time.monotonic()
+        return time.monotonic() - self._unmapped_since < _MAPPING_STEPS_S
 
     def wants_steps(self) -> bool:
         """Workers have not said that they mapped an arena that is new."""
@@ -163,6 +173,7 @@ class Node:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            pause_s = _TURN_S
             try:
                 if not self._sessions and not self.refusal:
                     self._open()
@@ -171,9 +182,13 @@ class Node:
             except (Unsupported, WeightsMissing) as error:
                 if not self._stopped.is_set():
                     self._refuse(str(error))
+            except KvError as error:  # the world's, not ours: an arena that is gone, or lies elsewhere in this container
+                self._complain(str(error))
+                pause_s = _RETRY_S
             except Exception as error:
                 self._troubles.note("the link to the cache node", error)
-            self._poked.wait(_TURN_S)
+                pause_s = _RETRY_S
+            self._poked.wait(pause_s)
             self._poked.clear()
 
     def _open(self) -> None:
@@ -247,6 +262,11 @@ class Node:
                 if chain:
                     pin.asked.append(session.pin(chain, ttl_s=pin.ttl_s))
                     pin.counts.append(len(chain) // session.hash_bytes)
+
+    def _complain(self, what: str) -> None:
+        if what != self._complaint:
+            self._complaint = what
+            log.warning("kvtier: %s; it is tried again", what)
 
     def _refuse(self, why: str) -> None:
         if not self.refusal:

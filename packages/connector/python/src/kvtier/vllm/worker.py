@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ from kvtier.vllm.messages import packed, unpacked
 from kvtier.vllm.options import Options
 
 log = logging.getLogger("kvtier.vllm")
+
+#: A mapping that failed is tried again after this, at the next step.
+_RETRY_S = 0.5
 
 
 class _Load:
@@ -53,6 +57,7 @@ class WorkerHalf:
         #: Arenas whose mapping is under way or has failed, by id.
         self._mapping: dict[int, threading.Thread] = {}
         self._lock = threading.Lock()
+        self._complaint = ""
         self._new_arenas: dict[int, Arena] = {}
         self._loads: dict[int, _Load] = {}
         self._stores: dict[tuple[int, int], tuple[PlannedPart, Job]] = {}
@@ -226,7 +231,11 @@ class WorkerHalf:
             with self._lock:
                 self._new_arenas[place.id] = arena
         except Exception as error:
-            self._troubles.note("mapping the arena", error)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("kvtier: a worker cannot map the arena (%s); it is tried again", error)
+            time.sleep(_RETRY_S)
+            self._mapping.pop(place.id, None)
 
     def _adopt(self) -> None:
         with self._lock:
