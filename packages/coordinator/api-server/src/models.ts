@@ -132,8 +132,9 @@ export class Models {
         continue;
       }
       if (entry === undefined && this.#entries.size >= maxModels) continue;
-      // Until the new texts are read, the old ones serve.
-      const next: Entry = { text, model: entry?.model, problem: undefined, among };
+      // Until the new texts are read, the old ones serve, unless they would be other words to the workers that are there now.
+      const model = entry?.text.textDigest === text.textDigest ? entry?.model : undefined;
+      const next: Entry = { text, model, problem: undefined, among };
       this.#entries.set(name, next);
       void this.#load(next);
     }
@@ -166,9 +167,11 @@ export class Models {
 
   #textModel({ record }: Worker, facts: WorkerFacts): TextModel {
     const { model: name, maxModelTokens, vocabSize } = facts;
+    // Of files that we are told to use instead, workers say nothing.
+    const textDigest = facts.modelDir === '' ? undefined : facts.textDigest;
     const isPassedOn = record.kind === 'openai';
     const modelDir = facts.modelDir === '' ? (this.#options.tokenizers[name] ?? '') : facts.modelDir;
-    return { name, modelDir, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
+    return { name, modelDir, textDigest, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
   }
 
   /** Bodies are read or passed on: requests of a model never go to workers of both kinds. */
@@ -199,6 +202,7 @@ function namesOf({ blockTokens, hashAlgorithm, hashSeed }: WorkerFacts, isPassed
 
 const isSame = (a: TextModel, b: TextModel): boolean =>
   a.modelDir === b.modelDir &&
+  a.textDigest === b.textDigest &&
   a.maxModelTokens === b.maxModelTokens &&
   a.vocabSize === b.vocabSize &&
   a.isPassedOn === b.isPassedOn &&

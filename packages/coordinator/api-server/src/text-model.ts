@@ -7,6 +7,8 @@ export interface TextModel {
   readonly name: string;
   /** Empty: nobody says where its tokenizer is; its bodies are passed on. */
   readonly modelDir: string;
+  /** What `textDigestOf` is to say of the files there; undefined: nobody says. */
+  readonly textDigest?: string | undefined;
   readonly maxModelTokens: number;
   readonly vocabSize: number;
   /** undefined: nobody says how its blocks are named. */

@@ -28,7 +28,7 @@ function tokenizerOf({ model, generation }: TextJob['models'][number]): Tokenize
       if (loaded.size < maxTokenizers) break;
       loaded.delete(first);
     }
-    tokenizer = loadTokenizer(model.modelDir);
+    tokenizer = loadTokenizer(model.modelDir, model.textDigest);
   }
   loaded.set(generation, tokenizer);
   return tokenizer;

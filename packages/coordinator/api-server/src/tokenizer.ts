@@ -4,13 +4,12 @@
  *
  * Whatever is missing or damaged is one KvError MODEL that names the file.
  */
-import { existsSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
 import { type ChatMessage, ChatTemplate } from './chat-template.ts';
 import { type DecoderConfig, Detokenizer, TokenTable, type TokenTableParts, tokenToBytes } from './detokenizer.ts';
 import { boundedEncoder, type PreTokenizerConfig } from './fast-encode.ts';
 import { LibraryTokenizer } from './library.ts';
+import { TextFolder } from './text-folder.ts';
 
 interface AddedToken {
   readonly id: number;
@@ -82,12 +81,17 @@ export class Tokenizer {
   }
 }
 
-/** Reads the folder; for a vocabulary of 128,000 tokens this takes about a second. @throws KvError MODEL */
-export function loadTokenizer(modelDir: string): Tokenizer {
-  const path = join(modelDir, 'tokenizer.json');
-  const file = readJson(path, true) as unknown as TokenizerFile;
-  const config = readJson(join(modelDir, 'tokenizer_config.json'), false);
-  const specialTokens = namedTokens({ ...readJson(join(modelDir, 'special_tokens_map.json'), false), ...config });
+/**
+ * Reads the folder; for a vocabulary of 128,000 tokens this takes about a second. `digest`: of the files that a worker of the model has
+ * (`textDigestOf`); each is read once, so that what is compared is what is used. @throws KvError MODEL
+ */
+export function loadTokenizer(modelDir: string, digest?: string): Tokenizer {
+  const files = new TextFolder(modelDir);
+  const path = files.pathOf('tokenizer.json');
+  if (digest !== undefined) files.compare(digest);
+  const file = files.json('tokenizer.json', true) as unknown as TokenizerFile;
+  const config = files.json('tokenizer_config.json');
+  const specialTokens = namedTokens({ ...files.json('special_tokens_map.json'), ...config });
   const damaged = (what: string): KvError =>
     new KvError('MODEL', `${path}: ${what}; copy the file again from where the model came from`);
   if (!Array.isArray(file.added_tokens) || typeof file.model !== 'object' || file.model === null) {
@@ -112,17 +116,17 @@ export function loadTokenizer(modelDir: string): Tokenizer {
   const longest = vocabulary.reduce((most, token) => Math.max(most, token?.length ?? 0), 1);
   const maxTokenChars = file.normalizer === null ? longest : longest * normalizerShrink;
   const table = TokenTable.of(vocabulary, toBytes, special, added);
-  return new Tokenizer(encode, table, loadChatTemplate(modelDir, config, specialTokens), maxTokenChars);
+  return new Tokenizer(encode, table, loadChatTemplate(files, config, specialTokens), maxTokenChars);
 }
 
 function loadChatTemplate(
-  modelDir: string,
+  files: TextFolder,
   config: Readonly<Record<string, unknown>>,
   specialTokens: Readonly<Record<string, string>>,
 ): ChatTemplate | undefined {
-  const file = join(modelDir, 'chat_template.jinja');
-  if (existsSync(file)) return new ChatTemplate(readText(file), specialTokens, file);
-  const source = join(modelDir, 'tokenizer_config.json');
+  const own = files.text('chat_template.jinja');
+  if (own !== undefined) return new ChatTemplate(own, specialTokens, files.pathOf('chat_template.jinja'));
+  const source = files.pathOf('tokenizer_config.json');
   const given = config.chat_template;
   if (given === undefined || given === null) return undefined;
   // One template, or several with names; "default" is the one for plain conversation.
@@ -144,28 +148,4 @@ function namedTokens(config: Readonly<Record<string, unknown>>): Record<string, 
     if (typeof content === 'string') tokens[name] = content;
   }
   return tokens;
-}
-
-function readJson(path: string, required: boolean): Record<string, unknown> {
-  if (!required && !existsSync(path)) return {};
-  const text = readText(path);
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch {
-    throw new KvError('MODEL', `${path}: not valid JSON, perhaps cut off; copy the file again`);
-  }
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
-    throw new KvError('MODEL', `${path}: not a JSON object; copy the file again`);
-  }
-  return value as Record<string, unknown>;
-}
-
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    const code = (error as NodeJS.ErrnoException).code ?? (error as Error).message;
-    throw new KvError('MODEL', `${path}: cannot be read (${code}); --model must name a Hugging Face model folder`);
-  }
 }

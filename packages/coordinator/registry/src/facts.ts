@@ -25,6 +25,10 @@ const descriptionSchema = z.object({
   hashAlgorithm: text,
   hashSeed: text,
   modelDigest: text,
+  textDigest: z
+    .string()
+    .regex(/^[0-9a-f]{64}$/, 'not 64 hex digits')
+    .optional(),
   bootEpoch: text,
   maxSequences: count,
   maxStepTokens: count,
@@ -64,6 +68,12 @@ export function conflictOf(worker: string, mine: WorkerFacts, other: string, its
     `worker ${worker}: ${what} ${a}, worker ${other} of the same model ${mine.model} has ${b}; configure both alike`;
   if (differs(mine.modelDigest, its.modelDigest))
     return against('has weights of digest', mine.modelDigest.slice(0, 16), its.modelDigest.slice(0, 16));
+  if (differs(mine.textDigest ?? '', its.textDigest ?? ''))
+    return against(
+      'has tokenizer and chat template of digest',
+      mine.textDigest!.slice(0, 16),
+      its.textDigest!.slice(0, 16),
+    );
   if (mine.blockTokens > 0 && its.blockTokens > 0 && mine.blockTokens !== its.blockTokens)
     return against('has blocks of', `${mine.blockTokens} tokens`, `${its.blockTokens} tokens`);
   if (differs(mine.hashAlgorithm, its.hashAlgorithm))

@@ -359,6 +359,21 @@ it('one that has not measured yet is taken for one like the others', async () =>
   await vi.waitFor(() => expect(worker('b').load.prefillTokensPerS).toBe(5_000), patience);
 });
 
+it('one that loaded another tokenizer beside the same weights is refused; one that does not say, is not', async () => {
+  const textDigest = '0123456789abcdef'.repeat(4);
+  await serve('a', { textDigest });
+  discovery.say(recordOf('a'));
+  await until('a', 'ready');
+  await serve('b', { textDigest: 'f'.repeat(64) });
+  await serve('c');
+  discovery.say(recordOf('a'), recordOf('b'), recordOf('c'));
+  await until('b', 'refused');
+  await until('c', 'ready');
+  expect(worker('b').why).toBe(
+    'worker b: has tokenizer and chat template of digest ffffffffffffffff, worker a of the same model demo has 0123456789abcdef; configure both alike',
+  );
+});
+
 it('addresses that are none, or that are beyond loopback without TLS, are refused', async () => {
   discovery.say(
     { name: 'x', address: 'http://10.1.2.3:80' },

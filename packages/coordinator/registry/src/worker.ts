@@ -21,6 +21,8 @@ export interface WorkerFacts {
   readonly modelDigest: string;
   /** Folder of tokenizer and chat template; empty: it does not say. */
   readonly modelDir: string;
+  /** Of tokenizer and chat template in `modelDir`, as they lay there while it loaded; absent: it does not say. */
+  readonly textDigest?: string | undefined;
   readonly maxModelTokens: number;
   readonly vocabSize: number;
   readonly stopTokenIds: readonly number[];

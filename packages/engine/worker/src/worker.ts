@@ -4,7 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
-import { type EngineWorkerConfig, readWorkerTls } from '@kvtier/config';
+import { type EngineWorkerConfig, readGroup, readWorkerTls } from '@kvtier/config';
 import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
@@ -14,9 +14,10 @@ import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
 import { PrefixPrefetches } from './prefix-prefetches.ts';
-import { engineService } from './service.ts';
+import { engineService, liveness } from './service.ts';
 import { SharedCalls } from './shared-calls.ts';
 import { readStopTokenIds } from './stop-ids.ts';
+import { readTextDigest } from './text-files.ts';
 
 /** For streams to be closed in order when the worker stops. */
 const graceMs = 1_000;
@@ -33,7 +34,7 @@ export async function startWorker(
   logger: Logger,
   openConnector: OpenConnector,
 ): Promise<RunningService> {
-  const { executor, stopTokenIds } = await openExecutor(config, logger);
+  const { executor, stopTokenIds, textDigest } = await openExecutor(config, logger);
   const hasher = new ChainHasher({
     algorithm: config.hashAlgorithm,
     blockTokens: config.blockTokens,
@@ -45,6 +46,8 @@ export async function startWorker(
       ? null
       : openConnector({
           socketPath: config.cacheNodeSocket,
+          group: readGroup(config.group),
+          arenaDir: config.arenaDir,
           executor,
           namespace: namespaces.map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,
@@ -101,6 +104,7 @@ export async function startWorker(
     hashSeed: config.hashSeed,
     modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
     bootEpoch,
+    textDigest,
     generatesMany: true,
     maxStepTokens: config.maxStepTokens,
     maxSequences: Math.min(config.maxSequences, config.maxStepTokens), // as the engine does: each that runs gets a token a step
@@ -116,7 +120,7 @@ export async function startWorker(
   const server = await startGrpcServer(
     config.listen,
     (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches, shared })),
-    { tls: config.tls === null ? undefined : readWorkerTls(config.tls) },
+    { tls: config.tls === null ? undefined : readWorkerTls(config.tls), channel: liveness },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
@@ -155,7 +159,7 @@ async function drained(engine: Engine, drainMs: number): Promise<void> {
 async function openExecutor(
   config: EngineWorkerConfig,
   logger: Logger,
-): Promise<{ executor: Executor; stopTokenIds: number[] }> {
+): Promise<{ executor: Executor; stopTokenIds: number[]; textDigest: string }> {
   const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
   const { memoryUtilization, computeDtype, kvDtype, cublaslt, ...gpu } = config.gpu;
   const options = {
@@ -168,15 +172,17 @@ async function openExecutor(
     ...(threads === undefined ? {} : { threads }),
   };
   let stopTokenIds: number[] = [];
+  let textDigest = '';
   const executor = await createExecutor({
     ...options,
     blockCount: { kvBytes, gpuMemoryUtilization: memoryUtilization },
     onPinned: (pin) => tellPinned(pin, logger),
     alongside: ({ vocabSize }) => {
       stopTokenIds = readStopTokenIds(modelDir, vocabSize);
+      textDigest = readTextDigest(modelDir);
     },
   });
-  return { executor, stopTokenIds };
+  return { executor, stopTokenIds, textDigest };
 }
 
 /** Pinned, copies run at the bus's speed; not, at that of the CPU. */

@@ -31,14 +31,15 @@ class Lookups:
     def __init__(self, attached: Attached, hashes: Sequence[bytes], deadline_s: float) -> None:
         self.attached = attached
         self.asked: list[Request[Held]] = []
-        self._hashes = len(hashes)
+        self.hashes = len(hashes)
         most = 65_536
-        packed_of: dict[int, bytes] = {}
+        #: Per group, the packed names that were asked about.
+        self.chains: dict[int, bytes] = {}
         for share, session in zip(attached.shares, attached.sessions):
             blocks = min(len(hashes) // share.group.hash_step, most)
-            if share.group.index not in packed_of:
-                packed_of[share.group.index] = hashes_of(hashes, share.group, 0, blocks)
-            chain = packed_of[share.group.index]
+            if share.group.index not in self.chains:
+                self.chains[share.group.index] = hashes_of(hashes, share.group, 0, blocks)
+            chain = self.chains[share.group.index]
             if chain:
                 self.asked.append(session.lookup(chain, gaps=bool(share.group.window_tokens), deadline_s=deadline_s))
 
@@ -63,7 +64,7 @@ class Lookups:
                 if request.error is not None or request.value is None:
                     return None
                 spans = [(tier != "", count) for tier, count in request.value.spans]
-                ranges = runs_of(spans, self._hashes // group.hash_step)
+                ranges = runs_of(spans, self.hashes // group.hash_step)
                 common = ranges if common is None else _both(common, ranges)
             out.append(common or [])
         return out
@@ -101,16 +102,15 @@ class _Leased:
 class Stage:
     def __init__(
         self,
-        attached: Attached,
+        lookups: Lookups,
         copies: Copies,
         groups: Sequence[Group],
-        hashes: Sequence[bytes],
         first_tokens: int,
         end_tokens: int,
         deadline_s: float,
         await_s: float = 0.0,
     ) -> None:
-        self.attached = attached
+        attached = self.attached = lookups.attached
         self.first_tokens = first_tokens
         self.end_tokens = end_tokens
         #: None: under way. Then the tokens that may be claimed; not above `first_tokens`: nothing.
@@ -129,7 +129,8 @@ class Stage:
             end = end_tokens // group.block_tokens
             if group.index not in chains:
                 first = group.first_needed(first_tokens // group.block_tokens, end)
-                chains[group.index] = (first, hashes_of(hashes, group, first, end))
+                size = session.hash_bytes
+                chains[group.index] = (first, lookups.chains[group.index][first * size : end * size])
             first, chain = chains[group.index]
             load = session.load(chain, deadline_s=deadline_s, await_s=await_s)
             self._leased.append(_Leased(share.number, group, share.ranks, first, load))

@@ -14,8 +14,6 @@ from typing import Any
 @dataclass(frozen=True)
 class Version:
     minor: str
-    #: Failed blocks of a model with several KV groups are recomputed; before, the engine ends.
-    recovers_groups: bool
     #: What was read or run.
     looked_at: str
     notes: str
@@ -23,10 +21,10 @@ class Version:
 
 #: The newest last. docs/vllm.md has the same rows.
 KNOWN: tuple[Version, ...] = (
-    Version("0.27", False, "main of 20 August 2026, run on a CPU", "one tensor a layer; hybrid failures end the engine"),
-    Version("0.28", True, "threads and documentation", "failed loads of hybrid models are recomputed"),
-    Version("0.29", True, "threads and documentation", "one allocation with as_strided views; loads may start behind the forward's launch"),
-    Version("0.30", True, "threads and documentation", "as 0.29"),
+    Version("0.27", "main of 20 August 2026, run on a CPU", "one tensor a layer; hybrid failures end the engine"),
+    Version("0.28", "threads and documentation", "as 0.27"),
+    Version("0.29", "threads and documentation", "one allocation with as_strided views; hybrid failures are recomputed"),
+    Version("0.30", "threads and documentation", "as 0.29"),
 )
 
 _MINOR = re.compile(r"^v?(\d+)\.(\d+)")

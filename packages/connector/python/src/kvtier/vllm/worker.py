@@ -20,7 +20,7 @@ from typing import Any
 from kvtier.copies import Arena, ArenaRef, Copies, Job, Layout, Part
 from kvtier.vllm import identity, layouts
 from kvtier.vllm.bases import vllm_version
-from kvtier.vllm.groups import Group, Unsupported, groups_of
+from kvtier.vllm.groups import Unsupported, groups_of
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank, StorePlan
 from kvtier.vllm.messages import Part as PlannedPart
@@ -55,7 +55,7 @@ class WorkerHalf:
         self._lock = threading.Lock()
         self._new_arenas: dict[int, Arena] = {}
         self._loads: dict[int, _Load] = {}
-        self._stores: dict[tuple[int, int], Job] = {}
+        self._stores: dict[tuple[int, int], tuple[PlannedPart, Job]] = {}
         self._failed_blocks: set[int] = set()
         self._report = KvtierWorkerMetadata()
         self._handshake = KvtierHandshake(rank=self.rank, refusal="no KV cache was registered")
@@ -144,7 +144,7 @@ class WorkerHalf:
                 job = self._live().store(
                     self._arenas[part.arena], self._layouts[part.group], unpacked(part.blocks), unpacked(part.offsets)
                 )
-                self._stores[key] = job
+                self._stores[key] = part, job
             except Exception as error:
                 self._troubles.note("a store", error)
                 self._report.stored[key] = b""
@@ -164,12 +164,13 @@ class WorkerHalf:
             del self._loads[number]
             done.add(load.plan.request_id)
             self._settle(load)
-        for key, job in list(self._stores.items()):
+        for key, (part, job) in list(self._stores.items()):
             if not job.ended():
                 continue
             del self._stores[key]
             try:
                 self._report.stored[key] = packed(job.take().checksums)
+                self.stored_bytes += job.count * self._layouts[part.group].payload_bytes
             except Exception as error:
                 self._troubles.note("a store", error)
                 self._report.stored[key] = b""
@@ -237,9 +238,9 @@ class WorkerHalf:
 
     def shutdown(self) -> None:
         for thread in list(self._mapping.values()):
-            thread.join(1.0)
+            thread.join(0.2)
         if self._copies is not None:
-            self._copies.close(2.0)
+            self._copies.close(1.0)
             self._copies = None
 
 
@@ -250,5 +251,3 @@ def _read(place: int, size: int) -> bytes:
 def _write(place: int, data: bytes) -> None:
     ctypes.memmove(place, data, len(data))
 
-
-__all__ = ["Group", "WorkerHalf"]

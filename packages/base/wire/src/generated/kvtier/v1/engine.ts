@@ -62,7 +62,11 @@ export interface Description {
   /** that it computes in one step at most; 0: not said */
   maxStepTokens: number;
   /** it has GenerateMany */
-  generatesMany?: boolean | undefined;
+  generatesMany?:
+    | boolean
+    | undefined;
+  /** Of tokenizer and chat template as they lay in model_dir while the model was loaded, hex: whose ids these weights are. */
+  textDigest?: string | undefined;
 }
 
 /** One of these two: a request begins, or is not wanted any more. Of one that is over, nothing is said. */
@@ -364,6 +368,7 @@ function createBaseDescription(): Description {
     namespaces: [],
     maxStepTokens: 0,
     generatesMany: undefined,
+    textDigest: undefined,
   };
 }
 
@@ -432,6 +437,9 @@ export const Description: MessageFns<Description> = {
     }
     if (message.generatesMany !== undefined) {
       writer.uint32(144).bool(message.generatesMany);
+    }
+    if (message.textDigest !== undefined) {
+      writer.uint32(154).string(message.textDigest);
     }
     return writer;
   },
@@ -601,6 +609,14 @@ export const Description: MessageFns<Description> = {
             }
 
             message.generatesMany = reader.bool();
+            continue;
+          }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.textDigest = reader.string();
             continue;
           }
         }

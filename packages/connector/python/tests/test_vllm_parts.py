@@ -1,0 +1,239 @@
+"""What the connector for vLLM is made of, each part by itself; no node."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import tempfile
+import types
+import unittest
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
+
+from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
+from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from kvtier.vllm import layouts, options, versions
+from kvtier.vllm.groups import Group, Unsupported, groups_of, longest_prefix, runs_of, usable_prefix
+from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
+from kvtier.vllm.messages import KvtierWorkerMetadata
+from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
+from kvtier.vllm.worker import _read, _write
+from kvtier.weights import WeightsMissing, weights_digest
+
+
+def group(index: int, block_tokens: int, window: int = 0) -> Group:
+    return Group(index, "window" if window else "full", block_tokens, 1, window, False, ("layer",), (64,), False)
+
+
+class Groups(unittest.TestCase):
+    def test_the_longest_prefix_is_that_of_a_naive_search(self) -> None:
+        draw = random.Random(7)
+        for _ in range(3000):
+            sizes = [draw.choice((2, 4, 8)) for _ in range(draw.randint(1, 3))]
+            groups = [group(i, size, draw.choice((0, 3, 9, 17))) for i, size in enumerate(sizes)]
+            held = [[draw.random() < 0.8 for _ in range(64 // size)] for size in sizes]
+            align = max(sizes)
+            local, limit = align * draw.randint(0, 3), draw.randint(0, 64)
+
+            def brings(end: int) -> bool:
+                for one, flags in zip(groups, held):
+                    # A token at `end` looks at the window before it; blocks of the local hit are there.
+                    first = max(local, end - one.window_tokens + 1) if one.window_tokens else local
+                    if not all(flags[t // one.block_tokens] for t in range(first, end)):
+                        return False
+                return True
+
+            wanted = max((end for end in range(local, limit + 1, align) if brings(end)), default=local)
+            ranges = [runs_of([(flag, 1) for flag in flags], len(flags)) for flags in held]
+            self.assertEqual(longest_prefix(groups, ranges, local, limit), max(wanted, local))
+
+    def test_what_may_be_claimed(self) -> None:
+        full, window = group(0, 4), group(1, 4, 9)
+        drops = Group(0, "full", 4, 1, 0, False, ("layer",), (64,), True)
+        self.assertEqual(usable_prefix([full], 40, 0, 40), 40)
+        self.assertEqual(usable_prefix([full, window], 40, 0, 40), 36)
+        self.assertEqual(usable_prefix([full, window], 40, 0, 41), 40)
+        self.assertEqual(usable_prefix([drops], 40, 0, 64), 36)
+        self.assertEqual(usable_prefix([drops], 8, 8, 64), 8)
+
+    def test_kinds(self) -> None:
+        def config(*specs: Any) -> Any:
+            groups = [types.SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec) for spec in specs]
+            return types.SimpleNamespace(kv_cache_groups=groups)
+
+        full = FullAttentionSpec(block_size=8, page_size_bytes=64, sliding_window=None)
+        window = SlidingWindowSpec(block_size=4, page_size_bytes=64, sliding_window=10)
+        made = groups_of(config(full, window), 4, False)
+        self.assertEqual([(one.kind, one.hash_step, one.tail_blocks) for one in made], [("full", 2, 0), ("window", 1, 3)])
+        self.assertEqual([made[1].first_live(tokens) for tokens in (4, 12, 13, 40)], [0, 0, 1, 7])
+        for wrong in (MambaSpec(block_size=4), SlidingWindowSpec(block_size=4, page_size_bytes=64, sliding_window=None)):
+            with self.assertRaises(Unsupported):
+                groups_of(config(full, wrong), 4, False)
+        with self.assertRaisesRegex(Unsupported, "in chunks"):
+            groups_of(config(FullAttentionSpec(block_size=4, page_size_bytes=64, attention_chunk_size=8)), 4, False)
+
+
+class Layouts(unittest.TestCase):
+    def test_pieces_are_the_bytes_of_a_block(self) -> None:
+        """In every layout: what the layer writes to a block is in its pieces, each byte once, and in no other block's."""
+        for layout in LAYOUTS:
+            for name, layer in make_layers(layout, ["a", "b"], 5, 4, 2, 3).items():
+                view = layouts.view_of(name, layer.tensor, 5)
+                self.assertEqual(view.block_bytes, 4 * 2 * 12, layout)
+                layouts.check_canary(layer.tensor, view, 5, _read, _write)
+                layer.poison(3)
+                for block in range(5):
+                    found = b"".join(_read(view.base + block * view.stride + at, size) for at, size in view.runs)
+                    self.assertEqual(found, (b"\xdd" if block == 3 else b"\0") * len(found), layout)
+
+    def test_a_canary_in_another_place(self) -> None:
+        """A layout whose writes to block 0 are found elsewhere is refused, and memory is as it was."""
+
+        class Moved(Tensor):
+            def narrow(self, dimension: int, first: int, count: int) -> Tensor:
+                return super().narrow(dimension, first + 1, count)
+
+        shape = (4, 2, 4, 6)
+        tensor = Moved(Storage(400), shape, contiguous(shape))
+        with self.assertRaisesRegex(Unsupported, "found elsewhere"):
+            layouts.check_canary(tensor, layouts.view_of("layer", tensor, 4), 4, _read, _write)
+
+    def test_what_cannot_be_copied(self) -> None:
+        def refused(why: str, shape: tuple[int, ...], strides: tuple[int, ...], blocks: int, size: int = 4096) -> None:
+            with self.assertRaisesRegex(Unsupported, why):
+                layouts.view_of("layer", Tensor(Storage(size), shape, strides), blocks)
+
+        refused("counts 4 blocks", (3, 7), (7, 1), 4)
+        refused("several elements", (4, 8), (8, 0), 4)
+        refused("outside of their storage", (4, 8), (8, 1), 4, size=60)
+        refused("more than 64 pieces", (4, 100, 2), (1000, 8, 1), 4, size=9000)
+        refused("blocks overlap", (4, 8), (4, 1), 4)
+
+
+class Configuration(unittest.TestCase):
+    def test_options(self) -> None:
+        self.assertEqual(options.parse({"socket": "/run/n.sock"}).patience_us, 1000)
+        for extra, why in (
+            ({}, '"socket" is missing'),
+            ({"socket": "/s", "sokcet": 1}, "unknown key 'sokcet'; known are accept_versions"),
+            ({"socket": "/s", "patience_us": 10**6}, "from 0 to 20000, not 1000000"),
+            ({"socket": "/s", "patience_us": True}, "patience_us is a number"),
+            ({"socket": "/s", "load": "no"}, "load is true or false"),
+            ({"socket": "/s" * 60}, "at most 107 bytes"),
+            ({"socket": "/s", "weights_digest": "AB"}, "64 hex digits"),
+            ({"socket": "/s", "accept_versions": "0.31"}, "is a list"),
+        ):
+            with self.assertRaisesRegex(options.BadOptions, why):
+                options.parse(extra)
+
+    def test_versions(self) -> None:
+        self.assertEqual([versions.find(one) is not None for one in ("0.27.3", "v0.30.0rc1", "0.26.1", "0.31", "dev", None)],
+                         [True, True, False, False, False, True])
+        self.assertIsNotNone(versions.find("0.31.2", ("0.31",)))
+        self.assertIn("0.27, 0.28, 0.29, 0.30", versions.refusal("0.31"))
+
+    def test_the_page_has_every_option_and_version(self) -> None:
+        page = Path(__file__).resolve().parents[4].joinpath("docs/vllm.md").read_text()
+        for key in options.Options.__dataclass_fields__:
+            self.assertIn(f"`{key}`", page)
+        for row in versions.KNOWN:
+            self.assertIn(f"| {row.minor} | {row.looked_at}", page)
+
+
+class Guard(unittest.TestCase):
+    def test_told_once_then_left_alone(self) -> None:
+        class Half:
+            troubles = Troubles()
+
+            @harmless(lambda: "a miss")
+            def callback(self) -> str:
+                raise RuntimeError("on purpose")
+
+        half = Half()
+        with self.assertLogs("kvtier.vllm", "ERROR") as logs:
+            for _ in range(TROUBLES_TO_STOP):
+                self.assertEqual(half.callback(), "a miss")
+        self.assertEqual(len(logs.records), 2)
+        self.assertTrue(half.troubles.stopped)
+
+
+class Messages(unittest.TestCase):
+    def test_what_several_ranks_say(self) -> None:
+        one = KvtierWorkerMetadata({7: {(0, 0)}}, {1: {(0, 0)}}, {1: {0: {2}}}, {(5, 0): b"a"})
+        two = KvtierWorkerMetadata({7: {(0, 1)}}, {1: {(0, 1)}}, {1: {0: {3}, 1: {0}}}, {(5, 1): b"b"})
+        both = pickle.loads(pickle.dumps(one)).aggregate(pickle.loads(pickle.dumps(two)))
+        self.assertEqual(both.mapped, {7: {(0, 0), (0, 1)}})
+        self.assertEqual(both.loaded, {1: {(0, 0), (0, 1)}})
+        self.assertEqual(both.bad, {1: {0: {2, 3}, 1: {0}}})
+        self.assertEqual(both.stored, {(5, 0): b"a", (5, 1): b"b"})
+
+    def test_metrics(self) -> None:
+        since = Since()
+        first = since.take({"lookups": 3, "denied_lookup": 1, "denied_missing": 1})
+        self.assertEqual(first.data if first else None, {"lookups": 3, "denied": 2})
+        self.assertIsNone(since.take({"lookups": 3, "denied_lookup": 1, "denied_missing": 1}))
+        second = since.take({"lookups": 5})
+        self.assertEqual(first.aggregate(second).data, {"lookups": 5, "denied": 2})  # type: ignore[union-attr, arg-type]
+
+        try:
+            from prometheus_client import Counter  # type: ignore[import-not-found]
+        except ImportError:
+            return  # vLLM brings it
+
+        told: dict[str, float] = {}
+
+        class Made:
+            def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
+                self.name = name
+
+            def labels(self, *values: object) -> Any:
+                return types.SimpleNamespace(inc=lambda count: told.__setitem__(self.name, count))
+
+        KvtierPromMetrics(None, {Counter: Made}, ["engine"], {0: ["0"]}).observe({"lookups": 5, "unknown": 1})
+        self.assertEqual(told, {"vllm:kvtier_lookups": 5})
+        self.assertIn("lookups", COUNTERS)
+
+
+class Weights(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.cache = self.folder / "cache" / "weights.json"
+        self.model = self.folder / "model"
+        self.model.mkdir()
+        (self.model / "a.safetensors").write_bytes(b"a" * 1000)
+        (self.model / "b.safetensors").write_bytes(b"b" * 1000)
+        (self.model / "config.json").write_text("{}")
+
+    def digest(self) -> tuple[str, list[str]]:
+        read: list[str] = []
+        found = weights_digest([self.model], self.cache, on_read=lambda path: read.append(path.name))
+        return found.hex(), sorted(read)
+
+    def test_by_content_and_read_once(self) -> None:
+        first, read = self.digest()
+        self.assertEqual(read, ["a.safetensors", "b.safetensors"])
+        self.assertEqual(self.digest(), (first, []))
+        (self.model / "a.safetensors").write_bytes(b"c" * 1000)
+        second, read = self.digest()
+        self.assertEqual(read, ["a.safetensors"])
+        self.assertNotEqual(first, second)
+        (self.model / "a.safetensors").write_bytes(b"a" * 1000)
+        self.assertEqual(self.digest()[0], first)
+
+    def test_a_cache_that_is_damaged_costs_time_only(self) -> None:
+        first, _ = self.digest()
+        for damage in ("", "[1]", json.dumps({"x": [1, 2]}), json.dumps({str(self.model / "a.safetensors"): [0, 0, 0, 0, 0, "ff"]})):
+            self.cache.write_text(damage)
+            self.assertEqual(self.digest()[0], first)
+
+    def test_no_weights(self) -> None:
+        with self.assertRaisesRegex(WeightsMissing, 'give their digest as "weights_digest"'):
+            weights_digest([self.folder / "cache"], self.cache)
+
+
+if __name__ == "__main__":
+    unittest.main()

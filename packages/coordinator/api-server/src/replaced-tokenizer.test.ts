@@ -1,0 +1,105 @@
+/**
+ * The tokenizer or the chat template is replaced while workers and API servers come and go. Ids of one tokenizer are other words to weights of
+ * another: what a worker did not load beside its weights is never used for it.
+ */
+import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { textDigestOf, textFiles } from '@kvtier/identity';
+import { say } from '@kvtier/registry/testing';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { caught, Harness, ids, modelDir } from './testing/harness.ts';
+import { TextPool } from './text-pool.ts';
+import { loadTokenizer } from './tokenizer.ts';
+
+/** Of conditions that hold at once, on a machine that does many other things. */
+const patience = { timeout: 20_000 };
+
+const at = new Harness();
+let folder: string;
+let pool: TextPool;
+
+const digestOf = (dir: string): string =>
+  textDigestOf((name) => (existsSync(join(dir, name)) ? readFileSync(join(dir, name)) : undefined));
+
+/** As downloads and rollouts do: a new file under the old name. */
+function replace(name: string, content: string): void {
+  writeFileSync(join(folder, 'new'), content);
+  renameSync(join(folder, 'new'), join(folder, name));
+}
+
+/** As a worker that loads the folder now. */
+const describeNow = (): void => {
+  at.engine.description = { ...at.engine.description, modelDir: folder, textDigest: digestOf(folder) };
+};
+
+/** The prompt that the worker was sent. */
+async function promptOfChat(): Promise<readonly number[]> {
+  const messages = [{ role: 'user' as const, content: 'a' }];
+  await at.client.chat.completions.create({ model: 'demo', messages });
+  return at.engine.seen.at(-1)!.request.promptTokenIds;
+}
+
+const open = () => at.open({ text: pool });
+
+beforeEach(() => {
+  folder = join(at.dir, 'model');
+  mkdirSync(folder);
+  for (const name of textFiles)
+    if (existsSync(join(modelDir, name))) copyFileSync(join(modelDir, name), join(folder, name));
+  pool = new TextPool({ threads: 1 });
+  at.engine.script = say(ids(' 34'), 'length');
+  describeNow();
+});
+afterEach(() => pool.close());
+
+it.each(textFiles)(
+  '%s, after the worker has read it and before the API server does: refused with one line',
+  async (name) => {
+    const mine = digestOf(folder);
+    const path = join(folder, name);
+    const before = existsSync(path) ? readFileSync(path, 'utf8') : undefined;
+    replace(name, `${before ?? '{{ messages }}'}\n`);
+    await expect(open()).rejects.toMatchObject({
+      code: 'MODEL',
+      message:
+        `${folder}: tokenizer and chat template have digest ${digestOf(folder).slice(0, 16)}, the model's workers loaded ` +
+        `beside ${mine.slice(0, 16)}; put those files back, or restart the workers`,
+    });
+    if (before === undefined) rmSync(path);
+    else replace(name, before);
+    await open();
+    expect((await at.client.completions.create({ model: 'demo', prompt: 'a' })).choices[0]!.text).toBe(' 34');
+  },
+);
+
+it('after the API server has read it: what was read serves on, and who reads it later refuses it', async () => {
+  await open();
+  const before = await promptOfChat();
+  replace('chat_template.jinja', 'another: {{ messages[0].content }}');
+  expect(await promptOfChat()).toEqual(before);
+  await pool.close();
+  pool = new TextPool({ threads: 1 });
+  await expect(open()).rejects.toMatchObject({ code: 'MODEL' });
+});
+
+it('and the worker is started anew: it is served with what it read, and until that is read, not at all', async () => {
+  await open();
+  const before = await promptOfChat();
+  await at.engine.stop();
+  replace('chat_template.jinja', 'another: {{ messages[0].content }}');
+  const ofWorker = digestOf(folder);
+  // Replaced once more before the API server looks.
+  replace('chat_template.jinja', 'a third one: {{ messages[0].content }}');
+  const { description } = at.engine;
+  at.engine = await at.start('a');
+  at.engine.script = say(ids(' 34'), 'length');
+  at.engine.description = { ...description, textDigest: ofWorker, bootEpoch: 'another life' };
+  // Its files are what is wrong, not its absence.
+  await vi.waitUntil(async () => (await caught(promptOfChat())).status === 500, patience);
+  expect(at.engine.seen).toEqual([]);
+  replace('chat_template.jinja', 'another: {{ messages[0].content }}');
+  await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+  const now = await promptOfChat();
+  expect(now).not.toEqual(before);
+  expect(now).toEqual(loadTokenizer(folder).encode('another: a', { addSpecialTokens: false }));
+});
