@@ -15,6 +15,12 @@ import type { SharedCalls } from './shared-calls.ts';
 
 const maxPinNameChars = 256;
 
+/**
+ * Of the server: what a client has of an engine, it has while its calls live. One that stands still is noticed, and its calls end,
+ * within two seconds. (One that dies is noticed at once: its kernel closes the connection.)
+ */
+export const liveness = { 'grpc.keepalive_time_ms': 500, 'grpc.keepalive_timeout_ms': 1_400 };
+
 export interface EngineServiceOptions {
   readonly engine: Pick<
     Engine,

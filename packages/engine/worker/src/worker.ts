@@ -4,7 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
-import { type EngineWorkerConfig, readWorkerTls } from '@kvtier/config';
+import { type EngineWorkerConfig, readGroup, readWorkerTls } from '@kvtier/config';
 import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
@@ -14,7 +14,7 @@ import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
 import type { OpenConnector } from './open-connector.ts';
 import { PrefixPrefetches } from './prefix-prefetches.ts';
-import { engineService } from './service.ts';
+import { engineService, liveness } from './service.ts';
 import { SharedCalls } from './shared-calls.ts';
 import { readStopTokenIds } from './stop-ids.ts';
 import { readTextDigest } from './text-files.ts';
@@ -46,6 +46,8 @@ export async function startWorker(
       ? null
       : openConnector({
           socketPath: config.cacheNodeSocket,
+          group: readGroup(config.group),
+          arenaDir: config.arenaDir,
           executor,
           namespace: namespaces.map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,
@@ -118,7 +120,7 @@ export async function startWorker(
   const server = await startGrpcServer(
     config.listen,
     (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches, shared })),
-    { tls: config.tls === null ? undefined : readWorkerTls(config.tls) },
+    { tls: config.tls === null ? undefined : readWorkerTls(config.tls), channel: liveness },
   );
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');

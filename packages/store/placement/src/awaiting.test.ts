@@ -275,24 +275,6 @@ describe('what ends a load that waits', () => {
   });
 });
 
-it('no turn grows with the number of loads that wait: a commit looks at nobody who waits for something else', async () => {
-  const blocks = 8192;
-  const bench = new Bench(4, { maxLeasedBytes: 1e6 }, { lower: [] });
-  const engines = [bench.engine(), bench.engine(), bench.engine()];
-  for (const [at, engine] of engines.entries()) engine.load(chain(`w${at}.`, blocks), longMs, 5_000);
-  await settled();
-  expect(awaited(bench)).toBe(3 * blocks);
-  const writer = bench.engine();
-  const start = performance.now();
-  for (let n = 0; n < 2_000; n++) writer.put(chain(`other${n}.`, 1));
-  expect(performance.now() - start).toBeLessThan(1_000);
-  expect(awaited(bench)).toBe(3 * blocks);
-  const end = performance.now();
-  for (const engine of engines) engine.holdings.end();
-  expect(performance.now() - end).toBeLessThan(500);
-  expect(awaited(bench)).toBe(0);
-});
-
 /** A load, as the oracle looks at it: what is in, from the first block on; when the last was told; how it ended. */
 interface Expected {
   readonly engine: BlockWriter;

@@ -26,6 +26,9 @@ import type { TierGate } from './tier-gate.ts';
 /** '' = complete. 'cancelled': ended, released, or its session ended, before it was complete. */
 export type LoadReason = '' | FetchFailure | 'deadline' | 'awaited' | 'cancelled';
 
+/** Blocks of one load that are looked at in one turn: some 10 ms of lookups, pins and waiters. */
+const beginBatch = 1_024;
+
 export interface LoadEvents {
   /** Blocks `first`.. are leased and may be read. In chain order, without a gap. */
   onReady(first: number, blocks: readonly ArenaBlock[], tier: string): void;
@@ -85,6 +88,8 @@ export class Load implements FetchClient, AwaitClient {
   #released = false;
   #flushQueued = false;
   #cancelTimer: () => void = () => {};
+  /** While blocks at the chain's end have not been looked at. */
+  #cancelBegin: (() => void) | undefined;
 
   constructor(state: NamespaceState, hashes: readonly HashKey[], options: LoadOptions, events: LoadEvents) {
     this.state = state;
@@ -99,10 +104,24 @@ export class Load implements FetchClient, AwaitClient {
 
   /** Pins what is in the arena now and asks for the rest. A deadline of 0 ends with what is there. `awaitMs` 0: so does what is not held. */
   start(deadlineMs: number, awaitMs: number): void {
-    const { arena, locate, clock, maxBlocks, isOver } = this.#options;
+    const { clock } = this.#options;
     this.#awaitMs = deadlineMs === 0 ? 0 : awaitMs;
     this.#toldUs = clock.nowUs();
-    for (let index = 0; index < this.#limit; index++) {
+    this.#begin(0, deadlineMs === 0 ? this.#limit : beginBatch);
+    if (this.#wanted.length > 0 && deadlineMs === 0) this.#give(this.#wanted[0]!, 'deadline');
+    else if (this.#cancelBegin !== undefined || this.#wanted.length + this.#waiters.size > 0) {
+      this.#cancelTimer = clock.after(deadlineMs, () => this.#end('deadline'));
+      this.fetch();
+    }
+    this.#queueFlush();
+  }
+
+  /** What becomes of blocks `from`.. and so many in this turn; of those behind them in a later one. */
+  #begin(from: number, most: number): void {
+    const { arena, locate, clock, maxBlocks, isOver } = this.#options;
+    this.#cancelBegin = undefined;
+    const end = from + most;
+    for (let index = from; index < Math.min(this.#limit, end); index++) {
       const hash = this.hashes[index]!;
       const block = arena.get(this.state.namespace, hash);
       const payloadBytes = block?.payloadBytes;
@@ -116,12 +135,12 @@ export class Load implements FetchClient, AwaitClient {
         else this.#wanted.push(index);
       }
     }
-    if (this.#wanted.length > 0 && deadlineMs === 0) this.#give(this.#wanted[0]!, 'deadline');
-    else if (this.#wanted.length + this.#waiters.size > 0) {
-      this.#cancelTimer = clock.after(deadlineMs, () => this.#end('deadline'));
+    if (this.#limit <= end) return;
+    this.#cancelBegin = clock.after(0, () => {
+      this.#begin(end, most);
       this.fetch();
-    }
-    this.#queueFlush();
+      this.#queueFlush();
+    });
   }
 
   get ended(): boolean {
@@ -302,6 +321,7 @@ export class Load implements FetchClient, AwaitClient {
     if (reason !== 'cancelled') this.#flush();
     this.#ended = true;
     this.#cancelTimer();
+    this.#cancelBegin?.();
     this.#cancelWindow?.();
     if (this.#emitted < this.#limit) this.#give(this.#emitted, reason);
     this.#options.counters.add(`load.ended.${this.#reason === '' ? 'complete' : this.#reason}`);
