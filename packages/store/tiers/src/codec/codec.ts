@@ -1,7 +1,7 @@
 /**
  * Objects in slots, encoded and decoded: LZ4 over byte planes. Bytes go from the slot through LZ4 (native, off the
  * JavaScript thread) into a slot: one buffer in between, as `lz4-napi` makes its own; for the slow tiers only. That library works in libuv's
- * pool, so it gets two of the four threads there (turns.ts).
+ * pool, so it gets two of the four threads there (pool-turns.ts).
  */
 
 import { type ArenaHandle, native } from '@kvtier/data-plane';
@@ -9,10 +9,10 @@ import { decodeHeader, encodeHeader, type Header, headerBytes, slotBytesFor } fr
 import { compress, uncompress } from 'lz4-napi';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { decodeTable, encodedCodec, encodeTable, maxTableBytes, tableBytes, type Width } from './encoded.ts';
-import { Turns } from './turns.ts';
+import { PoolTurns } from './pool-turns.ts';
 
 /** Planes that wait are far fewer than the blocks of reads and writes that tiers have under way. */
-const lz4 = new Turns(2, 4_096);
+const lz4 = new PoolTurns(2, 4_096);
 
 /** A plane that LZ4 does not bring below this is stored as it is: decoding it would cost more than its bytes. */
 const maxPlaneShare = 0.95;

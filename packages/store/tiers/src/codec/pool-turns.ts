@@ -10,7 +10,7 @@ interface Waiting {
   begin(): void;
 }
 
-export class Turns {
+export class PoolTurns {
   readonly #most: number;
   readonly #mostWaiting: number;
   readonly #urgent: Waiting[] = [];

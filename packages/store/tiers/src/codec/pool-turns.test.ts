@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { Turns } from './turns.ts';
+import { PoolTurns } from './pool-turns.ts';
 
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
@@ -17,7 +17,7 @@ class Calls {
 }
 
 it('runs so many at once; what is urgent goes before all that waits', async () => {
-  const [turns, calls] = [new Turns(2, 10), new Calls()];
+  const [turns, calls] = [new PoolTurns(2, 10), new Calls()];
   const results = [0, 1, 2, 3, 4, 5].map((which) => turns.run(calls.call(which), which >= 4));
   expect(calls.begun).toEqual([0, 1]);
   expect([turns.running, turns.waiting]).toEqual([2, 4]);
@@ -31,7 +31,7 @@ it('runs so many at once; what is urgent goes before all that waits', async () =
 });
 
 it('refuses, without a call, when too many wait; urgent ones have room of their own', () => {
-  const [turns, calls] = [new Turns(1, 2), new Calls()];
+  const [turns, calls] = [new PoolTurns(1, 2), new Calls()];
   for (let which = 0; which < 3; which++) expect(turns.run(calls.call(which), false)).toBeDefined();
   expect(turns.run(calls.call(3), false)).toBeUndefined();
   expect(turns.run(calls.call(4), true)).toBeDefined();
@@ -41,7 +41,7 @@ it('refuses, without a call, when too many wait; urgent ones have room of their 
 });
 
 it('goes on after a call that fails, whichever way', async () => {
-  const [turns, calls] = [new Turns(1, 10), new Calls()];
+  const [turns, calls] = [new PoolTurns(1, 10), new Calls()];
   const thrown = turns.run(() => {
     throw new Error('at once');
   }, false);
@@ -61,7 +61,7 @@ it('whatever the order of things: never more at once, none lost, none begun twic
     fc.asyncProperty(
       fc.array(fc.oneof(fc.boolean(), fc.constant('end' as const)), { maxLength: 80 }),
       async (steps) => {
-        const [turns, calls] = [new Turns(2, 8), new Calls()];
+        const [turns, calls] = [new PoolTurns(2, 8), new Calls()];
         const isUrgent: boolean[] = [];
         const taken: Promise<number>[] = [];
         const ended = new Set<number>();
