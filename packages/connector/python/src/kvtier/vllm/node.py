@@ -180,6 +180,8 @@ class Node:
                 tenant=options.tenant,
                 ttl_seconds=options.ttl_seconds,
                 client="vLLM",
+                arena_folder=options.arena_dir or None,
+                group=options.group or None,
             )
             for share in shares
         )
@@ -200,7 +202,7 @@ class Node:
         for number, ref in wanted.items():
             self._gone_at.pop(number, None)
             if number not in self._arenas:
-                self._arenas[number] = self.copies.map(ref, self._options.arena_dir or None)
+                self._arenas[number] = self.copies.map(ref)
                 self._seen_at[number] = time.monotonic()
         for number in list(self._arenas):
             # A session that is silent or between two lives still has its arena.
@@ -210,7 +212,7 @@ class Node:
                 self._arenas.pop(number).close()
                 self._gone_at.pop(number, None)
                 self._worker_mapped.pop(number, None)
-        self.places = [ArenaPlace(arena.ref.path, arena.ref.bytes, number) for number, arena in self._arenas.items()]
+        self.places = [ArenaPlace(arena.ref.path, arena.ref.bytes, number, arena.ref.lock_byte) for number, arena in self._arenas.items()]
 
     def _refuse(self, why: str) -> None:
         if not self.refusal:
