@@ -212,7 +212,8 @@ class Node:
                 self._arenas.pop(number).close()
                 self._gone_at.pop(number, None)
                 self._worker_mapped.pop(number, None)
-        self.places = [ArenaPlace(arena.ref.path, arena.ref.bytes, number, arena.ref.lock_byte) for number, arena in self._arenas.items()]
+        refs = [arena.ref for arena in self._arenas.values()]
+        self.places = [ArenaPlace(ref.path, ref.bytes, ref.id, ref.lock_byte) for ref in refs]
 
     def _refuse(self, why: str) -> None:
         if not self.refusal:
