@@ -17,6 +17,7 @@ it('copies move every layout, find every flipped byte, and keep what they use', 
 });
 it('nothing that a node says harms the engine', () => runs('test_lies'));
 it('ten thousand objects of another version are misses', () => runs('test_foreign'));
+it('engine and node in containers of their own share arena and socket', () => runs('test_sidecar'));
 it('namespaces are those of our own engine', () => runs('test_namespace'));
 
 it('the library is sound under sanitizers', async () => {

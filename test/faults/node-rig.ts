@@ -10,6 +10,7 @@ import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { program } from '@kvtier/cli';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { lockFileOf } from '@kvtier/data-plane/places';
 import { packed, RawClient } from '@kvtier/session/testing';
 import { TurnWatch } from '@kvtier/telemetry/testing';
 
@@ -87,7 +88,8 @@ export class NodeRig {
   /** Arena files of this node's data folder, told by the digest in their names. */
   get arenaFiles(): string[] {
     const prefix = path.basename(this.arenaPath).slice(0, 'kvtier-12345678-'.length);
-    return readdirSync(this.arenaDir).filter((name) => name.startsWith(prefix));
+    const names = readdirSync(this.arenaDir).filter((name) => name.startsWith(prefix));
+    return names.filter((name) => !names.some((arena) => lockFileOf(arena) === name)); // a lock file goes with its arena
   }
 
   /** Bytes that the data folder takes on disk: the larger of apparent size and allocated blocks, file by file. */

@@ -28,7 +28,7 @@ ROOT = (HERE / "../../..").resolve()
 #: Of the entries in what is built: the same sources make the same bytes.
 DATE = (2020, 1, 1, 0, 0, 0)
 DATE_S = 1_577_836_800
-DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "xxh3.h")
+DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "lock_byte.h", "xxh3.h")
 
 
 def _project(key: str) -> str:

@@ -1,5 +1,5 @@
 /** The cache node as a process: configuration in, a node that runs until it is told to stop. */
-import { cacheNodeSchema, readKvEventsCurve, readPeerCredentials, readServiceConfig } from '@kvtier/config';
+import { cacheNodeSchema, readGroup, readKvEventsCurve, readPeerCredentials, readServiceConfig } from '@kvtier/config';
 import { openCacheNode } from '@kvtier/node';
 import { failpointFromEnv } from '@kvtier/placement';
 import { systemClock } from '@kvtier/runtime';
@@ -11,7 +11,8 @@ runService('cache-node', async () => {
   const failpoint = failpointFromEnv(process.env);
   const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security) };
   const kvEvents = config.kvEvents && { ...config.kvEvents, curve: readKvEventsCurve(config.kvEvents) };
-  const node = await openCacheNode({ ...config, peers, kvEvents, clock: systemClock, log, failpoint });
+  const group = readGroup(config.group);
+  const node = await openCacheNode({ ...config, group, peers, kvEvents, clock: systemClock, log, failpoint });
   log.info({ socket: config.socketPath, arena: node.arenaPath, dataDir: config.dataDir }, 'the cache node serves');
   return {
     ready: { socketPath: config.socketPath, arenaPath: node.arenaPath },

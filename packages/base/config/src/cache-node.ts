@@ -3,6 +3,7 @@
  * field can tell is refused by its type, what two fields tell together at the end; each problem is one line with its path.
  */
 import { z } from 'zod';
+import { groupSchema } from './group.ts';
 import { nodeEventsSchema } from './kv-events.ts';
 import { nodeMembershipSchema } from './membership.ts';
 import { peersSchema } from './peer.ts';
@@ -53,6 +54,8 @@ export const cacheNodeSchema = z
     socketPath: z.string().min(1),
     /** Everything persistent of this node; one node at a time (locked). */
     dataDir: z.string().min(1),
+    /** Who is in this group, by name or number, may attach, too: containers of a pod that run as users of their own. */
+    group: groupSchema,
     arena: z.strictObject({
       bytes: bytes.min(1 << 20),
       /** Folder of the shared-memory file. */

@@ -14,6 +14,7 @@ describe('defaults', () => {
   it('of the cache node', () => {
     expect(parseConfig(cacheNodeSchema, node, 'test')).toEqual({
       ...node,
+      group: null,
       arena: { bytes: 1 << 20, dir: '/dev/shm', eviction: 'lru' },
       disk: { bytes: 8 << 20, eviction: 'lru', ioBackend: 'auto' },
       redis: null,

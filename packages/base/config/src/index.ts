@@ -6,6 +6,7 @@ import { readFileSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
 import { bytes, logLevel } from './cache-node.ts';
+import { groupSchema } from './group.ts';
 import { kvEventsSchema } from './kv-events.ts';
 import { workerMembershipSchema } from './membership.ts';
 import { workerTlsSchema } from './worker-access.ts';
@@ -31,6 +32,7 @@ export {
 } from './discovery.ts';
 export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
 export { type EventAccess, type EventAccessConfig, eventAccessSchema, readEventAccess } from './event-access.ts';
+export { readGroup } from './group.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   curveKey,
@@ -65,6 +67,10 @@ export const engineWorkerSchema = z.strictObject({
   tls: workerTlsSchema.nullable().default(null),
   /** Unix socket of the cache node; null: no tier. */
   cacheNodeSocket: z.string().min(1).nullable(),
+  /** The cache node may be of another user, if its socket's folder is of this group, by name or number. */
+  group: groupSchema,
+  /** Where this process sees the folder of the cache node's arena; absent: where the node sees it. */
+  arenaDir: z.string().min(1).optional(),
   blockTokens: z.number().int().min(1).max(256).default(16),
   /** Bytes of the engine's own KV block pool; absent: 256 MiB on the CPU, the share `gpu.memoryUtilization` on a GPU. */
   kvBytes: bytes.optional(),

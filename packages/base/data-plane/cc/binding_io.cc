@@ -15,6 +15,7 @@
 #include "binding_files.h"
 #include "io_queue.h"
 #include "object_header.h"
+#include "lock_byte.h"
 
 namespace kvtier {
 namespace {
@@ -57,6 +58,36 @@ Napi::Value LockFile(const Napi::CallbackInfo& info) {
 void Unlock(const Napi::CallbackInfo& info) {
   const int fd = info[0].As<Napi::Number>().Int32Value();
   if (Locks().erase(fd) == 1) close(fd);
+}
+
+Napi::Value HoldByteOf(const Napi::CallbackInfo& info) {
+  const int fd = info[0].As<Napi::Number>().Int32Value();
+  return Napi::Boolean::New(info.Env(), HoldByte(fd, static_cast<uint64_t>(NumberOf(info[1]))));
+}
+
+Napi::Value ByteIsHeld(const Napi::CallbackInfo& info) {
+  const int fd = info[0].As<Napi::Number>().Int32Value();
+  return Napi::Boolean::New(info.Env(), IsByteHeld(fd, static_cast<uint64_t>(NumberOf(info[1]))));
+}
+
+Napi::Value PeerGroups(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const int fd = info[0].As<Napi::Number>().Int32Value();
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) throw Napi::Error::New(env, "IO: peer credentials: " + Why());
+  std::vector<gid_t> groups(64);
+  for (;;) {
+    bytes = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
+    const bool all = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes) == 0;
+    if (!all && errno != ERANGE) throw Napi::Error::New(env, "IO: peer groups: " + Why());
+    groups.resize(bytes / sizeof(gid_t));  // as many as there are, also when they did not fit
+    if (all) break;
+  }
+  groups.push_back(peer.gid);
+  auto result = Napi::Array::New(env, groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) result[static_cast<uint32_t>(i)] = Napi::Number::New(env, groups[i]);
+  return result;
 }
 
 Napi::Value PeerCredentials(const Napi::CallbackInfo& info) {
@@ -292,7 +323,10 @@ void IoFault(const Napi::CallbackInfo& info) {
 void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["lockFile"] = Napi::Function::New(env, LockFile);
   exports["unlock"] = Napi::Function::New(env, Unlock);
+  exports["holdByte"] = Napi::Function::New(env, HoldByteOf);
+  exports["isByteHeld"] = Napi::Function::New(env, ByteIsHeld);
   exports["peerCredentials"] = Napi::Function::New(env, PeerCredentials);
+  exports["peerGroups"] = Napi::Function::New(env, PeerGroups);
   exports["ioOpen"] = Napi::Function::New(env, IoOpen);
   exports["ioBackend"] = Napi::Function::New(env, IoBackendOf);
   exports["ioOpenFile"] = Napi::Function::New(env, IoOpenFile);

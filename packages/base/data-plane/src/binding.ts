@@ -178,8 +178,16 @@ export interface NativeBinding {
   /** flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED. */
   lockFile(path: string): number;
   unlock(lock: number): void;
+  /**
+   * A shared lock of the open file description on one byte of a file, until `fd` and its copies are closed; false: it cannot be had. And
+   * whether somebody holds one by another description: true also when that cannot be asked.
+   */
+  holdByte(fd: number, byte: number): boolean;
+  isByteHeld(fd: number, byte: number): boolean;
   /** Credentials of the process at the other end of a Unix socket. */
   peerCredentials(fd: number): { pid: number; uid: number };
+  /** SO_PEERGROUPS of a connected Unix socket, and its primary group. Throws IO. */
+  peerGroups(fd: number): number[];
 
   // -- calls to the file system of a device (binding_files.cc) --------------------------------------------------
   /**

@@ -48,6 +48,9 @@ function read(path: string, ino: bigint): string | undefined {
   }
 }
 
+/** The file beside an arena, on whose bytes those hold locks who have mapped it. */
+export const lockFileOf = (arenaPath: string): string => `${arenaPath}.lock`;
+
 /** What the names of all arena files of this data folder begin with. */
 export const arenaPrefix = (dataDir: string): string => `kvtier-${placeId(dataDir)}-`;
 
@@ -57,7 +60,8 @@ export const arenaPrefix = (dataDir: string): string => `kvtier-${placeId(dataDi
  */
 export function removeStaleArenas(dataDir: string, dir: string): number {
   const prefix = arenaPrefix(dataDir);
-  return listDir(dir).filter((name) => name.startsWith(prefix) && isRemoved(join(dir, name))).length;
+  const stale = listDir(dir).filter((name) => name.startsWith(prefix) && isRemoved(join(dir, name)));
+  return stale.filter((name) => !stale.some((arena) => lockFileOf(arena) === name)).length;
 }
 
 function isRemoved(path: string): boolean {

@@ -9,6 +9,7 @@ export {
   ClientFrame,
   Commit,
   Done,
+  Hold,
   Load,
   LoadDone,
   Lookup,
@@ -26,6 +27,7 @@ export {
   TierStats,
   Unpin,
 } from './generated/kvtier/v1/session.ts';
+export { holdArena } from './hold.ts';
 export { checkServer, checkSocketFolder, descriptorOf } from './private-socket.ts';
 /** The version that `Attach.protocol` carries. */
 export const sessionProtocol = 1;

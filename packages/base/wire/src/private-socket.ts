@@ -1,6 +1,7 @@
 /**
- * Unix sockets between processes of one user. Whoever binds a path first is found there, so both sides look: at the folder,
- * in which no one else may put or rename a socket, and at who is at the other end of a connection (SO_PEERCRED).
+ * Unix sockets between processes of one user, or of one group where that is named. Whoever binds a path first is found there, so both
+ * sides look: at the folder, in which no one else may put or rename a socket, and at who is at the other end of a connection
+ * (SO_PEERCRED). With a group, the folder's owner is trusted if the folder is of that group: containers of a pod have users of their own.
  */
 import { statSync } from 'node:fs';
 import type { Socket } from 'node:net';
@@ -11,14 +12,14 @@ import { KvError } from '@kvtier/errors';
 const othersMayWrite = 0o022;
 
 /**
- * The folder that a socket lies in is ours, or root's, and only its owner may write there. A folder that is not there is left
+ * The folder that a socket lies in is ours, root's or of `group`, and only its owner may write there. A folder that is not there is left
  * to whoever uses it. @throws KvError SETUP
  */
-export function checkSocketFolder(socketPath: string): void {
+export function checkSocketFolder(socketPath: string, group: number | null = null): void {
   const folder = path.dirname(socketPath);
   const found = statSync(folder, { throwIfNoEntry: false });
   if (found === undefined) return;
-  if (!isTrusted(found.uid)) {
+  if (!isTrusted(found.uid) && found.gid !== group) {
     throw new KvError(
       'SETUP',
       `${folder}: belongs to user ${found.uid}, who could put another socket there; choose a folder of your own`,
@@ -32,10 +33,12 @@ export function checkSocketFolder(socketPath: string): void {
   }
 }
 
-/** The process at the other end of a connected Unix socket is ours or root's. @throws KvError SETUP */
-export function checkServer(socket: Socket, socketPath: string): void {
+/** The process at the other end of a connected Unix socket is ours, root's, or of the user whose folder of `group` it is. @throws KvError SETUP */
+export function checkServer(socket: Socket, socketPath: string, group: number | null = null): void {
   const { pid, uid } = native.peerCredentials(descriptorOf(socket));
   if (isTrusted(uid)) return;
+  const folder = group === null ? undefined : statSync(path.dirname(socketPath), { throwIfNoEntry: false });
+  if (folder?.uid === uid && folder.gid === group) return;
   throw new KvError(
     'SETUP',
     `${socketPath}: is served by a process of user ${uid} (pid ${pid}), not by ours; end it or choose a private folder`,

@@ -1,12 +1,17 @@
 #include "client.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <string>
+
+#include "lock_byte.h"
 
 namespace kvtier {
 namespace {
@@ -61,26 +66,37 @@ void Client::Start(Lane& lane, const char* name, uint32_t threads, uint32_t nice
   }
 }
 
-int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id) {
-  std::shared_ptr<Arena> arena;
+MappedArena::~MappedArena() {
+  arena.reset();
+  if (lock_fd >= 0) close(lock_fd);
+}
+
+int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {
+  auto mapped = std::make_shared<MappedArena>();
+  if (lock_byte != 0) {
+    mapped->lock_fd = open((path + ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (mapped->lock_fd < 0 || !HoldByte(mapped->lock_fd, lock_byte)) {
+      throw Failure(KVTIER_SETUP, "SETUP: " + path + ".lock: byte " + std::to_string(lock_byte) + " cannot be held (" +
+                                      std::strerror(errno) + "); share the arena's whole folder");
+    }
+  }
   try {
-    arena = Arena::Open(path, bytes, id);
+    mapped->arena = Arena::Open(path, bytes, id);
   } catch (const std::runtime_error& error) {
     const bool foreign = std::string(error.what()).starts_with("PROTOCOL");
     throw Failure(foreign ? KVTIER_PROTOCOL : KVTIER_SETUP, error.what());
   }
   const std::lock_guard lock(mutex_);
-  arenas_[next_number_] = std::move(arena);
+  arenas_[next_number_] = std::move(mapped);
   return next_number_++;
 }
 
 bool Client::Unmap(int64_t number) {
-  std::shared_ptr<Arena> arena;  // unmapped here, after the lock, if no job has it
   const std::lock_guard lock(mutex_);
   const auto found = arenas_.find(number);
   if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
-  const std::weak_ptr<Arena> left = found->second;
-  arenas_.erase(found);
+  const std::weak_ptr<MappedArena> left = found->second;
+  arenas_.erase(found);  // unmapped now, if no job has it
   if (left.expired()) return true;
   leaving_.push_back(left);
   return false;
@@ -136,7 +152,7 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
   const std::lock_guard lock(mutex_);
   const auto mapped = arenas_.find(arena);
   if (mapped == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(arena) + " is mapped");
-  job->arena = mapped->second;
+  job->mapped = mapped->second;
   if (kind != JobKind::kCheck) {
     const auto known = layouts_.find(layout);
     if (known == layouts_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(layout));
@@ -150,7 +166,7 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
     }
   }
   for (const uint64_t offset : offsets) {
-    if (job->payload_bytes == 0 || !job->arena->Contains(offset, job->payload_bytes)) {
+    if (job->payload_bytes == 0 || !job->mapped->arena->Contains(offset, job->payload_bytes)) {
       throw Failure(KVTIER_PROTOCOL, "PROTOCOL: offset " + std::to_string(offset) + " with " + std::to_string(job->payload_bytes) +
                                          " bytes is outside of the arena");
     }
@@ -195,7 +211,7 @@ void Client::Work(Lane& lane) {
 
 void Client::RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>& pieces) {
   for (size_t i = first; i < end; ++i) {
-    uint8_t* slot = job.arena->base() + job.offsets[i];
+    uint8_t* slot = job.mapped->arena->base() + job.offsets[i];
     pieces.clear();
     if (job.layout == nullptr) {
       pieces.push_back({nullptr, slot, job.payload_bytes});
@@ -291,7 +307,7 @@ bool Client::Abandon(int64_t number) {
 
 kvtier_counts Client::Counts() {
   const std::lock_guard lock(mutex_);
-  std::erase_if(leaving_, [](const std::weak_ptr<Arena>& arena) { return arena.expired(); });
+  std::erase_if(leaving_, [](const std::weak_ptr<MappedArena>& arena) { return arena.expired(); });
   kvtier_counts counts = counts_;
   counts.arenas = arenas_.size() + leaving_.size();
   counts.layouts = layouts_.size();

@@ -26,6 +26,13 @@ struct Failure : std::runtime_error {
   int32_t status;
 };
 
+// An arena, and the lock that says so.
+struct MappedArena {
+  std::shared_ptr<Arena> arena;
+  int lock_fd = -1;
+  ~MappedArena();  // unmaps before the lock ends
+};
+
 struct Layout {
   std::vector<kvtier_part> parts;
   uint64_t blocks = 0;
@@ -37,7 +44,7 @@ enum class JobKind { kLoad, kStore, kCheck };
 
 struct Job {
   JobKind kind = JobKind::kLoad;
-  std::shared_ptr<Arena> arena;
+  std::shared_ptr<MappedArena> mapped;
   std::shared_ptr<const Layout> layout;  // null: a check
   uint64_t payload_bytes = 0;
   std::vector<uint64_t> blocks, offsets, sums;
@@ -57,7 +64,7 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  int64_t Map(const std::string& path, uint64_t bytes, uint64_t id);
+  int64_t Map(const std::string& path, uint64_t bytes, uint64_t id, uint64_t lock_byte);
   bool Unmap(int64_t arena);
   int64_t AddLayout(std::span<const kvtier_part> parts, uint64_t blocks);
   uint64_t PayloadBytes(int64_t layout);
@@ -91,8 +98,8 @@ class Client {
   std::mutex mutex_;
   std::condition_variable ended_;
   Lane loads_, stores_;
-  std::map<int64_t, std::shared_ptr<Arena>> arenas_;
-  std::vector<std::weak_ptr<Arena>> leaving_;  // unmapped as soon as their jobs have ended
+  std::map<int64_t, std::shared_ptr<MappedArena>> arenas_;
+  std::vector<std::weak_ptr<MappedArena>> leaving_;  // unmapped as soon as their jobs have ended
   std::map<int64_t, std::shared_ptr<const Layout>> layouts_;
   std::map<int64_t, std::shared_ptr<Job>> jobs_;
   kvtier_counts counts_{};

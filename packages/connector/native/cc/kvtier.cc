@@ -57,8 +57,8 @@ int32_t kvtier_close(kvtier_client* client, int64_t wait_us) {
   return 1;
 }
 
-int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id) {
-  return Guard([&]() -> int64_t { return client->client.Map(path, bytes, id); });
+int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {
+  return Guard([&]() -> int64_t { return client->client.Map(path, bytes, id, lock_byte); });
 }
 
 int32_t kvtier_unmap(kvtier_client* client, int64_t arena) {

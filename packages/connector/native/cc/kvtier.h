@@ -67,8 +67,10 @@ KVTIER_API kvtier_client* kvtier_open(const kvtier_options* options);
  * alone for ever. The client is gone either way. */
 KVTIER_API int32_t kvtier_close(kvtier_client* client, int64_t wait_us);
 
-/* An arena, by what the node says of it in Attached. */
-KVTIER_API int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id);
+/* An arena, by what the node says of it in Attached. lock_byte: 0, or the byte of the file beside the arena (its path + ".lock") that
+ * this process holds a shared lock on as long as it is mapped, so that the node sees when the last copy has ended. Without such a file
+ * SETUP. */
+KVTIER_API int64_t kvtier_map(kvtier_client* client, const char* path, uint64_t bytes, uint64_t id, uint64_t lock_byte);
 /* No new jobs; unmapped when the last one has ended. 1: it is unmapped now, 0: later. */
 KVTIER_API int32_t kvtier_unmap(kvtier_client* client, int64_t arena);
 

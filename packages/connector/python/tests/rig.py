@@ -42,6 +42,12 @@ def chain(name: str, count: int) -> bytes:
     return b"".join(hashlib.sha256(f"{name} {i}".encode()).digest() for i in range(count))
 
 
+def child_of(pid: int) -> int:
+    """The one child of a process."""
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return int(children.read().split()[0])
+
+
 class Node:
     """One data folder and one socket; nodes come and go."""
 
@@ -57,11 +63,13 @@ class Node:
             **config,
         }
         self.process: subprocess.Popen[bytes] | None = None
+        #: What the command is started by.
+        self.prefix: list[str] = []
 
     def start(self) -> None:
         environment = {**os.environ, "KVTIER_CONFIG": json.dumps(self.config)}
         environment.pop("NODE_CHANNEL_FD", None)
-        self.process = subprocess.Popen(NODE, env=environment, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen([*self.prefix, *NODE], env=environment, stdin=subprocess.DEVNULL)
         until("the node serves", self._serves, 60)
 
     def _serves(self) -> bool:
@@ -77,12 +85,14 @@ class Node:
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
+        os.kill(child_of(self.process.pid) if self.prefix else self.process.pid, number)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.process is not None:
-            self.process.send_signal(number)
-            self.process.send_signal(signal.SIGCONT)
+            if self.process.poll() is None:
+                self.send(number)
+                if self.process.poll() is None and number != signal.SIGKILL:
+                    self.send(signal.SIGCONT)
             self.process.wait(60)
             self.process = None
 
@@ -114,11 +124,11 @@ class Memory:
 class Engine:
     """A session, copies and memory, used as a plug-in would, but waiting for everything."""
 
-    def __init__(self, socket_path: str, *, blocks: int = 64, namespace: bytes = NAMESPACE) -> None:
+    def __init__(self, socket_path: str, *, blocks: int = 64, namespace: bytes = NAMESPACE, **session: Any) -> None:
         self.copies = kvtier.Copies()
         self.memory = Memory(self.copies, blocks)
         self.session = kvtier.Session(
-            socket_path, namespace=namespace, payload_bytes=PAYLOAD_BYTES, block_tokens=BLOCK_TOKENS
+            socket_path, namespace=namespace, payload_bytes=PAYLOAD_BYTES, block_tokens=BLOCK_TOKENS, **session
         )
         self.arenas: dict[int, kvtier.Arena] = {}
 

@@ -22,6 +22,10 @@ import { realTimers, type Timers } from './timers.ts';
 export interface ConnectorOptions {
   /** Unix socket of the cache node. */
   readonly socketPath: string;
+  /** The node may be of another user, if its socket's folder is of this group; default: only of our own, or root. */
+  readonly group?: number | null | undefined;
+  /** Where this process sees the folder of the node's arena; default: where the node sees it. */
+  readonly arenaDir?: string | undefined;
   readonly executor: Pick<Executor, 'kv' | 'attachArena' | 'detachArena' | 'exportBlocks' | 'importBlocks'>;
   /**
    * 32-byte namespace digest: everything that two engines must have in common to share a block. One per attention group,

@@ -9,9 +9,11 @@
  * Invariant: an arena is unmapped, and its session named as `previous_session`, only after all copies that were started
  * in it have ended: the node may give those slots away from then on.
  */
+import { randomInt } from 'node:crypto';
+import path from 'node:path';
 import { KvError } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
-import { sessionProtocol } from '@kvtier/wire';
+import { holdArena, sessionProtocol } from '@kvtier/wire';
 import type { ConnectorCounters } from './counters.ts';
 import { SessionLink } from './session-link.ts';
 import type { Timers } from './timers.ts';
@@ -24,6 +26,10 @@ export interface ConnectorLogger {
 
 export interface SessionOptions {
   readonly socketPath: string;
+  /** The node may be of another user, if its socket's folder is of this group. */
+  readonly group?: number | null | undefined;
+  /** Where this process sees the folder of the node's arena. */
+  readonly arenaDir?: string | undefined;
   readonly executor: Pick<Executor, 'attachArena' | 'detachArena'>;
   /** 32-byte digest. */
   readonly namespace: Uint8Array;
@@ -39,6 +45,8 @@ export interface SessionOptions {
   readonly counters: ConnectorCounters;
 }
 
+/** Of the arena's lock file, by which the node sees that this process has ended: one for all sessions. */
+const lockByte = randomInt(1, 2 ** 48 - 1);
 const attachDeadlineMs = 5_000;
 const firstPauseMs = 20;
 const longestPauseMs = 1_000;
@@ -57,15 +65,25 @@ export class Session {
   readonly lastOffset: number;
   /** The node's KV events carry token ids: a Reserve is to say them. */
   readonly wantsTokenIds: boolean;
+  /** Ends this process's lock on the node's lock file: no copy of this session runs any more. */
+  readonly letGo: () => void;
   #copies = 0;
   #whenIdle: (() => void)[] = [];
 
-  constructor(link: SessionLink, id: Buffer, arena: number, lastOffset: number, wantsTokenIds = false) {
+  constructor(
+    link: SessionLink,
+    id: Buffer,
+    arena: number,
+    lastOffset: number,
+    wantsTokenIds = false,
+    letGo: () => void = () => {},
+  ) {
     this.link = link;
     this.id = id;
     this.arena = arena;
     this.lastOffset = lastOffset;
     this.wantsTokenIds = wantsTokenIds;
+    this.letGo = letGo;
   }
 
   /** Run a copy in the arena; the arena stays mapped until it has ended. Not started once the session has ended. */
@@ -147,6 +165,7 @@ export class SessionClient {
         if (!this.#closed) this.#options.logger.warn({ reason: reason.message }, 'the session ended');
         await session.idle();
         await this.#options.executor.detachArena(session.arena);
+        session.letGo();
         previous = session.id;
       } catch (error) {
         this.#complain(KvError.from(error));
@@ -159,7 +178,8 @@ export class SessionClient {
 
   async #attach(previousSession: Buffer): Promise<Session> {
     const { socketPath, executor, timers, counters, payloadBytes } = this.#options;
-    const link = await SessionLink.connect(socketPath, timers, () => {
+    const { group = null, arenaDir } = this.#options;
+    const link = await SessionLink.connect(socketPath, group, timers, () => {
       counters.suspensions++;
       this.#options.logger.warn({}, 'the cache node does not answer; it is left alone until it does');
     });
@@ -185,9 +205,24 @@ export class SessionClient {
         attachDeadlineMs,
       );
       const arenaBytes = Number(attached.arenaBytes);
-      const arena = executor.attachArena(attached.arenaPath, arenaBytes, attached.arenaId);
+      const arenaPath =
+        arenaDir === undefined ? attached.arenaPath : path.join(arenaDir, path.basename(attached.arenaPath));
+      const arena = executor.attachArena(arenaPath, arenaBytes, attached.arenaId);
+      const letGo = attached.hasLockFile ? holdArena(arenaPath, lockByte) : null;
+      if (letGo !== null) {
+        const hold = { $case: 'hold', value: { byte: BigInt(lockByte) } } as const;
+        // Nobody waits for the answer: without it the node looks at the process instead.
+        link.call(hold, 'done', attachDeadlineMs).catch(() => {});
+      }
       const { session, wantsTokenIds } = attached;
-      return new Session(link, Buffer.from(session), arena, arenaBytes - payloadBytes, wantsTokenIds);
+      return new Session(
+        link,
+        Buffer.from(session),
+        arena,
+        arenaBytes - payloadBytes,
+        wantsTokenIds,
+        letGo ?? undefined,
+      );
     } catch (error) {
       link.end(KvError.from(error));
       throw error;

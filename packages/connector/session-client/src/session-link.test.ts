@@ -16,7 +16,7 @@ beforeEach(() => {
 });
 afterEach(() => rmSync(folder, { recursive: true, force: true }));
 
-const connect = (path: string) => SessionLink.connect(path, realTimers, () => {});
+const connect = (path: string) => SessionLink.connect(path, null, realTimers, () => {});
 
 // Needs another user.
 it.runIf(process.getuid!() === 0)('a node of another user is left alone', async () => {

@@ -70,7 +70,7 @@ export class SessionLink {
    * Connect to a Unix socket, and ask whose process serves it before a byte is sent: who names the arena gets all KV.
    * @throws KvError DISCONNECTED when nobody listens there or nobody answers, SETUP when another user's process or folder it is
    */
-  static connect(path: string, timers: Timers, onSuspend: () => void): Promise<SessionLink> {
+  static connect(path: string, group: number | null, timers: Timers, onSuspend: () => void): Promise<SessionLink> {
     return new Promise((resolve, reject) => {
       const socket = connect(path);
       const fail = (why: string): void => {
@@ -84,8 +84,8 @@ export class SessionLink {
         cancel();
         socket.removeAllListeners('error');
         try {
-          checkSocketFolder(path);
-          checkServer(socket, path);
+          checkSocketFolder(path, group);
+          checkServer(socket, path, group);
         } catch (error) {
           socket.destroy();
           reject(KvError.from(error));

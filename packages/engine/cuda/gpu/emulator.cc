@@ -331,21 +331,22 @@ namespace kvtier::gpu {
 namespace {
 
 // Fragment layouts of PTX, ISA 9.7.14: lane l holds, of an 8x8 matrix, row l / 4, columns 2 (l % 4) and the one after.
+// Each lane's row is read when that lane comes: what others have still to write is not there, as it need not be on a GPU, where
+// ldmatrix orders no memory.
 void LoadMatrices(uint32_t (&r)[4], const void* row, bool transposed) {
-  const uint8_t* all = emulated::Exchange(&row, sizeof row);
+  uint16_t mine[8];
+  memcpy(mine, row, sizeof mine);
+  const uint8_t* all = emulated::Exchange(mine, sizeof mine);
   const unsigned lane = emulated::current->lane;
   for (unsigned matrix = 0; matrix < 4; ++matrix) {
     const auto element = [&](unsigned i, unsigned j) {
-      const uint8_t* base;
-      memcpy(&base, all + 64 * (matrix * 8 + i), sizeof base);
       uint16_t bits;
-      memcpy(&bits, base + 2 * j, 2);
+      memcpy(&bits, all + 64 * (matrix * 8 + i) + 2 * j, 2);
       return bits;
     };
     const unsigned i = lane / 4, j = 2 * (lane % 4);
     r[matrix] = transposed ? PackPair(element(j, i), element(j + 1, i)) : PackPair(element(i, j), element(i, j + 1));
   }
-  emulated::WaitForWarp();  // nobody overwrites shared memory that another lane still reads
 }
 
 struct Fragments {

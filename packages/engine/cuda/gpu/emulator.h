@@ -8,8 +8,8 @@
 // `kernel_check --mutate` takes the waits away one by one. Threads that wait for each other for ever end the process with a line
 // that says so.
 //
-// What it does not model: weak memory order (a store is there when it is made: a missing __syncwarp before an operation of the
-// whole warp goes unseen), stale content of static shared memory, bank conflicts, speed.
+// What it does not model: weak memory order (a store is there when it is made: a missing __syncwarp before a shuffle goes unseen, before
+// ldmatrix it does not), stale content of static shared memory, bank conflicts, speed.
 #pragma once
 #include <algorithm>
 #include <cmath>

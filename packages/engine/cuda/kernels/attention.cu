@@ -20,7 +20,7 @@ constexpr int32_t kFewRows = 64;
 template <class T, class Kv>
 __global__ void __launch_bounds__(32 * kV1Warps) AttentionWarpKernel(AttentionArgs a, Batch b) {
   __shared__ float queries[kV1Warps][kV1MaxDim];
-  __shared__ float probabilities[kV1Warps][32];
+  __shared__ float probabilities[kV1Warps][2][32];  // by turns: who is behind still reads the others
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int32_t row = static_cast<int32_t>(blockIdx.x) * kV1Warps + warp, head = static_cast<int32_t>(blockIdx.y);
   if (row >= b.rows) return;
@@ -35,7 +35,6 @@ __global__ void __launch_bounds__(32 * kV1Warps) AttentionWarpKernel(AttentionAr
   };
 
   float* const q = queries[warp];
-  float* const p = probabilities[warp];
   const T* const source = static_cast<const T*>(a.q) + row * a.q_stride + head * head_dim;
   for (int i = Lane(); i < head_dim; i += 32) q[i] = ToFloat(source[i]) * a.scale;
   __syncwarp();
@@ -52,6 +51,7 @@ __global__ void __launch_bounds__(32 * kV1Warps) AttentionWarpKernel(AttentionAr
     const float shrink = expf(max - top), probability = expf(score - top);
     max = top;
     sum = sum * shrink + probability;
+    float* const p = probabilities[warp][((base - first) / 32) & 1];
     p[Lane()] = probability;
     __syncwarp();
 #pragma unroll
@@ -63,7 +63,6 @@ __global__ void __launch_bounds__(32 * kV1Warps) AttentionWarpKernel(AttentionAr
         if (Lane() + 32 * j < head_dim) out[j] += p[i] * ToFloat(value[Lane() + 32 * j]);
       }
     }
-    __syncwarp();
   }
   const float inverse = 1 / gpu::WarpSum(sum);
   T* const target = static_cast<T*>(a.out) + static_cast<int64_t>(row) * a.heads * head_dim + head * head_dim;

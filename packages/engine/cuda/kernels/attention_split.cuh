@@ -61,19 +61,30 @@ struct KeyPiece {
   }
 };
 
-// One row's parts, each with its maximum and sum, as weights that make their sum the result; the maximum and sum of all. By one warp.
-template <class Load>
+// One row's parts, each with its maximum and sum, as weights that make their sum the result; the maximum and sum of all. By one warp;
+// the weights are written last, behind all that brings its lanes together.
+template <int kMost, class Load>
 __device__ __forceinline__ float2 MergeWeights(float* weights, int parts, float scale_log2, const Load& load) {
+  constexpr int kEach = (kMost + 31) / 32;
+  float mine[kEach];
   float max = kNoScore, sum = 0;
-  for (int i = Lane(); i < parts; i += 32) max = fmaxf(max, load(i).x);
-  max = gpu::WarpMax(max);
-  for (int i = Lane(); i < parts; i += 32) {
-    const float2 part = load(i);
-    const float weight = part.x == kNoScore ? 0 : gpu::Exp2((part.x - max) * scale_log2);
-    weights[i] = weight;
-    sum += weight * part.y;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    mine[j] = Lane() + 32 * j < parts ? load(Lane() + 32 * j).x : kNoScore;
+    max = fmaxf(max, mine[j]);
   }
-  return make_float2(max, gpu::WarpSum(sum));
+  max = gpu::WarpMax(max);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    mine[j] = mine[j] == kNoScore ? 0 : gpu::Exp2((mine[j] - max) * scale_log2);
+    if (Lane() + 32 * j < parts) sum += mine[j] * load(Lane() + 32 * j).y;
+  }
+  sum = gpu::WarpSum(sum);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    if (Lane() + 32 * j < parts) weights[Lane() + 32 * j] = mine[j];
+  }
+  return make_float2(max, sum);
 }
 
 template <class T, class Kv, int kDimension>
@@ -181,8 +192,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
     }
   }
 
-  // Merge the warps. Shared memory: outputs [warp][row][kOutStride], then {max, sum} [row][warp], then weights [row][kMaxSplits].
-  gpu::CopyAsyncWait<0>();
+  // All copies have arrived: what the last wait left open are groups without any. Merge the warps. Shared memory: outputs [warp][row][kOutStride], then {max, sum} [row][warp], then weights [row][kMaxSplits].
   __syncthreads();
   float* const outputs = reinterpret_cast<float*>(shared);
   float2* const totals = reinterpret_cast<float2*>(outputs + kWarps * kSplitRows * Piece::kOutStride);
@@ -213,7 +223,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   const auto part_total = [&](int i, int row) { return reinterpret_cast<float2*>(part(i) + kSplitRows * kDimension) + row; };
 
   for (int row = warp; row < rows; row += kWarps) {
-    const float2 total = MergeWeights(weights + row * kMaxSplits, kWarps, scale_log2, [&](int i) { return totals[row * kWarps + i]; });
+    const float2 total = MergeWeights<kWarps>(weights + row * kMaxSplits, kWarps, scale_log2, [&](int i) { return totals[row * kWarps + i]; });
     __syncwarp();
     const float inverse = parts == 1 ? 1 / total.y : 1;
     for (int quad = Lane(); quad < kQuads; quad += 32) {
@@ -237,7 +247,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   __threadfence();  // this block's part before its ticket
   __syncthreads();
   int32_t* const tickets = static_cast<int32_t*>(a.workspace);
-  int32_t* const taken = reinterpret_cast<int32_t*>(shared);  // the outputs there are done with
+  int32_t* const taken = reinterpret_cast<int32_t*>(totals + kWarps);  // the totals there are done with
   if (threadIdx.x == 0) *taken = atomicAdd(tickets + ticket, 1);
   __syncthreads();
   if (*taken != parts - 1) return;
@@ -245,7 +255,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   if (threadIdx.x == 0) tickets[ticket] = 0;
   for (int row = warp; row < rows; row += kWarps) {
     float* const row_weights = weights + row * kMaxSplits;
-    const float2 total = MergeWeights(row_weights, parts, scale_log2, [&](int i) { return *part_total(i, row); });
+    const float2 total = MergeWeights<kMaxSplits>(row_weights, parts, scale_log2, [&](int i) { return *part_total(i, row); });
     __syncwarp();
     const float inverse = 1 / total.y;
     for (int quad = Lane(); quad < kQuads; quad += 32) {

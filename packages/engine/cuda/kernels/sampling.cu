@@ -122,6 +122,7 @@ __global__ void SampleWeigh(const float* logits, int32_t vocab, SamplingArgs a, 
 struct Place {
   int32_t thread;
   u64 before, other_before;  // the sums of both shares of the threads before it
+  u64 value, other;          // that thread's own
 };
 
 struct Shared {
@@ -150,12 +151,10 @@ __device__ __forceinline__ u64 Exclusive(u64 value, u64* totals) {
 __device__ __forceinline__ Place Find(u64 value, u64 other, u64 target, Shared& s) {
   const u64 before = Exclusive(value, s.totals[0]), other_before = Exclusive(other, s.totals[1]);
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  if (threadIdx.x == kDrawThreads - 1 && before + value <= target) s.place = {-1, before + value, other_before + other};
-  if (before <= target && target - before < value) s.place = {thread, before, other_before};
+  if (threadIdx.x == kDrawThreads - 1 && before + value <= target) s.place = {-1, before + value, other_before + other, 0, 0};
+  if (before <= target && target - before < value) s.place = {thread, before, other_before, value, other};
   __syncthreads();
-  const Place place = s.place;
-  __syncthreads();
-  return place;
+  return s.place;  // the next one is written behind the barriers of the next sums
 }
 
 // fn(weight) for all of the row, loads ahead of use.
@@ -205,8 +204,7 @@ __device__ Cut Select(const float* weights, int32_t vocab, bool by_mass, u64 nee
     if (place.thread < 0) return {0, cut.above_mass, cut.above_count, 0};
     const int found = kBins - 1 - place.thread;
     cut.bits = cut.bits << 10 | static_cast<uint32_t>(found);
-    cut.ties = s.count[found];
-    __syncthreads();
+    cut.ties = by_mass ? place.other : place.value;
   }
   return cut;
 }

@@ -25,6 +25,10 @@ export interface WorkerConnector extends Connector {
 export interface OpenConnectorOptions {
   /** Unix socket of the cache node. */
   readonly socketPath: string;
+  /** The node may be of another user, if its socket's folder is of this group; null: only of our own, or root. */
+  readonly group: number | null;
+  /** Where this process sees the folder of the node's arena; undefined: where the node sees it. */
+  readonly arenaDir: string | undefined;
   readonly executor: Executor;
   /** 32-byte digests, one per attention group. */
   readonly namespace: readonly Uint8Array[];

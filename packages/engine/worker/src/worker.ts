@@ -4,7 +4,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
-import { type EngineWorkerConfig, readWorkerTls } from '@kvtier/config';
+import { type EngineWorkerConfig, readGroup, readWorkerTls } from '@kvtier/config';
 import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
@@ -46,6 +46,8 @@ export async function startWorker(
       ? null
       : openConnector({
           socketPath: config.cacheNodeSocket,
+          group: readGroup(config.group),
+          arenaDir: config.arenaDir,
           executor,
           namespace: namespaces.map(({ digest }) => digest),
           hashBytes: hasher.hashBytes,

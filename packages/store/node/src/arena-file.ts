@@ -4,12 +4,22 @@
  * own. Call with the data folder locked.
  */
 import { randomBytes } from 'node:crypto';
-import { existsSync, readFileSync, statfsSync, unlinkSync } from 'node:fs';
+import {
+  chmodSync,
+  chownSync,
+  closeSync,
+  existsSync,
+  openSync,
+  readFileSync,
+  rmSync,
+  statfsSync,
+  unlinkSync,
+} from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
-import { arenaPrefix, removeStaleArenas } from '@kvtier/data-plane/places';
+import { arenaPrefix, lockFileOf, removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
 
 export interface ArenaFile {
@@ -20,6 +30,8 @@ export interface ArenaFile {
   pages(): ArenaPages;
   readonly handle: ArenaHandle;
   readonly id: bigint;
+  /** Whether somebody holds this byte of the file beside it (`Hold` in session.proto). */
+  isByteHeld(byte: number): boolean;
   /** Unmap and remove. */
   close(): void;
 }
@@ -90,6 +102,7 @@ export function createArenaFile(
   dir: string,
   dataDir: string,
   wantedBytes: number,
+  group: number | null = null,
 ): ArenaFile & { readonly removed: number } {
   if (!existsSync(dir)) throw new KvError('CONFIG', `arena.dir: ${dir} does not exist; name a shared-memory folder`);
   try {
@@ -99,13 +112,23 @@ export function createArenaFile(
     const pageBytes = type === hugetlbfsMagic ? bsize : smallPageBytes;
     const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
     const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
+    const lock = openSync(lockFileOf(file), 'wx+', 0o600);
+    if (group !== null) {
+      for (const name of [file, lockFileOf(file)]) {
+        chownSync(name, process.geteuid?.() ?? 0, group);
+        chmodSync(name, 0o660);
+      }
+    }
     const close = (): void => {
+      closeSync(lock);
       native.arenaClose(handle);
+      rmSync(lockFileOf(file), { force: true });
       unlinkSync(file);
     };
+    const isByteHeld = (byte: number): boolean => native.isByteHeld(lock, byte);
     const watch = new PageWatch(file, bytes, pageBytes);
     const pages = (): ArenaPages => watch.pages();
-    return { path: file, bytes, pages, handle, id: native.arenaId(handle), close, removed };
+    return { path: file, bytes, pages, isByteHeld, handle, id: native.arenaId(handle), close, removed };
   } catch (error) {
     throw KvError.from(error, 'SETUP');
   }

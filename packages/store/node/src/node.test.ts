@@ -100,8 +100,9 @@ it('a start that fails half-way leaves nothing open', async () => {
   rmSync(path.join(folder, 'node.sock'));
   const node = await open();
   await expect(open({ socketPath: path.join(folder, 'other.sock') })).rejects.toMatchObject({ code: 'LOCKED' });
-  expect(arenaFiles().length).toBe(1);
+  expect(arenaFiles()).toEqual([path.basename(node.arenaPath), path.basename(`${node.arenaPath}.lock`)]);
   await node.close();
+  expect(arenaFiles()).toEqual([]);
 });
 
 it('the arena of a node that was killed is removed by the next one, and only that', async () => {
@@ -109,10 +110,11 @@ it('the arena of a node that was killed is removed by the next one, and only tha
   const prefix = arenaPrefix(dataDir);
   const stranger = path.join(arenaDir, `kvtier-00000000-${process.pid}`);
   writeFileSync(path.join(arenaDir, `${prefix}dead`), '');
+  writeFileSync(path.join(arenaDir, `${prefix}dead.lock`), '');
   writeFileSync(stranger, '');
   try {
     const node = await open();
-    expect(arenaFiles()).toEqual([path.basename(node.arenaPath)]);
+    expect(arenaFiles()).toEqual([path.basename(node.arenaPath), path.basename(`${node.arenaPath}.lock`)]);
     expect(existsSync(stranger)).toBe(true);
     await node.close();
   } finally {

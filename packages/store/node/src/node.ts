@@ -27,6 +27,8 @@ const diskSettleMs = 1_000;
 export interface CacheNodeOptions {
   readonly socketPath: string;
   readonly dataDir: string;
+  /** Who is in this group may attach, too; null: only our own user and root. */
+  readonly group?: number | null;
   readonly arena: { readonly bytes: number; readonly dir: string; readonly eviction?: ArenaTierOptions['policy'] };
   /** null: no disk tier. */
   readonly disk: DiskOptions | null;
@@ -64,7 +66,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
     const dataDir = makeDataDir(options.dataDir);
     const lock = lockDataDir(dataDir);
     undo.push(() => native.unlock(lock));
-    const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes);
+    const arenaFile = createArenaFile(options.arena.dir, dataDir, options.arena.bytes, options.group);
     undo.push(() => arenaFile.close());
     log.info({ bytes: arenaFile.bytes, ...arenaFile.pages() }, 'the arena is reserved');
     if (arenaFile.removed > 0) log.info({ files: arenaFile.removed }, 'removed the arena of a node that was killed');
@@ -125,6 +127,9 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       headerBytes,
       bootEpoch,
       peerCredentials: (fd) => native.peerCredentials(fd),
+      peerGroups: (fd) => native.peerGroups(fd),
+      group: options.group ?? null,
+      isByteHeld: (byte) => arenaFile.isByteHeld(byte),
       gauges: () => ({ ...turns(), ...tokensKept(events?.tokens) }),
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       tokens: events?.tokens ?? null,

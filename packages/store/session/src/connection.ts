@@ -36,6 +36,8 @@ export class Connection {
   readonly session = this.#id.toString('hex');
   #context: RequestContext | undefined;
   #client = '';
+  /** The byte of the arena's lock file that the engine's processes hold. */
+  #heldByte: number | undefined;
   readonly #reader = new FrameReader((message) => this.#onFrame(message));
   /** Of what was read, the frames that wait for another turn. */
   #unanswered: Buffer = Buffer.alloc(0);
@@ -138,6 +140,7 @@ export class Connection {
       limits,
       gauges,
       tokens = null,
+      isByteHeld = null,
       log,
     } = this.#options;
     checkAttach(attach, maxPayloadBytes);
@@ -150,11 +153,17 @@ export class Connection {
     this.#client = attach.client.slice(0, 200);
     const send = (to: bigint, body: ServerBody): void => this.#send(to, body);
     const { hashBytes, blockTokens } = attach;
-    this.#context = { store, holdings, hashBytes, blockTokens, headerBytes, limits, gauges, tokens, send };
+    const hold = (byte: number): boolean => {
+      const held = isByteHeld?.(byte) ?? false;
+      if (held) this.#heldByte = byte;
+      return held;
+    };
+    this.#context = { store, holdings, hashBytes, blockTokens, headerBytes, limits, gauges, tokens, hold, send };
     store.counters.add('session.attached');
     log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
     const arena = { arenaPath, arenaBytes: BigInt(arenaBytes), arenaId };
-    const value = { session: this.#id, ...arena, headerBytes, ...(tokens !== null && { wantsTokenIds: true }) };
+    const offers = { ...(tokens !== null && { wantsTokenIds: true }), ...(isByteHeld && { hasLockFile: true }) };
+    const value = { session: this.#id, ...arena, headerBytes, ...offers };
     this.#send(id, { $case: 'attached', value });
   }
 
@@ -183,10 +192,12 @@ export class Connection {
 
   #onClose(): void {
     this.#cancelDeadline();
-    const { quarantine, peer, onClosed } = this.#options;
+    const { quarantine, peer, onClosed, isByteHeld } = this.#options;
+    const byte = this.#heldByte;
     const holdings = this.#context?.holdings;
     holdings?.disconnect();
-    if (holdings?.holdsSlots) quarantine.add(this.session, holdings, peer);
+    if (holdings?.holdsSlots)
+      quarantine.add(this.session, holdings, peer, byte && isByteHeld ? () => isByteHeld(byte) : null);
     else holdings?.end();
     onClosed(this);
   }

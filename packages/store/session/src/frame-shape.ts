@@ -38,6 +38,7 @@ const bodies: Readonly<Record<number, Body>> = {
   12: { name: 'prefetch', hasHashes: true },
   13: { name: 'cancelPrefetch' },
   14: { name: 'endLoad' },
+  15: { name: 'hold' },
 };
 
 /** KvError PROTOCOL for a frame that is none, or has more in it than a request may have. */

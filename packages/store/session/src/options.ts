@@ -26,6 +26,12 @@ export interface SessionServerOptions {
   readonly gauges?: () => Readonly<Record<string, number>>;
   /** SO_PEERCRED of a socket's file descriptor. */
   readonly peerCredentials: (fd: number) => { readonly pid: number; readonly uid: number };
+  /** Who is in this group may attach, too; null, also when absent: only our own user and root. */
+  readonly group?: number | null;
+  /** All groups of the process at the other end of a socket. */
+  readonly peerGroups?: (fd: number) => readonly number[];
+  /** Whether somebody holds this byte of the arena's lock file; null, also when absent: there is none. */
+  readonly isByteHeld?: ((byte: number) => boolean) | null;
   /** An engine has attached, and says how many tokens a block of its namespace has. */
   readonly onAttach?: (namespace: Namespace, blockTokens: number) => void;
   /** Where the token ids of blocks are kept; engines are asked for them then. null, also when absent: nobody wants them. */

@@ -11,8 +11,8 @@ function setUp() {
   const counters = new Counters();
   const quarantine = new Quarantine({ clock, counters, log: silent, pollMs: 100 });
   const ended: string[] = [];
-  const add = (session: string, peer: PeerProcess): void =>
-    quarantine.add(session, { counts: {}, end: () => ended.push(session) } as unknown as Holdings, peer);
+  const add = (session: string, peer: PeerProcess, isHeld: (() => boolean) | null = null): void =>
+    quarantine.add(session, { counts: {}, end: () => ended.push(session) } as unknown as Holdings, peer, isHeld);
   return { clock, quarantine, ended, add };
 }
 
@@ -44,5 +44,18 @@ it('a process of another pid namespace gives them back after a minute', () => {
   expect(ended).toEqual([]);
   clock.advance(100);
   expect(ended).toEqual(['unseen']);
+  quarantine.close();
+});
+
+it('where a lock is held its end counts alone, whatever can be seen of processes', () => {
+  const { clock, quarantine, ended, add } = setUp();
+  let held = true;
+  add('unseen', { pid: 0, startTicks: '' }, () => held);
+  add('whose workers live on', { pid: process.pid, startTicks: '1' }, () => held);
+  for (let i = 0; i < 2_000; i++) clock.advance(100);
+  expect(ended).toEqual([]);
+  held = false;
+  clock.advance(100);
+  expect(ended).toEqual(['unseen', 'whose workers live on']);
   quarantine.close();
 });

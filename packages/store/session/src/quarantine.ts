@@ -3,7 +3,8 @@
  *
  * Invariant (law 1): a slot that somebody may still be writing is not given to anybody else. It comes back when the
  * process is dead, or when a new session of the same process names the old one: it does so only after its copies ended.
- * Where the process cannot be seen (another pid namespace), it comes back after a time that no copy takes; should one be
+ * Where all processes that copy hold a byte of the arena's lock file, it comes back when that lock has ended, wherever they run.
+ * Where the process cannot be seen (another pid namespace) and holds none, it comes back after a time that no copy takes; should one be
  * later still, the checksum of every import and every read from disk stands between it and a wrong block.
  * Bounded by the server, which counts quarantined sessions among its sessions.
  */
@@ -15,6 +16,8 @@ import { isAlive, isSameProcess, type PeerProcess } from './peer-process.ts';
 interface Entry {
   readonly holdings: Holdings;
   readonly peer: PeerProcess;
+  /** Whether the engine's processes still hold their lock; null: they have none. */
+  readonly isHeld: (() => boolean) | null;
   readonly sinceUs: number;
 }
 
@@ -43,9 +46,9 @@ export class Quarantine {
   }
 
   /** Take over what a disconnected session still holds. */
-  add(session: string, holdings: Holdings, peer: PeerProcess): void {
+  add(session: string, holdings: Holdings, peer: PeerProcess, isHeld: (() => boolean) | null = null): void {
     const { clock, log, counters } = this.#options;
-    this.#entries.set(session, { holdings, peer, sinceUs: clock.nowUs() });
+    this.#entries.set(session, { holdings, peer, isHeld, sinceUs: clock.nowUs() });
     counters.add('quarantine.sessions');
     log.info({ session, pid: peer.pid, ...holdings.counts }, 'session ended with slots in use: quarantined');
     this.#schedule();
@@ -72,7 +75,9 @@ export class Quarantine {
       this.#cancelPoll = undefined;
       const unseenSinceUs = this.#options.clock.nowUs() - unseenProcessMs * 1000;
       for (const [session, entry] of this.#entries) {
-        if (!isAlive(entry.peer)) this.#end(session, entry, 'process_dead');
+        if (entry.isHeld !== null) {
+          if (!entry.isHeld()) this.#end(session, entry, 'lock_ended');
+        } else if (!isAlive(entry.peer)) this.#end(session, entry, 'process_dead');
         else if (entry.peer.pid <= 0 && entry.sinceUs <= unseenSinceUs) this.#end(session, entry, 'process_unseen');
       }
       this.#schedule();

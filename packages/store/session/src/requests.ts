@@ -24,6 +24,8 @@ export interface RequestContext {
   /** Where token ids go; null: nobody wants them. */
   readonly tokens: TokenSink | null;
   readonly limits: SessionLimits;
+  /** The engine's processes hold this byte of the arena's lock file. False: they do not. */
+  readonly hold: (byte: number) => boolean;
   /** Counters of the server itself, for Stats. */
   readonly gauges: () => Readonly<Record<string, number>>;
   readonly send: (id: bigint, body: ServerBody) => void;
@@ -96,6 +98,13 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       return done(holdings.cancelPrefetch(request.value.prefetchId));
     case 'unpin':
       return done(holdings.unpin(hashesOf(request.value.hashes)));
+    case 'hold': {
+      const { byte } = request.value;
+      if (byte < 1n || byte > BigInt(Number.MAX_SAFE_INTEGER)) {
+        throw new KvError('PROTOCOL', `hold: byte ${byte} is not 1 to 2^53 - 1; choose one of these at random`);
+      }
+      return done(context.hold(Number(byte)) ? 1 : 0);
+    }
     case 'stats':
       return { $case: 'stats', value: stats(context) };
     case 'attach':

@@ -1,7 +1,7 @@
 /**
  * The cache node's end of the session link: accepts engines on a Unix socket, one session per connection.
  *
- * Invariants: only processes of this user (or root) get in; sessions, quarantined ones included, are bounded; the end of
+ * Invariants: only processes of this user (or root, or of a group that is named) get in; sessions, quarantined ones included, are bounded; the end of
  * a connection, however it comes, is the end of its session.
  */
 import net from 'node:net';
@@ -33,7 +33,7 @@ export class SessionServer {
   /** KvError LOCKED when another node serves this socket, SETUP when it cannot be made. */
   static async listen(options: SessionServerOptions): Promise<SessionServer> {
     const server = new SessionServer(options);
-    server.#socketInode = await listenPrivately(server.#server, options.socketPath);
+    server.#socketInode = await listenPrivately(server.#server, options.socketPath, options.group ?? null);
     // One connection could not be accepted (no descriptors, no memory): the sessions that there are go on.
     server.#server.on('error', (error) => {
       options.store.counters.add('session.refused.accept');
@@ -72,7 +72,7 @@ export class SessionServer {
   }
 
   #accept(socket: net.Socket): void {
-    const { store, limits, log, peerCredentials } = this.#options;
+    const { store, limits, log, peerCredentials, group = null, peerGroups = () => [] } = this.#options;
     const refuse = (why: string, fields: object): void => {
       store.counters.add(`session.refused.${why}`);
       log.warn({ why, ...fields }, 'connection refused');
@@ -80,15 +80,19 @@ export class SessionServer {
       socket.destroy();
     };
     let credentials: { pid: number; uid: number };
+    let isMember = false;
     try {
-      credentials = peerCredentials(descriptorOf(socket));
+      const fd = descriptorOf(socket);
+      credentials = peerCredentials(fd);
+      isMember = group !== null && peerGroups(fd).includes(group);
     } catch (error) {
       refuse('credentials', { reason: KvError.from(error).message });
       return;
     }
     const own = process.getuid?.() ?? 0;
     const full = this.#connections.size + this.#quarantine.size >= limits.maxSessions;
-    const refusal = credentials.uid !== own && credentials.uid !== 0 ? 'uid' : full ? 'too_many' : undefined;
+    const refusal =
+      credentials.uid !== own && credentials.uid !== 0 && !isMember ? 'uid' : full ? 'too_many' : undefined;
     if (refusal !== undefined) {
       refuse(refusal, credentials);
       return;

@@ -1,8 +1,8 @@
 /**
  * A Unix socket that only this user can reach: mode 0600 from its first moment, in a folder that only its owner, this user or
- * root, may write to; it is made 0700 when it is not there. A socket file that a dead process left is replaced; one that somebody serves is KvError LOCKED.
+ * root, may write to; it is made 0700 when it is not there. With a group: 0660 and 0750, of that group. A socket file that a dead process left is replaced; one that somebody serves is KvError LOCKED.
  */
-import { chmodSync, lstatSync, mkdirSync, unlinkSync } from 'node:fs';
+import { chmodSync, chownSync, lstatSync, mkdirSync, unlinkSync } from 'node:fs';
 import net from 'node:net';
 import path from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -12,7 +12,11 @@ import { checkSocketFolder } from '@kvtier/wire';
 const maxPathBytes = 107;
 
 /** Returns the inode of the socket file, for `removeSocket`. */
-export async function listenPrivately(server: net.Server, socketPath: string): Promise<bigint> {
+export async function listenPrivately(
+  server: net.Server,
+  socketPath: string,
+  group: number | null = null,
+): Promise<bigint> {
   if (Buffer.byteLength(socketPath) > maxPathBytes) {
     throw new KvError(
       'CONFIG',
@@ -21,11 +25,13 @@ export async function listenPrivately(server: net.Server, socketPath: string): P
   }
   const folder = path.dirname(socketPath);
   try {
-    mkdirSync(folder, { recursive: true, mode: 0o700 });
+    const isNew = mkdirSync(folder, { recursive: true, mode: 0o700 }) !== undefined;
     checkSocketFolder(socketPath);
+    if (isNew && group !== null) giveTo(folder, group, 0o750);
     await removeStale(socketPath);
     await listen(server, socketPath);
-    chmodSync(socketPath, 0o600);
+    if (group === null) chmodSync(socketPath, 0o600);
+    else giveTo(socketPath, group, 0o660);
     return lstatSync(socketPath, { bigint: true }).ino;
   } catch (error) {
     if (error instanceof KvError) throw error;
@@ -37,6 +43,11 @@ export async function listenPrivately(server: net.Server, socketPath: string): P
       },
     );
   }
+}
+
+function giveTo(file: string, group: number, mode: number): void {
+  chownSync(file, process.geteuid?.() ?? 0, group);
+  chmodSync(file, mode);
 }
 
 /** Remove our socket file, and not the one that a successor has put there. */

@@ -11,7 +11,7 @@ import os
 import weakref
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import native
@@ -25,10 +25,16 @@ class ArenaRef:
     path: str
     bytes: int
     id: int
+    #: Who maps it holds this byte of the file beside it, so that the node sees the end of all copies. 0: there is no such file.
+    lock_byte: int = 0
+
+    @property
+    def lock_path(self) -> str:
+        return f"{self.path}.lock"
 
     def within(self, folder: str | None) -> ArenaRef:
         """The same file where this process sees its folder: in another container that may be another place."""
-        return self if folder is None else ArenaRef(str(Path(folder) / Path(self.path).name), self.bytes, self.id)
+        return self if folder is None else replace(self, path=str(Path(folder) / Path(self.path).name))
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class Copies:
     def map(self, ref: ArenaRef, folder: str | None = None) -> Arena:
         """Maps an arena; ``folder``: where this process sees the arenas' folder. KvError PROTOCOL when it is another one, SETUP."""
         seen = ref.within(folder)
-        return Arena(self, ref, self._call("kvtier_map", seen.path.encode(), seen.bytes, seen.id))
+        return Arena(self, ref, self._call("kvtier_map", seen.path.encode(), seen.bytes, seen.id, seen.lock_byte))
 
     def layout(self, parts: Sequence[Part], blocks: int) -> Layout:
         """A block's payload is its parts one after another; blocks are 0 to ``blocks`` - 1."""

@@ -48,7 +48,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "kvtier_copy_code": (c_char_p, []),
     "kvtier_open": (c_void_p, [POINTER(Options)]),
     "kvtier_close": (c_int32, [c_void_p, c_int64]),
-    "kvtier_map": (c_int64, [c_void_p, c_char_p, c_uint64, c_uint64]),
+    "kvtier_map": (c_int64, [c_void_p, c_char_p, c_uint64, c_uint64, c_uint64]),
     "kvtier_unmap": (c_int32, [c_void_p, c_int64]),
     "kvtier_layout": (c_int64, [c_void_p, POINTER(Part), c_size_t, c_uint64]),
     "kvtier_payload_bytes": (c_uint64, [c_void_p, c_int64]),

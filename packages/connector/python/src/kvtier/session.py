@@ -19,11 +19,13 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from .copies import ArenaRef
 from .errors import KvError
-from .link import MAX_OUTSTANDING, Exchange, Link, connect, wake
+from .hold import hold, own_byte
+from .link import MAX_OUTSTANDING, Exchange, Link, connect, group_id, wake
 from .protocol import MAX_HASHES, PROTOCOL
 from .requests import OWED_DEADLINE_S, Held, Load, Request, Reservation, TierState, done_count
 
@@ -46,16 +48,17 @@ _TURN_S = 1.0
 class Attachment:
     """One life of the session: a live link, and the arena that offsets are of."""
 
-    def __init__(self, link: Link, attached: Any, epoch: int, payload_bytes: int) -> None:
+    def __init__(self, link: Link, attached: Any, epoch: int, payload_bytes: int, arena: ArenaRef) -> None:
         self.session: bytes = attached.session
         self.boot_epoch = epoch
-        self.arena = ArenaRef(attached.arena_path, attached.arena_bytes, attached.arena_id)
+        #: As this process sees it.
+        self.arena = arena
         #: The node's KV events carry token ids: a reserve is to say them.
         self.wants_token_ids = bool(attached.wants_token_ids)
         self._link = link
         self._least = 4096 + attached.header_bytes
         self._last = attached.arena_bytes - payload_bytes
-        self._ids = itertools.count(2)
+        self._ids = itertools.count(3)
         self._unsettled = 0
         self._lock = threading.Lock()
         self._idle = threading.Event()
@@ -137,7 +140,11 @@ class Session:
         tenant: str = "",
         ttl_seconds: int = 0,
         client: str = "kvtier for Python",
+        arena_folder: str | None = None,
+        group: int | str | None = None,
     ) -> None:
+        """``arena_folder``: where this process sees the folder of the node's arena. ``group``: the node may be of another user, if its
+        socket's folder is of this group, by name or number."""
         if len(namespace) != 32 or hash_bytes not in (16, 32) or payload_bytes < 1 or block_tokens < 1:
             raise KvError("CONFIG", "a session has a namespace of 32 bytes, hashes of 16 or 32, and blocks of tokens and bytes")
         self.socket_path = socket_path
@@ -155,6 +162,9 @@ class Session:
         }
         #: How often it was attached.
         self.sessions = 0
+        self._arena_folder = arena_folder
+        self._group = group_id(group)
+        self._held_fd: int | None = None
         self._attachment: Attachment | None = None
         self._closing = threading.Event()
         self._complaint = ""
@@ -269,7 +279,7 @@ class Session:
             began = time.monotonic()
             attachment: Attachment | None = None
             try:
-                link = Link(connect(self.socket_path), self._wake_fd)
+                link = Link(connect(self.socket_path, self._group), self._wake_fd)
                 try:
                     attachment = self._attached(link, previous)
                     self._serve(link, attachment)
@@ -282,6 +292,7 @@ class Session:
                 log.exception("kvtier: a session failed")
             if attachment is not None:
                 previous = attachment.session if self._drain(attachment) else b""
+            self._let_go(attachment is None or previous != b"")
             if time.monotonic() - began > GOOD_SESSION_S:
                 pause_s = FIRST_PAUSE_S
             self._closing.wait(pause_s * (0.5 + random.random()))
@@ -300,7 +311,26 @@ class Session:
         attached = request.result()
         if len(attached.session) != 16 or not 4096 <= attached.header_bytes + 4096 < attached.arena_bytes < 1 << 53:
             raise KvError("PROTOCOL", "the cache node described an arena that cannot be")
-        return Attachment(link, attached, link.epoch or 0, self.payload_bytes)
+        arena = ArenaRef(attached.arena_path, attached.arena_bytes, attached.arena_id).within(self._arena_folder)
+        if attached.has_lock_file:
+            arena = self._hold(link, arena)
+        return Attachment(link, attached, link.epoch or 0, self.payload_bytes, arena)
+
+    def _hold(self, link: Link, arena: ArenaRef) -> ArenaRef:
+        """The arena with the byte that this process holds from now on, and with it every process that maps it."""
+        byte = own_byte()
+        self._held_fd = hold(arena.lock_path, byte)
+        if self._held_fd is None:
+            return arena  # the node looks at the process instead
+        # Nobody waits for the answer: it is told before anything that needs slots is asked for.
+        link.post(2, Request("hold", {"byte": byte}, ATTACH_DEADLINE_S, "done", done_count))
+        return replace(arena, lock_byte=byte)
+
+    def _let_go(self, settled: bool) -> None:
+        """After the last copy: the node may give away what is left of the session. Otherwise the byte is held until the process ends."""
+        if self._held_fd is not None and settled:
+            os.close(self._held_fd)
+        self._held_fd = None
 
     def _serve(self, link: Link, attachment: Attachment) -> None:
         self.sessions += 1

@@ -6,7 +6,7 @@ import { native } from '@kvtier/data-plane';
 import { Bench, silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
 import type { SessionLimits } from '../limits.ts';
-import type { TokenSink } from '../options.ts';
+import type { SessionServerOptions, TokenSink } from '../options.ts';
 import { SessionServer } from '../server.ts';
 import { packed, RawClient } from './raw-client.ts';
 
@@ -17,6 +17,8 @@ export class ServedBench {
   socketPath = path.join(this.folder, 'run', 'node.sock');
   bench!: Bench;
   server: SessionServer | undefined;
+  /** Laid over the server's options. */
+  more: Partial<SessionServerOptions> = {};
   /** Called for each answer about statistics. */
   gauges: () => Record<string, number> = () => ({});
   readonly #clients: RawClient[] = [];
@@ -43,6 +45,7 @@ export class ServedBench {
       gauges: () => this.gauges(),
       tokens,
       limits: { quarantinePollMs: 10, ...limits },
+      ...this.more,
     });
   }
 

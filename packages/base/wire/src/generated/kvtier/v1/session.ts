@@ -52,6 +52,7 @@ export interface ClientFrame {
     | { $case: "prefetch"; value: Prefetch }
     | { $case: "cancelPrefetch"; value: CancelPrefetch }
     | { $case: "endLoad"; value: EndLoad }
+    | { $case: "hold"; value: Hold }
     | undefined;
 }
 
@@ -105,7 +106,20 @@ export interface Attached {
   /** random, also at the start of the arena file: proof that both map the same one */
   arenaId: bigint;
   /** Reserve is to say them: the node's KV events carry them */
-  wantsTokenIds?: boolean | undefined;
+  wantsTokenIds?:
+    | boolean
+    | undefined;
+  /** beside the arena, as arena_path + ".lock": see Hold */
+  hasLockFile?: boolean | undefined;
+}
+
+/**
+ * All processes that copy for this session hold a shared lock of an open file description (fcntl) on this byte of the arena's lock file,
+ * from before the first copy to after the last. So the node sees that they have ended where it cannot see processes. Done{count}: 1 when
+ * the node finds the byte locked; 0: as if it had not been said.
+ */
+export interface Hold {
+  byte: bigint;
 }
 
 /** How much of a chain is held, from its first hash on, without a gap. */
@@ -333,6 +347,9 @@ export const ClientFrame: MessageFns<ClientFrame> = {
       case "endLoad":
         EndLoad.encode(message.body.value, writer.uint32(114).fork()).join();
         break;
+      case "hold":
+        Hold.encode(message.body.value, writer.uint32(122).fork()).join();
+        break;
     }
     return writer;
   },
@@ -460,6 +477,14 @@ export const ClientFrame: MessageFns<ClientFrame> = {
             }
 
             message.body = { $case: "endLoad", value: EndLoad.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 15: {
+            if (tag !== 122) {
+              break;
+            }
+
+            message.body = { $case: "hold", value: Hold.decode(reader, reader.uint32()) };
             continue;
           }
         }
@@ -794,6 +819,7 @@ function createBaseAttached(): Attached {
     headerBytes: 0,
     arenaId: 0n,
     wantsTokenIds: undefined,
+    hasLockFile: undefined,
   };
 }
 
@@ -822,6 +848,9 @@ export const Attached: MessageFns<Attached> = {
     }
     if (message.wantsTokenIds !== undefined) {
       writer.uint32(48).bool(message.wantsTokenIds);
+    }
+    if (message.hasLockFile !== undefined) {
+      writer.uint32(56).bool(message.hasLockFile);
     }
     return writer;
   },
@@ -885,6 +914,63 @@ export const Attached: MessageFns<Attached> = {
             }
 
             message.wantsTokenIds = reader.bool();
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.hasLockFile = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseHold(): Hold {
+  return { byte: 0n };
+}
+
+export const Hold: MessageFns<Hold> = {
+  encode(message: Hold, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.byte !== 0n) {
+      if (BigInt.asUintN(64, message.byte) !== message.byte) {
+        throw new globalThis.Error("value provided for field message.byte of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.byte);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Hold {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHold();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.byte = reader.uint64() as bigint;
             continue;
           }
         }

@@ -1,0 +1,40 @@
+"""The lock by which the node sees that an engine's processes have ended, where it cannot see processes: a byte of the file beside the
+arena, held by every process that copies (``Hold`` in proto/kvtier/v1/session.proto). The kernel ends it with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import struct
+import threading
+
+#: struct flock of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("@hhqqi4x")
+
+_lock = threading.Lock()
+_own: tuple[int, int] = (0, 0)
+
+
+def own_byte() -> int:
+    """Of this process, for all of its sessions: it names the engine, and travels to the processes that copy for it."""
+    global _own
+    with _lock:
+        if _own[0] != os.getpid():
+            _own = (os.getpid(), 1 + secrets.randbelow((1 << 48) - 1))
+        return _own[1]
+
+
+def hold(path: str, byte: int) -> int | None:
+    """A descriptor that holds the byte until it is closed; None where that cannot be."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+    except OSError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,124 @@
+/**
+ * What ptxas says of every kernel, for both architectures that are built: registers that do not fit are spilled to memory, and a kernel
+ * at the memory's speed pays for each byte. Needs nvcc and no GPU. A kernel file's answer is kept in `build/ptxas` until it, or a
+ * header beside it, changes.
+ */
+import { execFile, execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { describe, expect, it } from 'vitest';
+
+const architectures = ['sm_80', 'sm_90a'];
+const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
+const kept = fileURLToPath(new URL('../../../../build/ptxas', import.meta.url));
+const include = ['../executor/cc', '../../base/data-plane/cc'].flatMap((path) => ['-I', join(cuda, path)]);
+/** Bytes that are spilled and still to be mended: no more than these, and nowhere else. */
+const known: Readonly<Record<string, readonly [RegExp, number]>> = {
+  'attention_split_f16.cu sm_90a': [/4e4m3ELi64E/, 8],
+  'attention_tiles_bf16.cu sm_80': [/4bf16ES2_Li128E/, 100],
+  'attention_tiles_f16.cu sm_80': [/3f16ES2_Li128E/, 100],
+  'attention_tiles_f16.cu sm_90a': [/4e4m3ELi128E/, 16],
+  'rows.cu sm_80': [/NormKernel/, 8],
+};
+/** nvcc takes a core for half a minute a file; on a busy machine many times that. */
+const deadlineMs = 900_000;
+
+interface Kernel {
+  readonly name: string;
+  readonly spilledBytes: number;
+}
+
+/** Absent: no kernel is compiled on this machine. */
+const nvcc = ((): string | undefined => {
+  try {
+    return execFileSync('nvcc', ['--version'], { encoding: 'utf8' });
+  } catch {
+    return undefined;
+  }
+})();
+
+const sources = readdirSync(join(cuda, 'kernels')).filter((file) => file.endsWith('.cu'));
+
+/** The file and what it includes of ours, each once. */
+function readWhole(file: string, seen: Map<string, string>): Map<string, string> {
+  if (seen.has(file) || !existsSync(file)) return seen;
+  const text = readFileSync(file, 'utf8');
+  seen.set(file, text);
+  for (const [, name] of text.matchAll(/^#include "(.+)"/gm)) readWhole(join(dirname(file), name!), seen);
+  return seen;
+}
+
+/** Of one source, what it includes, and nvcc. */
+function keyOf(source: string, architecture: string): string {
+  const hash = createHash('sha256').update(`${nvcc}\n${architecture}\n`);
+  for (const text of readWhole(join(cuda, 'kernels', source), new Map()).values()) hash.update(text);
+  return hash.digest('hex').slice(0, 32);
+}
+
+async function said(source: string, architecture: string): Promise<string> {
+  const file = join(kept, `${source}-${architecture}-${keyOf(source, architecture)}.txt`);
+  if (existsSync(file)) return readFileSync(file, 'utf8');
+  const target = `arch=${architecture.replace('sm', 'compute')},code=${architecture}`;
+  const flags = [
+    '-std=c++20',
+    '--expt-relaxed-constexpr',
+    '-gencode',
+    target,
+    '-Xptxas',
+    '-v',
+    '-cubin',
+    '-o',
+    '/dev/null',
+  ];
+  const input = join(cuda, 'kernels', source);
+  const { stderr } = await promisify(execFile)('nvcc', [...flags, ...include, input], {
+    timeout: deadlineMs,
+    maxBuffer: 16 << 20,
+  });
+  mkdirSync(kept, { recursive: true });
+  writeFileSync(file, stderr);
+  return stderr;
+}
+
+/** Entry functions with what each spills; the lines of a function follow the one that names it. */
+export function spills(text: string): Kernel[] {
+  const kernels: Kernel[] = [];
+  let name = '';
+  for (const line of text.split('\n')) {
+    name = /Compiling entry function '(\w+)'/.exec(line)?.[1] ?? name;
+    const spilled = /(\d+) bytes spill stores, (\d+) bytes spill loads/.exec(line);
+    if (!spilled || name === '') continue;
+    kernels.push({ name, spilledBytes: Number(spilled[1]) + Number(spilled[2]) });
+    name = '';
+  }
+  return kernels;
+}
+
+it('reads what ptxas says', () => {
+  const lines = [
+    "ptxas info    : Compiling entry function '_Z1aILi128EEvv' for 'sm_90a'",
+    'ptxas info    : Function properties for _Z1aILi128EEvv',
+    '    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads',
+  ];
+  expect(spills(lines.join('\n'))).toEqual([{ name: '_Z1aILi128EEvv', spilledBytes: 20 }]);
+});
+
+describe.skipIf(nvcc === undefined)('no kernel of a head dimension up to 128 spills registers', () => {
+  it.each(architectures.flatMap((architecture) => sources.map((source) => [source, architecture] as const)))(
+    '%s, %s',
+    { timeout: deadlineMs },
+    async (source, architecture) => {
+      const kernels = spills(await said(source, architecture));
+      expect(kernels.length).toBeGreaterThan(0);
+      // Outputs of 256 dimensions fill the registers of a thread: a few bytes are the price of the larger tile.
+      const above = ({ name }: Kernel): boolean => /Li256E/.test(name) && /Attention/.test(name);
+      const [pattern, most] = known[`${source} ${architecture}`] ?? [/^$/, 0];
+      const allowed = (name: string): number => (pattern.test(name) ? most : 0);
+      expect(kernels.filter((kernel) => !above(kernel) && kernel.spilledBytes > allowed(kernel.name))).toEqual([]);
+      for (const { name, spilledBytes } of kernels.filter(above)) expect(spilledBytes, name).toBeLessThanOrEqual(128);
+    },
+  );
+});
