@@ -5,96 +5,17 @@ An engine that reads a byte which is not its token's says so (`wrong`); a test e
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import unittest
 from typing import Any
 from unittest import mock
 
-from rig import Node, NodeCase, until
+from rig import Node, until
 
+from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
-
-
-def prompts(count: int, tokens: int = 40, shared: int = 24, seed: int = 1) -> list[list[int]]:
-    """With a prefix in common, and a tail of their own."""
-    return [[seed * 7 + i for i in range(shared)] + [1000 * (n + 1) + i for i in range(tokens - shared)] for n in range(count)]
-
-
-class EngineCase(NodeCase):
-    def play(self, node: Node | None, shape: Shape | None = None, socket: str = "", attached: bool = True) -> Engine:
-        engine = Engine(shape or Shape(), node.socket_path if node else socket)
-        self.addCleanup(engine.close)
-        if attached:
-            self.attach(engine)
-        return engine
-
-    def attach(self, engine: Engine) -> None:
-        def ready() -> bool:
-            engine.step()
-            half = engine.connector._scheduler
-            return half is not None and half._node is not None and half._node.attached() is not None
-
-        until("the engine is attached", ready)
-
-    def serve(self, engine: Engine, texts: list[list[int]], outputs: int = 4, **more: Any) -> list[list[int]]:
-        """Greedy tokens of all prompts; with nothing wrong and nothing left behind."""
-        names = [f"{engine.steps}-{i}" for i in range(len(texts))]
-        for name, text in zip(names, texts):
-            engine.add(name, text, outputs, **more)
-        engine.run()
-        self.check(engine)
-        return [engine.done[name].output_tokens() for name in names]
-
-    def check(self, engine: Engine) -> None:
-        self.assertEqual(engine.wrong, [])
-        self.assertTrue(engine.all_free(), "blocks are still held")
-        self.assertEqual(engine.connector.troubles.count, 0)
-        for worker in engine.workers:
-            self.assertEqual(worker.connector.troubles.count, 0)
-
-    def told(self, *engines: Any) -> str:
-        """What to look at when too little was found."""
-        return str([(e.connector._scheduler.counters, e.external_tokens, e.local_tokens) if isinstance(e, Engine) else e for e in engines])
-
-    def until_held(self, node: Node, engine: Engine, tokens: int) -> None:
-        """Commits are confirmed by nobody: they are asked for."""
-        attached = engine.connector._scheduler._node.attached()
-        last = max(engine.done.values(), key=lambda request: request.num_tokens)
-
-        def held() -> bool:
-            for share, session in zip(attached.shares, attached.sessions):
-                if share.group.window_tokens:
-                    continue
-                step = share.group.hash_step
-                asked = session.lookup(b"".join(last.block_hashes[step - 1 :: step]), deadline_s=5)
-                asked.wait(5)
-                if asked.result().blocks * share.group.block_tokens < tokens:
-                    return False
-            return True
-
-        until(f"{tokens} tokens are held", held)
-
-    def no_leases(self, engine: Engine) -> None:
-        """All that was leased or reserved is given back."""
-        attached = engine.connector._scheduler._node.attached()
-        until("nothing is leased", lambda: all(one.drained(0) for one in attached.attachments), 5)
-
-    def flip(self, engine: Engine) -> None:
-        """A byte in the middle of every slot of the arena."""
-        attached = engine.connector._scheduler._node.attached()
-        size = -(-(attached.shares[0].payload_bytes + 256) // 4096) * 4096
-        with open(attached.arena.ref.path, "r+b") as file:
-            for at in range(4096 + 256 + 64, attached.arena.ref.bytes, size):
-                file.seek(at)
-                byte = file.read(1)
-                file.seek(at)
-                file.write(bytes([byte[0] ^ 0x10]))
-
-    def stored(self, engine: Engine) -> int:
-        return engine.connector._scheduler.counters.get("stored_blocks", 0)
 
 
 class Shapes(EngineCase):
@@ -403,45 +324,6 @@ class Faults(EngineCase):
             self.assertEqual(engine.wrong, [])
             self.assertTrue(engine.all_free())
             self.no_leases(engine)
-
-
-class Cost(EngineCase):
-    """All that the loop of the engine spends in the scheduler's half on a prompt of 32k tokens that is held."""
-
-    def test_a_prompt_of_32k_tokens(self) -> None:
-        blocks = 2048
-        shape = Shape([GroupShape(layers=1, block_tokens=16)], blocks=blocks + 8, heads=1, dim=1, prefix_caching=False,
-                      step_tokens=40_000, options={"held_blocks_share": 0.5, "patience_us": 0})
-        node = self.node()
-        text = list(range(blocks * 16))
-        engine = self.play(node, shape)
-        while self.stored(engine) < blocks:
-            self.serve(engine, [text], outputs=2)
-        spent: dict[str, float] = {}
-        for name in ("get_num_new_matched_tokens", "build_connector_meta"):
-            real = getattr(engine.connector, name)
-
-            def timed(*args: Any, real: Any = real, name: str = name) -> Any:
-                began = time.thread_time_ns()  # what it costs, and not what others on this machine do
-                try:
-                    return real(*args)
-                finally:
-                    took = (time.thread_time_ns() - began) / 1e3
-                    spent[name] = max(spent.get(name, 0.0), took)
-
-            setattr(engine.connector, name, timed)
-        sums = []
-        for _ in range(9):
-            spent.clear()
-            before = engine.external_tokens
-            self.serve(engine, [text], outputs=1)
-            self.assertEqual(engine.external_tokens - before, blocks * 16)
-            sums.append(sum(spent.values()))
-        limit = 50 + 0.02 * blocks
-        if os.environ.get("KVTIER_BENCH"):
-            print(f"32k tokens: {min(sums):.0f} us at best, {sorted(sums)[4]:.0f} us at the median, limit {limit:.0f} us; {spent}")
-        # The figure is for a quiet machine; what grows with more than the blocks is found on any.
-        self.assertLess(min(sums), 8 * limit)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ _TURN_S = 0.05
 _LINGER_S = 10.0
 #: An idle engine is kept stepping for so long at most, so that its workers map a new arena before the next request comes.
 _MAPPING_STEPS_S = 2.0
+#: Promises whose blocks are still to be pinned, and how long that is tried.
+MAX_PINS = 1024
+_PIN_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,17 @@ class Attached:
     sessions: tuple[Session, ...]
     attachments: tuple[Attachment, ...]
     arena: Arena
+
+
+@dataclass
+class _Pin:
+    attached: Attached
+    #: By group.
+    chains: dict[int, bytes]
+    ttl_s: float
+    until: float
+    asked: list[Any] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
 
 class Node:
@@ -63,6 +77,7 @@ class Node:
         self._gone_at: dict[int, float] = {}
         self._seen_at: dict[int, float] = {}
         self._worker_mapped: dict[int, set[Rank]] = {}
+        self._pins: list[_Pin] = []
         self._stopped = threading.Event()
         self._poked = threading.Event()
         self._lock = threading.Lock()
@@ -127,6 +142,11 @@ class Node:
             session.close(0.0)
         self._poked.set()
 
+    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> None:
+        """Blocks that were promised stay until another pod has loaded them; they are pinned as soon as they are committed."""
+        if len(self._pins) < MAX_PINS:
+            self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
+
     def close(self) -> None:
         self._stopped.set()
         self._poked.set()
@@ -147,6 +167,7 @@ class Node:
                 if not self._sessions and not self.refusal:
                     self._open()
                 self._keep_arenas()
+                self._keep_pins()
             except (Unsupported, WeightsMissing) as error:
                 if not self._stopped.is_set():
                     self._refuse(str(error))
@@ -180,6 +201,8 @@ class Node:
                 tenant=options.tenant,
                 ttl_seconds=options.ttl_seconds,
                 client="vLLM",
+                arena_folder=options.arena_dir or None,
+                group=options.group or None,
             )
             for share in shares
         )
@@ -200,7 +223,7 @@ class Node:
         for number, ref in wanted.items():
             self._gone_at.pop(number, None)
             if number not in self._arenas:
-                self._arenas[number] = self.copies.map(ref, self._options.arena_dir or None)
+                self._arenas[number] = self.copies.map(ref)
                 self._seen_at[number] = time.monotonic()
         for number in list(self._arenas):
             # A session that is silent or between two lives still has its arena.
@@ -210,7 +233,23 @@ class Node:
                 self._arenas.pop(number).close()
                 self._gone_at.pop(number, None)
                 self._worker_mapped.pop(number, None)
-        self.places = [ArenaPlace(arena.ref.path, arena.ref.bytes, number) for number, arena in self._arenas.items()]
+        refs = [arena.ref for arena in self._arenas.values()]
+        self.places = [ArenaPlace(ref.path, ref.bytes, ref.id, ref.lock_byte) for ref in refs]
+
+    def _keep_pins(self) -> None:
+        for pin in list(self._pins):
+            if pin.asked and not all(request.done for request in pin.asked):
+                continue
+            missing = any(request.error or request.value < pin.counts[i] for i, request in enumerate(pin.asked))
+            if (pin.asked and not missing) or time.monotonic() > pin.until or self._cached is not pin.attached:
+                self._pins.remove(pin)
+                continue
+            pin.asked, pin.counts = [], []
+            for share, session in zip(pin.attached.shares, pin.attached.sessions):
+                chain = pin.chains.get(share.group.index, b"")
+                if chain:
+                    pin.asked.append(session.pin(chain, ttl_s=pin.ttl_s))
+                    pin.counts.append(len(chain) // session.hash_bytes)
 
     def _refuse(self, why: str) -> None:
         if not self.refusal:

@@ -16,13 +16,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtier.vllm import identity
+from kvtier.vllm import identity, promises
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of, longest_prefix, usable_prefix
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
-from kvtier.vllm.staging import Lookups, Stage
+from kvtier.vllm.staging import Lookups, Stage, hashes_of
 from kvtier.vllm.storing import Holder, Piece, Stores
 from kvtier.vllm.versions import block_state
 
@@ -48,6 +48,8 @@ class _Request:
     held: list[list[tuple[int, int]]] | None = None
     stage: Stage | None = None
     stages: int = 0
+    #: Of another pod, which computes its prompt.
+    promise: promises.Promise | None = None
     #: Why nothing more is loaded for it.
     denied: str = ""
     tables: list[list[int]] = field(default_factory=list)
@@ -80,6 +82,8 @@ class SchedulerHalf:
         self._node: Node | None = None
         self._lookup_slow = False
         self._expire_at = 0.0
+        self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
+        self._tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         try:
             identity.check_supported(vllm_config)
             _, self._hash_tokens = identity.block_sizes(vllm_config, kv_cache_config)
@@ -110,7 +114,8 @@ class SchedulerHalf:
             self._look_up(known)
 
     def _known(self, request: Any) -> _Request:
-        hints = (getattr(request, "kv_transfer_params", None) or {}).get("kvtier") or {}
+        params = getattr(request, "kv_transfer_params", None)
+        hints = promises.hints_of(params)
         images = bool(getattr(request, "mm_features", None))
         usable = getattr(request, "lora_request", None) is None and (not images or self.options.multimodal)
         reads = usable and self.options.load and hints.get("load", True) is not False
@@ -121,6 +126,7 @@ class SchedulerHalf:
             loads=reads and not getattr(request, "skip_reading_prefix_cache", False),
             stores=usable and self.options.store and hints.get("store", True) is not False,
             tokens=getattr(request, "all_token_ids", None) if plain else None,
+            promise=promises.read(params),
             tables=[[] for _ in self._groups],
             offered=[0] * len(self._groups),
         )
@@ -183,6 +189,7 @@ class SchedulerHalf:
         usable = usable_prefix(self._groups, end, local_tokens, int(request.num_tokens))
         if usable < end:
             end = longest_prefix(self._groups, held, local_tokens, usable)
+        end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
         tokens = end - local_tokens
         if tokens <= 0 or tokens < self.options.min_load_tokens:
             return 0, False
@@ -193,11 +200,28 @@ class SchedulerHalf:
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
         deadline_ms = min(self.options.load_deadline_ms, 50 + tokens * self.options.load_us_per_token / 1e3)
-        known.stage = Stage(lookups, node.copies, self._groups, local_tokens, end, deadline_ms / 1e3)
+        deadline_s = max(deadline_ms / 1e3, await_s)
+        known.stage = Stage(lookups, node.copies, self._groups, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
         if known.stage.wait(self.options.patience_us / 1e6):
             return self._staged(known, request, local_tokens)
         return None, False
+
+    def _promised(
+        self, known: _Request, attached: Attached, end: int, local_tokens: int, limit: int
+    ) -> tuple[int, float]:
+        """Where another pod computes more of it now, that is waited for: until its deadline, and once."""
+        promise, known.promise = known.promise, None
+        if promise is None or known.stages > 0:
+            return end, 0.0
+        until = min(promise.tokens, limit) // self._align * self._align
+        until = usable_prefix(self._groups, until, local_tokens, limit + 1)
+        at = promise.tokens // self._hash_tokens - 1
+        ours = promises.namespace_of([share.namespace for share in attached.shares]) == promise.namespace
+        if not ours or until <= end or not 0 <= at < len(known.hashes) or known.hashes[at].hex() != promise.last_hash:
+            return end, 0.0
+        self._add("promises", 1)
+        return until, self.options.promise_deadline_ms / 1e3
 
     def _staged(self, known: _Request, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         stage = known.stage
@@ -391,7 +415,33 @@ class SchedulerHalf:
         if attached is not None and not self._troubles.stopped:
             known.tables = [list(ids) for ids in block_ids]
             self._offer(known, int(request.num_computed_tokens), attached)
+            return self._promise(known, request, attached)
         return None
+
+    def _promise(self, known: _Request, request: Any, attached: Attached) -> dict[str, Any] | None:
+        """What was computed for another pod: pinned, and told in the answer."""
+        if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
+            return None
+        computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens)
+        tokens = computed // self._align * self._align
+        if tokens <= 0 or self._node is None:
+            return None
+        chains = {}
+        for group in self._groups:
+            end = tokens // group.block_tokens
+            chains[group.index] = hashes_of(known.hashes, group, group.first_needed(0, end), end)
+        if self.options.pin_ms:
+            self._node.pin(attached, chains, self.options.pin_ms / 1e3)
+        namespace = promises.namespace_of([share.namespace for share in attached.shares])
+        promise = promises.Promise(namespace, tokens, known.hashes[tokens // self._hash_tokens - 1].hex())
+        return promises.answer(
+            promise,
+            engine=self._engine_id,
+            request=known.name,
+            groups=len(self._groups),
+            tensor_ranks=self._tensor_ranks,
+            node=attached.attachments[0].session.hex(),
+        )
 
     # ---- the rest ------------------------------------------------------------------------------------------------------
 

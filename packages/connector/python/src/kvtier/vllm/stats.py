@@ -12,6 +12,7 @@ COUNTERS: dict[str, str] = {
     "loads": "prefixes that were leased",
     "loaded_tokens": "prompt tokens that were claimed from the tier",
     "loaded_bytes": "bytes that were copied from the arena",
+    "promises": "requests that waited for what another pod computed",
     "restaged": "prefixes that were leased anew because the local hit shrank",
     "denied": "requests that were computed although something might have been held",
     "leases_expired": "leases that ended because the request was not admitted",

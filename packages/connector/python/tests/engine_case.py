@@ -1,0 +1,89 @@
+"""What tests of the played engine have in common: prompts, engines that are closed, what must hold after each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rig import Node, NodeCase, until
+
+from engine_parts import Shape
+from engine_play import Engine
+
+
+def prompts(count: int, tokens: int = 40, shared: int = 24, seed: int = 1) -> list[list[int]]:
+    """With a prefix in common, and a tail of their own."""
+    return [[seed * 7 + i for i in range(shared)] + [1000 * (n + 1) + i for i in range(tokens - shared)] for n in range(count)]
+
+
+class EngineCase(NodeCase):
+    def play(self, node: Node | None, shape: Shape | None = None, socket: str = "", attached: bool = True) -> Engine:
+        engine = Engine(shape or Shape(), node.socket_path if node else socket)
+        self.addCleanup(engine.close)
+        if attached:
+            self.attach(engine)
+        return engine
+
+    def attach(self, engine: Engine) -> None:
+        def ready() -> bool:
+            engine.step()
+            half = engine.connector._scheduler
+            return half is not None and half._node is not None and half._node.attached() is not None
+
+        until("the engine is attached", ready)
+
+    def serve(self, engine: Engine, texts: list[list[int]], outputs: int = 4, **more: Any) -> list[list[int]]:
+        """Greedy tokens of all prompts; with nothing wrong and nothing left behind."""
+        names = [f"{engine.steps}-{i}" for i in range(len(texts))]
+        for name, text in zip(names, texts):
+            engine.add(name, text, outputs, **more)
+        engine.run()
+        self.check(engine)
+        return [engine.done[name].output_tokens() for name in names]
+
+    def check(self, engine: Engine) -> None:
+        self.assertEqual(engine.wrong, [])
+        self.assertTrue(engine.all_free(), "blocks are still held")
+        self.assertEqual(engine.connector.troubles.count, 0)
+        for worker in engine.workers:
+            self.assertEqual(worker.connector.troubles.count, 0)
+
+    def told(self, *engines: Any) -> str:
+        """What to look at when too little was found."""
+        return str([(e.connector._scheduler.counters, e.external_tokens, e.local_tokens) if isinstance(e, Engine) else e for e in engines])
+
+    def until_held(self, node: Node, engine: Engine, tokens: int) -> None:
+        """Commits are confirmed by nobody: they are asked for."""
+        attached = engine.connector._scheduler._node.attached()
+        last = max(engine.done.values(), key=lambda request: request.num_tokens)
+
+        def held() -> bool:
+            for share, session in zip(attached.shares, attached.sessions):
+                if share.group.window_tokens:
+                    continue
+                step = share.group.hash_step
+                asked = session.lookup(b"".join(last.block_hashes[step - 1 :: step]), deadline_s=5)
+                asked.wait(5)
+                if asked.result().blocks * share.group.block_tokens < tokens:
+                    return False
+            return True
+
+        until(f"{tokens} tokens are held", held)
+
+    def no_leases(self, engine: Engine) -> None:
+        """All that was leased or reserved is given back."""
+        attached = engine.connector._scheduler._node.attached()
+        until("nothing is leased", lambda: all(one.drained(0) for one in attached.attachments), 5)
+
+    def flip(self, engine: Engine) -> None:
+        """A byte in the middle of every slot of the arena."""
+        attached = engine.connector._scheduler._node.attached()
+        size = -(-(attached.shares[0].payload_bytes + 256) // 4096) * 4096
+        with open(attached.arena.ref.path, "r+b") as file:
+            for at in range(4096 + 256 + 64, attached.arena.ref.bytes, size):
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 0x10]))
+
+    def stored(self, engine: Engine) -> int:
+        return engine.connector._scheduler.counters.get("stored_blocks", 0)
