@@ -70,9 +70,9 @@ function rowOf(policy: string, load: Load, { kvBytesPerToken }: Hardware, outcom
 }
 
 export const header =
-  'load   policy          TTFT p50     p90     p99   tokens/s   found brought  host GB   net GB imbalance';
+  'load   policy           TTFT p50      p90      p99   tokens/s   found brought  host GB   net GB imbalance';
 export function line(row: Row): string {
-  const seconds = [row.ttftP50S, row.ttftP90S, row.ttftP99S].map((s) => s.toFixed(3).padStart(8)).join('');
+  const seconds = [row.ttftP50S, row.ttftP90S, row.ttftP99S].map((s) => ` ${s.toFixed(3).padStart(8)}`).join('');
   const shares = [row.hitRatio, row.peerRatio].map((share) => `${(100 * share).toFixed(1)} %`.padStart(8)).join('');
   const moved = [row.hostBytes, row.peerBytes].map((bytes) => (bytes / 1e9).toFixed(0).padStart(9)).join('');
   const rate = row.tokensPerS.toFixed(0).padStart(11);

@@ -25,5 +25,5 @@ it('the pod in infra/kubernetes is configured as the schema has it', () => {
   const config = parseConfig(cacheNodeSchema, JSON.parse(json), 'test');
   expect(config).toMatchObject({ group: 2000, socketPath: '/kvtier/run/node.sock', arena: { dir: '/kvtier' } });
   expect(text).toContain(`supplementalGroups: [${config.group}]`);
-  expect(text).toContain(`"socket": "${config.socketPath}", "group": ${config.group}`);
+  expect(text).toContain(`"socket": "${config.socketPath}", "group": "${config.group}"`);
 });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import random
 import struct
@@ -69,6 +70,29 @@ class Mapping(CopiesCase):
             job.take()
         until("it is unmapped", lambda: self.copies.counts().arenas == 0)
         self.assertEqual(self.code_of(lambda: self.copies.store(arena, layout, [0], [PAGE + 256])), "UNKNOWN")
+
+
+    def test_who_has_it_mapped_holds_its_byte_until_the_last_copy_has_ended(self) -> None:
+        byte = 1 << 40
+        ref = kvtier.ArenaRef(self.path, BYTES, ID, byte)
+        self.assertEqual(self.code_of(lambda: self.copies.map(ref)), "SETUP")  # no lock file
+        with open(ref.lock_path, "x+b") as lock:
+            self.addCleanup(os.unlink, ref.lock_path)
+
+            def held(at: int = byte) -> bool:
+                asked = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+                return struct.unpack("@hhqqi4x", fcntl.fcntl(lock, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK
+
+            arena = self.copies.map(ref)
+            self.assertEqual((held(), held(byte + 1)), (True, False))
+            memory = ctypes.create_string_buffer(3 << 20)
+            layout = self.copies.layout([kvtier.Part(ctypes.addressof(memory), 0, 3 << 20)], 1)
+            job = self.copies.store(arena, layout, [0] * 200, [PAGE + 256] * 200)
+            self.assertFalse(arena.close())
+            self.assertTrue(held())
+            until("the copy ends", job.ended)
+            job.take()
+            until("the lock has ended", lambda: not held())
 
 
 class Moving(CopiesCase):

@@ -37,8 +37,12 @@ class Handed(EngineCase):
             self.assertEqual(len(params["remote_block_ids"]), len(shape.groups))
             second = self.play(node, shape)
             second.add("decode", text, 4, kv_transfer_params=params)
-            for _ in range(5):
+
+            def waits() -> bool:
                 second.step()
+                return "promises" in second.connector._scheduler.counters
+
+            until("it waits", waits)
             self.assertEqual(second.external_tokens, 0)
             first.run()
             second.run()

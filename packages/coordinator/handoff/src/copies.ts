@@ -11,14 +11,7 @@ import type { Held, Holdings, Workers } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { maxMedia } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
-import {
-  Budget,
-  type BudgetOptions,
-  type Copy,
-  CopyPlanner,
-  type RoutedRequest,
-  type WorkerState,
-} from '@kvtier/routing';
+import { Budget, type BudgetOptions, type Copy, CopyPlanner, type StatesFor, type WorkerState } from '@kvtier/routing';
 import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest, PrefetchRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
@@ -89,7 +82,7 @@ export class Copies {
       const workers = this.#workersOf(model);
       if (workers.length < 2) continue;
       const blockBytes = Math.max(...workers.map(({ facts }) => facts!.blockBytes));
-      const statesFor = (request: RoutedRequest) => this.#statesFor(model, workers, request);
+      const statesFor = this.#statesOf(model, workers);
       for (const copy of planner.look(nowMs, blockBytes, statesFor, (each, how) => this.metrics.ended(each.why, how)))
         void this.#ask(planner, copy);
     }
@@ -150,24 +143,27 @@ export class Copies {
     return workers;
   }
 
-  #statesFor(
-    model: string,
-    workers: readonly Worker[],
-    { keys, blockTokens }: RoutedRequest,
-  ): readonly (WorkerState | undefined)[] {
-    const matches: readonly Held[] = this.#options.holdings.match(
-      model,
-      keys,
-      workers.map(({ number }) => number),
-    );
-    const states: (WorkerState | undefined)[] = [];
-    for (const [at, worker] of workers.entries()) {
-      const state = sideOf(worker, undefined, matches[at] ?? none, 0);
-      const loadBlocksPerS = [...state.loadBlocksPerS];
-      loadBlocksPerS[peer] ||= usualPeerBlocksPerS(workers) || (untried * state.prefillTokensPerS) / blockTokens;
-      states[worker.number] = { ...state, loadBlocksPerS };
-    }
-    return states;
+  /** Of the workers' loads at this moment, for any number of prompts. */
+  #statesOf(model: string, workers: readonly Worker[]): StatesFor {
+    const numbers = workers.map(({ number }) => number);
+    const usual = usualPeerBlocksPerS(workers);
+    let loads: readonly WorkerState[] | undefined;
+    return ({ keys, blockTokens }) => {
+      loads ??= workers.map((worker) => {
+        const state = sideOf(worker, undefined, none, 0);
+        const loadBlocksPerS = [...state.loadBlocksPerS];
+        loadBlocksPerS[peer] ||= usual || (untried * state.prefillTokensPerS) / blockTokens;
+        return { ...state, loadBlocksPerS };
+      });
+      const matches: readonly Held[] = this.#options.holdings.match(model, keys, numbers);
+      const states: (WorkerState | undefined)[] = [];
+      for (const [at, number] of numbers.entries()) {
+        const match = matches[at] ?? none;
+        const { remoteBlocks = 0, remoteMedium = peer } = match;
+        states[number] = { ...loads[at]!, match, remoteBlocks, remoteMedium };
+      }
+      return states;
+    };
   }
 }
 

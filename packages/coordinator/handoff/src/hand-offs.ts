@@ -78,6 +78,8 @@ export class HandOffs {
   readonly #options: HandOffsOptions;
   readonly #limits: HandOffLimits;
   readonly #late = { alone: new Late(0, mostLateS), split: new Late(firstLateS, mostLateS) };
+  /** The same of nine in ten: whoever is let in is to be in time. */
+  readonly #latest = { alone: new Late(0, mostLateS, 0.9), split: new Late(firstLateS, mostLateS, 0.9) };
   readonly #legs = new Map<number, number>();
   /** Blocks that have still to travel, by the decode side's node. */
   readonly #pending = new Map<string, number>();
@@ -120,8 +122,11 @@ export class HandOffs {
     this.#options.copies?.came(asked, request);
     const question = this.#questionOf(choice, asked, begunMs, noneFailed);
     const decision = decide(question);
-    this.#admit(decision, asked, choice.worker, question.waitedS);
     const { split } = decision;
+    const way = split === undefined ? 'alone' : 'split';
+    /** Without what is learned of how late they come. */
+    const plainS = decision.expected.ttftS - question.lateS[way];
+    this.#admit(decision, asked, choice.worker, question.waitedS + plainS + this.#latest[way].s);
     this.metrics.decided(decision);
     const line = lineOf(question, decision);
     this.#options.logger.debug({ request: request.requestId, decode: choice.worker.record.name }, `hand-off: ${line}`);
@@ -133,7 +138,9 @@ export class HandOffs {
     const first = (): void => {
       if (!isFirst) return;
       isFirst = false;
-      this.#learn(decision, (performance.now() - begunMs) / 1000);
+      const seenS = (performance.now() - begunMs) / 1000;
+      this.#learn(decision, seenS);
+      this.#latest[way].came(plainS + this.#latest[way].s, seenS);
     };
     const watched: OnEvent = (event) => {
       first();
@@ -216,8 +223,8 @@ export class HandOffs {
     return ms === undefined ? undefined : Math.ceil(ms);
   }
 
-  /** @throws Saturated, KvError DISCONNECTED */
-  #admit({ expected, isLacking, reason }: Decision, asked: Asked, { record }: Worker, waitedS: number): void {
+  /** `firstS`: since the request came, until its first token at the latest, nine times in ten. @throws Saturated, KvError DISCONNECTED */
+  #admit({ isLacking, reason }: Decision, asked: Asked, { record }: Worker, firstS: number): void {
     if (asked.hasBegun) return;
     if (isLacking && !this.#limits.fallback && reason !== 'prefill-busy') {
       this.metrics.refused('no-prefill-worker');
@@ -226,7 +233,7 @@ export class HandOffs {
     }
     const { ttftMs } = asked;
     if (ttftMs === undefined) return;
-    const lateS = waitedS + expected.ttftS - ttftMs / 1000;
+    const lateS = firstS - ttftMs / 1000;
     if (lateS <= 0) return;
     this.metrics.refused('late');
     const comes = `its first token would come ${(lateS * 1000).toFixed(0)} ms after the ${ttftMs} ms that it may take`;

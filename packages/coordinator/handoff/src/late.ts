@@ -1,14 +1,17 @@
 /**
- * How much later than predicted things come, in the middle: a step up for each that came later, down for each that came sooner, so that one
- * that was very late counts no more than any other.
+ * How much later than predicted things come, in the middle, or all but some: a step up for each that came later, down for each that came
+ * sooner, so that one that was very late counts no more than any other.
  */
 export class Late {
   readonly #stepS: number;
   readonly #maxS: number;
   readonly #firstS: number;
+  /** Of those that come, the share that is no later. */
+  readonly #share: number;
   #s: number;
 
-  constructor(firstS: number, maxS: number, stepS = maxS / 200) {
+  constructor(firstS: number, maxS: number, share = 0.5, stepS = maxS / 200) {
+    this.#share = share;
     this.#firstS = firstS;
     this.#s = firstS;
     this.#maxS = maxS;
@@ -22,7 +25,7 @@ export class Late {
 
   /** `predictedS` has `s` in it. */
   came(predictedS: number, seenS: number): void {
-    const moved = this.#s + (seenS > predictedS ? this.#stepS : -this.#stepS);
+    const moved = this.#s + 2 * this.#stepS * (seenS > predictedS ? this.#share : this.#share - 1);
     this.#s = Math.min(Math.max(moved, 0), this.#maxS);
   }
 

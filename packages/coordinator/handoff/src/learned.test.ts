@@ -54,3 +54,16 @@ it('lateness goes to the middle of what is seen, within its bounds, and one that
   for (let i = 0; i < 1_000; i++) late.forget(0.01);
   expect(late.s).toBeLessThan(0.001);
 });
+
+it('lateness of nine in ten is what nine in ten do not pass', () => {
+  const late = new Late(0, 0.5, 0.9);
+  let beyond = 0;
+  for (let i = 0; i < 4_000; i++) {
+    const seenS = ((i * 7) % 100) / 1_000; // even, from 0 to 99 ms
+    if (i >= 2_000 && seenS > late.s) beyond++;
+    late.came(late.s, seenS);
+  }
+  expect(late.s).toBeGreaterThan(0.08);
+  expect(late.s).toBeLessThan(0.1);
+  expect(beyond / 2_000).toBeCloseTo(0.1, 1);
+});

@@ -240,6 +240,8 @@ def group_id(group: int | str | None) -> int | None:
     """KvError CONFIG when the system knows no group of that name."""
     if not isinstance(group, str):
         return group
+    if group.isdecimal():
+        return int(group)
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError as error:

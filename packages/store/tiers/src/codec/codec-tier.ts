@@ -190,6 +190,7 @@ export class CodecTier implements Tier {
         return 'corrupt';
       }
       if (rawBytes === 'too large') return 'missing';
+      if (rawBytes === 'busy') return 'failed';
       choice.decoded(rawBytes, nowUs() - startUs);
       this.#learn(namespace, slotBytesFor(rawBytes));
       return 'ready';

@@ -1,6 +1,7 @@
 /**
  * Objects in slots, encoded and decoded: LZ4 over byte planes. Bytes go from the slot through LZ4 (native, off the
- * JavaScript thread) into a slot: one buffer in between, as `lz4-napi` makes its own; for the slow tiers only.
+ * JavaScript thread) into a slot: one buffer in between, as `lz4-napi` makes its own; for the slow tiers only. That library works in libuv's
+ * pool, so it gets two of the four threads there (pool-turns.ts).
  */
 
 import { type ArenaHandle, native } from '@kvtier/data-plane';
@@ -8,6 +9,10 @@ import { decodeHeader, encodeHeader, type Header, headerBytes, slotBytesFor } fr
 import { compress, uncompress } from 'lz4-napi';
 import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { decodeTable, encodedCodec, encodeTable, maxTableBytes, tableBytes, type Width } from './encoded.ts';
+import { PoolTurns } from './pool-turns.ts';
+
+/** Planes that wait are far fewer than the blocks of reads and writes that tiers have under way. */
+const lz4 = new PoolTurns(2, 4_096);
 
 /** A plane that LZ4 does not bring below this is stored as it is: decoding it would cost more than its bytes. */
 const maxPlaneShare = 0.95;
@@ -39,8 +44,8 @@ export async function encodeObject(
   const planes = await planesOf({ arena, memory }, source + headerBytes, rawBytes, width);
   const stored = await Promise.all(
     planes.map(async (plane) => {
-      const packed = await compress(plane);
-      return packed.length <= maxPlaneShare * plane.length ? packed : plane;
+      const packed = await lz4.run(() => compress(plane), false);
+      return packed !== undefined && packed.length <= maxPlaneShare * plane.length ? packed : plane;
     }),
   );
   const planeBytes = stored.map(({ length }) => length);
@@ -59,14 +64,14 @@ export async function encodeObject(
 
 /**
  * Decode the verified object in `slot` (of `slotBytes`) in place. Returns the bytes of its payload, then; 'too large': not for
- * this slot; undefined when it is not what its table says.
+ * this slot; 'busy': too many wait, and `slot` is as it was; undefined when it is not what its table says.
  */
 export async function decodeObject(
   { arena, memory }: CodecPlace,
   header: Header,
   slot: number,
   slotBytes: number,
-): Promise<number | 'too large' | undefined> {
+): Promise<number | 'too large' | 'busy' | undefined> {
   if (header.codec !== encodedCodec) return undefined;
   const payload = memory.view(slot + headerBytes, header.payloadBytes);
   const table = decodeTable(payload.subarray(0, maxTableBytes), header.payloadBytes);
@@ -81,8 +86,9 @@ export async function decodeObject(
       return planeFrom(stored, rawBytes / width);
     }),
   );
+  if (planes.includes('busy')) return 'busy';
   if (planes.some((plane) => plane?.length !== rawBytes / width)) return undefined;
-  if (width === 1) memory.view(slot + headerBytes, rawBytes).set(planes[0]!);
+  if (width === 1) memory.view(slot + headerBytes, rawBytes).set(planes[0] as Buffer);
   else await native.arenaJoinPlanes(arena, slot + headerBytes, planes as Buffer[]);
   const [checksum] = await native.arenaChecksum(arena, Float64Array.of(slot + headerBytes), rawBytes);
   if (checksum !== rawChecksum) return undefined;
@@ -101,10 +107,10 @@ async function planesOf(place: CodecPlace, offset: number, rawBytes: number, wid
   return Array.from({ length: width }, (_, plane) => all.subarray(plane * planeBytes, (plane + 1) * planeBytes));
 }
 
-/** A plane of its own memory, as what comes of it is written where it was stored; undefined: not what it says. */
-async function planeFrom(stored: Buffer, rawBytes: number): Promise<Buffer | undefined> {
+/** A plane of its own memory, as what comes of it is written where it was stored; undefined: not what it says; 'busy': too many wait. */
+async function planeFrom(stored: Buffer, rawBytes: number): Promise<Buffer | 'busy' | undefined> {
   if (stored.length === rawBytes) return Buffer.from(stored);
   // LZ4's own length comes first: not believed, or a few flipped bits would ask for gigabytes.
   if (stored.length < 4 || stored.readUInt32LE(0) !== rawBytes) return undefined;
-  return uncompress(stored).catch(() => undefined);
+  return lz4.run(() => uncompress(stored), true)?.catch(() => undefined) ?? 'busy';
 }

@@ -32,6 +32,8 @@ class ArenaPlace:
     path: str
     bytes: int
     id: int
+    #: Of the lock file beside it: who maps it holds this byte, and the node sees the end of the last copy.
+    lock_byte: int
 
 
 @dataclass

@@ -216,6 +216,8 @@ class Node:
                 tenant=options.tenant,
                 ttl_seconds=options.ttl_seconds,
                 client="vLLM",
+                arena_folder=options.arena_dir or None,
+                group=options.group or None,
             )
             for share in shares
         )
@@ -236,7 +238,7 @@ class Node:
         for number, ref in wanted.items():
             self._gone_at.pop(number, None)
             if number not in self._arenas:
-                self._arenas[number] = self.copies.map(ref, self._options.arena_dir or None)
+                self._arenas[number] = self.copies.map(ref)
                 self._seen_at[number] = time.monotonic()
         for number in list(self._arenas):
             # A session that is silent or between two lives still has its arena.
@@ -246,7 +248,8 @@ class Node:
                 self._arenas.pop(number).close()
                 self._gone_at.pop(number, None)
                 self._worker_mapped.pop(number, None)
-        self.places = [ArenaPlace(arena.ref.path, arena.ref.bytes, number) for number, arena in self._arenas.items()]
+        refs = [arena.ref for arena in self._arenas.values()]
+        self.places = [ArenaPlace(ref.path, ref.bytes, ref.id, ref.lock_byte) for ref in refs]
 
     def _keep_pins(self) -> None:
         for pin in list(self._pins):

@@ -16,6 +16,8 @@ class Options:
     socket: str
     #: Where this container sees the folder that the node calls its arena's; "": at the same place.
     arena_dir: str = ""
+    #: The node may be of another user, if its socket's folder is of this group, by name or number; "": only of our own, or root.
+    group: str = ""
     tenant: str = ""
     #: Blocks are removed so long after they were stored; 0: never.
     ttl_seconds: int = 0

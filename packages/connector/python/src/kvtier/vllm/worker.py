@@ -227,7 +227,7 @@ class WorkerHalf:
 
     def _map_one(self, place: ArenaPlace) -> None:
         try:
-            arena = self._live().map(ArenaRef(place.path, place.bytes, place.id), self._options.arena_dir or None)
+            arena = self._live().map(ArenaRef(place.path, place.bytes, place.id, place.lock_byte), self._options.arena_dir or None)
             with self._lock:
                 self._new_arenas[place.id] = arena
         except Exception as error:

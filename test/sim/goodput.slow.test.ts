@@ -1,0 +1,50 @@
+/** Prefill, decode, or both have more to do than they can: what is served in time stays what it was, and nobody waits for ever. */
+import { expect, it } from 'vitest';
+import { type LoadShape, maxWaitMs, serve } from './handoff-load.ts';
+
+const seconds = 60;
+const inTimeMs = 2_000;
+const shapes: Record<string, Omit<LoadShape, 'ttftMs'>> = {
+  'prefill, by long prompts': { promptTokens: 1_600, answerTokens: 8 },
+  'decode, by long answers': { promptTokens: 64, answerTokens: 400 },
+  both: { promptTokens: 800, answerTokens: 150 },
+};
+
+const found = new Map<LoadShape['promptTokens'], Promise<{ perS: number; goodPerS: number }>>();
+/** Once for each shape. */
+function saturationOf(shape: LoadShape): Promise<{ perS: number; goodPerS: number }> {
+  const known = found.get(shape.promptTokens) ?? searched(shape);
+  found.set(shape.promptTokens, known);
+  return known;
+}
+
+/** The least load, by steps of a fifth, of which more than a seventh is not served in time. */
+async function searched(shape: LoadShape): Promise<{ perS: number; goodPerS: number }> {
+  for (let perS = 1; perS < 1_000; perS *= 1.2) {
+    const { goodPerS } = await serve(1, shape, perS, seconds, inTimeMs);
+    if (goodPerS < 0.855 * perS) return { perS, goodPerS };
+  }
+  throw new Error('no load saturates it');
+}
+
+it.each(Object.keys(shapes))(
+  'at twice saturation as much is served in time: %s',
+  { timeout: 200_000 },
+  async (name) => {
+    const shape = { ...shapes[name]!, ttftMs: inTimeMs };
+    const { perS, goodPerS } = await saturationOf(shape);
+    const twice = await serve(2, shape, 2 * perS, seconds, inTimeMs);
+    expect(twice.goodPerS / goodPerS).toBeGreaterThan(0.9);
+    expect(twice.refused).toBeGreaterThan(0);
+  },
+);
+
+it.each(Object.keys(shapes))('without any target nobody waits for ever: %s', { timeout: 200_000 }, async (name) => {
+  const shape = { ...shapes[name]!, ttftMs: undefined };
+  const { perS } = await saturationOf({ ...shapes[name]!, ttftMs: inTimeMs });
+  const served = await serve(3, shape, 2 * perS, seconds, inTimeMs);
+  // All have ended: served, or told to come again (`serve` throws otherwise), and nobody's first token came later than the longest wait
+  // and what was before it at the workers.
+  expect(served.refused).toBeGreaterThan(0);
+  expect(served.longestFirstMs).toBeLessThan(maxWaitMs + 2_000);
+});
