@@ -8,7 +8,7 @@ import { ClusterRig, sharedPrompts } from './cluster-rig.ts';
 
 /** All of one table: most of each prompt is the same. */
 const requests = sharedPrompts(64, 1);
-const patience = { timeout: 30_000, interval: 100 };
+const patience = { timeout: 120_000, interval: 100 };
 let rig: ClusterRig;
 
 beforeAll(async () => {
@@ -21,7 +21,7 @@ afterAll(() => rig?.close());
 const ended = async (why: string): Promise<number> =>
   (await rig.metrics()).get(`kvtier_copies_total{why="${why}",outcome="came"}`) ?? 0;
 
-it('reaches others while it is asked for often, and who joins', { timeout: 180_000 }, async () => {
+it('reaches others while it is asked for often, and who joins', { timeout: 300_000 }, async () => {
   const answers = await askAll(rig, requests, 4);
   let go = true;
   const load = (async () => {
