@@ -196,7 +196,11 @@ export class VirtualWorkers implements HandOffEngines {
       const blocks = request.prefillOnly?.blocks ?? request.handOff?.blocks ?? 0;
       this.#world.note(`w${number} ${request.requestId}: asked, ${blocks} blocks`);
       if (worker.state !== 'ready') return end(new KvError('DISCONNECTED', 'gone', { retry: true }));
-      this.#later(this.#world.between(100, 2_000), call, () => {
+      const { life } = worker;
+      this.#world.schedule(this.#world.between(100, 2_000), 'message', () => {
+        if (!call.isOpen) return undefined;
+        // It was on its way when the worker died: its connection is closed.
+        if (worker.life !== life) return end(new KvError('DISCONNECTED', `w${number} died`, { retry: true }));
         for (const share of worker.sent) if (share.requestId === request.requestId) worker.sent.delete(share);
         if (worker.calls.length >= 24) return end(new KvError('BUSY', 'queue: full', { retry: true }));
         worker.calls.push(call);
