@@ -47,7 +47,8 @@ await script(async (args) => {
     closingLine({ passed, failed, skipped: [], flaky: [] });
     return failed > 0 ? 1 : 0;
   }
-  const tests = await runVitest(['slow'], ['.gpu.slow.test.ts']);
+  process.env.KVTIER_PTXAS = '1';
+  const tests = await runVitest(['slow'], ['.gpu.slow.test.ts', 'cuda-spills']);
   closingLine({ ...tests, passed: tests.passed + passed, failed: tests.failed + failed });
   return tests.code || (failed > 0 ? 1 : 0);
 });
