@@ -61,9 +61,21 @@ class Shapes(EngineCase):
         self.assertEqual(len(second.connector._scheduler._node._sessions), 1)
 
     def test_windows_only(self) -> None:
-        texts = prompts(5, tokens=48, shared=32)
-        _, second = self.both(Shape([GroupShape("window", window=10)]), 0.0, texts)
-        self.assertGreater(second.external_tokens, 200)
+        self.both(Shape([GroupShape("window", window=10)]), 44 / 48, prompts(5, tokens=48, shared=32))
+
+    def test_a_window_leaves_no_tail_behind(self) -> None:
+        """Whatever is left over after a prompt's last whole block: the tail before it is stored before it leaves the window."""
+        for tokens in (45, 46, 47, 48):
+            for step_tokens in (7, 64):
+                with self.subTest(tokens=tokens, step_tokens=step_tokens):
+                    node = self.node()
+                    shape = Shape([GroupShape("window", window=10)], step_tokens=step_tokens)
+                    text = prompts(1, tokens=tokens)[0]
+                    wanted = self.serve(self.play(node, shape), [text], outputs=1)
+                    second = self.play(node, shape)
+                    self.assertEqual(self.serve(second, [text], outputs=1), wanted)
+                    # Where all is held, the last block is computed again.
+                    self.assertEqual(second.external_tokens, 44)
 
     def test_hybrid(self) -> None:
         texts = [[n * 100 + i for i in range(48)] for n in range(4)]
@@ -235,8 +247,9 @@ class Faults(EngineCase):
             until("it is told", lambda: logs.records)
             self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertEqual(len(logs.records), 1, logs.output)
-        arena = Path(engine.connector._scheduler._node._sessions[0].attachment.arena.path)
-        (Path(folder) / arena.name).hardlink_to(arena)
+        seen = Path(engine.connector._scheduler._node._sessions[0].attachment.arena.path)
+        for name in (seen.name, f"{seen.name}.lock"):
+            (seen.parent / name).hardlink_to(Path("/dev/shm") / name)
         self.attach(engine)
         engine.pool.cached.clear()
         self.assertEqual(self.serve(engine, self.texts), self.wanted)

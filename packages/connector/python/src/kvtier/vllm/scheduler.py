@@ -314,12 +314,13 @@ class SchedulerHalf:
         node, stores = self._node, self._stores
         attached = node.attached() if node is not None and stores is not None and not self._troubles.stopped else None
         said = block_state(output)
+        scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             known = self._requests.get(new.req_id)
             if known is not None:
                 known.tables = [list(ids) for ids in new.block_ids]
                 known.next_tokens = 0
-                self._offer(known, int(new.num_computed_tokens), attached)
+                self._offer(known, int(new.num_computed_tokens), attached, int(scheduled.get(new.req_id, 0)))
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
             known = self._requests.get(name)
@@ -334,28 +335,34 @@ class SchedulerHalf:
                     table.extend(ids)
             if said is not None and name in said:
                 known.tables = [list(ids) for ids in said[name]]
-            computed = int(cached.num_computed_tokens[i])
-            if computed >= known.next_tokens:
-                self._offer(known, computed, attached)
+            computed, ahead = int(cached.num_computed_tokens[i]), int(scheduled.get(name, 0))
+            if computed + ahead >= known.next_tokens:
+                self._offer(known, computed, attached, ahead)
 
-    def _offer(self, known: _Request, computed_tokens: int, attached: Attached | None) -> None:
+    def _offer(self, known: _Request, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0) -> None:
+        """`ahead_tokens`: what the step that begins now computes. Of windows their blocks are held already, and copied after it: a
+        step later the first of the tail may have left the window."""
         if attached is None or self._stores is None or not known.stores:
             return
         self._read_held(known)
-        computed = min(computed_tokens, len(known.hashes) * self._hash_tokens)
+        named = len(known.hashes) * self._hash_tokens
         room = self._stores.room()
         pieces: list[Piece] = []
-        next_tokens = computed_tokens + self._align
+        next_tokens = computed_tokens + ahead_tokens + self._align
         for group in self._groups:
             index = group.index
-            end = computed // group.block_tokens
+            end = min(computed_tokens + (ahead_tokens if group.window_tokens else 0), named) // group.block_tokens
             first = max(known.offered[index], group.first_live(computed_tokens))
+            if group.window_tokens:
+                # One end earlier, too: where all of a request is held, its last block is computed again.
+                first = max(first, group.first_needed(0, end) - self._align // group.block_tokens)
             ids = known.tables[index][first:end]
             while ids and ids[0] == 0:
                 ids, first = ids[1:], first + 1
             if 0 in ids:
                 ids = ids[: ids.index(0)]
-            ids = ids[:room]
+            # A part of a window's tail is of no use.
+            ids = ids[:room] if not group.window_tokens or len(ids) <= room else []
             room -= len(ids)
             if ids:
                 pieces.append(Piece(group, first, ids))
