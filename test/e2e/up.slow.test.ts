@@ -32,7 +32,7 @@ describe('kvtier up', () => {
     const warm = await ask(system.url);
     const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
     expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { arena: shared } });
-    expect(machine.left()).toHaveLength(2); // run folder and arena
+    expect(machine.left()).toHaveLength(3); // run folder, arena, and the file of its locks
     expect(await kvtier('up', '--port', '0', '--data-dir', machine.dataDir)).toEqual({
       code: 1,
       stdout: '',
@@ -55,7 +55,7 @@ describe('kvtier up', () => {
     const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
     await waitForWriteDown(killed.url, shared / 16);
     await killed.killAll();
-    expect(machine.left()).toHaveLength(2);
+    expect(machine.left()).toHaveLength(3);
     const system = await machine.up();
     const warm = await ask(system.url);
     expect(warm).toMatchObject({ text: ' Brazil', cachedTokens: shared, tokensByTier: { disk: shared } });
