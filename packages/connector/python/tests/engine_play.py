@@ -12,6 +12,7 @@ import hashlib
 import os
 import pickle
 import sys
+import time
 import types
 from collections import deque
 from typing import Any
@@ -140,13 +141,13 @@ class Engine:
             self.waiting.remove(request)
         self._end(request, free=not loading)
 
-    def run(self, limit: int = 4000) -> None:
-        """Until all requests have ended and the connector has nothing more to do."""
-        for _ in range(limit):
-            if not (self.requests or self._finished or self._in_flight or self.connector.has_pending_push_work()):
-                return
+    def run(self, limit_s: float = 60.0) -> None:
+        """Until all requests have ended and the connector has nothing more to do. Steps of nothing are fast: time is what bounds."""
+        end = time.monotonic() + limit_s
+        while self.requests or self._finished or self._in_flight or self.connector.has_pending_push_work():
+            if time.monotonic() > end:
+                raise AssertionError(f"not through after {limit_s} s: {[(r.request_id, r.state) for r in self.requests.values()]}")
             self.step()
-        raise AssertionError(f"not through after {limit} steps: {[(r.request_id, r.state) for r in self.requests.values()]}")
 
     def step(self) -> None:
         output = self._schedule()

@@ -54,10 +54,12 @@ class Node:
     def __init__(self, *, arena_bytes: int = 16 << 20, disk_bytes: int | None = 64 << 20, **config: Any) -> None:
         self.folder = tempfile.mkdtemp(prefix="kvtier-python-")
         self.socket_path = f"{self.folder}/run/node.sock"
+        #: Of its own, so that nothing is left of a node that was killed.
+        self.arena_folder = tempfile.mkdtemp(prefix="kvtier-python-", dir="/dev/shm")
         self.config: dict[str, Any] = {
             "socketPath": self.socket_path,
             "dataDir": f"{self.folder}/data",
-            "arena": {"bytes": arena_bytes, "dir": "/dev/shm"},
+            "arena": {"bytes": arena_bytes, "dir": self.arena_folder},
             "disk": None if disk_bytes is None else {"bytes": disk_bytes},
             "logLevel": "warn",
             **config,
@@ -98,7 +100,8 @@ class Node:
 
     def remove(self) -> None:
         self.end(signal.SIGKILL)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder, self.arena_folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Memory:

@@ -249,7 +249,7 @@ class Faults(EngineCase):
         self.assertEqual(len(logs.records), 1, logs.output)
         seen = Path(engine.connector._scheduler._node._sessions[0].attachment.arena.path)
         for name in (seen.name, f"{seen.name}.lock"):
-            (seen.parent / name).hardlink_to(Path("/dev/shm") / name)
+            (seen.parent / name).hardlink_to(Path(node.arena_folder) / name)
         self.attach(engine)
         engine.pool.cached.clear()
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
