@@ -174,7 +174,9 @@ it('a hit that would be slower than computing is left alone', async () => {
   rig.node.estimatedUs = 100_000;
   rig.connector.observePrefill(400, 80_200, 400_000); // 4,000 µs per block
   expect(await rig.matched('r', chainOf(1, 8), 0)).toBe(3);
+  expect(rig.connector.match('r', chainOf(1, 8), 0)).toEqual({ state: 'known', blocks: 3 });
   expect(reasons()).toEqual({ 'lookup: slower than computing': 5 });
+  expect(rig.passed).toEqual([{ byTier: { disk: 5 }, us: 100_000 }]);
 });
 
 it('a load that falls behind computing is given up; what had come is used', async () => {
