@@ -184,7 +184,8 @@ it('a load that falls behind computing is given up; what had come is used', asyn
   rig.node.spans = () => [{ tier: 'peer', count: 40 }];
   rig.node.estimatedUs = 1_000;
   rig.node.comes = 6;
-  rig.connector.observePrefill(400, 80_200, 400_000); // 160 ms for all
+  rig.node.readyBlocks = 6; // at once: between two frames it may be judged
+  rig.connector.observePrefill(400, 80_200, 1_000_000); // 400 ms for all
   expect(await rig.matched('r', chainOf(1, 40), 0)).toBe(40);
   const begin = performance.now();
   const result = await rig.load('r', 1, 0, ids(50, 40));
