@@ -335,10 +335,10 @@ class Simulation {
   }
 
   #atRest(): void {
-    const { legs, pendingBlocks } = this.#handOffs;
+    const { legs, awaiting, pendingBlocks } = this.#handOffs;
     const { waiting, given } = this.#dispatch.stats();
     const sent = this.#workers.all.reduce((sum, worker) => sum + worker.open.size, 0);
-    const left = { legs, pendingBlocks, waiting, given, sent };
+    const left = { legs, awaiting, pendingBlocks, waiting, given, sent };
     if (Object.values(left).some((count) => count !== 0))
       throw new Violation(`promise: nobody asks for anything, and this is left: ${JSON.stringify(left)}`);
   }
