@@ -28,6 +28,10 @@ def chain(tokens: Sequence[int], page_tokens: int, before: str = "") -> list[str
     return names
 
 
+def names(seed: int, count: int, page_tokens: int = 4) -> list[str]:
+    return chain([seed * 1000 + i for i in range(count * page_tokens)], page_tokens)
+
+
 class Flat:
     """A tensor of plain bytes."""
 

@@ -80,8 +80,11 @@ def anchor(pool: Any) -> Any:
 
 def facts_of(pool: Any) -> dict[str, Any]:
     number = lambda name, default=0: int(getattr(pool, name, default) or 0)  # noqa: E731
+    device = getattr(pool, "device_pool", None)
     return {
         "class": type(pool).__name__,
+        # What the pages are copies of.
+        "device": [type(device).__name__, *(str(getattr(device, one, None)) for one in ("kv_cache_layout", "use_hnd", "store_dtype"))],
         "layout": str(getattr(pool, "layout", "")),
         "dtype": str(getattr(pool, "dtype", "")),
         "layers": [number("start_layer"), number("end_layer")],
