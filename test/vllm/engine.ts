@@ -96,7 +96,7 @@ export class VllmEngine {
   readonly #answers: AsyncIterator<string>;
   #said = '';
 
-  private constructor() {
+  private constructor(ranks: number) {
     this.#child = spawn(python[0]!, [...python.slice(1), here('engine.py')], {
       stdio: ['pipe', 'pipe', 'pipe', 'pipe'],
       detached: true, // its own group: a death takes EngineCore and workers with it
@@ -105,6 +105,8 @@ export class VllmEngine {
         PYTHONPATH: join(root, 'packages/connector/python/src'),
         VLLM_LOGGING_LEVEL: 'INFO',
         VLLM_CPU_KVCACHE_SPACE: '1',
+        // One rank in one process, as in a service's own tests; several have EngineCore and workers of their own.
+        VLLM_ENABLE_V1_MULTIPROCESSING: ranks === 1 ? '0' : '1',
         HF_HUB_OFFLINE: '1',
       },
     });
@@ -118,7 +120,7 @@ export class VllmEngine {
 
   /** Resolves when it serves. @throws Error with the end of what it said */
   static async start(options: EngineOptions): Promise<VllmEngine> {
-    const engine = new VllmEngine();
+    const engine = new VllmEngine(options.ranks ?? 1);
     const ours = options.socket !== null && {
       kv_connector: 'KvtierConnector',
       kv_connector_module_path: 'kvtier.vllm.connector',

@@ -30,6 +30,16 @@ export class VllmRig {
     return engine;
   }
 
+  /** vLLM's native offloading with the node beneath it: an engine's `transfer`. */
+  offloading(extra: object = {}): object {
+    return {
+      kv_connector: 'KvtierOffloadingConnector',
+      kv_connector_module_path: 'kvtier.vllm.offloading',
+      kv_role: 'kv_both',
+      kv_connector_extra_config: { socket: this.socket, ...extra },
+    };
+  }
+
   /** The arena that the node has now. */
   arena(): string {
     const path = String(this.node.ready.at(-1)!.arenaPath);

@@ -87,7 +87,7 @@ class SchedulerHalf:
         try:
             identity.check_supported(vllm_config)
             _, self._hash_tokens = identity.block_sizes(vllm_config, kv_cache_config)
-            self._groups = groups_of(kv_cache_config, self._hash_tokens, identity.uses_eagle(vllm_config))
+            self._groups = self._claimed(groups_of(kv_cache_config, self._hash_tokens, identity.uses_eagle(vllm_config)))
             self._align = align_tokens(self._groups)
             self._node = Node(options, vllm_config, self._groups, troubles)
         except Unsupported as error:
@@ -95,6 +95,9 @@ class SchedulerHalf:
             log.warning("kvtier: nothing is loaded or stored in this engine: %s", error)
 
     # ---- start ------------------------------------------------------------------------------------------------------
+
+    def _claimed(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        return groups  # as hits are claimed of them
 
     def bind_pool(self, pool: Any) -> None:
         self._stores = Stores(Holder(pool, self.options.held_blocks_share), self.counters)
