@@ -46,7 +46,7 @@ class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         self._owner = KvtierOffloadingSpec.owner
 
     def get_manager(self) -> Manager:
-        return Manager(self._owner.scheduler_half, self._owner.troubles)
+        return Manager(self._owner._scheduler, self._owner.troubles)
 
     def get_worker(self, kv_caches: Any) -> OffloadWorker:
         return self._owner.worker
@@ -57,8 +57,8 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.troubles = Troubles()
-        self.scheduler_half: OffloadHalf | None = None
-        self.worker_half: WorkerHalf | None = None
+        self._scheduler: OffloadHalf | None = None
+        self._worker: WorkerHalf | None = None
         self._refusal = ""
         transfer = vllm_config.kv_transfer_config
         extra = dict(getattr(transfer, "kv_connector_extra_config", None) or {})
@@ -70,15 +70,15 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
             if versions.find(version, options.accept_versions) is None:
                 self._refusal = versions.refusal(version)
             elif role == KVConnectorRole.SCHEDULER:
-                self.scheduler_half = OffloadHalf(options, vllm_config, kv_cache_config, self.troubles)
+                self._scheduler = OffloadHalf(options, vllm_config, kv_cache_config, self.troubles)
             else:
-                self.worker_half = WorkerHalf(options, vllm_config, kv_cache_config, self.troubles)
+                self._worker = WorkerHalf(options, vllm_config, kv_cache_config, self.troubles)
             if self._refusal and role == KVConnectorRole.SCHEDULER:
                 log.warning("kvtier: %s", self._refusal)
         except Exception as error:
             self.troubles.note("the start", error)
             self._refusal = self._refusal or f"the start failed ({error})"
-        self.worker = OffloadWorker(self.worker_half)
+        self.worker = OffloadWorker(self._worker)
         KvtierOffloadingSpec.owner = self
         try:
             super().__init__(vllm_config, role, kv_cache_config)
@@ -99,15 +99,15 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     # ---- the worker's half -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self.worker_half is not None:
-            self.worker_half.register(kv_caches)
+        if self._worker is not None:
+            self._worker.register(kv_caches)
         super().register_kv_caches(kv_caches)
 
     @harmless(lambda: KvtierHandshake(refusal="the handshake failed"))
     def get_handshake_metadata(self) -> KvtierHandshake:
-        if self.worker_half is None:
+        if self._worker is None:
             return KvtierHandshake(refusal=self._refusal or "no worker's half")
-        return self.worker_half.handshake()
+        return self._worker.handshake()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         super().start_load_kv(forward_context, **kwargs)
@@ -120,20 +120,21 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     @harmless(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.worker_half.failed_blocks() if self.worker_half is not None else set()
+        return self._worker.failed_blocks() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> Any:
-        native = super().build_connector_worker_meta()
-        told = self._report()
-        if told is None:
-            return native
-        if native is None:
-            return OffloadWorkerMetadata(kvtier=told)
-        return OffloadWorkerMetadata(native.completed_jobs, native.transfer_stats, kvtier=told)
+        native, told = super().build_connector_worker_meta(), self._report()
+        if native is None and told is None:
+            return None
+        # Never the native class: the first rank's decides what is put together.
+        ours = OffloadWorkerMetadata(kvtier=told or KvtierWorkerMetadata())
+        if native is not None:
+            ours.completed_jobs, ours.transfer_stats = native.completed_jobs, native.transfer_stats
+        return ours
 
     @harmless(lambda: None)
     def _report(self) -> KvtierWorkerMetadata | None:
-        return self.worker_half.report() if self.worker_half is not None else None
+        return self._worker.report() if self._worker is not None else None
 
     # ---- the scheduler's half --------------------------------------------------------------------------------------------
 
@@ -143,8 +144,8 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     @harmless(lambda: None)
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        if self.scheduler_half is not None:
-            self.scheduler_half.handshake(metadata)
+        if self._scheduler is not None:
+            self._scheduler.handshake(metadata)
 
     def on_new_request(self, request: Any) -> None:
         super().on_new_request(request)
@@ -152,23 +153,23 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     @harmless(lambda: None)
     def _came(self, request: Any) -> None:
-        if self.scheduler_half is not None:
-            self.scheduler_half.new_request(request)
+        if self._scheduler is not None:
+            self._scheduler.new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if not self._ready(request, num_computed_tokens):
             return None, False
         found = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if self.scheduler_half is not None:
-            self.scheduler_half.looked_up(request.request_id, found[0])
+        if self._scheduler is not None:
+            self._scheduler.looked_up(request.request_id, found[0])
         return found
 
     @harmless(lambda: True)
     def _ready(self, request: Any, local_tokens: int) -> bool:
-        return self.scheduler_half is None or self.scheduler_half.ready(request, local_tokens)
+        return self._scheduler is None or self._scheduler.ready(request, local_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        half = self.scheduler_half
+        half = self._scheduler
         if half is None:
             return super().build_connector_meta(scheduler_output)
         # First: what is offered in this step is copied in the next one at the earliest.
@@ -182,16 +183,16 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     @harmless(lambda: None)
     def _heard(self, told: Any) -> None:
-        if self.scheduler_half is not None and isinstance(told, OffloadWorkerMetadata):
-            self.scheduler_half.worker_output(told.kvtier)
+        if self._scheduler is not None and isinstance(told, OffloadWorkerMetadata):
+            self._scheduler.worker_output(told.kvtier)
 
     def reset_cache(self) -> bool | None:
-        if self.scheduler_half is not None:
-            self.scheduler_half.reset()
+        if self._scheduler is not None:
+            self._scheduler.reset()
         return super().reset_cache()
 
     @harmless(lambda: None)
     def shutdown(self) -> None:
         super().shutdown()
-        if self.scheduler_half is not None:
-            self.scheduler_half.shutdown()
+        if self._scheduler is not None:
+            self._scheduler.shutdown()
