@@ -3,6 +3,7 @@
  * workers' loads say, workers compute. Everything follows from the trace, the policy and a seed.
  */
 import { type Keys, KvIndex, maxMedia } from '@kvtier/kv-index';
+import { expectedLoads, usualLoads } from '@kvtier/registry';
 import {
   Budget,
   type Copy,
@@ -89,13 +90,13 @@ class Cluster implements Listener {
   readonly #random: Random;
   readonly #index = new KvIndex({ maxBytes: 256 * 2 ** 20 });
   readonly #workers: SimulatedWorker[] = [];
+  readonly #measured: number[][] = [];
   /** Numbers in the index: of each worker's GPU, and of its host. */
   readonly #gpus: number[] = [];
   readonly #hosts: number[] = [];
   readonly #events = new EventQueue<Event>();
   readonly #keys: Keys[];
   readonly #jobs: Job[];
-  readonly #loadBlocksPerS: number[];
   readonly #decisionUs: Float64Array;
 
   constructor(trace: Trace, policy: Policy | 'late', hardware: Hardware, speed: number, seed: number) {
@@ -112,10 +113,8 @@ class Cluster implements Listener {
       this.#workers.push(new SimulatedWorker(i, hardware, trace.blockTokens, this));
       this.#gpus.push(this.#index.addSource());
       this.#hosts.push(this.#index.addSource());
+      this.#measured.push(new Array<number>(maxMedia).fill(0));
     }
-    this.#loadBlocksPerS = new Array<number>(maxMedia).fill(0);
-    this.#loadBlocksPerS[mediumNumbers.host] = hardware.hostTokensPerS / trace.blockTokens;
-    this.#loadBlocksPerS[mediumNumbers.peer] = hardware.peerTokensPerS / trace.blockTokens;
     this.#jobs = trace.requests.map((blocks, number) => ({
       number,
       arrivedS: (trace.arrivalsMs[number]! - trace.arrivalsMs[0]!) / 1000 / speed,
@@ -255,6 +254,8 @@ class Cluster implements Listener {
     const targets = this.#workers.map((_, i) => ({ sources: [this.#gpus[i]!, this.#hosts[i]!] }));
     const matches = this.#index.match(request.keys, [...targets, { sources: this.#hosts }]);
     const anywhere = this.#hardware.peerTokensPerS > 0 ? matches.pop()!.blocks : 0;
+    const usual = usualLoads(maxMedia, this.#measuredLoads());
+    const computedBlocksPerS = this.#hardware.prefillTokensPerS / this.#trace.blockTokens;
     return this.#workers.map((worker, i) => ({
       waiting: worker.waiting,
       running: worker.running,
@@ -268,11 +269,22 @@ class Cluster implements Listener {
       prefillTokensPerS: this.#hardware.prefillTokensPerS,
       stepS: this.#hardware.stepS,
       stepPerRequestS: this.#hardware.stepPerRequestS,
-      loadBlocksPerS: this.#loadBlocksPerS,
+      loadBlocksPerS: expectedLoads(this.#measured[i]!, usual, computedBlocksPerS),
       match: matches[i]!,
       remoteBlocks: Math.max(anywhere - matches[i]!.blocks, 0),
       remoteMedium: mediumNumbers.peer,
     }));
+  }
+
+  /** As each worker tells them: of media that it has brought something in from. */
+  #measuredLoads(): readonly (readonly number[])[] {
+    const { hostTokensPerS, peerTokensPerS } = this.#hardware;
+    for (const { number, measured } of this.#workers) {
+      const rates = this.#measured[number]!;
+      if (measured.host) rates[mediumNumbers.host] = hostTokensPerS / this.#trace.blockTokens;
+      if (measured.peer) rates[mediumNumbers.peer] = peerTokensPerS / this.#trace.blockTokens;
+    }
+    return this.#measured;
   }
 
   /** Something is to be done: at once, or after the step that runs. */

@@ -60,6 +60,8 @@ export class SimulatedWorker {
   /** Counts up with each change, so that an event of before is known. */
   version = 0;
   busyS = 0;
+  /** Where it has brought something in from: how fast that is it knows from then on. */
+  readonly measured = { host: false, peer: false };
 
   constructor(number: number, hardware: Hardware, blockTokens: number, listener: Listener) {
     this.number = number;
@@ -133,6 +135,8 @@ export class SimulatedWorker {
   loaded(job: Job): void {
     this.#loading--;
     this.#unexpected -= job.inputTokens - job.ready;
+    this.measured.host ||= job.found.host > 0;
+    this.measured.peer ||= job.found.peer > 0;
     for (let i = job.found.gpu; i < job.held; i++) this.#arrivesS.delete(job.blocks[i]!);
     this.#running.push(job);
   }
@@ -236,6 +240,7 @@ export class SimulatedWorker {
     const host = at;
     const { hostTokensPerS, peerTokensPerS, prefillTokensPerS } = this.#hardware;
     if (peerTokensPerS > prefillTokensPerS) at += this.#listener.elsewhere(this.number, job, at);
+    else this.measured.peer = true; // its planner weighs it, and says what it expects
     job.found.peer = at - host;
     job.held = gpu;
     job.ready = gpu * this.#blockTokens;

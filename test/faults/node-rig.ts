@@ -85,11 +85,17 @@ export class NodeRig {
     return new NodeClient(client, arena);
   }
 
-  /** Arena files of this node's data folder, told by the digest in their names. */
+  /** Arena files of this node's data folder. */
   get arenaFiles(): string[] {
-    const prefix = path.basename(this.arenaPath).slice(0, 'kvtier-12345678-'.length);
-    const names = readdirSync(this.arenaDir).filter((name) => name.startsWith(prefix));
+    const names = this.#sharedFiles;
     return names.filter((name) => !names.some((arena) => lockFileOf(arena) === name)); // a lock file goes with its arena
+  }
+
+  /** Told by the digest in their names. */
+  get #sharedFiles(): string[] {
+    if (this.arenaPath === '') return [];
+    const prefix = path.basename(this.arenaPath).slice(0, 'kvtier-12345678-'.length);
+    return readdirSync(this.arenaDir).filter((name) => name.startsWith(prefix));
   }
 
   /** Bytes that the data folder takes on disk: the larger of apparent size and allocated blocks, file by file. */
@@ -104,7 +110,7 @@ export class NodeRig {
 
   async dispose(): Promise<void> {
     if (this.child?.exitCode === null && this.child.signalCode === null) await this.stop('SIGKILL');
-    for (const name of this.arenaPath === '' ? [] : this.arenaFiles) rmSync(path.join(this.arenaDir, name));
+    for (const name of this.#sharedFiles) rmSync(path.join(this.arenaDir, name));
     rmSync(this.folder, { recursive: true });
   }
 }

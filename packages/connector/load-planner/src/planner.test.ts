@@ -33,6 +33,7 @@ it('loads what is near and computes what is far', () => {
   expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 80_000 }, 0)).toEqual({
     ...{ blocks: 10, loadUs: 1_000, computeUs: 40_000 },
     away: nothing,
+    passed: { byTier: { disk: 40 }, us: 84_000 },
   });
   // at 500 µs each it pays
   expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 20_000 }, 0, 20).blocks).toBe(50);

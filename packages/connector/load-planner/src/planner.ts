@@ -48,6 +48,8 @@ export interface Plan {
   readonly computeUs: number;
   /** What of it has to be brought into the arena: the tiers, how many blocks, and how long that will take. */
   readonly away: { readonly tiers: string; readonly blocks: number; readonly us: number };
+  /** What is held behind it and rather computed: blocks by tier, and how long they would have taken. */
+  readonly passed?: { readonly byTier: Readonly<Record<string, number>>; readonly us: number };
 }
 
 /** Blocks in this tier are in the arena already: bringing them costs nothing. */
@@ -167,7 +169,8 @@ export class LoadPlanner {
       }
       if (fits < span.count) break;
     }
-    return this.#probing(best, held, first, nowMs);
+    const plan = this.#probing(best, held, first, nowMs);
+    return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, bringUs) };
   }
 
   /** The best of some prefixes, shortest first; what the longest one has and a shorter one not is computed. */
@@ -252,4 +255,18 @@ export class LoadPlanner {
     if (computeUs === undefined) return maxLookupMs; // a process that has just started is slow itself
     return Math.min(maxLookupMs, Math.max(minLookupMs, Math.ceil((computeUs * lookupShare) / 1_000)));
   }
+}
+
+function passedOf(spans: readonly Span[], from: number, copyUs: number, bringUs: number): NonNullable<Plan['passed']> {
+  const byTier: Record<string, number> = {};
+  let us = 0;
+  let at = 0;
+  for (const { tier, count } of spans) {
+    const passed = Math.min(count, Math.max(at + count - from, 0));
+    at += count;
+    if (passed === 0) continue;
+    byTier[tier] = (byTier[tier] ?? 0) + passed;
+    us += passed * (copyUs + (tier === arenaTier ? 0 : bringUs));
+  }
+  return { byTier, us };
 }

@@ -20,7 +20,16 @@ from rig import NAMESPACE, NodeCase, child_of, until
 GROUP = 52_001
 NODE_USER, ENGINE_USER = 52_002, 52_003
 HERE = os.path.dirname(os.path.abspath(__file__))
-APART = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+#: All that runs here is of this folder.
+PROJECT = os.path.abspath(f"{HERE}/../../../..")
+APART = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount"]
+
+
+def closed_above(folder: str) -> str | None:
+    """The uppermost folder on the way to this one that not every user can enter."""
+    parts = folder.split("/")
+    ways = ["/".join(parts[:count]) for count in range(2, len(parts) + 1)]
+    return next((way for way in ways if not os.stat(way).st_mode & 0o001), None)
 
 
 class Containers(NodeCase):
@@ -33,6 +42,22 @@ class Containers(NodeCase):
         self.shared = tempfile.mkdtemp(prefix="kvtier-sidecar-", dir="/dev/shm")
         self.addCleanup(shutil.rmtree, self.shared, True)
         os.chmod(self.shared, 0o755)
+        self.project = self.place()
+
+    def place(self) -> str:
+        """An empty folder that everybody sees, to mount something at."""
+        made = tempfile.mkdtemp(prefix="kvtier-mounted-")
+        self.addCleanup(os.rmdir, made)
+        os.chmod(made, 0o755)
+        return made
+
+    def mounts(self, *pairs: tuple[str, str]) -> list[str]:
+        """Starts a command in a mount namespace where the second folder of each pair shows the first, and where every user can enter the project."""
+        each = [f'mount --bind "{what}" "{where}"' for what, where in pairs]
+        if closed := closed_above(PROJECT):
+            each += [f'mount --bind "{PROJECT}" "{self.project}"', f'mount -t tmpfs -o mode=755 none "{closed}"']
+            each += [f'mkdir -p "{PROJECT}"', f'mount --bind "{self.project}" "{PROJECT}"']
+        return ["sh", "-c", " && ".join([*each, 'exec "$@"']), "sh"]
 
     def node_in_container(self, *, user: int = 0, group: int | None = None) -> rig.Node:
         """Sees no process but its own; its arena lies in the shared folder, its data where nobody else looks."""
@@ -44,7 +69,7 @@ class Containers(NodeCase):
         os.chown(node.folder, user, user)
         node.config["arena"]["dir"] = f"{self.shared}/arena"
         node.config["socketPath"] = node.socket_path = f"{self.shared}/run/node.sock"
-        node.prefix = [*APART, *self.as_user(user, group)]
+        node.prefix = [*APART, *self.mounts(), *self.as_user(user, group)]
         self.addCleanup(node.remove)
         return node
 
@@ -58,12 +83,10 @@ class Containers(NodeCase):
         self, action: str, *, user: int = 0, group: int | None = None
     ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
         """Sees no process but its own, and the shared folder at another place."""
-        mine = tempfile.mkdtemp(prefix="kvtier-engine-")
-        self.addCleanup(os.rmdir, mine)
-        os.chmod(mine, 0o755)
-        program = [sys.executable, f"{HERE}/sidecar_engine.py", f"{mine}/run/node.sock", f"{mine}/arena", str(group or ""), action]
-        mounted = f'mount --bind "{self.shared}" "{mine}" && exec "$@"'
-        command = [*APART, "--mount", "sh", "-c", mounted, "sh", *self.as_user(user, group), *program]
+        mine = self.place()
+        engine = f"{HERE}/sidecar_engine.py"
+        program = [sys.executable, engine, f"{mine}/run/node.sock", f"{mine}/arena", str(group or ""), action]
+        command = [*APART, *self.mounts((self.shared, mine)), *self.as_user(user, group), *program]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.addCleanup(self.end, process)
         assert process.stdout is not None
@@ -159,7 +182,7 @@ class Users(Containers):
         script = "import sys; sys.path.insert(0, sys.argv[2]); import kvtier.link as l\ntry: l.connect(sys.argv[1])\nexcept Exception as e: print(e)"
         source = os.path.dirname(os.path.dirname(kvtier.__file__))
         for who in (self.as_user(ENGINE_USER, None), self.as_user(ENGINE_USER, GROUP)):  # the other one does not name the group
-            command = [*who, sys.executable, "-c", script, node.socket_path, source]
+            command = ["unshare", "--mount", *self.mounts(), *who, sys.executable, "-c", script, node.socket_path, source]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             self.assertTrue(said.startswith("SETUP: "), said)
 

@@ -6,7 +6,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import type { Hit, LoadChoice, LoadPlanner, Plan } from '@kvtier/load-planner';
-import type { Match } from '@kvtier/scheduler';
+import type { ByTier, Match } from '@kvtier/scheduler';
 import { maxHashesPerFrame } from '@kvtier/wire';
 import { type ConnectorCounters, count } from './counters.ts';
 import { commonPrefixes } from './groups.ts';
@@ -23,6 +23,7 @@ export interface MatchOptions {
   readonly timers: Timers;
   readonly counters: ConnectorCounters;
   readonly onWake: () => void;
+  readonly onPassed?: ((byTier: ByTier, us: number) => void) | undefined;
 }
 
 interface Entry {
@@ -163,6 +164,7 @@ export class MatchTable {
       counters.plannedBlocks += plan.blocks;
       const left = (choices.at(-1)?.blocks ?? 0) - plan.blocks;
       if (left > 0) count(counters, 'lookup', 'slower than computing', left);
+      if (plan.passed) this.#options.onPassed?.(plan.passed.byTier, plan.passed.us);
     }
     entry.plan = { ...plan, localBlocks };
   }

@@ -6,6 +6,7 @@ import { afterEach, expect, it } from 'vitest';
 import { FakeExecutor } from './testing/fake-executor.ts';
 import { chainOf, contentOf, hashOf } from './testing/memory.ts';
 import { ConnectorRig, fastTimers, until } from './testing/rig.ts';
+import { realTimers } from './timers.ts';
 
 let rig: ConnectorRig;
 afterEach(async () => {
@@ -174,7 +175,9 @@ it('a hit that would be slower than computing is left alone', async () => {
   rig.node.estimatedUs = 100_000;
   rig.connector.observePrefill(400, 80_200, 400_000); // 4,000 µs per block
   expect(await rig.matched('r', chainOf(1, 8), 0)).toBe(3);
+  expect(rig.connector.match('r', chainOf(1, 8), 0)).toEqual({ state: 'known', blocks: 3 });
   expect(reasons()).toEqual({ 'lookup: slower than computing': 5 });
+  expect(rig.passed).toEqual([{ byTier: { disk: 5 }, us: 100_000 }]);
 });
 
 it('a load that falls behind computing is given up; what had come is used', async () => {
@@ -184,7 +187,8 @@ it('a load that falls behind computing is given up; what had come is used', asyn
   rig.node.spans = () => [{ tier: 'peer', count: 40 }];
   rig.node.estimatedUs = 1_000;
   rig.node.comes = 6;
-  rig.connector.observePrefill(400, 80_200, 400_000); // 160 ms for all
+  rig.node.readyBlocks = 6; // at once: between two frames it may be judged
+  rig.connector.observePrefill(400, 80_200, 1_000_000); // 400 ms for all
   expect(await rig.matched('r', chainOf(1, 40), 0)).toBe(40);
   const begin = performance.now();
   const result = await rig.load('r', 1, 0, ids(50, 40));
@@ -412,7 +416,8 @@ it('an arena that cannot be mapped is no session; it is tried again', async () =
 });
 
 it('a match is remembered, asked anew when it is stale or too short, and cut after a load that fell short', async () => {
-  rig = new ConnectorRig({ timers: fastTimers(20) });
+  let laterMs = 0;
+  rig = new ConnectorRig({ timers: { ...realTimers, nowMs: () => realTimers.nowMs() + laterMs } });
   await rig.attach();
   for (let i = 0; i < 6; i++) rig.node.seed(hashOf(1, i));
   const hashes = chainOf(1, 8);
@@ -427,7 +432,7 @@ it('a match is remembered, asked anew when it is stale or too short, and cut aft
   expect((await rig.load('r', 1, 0, ids(50, 6))).loaded).toBe(0);
   expect(await rig.matched('r', hashes, 0)).toBe(0); // not the same again
   expect(lookups()).toBe(2);
-  await new Promise((resolve) => setTimeout(resolve, 300)); // 6 s of its time
+  laterMs = 6_000;
   rig.node.fault = () => 'none';
   expect(await rig.matched('r', hashes, 0)).toBe(6);
   expect((await rig.load('r', 1, 0, ids(50, 6))).loaded).toBe(6);

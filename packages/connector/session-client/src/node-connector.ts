@@ -7,7 +7,7 @@
 import { invariant } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
 import { LoadPlanner } from '@kvtier/load-planner';
-import type { ArrivedLoad, AwaitedLoad, Connector, LoadResult, Match, StoreOptions } from '@kvtier/scheduler';
+import type { ArrivedLoad, AwaitedLoad, ByTier, Connector, LoadResult, Match, StoreOptions } from '@kvtier/scheduler';
 import { maxHashesPerFrame, type StatsResult } from '@kvtier/wire';
 import { AwaitedGroups } from './awaited-groups.ts';
 import { type ConnectorCounters, count, newCounters } from './counters.ts';
@@ -49,6 +49,8 @@ export interface ConnectorOptions {
   readonly logger: ConnectorLogger;
   /** A match that was pending is known. */
   readonly onWake: () => void;
+  /** Blocks, by tier, that the node holds for a request and that are rather computed: to load them would have taken so long. */
+  readonly onPassed?: ((byTier: ByTier, us: number) => void) | undefined;
   readonly timers?: Timers;
 }
 
@@ -105,6 +107,7 @@ class CacheNodeConnector implements NodeConnector {
       timers: this.#timers,
       counters: this.counters,
       onWake: options.onWake,
+      onPassed: options.onPassed,
     });
     this.#clients = namespaces.map(
       (namespace, group) =>

@@ -42,7 +42,8 @@ class Rig {
   }
 
   add(name: string): void {
-    this.workers.add(name).record = recordOf(name, { node: `node-${name}` });
+    const loadBlocksPerS = new Array<number>(maxMedia).fill(2_500);
+    this.workers.add(name, {}, { loadBlocksPerS }).record = recordOf(name, { node: `node-${name}` });
   }
 
   #heldBy(number: number, blocks: number): Held {

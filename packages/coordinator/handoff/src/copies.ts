@@ -40,8 +40,6 @@ const maxModels = 16;
 const likelyTokens = 512;
 /** Medium `peer` of the KV index. */
 const peer = 3;
-/** Where nobody has brought anything from a peer yet, only a try shows how fast that is: so many times as fast as to compute it. */
-const untried = 4;
 /** The node's work is called off then; the planner gives up before. */
 const deadlineMs = 60_000;
 
@@ -146,15 +144,9 @@ export class Copies {
   /** Of the workers' loads at this moment, for any number of prompts. */
   #statesOf(model: string, workers: readonly Worker[]): StatesFor {
     const numbers = workers.map(({ number }) => number);
-    const usual = usualPeerBlocksPerS(workers);
     let loads: readonly WorkerState[] | undefined;
-    return ({ keys, blockTokens }) => {
-      loads ??= workers.map((worker) => {
-        const state = sideOf(worker, undefined, none, 0);
-        const loadBlocksPerS = [...state.loadBlocksPerS];
-        loadBlocksPerS[peer] ||= usual || (untried * state.prefillTokensPerS) / blockTokens;
-        return { ...state, loadBlocksPerS };
-      });
+    return ({ keys }) => {
+      loads ??= workers.map((worker) => sideOf(worker, undefined, none, 0));
       const matches: readonly Held[] = this.#options.holdings.match(model, keys, numbers);
       const states: (WorkerState | undefined)[] = [];
       for (const [at, number] of numbers.entries()) {
@@ -165,19 +157,6 @@ export class Copies {
       return states;
     };
   }
-}
-
-/** What those that have measured it bring in from peers, on average; 0: none has. */
-function usualPeerBlocksPerS(workers: readonly Worker[]): number {
-  let sum = 0;
-  let measured = 0;
-  for (const { load } of workers) {
-    const perS = load.loadBlocksPerS[peer] ?? 0;
-    if (perS === 0) continue;
-    sum += perS;
-    measured++;
-  }
-  return measured === 0 ? 0 : sum / measured;
 }
 
 const none: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };

@@ -359,6 +359,25 @@ it('one that has not measured yet is taken for one like the others', async () =>
   await vi.waitFor(() => expect(worker('b').load.prefillTokensPerS).toBe(5_000), patience);
 });
 
+it('one with a cache node that has loaded nothing yet is thought to load as the others do', async () => {
+  const rates = { prefillTokensPerS: 1_600, stepS: 0, stepPerRequestS: 0, freedBlocksPerS: 0, loadBlocksPerS: {} };
+  const a = await serve('a', { blockTokens: 16 });
+  const b = await serve('b', { blockTokens: 16 });
+  discovery.say({ ...recordOf('a'), node: 'n1' }, { ...recordOf('b'), node: 'n2' });
+  a.load = { rates };
+  b.load = { rates };
+  const loads = (name: string) => worker(name).load.loadBlocksPerS;
+  await until('a', 'ready');
+  await until('b', 'ready');
+  // Four times as fast as it computes, while nobody knows.
+  await vi.waitFor(() => expect(loads('a')).toEqual([0, 400, 400, 400, 400, 400]), patience);
+  a.load = { rates: { ...rates, loadBlocksPerS: { peer: 70 } } };
+  a.tell();
+  await vi.waitFor(() => expect(loads('a')).toEqual([0, 400, 400, 70, 400, 400]), patience);
+  b.tell();
+  await vi.waitFor(() => expect(loads('b')).toEqual([0, 400, 400, 70, 400, 400]), patience);
+});
+
 it('one that loaded another tokenizer beside the same weights is refused; one that does not say, is not', async () => {
   const textDigest = '0123456789abcdef'.repeat(4);
   await serve('a', { textDigest });

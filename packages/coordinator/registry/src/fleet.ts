@@ -15,6 +15,7 @@ import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Discovery } from './discovery.ts';
 import type { EngineCalls, OnEvent } from './engine-calls.ts';
 import { type Access, type LinkTimes, linkTimes } from './link.ts';
+import { usualLoads } from './load-rates.ts';
 import { type FleetCounts, Member, type MemberHost } from './member.ts';
 import { openLink } from './open-link.ts';
 import type { Forwarded } from './openai-link.ts';
@@ -47,6 +48,8 @@ export class Fleet {
   readonly #listeners = new Set<() => void>();
   readonly #loadListeners = new Set<() => void>();
   #byNumber: (Member | undefined)[] = [];
+  /** By model, until somebody tells his load. */
+  readonly #usualLoads = new Map<string, readonly number[]>();
   readonly #freeNumbers: number[] = [];
   #discovery: Discovery | undefined;
   #problem: string | undefined;
@@ -207,10 +210,12 @@ export class Fleet {
     const host: MemberHost = {
       changed: () => this.#changed(),
       told: () => {
+        this.#usualLoads.clear();
         for (const listener of this.#loadListeners) listener();
       },
       conflict: (member, facts) => this.#conflict(member, facts),
       usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
+      usualLoadBlocksPerS: (member) => this.#usualLoadBlocksPerS(member),
       counts: this.counts,
       logger: this.#options.logger,
       left: (member) => {
@@ -276,7 +281,22 @@ export class Fleet {
     return measured === 0 ? (this.#options.guessedPrefillTokensPerS ?? 2_000) : sum / measured;
   }
 
+  #usualLoadBlocksPerS(of: Member): readonly number[] {
+    const model = of.facts?.model ?? '';
+    let usual = this.#usualLoads.get(model);
+    if (usual === undefined) {
+      const { media = tierMedia } = this.#options;
+      const rates: (readonly number[])[] = [];
+      for (const member of this.#members.values())
+        if (member.facts?.model === model) rates.push(member.measuredLoadBlocksPerS);
+      usual = usualLoads(media.length, rates);
+      this.#usualLoads.set(model, usual);
+    }
+    return usual;
+  }
+
   #changed(): void {
+    this.#usualLoads.clear();
     if (this.#closed) return;
     for (const listener of [...this.#listeners]) listener();
   }

@@ -5,6 +5,7 @@ export { EngineCalls, type EngineCallsOptions, type OnEvent } from './engine-cal
 export { Fleet, type FleetOptions, tierMedia } from './fleet.ts';
 export { fleetMetrics } from './fleet-metrics.ts';
 export { type Access, type LinkTimes, linkTimes } from './link.ts';
+export { expectedLoads, usualLoads } from './load-rates.ts';
 export type { FleetCounts } from './member.ts';
 export type { Forwarded } from './openai-link.ts';
 export type { Share } from './sent-ledger.ts';

@@ -10,6 +10,7 @@ import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc
 import { EngineCalls, type OnEvent } from './engine-calls.ts';
 import { factsOf } from './facts.ts';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
+import { expectedLoads } from './load-rates.ts';
 import { type Entry, SentLedger, type Share } from './sent-ledger.ts';
 import { loadOf, type ToldLoad } from './told-load.ts';
 import type { Sent, WorkerLoad } from './worker.ts';
@@ -36,7 +37,9 @@ export class KvtierLink implements Link {
   readonly #ledger = new SentLedger();
   readonly #pause = new Pause();
   #told: ToldLoad | undefined;
+  #blockTokens = 1;
   #toldAtMs = 0;
+  #measuredLoads: readonly number[] = noLoad.loadBlocksPerS;
   /** What `load` gives, until something changes. */
   #load: WorkerLoad | undefined;
   #running: Promise<void> | undefined;
@@ -67,6 +70,10 @@ export class KvtierLink implements Link {
 
   get measuredPrefillTokensPerS(): number {
     return this.#told?.rates?.prefillTokensPerS ?? 0;
+  }
+
+  get measuredLoadBlocksPerS(): readonly number[] {
+    return this.#measuredLoads;
   }
 
   /** As `EngineCalls.generate`; the worker's load names it, when it was sent (`send`) under its id. */
@@ -114,9 +121,11 @@ export class KvtierLink implements Link {
 
   #sum(): WorkerLoad {
     const told = this.#told;
-    const { host, media } = this.#options;
+    const { host } = this.#options;
     const { waiting, running, tokensAhead, blocks, loadAheadS } = this.#ledger;
     const rates = told?.rates;
+    const prefillTokensPerS = rates?.prefillTokensPerS || host.usualPrefillTokensPerS();
+    const computedBlocksPerS = prefillTokensPerS / this.#blockTokens;
     return {
       waiting: (told?.waiting ?? 0) + waiting,
       running: (told?.running ?? 0) + running,
@@ -125,10 +134,10 @@ export class KvtierLink implements Link {
       waitingBlocks: (told?.waitingBlocks ?? 0) + blocks,
       freedBlocksPerS: rates?.freedBlocksPerS ?? 0,
       loadAheadS: (told?.loadAheadS ?? 0) + loadAheadS,
-      prefillTokensPerS: rates?.prefillTokensPerS || host.usualPrefillTokensPerS(),
+      prefillTokensPerS,
       stepS: rates?.stepS ?? 0,
       stepPerRequestS: rates?.stepPerRequestS ?? 0,
-      loadBlocksPerS: rates ? media.map((name) => rates.loadBlocksPerS[name] ?? 0) : noLoad.loadBlocksPerS,
+      loadBlocksPerS: expectedLoads(this.#measuredLoads, host.usualLoadBlocksPerS(), computedBlocksPerS),
       toldAtMs: this.#toldAtMs,
     };
   }
@@ -140,6 +149,7 @@ export class KvtierLink implements Link {
       let refused = false;
       try {
         const facts = factsOf(name, await this.calls.describe());
+        this.#blockTokens = Math.max(facts.blockTokens, 1);
         const why = host.described(facts);
         if (why !== undefined) throw new KvError('CONFIG', why);
         await this.#watch(facts.bootEpoch, () => {
@@ -202,6 +212,9 @@ export class KvtierLink implements Link {
   #hear(told: ToldLoad): void {
     for (const number of told.taken) this.#ledger.taken(number);
     this.#told = told;
+    const { rates } = told;
+    const { media } = this.#options;
+    this.#measuredLoads = rates ? media.map((name) => rates.loadBlocksPerS[name] ?? 0) : noLoad.loadBlocksPerS;
     this.#toldAtMs = performance.now();
     this.#load = undefined;
   }

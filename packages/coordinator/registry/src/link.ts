@@ -17,6 +17,8 @@ export interface LinkHost {
   ended(): void;
   /** Prompt tokens a second, as the others of its model measure: for a worker that has not measured yet. Above 0. */
   usualPrefillTokensPerS(): number;
+  /** Blocks a second by medium, as those of its model measure, 0: none has; undefined: it has no cache node. */
+  usualLoadBlocksPerS(): readonly number[] | undefined;
 }
 
 export interface Link {
@@ -27,6 +29,8 @@ export interface Link {
   readonly open: number;
   /** As it has measured itself; 0: not yet. */
   readonly measuredPrefillTokensPerS: number;
+  /** The same by medium: blocks a second that it brings in. */
+  readonly measuredLoadBlocksPerS: readonly number[];
   /** Now, with what was sent since the worker told it. */
   load(): WorkerLoad;
   send(share: Share): Sent;

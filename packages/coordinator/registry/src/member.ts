@@ -26,6 +26,8 @@ export interface MemberHost {
   /** Why a worker with these facts cannot stand beside the others. */
   conflict(member: Member, facts: WorkerFacts): string | undefined;
   usualPrefillTokensPerS(member: Member): number;
+  /** Of its model, by medium; 0: none has measured it. */
+  usualLoadBlocksPerS(member: Member): readonly number[];
   /** It was dropped by discovery, and has nothing left to do. */
   left(member: Member): void;
 }
@@ -99,6 +101,11 @@ export class Member implements Worker {
   /** 0: it has not measured, or is not there. */
   get measuredPrefillTokensPerS(): number {
     return this.#state === 'ready' ? (this.#link?.measuredPrefillTokensPerS ?? 0) : 0;
+  }
+
+  /** By medium. */
+  get measuredLoadBlocksPerS(): readonly number[] {
+    return this.#state === 'ready' ? (this.#link?.measuredLoadBlocksPerS ?? []) : [];
   }
 
   /** Discovery says something else of the same worker. */
@@ -183,6 +190,7 @@ export class Member implements Worker {
         if (this.gone) this.#host.left(this);
       },
       usualPrefillTokensPerS: () => this.#host.usualPrefillTokensPerS(this),
+      usualLoadBlocksPerS: () => (this.#record.node === null ? undefined : this.#host.usualLoadBlocksPerS(this)),
     };
   }
 

@@ -13,7 +13,8 @@ import { KvError } from '@kvtier/errors';
 import { type Dispatcher, Pool } from 'undici';
 import { z } from 'zod';
 import { checked } from './facts.ts';
-import { type Access, type Link, type LinkHost, type LinkTimes, Pause } from './link.ts';
+import { type Access, type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
+import { expectedLoads } from './load-rates.ts';
 import { PodLoad } from './pod-load.ts';
 import { type Scrape, scrapeOf } from './scrape.ts';
 import type { Share } from './sent-ledger.ts';
@@ -79,6 +80,7 @@ export class OpenaiLink implements Link {
   readonly #pause = new Pause();
   readonly #closing = new AbortController();
   #totalBlocks = 0;
+  #blockTokens = 0;
   #run: Promise<void> | undefined;
 
   constructor(options: OpenaiLinkOptions) {
@@ -122,8 +124,18 @@ export class OpenaiLink implements Link {
     return this.#pod.prefillTokensPerS;
   }
 
+  /** No pod tells it. */
+  get measuredLoadBlocksPerS(): readonly number[] {
+    return noLoad.loadBlocksPerS;
+  }
+
   load(): WorkerLoad {
-    return this.#pod.load(this.#totalBlocks, this.#options.host.usualPrefillTokensPerS());
+    const { host } = this.#options;
+    const load = this.#pod.load(this.#totalBlocks, host.usualPrefillTokensPerS());
+    const usual = this.#blockTokens > 0 ? host.usualLoadBlocksPerS() : undefined;
+    if (usual === undefined) return load;
+    const computedBlocksPerS = load.prefillTokensPerS / this.#blockTokens;
+    return { ...load, loadBlocksPerS: expectedLoads(load.loadBlocksPerS, usual, computedBlocksPerS) };
   }
 
   send(share: Share): Sent {
@@ -260,6 +272,7 @@ export class OpenaiLink implements Link {
     const [model] = checked(name, '/v1/models', modelsSchema, models).data;
     const scrape = await this.#scrape();
     this.#totalBlocks = scrape.totalBlocks ?? 0;
+    this.#blockTokens = scrape.blockTokens ?? 0;
     return {
       model: model!.id,
       modelDigest: '',

@@ -127,6 +127,20 @@ describe('rates', () => {
     expect(rates(load).stepS).toBeCloseTo(0.015, 9);
   });
 
+  it('of a tier are what was expected of it where that was rather computed, and what it does once it is loaded from', () => {
+    const load = new EngineLoad(4);
+    load.passed({ peer: 10 }, 0.5);
+    expect(rates(load).loadBlocksPerS).toEqual({ peer: 20 });
+    expect(load.figures(0, 10, 5).loadAheadS).toBe(0); // nothing was loaded
+    load.loaded({ arena: 100 }, 0.1);
+    expect(rates(load).loadBlocksPerS.arena).toBeCloseTo(1_000, 6);
+    expect(load.figures(0, 10, 5).loadAheadS).toBeCloseTo(0.005, 6);
+    // An expectation of a minute counts as one of a second, so that loads soon say more.
+    load.passed({ disk: 60 }, 60);
+    for (let i = 0; i < 40; i++) load.loaded({ disk: 100 }, 0.25);
+    expect(rates(load).loadBlocksPerS.disk).toBeGreaterThan(350);
+  });
+
   it('follow what changes, within some ten seconds of measuring', () => {
     const load = new EngineLoad(4);
     for (let i = 0; i < 100; i++) load.step(1_000, 0, 0.1);

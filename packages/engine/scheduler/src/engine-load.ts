@@ -30,6 +30,7 @@ export interface EngineLoadFigures {
   readonly stepPerRequestS: number;
   /** Given back by requests that ended, while the engine computed. */
   readonly freedBlocksPerS: number;
+  /** By tier, as loads went; what was rather computed counts as it was expected to go. */
   readonly loadBlocksPerS: Readonly<Record<string, number>>;
 }
 
@@ -38,6 +39,8 @@ const memoryS = 10;
 /** What one more step leaves of the steps before, for the line through decode steps. */
 const stepKeep = 0.99;
 const maxTiers = 16;
+/** What was rather computed counts as so long a load at most: how long it would have taken was only expected. */
+const mostExpectedS = 1;
 
 /** An amount over a time, recent ones more than old ones; time runs only while something is measured. */
 class Rate {
@@ -156,25 +159,42 @@ export class EngineLoad {
 
   /** A load ended: blocks by tier, and how long it took. */
   loaded(byTier: Readonly<Record<string, number>>, seconds: number): void {
+    const total = this.#took(byTier, 1, seconds);
+    if (total > 0) this.#loads.add(total, seconds);
+  }
+
+  /**
+   * Blocks that a tier holds were rather computed: that load would have taken so long. Whoever chooses among engines would otherwise
+   * never learn that this one does not load them.
+   */
+  passed(byTier: Readonly<Record<string, number>>, seconds: number): void {
+    const share = Math.min(1, mostExpectedS / seconds);
+    this.#took(byTier, share, seconds * share);
+  }
+
+  /** `share` of the blocks, in this time. Returns how many. */
+  #took(byTier: Readonly<Record<string, number>>, share: number, seconds: number): number {
     let total = 0;
     let expected = 0;
     for (const tier in byTier) {
-      total += byTier[tier]!;
-      expected += byTier[tier]! * this.#secondsOf(tier);
+      const blocks = byTier[tier]! * share;
+      total += blocks;
+      expected += blocks * this.#secondsOf(tier);
     }
-    if (!(total > 0 && seconds > 0)) return;
+    if (!(total > 0 && seconds > 0)) return 0;
     // Of several tiers each took the share that it usually takes.
     const stretch = seconds / expected;
     for (const tier in byTier) {
-      const tookS = byTier[tier]! * this.#secondsOf(tier) * stretch;
+      const blocks = byTier[tier]! * share;
+      const tookS = blocks * this.#secondsOf(tier) * stretch;
       let rate = this.#byTier.get(tier);
       if (!rate && this.#byTier.size < maxTiers) {
         rate = new Rate();
         this.#byTier.set(tier, rate);
       }
-      if (byTier[tier]! > 0) rate?.add(byTier[tier]!, tookS);
+      if (blocks > 0) rate?.add(blocks, tookS);
     }
-    this.#loads.add(total, seconds);
+    return total;
   }
 
   figures(usedBlocks: number, totalBlocks: number, loadingBlocks: number): EngineLoadFigures {

@@ -12,6 +12,7 @@ import { type KvCacheEvent, KvCacheManager, type PrefixCache, RadixCache } from 
 import { Answers } from './answers.ts';
 import { attentionSpecs, hasWindows, longestSequence } from './attention-groups.ts';
 import { CheckedHashes, contentHasher } from './checked-hashes.ts';
+import type { ByTier } from './connector.ts';
 import type { EngineLoadFigures } from './engine-load.ts';
 import { EngineLoop } from './engine-loop.ts';
 import { checkOptions, type EngineOptions } from './engine-options.ts';
@@ -181,6 +182,11 @@ export class Engine {
     const total = this.#kv.blockCount - 1; // without the null block
     const { load, incoming } = this.#scheduler;
     return load.figures(total - this.#kv.freeBlockCount, total, incoming.loads.blocks);
+  }
+
+  /** Blocks that tiers hold were rather computed: to load them would have taken so long. */
+  passed(byTier: ByTier, us: number): void {
+    this.#scheduler.load.passed(byTier, us / 1e6);
   }
 
   /** End a request now: its last output says 'abort'. False when there is no such request (any more). */

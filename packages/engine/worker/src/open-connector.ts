@@ -42,6 +42,8 @@ export interface OpenConnectorOptions {
   readonly logger: Logger;
   /** A match that was pending is known. */
   readonly onWake: () => void;
+  /** Blocks, by tier, that are held and rather computed: to load them would have taken so long. */
+  readonly onPassed: (byTier: Readonly<Record<string, number>>, us: number) => void;
 }
 
 export type OpenConnector = (options: OpenConnectorOptions) => WorkerConnector;

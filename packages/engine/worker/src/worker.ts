@@ -57,6 +57,7 @@ export async function startWorker(
           ttlSeconds: config.ttlSeconds ?? 0,
           logger,
           onWake: () => engine.wake(),
+          onPassed: (byTier, us) => engine.passed(byTier, us),
         });
   const events = config.kvEvents && (await (await import('./kv-events.ts')).startKvEvents(config.kvEvents, logger));
   const bootEpoch = randomBytes(8).toString('hex');

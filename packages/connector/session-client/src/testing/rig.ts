@@ -34,6 +34,8 @@ export class ConnectorRig {
   readonly connector: NodeConnector;
   readonly warnings: string[] = [];
   wakes = 0;
+  /** What was rather computed. */
+  readonly passed: { readonly byTier: Readonly<Record<string, number>>; readonly us: number }[] = [];
 
   constructor(options: Partial<ConnectorOptions> = {}) {
     this.connector = createConnector({
@@ -44,6 +46,7 @@ export class ConnectorRig {
       loadDeadlineMs: 200,
       logger: { info: () => {}, warn: (_, message) => this.warnings.push(message) },
       onWake: () => this.wakes++,
+      onPassed: (byTier, us) => this.passed.push({ byTier, us }),
       ...options,
     });
   }
