@@ -1,8 +1,9 @@
-// AttentionPrefill v2: tiles of rows against tiles of 64 keys on tensor cores. Included by attention_tiles_*.cu, one file per
+// Attention over large tiles of rows, against tiles of 64 keys on tensor cores. Included by attention_tiles_*.cu, one file per
 // type so that they compile side by side.
 //
 // A block has 4 warps of 32 rows (16 for head_dim 256, whose outputs fill the registers) and goes through the keys that its
-// rows see. Shared memory holds the queries and one tile each of keys and values:
+// item of the plan (attention_plan.h) names: all that its rows see, or one part of them, whose result stays in the workspace for
+// attention_merge.cu. Shared memory holds the queries and one tile each of keys and values:
 //
 //     wait K | sync | start V | S = Q K^T | wait V | sync | start next K | softmax | O += P V
 //
@@ -74,7 +75,7 @@ struct RowTile {
 };
 
 template <class T, class Kv, int kDimension>
-__global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, Batch b, int32_t above) {
+__global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, Batch b, AttentionUnits units) {
   using Tile = RowTile<T, Kv, kDimension>;
   constexpr int kFragments = Tile::kFragments, kChunks = Tile::kChunks, kKeys = Tile::kKeys;
   KVTIER_DYNAMIC_SHARED(shared);
@@ -83,14 +84,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   uint8_t* const values = keys + Tile::kTileBytes;
   uint8_t* const raw = values + Tile::kTileBytes;
 
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x);
-  const SequenceView view(a, b, static_cast<int32_t>(blockIdx.y));
-  // Later queries see more keys: the longest tiles come first.
-  const int32_t first_row = static_cast<int32_t>(gridDim.z - 1 - blockIdx.z) * Tile::kRows;
-  if (view.queries <= above || first_row >= view.rows()) return;
+  const AttentionItem item = units.items[static_cast<int32_t>(blockIdx.x) / a.kv.kv_heads];
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.x) % a.kv.kv_heads;
+  const SequenceView view(a, b, item.sequence);
+  const int32_t first_row = item.first_row, first = item.first, end = item.end;
   const int32_t head_dim = a.kv.head_dim;
-  const int32_t first = view.first_key(first_row);
-  const int32_t end = view.position(first_row + Tile::kRows - 1) + 1;
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const int64_t to_values = a.kv.Row(1, 0, 0);
   const auto locate = [&](int32_t key) { return LocateKeys(a.kv, view.table, kv_head, key + 8 * (Lane() & 7), first, end); };
@@ -177,6 +175,27 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
     }
   }
 
+  if (item.parts > 1) {
+    const int32_t rows = min(Tile::kRows, view.rows() - first_row);
+    const Parts<T, kDimension> parts(a, units, item, view, kv_head, rows);
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + 16 * f + 8 * half + Lane() / 4;
+        const float total = QuadSum(sum[f][half]);
+        if (row >= rows) continue;
+        float* const target = parts.output(item.part, row) + 2 * (Lane() & 3);
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          *reinterpret_cast<float2*>(target + 8 * chunk) = make_float2(o[f][chunk][2 * half], o[f][chunk][2 * half + 1]);
+        }
+        if ((Lane() & 3) == 0) *parts.total(item.part, row) = make_float2(max[f][half], total);
+      }
+    }
+    return;
+  }
+
   // Out through the queries' place, of which each warp has read only its own rows, so that stores are 16 bytes wide.
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
@@ -200,13 +219,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 }
 
 template <class T>
-void AttentionTiles(Stream& stream, const AttentionArgs& a, const Batch& b, int32_t above) {
+void AttentionTiles(Stream& stream, const AttentionArgs& a, const Batch& b, const AttentionUnits& units) {
   ForAttentionShape<T>(a.kv, [&]<class Kv, int kDim>() {
     using Tile = RowTile<T, Kv, kDim>;
-    const int32_t rows = b.max_queries * (a.heads / a.kv.kv_heads);
-    const gpu::Dim grid{static_cast<unsigned>(a.kv.kv_heads), static_cast<unsigned>(b.sequences),
-                        static_cast<unsigned>((rows + Tile::kRows - 1) / Tile::kRows)};
-    gpu::Launch(stream, "attention tiles", AttentionTilesKernel<T, Kv, kDim>, grid, {Tile::kThreads}, Tile::kSharedBytes, a, b, above);
+    const gpu::Dim grid{static_cast<unsigned>(units.count * a.kv.kv_heads)};
+    gpu::Launch(stream, "attention tiles", AttentionTilesKernel<T, Kv, kDim>, grid, {Tile::kThreads}, Tile::kSharedBytes, a, b, units);
   });
 }
 
