@@ -11,5 +11,6 @@ it('whatever the node does, no request fails and no token differs', () => runs('
 it("vLLM's native offloading over a node: what is told a hit is leased, and every job ends", () =>
   runs('test_vllm_offloading'));
 it('a decode pod waits for what a prefill pod promised, and no longer', () => runs('test_vllm_handed.Handed'));
+it('an orchestrator that is trusted may keep what it will need', () => runs('test_vllm_handed.Hinted'));
 it('what a prompt of 32k tokens costs the loop of the engine grows with its blocks alone', () =>
   runs('test_vllm_handed.Cost', { env: { PYTHONMALLOC: 'pymalloc' } }));

@@ -61,7 +61,7 @@ class Engine:
         engine = self.llm.llm_engine
         before = self.metrics()
         names, at = {}, {}
-        began = time.time()
+        began, cpu = time.time(), time.process_time()
         self.serial += 1
         results = [None] * len(prompts)
         first = [None] * len(prompts)
@@ -118,7 +118,7 @@ class Engine:
             if not outputs:
                 time.sleep(0.001)
         after = self.metrics()
-        return {"seconds": time.time() - began, "steps": steps, "results": results, "first_s": first, "aborted": sorted(aborted),
+        return {"seconds": time.time() - began, "cpu_s": time.process_time() - cpu, "steps": steps, "results": results, "first_s": first, "aborted": sorted(aborted),
                 **{name: after[name] - before.get(name, 0) for name in after}}
 
     def settle(self, seconds=2.0):

@@ -14,7 +14,7 @@ const root = fileURLToPath(new URL('../..', import.meta.url));
 const here = (name: string): string => join(root, 'test/vllm', name);
 
 /** How Python is called: a command and its first arguments, split at spaces. */
-const python = (process.env.KVTIER_VLLM_PYTHON ?? 'python3').split(' ');
+export const python = (process.env.KVTIER_VLLM_PYTHON ?? 'python3').split(' ');
 
 /** Why there is no vLLM to test in, in one line; null when there is one. */
 export function vllmMissing(): string | null {
@@ -60,6 +60,8 @@ export interface Result {
 
 export interface Run {
   readonly seconds: number;
+  /** Of the engine's process, all its threads. */
+  readonly cpu_s: number;
   readonly results: readonly (Result | null)[];
   /** Tokens that the connector was asked for and brought. */
   readonly external_queries: number;
@@ -83,6 +85,8 @@ export interface EngineOptions {
   /** `kv_connector_extra_config` besides the socket. */
   readonly extra?: object;
   readonly ranks?: number;
+  /** Of the longest prompt and its answer. */
+  readonly tokens?: number;
   /** KV blocks of 16 tokens. */
   readonly blocks?: number;
   /** Another connector than ours: vLLM's own, as the other side of a comparison. */
@@ -134,7 +138,7 @@ export class VllmEngine {
         options: {
           dtype: 'float32',
           block_size: 16,
-          max_model_len: 2048,
+          max_model_len: options.tokens ?? 2048,
           max_num_batched_tokens: 512,
           max_num_seqs: 16,
           tensor_parallel_size: options.ranks ?? 1,

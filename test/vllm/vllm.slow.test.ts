@@ -2,26 +2,17 @@
  * The connector inside a real vLLM engine (`npm run test:vllm`): the same prompts with and without it, over restarts and
  * deaths. Equal tokens, nothing failed, and what is whole and shared is loaded.
  */
-import { appendFileSync, closeSync, fstatSync, openSync, writeSync } from 'node:fs';
+import { closeSync, fstatSync, openSync, writeSync } from 'node:fs';
 import { afterEach, describe, expect, it } from 'vitest';
 import { type ModelKind, type Run, type VllmEngine, vllmMissing } from './engine.ts';
 import { distinctTokens, prompts, wholeTokens } from './prompts.ts';
-import { expectEqual, sharedMemory, VllmRig } from './rig.ts';
+import { expectEqual, patient, sharedMemory, tell, VllmRig } from './rig.ts';
 
 const missing = vllmMissing();
 const count = Number(process.env.KVTIER_VLLM_PROMPTS ?? 200);
 const kills = Number(process.env.KVTIER_VLLM_KILLS ?? 5);
 const minutes = (n: number): number => n * 60_000;
 const all = prompts(count, 12);
-
-/** Where it is told what is held, not how fast: a machine that does other things beside takes its time. */
-const patient = { lookup_deadline_ms: 5_000, load_deadline_ms: 20_000, load_us_per_token: 100_000 };
-
-/** A figure of this run, for whoever runs it by hand; into the file that KVTIER_VLLM_FIGURES names, too. */
-function tell(line: string): void {
-  process.stdout.write(`${line}\n`);
-  if (process.env.KVTIER_VLLM_FIGURES) appendFileSync(process.env.KVTIER_VLLM_FIGURES, `${line}\n`);
-}
 
 /** What the connector counted, for the line of a figure. */
 const counted = (run: Run): string =>

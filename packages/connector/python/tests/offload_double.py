@@ -270,7 +270,7 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
             if known is None or not known.tables:
                 continue
             before, after = computed.get(name, (known.request.num_computed_tokens,) * 2)
-            keys, ids = [], []
+            keys, ids, ends = [], [], list(known.stored)
             for group, (size, window) in enumerate(self.groups):
                 end = min(after, known.request.num_tokens) // size
                 first = max(known.stored[group], (before - window + 1) // size if window else 0)
@@ -278,8 +278,10 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
                     if known.tables[group][block] and (name in computed or known.tables[group][block] not in fresh):
                         keys.append(self._key(known, group, block))
                         ids.append(known.tables[group][block])
-                known.stored[group] = max(known.stored[group], end)
-            told = self.manager.prepare_store(keys, known.context) if keys else None
+                ends[group] = max(known.stored[group], end)
+            told = self.manager.prepare_store(keys, known.context) if keys else PrepareStoreOutput([], LoadStoreSpec(), [])
+            if told is not None:  # else at the next step
+                known.stored = ends
             if told is not None and told.keys_to_store:
                 taken = [ids[keys.index(key)] for key in told.keys_to_store]
                 number = self._begin(known, told.keys_to_store, taken, True)

@@ -28,10 +28,11 @@ from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
 
 from kvtier.vllm.groups import Group
 from kvtier.vllm.guard import Troubles
+from kvtier.vllm.known import Known, Loading
 from kvtier.vllm.messages import LoadPlan
 from kvtier.vllm.offload_messages import Numbered
 from kvtier.vllm.options import Options
-from kvtier.vllm.scheduler import SchedulerHalf, _Loading, _Request
+from kvtier.vllm.scheduler import SchedulerHalf
 from kvtier.vllm.storing import Piece, Stores
 
 
@@ -57,8 +58,8 @@ class _Places:
 class OffloadHalf(SchedulerHalf):
     def __init__(self, options: Options, vllm_config: Any, kv_cache_config: Any, troubles: Troubles) -> None:
         super().__init__(options, vllm_config, kv_cache_config, troubles)
-        most = max(1, int(kv_cache_config.num_blocks * options.held_blocks_share))
-        self._stores = Stores(_Places(most), self.counters)  # type: ignore[arg-type]
+        # Each block of the engine once: vLLM takes back what it needs.
+        self._stores = Stores(_Places(int(kv_cache_config.num_blocks)), self.counters)  # type: ignore[arg-type]
         #: Of a request whose stage is ready: its keys, and which block of its group each of them is.
         self._leased: dict[str, dict[OffloadKey, int]] = {}
 
@@ -79,7 +80,7 @@ class OffloadHalf(SchedulerHalf):
             self._leased[known.name] = self._keys_of(known)
         return True
 
-    def _keys_of(self, known: _Request) -> dict[OffloadKey, int]:
+    def _keys_of(self, known: Known) -> dict[OffloadKey, int]:
         stage, keys = known.stage, {}
         assert stage is not None
         for group in self._groups:
@@ -125,7 +126,7 @@ class OffloadHalf(SchedulerHalf):
         if parts and stage is not None and known is not None:
             stage.claimed = True
             known.stage, known.lookups = None, None
-            self._loading[number] = _Loading(known.name, stage)
+            self._loading[number] = Loading(known.name, stage)
             self._add("loaded_blocks", len(keys))
         # The plan's name at the workers: vLLM's job there names the request.
         self._planned.append(LoadPlan(number, str(number), parts, failed))
@@ -136,8 +137,8 @@ class OffloadHalf(SchedulerHalf):
     def _follow(self, output: Any) -> None:
         """vLLM says itself what is to be stored."""
 
-    def plan_store(self, name: str, keys: Sequence[OffloadKey]) -> tuple[int, list[OffloadKey]]:
-        """What of it is offered, in vLLM's order, and the offer's number."""
+    def plan_store(self, name: str, keys: Sequence[OffloadKey]) -> tuple[int, list[OffloadKey]] | None:
+        """What of it is offered, in vLLM's order, and the offer's number. None: not now, but at the next step."""
         known = self._requests.get(name)
         attached = self._node.attached() if self._node is not None and not self._troubles.stopped else None
         if known is None or attached is None or self._stores is None or not known.stores:
@@ -145,6 +146,8 @@ class OffloadHalf(SchedulerHalf):
         taken: list[OffloadKey] = []
         pieces: list[Piece] = []
         room = self._stores.room()
+        if room <= 0:
+            return None
         for key in keys:
             if len(taken) >= room:
                 self._add("store_refused_blocks", len(keys) - len(taken))
@@ -164,7 +167,7 @@ class OffloadHalf(SchedulerHalf):
         return self._stores.offer(attached, known.hashes, pieces, known.tokens), taken
 
     @staticmethod
-    def _find(known: _Request, group: Group, name: bytes) -> int | None:
+    def _find(known: Known, group: Group, name: bytes) -> int | None:
         """Which block of its group has this name. vLLM asks in order: it is the next one, or not far."""
         step = group.hash_step
         blocks = len(known.hashes) // step
@@ -207,11 +210,14 @@ class Manager(OffloadingManager):  # type: ignore[misc]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Numbered:
         return Numbered(self._half.plan_load(req_context.req_id, keys) if self._half is not None else 0)
 
-    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         number, taken = 0, []
         try:
             if self._half is not None:
-                number, taken = self._half.plan_store(req_context.req_id, list(keys))
+                planned = self._half.plan_store(req_context.req_id, list(keys))
+                if planned is None:
+                    return None
+                number, taken = planned
         except Exception as error:
             self.troubles.note("prepare_store", error)
         return PrepareStoreOutput(keys_to_store=taken, store_spec=Numbered(number), evicted_keys=[])

@@ -51,6 +51,8 @@ class Options:
     promise_deadline_ms: int = 10_000
     #: What was promised to another pod stays so long in the node.
     pin_ms: int = 30_000
+    #: Who sends requests may hint (`kv_hints`), and keep blocks for so long at most; 0: hints are ignored.
+    hint_pin_ms: int = 0
 
 
 _NUMBERS: dict[str, tuple[float, float]] = {
@@ -65,6 +67,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "copy_threads": (1, 64),
     "promise_deadline_ms": (1, 120_000),
     "pin_ms": (0, 600_000),
+    "hint_pin_ms": (0, 86_400_000),
 }
 
 

@@ -29,6 +29,12 @@ def hashes_of(hashes: Sequence[bytes], group: Group, first: int, end: int) -> by
     return b"".join(hashes[(first + 1) * step - 1 : end * step : step])
 
 
+def chains_of(hashes: Sequence[bytes], groups: Sequence[Group], tokens: int) -> dict[int, bytes]:
+    """Per group, the packed names of what a token after so many looks at."""
+    ends = {group.index: tokens // group.block_tokens for group in groups}
+    return {g.index: hashes_of(hashes, g, g.first_needed(0, ends[g.index]), ends[g.index]) for g in groups}
+
+
 class Lookups:
     """One question to every session."""
 
