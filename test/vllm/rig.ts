@@ -7,7 +7,12 @@ import { Service } from '../faults/engine-rig.ts';
 import { type EngineOptions, type Run, VllmEngine } from './engine.ts';
 
 /** Where it is told what is held, not how fast: a machine that does other things beside takes its time. */
-export const patient = { lookup_deadline_ms: 5_000, load_deadline_ms: 20_000, load_us_per_token: 100_000 };
+export const patient = {
+  lookup_deadline_ms: 5_000,
+  load_deadline_ms: 20_000,
+  load_us_per_token: 100_000,
+  plan_loads: false,
+};
 
 /** A figure of this run, for whoever runs it by hand; into the file that KVTIER_VLLM_FIGURES names, too. */
 export function tell(line: string): void {

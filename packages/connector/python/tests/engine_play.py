@@ -252,6 +252,7 @@ class Engine:
                 new_block_ids=[None if one[1] is None else tuple(one[1]) for one in cached],
                 num_computed_tokens=[one[2] for one in cached],
             ),
+            total_num_scheduled_tokens=sum(item.end - item.computed for item in work),
             num_scheduled_tokens={item.name: item.end - item.computed for item in work},
             preempted_req_ids=set(preempted),
             finished_req_ids=self._finished,

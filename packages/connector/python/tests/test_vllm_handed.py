@@ -7,13 +7,14 @@ import time
 import types
 import unittest
 from typing import Any
+from unittest import mock
 
 from rig import Node, until
 
 from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
-from kvtier.vllm import hints
+from kvtier.vllm import hints, pace, staging
 
 
 class Handed(EngineCase):
@@ -138,6 +139,35 @@ class Hinted(EngineCase):
             self.assertEqual(counted({"kv_hints": nonsense}), (0.0, 0, 1), nonsense)
         self.assertEqual(counted({"kv_hints": {"protocol_version": "0.1", "actions": [None, {}, {"action_type": []}]}}), (0.0, 0, 3))
         self.assertEqual(counted({"kv_hints": {"protocol_version": "0.1", "actions": [{"action_type": "kv.fetch"}] * 20}}), (0.0, 16, 4))
+
+
+class Planned(EngineCase):
+    """A load that computing would beat is not begun, or ends in time."""
+
+    def test_what_the_node_says_is_slower_is_computed(self) -> None:
+        node = self.node()
+        text = prompts(1, 41)[0]
+        (wanted,) = self.serve(self.play(node), [text])
+        for plans, said_ms, loaded in ((True, 500.0, 0), (True, 1.0, 40), (False, 500.0, 40)):
+            engine = self.play(node, Shape(options={"plan_loads": plans, "load_us_per_token": 1_000}))
+            with mock.patch.object(staging.Lookups, "estimated_ms", lambda _self, _tokens, said=said_ms: said):
+                self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual(engine.external_tokens, loaded, self.told(engine))
+
+    def test_the_pace_of_steps(self) -> None:
+        one = pace.Pace()
+        self.assertEqual(one.limit_ms(1_000, 200, 2_000), 250)
+        one.step(1_000, False, 1.0)
+        one.step(1_000, False, 9.0)  # it was idle
+        self.assertIsNone(one.us_per_token)
+        one.step(10, True, 9.1)
+        self.assertAlmostEqual(one.us_per_token or 0, 100)
+        one.step(1_000, True, 9.2)  # of ten tokens: says nothing
+        one.step(1_000, True, 9.25)
+        self.assertAlmostEqual(one.us_per_token or 0, 87.5)
+        self.assertAlmostEqual(one.limit_ms(1_000, 200, 2_000), 50 + 1.25 * 87.5)
+        self.assertEqual(one.limit_ms(1_000, 20, 2_000), 70)
+        self.assertEqual(one.limit_ms(10**6, 200, 2_000), 2_000)
 
 
 class Cost(EngineCase):

@@ -29,6 +29,8 @@ class Options:
     load_deadline_ms: int = 2_000
     #: Of that, what a load of so many tokens may take: about what computing them would.
     load_us_per_token: int = 200
+    #: Deadlines of loads follow what the engine computes in that time, and what the node says is slower than that is computed.
+    plan_loads: bool = True
     #: What is leased for a request that is not admitted is let go after this.
     lease_ms: int = 10_000
     #: Shorter hits are computed.

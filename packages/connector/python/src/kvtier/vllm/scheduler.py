@@ -22,6 +22,7 @@ from kvtier.vllm.known import Known, Loading
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
+from kvtier.vllm.pace import Pace
 from kvtier.vllm.staging import Lookups, Stage, chains_of
 from kvtier.vllm.storing import Holder, Piece, Stores
 from kvtier.vllm.versions import block_state
@@ -48,6 +49,7 @@ class SchedulerHalf:
         self._groups: tuple[Group, ...] = ()
         self._node: Node | None = None
         self._lookup_slow = False
+        self._pace = Pace()
         self._expire_at = 0.0
         self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
         self._tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
@@ -169,7 +171,9 @@ class SchedulerHalf:
         known.stages += 1
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
-        deadline_ms = min(self.options.load_deadline_ms, 50 + tokens * self.options.load_us_per_token / 1e3)
+        deadline_ms = self._pace.limit_ms(tokens, self.options.load_us_per_token, self.options.load_deadline_ms)
+        if self.options.plan_loads and not await_s and lookups.estimated_ms(tokens) > deadline_ms:
+            return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
         known.stage = Stage(lookups, node.copies, self._groups, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
@@ -272,7 +276,10 @@ class SchedulerHalf:
             if self._stores is not None:
                 planned.stores = self._stores.plans()
             self._follow(output)
-            if time.monotonic() > self._expire_at:
+            now = time.monotonic()
+            if self.options.plan_loads:
+                self._pace.step(int(output.total_num_scheduled_tokens), bool(output.scheduled_cached_reqs.req_ids), now)
+            if now > self._expire_at:
                 self.expire()
         except Exception as error:
             # Loads that were promised go out all the same.

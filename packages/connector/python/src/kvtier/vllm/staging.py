@@ -61,6 +61,16 @@ class Lookups:
         until = time.monotonic() + wait_s
         return all(request.wait(max(0.0, until - time.monotonic())) for request in self.asked)
 
+    def estimated_ms(self, tokens: int) -> float:
+        """By the node's word, until so many tokens of what is held lie in the arena."""
+        longest = 0.0
+        for share, request in zip(self.attached.shares, self.asked):
+            said = request.value
+            if said is not None and said.blocks > 0:
+                part = min(1.0, tokens / (said.blocks * share.group.block_tokens))
+                longest = max(longest, said.estimated_us * part / 1e3)
+        return longest
+
     def held(self, groups: Sequence[Group]) -> list[list[tuple[int, int]]] | None:
         """Per group, the ranges that all its shares hold; None: somebody did not answer."""
         if len(self.asked) != len(self.attached.shares):
