@@ -82,6 +82,19 @@ describe('prefill for another worker', () => {
     idle(rig);
   });
 
+  it('who lacks the room that comes back by itself waits for it, and computes nothing twice', async () => {
+    const limits = { maxStepTokens: 3, exportShare: 1 };
+    const rig = new SchedulerRig({ windows: [6], blockCount: 5, limits, faults: { busyStore: () => !rig.ended('a') } });
+    rig.submit('a', prompt(1, 10), { prefillOnly: { blocks: 2 } });
+    for (let event = 0; event < 6; event++) await rig.world.advance();
+    rig.submit('b', prompt(1, 22), { prefillOnly: { blocks: 5 } });
+    await rig.world.until(() => rig.allEnded());
+    expect(rig.last('b').finishReason).toBe('prefilled');
+    expect(rig.engine.stats()).toMatchObject({ preemptions: 0, prefillTokens: 20 });
+    await rig.drain();
+    idle(rig);
+  });
+
   it('does not offer it for ever', async () => {
     const rig = new SchedulerRig({ faults: { busyStore: () => true } });
     rig.submit('a', prompt(1, 48), { prefillOnly: { blocks: 12 } });

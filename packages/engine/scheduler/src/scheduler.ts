@@ -151,8 +151,9 @@ export class Scheduler {
       const victim = this.#room.latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
       if (this.#room.revokeYounger(victim)) return; // its blocks come back soon
-      // Exports hold blocks that its window has left: they come back without anybody starting anew.
-      if (victim === request && this.#windows && this.exports.heldBlocks > 0) return;
+      // Exports hold blocks that its window has left, or a prompt is about to be stored: their blocks come back without anybody starting
+      // anew. Who starts anew meanwhile computes the same chunk again and again.
+      if (victim === request && ((this.#windows && this.exports.heldBlocks > 0) || this.#storing.holdsRoom)) return;
       this.#preempt(victim);
       if (victim === request) return;
     }

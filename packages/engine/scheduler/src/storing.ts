@@ -36,6 +36,12 @@ export class Storing {
     return this.#requests.size;
   }
 
+  /** Some hold blocks that come back by themselves: when the tier has answered, or has been asked often enough. */
+  get holdsRoom(): boolean {
+    for (const { holdsBlocks } of this.#requests) if (holdsBlocks) return true;
+    return false;
+  }
+
   /** All of it is computed. */
   add(request: EngineRequest): void {
     this.#requests.add(request);
