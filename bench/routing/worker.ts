@@ -75,7 +75,12 @@ export class SimulatedWorker {
   }
 
   get waiting(): number {
-    return this.#waiting.length + this.#loading + this.#arrived.length + this.#running.filter(({ firstTokenS }) => firstTokenS < 0).length;
+    return (
+      this.#waiting.length +
+      this.#loading +
+      this.#arrived.length +
+      this.#running.filter(({ firstTokenS }) => firstTokenS < 0).length
+    );
   }
 
   get running(): number {
