@@ -80,7 +80,11 @@ export class Faults {
       },
       'disk full': () => {
         disk.roomBytes = disk.bytes;
-        this.#lasts(200, 1_500, () => (disk.roomBytes = Number.POSITIVE_INFINITY));
+        disk.refuses = world.pick([0, 0.3, 1]);
+        this.#lasts(200, 1_500, () => {
+          disk.roomBytes = Number.POSITIVE_INFINITY;
+          disk.refuses = 0;
+        });
       },
       'disk flips at rest': () => {
         for (let left = world.between(1, 20); left > 0; left--) disk.flipAtRest();

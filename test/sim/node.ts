@@ -249,6 +249,9 @@ export class SimNode {
         dirs: this.diskNames().map((disk) => `${simRoot}${disk}/segments`),
         ...{ capacityBytes: this.diskCapacityBytes, segmentBytes: 65_536, timeoutMs: diskTimeoutMs },
         ...{ retry: { firstMs: 150, longestMs: 1_500 }, checkpointMs: 700, maxPendingBytes: 80_000 },
+        onOutOfService: () => {
+          this.totals['disk.outages'] = (this.totals['disk.outages'] ?? 0) + 1;
+        },
       });
     }
     if (name === 'peer') return Promise.resolve(new ModelPeerTier(this.#network, plan.number, slots, this.memory));

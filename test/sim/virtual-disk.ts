@@ -48,6 +48,8 @@ export class VirtualDisk {
   stallsUntilUs = 0;
   /** Files cannot be made while so many bytes are in use. */
   roomBytes = Number.POSITIVE_INFINITY;
+  /** Probability that a write into a file that is there finds no space, as on a full copy-on-write or thin volume. */
+  refuses = 0;
   /** Probability that an operation fails with EIO; that a read finds a bit flipped. */
   eio = 0;
   flips = 0;
@@ -136,7 +138,18 @@ export class VirtualDisk {
       if (failure === undefined) apply(bytes);
       done(failure);
     };
-    this.after(what, ended, true);
+    const refused = (failure: DiskError | undefined): void => {
+      if (failure !== undefined || this.refuses === 0 || !this.world.chance(this.refuses)) {
+        ended(failure);
+        return;
+      }
+      // Some of it may be there.
+      this.counts.enospc++;
+      const pages = Math.floor((bytes - 1) / pageBytes);
+      if (pages > 0 && this.world.chance(0.5)) apply(this.world.between(0, pages) * pageBytes);
+      ended(new DiskError('ENOSPC', what));
+    };
+    this.after(what, refused, true);
   }
 
   make(path: string, bytes: number): void {
@@ -316,7 +329,9 @@ export class VirtualDisks {
     if (kind === 3) {
       const header = stamped(view, identity.readBigUInt64LE(0));
       const source = [header, view.subarray(header.length)];
-      disk.write('write object', file, offset!, source, (failure) => complete(failure === undefined ? bytes! : -5));
+      disk.write('write object', file, offset!, source, (failure) =>
+        complete(failure === undefined ? bytes! : -failure.errno),
+      );
       return;
     }
     disk.counts.reads++;

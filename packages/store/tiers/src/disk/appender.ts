@@ -5,12 +5,15 @@
  *     jobs ──place──▶ in flight ──written──▶ (all before it written?) ──▶ stored
  *
  * Invariants: 'stored' is said only when everything before it in the segment is written, so that the walk over headers
- * that recovers an unsealed segment finds it; at most `maxPendingBytes` wait or are in flight.
+ * that recovers an unsealed segment finds it; at most `maxPendingBytes` wait or are in flight. What a full file system refused to
+ * take leaves a hole: at the end of the segment it is placed anew, else it is marked as a removed object, for that walk to step
+ * over. Until there is space again writes are refused, one at a time is tried, and no segment is emptied for them in vain.
  */
 import { KvError } from '@kvtier/errors';
 import type { HashKey, Namespace } from '@kvtier/identity';
 import type { DiskIndex } from './disk-index.ts';
 import { type DiskIo, type ObjectRow, timedOut } from './disk-io.ts';
+import { isNoSpace, isNoSpaceErrno, type Room } from './file-room.ts';
 import { pageBytes } from './format.ts';
 import type { DiskStep } from './options.ts';
 import { reinsertionShare, type Segment } from './segment.ts';
@@ -39,12 +42,25 @@ interface Placed {
   readonly job: WriteJob;
   readonly offset: number;
   written: boolean;
+  /** The file system had no space for it. */
+  isHole: boolean;
+}
+
+/** What of a segment is in flight. */
+interface InFlight {
+  /** The first that has not ended. */
+  first: number;
+  /** In order of places. */
+  readonly placed: Placed[];
+  /** Behind the last one that was written. */
+  holes: Placed[];
 }
 
 export interface AppenderOptions {
   readonly pool: SegmentPool;
   readonly index: DiskIndex;
   readonly io: DiskIo;
+  readonly room: Room;
   readonly maxPendingBytes: number;
   /** The clock by which jobs have waited too long. */
   readonly nowMs: () => number;
@@ -58,8 +74,7 @@ export class Appender {
   readonly #options: AppenderOptions;
   #open: Segment | undefined;
   #queue: Waiting[] = [];
-  /** Per segment what was placed, in order of places, from `first` on not yet stored. */
-  readonly #inFlight = new Map<Segment, { first: number; readonly placed: Placed[] }>();
+  readonly #inFlight = new Map<Segment, InFlight>();
   #pendingBytes = 0;
   #switching = false;
   #stopped = false;
@@ -72,21 +87,23 @@ export class Appender {
 
   /** Whether `bytes` more may wait. */
   hasRoom(bytes: number): boolean {
+    const { room } = this.#options;
+    if (room.isFull && (!room.isLikely || this.#pendingBytes > 0)) return false;
     return this.#pendingBytes + bytes <= this.#options.maxPendingBytes;
   }
 
   /** Queue jobs; the caller has asked `hasRoom`. */
   append(jobs: readonly WriteJob[]): void {
-    if (this.#stopped) {
-      for (const job of jobs) job.onDone(false);
-      return;
-    }
-    if (jobs.length > 0) this.#options.pool.prepareAhead(true);
-    const startMs = this.#options.nowMs();
-    for (const job of jobs) {
+    const { pool, room, nowMs } = this.#options;
+    // One shows whether there is space again.
+    const taken = this.#stopped ? 0 : room.isFull ? 1 : jobs.length;
+    if (taken > 0 && !room.isFull) pool.prepareAhead(true);
+    const startMs = nowMs();
+    for (const job of jobs.slice(0, taken)) {
       this.#pendingBytes += job.bytes;
       this.#queue.push({ job, startMs });
     }
+    for (const job of jobs.slice(taken)) job.onDone(false);
     this.#pump();
   }
 
@@ -101,7 +118,7 @@ export class Appender {
    */
   appendNow(jobs: readonly WriteJob[]): number {
     const segment = this.#open;
-    if (segment === undefined || this.#switching || this.#stopped) return 0;
+    if (segment === undefined || this.#switching || this.#stopped || this.#options.room.isFull) return 0;
     const placed: Placed[] = [];
     for (const job of jobs) {
       if (!segment.hasRoom(job.namespace.key, job.bytes)) break;
@@ -167,22 +184,23 @@ export class Appender {
 
   #place(segment: Segment, job: WriteJob): Placed {
     segment.uses++;
-    const placed = { job, offset: segment.place(job.namespace.key, job.bytes), written: false };
+    const placed = { job, offset: segment.place(job.namespace.key, job.bytes), written: false, isHole: false };
     const inFlight = this.#inFlight.get(segment);
-    if (inFlight === undefined) this.#inFlight.set(segment, { first: 0, placed: [placed] });
+    if (inFlight === undefined) this.#inFlight.set(segment, { first: 0, placed: [placed], holes: [] });
     else inFlight.placed.push(placed);
     return placed;
   }
 
   #submit(segment: Segment, placed: readonly Placed[]): void {
     if (placed.length === 0) return;
+    const sinceMs = this.#options.nowMs();
     const rows = placed.map(
       (each): ObjectRow => ({
         file: segment.file,
         offset: each.offset,
         slot: each.job.slot,
         bytes: each.job.bytes,
-        onDone: (result) => this.#written(segment, each, result),
+        onDone: (result) => this.#written(segment, each, result, sinceMs),
       }),
     );
     this.#options.io.write(
@@ -192,10 +210,13 @@ export class Appender {
     this.#options.step('disk.write.submitted');
   }
 
-  #written(segment: Segment, placed: Placed, result: number): void {
-    const { index, onFailure, step } = this.#options;
+  #written(segment: Segment, placed: Placed, result: number, sinceMs: number): void {
+    const { room, onFailure } = this.#options;
     placed.written = true;
-    if (result !== placed.job.bytes) {
+    placed.isHole = isNoSpaceErrno(-result);
+    if (placed.isHole) this.#refuse(sinceMs);
+    else if (result === placed.job.bytes) room.told(false, sinceMs);
+    else {
       this.#stopped = true;
       const what =
         result === timedOut
@@ -207,14 +228,11 @@ export class Appender {
     }
     const inFlight = this.#inFlight.get(segment)!;
     for (; inFlight.placed[inFlight.first]?.written; inFlight.first++) {
-      const { job, offset } = inFlight.placed[inFlight.first]!;
+      const each = inFlight.placed[inFlight.first]!;
       segment.release();
-      if (!this.#stopped && job.wanted?.() !== false) {
-        const [page, pages] = [offset / pageBytes, job.bytes / pageBytes];
-        index.add(job.namespace, job.hash, segment, page, pages, job.lastUse, job.expiresS);
-        step('disk.write.stored');
-      }
-      this.#end(job, !this.#stopped);
+      if (each.isHole) inFlight.holes.push(each);
+      else if (!this.#stopped) this.#list(segment, each, inFlight);
+      this.#end(each.job, !this.#stopped && !each.isHole);
     }
     if (inFlight.first < inFlight.placed.length) {
       // Now and then, so that the work stays linear and the list short.
@@ -225,12 +243,30 @@ export class Appender {
       return;
     }
     this.#inFlight.delete(segment);
+    const { holes } = inFlight;
+    if (holes.length > 0 && segment.state === 'open') segment.takeBack(holes[0]!.offset, holes.length);
     if (segment.state === 'full') this.#options.pool.seal(segment);
+  }
+
+  #list(segment: Segment, { job, offset }: Placed, inFlight: InFlight): void {
+    const { pool, index, step } = this.#options;
+    for (const hole of inFlight.holes) pool.erase(segment, hole.offset / pageBytes, hole.job.bytes / pageBytes);
+    inFlight.holes = [];
+    if (job.wanted?.() === false) return;
+    index.add(job.namespace, job.hash, segment, offset / pageBytes, job.bytes / pageBytes, job.lastUse, job.expiresS);
+    step('disk.write.stored');
+  }
+
+  /** The file system has no space: what waits for a place is not kept waiting for it. */
+  #refuse(sinceMs: number): void {
+    this.#options.room.told(true, sinceMs);
+    for (const { job } of this.#queue.splice(0)) this.#end(job, false);
   }
 
   /** The open segment is full. It is sealed when its last write has ended; another takes its place. */
   #switch(): void {
     const full = this.#open;
+    const sinceMs = this.#options.nowMs();
     this.#open = undefined;
     this.#switching = true;
     if (full !== undefined) full.state = 'full';
@@ -242,6 +278,10 @@ export class Appender {
           this.#open = segment;
         },
         (error: unknown) => {
+          if (isNoSpace(error)) {
+            this.#refuse(sinceMs);
+            return;
+          }
           this.stop();
           this.#options.onFailure(error);
         },

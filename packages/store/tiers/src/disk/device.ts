@@ -18,7 +18,7 @@ import { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
 import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
-import { DeviceRoom } from './file-room.ts';
+import { DeviceRoom, isNoSpace } from './file-room.ts';
 import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
 import {
   type DiskPlace,
@@ -40,7 +40,7 @@ import {
 } from './recovery.ts';
 import { reinsertHot } from './reinsertion.ts';
 import type { Segment } from './segment.ts';
-import { isNoSpace, SegmentPool } from './segment-pool.ts';
+import { SegmentPool } from './segment-pool.ts';
 
 /** Places that could not be read, remembered so that they are not listed again. */
 const maxBadPlaces = 4096;
@@ -72,6 +72,7 @@ export class DiskDevice {
   /** All other calls to its file system. */
   readonly files: DeviceFiles;
   readonly #room: DeviceRoom;
+  readonly #writeRoom: DeviceRoom;
   readonly #options: DiskTierOptions;
   readonly #owner: DeviceOwner;
   readonly #plan: ReturnType<typeof planCapacity>;
@@ -128,7 +129,8 @@ export class DiskDevice {
     const nowMs = (): number => this.#watch.nowMs();
     this.io = new DiskIo(options.arena, options.slots, { ...defaultIo, ...options.io }, nowMs);
     this.files = new DeviceFiles(place.dir, timeoutMs, nowMs);
-    this.#room = new DeviceRoom(place.dir, options.log, retry, nowMs);
+    this.#room = new DeviceRoom(place.dir, options.log, retry, nowMs, 'more files');
+    this.#writeRoom = new DeviceRoom(place.dir, options.log, retry, nowMs, 'writes');
   }
 
   get inService(): boolean {
@@ -140,9 +142,9 @@ export class DiskDevice {
     return this.#reason;
   }
 
-  /** Its file system has no space for more files; it goes on with those that it has. */
+  /** Its file system has no space for more files, or not even for writes into those that it has; it goes on with what it can do. */
   get isFull(): boolean {
-    return this.inService && this.#room.isFull;
+    return this.inService && (this.#room.isFull || this.#writeRoom.isFull);
   }
 
   /** Bytes of all its segment files, those being made included. */
@@ -221,10 +223,12 @@ export class DiskDevice {
     await patience.wait(this.#pool?.settle());
     for (const segment of this.segments) await patience.wait(segment.idle());
     if (this.#reason === '' && !patience.isOver) {
+      await patience.wait(this.#warned(this.#pool!.removeUnmarked()));
       for (const segment of this.segments) await patience.wait(this.#warned(this.#pool!.footOpen(segment)));
       await patience.wait(this.#warned(this.#checkpoint()));
     }
     this.#watch.stop();
+    this.#pool?.stop(true);
     await this.io.close();
     this.files.close();
     if (this.#lock !== undefined) native.unlock(this.#lock);
@@ -358,6 +362,7 @@ export class DiskDevice {
       pool,
       index,
       io: this.io,
+      room: this.#writeRoom,
       maxPendingBytes: this.#options.maxPendingBytes ?? defaultMaxPendingBytes,
       nowMs: () => this.#watch.nowMs(),
       open,
@@ -383,6 +388,7 @@ export class DiskDevice {
       files: this.files,
       prepareLimitMs: this.#timeoutMs + this.#plan.segmentBytes / slowestPrepareBytesPerMs,
       room: this.#room,
+      writeRoom: this.#writeRoom,
       index: this.#owner.index,
       onEvict: (segment) => this.#evict(segment),
       onRefilled: () => this.#life?.appender.resume(),

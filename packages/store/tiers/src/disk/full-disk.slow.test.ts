@@ -2,9 +2,19 @@
  * A file system that is full: no more files are made, and all else goes on in those that are there; with room again, more files.
  */
 import { spawnSync } from 'node:child_process';
-import { appendFileSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  appendFileSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
+import type { HashKey } from '@kvtier/identity';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
 import { DiskTier } from './disk-tier.ts';
@@ -27,6 +37,9 @@ afterEach(() => {
 });
 
 const segmentBytes = 1 << 20;
+const imageBytes = 32 << 20;
+/** What the file system in the image keeps of itself lies below. */
+const metadataBytes = 4 << 20;
 
 function open(dir: string, told: string[] = []): Promise<DiskTier> {
   const log = {
@@ -107,6 +120,94 @@ it('comes back from an outage although the disk is full: what it holds can be re
   expect(await bench.read(tier, space, held.slice(0, -1), payloadBytes)).toEqual(held.slice(0, -1).map(() => 'ready'));
   await tier.close();
 });
+
+it('on a thin volume that is full: what is held is read on, and writes go on where there is space', async (context) => {
+  const volume = mounted ? ThinVolume.mount(mount) : undefined;
+  if (volume === undefined) {
+    console.warn('SKIPPED: the thin volume is not tested: loop devices need root');
+    context.skip();
+    return;
+  }
+  try {
+    const dir = join(volume.dir, 'segments');
+    const told: string[] = [];
+    const tier = await open(dir, told);
+    const before = Array.from({ length: 24 }, (_, i) => hashNamed(i));
+    for (let from = 0; from < 24; from += 8) await bench.write(tier, space, before.slice(from, from + 8), payloadBytes);
+    // The next segment is made; what is zeros takes no space on the volume any more, and somebody takes nearly all of it.
+    await vi.waitUntil(() => segments(dir).length === 3, { timeout: 20_000 });
+    volume.giveBackZeros();
+    fill(join(mount, 'somebody-elses'));
+    truncateSync(join(mount, 'somebody-elses'), statSync(join(mount, 'somebody-elses')).size - 5 * 65_536);
+    const during = Array.from({ length: 16 }, (_, i) => hashNamed(`during ${i}`));
+    const stored: HashKey[] = [];
+    for (const [at, status] of (await bench.write(tier, space, during, payloadBytes)).entries())
+      if (status === 'stored') stored.push(during[at]!);
+    expect(stored.length).toBeGreaterThan(0);
+    expect(stored.length).toBeLessThan(16);
+    const all = [...before, ...stored];
+    expect(await bench.read(tier, space, all, payloadBytes)).toEqual(all.map(() => 'ready'));
+    expect(tier.stats()).toMatchObject({ inService: true, outOfServiceReason: '', corrupt: 0 });
+    expect(told.filter((message) => /no space left even for writes/.test(message))).toHaveLength(1);
+
+    rmSync(join(mount, 'somebody-elses'));
+    let [after, tries] = [hashNamed('after'), 0];
+    await vi.waitUntil(
+      async () => {
+        after = hashNamed(`after ${tries++}`);
+        return (await bench.write(tier, space, [after], payloadBytes))[0] === 'stored';
+      },
+      { timeout: 20_000 },
+    );
+    expect(told.filter((message) => /has space for writes again/.test(message))).toHaveLength(1);
+    tier.checkIntegrity();
+    await tier.close();
+    const again = await open(dir, told);
+    all.push(after);
+    expect(await bench.read(again, space, all, payloadBytes)).toEqual(all.map(() => 'ready'));
+    await again.close();
+  } finally {
+    volume.unmount();
+  }
+});
+
+/** A file system in a sparse file on the small one: it promises more than there is, as thin volumes do. */
+class ThinVolume {
+  readonly dir: string;
+  readonly #image: string;
+
+  static mount(where: string): ThinVolume | undefined {
+    const image = join(where, 'image');
+    const dir = join(where, 'thin');
+    writeFileSync(image, '');
+    truncateSync(image, imageBytes);
+    mkdirSync(dir);
+    const made = spawnSync('mkfs.ext4', ['-q', '-b', '4096', '-E', 'lazy_itable_init=0', '-O', '^has_journal', image]);
+    const isMounted = made.status === 0 && spawnSync('mount', ['-o', 'loop', image, dir]).status === 0;
+    return isMounted ? new ThinVolume(dir, image) : undefined;
+  }
+
+  private constructor(dir: string, image: string) {
+    this.dir = dir;
+    this.#image = image;
+  }
+
+  /** Nothing is written meanwhile. */
+  giveBackZeros(): void {
+    expect(spawnSync('sync', ['-f', this.dir]).status).toBe(0);
+    const bytes = readFileSync(this.#image);
+    const zeros = Buffer.alloc(65_536);
+    for (let at = metadataBytes; at < bytes.length; at += zeros.length) {
+      if (!bytes.subarray(at, at + zeros.length).equals(zeros)) continue;
+      const range = ['-o', `${at}`, '-l', `${zeros.length}`];
+      expect(spawnSync('fallocate', ['--punch-hole', ...range, this.#image]).status).toBe(0);
+    }
+  }
+
+  unmount(): void {
+    expect(spawnSync('umount', [this.dir]).status).toBe(0);
+  }
+}
 
 /** Bytes until there is no room for one more page. */
 function fill(path: string): void {

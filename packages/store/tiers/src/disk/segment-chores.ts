@@ -6,7 +6,8 @@
  *                                                     └── nothing of it is listed any more ──▶ it is emptied by one write
  *
  * Invariants: at most one call at a time, however many blocks are removed at once; what waits is bounded by what was listed; a
- * mark that is not written yet is kept with its segment (`erased`), also over an outage of the device.
+ * mark that is not written yet is kept with its segment (`erased`), also over an outage of the device. Where the file system has
+ * no space for it, it is due until there is some.
  */
 
 import { native } from '@kvtier/data-plane';
@@ -14,6 +15,7 @@ import { encodeHeader, type HashKey, headerBytes } from '@kvtier/identity';
 import type { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
 import { noEntry } from './entry-table.ts';
+import { isNoSpace, type Room } from './file-room.ts';
 import { emptyRecords, encodeFooter, pageBytes, record } from './format.ts';
 import type { DiskStep } from './options.ts';
 import type { Segment } from './segment.ts';
@@ -29,6 +31,8 @@ const noHash = '\0'.repeat(32) as HashKey;
 export interface ChoresOptions {
   readonly index: DiskIndex;
   readonly files: DeviceFiles;
+  /** For what is written into files that are there. */
+  readonly room: Room;
   /** Nothing of a sealed segment is listed any more; it is not marked, but emptied. */
   readonly empty: (segment: Segment) => Promise<void>;
   readonly onFailure: (error: unknown) => void;
@@ -62,8 +66,7 @@ export class SegmentChores {
   /** What `erased` of it names is to be marked. */
   eraseLater(segment: Segment): void {
     this.#due.add(segment);
-    if (this.#working !== undefined || this.#stopped) return;
-    this.#timer ??= setTimeout(() => this.#work(), gatherMs).unref();
+    if (this.#working === undefined && !this.#stopped) this.#workIn(gatherMs);
   }
 
   /** Write a footer, soon. */
@@ -73,10 +76,11 @@ export class SegmentChores {
     this.#work();
   }
 
-  /** All that is due is written before this resolves. */
+  /** All that is due is written before this resolves, as far as there is space for it. */
   async settle(): Promise<void> {
     while (this.#due.size > 0 && !this.#stopped) {
       this.#work();
+      if (this.#working === undefined) return;
       await this.#working;
     }
     await this.#working;
@@ -92,6 +96,11 @@ export class SegmentChores {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     if (this.#stopped) return;
+    const { waitMs } = this.#options.room;
+    if (this.#working === undefined && waitMs > 0) {
+      this.#workIn(waitMs);
+      return;
+    }
     this.#working ??= this.#all()
       .catch((error: unknown) => this.#options.onFailure(error))
       .finally(() => {
@@ -100,12 +109,23 @@ export class SegmentChores {
       });
   }
 
+  #workIn(ms: number): void {
+    this.#timer ??= setTimeout(() => this.#work(), ms).unref();
+  }
+
   /** A segment that becomes due again meanwhile has its turn after the others. */
   async #all(): Promise<void> {
     for (const segment of this.#due) {
       this.#due.delete(segment);
       if (this.#stopped) return;
-      await this.#attend(segment);
+      try {
+        await this.#attend(segment);
+      } catch (error) {
+        if (!isNoSpace(error)) throw error;
+        this.#options.room.told(true);
+        this.#due.add(segment);
+        return;
+      }
     }
   }
 
@@ -157,6 +177,9 @@ export class SegmentChores {
       await files.run((handle) => native.fileWrite(handle, segment.path, position, footer));
       segment.hasFooter = true;
       if (sealing) step('disk.seal.after');
+    } catch (error) {
+      segment.needsFooter = true;
+      throw error;
     } finally {
       segment.release();
     }

@@ -3,7 +3,7 @@
  *
  * Invariants: the sum of file sizes never exceeds `limitBytes` (space is counted before a file is made); a file gets a
  * new generation only when nothing of it is listed and nothing is in flight; one free segment is made ready ahead, so
- * that a writer seldom waits. Region eviction with reinsertion is CacheLib's (navy/block_cache).
+ * that a writer seldom waits; a file system that is full ends none of this, it is tried again. Region eviction with reinsertion is CacheLib's (navy/block_cache).
  */
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
@@ -12,19 +12,12 @@ import { createPolicy, type EvictionPolicy, type PolicyName } from '@kvtier/evic
 import type { DeviceFiles } from './device-files.ts';
 import type { DiskIndex } from './disk-index.ts';
 import type { DiskIo } from './disk-io.ts';
+import { isNoSpace, NoSpaceError, type Room } from './file-room.ts';
 import { encodeSegmentHeader, pageBytes, type SegmentHeader } from './format.ts';
 import type { DiskStep } from './options.ts';
 import { type FoundSegment, segmentName, unfinishedSuffix } from './recovery.ts';
 import { maxObjectBytes, Segment } from './segment.ts';
 import { SegmentChores } from './segment-chores.ts';
-
-/** Whether the file system has space for another file, which may be less than the budget allows. */
-export interface FileRoom {
-  /** May another one be tried? */
-  readonly isLikely: boolean;
-  /** One was refused, or made. */
-  told(isFull: boolean): void;
-}
 
 export interface SegmentPoolOptions {
   readonly dir: string;
@@ -40,7 +33,10 @@ export interface SegmentPoolOptions {
   /** The longest that making a file may take. */
   readonly prepareLimitMs: number;
   readonly index: DiskIndex;
-  readonly room: FileRoom;
+  /** For more files. */
+  readonly room: Room;
+  /** For what is written into those that are there. */
+  readonly writeRoom: Room;
   /** Chooses the segment that goes. */
   readonly policy: PolicyName;
   /** Empties a segment of listed blocks, carrying over what is hot. The segment is in state 'leaving'. */
@@ -75,8 +71,9 @@ export class SegmentPool {
     this.#options = options;
     this.#segmentBytes = options.segmentBytes;
     this.#policy = createPolicy(options.policy);
-    const { index, files, onFailure, step } = options;
-    this.#chores = new SegmentChores({ index, files, onFailure, step, empty: (segment) => this.#empty(segment) });
+    const { index, files, writeRoom, onFailure, step } = options;
+    const empty = (segment: Segment): Promise<void> => this.#empty(segment);
+    this.#chores = new SegmentChores({ index, files, room: writeRoom, onFailure, step, empty });
   }
 
   /** Bytes of all segment files, those being made included. */
@@ -134,7 +131,7 @@ export class SegmentPool {
     if (this.#policy.has(segment.id)) this.#policy.touch(segment.id, ++this.#turn);
   }
 
-  /** A segment to write to, with a new generation. Rejects when the world refuses. */
+  /** A segment to write to, with a new generation. Rejects when the world refuses; with `isNoSpace`, it is worth another try. */
   async take(): Promise<Segment> {
     for (;;) {
       while (this.#free.length > 0 && this.#free.at(-1)!.bytes < this.#segmentBytes)
@@ -143,17 +140,18 @@ export class SegmentPool {
       if (this.#free.length > 0) break;
       const earlier = this.#refilling;
       await this.#refill(true);
-      if (
-        earlier === undefined &&
-        this.#free.length === 0 &&
-        this.segments.size > 0 &&
-        !this.#hasSpace() &&
-        !this.#stopped
-      )
-        throw new KvError('IO', `${this.#options.dir}: no segment can be written to, and none can be made`);
+      if (earlier !== undefined || this.#free.length > 0 || this.#hasSpace() || this.#stopped) continue;
+      const { dir, room } = this.#options;
+      if (room.isFull) throw new NoSpaceError(dir);
+      if (this.segments.size > 0) throw new KvError('IO', `${dir}: no segment can be written to, and none can be made`);
     }
     const segment = this.#free.pop()!;
-    await this.#renew(segment);
+    try {
+      await this.#renew(segment);
+    } catch (error) {
+      this.#free.push(segment);
+      throw error;
+    }
     segment.state = 'open';
     this.track(segment);
     this.#options.step('disk.segment.opened');
@@ -211,7 +209,15 @@ export class SegmentPool {
 
   /** The open segment gets a footer, too: the next start need not walk over its objects. */
   async footOpen(segment: Segment): Promise<void> {
-    if (segment.state === 'open' && segment.uses === 0) await this.#chores.writeFooter(segment);
+    if (segment.state === 'open' && segment.uses === 0 && segment.erased.length === 0)
+      await this.#chores.writeFooter(segment);
+  }
+
+  /** Deletes the files of segments whose removed objects could not be marked: a start must not list them. */
+  async removeUnmarked(): Promise<void> {
+    const { files } = this.#options;
+    for (const { path, erased } of this.segments.values())
+      if (erased.length > 0) await files.run((handle) => native.fileRemove(handle, path));
   }
 
   /** Resolves when no background work is left. */
@@ -224,7 +230,9 @@ export class SegmentPool {
 
   #run(work: Promise<void>): void {
     const watched: Promise<void> = work
-      .catch((error: unknown) => this.#options.onFailure(error))
+      .catch((error: unknown) => {
+        if (!isNoSpace(error)) this.#options.onFailure(error); // else whoever needs a segment asks again
+      })
       .finally(() => this.#background.delete(watched));
     this.#background.add(watched);
   }
@@ -256,8 +264,9 @@ export class SegmentPool {
       await this.#create();
       room.told(false);
     } catch (error) {
-      if (!isNoSpace(error) || this.segments.size === 0) throw error;
+      if (!isNoSpace(error)) throw error;
       room.told(true);
+      if (this.segments.size === 0) throw error;
       if (!evict) return;
       this.isRecycling = true;
       await this.#recycle();
@@ -302,7 +311,7 @@ export class SegmentPool {
     await victim.idle();
     this.#options.index.clear(victim);
     // What was evicted may come back after a crash, until the file is written to again; what was removed may not.
-    if (victim.erased.length > 0) await this.#renew(victim);
+    if (victim.erased.length > 0 && !(await this.#renewOrDiscard(victim))) return;
     this.#options.step('disk.segment.evicted');
     if (victim.bytes === this.#segmentBytes) this.setFree(victim);
     else await this.#discard(victim); // of a former configuration: its space is used anew
@@ -314,8 +323,7 @@ export class SegmentPool {
     this.#policy.remove(segment.id);
     await segment.idle();
     this.#options.index.clear(segment);
-    await this.#renew(segment);
-    this.setFree(segment);
+    if (await this.#renewOrDiscard(segment)) this.setFree(segment);
     this.#wake();
     this.#options.onRefilled();
   }
@@ -330,6 +338,19 @@ export class SegmentPool {
       segment.release();
     }
     segment.reset(generation);
+  }
+
+  /** False: the file system has no space for its new header, so that the file is gone. */
+  async #renewOrDiscard(segment: Segment): Promise<boolean> {
+    try {
+      await this.#renew(segment);
+      return true;
+    } catch (error) {
+      if (!isNoSpace(error)) throw error;
+      this.#options.writeRoom.told(true);
+      await this.#discard(segment);
+      return false;
+    }
   }
 
   /** Leaves the policy, too. */
@@ -349,7 +370,7 @@ export class SegmentPool {
     index.unregister(segment);
     await files.run((handle) => native.fileRemove(handle, segment.path));
     this.#bytes -= segment.bytes;
-    if (!room.isLikely) room.told(false);
+    room.freed();
   }
 
   async #register(id: number, path: string, bytes: number): Promise<Segment> {
@@ -366,13 +387,4 @@ export class SegmentPool {
     const page = encodeSegmentHeader(header);
     return this.#options.files.run((files) => native.fileWrite(files, path, Float64Array.of(0), page));
   }
-}
-
-const enospc = 28;
-const edquot = 122;
-
-/** The file system, or the quota of its user, is full. */
-export function isNoSpace(error: unknown): boolean {
-  const { errno } = error as { errno?: number };
-  return errno === enospc || errno === edquot;
 }

@@ -78,6 +78,13 @@ export class Segment {
     return offset;
   }
 
+  /** What was placed last, `count` objects from `offset` on, was not written: that space is placed anew. */
+  takeBack(offset: number, count: number): void {
+    invariant(this.state === 'open' && offset < this.tail, 'segment: what is taken back was not placed last');
+    this.tail = offset;
+    this.#placedCount -= count;
+  }
+
   /** Count an object that a former life of the process placed, up to `end`. */
   recovered(namespaceKey: string, end: number): void {
     this.#placedCount++;
