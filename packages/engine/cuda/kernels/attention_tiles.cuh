@@ -30,6 +30,9 @@ struct RowTile {
   static constexpr int kRawBytes = kWiden ? kKeys * kDim : 0;
   static constexpr int kSharedBytes = kQueryBytes + 2 * kTileBytes + kRawBytes;
 
+  // Whether a tile follows is compared twice where ptxas spills for the answer, and once where it spills for the comparison.
+  static constexpr bool kAskAgain = kDim == 128 && !(kWiden && NumberTypeOf<T>::value == NumberType::kF16);
+
   static constexpr int kPasses = kKeys * kVectors / kThreads;
   static_assert(kPasses * kThreads == kKeys * kVectors);
 
@@ -84,10 +87,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   uint8_t* const values = keys + Tile::kTileBytes;
   uint8_t* const raw = values + Tile::kTileBytes;
 
-  const AttentionItem item = units.items[static_cast<int32_t>(blockIdx.x) / a.kv.kv_heads];
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x) % a.kv.kv_heads;
-  const SequenceView view(a, b, item.sequence);
-  const int32_t first_row = item.first_row, first = item.first, end = item.end;
+  // Read again behind the loop: registers are scarce in it.
+  const auto item = [&]() -> const AttentionItem& { return units.items[blockIdx.x]; };
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
+  const SequenceView view(a, b, item().sequence);
+  const int32_t first_row = item().first_row, first = item().first, end = item().end;
   const int32_t head_dim = a.kv.head_dim;
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const int64_t to_values = a.kv.Row(1, 0, 0);
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   for (int f = 0; f < kFragments; ++f) max[f][0] = max[f][1] = kNoScore;
 
   for (; key < end; key += kKeys) {
-    const bool more = key + kKeys < end;
+    const bool more = Tile::kAskAgain || key + kKeys < end;
     const uint32_t next_place = more ? locate(key + kKeys) : 0;  // the table's latency goes by under the scores
     const bool seen = key <= warp_high && (view.window == 0 || key + kKeys > warp_low - view.window + 1);
     float s[kFragments][kKeys / 8][4] = {};
@@ -147,7 +151,7 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 
     Tile::Finish(values, raw);
     __syncthreads();  // values are here, and everybody has done with the keys
-    if (more) Tile::Start(keys, raw, pool, next_place, key + kKeys, first, end, head_dim);
+    if (Tile::kAskAgain ? key + kKeys < end : more) Tile::Start(keys, raw, pool, next_place, key + kKeys, first, end, head_dim);
     place = next_place;
     if (!seen) continue;
     const bool masked = key + kKeys - 1 > warp_low || (view.window != 0 && key <= warp_high - view.window);
@@ -175,9 +179,9 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
     }
   }
 
-  if (item.parts > 1) {
+  if (const AttentionItem& of = item(); of.parts > 1) {
     const int32_t rows = min(Tile::kRows, view.rows() - first_row);
-    const Parts<T, kDimension> parts(a, units, item, view, kv_head, rows);
+    const Parts<T, kDimension> parts(a, units, of, view, kv_head, rows);
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
@@ -185,12 +189,12 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
         const int row = warp_row + 16 * f + 8 * half + Lane() / 4;
         const float total = QuadSum(sum[f][half]);
         if (row >= rows) continue;
-        float* const target = parts.output(item.part, row) + 2 * (Lane() & 3);
+        float* const target = parts.output(of.part, row) + 2 * (Lane() & 3);
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           *reinterpret_cast<float2*>(target + 8 * chunk) = make_float2(o[f][chunk][2 * half], o[f][chunk][2 * half + 1]);
         }
-        if ((Lane() & 3) == 0) *parts.total(item.part, row) = make_float2(max[f][half], total);
+        if ((Lane() & 3) == 0) *parts.total(of.part, row) = make_float2(max[f][half], total);
       }
     }
     return;
@@ -222,7 +226,7 @@ template <class T>
 void AttentionTiles(Stream& stream, const AttentionArgs& a, const Batch& b, const AttentionUnits& units) {
   ForAttentionShape<T>(a.kv, [&]<class Kv, int kDim>() {
     using Tile = RowTile<T, Kv, kDim>;
-    const gpu::Dim grid{static_cast<unsigned>(units.count * a.kv.kv_heads)};
+    const gpu::Dim grid{static_cast<unsigned>(units.count), static_cast<unsigned>(a.kv.kv_heads)};  // tiles that share keys are neighbours
     gpu::Launch(stream, "attention tiles", AttentionTilesKernel<T, Kv, kDim>, grid, {Tile::kThreads}, Tile::kSharedBytes, a, b, units);
   });
 }
