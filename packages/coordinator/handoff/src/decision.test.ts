@@ -270,6 +270,36 @@ describe('by hand', () => {
     expect([reason(0), reason(2)]).toEqual(['spares-streams', 'alone']);
   });
 
+  it('time that has passed, lateness that was learned, and loads under way count', () => {
+    const alone = (part: Partial<Question>) => decide(question(part)).alone;
+    expect([alone({ waitedS: 0.3 }).misses, alone({ waitedS: 0.5 }).misses]).toEqual([0, 1]);
+    expect(alone({ lateS: { alone: 0.3, split: 0 } }).ttftS).toBeCloseTo(1.601 + 0.01 + 0.3, 9);
+    // 50 blocks at 1,000 a second come behind what is being loaded; the others are computed.
+    const decode = side(0, { loadAheadS: 0.5, remoteBlocks: 50, remoteMedium: 3 });
+    expect(alone({ decode }).ttftS).toBeCloseTo(0.5 + 0.05 + 0.801 + 0.01, 9);
+    expect(decide(question({ mode: 'always', pendingBlocks: 3_000 })).split!.arrivedS).toBeCloseTo(3.1, 9);
+  });
+
+  it('room is waited for: of the whole request where it is answered, of its prompt where it is computed for another', () => {
+    const full = { running: 1, usedBlocks: 950, totalBlocks: 1_000, freedBlocksPerS: 100 };
+    const tokenS = 0.001 + 0.011 / 500;
+    const { alone, split } = decide(question({ mode: 'always', decode: side(0, full), others: [side(1, full)] }));
+    expect(alone.ttftS).toBeCloseTo(0.57 + 1_601 * tokenS + 0.011, 9);
+    expect(split!.arrivedS).toBeCloseTo(0.51 + 1_600 * tokenS + 0.031, 9);
+  });
+
+  it('streams that are too slow already are not made so; prompts get a quarter of the target beside them at least', () => {
+    expect(decide(question({ decode: running(3), itlS: 0.01 })).alone.slowed).toBe(0);
+    const { alone } = decide(question({ decode: running(185, { role: 'decode' }), itlS: 0.2 }));
+    expect(alone.itlS).toBeCloseTo(0.195 + 0.9 * 0.05, 9);
+  });
+
+  it('a split has to cost a twentieth less', () => {
+    const at = (prefillTokensPerS: number) => decide(question({ others: [side(1, { prefillTokensPerS })] })).reason;
+    // 1.611 s alone; 1.584 and 1.380 s there.
+    expect([at(1_040), at(1_200)]).toEqual(['alone', 'sooner']);
+  });
+
   it('where the link is the bottleneck, fewer blocks travel, and the decode side computes the rest', () => {
     const decode = side(0, { tokensAhead: 500 });
     const others = [side(1, { held: 100 })];
