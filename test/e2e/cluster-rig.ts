@@ -12,6 +12,7 @@ import { DemoTable, waitUntil } from '@kvtier/cli';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { freePort } from '../../infra/ports.ts';
 import { metricsText, modelDir, Service } from '../faults/engine-rig.ts';
+import type { Waiting } from './cpu-waits.ts';
 
 export interface Request {
   readonly prompt: readonly number[];
@@ -49,8 +50,10 @@ export interface ClusterSize {
   readonly coordinators: number;
 }
 
-/** A client leaves a coordinator that says nothing for so long. */
+/** A client leaves a coordinator that says nothing for so long, if there is another one. */
 const silentMs = 1_000;
+/** If there is none: leaving, it would only have its prompt computed again, behind those of all others. */
+const patientMs = 60_000;
 const mostTries = 20;
 const host = '127.0.0.1';
 
@@ -161,6 +164,11 @@ export class ClusterRig {
     ]);
   }
 
+  /** Those that run now, by kind. */
+  get processes(): Waiting[] {
+    return [...this.members].map(([name, { pid }]) => ({ kind: name.split('-')[0]!, pid }));
+  }
+
   /** `signal`: the client leaves. @throws Error with the answer of a coordinator that refuses it, or when none answers */
   async ask(request: Request, signal?: AbortSignal): Promise<Answer> {
     const startMs = performance.now();
@@ -169,7 +177,7 @@ export class ClusterRig {
     for (let tries = 0; tries < mostTries; tries++) {
       const url = this.#urls[(first + tries) % this.#urls.length]!;
       try {
-        const streamed = await stream(url, request, signal);
+        const streamed = await stream(url, request, this.#urls.length > 1 ? silentMs : patientMs, signal);
         return { ...streamed, startMs, endMs: performance.now(), turnedAway: tries };
       } catch (error) {
         if (error instanceof Refused || signal?.aborted) throw error;
@@ -225,14 +233,14 @@ interface Chunk {
 
 type Streamed = Pick<Answer, 'tokenIds' | 'handOff' | 'degraded'>;
 
-async function stream(url: string, request: Request, signal?: AbortSignal): Promise<Streamed> {
+async function stream(url: string, request: Request, limitMs: number, signal?: AbortSignal): Promise<Streamed> {
   const abort = new AbortController();
   const leave = (): void => abort.abort(signal?.reason);
   signal?.addEventListener('abort', leave);
   let silence: NodeJS.Timeout | undefined;
   const heard = (): void => {
     clearTimeout(silence);
-    silence = setTimeout(() => abort.abort(new Error(`${url} says nothing`)), silentMs);
+    silence = setTimeout(() => abort.abort(new Error(`${url} says nothing`)), limitMs);
   };
   heard();
   try {
