@@ -60,7 +60,7 @@ it.each([
     for (const signal of ['SIGKILL', 'SIGSTOP'] as const) {
       for (const [name, service] of started.members) {
         if (process.env.KVTIER_CLUSTER_DEATHS !== 'all' && !cluster.who.test(name)) continue;
-        const waits = new CpuWaits(() => started.processes);
+        const waits = new CpuWaits(() => started.pids);
         const sinceMs = performance.now();
         await service.signal(signal);
         const back =

@@ -12,7 +12,6 @@ import { DemoTable, waitUntil } from '@kvtier/cli';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { freePort } from '../../infra/ports.ts';
 import { metricsText, modelDir, Service } from '../faults/engine-rig.ts';
-import type { Waiting } from './cpu-waits.ts';
 
 export interface Request {
   readonly prompt: readonly number[];
@@ -164,9 +163,9 @@ export class ClusterRig {
     ]);
   }
 
-  /** Those that run now, by kind. */
-  get processes(): Waiting[] {
-    return [...this.members].map(([name, { pid }]) => ({ kind: name.split('-')[0]!, pid }));
+  /** Of all that run now. */
+  get pids(): (number | undefined)[] {
+    return [...this.members.values()].map(({ pid }) => pid);
   }
 
   /** `signal`: the client leaves. @throws Error with the answer of a coordinator that refuses it, or when none answers */

@@ -49,7 +49,7 @@ const free = [
   ),
 ];
 
-const cpuWaits = (): CpuWaits => new CpuWaits(() => rig.processes);
+const cpuWaits = (): CpuWaits => new CpuWaits(() => rig.pids);
 
 /** What is still held, by what it is; empty: nothing. */
 async function held(coordinators = [0, 1]): Promise<string[]> {
