@@ -44,6 +44,8 @@ export class SimulatedWorker {
   readonly #waiting: Job[] = [];
   /** In the order of admission. */
   #running: Job[] = [];
+  /** Whose loads ended while a step runs: they are part of the next one. */
+  #arrived: Job[] = [];
   #loading = 0;
   /** Blocks that requests have beside those in the cache: what is not computed yet, and answers. */
   #privateBlocks = 0;
@@ -73,7 +75,12 @@ export class SimulatedWorker {
   }
 
   get waiting(): number {
-    return this.#waiting.length + this.#loading + this.#running.filter(({ firstTokenS }) => firstTokenS < 0).length;
+    return (
+      this.#waiting.length +
+      this.#loading +
+      this.#arrived.length +
+      this.#running.filter(({ firstTokenS }) => firstTokenS < 0).length
+    );
   }
 
   get running(): number {
@@ -85,6 +92,7 @@ export class SimulatedWorker {
     let tokens = 0;
     for (const job of this.#waiting) tokens += job.expected;
     for (const job of this.#running) tokens += job.inputTokens - job.ready;
+    for (const job of this.#arrived) tokens += job.inputTokens - job.ready;
     return tokens + this.#unexpected;
   }
 
@@ -138,7 +146,7 @@ export class SimulatedWorker {
     this.measured.host ||= job.found.host > 0;
     this.measured.peer ||= job.found.peer > 0;
     for (let i = job.found.gpu; i < job.held; i++) this.#arrivesS.delete(job.blocks[i]!);
-    this.#running.push(job);
+    this.#arrived.push(job);
   }
 
   /** Ends the steps that ran until now: tokens are there, requests may have ended. */
@@ -173,6 +181,7 @@ export class SimulatedWorker {
   /** Admits what fits and begins the next step; the loads that were begun, with the time when each is there. */
   begin(nowS: number): { readonly job: Job; readonly atS: number }[] {
     const loads: { job: Job; atS: number }[] = [];
+    this.#running.push(...this.#arrived.splice(0));
     while (this.#waiting.length > 0 && this.#running.length + this.#loading < this.#hardware.maxRunning) {
       const job = this.#waiting[0]!;
       if (!this.#fits(job)) break;

@@ -154,6 +154,10 @@ export class ClusterRig {
     this.#urls = count(size.coordinators).map((i) => `http://${host}:${ports[i]!}`);
   }
 
+  url(coordinator: number): string {
+    return this.#urls[coordinator]!;
+  }
+
   /** All that can die, by name. */
   get members(): ReadonlyMap<string, Service> {
     return new Map([

@@ -8,6 +8,10 @@ it('every shape of an engine loads what another one stored, and has the tokens o
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>
   runs('test_vllm_connector.Requests'));
 it('whatever the node does, no request fails and no token differs', () => runs('test_vllm_connector.Faults'));
+it("vLLM's native offloading over a node: what is told a hit is leased, and every job ends", () =>
+  runs('test_vllm_offloading'));
 it('a decode pod waits for what a prefill pod promised, and no longer', () => runs('test_vllm_handed.Handed'));
+it('an orchestrator that is trusted may keep what it will need', () => runs('test_vllm_handed.Hinted'));
+it('a load that computing would beat is not begun', () => runs('test_vllm_handed.Planned'));
 it('what a prompt of 32k tokens costs the loop of the engine grows with its blocks alone', () =>
   runs('test_vllm_handed.Cost', { env: { PYTHONMALLOC: 'pymalloc' } }));

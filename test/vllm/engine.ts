@@ -14,7 +14,7 @@ const root = fileURLToPath(new URL('../..', import.meta.url));
 const here = (name: string): string => join(root, 'test/vllm', name);
 
 /** How Python is called: a command and its first arguments, split at spaces. */
-const python = (process.env.KVTIER_VLLM_PYTHON ?? 'python3').split(' ');
+export const python = (process.env.KVTIER_VLLM_PYTHON ?? 'python3').split(' ');
 
 /** Why there is no vLLM to test in, in one line; null when there is one. */
 export function vllmMissing(): string | null {
@@ -60,6 +60,8 @@ export interface Result {
 
 export interface Run {
   readonly seconds: number;
+  /** Of the engine's process, all its threads. */
+  readonly cpu_s: number;
   readonly results: readonly (Result | null)[];
   /** Tokens that the connector was asked for and brought. */
   readonly external_queries: number;
@@ -83,6 +85,8 @@ export interface EngineOptions {
   /** `kv_connector_extra_config` besides the socket. */
   readonly extra?: object;
   readonly ranks?: number;
+  /** Of the longest prompt and its answer. */
+  readonly tokens?: number;
   /** KV blocks of 16 tokens. */
   readonly blocks?: number;
   /** Another connector than ours: vLLM's own, as the other side of a comparison. */
@@ -96,7 +100,7 @@ export class VllmEngine {
   readonly #answers: AsyncIterator<string>;
   #said = '';
 
-  private constructor() {
+  private constructor(ranks: number) {
     this.#child = spawn(python[0]!, [...python.slice(1), here('engine.py')], {
       stdio: ['pipe', 'pipe', 'pipe', 'pipe'],
       detached: true, // its own group: a death takes EngineCore and workers with it
@@ -105,6 +109,8 @@ export class VllmEngine {
         PYTHONPATH: join(root, 'packages/connector/python/src'),
         VLLM_LOGGING_LEVEL: 'INFO',
         VLLM_CPU_KVCACHE_SPACE: '1',
+        // One rank in one process, as in a service's own tests; several have EngineCore and workers of their own.
+        VLLM_ENABLE_V1_MULTIPROCESSING: ranks === 1 ? '0' : '1',
         HF_HUB_OFFLINE: '1',
       },
     });
@@ -118,7 +124,7 @@ export class VllmEngine {
 
   /** Resolves when it serves. @throws Error with the end of what it said */
   static async start(options: EngineOptions): Promise<VllmEngine> {
-    const engine = new VllmEngine();
+    const engine = new VllmEngine(options.ranks ?? 1);
     const ours = options.socket !== null && {
       kv_connector: 'KvtierConnector',
       kv_connector_module_path: 'kvtier.vllm.connector',
@@ -132,7 +138,7 @@ export class VllmEngine {
         options: {
           dtype: 'float32',
           block_size: 16,
-          max_model_len: 2048,
+          max_model_len: options.tokens ?? 2048,
           max_num_batched_tokens: 512,
           max_num_seqs: 16,
           tensor_parallel_size: options.ranks ?? 1,
@@ -175,8 +181,8 @@ export class VllmEngine {
     more: { events?: readonly Blow[]; waves?: number; tokens?: number } = {},
   ): Promise<Run> {
     return (await this.#call(
-      { do: 'generate', prompts, logprobs: 1, limit_s: 220, ...more },
-      230_000,
+      { do: 'generate', prompts, logprobs: 1, limit_s: 580, ...more },
+      600_000,
     )) as unknown as Run;
   }
 

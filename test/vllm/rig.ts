@@ -1,10 +1,24 @@
 /** A cache node and real vLLM engines beside it, and the comparison of what they answer. */
-import { existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { appendFileSync, existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { Service } from '../faults/engine-rig.ts';
 import { type EngineOptions, type Run, VllmEngine } from './engine.ts';
+
+/** Where it is told what is held, not how fast: a machine that does other things beside takes its time. */
+export const patient = {
+  lookup_deadline_ms: 5_000,
+  load_deadline_ms: 20_000,
+  load_us_per_token: 100_000,
+  plan_loads: false,
+};
+
+/** A figure of this run, for whoever runs it by hand; into the file that KVTIER_VLLM_FIGURES names, too. */
+export function tell(line: string): void {
+  process.stdout.write(`${line}\n`);
+  if (process.env.KVTIER_VLLM_FIGURES) appendFileSync(process.env.KVTIER_VLLM_FIGURES, `${line}\n`);
+}
 
 export class VllmRig {
   readonly folder = mkdtempSync(join(tmpdir(), 'kvtier-vllm-'));
@@ -28,6 +42,16 @@ export class VllmRig {
     const engine = await VllmEngine.start({ socket: this.socket, ...options });
     this.#engines.push(engine);
     return engine;
+  }
+
+  /** vLLM's native offloading with the node beneath it: an engine's `transfer`. */
+  offloading(extra: object = {}): object {
+    return {
+      kv_connector: 'KvtierOffloadingConnector',
+      kv_connector_module_path: 'kvtier.vllm.offloading',
+      kv_role: 'kv_both',
+      kv_connector_extra_config: { socket: this.socket, ...extra },
+    };
   }
 
   /** The arena that the node has now. */

@@ -2,11 +2,11 @@
  * The connector inside a real vLLM engine (`npm run test:vllm`): the same prompts with and without it, over restarts and
  * deaths. Equal tokens, nothing failed, and what is whole and shared is loaded.
  */
-import { appendFileSync, closeSync, fstatSync, openSync, writeSync } from 'node:fs';
+import { closeSync, fstatSync, openSync, writeSync } from 'node:fs';
 import { afterEach, describe, expect, it } from 'vitest';
 import { type ModelKind, type Run, type VllmEngine, vllmMissing } from './engine.ts';
 import { distinctTokens, prompts, wholeTokens } from './prompts.ts';
-import { expectEqual, sharedMemory, VllmRig } from './rig.ts';
+import { expectEqual, patient, sharedMemory, tell, VllmRig } from './rig.ts';
 
 const missing = vllmMissing();
 const count = Number(process.env.KVTIER_VLLM_PROMPTS ?? 200);
@@ -14,11 +14,12 @@ const kills = Number(process.env.KVTIER_VLLM_KILLS ?? 5);
 const minutes = (n: number): number => n * 60_000;
 const all = prompts(count, 12);
 
-/** A figure of this run, for whoever runs it by hand; into the file that KVTIER_VLLM_FIGURES names, too. */
-function tell(line: string): void {
-  process.stdout.write(`${line}\n`);
-  if (process.env.KVTIER_VLLM_FIGURES) appendFileSync(process.env.KVTIER_VLLM_FIGURES, `${line}\n`);
-}
+/** What the connector counted, for the line of a figure. */
+const counted = (run: Run): string =>
+  Object.entries(run)
+    .filter(([name, value]) => name.startsWith('kvtier_') && Number(value) > 0)
+    .map(([name, value]) => `${name.slice('kvtier_'.length)} ${value}`)
+    .join(', ');
 
 const sum = (values: readonly number[]): number => values.reduce((a, b) => a + b, 0);
 const cachedShare = (run: Run): number => sum(run.results.map((result) => result!.cached)) / sum(all.map(wholeTokens));
@@ -43,7 +44,7 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
 
   async function restarted(kind: ModelKind, ranks: number, engine: VllmEngine): Promise<[VllmEngine, Run]> {
     await engine.kill();
-    const next = await rig.engine({ model: kind, ranks });
+    const next = await rig.engine({ model: kind, ranks, extra: patient });
     return [next, await next.generate(all)];
   }
 
@@ -60,14 +61,14 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
       rig = new VllmRig();
       const expected = await right(kind);
       await rig.node.start();
-      const first = await rig.engine({ model: kind, ranks });
+      const first = await rig.engine({ model: kind, ranks, extra: patient });
       expectEqual(await first.generate(all), expected);
       await first.settle();
 
       const [second, afterEngine] = await restarted(kind, ranks, first);
       expectEqual(afterEngine, expected);
       tell(
-        `${kind} x${ranks}, engine restarted: ${(100 * cachedShare(afterEngine)).toFixed(1)} % of whole blocks cached, ${afterEngine.external_hits} tokens by the connector, ${distinctTokens(all)} distinct`,
+        `${kind} x${ranks}, engine restarted: ${(100 * cachedShare(afterEngine)).toFixed(1)} % of whole blocks cached, ${afterEngine.external_hits} tokens by the connector, ${distinctTokens(all)} distinct (${counted(afterEngine)})`,
       );
 
       await rig.node.signal('SIGTERM');
@@ -75,7 +76,7 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
       const [, afterNode] = await restarted(kind, ranks, second);
       expectEqual(afterNode, expected);
       tell(
-        `${kind} x${ranks}, node restarted: ${(100 * cachedShare(afterNode)).toFixed(1)} % of whole blocks cached, ${afterNode.external_hits} tokens by the connector`,
+        `${kind} x${ranks}, node restarted: ${(100 * cachedShare(afterNode)).toFixed(1)} % of whole blocks cached, ${afterNode.external_hits} tokens by the connector (${counted(afterNode)})`,
       );
 
       for (const run of [afterEngine, afterNode]) {
@@ -85,11 +86,41 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
     });
   }
 
+  for (const kind of ['llama', 'mistral-sw', 'gemma3'] as const) {
+    it(`${kind}: vLLM's native offloading over the node loads what it and the connector stored`, {
+      timeout: minutes(30),
+    }, async () => {
+      rig = new VllmRig();
+      const expected = await right(kind);
+      await rig.node.start();
+      const first = await rig.engine({ model: kind, transfer: rig.offloading(patient) });
+      expectEqual(await first.generate(all), expected);
+      await first.settle();
+      await first.kill();
+
+      const second = await rig.engine({ model: kind, transfer: rig.offloading(patient) });
+      const again = await second.generate(all);
+      expectEqual(again, expected);
+      tell(
+        `${kind}, native offloading, engine restarted: ${(100 * cachedShare(again)).toFixed(1)} % of whole blocks cached, ${again.external_hits} tokens by the node, ${distinctTokens(all)} distinct (${counted(again)})`,
+      );
+      expect(cachedShare(again)).toBeGreaterThanOrEqual(0.95);
+      await second.kill();
+
+      const connector = await rig.engine({ model: kind, extra: patient });
+      const shared = await connector.generate(all);
+      expectEqual(shared, expected);
+      tell(`${kind}, the connector after native offloading: ${(100 * cachedShare(shared)).toFixed(1)} % cached`);
+      expect(cachedShare(shared)).toBeGreaterThanOrEqual(0.95);
+    });
+  }
+
   it('two engines on one node: what one computed the other loads', { timeout: minutes(15) }, async () => {
     rig = new VllmRig();
     const expected = await right('llama');
     await rig.node.start();
-    const [one, other] = [await rig.engine({ model: 'llama' }), await rig.engine({ model: 'llama' })];
+    const one = await rig.engine({ model: 'llama', extra: patient });
+    const other = await rig.engine({ model: 'llama', extra: patient });
     expectEqual(await one.generate(all), expected);
     await one.settle();
     const run = await other.generate(all);

@@ -28,7 +28,14 @@ it('lays shared tiers and a file over what kvtier up makes', () => {
   });
 });
 
+it('names a group by its number or name', () => {
+  expect(nodeOf('--group', '2000')).toEqual({ group: 2000 });
+  expect(nodeOf('--group', 'kv')).toEqual({ group: 'kv' });
+});
+
 it.each<[string, () => string[], RegExp]>([
+  ['no group', () => ['--group', 'a:b'], /^--group: "a:b" is no group; write its name or number$/],
+  ['two groups', () => ['--group', '1', '--node-config', fileOf('g', { group: 2 })], /^--group: the file of/],
   ['another scheme', () => ['--redis', 'http://x'], /^--redis: write redis:/],
   [
     'a password in the command line',

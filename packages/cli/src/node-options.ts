@@ -3,7 +3,7 @@
  * what `kvtier up` decides itself (socket, data folder, arena, disk, log level) cannot be set here; the node checks the rest.
  */
 import { readFileSync } from 'node:fs';
-import type { CacheNodeInput } from '@kvtier/config';
+import { type CacheNodeInput, groupSchema } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
 import { parseBytes } from './bytes.ts';
 
@@ -14,6 +14,7 @@ export interface NodeFlags {
   readonly 'redis-bytes'?: string | undefined;
   readonly s3?: string | undefined;
   readonly 's3-bytes'?: string | undefined;
+  readonly group?: string | undefined;
   readonly 'node-config'?: string | undefined;
   readonly 'no-tier'?: boolean | undefined;
 }
@@ -23,12 +24,22 @@ const minBytes = 2 ** 20;
 
 /** @throws KvError CONFIG */
 export function nodeOverrides(flags: NodeFlags): NodeOverrides {
-  const names = ['redis', 'redis-bytes', 's3', 's3-bytes', 'node-config'] as const;
+  const names = ['redis', 'redis-bytes', 's3', 's3-bytes', 'group', 'node-config'] as const;
   const given = names.find((name) => flags[name] !== undefined);
   if (flags['no-tier'] && given)
     throw new KvError('CONFIG', `--${given}: there is no cache node with --no-tier; drop one`);
   const file = flags['node-config'] === undefined ? {} : readOverrides(flags['node-config']);
-  return { ...file, ...redisOf(flags, file), ...s3Of(flags, file) };
+  return { ...file, ...redisOf(flags, file), ...s3Of(flags, file), ...groupOf(flags, file) };
+}
+
+/** By number, where it is one: names are each container's own. */
+function groupOf({ group }: NodeFlags, file: NodeOverrides): NodeOverrides {
+  if (group === undefined) return {};
+  if (file.group != null)
+    throw new KvError('CONFIG', '--group: the file of --node-config has "group", too; give one of them');
+  const named = groupSchema.safeParse(/^\d+$/.test(group) ? Number(group) : group);
+  if (!named.success) throw new KvError('CONFIG', `--group: "${group}" is no group; write its name or number`);
+  return { group: named.data };
 }
 
 function redisOf(flags: NodeFlags, file: NodeOverrides): NodeOverrides {

@@ -79,6 +79,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --redis-bytes SIZE   budget of all nodes that share it (1GiB)
   --s3 URL             an S3 tier that nodes share, as http(s)://HOST:PORT/BUCKET; keys: the AWS variables; with --s3-bytes
   --s3-bytes SIZE      budget of all nodes that share it (8GiB)
+  --group GROUP        who is in it, by name or number, may attach to the nodes, too: engines of other users
   --node-config FILE   more of the cache node's configuration, JSON (docs/cache-node.md)
   --no-tier            engine and API server only, to compare
   --json-log           log lines of the services as JSON, from level info on
@@ -113,6 +114,7 @@ const flags = {
   'redis-bytes': { type: 'string' },
   s3: { type: 'string' },
   's3-bytes': { type: 'string' },
+  group: { type: 'string' },
   'node-config': { type: 'string' },
   'json-log': { type: 'boolean' },
   'log-level': { type: 'string' },

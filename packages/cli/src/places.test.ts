@@ -58,6 +58,18 @@ describe('folders', () => {
     }
   });
 
+  it('is open for a group that is named, outside of the folder of the user', () => {
+    const group = process.getgid!();
+    const runDir = openRunDir(folder, { XDG_RUNTIME_DIR: folder }, group);
+    try {
+      expect(runDir).toBe(`/tmp/kvtier-${process.getuid!()}-${placeId(folder)}`);
+      expect(statSync(runDir).mode & 0o777).toBe(0o750);
+      expect(statSync(runDir).gid).toBe(group);
+    } finally {
+      rmSync(runDir, { recursive: true, force: true });
+    }
+  });
+
   it('takes XDG_RUNTIME_DIR when it is usable', () => {
     expect(openRunDir(folder, { XDG_RUNTIME_DIR: folder })).toBe(join(folder, `kvtier-${placeId(folder)}`));
   });

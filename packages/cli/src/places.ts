@@ -1,9 +1,11 @@
 /**
  * Where a system on this machine keeps what. The data folder may lie deep, but a Unix socket's path is limited to 108 bytes, so
- * sockets live in a short run folder (mode 0700, owner checked) named by the data folder's own id.
+ * sockets live in a short run folder (mode 0700, or 0750 of a group; owner checked) named by the data folder's own id.
  */
 import {
   accessSync,
+  chmodSync,
+  chownSync,
   constants,
   existsSync,
   lstatSync,
@@ -55,9 +57,13 @@ function makeFolder(path: string): void {
   }
 }
 
-/** Creates the run folder anew and empty. Call it only under the data folder's lock. @throws KvError SETUP */
-export function openRunDir(dataDir: string, env = process.env): string {
-  const base = env.XDG_RUNTIME_DIR;
+/**
+ * Creates the run folder anew and empty. Call it only under the data folder's lock.
+ * @param group who is in it sees the folder, too (0750); a user's own run folder would hide it
+ * @throws KvError SETUP
+ */
+export function openRunDir(dataDir: string, env = process.env, group: number | null = null): string {
+  const base = group === null ? env.XDG_RUNTIME_DIR : undefined;
   const id = placeId(dataDir);
   const short = base && base.length < 60 && isUsable(base);
   const path = short ? join(base, `kvtier-${id}`) : `/tmp/kvtier-${process.getuid!()}-${id}`;
@@ -66,6 +72,10 @@ export function openRunDir(dataDir: string, env = process.env): string {
     mkdirSync(path, { mode: 0o700 });
     const stat = lstatSync(path);
     if (!stat.isDirectory() || stat.uid !== process.getuid!()) throw new Error('it belongs to another user');
+    if (group !== null) {
+      chownSync(path, -1, group);
+      chmodSync(path, 0o750);
+    }
     return path;
   } catch (error) {
     throw new KvError(

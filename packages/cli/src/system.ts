@@ -9,6 +9,7 @@ import { randomBytes } from 'node:crypto';
 import { rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
+import { readGroup } from '@kvtier/config';
 import { native } from '@kvtier/data-plane';
 import { removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
@@ -64,7 +65,7 @@ export async function startSystem(options: UpOptions, events: SystemEvents, abor
     native.unlock(lock);
   };
   try {
-    runDir = openRunDir(dataDir);
+    runDir = openRunDir(dataDir, process.env, readGroup(options.node.group ?? null));
     removeStaleArenas(dataDir, arenaDir);
     const model = await resolveModel(options.model, quarters(events.onEvent));
     const members = membersOf(options, dataDir, events);

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "backend.h"
+#include "json.h"
 #include "model/transformer.h"
 #include "transfer/transfers.h"
 
@@ -125,9 +126,9 @@ class CudaBackend : public Backend {
     const auto info = gpu::Info();
     const auto& times = transformer_->start_times();
     std::ostringstream out;
-    out << R"({"backend":"cuda","device":")" << info.name << R"(","computeCapability":)" << info.compute_capability
-        << R"(,"emulated":)" << (info.emulated ? "true" : "false") << R"(,"gemm":")" << transformer_->gemm_name()
-        << R"(","weightsUs":)" << static_cast<int64_t>(times.weights_us) << R"(,"buffersUs":)" << static_cast<int64_t>(times.buffers_us)
+    out << R"({"backend":"cuda","device":)" << cuda::Quoted(info.name) << R"(,"computeCapability":)" << info.compute_capability
+        << R"(,"emulated":)" << (info.emulated ? "true" : "false") << R"(,"gemm":)" << cuda::Quoted(transformer_->gemm_name())
+        << R"(,"weightsUs":)" << static_cast<int64_t>(times.weights_us) << R"(,"buffersUs":)" << static_cast<int64_t>(times.buffers_us)
         << R"(,"graphsUs":)" << static_cast<int64_t>(times.graphs_us) << "}";
     return out.str();
   }

@@ -132,7 +132,7 @@ stage_node() {
 stage_sanitize() {
   local bad=0
   within 100 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/kernel_check" attention gemm rows transfer || bad=1
-  within 100 compute-sanitizer --tool racecheck --error-exitcode 9 "$build/kernel_check" attention_mixed attention_splits gemm_tiles || bad=1
+  within 100 compute-sanitizer --tool racecheck --error-exitcode 9 "$build/kernel_check" attention_mixed attention_parts attention_tails gemm_tiles || bad=1
   return $bad
 }
 

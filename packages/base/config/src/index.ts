@@ -32,7 +32,7 @@ export {
 } from './discovery.ts';
 export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSchema } from './endpoint-picker.ts';
 export { type EventAccess, type EventAccessConfig, eventAccessSchema, readEventAccess } from './event-access.ts';
-export { readGroup } from './group.ts';
+export { groupSchema, readGroup } from './group.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
 export {
   curveKey,

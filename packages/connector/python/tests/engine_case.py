@@ -40,6 +40,24 @@ class EngineCase(NodeCase):
         self.check(engine)
         return [engine.done[name].output_tokens() for name in names]
 
+    def both(self, shape: Shape, least: float = 0.95, texts: list[list[int]] | None = None) -> tuple[Engine, Engine]:
+        """What the first stored, the second loads; both give the tokens of an engine without a node."""
+        texts = texts or prompts(5)
+        alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
+        wanted = self.serve(alone, texts)
+        node = self.node()
+        first = self.play(node, shape)
+        self.assertEqual(self.serve(first, texts), wanted)
+        self.assertEqual(self.serve(first, texts), wanted)
+        second = self.play(node, shape)
+        self.assertEqual(self.serve(second, texts), wanted)
+        align = second.align
+        whole = sum(len(text) // align * align for text in texts)
+        found = second.external_tokens + second.local_tokens
+        self.assertGreaterEqual(found, least * whole, self.told(first, second, whole))
+        self.assertGreater(second.external_tokens, 0)
+        return first, second
+
     def check(self, engine: Engine) -> None:
         self.assertEqual(engine.wrong, [])
         self.assertTrue(engine.all_free(), "blocks are still held")

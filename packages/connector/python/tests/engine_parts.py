@@ -15,6 +15,7 @@ PATIENT = {
     "lookup_deadline_ms": 5_000,
     "load_deadline_ms": 20_000,
     "load_us_per_token": 1_000_000,
+    "plan_loads": False,
     "held_blocks_share": 0.5,
 }
 
@@ -61,6 +62,8 @@ class Shape:
     dcp: int = 1
     max_running: int = 8
     model: str = "the model"
+    #: Another class than `KvtierConnector`.
+    connector: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -67,7 +67,7 @@ class Engine:
         self._nones: dict[str, int] = {}
         self.workers = [Worker(self, stage, rank) for stage in range(shape.pp) for rank in range(shape.tp)]
         self.config = self.vllm_config(0)
-        self.connector = KvtierConnector(self.config, KVConnectorRole.SCHEDULER, self.kv_cache_config(0))
+        self.connector = (shape.connector or KvtierConnector)(self.config, KVConnectorRole.SCHEDULER, self.kv_cache_config(0))
         assert self.config.kv_transfer_config.kv_load_failure_policy == "recompute"
         self.connector.bind_gpu_block_pool(self.pool)
         handshakes = {(w.stage, w.rank): pickle.loads(pickle.dumps(w.connector.get_handshake_metadata())) for w in self.workers}
@@ -252,6 +252,7 @@ class Engine:
                 new_block_ids=[None if one[1] is None else tuple(one[1]) for one in cached],
                 num_computed_tokens=[one[2] for one in cached],
             ),
+            total_num_scheduled_tokens=sum(item.end - item.computed for item in work),
             num_scheduled_tokens={item.name: item.end - item.computed for item in work},
             preempted_req_ids=set(preempted),
             finished_req_ids=self._finished,

@@ -45,7 +45,7 @@ class Worker:
             self.groups.append(layers)
             tensors.update({name: layer.tensor for name, layer in layers.items()})
         config = engine.vllm_config(stage * shape.tp + rank)
-        self.connector = KvtierConnector(config, KVConnectorRole.WORKER, engine.kv_cache_config(stage))
+        self.connector = (shape.connector or KvtierConnector)(config, KVConnectorRole.WORKER, engine.kv_cache_config(stage))
         self.connector.register_kv_caches(tensors)
 
     def kv_of(self, state: bytes, layer: str, group: int, head: int) -> bytes:

@@ -23,23 +23,6 @@ from engine_play import Engine
 class Shapes(EngineCase):
     """What one engine computed, another one loads; both give the tokens of an engine without a node."""
 
-    def both(self, shape: Shape, least: float = 0.95, texts: list[list[int]] | None = None) -> tuple[Engine, Engine]:
-        texts = texts or prompts(5)
-        alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
-        wanted = self.serve(alone, texts)
-        node = self.node()
-        first = self.play(node, shape)
-        self.assertEqual(self.serve(first, texts), wanted)
-        self.assertEqual(self.serve(first, texts), wanted)
-        second = self.play(node, shape)
-        self.assertEqual(self.serve(second, texts), wanted)
-        align = second.align
-        whole = sum(len(text) // align * align for text in texts)
-        found = second.external_tokens + second.local_tokens
-        self.assertGreaterEqual(found, least * whole, self.told(first, second, whole))
-        self.assertGreater(second.external_tokens, 0)
-        return first, second
-
     def test_full_attention(self) -> None:
         for layout in ("hnd", "nhd", "split", "kernel", "packed", "strided"):
             with self.subTest(layout=layout):

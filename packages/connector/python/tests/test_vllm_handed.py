@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+import types
 import unittest
 from typing import Any
+from unittest import mock
 
 from rig import Node, until
 
 from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
+from kvtier.vllm import hints, pace, staging
 
 
 class Handed(EngineCase):
@@ -96,6 +99,75 @@ class Handed(EngineCase):
         second = self.play(node)
         self.serve(second, [text], kv_transfer_params=params)
         self.assertEqual(second.external_tokens, 40)
+
+
+class Hinted(EngineCase):
+    """KV hints of an orchestrator that is trusted."""
+
+    @staticmethod
+    def hint(kind: str, **payload: Any) -> dict[str, Any]:
+        action = {"action_id": "1", "action_type": kind, "action_version": "1.0", "payload": payload}
+        return {"kv_hints": {"protocol_version": "0.1", "message_id": "m", "actions": [action]}}
+
+    def test_a_pin_outlives_what_comes_after_it(self) -> None:
+        text = prompts(1, 41)[0]
+        for most, kept in ((60_000, 40), (0, 0)):
+            node = self.node(arena_bytes=1 << 20, disk_bytes=None)
+            shape = Shape(options={"hint_pin_ms": most})
+            first = self.play(node, shape)
+            self.serve(first, [text], kv_transfer_params=self.hint("kv.pin", ttl_ms=50_000))
+            until("it is pinned", lambda: not first.connector._scheduler._node._pins)
+            for seed in range(20):  # more than the arena holds
+                self.serve(first, prompts(5, seed=seed + 2))
+            second = self.play(node, shape)
+            self.serve(second, [text])
+            self.assertEqual(second.external_tokens, kept, self.told(first, second))
+
+    def test_what_is_heeded(self) -> None:
+        def counted(params: Any) -> tuple[float, int, int]:
+            said = hints.of(types.SimpleNamespace(kv_transfer_params=params), 100.0)
+            return said.pin_s, said.heeded, said.ignored
+
+        self.assertEqual(counted(self.hint("kv.pin", ttl_ms=5_000)), (5.0, 1, 0))
+        self.assertEqual(counted(self.hint("kv.pin", ttl_ms=5_000_000)), (100.0, 1, 0))
+        self.assertEqual(counted(self.hint("kv.prefetch")), (0.0, 1, 0))
+        self.assertEqual(counted({"kv_hint": self.hint("kv.fetch")["kv_hints"]}), (0.0, 1, 0))
+        self.assertEqual(counted(None), (0.0, 0, 0))
+        for ttl in (0, -1, True, "5", None, float("nan"), float("inf")):
+            self.assertEqual(counted(self.hint("kv.pin", ttl_ms=ttl)), (0.0, 0, 1), ttl)
+        for nonsense in (5, "x", [], {}, {"protocol_version": "1.0", "actions": []}, {"protocol_version": "0.1", "actions": 3}):
+            self.assertEqual(counted({"kv_hints": nonsense}), (0.0, 0, 1), nonsense)
+        self.assertEqual(counted({"kv_hints": {"protocol_version": "0.1", "actions": [None, {}, {"action_type": []}]}}), (0.0, 0, 3))
+        self.assertEqual(counted({"kv_hints": {"protocol_version": "0.1", "actions": [{"action_type": "kv.fetch"}] * 20}}), (0.0, 16, 4))
+
+
+class Planned(EngineCase):
+    """A load that computing would beat is not begun, or ends in time."""
+
+    def test_what_the_node_says_is_slower_is_computed(self) -> None:
+        node = self.node()
+        text = prompts(1, 41)[0]
+        (wanted,) = self.serve(self.play(node), [text])
+        for plans, said_ms, loaded in ((True, 500.0, 0), (True, 1.0, 40), (False, 500.0, 40)):
+            engine = self.play(node, Shape(options={"plan_loads": plans, "load_us_per_token": 1_000}))
+            with mock.patch.object(staging.Lookups, "estimated_ms", lambda _self, _tokens, said=said_ms: said):
+                self.assertEqual(self.serve(engine, [text]), [wanted])
+            self.assertEqual(engine.external_tokens, loaded, self.told(engine))
+
+    def test_the_pace_of_steps(self) -> None:
+        one = pace.Pace()
+        self.assertEqual(one.limit_ms(1_000, 200, 2_000), 250)
+        one.step(1_000, False, 1.0)
+        one.step(1_000, False, 9.0)  # it was idle
+        self.assertIsNone(one.us_per_token)
+        one.step(10, True, 9.1)
+        self.assertAlmostEqual(one.us_per_token or 0, 100)
+        one.step(1_000, True, 9.2)  # of ten tokens: says nothing
+        one.step(1_000, True, 9.25)
+        self.assertAlmostEqual(one.us_per_token or 0, 87.5)
+        self.assertAlmostEqual(one.limit_ms(1_000, 200, 2_000), 50 + 1.25 * 87.5)
+        self.assertEqual(one.limit_ms(1_000, 20, 2_000), 70)
+        self.assertEqual(one.limit_ms(10**6, 200, 2_000), 2_000)
 
 
 class Cost(EngineCase):

@@ -48,14 +48,14 @@ class Reader {
 }
 
 let brokenCount = 0;
-function open(): { call: ScriptedCall; shared: SharedCall; begin: () => Reader } {
+function open(): { call: ScriptedCall; shared: SharedCall; begin: (maxTokens?: number) => Reader } {
   brokenCount = 0;
   const call = new ScriptedCall();
   const onBroken = (): void => void brokenCount++;
   const shared = new SharedCall(call as never, (ended) => `failed by ${(ended as { code: number }).code}`, onBroken);
-  const begin = (): Reader => {
+  const begin = (maxTokens = 1e6): Reader => {
     const reader = new Reader();
-    reader.underway = shared.begin(greedy({ requestId: 'r' }), reader.told);
+    reader.underway = shared.begin(greedy({ requestId: 'r', maxTokens }), reader.told);
     return reader;
   };
   return { call, shared, begin };
@@ -98,6 +98,33 @@ it('one that takes no more holds no other; what came meanwhile it is told as one
   expect(slow.tokens).toEqual(Array.from({ length: 502 }, (_, i) => i));
 });
 
+it('for one that takes no more no more is kept than it asked for: an engine that says more fails it, and it alone', () => {
+  const { call, begin } = open();
+  const [slow, quick] = [begin(100), begin(100)];
+  slow.told.failed = (why) => {
+    slow.failures.push(why);
+    slow.underway.leave(false);
+  };
+  slow.underway.pause();
+  // So many beside the tokens may be other events.
+  for (let token = 0; token < 1_123; token++) call.come([1, { tokenIds: [token] }]);
+  expect(slow.failures).toEqual([]);
+  call.come([1, { tokenIds: [-1, -2] }], [1, { tokenIds: [-3] }], [2, { tokenIds: [7] }]);
+  expect(slow.failures).toMatchObject([
+    { code: 'PROTOCOL', message: expect.stringMatching(/^engine: gave more tokens/) },
+  ]);
+  expect([slow.tokens, quick.tokens]).toEqual([[], [7]]);
+  expect(call.orders.at(-1)).toEqual({ number: 1 });
+  // What was told makes room again.
+  quick.underway.pause();
+  for (let round = 0; round < 50; round++) {
+    for (let token = 0; token < 99; token++) call.come([2, { tokenIds: [token] }]);
+    quick.underway.resume();
+    quick.underway.pause();
+  }
+  expect([quick.tokens.length, quick.failures]).toEqual([1 + 50 * 99, []]);
+});
+
 it('a failure is told by itself, behind the tokens that came before it', () => {
   const { call, begin } = open();
   const slow = begin();
@@ -110,7 +137,7 @@ it('a failure is told by itself, behind the tokens that came before it', () => {
 
 it('a message for very many is told in several turns, and nothing more is read meanwhile', async () => {
   const { call, begin } = open();
-  const readers = Array.from({ length: 300 }, begin);
+  const readers = Array.from({ length: 300 }, () => begin());
   call.come(...readers.map((_, i): [number, Partial<GenerateEvent>] => [i + 1, { tokenIds: [i] }]));
   const told = (): number => readers.filter(({ events }) => events.length > 0).length;
   expect([told(), call.paused]).toEqual([128, true]);
@@ -122,7 +149,7 @@ it('a message for very many is told in several turns, and nothing more is read m
 
 it('a call that breaks tells what has come, then the failure to all that are left, once', () => {
   const { call, shared, begin } = open();
-  const readers = Array.from({ length: 200 }, begin);
+  const readers = Array.from({ length: 200 }, () => begin());
   call.come(
     ...readers.map((_, i): [number, Partial<GenerateEvent>] => [
       i + 1,

@@ -3,10 +3,11 @@
  * where a call for each would be a message, a frame and a turn of two libraries for each.
  *
  * Invariants: a request is told its events in their order, until the last one, its failure, or until it is left; nothing is told in `begin`
- * itself. One that takes no more for now holds no other: its events wait here, tokens joined, so that they are bounded by what an answer may
- * have. The call breaks: what has come is told, and the failure to all that are left.
+ * itself. One that takes no more for now holds no other: its events wait here, tokens joined, as many as were asked for; an engine that says
+ * more is told no more of, and that request fails. The call breaks: what has come is told, and the failure to all that are left.
  */
 import type { ClientDuplexStream } from '@grpc/grpc-js';
+import { KvError } from '@kvtier/errors';
 import type { GenerateEvent, GenerateEvents, GenerateOrder, GenerateRequest, NumberedEvent } from '@kvtier/wire/grpc';
 
 /** Who is told of a request. */
@@ -29,12 +30,16 @@ const mostPerTurn = 128;
 const mostPromptTokens = 65_536;
 const mostStopTokens = 4_096;
 const mostTextChars = 4_096;
+/** Beside those with tokens. */
+const mostOtherEvents = 1_024;
 
 interface Request {
   readonly told: Told;
   paused: boolean;
   left: boolean;
   readonly waiting: GenerateEvent[];
+  /** Tokens and events that may still wait. */
+  room: number;
 }
 
 /** One that cannot be written must not break the call for others; what it costs to find out is its own call's. */
@@ -83,7 +88,8 @@ export class SharedCall {
   /** Not when it is broken. */
   begin(request: GenerateRequest, told: Told): Underway {
     const number = ++this.#lastNumber;
-    const own: Request = { told, paused: false, left: false, waiting: [] };
+    const room = request.maxTokens + mostOtherEvents;
+    const own: Request = { told, paused: false, left: false, waiting: [], room };
     this.#requests.set(number, own);
     this.#call.write({ number, begin: request });
     return {
@@ -99,7 +105,11 @@ export class SharedCall {
       },
       resume: () => {
         own.paused = false;
-        while (!own.paused && !own.left && own.waiting.length > 0) told.event(own.waiting.shift()!);
+        while (!own.paused && !own.left && own.waiting.length > 0) {
+          const event = own.waiting.shift()!;
+          own.room += event.tokenIds.length + 1;
+          told.event(event);
+        }
       },
     };
   }
@@ -139,19 +149,29 @@ export class SharedCall {
       const { number, event } = this.#come[this.#at++]!;
       const request = this.#requests.get(number);
       if (request === undefined || event === undefined) continue;
-      if (request.paused || request.waiting.length > 0) keep(request.waiting, event);
-      else request.told.event(event);
+      if (!request.paused && request.waiting.length === 0) request.told.event(event);
+      else if (!keep(request, event)) {
+        const why = 'engine: gave more tokens than were asked for; run workers and coordinator of one version';
+        request.told.failed(new KvError('PROTOCOL', why));
+      }
     }
   }
 }
 
-function keep(waiting: GenerateEvent[], event: GenerateEvent): void {
+/** False: there is no room for it. */
+function keep(request: Request, event: GenerateEvent): boolean {
+  const { waiting } = request;
   const last = waiting.at(-1);
   const isPlain = event.cache === undefined && event.handOff === undefined && event.failure === undefined;
   if (last === undefined || !isPlain || last.failure !== undefined) {
+    request.room -= event.tokenIds.length + 1;
+    if (request.room < 0) return false;
     waiting.push(event);
-    return;
+    return true;
   }
+  request.room -= event.tokenIds.length;
+  if (request.room < 0) return false;
   for (const id of event.tokenIds) last.tokenIds.push(id);
   last.finishReason = event.finishReason;
+  return true;
 }

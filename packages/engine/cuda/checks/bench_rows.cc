@@ -70,8 +70,7 @@ KVTIER_BENCH(rope) {
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
     stream.Copy(table.data(), ids.data(), ids.size() * 4);
     if (!stream.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
-    const Batch batch{1, static_cast<int32_t>(rows), static_cast<int32_t>(rows), static_cast<int32_t>(rows), zeros.data<int32_t>(),
-                      zeros.data<int32_t>(), zeros.data<int32_t>(), table.data<int32_t>(), blocks};
+    const Batch batch{1, static_cast<int32_t>(rows), zeros.data<int32_t>(), zeros.data<int32_t>(), zeros.data<int32_t>(), table.data<int32_t>(), blocks};
     const PagedKv kv{pool.data(), block_bytes, 0, static_cast<int32_t>(blocks), kBlockTokens, kKvHeads, kHeadDim, kType};
     const RopeArgs args{qkv.data(), nullptr, nullptr, nullptr, 1e-5f, freqs.data<float>(), 1, kHeads, kv, table.data<int32_t>()};
     ReportBytes("RopeAndStore", Shape(rows, kQkv), TimeUs(stream, [&] { RopeAndStore(stream, kType, args, batch); }),

@@ -9,6 +9,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "../json.h"
 #include "mutate.h"
 
 namespace kvtier::cuda::check {
@@ -29,15 +30,6 @@ std::string Number(double value) {  // JSON has no NaN and no infinity
   char text[40];
   snprintf(text, sizeof text, "%.9g", value);
   return text;
-}
-
-std::string Quoted(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
-  }
-  return quoted + '"';
 }
 
 void Line(const std::string& kernel, const std::string& name, double error, double allowed, bool ok, const std::string& why = "") {

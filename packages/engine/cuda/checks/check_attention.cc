@@ -1,9 +1,11 @@
-// AttentionPrefill and AttentionDecode against the reference in double, over paged pools that are full of traps: what no query
+// Attention, its plans and the kernels behind it against the reference in double, over paged pools that are full of traps: what no query
 // may see is NaN (the null block, blocks of nobody, other layers, rows behind a context's end), table entries behind a
 // context's blocks and those of the null block's kind lead outside the pool or to NaNs.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <string>
 
 #include "../kernels/attention.h"
@@ -39,6 +41,10 @@ struct Shape {
   }
 };
 
+bool Same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
 constexpr int32_t kLayers = 2, kLayer = 1;
 constexpr int32_t kTrap = 0x7fff0000;  // a table entry that nobody may follow
 
@@ -47,13 +53,14 @@ class Problem {
  public:
   Problem(const Shape& shape, uint64_t seed) : shape_(shape) {
     const int32_t bt = shape.block_tokens;
-    std::vector<int32_t> start{0}, computed, row_sequence;
-    int32_t max_queries = 0, max_context = 0, used = 0;
+    std::vector<int32_t> start{0}, row_sequence;
+    int32_t max_context = 0, used = 0;
+    std::vector<int32_t>& computed = host_computed_;
     for (const Length& length : shape.lengths) {
       start.push_back(start.back() + length.queries);
       computed.push_back(length.computed);
       row_sequence.insert(row_sequence.end(), static_cast<size_t>(length.queries), static_cast<int32_t>(computed.size() - 1));
-      max_queries = std::max(max_queries, length.queries);
+      host_queries_.push_back(length.queries);
       max_context = std::max(max_context, length.computed + length.queries);
       used += (length.computed + length.queries + bt - 1) / bt;
     }
@@ -87,7 +94,7 @@ class Problem {
     row_sequence_ = DeviceArray<int32_t>(row_sequence), table_ = DeviceArray<int32_t>(table);
     out_count_ = static_cast<size_t>(rows) * static_cast<size_t>(shape.heads * shape.head_dim);
     const auto batch = [&](const int32_t* starts, const int32_t* before, const int32_t* sequences, const int32_t* tables) {
-      return Batch{static_cast<int32_t>(shape.lengths.size()), rows, max_queries, max_context, starts, before, sequences, tables, stride};
+      return Batch{static_cast<int32_t>(shape.lengths.size()), rows, starts, before, sequences, tables, stride};
     };
     const std::vector<uint8_t> host_q = q_.Download();
     AttentionArgs host = args_;
@@ -102,50 +109,63 @@ class Problem {
   const std::vector<float>& reference() const { return reference_; }
   // A rounding of each probability and one of the result.
   double allowed() const { return 2 * Epsilon(shape_.type) + 1e-5; }
-  // bf16 and f16 as AttentionSplit's and AttentionTiles' T.
-  template <class Fn>
-  void WithType(const Fn& fn) const {
-    if (shape_.type == NumberType::kBf16) {
-      fn(bf16{});
-    } else {
-      fn(f16{});
-    }
+  // How a step plans it.
+  AttentionBounds bounds() const {
+    return {shape_.heads, shape_.kv_heads, shape_.head_dim, gpu::Info().multiprocessors, shape_.window};
+  }
+  AttentionPlan Plan(const AttentionBounds& bounds) const { return PlanAttention(bounds, host_computed_, host_queries_); }
+  // The numbers of a result that are one sequence's.
+  std::vector<float> Of(size_t sequence, const std::vector<float>& result) const {
+    const int64_t columns = shape_.heads * shape_.head_dim, row = std::accumulate(host_queries_.begin(), host_queries_.begin() + static_cast<int64_t>(sequence), 0);
+    return {result.begin() + row * columns, result.begin() + (row + host_queries_[sequence]) * columns};
   }
 
-  // What enqueue(stream, arguments, batch) leaves in `out`, which is NaN before, without touching what lies behind it.
-  template <class Enqueue>
-  std::vector<float> Run(const Enqueue& enqueue, int times = 1, int multiprocessors = 64) {
-    const size_t bytes = out_count_ * static_cast<size_t>(NumberBytes(shape_.type));
-    DeviceArray<uint8_t> out(bytes), workspace(static_cast<size_t>(AttentionWorkspaceBytes(
-        batch_.sequences, shape_.heads, shape_.head_dim, std::max(multiprocessors, gpu::Info().multiprocessors))));
-    gpu::Stream stream;
-    const gpu::WaitAtEnd ending(stream, 60'000'000);  // also when `enqueue` throws
-    stream.Set(workspace.data(), 0, workspace.count());
+  // What Attention leaves in `out`, which is NaN before, without touching what lies behind it. Twice, so that tickets that do not come
+  // back to 0 show. `captured`: as a graph launches it. `only`: one sequence by itself, where it lies; the others' rows stay NaN.
+  std::vector<float> Run(const AttentionBounds& bounds, int version = 2, bool captured = false, std::optional<size_t> only = {}) {
+    const AttentionPlan plan = only ? PlanAttention(bounds, {&host_computed_[*only], 1}, {&host_queries_[*only], 1}) : Plan(bounds);
+    Batch batch = batch_;
     AttentionArgs args = args_;
-    args.out = out.data(), args.workspace = workspace.data();
-    for (int i = 0; i < times; ++i) {
+    if (only) {
+      batch.sequences = 1, batch.query_start += *only, batch.computed += *only;
+      args.table += static_cast<int64_t>(*only) * batch.table_stride;
+    }
+    const int32_t rows = bounds.workspace_rows > 0 ? bounds.workspace_rows : AttentionWorkspaceRows(bounds.heads, bounds.multiprocessors);
+    const size_t bytes = out_count_ * static_cast<size_t>(NumberBytes(shape_.type));
+    DeviceArray<uint8_t> out(bytes), workspace(static_cast<size_t>(AttentionWorkspaceBytes(rows, shape_.head_dim)));
+    DeviceArray<AttentionItem> items(plan.items);
+    DeviceArray<int32_t> few(std::vector<int32_t>{plan.rounds.front().few});
+    gpu::Stream stream;
+    const gpu::WaitAtEnd ending(stream, 60'000'000);  // also when Attention throws
+    stream.Set(workspace.data(), 0, static_cast<size_t>(PartsWorkspace::TicketBytes(rows)));
+    stream.Set(workspace.data() + PartsWorkspace::TicketBytes(rows), 0xff, workspace.count() - static_cast<size_t>(PartsWorkspace::TicketBytes(rows)));
+    const AttentionWork work{&plan, items.data(), captured ? few.data() : nullptr, rows};
+    args.out = out.data(), args.workspace = workspace.data(), args.work = &work;
+    for (int i = 0; i < 2; ++i) {
       stream.Set(out.data(), 0xff, bytes);
-      enqueue(stream, args, batch_);
+      Attention(stream, shape_.type, args, batch, version);
     }
     Finish(stream);
     return DownloadAs(shape_.type, out);
   }
 
-  void ExpectPrefill(int version) {
-    const auto out = Run([&](auto& stream, auto& args, auto& batch) { AttentionPrefill(stream, shape_.type, args, batch, version); });
-    Expect("AttentionPrefill v" + std::to_string(version), shape_.Text(), MaxError(out, reference_), allowed());
+  void ExpectRun(const std::string& name, const AttentionBounds& bounds, int version = 2, bool captured = false) {
+    Expect("Attention v" + std::to_string(version), name + (name.empty() ? "" : ", ") + shape_.Text(), MaxError(Run(bounds, version, captured), reference_), allowed());
   }
-  void ExpectDecode(int version) {
-    const auto out = Run([&](auto& stream, auto& args, auto& batch) { AttentionDecode(stream, shape_.type, args, batch, version); });
-    Expect("AttentionDecode v" + std::to_string(version), shape_.Text(), MaxError(out, reference_), allowed());
+  void ExpectWarp() { ExpectRun("", bounds(), 1); }
+  // As a step runs it.
+  void ExpectPlanned(bool captured = false) { ExpectRun(captured ? "captured" : "planned", bounds(), 0, captured); }
+  // All of it in large tiles: as long as a GPU of that size is filled by them alone, or in parts of at least so many keys.
+  void ExpectLarge(int multiprocessors = 1, int32_t least_keys = 512) {
+    AttentionBounds large = bounds();
+    large.few_rows = 0, large.multiprocessors = multiprocessors, large.least_keys = least_keys;
+    ExpectRun("large tiles on " + std::to_string(multiprocessors), large);
   }
-  // Twice, so that tickets that do not come back to 0 show.
-  void ExpectSplit(int multiprocessors, int32_t max_queries = 1) {
-    WithType([&]<class T>(T) {
-      const auto out = Run([&](auto& stream, auto& args, auto& batch) { AttentionSplit<T>(stream, args, batch, max_queries, multiprocessors); }, 2,
-                           multiprocessors);
-      Expect("AttentionSplit", shape_.Text() + " on " + std::to_string(multiprocessors) + " multiprocessors", MaxError(out, reference_), allowed());
-    });
+  // All of it in tiles of few rows, in parts of so many keys.
+  void ExpectFew(int32_t keys, int32_t most_queries = 1) {
+    AttentionBounds few = bounds();
+    few.few_rows = most_queries * shape_.heads / shape_.kv_heads, few.few_keys = keys;
+    ExpectRun("few rows, parts of " + std::to_string(keys), few);
   }
 
  private:
@@ -180,6 +200,7 @@ class Problem {
   DeviceArray<uint8_t> q_, pool_;
   DeviceArray<int32_t> start_, computed_, row_sequence_, table_;
   std::vector<float> reference_;
+  std::vector<int32_t> host_computed_, host_queries_;
 };
 
 constexpr NumberType kF32 = NumberType::kF32, kF16 = NumberType::kF16, kBf16 = NumberType::kBf16, kE4m3 = NumberType::kE4m3;
@@ -196,27 +217,27 @@ Shape Mixed(int32_t head_dim) {
 
 KVTIER_CHECK(attention_warp) {
   for (const int32_t dim : {32, 64, 80, 96, 128, 256}) {
-    Problem(Mixed(dim).With(kF32), 1).ExpectPrefill(1);
+    Problem(Mixed(dim).With(kF32), 1).ExpectWarp();
   }
   for (const NumberType type : {kF32, kF16, kBf16}) {
     Shape shape = Mixed(80).With(type, kE4m3);
     shape.window = 33;
     shape.soft_cap = 2;
-    Problem(shape, 2).ExpectPrefill(1);
+    Problem(shape, 2).ExpectWarp();
   }
   Shape decode = Mixed(64).With(kF32);
   decode.lengths = {{70, 1}, {0, 1}, {15, 1}, {16, 1}};
-  Problem(decode, 3).ExpectDecode(0);
+  Problem(decode, 3).ExpectPlanned();
 }
 
 KVTIER_CHECK(attention_head_dims) {
   for (const int32_t dim : {32, 64, 80, 96, 128, 256}) {
     for (const NumberType type : {kF16, kBf16}) {
       for (const NumberType kv : {type, kE4m3}) {
-        Problem(Mixed(dim).With(type, kv), 4).ExpectPrefill(2);
+        Problem(Mixed(dim).With(type, kv), 4).ExpectLarge();
         Shape shape = Mixed(dim).With(type, kv);
         shape.lengths = {{140, 1}, {15, 1}};
-        Problem(shape, 4).ExpectSplit(8);
+        Problem(shape, 4).ExpectFew(64);
       }
     }
   }
@@ -224,7 +245,7 @@ KVTIER_CHECK(attention_head_dims) {
 
 // What a step calls: tiles for the chunks, split keys for the decodes and short tails among them.
 KVTIER_CHECK(attention_mixed_batches) {
-  for (const int32_t dim : {32, 80, 128}) Problem(Mixed(dim).With(kBf16), 4).ExpectPrefill(0);
+  for (const int32_t dim : {32, 80, 128}) Problem(Mixed(dim).With(kBf16), 4).ExpectPlanned();
 }
 
 KVTIER_CHECK(attention_head_groups) {
@@ -234,10 +255,10 @@ KVTIER_CHECK(attention_head_groups) {
     shape.heads = pair[0], shape.kv_heads = pair[1];
     shape.lengths = {{20, 30}, {50, 1}, {0, 2}};
     Problem problem(shape, 5);
-    problem.ExpectPrefill(2);
-    problem.ExpectPrefill(0);
+    problem.ExpectLarge();
+    problem.ExpectPlanned();
     shape.lengths = {{200, 1}, {33, 1}};
-    Problem(shape, 6).ExpectSplit(16);
+    Problem(shape, 6).ExpectFew(64);
   }
 }
 
@@ -254,8 +275,8 @@ KVTIER_CHECK(attention_blocks) {
       if (computed >= 63 && computed <= 65) shape.lengths.push_back({computed, 40});
     }
     Problem problem(shape, 7);
-    problem.ExpectPrefill(2);
-    problem.ExpectSplit(4, 40);
+    problem.ExpectLarge();
+    problem.ExpectFew(64, 40);
   }
 }
 
@@ -268,31 +289,74 @@ KVTIER_CHECK(attention_windows) {
       shape.soft_cap = cap;
       shape.lengths = {{200, 70}, {0, 90}, {130, 1}, {127, 3}};
       Problem problem(shape, 8);
-      problem.ExpectPrefill(2);
+      problem.ExpectLarge();
       shape.lengths = {{399, 3}, {0, 1}, {64, 1}, {16, 2}};
-      Problem(shape, 9).ExpectSplit(32, 3);
+      Problem(shape, 9).ExpectFew(64, 3);
     }
   }
 }
 
-// One long context over the whole GPU, beside short ones; every number of splits down to one.
-KVTIER_CHECK(attention_splits) {
+// One long context over the whole GPU, beside short ones; parts of every size up to all keys.
+KVTIER_CHECK(attention_parts) {
   for (const NumberType kv : {kBf16, kE4m3}) {
     Shape shape = Mixed(128).With(kBf16, kv);
     shape.heads = 4, shape.kv_heads = 1;
     shape.lengths = {{2999, 1}};
     Problem problem(shape, 10);
-    problem.ExpectSplit(132);
-    problem.ExpectDecode(0);
-    problem.ExpectDecode(1);
+    problem.ExpectFew(64);  // twice that: there are 32 parts at most
+    problem.ExpectPlanned();
+    problem.ExpectPlanned(true);
+    problem.ExpectWarp();
   }
   Shape shape = Mixed(64);
   shape.lengths = {{1300, 1}, {127, 1}, {128, 1}, {0, 1}, {640, 1}};
   Problem problem(shape, 11);
-  for (const int multiprocessors : {1, 10, 15, 132}) problem.ExpectSplit(multiprocessors);
+  for (const int32_t keys : {64, 128, 512, 2048}) problem.ExpectFew(keys);
+  problem.ExpectPlanned(true);
   shape.lengths = {{1300, 4}, {127, 16}, {128, 1}, {0, 9}, {640, 2}};
   shape.window = 500;
-  Problem(shape, 12).ExpectSplit(132, 16);
+  Problem(shape, 12).ExpectFew(64, 16);
+}
+
+// Short tails over long prefixes in large tiles, their keys in parts, and the parts merged.
+KVTIER_CHECK(attention_tails) {
+  for (const int32_t dim : {64, 80, 128, 256}) {
+    for (const NumberType kv : {kBf16, kE4m3}) {
+      Shape shape = Mixed(dim).With(kBf16, kv);
+      shape.heads = 4, shape.kv_heads = 2;
+      shape.lengths = {{400, 33}, {40, 70}, {200, 1}};
+      shape.soft_cap = kv == kBf16 ? 0.0f : 2.0f;
+      Problem problem(shape, 15);
+      problem.ExpectLarge(16, 64);
+      problem.ExpectPlanned();
+      shape.window = 150;
+      Problem(shape, 16).ExpectLarge(8, 64);
+    }
+  }
+  Shape shape = Mixed(64);
+  shape.lengths = {{2000, 40}};
+  Problem(shape, 17).ExpectPlanned();
+}
+
+// A sequence's result has the same bits alone, in any company, on any number of rounds, and as a graph launches it.
+KVTIER_CHECK(attention_company) {
+  for (const int32_t window : {0, 200}) {
+    Shape shape = Mixed(64).With(kBf16);
+    shape.heads = 4, shape.kv_heads = 2, shape.window = window;
+    shape.lengths = {{700, 40}, {1030, 1}, {15, 3}, {2100, 1}, {0, 150}, {600, 33}};
+    Problem together(shape, 18);
+    AttentionBounds bounds = together.bounds();
+    bounds.few_keys = bounds.least_keys = 128;
+    const auto whole = together.Run(bounds);
+    bounds.workspace_rows = window == 0 ? 1400 : 520;  // the largest tile's parts, and not much else
+    const std::string text = "window " + std::to_string(window);
+    ExpectTrue("PlanAttention", "takes several rounds, " + text, together.Plan(bounds).rounds.size() > 1);
+    ExpectTrue("Attention v2", "the same bits in several rounds, " + text, Same(whole, together.Run(bounds)));
+    for (size_t i = 0; i < shape.lengths.size(); ++i) {
+      const auto alone = together.Run(bounds, 2, false, i);
+      ExpectTrue("Attention v2", "the same bits alone, sequence " + std::to_string(i) + ", " + text, Same(together.Of(i, alone), together.Of(i, whole)));
+    }
+  }
 }
 
 // The same inputs through the two ways give the same numbers but for rounding.
@@ -301,16 +365,18 @@ KVTIER_CHECK(attention_ways_agree) {
     Shape shape = Mixed(dim).With(kBf16);
     shape.lengths = {{333, 1}, {16, 1}, {64, 1}};
     Problem problem(shape, 13);
-    const auto tiles = problem.Run([](auto& stream, auto& args, auto& batch) { AttentionPrefill(stream, kBf16, args, batch, 2); });
-    const auto split = problem.Run([](auto& stream, auto& args, auto& batch) { AttentionDecode(stream, kBf16, args, batch, 2); });
-    Expect("AttentionDecode v2", "against AttentionPrefill v2, dim " + std::to_string(dim), MaxError(split, tiles), 2 * problem.allowed());
+    AttentionBounds large = problem.bounds();
+    large.few_rows = 0;
+    Expect("Attention v2", "few rows against large tiles, dim " + std::to_string(dim), MaxError(problem.Run(problem.bounds()), problem.Run(large)),
+           2 * problem.allowed());
   }
 }
 
 KVTIER_CHECK(attention_refusals) {
   const auto refused = [](const Shape& shape) {
     try {
-      Problem(shape, 14).Run([&](auto& stream, auto& args, auto& batch) { AttentionPrefill(stream, shape.type, args, batch); });
+      Problem problem(shape, 14);
+      problem.Run(problem.bounds(), 0);
     } catch (const std::invalid_argument&) {
       return true;
     }
@@ -318,13 +384,13 @@ KVTIER_CHECK(attention_refusals) {
   };
   Shape shape = Mixed(64);
   shape.lengths = {{0, 2}};
-  ExpectTrue("AttentionPrefill", "takes what it knows", !refused(shape));
+  ExpectTrue("Attention", "takes what it knows", !refused(shape));
   shape.head_dim = 48;
-  ExpectTrue("AttentionPrefill", "refuses head_dim 48", refused(shape));
+  ExpectTrue("Attention", "refuses head_dim 48", refused(shape));
   shape.head_dim = 64, shape.block_tokens = 12;
-  ExpectTrue("AttentionPrefill", "refuses blocks of 12 tokens", refused(shape));
+  ExpectTrue("Attention", "refuses blocks of 12 tokens", refused(shape));
   shape.block_tokens = 16, shape.kv_type = kBf16;
-  ExpectTrue("AttentionPrefill", "refuses bf16 keys for f16 queries", refused(shape));
+  ExpectTrue("Attention", "refuses bf16 keys for f16 queries", refused(shape));
 }
 
 }  // namespace kvtier::cuda::check

@@ -53,7 +53,7 @@ void Run(NumberType type, NumberType kv_type, const Shape& s, const std::string&
   const DeviceArray<float> freqs(rope.freqs);
   const DeviceArray<int32_t> query_start(start), computed(s.computed), device_rows(row_sequence), table(tables);
   const DeviceArray<uint8_t> pool(std::vector<uint8_t>(Index(blocks * block_bytes), 0));
-  const Batch batch{sequences, static_cast<int32_t>(rows), 0, 0, query_start.data(), computed.data(), device_rows.data(), table.data(), most_blocks};
+  const Batch batch{sequences, static_cast<int32_t>(rows), query_start.data(), computed.data(), device_rows.data(), table.data(), most_blocks};
   const PagedKv kv{pool.data(), block_bytes, layer_bytes, blocks, s.block_tokens, s.kv_heads, s.head_dim, kv_type};
   gpu::Stream stream;
   RopeAndStore(stream, type,

@@ -1,4 +1,4 @@
-// AttentionPrefill and AttentionDecode: which kernel runs, and v1, one warp per query and head for any type, which is the
+// Attention: which kernels run, and v1, one warp per query and head for any type, which is the
 // reference on the device and what f32 models use.
 //
 // v1: the lanes of a warp take 32 keys at a time, one each, and then 32 dims at a time for the values. FLOPs 4 x head_dim per
@@ -13,9 +13,6 @@ namespace kvtier::cuda {
 namespace {
 
 constexpr int kV1Warps = 4, kV1MaxDim = 256;
-// Sequences with at most this many packed rows per KV head go through the split kernel also in a prefill: decodes of a mixed
-// batch and short tails behind a long cached prefix, which in tiles would be few blocks with long ways.
-constexpr int32_t kFewRows = 64;
 
 template <class T, class Kv>
 __global__ void __launch_bounds__(32 * kV1Warps) AttentionWarpKernel(AttentionArgs a, Batch b) {
@@ -82,11 +79,6 @@ void LaunchWarps(Stream& stream, const AttentionArgs& a, const Batch& b) {
   }
 }
 
-int Multiprocessors() {
-  static const int count = gpu::Info().multiprocessors;  // one process, one device
-  return count;
-}
-
 [[noreturn]] void Refuse(const std::string& what, const std::string& mend) {
   throw std::invalid_argument("GPU: attention: " + what + "; " + mend);
 }
@@ -127,38 +119,35 @@ void AttentionWarp(Stream& stream, NumberType type, const AttentionArgs& a, cons
   }
 }
 
-int64_t AttentionWorkspaceBytes(int64_t /*max_sequences*/, int64_t /*heads*/, int64_t head_dim, int multiprocessors) {
-  const int64_t dim = head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
-  return SplitWorkspace::TicketBytes(multiprocessors) + 2 * multiprocessors * SplitWorkspace::PartFloats(dim) * 4;
+int64_t AttentionWorkspaceBytes(int64_t workspace_rows, int64_t head_dim) {
+  return PartsWorkspace::Bytes(workspace_rows, head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256);
 }
 
-void AttentionPrefill(Stream& stream, NumberType type, const AttentionArgs& a, const Batch& b, int version) {
+void Attention(Stream& stream, NumberType type, const AttentionArgs& a, const Batch& b, int version) {
   CheckAttention(type, a, b);
   if (type == NumberType::kF32 || version == 1) {
     AttentionWarp(stream, type, a, b);
     return;
   }
-  const int32_t few = version == 2 || a.workspace == nullptr ? 0 : max(1, kFewRows / (a.heads / a.kv.kv_heads));
-  const bool any_few = few > 0 && (b.sequences > 1 || b.max_queries <= few), any_more = b.max_queries > few;
+  if (a.work == nullptr || a.workspace == nullptr) Refuse("no plan or no workspace", "make them with PlanAttention and AttentionWorkspaceBytes");
+  static const int32_t few_blocks = kFewBlocksEach * gpu::Info().multiprocessors;  // one process, one device
+  const AttentionWork& work = *a.work;
+  const auto units = [&](int32_t at, int32_t count) { return AttentionUnits{work.items + at, nullptr, count, work.workspace_rows}; };
   const auto run = [&]<class T>(T) {
-    if (any_more) AttentionTiles<T>(stream, a, b, few);
-    if (any_few) AttentionSplit<T>(stream, a, b, few, Multiprocessors());
+    if (work.few_count != nullptr) {
+      AttentionFew<T>(stream, a, b, {work.items, work.few_count, 0, work.workspace_rows}, few_blocks);
+      return;
+    }
+    for (const AttentionRound& round : work.plan->rounds) {
+      if (round.tiles > 0) AttentionTiles<T>(stream, a, b, units(round.tiles_at, round.tiles));
+      if (round.few > 0) AttentionFew<T>(stream, a, b, units(round.few_at, round.few), few_blocks);
+      if (round.merges > 0) AttentionMerge<T>(stream, a, b, units(round.merges_at, round.merges));
+    }
   };
   if (type == NumberType::kF16) {
     run(f16{});
   } else {
     run(bf16{});
-  }
-}
-
-void AttentionDecode(Stream& stream, NumberType type, const AttentionArgs& a, const Batch& b, int version) {
-  CheckAttention(type, a, b);
-  if (type == NumberType::kF32 || version == 1) {
-    AttentionWarp(stream, type, a, b);
-  } else if (type == NumberType::kF16) {
-    AttentionSplit<f16>(stream, a, b, 1, Multiprocessors());
-  } else {
-    AttentionSplit<bf16>(stream, a, b, 1, Multiprocessors());
   }
 }
 

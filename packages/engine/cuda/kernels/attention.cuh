@@ -194,6 +194,80 @@ __device__ __forceinline__ void MultiplyAddPair(float (&first)[4], float (&secon
   gpu::MultiplyAdd16816<T>(second, a, high);
 }
 
+// One row's parts, each with its maximum and sum, as weights that make their sum the result; the maximum and sum of all. By one warp;
+// the weights are written last, behind all that brings its lanes together.
+template <int kMost, class Load>
+__device__ __forceinline__ float2 MergeWeights(float* weights, int parts, float scale_log2, const Load& load) {
+  constexpr int kEach = (kMost + 31) / 32;
+  float mine[kEach];
+  float max = kNoScore, sum = 0;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    mine[j] = Lane() + 32 * j < parts ? load(Lane() + 32 * j).x : kNoScore;
+    max = fmaxf(max, mine[j]);
+  }
+  max = gpu::WarpMax(max);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    mine[j] = mine[j] == kNoScore ? 0 : gpu::Exp2((mine[j] - max) * scale_log2);
+    if (Lane() + 32 * j < parts) sum += mine[j] * load(Lane() + 32 * j).y;
+  }
+  sum = gpu::WarpSum(sum);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    if (Lane() + 32 * j < parts) weights[Lane() + 32 * j] = mine[j];
+  }
+  return make_float2(max, sum);
+}
+
+__device__ __forceinline__ void AddWeighted(float4& sum, float weight, const float4& add) {
+  sum = make_float4(sum.x + weight * add.x, sum.y + weight * add.y, sum.z + weight * add.z, sum.w + weight * add.w);
+}
+
+// Where the parts of one tile and KV head lie in the workspace, and where the tile's result goes.
+template <class T, int kDimension>
+struct Parts {
+  float* outputs;
+  float2* totals;
+  const SequenceView& view;
+  int32_t first_row, kv_head, kv_heads, rows, parts;
+
+  __device__ Parts(const AttentionArgs& a, const AttentionUnits& units, const AttentionItem& item, const SequenceView& of, int32_t head,
+                   int32_t tile_rows)
+      : outputs(reinterpret_cast<float*>(static_cast<uint8_t*>(a.workspace) + PartsWorkspace::TicketBytes(units.workspace_rows))),
+        totals(reinterpret_cast<float2*>(outputs + int64_t{units.workspace_rows} * kDimension) + item.slot),
+        view(of),
+        first_row(item.first_row),
+        kv_head(head),
+        kv_heads(a.kv.kv_heads),
+        rows(tile_rows),
+        parts(item.parts) {
+    outputs += int64_t{item.slot} * kDimension;
+  }
+  __device__ int64_t at(int32_t part, int32_t row) const { return (int64_t{part} * kv_heads + kv_head) * rows + row; }
+  __device__ float* output(int32_t part, int32_t row) const { return outputs + at(part, row) * kDimension; }
+  __device__ float2* total(int32_t part, int32_t row) const { return totals + at(part, row); }
+
+  // Four numbers of a row's result.
+  __device__ void Write(const AttentionArgs& a, int32_t row, int32_t quad, const float4& value) const {
+    if (quad * 4 >= a.kv.head_dim) return;
+    T* const target = static_cast<T*>(a.out) + view.element(a, first_row + row, kv_head, int64_t{a.heads} * a.kv.head_dim) + quad * 4;
+    *reinterpret_cast<uint2*>(target) = make_uint2(gpu::PackFloats<T>(value.x, value.y), gpu::PackFloats<T>(value.z, value.w));
+  }
+  // One row's parts, in their order, by one warp. weights: kMostParts of shared memory, of this row alone.
+  __device__ void Merge(const AttentionArgs& a, int32_t row, float* weights, float scale_log2) const {
+    const float2 sum = MergeWeights<kMostParts>(weights, parts, scale_log2, [&](int i) { return *total(i, row); });
+    __syncwarp();
+    const float inverse = 1 / sum.y;
+    for (int quad = Lane(); quad < kDimension / 4; quad += 32) {
+      float4 value = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+      for (int i = 0; i < parts; ++i) AddWeighted(value, weights[i] * inverse, *reinterpret_cast<const float4*>(output(i, row) + quad * 4));
+      Write(a, row, quad, value);
+    }
+  }
+};
+
 // Calls launch.template operator()<Kv, kDim>() for the KV type and the tile width that holds head_dim: 32 goes into 64, 80
 // into 96; what is too wide is zeros in shared memory and costs no global traffic.
 template <class T, class Fn>

@@ -1,8 +1,9 @@
-// AttentionPrefill v2: tiles of rows against tiles of 64 keys on tensor cores. Included by attention_tiles_*.cu, one file per
+// Attention over large tiles of rows, against tiles of 64 keys on tensor cores. Included by attention_tiles_*.cu, one file per
 // type so that they compile side by side.
 //
 // A block has 4 warps of 32 rows (16 for head_dim 256, whose outputs fill the registers) and goes through the keys that its
-// rows see. Shared memory holds the queries and one tile each of keys and values:
+// item of the plan (attention_plan.h) names: all that its rows see, or one part of them, whose result stays in the workspace for
+// attention_merge.cu. Shared memory holds the queries and one tile each of keys and values:
 //
 //     wait K | sync | start V | S = Q K^T | wait V | sync | start next K | softmax | O += P V
 //
@@ -28,6 +29,9 @@ struct RowTile {
   static constexpr int kQueryBytes = kRows * kDim * 2, kTileBytes = kKeys * kDim * 2;
   static constexpr int kRawBytes = kWiden ? kKeys * kDim : 0;
   static constexpr int kSharedBytes = kQueryBytes + 2 * kTileBytes + kRawBytes;
+
+  // Whether a tile follows is compared twice where ptxas spills for the answer, and once where it spills for the comparison.
+  static constexpr bool kAskAgain = kDim == 128 && !(kWiden && NumberTypeOf<T>::value == NumberType::kF16);
 
   static constexpr int kPasses = kKeys * kVectors / kThreads;
   static_assert(kPasses * kThreads == kKeys * kVectors);
@@ -74,7 +78,7 @@ struct RowTile {
 };
 
 template <class T, class Kv, int kDimension>
-__global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, Batch b, int32_t above) {
+__global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, Batch b, AttentionUnits units) {
   using Tile = RowTile<T, Kv, kDimension>;
   constexpr int kFragments = Tile::kFragments, kChunks = Tile::kChunks, kKeys = Tile::kKeys;
   KVTIER_DYNAMIC_SHARED(shared);
@@ -83,14 +87,12 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   uint8_t* const values = keys + Tile::kTileBytes;
   uint8_t* const raw = values + Tile::kTileBytes;
 
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x);
-  const SequenceView view(a, b, static_cast<int32_t>(blockIdx.y));
-  // Later queries see more keys: the longest tiles come first.
-  const int32_t first_row = static_cast<int32_t>(gridDim.z - 1 - blockIdx.z) * Tile::kRows;
-  if (view.queries <= above || first_row >= view.rows()) return;
+  // Read again behind the loop: registers are scarce in it.
+  const auto item = [&]() -> const AttentionItem& { return units.items[blockIdx.x]; };
+  const int32_t kv_head = static_cast<int32_t>(blockIdx.y);
+  const SequenceView view(a, b, item().sequence);
+  const int32_t first_row = item().first_row, first = item().first, end = item().end;
   const int32_t head_dim = a.kv.head_dim;
-  const int32_t first = view.first_key(first_row);
-  const int32_t end = view.position(first_row + Tile::kRows - 1) + 1;
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const int64_t to_values = a.kv.Row(1, 0, 0);
   const auto locate = [&](int32_t key) { return LocateKeys(a.kv, view.table, kv_head, key + 8 * (Lane() & 7), first, end); };
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   for (int f = 0; f < kFragments; ++f) max[f][0] = max[f][1] = kNoScore;
 
   for (; key < end; key += kKeys) {
-    const bool more = key + kKeys < end;
+    const bool more = Tile::kAskAgain || key + kKeys < end;
     const uint32_t next_place = more ? locate(key + kKeys) : 0;  // the table's latency goes by under the scores
     const bool seen = key <= warp_high && (view.window == 0 || key + kKeys > warp_low - view.window + 1);
     float s[kFragments][kKeys / 8][4] = {};
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 
     Tile::Finish(values, raw);
     __syncthreads();  // values are here, and everybody has done with the keys
-    if (more) Tile::Start(keys, raw, pool, next_place, key + kKeys, first, end, head_dim);
+    if (Tile::kAskAgain ? key + kKeys < end : more) Tile::Start(keys, raw, pool, next_place, key + kKeys, first, end, head_dim);
     place = next_place;
     if (!seen) continue;
     const bool masked = key + kKeys - 1 > warp_low || (view.window != 0 && key <= warp_high - view.window);
@@ -177,6 +179,27 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
     }
   }
 
+  if (const AttentionItem& of = item(); of.parts > 1) {
+    const int32_t rows = min(Tile::kRows, view.rows() - first_row);
+    const Parts<T, kDimension> parts(a, units, of, view, kv_head, rows);
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_row + 16 * f + 8 * half + Lane() / 4;
+        const float total = QuadSum(sum[f][half]);
+        if (row >= rows) continue;
+        float* const target = parts.output(of.part, row) + 2 * (Lane() & 3);
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          *reinterpret_cast<float2*>(target + 8 * chunk) = make_float2(o[f][chunk][2 * half], o[f][chunk][2 * half + 1]);
+        }
+        if ((Lane() & 3) == 0) *parts.total(of.part, row) = make_float2(max[f][half], total);
+      }
+    }
+    return;
+  }
+
   // Out through the queries' place, of which each warp has read only its own rows, so that stores are 16 bytes wide.
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
@@ -200,13 +223,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
 }
 
 template <class T>
-void AttentionTiles(Stream& stream, const AttentionArgs& a, const Batch& b, int32_t above) {
+void AttentionTiles(Stream& stream, const AttentionArgs& a, const Batch& b, const AttentionUnits& units) {
   ForAttentionShape<T>(a.kv, [&]<class Kv, int kDim>() {
     using Tile = RowTile<T, Kv, kDim>;
-    const int32_t rows = b.max_queries * (a.heads / a.kv.kv_heads);
-    const gpu::Dim grid{static_cast<unsigned>(a.kv.kv_heads), static_cast<unsigned>(b.sequences),
-                        static_cast<unsigned>((rows + Tile::kRows - 1) / Tile::kRows)};
-    gpu::Launch(stream, "attention tiles", AttentionTilesKernel<T, Kv, kDim>, grid, {Tile::kThreads}, Tile::kSharedBytes, a, b, above);
+    const gpu::Dim grid{static_cast<unsigned>(units.count), static_cast<unsigned>(a.kv.kv_heads)};  // tiles that share keys are neighbours
+    gpu::Launch(stream, "attention tiles", AttentionTilesKernel<T, Kv, kDim>, grid, {Tile::kThreads}, Tile::kSharedBytes, a, b, units);
   });
 }
 

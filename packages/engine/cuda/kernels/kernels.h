@@ -12,6 +12,7 @@
 namespace kvtier::cuda {
 
 using gpu::Stream;
+struct AttentionWork;
 
 // One attention group's view of the paged KV pool, for one layer. A block is contiguous: [layer][K,V][kv head][token][dim].
 struct PagedKv {
@@ -29,8 +30,6 @@ struct PagedKv {
 // Device arrays that describe a step; written once per step, read by all layers.
 struct Batch {
   int32_t sequences, rows;
-  int32_t max_queries;   // the most new tokens that a sequence has
-  int32_t max_context;   // the most tokens, new ones included
   const int32_t* query_start;  // [sequences + 1] first row of each
   const int32_t* computed;     // [sequences] tokens before the first query
   const int32_t* row_sequence; // [rows]
@@ -75,7 +74,7 @@ struct RopeArgs {
 // positions. head_dim: a multiple of 16 (f32: 8), up to 512 (f32: 256).
 void RopeAndStore(Stream&, NumberType, const RopeArgs&, const Batch&);
 
-// -- attention (attention.cu, attention_tiles.cuh, attention_split.cuh) ------------------------------------------------------------
+// -- attention (attention.cu, attention_tiles.cuh, attention_few.cuh, attention_merge.cu) ------------------------------------------
 
 struct AttentionArgs {
   const void* q;     // [rows][q_stride], heads x head_dim first
@@ -87,17 +86,15 @@ struct AttentionArgs {
   float soft_cap;    // scores are cap * tanh(s / cap); 0 = off
   PagedKv kv;
   const int32_t* table;  // of this layer's attention group; 0 (the null block) only where the window has moved on
-  void* workspace;       // AttentionWorkspaceBytes; without it prefill uses tiles only
+  void* workspace;       // AttentionWorkspaceBytes, zeroed once; v1: null
+  const AttentionWork* work;  // of this layer's window (attention_plan.h), read before the call returns; v1: null
 };
-// Scratch of the split-KV decode for these bounds; also of its atomics: zeroed once by the caller.
-int64_t AttentionWorkspaceBytes(int64_t max_sequences, int64_t heads, int64_t head_dim, int multiprocessors);
+// Scratch of the parts of keys, and of the atomics that count them, for plans of that many rows (AttentionWorkspaceRows).
+int64_t AttentionWorkspaceBytes(int64_t workspace_rows, int64_t head_dim);
 // Any batch. head_dim 16, 32, 64, 80, 96, 128, 256. v1: one warp per query, any type, the reference on the device; v2: tensor
-// cores (f16, bf16; KV of the same type or e4m3), tiles of queries of all heads that share a KV head. `version` 0: the
-// best, which is decode's way for sequences of few queries (decodes of a mixed batch, short tails behind a long prefix).
-void AttentionPrefill(Stream&, NumberType, const AttentionArgs&, const Batch&, int version = 0);
-// Every sequence has one query. Contexts are split over blocks and merged (FlashDecoding), so that one long sequence uses the
-// whole GPU. The grid depends on bounds only, never on lengths: it can be captured into a graph.
-void AttentionDecode(Stream&, NumberType, const AttentionArgs&, const Batch&, int version = 0);
+// cores (f16, bf16; KV of the same type or e4m3), tiles of queries of all heads that share a KV head, against parts of their keys,
+// as the plan says: equal bits in any company. `version` 0: the best. A plan for captured launches depends on bounds only.
+void Attention(Stream&, NumberType, const AttentionArgs&, const Batch&, int version = 0);
 
 // -- sampling (sampling.cu) -------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ std::array<size_t, 14> BufferBytes(const Shape& s, const Limits& limits, NumberT
                             sampled * s.vocab * 4,
                             sampled * 4,
                             static_cast<int64_t>(s.ropes.size()) * s.head_dim / 2 * 4,
-                            AttentionWorkspaceBytes(sampled, s.heads, s.head_dim, multiprocessors),
+                            AttentionWorkspaceBytes(AttentionWorkspaceRows(s.heads, multiprocessors), s.head_dim),
                             SamplingWorkspaceBytes(sampled, s.vocab)};
   std::array<size_t, 14> sizes{};
   std::transform(std::begin(wanted), std::end(wanted), sizes.begin(), [](int64_t count) { return static_cast<size_t>(count); });
@@ -85,12 +85,9 @@ void Forward::Attend(Stream& stream, int64_t l, const StepInputs::Sent& sent) {
                 freqs_.data<float>() + kind.rope * shape_.head_dim / 2, rope.scale, heads, kv, table},
                sent.batch);
   const AttentionArgs args{qkv_.data(), mixed_.data(), shape_.qkv_columns(), heads, shape_.attention_scale,
-                           static_cast<int32_t>(kind.window), 0, kv, table, attention_.data()};
-  if (sent.batch.max_queries == 1) {
-    AttentionDecode(stream, type_, args, sent.batch);
-  } else {
-    AttentionPrefill(stream, type_, args, sent.batch);
-  }
+                           static_cast<int32_t>(kind.window), 0, kv, table, attention_.data(),
+                           &sent.attention[static_cast<size_t>(kind.group)]};
+  Attention(stream, type_, args, sent.batch);
 }
 
 void Forward::Add(Stream& stream, void* residual, const void* bias, const void* out_norm, const void* norm, int64_t rows) {

@@ -9,27 +9,46 @@ constexpr int64_t kAlignBytes = 16;
 
 size_t Size(int64_t count) { return static_cast<size_t>(count); }
 
+AttentionBounds Bounds(const Shape& shape, int64_t window, int multiprocessors) {
+  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
+  return {narrow(shape.heads), narrow(shape.kv_heads), narrow(shape.head_dim), multiprocessors, narrow(window)};
+}
+
+int64_t MostRows(const Limits& limits) { return std::max(limits.max_step_tokens, limits.max_step_sequences); }
+
+int64_t PlanItems(const Shape& shape, const Limits& limits) {
+  return 1 + AttentionMostItems(Bounds(shape, 0, 1), MostRows(limits), limits.max_step_sequences, shape.max_tokens);
+}
+
+size_t TableBytes(const Shape& shape, const Limits& limits) {
+  const int64_t stride = (shape.max_tokens + limits.block_tokens - 1) / limits.block_tokens;
+  return Size(shape.groups * limits.max_step_sequences * stride) * sizeof(int32_t);
+}
+
+size_t PlanBytes(const Shape& shape, const Limits& limits) { return Size(shape.groups * PlanItems(shape, limits)) * sizeof(AttentionItem); }
+
 }  // namespace
 
-StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch)
+StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch, int multiprocessors)
     : groups_(shape.groups),
-      max_tokens_(shape.max_tokens),
       block_tokens_(limits.block_tokens),
       max_sequences_(limits.max_step_sequences),
       table_stride_((shape.max_tokens + limits.block_tokens - 1) / limits.block_tokens),
-      scratch_(scratch) {
-  const size_t table_bytes = Size(groups_ * max_sequences_ * table_stride_) * sizeof(int32_t);
-  const size_t bytes = DeviceBytes(shape, limits) - table_bytes;
+      scratch_(scratch),
+      plans_(Size(shape.groups)),
+      plan_items_(PlanItems(shape, limits)) {
+  for (const int64_t window : shape.group_windows) bounds_.push_back(Bounds(shape, window, multiprocessors));
+  const size_t bytes = Size(Arrange(MostRows(limits), limits.max_step_sequences).bytes);
   host_ = gpu::PinnedBuffer(bytes, "a step's inputs");
   device_ = gpu::Buffer(bytes, "a step's inputs");
-  host_tables_ = gpu::PinnedBuffer(table_bytes, "a step's block tables");
-  device_tables_ = gpu::Buffer(table_bytes, "a step's block tables");
+  host_tables_ = gpu::PinnedBuffer(TableBytes(shape, limits), "a step's block tables");
+  device_tables_ = gpu::Buffer(TableBytes(shape, limits), "a step's block tables");
+  host_plans_ = gpu::PinnedBuffer(PlanBytes(shape, limits), "a step's attention plans");
+  device_plans_ = gpu::Buffer(PlanBytes(shape, limits), "a step's attention plans");
 }
 
 size_t StepInputs::DeviceBytes(const Shape& shape, const Limits& limits) {
-  const int64_t rows = std::max(limits.max_step_tokens, limits.max_step_sequences);
-  const int64_t stride = (shape.max_tokens + limits.block_tokens - 1) / limits.block_tokens;
-  return Size(Arrange(rows, limits.max_step_sequences).bytes) + Size(shape.groups * limits.max_step_sequences * stride) * sizeof(int32_t);
+  return Size(Arrange(MostRows(limits), limits.max_step_sequences).bytes) + TableBytes(shape, limits) + PlanBytes(shape, limits);
 }
 
 StepInputs::Layout StepInputs::Arrange(int64_t rows, int64_t sequences) {
@@ -63,7 +82,7 @@ StepInputs::Sent StepInputs::At(const Layout& layout, int64_t rows, int64_t sequ
   batch.tables = device_tables_.data<int32_t>();
   batch.table_stride = table_stride_;
   return {batch, ints(layout.token_ids), ints(layout.sampled_rows), sampled,
-          {at(layout.temperature, float{}), ints(layout.top_k), at(layout.top_p, float{}), at(layout.seed, uint64_t{})}};
+          {at(layout.temperature, float{}), ints(layout.top_k), at(layout.top_p, float{}), at(layout.seed, uint64_t{})}, {}};
 }
 
 StepInputs::Sent StepInputs::Send(Stream& stream, const Step& step, int64_t padded_sequences, bool decodes) {
@@ -74,10 +93,11 @@ StepInputs::Sent StepInputs::Send(Stream& stream, const Step& step, int64_t padd
 
   std::fill_n(std::copy(step.token_ids.begin(), step.token_ids.end(), Host<int32_t>(layout.token_ids)), padding, 0);
   std::fill_n(std::copy(step.computed_tokens.begin(), step.computed_tokens.end(), Host<int32_t>(layout.computed)), padding, 0);
+  queries_.clear();
   int32_t* query_start = Host<int32_t>(layout.query_start);
   int32_t* row_sequence = Host<int32_t>(layout.row_sequence);
   int64_t sampled = 0, used_columns = 1;
-  int32_t row = 0, max_queries = 1, max_context = 1;
+  int32_t row = 0;
   for (int64_t i = 0; i < padded_sequences; ++i) {
     const auto at = Size(i);
     const bool pad = i >= real;
@@ -85,8 +105,7 @@ StepInputs::Sent StepInputs::Send(Stream& stream, const Step& step, int64_t padd
     query_start[i] = row;
     std::fill_n(row_sequence + row, queries, static_cast<int32_t>(i));
     row += queries;
-    max_queries = std::max(max_queries, queries);
-    max_context = std::max(max_context, computed + queries);
+    queries_.push_back(queries);
     used_columns = std::max<int64_t>(used_columns, (computed + queries + block_tokens_ - 1) / block_tokens_);
     if (!decodes && step.sample[at] == 0) continue;
     Host<int32_t>(layout.sampled_rows)[sampled] = row - 1;
@@ -116,10 +135,31 @@ StepInputs::Sent StepInputs::Send(Stream& stream, const Step& step, int64_t padd
   stream.Copy2D(device_tables_.data(), Size(table_stride_) * 4, host_tables_.data(), Size(used_columns) * 4, Size(used_columns) * 4,
                 Size(groups_ * padded_sequences));
   Sent sent = At(layout, rows, padded_sequences, sampled);
-  sent.batch.max_queries = max_queries;
-  // What a graph was captured with serves all later steps.
-  sent.batch.max_context = decodes ? static_cast<int32_t>(max_tokens_) : max_context;
+  Plan(stream, sent, {Host<int32_t>(layout.computed), Size(padded_sequences)});
   return sent;
+}
+
+void StepInputs::Plan(Stream& stream, Sent& sent, std::span<const int32_t> computed) {
+  for (size_t group = 0; group < plans_.size(); ++group) {
+    AttentionPlan& plan = plans_[group] = PlanAttention(bounds_[group], computed, queries_);
+    const size_t at = group * Size(plan_items_), count = plan.items.size();
+    AttentionItem* const host = host_plans_.data<AttentionItem>() + at;
+    AttentionItem* const device = device_plans_.data<AttentionItem>() + at;
+    host[0] = {};
+    host[0].sequence = plan.rounds[0].few;
+    std::copy(plan.items.begin(), plan.items.end(), host + 1);
+    stream.Copy(device, host, (1 + count) * sizeof(AttentionItem));
+    sent.attention.push_back({&plan, device + 1, nullptr, AttentionWorkspaceRows(bounds_[group].heads, bounds_[group].multiprocessors)});
+  }
+}
+
+std::optional<StepInputs::Sent> StepInputs::ForCapture(const Sent& sent) const {
+  Sent captured = sent;
+  for (AttentionWork& work : captured.attention) {
+    if (work.plan->rounds.size() > 1) return std::nullopt;
+    work.few_count = &(work.items - 1)->sequence;
+  }
+  return captured;
 }
 
 }  // namespace kvtier::cuda

@@ -77,7 +77,7 @@ struct CudaTransformer::State {
   State(const Shape& shape, DeviceWeights loaded, const Limits& limits, const CudaOptions& options)
       : weights(std::move(loaded)),
         pool(KvBlockBytes(shape, limits.block_tokens, options.kv) * static_cast<size_t>(limits.blocks + kScratchBlocks), "the KV cache"),
-        inputs(shape, limits, static_cast<int32_t>(limits.blocks)),
+        inputs(shape, limits, static_cast<int32_t>(limits.blocks), gpu::Info().multiprocessors),
         forward(shape, limits, weights, Pages(shape, limits, options, pool.data()), options.gemm, gpu::Info().multiprocessors),
         token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids") {}
 
@@ -95,14 +95,15 @@ struct CudaTransformer::State {
   // captured behind that.
   StepInputs::Sent RunDecodes(const Step& step, int64_t padded, bool graph, const BeforeLayer& before_layer) {
     const StepInputs::Sent sent = inputs.SendDecodes(stream, step, padded);
-    if (const auto captured = graphs.find(padded); graph && captured != graphs.end()) {
+    const auto capturable = graph ? inputs.ForCapture(sent) : std::nullopt;
+    if (const auto captured = graphs.find(padded); capturable && captured != graphs.end()) {
       stream.Launch(captured->second);
       return sent;
     }
     forward.Run(stream, sent, before_layer);
-    if (graph) {
+    if (capturable) {
       stream.BeginCapture();
-      forward.Run(stream, sent, {});
+      forward.Run(stream, *capturable, {});
       graphs.emplace(padded, stream.EndCapture());
     }
     return sent;

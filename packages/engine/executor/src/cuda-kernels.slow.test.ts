@@ -102,7 +102,7 @@ it(
   async () => {
     const lines = await runKernels();
     expect(lines.filter((line) => !line.ok)).toEqual([]);
-    const covered = new Set(lines.map((line) => line.kernel.split(' ')[0])); // "AttentionPrefill v2"
+    const covered = new Set(lines.map((line) => line.kernel.split(' ')[0])); // "Attention v2"
     expect(declared().filter((kernel) => !covered.has(kernel))).toEqual([]);
   },
   deadlineMs,
@@ -112,13 +112,21 @@ it(
   'a kernel that lacks a barrier, or a wait for a copy, fails its checks',
   async () => {
     const files = await missedWaits([
-      ...['attention_warp', 'attention_mixed', 'attention_splits', 'attention_ways_agree', 'sampling'],
+      ...[
+        'attention_warp',
+        'attention_mixed',
+        'attention_parts',
+        'attention_company',
+        'attention_ways_agree',
+        'sampling',
+      ],
       ...['gemm_unaligned', 'gemm_batch_invariance', 'rope_far', 'norm', 'transfer_hash', 'gemm_tiles'],
     ]);
     expect([...files.keys()].sort()).toEqual([
       ...[
         'attention.cu',
-        'attention_split.cuh',
+        'attention.cuh',
+        'attention_few.cuh',
         'attention_tiles.cuh',
         'gemm_few.cuh',
         'gemm_plain.cuh',

@@ -17,9 +17,6 @@ const kept = fileURLToPath(new URL('../../../../build/ptxas', import.meta.url));
 const include = ['../executor/cc', '../../base/data-plane/cc'].flatMap((path) => ['-I', join(cuda, path)]);
 /** Bytes that are spilled and still to be mended: no more than these, and nowhere else. */
 const known: Readonly<Record<string, readonly [RegExp, number]>> = {
-  'attention_tiles_bf16.cu sm_80': [/4bf16ES2_Li128E/, 100],
-  'attention_tiles_f16.cu sm_80': [/3f16ES2_Li128E/, 100],
-  'attention_tiles_f16.cu sm_90a': [/4e4m3ELi128E/, 16],
   'rows.cu sm_80': [/NormKernel/, 8],
 };
 /** nvcc takes a core for half a minute a file; on a busy machine many times that. */

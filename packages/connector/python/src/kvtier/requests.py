@@ -130,9 +130,18 @@ class Load(Waiting):
 
     kind = "load"
 
-    def __init__(self, attachment: Attachment, request_id: int, count: int, fields: dict[str, Any], deadline_s: float) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        request_id: int,
+        count: int,
+        fields: dict[str, Any],
+        deadline_s: float,
+        on_ready: Callable[[Load], None] | None = None,
+    ) -> None:
         super().__init__()
         self.attachment = attachment
+        self._on_ready = on_ready
         self.id = request_id
         self.count = count
         self.fields = fields
@@ -197,6 +206,8 @@ class Load(Waiting):
         offsets = self.attachment.checked(body.offsets)
         self.ranges.append(ReadyRange(self.ready, offsets, array("Q", body.checksums), body.tier))
         self.ready += count
+        if self._on_ready is not None:
+            self._on_ready(self)
         return False
 
     def on_failure(self, error: KvError) -> None:

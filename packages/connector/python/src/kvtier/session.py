@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -192,14 +192,17 @@ class Session:
         fields: dict[str, Any] = {"hashes": self._packed(hashes), "gaps": gaps}
         return self._ask(Request("lookup", fields, deadline_s, "lookup", Held.read))
 
-    def load(self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0) -> Load:
-        """Brings a chain into the arena and leases it. ``await_s``: blocks that nobody holds yet are waited for."""
+    def load(
+        self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
+    ) -> Load:
+        """Brings a chain into the arena and leases it. ``await_s``: blocks that nobody holds yet are waited for. ``on_ready``: called
+        on the session's thread whenever more of it is ready; it is short and raises nothing."""
         deadline_ms = max(1, int(deadline_s * 1000))
         fields: dict[str, Any] = {"hashes": self._packed(hashes), "deadline_ms": deadline_ms}
         if await_s > 0:
             fields["await_ms"] = max(1, int(await_s * 1000))
         attachment = self._present()
-        load = Load(attachment, attachment.next_id(), len(hashes) // self.hash_bytes, fields, deadline_s + GRACE_S)
+        load = Load(attachment, attachment.next_id(), len(hashes) // self.hash_bytes, fields, deadline_s + GRACE_S, on_ready)
         attachment.begun()
         attachment.send(load, request_id=load.id)
         return load

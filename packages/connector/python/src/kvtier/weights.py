@@ -124,3 +124,17 @@ def weights_digest(
     if found:
         _write_cache(cache, found)
     return fingerprint("kvtier-weights-1", {"models": parts})
+
+
+def local_folder(name: str, revision: str | None = None, download_dir: str | None = None) -> str:
+    """Where a model lies on this machine: a path, or a name of a hub whose copy is here. Nothing is downloaded."""
+    if os.path.exists(name):
+        return name
+    try:
+        from huggingface_hub import snapshot_download  # type: ignore[import-not-found]
+
+        return str(snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True))
+    except Exception as error:
+        raise WeightsMissing(
+            f'the weights of {name} are not found on this machine ({error}); give "weights_digest", 64 hex digits that stand for them'
+        ) from error

@@ -137,6 +137,7 @@ export class ScriptedEngine {
         generate: (call: Call) => this.#take(call),
         generateMany: (call: ServerDuplexStream<GenerateOrder, GenerateEvents>) => {
           this.manyCalls++;
+          call.setMaxListeners(0); // one for each request
           const running = new Map<number, EventEmitter>();
           call.on('data', ({ number, begin }: GenerateOrder) => {
             if (begin === undefined) {
@@ -149,6 +150,7 @@ export class ScriptedEngine {
               write: (event: GenerateEvent) => running.has(number) && call.write({ events: [{ number, event }] }),
               end: () => running.delete(number),
             });
+            call.on('drain', () => one.emit('drain'));
             running.set(number, one);
             this.#take(one as unknown as Call);
           });

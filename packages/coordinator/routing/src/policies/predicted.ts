@@ -57,10 +57,12 @@ export function costOf(
   const requests = waiting + running;
   // Half of the step that runs, on average.
   const stepLeftS = requests === 0 ? 0 : (stepS + requests * stepPerRequestS) / 2;
-  const computedS = tokensAhead / prefillTokensPerS + claimedS;
-  const beginsS = Math.max(computedS, stepLeftS, loadAheadS + bringS, roomS(request, worker));
-  const steps = 1 + ((beginsS + computeS) * prefillTokensPerS) / chunkTokens;
-  return beginsS + steps * requests * stepPerRequestS + computeS * weight + bringS * (weight - 1);
+  const queuedS = tokensAhead / prefillTokensPerS + claimedS;
+  const readyS = Math.max(loadAheadS + bringS, roomS(request, worker));
+  // Prompts of one step take no less than a step does.
+  const computedS = Math.max(Math.max(queuedS, readyS) + computeS, readyS + stepS);
+  const steps = 1 + (computedS * prefillTokensPerS) / chunkTokens;
+  return stepLeftS + computedS + steps * requests * stepPerRequestS + (computeS + bringS) * (weight - 1);
 }
 
 /** Seconds of work that the worker has. */

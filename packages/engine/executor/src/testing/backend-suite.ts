@@ -92,6 +92,12 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
     });
   });
 
+  it('says why cuBLASLt is missing, whatever its path is called', { timeout: 60_000 }, async () => {
+    const cublaslt = '/no "such\\folder"/libcublasLt.so';
+    const without = await open(backend, 'llama', { computeDtype: 'f32', cublaslt });
+    expect(without.describe!()).toMatchObject({ gemm: expect.stringContaining(cublaslt) });
+  });
+
   it('captures all graphs at start and leaves cuBLASLt alone, when told', { timeout: 60_000 }, async () => {
     const later = await open(backend, 'llama', { computeDtype: 'f32' });
     const eager = await open(backend, 'llama', { computeDtype: 'f32', captureAtStart: true, cublaslt: 'off' });

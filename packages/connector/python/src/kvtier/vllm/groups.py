@@ -43,11 +43,14 @@ class Group:
     page_bytes: tuple[int, ...]
     #: Of a speculative method that recomputes the last block of a hit.
     drops_last: bool
+    #: Of a window's tail, so many tokens more than a token looks at: who claims hits may ask for them.
+    more_tail_tokens: int = 0
 
     @property
     def tail_blocks(self) -> int:
         """Blocks before the end of a prefix that a token after it looks at; 0: all."""
-        return math.ceil((self.window_tokens - 1) / self.block_tokens) if self.window_tokens else 0
+        tokens = self.window_tokens - 1 + self.more_tail_tokens
+        return math.ceil(tokens / self.block_tokens) if self.window_tokens else 0
 
     def first_needed(self, first_block: int, end_block: int) -> int:
         """Of the blocks from `first_block` to `end_block`, the first that a token after them looks at."""

@@ -1,59 +1,15 @@
-"""What stands between the engine and everything here: no callback raises into it, whatever goes wrong inside.
-
-A trouble is told once with its traceback and counted from then on; a half in which too many callbacks failed leaves the engine
-alone for good: misses, and what is on its way still ends.
+"""What stands between vLLM and everything here (kvtier/guard.py). A connector has two halves, each with troubles of its own: both may
+live in one process.
 """
 
-from __future__ import annotations
-
-import functools
 import logging
-from typing import Any, Callable, TypeVar
 
-log = logging.getLogger("kvtier.vllm")
+from kvtier import guard
+from kvtier.guard import TROUBLES_TO_STOP, harmless
 
-#: Callbacks that failed before the half that they belong to stops taking on anything new.
-TROUBLES_TO_STOP = 32
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["TROUBLES_TO_STOP", "Troubles", "harmless"]
 
 
-class Troubles:
-    """Of one half of a connector. Not shared between the roles: both may live in one process."""
-
+class Troubles(guard.Troubles):
     def __init__(self) -> None:
-        self.count = 0
-        self._told: set[str] = set()
-
-    @property
-    def stopped(self) -> bool:
-        return self.count >= TROUBLES_TO_STOP
-
-    def note(self, where: str, error: BaseException) -> None:
-        self.count += 1
-        kind = f"{where}: {type(error).__name__}"
-        if kind not in self._told and len(self._told) < 64:
-            self._told.add(kind)
-            log.error("kvtier: %s failed (%s); the request is computed instead", where, error, exc_info=error)
-        if self.count == TROUBLES_TO_STOP:
-            log.error("kvtier: %d callbacks failed; the connector leaves this engine alone until it is restarted", self.count)
-
-
-def harmless(default: Callable[[], Any]) -> Callable[[F], F]:
-    """Wraps a method of something with `troubles`: what it raises is noted, and `default()` answered instead."""
-
-    def wrap(method: F) -> F:
-        @functools.wraps(method)
-        def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(self, *args, **kwargs)
-            except Exception as error:
-                try:
-                    self.troubles.note(method.__name__, error)
-                except Exception:
-                    pass
-                return default()
-
-        return guarded  # type: ignore[return-value]
-
-    return wrap
+        super().__init__(logging.getLogger("kvtier.vllm"))

@@ -21,6 +21,7 @@ from kvtier.namespace import Heads, Namespace, fingerprint
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.layouts import View
 from kvtier.vllm.messages import KvtierHandshake, Rank
+from kvtier.weights import local_folder
 
 #: Of a model's configuration, what does not change results.
 _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures_note"})
@@ -121,17 +122,7 @@ def weight_folders(vllm_config: Any) -> list[str]:
 
 
 def _folder_of(name: str, revision: str | None, load_config: Any) -> str:
-    if os.path.exists(name):
-        return name
-    try:
-        from huggingface_hub import snapshot_download  # type: ignore[import-not-found]
-
-        cache = getattr(load_config, "download_dir", None)
-        return str(snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True))
-    except Exception as error:
-        raise Unsupported(
-            f'the weights of {name} are not found on this machine ({error}); give "weights_digest", 64 hex digits that stand for them'
-        ) from error
+    return local_folder(name, revision, getattr(load_config, "download_dir", None))
 
 
 def model_digest(vllm_config: Any, weights: bytes, generation: bytes) -> bytes:

@@ -34,6 +34,8 @@ _RETRY_S = 0.5
 _LINGER_S = 10.0
 #: An idle engine is kept stepping for so long at most, so that its workers map a new arena before the next request comes.
 _MAPPING_STEPS_S = 2.0
+#: The first requests of an engine may come before its sessions are attached.
+_FIRST_S = 0.5
 #: Promises whose blocks are still to be pinned, and how long that is tried.
 MAX_PINS = 1024
 _PIN_LIMIT_S = 5.0
@@ -83,6 +85,7 @@ class Node:
         self._pins: list[_Pin] = []
         self._complaint = ""
         self._unmapped_since = 0.0
+        self._first_asked = 0.0
         self._stopped = threading.Event()
         self._poked = threading.Event()
         self._lock = threading.Lock()
@@ -123,11 +126,13 @@ class Node:
         return self._cached
 
     def may_attach_soon(self) -> bool:
-        """The sessions are there, only a mapping is still under way, and not for long."""
+        """The engine has just begun; or the sessions are there, only a mapping is still under way, and not for long."""
         sessions = self._sessions
         if not sessions or any(session.attachment is None for session in sessions):
             self._unmapped_since = 0.0
-            return False
+            self._first_asked = self._first_asked or time.monotonic()
+            began = time.monotonic() - self._first_asked < _FIRST_S
+            return began and self._thread.is_alive() and not self.refusal
         self._unmapped_since = self._unmapped_since or time.monotonic()
         return time.monotonic() - self._unmapped_since < _MAPPING_STEPS_S
 

@@ -29,6 +29,8 @@ class Options:
     load_deadline_ms: int = 2_000
     #: Of that, what a load of so many tokens may take: about what computing them would.
     load_us_per_token: int = 200
+    #: Deadlines of loads follow what the engine computes in that time, and what the node says is slower than that is computed.
+    plan_loads: bool = True
     #: What is leased for a request that is not admitted is let go after this.
     lease_ms: int = 10_000
     #: Shorter hits are computed.
@@ -51,6 +53,8 @@ class Options:
     promise_deadline_ms: int = 10_000
     #: What was promised to another pod stays so long in the node.
     pin_ms: int = 30_000
+    #: Who sends requests may hint (`kv_hints`), and keep blocks for so long at most; 0: hints are ignored.
+    hint_pin_ms: int = 0
 
 
 _NUMBERS: dict[str, tuple[float, float]] = {
@@ -65,6 +69,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "copy_threads": (1, 64),
     "promise_deadline_ms": (1, 120_000),
     "pin_ms": (0, 600_000),
+    "hint_pin_ms": (0, 86_400_000),
 }
 
 

@@ -13,16 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
-from kvtier.vllm import identity, promises
+from kvtier.vllm import hints, identity, promises
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of, longest_prefix, usable_prefix
 from kvtier.vllm.guard import Troubles
+from kvtier.vllm.known import Known, Loading
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
-from kvtier.vllm.staging import Lookups, Stage, hashes_of
+from kvtier.vllm.pace import Pace
+from kvtier.vllm.staging import Lookups, Stage, chains_of
 from kvtier.vllm.storing import Holder, Piece, Stores
 from kvtier.vllm.versions import block_state
 
@@ -34,60 +35,28 @@ MAX_STAGES = 4
 MAX_REQUESTS = 65_536
 
 
-@dataclass
-class _Request:
-    name: str
-    hashes: Any
-    loads: bool
-    stores: bool
-    #: Its names depend on its tokens alone.
-    tokens: Any | None
-    lookups: Lookups | None = None
-    asked_at: float = 0.0
-    #: Per group, what the node was found to hold.
-    held: list[list[tuple[int, int]]] | None = None
-    stage: Stage | None = None
-    stages: int = 0
-    #: Of another pod, which computes its prompt.
-    promise: promises.Promise | None = None
-    #: Why nothing more is loaded for it.
-    denied: str = ""
-    tables: list[list[int]] = field(default_factory=list)
-    #: Per group, blocks before this one were offered, or are held.
-    offered: list[int] = field(default_factory=list)
-    #: Tokens at which the next block is whole.
-    next_tokens: int = 0
-
-
-@dataclass
-class _Loading:
-    request: str
-    stage: Stage
-    through: set[Rank] = field(default_factory=set)
-    bad: dict[int, set[int]] = field(default_factory=dict)
-
-
 class SchedulerHalf:
     def __init__(self, options: Options, vllm_config: Any, kv_cache_config: Any, troubles: Troubles) -> None:
         self.counters: dict[str, int] = {}
         self.options = options
         self.refusal = ""
         self._troubles = troubles
-        self._requests: dict[str, _Request] = {}
-        self._loading: dict[int, _Loading] = {}
+        self._requests: dict[str, Known] = {}
+        self._loading: dict[int, Loading] = {}
         self._planned: list[LoadPlan] = []
         self._next_load = 1
         self._stores: Stores | None = None
         self._groups: tuple[Group, ...] = ()
         self._node: Node | None = None
         self._lookup_slow = False
+        self._pace = Pace()
         self._expire_at = 0.0
         self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
         self._tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         try:
             identity.check_supported(vllm_config)
             _, self._hash_tokens = identity.block_sizes(vllm_config, kv_cache_config)
-            self._groups = groups_of(kv_cache_config, self._hash_tokens, identity.uses_eagle(vllm_config))
+            self._groups = self._claimed(groups_of(kv_cache_config, self._hash_tokens, identity.uses_eagle(vllm_config)))
             self._align = align_tokens(self._groups)
             self._node = Node(options, vllm_config, self._groups, troubles)
         except Unsupported as error:
@@ -95,6 +64,9 @@ class SchedulerHalf:
             log.warning("kvtier: nothing is loaded or stored in this engine: %s", error)
 
     # ---- start ------------------------------------------------------------------------------------------------------
+
+    def _claimed(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        return groups  # as hits are claimed of them
 
     def bind_pool(self, pool: Any) -> None:
         self._stores = Stores(Holder(pool, self.options.held_blocks_share), self.counters)
@@ -113,25 +85,25 @@ class SchedulerHalf:
         if known.loads:
             self._look_up(known)
 
-    def _known(self, request: Any) -> _Request:
+    def _known(self, request: Any) -> Known:
         params = getattr(request, "kv_transfer_params", None)
-        hints = promises.hints_of(params)
+        said = promises.hints_of(params)
         images = bool(getattr(request, "mm_features", None))
         usable = getattr(request, "lora_request", None) is None and (not images or self.options.multimodal)
-        reads = usable and self.options.load and hints.get("load", True) is not False
+        reads = usable and self.options.load and said.get("load", True) is not False
         plain = not images and not getattr(request, "cache_salt", None) and getattr(request, "prompt_embeds", None) is None
-        return _Request(
+        return Known(
             name=request.request_id,
             hashes=request.block_hashes,
             loads=reads and not getattr(request, "skip_reading_prefix_cache", False),
-            stores=usable and self.options.store and hints.get("store", True) is not False,
+            stores=usable and self.options.store and said.get("store", True) is not False,
             tokens=getattr(request, "all_token_ids", None) if plain else None,
             promise=promises.read(params),
             tables=[[] for _ in self._groups],
             offered=[0] * len(self._groups),
         )
 
-    def _look_up(self, known: _Request) -> None:
+    def _look_up(self, known: Known) -> None:
         attached = self._node.attached() if self._node is not None else None
         if attached is None or not known.hashes:
             return
@@ -165,7 +137,7 @@ class SchedulerHalf:
         self._skip_held(known)
         return self._begin(known, request, local_tokens)
 
-    def _not_asked(self, known: _Request, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+    def _not_asked(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """The node was not there when it came, or it comes again after it was admitted once."""
         node = self._node
         if node is None:
@@ -180,7 +152,7 @@ class SchedulerHalf:
             return None, False
         return self._deny(known, "not attached")
 
-    def _begin(self, known: _Request, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+    def _begin(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         held, lookups = known.held, known.lookups
         if held is None or lookups is None:
             return self._deny(known, "lookup")
@@ -199,7 +171,9 @@ class SchedulerHalf:
         known.stages += 1
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
-        deadline_ms = min(self.options.load_deadline_ms, 50 + tokens * self.options.load_us_per_token / 1e3)
+        deadline_ms = self._pace.limit_ms(tokens, self.options.load_us_per_token, self.options.load_deadline_ms)
+        if self.options.plan_loads and not await_s and lookups.estimated_ms(tokens) > deadline_ms:
+            return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
         known.stage = Stage(lookups, node.copies, self._groups, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
@@ -208,7 +182,7 @@ class SchedulerHalf:
         return None, False
 
     def _promised(
-        self, known: _Request, attached: Attached, end: int, local_tokens: int, limit: int
+        self, known: Known, attached: Attached, end: int, local_tokens: int, limit: int
     ) -> tuple[int, float]:
         """Where another pod computes more of it now, that is waited for: until its deadline, and once."""
         promise, known.promise = known.promise, None
@@ -223,7 +197,7 @@ class SchedulerHalf:
         self._add("promises", 1)
         return until, self.options.promise_deadline_ms / 1e3
 
-    def _staged(self, known: _Request, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+    def _staged(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         stage = known.stage
         assert stage is not None
         if stage.claimed:
@@ -250,12 +224,12 @@ class SchedulerHalf:
             return 0, False
         return ready - local_tokens, True
 
-    def _deny(self, known: _Request, why: str) -> tuple[int, bool]:
+    def _deny(self, known: Known, why: str) -> tuple[int, bool]:
         known.denied = why
         self._add(f"denied_{why.replace(' ', '_')}", 1)
         return 0, False
 
-    def _leave_stage(self, known: _Request) -> None:
+    def _leave_stage(self, known: Known) -> None:
         stage, known.stage = known.stage, None
         if stage is not None and not stage.claimed:
             stage.release()
@@ -283,7 +257,7 @@ class SchedulerHalf:
             self._planned.append(LoadPlan(number, known.name, [], sorted({block for of in ids for block in of if block})))
             raise
         stage.claimed = True
-        self._loading[number] = _Loading(known.name, stage)
+        self._loading[number] = Loading(known.name, stage)
         self._planned.append(LoadPlan(number, known.name, parts))
         self._add("loaded_tokens", external_tokens)
         for group in self._groups:
@@ -302,7 +276,10 @@ class SchedulerHalf:
             if self._stores is not None:
                 planned.stores = self._stores.plans()
             self._follow(output)
-            if time.monotonic() > self._expire_at:
+            now = time.monotonic()
+            if self.options.plan_loads:
+                self._pace.step(int(output.total_num_scheduled_tokens), bool(output.scheduled_cached_reqs.req_ids), now)
+            if now > self._expire_at:
                 self.expire()
         except Exception as error:
             # Loads that were promised go out all the same.
@@ -339,7 +316,7 @@ class SchedulerHalf:
             if computed + ahead >= known.next_tokens:
                 self._offer(known, computed, attached, ahead)
 
-    def _offer(self, known: _Request, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0) -> None:
+    def _offer(self, known: Known, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0) -> None:
         """`ahead_tokens`: what the step that begins now computes. Of windows their blocks are held already, and copied after it: a
         step later the first of the tail may have left the window."""
         if attached is None or self._stores is None or not known.stores:
@@ -374,13 +351,13 @@ class SchedulerHalf:
         if pieces:
             self._stores.offer(attached, known.hashes, pieces, known.tokens)
 
-    def _read_held(self, known: _Request) -> None:
+    def _read_held(self, known: Known) -> None:
         """Answered after the request was admitted: what is held need not be stored."""
         if known.held is None and known.lookups is not None and known.lookups.done:
             known.held = known.lookups.held(self._groups)
             self._skip_held(known)
 
-    def _skip_held(self, known: _Request) -> None:
+    def _skip_held(self, known: Known) -> None:
         for group, ranges in zip(self._groups, known.held or ()):
             if not group.window_tokens and ranges and ranges[0][0] == 0:
                 known.offered[group.index] = max(known.offered[group.index], ranges[0][1])
@@ -405,7 +382,7 @@ class SchedulerHalf:
         if self._stores is not None and told.stored:
             self._stores.copied(told.stored)
 
-    def _failed(self, loading: _Loading) -> None:
+    def _failed(self, loading: Loading) -> None:
         self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
         known = self._requests.get(loading.request)
         if known is not None:
@@ -422,10 +399,21 @@ class SchedulerHalf:
         if attached is not None and not self._troubles.stopped:
             known.tables = [list(ids) for ids in block_ids]
             self._offer(known, int(request.num_computed_tokens), attached)
+            self._heed(known, request, attached)
             return self._promise(known, request, attached)
         return None
 
-    def _promise(self, known: _Request, request: Any, attached: Attached) -> dict[str, Any] | None:
+    def _heed(self, known: Known, request: Any, attached: Attached) -> None:
+        if not self.options.hint_pin_ms or not known.stores:
+            return
+        said = hints.of(request, self.options.hint_pin_ms / 1e3)
+        self._add("hints_heeded", said.heeded)
+        self._add("hints_ignored", said.ignored)
+        computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens) // self._align * self._align
+        if said.pin_s > 0 and computed > 0 and self._node is not None:
+            self._node.pin(attached, chains_of(known.hashes, self._groups, computed), said.pin_s)
+
+    def _promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
         """What was computed for another pod: pinned, and told in the answer."""
         if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
             return None
@@ -433,12 +421,8 @@ class SchedulerHalf:
         tokens = computed // self._align * self._align
         if tokens <= 0 or self._node is None:
             return None
-        chains = {}
-        for group in self._groups:
-            end = tokens // group.block_tokens
-            chains[group.index] = hashes_of(known.hashes, group, group.first_needed(0, end), end)
         if self.options.pin_ms:
-            self._node.pin(attached, chains, self.options.pin_ms / 1e3)
+            self._node.pin(attached, chains_of(known.hashes, self._groups, tokens), self.options.pin_ms / 1e3)
         namespace = promises.namespace_of([share.namespace for share in attached.shares])
         promise = promises.Promise(namespace, tokens, known.hashes[tokens // self._hash_tokens - 1].hex())
         return promises.answer(

@@ -8,9 +8,11 @@ Invariants: what is ready lies in the arena, is leased and was verified; a stage
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvtier.copies import Copies, Job
 from kvtier.requests import Held, Load, Request
@@ -18,11 +20,19 @@ from kvtier.vllm.groups import Group, longest_prefix, runs_of
 from kvtier.vllm.messages import Part, packed
 from kvtier.vllm.node import Attached
 
+log = logging.getLogger("kvtier.vllm")
+
 
 def hashes_of(hashes: Sequence[bytes], group: Group, first: int, end: int) -> bytes:
     """Packed names of a group's blocks `first` to `end` - 1."""
     step = group.hash_step
     return b"".join(hashes[(first + 1) * step - 1 : end * step : step])
+
+
+def chains_of(hashes: Sequence[bytes], groups: Sequence[Group], tokens: int) -> dict[int, bytes]:
+    """Per group, the packed names of what a token after so many looks at."""
+    ends = {group.index: tokens // group.block_tokens for group in groups}
+    return {g.index: hashes_of(hashes, g, g.first_needed(0, ends[g.index]), ends[g.index]) for g in groups}
 
 
 class Lookups:
@@ -50,6 +60,16 @@ class Lookups:
     def wait(self, wait_s: float) -> bool:
         until = time.monotonic() + wait_s
         return all(request.wait(max(0.0, until - time.monotonic())) for request in self.asked)
+
+    def estimated_ms(self, tokens: int) -> float:
+        """By the node's word, until so many tokens of what is held lie in the arena."""
+        longest = 0.0
+        for share, request in zip(self.attached.shares, self.asked):
+            said = request.value
+            if said is not None and said.blocks > 0:
+                part = min(1.0, tokens / (said.blocks * share.group.block_tokens))
+                longest = max(longest, said.estimated_us * part / 1e3)
+        return longest
 
     def held(self, groups: Sequence[Group]) -> list[list[tuple[int, int]]] | None:
         """Per group, the ranges that all its shares hold; None: somebody did not answer."""
@@ -91,12 +111,20 @@ class _Leased:
     ranks: tuple[tuple[int, int], ...]
     #: Of the group's blocks, the first that was asked for.
     first: int
-    load: Load
+    load: Load = field(init=False)
+    #: Of the load's blocks, so many are checked or about to be.
     checked: int = 0
     checks: list[tuple[int, Job]] = field(default_factory=list)
     bad: set[int] = field(default_factory=set)
+    #: From this block on they could not be checked.
+    unchecked: int = 1 << 62
     #: Of the load's blocks, those that the workers copy.
     copied: Sequence[int] = ()
+
+    @property
+    def sound(self) -> int:
+        """Of the load's blocks, so many from the first on may be used."""
+        return min(self.bad, default=min(self.load.ready, self.unchecked))
 
 
 class Stage:
@@ -132,12 +160,28 @@ class Stage:
                 size = session.hash_bytes
                 chains[group.index] = (first, lookups.chains[group.index][first * size : end * size])
             first, chain = chains[group.index]
-            load = session.load(chain, deadline_s=deadline_s, await_s=await_s)
-            self._leased.append(_Leased(share.number, group, share.ranks, first, load))
+            one = _Leased(share.number, group, share.ranks, first)
+            self._leased.append(one)
+            one.load = session.load(chain, deadline_s=deadline_s, await_s=await_s, on_ready=partial(self._check, one))
 
     @property
     def alive(self) -> bool:
         return not self._released and all(one.load.alive for one in self._leased)
+
+    def _check(self, one: _Leased, load: Load) -> None:
+        """On the session's thread, as soon as blocks are ready: the engine's loop only asks whether it has ended."""
+        first, end = one.checked, load.ready
+        try:
+            slots = load.slots(first, end)
+            size = self.attached.shares[one.share].payload_bytes
+            job = self._copies.check(self.attached.arena, size, slots.offsets, slots.checksums)
+            one.checks.append((first, job))
+            if self._released:
+                job.abandon()
+        except Exception as error:
+            one.unchecked = min(one.unchecked, first)
+            log.debug("kvtier: blocks could not be checked (%s)", error)
+        one.checked = end
 
     def poll(self) -> bool:
         """Whether it is decided."""
@@ -145,16 +189,8 @@ class Stage:
             return True
         waiting = False
         for one in self._leased:
-            load = one.load
-            done = load.done  # before what is ready: it grows until then
-            if one.checked < load.ready:
-                slots = load.slots(one.checked, load.ready)
-                job = self._copies.check(
-                    self.attached.arena, self.attached.shares[one.share].payload_bytes, slots.offsets, slots.checksums
-                )
-                one.checks.append((one.checked, job))
-                one.checked = load.ready
-            waiting = waiting or not done or any(not job.ended() for _, job in one.checks)
+            # In this order: what is ready grows until it is done, and its check is begun by then or soon.
+            waiting = waiting or not one.load.done or one.checked < one.load.ready or any(not job.ended() for _, job in one.checks)
         if waiting and (time.monotonic() > self._until or any(not one.usable for one in self.attached.attachments)):
             self.reason = "deadline"
             self.ready_tokens = self.first_tokens
@@ -190,7 +226,7 @@ class Stage:
                 for first, job in one.checks:
                     one.bad.update(first + i for i in job.take().bad)
                 one.checks = []
-                blocks = min(one.bad, default=one.load.ready)
+                blocks = one.sound
                 good = (one.first, one.first + blocks) if good is None else (one.first, min(good[1], one.first + blocks))
                 self.reason = self.reason or ("corrupt" if one.bad else one.load.reason)
             held.append([good] if good is not None and good[1] > good[0] else [])
@@ -219,6 +255,27 @@ class Stage:
             if ids:
                 arena = self.attached.arena.ref.id
                 out.append(Part(one.share, group.index, one.ranks, arena, packed(ids), packed(offsets), packed(sums)))
+        return out
+
+    def leased(self, group: Group) -> range:
+        """Of a group's blocks, those that every share has leased and that a claim may reach."""
+        mine = [one for one in self._leased if one.group.index == group.index]
+        last = (self.ready_tokens or 0) // group.block_tokens
+        first = max((one.first for one in mine), default=last)
+        return range(first, min((min(last, one.first + one.sound) for one in mine), default=first))
+
+    def parts_at(self, wanted: Mapping[int, Sequence[tuple[int, int]]]) -> list[Part]:
+        """As `parts`, of single blocks: per group, where to and which block. Each of them is leased."""
+        out = []
+        for one in self._leased:
+            pairs = wanted.get(one.group.index, ())
+            if not pairs:
+                continue
+            slots = one.load.slots()
+            one.copied = [block - one.first for _, block in pairs]
+            offsets, sums = ([of[i] for i in one.copied] for of in (slots.offsets, slots.checksums))
+            to, arena = packed(place for place, _ in pairs), self.attached.arena.ref.id
+            out.append(Part(one.share, one.group.index, one.ranks, arena, to, packed(offsets), packed(sums)))
         return out
 
     def release(self, bad: dict[int, set[int]] | None = None) -> None:

@@ -13,6 +13,8 @@ COUNTERS: dict[str, str] = {
     "loaded_tokens": "prompt tokens that were claimed from the tier",
     "loaded_bytes": "bytes that were copied from the arena",
     "promises": "requests that waited for what another pod computed",
+    "hints_heeded": "actions of KV hints that were heeded",
+    "hints_ignored": "actions of KV hints that are not known here, or not sound",
     "restaged": "prefixes that were leased anew because the local hit shrank",
     "denied": "requests that were computed although something might have been held",
     "leases_expired": "leases that ended because the request was not admitted",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,8 @@ class Stores:
         self._counters = counters
         self._offers: dict[int, _Offer] = {}
         self._next = 1
+        #: Offers that ended without a plan, for who takes note of that.
+        self.unplanned: deque[int] = deque(maxlen=2 * MAX_OFFERS)
 
     @property
     def pending(self) -> bool:
@@ -102,8 +105,8 @@ class Stores:
         """Blocks that may be offered now."""
         return min(self.holder.room, MAX_OFFER_BLOCKS) if len(self._offers) < MAX_OFFERS else 0
 
-    def offer(self, attached: Attached, hashes: Sequence[bytes], pieces: list[Piece], tokens: Any | None) -> None:
-        """Holds the pieces' blocks and asks for slots. `tokens`: of the request, where their names depend on nothing else."""
+    def offer(self, attached: Attached, hashes: Sequence[bytes], pieces: list[Piece], tokens: Any | None) -> int:
+        """Holds the pieces' blocks and asks for slots; its number. `tokens`: of the request, where their names depend on nothing else."""
         ids = [block for piece in pieces for block in piece.ids]
         held = self.holder.hold(ids)
         parts: list[_Reserved] = []
@@ -126,6 +129,7 @@ class Stores:
                     said = said or array("I", list(tokens[piece.first * size : end * size])).tobytes()
                 reservation = session.reserve(parent, chain, token_ids=said, deadline_s=RESERVE_DEADLINE_S)
                 parts.append(_Reserved(share.number, piece.group, share.ranks, piece, reservation))
+        return number
 
     def plans(self) -> list[StorePlan]:
         """Of offers that were made in an earlier step and are answered: what the workers copy now."""
@@ -198,5 +202,7 @@ class Stores:
 
     def _end(self, offer: _Offer) -> None:
         del self._offers[offer.number]
+        if not offer.planned:
+            self.unplanned.append(offer.number)
         blocks, offer.blocks = offer.blocks, []
         self.holder.let_go(blocks)

@@ -61,6 +61,8 @@ class WorkerHalf:
         self._new_arenas: dict[int, Arena] = {}
         self._loads: dict[int, _Load] = {}
         self._stores: dict[tuple[int, int], tuple[PlannedPart, Job]] = {}
+        #: Stores whose blocks were given away before their copy ended: told when nothing writes to their slots any more.
+        self._spoilt: list[tuple[tuple[int, int], Job]] = []
         self._failed_blocks: set[int] = set()
         self._report = KvtierWorkerMetadata()
         self._handshake = KvtierHandshake(rank=self.rank, refusal="no KV cache was registered")
@@ -169,6 +171,9 @@ class WorkerHalf:
             del self._loads[number]
             done.add(load.plan.request_id)
             self._settle(load)
+        for key, job in [one for one in self._spoilt if one[1].ended()]:
+            self._spoilt.remove((key, job))
+            self._report.stored[key] = b""
         for key, (part, job) in list(self._stores.items()):
             if not job.ended():
                 continue
@@ -209,6 +214,33 @@ class WorkerHalf:
             return None
         report, self._report = self._report, KvtierWorkerMetadata()
         return report
+
+    # ---- for who plans otherwise ------------------------------------------------------------------------------------
+
+    @property
+    def block_bytes(self) -> int:
+        return max((layout.payload_bytes for layout in self._layouts), default=0)
+
+    def storing(self, number: int) -> bool:
+        return any(store == number for store, _ in self._stores)
+
+    def refuse(self, plan: StorePlan) -> None:
+        """Nothing is copied for it."""
+        for part in plan.parts:
+            if part.ranks and part.ranks[0] == self.rank:
+                self._report.stored[plan.number, part.share] = b""
+
+    def fail(self, blocks: list[int]) -> None:
+        self._failed_blocks.update(blocks)
+
+    def flush(self, number: int, until: float) -> None:
+        """The blocks of a store are given away: what is not copied by then is not stored."""
+        for key in [key for key in self._stores if key[0] == number]:
+            part, job = self._stores[key]
+            if not job.ended(max(0.0, until - time.monotonic())):
+                del self._stores[key]
+                job.abandon()
+                self._spoilt.append((key, job))
 
     # ---- arenas -------------------------------------------------------------------------------------------------------
 

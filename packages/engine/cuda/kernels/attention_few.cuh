@@ -1,16 +1,14 @@
-// AttentionDecode v2: 16 packed rows, keys split over blocks, on tensor cores. Included by attention_split_*.cu.
+// Attention over tiles of 16 packed rows on tensor cores: decodes, and short tails behind a long prefix. Included by attention_few_*.cu.
 //
-// grid (kv head x tile of 16 rows, sequence, split). Each split takes an equal share of the keys in steps of 128, so that a
-// short context leaves the other splits empty, and a long one is read by the whole GPU. In a block 4 warps go their own way:
-// each takes every 4th piece of 16 keys through a pipeline of its own (cp.async, no barrier between warps) and keeps maximum,
-// sum and output of its keys; at the end they are merged in shared memory. When a sequence has more than one split, each leaves
-// its part in the workspace, and the one that takes the last ticket merges them all and puts the ticket back to 0.
+// A block takes item after item of the plan (attention_plan.h), so that a launch has the size of the GPU however many there are. In a
+// block 4 warps go their own way: each takes every 4th piece of 16 keys through a pipeline of its own (cp.async, no barrier
+// between warps) and keeps maximum, sum and output of its keys; at the end they are merged in shared memory. When a tile has
+// several parts, each leaves its own in the workspace, and the one that takes the last ticket merges them all, in their order,
+// and puts the ticket back to 0: a launch of its own for that would cost a decode more than it does.
 //
 // Bound by memory: bytes are K/V of each context once. In flight per multiprocessor: 2 blocks x 4 warps x 2 stages of 16 keys and
 // values (128 KiB at head_dim 128 in 16 bits), three times what bandwidth x latency asks for.
 #pragma once
-#include <stdexcept>
-
 #include "attention.cuh"
 
 namespace kvtier::cuda {
@@ -28,7 +26,7 @@ struct KeyPiece {
   static constexpr int kWideBytes = kWiden ? 2 * kKeys * kDim * 2 : 0;
   static constexpr int kWarpBytes = kStages * kRawBytes + kWideBytes;
   static constexpr int kOutStride = kDim + 8;  // floats; 8 rows of a fragment in different banks
-  static constexpr int kMergeBytes = (kWarps * kSplitRows * (kOutStride + 2) + kSplitRows * kMaxSplits) * 4;
+  static constexpr int kMergeBytes = (kWarps * kFewRows * (kOutStride + 2) + kFewRows * kMostParts) * 4;
   static constexpr int kSharedBytes = kWarps * kWarpBytes > kMergeBytes ? kWarps * kWarpBytes : kMergeBytes;
 
   // Starts the copy of a piece's keys and values; lanes `source` and source + 1 hold LocateKeys of its two groups of 8 keys.
@@ -61,64 +59,27 @@ struct KeyPiece {
   }
 };
 
-// One row's parts, each with its maximum and sum, as weights that make their sum the result; the maximum and sum of all. By one warp;
-// the weights are written last, behind all that brings its lanes together.
-template <int kMost, class Load>
-__device__ __forceinline__ float2 MergeWeights(float* weights, int parts, float scale_log2, const Load& load) {
-  constexpr int kEach = (kMost + 31) / 32;
-  float mine[kEach];
-  float max = kNoScore, sum = 0;
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    mine[j] = Lane() + 32 * j < parts ? load(Lane() + 32 * j).x : kNoScore;
-    max = fmaxf(max, mine[j]);
-  }
-  max = gpu::WarpMax(max);
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    mine[j] = mine[j] == kNoScore ? 0 : gpu::Exp2((mine[j] - max) * scale_log2);
-    if (Lane() + 32 * j < parts) sum += mine[j] * load(Lane() + 32 * j).y;
-  }
-  sum = gpu::WarpSum(sum);
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    if (Lane() + 32 * j < parts) weights[Lane() + 32 * j] = mine[j];
-  }
-  return make_float2(max, sum);
-}
-
 template <class T, class Kv, int kDimension>
-__global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Batch b, int32_t max_queries, int64_t ticket_bytes) {
+__device__ __forceinline__ void AttendItem(const AttentionArgs& a, const Batch& b, const AttentionUnits& units, const AttentionItem& item,
+                                           int32_t kv_head, uint8_t* shared) {
   using Piece = KeyPiece<T, Kv, kDimension>;
   constexpr int kChunks = Piece::kChunks, kKeys = Piece::kKeys, kStages = Piece::kStages, kWarps = Piece::kWarps;
   constexpr int kQuads = kDimension / 4;
-  KVTIER_DYNAMIC_SHARED(shared);
-  const int32_t kv_head = static_cast<int32_t>(blockIdx.x) % a.kv.kv_heads;
-  const int32_t first_row = static_cast<int32_t>(blockIdx.x) / a.kv.kv_heads * kSplitRows;
-  const int32_t splits = static_cast<int32_t>(gridDim.z), split = static_cast<int32_t>(blockIdx.z);
-  const SequenceView view(a, b, static_cast<int32_t>(blockIdx.y));
-  if (view.queries > max_queries || first_row >= view.rows()) return;
+  const SequenceView view(a, b, item.sequence);
+  const int32_t first_row = item.first_row, first = item.first, end = item.end;
   const int32_t head_dim = a.kv.head_dim;
 
-  // Keys that the rows see, and this split's share of them.
-  const int32_t first = view.first_key(first_row), end = view.position(first_row + kSplitRows - 1) + 1;
-  const int32_t aligned = first / kKeys * kKeys;
-  const int32_t share = ((end - aligned + splits - 1) / splits + kSplitStep - 1) / kSplitStep * kSplitStep;
-  const int32_t parts = (end - aligned + share - 1) / share;
-  if (split >= parts) return;
-  const int32_t share_end = min(end, aligned + (split + 1) * share);
-
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const int32_t warp_key = aligned + split * share + warp * kKeys;  // of this warp's piece 0; piece n: + n * kStride
+  const int32_t warp_key = first / kKeys * kKeys + warp * kKeys;  // of this warp's piece 0; piece n: + n * kStride
   constexpr int32_t kStride = kWarps * kKeys;
-  const int32_t pieces = share_end > warp_key ? (share_end - warp_key + kStride - 1) / kStride : 0;
+  const int32_t pieces = end > warp_key ? (end - warp_key + kStride - 1) / kStride : 0;
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const int64_t to_values = a.kv.Row(1, 0, 0);
 
   // 16 pieces' places at a time, a lane for each group of 8 keys; the next 16 are on their way while these are used.
   const auto locate = [&](int piece) {
     const int32_t key = warp_key + (piece + Lane() / 2) * kStride + 8 * (Lane() & 1);
-    return key < share_end ? LocateKeys(a.kv, view.table, kv_head, key, first, end) : 0;
+    return key < end ? LocateKeys(a.kv, view.table, kv_head, key, first, end) : 0;
   };
   uint32_t places = locate(0), next_places = locate(16);
   uint8_t* const stages = shared + warp * Piece::kWarpBytes;
@@ -153,7 +114,7 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   }
 
   const int32_t low_position = view.position(low_row), high_position = view.position(high_row);
-  const int32_t all_see_from = view.window == 0 ? 0 : view.position(first_row + kSplitRows - 1) - view.window + 1;
+  const int32_t all_see_from = view.window == 0 ? 0 : view.position(first_row + kFewRows - 1) - view.window + 1;
   const int32_t all_see_to = view.position(first_row) + 1;
   const float scale_log2 = (a.soft_cap > 0 ? 1.0f : a.scale) * kLog2E;
   const LaneRow<kChunks> left = LeftRow<kChunks>(), right = RightRow<kChunks>();
@@ -192,15 +153,15 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
     }
   }
 
-  // All copies have arrived: what the last wait left open are groups without any. Merge the warps. Shared memory: outputs [warp][row][kOutStride], then {max, sum} [row][warp], then weights [row][kMaxSplits].
+  // All copies have arrived: what the last wait left open are groups without any. Merge the warps. Shared memory: outputs [warp][row][kOutStride], then {max, sum} [row][warp], then weights [row][kMostParts].
   __syncthreads();
   float* const outputs = reinterpret_cast<float*>(shared);
-  float2* const totals = reinterpret_cast<float2*>(outputs + kWarps * kSplitRows * Piece::kOutStride);
-  float* const weights = reinterpret_cast<float*>(totals + kWarps * kSplitRows);
+  float2* const totals = reinterpret_cast<float2*>(outputs + kWarps * kFewRows * Piece::kOutStride);
+  float* const weights = reinterpret_cast<float*>(totals + kWarps * kFewRows);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = Lane() / 4 + 8 * half;
-    float* const target = outputs + (warp * kSplitRows + row) * Piece::kOutStride + 2 * (Lane() & 3);
+    float* const target = outputs + (warp * kFewRows + row) * Piece::kOutStride + 2 * (Lane() & 3);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       *reinterpret_cast<float2*>(target + 8 * chunk) = make_float2(o[chunk][2 * half], o[chunk][2 * half + 1]);
@@ -210,85 +171,58 @@ __global__ void __launch_bounds__(128) AttentionSplitKernel(AttentionArgs a, Bat
   }
   __syncthreads();
 
-  const int rows = min(kSplitRows, view.rows() - first_row);
-  const auto write = [&](int row, int quad, float4 value) {
-    if (quad * 4 >= head_dim) return;
-    T* const target = static_cast<T*>(a.out) + view.element(a, first_row + row, kv_head, static_cast<int64_t>(a.heads) * head_dim) + quad * 4;
-    *reinterpret_cast<uint2*>(target) = make_uint2(gpu::PackFloats<T>(value.x, value.y), gpu::PackFloats<T>(value.z, value.w));
-  };
-  const int64_t ticket = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
-  float* const base = reinterpret_cast<float*>(static_cast<uint8_t*>(a.workspace) + ticket_bytes) +
-                      ticket * splits * SplitWorkspace::PartFloats(kDimension);
-  const auto part = [&](int i) { return base + i * SplitWorkspace::PartFloats(kDimension); };
-  const auto part_total = [&](int i, int row) { return reinterpret_cast<float2*>(part(i) + kSplitRows * kDimension) + row; };
-
+  const int rows = min(kFewRows, view.rows() - first_row);
+  const Parts<T, kDimension> parts(a, units, item, view, kv_head, rows);
   for (int row = warp; row < rows; row += kWarps) {
-    const float2 total = MergeWeights<kWarps>(weights + row * kMaxSplits, kWarps, scale_log2, [&](int i) { return totals[row * kWarps + i]; });
+    const float2 total = MergeWeights<kWarps>(weights + row * kMostParts, kWarps, scale_log2, [&](int i) { return totals[row * kWarps + i]; });
     __syncwarp();
-    const float inverse = parts == 1 ? 1 / total.y : 1;
+    const float inverse = item.parts == 1 ? 1 / total.y : 1;
     for (int quad = Lane(); quad < kQuads; quad += 32) {
       float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
-        const float weight = weights[row * kMaxSplits + i] * inverse;
-        const float4 add = *reinterpret_cast<const float4*>(outputs + (i * kSplitRows + row) * Piece::kOutStride + quad * 4);
-        value = make_float4(value.x + weight * add.x, value.y + weight * add.y, value.z + weight * add.z, value.w + weight * add.w);
+        const float weight = weights[row * kMostParts + i] * inverse;
+        AddWeighted(value, weight, *reinterpret_cast<const float4*>(outputs + (i * kFewRows + row) * Piece::kOutStride + quad * 4));
       }
-      if (parts == 1) {
-        write(row, quad, value);
+      if (item.parts == 1) {
+        parts.Write(a, row, quad, value);
       } else {
-        *reinterpret_cast<float4*>(part(split) + row * kDimension + quad * 4) = value;
+        *reinterpret_cast<float4*>(parts.output(item.part, row) + quad * 4) = value;
       }
     }
-    if (parts > 1 && Lane() == 0) *part_total(split, row) = total;
+    if (item.parts > 1 && Lane() == 0) *parts.total(item.part, row) = total;
   }
-  if (parts == 1) return;
+  if (item.parts == 1) return;
 
   __threadfence();  // this block's part before its ticket
   __syncthreads();
-  int32_t* const tickets = static_cast<int32_t*>(a.workspace);
+  int32_t* const ticket = static_cast<int32_t*>(a.workspace) + item.ticket * a.kv.kv_heads + kv_head;
   int32_t* const taken = reinterpret_cast<int32_t*>(totals + kWarps);  // the totals there are done with
-  if (threadIdx.x == 0) *taken = atomicAdd(tickets + ticket, 1);
+  if (threadIdx.x == 0) *taken = atomicAdd(ticket, 1);
   __syncthreads();
-  if (*taken != parts - 1) return;
+  if (*taken != item.parts - 1) return;
   __threadfence();  // the others' parts after their tickets
-  if (threadIdx.x == 0) tickets[ticket] = 0;
-  for (int row = warp; row < rows; row += kWarps) {
-    float* const row_weights = weights + row * kMaxSplits;
-    const float2 total = MergeWeights<kMaxSplits>(row_weights, parts, scale_log2, [&](int i) { return *part_total(i, row); });
-    __syncwarp();
-    const float inverse = 1 / total.y;
-    for (int quad = Lane(); quad < kQuads; quad += 32) {
-      float4 value = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-      for (int i = 0; i < parts; ++i) {
-        const float weight = row_weights[i] * inverse;
-        const float4 add = *reinterpret_cast<const float4*>(part(i) + row * kDimension + quad * 4);
-        value = make_float4(value.x + weight * add.x, value.y + weight * add.y, value.z + weight * add.z, value.w + weight * add.w);
-      }
-      write(row, quad, value);
-    }
+  if (threadIdx.x == 0) *ticket = 0;
+  for (int row = warp; row < rows; row += kWarps) parts.Merge(a, row, weights + row * kMostParts, scale_log2);
+}
+
+template <class T, class Kv, int kDimension>
+__global__ void __launch_bounds__(128) AttentionFewKernel(AttentionArgs a, Batch b, AttentionUnits units) {
+  KVTIER_DYNAMIC_SHARED(shared);
+  const int32_t count = (units.counted != nullptr ? *units.counted : units.count) * a.kv.kv_heads;
+  for (int32_t unit = static_cast<int32_t>(blockIdx.x); unit < count; unit += static_cast<int32_t>(gridDim.x)) {
+    AttendItem<T, Kv, kDimension>(a, b, units, AttentionItem(units.items[unit / a.kv.kv_heads]), unit % a.kv.kv_heads, shared);
+    __syncthreads();  // the next item's copies go where this one was merged
   }
 }
 
 template <class T>
-void AttentionSplit(Stream& stream, const AttentionArgs& a, const Batch& b, int32_t max_queries, int multiprocessors) {
-  const int32_t rows = min(max_queries, b.max_queries) * (a.heads / a.kv.kv_heads);
-  const int32_t blocks = a.kv.kv_heads * ((rows + kSplitRows - 1) / kSplitRows);
-  // From bounds only: one wave of 2 blocks per multiprocessor, and no more splits than the longest context has steps.
-  const int64_t steps = (b.max_context + kSplitStep - 1) / kSplitStep;
-  int64_t splits = int64_t{2} * multiprocessors / (int64_t{blocks} * b.sequences);
-  splits = splits < steps ? splits : steps;
-  splits = splits < kMaxSplits ? splits : kMaxSplits;
-  if (splits < 1) splits = 1;
-  if (splits > 1 && a.workspace == nullptr) {
-    throw std::invalid_argument("GPU: attention over split keys without a workspace; give it AttentionWorkspaceBytes");
-  }
+void AttentionFew(Stream& stream, const AttentionArgs& a, const Batch& b, const AttentionUnits& units, int32_t blocks) {
   ForAttentionShape<T>(a.kv, [&]<class Kv, int kDim>() {
     using Piece = KeyPiece<T, Kv, kDim>;
-    const gpu::Dim grid{static_cast<unsigned>(blocks), static_cast<unsigned>(b.sequences), static_cast<unsigned>(splits)};
-    gpu::Launch(stream, "attention split", AttentionSplitKernel<T, Kv, kDim>, grid, {Piece::kThreads}, Piece::kSharedBytes, a, b, max_queries,
-                SplitWorkspace::TicketBytes(multiprocessors));
+    const int64_t wanted = units.counted != nullptr ? blocks : int64_t{units.count} * a.kv.kv_heads;
+    const gpu::Dim grid{static_cast<unsigned>(wanted < blocks ? wanted : blocks)};
+    gpu::Launch(stream, "attention few", AttentionFewKernel<T, Kv, kDim>, grid, {Piece::kThreads}, Piece::kSharedBytes, a, b, units);
   });
 }
 

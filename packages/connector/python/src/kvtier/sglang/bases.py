@@ -1,0 +1,76 @@
+"""SGLang's classes where it is installed, and stand-ins of the same names where it is not, for the contract test. No other module here
+imports SGLang at import.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+try:
+    if os.environ.get("KVTIER_WITHOUT_SGLANG"):
+        raise ImportError("asked to do without")
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage  # type: ignore[import-not-found]
+
+    HAS_SGLANG = True
+except ImportError:
+    HAS_SGLANG = False
+
+    class HiCacheStorage:  # type: ignore[no-redef]
+        """What of the real one this package leans on."""
+
+        def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+            self.mem_pool_host = mem_pool_host
+
+        def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+            if not hasattr(self, "registered_pools"):
+                self.registered_pools: dict[Any, Any] = {}
+            self.registered_pools[host_pool_name] = host_pool
+
+
+try:
+    if not HAS_SGLANG:
+        raise ImportError("no SGLang")
+    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult  # type: ignore[import-not-found]
+except ImportError:  # also a version without pools beside the KV
+
+    @dataclass
+    class PoolTransferResult:  # type: ignore[no-redef]
+        kv_hit_pages: int
+        extra_pool_hit_pages: dict[Any, int] = field(default_factory=dict)
+
+
+def sglang_version() -> str | None:
+    """None where there is none."""
+    if not HAS_SGLANG:
+        return None
+    from sglang.version import __version__  # type: ignore[import-not-found]
+
+    return str(__version__)
+
+
+def server_args() -> Any:
+    """What this process's scheduler was started with; None where that cannot be asked."""
+    if not HAS_SGLANG:
+        return None
+    for module, name in (("sglang.srt.runtime_context", "get_server_args"), ("sglang.srt.server_args", "get_global_server_args")):
+        try:
+            found = getattr(__import__(module, fromlist=[name]), name)()
+        except Exception:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def page_indices(page: int, page_tokens: int) -> Any:
+    """Indices of one page of a host pool, as its own methods take them."""
+    numbers = range(page * page_tokens, (page + 1) * page_tokens)
+    try:
+        import torch  # type: ignore[import-not-found]
+    except ImportError:
+        from array import array
+
+        return array("q", numbers)
+    return torch.tensor(numbers, dtype=torch.int64)

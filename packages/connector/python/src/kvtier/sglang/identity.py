@@ -1,0 +1,209 @@
+"""The namespace of a pool's pages: everything that two SGLang engines must have in common to share them (docs/sglang.md).
+
+SGLang names pages by a chain of SHA-256 over token ids alone: neither model nor adapter are in it, so they are in the namespace, or
+nothing is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtier.namespace import Heads, Namespace, fingerprint
+from kvtier.sglang.pools import PoolView, Unsupported
+from kvtier.weights import local_folder
+
+#: How the first page of a chain is named: SGLang's chains have no root.
+_ROOT = hashlib.sha256(b"sglang: a chain of pages begins with its tokens").digest()
+
+#: What of SGLang's arguments decides what KV is, beside the weights and their configuration.
+_ARGUMENTS = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "json_model_override_args",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_algorithm",
+    "device",
+)
+
+#: Minor versions that were looked at (docs/sglang.md).
+KNOWN_VERSIONS = ("0.5",)
+
+
+def version_refusal(version: str | None, accept: tuple[str, ...]) -> str:
+    """Why this version is not served; "" when it is. None: the contract test."""
+    minor = ".".join((version or "").split(".")[:2])
+    if version is None or minor in KNOWN_VERSIONS or minor in accept:
+        return ""
+    return (
+        f"SGLang {version} is not one of the versions that are known ({', '.join(KNOWN_VERSIONS)}); install one of them, "
+        f'or vouch for it with "accept_versions": ["{minor}"]'
+    )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What is the same for all pools of this rank."""
+
+    version: str
+    weights: bytes
+    config: str
+    arguments: dict[str, str]
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    cp_rank: int
+    cp_size: int
+    #: All tensor ranks hold the same bytes.
+    replicated: bool
+    #: 0: not known.
+    kv_heads: int
+
+
+def refusal(arguments: Any, storage_config: Any) -> str:
+    """What of this engine cannot be named; "" when all can."""
+    if getattr(arguments, "enable_lora", None) or getattr(arguments, "lora_paths", None):
+        return "LoRA adapters are on, and SGLang's names of pages do not say which adapter computed them"
+    if getattr(storage_config, "should_split_heads", False):
+        return '"tp_lcm_size" splits pages by heads, which is not known here; leave it out'
+    return ""
+
+
+def folders(arguments: Any) -> list[str]:
+    """Where the weights lie, of a draft model, too. @raises Unsupported, WeightsMissing"""
+    model = getattr(arguments, "model_path", None)
+    if not model:
+        raise Unsupported('SGLang does not say which model it serves; give "weights_digest", 64 hex digits that stand for its weights')
+    if str(getattr(arguments, "load_format", "auto")).lower().endswith("dummy"):
+        raise Unsupported('weights made up at the start (load_format dummy); give "weights_digest" to say which they are')
+    cache = getattr(arguments, "download_dir", None)
+    found = [local_folder(str(model), getattr(arguments, "revision", None), cache)]
+    draft = getattr(arguments, "speculative_draft_model_path", None)
+    if draft and str(draft) != str(model):
+        found.append(local_folder(str(draft), getattr(arguments, "speculative_draft_model_revision", None), cache))
+    return found
+
+
+def config_of(arguments: Any) -> tuple[str, int]:
+    """The model's configuration as text, and its KV heads (0: not known)."""
+    path = Path(str(getattr(arguments, "model_path", "") or "")) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return "", 0
+    if not isinstance(config, dict):
+        return "", 0
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    heads = text.get("num_key_value_heads", text.get("num_attention_heads"))
+    return json.dumps(config, sort_keys=True), heads if isinstance(heads, int) and heads > 0 else 0
+
+
+def engine_of(storage_config: Any, arguments: Any, weights: bytes, version: str | None) -> Engine:
+    config, heads = config_of(arguments)
+    number = lambda name, default: int(getattr(storage_config, name, default) or 0)  # noqa: E731
+    return Engine(
+        version=version or "none",
+        weights=weights,
+        config=config,
+        arguments={name: str(getattr(arguments, name, None)) for name in _ARGUMENTS},
+        tp_rank=number("tp_rank", 0),
+        tp_size=number("tp_size", 1) or 1,
+        pp_rank=number("pp_rank", 0),
+        pp_size=number("pp_size", 1) or 1,
+        cp_rank=number("attn_cp_rank", 0),
+        cp_size=number("attn_cp_size", 1) or 1,
+        replicated=bool(getattr(storage_config, "is_mla_model", False)),
+        kv_heads=heads,
+    )
+
+
+def writes(engine: Engine, pool: str) -> bool:
+    """Whether this rank stores its pages: of ranks that hold the same, the first."""
+    if engine.tp_size == 1:
+        return True
+    if engine.replicated and pool != "mamba":
+        return engine.tp_rank == 0
+    heads = _heads(engine, pool)
+    if heads is not None and heads.count * engine.tp_size > heads.total:
+        return engine.tp_rank % (engine.tp_size // heads.total) == 0
+    return True
+
+
+def _heads(engine: Engine, pool: str) -> Heads | None:
+    """The heads of this rank's pages; None: where that is not known, its rank stands for them."""
+    if pool != "kv" or engine.replicated or not engine.kv_heads:
+        return None
+    heads, ranks = engine.kv_heads, engine.tp_size
+    if heads % ranks == 0:
+        return Heads(engine.tp_rank * (heads // ranks), heads // ranks, heads)
+    if ranks % heads == 0:
+        return Heads(engine.tp_rank // (ranks // heads), 1, heads)
+    return None
+
+
+def namespace(engine: Engine, name: str, page_tokens: int, facts: dict[str, Any], generation: bytes) -> bytes:
+    """`name`: of the pool. `facts`: what gives the bytes of a page their meaning."""
+    heads = _heads(engine, name)
+    same = engine.replicated and name != "mamba"
+    layout = fingerprint(
+        "kvtier-sglang-layout-1",
+        {
+            "engine": engine.version,
+            "pool": name,
+            **facts,
+            "tensorRanks": 1 if same else engine.tp_size,
+            "tensorRank": 0 if same or heads is not None else engine.tp_rank,
+            "stages": [engine.pp_rank, engine.pp_size],
+            "contextParallel": [engine.cp_rank, engine.cp_size],
+        },
+    )
+    model = fingerprint(
+        "kvtier-sglang-model-1",
+        {"weights": engine.weights, "config": engine.config, "arguments": engine.arguments, "generation": generation},
+    )
+    return Namespace(
+        model_digest=model,
+        kv_dtype=str(facts.get("dtype", "")),
+        block_tokens=page_tokens,
+        algorithm="sglang_sha256",
+        root=_ROOT,
+        layout=layout,
+        heads=heads,
+    ).digest()
+
+
+class Generations:
+    """What was stored before a flush or a clear is not loaded any more by this engine. All its ranks count the same flushes, and are
+    children of one process: so they agree on the name of each generation without a word.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @property
+    def name(self) -> bytes:
+        if self.count == 0:
+            return b""
+        return hashlib.sha256(f"{_parent()} {self.count}".encode()).digest()
+
+
+def _parent() -> str:
+    pid = os.getppid()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        born = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        boot, born = "", ""
+    return f"{boot} {pid} {born} {os.uname().nodename}"
+
+
+def pool_facts(view: PoolView) -> dict[str, Any]:
+    return {**view.facts, "kind": "pages of a host pool"}

@@ -1,0 +1,88 @@
+"""The key `kvtier` of `--hicache-storage-backend-extra-config`, validated: what is not known is refused at the start, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+_WHERE = 'hicache-storage-backend-extra-config, "kvtier"'
+
+
+class BadOptions(ValueError):
+    """Says which key, and what it may be."""
+
+
+@dataclass(frozen=True)
+class Options:
+    socket: str
+    #: Where this container sees the folder that the node calls its arena's; "": at the same place.
+    arena_dir: str = ""
+    #: The node may be of another user, if its socket's folder is of this group, by name or number; "": only of our own, or root.
+    group: str = ""
+    tenant: str = ""
+    #: Pages are removed so long after they were stored; 0: never.
+    ttl_seconds: int = 0
+    #: A lookup that takes longer is a miss.
+    lookup_deadline_ms: int = 50
+    #: What a batch of pages did not bring by then is a miss.
+    load_deadline_ms: int = 2_000
+    #: What a batch of pages could not store by then is not stored.
+    store_deadline_ms: int = 2_000
+    #: Of one reserve or load: longer batches go piece by piece.
+    piece_bytes: int = 64 << 20
+    #: Threads that copy, each way.
+    copy_threads: int = 2
+    load: bool = True
+    store: bool = True
+    #: What SGLang flushes stays in the node and may be loaded again. False: a flush may have been for other weights.
+    keep_on_flush: bool = False
+    #: 64 hex digits that stand for the weights instead of their content.
+    weights_digest: str = ""
+    #: Where digests of weights are kept between starts.
+    weights_cache: str = ""
+    #: Further versions of SGLang, "0.6": whoever names them has tried them.
+    accept_versions: tuple[str, ...] = ()
+
+
+_NUMBERS: dict[str, tuple[int, int]] = {
+    "ttl_seconds": (0, 10**9),
+    "lookup_deadline_ms": (1, 5_000),
+    "load_deadline_ms": (1, 60_000),
+    "store_deadline_ms": (1, 60_000),
+    "piece_bytes": (1 << 20, 1 << 30),
+    "copy_threads": (1, 64),
+}
+
+
+def parse(extra_config: Mapping[str, Any] | None) -> Options:
+    given = (extra_config or {}).get("kvtier")
+    if not isinstance(given, Mapping):
+        raise BadOptions(f'{_WHERE} is missing: an object such as {{"socket": "/run/kvtier/node.sock"}}')
+    extra = dict(given)
+    known = {field.name: field for field in fields(Options)}
+    for key, value in extra.items():
+        field = known.get(key)
+        if field is None:
+            raise BadOptions(f"{_WHERE}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+        if key == "accept_versions":
+            if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+                raise BadOptions(f'{_WHERE}: accept_versions is a list such as ["0.6"], not {value!r}')
+            extra[key] = tuple(value)
+        elif key in _NUMBERS:
+            low, high = _NUMBERS[key]
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise BadOptions(f"{_WHERE}: {key} is a whole number from {low} to {high}, not {value!r}")
+        elif isinstance(field.default, bool):
+            if not isinstance(value, bool):
+                raise BadOptions(f"{_WHERE}: {key} is true or false, not {value!r}")
+        elif not isinstance(value, str):
+            raise BadOptions(f"{_WHERE}: {key} is a text, not {value!r}")
+    if not extra.get("socket"):
+        raise BadOptions(f'{_WHERE}: "socket" is missing: the Unix socket of the cache node, e.g. "/run/kvtier/node.sock"')
+    if len(extra["socket"].encode()) > 107:
+        raise BadOptions(f"{_WHERE}: socket: a Unix socket's path has at most 107 bytes, this one {len(extra['socket'].encode())}")
+    digest = extra.get("weights_digest", "")
+    if digest and (len(digest) != 64 or any(c not in "0123456789abcdef" for c in digest)):
+        raise BadOptions(f"{_WHERE}: weights_digest is 64 hex digits in lower case, not {digest!r}")
+    return Options(**extra)

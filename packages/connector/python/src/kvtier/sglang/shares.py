@@ -1,0 +1,201 @@
+"""A share is one session: the pages of one pool of this rank. Opened beside serving, as soon as the weights have a digest; until then,
+and without a node, there are misses.
+
+Invariant: a share is given only for the pages that were stored since the last flush or clear, unless the operator keeps them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtier.copies import Arena, Copies, Layout
+from kvtier.guard import Troubles
+from kvtier.session import Attachment, Session
+from kvtier.sglang import identity
+from kvtier.sglang.options import Options
+from kvtier.sglang.identity import pool_facts
+from kvtier.sglang.pools import PoolView, Unsupported, anchor, facts_of, view
+from kvtier.weights import WeightsMissing, weights_digest
+
+log = logging.getLogger("kvtier.sglang")
+
+
+@dataclass(frozen=True)
+class Share:
+    name: str
+    session: Session
+    layout: Layout
+    payload_bytes: int
+    #: This rank stores; otherwise another one that holds the same does.
+    writes: bool
+    view: PoolView | None
+
+
+class Shares:
+    def __init__(self, options: Options, storage_config: Any, arguments: Any, version: str | None, troubles: Troubles) -> None:
+        self.copies = Copies(load_threads=options.copy_threads, store_threads=options.copy_threads)
+        self.refusal = ""
+        self._options = options
+        self._storage_config = storage_config
+        self._arguments = arguments
+        self._version = version
+        self._troubles = troubles
+        self._lock = threading.Lock()
+        self._views: dict[str, PoolView] = {}
+        self._memory: dict[str, tuple[Layout, int, dict[str, Any]]] = {}
+        self._shares: dict[str, Share] = {}
+        self._arenas: dict[int, Arena] = {}
+        self._complaints: set[str] = set()
+        self._generations = identity.Generations()
+        self._engine: identity.Engine | None = None
+        self._stopped = threading.Event()
+        self._kv_pool: Any = None
+        self._flushed: Any = None
+        refusal = identity.version_refusal(version, options.accept_versions) or identity.refusal(arguments, storage_config)
+        if refusal:
+            self.refuse(refusal)
+        else:
+            threading.Thread(target=self._digest, name="kvtier-weights", daemon=True).start()
+
+    def refuse(self, why: str) -> None:
+        if not self.refusal:
+            self.refusal = why
+            log.warning("kvtier: nothing is loaded or stored in this engine: %s", why)
+
+    def complain(self, what: str) -> None:
+        """Once for each trouble."""
+        if what not in self._complaints and len(self._complaints) < 64:
+            self._complaints.add(what)
+            log.warning("kvtier: %s", what)
+
+    def register(self, name: str, pool: Any) -> None:
+        """A pool of the engine's; one that is not understood gets one line, and misses."""
+        with self._lock:
+            if name == "kv":
+                self._kv_pool = anchor(pool)
+                self._flushed = _flush_mark(self._kv_pool)
+        if self._flushed is None and not self._options.keep_on_flush:
+            self.refuse('flushes of this SGLang\'s cache cannot be seen; where weights are never replaced, say "keep_on_flush": true')
+        try:
+            seen = view(name, pool)
+        except Unsupported as error:
+            self.complain(f"pages of the pool {name!r} are neither loaded nor stored: {error}")
+            return
+        with self._lock:
+            self._views[name] = seen
+            self._memory[name] = (self.copies.layout(seen.parts, seen.pages), seen.page_tokens, pool_facts(seen))
+            self._open_locked()
+
+    def add_memory(self, name: str, layout: Layout, page_tokens: int, facts: dict[str, Any]) -> None:
+        """Pages in memory of our own, for callers who bring tensors."""
+        with self._lock:
+            if name not in self._memory:
+                self._memory[name] = (layout, page_tokens, facts)
+                self._open_locked()
+
+    def page_tokens(self) -> int:
+        """Of the engine's pages; 0 before a pool was registered."""
+        return int(getattr(self._kv_pool, "page_size", 0) or 0)
+
+    def page_facts(self) -> dict[str, Any]:
+        """Of flat pages: what the pool that they come from says of itself, so far as it says anything."""
+        return {"of": facts_of(self._kv_pool)}
+
+    def share(self, name: str) -> Share | None:
+        """None: misses."""
+        if self.refusal or self._troubles.stopped:
+            return None
+        if not self._options.keep_on_flush and _flush_mark(self._kv_pool) is not self._flushed:
+            self.renew(flushed=True)
+        return self._shares.get(name)
+
+    def arena(self, attachment: Attachment) -> Arena:
+        """Mapped; it stays so as long as copies use it. @raises KvError"""
+        ref = attachment.arena
+        with self._lock:
+            found = self._arenas.get(ref.id)
+            if found is None:
+                found = self._arenas[ref.id] = self.copies.map(ref)
+                used = {one.session.attachment for one in self._shares.values()}
+                live = {one.arena.id for one in used if one is not None} | {ref.id}
+                for number in [one for one in self._arenas if one not in live]:
+                    self._arenas.pop(number).close()
+            return found
+
+    def renew(self, flushed: bool = False) -> None:
+        """Nothing that was stored before is loaded by this engine any more."""
+        with self._lock:
+            mark = _flush_mark(self._kv_pool)
+            if flushed and mark is self._flushed:
+                return  # another thread saw it, too
+            self._flushed = mark
+            self._generations.count += 1
+            old, self._shares = list(self._shares.values()), {}
+            for one in old:
+                one.session.close(0.0)
+            self._open_locked()
+
+    def close(self) -> None:
+        self._stopped.set()
+        with self._lock:
+            shares, self._shares = list(self._shares.values()), {}
+            self._memory = {}
+            self._arenas = {}
+        for one in shares:
+            one.session.close(0.0)
+        for one in shares:  # all of them end at the same time
+            one.session.close(0.2)
+        self.copies.close(1.0)
+
+    def _digest(self) -> None:
+        options, arguments = self._options, self._arguments
+        try:
+            if options.weights_digest:
+                weights = bytes.fromhex(options.weights_digest)
+            else:
+                cache = Path(options.weights_cache) if options.weights_cache else None
+                weights = weights_digest(identity.folders(arguments), cache, self._stopped)
+            engine = identity.engine_of(self._storage_config, arguments, weights, self._version)
+            with self._lock:
+                self._engine = engine
+                self._open_locked()
+        except (Unsupported, WeightsMissing) as error:
+            if not self._stopped.is_set():
+                self.refuse(str(error))
+        except Exception as error:
+            self._troubles.note("the digest of the weights", error)
+            self.refuse("the model's weights have no digest")
+
+    def _open_locked(self) -> None:
+        engine = self._engine
+        if engine is None or self._stopped.is_set():
+            return
+        options = self._options
+        for name, (layout, page_tokens, facts) in self._memory.items():
+            if name in self._shares:
+                continue
+            pool = name.partition("/")[0]
+            session = Session(
+                options.socket,
+                namespace=identity.namespace(engine, pool, page_tokens, facts, self._generations.name),
+                payload_bytes=layout.payload_bytes,
+                block_tokens=page_tokens,
+                tenant=options.tenant,
+                ttl_seconds=options.ttl_seconds,
+                client="SGLang",
+                arena_folder=options.arena_dir or None,
+                group=options.group or None,
+            )
+            writes = identity.writes(engine, pool)
+            self._shares[name] = Share(name, session, layout, layout.payload_bytes, writes, self._views.get(name))
+
+
+def _flush_mark(pool: Any) -> Any:
+    """A flush of SGLang's cache clears its host pool, which makes this anew."""
+    return getattr(pool, "mem_state", None)
+
+

@@ -1,0 +1,115 @@
+"""The worker's half under vLLM's native offloading: vLLM's jobs wait for the plans of the same numbers, and end with their copies.
+
+Invariant: every job that vLLM submits is reported, and as a success: it has no word for another end, and would end the engine. What
+was not loaded is among the failed blocks of the same step; what was not stored is not committed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult  # type: ignore[import-not-found]
+
+from kvtier.vllm.messages import KvtierMetadata, LoadPlan, Part, StorePlan, packed, unpacked
+from kvtier.vllm.offload_messages import Numbered, OffloadMetadata
+from kvtier.vllm.worker import WorkerHalf
+
+#: vLLM gives blocks away that a store still reads: so long is waited for its copy.
+FLUSH_LIMIT_S = 2.0
+
+
+@dataclass
+class _Job:
+    number: int
+    blocks: list[int]
+    began: float
+    planned: bool = False
+
+
+class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
+    def __init__(self, half: WorkerHalf | None) -> None:
+        self._half = half
+        self._loads: dict[int, _Job] = {}
+        self._stores: dict[int, _Job] = {}
+        self._done: list[TransferResult] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._begin(self._stores, job_id, dst_spec, src_spec)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._begin(self._loads, job_id, src_spec, dst_spec)
+        return True
+
+    def _begin(self, jobs: dict[int, _Job], job_id: int, plan: Any, places: Any) -> None:
+        number = plan.number if isinstance(plan, Numbered) else 0
+        jobs[job_id] = _Job(number, [int(block) for block in places.block_ids], time.monotonic())
+
+    def start(self, metadata: OffloadMetadata) -> None:
+        """After vLLM's own jobs of this step were submitted."""
+        half, told = self._half, metadata.kvtier
+        if half is None:
+            return
+        loads = {job.number: job for job in self._loads.values() if not job.planned}
+        stores = {job.number: job for job in self._stores.values() if not job.planned}
+        planned = KvtierMetadata(told.arenas)
+        for load in told.loads:
+            job = loads.get(load.number)
+            if job is not None:
+                job.planned = True
+                failed = [job.blocks[place] for place in load.failed if place < len(job.blocks)]
+                planned.loads.append(LoadPlan(load.number, load.request_id, [_placed(p, job) for p in load.parts], failed))
+        for store in told.stores:
+            owner = stores.get(store.number)
+            if owner is not None:
+                owner.planned = True
+                planned.stores.append(StorePlan(store.number, [_placed(p, owner) for p in store.parts]))
+            else:  # its blocks were given away meanwhile
+                half.refuse(store)
+        half.start(planned)
+        for number in metadata.ended:
+            if number in stores:
+                stores[number].planned = True
+
+    def get_finished(self) -> list[TransferResult]:
+        self._collect()
+        done, self._done = self._done, []
+        return done
+
+    def _collect(self) -> None:
+        half = self._half
+        through = half.finished() if half is not None else set()
+        for job_id, job in list(self._loads.items()):
+            if str(job.number) in through or not job.planned:
+                if not job.planned and half is not None:
+                    half.fail(job.blocks)  # a load without a plan ends, and its blocks are computed
+                self._end(self._loads, job_id)
+        for job_id, job in list(self._stores.items()):
+            if half is None or job.number == 0 or (job.planned and not half.storing(job.number)):
+                self._end(self._stores, job_id)
+
+    def _end(self, jobs: dict[int, _Job], job_id: int) -> None:
+        job = jobs.pop(job_id)
+        size = len(job.blocks) * self._half.block_bytes if self._half is not None else 0
+        self._done.append(TransferResult(job_id, True, size, time.monotonic() - job.began))
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Blocks that these jobs use are somebody else's after it."""
+        until = time.monotonic() + FLUSH_LIMIT_S
+        for job_id in job_ids:
+            job = self._stores.get(job_id)
+            if job is None:
+                continue
+            if self._half is not None:
+                self._half.flush(job.number, until)
+            self._end(self._stores, job_id)
+
+    def shutdown(self) -> None:
+        if self._half is not None:
+            self._half.shutdown()
+
+
+def _placed(part: Part, job: _Job) -> Part:
+    return replace(part, blocks=packed(job.blocks[place] for place in unpacked(part.blocks)))

@@ -1,0 +1,198 @@
+"""vLLM's native offloading with a cache node beneath it: vLLM's own policies of what is looked up, loaded and stored, and its own metrics.
+
+    --kv-transfer-config '{"kv_connector": "KvtierOffloadingConnector", "kv_connector_module_path": "kvtier.vllm.offloading",
+                           "kv_role": "kv_both", "kv_connector_extra_config": {"socket": "/run/kvtier/node.sock"}}'
+
+`KvtierOffloadingSpec` is what the native connector asks for a manager and a worker. `KvtierOffloadingConnector` is the native one with
+what its interface has no room for: the workers' layouts on their way to the scheduler, checksums on their way back, blocks that could
+not be loaded (the native worker ends the engine instead), and an end to every wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
+from vllm.v1.kv_offload.base import OffloadingSpec  # type: ignore[import-not-found]
+
+from kvtier.vllm import options as options_module
+from kvtier.vllm import versions
+from kvtier.vllm.bases import KVConnectorRole, vllm_version
+from kvtier.vllm.guard import Troubles, harmless
+from kvtier.vllm.messages import KvtierHandshake, KvtierWorkerMetadata
+from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
+from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
+from kvtier.vllm.offload_worker import OffloadWorker
+from kvtier.vllm.worker import WorkerHalf
+
+log = logging.getLogger("kvtier.vllm")
+
+#: Keys of `kv_connector_extra_config` that are the native connector's.
+_NATIVE = frozenset({"spec_name", "spec_module_path", "offload_prompt_only", "self_describing_kv_events"})
+
+
+class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
+    #: While a connector is made: whose spec this is.
+    owner: KvtierOffloadingConnector | None = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if KvtierOffloadingSpec.owner is None:
+            raise ValueError(
+                'KvtierOffloadingSpec comes with a connector of its own: give "kv_connector": "KvtierOffloadingConnector" and '
+                '"kv_connector_module_path": "kvtier.vllm.offloading" instead of "OffloadingConnector"'
+            )
+        self._owner = KvtierOffloadingSpec.owner
+
+    def get_manager(self) -> Manager:
+        return Manager(self._owner._scheduler, self._owner.troubles)
+
+    def get_worker(self, kv_caches: Any) -> OffloadWorker:
+        return self._owner.worker
+
+
+class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
+    """See the module. With options that are wrong it is not made: the operator sees it at the start, in one line."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        self.troubles = Troubles()
+        self._scheduler: OffloadHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._refusal = ""
+        transfer = vllm_config.kv_transfer_config
+        extra = dict(getattr(transfer, "kv_connector_extra_config", None) or {})
+        options = options_module.parse({key: value for key, value in extra.items() if key not in _NATIVE})
+        transfer.kv_connector_extra_config = {**extra, "spec_name": "KvtierOffloadingSpec", "spec_module_path": __name__}
+        transfer.kv_load_failure_policy = "recompute"
+        try:
+            version = vllm_version()
+            if versions.find(version, options.accept_versions) is None:
+                self._refusal = versions.refusal(version)
+            elif role == KVConnectorRole.SCHEDULER:
+                self._scheduler = OffloadHalf(options, vllm_config, kv_cache_config, self.troubles)
+            else:
+                self._worker = WorkerHalf(options, vllm_config, kv_cache_config, self.troubles)
+            if self._refusal and role == KVConnectorRole.SCHEDULER:
+                log.warning("kvtier: %s", self._refusal)
+        except Exception as error:
+            self.troubles.note("the start", error)
+            self._refusal = self._refusal or f"the start failed ({error})"
+        self.worker = OffloadWorker(self._worker)
+        KvtierOffloadingSpec.owner = self
+        try:
+            super().__init__(vllm_config, role, kv_cache_config)
+        finally:
+            KvtierOffloadingSpec.owner = None
+
+    # ---- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Layers by themselves, as the connector takes them: both share their blocks."""
+        return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        return None
+
+    # ---- the worker's half -----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._worker is not None:
+            self._worker.register(kv_caches)
+        super().register_kv_caches(kv_caches)
+
+    @harmless(lambda: KvtierHandshake(refusal="the handshake failed"))
+    def get_handshake_metadata(self) -> KvtierHandshake:
+        if self._worker is None:
+            return KvtierHandshake(refusal=self._refusal or "no worker's half")
+        return self._worker.handshake()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        self._start_planned()
+
+    @harmless(lambda: None)
+    def _start_planned(self) -> None:
+        if isinstance(self._connector_metadata, OffloadMetadata):
+            self.worker.start(self._connector_metadata)
+
+    @harmless(set)
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.failed_blocks() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> Any:
+        native, told = super().build_connector_worker_meta(), self._report()
+        if native is None and told is None:
+            return None
+        # Never the native class: the first rank's decides what is put together.
+        ours = OffloadWorkerMetadata(kvtier=told or KvtierWorkerMetadata())
+        if native is not None:
+            ours.completed_jobs, ours.transfer_stats = native.completed_jobs, native.transfer_stats
+        return ours
+
+    @harmless(lambda: None)
+    def _report(self) -> KvtierWorkerMetadata | None:
+        return self._worker.report() if self._worker is not None else None
+
+    # ---- the scheduler's half --------------------------------------------------------------------------------------------
+
+    @harmless(lambda: None)
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self.set_xfer_handshake_metadata_pp_aware({(0, rank): one for rank, one in metadata.items()})
+
+    @harmless(lambda: None)
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        if self._scheduler is not None:
+            self._scheduler.handshake(metadata)
+
+    def on_new_request(self, request: Any) -> None:
+        super().on_new_request(request)
+        self._came(request)
+
+    @harmless(lambda: None)
+    def _came(self, request: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if not self._ready(request, num_computed_tokens):
+            return None, False
+        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if self._scheduler is not None:
+            self._scheduler.looked_up(request.request_id, found[0])
+        return found
+
+    @harmless(lambda: True)
+    def _ready(self, request: Any, local_tokens: int) -> bool:
+        return self._scheduler is None or self._scheduler.ready(request, local_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        half = self._scheduler
+        if half is None:
+            return super().build_connector_meta(scheduler_output)
+        # First: what is offered in this step is copied in the next one at the earliest.
+        planned = half.metadata(scheduler_output)
+        native = super().build_connector_meta(scheduler_output)
+        return OffloadMetadata(native.load_jobs, native.store_jobs, native.jobs_to_flush, kvtier=planned, ended=half.ended())
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._heard(getattr(connector_output, "kv_connector_worker_meta", None))
+        super().update_connector_output(connector_output)
+
+    @harmless(lambda: None)
+    def _heard(self, told: Any) -> None:
+        if self._scheduler is not None and isinstance(told, OffloadWorkerMetadata):
+            self._scheduler.worker_output(told.kvtier)
+
+    def reset_cache(self) -> bool | None:
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return super().reset_cache()
+
+    @harmless(lambda: None)
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._scheduler is not None:
+            self._scheduler.shutdown()

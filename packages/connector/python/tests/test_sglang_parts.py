@@ -1,0 +1,158 @@
+"""What SGLang's storage backend is made of, by itself: options, pools, names."""
+
+from __future__ import annotations
+
+import os
+import random
+import unittest
+from array import array
+from typing import Any
+from unittest import mock
+
+os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
+
+from kvtier.sglang import identity, options, pools, storage  # noqa: E402
+from rig import until  # noqa: E402
+from sglang_play import Config, Engine, Flat, Pool, names  # noqa: E402
+
+
+class Parts(unittest.TestCase):
+    def test_options_are_refused_in_one_line(self) -> None:
+        for given, said in (
+            (None, "is missing"),
+            ({"kvtier": {}}, '"socket" is missing'),
+            ({"kvtier": {"socket": "/s", "soket": 1}}, "unknown key 'soket'"),
+            ({"kvtier": {"socket": "/s", "piece_bytes": 1}}, "piece_bytes is a whole number"),
+            ({"kvtier": {"socket": "/s", "load": 1}}, "load is true or false"),
+            ({"kvtier": {"socket": "/s", "weights_digest": "AB"}}, "64 hex digits"),
+            ({"kvtier": {"socket": "/" + "s" * 200}}, "107 bytes"),
+        ):
+            with self.assertRaises(options.BadOptions) as caught:
+                options.parse(given)
+            self.assertIn(said, str(caught.exception))
+            self.assertNotIn("\n", str(caught.exception))
+
+    def test_every_layout_is_understood_and_a_pool_that_lies_is_not(self) -> None:
+        for layout in ("layer_first", "page_first"):
+            for sides in (1, 2):
+                pool = Pool(7, layout=layout, sides=sides)
+                seen = pools.view("kv", pool)
+                self.assertEqual((seen.pages, seen.payload_bytes, len(pool.free_slots)), (7, pool.page_bytes, 28))
+
+        class Skewed(Pool):
+            def get_page_buffer_meta(self, indices: Any) -> Any:
+                pointers, sizes = super().get_page_buffer_meta(indices)
+                return [one + 8 for one in pointers], [size - 8 for size in sizes]
+
+        class Outside(Pool):
+            def get_page_buffer_meta(self, indices: Any) -> Any:
+                pointers, sizes = super().get_page_buffer_meta(indices)
+                return [one + self.kv_buffer.nbytes for one in pointers], sizes
+
+        class Uneven(Pool):
+            def get_page_buffer_meta(self, indices: Any) -> Any:
+                pointers, sizes = super().get_page_buffer_meta(indices)
+                return [one + 64 * (indices.tolist()[0] // self.page_size == 3) for one in pointers], sizes
+
+        class Elsewhere(Pool):
+            """Says where other pages lie."""
+
+            def set_from_flat_data_page(self, index: int, page: Flat) -> None:
+                super().set_from_flat_data_page(index + self.page_size, page)
+
+        for kind, said in ((Skewed, "has"), (Outside, "outside"), (Uneven, "one stride"), (Elsewhere, "is not found")):
+            pool = kind(9)
+            with self.assertRaises(pools.Unsupported) as caught:
+                pools.view("kv", pool)
+            self.assertIn(said, str(caught.exception))
+            self.assertEqual(len(pool.free_slots), 36)
+        full = Pool(2)
+        full.free_slots = []
+        with self.assertRaises(pools.Unsupported):
+            pools.view("kv", full)
+
+    def test_indices_that_are_no_pages_are_refused(self) -> None:
+        seen = pools.view("kv", Pool(4))
+        self.assertEqual(seen.blocks(array("q", [4, 5, 6, 7, 0, 1, 2, 3]), 2), [1, 0])
+        for bad in ([4, 5, 6], [5, 6, 7, 8], [4, 5, 7, 6], [16, 17, 18, 19], [-4, -3, -2, -1]):
+            self.assertIsNone(seen.blocks(array("q", bad), 1))
+
+    def test_prefixes_with_whole_tails_are_those_that_a_naive_search_finds(self) -> None:
+        draw = random.Random(5)
+        for _ in range(3000):
+            there = [draw.random() < 0.7 for _ in range(draw.randrange(12))]
+            tail = draw.randrange(1, 5)
+            naive = max((n for n in range(1, len(there) + 1) if all(there[max(0, n - tail) : n])), default=0)
+            self.assertEqual(storage._longest_with_tail(there, tail), naive)
+
+    def test_what_differs_has_another_name(self) -> None:
+        class Arguments:
+            def __init__(self, **more: Any) -> None:
+                self.__dict__.update(more)
+
+        def name(config: dict[str, Any] | None = None, arguments: Any = None, version: str = "0.5.1", heads: int = 8, **more: Any) -> bytes:
+            engine = identity.engine_of(Config({}, **(config or {})), arguments, more.pop("weights", b"w"), version)
+            engine = identity.Engine(**{**engine.__dict__, "kv_heads": heads})
+            facts = more.pop("facts", pools.facts_of(Pool(4)))
+            return identity.namespace(engine, more.pop("pool", "kv"), more.pop("page", 4), facts, more.pop("generation", b""))
+
+        different = [
+            name(),
+            name(weights=b"v"),
+            name(version="0.5.2"),
+            name(arguments=Arguments(dtype="float16")),
+            name(arguments=Arguments(kv_cache_dtype="fp8_e4m3")),
+            name({"tp_size": 2}),
+            name({"tp_size": 2, "tp_rank": 1}),
+            name({"tp_size": 2}, heads=0),
+            name({"tp_size": 2, "tp_rank": 1}, heads=0),
+            name({"pp_size": 2}),
+            name({"attn_cp_size": 2}),
+            name(page=8),
+            name(pool="indexer"),
+            name(generation=b"g"),
+            name(facts=pools.facts_of(Pool(4, layout="page_first"))),
+        ]
+        self.assertEqual([i for i, one in enumerate(different) if one in different[:i]], [])
+        # What ranks hold alike has one name, and one writer.
+        self.assertEqual(name({"tp_size": 4, "tp_rank": 3, "is_mla_model": True}), name({"tp_size": 4, "is_mla_model": True}))
+        self.assertEqual(name({"tp_size": 8, "tp_rank": 1}, heads=4), name({"tp_size": 8, "tp_rank": 0}, heads=4))
+        self.assertNotEqual(name({"tp_size": 8, "tp_rank": 2}, heads=4), name({"tp_size": 8, "tp_rank": 0}, heads=4))
+        for config, heads, writers in (
+            ({"tp_size": 4}, 8, [0, 1, 2, 3]),
+            ({"tp_size": 8}, 4, [0, 2, 4, 6]),
+            ({"tp_size": 4, "is_mla_model": True}, 8, [0]),
+            ({"tp_size": 4}, 0, [0, 1, 2, 3]),
+        ):
+            found = []
+            for rank in range(config["tp_size"]):
+                engine = identity.engine_of(Config({}, tp_rank=rank, **config), None, b"w", "0.5.1")
+                if identity.writes(identity.Engine(**{**engine.__dict__, "kv_heads": heads}), "kv"):
+                    found.append(rank)
+            self.assertEqual(found, writers)
+
+    def test_engines_that_cannot_be_named_are_left_alone_in_one_line(self) -> None:
+        class Lora:
+            enable_lora = True
+
+        class Nameless:
+            model_path = None
+
+        for arguments, version, more, said in (
+            (Lora(), "0.5.3", {}, "LoRA"),
+            (None, "0.9.0", {}, "0.9.0 is not one of the versions"),
+            (Nameless(), "0.5.3", {"weights_digest": ""}, "does not say which model"),
+        ):
+            with mock.patch.object(storage, "server_args", return_value=arguments):
+                with mock.patch.object(storage, "sglang_version", return_value=version):
+                    with self.assertLogs("kvtier.sglang", "WARNING") as logs:
+                        engine = Engine("/tmp/kvtier-nobody.sock", **more)
+                        self.addCleanup(engine.close)
+                        until("it is refused", lambda: engine.storage.shares.refusal)
+            self.assertIn(said, engine.storage.shares.refusal)
+            self.assertEqual(len(logs.output), 1)
+            self.assertEqual((engine.backup(names(1, 3)), engine.prefetch(names(1, 3))), (0, (0, [])))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,122 @@
+"""vLLM's native offloading over a node, played against real cache nodes: as test_vllm_connector, with `offload_double` for vLLM's part."""
+
+from __future__ import annotations
+
+import signal
+import unittest
+
+import offload_double
+from rig import until
+
+offload_double.install()
+
+from engine_case import EngineCase, prompts  # noqa: E402
+from engine_parts import GroupShape, Shape  # noqa: E402
+from kvtier.vllm.offloading import KvtierOffloadingConnector, KvtierOffloadingSpec  # noqa: E402
+
+
+def offloading(*groups: GroupShape, **more: object) -> Shape:
+    return Shape(list(groups) or [GroupShape()], connector=KvtierOffloadingConnector, **more)  # type: ignore[arg-type]
+
+
+class Offloading(EngineCase):
+    """What one engine computed, another one loads; both give the tokens of an engine without a node."""
+
+    def test_full_attention_of_each_layout(self) -> None:
+        for layout in ("hnd", "split", "packed", "strided"):
+            with self.subTest(layout=layout):
+                self.both(offloading(GroupShape(layout=layout)))
+
+    def test_ranks(self) -> None:
+        self.both(offloading(tp=2))
+        self.both(offloading(tp=2, pp=2))
+        self.both(offloading(GroupShape("mla"), tp=2, heads=1))
+
+    def test_windows_and_hybrids(self) -> None:
+        texts = [[n * 100 + i for i in range(49)] for n in range(4)]
+        self.both(offloading(GroupShape("window", window=9), blocks=160), 0.9, texts)
+        self.both(offloading(GroupShape(), GroupShape("window", window=9), GroupShape("window", window=14), blocks=200), 0.9, texts)
+
+    def test_chunks_and_steps_ahead(self) -> None:
+        self.both(offloading(step_tokens=7))
+        self.both(offloading(asynchronous=True))
+
+    def test_blocks_given_away(self) -> None:
+        """Too few blocks: stores are flushed, requests preempted."""
+        engine = self.play(self.node(), offloading(blocks=30, step_tokens=48))
+        texts = prompts(6, 40, 8)
+        alone = self.play(None, Shape(blocks=30, step_tokens=48), socket="/nowhere/node.sock", attached=False)
+        wanted = self.serve(alone, texts, outputs=16)
+        for _ in range(3):
+            self.assertEqual(self.serve(engine, texts, outputs=16), wanted)
+        self.assertGreater(engine.preemptions, 0)
+
+    def test_it_shares_with_the_connector(self) -> None:
+        for writes, reads in ((offloading(), Shape()), (Shape(), offloading())):
+            node = self.node()
+            texts = prompts(5)
+            first = self.play(node, writes)
+            wanted = self.serve(first, texts)
+            self.until_held(node, first, 40)
+            second = self.play(node, reads)
+            self.assertEqual(self.serve(second, texts), wanted)
+            self.assertGreaterEqual(second.external_tokens + second.local_tokens, 5 * 40, self.told(first, second))
+
+    def test_bytes_that_changed_after_they_were_checked(self) -> None:
+        """Nothing is loaded that is not what it was; the engine goes on."""
+        node = self.node()
+        texts = prompts(3)
+        first = self.play(node, offloading())
+        wanted = self.serve(first, texts)
+        self.until_held(node, first, 40)
+        second = self.play(node, offloading(prefix_caching=False))
+        half = second.connector._scheduler
+        plan, flips = half.plan_load, []
+
+        def spoilt(name: str, keys: object) -> int:
+            number = plan(name, keys)
+            flips.append(number)
+            if len(flips) == 1:
+                self.flip(second)
+            return number
+
+        half.plan_load = spoilt
+        self.assertEqual(self.serve(second, texts), wanted)
+        self.assertGreater(half.counters["corrupt_blocks"], 0)
+
+    def test_a_node_that_is_stopped_or_killed(self) -> None:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            node = self.node()
+            texts = prompts(4)
+            first = self.play(node, offloading(prefix_caching=False))
+            wanted = self.serve(first, texts)
+            self.until_held(node, first, 40)
+            node.send(number)
+            self.assertEqual(self.serve(first, texts), wanted)
+            if number == signal.SIGSTOP:
+                node.send(signal.SIGCONT)
+                until("it is served again", lambda: first.connector._scheduler._node.attached() is not None)
+                before = first.external_tokens
+                self.assertEqual(self.serve(first, texts), wanted)
+                self.assertGreater(first.external_tokens, before)
+
+    def test_other_requests(self) -> None:
+        node = self.node()
+        engine = self.play(node, offloading())
+        text = prompts(1)[0]
+        self.serve(engine, [text], lora_request=object())
+        self.serve(engine, [text], kv_transfer_params={"kvtier": {"store": False}})
+        self.assertEqual(self.stored(engine), 0)
+        self.serve(engine, [text[:36]])
+        self.until_held(node, engine, 36)
+        other = self.play(node, offloading())
+        self.serve(other, [text], skip_reading=True)
+        self.assertEqual(other.external_tokens, 0)
+
+    def test_a_spec_without_its_connector(self) -> None:
+        with self.assertRaisesRegex(ValueError, '"kv_connector": "KvtierOffloadingConnector"'):
+            KvtierOffloadingSpec(None)
+
+
+if __name__ == "__main__":
+    unittest.main()

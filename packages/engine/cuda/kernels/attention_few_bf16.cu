@@ -1,0 +1,6 @@
+// Attention over tiles of few rows for bf16 activations.
+#include "attention_few.cuh"
+
+namespace kvtier::cuda {
+template void AttentionFew<bf16>(Stream&, const AttentionArgs&, const Batch&, const AttentionUnits&, int32_t blocks);
+}
