@@ -64,28 +64,6 @@ async function tokensOf(number: number, requestId = 'r'): Promise<number[]> {
   return tokens;
 }
 
-it('nobody is warned of a worker that still starts; of one that never comes, once', async () => {
-  const silent = createLogger('fleet-test', 'silent');
-  vi.spyOn(silent, 'warn').mockImplementation((_fields: unknown, line?: string) => void lines.push(line ?? ''));
-  const patientFleet = new Fleet({ logger: silent, times: { startMs: 400, pauseMs: 20 } });
-  const spoken = new SpokenDiscovery();
-  await patientFleet.start(spoken);
-  try {
-    const bornMs = performance.now();
-    spoken.say(recordOf('late'));
-    const [late] = patientFleet.workers();
-    await vi.waitUntil(() => late!.why !== undefined, patience);
-    expect(late!.state).toBe('joining');
-    await vi.waitUntil(() => lines.length > 0, patience);
-    expect(performance.now() - bornMs).toBeGreaterThanOrEqual(399);
-    await serve('late');
-    await vi.waitUntil(() => late!.state === 'ready', patience);
-    expect(lines).toEqual([expect.stringMatching(/^worker late: .*cannot be reached/)]);
-  } finally {
-    await patientFleet.close();
-  }
-});
-
 it('a worker joins, says what it is, and answers', async () => {
   const engine = await serve('a', {
     maxSequences: 8,
