@@ -181,8 +181,8 @@ export class VllmEngine {
     more: { events?: readonly Blow[]; waves?: number; tokens?: number } = {},
   ): Promise<Run> {
     return (await this.#call(
-      { do: 'generate', prompts, logprobs: 1, limit_s: 220, ...more },
-      230_000,
+      { do: 'generate', prompts, logprobs: 1, limit_s: 580, ...more },
+      600_000,
     )) as unknown as Run;
   }
 

@@ -183,7 +183,7 @@ class Engine:
         # Names that nobody has: asked for so that there is a share, and it is attached.
         self.storage.batch_exists(["00" * 32])
         shares = list(self.storage.shares._shares.values())
-        return bool(shares) and all(share.session.attachment for share in shares)
+        return len(shares) == len(self.storage.shares._memory) and all(share.session.attachment for share in shares)
 
     def content(self, key: str, pool: Pool | None = None, name: str = "kv") -> bytes:
         return hashlib.shake_128(f"{key} {name} {self.rank}".encode()).digest((pool or self.pool).page_bytes)

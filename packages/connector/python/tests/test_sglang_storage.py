@@ -262,15 +262,15 @@ class Faults(StorageCase):
 
     def test_a_stopped_node_costs_one_deadline_and_not_one_a_call(self) -> None:
         node = self.node()
-        engine = self.sglang(node, lookup_deadline_ms=200, load_deadline_ms=300, store_deadline_ms=300)
+        engine = self.sglang(node, lookup_deadline_ms=1000, load_deadline_ms=1000, store_deadline_ms=1000)
         keys = names(3, 8)
-        self.assertEqual(engine.backup(keys), 8)
+        until("stored", lambda: engine.backup(keys) == 8)
         for call in (lambda: engine.prefetch(keys), lambda: (engine.backup(names(4, 8)), [])):
             node.send(signal.SIGSTOP)
             began = time.monotonic()
             for _ in range(20):
                 self.assertEqual(call(), (0, []))
-            self.assertLess(time.monotonic() - began, 3)
+            self.assertLess(time.monotonic() - began, 10)  # a deadline for each of them would take 20
             node.send(signal.SIGCONT)
             until("it answers again", lambda: engine.attached)
             until("all is there again", lambda: engine.prefetch(keys) == (8, []))

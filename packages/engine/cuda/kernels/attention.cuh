@@ -261,7 +261,7 @@ struct Parts {
     const float inverse = 1 / sum.y;
     for (int quad = Lane(); quad < kDimension / 4; quad += 32) {
       float4 value = make_float4(0, 0, 0, 0);
-#pragma unroll 8
+#pragma unroll 4
       for (int i = 0; i < parts; ++i) AddWeighted(value, weights[i] * inverse, *reinterpret_cast<const float4*>(output(i, row) + quad * 4));
       Write(a, row, quad, value);
     }

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(128) AttentionFewKernel(AttentionArgs a, Batch
   KVTIER_DYNAMIC_SHARED(shared);
   const int32_t count = (units.counted != nullptr ? *units.counted : units.count) * a.kv.kv_heads;
   for (int32_t unit = static_cast<int32_t>(blockIdx.x); unit < count; unit += static_cast<int32_t>(gridDim.x)) {
-    AttendItem<T, Kv, kDimension>(a, b, units, units.items[unit / a.kv.kv_heads], unit % a.kv.kv_heads, shared);
+    AttendItem<T, Kv, kDimension>(a, b, units, AttentionItem(units.items[unit / a.kv.kv_heads]), unit % a.kv.kv_heads, shared);
     __syncthreads();  // the next item's copies go where this one was merged
   }
 }
