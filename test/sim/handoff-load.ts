@@ -1,13 +1,14 @@
 /**
- * One prefill and one decode worker in virtual time under a load that arrives whatever becomes of it: how many requests a second get
- * all of their tokens with the first one in time, and how long anybody waits. Real: the dispatcher, the decision, the hand-offs.
+ * A coordinator and its workers in virtual time under a load that arrives whatever becomes of it: when each request gets its tokens.
+ * Real: the dispatcher, the decision, the hand-offs.
  */
 import { Tries } from '@kvtier/api-server/testing';
 import { Dispatcher } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import { HandOffs } from '@kvtier/handoff';
+import { type HandOffLimits, HandOffs } from '@kvtier/handoff';
 import { maxMedia } from '@kvtier/kv-index';
 import { createLogger } from '@kvtier/telemetry';
+import { seededRandom } from '@kvtier/tiers/testing';
 import { installTime } from './platform.ts';
 import { blockTokens, VirtualWorker, VirtualWorkers } from './virtual-workers.ts';
 import { World } from './world.ts';
@@ -17,6 +18,25 @@ export interface LoadShape {
   readonly answerTokens: number;
   /** To the first token, named by each request; undefined: whenever it comes. */
   readonly ttftMs: number | undefined;
+}
+
+/** Requests of one shape, so many a second. */
+export interface Arriving extends LoadShape {
+  readonly perS: number;
+}
+
+/** A request, as its client saw it. */
+export interface Asked {
+  readonly shape: LoadShape;
+  readonly isRefused: boolean;
+  /** To the first token; between two; to the end. */
+  readonly firstMs: number;
+  readonly gapsMs: readonly number[];
+  readonly wholeMs: number;
+  /** All of its tokens. */
+  readonly isWhole: boolean;
+  /** What was decided. */
+  readonly line: string;
 }
 
 export interface Served {
@@ -34,30 +54,48 @@ export const maxWaitMs = 10_000;
 const silent = createLogger('simulation', 'silent');
 const tokensPerS = 4_000;
 
-/** `perS` requests a second, for `seconds`; then until all have ended. @throws Error: somebody never ends */
+/** One prefill and one decode worker, `perS` requests a second for `seconds`. */
 export async function serve(
   seed: number,
-  { promptTokens, answerTokens, ttftMs }: LoadShape,
+  shape: LoadShape,
   perS: number,
   seconds: number,
   inTimeMs: number,
 ): Promise<Served> {
+  const workers = (['prefill', 'decode'] as const).map(
+    (role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1),
+  );
+  const all = await play(seed, workers, { itlMs: 50, ttftMs: inTimeMs }, [{ ...shape, perS }], seconds);
+  const served = all.filter(({ isRefused }) => !isRefused);
+  return {
+    goodPerS: served.filter(({ isWhole, firstMs }) => isWhole && firstMs <= inTimeMs).length / seconds,
+    refused: all.length - served.length,
+    longestFirstMs: Math.max(0, ...served.map(({ firstMs }) => firstMs)),
+    longestMs: Math.max(0, ...all.map(({ wholeMs }) => wholeMs)),
+    all: all.length,
+  };
+}
+
+/** All that arrive within `seconds`, until the last one has ended. @throws Error: somebody never ends */
+export async function play(
+  seed: number,
+  all: VirtualWorker[],
+  limits: Partial<HandOffLimits>,
+  arriving: readonly Arriving[],
+  seconds: number,
+): Promise<Asked[]> {
   const world = new World(seed);
   const uninstall = installTime(world);
   try {
-    const all = (['prefill', 'decode'] as const).map((role, at) => new VirtualWorker(at, role, 20_000, tokensPerS, 1));
     const workers = new VirtualWorkers(world, all);
     const held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
     const holdings = { match: (_: string, _keys: Int32Array, numbers: readonly number[]) => numbers.map(() => held) };
     const dispatch = new Dispatcher({ workers, holdings, maxWaitMs, random: () => world.random() });
-    const handOffs = new HandOffs({
-      engines: workers,
-      holdings,
-      logger: silent,
-      limits: { itlMs: 50, ttftMs: inTimeMs },
-    });
-    let [good, refused, open, count, longestFirstMs, longestMs] = [0, 0, 0, 0, 0, 0];
-    const ask = async (): Promise<void> => {
+    const handOffs = new HandOffs({ engines: workers, holdings, logger: silent, limits });
+    const ended: Asked[] = [];
+    let [open, count] = [0, 0];
+    const ask = async (shape: LoadShape): Promise<void> => {
+      const { promptTokens, answerTokens, ttftMs } = shape;
       const id = `r${count++}`;
       const beganMs = world.nowMs;
       const keys = new Int32Array(2 * Math.floor(promptTokens / blockTokens)).fill(count);
@@ -72,8 +110,8 @@ export async function serve(
       };
       const { signal } = new AbortController();
       const tries = new Tries(dispatch, workers, { maxTries: 3, withinMs: 10_000 });
-      let tokens = 0;
-      let firstMs = Number.POSITIVE_INFINITY;
+      let [tokens, firstMs, lastMs, isRefused, line] = [0, 0, 0, false, ''];
+      const gapsMs: number[] = [];
       try {
         const choice = await tries.next(routed, signal);
         try {
@@ -82,38 +120,42 @@ export async function serve(
             if (tokens === 0) {
               choice.firstToken();
               firstMs = world.nowMs - beganMs;
-            }
+            } else gapsMs.push(world.nowMs - lastMs);
+            lastMs = world.nowMs;
             tokens += tokenIds.length;
           };
-          await handOffs.follow(choice, asked, request, signal, onEvent, () => {});
+          await handOffs.follow(choice, asked, request, signal, onEvent, (told) => {
+            ({ line } = told);
+          });
         } finally {
           choice.ended();
         }
-        if (tokens === answerTokens && firstMs <= inTimeMs) good++;
-        longestFirstMs = Math.max(longestFirstMs, firstMs);
       } catch (error) {
         if (!(error instanceof KvError) || error.code !== 'BUSY') throw error;
-        refused++;
+        isRefused = true;
       }
-      longestMs = Math.max(longestMs, world.nowMs - beganMs);
+      const wholeMs = world.nowMs - beganMs;
+      ended.push({ shape, isRefused, firstMs, gapsMs, wholeMs, isWhole: tokens === answerTokens, line });
     };
     let failure: unknown;
-    const arrive = (): void => {
+    const arrive = (one: Arriving, random: () => number): void => {
       if (world.nowMs >= seconds * 1_000) return;
       open++;
-      ask()
+      ask(one)
         .catch((error: unknown) => {
           failure = error;
         })
         .finally(() => open--);
-      world.schedule(Math.ceil((-Math.log(1 - world.random()) / perS) * 1e6), 'arrives', arrive);
+      const inS = -Math.log(1 - random()) / one.perS;
+      world.schedule(Math.ceil(inS * 1e6), 'arrives', () => arrive(one, random));
     };
-    arrive();
+    // Each has chances of its own: whoever serves them, the same arrive.
+    for (const [at, one] of arriving.entries()) arrive(one, seededRandom(arriving.length * seed + at));
     while ((open > 0 || world.nowMs < seconds * 1_000) && failure === undefined && (await world.step()));
     if (failure !== undefined) throw failure;
     if (open > 0) throw new Error(`${open} of ${count} requests never end`);
     dispatch.close();
-    return { goodPerS: good / seconds, refused, longestFirstMs, longestMs, all: count };
+    return ended;
   } finally {
     uninstall();
   }

@@ -61,7 +61,7 @@ interface Life {
 }
 
 export async function simulateHandOffs(options: HandOffSimOptions): Promise<SimResult> {
-  const world = new World(options.seed, true);
+  const world = new World(options.seed, options.verbose === true ? Number.POSITIVE_INFINITY : 30);
   const uninstall = installTime(world);
   const simulation = new Simulation(world, options);
   const onRejection = (error: unknown): void => simulation.report(error);
@@ -78,7 +78,7 @@ export async function simulateHandOffs(options: HandOffSimOptions): Promise<SimR
   return {
     ...{ seed: options.seed, failure, steps: world.steps, digest: world.digest.toString(16).padStart(8, '0') },
     tally: simulation.tally,
-    lines: options.verbose === true ? world.lines! : world.lines!.slice(-30),
+    lines: world.lines,
   };
 }
 
@@ -335,10 +335,10 @@ class Simulation {
   }
 
   #atRest(): void {
-    const { legs, pendingBlocks } = this.#handOffs;
+    const { legs, awaiting, pendingBlocks } = this.#handOffs;
     const { waiting, given } = this.#dispatch.stats();
     const sent = this.#workers.all.reduce((sum, worker) => sum + worker.open.size, 0);
-    const left = { legs, pendingBlocks, waiting, given, sent };
+    const left = { legs, awaiting, pendingBlocks, waiting, given, sent };
     if (Object.values(left).some((count) => count !== 0))
       throw new Violation(`promise: nobody asks for anything, and this is left: ${JSON.stringify(left)}`);
   }

@@ -65,7 +65,7 @@ export async function simulate(options: SimOptions): Promise<SimResult> {
 
 async function simulateOnce(options: SimOptions): Promise<{ result: SimResult; error: unknown }> {
   await loadSdk(); // by real time, so not within the world
-  const world = new World(options.seed, true);
+  const world = new World(options.seed, options.verbose === true ? Number.POSITIVE_INFINITY : 30);
   const arenas = new VirtualArenas(world);
   const servers = {
     arenas,
@@ -91,7 +91,7 @@ async function simulateOnce(options: SimOptions): Promise<{ result: SimResult; e
   const result = {
     ...{ seed: options.seed, failure, steps: world.steps, digest: world.digest.toString(16).padStart(8, '0') },
     tally: simulation.tally(),
-    lines: options.verbose === true ? world.lines! : world.lines!.slice(-30),
+    lines: world.lines,
   };
   return { result, error };
 }

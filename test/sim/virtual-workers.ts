@@ -12,7 +12,15 @@ import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { World } from './world.ts';
 
 export const blockTokens = 16;
-const stepTokens = 128;
+/** Of a step: most prompt tokens, seconds at least, and seconds that each stream adds. */
+export interface StepFigures {
+  readonly stepTokens: number;
+  readonly stepS: number;
+  readonly stepPerRequestS: number;
+}
+const usualSteps: StepFigures = { stepTokens: 128, stepS: 0.005, stepPerRequestS: 0.001 };
+/** As engines keep to their streams' target: see pacing.ts of engine/scheduler. */
+const [trust, leastShare] = [0.9, 1 / 4];
 /** As the registry's line to a worker. */
 const silentMs = 850;
 const peer = 3;
@@ -55,6 +63,7 @@ export class VirtualWorker implements Worker {
   /** Prompt tokens a second; what it says of it may be another. */
   readonly tokensPerS: number;
   readonly lie: number;
+  readonly steps: StepFigures;
   readonly calls: VirtualCall[] = [];
   /** Sent, and not there yet. */
   readonly sent = new Set<Share>();
@@ -74,7 +83,10 @@ export class VirtualWorker implements Worker {
     totalBlocks: number,
     tokensPerS: number,
     lie: number,
+    steps: StepFigures = usualSteps,
   ) {
+    const { stepTokens } = steps;
+    this.steps = steps;
     this.number = number;
     this.record = recordOf(`w${number}`, { role, node: `n${number}` });
     this.facts = factsOf({ totalBlocks, maxRunning: 32, stepTokens, bootEpoch: String(number) });
@@ -91,8 +103,9 @@ export class VirtualWorker implements Worker {
   get load(): Worker['load'] {
     const running = this.calls.filter(({ hasToken }) => hasToken).length;
     let [tokensAhead, waitingBlocks] = [0, 0];
+    const { stepS, stepPerRequestS } = this.steps;
     for (const call of this.calls) {
-      tokensAhead += call.tokensLeft;
+      tokensAhead += aheadOf(call);
       if (!call.hasRoom) waitingBlocks += needsOf(call.request);
     }
     for (const share of this.sent) {
@@ -102,9 +115,25 @@ export class VirtualWorker implements Worker {
     return {
       ...{ waiting: this.calls.length - running + this.sent.size, running, tokensAhead, usedBlocks: this.usedBlocks },
       ...{ waitingBlocks, freedBlocksPerS: 50, loadAheadS: 0, prefillTokensPerS: this.tokensPerS * this.lie },
-      ...{ stepS: 0.005, stepPerRequestS: 0.001, loadBlocksPerS: [0, 0, 0, 500, 0, 0], toldAtMs: 1 },
+      ...{ stepS, stepPerRequestS, loadBlocksPerS: [0, 0, 0, 500, 0, 0], toldAtMs: 1 },
     };
   }
+
+  /** Prompt tokens of a step beside these streams. */
+  chunkBeside(streams: readonly VirtualCall[]): number {
+    const { stepTokens, stepS, stepPerRequestS } = this.steps;
+    const targetS = Math.min(...streams.map(({ request }) => request.betweenMs ?? Number.POSITIVE_INFINITY)) / 1000;
+    const leftS = targetS - stepS - streams.length * stepPerRequestS;
+    if (!Number.isFinite(targetS) || leftS <= 0) return stepTokens;
+    const inTime = Math.floor(trust * Math.max(leftS, targetS * leastShare) * this.tokensPerS);
+    return Math.min(Math.max(inTime, blockTokens), stepTokens);
+  }
+}
+
+/** What another worker computes for it is nothing that it has to do. */
+function aheadOf({ request, tokensLeft, hasRoom, awaited, blocks }: VirtualCall): number {
+  const elsewhere = hasRoom ? (awaited ?? blocks) - blocks : (request.handOff?.blocks ?? 0);
+  return Math.max(tokensLeft - elsewhere * blockTokens, 0);
 }
 
 const needsOf = ({ promptTokenIds, maxTokens, prefillOnly }: GenerateRequest): number =>
@@ -292,17 +321,19 @@ export class VirtualWorkers implements HandOffEngines {
     if (worker.isStepping) return;
     let prompt = 0;
     const parts = new Map<VirtualCall, number>();
+    const streams = worker.calls.filter(({ hasToken }) => hasToken);
+    const chunk = worker.chunkBeside(streams);
     for (const call of worker.calls) {
-      if (!call.hasRoom || call.awaited !== undefined || call.tokensLeft === 0 || prompt >= stepTokens) continue;
-      const part = Math.min(call.tokensLeft, stepTokens - prompt);
+      if (!call.hasRoom || call.awaited !== undefined || call.tokensLeft === 0 || prompt >= chunk) continue;
+      const part = Math.min(call.tokensLeft, chunk - prompt);
       parts.set(call, part);
       prompt += part;
     }
-    const streams = worker.calls.filter(({ hasToken }) => hasToken);
     if (parts.size === 0 && streams.length === 0) return;
     worker.isStepping = true;
     const { life } = worker;
-    const takesS = 0.005 + streams.length * 0.001 + prompt / worker.tokensPerS;
+    const { stepS, stepPerRequestS } = worker.steps;
+    const takesS = stepS + streams.length * stepPerRequestS + prompt / worker.tokensPerS;
     const step = (): void => {
       if (worker.life !== life) return;
       if (worker.isStopped) return void this.#world.schedule(20_000, 'stopped', step);

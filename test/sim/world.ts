@@ -51,15 +51,23 @@ export class World {
   longestTurnMs = 0;
   /** A fingerprint of all that has happened so far. */
   digest = 0;
-  /** Lines of what happened, when asked for. */
-  readonly lines: string[] | undefined;
+  /** What happened, and when: the last ones of it. */
+  #said: { readonly step: number; readonly atMs: number; readonly line: string }[] = [];
+  readonly #keep: number;
   #heap: Entry[] = [];
   #order = 0;
 
-  constructor(seed: number, verbose = false) {
+  /** `keep`: so many of the last lines can be read. */
+  constructor(seed: number, keep = 0) {
     this.seed = seed;
     this.random = seededRandom(seed);
-    this.lines = verbose ? [] : undefined;
+    this.#keep = keep;
+  }
+
+  get lines(): string[] {
+    const at = (ms: number): string => ms.toFixed(3).padStart(12);
+    const last = this.#said.slice(-this.#keep);
+    return last.map(({ step, atMs, line }) => `${String(step).padStart(6)} ${at(atMs)} ${line}`);
   }
 
   get nowMs(): number {
@@ -99,7 +107,9 @@ export class World {
   note(line: string): void {
     for (let at = 0; at < line.length; at++)
       this.digest = Math.imul(this.digest ^ line.charCodeAt(at), 0x01000193) >>> 0;
-    this.lines?.push(`${String(this.steps).padStart(6)} ${this.nowMs.toFixed(3).padStart(12)} ${line}`);
+    if (this.#keep === 0) return;
+    this.#said.push({ step: this.steps, atMs: this.nowMs, line });
+    if (this.#said.length > 2 * this.#keep) this.#said = this.#said.slice(-this.#keep);
   }
 
   /** Entries that a life still has. */
@@ -125,12 +135,13 @@ export class World {
   /** Run code of `owner`, and what follows from it in the same turn. @throws Violation when a node takes too long over it */
   async runAs(owner: Life, fn: () => void, what = 'a call'): Promise<void> {
     this.life = owner;
-    const beginMs = native.threadCpuMs();
+    const isServer = owner === this.servers; // what it takes is the simulation's own
+    const beginMs = isServer ? 0 : native.threadCpuMs();
     fn();
     await settled();
-    const turnMs = native.threadCpuMs() - beginMs;
     this.life = this.servers;
-    if (owner === this.servers) return; // what a server takes is the simulation's own
+    if (isServer) return;
+    const turnMs = native.threadCpuMs() - beginMs;
     this.longestTurnMs = Math.max(this.longestTurnMs, turnMs);
     if (turnMs > maxTurnMs) {
       throw new LongTurn(`law 2: ${owner.name}: ${what}: a turn of ${turnMs.toFixed(0)} ms, ${maxTurnMs} allowed`);

@@ -17,6 +17,7 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
     ...{ number, name: `w${number}`, role: 'both', isReady: true, revision: '', identity: 'same', node: `n${number}` },
     ...{
       legs: 0,
+      awaiting: 0,
       stepTokens: 500,
       waiting: 0,
       running: 0,
@@ -53,6 +54,7 @@ const sideFigures = fc.record({
   identity: fc.constantFrom('same', 'same', 'other'),
   node: fc.constantFrom('a', 'b', null),
   legs: fc.integer({ min: 0, max: 9 }),
+  awaiting: fc.integer({ min: 0, max: 20 }),
   stepTokens: fc.constantFrom(16, 512, 2_048),
   waiting: fc.integer({ min: 0, max: 20 }),
   running: fc.integer({ min: 0, max: 50 }),
@@ -254,6 +256,18 @@ describe('by hand', () => {
       'alone',
       'alone',
     ]);
+  });
+
+  it('who waits at the decode worker for another one’s blocks is not held up by what is computed there', () => {
+    const decodeOf = (awaiting: number) => side(0, { role: 'decode', waiting: 2, awaiting });
+    const costOf = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), ttftS: 10 })).alone.costS;
+    const [none, all] = [costOf(0), costOf(2)];
+    // Two that are: half of what is computed, each.
+    expect(none - all).toBeCloseTo(1.601, 9);
+    expect(costOf(9)).toBe(all);
+    const others = [side(1, { role: 'prefill', tokensAhead: 1_000 })];
+    const reason = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), others, ttftS: 10 })).reason;
+    expect([reason(0), reason(2)]).toEqual(['spares-streams', 'alone']);
   });
 
   it('where the link is the bottleneck, fewer blocks travel, and the decode side computes the rest', () => {

@@ -11,7 +11,7 @@
  *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
  *     between(w,n) = step(w) + min(n, chunk(w)) ÷ prefill rate                time between two tokens of those that run
  *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
- *     cost         = time to first token + Σ over D, P: what it computes there × (running × harm + waiting ÷ 2)
+ *     cost         = time to first token + Σ over D, P: what it computes there × (running × harm + (waiting - awaiting) ÷ 2)
  *     harm         = 0.1 where `between` stays within the target, else 1
  *
  * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
@@ -66,6 +66,8 @@ export interface Side extends WorkerState {
   readonly node: string | null;
   /** Prompts that it computes for others now. */
   readonly legs: number;
+  /** Of those that wait there: whose prompt others compute. They have next to nothing to wait for there. */
+  readonly awaiting: number;
   /** Tokens that it computes in one step at most. */
   readonly stepTokens: number;
 }
@@ -252,7 +254,7 @@ function expectedOf(
   let itlS = 0;
   for (const [side, tokens, seconds] of work) {
     if (tokens === 0) continue;
-    costS += (seconds * side.waiting) / 2;
+    costS += (seconds * Math.max(side.waiting - side.awaiting, 0)) / 2;
     if (side.running === 0) continue;
     const without = stepS(side);
     const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;

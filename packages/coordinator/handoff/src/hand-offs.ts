@@ -81,6 +81,8 @@ export class HandOffs {
   /** The same of nine in ten: whoever is let in is to be in time. */
   readonly #latest = { alone: new Late(0, mostLateS, 0.9), split: new Late(firstLateS, mostLateS, 0.9) };
   readonly #legs = new Map<number, number>();
+  /** Requests that wait for another worker's blocks, by the decode worker. */
+  readonly #awaiting = new Map<number, number>();
   /** Blocks that have still to travel, by the decode side's node. */
   readonly #pending = new Map<string, number>();
   /** By the decode side's node. */
@@ -96,6 +98,13 @@ export class HandOffs {
   /** Legs of prefill that are counted now, of all workers. */
   get legs(): number {
     return this.#open;
+  }
+
+  /** Requests that wait for another worker's blocks. */
+  get awaiting(): number {
+    let sum = 0;
+    for (const count of this.#awaiting.values()) sum += count;
+    return sum;
   }
 
   /** Blocks that have still to travel. */
@@ -134,10 +143,12 @@ export class HandOffs {
     const lacks = role === 'prefill' ? 'no-decode-worker' : decision.isLacking ? decision.reason : undefined;
     if (lacks !== undefined) this.metrics.fellShort(lacks);
     told({ line, prefill: split?.prefill.name, degraded: degradedOf(lacks) });
+    const { number } = choice.worker;
     let isFirst = true;
     const first = (): void => {
       if (!isFirst) return;
       isFirst = false;
+      if (split !== undefined) this.#count(this.#awaiting, number, -1);
       const seenS = (performance.now() - begunMs) / 1000;
       this.#learn(decision, seenS);
       this.#latest[way].came(plainS + this.#latest[way].s, seenS);
@@ -148,14 +159,14 @@ export class HandOffs {
     };
     const { engines } = this.#options;
     const paced = { ...request, betweenMs: this.#betweenMsOf(asked, choice.worker) };
-    if (split === undefined) return engines.follow(choice.worker.number, paced, signal, watched);
+    if (split === undefined) return engines.follow(number, paced, signal, watched);
     const node = question.decode.node!;
     let pending = 0;
     let prefill = split.prefill.name;
     let degraded: string | undefined;
     const handOff = new HandOff({
       engines,
-      decode: choice.worker.number,
+      decode: number,
       request: paced,
       split,
       blockTokens: asked.blockTokens,
@@ -189,7 +200,12 @@ export class HandOffs {
       },
     });
     if (asked.keys.length > 0) this.#options.holdings.sent?.(asked.model, split.prefill.number, asked.keys);
-    await handOff.run(signal, watched);
+    this.#count(this.#awaiting, number, 1);
+    try {
+      await handOff.run(signal, watched);
+    } finally {
+      if (isFirst) this.#count(this.#awaiting, number, -1);
+    }
   }
 
   #questionOf(choice: Choice, asked: Asked, nowMs: number, failed: ReadonlySet<number>): Question {
@@ -198,6 +214,7 @@ export class HandOffs {
     const [decode, ...others] = sidesOf(
       ...([choice.worker, choice.share, engines.workers(), asked.keys, holdings] as const),
       (number) => this.#legs.get(number) ?? 0,
+      (number) => this.#awaiting.get(number) ?? 0,
     );
     return {
       mode: split,

@@ -17,11 +17,19 @@ it('are those of the model that take prefill, the decode side first, without the
   workers.add('pod').record = recordOf('pod', { kind: 'openai', role: 'prefill' });
   const share = { requestId: 'r', tokensAhead: 100, blocks: 9, loadS: 1 };
   workers.sent(0, share);
-  const sides = sidesOf(decode, share, workers.all, new Int32Array(8), new FakeHoldings(), (number) => number);
-  expect(sides.map(({ name, legs }) => [name, legs])).toEqual([
-    ['d', 0],
-    ['p', 1],
-    ['both', 4],
+  const sides = sidesOf(
+    decode,
+    share,
+    workers.all,
+    new Int32Array(8),
+    new FakeHoldings(),
+    (number) => number,
+    (number) => 10 + number,
+  );
+  expect(sides.map(({ name, legs, awaiting }) => [name, legs, awaiting])).toEqual([
+    ['d', 0, 10],
+    ['p', 1, 11],
+    ['both', 4, 14],
   ]);
   expect(sides.map(({ waiting, tokensAhead }) => [waiting, tokensAhead])).toEqual([
     [0, 0],
@@ -40,6 +48,14 @@ it('share blocks only where all that names them is the same', () => {
     { hashSeed: 'other' },
   ].entries())
     workers.add(`w${at}`, facts);
-  const [first, ...others] = sidesOf(decode, none, workers.all, new Int32Array(0), new FakeHoldings(), () => 0);
+  const [first, ...others] = sidesOf(
+    decode,
+    none,
+    workers.all,
+    new Int32Array(0),
+    new FakeHoldings(),
+    () => 0,
+    () => 0,
+  );
   expect(others.map(({ identity }) => identity === first.identity)).toEqual([true, false, false, false]);
 });

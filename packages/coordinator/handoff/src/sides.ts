@@ -17,6 +17,7 @@ export function sidesOf(
   keys: Keys,
   holdings: Holdings,
   legsOf: (number: number) => number,
+  awaitingOf: (number: number) => number,
 ): [Side, ...Side[]] {
   const model = decode.facts?.model ?? '';
   const all = [decode];
@@ -35,17 +36,18 @@ export function sidesOf(
           all.map(({ number }) => number),
         );
   const [first, ...rest] = all.map((worker, at) =>
-    sideOf(worker, at === 0 ? share : undefined, held[at] ?? nothing, legsOf(worker.number)),
+    sideOf(worker, at === 0 ? share : undefined, held[at] ?? nothing, legsOf(worker.number), awaitingOf(worker.number)),
   );
   return [first!, ...rest];
 }
 
 /** `own`: what of its load is the request's own. */
-export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs: number): Side {
+export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs: number, awaiting = 0): Side {
   const { number, record, state, facts, load } = worker;
   const share = own ?? noShare;
   return {
     ...{ number, name: record.name, role: record.role, revision: record.revision, node: record.node, legs },
+    awaiting,
     isReady: state === 'ready' && !record.draining,
     identity: identityOf(facts),
     waiting: Math.max(load.waiting - (own === undefined ? 0 : 1), 0),

@@ -151,13 +151,20 @@ export class Scheduler {
       const victim = this.#room.latestHolder();
       invariant(victim, () => `request ${request.id}: runs and holds no blocks`);
       if (this.#room.revokeYounger(victim)) return; // its blocks come back soon
-      // Exports hold blocks that its window has left, or a prompt is about to be stored: their blocks come back without anybody starting
-      // anew. Who starts anew meanwhile computes the same chunk again and again.
-      if (victim === request && ((this.#windows && this.exports.heldBlocks > 0) || this.#storing.holdsRoom)) return;
+      if (victim === request && this.#roomComesBack()) return;
       this.#preempt(victim);
       if (victim === request) return;
     }
     this.#take(request, count);
+  }
+
+  /**
+   * Blocks come back without anybody starting anew: of prompts that are about to be stored, of exports, of loads. With windows whoever
+   * starts anew is let in at once, and would compute the same chunk again and again.
+   */
+  #roomComesBack(): boolean {
+    const { loads } = this.incoming;
+    return this.#storing.holdsRoom || (this.#windows && (this.exports.heldBlocks > 0 || loads.count > 0));
   }
 
   #admitWaiting(): void {
