@@ -49,8 +49,10 @@ export interface ClusterSize {
   readonly coordinators: number;
 }
 
-/** A client leaves a coordinator that says nothing for so long. */
+/** A client leaves a coordinator that says nothing for so long, if there is another one. */
 const silentMs = 1_000;
+/** If there is none: leaving, it would only have its prompt computed again, behind those of all others. */
+const patientMs = 60_000;
 const mostTries = 20;
 const host = '127.0.0.1';
 
@@ -165,6 +167,11 @@ export class ClusterRig {
     ]);
   }
 
+  /** Of all that run now. */
+  get pids(): (number | undefined)[] {
+    return [...this.members.values()].map(({ pid }) => pid);
+  }
+
   /** `signal`: the client leaves. @throws Error with the answer of a coordinator that refuses it, or when none answers */
   async ask(request: Request, signal?: AbortSignal): Promise<Answer> {
     const startMs = performance.now();
@@ -173,7 +180,7 @@ export class ClusterRig {
     for (let tries = 0; tries < mostTries; tries++) {
       const url = this.#urls[(first + tries) % this.#urls.length]!;
       try {
-        const streamed = await stream(url, request, signal);
+        const streamed = await stream(url, request, this.#urls.length > 1 ? silentMs : patientMs, signal);
         return { ...streamed, startMs, endMs: performance.now(), turnedAway: tries };
       } catch (error) {
         if (error instanceof Refused || signal?.aborted) throw error;
@@ -229,14 +236,14 @@ interface Chunk {
 
 type Streamed = Pick<Answer, 'tokenIds' | 'handOff' | 'degraded'>;
 
-async function stream(url: string, request: Request, signal?: AbortSignal): Promise<Streamed> {
+async function stream(url: string, request: Request, limitMs: number, signal?: AbortSignal): Promise<Streamed> {
   const abort = new AbortController();
   const leave = (): void => abort.abort(signal?.reason);
   signal?.addEventListener('abort', leave);
   let silence: NodeJS.Timeout | undefined;
   const heard = (): void => {
     clearTimeout(silence);
-    silence = setTimeout(() => abort.abort(new Error(`${url} says nothing`)), silentMs);
+    silence = setTimeout(() => abort.abort(new Error(`${url} says nothing`)), limitMs);
   };
   heard();
   try {

@@ -9,7 +9,7 @@ import { fileURLToPath } from 'node:url';
 import type { KvError } from '@kvtier/errors';
 import { channelOptions, clientCredentials, EngineClient } from '@kvtier/wire/grpc';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { ask, Service } from './engine-rig.ts';
+import { ask, describe, metricsText, Service, until } from './engine-rig.ts';
 
 const modelDir = fileURLToPath(new URL('../numerics/golden/llama', import.meta.url));
 const prompt = (seed: number): number[] =>
@@ -52,18 +52,28 @@ const gpu = (settings: object = {}): object => ({
   backend: 'cuda-emulated',
   gpu: { computeDtype: 'f32', ...settings },
   cacheNodeSocket: join(folder, 'n/s'),
+  loads: 'always', // whatever is faster on this machine now
 });
+const attached = (client: EngineClient): Promise<void> =>
+  until(async () => (await describe(client)).tierAttached, 'the session');
 
 it('answers as the CPU does, computed, cached, and from the tier after SIGKILL', { timeout: 120_000 }, async () => {
   const [, judge] = await startWorker('judge', { backend: 'cpu', cacheNodeSocket: null });
   const [worker, client] = await startWorker('gpu', gpu());
+  await attached(client);
   for (let seed = 0; seed < 3; seed++) {
     const right = (await ask(judge, prompt(seed))).tokenIds;
     expect((await ask(client, prompt(seed))).tokenIds).toEqual(right);
     expect((await ask(client, prompt(seed))).tokenIds).toEqual(right);
   }
+  // What is on its way to the tier dies with the worker.
+  await until(
+    async () => /kvtier_connector_storing_blocks 0\n/.test(await metricsText(client)),
+    'stores to be confirmed',
+  );
   await worker.signal('SIGKILL');
   const [, again] = await startWorker('gpu2', gpu());
+  await attached(again);
   for (let seed = 0; seed < 3; seed++) {
     const { tokenIds, cache } = await ask(again, prompt(seed));
     expect(tokenIds).toEqual((await ask(judge, prompt(seed))).tokenIds);
@@ -85,7 +95,9 @@ it('a worker whose GPU hangs ends in order when it is told to: nothing of its cl
   }
   expect(failed).toBe(true);
   const toldMs = performance.now();
-  expect(await faulty.signal('SIGTERM')).toBe(0);
+  await faulty.signal('SIGTERM');
+  // 0: it closed in order. 1: its own end, a second after the fault, came first. Null: it was killed.
+  expect([0, 1]).toContain(await faulty.ended(1_000));
   expect(performance.now() - toldMs).toBeLessThan(7_000); // below the 8 s at which it would be killed
 });
 

@@ -8,7 +8,7 @@ import { expectEqual, patient, tell, VllmRig } from './rig.ts';
 
 const missing = vllmMissing();
 const minutes = (n: number): number => n * 60_000;
-const rounds = 7;
+const rounds = Number(process.env.KVTIER_VLLM_ROUNDS ?? 7);
 
 const median = (values: readonly number[]): number => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
 const prompt = (round: number, tokens: number): number[] =>

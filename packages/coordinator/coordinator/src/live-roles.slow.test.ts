@@ -31,7 +31,7 @@ beforeEach(async () => {
   engines = names.map((name) => new ScriptedEngine(`unix:${dir}/${name}`, modelDir));
   pods = names.map(() => new StorePod(store, 'pods'));
   const rates = {
-    prefillTokensPerS: 5_000,
+    prefillTokensPerS: 1_000,
     stepS: 0.02,
     stepPerRequestS: 0.001,
     freedBlocksPerS: 0,
@@ -150,7 +150,7 @@ it('roles turn under load without an error', async () => {
   expect(failures).toEqual([]);
   expect(needed).toBeGreaterThan(2);
   expect(turns.length).toBeGreaterThanOrEqual(3);
-  expect(answered).toBeGreaterThan(50);
+  expect(answered).toBeGreaterThan(8);
   expect(splits).toBeGreaterThan(0);
   await vi.waitUntil(async () => (await routing()).given === 0, patience);
   const metrics = await (await fetch(`${coordinator.url}/metrics`)).text();

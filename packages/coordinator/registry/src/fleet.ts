@@ -217,6 +217,7 @@ export class Fleet {
       usualPrefillTokensPerS: (member) => this.#usualPrefillTokensPerS(member),
       usualLoadBlocksPerS: (member) => this.#usualLoadBlocksPerS(member),
       counts: this.counts,
+      startMs: this.#times.startMs,
       logger: this.#options.logger,
       left: (member) => {
         if (this.#members.get(key) !== member) return;

@@ -63,6 +63,8 @@ export interface LinkTimes {
   readonly loadMs: number;
   /** Between two scrapes of an openai worker, and for one. */
   readonly scrapeMs: number;
+  /** So long a worker that was never there is taken to be starting: a model takes its time to load. Then it is worth a warning. */
+  readonly startMs: number;
 }
 
 export const linkTimes: LinkTimes = {
@@ -73,6 +75,7 @@ export const linkTimes: LinkTimes = {
   refusedPauseMs: 2_000,
   loadMs: 20,
   scrapeMs: 250,
+  startMs: 60_000,
 };
 
 /** Nothing is known of it. */

@@ -20,6 +20,8 @@ export interface FleetCounts {
 export interface MemberHost {
   readonly logger: Logger;
   readonly counts: FleetCounts;
+  /** `LinkTimes.startMs`. */
+  readonly startMs: number;
   changed(): void;
   /** Its load came. */
   told(): void;
@@ -47,6 +49,7 @@ export class Member implements Worker {
   /** Dropped by discovery. */
   #leaving = false;
   #logged: string | undefined;
+  readonly #sinceMs = performance.now();
   #leaning: Leaning | undefined;
 
   constructor(number: number, record: WorkerRecord, host: MemberHost) {
@@ -196,6 +199,7 @@ export class Member implements Worker {
 
   #to(state: WorkerState, why: string | undefined, changed = false): void {
     const before = this.#state;
+    this.#tell(state, why);
     if (before === state && this.#why === why && !changed) return;
     this.#state = state;
     this.#why = why;
@@ -206,11 +210,19 @@ export class Member implements Worker {
       if (state === 'silent') counts.lost++;
       if (state === 'refused') counts.refused++;
     }
-    if (why !== undefined && why !== this.#logged) logger.warn({ worker, address, state }, why);
     if (state === 'ready' && before !== 'ready')
       logger.info({ worker, address, model: this.#facts?.model }, 'worker ready');
-    this.#logged = why;
     this.#host.changed();
+  }
+
+  /** Once; that nobody answers yet is no trouble while the worker may still start. */
+  #tell(state: WorkerState, why: string | undefined): void {
+    if (why === undefined) this.#logged = undefined;
+    const isStarting = state === 'joining' && performance.now() - this.#sinceMs < this.#host.startMs;
+    if (why === undefined || why === this.#logged || isStarting) return;
+    this.#logged = why;
+    const { name: worker, address } = this.#record;
+    this.#host.logger.warn({ worker, address, state }, why);
   }
 }
 

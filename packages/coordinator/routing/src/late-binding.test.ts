@@ -57,6 +57,16 @@ describe('late binding', () => {
     expect(late.take(open, 100_100, chance)!.item).toBe('long'); // 10 against 1
   });
 
+  it('saves work where workers have requests that wait, as if these waited here', () => {
+    // Worker 0 holds 64 of the 100 tokens and has 100 ms to do: 136 ms against 110.
+    const asked = (waiting: number): number => {
+      const late = new LateBinding<string>();
+      late.add('a', request(100), 0, 36);
+      return late.take(() => [state(100, 4, waiting), state(10, 0, waiting)], 0, chance)!.worker;
+    };
+    expect([0, 4].map(asked)).toEqual([1, 0]);
+  });
+
   it('keeps what a request claims of a busy worker from those behind it', () => {
     // Both prompts are held by worker 0, which has 150 ms to do. The first one waits for it: 150 + 4 ms against 68; no: it is
     // computed sooner on the idle one. The second finds that one busy.

@@ -117,9 +117,14 @@ class Look {
 
   #crowd(workers: readonly number[]): number {
     let full = 0;
-    for (const worker of workers) if (isFull(this.loads[worker]!)) full++;
+    let waiting = this.#waiting;
+    for (const worker of workers) {
+      const load = this.loads[worker]!;
+      if (isFull(load)) full++;
+      waiting += load.waiting;
+    }
     // Where places are what is short, nobody waits for a prompt to be computed.
-    return full * 2 >= workers.length ? 1 : 1 + this.#waiting / workers.length / 2;
+    return full * 2 >= workers.length ? 1 : 1 + waiting / workers.length / 2;
   }
 }
 

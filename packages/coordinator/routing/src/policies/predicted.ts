@@ -3,9 +3,10 @@
  *
  *     compute = uncached tokens ÷ prefill rate                 bring = Σ over media: blocks there ÷ blocks a second from it
  *     room    = what is missing until it fits, blocks and a place among those that run ÷ what is freed a second
- *     begins  = max(tokens ahead ÷ prefill rate, rest of the step, loads ahead + bring, room)
+ *     ready   = max(loads ahead + bring, room)
+ *     done    = rest of the step + max(max(tokens ahead ÷ prefill rate, ready) + compute, ready + a step)
  *     beside  = steps until its first token × requests there × what a request adds to a step
- *     cost    = begins + beside + compute + (compute + bring) × queued ÷ 2
+ *     cost    = done + beside + (compute + bring) × queued ÷ 2
  *
  * Blocks are brought in while others compute: at first, waiting hides it. The last term is what the request costs others: work
  * that this choice adds, and another would not, is waited for by all that come while there is a queue; `queued` is how many
