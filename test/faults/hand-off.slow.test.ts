@@ -203,9 +203,53 @@ it('the caller leaves in the middle: both sides hold nothing a second later', as
   expect(await outcomes(decode, 'gone')).toBe(1);
 });
 
+it('prefill stands still for longer than its blocks are waited for: what it does after that harms nobody', async () => {
+  const promptTokenIds = promptOf(6);
+  const blocks = blocksOf(promptTokenIds);
+  const awaited = await outcomes(decode, 'awaited');
+  const answer = begin(decode, 'f', { promptTokenIds, handOff: { blocks, stallMs: 300, deadlineMs: 40_000 } });
+  await reserved(answer);
+  const leg = begin(prefill, 'f', { promptTokenIds, prefillOnly: { blocks } });
+  await reserved(leg);
+  await services.prefill.signal('SIGSTOP');
+  const [right, { cache }] = await Promise.all([ask(judge, promptTokenIds), answer.ended]);
+  expect(answer.tokenIds).toEqual(right.tokenIds);
+  expect(cache!.handedTokens).toBeLessThan(blocks * blockTokens);
+  expect((await outcomes(decode, 'awaited')) - awaited).toBe(1);
+  await until(() => empty(decode), 'decode to hold nothing');
+  await services.prefill.signal('SIGCONT');
+  expect((await leg.ended).finishReason).toBe('prefilled'); // for nobody: whoever asked has not called it off
+  await until(() => empty(prefill), 'prefill to hold nothing');
+  expect((await ask(decode, promptTokenIds)).tokenIds).toEqual(right.tokenIds);
+});
+
+it('decode stands still until its wait is over: it computes what the node no longer holds for it', async () => {
+  const promptTokenIds = promptOf(7);
+  const blocks = blocksOf(promptTokenIds);
+  const deadlineMs = 2_000;
+  const answer = begin(decode, 'g', { promptTokenIds, handOff: { blocks, stallMs: deadlineMs, deadlineMs } });
+  await reserved(answer);
+  const leg = begin(prefill, 'g', { promptTokenIds, prefillOnly: { blocks } });
+  await reserved(leg);
+  const begun = performance.now();
+  await services.decode.signal('SIGSTOP');
+  expect((await leg.ended).finishReason).toBe('prefilled');
+  await until(async () => performance.now() - begun > deadlineMs + 500, 'the deadline to pass');
+  await services.decode.signal('SIGCONT');
+  const [right] = await Promise.all([ask(judge, promptTokenIds), answer.ended]);
+  expect(answer.tokenIds).toEqual(right.tokenIds);
+  await until(async () => (await empty(decode)) && (await empty(prefill)), 'both to hold nothing');
+  await until(
+    async () =>
+      !/kvtier_node_events\{event="(await.blocks|arena.pinned_blocks)"\} [1-9]/.test(await metricsText(decode)),
+    'the node to hold nothing for it',
+  );
+});
+
 it('prefill is killed in the middle: the same answer', async () => {
   const promptTokenIds = promptOf(5);
   const blocks = blocksOf(promptTokenIds);
+  const awaited = await outcomes(decode, 'awaited');
   const answer = begin(decode, 'd', { promptTokenIds, handOff: { blocks, stallMs: 500, deadlineMs: 40_000 } });
   await reserved(answer);
   const leg = begin(prefill, 'd', { promptTokenIds, prefillOnly: { blocks } });
@@ -214,6 +258,6 @@ it('prefill is killed in the middle: the same answer', async () => {
   const [right, { cache }] = await Promise.all([ask(judge, promptTokenIds), answer.ended]);
   expect(answer.tokenIds).toEqual(right.tokenIds);
   expect(cache!.handedTokens).toBeLessThan(blocks * blockTokens);
-  expect(await outcomes(decode, 'awaited')).toBe(1);
+  expect((await outcomes(decode, 'awaited')) - awaited).toBe(1);
   await until(() => empty(decode), 'decode to hold nothing');
 });

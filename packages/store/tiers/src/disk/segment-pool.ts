@@ -60,6 +60,7 @@ export class SegmentPool {
   #refilling: Promise<void> | undefined;
   readonly #sealWaiters: (() => void)[] = [];
   #stopped = false;
+  #isUsable = false;
   #broken = false;
   #generation = 0;
   /** The policy's clock. */
@@ -168,6 +169,7 @@ export class SegmentPool {
   async ensureUsable(atLeastOne: boolean): Promise<void> {
     if (this.segments.size === 0 || (!atLeastOne && this.#free.length === 0 && this.#hasSpace()))
       await this.#refill(false);
+    this.#isUsable = true;
   }
 
   /**
@@ -265,7 +267,7 @@ export class SegmentPool {
       room.told(false);
     } catch (error) {
       if (!isNoSpace(error)) throw error;
-      room.told(true);
+      if (this.#isUsable || this.segments.size > 0) room.told(true); // else the start fails, and says why
       if (this.segments.size === 0) throw error;
       if (!evict) return;
       this.isRecycling = true;
