@@ -121,7 +121,7 @@ class Configuration(unittest.TestCase):
             ({}, '"socket" is missing'),
             ({"socket": "/s", "sokcet": 1}, "unknown key 'sokcet'; known are accept_versions"),
             ({"socket": "/s", "patience_us": 10**6}, "from 0 to 20000, not 1000000"),
-            ({"socket": "/s", "patience_us": True}, "patience_us is a number"),
+            ({"socket": "/s", "patience_us": True}, "patience_us is a whole number"),
             ({"socket": "/s", "load": "no"}, "load is true or false"),
             ({"socket": "/s" * 60}, "at most 107 bytes"),
             ({"socket": "/s", "weights_digest": "AB"}, "64 hex digits"),

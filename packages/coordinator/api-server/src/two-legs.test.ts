@@ -223,6 +223,13 @@ describe('prefill fails, and decode computes it', () => {
 });
 
 describe('somebody leaves', () => {
+  const withAlso = (other: StorePod): Promise<unknown> =>
+    at.workers(
+      { name: 'p', kind: 'openai', address: p.address, role: 'prefill' },
+      { name: 'd', kind: 'openai', address: d.address, role: 'decode' },
+      { name: 'e', kind: 'openai', address: other.address, role: 'decode' },
+    );
+
   it.each(['during prefill', 'during decode'])(
     'the client, %s: that leg ends, and nothing is counted any more',
     async (when) => {
@@ -250,11 +257,7 @@ describe('somebody leaves', () => {
     const other = new StorePod(store, 'pods');
     await other.start();
     try {
-      await at.workers(
-        { name: 'p', kind: 'openai', address: p.address, role: 'prefill' },
-        { name: 'd', kind: 'openai', address: d.address, role: 'decode' },
-        { name: 'e', kind: 'openai', address: other.address, role: 'decode' },
-      );
+      await withAlso(other);
       const begun: PodRequest[] = [];
       for (const pod of [d, other])
         pod.before = (request) => {
@@ -308,11 +311,7 @@ describe('somebody leaves', () => {
     const other = new StorePod(store, 'pods');
     await other.start();
     try {
-      await at.workers(
-        { name: 'p', kind: 'openai', address: p.address, role: 'prefill' },
-        { name: 'd', kind: 'openai', address: d.address, role: 'decode' },
-        { name: 'e', kind: 'openai', address: other.address, role: 'decode' },
-      );
+      await withAlso(other);
       let died = false;
       for (const pod of [d, other])
         pod.before = ({ response }) => {

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from kvtier.options import BadOptions, parsed
+
 _WHERE = 'hicache-storage-backend-extra-config, "kvtier"'
-
-
-class BadOptions(ValueError):
-    """Says which key, and what it may be."""
 
 
 @dataclass(frozen=True)
@@ -59,30 +57,4 @@ def parse(extra_config: Mapping[str, Any] | None) -> Options:
     given = (extra_config or {}).get("kvtier")
     if not isinstance(given, Mapping):
         raise BadOptions(f'{_WHERE} is missing: an object such as {{"socket": "/run/kvtier/node.sock"}}')
-    extra = dict(given)
-    known = {field.name: field for field in fields(Options)}
-    for key, value in extra.items():
-        field = known.get(key)
-        if field is None:
-            raise BadOptions(f"{_WHERE}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-        if key == "accept_versions":
-            if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-                raise BadOptions(f'{_WHERE}: accept_versions is a list such as ["0.6"], not {value!r}')
-            extra[key] = tuple(value)
-        elif key in _NUMBERS:
-            low, high = _NUMBERS[key]
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise BadOptions(f"{_WHERE}: {key} is a whole number from {low} to {high}, not {value!r}")
-        elif isinstance(field.default, bool):
-            if not isinstance(value, bool):
-                raise BadOptions(f"{_WHERE}: {key} is true or false, not {value!r}")
-        elif not isinstance(value, str):
-            raise BadOptions(f"{_WHERE}: {key} is a text, not {value!r}")
-    if not extra.get("socket"):
-        raise BadOptions(f'{_WHERE}: "socket" is missing: the Unix socket of the cache node, e.g. "/run/kvtier/node.sock"')
-    if len(extra["socket"].encode()) > 107:
-        raise BadOptions(f"{_WHERE}: socket: a Unix socket's path has at most 107 bytes, this one {len(extra['socket'].encode())}")
-    digest = extra.get("weights_digest", "")
-    if digest and (len(digest) != 64 or any(c not in "0123456789abcdef" for c in digest)):
-        raise BadOptions(f"{_WHERE}: weights_digest is 64 hex digits in lower case, not {digest!r}")
-    return Options(**extra)
+    return parsed(Options, given, _NUMBERS, _WHERE, "0.6")

@@ -13,9 +13,9 @@ import logging
 from typing import Any
 
 from kvtier.vllm import options as options_module
-from kvtier.vllm import versions
-from kvtier.vllm.bases import KVConnectorBase_V1, KVConnectorRole, SupportsHMA, vllm_version
+from kvtier.vllm.bases import KVConnectorBase_V1, SupportsHMA
 from kvtier.vllm.guard import Troubles, harmless
+from kvtier.vllm.halves import halves
 from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
 from kvtier.vllm.scheduler import SchedulerHalf
 from kvtier.vllm.stats import KvtierPromMetrics, KvtierStats, Since
@@ -30,27 +30,14 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self.troubles = Troubles()
-        self._scheduler: SchedulerHalf | None = None
-        self._worker: WorkerHalf | None = None
-        self._refusal = ""
+        self._scheduler: SchedulerHalf | None
+        self._worker: WorkerHalf | None
         self._since = Since()
         transfer = vllm_config.kv_transfer_config
         options = options_module.parse(getattr(transfer, "kv_connector_extra_config", None))
-        try:
-            # Whatever fails to load is computed, and never ends a request; read by the scheduler right after this.
-            transfer.kv_load_failure_policy = "recompute"
-            version = vllm_version()
-            if versions.find(version, options.accept_versions) is None:
-                self._refusal = versions.refusal(version)
-            elif role == KVConnectorRole.SCHEDULER:
-                self._scheduler = SchedulerHalf(options, vllm_config, kv_cache_config, self.troubles)
-            else:
-                self._worker = WorkerHalf(options, vllm_config, kv_cache_config, self.troubles)
-            if self._refusal and role == KVConnectorRole.SCHEDULER:
-                log.warning("kvtier: %s", self._refusal)
-        except Exception as error:
-            self.troubles.note("the start", error)
-            self._refusal = self._refusal or f"the start failed ({error})"
+        self._scheduler, self._worker, self._refusal = halves(
+            SchedulerHalf, options, vllm_config, role, kv_cache_config, self.troubles
+        )
 
     # ---- what it is ---------------------------------------------------------------------------------------------------
 

@@ -10,23 +10,19 @@ not be loaded (the native worker ends the engine instead), and an end to every w
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
 from vllm.v1.kv_offload.base import OffloadingSpec  # type: ignore[import-not-found]
 
 from kvtier.vllm import options as options_module
-from kvtier.vllm import versions
-from kvtier.vllm.bases import KVConnectorRole, vllm_version
 from kvtier.vllm.guard import Troubles, harmless
+from kvtier.vllm.halves import halves
 from kvtier.vllm.messages import KvtierHandshake, KvtierWorkerMetadata
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
 from kvtier.vllm.worker import WorkerHalf
-
-log = logging.getLogger("kvtier.vllm")
 
 #: Keys of `kv_connector_extra_config` that are the native connector's.
 _NATIVE = frozenset({"spec_name", "spec_module_path", "offload_prompt_only", "self_describing_kv_events"})
@@ -57,27 +53,15 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.troubles = Troubles()
-        self._scheduler: OffloadHalf | None = None
-        self._worker: WorkerHalf | None = None
-        self._refusal = ""
+        self._scheduler: OffloadHalf | None
+        self._worker: WorkerHalf | None
         transfer = vllm_config.kv_transfer_config
         extra = dict(getattr(transfer, "kv_connector_extra_config", None) or {})
         options = options_module.parse({key: value for key, value in extra.items() if key not in _NATIVE})
         transfer.kv_connector_extra_config = {**extra, "spec_name": "KvtierOffloadingSpec", "spec_module_path": __name__}
-        transfer.kv_load_failure_policy = "recompute"
-        try:
-            version = vllm_version()
-            if versions.find(version, options.accept_versions) is None:
-                self._refusal = versions.refusal(version)
-            elif role == KVConnectorRole.SCHEDULER:
-                self._scheduler = OffloadHalf(options, vllm_config, kv_cache_config, self.troubles)
-            else:
-                self._worker = WorkerHalf(options, vllm_config, kv_cache_config, self.troubles)
-            if self._refusal and role == KVConnectorRole.SCHEDULER:
-                log.warning("kvtier: %s", self._refusal)
-        except Exception as error:
-            self.troubles.note("the start", error)
-            self._refusal = self._refusal or f"the start failed ({error})"
+        self._scheduler, self._worker, self._refusal = halves(
+            OffloadHalf, options, vllm_config, role, kv_cache_config, self.troubles
+        )
         self.worker = OffloadWorker(self._worker)
         KvtierOffloadingSpec.owner = self
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-
-class BadOptions(ValueError):
-    """Says which key, and what it may be."""
+from kvtier.options import BadOptions as BadOptions
+from kvtier.options import parsed
 
 
 @dataclass(frozen=True)
@@ -74,34 +73,4 @@ _NUMBERS: dict[str, tuple[float, float]] = {
 
 
 def parse(extra: Mapping[str, Any] | None) -> Options:
-    extra = dict(extra or {})
-    where = "kv_connector_extra_config"
-    known = {field.name: field for field in fields(Options)}
-    for key, value in extra.items():
-        field = known.get(key)
-        if field is None:
-            raise BadOptions(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-        if key == "accept_versions":
-            if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-                raise BadOptions(f'{where}: accept_versions is a list such as ["0.31"], not {value!r}')
-            extra[key] = tuple(value)
-        elif key in _NUMBERS:
-            low, high = _NUMBERS[key]
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            whole = key == "held_blocks_share" or (number and float(value).is_integer())
-            if not number or not whole or not low <= value <= high:
-                raise BadOptions(f"{where}: {key} is a number from {low} to {high}, not {value!r}")
-            extra[key] = float(value) if key == "held_blocks_share" else int(value)
-        elif isinstance(field.default, bool):
-            if not isinstance(value, bool):
-                raise BadOptions(f"{where}: {key} is true or false, not {value!r}")
-        elif not isinstance(value, str):
-            raise BadOptions(f"{where}: {key} is a text, not {value!r}")
-    if not extra.get("socket"):
-        raise BadOptions(f'{where}: "socket" is missing: the Unix socket of the cache node, e.g. "/run/kvtier/node.sock"')
-    if len(extra["socket"].encode()) > 107:
-        raise BadOptions(f"{where}: socket: a Unix socket's path has at most 107 bytes, this one {len(extra['socket'].encode())}")
-    digest = extra.get("weights_digest", "")
-    if digest and (len(digest) != 64 or any(c not in "0123456789abcdef" for c in digest)):
-        raise BadOptions(f"{where}: weights_digest is 64 hex digits in lower case, not {digest!r}")
-    return Options(**extra)
+    return parsed(Options, extra or {}, _NUMBERS, "kv_connector_extra_config", "0.31")

@@ -1,0 +1,42 @@
+"""What a connector is made of in each process of vLLM: the scheduler's half in one, a worker's half in each of the others."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, TypeVar
+
+from kvtier.vllm import versions
+from kvtier.vllm.bases import KVConnectorRole, vllm_version
+from kvtier.vllm.guard import Troubles
+from kvtier.vllm.options import Options
+from kvtier.vllm.worker import WorkerHalf
+
+log = logging.getLogger("kvtier.vllm")
+
+_Scheduler = TypeVar("_Scheduler")
+
+
+def halves(
+    scheduler: Callable[[Options, Any, Any, Troubles], _Scheduler],
+    options: Options,
+    vllm_config: Any,
+    role: Any,
+    kv_cache_config: Any,
+    troubles: Troubles,
+) -> tuple[_Scheduler | None, WorkerHalf | None, str]:
+    """The half of this role, made; or neither and why, in one line. Never raises."""
+    try:
+        # Whatever fails to load is computed, and never ends a request; read by the scheduler right after this.
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+        version = vllm_version()
+        if versions.find(version, options.accept_versions) is None:
+            refusal = versions.refusal(version)
+            if role == KVConnectorRole.SCHEDULER:
+                log.warning("kvtier: %s", refusal)
+            return None, None, refusal
+        if role == KVConnectorRole.SCHEDULER:
+            return scheduler(options, vllm_config, kv_cache_config, troubles), None, ""
+        return None, WorkerHalf(options, vllm_config, kv_cache_config, troubles), ""
+    except Exception as error:
+        troubles.note("the start", error)
+        return None, None, f"the start failed ({error})"
