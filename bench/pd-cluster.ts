@@ -27,12 +27,13 @@ export class PdCluster {
   readonly #urls = new Map<Way, string>();
   #hosts: Hosts<Host> | undefined;
   #sharing: SharingHosts<Host> | undefined;
+  #apart: CoordinatorInput['discovery'];
 
-  /** Targets in milliseconds: to the first token, between two tokens. */
-  static async start(modelDir: string, targets: { ttftMs: number; itlMs: number }): Promise<PdCluster> {
+  /** All workers, and the coordinator of the two combined ones. */
+  static async start(modelDir: string): Promise<PdCluster> {
     const cluster = new PdCluster();
     try {
-      await cluster.#start(modelDir, targets);
+      await cluster.#start(modelDir);
       return cluster;
     } catch (error) {
       await cluster.close();
@@ -64,7 +65,7 @@ export class PdCluster {
     rmSync(this.#folder, { recursive: true, force: true });
   }
 
-  async #start(modelDir: string, targets: { ttftMs: number; itlMs: number }): Promise<void> {
+  async #start(modelDir: string): Promise<void> {
     this.#hosts = await hosts(names);
     const sharing = new SharingHosts(this.#hosts, this.#folder);
     this.#sharing = sharing;
@@ -96,7 +97,7 @@ export class PdCluster {
         events: events(`n-${host}`),
       })),
     });
-    const apart = discovery([
+    this.#apart = discovery([
       ['p', 'prefill'],
       ['d', 'decode'],
     ]);
@@ -104,9 +105,13 @@ export class PdCluster {
       ['x', 'both'],
       ['y', 'both'],
     ]);
+    await this.#coordinator('combined', { port: 0, discovery: combined, handoff: { split: 'never' } });
+  }
+
+  /** The coordinators of the prefill and the decode worker. Targets in milliseconds: to the first token, between two tokens. */
+  async coordinate(targets: { ttftMs: number; itlMs: number }): Promise<void> {
     for (const way of ['predicted', 'always', 'never'] as const)
-      await this.#coordinator(way, { port: 0, discovery: apart, handoff: { split: way, ...targets } });
-    await this.#coordinator('combined', { port: 0, discovery: combined, handoff: { split: 'never', ...targets } });
+      await this.#coordinator(way, { port: 0, discovery: this.#apart!, handoff: { split: way, ...targets } });
   }
 
   async #coordinator(way: Way, config: CoordinatorInput): Promise<void> {

@@ -260,6 +260,7 @@ class Cluster implements Listener {
       waiting: worker.waiting,
       running: worker.running,
       tokensAhead: worker.tokensAhead,
+      ...worker.promptStep(nowS),
       usedBlocks: worker.usedBlocks,
       totalBlocks: worker.totalBlocks,
       waitingBlocks: worker.waitingBlocks,

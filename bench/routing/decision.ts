@@ -3,7 +3,7 @@
  * tokens already hashed. Beside it, in the same rounds: as many reads of cache lines at random from a table of the index's size as
  * the prompt has runs to look up, and the prompt's blocks looked up one by one in a Map.
  */
-import { type Keys, KvIndex, type Match, maxMedia } from '@kvtier/kv-index';
+import { type Keys, KvIndex, type Match, maxMedia, Targets } from '@kvtier/kv-index';
 import { policies, type WorkerState } from '@kvtier/routing';
 import { median } from '../figures.ts';
 import { seeded } from './seeded.ts';
@@ -47,7 +47,7 @@ export function decisionCost(): DecisionCost {
   const index = new KvIndex({ maxBytes: 2 ** 30 });
   const gpus = Array.from({ length: workers }, () => index.addSource());
   const nodes = Array.from({ length: workers }, () => index.addSource());
-  const targets = gpus.map((gpu, i) => ({ sources: [gpu, nodes[i]!] }));
+  const targets = new Targets(gpus.map((gpu, i) => ({ sources: [gpu, nodes[i]!] })));
   const prompts: Keys[] = [];
   let copies = 0;
   const begin = performance.now();
@@ -73,7 +73,7 @@ export function decisionCost(): DecisionCost {
   const policy = policies.predicted();
   // As the dispatcher does: a worker's state is kept, and what it holds of this prompt is put in.
   const nothing = { blocks: 0, byMedium: new Int32Array(maxMedia) };
-  const states = targets.map((_, i): { match: Match } & Omit<WorkerState, 'match'> => ({
+  const states = gpus.map((_, i): { match: Match } & Omit<WorkerState, 'match'> => ({
     waiting: i % 3,
     running: i % 7,
     tokensAhead: (i * 977) % 5_000,

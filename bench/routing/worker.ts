@@ -59,6 +59,8 @@ export class SimulatedWorker {
   #stepsBeginS = 0;
   #stepSeconds = 0;
   #steps = 0;
+  /** Prompt tokens that it computes. */
+  #stepTokens = 0;
   /** Counts up with each change, so that an event of before is known. */
   version = 0;
   busyS = 0;
@@ -169,6 +171,7 @@ export class SimulatedWorker {
       }
     }
     this.#steps = 0;
+    this.#stepTokens = 0;
     for (const job of ended) {
       this.#free(job);
       this.#freed.push({ atS: nowS, blocks: this.#blocksOf(job) });
@@ -202,11 +205,17 @@ export class SimulatedWorker {
       if (job.ready < job.inputTokens) tokens = Math.min(stepTokens, tokens + job.inputTokens - job.ready);
       else left = Math.min(left, job.outputTokens - job.generated);
     }
+    this.#stepTokens = tokens;
     this.#steps = tokens > 0 ? 1 : Math.max(left, 1);
     this.#stepSeconds = Math.max(stepS, tokens / prefillTokensPerS) + this.#running.length * stepPerRequestS;
     this.#stepsBeginS = nowS;
     this.busyS += this.#steps * this.#stepSeconds;
     return loads;
+  }
+
+  /** Of the step that runs, if it computes prompts: how many of their tokens, and since when. */
+  promptStep(nowS: number): { readonly stepTokens?: number; readonly stepForS?: number } {
+    return this.#stepTokens === 0 ? {} : { stepTokens: this.#stepTokens, stepForS: nowS - this.#stepsBeginS };
   }
 
   has(medium: 'gpu' | 'host', block: number): boolean {

@@ -208,7 +208,10 @@ async function timeSteps(publisher: KvEventPublisher | null): Promise<StepTimes>
     hasher: new ChainHasher({ algorithm: 'sha256_cbor', blockTokens }),
     eosTokenIds: [],
     limits: { maxStepTokens, maxSequences: requests, maxWaiting: requests },
-    ...(publisher && { onPackedEvents: (events: PackedEvents) => publisher.publishPacked(events) }),
+    ...(publisher && {
+      onPackedEvents: (events: PackedEvents) => publisher.publishPacked(events),
+      packedHashBytes: publisher.packedHashBytes,
+    }),
   });
   const times: number[] = [];
   const warmUp = steps >> 2;

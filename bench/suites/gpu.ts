@@ -48,24 +48,32 @@ const suite: Suite = {
 };
 export default suite;
 
-/** kernel_bench prints figures in this project's form; arguments name some of its cases. */
+/** kernel_bench prints figures in this project's form, one a line; arguments name some of its cases. A case that failed costs itself only. */
 async function kernelFigures({ args, log }: BenchContext): Promise<Figure[]> {
   const child = spawn(kernelBench, [...args], { stdio: ['ignore', 'pipe', 'inherit'] });
   const ended = new Promise<number | null>((resolve, reject) => child.once('error', reject).once('close', resolve));
   const printed = await text(child.stdout);
   const code = await ended;
-  if (code !== 0) throw new KvError('GPU', `kernel_bench ended with ${code}; what it said stands above`);
-  return [...figuresOf(printed), ...torchFigures(printed, log)];
+  const figures = figuresOf(printed, log);
+  if (figures.length === 0) throw new KvError('GPU', `kernel_bench ended with ${code}; what it said stands above`);
+  return [...figures, ...torchFigures(printed, log)];
 }
 
-const figuresOf = (printed: string): Figure[] =>
-  (JSON.parse(printed.trim().split('\n').at(-1)!) as { figures: Figure[] }).figures;
+function figuresOf(printed: string, log: (line: string) => void): Figure[] {
+  const lines = printed.split('\n').filter((line) => line.endsWith('}'));
+  return lines.flatMap((line) => {
+    const said = JSON.parse(line) as Figure | { readonly case: string; readonly error: string };
+    if (!('error' in said)) return [said];
+    log(`FAILED ${said.case}: ${said.error}`);
+    return [];
+  });
+}
 
-/** Prefill attention against torch's flash attention, at the shapes that kernel_bench has just measured. */
+/** Prefill attention against torch's, at the shapes that kernel_bench has just measured. */
 function torchFigures(printed: string, log: (line: string) => void): Figure[] {
   const python = process.env.KVTIER_TORCH_PYTHON ?? 'python3';
   const run = spawnSync(python, [torchAttention], { input: printed, encoding: 'utf8', timeout: 300_000 });
-  if (run.status === 0) return figuresOf(run.stdout);
+  if (run.status === 0) return figuresOf(run.stdout, log);
   const why = run.error?.message ?? run.stderr.trim().split('\n').at(-1);
   log(`SKIPPED the comparison with torch: ${why} (KVTIER_TORCH_PYTHON names a Python with torch)`);
   return [];

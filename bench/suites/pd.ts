@@ -11,6 +11,8 @@
  *   decision_NG   the mean time of a request as the coordinator decides, beside the better of always and never: ratio ≥ 0.97; the
  *                 worst of `mixed`, `short` and `warm`
  *
+ * Targets are of the machine: four times a lone prompt's first token, and half of the pause that a whole step of a prompt makes.
+ *
  * `--verbose` says of each request what was decided, and by which figures.
  */
 import { KvError } from '@kvtier/errors';
@@ -21,7 +23,17 @@ import { PdCluster, type Way } from '../pd-cluster.ts';
 import { arrivals, ask, freshPrompt, mixedLoad, percentile, type Timed } from '../pd-load.ts';
 
 const links = [1, 10];
-const targets = { ttftMs: 4_000, itlMs: 150 };
+/**
+ * Of what two combined workers do: a first token may take so many times as long as that of a lone prompt, and a pause so much of one in
+ * which a whole step of a prompt is computed. A target that a fast machine keeps whatever it does would measure nothing.
+ */
+const [ttftTimes, pauseShare] = [4, 0.5];
+/** Prompt tokens of a whole step. */
+const stepTokens = 512;
+interface Targets {
+  readonly ttftMs: number;
+  readonly itlMs: number;
+}
 const shape = { streamTokens: 48, answerTokens: 64, promptTokens: 1_600, promptAnswerTokens: 8 };
 /** Streams at a time, for what a decode worker does at most. */
 const streamsAtOnce = 8;
@@ -44,13 +56,16 @@ const suite: Suite = {
     if (missing !== undefined) throw new KvError('SETUP', missing);
     const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
     const { dir } = await resolveModel('random:25m');
-    const cluster = await PdCluster.start(dir, targets);
+    const cluster = await PdCluster.start(dir);
     try {
+      const targets = await targetsOf(cluster);
+      context.log(`targets: ${targets.ttftMs} ms to the first token, ${targets.itlMs} ms between two`);
+      await cluster.coordinate(targets);
       const figures: Figure[] = [];
       const only = context.args.find((arg) => arg.startsWith('--gbit='))?.slice('--gbit='.length);
       for (const gbit of only === undefined ? links : [Number(only)]) {
         await cluster.rate(gbit);
-        figures.push(...(await measure(context, cluster, gbit, rounds)));
+        figures.push(...(await measure(context, cluster, targets, gbit, rounds)));
       }
       return figures;
     } finally {
@@ -60,7 +75,28 @@ const suite: Suite = {
 };
 export default suite;
 
-async function measure(context: BenchContext, cluster: PdCluster, gbit: number, rounds: number): Promise<Figure[]> {
+async function targetsOf(cluster: PdCluster): Promise<Targets> {
+  const url = cluster.url('combined');
+  const [firsts, pauses]: [number[], number[]] = [[], []];
+  for (let at = 0; at < 2 * loneRounds; at++) {
+    firsts.push((await ask(url, 'prompt', freshPrompt(shape.promptTokens), 1)).ttftMs);
+    pauses.push(...(await ask(url, 'stream', freshPrompt(shape.streamTokens), shape.answerTokens)).gapsMs);
+  }
+  const firstMs = median(firsts.slice(loneRounds)); // code is compiled
+  const stepMs = (firstMs * stepTokens) / shape.promptTokens + median(pauses);
+  return { ttftMs: Math.ceil(ttftTimes * firstMs), itlMs: Math.ceil(pauseShare * stepMs) };
+}
+
+async function measure(
+  context: BenchContext,
+  cluster: PdCluster,
+  targets: Targets,
+  gbit: number,
+  rounds: number,
+): Promise<Figure[]> {
+  const isGood = ({ ttftMs, gapsMs }: Timed): boolean =>
+    ttftMs <= targets.ttftMs && gapsMs.every((gapMs) => gapMs <= targets.itlMs);
+  const good = (all: readonly Timed[]): number => all.filter(isGood).length / (roundMs / 1000);
   const say = (way: string, all: readonly Timed[]): void => {
     if (!context.args.includes('--verbose')) return;
     for (const each of all)
@@ -140,9 +176,6 @@ async function measure(context: BenchContext, cluster: PdCluster, gbit: number, 
 const streams = (all: readonly Timed[]): Timed[] => all.filter(({ kind }) => kind === 'stream');
 const prompts = (all: readonly Timed[]): Timed[] => all.filter(({ kind }) => kind === 'prompt');
 const isSplit = ({ decision: text }: Timed): boolean => text.startsWith('split ');
-const good = (all: readonly Timed[]): number => all.filter(isGood).length / (roundMs / 1000);
-const isGood = ({ ttftMs, gapsMs }: Timed): boolean =>
-  ttftMs <= targets.ttftMs && gapsMs.every((gapMs) => gapMs <= targets.itlMs);
 const wholeOf = (all: readonly Timed[]): number => all.reduce((sum, { wholeMs }) => sum + wholeMs, 0) / all.length;
 
 type Say = (way: string, all: readonly Timed[]) => void;

@@ -1,8 +1,8 @@
 /**
  * Routing policies in a simulated cluster (bench/routing), on the bundled traces or on one of yours:
  * `npm run bench -- routing --trace FILE` (Mooncake's JSON lines), at half of saturation, at it, and at twice. `--generated`: made-up
- * loads of kinds that the traces lack. Our own policy stands beside the best of the others. And what a decision and a request
- * cost among 64 workers and 10 million blocks.
+ * loads of kinds that the traces lack. Our own policy stands beside the best of the others. And what a decision and a request cost
+ * among 64 workers and 10 million blocks; `--cost`: these alone.
  */
 import { KvError } from '@kvtier/errors';
 import { type BenchContext, type Figure, rate, type Suite, time } from '../figures.ts';
@@ -48,6 +48,7 @@ async function run({ args, log }: BenchContext): Promise<Figure[]> {
 }
 
 function tracesOf(args: readonly string[]): Trace[] {
+  if (args.includes('--cost')) return [];
   const at = args.indexOf('--trace');
   if (args.includes('--generated')) return generatedNames.map((name) => generated(name));
   if (at === -1) return readTraces(bundledTraces);

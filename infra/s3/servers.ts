@@ -10,6 +10,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { freePort } from '../ports.ts';
+import { stopProcess } from '../stopped.ts';
 
 const run = promisify(execFile);
 const host = '127.0.0.1';
@@ -58,13 +59,20 @@ export class S3Server {
   }
 
   /** To the process that keeps the objects: stopped, every request hangs at the gateway. */
-  signalStore(name: 'SIGSTOP' | 'SIGCONT'): void {
-    this.#children.get('ceph-osd')?.kill(name);
+  signalStore(name: 'SIGSTOP' | 'SIGCONT'): Promise<void> {
+    return this.#signal('ceph-osd', name);
   }
 
   /** To the gateway itself: stopped, the kernel takes connections and nobody answers. */
-  signalGateway(name: 'SIGSTOP' | 'SIGCONT'): void {
-    this.#children.get('radosgw')?.kill(name);
+  signalGateway(name: 'SIGSTOP' | 'SIGCONT'): Promise<void> {
+    return this.#signal('radosgw', name);
+  }
+
+  async #signal(daemon: string, name: 'SIGSTOP' | 'SIGCONT'): Promise<void> {
+    const child = this.#children.get(daemon);
+    if (child?.pid === undefined) throw new Error(`${daemon} does not run`);
+    if (name === 'SIGSTOP') await stopProcess(child.pid);
+    else child.kill(name);
   }
 
   /** SIGKILL the gateway, awaited; connections are refused from then on. */

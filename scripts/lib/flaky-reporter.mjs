@@ -1,12 +1,19 @@
 /**
  * A vitest reporter that writes down which tests passed only at their second attempt, one name a line, into the file that
- * KVTIER_FLAKY_REPORT names: such a test is a defect that must be seen, though it does not fail the run.
+ * KVTIER_FLAKY_REPORT names: such a test is a defect that must be seen, though it does not fail the run. What the first attempt
+ * failed with is printed, for the cause.
  */
 import { appendFileSync } from 'node:fs';
 
+/** Characters of what failed that are printed: a child's whole output can be in it. */
+const longest = 8_000;
+
 export default class FlakyReporter {
   onTestCaseResult(test) {
-    if (test.diagnostic()?.flaky)
-      appendFileSync(process.env.KVTIER_FLAKY_REPORT, `${test.module.relativeModuleId} > ${test.fullName}\n`);
+    if (!test.diagnostic()?.flaky) return;
+    const name = `${test.module.relativeModuleId} > ${test.fullName}`;
+    appendFileSync(process.env.KVTIER_FLAKY_REPORT, `${name}\n`);
+    for (const { message, stack } of test.result().errors ?? [])
+      process.stdout.write(`first attempt of ${name}:\n${message}\n${stack ?? ''}`.slice(0, longest).concat('\n'));
   }
 }

@@ -41,7 +41,11 @@ const modules = [
     source: 'packages/connector/native/cc',
     build: 'build/client',
     files: ['libkvtier.so'],
-    sources: ['packages/base/data-plane/cc', 'packages/connector/native/cc'],
+    sources: [
+      'packages/base/data-plane/cc',
+      'packages/connector/native/cc',
+      ...['gpu', 'kernels', 'transfer'].map((part) => `packages/engine/cuda/${part}`),
+    ],
   },
   {
     part: 'cuda-emulated',
@@ -49,8 +53,8 @@ const modules = [
     source: 'packages/engine/cuda',
     build: 'build/cuda-emulated',
     options: ['-DKVTIER_EMULATED=ON'],
-    files: ['kernel_check', 'runtime_check', 'kvtier_cuda_emulated.node'],
-    ahead: ['kernel_check', 'runtime_check'],
+    files: ['kernel_check', 'runtime_check', 'kernel_bench', 'libstandin_cuda.so', 'kvtier_cuda_emulated.node'],
+    ahead: ['kernel_check', 'runtime_check', 'standin_cuda'],
     sources: withCuda,
   },
   {
@@ -88,7 +92,7 @@ function filesBelow(folder) {
     .flatMap((entry) => {
       const path = join(folder, entry.name);
       if (entry.isDirectory()) return filesBelow(path);
-      return /\.(cc|cpp|h|hpp|cu|cuh|cmake|map)$|^CMakeLists\.txt$/.test(entry.name) ? [path] : [];
+      return /\.(cc|cpp|h|hpp|cu|cuh|cmake|map|ptx)$|^CMakeLists\.txt$/.test(entry.name) ? [path] : [];
     });
 }
 

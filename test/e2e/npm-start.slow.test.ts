@@ -70,7 +70,7 @@ describe('npm start', () => {
     const { said } = await start();
     npm!.kill(signal);
     await vi.waitUntil(() => !pids.some(isRunning), { timeout: 12_000 });
-    await vi.waitUntil(() => npm!.exitCode !== null || npm!.signalCode !== null, { timeout: 1_000 });
+    await vi.waitUntil(() => npm!.exitCode !== null || npm!.signalCode !== null, { timeout: 30_000 });
     expect(machine.left()).toEqual([]);
     expect(said()).toBe('');
   });
@@ -113,8 +113,8 @@ describe('npm start', () => {
         (pid) => `kvtier: ${serviceOf(pid)} ended with exit code ${code}; starting it again in `,
       );
       for (const pid of victims) process.kill(pid, signal);
-      await vi.waitUntil(() => !victims.some(isRunning), { timeout: 9_000 });
-      await vi.waitUntil(() => stories.every((story) => said().includes(story)), { timeout: 5_000 });
+      await vi.waitUntil(() => !victims.some(isRunning), { timeout: 12_000 });
+      await vi.waitUntil(() => stories.every((story) => said().includes(story)), { timeout: 30_000 });
       const isBack = (story: string): boolean =>
         said()
           .split(story)[1]!

@@ -1,4 +1,5 @@
 /** The Python package against real cache nodes: each file of its tests is one test here. */
+import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
@@ -15,10 +16,17 @@ it('copies move every layout, find every flipped byte, and keep what they use', 
   });
   return runs('test_copies', { env: { KVTIER_TEST_SUMS: sums.join(',') } });
 });
+it("copies of a GPU's memory, on the emulator: every layout, every flipped byte, pins refused, a device that hangs", () =>
+  runs('test_device_copies'));
 it('nothing that a node says harms the engine', () => runs('test_lies'));
 it('ten thousand objects of another version are misses', () => runs('test_foreign'));
 it('engine and node in containers of their own share arena and socket', () => runs('test_sidecar'));
 it('namespaces are those of our own engine', () => runs('test_namespace'));
+
+const hasNvcc = spawnSync('nvcc', ['--version']).status === 0;
+it.skipIf(!hasNvcc)("the library's kernels are what nvcc makes of the sources", () =>
+  output('node', ['scripts/kernels-ptx.mjs', '--check'], process.env),
+);
 
 it('the library is sound under sanitizers', async () => {
   const build = path.join(root, 'build/client-sanitized');

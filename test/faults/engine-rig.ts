@@ -23,6 +23,8 @@ import {
   fromStatus,
   type GenerateEvent,
 } from '@kvtier/wire/grpc';
+import { stopProcess } from '../../infra/stopped.ts';
+import { liveBytes } from './live-bytes.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 export const modelDir = join(root, 'models/demo/model');
@@ -59,6 +61,11 @@ export class Service {
     return this.#child?.pid;
   }
 
+  /** Of one whose environment has `answersLiveBytes`. */
+  liveBytes(): Promise<number> {
+    return liveBytes(this.#child!);
+  }
+
   /** Resolves when it is ready. */
   async start(): Promise<void> {
     const child = spawn(process.execPath, program(this.#name), {
@@ -84,13 +91,14 @@ export class Service {
   }
 
   /**
-   * Send a signal; after SIGKILL or SIGTERM wait for the end and return the exit code.
+   * Send a signal; SIGSTOP is in effect when this resolves, after SIGKILL or SIGTERM wait for the end and return the exit code.
    * @throws Error when it ended in order and its event loop had a turn above 50 ms
    */
   async signal(signal: NodeJS.Signals): Promise<number | null> {
     const child = this.#child;
     if (child === undefined || child.exitCode !== null || child.signalCode !== null) return null;
-    child.kill(signal);
+    if (signal === 'SIGSTOP') await stopProcess(child.pid!);
+    else child.kill(signal);
     if (signal !== 'SIGKILL' && signal !== 'SIGTERM') return null;
     await once(child, 'exit');
     this.#watch!.check(this.#name);

@@ -22,6 +22,7 @@ import {
 } from '@kvtier/wire/grpc';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freePort } from '../../infra/ports.ts';
+import { CpuWaits } from '../e2e/cpu-waits.ts';
 import { ask, describe, metricsText, modelDir, Service, until } from './engine-rig.ts';
 
 const blockTokens = 16;
@@ -194,7 +195,9 @@ it('the caller leaves in the middle: both sides hold nothing a second later', as
   await reserved(leg);
   answer.cancel();
   leg.cancel();
-  await until(async () => (await empty(decode)) && (await empty(prefill)), 'blocks to come back', 1_000);
+  const [waits, leftMs] = [new CpuWaits(() => Object.values(services).map(({ pid }) => pid)), performance.now()];
+  await until(async () => (await empty(decode)) && (await empty(prefill)), 'blocks to come back', 30_000);
+  expect(performance.now() - leftMs).toBeLessThan(1_000 + waits.ms);
   await until(
     async () => !/kvtier_node_events\{event="await.blocks"\} [1-9]/.test(await metricsText(decode)),
     'the node to await nothing',

@@ -2,8 +2,10 @@
  * npm run sim -- --seed N [--steps M] [--verbose] | --seeds A..B [--steps M]: replay one world, or run many. Exit code 0 only if
  * no law was broken. A failure prints the seed, the event, and what happened before it. With --feed: the events of a cluster for
  * --minutes M, and what a router's index makes of them. With --handoff: prefill and decode apart.
+ * With --churn: the memory of a full disk tier with a time to live.
  */
 import { parseArgs } from 'node:util';
+import { runChurn } from './churn.ts';
 import { defaultHandOffSteps, simulateHandOffs } from './handoff-simulation.ts';
 import { runFeed } from './run-feed.ts';
 import { defaultSteps, type SimResult, simulate } from './simulation.ts';
@@ -12,7 +14,8 @@ const usage =
   'usage: npm run sim -- --seed N [--steps M] [--verbose]    replay one world\n' +
   '       npm run sim -- --seeds A..B [--steps M]           run many\n' +
   '       npm run sim -- --handoff --seeds A..B             prefill and decode apart\n' +
-  '       npm run sim -- --feed --seeds A..B [--minutes M]  events of a cluster, into a router\n';
+  '       npm run sim -- --feed --seeds A..B [--minutes M]  events of a cluster, into a router\n' +
+  '       npm run sim -- --churn [--blocks N] [--days D]    memory of a full disk tier with a time to live\n';
 
 export async function main(args: readonly string[]): Promise<number> {
   let values: {
@@ -23,6 +26,9 @@ export async function main(args: readonly string[]): Promise<number> {
     feed?: boolean;
     minutes?: string;
     handoff?: boolean;
+    churn?: boolean;
+    blocks?: string;
+    days?: string;
   };
   try {
     const options = { seed: { type: 'string' }, seeds: { type: 'string' }, steps: { type: 'string' } } as const;
@@ -34,12 +40,16 @@ export async function main(args: readonly string[]): Promise<number> {
         feed: { type: 'boolean' },
         minutes: { type: 'string' },
         handoff: { type: 'boolean' },
+        churn: { type: 'boolean' },
+        blocks: { type: 'string' },
+        days: { type: 'string' },
       },
     }));
   } catch (error) {
     process.stderr.write(`sim: ${(error as Error).message}\n${usage}`);
     return 2;
   }
+  if (values.churn === true) return runChurn(Number(values.blocks ?? 1_000_000), Number(values.days ?? 7));
   const range = /^(\d+)(?:\.\.(\d+))?$/.exec(values.seeds ?? values.seed ?? '');
   const isHandOff = values.handoff === true;
   const steps = Number(values.steps ?? (isHandOff ? defaultHandOffSteps : defaultSteps));

@@ -23,7 +23,6 @@ const usualSteps: StepFigures = { stepTokens: 128, stepS: 0.005, stepPerRequestS
 const [trust, leastShare] = [0.9, 1 / 4];
 /** As the registry's line to a worker. */
 const silentMs = 850;
-const peer = 3;
 
 type Share = Parameters<HandOffEngines['sent']>[1];
 
@@ -63,6 +62,8 @@ export class VirtualWorker implements Worker {
   /** Prompt tokens a second; what it says of it may be another. */
   readonly tokensPerS: number;
   readonly lie: number;
+  /** Of its node, from any other one. */
+  readonly linkBlocksPerS: number;
   readonly steps: StepFigures;
   readonly calls: VirtualCall[] = [];
   /** Sent, and not there yet. */
@@ -84,6 +85,7 @@ export class VirtualWorker implements Worker {
     tokensPerS: number,
     lie: number,
     steps: StepFigures = usualSteps,
+    linkBlocksPerS = 500,
   ) {
     const { stepTokens } = steps;
     this.steps = steps;
@@ -92,6 +94,7 @@ export class VirtualWorker implements Worker {
     this.facts = factsOf({ totalBlocks, maxRunning: 32, stepTokens, bootEpoch: String(number) });
     this.tokensPerS = tokensPerS;
     this.lie = lie;
+    this.linkBlocksPerS = linkBlocksPerS;
   }
 
   get usedBlocks(): number {
@@ -114,8 +117,15 @@ export class VirtualWorker implements Worker {
     }
     return {
       ...{ waiting: this.calls.length - running + this.sent.size, running, tokensAhead, usedBlocks: this.usedBlocks },
-      ...{ waitingBlocks, freedBlocksPerS: 50, loadAheadS: 0, prefillTokensPerS: this.tokensPerS * this.lie },
-      ...{ stepS, stepPerRequestS, loadBlocksPerS: [0, 0, 0, 500, 0, 0], toldAtMs: 1 },
+      ...{ stepTokens: 0, stepBegunAtMs: 0, waitingBlocks, freedBlocksPerS: 50, loadAheadS: 0 },
+      prefillTokensPerS: this.tokensPerS * this.lie,
+      ...{
+        prefillStepS: stepS,
+        stepS,
+        stepPerRequestS,
+        loadBlocksPerS: [0, 0, 0, this.linkBlocksPerS, 0, 0],
+        toldAtMs: 1,
+      },
     };
   }
 
@@ -322,9 +332,11 @@ export class VirtualWorkers implements HandOffEngines {
     let prompt = 0;
     const parts = new Map<VirtualCall, number>();
     const streams = worker.calls.filter(({ hasToken }) => hasToken);
-    const chunk = worker.chunkBeside(streams);
+    let chunk = worker.chunkBeside(streams);
     for (const call of worker.calls) {
       if (!call.hasRoom || call.awaited !== undefined || call.tokensLeft === 0 || prompt >= chunk) continue;
+      const { stepBlocks = 0 } = call.request.prefillOnly ?? {};
+      if (stepBlocks > 0) chunk = Math.min(chunk, prompt + stepBlocks * blockTokens);
       const part = Math.min(call.tokensLeft, chunk - prompt);
       parts.set(call, part);
       prompt += part;
@@ -397,11 +409,12 @@ export class VirtualWorkers implements HandOffEngines {
     if (!this.all.some(({ node }) => (node.get(prompt) ?? 0) > call.blocks)) return; // it is told
     call.isBringing = true;
     const begins = Math.max(worker.linkFreeMs, this.#world.nowMs);
-    worker.linkFreeMs = begins + 1000 / (worker.load.loadBlocksPerS[peer] ?? 500);
+    worker.linkFreeMs = begins + 1000 / worker.linkBlocksPerS;
     this.#later((worker.linkFreeMs - this.#world.nowMs) * 1000, call, () => {
       call.isBringing = false;
       if (call.awaited === undefined) return;
       call.blocks++;
+      this.#tell(call, { handOff: { localBlocks: call.local ?? 0, readyBlocks: call.blocks } });
       if (call.blocks >= call.awaited) return this.#stopAwaiting(call, call.blocks);
       this.#moved(call);
       this.#bring(call);

@@ -59,6 +59,7 @@ describe('kvtier up', () => {
       backend: 'auto',
       gpu: {},
       threads: null,
+      maxStepTokens: null,
       prefixCache: 'blocks',
       evictionPolicy: null,
       dedupBlocks: false,
@@ -70,7 +71,7 @@ describe('kvtier up', () => {
 
   it('takes every option', () => {
     const args =
-      '--port 0 --data-dir /d --model random:25m --no-tier --engines 4 --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --json-log';
+      '--port 0 --data-dir /d --model random:25m --no-tier --engines 4 --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --max-step-tokens 8192 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --json-log';
     expect(parseUp(args.split(' '))).toEqual({
       port: 0,
       dataDir: '/d',
@@ -85,6 +86,7 @@ describe('kvtier up', () => {
       backend: 'auto',
       gpu: {},
       threads: 2,
+      maxStepTokens: 8192,
       prefixCache: 'blocks',
       evictionPolicy: 's3-fifo',
       dedupBlocks: true,
@@ -126,6 +128,7 @@ describe('kvtier up', () => {
     [['--frobnicate'], '--frobnicate: unknown option; see kvtier up --help'],
     [['--port', '70000'], '--port: "70000" is not a whole number from 0 to 65535'],
     [['--port', '80x'], '--port: "80x" is not a whole number from 0 to 65535'],
+    [['--max-step-tokens', '8'], '--max-step-tokens: "8" is not a whole number from 16 to 65536'],
     [['--threads', '0'], '--threads: "0" is not a whole number from 1 to 1024'],
     [['--log-level', 'loud'], '--log-level: "loud" is not one of trace, debug, info, warn, error, silent'],
     [['--eviction', 'random'], `--eviction: "random" is not one of ${evictionPolicies.join(', ')}`],

@@ -31,6 +31,8 @@ export interface UpOptions {
   /** Of backend cuda; what is not said is as the engine worker's configuration has it. */
   readonly gpu: GpuFlags;
   readonly threads: number | null;
+  /** Tokens of a step at most; null: the engine worker's own. */
+  readonly maxStepTokens: number | null;
   /** The structure of the engine's own prefix cache. */
   readonly prefixCache: 'blocks' | 'radix';
   /** Of its hashed blocks: which cached one goes first; null: the one freed longest ago. */
@@ -70,6 +72,8 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --dtype TYPE         bf16, f16 or f32: weights and activations on a GPU (bf16)
   --kv-dtype TYPE      e4m3: keys and values as FP8, half the bytes (as --dtype)
   --equal-bits         a GPU's matrix products by rules, not by a stopwatch: the same bits in every process and batch
+  --max-step-tokens N  tokens that a step computes at most: more is faster for long prompts on a GPU, and holds up
+                       decodes beside them for longer (512)
   --threads N          compute threads of the engine (all cores)
   --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
   --eviction POLICY    which cached block goes first: ${evictionPolicies.join(', ')} (freed longest ago)
@@ -105,6 +109,7 @@ const flags = {
   dtype: { type: 'string' },
   'kv-dtype': { type: 'string' },
   'equal-bits': { type: 'boolean' },
+  'max-step-tokens': { type: 'string' },
   threads: { type: 'string' },
   'prefix-cache': { type: 'string' },
   eviction: { type: 'string' },
@@ -150,6 +155,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     throw new KvError('CONFIG', `--eviction: "${evictionPolicy}" is not one of ${evictionPolicies.join(', ')}`);
   }
   const pinned = values['pinned-blocks'];
+  const stepTokens = values['max-step-tokens'];
   for (const name of ['eviction', 'dedup', 'pinned-blocks'] as const) {
     if (prefixCache === 'radix' && values[name] !== undefined)
       throw new KvError('CONFIG', `--${name}: an option of hashed blocks; use --prefix-cache blocks or leave it out`);
@@ -171,6 +177,7 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     kvBytes: size('kv-bytes', 2 ** 20),
     backend,
     gpu: gpuFlags(values),
+    maxStepTokens: stepTokens === undefined ? null : whole(stepTokens, '--max-step-tokens', 16, 65_536),
     threads: values.threads === undefined ? null : whole(values.threads, '--threads', 1, 1024),
     prefixCache,
     evictionPolicy,

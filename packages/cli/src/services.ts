@@ -112,6 +112,7 @@ function engineConfig(options: UpOptions, plan: Plan, member: EngineMember): Eng
     dedupBlocks: options.dedupBlocks,
     maxPinnedBlocks: options.maxPinnedBlocks,
     ...(member.threads !== undefined && { threads: member.threads }),
+    ...(options.maxStepTokens !== null && { maxStepTokens: options.maxStepTokens }),
     logLevel: options.logLevel,
   };
 }

@@ -29,6 +29,12 @@ ROOT = (HERE / "../../..").resolve()
 DATE = (2020, 1, 1, 0, 0, 0)
 DATE_S = 1_577_836_800
 DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "lock_byte.h", "xxh3.h")
+#: Copies of a GPU's memory: the executor's.
+CUDA = (
+    *(f"gpu/{name}" for name in ("device.h", "driver.h", "gpu.h", "gpu_driver.cc", "numeric.h", "poll.h")),
+    *(f"kernels/{name}" for name in ("block_copy.cu", "kernels.h", "transfer.ptx", "transfer_kernels.h", "xxh3.cu")),
+    *(f"transfer/{name}.{end}" for name in ("copy_channel", "copy_plan", "host_arena", "paths", "transfers") for end in ("cc", "h")),
+)
 
 
 def _project(key: str) -> str:
@@ -135,6 +141,9 @@ def build_sdist(sdist_directory: str, config_settings: object = None) -> str:
             files[f"native/cc/{source.name}"] = source.read_bytes()
     for part in DATA_PLANE:
         files[f"native/data-plane/{part}"] = (plane / part).read_bytes()
+    cuda = ROOT / "packages/engine/cuda" if _is_checkout() else HERE / "native/cuda"
+    for part in CUDA:
+        files[f"native/cuda/{part}"] = (cuda / part).read_bytes()
     file = f"{name}-{version}.tar.gz"
     with tarfile.open(Path(sdist_directory) / file, "w:gz", format=tarfile.PAX_FORMAT) as archive:
         for path, data in sorted(files.items()):

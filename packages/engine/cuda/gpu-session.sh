@@ -1,150 +1,147 @@
 #!/bin/bash
-# One session on a machine with a GPU, from a bare checkout: builds, checks and measures the CUDA backend, in the
-# order of its worth, so that what is cut off is worth least. Needs nvcc, cmake and ninja (or make); python3 with torch for two of
-# the stages; Node only where one is given. Says in one line what a stage lacks, and goes on.
+# A machine with a GPU for half an hour: every figure of the CUDA backend, in the order of its worth, so that what is cut off is worth least.
+# Runs from what `npm run gpu:bundle` packs, which needs nothing but a driver, or from a checkout that was built.
 #
-#   gpu-session.sh [--emulated] [STAGE...]      default: all stages, 25 minutes in sum
+#   gpu-session.sh [STAGE...]      default: all stages; each takes nine minutes at most
 #
-#   build    the CUDA backend for this GPU; the Node module too, where Node's headers and OpenBLAS are there     3 min
-#   checks   runtime_check and kernel_check: every kernel against its CPU reference                              2 min
-#   speed    kernel_bench: transfers, the 8B model, attention, GEMM, rows            6 min
-#   torch    prefill attention beside torch's flash attention, at the shapes just measured                       1 min
-#   node     tests on the GPU, bench gpu for random:0.5b and random:8b; needs KVTIER_NODE                       10 min
-#   sanitize kernel_check under compute-sanitizer: memcheck, then racecheck                                      3 min
+#   probe     driver, disk, shared memory, libraries; fails without cuBLASLt, whose rate is the limit of all others                1 min
+#   build     from the sources, where no programs for this GPU are there; needs nvcc, cmake, and ninja or make
+#   checks    runtime_check and kernel_check: every kernel against its CPU reference                                               2 min
+#   speed     kernel_bench: transfers, matrix products, attention, rows, the 8B model; attention beside torch's flash and cuDNN's  8 min
+#   system    cold, warm from the arena and from a disk, start in parts, exports and imports beside decodes, equality              6 min
+#   sanitize  named cases of kernel_check under compute-sanitizer, each by itself                                                  5 min
 #
-# All that is found lies in build/gpu-session, also from earlier calls: a log per stage, figures-*.json, summary.txt.
-#   OUT          a folder that gets summary and figures after each stage, and the rest as one archive: seven files at most
-#   KVTIER_NODE  a folder with bin/node; beside it, or in the checkout, node_modules
-#   KVTIER_MINUTES  for all stages together (25)
+# Written as it is measured, into OUT (default: results, beside this script): figures.jsonl and checks.jsonl, one line each; summary.txt; log.txt.
 #
-# On a machine with a limit of 30 minutes, 10 a command: `build checks`, then `speed torch`, then `node`, then `sanitize`.
+#   KVTIER_BENCH_DIR         a folder on the disk that is measured (OUT)
+#   KVTIER_TORCH_PYTHON      a Python with torch (python3)
+#   KVTIER_WITHOUT_CUBLASLT  1: go on without it
+#
+# Exit codes: 0 all went well; 1 something failed; 2 wrong arguments; 3 no GPU, so nothing was measured; 4 no cuBLASLt.
 set -u -o pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-emulated=no
-if [ "${1:-}" = --emulated ]; then emulated=yes; shift; fi
-known="build checks speed torch node sanitize"
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+known="probe build checks speed system sanitize"
 stages=${*:-$known}
 for stage in $stages; do
   case " $known " in *" $stage "*) ;; *) echo "$stage: unknown stage; there are: $known" >&2; exit 2 ;; esac
 done
-out=$root/build/gpu-session
+if [ -d "$here/sources" ]; then  # unpacked from the archive
+  sources=$here/sources bin=${KVTIER_GPU_BIN:-$here/bin} out=${OUT:-$here/results}
+else
+  sources=$(cd "$here/../../.." && pwd)
+  bin=${KVTIER_GPU_BIN:-$sources/build/cuda} out=${OUT:-$sources/build/gpu-session}
+fi
+compiled=$out/programs
+cuda=$sources/packages/engine/cuda
+python=${KVTIER_TORCH_PYTHON:-python3}
 mkdir -p "$out"
-build=$root/build/$([ $emulated = yes ] && echo cuda-emulated || echo cuda)
-deadline=$(($(date +%s) + ${KVTIER_MINUTES:-25} * 60))
+out=$(cd "$out" && pwd)
+export KVTIER_BENCH_DIR=${KVTIER_BENCH_DIR:-$out}
+stage_seconds=540
 failed=0
 
 say() { echo "$(date +%T) $*" | tee -a "$out/summary.txt"; }
 has() { command -v "$1" > /dev/null 2>&1; }
-# A call that is cut off has handed over what was done by then.
-hand_over() {
-  [ -n "${OUT:-}" ] || return 0
-  mkdir -p "$OUT"
-  find "$out" -maxdepth 1 \( -name 'figures-*.json' -size +0 -o -name summary.txt \) -exec cp {} "$OUT" \;
-  tar -C "$out" -czf "$OUT/details.tgz" --exclude=./cache .
-}
-# within SECONDS COMMAND...: no longer than that, and never past the session's end.
+quoted() { printf '%s' "$1" | tr -d '\n' | sed 's/[\\"]/\\&/g; s/^/"/; s/$/"/'; }
+# within SECONDS COMMAND...: no longer than that, and never past the stage's end.
 within() {
   local left=$((deadline - $(date +%s))) limit=$1
   shift
-  if [ "$left" -lt 20 ]; then echo "no time is left for: $*"; return 124; fi
+  if [ "$left" -lt 5 ]; then echo "no time is left for: $*" >&2; return 124; fi
   timeout -k 5 $((limit < left ? limit : left)) "$@"
 }
-# What a stage lacks; empty: nothing.
-lacks() {
-  case $1 in
-    build)
-      has cmake || echo "cmake was not found"
-      [ $emulated = yes ] || has nvcc || echo "nvcc was not found; install the CUDA toolkit 12 or newer, or put its bin into PATH"
-      ;;
-    checks) [ -x "$build/kernel_check" ] || echo "kernel_check was not built" ;;
-    speed) [ -x "$build/kernel_bench" ] || echo "kernel_bench was not built: it is for a GPU only" ;;
-    torch)
-      python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null || echo "python3 has no torch that sees a GPU"
-      [ -s "$out/figures-attention.json" ] || echo "stage speed has left no figures of attention"
-      ;;
-    node)
-      [ -x "${KVTIER_NODE:-}/bin/node" ] || echo "no Node was given: KVTIER_NODE names a folder with bin/node"
-      [ -f "$build/kvtier_cuda.node" ] || [ -f "$build/kvtier_cuda_emulated.node" ] || echo "the Node module was not built"
-      [ -f "$root/build/data-plane/kvtier_data_plane.node" ] || echo "the data plane was not built (packages/base/data-plane/cc)"
-      ;;
-    sanitize)
-      has compute-sanitizer || echo "compute-sanitizer was not found"
-      [ -x "$build/kernel_check" ] || echo "kernel_check was not built"
-      ;;
+# cuBLASLt as pip installs it, or the toolkit, is not in the library path by itself.
+find_libraries() {
+  local folder
+  for folder in $("$python" -c 'import site, sys; print(*{*site.getsitepackages(), *(p for p in sys.path if p.endswith("-packages"))})' 2> /dev/null); do
+    for folder in "$folder"/nvidia/*/lib; do [ -e "$folder"/libcublasLt.so.1[23] ] && LD_LIBRARY_PATH="$folder:${LD_LIBRARY_PATH:-}"; done
+  done 2> /dev/null
+  for folder in /usr/local/cuda*/lib64; do [ -d "$folder" ] && LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}:$folder"; done
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+}
+program() { [ -x "$compiled/$1" ] && echo "$compiled/$1" || echo "$bin/$1"; }
+# Lines of JSON to a file and nowhere else, each as it comes; what people read goes to the log.
+figures() { within "$@" 2>> "$out/log.txt" >> "$out/figures.jsonl"; }
+
+stage_probe() {
+  local bad=0 gpu rest
+  nvidia-smi --query-gpu=name,driver_version,memory.total,memory.free,pcie.link.gen.max,pcie.link.width.max --format=csv,noheader 2>&1 | head -3
+  say "machine: $(nproc) CPUs, $(awk '/MemAvailable/ {printf "%d", $2 / 1048576}' /proc/meminfo) GiB of memory free, /dev/shm $(df -BG --output=avail /dev/shm | tail -1 | tr -d ' ') free, $KVTIER_BENCH_DIR $(df -BG --output=avail "$KVTIER_BENCH_DIR" | tail -1 | tr -d ' ') free, locked memory $(ulimit -l), nvcc $(has nvcc && echo yes || echo no), compute-sanitizer $(has compute-sanitizer && echo yes || echo no), torch $("$python" -c 'import torch; print(torch.__version__)' 2> /dev/null || echo no)"
+  if [ ! -x "$(program kernel_bench)" ]; then say "probe: no programs are here; stage build makes them"; return 0; fi
+  rest=$(ldd "$(program kernel_bench)" 2>&1 | grep 'not found') && { say "probe: libraries are missing: $rest"; bad=1; }
+  gpu=$(within 60 "$(program kernel_bench)" --probe 2>> "$out/log.txt") || { say "probe: the GPU was not opened: $(tail -1 "$out/log.txt")"; return 1; }
+  echo "$gpu" >> "$out/figures.jsonl"
+  say "probe: $gpu"
+  case $gpu in *'"cublaslt":"cuBLASLt'*) ;; *)
+    say "FAILED probe: cuBLASLt was not found: no rate would have its limit; name its folder in LD_LIBRARY_PATH (KVTIER_WITHOUT_CUBLASLT=1 goes on)"
+    [ "${KVTIER_WITHOUT_CUBLASLT:-}" = 1 ] || exit 4
   esac
+  return $bad
 }
 
 stage_build() {
-  local generator=() options=(-DKVTIER_EMULATED=$([ $emulated = yes ] && echo ON || echo OFF))
+  if [ -x "$(program kernel_bench)" ] && within 60 "$(program runtime_check)" launch > /dev/null 2>&1; then echo "the programs that are here run on this GPU"; return 0; fi
+  has nvcc && has cmake || { echo 'programs for this GPU are missing, and nvcc or cmake too; pack them: npm run gpu:bundle -- --architectures "80-real;90a-real"'; return 1; }
+  local generator=() architecture
   has ninja && generator=(-G Ninja)
-  if [ $emulated = no ]; then
-    # For the GPU that is here only: a third of the time of all of them.
-    local capability
-    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1 | tr -d .)
-    [ "$capability" = 90 ] && capability=90a
-    [ -n "$capability" ] && options+=("-DCMAKE_CUDA_ARCHITECTURES=$capability-real")
-  fi
-  within 60 cmake -S "$root/packages/engine/cuda" -B "$build" "${generator[@]}" "${options[@]}" || return
-  local programs=(kernel_check runtime_check)
-  [ $emulated = yes ] || programs+=(kernel_bench)
-  within 400 cmake --build "$build" -j "$(nproc)" --target "${programs[@]}" || return
-  # The rest needs node-addon-api and OpenBLAS: what is missing costs only the stage `node`.
-  if [ -d "$root/node_modules/node-addon-api" ]; then
-    within 200 cmake --build "$build" -j "$(nproc)" || echo "the Node module was not built (is OpenBLAS here?)"
-    for part in base/data-plane engine/executor; do
-      within 100 cmake -S "$root/packages/$part/cc" -B "$root/build/${part#*/}" "${generator[@]}" && within 200 cmake --build "$root/build/${part#*/}" -j "$(nproc)" ||
-        echo "$part was not built"
-    done
-  fi
+  architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1 | tr -d .)
+  [ "$architecture" = 90 ] && architecture=90a
+  within 60 cmake -S "$cuda" -B /tmp/kvtier-gpu-build "${generator[@]}" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CUDA_ARCHITECTURES=${architecture:-90a}-real" || return
+  within 500 cmake --build /tmp/kvtier-gpu-build -j "$(nproc)" --target kernel_check runtime_check kernel_bench || return
+  compiled=/tmp/kvtier-gpu-build
 }
 
 stage_checks() {
-  within 120 "$build/runtime_check" > "$out/runtime_check.jsonl" || { grep '"ok":false' "$out/runtime_check.jsonl"; return 1; }
-  within 300 "$build/kernel_check" > "$out/kernel_check.jsonl" || { grep '"ok":false' "$out/kernel_check.jsonl"; return 1; }
+  local bad=0
+  within 120 "$(program runtime_check)" >> "$out/checks.jsonl" || bad=1
+  within 420 "$(program kernel_check)" >> "$out/checks.jsonl" || bad=1
+  grep '"ok":false' "$out/checks.jsonl" && bad=1
+  return $bad
 }
 
-# In parts: what is cut off takes no figures of others with it. What is measured against the matrix rate brings `gemm` along.
 stage_speed() {
   local bad=0
-  for cases in transfer "model_8b gemm" "attention gemm" "rows rope sampling"; do
-    within 150 "$build/kernel_bench" $cases > "$out/figures-${cases%% *}.json" || { echo "kernel_bench $cases failed"; bad=1; }
+  figures 400 "$(program kernel_bench)" --seconds 90 transfer model_8b gemm attention rows rope sampling || bad=1
+  grep '"name":"Attention v2' "$out/figures.jsonl" | figures 120 "$python" "$here/$([ -d "$here/checks" ] && echo checks/)torch_attention.py" ||
+    say "speed: torch was not measured: $(tail -1 "$out/log.txt")"
+  return $bad
+}
+
+stage_system() { figures 520 "$(program kernel_bench)" --seconds 120 system_; }
+
+# One case at a time: a report names it, and what takes too long costs itself only.
+stage_sanitize() {
+  local bad=0 tool name ok
+  has compute-sanitizer || { echo "compute-sanitizer was not found"; return 1; }
+  for tool in memcheck racecheck; do
+    for name in attention_mixed_batches attention_parts attention_tails gemm_tiles transfer_hash sampling norm rope; do
+      within 60 compute-sanitizer --tool $tool --error-exitcode 9 "$(program kernel_check)" "$name" >> "$out/log.txt" 2>&1 && ok=true || { ok=false; bad=1; }
+      echo "{\"kernel\":\"compute-sanitizer $tool\",\"case\":$(quoted "$name"),\"ok\":$ok}" >> "$out/checks.jsonl"
+      [ $ok = true ] || echo "$tool $name: $(tail -2 "$out/log.txt" | head -1)"
+    done
   done
   return $bad
 }
 
-stage_torch() { within 200 python3 "$root/packages/engine/cuda/checks/torch_attention.py" < "$out/figures-attention.json" > "$out/figures-torch.json"; }
-
-stage_node() {
-  export PATH="$KVTIER_NODE/bin:$PATH"
-  [ -d "$root/node_modules" ] || ln -s "$KVTIER_NODE/node_modules" "$root/node_modules"
-  export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$out/cache}
-  local filter=.gpu.slow.test.ts bad=0
-  [ $emulated = yes ] && filter=cuda-emulated.slow.test.ts
-  (cd "$root" && within 300 npx vitest run --project slow "$filter") || bad=1
-  # Past set-up, which wants a network; the cases of kernel_bench are stage speed's.
-  local bench='import { main } from "./bench/run.ts"; process.exit(await main(process.argv.slice(1), { ensureSystemPackages: async () => {} }));'
-  [ $emulated = yes ] || (cd "$root" && within 500 node --import tsx --input-type=module -e "$bench" -- gpu --json none > "$out/figures-system.json") || bad=1
-  rm -rf "$out/cache"
-  return $bad
-}
-
-stage_sanitize() {
-  local bad=0
-  within 100 compute-sanitizer --tool memcheck --error-exitcode 9 "$build/kernel_check" attention gemm rows transfer || bad=1
-  within 100 compute-sanitizer --tool racecheck --error-exitcode 9 "$build/kernel_check" attention_mixed attention_parts attention_tails gemm_tiles || bad=1
-  return $bad
-}
-
-say "session: ${stages// /, }; $(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo 'no git'); $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || echo "no GPU")"
+find_libraries
+if [ -x "$(program kernel_bench)" ]; then
+  "$(program kernel_bench)" --list > /dev/null || { say "FAILED: $(program kernel_bench) does not run on this machine (its CPU lacks x86-64-v3?)"; exit 1; }
+  missing=$(timeout 60 "$(program kernel_bench)" --probe 2>&1 > /dev/null | grep '^no GPU' || true)
+  if [ -n "$missing" ]; then
+    say "dry run: $missing; the programs start here, and nothing was measured: ${stages// /, }"
+    exit 3
+  fi
+elif ! has nvidia-smi; then
+  say "dry run: no GPU (no nvidia-smi) and no programs for one: nothing was measured: ${stages// /, }"
+  exit 3
+fi
+say "session: ${stages// /, }; $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || echo 'no nvidia-smi')"
 for stage in $stages; do
-  missing=$(lacks "$stage" | head -1)
-  if [ -n "$missing" ]; then say "SKIPPED $stage: $missing"; continue; fi
   start=$(date +%s)
-  if "stage_$stage" > "$out/$stage.log" 2>&1; then verdict=ok; else verdict="FAILED ($(tail -1 "$out/$stage.log" | cut -c1-160))"; failed=1; fi
+  deadline=$((start + stage_seconds))
+  if "stage_$stage" >> "$out/log.txt" 2>&1; then verdict=ok; else verdict="FAILED ($(tail -1 "$out/log.txt" | cut -c1-160))"; failed=1; fi
   say "$stage: $verdict, $(($(date +%s) - start)) s"
-  hand_over
 done
-say "results in ${OUT:-$out}"
-hand_over
+say "results in $out: $(grep -c '"value"' "$out/figures.jsonl" 2> /dev/null || echo 0) figures, $(grep -c '"error"' "$out/figures.jsonl" 2> /dev/null || echo 0) cases that failed"
 exit $failed

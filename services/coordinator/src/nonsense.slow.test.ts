@@ -8,9 +8,10 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import { type WorstTurns, watchTurns } from '@kvtier/api-server/testing';
+import type { WorstTurns } from '@kvtier/api-server/testing';
 import { event, ScriptedEngine } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it } from 'vitest';
+import { type ThreadWaits, threadWaits, waitedBetween } from '../../../test/e2e/cpu-waits.ts';
 
 const main = join(import.meta.dirname, 'main.ts');
 const flood = join(import.meta.dirname, '../../../packages/coordinator/api-server/src/testing/flood.ts');
@@ -21,7 +22,7 @@ const bytes = Number(process.env.KVTIER_FLOOD_BYTES ?? 4 << 20);
 const clients = Number(process.env.KVTIER_FLOOD_CLIENTS ?? 24);
 const streams = 4;
 const tokenMs = 5;
-/** Longest time a stream of another client may stand still, beyond what the machine makes its processes wait. */
+/** Longest time a stream of another client may stand still, less what is the machine's doing. */
 const longestGapMs = 100;
 /** Of the API server's event loop: CPU time, which does not depend on what else the machine does. */
 const longestTurnMs = 50;
@@ -51,8 +52,9 @@ afterEach(async () => {
   rmSync(dir, { recursive: true, force: true });
 });
 
-function run(args: readonly string[], stdio: 'ipc' | 'pipe'): ChildProcess {
-  const child = spawn(process.execPath, ['--import', loader, ...args], {
+function run(args: readonly string[], stdio: 'ipc' | 'pipe', prefix: readonly string[] = []): ChildProcess {
+  const [file, ...all] = [...prefix, process.execPath, '--import', loader, ...args];
+  const child = spawn(file!, all, {
     env: { ...process.env, KVTIER_WATCH_TURNS: '1' },
     stdio: ['pipe', 'pipe', 'inherit', ...(stdio === 'ipc' ? (['ipc'] as const) : [])],
   });
@@ -60,14 +62,24 @@ function run(args: readonly string[], stdio: 'ipc' | 'pipe'): ChildProcess {
   return child;
 }
 
-/** One stream, read as it comes; tells the longest time between two pieces since it was asked last. */
+/** The longest times between two pieces of a stream. */
+interface Gaps {
+  /** As its client sees it. */
+  readonly seenMs: number;
+  /** Less what the API server and the process that writes and reads the stream waited for a CPU meanwhile. */
+  readonly ownMs: number;
+}
+
+/** One stream, read as it comes; tells its longest gaps since it was asked last. */
 class Watcher {
   readonly #abort = new AbortController();
-  #lastMs = 0;
-  #longestMs = 0;
+  readonly #waits: () => ThreadWaits;
+  #last: { readonly atMs: number; readonly waits: ThreadWaits } | undefined;
+  #longest: Gaps = { seenMs: 0, ownMs: 0 };
   readonly started: Promise<void>;
 
-  constructor(url: string) {
+  constructor(url: string, waits: () => ThreadWaits) {
+    this.#waits = waits;
     let begin = (): void => {};
     this.started = new Promise((resolve) => (begin = resolve));
     void (async () => {
@@ -78,18 +90,27 @@ class Watcher {
         signal: this.#abort.signal,
       });
       for await (const _ of response.body!) {
-        const now = performance.now();
-        if (this.#lastMs !== 0) this.#longestMs = Math.max(this.#longestMs, now - this.#lastMs);
-        this.#lastMs = now;
+        this.#look();
         begin();
       }
     })().catch(() => {});
   }
 
-  longestGapMs(): number {
-    const longest = Math.max(this.#longestMs, performance.now() - this.#lastMs);
-    this.#longestMs = 0;
+  longestGaps(): Gaps {
+    this.#look();
+    const longest = this.#longest;
+    this.#longest = { seenMs: 0, ownMs: 0 };
     return longest;
+  }
+
+  #look(): void {
+    const now = { atMs: performance.now(), waits: this.#waits() };
+    if (this.#last !== undefined) {
+      const seenMs = now.atMs - this.#last.atMs;
+      const ownMs = seenMs - waitedBetween(this.#last.waits, now.waits);
+      this.#longest = { seenMs: Math.max(this.#longest.seenMs, seenMs), ownMs: Math.max(this.#longest.ownMs, ownMs) };
+    }
+    this.#last = now;
   }
 
   stop(): void {
@@ -108,13 +129,19 @@ it('streams go on and memory is bounded while many clients send large nonsense',
   writeFileSync(file, JSON.stringify({ port: 0, engine: `unix:${dir}/engine.sock`, logLevel: 'error' }));
   const server = run(['--import', turns, main, '--config', file], 'ipc');
   const [{ ready }] = (await once(server, 'message')) as [{ ready: { url: string } }];
-  const ownTurns = watchTurns();
+  /** Pieces of all streams come one after another: one look is enough for them. */
+  let looked = { atMs: 0, waits: new Map() as ThreadWaits };
+  const waits = (): ThreadWaits => {
+    const atMs = performance.now();
+    if (atMs - looked.atMs > tokenMs / 2) looked = { atMs, waits: threadWaits([server.pid!, process.pid]) };
+    return looked.waits;
+  };
   const doorTurns = async (): Promise<WorstTurns> => {
     server.send('turns');
     const [message] = (await once(server, 'message')) as [{ turns: WorstTurns }];
     return message.turns;
   };
-  const watchers = Array.from({ length: streams }, () => new Watcher(ready.url));
+  const watchers = Array.from({ length: streams }, () => new Watcher(ready.url, waits));
   await Promise.all(watchers.map(({ started }) => started));
   const lines: string[] = [];
   for (const [kind, path] of [
@@ -126,23 +153,24 @@ it('streams go on and memory is bounded while many clients send large nonsense',
     ['numbers', '/v1/completions'],
   ] as const) {
     const port = new URL(ready.url).port;
-    const flooding = run([flood, port, path, kind, String(clients), String(bytes)], 'pipe');
+    // On machines of their own elsewhere: here they stand back.
+    const flooding = run([flood, port, path, kind, String(clients), String(bytes)], 'pipe', ['nice', '-n', '19']);
     const answers = createInterface({ input: flooding.stdout! })[Symbol.asyncIterator]();
     expect((await answers.next()).value).toBe('ready');
-    for (const watcher of watchers) watcher.longestGapMs();
+    for (const watcher of watchers) watcher.longestGaps();
     await doorTurns();
-    ownTurns();
     flooding.stdin!.write('go\n');
     const { statuses, ms } = JSON.parse((await answers.next()).value as string) as {
       statuses: Record<string, number>;
       ms: number;
     };
-    const gapMs = Math.max(...watchers.map((watcher) => watcher.longestGapMs()));
+    const gaps = watchers.map((watcher) => watcher.longestGaps());
+    const seenMs = Math.max(...gaps.map((gap) => gap.seenMs));
+    const ownMs = Math.max(...gaps.map((gap) => gap.ownMs));
     const { cpuMs, waitMs } = await doorTurns();
-    const machineMs = waitMs + ownTurns().waitMs;
     const { now, most } = memory(server.pid!);
     lines.push(
-      `${kind}: ${JSON.stringify(statuses)} in ${ms} ms, longest gap ${gapMs.toFixed(1)} ms (longest wait for a CPU: API server ${waitMs.toFixed(1)}, both ${machineMs.toFixed(1)}), longest turn ${cpuMs.toFixed(1)} ms of CPU, rss ${now >> 20} MiB, most ${most >> 20} MiB`,
+      `${kind}: ${JSON.stringify(statuses)} in ${ms} ms, longest gap ${ownMs.toFixed(1)} ms with a CPU, ${seenMs.toFixed(1)} in all (the API server's longest wait for one: ${waitMs.toFixed(1)}), longest turn ${cpuMs.toFixed(1)} ms of CPU, rss ${now >> 20} MiB, most ${most >> 20} MiB`,
     );
     if (process.env.KVTIER_FLOOD_REPORT) process.stderr.write(`${lines.at(-1)}\n`);
     // Each is refused for what it is, or asked to come again: none gets through, none is left without an answer.
@@ -153,8 +181,7 @@ it('streams go on and memory is bounded while many clients send large nonsense',
       )
       .toEqual([]);
     expect.soft(cpuMs, lines.at(-1)).toBeLessThan(longestTurnMs);
-    // A piece passes through both processes, and each may be made to wait more than once on its way.
-    expect.soft(gapMs, lines.at(-1)).toBeLessThan(longestGapMs + 3 * machineMs);
+    expect.soft(ownMs, lines.at(-1)).toBeLessThan(longestGapMs);
     expect.soft(most, lines.at(-1)).toBeLessThan(mostRssBytes);
   }
   for (const watcher of watchers) watcher.stop();

@@ -49,7 +49,7 @@ describe('defaults', () => {
       bufferBytes: 64 * 2 ** 20,
       hwm: 10_000,
       maxQueueSize: 10_000,
-      gatherMs: 2,
+      gatherMs: 5,
       intBlockHashes: true,
       encoding: 'map',
       curve: null,

@@ -24,7 +24,7 @@ export const kvEventsSchema = z.strictObject({
   hwm: z.number().int().min(1).max(1_000_000).default(10_000),
   maxQueueSize: z.number().int().min(1).max(1_000_000).default(10_000),
   /** Least milliseconds between two batches of an engine's steps. */
-  gatherMs: z.number().min(0).max(1_000).default(2),
+  gatherMs: z.number().min(0).max(1_000).default(5),
   /** Hashes as 64-bit integers (vLLM's default), or whole. */
   intBlockHashes: z.boolean().default(true),
   /** array: for consumers from before June 2026. */

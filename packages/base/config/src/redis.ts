@@ -72,7 +72,7 @@ export const redisSchema = checkServers(
       .max(8 << 20)
       .default(1_048_512),
     connections: z.number().int().min(1).max(16).default(2),
-    depth: z.number().int().min(1).max(16).default(2),
+    depth: z.number().int().min(1).max(16).default(3),
     timeLimitMs: z.number().int().min(50).max(60_000).default(2000),
     policies: z
       .record(

@@ -2,6 +2,7 @@
 // here against the arena: a wrong one is an exception before anything was sent.
 #include "binding.h"
 #include "binding_arena.h"
+#include "piece_size.h"
 #include "value_mover.h"
 #include "object_header.h"
 
@@ -134,6 +135,15 @@ void MoveValues(const Napi::CallbackInfo& info) {
   box->mover->Move(NumberOf(info, 1, "server"), std::move(group));
 }
 
+void ValueShare(const Napi::CallbackInfo& info) {
+  BoxOf(info[0])->mover->Share(NumberOf(info, 1, "server"), info[2].As<Napi::Boolean>().Value());
+}
+
+Napi::Value ValuePieceAfter(const Napi::CallbackInfo& info) {
+  const uint64_t bytes = NumberOf(info, 0, "bytes");
+  return Napi::Number::New(info.Env(), static_cast<double>(PieceSize::After(bytes, info[1].As<Napi::Number>().DoubleValue())));
+}
+
 void ValueExpire(const Napi::CallbackInfo& info) {
   BoxOf(info[0])->mover->Expire(NumberOf(info, 1, "server"), NumberOf(info, 2, "tag"));
 }
@@ -153,6 +163,8 @@ void RegisterValues(Napi::Env env, Napi::Object exports) {
   exports["valuesServer"] = Napi::Function::New(env, ValueServerOf);
   exports["valuesConnect"] = Napi::Function::New(env, ValueConnect);
   exports["valuesMove"] = Napi::Function::New(env, MoveValues);
+  exports["valuesShare"] = Napi::Function::New(env, ValueShare);
+  exports["valuesPieceAfter"] = Napi::Function::New(env, ValuePieceAfter);
   exports["valuesExpire"] = Napi::Function::New(env, ValueExpire);
   exports["valuesDisconnect"] = Napi::Function::New(env, ValueDisconnect);
   exports["valuesShut"] = Napi::Function::New(env, ValueShut);

@@ -78,6 +78,10 @@ class ValueLoop final : public EpollLoop {
     Serve(server);
   }
 
+  void Share(uint64_t server, bool is_shared) {
+    if (const auto queue = queues_.find(server); queue != queues_.end()) queue->second->Share(is_shared);
+  }
+
   void Expire(uint64_t server, uint64_t tag) {
     const auto queue = queues_.find(server);
     if (queue == queues_.end()) return;
@@ -197,6 +201,10 @@ void ValueMover::Move(uint64_t server, ValueGroup group) {
   // std::function copies, so the group is shared.
   const auto shared = std::make_shared<ValueGroup>(std::move(group));
   loop_->Post([loop = loop_.get(), server, shared] { loop->Move(server, std::move(*shared)); });
+}
+
+void ValueMover::Share(uint64_t server, bool is_shared) {
+  loop_->Post([loop = loop_.get(), server, is_shared] { loop->Share(server, is_shared); });
 }
 
 void ValueMover::Expire(uint64_t server, uint64_t tag) {

@@ -67,7 +67,7 @@ struct ValueServer {
   std::string login;      // sent first
   unsigned loginReplies;  // +OK's that it is answered with
   unsigned depth;         // commands in flight
-  uint64_t pieceBytes;    // of one GETRANGE
+  uint64_t pieceBytes;    // of one GETRANGE, at first
 };
 
 class ValueLoop;
@@ -84,6 +84,8 @@ class ValueMover {
   // std::runtime_error when it is neither.
   uint64_t Connect(uint64_t server, const std::string& host, uint16_t port);
   void Move(uint64_t server, ValueGroup group);
+  // Whether others use that server, too: what is read comes in smaller pieces then. At first they do.
+  void Share(uint64_t server, bool is_shared);
   // Time is over for what is left of a group: what waits is lost, and so are the connections that carry some of it (kDown).
   void Expire(uint64_t server, uint64_t tag);
   // Its socket is closed when this returns; what it carried is lost; there will be no kDown.

@@ -1,15 +1,12 @@
 // See value_queue.h.
 #include "value_queue.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kPieceUs = 75;
 constexpr auto kSilence = std::chrono::milliseconds(50);
-constexpr uint64_t kMeasuredBytes = 8 << 20;
 
 }  // namespace
 
@@ -77,18 +74,8 @@ bool ValueQueue::ChangeReader() {
 
 void ValueQueue::Arrived(uint64_t bytes, bool more) {
   const auto now = lastProgress_ = std::chrono::steady_clock::now();
-  if (lastArrival_) {
-    arriving_ += now - *lastArrival_;
-    arrivedBytes_ += bytes;
-  }
+  if (lastArrival_) size_.Arrived(bytes, std::chrono::duration<double, std::micro>(now - *lastArrival_).count());
   lastArrival_ = more ? std::optional(now) : std::nullopt;
-  if (arrivedBytes_ < kMeasuredBytes) return;
-  const uint64_t us = std::chrono::duration_cast<std::chrono::microseconds>(arriving_).count() + 1;
-  const uint64_t step = server_.pieceBytes;
-  const uint64_t steps = (arrivedBytes_ * kPieceUs / us + step / 2) / step;
-  pieceBytes_ = std::clamp<uint64_t>(steps, 1, 4) * step;
-  arrivedBytes_ = 0;
-  arriving_ = {};
 }
 
 }  // namespace kvtier

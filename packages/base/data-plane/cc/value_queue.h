@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "piece_size.h"
 #include "value_mover.h"
 
 namespace kvtier {
@@ -47,12 +48,13 @@ class ValueQueue {
   void Drop(uint64_t tag);
   // A piece has been read; `more` are on their way.
   void Arrived(uint64_t bytes, bool more);
+  // Whether others use this server, too: at first they do.
+  void Share(bool is_shared) { size_.Share(is_shared); }
   // True: values wait for a connection that has fallen silent, and from now on another one reads.
   bool ChangeReader();
   bool waitsForReader() const { return reader_ != nullptr && !gets_.empty(); }
-  // About how much to ask for at once: what a server gives in 75 us, so that others wait for no longer, 1 to 4 times
-  // server().pieceBytes. Larger pieces are cheaper for it: 128 KiB cost a fast one a third more than 512 KiB.
-  uint64_t pieceBytes() const { return pieceBytes_; }
+  // About how much to ask for at once.
+  uint64_t pieceBytes() const { return size_.bytes(); }
 
  private:
   void Ended(const MovedValue& value, MoveResult result);
@@ -64,10 +66,8 @@ class ValueQueue {
   const void* reader_ = nullptr;
   size_t reading_ = 0;  // values that were taken and have not ended
   std::chrono::steady_clock::time_point lastProgress_;
-  uint64_t pieceBytes_ = server_.pieceBytes;
-  // Since pieceBytes_ was last set: what arrived while more was on its way, and how long that took.
-  uint64_t arrivedBytes_ = 0;
-  std::chrono::steady_clock::duration arriving_{};
+  PieceSize size_{server_.pieceBytes};
+  // While more is on its way.
   std::optional<std::chrono::steady_clock::time_point> lastArrival_;
 };
 

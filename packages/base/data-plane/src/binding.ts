@@ -318,7 +318,7 @@ export interface NativeBinding {
   ): ValuesHandle;
   /**
    * A server to move values to and from: its number. `login` is what each connection sends first, and is answered by `loginReplies`
-   * times +OK. `depth`: commands in flight on one. `pieceBytes`: of one GETRANGE.
+   * times +OK. `depth`: commands in flight on one. `pieceBytes`: of one GETRANGE, at first.
    */
   valuesServer(
     values: ValuesHandle,
@@ -343,6 +343,10 @@ export interface NativeBinding {
     rows: Float64Array,
     identities: Uint8Array | null,
   ): void;
+  /** Whether others use that server, too, as they do at first: what is read comes in small pieces then, else in pieces of 1 MiB. */
+  valuesShare(values: ValuesHandle, server: number, isShared: boolean): void;
+  /** For tests: which size follows after pieces of `bytes` that took `us` microseconds each. */
+  valuesPieceAfter(bytes: number, us: number): number;
   /** What is left of these values is lost, and so is each connection that carries some of it. */
   valuesExpire(values: ValuesHandle, server: number, tag: number): void;
   /** Nothing moves over this connection when this returns; there is no event of it. */

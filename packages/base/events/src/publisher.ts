@@ -41,7 +41,7 @@ export interface KvEventPublisherOptions extends Encoding {
   readonly hwm?: number;
   /** Batches that wait for the socket before the oldest are dropped. */
   readonly maxQueueSize?: number;
-  /** Least milliseconds between two batches of packed events (2): those of the time between go together; 0: each is a batch. */
+  /** Least milliseconds between two batches of packed events (5): those of the time between go together; 0: each is a batch. */
   readonly gatherMs?: number;
   /** With data parallelism: in every batch, and added to the ports. */
   readonly dataParallelRank?: number;
@@ -69,7 +69,7 @@ export interface KvEventPublisherStats {
   readonly refusedClients: number;
 }
 
-const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000, gatherMs: 2 };
+const defaults = { bufferSteps: 10_000, bufferBytes: 64 * 2 ** 20, hwm: 10_000, maxQueueSize: 10_000, gatherMs: 5 };
 /** Gathered ones go before their time. */
 const mostGatheredWords = 1 << 18;
 /** Some milliseconds of work; others get their turn in between. */
@@ -79,6 +79,8 @@ export class KvEventPublisher {
   /** Where the sockets are bound, ports resolved. */
   readonly endpoint: string;
   readonly replayEndpoint: string | null;
+  /** What packed events must tell of a hash: its last bytes, which are its integer on the wire, or all. */
+  readonly packedHashBytes: 8 | 32;
   readonly #options: KvEventPublisherOptions;
   readonly #encoder: PackedEncoder;
   readonly #socket: Publisher;
@@ -110,6 +112,7 @@ export class KvEventPublisher {
   ) {
     this.endpoint = socket.lastEndpoint!;
     this.replayEndpoint = replay?.endpoint ?? null;
+    this.packedHashBytes = (options.intBlockHashes ?? true) ? 8 : 32;
     this.#options = options;
     this.#encoder = new PackedEncoder(options, options.bufferBytes ?? defaults.bufferBytes);
     this.#socket = socket;

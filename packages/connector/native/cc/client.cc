@@ -23,8 +23,9 @@ constexpr uint64_t kPieceBytes = 4 << 20;           // what a thread takes at on
 void CheckOptions(const kvtier_options& options) {
   const auto in = [](uint32_t value, uint32_t least, uint32_t most) { return value >= least && value <= most; };
   if (!in(options.load_threads, 1, 64) || !in(options.store_threads, 1, 64) || options.store_niceness > 19 ||
-      !in(options.max_jobs, 1, 1'000'000)) {
-    throw Failure(KVTIER_CONFIG, "CONFIG: options out of range: 1 to 64 threads, niceness 0 to 19, 1 to 1000000 jobs");
+      !in(options.max_jobs, 1, 1'000'000) || !in(options.device_deadline_ms, 1, 600'000)) {
+    throw Failure(KVTIER_CONFIG,
+                  "CONFIG: options out of range: 1 to 64 threads, niceness 0 to 19, 1 to 1000000 jobs, a GPU's deadline of 1 to 600000 ms");
   }
 }
 
@@ -67,6 +68,7 @@ void Client::Start(Lane& lane, const char* name, uint32_t threads, uint32_t nice
 }
 
 MappedArena::~MappedArena() {
+  devices.clear();
   arena.reset();
   if (lock_fd >= 0) close(lock_fd);
 }
@@ -87,6 +89,9 @@ int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64
     throw Failure(foreign ? KVTIER_PROTOCOL : KVTIER_SETUP, error.what());
   }
   const std::lock_guard lock(mutex_);
+  for (const auto& [number, layout] : layouts_) {
+    if (layout->device) PinLocked(*mapped, layout->device->device());
+  }
   arenas_[next_number_] = std::move(mapped);
   return next_number_++;
 }
@@ -96,13 +101,19 @@ bool Client::Unmap(int64_t number) {
   const auto found = arenas_.find(number);
   if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
   const std::weak_ptr<MappedArena> left = found->second;
+  if (!found->second->devices.empty()) {
+    for (const auto& [device, arena] : found->second->devices) arena->Leave();
+    std::erase_if(to_pin_, [&](const auto& waits) { return std::ranges::any_of(found->second->devices, [&](const auto& one) { return one.second == waits; }); });
+    retired_.push_back(found->second);
+    pins_.notify_all();
+  }
   arenas_.erase(found);  // unmapped now, if no job has it
   if (left.expired()) return true;
   leaving_.push_back(left);
   return false;
 }
 
-int64_t Client::AddLayout(std::span<const kvtier_part> parts, uint64_t blocks) {
+int64_t Client::AddLayout(std::span<const kvtier_part> parts, uint64_t blocks, int device) {
   auto layout = std::make_shared<Layout>();
   layout->parts.assign(parts.begin(), parts.end());
   layout->blocks = blocks;
@@ -122,7 +133,19 @@ int64_t Client::AddLayout(std::span<const kvtier_part> parts, uint64_t blocks) {
       throw Failure(KVTIER_CONFIG, "CONFIG: a payload of more than 2^40 bytes or 2^22 runs");
     }
   }
+  if (device >= 0) {
+    try {
+      layout->device = std::make_unique<DeviceLayout>(device, layout->parts, blocks, layout->payload_bytes,
+                                                      options_.load_threads + options_.store_threads,
+                                                      int64_t{1000} * options_.device_deadline_ms);
+    } catch (const std::runtime_error& error) {
+      throw Failure(KVTIER_SETUP, std::string("SETUP: ") + error.what());
+    }
+  }
   const std::lock_guard lock(mutex_);
+  if (device >= 0) {
+    for (const auto& [number, mapped] : arenas_) PinLocked(*mapped, device);
+  }
   layouts_[next_number_] = std::move(layout);
   return next_number_++;
 }
@@ -139,7 +162,7 @@ void Client::ForgetLayout(int64_t layout) {
 }
 
 int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payload_bytes, std::span<const uint64_t> blocks,
-                      std::span<const uint64_t> offsets, std::span<const uint64_t> sums) {
+                      std::span<const uint64_t> offsets, std::span<const uint64_t> sums, int64_t after) {
   auto job = std::make_shared<Job>();
   job->kind = kind;
   job->payload_bytes = payload_bytes;
@@ -158,6 +181,15 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
     if (known == layouts_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(layout));
     job->layout = known->second;
     job->payload_bytes = job->layout->payload_bytes;
+    if (job->layout->device) job->device_arena = job->mapped->devices.at(job->layout->device->device());
+  }
+  if (after != 0) {
+    const auto mark = marks_.find(after);
+    if (mark == marks_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no mark " + std::to_string(after));
+    job->after = mark->second;
+    if (job->device_arena == nullptr || job->after->device != job->device_arena->device()) {
+      throw Failure(KVTIER_CONFIG, "CONFIG: mark " + std::to_string(after) + " is not of the layout's device");
+    }
   }
   if (offsets.empty()) throw Failure(KVTIER_CONFIG, "CONFIG: a job of no blocks");
   for (const uint64_t block : blocks) {
@@ -174,7 +206,7 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
   if (closing_ || jobs_.size() >= options_.max_jobs) {
     throw Failure(KVTIER_BUSY, "BUSY: " + std::to_string(jobs_.size()) + " copies are under way or were not taken; take them first");
   }
-  job->piece_blocks = std::max<uint64_t>(1, kPieceBytes / job->payload_bytes);
+  job->piece_blocks = job->device_arena ? job->layout->device->stage_blocks() : std::max<uint64_t>(1, kPieceBytes / job->payload_bytes);
   const int64_t number = next_number_++;
   jobs_[number] = job;
   Lane& lane = kind == JobKind::kStore ? stores_ : loads_;
@@ -187,8 +219,15 @@ void Client::Work(Lane& lane) {
   std::vector<CopyPiece> pieces;  // of one block; grows to the largest layout
   std::unique_lock lock(mutex_);
   for (;;) {
-    lane.ready.wait(lock, [&] { return closing_ || !lane.queue.empty(); });
+    if (!hung_.empty()) SettleHung(lock);
+    const auto wanted = [&] { return closing_ || !lane.queue.empty(); };
+    if (hung_.empty()) {
+      lane.ready.wait(lock, [&] { return wanted() || !hung_.empty(); });
+    } else if (!wanted()) {
+      lane.ready.wait_for(lock, kAskPeriod);
+    }
     if (closing_) break;
+    if (lane.queue.empty()) continue;
     auto [number, job] = lane.queue.front();
     const size_t first = job->next;
     const size_t end = std::min(first + job->piece_blocks, job->offsets.size());
@@ -196,10 +235,14 @@ void Client::Work(Lane& lane) {
     if (end == job->offsets.size()) lane.queue.pop_front();
     ++job->running;
     lock.unlock();
-    RunPiece(*job, first, end, pieces);
+    bool ended = true;
+    if (job->device_arena != nullptr) {
+      ended = RunDevicePiece(number, job, first, end);
+    } else {
+      RunPiece(*job, first, end, pieces);
+    }
     lock.lock();
-    --job->running;
-    if (job->running == 0 && job->next == job->offsets.size()) EndLocked(number, *job);
+    if (ended) PieceEndedLocked(number, *job);
     // A job that was the last to use an arena unmaps it: not under the lock.
     lock.unlock();
     job.reset();
@@ -238,6 +281,11 @@ void Client::RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>
   }
 }
 
+void Client::PieceEndedLocked(int64_t number, Job& job) {
+  --job.running;
+  if (job.running == 0 && job.next == job.offsets.size()) EndLocked(number, job);
+}
+
 void Client::EndLocked(int64_t number, Job& job) {
   job.ended = true;
   const uint64_t begun = job.abandoned ? 0 : job.offsets.size();
@@ -248,8 +296,8 @@ void Client::EndLocked(int64_t number, Job& job) {
       counts_.loaded_bytes += (begun - bad) * job.payload_bytes;
       break;
     case JobKind::kStore:
-      counts_.stored_blocks += begun;
-      counts_.stored_bytes += begun * job.payload_bytes;
+      counts_.stored_blocks += begun - bad;
+      counts_.stored_bytes += (begun - bad) * job.payload_bytes;
       break;
     case JobKind::kCheck:
       counts_.checked_blocks += begun;
@@ -312,6 +360,14 @@ kvtier_counts Client::Counts() {
   counts.arenas = arenas_.size() + leaving_.size();
   counts.layouts = layouts_.size();
   counts.jobs = jobs_.size();
+  counts.hung = hung_.size() + asking_;
+  for (const auto& [number, mapped] : arenas_) {
+    std::string why;
+    for (const auto& [device, arena] : mapped->devices) {
+      counts.pinned_bytes += arena->pinned_bytes();
+      counts.pins_refused += arena->state(&why) == DeviceArena::State::kRefused ? 1 : 0;
+    }
+  }
   counts.quarantined = static_cast<uint64_t>(std::ranges::count_if(jobs_, [](const auto& entry) { return entry.second->abandoned; }));
   return counts;
 }
@@ -321,10 +377,22 @@ bool Client::Close(int64_t wait_us) {
   closing_ = true;
   loads_.queue.clear();
   stores_.queue.clear();
+  for (const auto& [number, mapped] : arenas_) {
+    for (const auto& [device, arena] : mapped->devices) arena->Leave();
+  }
+  to_pin_.clear();
+  pins_.notify_all();
   loads_.ready.notify_all();
   stores_.ready.notify_all();
   const bool idle = ended_.wait_until(lock, After(wait_us), [this] { return working_ == 0; });
   lock.unlock();
+  if (pinner_.joinable()) {
+    if (idle) {
+      pinner_.join();
+    } else {
+      pinner_.detach();
+    }
+  }
   for (Lane* lane : {&loads_, &stores_}) {
     for (std::thread& thread : lane->threads) {
       if (idle) {
@@ -335,7 +403,7 @@ bool Client::Close(int64_t wait_us) {
     }
     lane->threads.clear();
   }
-  return idle;
+  return idle && hung_.empty();  // what a GPU still does uses what is here
 }
 
 }  // namespace kvtier

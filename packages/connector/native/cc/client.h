@@ -1,8 +1,12 @@
 // What is behind kvtier.h: arenas, layouts, and jobs in pieces of whole blocks on two sets of threads.
 //
+// What a GPU does not end within its deadline is put aside (`hung_`): its job ends when the device says so, and until nothing hangs
+// no other copy of that device is begun.
+//
 // Invariant: whatever a thread touches outside the lock (arena, layout, its blocks of a job) is kept by the job, and a job is kept
 // by the threads that run its pieces; nothing of it is freed before the last piece has ended.
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -17,6 +21,7 @@
 
 #include "arena.h"
 #include "copy_code.h"
+#include "device_copies.h"
 #include "kvtier.h"
 
 namespace kvtier {
@@ -30,6 +35,7 @@ struct Failure : std::runtime_error {
 struct MappedArena {
   std::shared_ptr<Arena> arena;
   int lock_fd = -1;
+  std::map<int, std::shared_ptr<DeviceArena>> devices;  // under the client's lock
   ~MappedArena();  // unmaps before the lock ends
 };
 
@@ -38,7 +44,10 @@ struct Layout {
   uint64_t blocks = 0;
   uint64_t payload_bytes = 0;
   size_t runs = 0;  // of one block
+  std::unique_ptr<DeviceLayout> device;  // null: the CPU's memory
 };
+
+constexpr auto kAskPeriod = std::chrono::milliseconds(5);  // of what hangs, and of arenas that are left
 
 enum class JobKind { kLoad, kStore, kCheck };
 
@@ -49,6 +58,8 @@ struct Job {
   uint64_t payload_bytes = 0;
   std::vector<uint64_t> blocks, offsets, sums;
   std::vector<uint8_t> good;
+  std::shared_ptr<DeviceArena> device_arena;  // of a layout of a GPU
+  std::shared_ptr<const Mark> after;
   size_t piece_blocks = 1;
   // Under the client's lock.
   size_t next = 0;     // the first block that no thread has begun
@@ -66,13 +77,19 @@ class Client {
 
   int64_t Map(const std::string& path, uint64_t bytes, uint64_t id, uint64_t lock_byte);
   bool Unmap(int64_t arena);
-  int64_t AddLayout(std::span<const kvtier_part> parts, uint64_t blocks);
+  // device: below 0 the CPU.
+  int64_t AddLayout(std::span<const kvtier_part> parts, uint64_t blocks, int device);
+  int64_t AddMark(int device, void* stream);
+  void ForgetMark(int64_t mark);
+  // Its state; 2: `why` it is refused.
+  int Pinning(int64_t arena, int device, std::string* why);
+  void Reach(int device, void* host, uint64_t address, size_t bytes, bool write);
   uint64_t PayloadBytes(int64_t layout);
   void ForgetLayout(int64_t layout);
 
   // `layout` 0 of a check, whose payloads have `payload_bytes`.
   int64_t Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payload_bytes, std::span<const uint64_t> blocks,
-                std::span<const uint64_t> offsets, std::span<const uint64_t> sums);
+                std::span<const uint64_t> offsets, std::span<const uint64_t> sums, int64_t after);
   bool Wait(int64_t job, int64_t wait_us);
   void Take(int64_t job, uint64_t* sums, uint8_t* good, size_t count);
   bool Abandon(int64_t job);
@@ -90,6 +107,14 @@ class Client {
   void Start(Lane& lane, const char* name, uint32_t threads, uint32_t niceness);
   void Work(Lane& lane);
   void RunPiece(Job& job, size_t first, size_t end, std::vector<CopyPiece>& pieces);
+  // True: the piece has ended. False: it hangs, and was put aside.
+  bool RunDevicePiece(int64_t number, const std::shared_ptr<Job>& job, size_t first, size_t end);
+  void PieceEndedLocked(int64_t number, Job& job);
+  // Asks what hangs, without the lock.
+  void SettleHung(std::unique_lock<std::mutex>& lock);
+  // Sees to it that the arena is pinned for the device.
+  void PinLocked(MappedArena& mapped, int device);
+  void PinAll();
   void EndLocked(int64_t number, Job& job);
   std::shared_ptr<Job> FindLocked(int64_t job);
 
@@ -102,6 +127,21 @@ class Client {
   std::vector<std::weak_ptr<MappedArena>> leaving_;  // unmapped as soon as their jobs have ended
   std::map<int64_t, std::shared_ptr<const Layout>> layouts_;
   std::map<int64_t, std::shared_ptr<Job>> jobs_;
+  std::map<int64_t, std::shared_ptr<const Mark>> marks_;
+  struct Hung {
+    int64_t number;
+    std::shared_ptr<Job> job;
+    int device;
+    std::function<bool()> settled;
+    bool holds;  // its job has not ended
+  };
+  std::vector<Hung> hung_;
+  size_t asking_ = 0;  // of those that hang, taken out to be asked
+  // Pinning and unpinning, which take their time: one thread.
+  std::thread pinner_;
+  std::condition_variable pins_;
+  std::deque<std::shared_ptr<DeviceArena>> to_pin_;
+  std::deque<std::shared_ptr<MappedArena>> retired_;  // of GPUs: unpinned when their last job has ended
   kvtier_counts counts_{};
   int64_t next_number_ = 1;
   uint32_t working_ = 0;  // threads

@@ -66,7 +66,48 @@ int32_t kvtier_unmap(kvtier_client* client, int64_t arena) {
 }
 
 int64_t kvtier_layout(kvtier_client* client, const kvtier_part* parts, size_t count, uint64_t blocks) {
-  return Guard([&]() -> int64_t { return client->client.AddLayout({parts, count}, blocks); });
+  return Guard([&]() -> int64_t { return client->client.AddLayout({parts, count}, blocks, -1); });
+}
+
+int64_t kvtier_device_layout(kvtier_client* client, int32_t device, const kvtier_part* parts, size_t count, uint64_t blocks) {
+  return Guard([&]() -> int64_t {
+    if (device < 0) throw kvtier::Failure(KVTIER_CONFIG, "CONFIG: no device " + std::to_string(device));
+    return client->client.AddLayout({parts, count}, blocks, device);
+  });
+}
+
+int64_t kvtier_mark(kvtier_client* client, int32_t device, void* stream) {
+  return Guard([&]() -> int64_t { return client->client.AddMark(device, stream); });
+}
+
+int32_t kvtier_forget_mark(kvtier_client* client, int64_t mark) {
+  return Guard([&]() -> int32_t {
+    client->client.ForgetMark(mark);
+    return 1;
+  });
+}
+
+int32_t kvtier_pinning(kvtier_client* client, int64_t arena, int32_t device) {
+  return Guard([&]() -> int32_t {
+    std::string why;
+    const int state = client->client.Pinning(arena, device, &why);
+    if (state == 2) last_error = why;
+    return state;
+  });
+}
+
+int32_t kvtier_peek(kvtier_client* client, int32_t device, void* target, uint64_t address, size_t bytes) {
+  return Guard([&]() -> int32_t {
+    client->client.Reach(device, target, address, bytes, false);
+    return 1;
+  });
+}
+
+int32_t kvtier_poke(kvtier_client* client, int32_t device, uint64_t address, const void* source, size_t bytes) {
+  return Guard([&]() -> int32_t {
+    client->client.Reach(device, const_cast<void*>(source), address, bytes, true);
+    return 1;
+  });
 }
 
 uint64_t kvtier_payload_bytes(kvtier_client* client, int64_t layout) { return client->client.PayloadBytes(layout); }
@@ -79,23 +120,23 @@ int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout) {
 }
 
 int64_t kvtier_load(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
-                    const uint64_t* offsets, const uint64_t* sums) {
+                    const uint64_t* offsets, const uint64_t* sums, int64_t after) {
   return Guard([&]() -> int64_t {
-    return client->client.Begin(kvtier::JobKind::kLoad, arena, layout, 0, {blocks, count}, {offsets, count}, {sums, count});
+    return client->client.Begin(kvtier::JobKind::kLoad, arena, layout, 0, {blocks, count}, {offsets, count}, {sums, count}, after);
   });
 }
 
 int64_t kvtier_store(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
-                     const uint64_t* offsets) {
+                     const uint64_t* offsets, int64_t after) {
   return Guard([&]() -> int64_t {
-    return client->client.Begin(kvtier::JobKind::kStore, arena, layout, 0, {blocks, count}, {offsets, count}, {});
+    return client->client.Begin(kvtier::JobKind::kStore, arena, layout, 0, {blocks, count}, {offsets, count}, {}, after);
   });
 }
 
 int64_t kvtier_check(kvtier_client* client, int64_t arena, uint64_t payload_bytes, size_t count, const uint64_t* offsets,
                      const uint64_t* sums) {
   return Guard([&]() -> int64_t {
-    return client->client.Begin(kvtier::JobKind::kCheck, arena, 0, payload_bytes, {}, {offsets, count}, {sums, count});
+    return client->client.Begin(kvtier::JobKind::kCheck, arena, 0, payload_bytes, {}, {offsets, count}, {sums, count}, 0);
   });
 }
 

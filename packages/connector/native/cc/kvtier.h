@@ -1,4 +1,4 @@
-/* libkvtier: the copies between an inference engine's memory and a cache node's arena, behind a C ABI, for engines that are not
+/* libkvtier: the copies between an inference engine's memory, a CPU's or a GPU's, and a cache node's arena, behind a C ABI, for engines that are not
  * ours. It maps arenas, moves blocks both ways with their checksums on threads of its own, and knows nothing of sessions: offsets
  * and checksums come from and go to whoever speaks with the node (packages/connector/python).
  *
@@ -12,7 +12,9 @@
  * - After kvtier_wait has said that a job ended, nothing touches its blocks and slots any more; before it, they are the job's,
  *   abandoned or not.
  * - An arena stays mapped as long as a job uses it; queues are bounded.
- * - No torch, no Python, no CUDA at link time; one object for each platform.
+ *   A load that a GPU does not end within its deadline may still read slots, into memory of ours: its blocks are free.
+ * - No torch, no Python, no CUDA at link time: CUDA's driver is opened when the first layout of a GPU is made. One object for each
+ *   platform.
  *
  * Calls may come from any thread. Numbers of things are above 0 and never used twice. What fails returns a status below 0, and
  * kvtier_last_error() says the line, of this thread's last failure. A process that was forked opens a client of its own.
@@ -34,7 +36,7 @@ extern "C" {
 #endif
 
 /* Of this header; a library of another version is not used. */
-#define KVTIER_ABI 1
+#define KVTIER_ABI 2
 
 /* Statuses; the words are those of docs/errors.md. */
 enum {
@@ -52,6 +54,7 @@ typedef struct kvtier_options {
   uint32_t store_threads;  /* engine to arena */
   uint32_t store_niceness; /* 0 to 19: how far these stand back */
   uint32_t max_jobs;       /* jobs that are known at a time, 1 to 1000000 */
+  uint32_t device_deadline_ms; /* of each wait for a GPU, 1 to 600000 */
 } kvtier_options;
 
 KVTIER_API uint32_t kvtier_abi(void);
@@ -91,22 +94,38 @@ KVTIER_API uint64_t kvtier_payload_bytes(kvtier_client* client, int64_t layout);
 /* Jobs that have begun go on. */
 KVTIER_API int32_t kvtier_forget_layout(kvtier_client* client, int64_t layout);
 
-/* Jobs. `offsets`: of payloads in the arena, as the node says them. All arrays are copied. A job's number, or a status. */
+/* The same in the memory of a GPU, by CUDA's number; addresses, strides and lengths are multiples of 16, a payload has at least 256
+ * bytes. SETUP where there is no driver, no such GPU, or no room for the stages of copies: 16 MiB, or a payload that is larger, for each
+ * thread. From now on arenas are pinned for that GPU, one after another, beside serving. */
+KVTIER_API int64_t kvtier_device_layout(kvtier_client* client, int32_t device, const kvtier_part* parts, size_t count, uint64_t blocks);
+/* Where the engine's stream (a CUstream; 0: the default one) stands now: copies that are given its number begin behind it. Forget it when
+ * the jobs that need it have begun. */
+KVTIER_API int64_t kvtier_mark(kvtier_client* client, int32_t device, void* stream);
+KVTIER_API int32_t kvtier_forget_mark(kvtier_client* client, int64_t mark);
+/* 1: the arena is pinned for that GPU. 0: not yet, copies go over a buffer. 2: the system refuses it, and copies go on over a buffer;
+ * kvtier_last_error says why. */
+KVTIER_API int32_t kvtier_pinning(kvtier_client* client, int64_t arena, int32_t device);
+/* A few bytes of a GPU's memory, to look whether a layout is what it seems: 1, or SETUP when the device has not ended it in its
+ * deadline. Waits. */
+KVTIER_API int32_t kvtier_peek(kvtier_client* client, int32_t device, void* target, uint64_t address, size_t bytes);
+KVTIER_API int32_t kvtier_poke(kvtier_client* client, int32_t device, uint64_t address, const void* source, size_t bytes);
+
+/* Jobs. `after`: a mark, or 0; of a layout of the CPU's memory always 0. `offsets`: of payloads in the arena, as the node says them. All arrays are copied. A job's number, or a status. */
 
 /* Arena to engine. sums: what is expected. A block whose bytes have another sum is bad; what it holds then means nothing. */
 KVTIER_API int64_t kvtier_load(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
-                               const uint64_t* offsets, const uint64_t* sums);
-/* Engine to arena; kvtier_take says the sums. */
+                               const uint64_t* offsets, const uint64_t* sums, int64_t after);
+/* Engine to arena; kvtier_take says the sums, and of blocks that a GPU has not copied in time that they are not good. */
 KVTIER_API int64_t kvtier_store(kvtier_client* client, int64_t arena, int64_t layout, size_t count, const uint64_t* blocks,
-                                const uint64_t* offsets);
+                                const uint64_t* offsets, int64_t after);
 /* Reads slots and compares; nothing is copied. */
 KVTIER_API int64_t kvtier_check(kvtier_client* client, int64_t arena, uint64_t payload_bytes, size_t count,
                                 const uint64_t* offsets, const uint64_t* sums);
 
 /* 1: the job has ended. 0: not within wait_us, which may be 0. */
 KVTIER_API int32_t kvtier_wait(kvtier_client* client, int64_t job, int64_t wait_us);
-/* What an ended job found, `count` as it was begun with, and forgets the job; BUSY while it runs. sums and good (1 or 0, of a store
- * 1) may be NULL. */
+/* What an ended job found, `count` as it was begun with, and forgets the job; BUSY while it runs. sums and good (1 or 0, of a
+ * store in the CPU's memory 1) may be NULL. */
 KVTIER_API int32_t kvtier_take(kvtier_client* client, int64_t job, uint64_t* sums, uint8_t* good, size_t count);
 /* Nobody wants the result: no block is begun any more, and the job is forgotten when it has ended. 1: it has, and blocks and slots
  * are free. 0: it is in quarantine until kvtier_wait says 1 or UNKNOWN. */
@@ -121,6 +140,11 @@ typedef struct kvtier_counts {
   uint64_t stored_blocks, stored_bytes;
   uint64_t checked_blocks;
   uint64_t bad_blocks;      /* of loads and checks */
+  uint64_t pinned_bytes;    /* of arenas, for each GPU */
+  uint64_t pins_refused;    /* arenas that are not pinned and will not be */
+  uint64_t bounced_bytes;   /* that went to or from a GPU over a buffer */
+  uint64_t late_blocks;     /* that a GPU has not copied within its deadline */
+  uint64_t hung;            /* copies whose end a GPU has not told */
 } kvtier_counts;
 
 KVTIER_API void kvtier_count(kvtier_client* client, kvtier_counts* counts);

@@ -49,6 +49,8 @@ class EngineCase(NodeCase):
         first = self.play(node, shape)
         self.assertEqual(self.serve(first, texts), wanted)
         self.assertEqual(self.serve(first, texts), wanted)
+        enough = least * sum(len(text) // first.align * first.align for text in texts)
+        until("what the first stored is held", lambda: sum(self.held(first, one) for one in list(first.done.values())[: len(texts)]) >= enough)
         second = self.play(node, shape)
         self.assertEqual(self.serve(second, texts), wanted)
         align = second.align
@@ -71,21 +73,21 @@ class EngineCase(NodeCase):
 
     def until_held(self, node: Node, engine: Engine, tokens: int) -> None:
         """Commits are confirmed by nobody: they are asked for."""
-        attached = engine.connector._scheduler._node.attached()
         last = max(engine.done.values(), key=lambda request: request.num_tokens)
+        until(f"{tokens} tokens are held", lambda: self.held(engine, last) >= tokens)
 
-        def held() -> bool:
-            for share, session in zip(attached.shares, attached.sessions):
-                if share.group.window_tokens:
-                    continue
-                step = share.group.hash_step
-                asked = session.lookup(b"".join(last.block_hashes[step - 1 :: step]), deadline_s=5)
-                asked.wait(5)
-                if asked.result().blocks * share.group.block_tokens < tokens:
-                    return False
-            return True
-
-        until(f"{tokens} tokens are held", held)
+    def held(self, engine: Engine, request: Any) -> int:
+        """Tokens from the request's beginning that the node holds for each rank and group without a window."""
+        attached = engine.connector._scheduler._node.attached()
+        least = request.num_tokens
+        for share, session in zip(attached.shares, attached.sessions):
+            if share.group.window_tokens:
+                continue
+            step = share.group.hash_step
+            asked = session.lookup(b"".join(request.block_hashes[step - 1 :: step]), deadline_s=5)
+            asked.wait(5)
+            least = min(least, asked.result().blocks * share.group.block_tokens)
+        return least
 
     def no_leases(self, engine: Engine) -> None:
         """All that was leased or reserved is given back."""
@@ -93,11 +95,12 @@ class EngineCase(NodeCase):
         until("nothing is leased", lambda: all(one.drained(0) for one in attached.attachments), 5)
 
     def flip(self, engine: Engine) -> None:
-        """A byte in the middle of every slot of the arena."""
+        """A byte of every slot of the arena, each time another one: what is flipped twice would be whole again."""
+        self._flips = getattr(self, "_flips", 0) + 1
         attached = engine.connector._scheduler._node.attached()
         size = -(-(attached.shares[0].payload_bytes + 256) // 4096) * 4096
         with open(attached.arena.ref.path, "r+b") as file:
-            for at in range(4096 + 256 + 64, attached.arena.ref.bytes, size):
+            for at in range(4096 + 256 + self._flips, attached.arena.ref.bytes, size):
                 file.seek(at)
                 byte = file.read(1)
                 file.seek(at)

@@ -11,15 +11,25 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+
+#: Of a GPU: who allocates there (standin.Driver). None: the CPU's.
+ALLOCATOR: Any = None
 
 
 class Storage:
     def __init__(self, size: int) -> None:
-        self.buffer = ctypes.create_string_buffer(size)
         self.size = size
+        if ALLOCATOR is None:
+            self.buffer = ctypes.create_string_buffer(size)
+            self._place = ctypes.addressof(self.buffer)
+        else:
+            self._place = ALLOCATOR.allocate(size)
+            ctypes.memset(self._place, 0, size)
 
     def data_ptr(self) -> int:
-        return ctypes.addressof(self.buffer)
+        return self._place
 
     def nbytes(self) -> int:
         return self.size
@@ -28,6 +38,7 @@ class Storage:
 @dataclass(frozen=True)
 class Device:
     type: str = "cpu"
+    index: int | None = None
 
 
 class Tensor:
@@ -36,7 +47,7 @@ class Tensor:
     def __init__(self, storage: Storage, shape: Sequence[int], strides: Sequence[int], offset: int = 0, item: int = 2) -> None:
         self._storage, self.shape, self._strides, self._offset, self._item = storage, tuple(shape), tuple(strides), offset, item
         self.dtype = "torch.bfloat16"
-        self.device = Device()
+        self.device = Device() if ALLOCATOR is None else Device("cuda", 0)
 
     def stride(self) -> tuple[int, ...]:
         return self._strides

@@ -17,16 +17,24 @@ os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from kvtier.vllm import layouts, options, versions
+from kvtier.vllm.device import Device
 from kvtier.vllm.groups import Group, Unsupported, groups_of, longest_prefix, runs_of, usable_prefix
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.messages import KvtierWorkerMetadata
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
-from kvtier.vllm.worker import _read, _write
 from kvtier.weights import WeightsMissing, weights_digest
 
 
 def group(index: int, block_tokens: int, window: int = 0) -> Group:
     return Group(index, "window" if window else "full", block_tokens, 1, window, False, ("layer",), (64,), False)
+
+
+def _read(place: int, size: int) -> bytes:
+    return Device().read(None, place, size)  # type: ignore[arg-type]
+
+
+def _write(place: int, data: bytes) -> None:
+    Device().write(None, place, data)  # type: ignore[arg-type]
 
 
 class Groups(unittest.TestCase):

@@ -53,7 +53,7 @@ const longestPauseMs = 1_000;
 /** A session that lived this long was a good one: the next pause is short again. */
 const goodSessionMs = 1_000;
 /** Engine and node start at the same time, and nothing is wrong when the node is the slower one by so much. */
-const startMs = 10_000;
+const startMs = 30_000;
 
 /** One attachment: a live link and a mapped arena. */
 export class Session {
@@ -229,13 +229,13 @@ export class SessionClient {
     }
   }
 
-  /** The same trouble is reported once, not at every attempt; that nobody listens yet is none while the node may still start. */
+  /** The same trouble is reported once, not at every attempt; that nobody listens or answers yet is none while the node may still start. */
   #complain(error: KvError): void {
     const complaint = `${error.code}: ${error.message}`;
     if (this.#closed || complaint === this.#lastComplaint) return;
     const { timers, counters } = this.#options;
     const isStarting = counters.sessions === 0 && timers.nowMs() - this.#startedAtMs < startMs;
-    if (isStarting && error.code === 'DISCONNECTED') return;
+    if (isStarting && (error.code === 'DISCONNECTED' || error.code === 'DEADLINE')) return;
     this.#lastComplaint = complaint;
     this.#options.logger.warn({ code: error.code, reason: error.message }, 'no session with the cache node yet');
   }

@@ -183,7 +183,7 @@ describe('an engine that comes and goes', () => {
 
     at.engine = await at.start('a');
     at.engine.script = say(ids(' 34'), 'length');
-    await vi.waitUntil(async () => (await fetch(`${at.server.url}/health`)).status === 200, { timeout: 5_000 });
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/health`)).status === 200, { timeout: 20_000 });
     expect((await at.client.completions.create({ model: 'demo', prompt: 'a' })).choices[0]!.text).toBe(' 34');
   });
 
@@ -192,7 +192,7 @@ describe('an engine that comes and goes', () => {
     await at.open({ firstContactMs: 0 });
     expect((await fetch(`${at.server.url}/v1/models`)).status).toBe(503);
     at.engine = await at.start('a');
-    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, { timeout: 5_000 });
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, { timeout: 20_000 });
   });
 
   it('with a model that has no tokenizer: the start fails with one line', async () => {

@@ -46,6 +46,8 @@ export interface ApiServerOptions {
   readonly media?: readonly string[];
   /** What is less than it should be, a word each, for the answers' headers. Called for each request. */
   readonly degraded?: () => readonly string[];
+  /** For /health: what some worker holds is guessed. An answer's header says it where that answer's worker was chosen by it. */
+  readonly guesses?: () => boolean;
   /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
   readonly pods?: PodHandOff;
   /** More of the coordinator for /health, by name. */
@@ -145,7 +147,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const limits = { ...defaultLimits, ...options.limits };
   const { logger } = options;
   const text = options.text ?? new TextPool();
-  const { engines, dispatch, degraded = nothing, media = [] } = options;
+  const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger });
   const metrics = new RequestMetrics();
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
@@ -163,7 +165,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     generation,
     metrics,
     stallMs: limits.stallMs,
-    degraded,
+    degraded: () => [...degraded(), ...(guesses?.() ? ['index'] : [])],
     parts: options.parts ?? (() => ({})),
     plans: options.plans ?? (() => []),
     moreMetrics: options.moreMetrics ?? (async () => ''),

@@ -43,6 +43,7 @@ export class Placed {
     const prefills = new Set(handedOff.flatMap(({ prefill }) => prefill ?? []));
     const degraded = [
       ...this.#degraded,
+      ...(this.#choices.some(({ isGuessed }) => isGuessed) ? ['index'] : []),
       ...new Set(handedOff.flatMap(({ degraded: why }) => why ?? [])),
       ...(this.#retries > 0 ? ['retried'] : []),
     ];

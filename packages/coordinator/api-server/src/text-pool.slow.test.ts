@@ -1,13 +1,13 @@
 /** Threads that read texts: what they tell, and that every job ends. */
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { getPriority, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ChainHasher, integerForm, SequenceHashes } from '@kvtier/identity';
 import { afterEach, expect, it } from 'vitest';
 import type { PassedOn } from './pass-on.ts';
 import { ids, modelDir } from './testing/harness.ts';
 import type { TextModel } from './text-model.ts';
-import { type LoadedText, smallBodyBytes, TextPool, type TextPoolOptions } from './text-pool.ts';
+import { type LoadedText, largeBodiesNiceness, smallBodyBytes, TextPool, type TextPoolOptions } from './text-pool.ts';
 import type { UnderstoodPrompts } from './understand.ts';
 
 const model: TextModel = {
@@ -116,6 +116,23 @@ it('large bodies keep no small one waiting; who waits too long, or leaves, leave
   await pool.close();
   await expect(first).rejects.toMatchObject({ code: 'DISCONNECTED' });
   await expect(pool.run('completion', loaded, bodyOf({}))).rejects.toMatchObject({ code: 'DISCONNECTED' });
+});
+
+it('the thread of large bodies alone stands back in the queue for a CPU', async () => {
+  /** Niceness of each thread of this process. */
+  const nice = (): number[] =>
+    readdirSync('/proc/self/task').map((thread) => {
+      const stat = readFileSync(`/proc/self/task/${thread}/stat`, 'latin1');
+      return Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[16]);
+    });
+  const own = getPriority();
+  const back = (): number => nice().filter((niceness) => niceness === own + largeBodiesNiceness).length;
+  const before = back();
+  await open();
+  expect(back() - before).toBe(1);
+  await pool.close();
+  await open({ threads: 1 });
+  expect(back() - before).toBe(0);
 });
 
 it('says what is wrong with a model’s folder', async () => {

@@ -2,10 +2,11 @@
  * The entry of one text thread: a job in, its outcome out, one at a time (text-pool.ts). It has no timers and waits for
  * nothing: who gives it a job ends the thread when the job takes too long.
  */
-import { parentPort } from 'node:worker_threads';
+import { getPriority, setPriority } from 'node:os';
+import { parentPort, workerData } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
 import { toHttpError } from './errors.ts';
-import type { TextFailure, TextJob, TextOutcome } from './text-pool.ts';
+import type { TextFailure, TextJob, TextOutcome, TextThreadData } from './text-pool.ts';
 import { loadTokenizer, type Tokenizer } from './tokenizer.ts';
 import { understand } from './understand.ts';
 
@@ -14,6 +15,9 @@ const maxToldChars = 1_000;
 
 /** Models whose tokenizers a thread keeps; one of 128,000 tokens takes about 200 MiB. */
 const maxTokenizers = 3;
+
+const { niceness } = workerData as TextThreadData;
+standBack(niceness);
 
 const port = parentPort!;
 /** By the number of their load, the one used last at the end. */
@@ -68,6 +72,15 @@ function failureOf(error: unknown): TextFailure {
 }
 
 const clip = (text: string): string => (text.length > maxToldChars ? `${text.slice(0, maxToldChars)}…` : text);
+
+/** 0 is whoever calls: on Linux this thread, and no other of its process. Where that is forbidden, all are equal. */
+function standBack(by: number): void {
+  try {
+    if (by > 0) setPriority(0, Math.min(19, getPriority(0) + by));
+  } catch {
+    // It reads bodies all the same.
+  }
+}
 
 port.on('message', (job: TextJob) => {
   try {

@@ -100,6 +100,8 @@ it('a prompt goes where one that begins alike went, and says that this is a gues
     indexes: { demo: { workers: [{ name: 'a', why: 'publishes no KV events' }, { name: 'b' }] } },
   });
   const metrics = await (await fetch(`${coordinator!.url}/metrics`)).text();
+  // Of less than a block nobody holds anything: no guess is in this choice.
+  expect((await post([5, 6])).headers.get('x-kvtier-degraded')).toBeNull();
   expect(metrics).toContain('\nkvtier_dispatch_requests{what="chosen"} 12\n');
   expect(metrics).toContain('\nkvtier_kv_index_guessed_workers 2\n');
 });

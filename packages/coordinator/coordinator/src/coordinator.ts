@@ -57,10 +57,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     ...{ host, port, engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
     ttftMs: admission.ttftMs ?? undefined,
     media: Indexes.media,
-    degraded: () => [
-      ...(fleet.discoveryProblem === undefined ? [] : ['discovery']),
-      ...(indexes.guesses ? ['index'] : []),
-    ],
+    degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
+    guesses: () => indexes.isGuessing,
     parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),
     plans: () => planner.plans(),
     moreMetrics: async () => {

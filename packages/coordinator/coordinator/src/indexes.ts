@@ -26,8 +26,6 @@ export interface IndexesOptions {
 const maxModels = 16;
 /** Where blocks have no size: prompts are text (four bytes count as a token). */
 const textBlockTokens = 64;
-/** How old the answer to `guesses` may be: it goes into every answer's headers. */
-const guessedMs = 250;
 const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 
 /** A model's workers, and how they name blocks. */
@@ -46,8 +44,6 @@ export class Indexes implements Holdings {
   readonly #options: IndexesOptions;
   readonly #feeds = new Map<string, IndexFeed>();
   readonly #stopListening: () => void;
-  #guesses = false;
-  #guessedUntilMs = 0;
   /** What the feeds were made for. */
   #madeFor = '';
 
@@ -65,14 +61,14 @@ export class Indexes implements Holdings {
     this.#feeds.get(model)?.sent(number, keys);
   }
 
-  /** What some worker holds is guessed from what it was sent. */
-  get guesses(): boolean {
-    const nowMs = performance.now();
-    if (nowMs >= this.#guessedUntilMs) {
-      this.#guessedUntilMs = nowMs + guessedMs;
-      this.#guesses = Object.values(this.state()).some(({ workers }) => workers.some(({ why }) => why !== undefined));
-    }
-    return this.#guesses;
+  /** What some of these workers hold is guessed from what they were sent. */
+  guesses(model: string, numbers: readonly number[]): boolean {
+    return this.#feeds.get(model)?.guesses(numbers) ?? false;
+  }
+
+  /** What some worker holds is. */
+  get isGuessing(): boolean {
+    return Object.values(this.state()).some(({ workers }) => workers.some(({ why }) => why !== undefined));
   }
 
   /** By model. */

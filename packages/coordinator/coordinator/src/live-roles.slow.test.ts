@@ -13,7 +13,8 @@ import { type Coordinator, startCoordinator } from './coordinator.ts';
 
 const modelDir = join(import.meta.dirname, '../../../../models/demo/model');
 const names = ['a', 'b', 'c'] as const;
-const patience = { timeout: 20_000, interval: 20 };
+/** Of a machine that does many other things: all that is waited for comes as long as the load lasts. */
+const patience = { timeout: 60_000, interval: 20 };
 /** What a worker takes for a token, in ms below 40: the same each time. */
 let drawn = 4_711;
 const servedMs = (): number => {
@@ -90,6 +91,12 @@ const ready = async (): Promise<number> => {
 const routing = async () =>
   ((await (await fetch(`${coordinator.url}/health`)).json()) as { routing: Record<string, number> }).routing;
 
+/** In the metrics, while the pods have long prompts to compute. */
+const said = [
+  /kvtier_planner_workers_present\{model="pods",role="prefill"\} 2\n/,
+  /kvtier_pod_handoff_decisions_total\{decision="split",reason="worth"\} \d+\n/,
+];
+
 it('roles turn under load without an error', async () => {
   await vi.waitUntil(async () => {
     const { data = [] } = (await (await fetch(`${coordinator.url}/v1/models`)).json()) as { data?: unknown[] };
@@ -103,7 +110,6 @@ it('roles turn under load without an error', async () => {
   let promptTokens = 0;
   let isOver = false;
   let count = 0;
-  let needed = 0;
   const client = async (model: string): Promise<void> => {
     while (!isOver) {
       const prompt = Array.from({ length: promptTokens }, (_, at) => 3 + ((at * 7 + count) % 3_000));
@@ -127,33 +133,36 @@ it('roles turn under load without an error', async () => {
   promptTokens = 2_000;
   const all = [...Array.from({ length: 8 }, (_, at) => client(at % 2 === 0 ? 'demo' : 'pods')), watch()];
   try {
-    // Each phase until the workers of our own have turned.
     const prefillers = async (): Promise<number> =>
       (await planned()).find(({ model }) => model === 'demo')?.present.prefill ?? 0;
+    // Each phase until the workers of our own have turned and all clients were served in it; apart where prompts are long.
     for (const wanted of [2, 0, 2]) {
       promptTokens = wanted === 0 ? 2 : 2_000;
-      await vi.waitUntil(async () => (await prefillers()) === wanted, patience);
+      const before = { answered, splits };
+      const isReached = async (): Promise<boolean> =>
+        answered - before.answered >= 16 && (wanted === 0 || splits > before.splits) && (await prefillers()) === wanted;
+      await vi.waitUntil(isReached, patience);
     }
     const keda = new ExternalScalerClient(coordinator.scaler!.address, credentials.createInsecure());
     const scalerMetadata = { role: 'prefill', model: 'demo' };
-    needed = await new Promise<number>((resolve, reject) =>
-      keda.getMetrics(
-        { scaledObjectRef: { name: 'o', namespace: 'n', scalerMetadata }, metricName: '' },
-        (error, told) => (error ? reject(error) : resolve(told.metricValues[0]!.metricValueFloat)),
-      ),
-    );
+    const needed = (): Promise<number> =>
+      new Promise((resolve, reject) =>
+        keda.getMetrics(
+          { scaledObjectRef: { name: 'o', namespace: 'n', scalerMetadata }, metricName: '' },
+          (error, told) => (error ? reject(error) : resolve(told.metricValues[0]!.metricValueFloat)),
+        ),
+      );
+    await vi.waitUntil(async () => (await needed()) > 2, patience);
     keda.close();
+    await vi.waitUntil(async () => {
+      const metrics = await (await fetch(`${coordinator.url}/metrics`)).text();
+      return said.every((line) => line.test(metrics));
+    }, patience);
   } finally {
     isOver = true;
     await Promise.all(all);
   }
   expect(failures).toEqual([]);
-  expect(needed).toBeGreaterThan(2);
   expect(turns.length).toBeGreaterThanOrEqual(3);
-  expect(answered).toBeGreaterThan(8);
-  expect(splits).toBeGreaterThan(0);
   await vi.waitUntil(async () => (await routing()).given === 0, patience);
-  const metrics = await (await fetch(`${coordinator.url}/metrics`)).text();
-  expect(metrics).toMatch(/kvtier_planner_workers_present\{model="pods",role="prefill"\} 2\n/);
-  expect(metrics).toMatch(/kvtier_pod_handoff_decisions_total\{decision="split",reason="worth"\} \d+\n/);
 });

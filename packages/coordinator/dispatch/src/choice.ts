@@ -24,6 +24,8 @@ export interface Choice {
   readonly why: string;
   /** What the KV index said that the worker has at hand of the prompt, and can have brought. */
   readonly match: Held;
+  /** It was chosen among several by what they hold of its prompt, and of some that is guessed. */
+  readonly isGuessed: boolean;
   /** What it adds to the worker's load until its end: `Worker.load` has it in it. */
   readonly share: Share;
   firstToken(): void;

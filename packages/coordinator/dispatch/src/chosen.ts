@@ -16,14 +16,23 @@ export class Chosen implements Choice {
   readonly policy: string;
   readonly why: string;
   readonly match: Held;
+  readonly isGuessed: boolean;
   readonly share: Share;
   readonly #told: Told;
   #hasFirstToken = false;
   #hasEnded = false;
 
-  constructor(worker: Worker, policy: string, pending: Pending, state: WorkerState, share: Share, told: Told) {
+  constructor(
+    worker: Worker,
+    by: { readonly policy: string; readonly isGuessed: boolean },
+    pending: Pending,
+    state: WorkerState,
+    share: Share,
+    told: Told,
+  ) {
     this.worker = worker;
-    this.policy = policy;
+    this.policy = by.policy;
+    this.isGuessed = by.isGuessed;
     const { remoteBlocks, remoteMedium } = state;
     this.match = { ...state.match, remoteBlocks, remoteMedium };
     this.share = share;

@@ -59,6 +59,36 @@ describe('a choice', () => {
     ]);
   });
 
+  it('says that it is a guess where it was made among several by what they hold, and that is guessed of some', async () => {
+    const isGuessed = async (part: Partial<DispatchRequest>, count = 2, options: Partial<DispatcherOptions> = {}) => {
+      const { workers, holdings, dispatcher } = rig(options);
+      for (let i = 0; i < count; i++) workers.add(`w${i}`);
+      return [false, true].map(async (guesses) => {
+        Object.assign(holdings, { guesses: () => guesses });
+        const choice = await dispatcher.choose(request(part), never);
+        choice.ended();
+        return choice.isGuessed;
+      });
+    };
+    const both = async (...of: Parameters<typeof isGuessed>) => Promise.all(await isGuessed(...of));
+    expect(await both({})).toEqual([false, true]);
+    expect(await both({ keys: new Int32Array(0) })).toEqual([false, false]);
+    expect(await both({}, 1)).toEqual([false, false]);
+    expect(await both({}, 2, { policy: 'sticky' })).toEqual([false, true]);
+    expect(await both({}, 2, { policy: 'least-loaded' })).toEqual([false, false]);
+  });
+
+  it('reckons with the time that a step has run since its worker told it', async () => {
+    const { workers, dispatcher } = rig();
+    // 60 ms of work each, in a step that began 50 and 5 ms ago.
+    const stepping = (forMs: number) => ({
+      ...{ waiting: 1, tokensAhead: 600, stepTokens: 600, stepBegunAtMs: performance.now() - forMs },
+    });
+    workers.add('a', {}, stepping(5));
+    workers.add('b', {}, stepping(50));
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('b');
+  });
+
   it('counts what is sent at once: the next request goes elsewhere', async () => {
     const { workers, dispatcher } = rig();
     for (const name of ['a', 'b', 'c']) workers.add(name);

@@ -211,7 +211,11 @@ export class Dispatcher implements Dispatch {
     this.#chosen++;
     if (pending.keys.length > 0) this.#holdings.sent?.(lane.model, number, pending.keys);
     lane.policy.sent?.(pending, number, nowMs);
-    return new Chosen(this.#workers.workers()[number]!, lane.policy.name, pending, state, share, {
+    const { model, numbers, policy } = lane;
+    // A prompt without a whole block is held by nobody, and some policies do not ask who holds it.
+    const isAsked = numbers.length > 1 && pending.keys.length > 0 && policy.asksIndex === true;
+    const by = { policy: policy.name, isGuessed: isAsked && this.#holdings.guesses?.(model, numbers) === true };
+    return new Chosen(this.#workers.workers()[number]!, by, pending, state, share, {
       firstToken: () => {
         sent.firstToken();
         this.#wake();

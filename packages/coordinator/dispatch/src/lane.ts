@@ -16,6 +16,8 @@ class State {
   waiting = 0;
   running = 0;
   tokensAhead = 0;
+  stepTokens = 0;
+  stepForS = 0;
   usedBlocks = 0;
   totalBlocks = 0;
   waitingBlocks = 0;
@@ -74,6 +76,7 @@ export class Lane {
   /** Reads the workers' loads. */
   refresh(): void {
     const workers = this.#source.workers();
+    const nowMs = performance.now();
     let known = 0;
     let sum = 0;
     for (let i = 0; i < this.numbers.length; i++) {
@@ -84,6 +87,8 @@ export class Lane {
       state.waiting = load.waiting;
       state.running = load.running;
       state.tokensAhead = load.tokensAhead;
+      state.stepTokens = load.stepTokens;
+      state.stepForS = load.stepTokens > 0 ? (nowMs - load.stepBegunAtMs) / 1_000 : 0;
       state.usedBlocks = load.usedBlocks;
       state.waitingBlocks = load.waitingBlocks;
       state.totalBlocks = facts?.totalBlocks ?? 0;

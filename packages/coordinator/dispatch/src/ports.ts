@@ -34,6 +34,8 @@ export interface Held extends Match {
 export interface Holdings {
   /** Of one model's workers: one for each number, in their order. */
   match(model: string, keys: Keys, numbers: readonly number[]): readonly Held[];
+  /** What some of these workers hold is not known but guessed. */
+  guesses?(model: string, numbers: readonly number[]): boolean;
   /** The request goes to this worker: where its events are missing, that says what it will hold. */
   sent?(model: string, number: number, keys: Keys): void;
 }

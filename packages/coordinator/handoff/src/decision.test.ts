@@ -19,6 +19,7 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
       legs: 0,
       awaiting: 0,
       stepTokens: 500,
+      prefillStepS: 0,
       waiting: 0,
       running: 0,
       tokensAhead: 0,
@@ -38,10 +39,12 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
   };
 };
 
+const lateBy = (alone: number, split: number) => ({ aloneS: () => alone, splitS: () => split });
+
 const question = (part: Partial<Question> = {}): Question => ({
   ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },
   ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0 },
-  ...{ legsPerWorker: 8, legsLeft: 100, lateS: { alone: 0, split: 0.004 } },
+  ...{ legsPerWorker: 8, legsLeft: 100, late: lateBy(0, 0.004) },
   ...part,
 });
 
@@ -56,6 +59,7 @@ const sideFigures = fc.record({
   legs: fc.integer({ min: 0, max: 9 }),
   awaiting: fc.integer({ min: 0, max: 20 }),
   stepTokens: fc.constantFrom(16, 512, 2_048),
+  prefillStepS: fc.constantFrom(0, 0.001, 0.01),
   waiting: fc.integer({ min: 0, max: 20 }),
   running: fc.integer({ min: 0, max: 50 }),
   tokensAhead: fc.integer({ min: 0, max: 50_000 }),
@@ -241,7 +245,8 @@ describe('by hand', () => {
     expect(alone.itlS).toBeCloseTo(0.013 + chunk / 1_000, 9);
     expect(alone.ttftS).toBeCloseTo(0.0065 + 1_601 * (0.001 + 0.013 / chunk) + 0.013, 9);
     // Streams in time are harmed by a tenth of it.
-    expect(alone.costS).toBeCloseTo(alone.ttftS + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
+    const worth = alone.ttftS ** 2 / (2 * (10 / 3));
+    expect(alone.costS).toBeCloseTo(worth + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
     expect(split).toMatchObject({ slowed: 0, blocks: 100 });
   });
 
@@ -258,12 +263,65 @@ describe('by hand', () => {
     ]);
   });
 
+  it('a first token is worth less the sooner it would come anyway: a short prompt spares streams that are in time', () => {
+    const decode = running(3, { role: 'decode' });
+    const reason = (ttftS: number) => decide(question({ tokens: 65, decode, ttftS, itlS: 0.2 })).reason;
+    // Alone 6.5 + 71.5 + 13 ms; split 64 + 4 + 14 + 4 ms, so that harm and the first token are of one kind.
+    expect([reason(0.1), reason(2)]).toEqual(['sooner', 'sooner']);
+    const others = [side(1, { tokensAhead: 30 })];
+    const later = (ttftS: number) => decide(question({ tokens: 65, decode, others, ttftS, itlS: 0.2 })).reason;
+    expect([later(0.13), later(2)]).toEqual(['alone', 'spares-streams']);
+  });
+
+  it('what it costs never falls while a first token comes later, however long the request has waited', () => {
+    const seconds = fc.double({ min: 0, max: 20, noNaN: true });
+    fc.assert(
+      fc.property(seconds, seconds, seconds, fc.double({ min: 0.01, max: 10, noNaN: true }), (waitedS, a, b, ttftS) => {
+        const costOf = (lateS: number) => decide(question({ waitedS, ttftS, late: lateBy(lateS, 0) })).alone.costS;
+        expect(costOf(Math.min(a, b))).toBeLessThanOrEqual(costOf(Math.max(a, b)) + 1e-9);
+        expect(costOf(a)).toBeGreaterThanOrEqual(0);
+      }),
+    );
+  });
+
+  it('steps of prefill are as long as makes their number and the last one’s way cost least', () => {
+    const figures = fc.record({
+      tokens: fc.integer({ min: 40, max: 6_000 }),
+      linkBlocksPerS: fc.double({ min: 10, max: 20_000, noNaN: true }),
+      prefillStepS: fc.double({ min: 1e-4, max: 0.05, noNaN: true }),
+      stepTokens: fc.constantFrom(64, 512, 2_048),
+    });
+    fc.assert(
+      fc.property(figures, ({ prefillStepS, stepTokens, ...part }) => {
+        const others = [side(1, { prefillStepS, stepTokens })];
+        const { blocks, stepBlocks, travels } = decide(question({ mode: 'always', others, ...part })).split!;
+        expect(travels).toBe(blocks);
+        const [most, used] = [stepTokens / 16, stepBlocks || stepTokens / 16];
+        expect(used).toBeLessThanOrEqual(most);
+        const costOf = (size: number): number => (blocks / size) * prefillStepS + size / part.linkBlocksPerS;
+        for (let size = 1; size <= Math.min(most, blocks); size++)
+          // Whole blocks: one more than is best, at most.
+          expect(costOf(Math.min(used, blocks))).toBeLessThanOrEqual(costOf(size) + 1 / part.linkBlocksPerS + 1e-12);
+      }),
+    );
+  });
+
+  it('steps of prefill are as it likes where nothing travels, and where its steps cost nothing that is known', () => {
+    const stepsOf = (part: Partial<Side>) => decide(question({ mode: 'always', others: [side(1, part)] })).split!;
+    expect(stepsOf({ prefillStepS: 0.001 }).stepBlocks).toBe(10);
+    // Whoever waits behind it pays for each step, too.
+    expect(stepsOf({ prefillStepS: 0.001, waiting: 3 }).stepBlocks).toBe(20);
+    expect([stepsOf({}).stepBlocks, stepsOf({ prefillStepS: 0.001, node: 'n0' }).stepBlocks]).toEqual([0, 0]);
+    // 1.6 s and 6 steps more than four; its last ten blocks travel behind it.
+    expect(stepsOf({ prefillStepS: 0.001 }).arrivedS).toBeCloseTo(1.6 + 0.006 + 0.01, 9);
+  });
+
   it('who waits at the decode worker for another one’s blocks is not held up by what is computed there', () => {
     const decodeOf = (awaiting: number) => side(0, { role: 'decode', waiting: 2, awaiting });
     const costOf = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), ttftS: 10 })).alone.costS;
     const [none, all] = [costOf(0), costOf(2)];
-    // Two that are: half of what is computed, each.
-    expect(none - all).toBeCloseTo(1.601, 9);
+    // Two that are: half of what is computed, each, and as urgent as its own first token after 5 ms, 1.601 s and a step.
+    expect(none - all).toBeCloseTo((1.601 * 1.616) / (10 / 3), 9);
     expect(costOf(9)).toBe(all);
     const others = [side(1, { role: 'prefill', tokensAhead: 1_000 })];
     const reason = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), others, ttftS: 10 })).reason;
@@ -273,7 +331,7 @@ describe('by hand', () => {
   it('time that has passed, lateness that was learned, and loads under way count', () => {
     const alone = (part: Partial<Question>) => decide(question(part)).alone;
     expect([alone({ waitedS: 0.3 }).misses, alone({ waitedS: 0.5 }).misses]).toEqual([0, 1]);
-    expect(alone({ lateS: { alone: 0.3, split: 0 } }).ttftS).toBeCloseTo(1.601 + 0.01 + 0.3, 9);
+    expect(alone({ late: lateBy(0.3, 0) }).ttftS).toBeCloseTo(1.601 + 0.01 + 0.3, 9);
     // 50 blocks at 1,000 a second come behind what is being loaded; the others are computed.
     const decode = side(0, { loadAheadS: 0.5, remoteBlocks: 50, remoteMedium: 3 });
     expect(alone({ decode }).ttftS).toBeCloseTo(0.5 + 0.05 + 0.801 + 0.01, 9);

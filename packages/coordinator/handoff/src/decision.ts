@@ -7,12 +7,14 @@
  *     token(w)     = 1 ÷ prefill rate + step(w) ÷ chunk(w)                     the latter only while streams run there
  *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
  *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  0 where P holds all b blocks
+ *     stepped(b)   = √((b - held(P)) × link × step without tokens(P) × (1 + waiting))     blocks of one step of P; no more than it takes
  *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
  *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
  *     between(w,n) = step(w) + min(n, chunk(w)) ÷ prefill rate                time between two tokens of those that run
  *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
- *     cost         = time to first token + Σ over D, P: what it computes there × (running × harm + (waiting - awaiting) ÷ 2)
+ *     cost         = worth(time to first token) + Σ over D, P: what it computes there × (running × harm + urgency × (waiting - awaiting) ÷ 2)
  *     harm         = 0.1 where `between` stays within the target, else 1
+ *     urgency      = time since it came ÷ a third of the target, 1 at most; worth: its sum over the time to the first token
  *
  * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
  * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. Streams that get their tokens in time are
@@ -70,6 +72,8 @@ export interface Side extends WorkerState {
   readonly awaiting: number;
   /** Tokens that it computes in one step at most. */
   readonly stepTokens: number;
+  /** Of a step that computes prompts alone, besides its tokens; 0: not known. */
+  readonly prefillStepS: number;
 }
 
 export interface Question {
@@ -93,14 +97,20 @@ export interface Question {
   /** Legs that one worker may have; legs that the coordinator may still begin. */
   readonly legsPerWorker: number;
   readonly legsLeft: number;
-  /** Seconds that first tokens came later than predicted, so far. */
-  readonly lateS: { readonly alone: number; readonly split: number };
+  /** Seconds that first tokens came later than predicted, so far, of those that were predicted to take so long. */
+  readonly late: Late;
+}
+
+export interface Late {
+  aloneS(predictedS: number): number;
+  splitS(predictedS: number): number;
 }
 
 /** What is expected of one way to serve the request. */
 export interface Expected {
-  /** Seconds to the first token, from now on. */
+  /** Seconds to the first token, from now on; and without what is learned of how late they come. */
   readonly ttftS: number;
+  readonly plainS: number;
   /** Longest seconds between two tokens of those that run beside it. */
   readonly itlS: number;
   /** Streams that it makes slower than their target. */
@@ -127,8 +137,9 @@ export interface Split extends Expected {
   readonly blocks: number;
   /** Prompt tokens that the prefill side computes. */
   readonly computes: number;
-  /** Blocks that travel. */
+  /** Blocks that travel; and of one step of the prefill side at most, so that they do while others are computed; 0: as it likes. */
   readonly travels: number;
+  readonly stepBlocks: number;
   /** Seconds until the first block can be there, and the last one. */
   readonly firstS: number;
   readonly arrivedS: number;
@@ -138,6 +149,8 @@ const parts = 16;
 const margin = 0.95;
 /** Of a second that a stream comes later, while its tokens come in time. */
 const harmInTime = 0.1;
+/** Of the target: a first token that comes sooner than that is the less urgent the sooner it comes. */
+const soon = 1 / 3;
 /** As engines keep to a target: see pacing.ts of engine/scheduler. */
 const [trust, leastShare] = [0.9, 1 / 4];
 /** As many blocks a second as make a transfer nothing. */
@@ -212,49 +225,70 @@ function candidatesOf({ decode, others, legsPerWorker, legsLeft }: Question): re
 }
 
 function aloneOf(question: Question): Expected {
-  const { decode, lateS } = question;
+  const { decode, late } = question;
   const { computes, bringS } = needsOf(question, decode, decode);
   const begins = Math.max(beginsS(question, decode, true), decode.loadAheadS + bringS);
   const computeS = computes * tokenS(question, decode);
-  return expectedOf(question, begins + computeS + stepS(decode) + lateS.alone, [[decode, computes, computeS]]);
+  const plainS = begins + computeS + stepS(decode);
+  return expectedOf(question, plainS, late.aloneS(plainS), [[decode, computes, computeS]]);
 }
 
 function splitOf(question: Question, prefill: Side, blocks: number, held: number): Split {
-  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, lateS } = question;
-  const { stepTokens } = prefill;
+  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, late } = question;
   const isNear = prefill.node === decode.node;
   const link = isNear || linkBlocksPerS <= 0 ? fast : linkBlocksPerS;
   const toCompute = Math.max(blocks - Math.min(prefill.match.blocks, blocks), 0);
   const computes = toCompute * blockTokens;
-  const prefillS = computes * tokenS(question, prefill);
-  const startS = toCompute === 0 ? 0 : beginsS(question, prefill, false);
   const travels = isNear ? 0 : blocks - held;
-  const stepBlocks = Math.min(Math.max(Math.floor(stepTokens / blockTokens), 1), toCompute, travels);
+  const most = Math.max(Math.floor(prefill.stepTokens / blockTokens), 1);
+  const stepBlocks = travels === 0 ? 0 : stepBlocksOf(prefill, toCompute, link, most);
+  const moreSteps = stepBlocks === 0 ? 0 : Math.ceil(toCompute / stepBlocks) - Math.ceil(toCompute / most);
+  const prefillS = computes * tokenS(question, prefill) + moreSteps * prefill.prefillStepS;
+  const startS = toCompute === 0 ? 0 : beginsS(question, prefill, false);
+  const lastBlocks = Math.min(stepBlocks || most, toCompute, travels);
   const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
-  const arrivedS = Math.max(wireS, startS + prefillS + stepBlocks / link);
-  const firstS = toCompute === blocks ? startS + Math.min(computes, stepTokens) * tokenS(question, prefill) : 0;
+  const arrivedS = Math.max(wireS, startS + prefillS + lastBlocks / link);
+  const firstS =
+    toCompute === blocks
+      ? startS + Math.min(computes, (stepBlocks || most) * blockTokens) * tokenS(question, prefill)
+      : 0;
   const tail = tokens - blocks * blockTokens;
   const tailS = tail * tokenS(question, decode);
-  const ttftS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode) + lateS.split;
-  const expected = expectedOf(question, ttftS, [
+  const plainS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode);
+  const expected = expectedOf(question, plainS, late.splitS(plainS), [
     [decode, tail, tailS],
     [prefill, computes, prefillS],
   ]);
-  return { ...expected, prefill, blocks, computes, travels, firstS, arrivedS };
+  return { ...expected, prefill, blocks, computes, travels, stepBlocks, firstS, arrivedS };
+}
+
+/**
+ * Each step costs `prefillStepS`, and what the last one computed travels when nothing is computed any more: with n steps
+ * n × prefillStepS + blocks ÷ n ÷ link, which is least for n = √(blocks ÷ link ÷ prefillStepS). Who waits behind it pays for each step,
+ * too.
+ */
+function stepBlocksOf({ prefillStepS, waiting }: Side, blocks: number, link: number, most: number): number {
+  if (prefillStepS <= 0 || blocks === 0) return 0;
+  const best = Math.max(Math.ceil(Math.sqrt(blocks * link * prefillStepS * (1 + waiting))), 1);
+  return best < most ? best : 0;
 }
 
 function expectedOf(
   question: Question,
-  ttftS: number,
+  plainS: number,
+  lateS: number,
   work: readonly (readonly [side: Side, tokens: number, seconds: number])[],
 ): Expected {
   const { waitedS, ttftS: target, itlS: between } = question;
+  const ttftS = plainS + lateS;
   let slowed = 0;
-  let costS = ttftS;
+  const soonS = target * soon;
+  let costS = worthS(waitedS + ttftS, soonS) - worthS(waitedS, soonS);
+  const urgency = Math.min((waitedS + ttftS) / soonS, 1);
   let itlS = 0;
   for (const [side, tokens, seconds] of work) {
     if (tokens === 0) continue;
-    costS += (seconds * Math.max(side.waiting - side.awaiting, 0)) / 2;
+    costS += (seconds * urgency * Math.max(side.waiting - side.awaiting, 0)) / 2;
     if (side.running === 0) continue;
     const without = stepS(side);
     const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;
@@ -263,8 +297,12 @@ function expectedOf(
     // Those that are too slow already are not made so by this request.
     if (without <= between && beside > between) slowed += side.running;
   }
-  return { ttftS, itlS, slowed, misses: slowed + (waitedS + ttftS > target ? 1 : 0), costS };
+  return { ttftS, plainS, itlS, slowed, misses: slowed + (waitedS + ttftS > target ? 1 : 0), costS };
 }
+
+/** Of waiting so long for a first token, each moment as urgent as it is late: the less the sooner it would come anyway. */
+const worthS = (waitS: number, soonS: number): number =>
+  waitS < soonS ? (waitS * waitS) / (2 * soonS) : waitS - soonS / 2;
 
 /** Seconds until it begins with what comes now; with room for all of the request, or for nothing but the prompt. */
 function beginsS(question: Question, side: Side, isWhole: boolean): number {
@@ -301,6 +339,7 @@ export function lineOf({ decode, linkBlocksPerS }: Question, { reason, split, al
     split.travels === 0 ? 'same node' : linkBlocksPerS > 0 ? `${linkBlocksPerS.toFixed(0)} blocks/s` : 'not measured';
   return (
     `split P=${split.prefill.name}; blocks=${split.blocks}; why=${reason}; computes=${split.computes}; ` +
+    (split.stepBlocks > 0 ? `steps of ${split.stepBlocks}; ` : '') +
     `travels=${split.travels}; link=${link}; first token ${ms(split.ttftS)}, between ${ms(split.itlS)}, ` +
     `misses ${split.misses}; ${without}`
   );

@@ -8,7 +8,10 @@ import type { Split } from './decision.ts';
 import { HandOff, type HandOffEngines } from './hand-off.ts';
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
-async function handedOff(events: readonly (readonly ['d' | 'p', Partial<GenerateEvent>])[]): Promise<number[][]> {
+async function handedOff(
+  events: readonly (readonly ['d' | 'p', Partial<GenerateEvent>])[],
+  pending: number[] = [],
+): Promise<number[][]> {
   const workers = new FakeWorkers();
   workers.add('d');
   const prefill = { ...workers.add('p'), stepTokens: 512 } as unknown as Split['prefill'];
@@ -33,7 +36,7 @@ async function handedOff(events: readonly (readonly ['d' | 'p', Partial<Generate
     split: { prefill, blocks: 10, computes: 160, travels: 10 } as Split,
     listener: {
       leg: () => {},
-      pending: () => {},
+      pending: (blocks) => pending.push(blocks),
       fellShort: (why) => told.push([why.length]),
       another: () => undefined,
       firstToken: (...blocks) => told.push(blocks),
@@ -57,6 +60,21 @@ const first = (cachedTokens: number): Partial<GenerateEvent> => ({
   tokenIds: [1],
   finishReason: 'length',
   cache: { promptTokens: 161, cachedTokens, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 },
+});
+
+it('blocks have still to travel until the decode worker has them, whatever lies in the prefill worker’s node', async () => {
+  const pending: number[] = [];
+  await handedOff(
+    [
+      ['d', state(2, 0)],
+      ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+      ['d', state(2, 6)],
+      ['d', state(2, 10)],
+      ['d', first(160)],
+    ],
+    pending,
+  );
+  expect(pending).toEqual([10, 8, 4, 0, 0]);
 });
 
 it('blocks that came before all were computed are hidden, those that came later are not', async () => {

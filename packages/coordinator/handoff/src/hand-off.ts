@@ -122,9 +122,12 @@ export class HandOff {
         if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
           if (this.#local !== undefined) {
             this.#came = Math.max(this.#came, Math.min(state.readyBlocks, split.blocks));
+            this.#options.listener.pending(split.blocks - this.#came);
             return undefined; // that it has room is said once
           }
           this.#local = Math.min(state.localBlocks, split.blocks);
+          this.#came = this.#local;
+          this.#options.listener.pending(split.blocks - this.#local);
           if (this.#local >= split.blocks) uncount();
           else this.#leg = this.#prefill(split, uncount);
           return undefined;
@@ -209,8 +212,8 @@ export class HandOff {
   }
 
   /** Returns what fell short; undefined: all blocks lie in its node. @throws what its stream ended with */
-  async #ask({ prefill, blocks }: Split, requestId: string): Promise<Shortfall | undefined> {
-    const { engines, request, times, listener } = this.#options;
+  async #ask({ prefill, blocks, stepBlocks }: Split, requestId: string): Promise<Shortfall | undefined> {
+    const { engines, request, times } = this.#options;
     const leg = new AbortController();
     const leave = (): void => leg.abort(ended);
     this.#over.signal.addEventListener('abort', leave, { once: true });
@@ -231,10 +234,9 @@ export class HandOff {
         this.#cameHidden = this.#came;
       }
       this.#ready = Math.max(this.#ready, ready);
-      listener.pending(blocks - this.#ready);
     };
     try {
-      const asked: GenerateRequest = { ...request, requestId, maxTokens: 1, prefillOnly: { blocks } };
+      const asked: GenerateRequest = { ...request, requestId, maxTokens: 1, prefillOnly: { blocks, stepBlocks } };
       for (const key of ofTheAnswer) delete asked[key];
       await engines.follow(prefill.number, asked, leg.signal, read);
       return ready < blocks ? 'prefill-short' : undefined;

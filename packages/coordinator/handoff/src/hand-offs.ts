@@ -17,7 +17,7 @@ import type { Asked } from './asked.ts';
 import type { Copies } from './copies.ts';
 import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall } from './hand-off.ts';
-import { Late } from './late.ts';
+import { Late, Lateness } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
 import { sidesOf } from './sides.ts';
@@ -77,7 +77,7 @@ export class HandOffs {
   readonly metrics: HandOffMetrics;
   readonly #options: HandOffsOptions;
   readonly #limits: HandOffLimits;
-  readonly #late = { alone: new Late(0, mostLateS), split: new Late(firstLateS, mostLateS) };
+  readonly #late = new Lateness(firstLateS, mostLateS);
   /** The same of nine in ten: whoever is let in is to be in time. */
   readonly #latest = { alone: new Late(0, mostLateS, 0.9), split: new Late(firstLateS, mostLateS, 0.9) };
   readonly #legs = new Map<number, number>();
@@ -133,8 +133,7 @@ export class HandOffs {
     const decision = decide(question);
     const { split } = decision;
     const way = split === undefined ? 'alone' : 'split';
-    /** Without what is learned of how late they come. */
-    const plainS = decision.expected.ttftS - question.lateS[way];
+    const { plainS } = decision.expected;
     this.#admit(decision, asked, choice.worker, question.waitedS + plainS + this.#latest[way].s);
     this.metrics.decided(decision);
     const line = lineOf(question, decision);
@@ -170,7 +169,7 @@ export class HandOffs {
       request: paced,
       split,
       blockTokens: asked.blockTokens,
-      times: this.#timesOf(split),
+      times: this.#timesOf(split, asked.blockTokens),
       tries: this.#limits.tries,
       listener: {
         leg: ({ number }, began) => this.#countLeg(number, began ? 1 : -1),
@@ -230,7 +229,7 @@ export class HandOffs {
       pendingBlocks: this.#pending.get(decode.node ?? '') ?? 0,
       legsPerWorker: maxLegsPerWorker,
       legsLeft: maxLegs - this.#open,
-      lateS: { alone: this.#late.alone.s, split: this.#late.split.s },
+      late: this.#late,
     };
   }
 
@@ -257,21 +256,21 @@ export class HandOffs {
     throw new Saturated(`model ${asked.model}: ${comes} (worker ${record.name}); try again later`, lateS);
   }
 
-  #timesOf({ firstS, arrivedS, computes, prefill }: Split): { stallMs: number; deadlineMs: number } {
+  #timesOf(
+    { firstS, arrivedS, computes, stepBlocks, prefill }: Split,
+    blockTokens: number,
+  ): { stallMs: number; deadlineMs: number } {
     const { stallMs, deadlineMs } = this.#limits;
-    const steps = Math.max(Math.ceil(computes / prefill.stepTokens), 1);
+    const steps = Math.max(Math.ceil(computes / (stepBlocks * blockTokens || prefill.stepTokens)), 1);
     const blockS = Math.max(firstS, (arrivedS - firstS) / steps);
     const stall = Math.min(stallMs + patience * blockS * 1000, deadlineMs);
     return { stallMs: Math.ceil(stall), deadlineMs };
   }
 
   #learn(decision: Decision, seenS: number): void {
-    const { split, alone } = this.#late;
-    const predictedS = decision.expected.ttftS;
-    this.metrics.came(decision, predictedS, seenS);
-    (decision.split === undefined ? alone : split).came(predictedS, seenS);
-    // What is never tried is never found to be better than it was.
-    if (decision.split === undefined) split.forget(0.005);
+    const { expected, split } = decision;
+    this.metrics.came(decision, expected.ttftS, seenS);
+    this.#late.came(split !== undefined, expected.plainS, seenS);
   }
 
   #linkOf(node: string): LinkRate {

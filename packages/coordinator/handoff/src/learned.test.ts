@@ -1,7 +1,7 @@
 /** What is learned from how hand-offs went. */
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { Late } from './late.ts';
+import { Late, Lateness } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 
 it('a link that is waited for is measured; one that is not is as fast as what came over it, at least', () => {
@@ -66,4 +66,42 @@ it('lateness of nine in ten is what nine in ten do not pass', () => {
   expect(late.s).toBeGreaterThan(0.08);
   expect(late.s).toBeLessThan(0.1);
   expect(beyond / 2_000).toBeCloseTo(0.1, 1);
+});
+
+it('short prompts learn nothing of how late long ones came while there was too much to do', () => {
+  const late = new Lateness(0.004, 0.5);
+  expect([late.aloneS(0.02), late.splitS(0.02)]).toEqual([0, 0.004]);
+  for (let i = 0; i < 400; i++) late.came(false, 0.3, 2);
+  expect([late.aloneS(0.02), late.splitS(0.02)]).toEqual([0, 0.004]);
+  expect(late.aloneS(0.3)).toBe(0.5);
+});
+
+it('a split that nobody has tried is as late as what is served alone, and later; one that was tried, as it was', () => {
+  const late = new Lateness(0.004, 0.5);
+  for (let i = 0; i < 400; i++) late.came(false, 0.3, 0.4);
+  expect(late.aloneS(0.3)).toBeCloseTo(0.1, 1);
+  expect(late.splitS(0.3)).toBe(late.aloneS(0.3) + 0.004);
+  for (let i = 0; i < 400; i++) late.came(true, 0.3, 0.3);
+  expect(late.splitS(0.3)).toBeLessThan(0.01);
+  const tried = late.splitS(0.3);
+  for (let i = 0; i < 20; i++) late.came(false, 0.3, 0.4);
+  expect(late.splitS(0.3)).toBeGreaterThan(tried);
+  for (let i = 0; i < 2_000; i++) late.came(false, 0.3, 0.4);
+  expect(late.splitS(0.3)).toBeCloseTo(late.aloneS(0.3) + 0.004, 2);
+});
+
+it('nothing counts as later than as long again, nor as sooner than predicted', () => {
+  const seconds = fc.double({ min: 0, max: 100, noNaN: true });
+  const came = fc.record({ isSplit: fc.boolean(), predictedS: seconds, seenS: seconds });
+  fc.assert(
+    fc.property(fc.array(came, { maxLength: 60 }), seconds, (all, predictedS) => {
+      const late = new Lateness(0.004, 0.5);
+      for (const one of all) late.came(one.isSplit, one.predictedS, one.seenS);
+      const most = Math.min(Math.max(2 * predictedS, 0.002), 0.5);
+      for (const lateS of [late.aloneS(predictedS), late.splitS(predictedS) - 0.004]) {
+        expect(lateS).toBeGreaterThanOrEqual(-0.004);
+        expect(lateS).toBeLessThanOrEqual(most);
+      }
+    }),
+  );
 });

@@ -61,6 +61,7 @@ export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs
     stepTokens: facts?.stepTokens ?? usualStepTokens,
     loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
     prefillTokensPerS: load.prefillTokensPerS,
+    prefillStepS: load.prefillStepS ?? 0,
     stepS: load.stepS,
     stepPerRequestS: load.stepPerRequestS,
     loadBlocksPerS: load.loadBlocksPerS,

@@ -18,6 +18,6 @@ export {
   type KvIndexStats,
   type Match,
   type Parent,
-  type Target,
 } from './kv-index.ts';
 export { maxMedia } from './source-sets.ts';
+export { type Target, Targets } from './targets.ts';

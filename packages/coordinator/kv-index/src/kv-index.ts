@@ -23,16 +23,12 @@ import { none } from './hash-table.ts';
 import { empty } from './run.ts';
 import { maxMedia } from './source-sets.ts';
 import { Space } from './space.ts';
+import { type Target, Targets } from './targets.ts';
 
 export type { Keys };
 
 /** The hash before the first one of an event; 'root': there is none; 'unknown': hashes without an order. */
 export type Parent = Keys | 'root' | 'unknown';
-
-/** What can serve one request: the sources whose blocks are at hand there (an engine, its cache node, what is shared). */
-export interface Target {
-  readonly sources: readonly number[];
-}
 
 export interface Match {
   /** Leading blocks that are all at hand. */
@@ -156,30 +152,32 @@ export class KvIndex {
     return this.#looseSteps;
   }
 
-  /** How much of the prompt each target has at hand, from the first block on. */
-  match(keys: Keys, targets: readonly Target[]): Match[] {
+  /** How much of the prompt each target has at hand, from the first block on. Who asks for the same targets again keeps `Targets`. */
+  match(keys: Keys, asked: readonly Target[] | Targets): Match[] {
+    const { count: targetCount, ends, sources } = asked instanceof Targets ? asked : new Targets(asked);
     const stamp = ++this.#clock;
-    const found: { blocks: number; readonly byMedium: Int32Array }[] = [];
-    if (this.#alive.length < targets.length) this.#alive = new Int32Array(targets.length);
+    const found = new Array<{ blocks: number; readonly byMedium: Int32Array }>(targetCount).fill(nothing);
+    if (this.#alive.length < targetCount) this.#alive = new Int32Array(targetCount);
     const alive = this.#alive;
-    let living = targets.length;
-    for (let i = 0; i < living; i++) {
-      alive[i] = i;
-      found.push(nothing);
-    }
+    let living = targetCount;
+    for (let i = 0; i < living; i++) alive[i] = i;
     const count = keys.length / 2;
     /** `length` more blocks with these holders; how many targets go on. */
     const take = (length: number, bits: Uint8Array): number => {
       let kept = 0;
       for (let i = 0; i < living; i++) {
         const target = alive[i]!;
-        const { sources } = targets[target]!;
+        const end = ends[target]!;
         let media = 0;
-        for (let j = 0; j < sources.length; j++) media |= bits[sources[j]!]!;
+        for (let at = target === 0 ? 0 : ends[target - 1]!; at < end; at++) media |= bits[sources[at]!]!;
         if (media === 0) continue;
-        if (found[target] === nothing) found[target] = { blocks: 0, byMedium: new Int32Array(maxMedia) };
-        found[target]!.blocks += length;
-        found[target]!.byMedium[31 - Math.clz32(media & -media)]! += length;
+        let one = found[target]!;
+        if (one === nothing) {
+          one = { blocks: 0, byMedium: new Int32Array(maxMedia) };
+          found[target] = one;
+        }
+        one.blocks += length;
+        one.byMedium[31 - Math.clz32(media & -media)]! += length;
         alive[kept++] = target;
       }
       living = kept;

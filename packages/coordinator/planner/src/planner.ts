@@ -131,10 +131,10 @@ export class Planner {
       Math.min((blocks + remoteBlocks) * request.blockTokens, request.tokens),
       this.#now(),
     );
-    const { worker, policy, why, match, share } = choice;
+    const { worker, policy, why, match, isGuessed, share } = choice;
     let hasEnded = false;
     return {
-      ...{ worker, policy, why, match, share },
+      ...{ worker, policy, why, match, isGuessed, share },
       firstToken: () => choice.firstToken(),
       ended: () => {
         if (!hasEnded) entry.sums.add('ended', 1, this.#now());

@@ -6,6 +6,7 @@
  * Invariant: every wait ends by a deadline; nothing the worker says counts before it was checked.
  */
 import { KvError } from '@kvtier/errors';
+import { Watch } from '@kvtier/runtime';
 import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
 import { EngineCalls, type OnEvent } from './engine-calls.ts';
 import { factsOf } from './facts.ts';
@@ -15,8 +16,8 @@ import { type Entry, SentLedger, type Share } from './sent-ledger.ts';
 import { loadOf, type ToldLoad } from './told-load.ts';
 import type { Sent, WorkerLoad } from './worker.ts';
 
-/** Of the event loop's own delay: what came meanwhile is read before a worker counts as silent. */
-const lateMs = 50;
+/** Within `silentMs`. */
+const looksForSilence = 16;
 
 export interface KvtierLinkOptions {
   readonly name: string;
@@ -130,11 +131,14 @@ export class KvtierLink implements Link {
       waiting: (told?.waiting ?? 0) + waiting,
       running: (told?.running ?? 0) + running,
       tokensAhead: (told?.tokensAhead ?? 0) + tokensAhead,
+      stepTokens: told?.step?.tokens ?? 0,
+      stepBegunAtMs: told?.step === undefined ? 0 : this.#toldAtMs - told.step.forS * 1_000,
       usedBlocks: told?.usedBlocks ?? 0,
       waitingBlocks: (told?.waitingBlocks ?? 0) + blocks,
       freedBlocksPerS: rates?.freedBlocksPerS ?? 0,
       loadAheadS: (told?.loadAheadS ?? 0) + loadAheadS,
       prefillTokensPerS,
+      prefillStepS: rates?.prefillStepS ?? 0,
       stepS: rates?.stepS ?? 0,
       stepPerRequestS: rates?.stepPerRequestS ?? 0,
       loadBlocksPerS: expectedLoads(this.#measuredLoads, host.usualLoadBlocksPerS(), computedBlocksPerS),
@@ -171,22 +175,18 @@ export class KvtierLink implements Link {
   #watch(bootEpoch: string, onAnswer: () => void): Promise<never> {
     const { name, sender, host, times } = this.#options;
     return new Promise((_, reject) => {
-      let heard = 0;
-      let late: NodeJS.Timeout | undefined;
       const end = (why: KvError): void => {
-        clearTimeout(watchdog);
-        clearTimeout(late);
+        watch.stop();
         stop();
         reject(why);
       };
-      const watchdog = setTimeout(() => {
-        const before = heard;
-        late = setTimeout(() => {
-          if (heard !== before) return; // it was we who were slow
-          const silent = `says nothing for ${times.silentMs} ms; see its process`;
-          end(new KvError('DISCONNECTED', `worker ${name}: ${silent}`, { retry: true }));
-        }, lateMs);
-      }, times.silentMs);
+      // By a clock that stands still with us: what came meanwhile is read before a worker counts as silent.
+      const watch: Watch = new Watch(times.silentMs / looksForSilence, (nowMs) => {
+        if (nowMs - heardMs <= times.silentMs) return;
+        const silent = `says nothing for ${times.silentMs} ms; see its process`;
+        end(new KvError('DISCONNECTED', `worker ${name}: ${silent}`, { retry: true }));
+      });
+      let heardMs = watch.nowMs();
       const stop = this.calls.watchLoad(
         { sender, minIntervalMs: times.loadMs },
         (load) => {
@@ -194,9 +194,8 @@ export class KvtierLink implements Link {
             const told = loadOf(name, load);
             if (told.bootEpoch !== bootEpoch)
               throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
-            heard++;
+            heardMs = watch.nowMs();
             this.#hear(told);
-            watchdog.refresh();
             onAnswer();
             host.answers(told.draining);
           } catch (error) {

@@ -83,6 +83,8 @@ export const noLoad: WorkerLoad = {
   waiting: 0,
   running: 0,
   tokensAhead: 0,
+  stepTokens: 0,
+  stepBegunAtMs: 0,
   usedBlocks: 0,
   waitingBlocks: 0,
   freedBlocksPerS: 0,

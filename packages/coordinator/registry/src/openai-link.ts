@@ -10,6 +10,7 @@
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import { KvError } from '@kvtier/errors';
+import { runningTimeout } from '@kvtier/runtime';
 import { type Dispatcher, Pool } from 'undici';
 import { z } from 'zod';
 import { checked } from './facts.ts';
@@ -298,7 +299,8 @@ export class OpenaiLink implements Link {
   /** A short body, whole. @throws KvError DISCONNECTED: no 200 in time; PROTOCOL: longer than `mostBytes` */
   async #ask(path: string, mostBytes: number): Promise<string> {
     const { name, times } = this.#options;
-    const signal = AbortSignal.any([AbortSignal.timeout(times.askMs), this.#closing.signal]);
+    const limit = runningTimeout(times.askMs); // who stood still ourselves blames no pod
+    const signal = AbortSignal.any([limit.signal, this.#closing.signal]);
     try {
       const { statusCode, body } = await this.#asks.request({
         path,
@@ -328,6 +330,8 @@ export class OpenaiLink implements Link {
           ? `${path}: no answer within ${times.askMs} ms`
           : (error as Error).message,
       );
+    } finally {
+      limit.end();
     }
   }
 }

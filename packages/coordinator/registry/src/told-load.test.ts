@@ -8,13 +8,14 @@ const rates = { prefillTokensPerS: 1.5, stepS: 0.1, stepPerRequestS: 0.01, freed
 const whole = (): EngineLoad => ({
   ...engineLoad(),
   ...{ bootEpoch: 'e', waiting: 1, running: 2, tokensAhead: 3n, usedBlocks: 4n, waitingBlocks: 5n, loadAheadS: 0.5 },
-  ...{ rates: { ...rates, loadBlocksPerS: { arena: 7.5 } }, taken: [8, 9] },
+  ...{ rates: { ...rates, loadBlocksPerS: { arena: 7.5 } }, taken: [8, 9], step: { tokens: 3, forS: 0.25 } },
 });
 
 it('what can be is taken as it was told', () => {
   const { count: _, ...told } = { ...whole(), tokensAhead: 3, usedBlocks: 4, totalBlocks: 100, waitingBlocks: 5 };
   expect(loadOf('a', whole())).toEqual(told);
-  expect(loadOf('a', engineLoad()).rates).toBeUndefined();
+  const bare = loadOf('a', engineLoad());
+  expect([bare.rates, bare.step]).toEqual([undefined, undefined]);
 });
 
 const counts = ['waiting', 'running'];
@@ -27,6 +28,8 @@ it.each<[string, object]>([
     [Number.NaN, -1, 0.5, 2 ** 41].map((value): [string, object] => [name, { [name]: value }]),
   ),
   ...wide.flatMap((name) => [-1n, 2n ** 41n].map((value): [string, object] => [name, { [name]: value }])),
+  ...[-1, 0.5, 2 ** 41].map((tokens): [string, object] => ['step.tokens', { step: { tokens, forS: 0 } }]),
+  ...notRates.map((forS): [string, object] => ['step.forS', { step: { tokens: 1, forS } }]),
   ...notRates.map((loadAheadS): [string, object] => ['loadAheadS', { loadAheadS }]),
   ...rateNames.flatMap((name) =>
     notRates.map((value): [string, object] => [

@@ -3,7 +3,7 @@
  * than all else that is done with a message. What cannot be is refused with one line.
  */
 import { KvError } from '@kvtier/errors';
-import type { EngineLoad, EngineRates } from '@kvtier/wire/grpc';
+import type { EngineLoad, EngineRates, RunningStep } from '@kvtier/wire/grpc';
 
 /** Beyond these a number is nonsense, whatever it counts. */
 const mostCount = 2 ** 40;
@@ -20,6 +20,7 @@ export interface ToldLoad {
   readonly waiting: number;
   readonly running: number;
   readonly tokensAhead: number;
+  readonly step: RunningStep | undefined;
   readonly usedBlocks: number;
   readonly totalBlocks: number;
   readonly waitingBlocks: number;
@@ -40,13 +41,18 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     Number.isInteger(value) && value >= 0 && value <= mostCount ? value : refuse(where, `${value} counts nothing`);
   const rate = (where: string, value: number): number =>
     value >= 0 && value <= mostRate ? value : refuse(where, `${value} is no rate`);
-  const { bootEpoch, rates, taken } = load;
+  const { bootEpoch, rates, step, taken } = load;
   if (bootEpoch.length > mostText) refuse('bootEpoch', `${bootEpoch.length} characters`);
   if (taken.length > mostTaken) refuse('taken', `${taken.length} requests`);
   for (const number of taken) count('taken', number);
+  if (step !== undefined) {
+    count('step.tokens', step.tokens);
+    rate('step.forS', step.forS);
+  }
   if (rates !== undefined) {
     rate('rates.prefillTokensPerS', rates.prefillTokensPerS);
     rate('rates.stepS', rates.stepS);
+    rate('rates.prefillStepS', rates.prefillStepS ?? 0);
     rate('rates.stepPerRequestS', rates.stepPerRequestS);
     rate('rates.freedBlocksPerS', rates.freedBlocksPerS);
     let tiers = 0;
@@ -62,6 +68,7 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     waiting: count('waiting', load.waiting),
     running: count('running', load.running),
     tokensAhead: count('tokensAhead', Number(load.tokensAhead)),
+    step,
     usedBlocks: count('usedBlocks', Number(load.usedBlocks)),
     totalBlocks: count('totalBlocks', Number(load.totalBlocks)),
     waitingBlocks: count('waitingBlocks', Number(load.waitingBlocks)),

@@ -48,11 +48,16 @@ export interface WorkerLoad {
   readonly waiting: number;
   readonly running: number;
   readonly tokensAhead: number;
+  /** Of these, those that the step computes which ran when it told, and when that began, on our clock; 0, 0: none, or not known. */
+  readonly stepTokens: number;
+  readonly stepBegunAtMs: number;
   readonly usedBlocks: number;
   readonly waitingBlocks: number;
   readonly freedBlocksPerS: number;
   readonly loadAheadS: number;
   readonly prefillTokensPerS: number;
+  /** Of a step that computes prompts alone, besides its tokens; undefined or 0: not known. */
+  readonly prefillStepS?: number;
   readonly stepS: number;
   readonly stepPerRequestS: number;
   /** By the KV index's media. */

@@ -96,12 +96,12 @@ class Look {
 
   /** The worker that serves it soonest. There is one. */
   best({ request, workers, known }: Held<unknown>, random: Random): number {
-    const crowd = this.#crowd(workers);
+    const { atWorkers, all } = this.#crowd(workers);
     return leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
       const claimed = this.#claims[worker] ?? 0;
-      // Work on a worker that has none is waited for by nobody.
-      return costOf(request, load, claimed, aheadS(load) + claimed === 0 ? 1 : crowd, known[worker]!);
+      // Nobody waits in front of the workers for one that has nothing to do.
+      return costOf(request, load, claimed, aheadS(load) + claimed === 0 ? atWorkers : all, known[worker]!);
     });
   }
 
@@ -115,16 +115,19 @@ class Look {
     return load !== undefined && aheadS(load) + (this.#claims[worker] ?? 0) < this.#openS;
   }
 
-  #crowd(workers: readonly number[]): number {
+  /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */
+  #crowd(workers: readonly number[]): { readonly atWorkers: number; readonly all: number } {
     let full = 0;
-    let waiting = this.#waiting;
+    let waiting = 0;
     for (const worker of workers) {
       const load = this.loads[worker]!;
       if (isFull(load)) full++;
       waiting += load.waiting;
     }
     // Where places are what is short, nobody waits for a prompt to be computed.
-    return full * 2 >= workers.length ? 1 : 1 + waiting / workers.length / 2;
+    if (full * 2 >= workers.length) return { atWorkers: 1, all: 1 };
+    const each = 1 / workers.length / 2;
+    return { atWorkers: 1 + waiting * each, all: 1 + (waiting + this.#waiting) * each };
   }
 }
 

@@ -192,6 +192,16 @@ describe('policies', () => {
     expect(choose('predicted', [worker({ running: 20 }), worker({ running: 10 })])).toBe(1);
   });
 
+  it('knows of a step that computes prompts how much of it is left', () => {
+    // Two workers with 60 ms of work, all of it in the step that runs; one of them has done most of it.
+    const at = (stepForS: number): WorkerState => worker({ waiting: 1, tokensAhead: 60, stepTokens: 60, stepForS });
+    expect(choose('predicted', [at(0.01), at(0.05)])).toBe(1);
+    expect(choose('predicted', [at(0.05), at(0.01)])).toBe(0);
+    // 5 ms left there are sooner than 20 ms that no step computes yet; one that takes longer than it should ends at any time.
+    const queued = worker({ waiting: 1, tokensAhead: 20 });
+    expect([0.03, 0.055, 0.1].map((stepForS) => choose('predicted', [queued, at(stepForS)]))).toEqual([0, 1, 1]);
+  });
+
   it('gives a new worker work, and has it brought what others hold', () => {
     const holder = (tokensAhead: number): WorkerState => worker({ match: match(4), tokensAhead });
     const fresh = worker({ remoteBlocks: 4, remoteMedium: 1 });

@@ -13,6 +13,12 @@ export interface WorkerState {
   readonly running: number;
   /** Prompt tokens that it has still to compute, of all that wait and run. */
   readonly tokensAhead: number;
+  /**
+   * Of these, prompt tokens that the step which runs computes, and for how many seconds it has run; undefined: no prompt is computed
+   * just now, or it is not known.
+   */
+  readonly stepTokens?: number | undefined;
+  readonly stepForS?: number | undefined;
   /** KV blocks that its requests hold, and all that it has. */
   readonly usedBlocks: number;
   readonly totalBlocks: number;
@@ -54,6 +60,8 @@ export type Random = () => number;
 
 export interface Policy {
   readonly name: string;
+  /** It looks at what the KV index says of the workers (`match`, `remoteBlocks`). */
+  readonly asksIndex?: boolean;
   /**
    * The number of a worker. `workers` has at least one entry, and the same worker has the same number in each call until
    * `left`; those that are not eligible now are undefined.

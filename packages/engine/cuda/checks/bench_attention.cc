@@ -12,6 +12,7 @@ namespace kvtier::cuda::bench {
 namespace {
 
 constexpr int32_t kBlockTokens = 16;
+constexpr int32_t Tokens(int64_t count) { return static_cast<int32_t>(Scaled(count)); }
 
 // Sequences of `computed` tokens and `queries` new ones each; keys, values and queries are uniform noise, so that nothing is cheaper than in earnest.
 class Problem {
@@ -55,10 +56,10 @@ class Problem {
       return at - values.size();
     };
     batch_ = {sequences, rows, put(start), put(before), put(row_sequence), put(table), entries};
-    args_ = {q_.data(), out_.data(), kStride, kHeads, 0.08838834764f, 0, 0,
+    args_ = {q_.data(), out_.data(), kStride, static_cast<int32_t>(kHeads), 0.08838834764f, 0, 0,
              {pool_.data(), block_bytes, 0, blocks, kBlockTokens, kKvHeads, kHeadDim, kv_type},
              batch_.tables, workspace_.data(), &work_};
-    if (!stream_.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
+    Finish(stream_);
   }
 
   std::string shape() const {
@@ -103,7 +104,7 @@ class Problem {
     }
     gpu::Buffer buffer(bytes, "the bench's numbers");
     for (size_t at = 0; at < bytes; at += piece.size()) stream_.Copy(buffer.data() + at, piece.data(), std::min(piece.size(), bytes - at));
-    if (!stream_.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
+    Finish(stream_);
     return buffer;
   }
 
@@ -122,31 +123,31 @@ class Problem {
 }  // namespace
 
 KVTIER_BENCH(attention_prefill) {
-  Problem(1, 0, 2048, NumberType::kBf16).Flops(1);
+  Problem(1, 0, Tokens(2048), NumberType::kBf16).Flops(1);
   for (const NumberType kv : {NumberType::kBf16, NumberType::kE4m3}) {
-    Problem(1, 0, 8192, kv).Flops();
-    Problem(4, 0, 2048, kv).Flops();
-    Problem(1, 30720, 2048, kv).Flops();
+    Problem(1, 0, Tokens(8192), kv).Flops();
+    Problem(4, 0, Tokens(2048), kv).Flops();
+    Problem(1, Tokens(30720), Tokens(2048), kv).Flops();
   }
 }
 
 KVTIER_BENCH(attention_decode) {
-  Problem(1, 8191, 1, NumberType::kBf16).Bytes(1);
+  Problem(1, Tokens(8191), 1, NumberType::kBf16).Bytes(1);
   for (const NumberType kv : {NumberType::kBf16, NumberType::kE4m3}) {
-    for (const int32_t computed : {1023, 8191, 32767, 131071}) Problem(1, computed, 1, kv).Bytes();
-    for (const int32_t computed : {1023, 8191}) Problem(32, computed, 1, kv).Bytes();
-    std::vector<int32_t> unequal(32, 499);
-    unequal[7] = 99'999;
+    for (const int32_t computed : {1023, 8191, 32767, 131071}) Problem(1, Tokens(computed), 1, kv).Bytes();
+    for (const int32_t computed : {1023, 8191}) Problem(32, Tokens(computed), 1, kv).Bytes();
+    std::vector<int32_t> unequal(32, Tokens(499));
+    unequal[7] = Tokens(99'999);
     Problem(unequal, 1, kv, "one of 100k among 31 of 500 tokens").Bytes();
   }
 }
 
 // What is left of a prompt after a warm start: few rows move bytes, more of them compute.
 KVTIER_BENCH(attention_tail) {
-  Problem(1, 9984, 16, NumberType::kBf16).Bytes();
-  Problem(8, 9984, 8, NumberType::kBf16).Bytes();
+  Problem(1, Tokens(9984), 16, NumberType::kBf16).Bytes();
+  Problem(8, Tokens(9984), 8, NumberType::kBf16).Bytes();
   for (const int32_t computed : {10'000, 30'000, 100'000}) {
-    for (const int32_t queries : {32, 128, 500}) Problem(1, computed, queries, NumberType::kBf16).Flops();
+    for (const int32_t queries : {32, 128, 500}) Problem(1, Tokens(computed), Tokens(queries), NumberType::kBf16).Flops();
   }
 }
 

@@ -30,7 +30,7 @@ gpu::Buffer Random(gpu::Stream& stream, int64_t count, uint64_t seed) {
 using Product = std::function<void(gpu::Stream&, NumberType, const GemmArgs&)>;
 
 // Microseconds of one product; the sizes and who computes it, as the figure's name.
-void Measure(gpu::Stream& stream, const Matrix& m, int64_t rows, const std::string& who, const Product& product, bool is_limit = false) {
+void Measure(gpu::Stream& stream, const Matrix& m, int64_t rows, const std::string& who, const Product& product) {
   const auto source = Random(stream, rows * m.inputs, 1), weight = Random(stream, m.outputs * m.inputs, 2);
   const gpu::Buffer target(static_cast<size_t>(rows * m.outputs * NumberBytes(kType)), "a bench's matrix");
   const double us = TimeUs(stream, [&] {
@@ -42,9 +42,26 @@ void Measure(gpu::Stream& stream, const Matrix& m, int64_t rows, const std::stri
     ReportBytes("GEMM " + who, shape, us, static_cast<double>(m.outputs * m.inputs + rows * (m.inputs + m.outputs)) * 2);
   } else {
     ReportFlops("GEMM " + who, shape, us, flops);
-    if (is_limit) RecordGemmRate(flops / us * 1e6, "GEMM " + who + " " + shape);
   }
 }
+
+}  // namespace
+
+std::pair<double, std::string> GemmRate() {
+  gpu::Stream stream;
+  constexpr int64_t kSide = Scaled(8192);
+  const auto source = Random(stream, kSide * kSide, 1), weight = Random(stream, kSide * kSide, 2);
+  const gpu::Buffer target(static_cast<size_t>(kSide * kSide * NumberBytes(kType)), "a bench's matrix");
+  const GemmArgs args{target.data(), source.data(), weight.data(), kSide, kSide, kSide, kSide, kSide, false, false};
+  std::string why;
+  const auto cublaslt = CublasLt::Load("", &why);
+  const double us = TimeUs(stream, [&] {
+    if (!cublaslt || !cublaslt->Run(stream, kType, args)) GemmOurs(stream, kType, args);
+  });
+  return {2.0 * kSide * kSide * kSide / us * 1e6, std::string(cublaslt ? "cuBLASLt" : "our GEMM (no cuBLASLt)") + " bf16 " + std::to_string(kSide) + "^3"};
+}
+
+namespace {
 
 KVTIER_BENCH(gemm) {
   gpu::Stream stream;
@@ -55,11 +72,10 @@ KVTIER_BENCH(gemm) {
   const Product theirs = [&](gpu::Stream& s, NumberType type, const GemmArgs& args) {
     if (!cublaslt->Run(s, type, args)) throw std::runtime_error("cuBLASLt has no algorithm for a shape of the 8B model");
   };
-  Measure(stream, {"square", 8192, 8192}, 8192, cublaslt ? "cuBLASLt" : "ours", cublaslt ? theirs : ours, true);
   for (const Matrix& matrix : kMatrices) {
-    for (const int64_t rows : {1, 32, 256, 2048, 8192}) {
-      Measure(stream, matrix, rows, "ours", ours, !cublaslt);
-      if (cublaslt) Measure(stream, matrix, rows, "cuBLASLt", theirs, true);
+    for (const int64_t rows : {int64_t{1}, int64_t{32}, Scaled(256), Scaled(2048), Scaled(8192)}) {
+      Measure(stream, matrix, rows, "ours", ours);
+      if (cublaslt) Measure(stream, matrix, rows, "cuBLASLt", theirs);
     }
   }
 }

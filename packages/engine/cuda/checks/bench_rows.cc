@@ -7,7 +7,7 @@ namespace kvtier::cuda::bench {
 namespace {
 
 constexpr NumberType kType = NumberType::kBf16;
-constexpr int64_t kPrefill = 8192, kDecode = 32, kBlockTokens = 16;
+constexpr int64_t kPrefill = Scaled(8192), kDecode = 32, kBlockTokens = 16;
 constexpr int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
 
 // `bytes` of device memory, every byte `value`: as bf16 numbers 0x0101 and 0x3f3f are small and ordinary.
@@ -38,7 +38,7 @@ KVTIER_BENCH(rows) {
     for (size_t i = 0; i < spread.size(); ++i) spread[i] = static_cast<int32_t>(static_cast<int64_t>(i) * 7919 % kVocab);
     const Filled ids(stream, rows * 4, 0);
     stream.Copy(ids.data(), spread.data(), static_cast<size_t>(rows * 4));
-    if (!stream.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
+    Finish(stream);
 
     const auto hidden_bytes = static_cast<double>(bytes(kHidden));
     ReportBytes("Embed", Shape(rows, kHidden),
@@ -69,7 +69,7 @@ KVTIER_BENCH(rope) {
     std::vector<int32_t> ids(static_cast<size_t>(blocks));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
     stream.Copy(table.data(), ids.data(), ids.size() * 4);
-    if (!stream.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
+    Finish(stream);
     const Batch batch{1, static_cast<int32_t>(rows), zeros.data<int32_t>(), zeros.data<int32_t>(), zeros.data<int32_t>(), table.data<int32_t>(), blocks};
     const PagedKv kv{pool.data(), block_bytes, 0, static_cast<int32_t>(blocks), kBlockTokens, kKvHeads, kHeadDim, kType};
     const RopeArgs args{qkv.data(), nullptr, nullptr, nullptr, 1e-5f, freqs.data<float>(), 1, kHeads, kv, table.data<int32_t>()};
@@ -100,7 +100,7 @@ KVTIER_BENCH(sampling) {
       stream.Copy(device_temperature, temperature.data(), temperature.size() * 4);
       stream.Copy(device_top_p, top_p.data(), top_p.size() * 4);
       stream.Copy(device_top_k, top_k.data(), top_k.size() * 4);
-      if (!stream.Synchronize(60'000'000)) throw std::runtime_error("the bench's inputs did not arrive within 60 s");
+      Finish(stream);
       const SamplingArgs args{device_temperature, device_top_k, device_top_p, device_seed};
       const double us = TimeUs(stream, [&] {
         Sample(stream, device_logits.data<float>(), rows, kVocab, 0, args, tokens.data<int32_t>(), workspace.data());

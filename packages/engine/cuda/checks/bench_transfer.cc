@@ -1,11 +1,8 @@
 // Transfers at the sizes of real blocks: each against one pinned copy of the same bytes, timed around it in the same run; alone,
 // and while a decode-like load runs (skinny matrix products that read weights at the memory's speed), whose slowdown is
 // reported beside. Rounds are paired: copy, transfer, copy, transfer; medians.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -13,49 +10,13 @@
 
 #include "../kernels/kernels.h"
 #include "../transfer/transfers.h"
-#include "bench.h"
+#include "bench_arena.h"
 
 namespace kvtier::cuda::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kRounds = 15;
 constexpr int64_t kDeadlineUs = 60'000'000;
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
-template <class Work>
-double WallUs(const Work& work) {
-  const auto start = Clock::now();
-  work();
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
-
-void Finish(gpu::Stream& stream) {
-  if (!stream.Synchronize(kDeadlineUs)) throw std::runtime_error("a copy did not end within 60 s");
-}
-
-// Shared memory, as a cache node's arena is.
-class Shared {
- public:
-  explicit Shared(size_t bytes) : bytes_(bytes) {
-    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (data_ == MAP_FAILED) throw std::runtime_error("no host memory for an arena of " + std::to_string(bytes) + " bytes");
-  }
-  ~Shared() { munmap(data_, bytes_); }
-  Shared(const Shared&) = delete;
-  Shared& operator=(const Shared&) = delete;
-  uint8_t* data() const { return static_cast<uint8_t*>(data_); }
-  size_t bytes() const { return bytes_; }
-
- private:
-  size_t bytes_;
-  void* data_;
-};
 
 // What decode does to the memory: one row through a gate-up matrix of 8B shape, again and again, from its own thread.
 class DecodeLoad {
@@ -66,7 +27,9 @@ class DecodeLoad {
       gpu::Use(0);
       while (!stop_) {
         const double us = Round();
-        if (listening_) rounds_.push_back(us);
+        if (!listening_) continue;
+        rounds_.push_back(us);
+        ++heard_;
       }
     });
   }
@@ -74,17 +37,20 @@ class DecodeLoad {
     stop_ = true;
     thread_.join();
   }
-  // The median round while `work` runs.
+  // The median round while `work` runs, again and again until there are some.
   template <class Work>
   double During(const Work& work) {
     listening_ = false;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a round that began before is over
     rounds_.clear();
+    heard_ = 0;
     listening_ = true;
-    work();
+    do {
+      work();
+    } while (heard_ < 3);
     listening_ = false;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    return rounds_.empty() ? 0 : Median(rounds_);
+    return Median(rounds_);
   }
 
  private:
@@ -106,6 +72,7 @@ class DecodeLoad {
   gpu::Buffer in_{static_cast<size_t>(kHidden * 2), "decode load"}, out_{static_cast<size_t>(2 * kIntermediate * 2), "decode load"};
   gpu::Stream stream_;
   std::atomic<bool> stop_{false}, listening_{false};
+  std::atomic<int> heard_{0};
   std::vector<double> rounds_;
   std::thread thread_;
 };
@@ -132,16 +99,6 @@ struct Bench {
   }
   ~Bench() { transfers.Unregister(id); }
 
-  // A figure of an arena that is not pinned is one of the CPU.
-  static int Registered(const Transfers::Registration& made) {
-    if (!made.pinned) throw std::runtime_error("the arena is not pinned: " + made.refusal);
-    fprintf(stderr, "arena pinned in %.3f s\n", made.seconds);
-    return made.arena;
-  }
-
-  void Require(const TransferResult& result) const {
-    if (result.outcome != TransferResult::Outcome::kDone) throw std::runtime_error(result.error);
-  }
   void Export() { Require(transfers.Export(id, ids, offsets, sums)); }
   void Import() {
     Require(transfers.Import(id, ids, offsets, sums, good));
@@ -157,7 +114,7 @@ struct Bench {
   template <class Work>
   std::pair<double, double> Pair(bool to_host, const Work& work) {
     std::vector<double> straight_us, transfer_us;
-    for (int round = 0; round <= kRounds; ++round) {
+    for (int round = 0; round <= Rounds(kRounds); ++round) {
       const double a = WallUs([&] { Straight(to_host); }), b = WallUs(work);
       if (round == 0) continue;
       straight_us.push_back(a);
@@ -183,7 +140,7 @@ struct Bench {
 constexpr const char* kPeer = "one pinned copy";
 
 KVTIER_BENCH(transfer) {
-  constexpr std::pair<int64_t, int64_t> kShapes[] = {{2 << 20, 256}, {64 << 10, 4096}, {16 << 10, 8192}};
+  constexpr std::pair<int64_t, int64_t> kShapes[] = {{2 << 20, Scaled(256)}, {64 << 10, Scaled(4096)}, {16 << 10, Scaled(8192)}};
   for (const auto& [block_bytes, blocks] : kShapes) {
     Bench bench(block_bytes, blocks);
     const auto [out_us, export_us] = bench.Pair(true, [&] { bench.Export(); });
@@ -197,7 +154,7 @@ KVTIER_BENCH(transfer) {
 }
 
 KVTIER_BENCH(transfer_while_decoding) {
-  Bench bench(2 << 20, 256);
+  Bench bench(2 << 20, Scaled(256));
   const double out_us = bench.Pair(true, [] {}).first, in_us = bench.Pair(false, [] {}).first;
   bench.Export();
   DecodeLoad load;
@@ -205,7 +162,7 @@ KVTIER_BENCH(transfer_while_decoding) {
   double export_us = 0, import_us = 0;
   const auto median = [](const auto& work) {
     std::vector<double> all;
-    for (int round = 0; round < 2 * kRounds; ++round) all.push_back(WallUs(work));
+    for (int round = 0; round < 2 * Rounds(kRounds); ++round) all.push_back(WallUs(work));
     return Median(all);
   };
   const double beside_export_us = load.During([&] { export_us = median([&] { bench.Export(); }); });
@@ -233,14 +190,14 @@ KVTIER_BENCH(transfer_hash) {
 }
 
 KVTIER_BENCH(transfer_pinning) {
-  Shared arena(size_t{4} << 30);
+  Shared arena(size_t{4} << (kTiny ? 24 : 30));
   const double whole_us = WallUs([&] { gpu::RegisterHost(arena.data(), arena.bytes()); });
   gpu::UnregisterHost(arena.data());
   PinOptions options;
-  options.chunk_bytes = size_t{512} << 20;
+  options.chunk_bytes = size_t{512} << (kTiny ? 14 : 20);
   const HostArena pinned(arena.data(), arena.bytes(), options);
   if (!pinned.pinned()) throw std::runtime_error(pinned.refusal());
-  ReportUs("pin an arena of 4 GiB", "chunks of 512 MiB", pinned.pin_seconds() * 1e6, whole_us, "in one piece");
+  ReportUs("pin an arena of 4 GiB", "in chunks of 512 MiB", pinned.pin_seconds() * 1e6, whole_us, "in one piece");
 }
 
 }  // namespace

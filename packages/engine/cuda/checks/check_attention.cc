@@ -149,17 +149,43 @@ class Problem {
     return DownloadAs(shape_.type, out);
   }
 
+  // The one sequence's queries in steps of so many, the keys before them being there: what each step leaves, one behind the other.
+  std::vector<float> InPieces(const AttentionBounds& bounds, const std::vector<int32_t>& pieces) {
+    const int32_t workspace_rows = AttentionWorkspaceRows(bounds.heads, bounds.multiprocessors);
+    const size_t bytes = out_count_ * static_cast<size_t>(NumberBytes(shape_.type));
+    DeviceArray<uint8_t> out(bytes), workspace(static_cast<size_t>(AttentionWorkspaceBytes(workspace_rows, shape_.head_dim)));
+    CopyNow(workspace.data(), std::vector<uint8_t>(workspace.count()).data(), workspace.count());
+    int32_t row = 0;
+    for (const int32_t queries : pieces) {
+      const std::vector<int32_t> before{host_computed_[0] + row}, count{queries};
+      const AttentionPlan plan = PlanAttention(bounds, before, count);
+      const DeviceArray<AttentionItem> items(plan.items);
+      const DeviceArray<int32_t> start(std::vector<int32_t>{0, queries}), computed(before), of(std::vector<int32_t>(static_cast<size_t>(queries), 0));
+      const AttentionWork work{&plan, items.data(), nullptr, workspace_rows};
+      AttentionArgs args = args_;
+      args.q = q_.data() + row * args_.q_stride * NumberBytes(shape_.type);
+      args.out = out.data() + int64_t{row} * shape_.heads * shape_.head_dim * NumberBytes(shape_.type);
+      args.workspace = workspace.data(), args.work = &work;
+      gpu::Stream stream;
+      const gpu::WaitAtEnd ending(stream, 60'000'000);
+      Attention(stream, shape_.type, args, {1, queries, start.data(), computed.data(), of.data(), table_.data(), batch_.table_stride}, 0);
+      Finish(stream);
+      row += queries;
+    }
+    return DownloadAs(shape_.type, out);
+  }
+
   void ExpectRun(const std::string& name, const AttentionBounds& bounds, int version = 2, bool captured = false) {
     Expect("Attention v" + std::to_string(version), name + (name.empty() ? "" : ", ") + shape_.Text(), MaxError(Run(bounds, version, captured), reference_), allowed());
   }
   void ExpectWarp() { ExpectRun("", bounds(), 1); }
   // As a step runs it.
   void ExpectPlanned(bool captured = false) { ExpectRun(captured ? "captured" : "planned", bounds(), 0, captured); }
-  // All of it in large tiles: as long as a GPU of that size is filled by them alone, or in parts of at least so many keys.
-  void ExpectLarge(int multiprocessors = 1, int32_t least_keys = 512) {
+  // All of it in large tiles, in parts of so many keys.
+  void ExpectLarge(int32_t keys = 1024) {
     AttentionBounds large = bounds();
-    large.few_rows = 0, large.multiprocessors = multiprocessors, large.least_keys = least_keys;
-    ExpectRun("large tiles on " + std::to_string(multiprocessors), large);
+    large.few_rows = 0, large.large_keys = keys;
+    ExpectRun("large tiles, parts of " + std::to_string(keys), large);
   }
   // All of it in tiles of few rows, in parts of so many keys.
   void ExpectFew(int32_t keys, int32_t most_queries = 1) {
@@ -327,10 +353,10 @@ KVTIER_CHECK(attention_tails) {
       shape.lengths = {{400, 33}, {40, 70}, {200, 1}};
       shape.soft_cap = kv == kBf16 ? 0.0f : 2.0f;
       Problem problem(shape, 15);
-      problem.ExpectLarge(16, 64);
+      problem.ExpectLarge(64);
       problem.ExpectPlanned();
       shape.window = 150;
-      Problem(shape, 16).ExpectLarge(8, 64);
+      Problem(shape, 16).ExpectLarge(128);
     }
   }
   Shape shape = Mixed(64);
@@ -346,7 +372,7 @@ KVTIER_CHECK(attention_company) {
     shape.lengths = {{700, 40}, {1030, 1}, {15, 3}, {2100, 1}, {0, 150}, {600, 33}};
     Problem together(shape, 18);
     AttentionBounds bounds = together.bounds();
-    bounds.few_keys = bounds.least_keys = 128;
+    bounds.few_keys = bounds.large_keys = 128;
     const auto whole = together.Run(bounds);
     bounds.workspace_rows = window == 0 ? 1400 : 520;  // the largest tile's parts, and not much else
     const std::string text = "window " + std::to_string(window);
@@ -355,6 +381,39 @@ KVTIER_CHECK(attention_company) {
     for (size_t i = 0; i < shape.lengths.size(); ++i) {
       const auto alone = together.Run(bounds, 2, false, i);
       ExpectTrue("Attention v2", "the same bits alone, sequence " + std::to_string(i) + ", " + text, Same(together.Of(i, alone), together.Of(i, whole)));
+    }
+  }
+}
+
+// The end of a prompt of 30,000 tokens, cut in any way: the same bits as in one piece. The parts begin to be longer within it.
+KVTIER_CHECK(attention_cuts) {
+  for (const int32_t window : {0, 1000}) {
+    const NumberType kv = window == 0 ? kBf16 : kE4m3;
+    Shape shape = Mixed(64).With(kBf16, kv);
+    shape.heads = 2, shape.kv_heads = 1, shape.window = window;
+    constexpr int32_t kQueries = 70, kComputed = 30'720 - 40;
+    shape.lengths = {{kComputed, kQueries}};
+    Problem problem(shape, 20);
+    AttentionBounds bounds = problem.bounds();
+    bounds.few_keys = bounds.large_keys = window == 0 ? 256 : 128;
+    const std::string text = Name(kv) + std::string(" KV, window ") + std::to_string(window);
+    ExpectTrue("PartKeys", "follow from the position, " + text,
+               window != 0 || (PartKeys(bounds, true, 30'719) == 512 && PartKeys(bounds, true, 30'720) == 1024 &&
+                               PartKeys(bounds, false, 30'719) == 512 && PartKeys(bounds, false, 30'720) == 1024));
+    for (const int32_t few_rows : {0, 1 << 20}) {  // all in large tiles; all in tiles of few rows
+      bounds.few_rows = few_rows;
+      const std::string kind = few_rows == 0 ? "large tiles, " : "few rows, ";
+      const auto whole = problem.InPieces(bounds, {kQueries});
+      Expect("Attention v2", "a prompt's end, " + kind + text, MaxError(whole, problem.reference()), problem.allowed());
+      for (uint64_t seed = 0; seed < 2; ++seed) {
+        std::vector<int32_t> pieces;
+        for (int32_t left = kQueries; left > 0; left -= pieces.back()) {
+          const auto draw = RandomInts(100 * seed + pieces.size(), 2, 0, 1000);
+          pieces.push_back(std::min(left, 1 + draw[0] % (draw[1] % 3 == 0 ? 5 : 60)));
+        }
+        ExpectTrue("Attention v2", "the same bits in " + std::to_string(pieces.size()) + " pieces, cut " + std::to_string(seed) + ", " + kind + text,
+                   Same(whole, problem.InPieces(bounds, pieces)));
+      }
     }
   }
 }

@@ -11,46 +11,52 @@
 namespace kvtier::cuda::check {
 namespace {
 
-// A sequence's items by tile and part: {first row, first key, end, part, parts}.
-using Keys = std::vector<std::array<int32_t, 5>>;
+// A sequence's items by tile and part: {first row, first key, end, part, parts, rows, place}.
+using Keys = std::vector<std::array<int32_t, 7>>;
 Keys KeysOf(const AttentionPlan& plan, int32_t sequence) {
   Keys keys;
   for (const AttentionRound& round : plan.rounds) {
     for (int32_t i = round.few_at; i < round.tiles_at + round.tiles; ++i) {
       const AttentionItem& item = plan.items[static_cast<size_t>(i)];
-      if (item.sequence == sequence) keys.push_back({item.first_row, item.first, item.end, item.part, item.parts});
+      if (item.sequence == sequence) keys.push_back({item.first_row, item.first, item.end, item.part, item.parts, item.rows, item.place});
     }
   }
   std::ranges::sort(keys, {}, [](const auto& of) { return std::pair(of[0], of[3]); });
   return keys;
 }
 
+bool IsFew(const AttentionBounds& b, int32_t queries) {
+  return b.few_rows > 0 && queries <= std::max(1, b.few_rows / (b.heads / b.kv_heads));
+}
+
 bool Covers(const AttentionBounds& b, const AttentionPlan& plan, const std::vector<int32_t>& computed, const std::vector<int32_t>& queries) {
   const int32_t group = b.heads / b.kv_heads;
   for (size_t s = 0; s < queries.size(); ++s) {
     int32_t next_row = 0, part = 0, parts = 1, at = 0;
-    for (const auto& [first_row, first, end, this_part, these_parts] : KeysOf(plan, static_cast<int32_t>(s))) {
+    const bool few = IsFew(b, queries[s]);
+    for (const auto& [first_row, first, end, this_part, these_parts, rows, place] : KeysOf(plan, static_cast<int32_t>(s))) {
+      const int32_t low = computed[s] + first_row / group, keys = PartKeys(b, few, low);
       if (this_part == 0) {
-        const bool few = queries[s] <= (b.few_rows == 0 ? 0 : std::max(1, b.few_rows / group));
-        const int32_t low = computed[s] + first_row / group;
         if (part != parts % parts || first_row != next_row || first != (b.window == 0 ? 0 : std::max(0, low - b.window + 1))) return false;
-        next_row += few ? kFewRows : AttentionTileRows(b.head_dim);
+        if (rows < 1 || rows > (few ? kFewRows : AttentionTileRows(b.head_dim))) return false;
+        next_row += rows;
         parts = these_parts;
-      } else if (this_part != part || these_parts != parts || first != at || first % 16 != 0) {
+      } else if (this_part != part || these_parts != parts || first != at || first % keys != 0) {
         return false;
       }
-      if (end <= first || parts > kMostParts) return false;
+      // Every query of the tile is cut alike, and each part lies between two of the cuts, in the place that these have.
+      if (PartKeys(b, few, computed[s] + (first_row + rows - 1) / group) != keys || first / keys != (end - 1) / keys) return false;
+      if (end <= first || parts > kMostParts || (place + this_part) % kMostParts != first / keys % kMostParts) return false;
       at = end;
       part = (this_part + 1) % parts;
-      const int32_t last_row = std::min(next_row, queries[s] * group) - 1;
-      if (part == 0 && end != computed[s] + last_row / group + 1) return false;
+      if (part == 0 && end != computed[s] + (next_row - 1) / group + 1) return false;
     }
-    if (part != 0 || next_row < queries[s] * group) return false;
+    if (part != 0 || next_row != queries[s] * group) return false;
   }
   return true;
 }
 
-bool Fits(const AttentionBounds& b, const AttentionPlan& plan, const std::vector<int32_t>& queries) {
+bool Fits(const AttentionBounds& b, const AttentionPlan& plan) {
   const int32_t rows = b.workspace_rows > 0 ? b.workspace_rows : AttentionWorkspaceRows(b.heads, b.multiprocessors);
   for (const AttentionRound& round : plan.rounds) {
     std::vector<std::array<int32_t, 2>> taken;
@@ -60,8 +66,7 @@ bool Fits(const AttentionBounds& b, const AttentionPlan& plan, const std::vector
       for (int32_t i = at; i < at + count; ++i) {
         const AttentionItem& item = plan.items[static_cast<size_t>(i)];
         if (item.parts == 1 || item.part != 0) continue;
-        const int32_t here = std::min(tile_rows, queries[static_cast<size_t>(item.sequence)] * b.heads / b.kv_heads - item.first_row);
-        taken.push_back({item.slot, item.slot + item.parts * here * b.kv_heads});
+        taken.push_back({item.slot, item.slot + item.parts * item.rows * b.kv_heads});
         tickets.push_back(item.ticket);
         merges += tile_rows == kFewRows ? 0 : 1;
       }
@@ -81,7 +86,7 @@ bool Fits(const AttentionBounds& b, const AttentionPlan& plan, const std::vector
 }  // namespace
 
 // What a plan promises, for shapes and bounds drawn at random: every key that a row sees lies in one part of its tile, parts follow one
-// another, no two tiles share room in a round, and a sequence's cut is what it is alone.
+// another and begin where the position says, no two tiles share room in a round, and a sequence's cut is what it is alone.
 KVTIER_CHECK(attention_plans) {
   bool covers = true, fits = true, alone_too = true, counted = true;
   for (uint64_t seed = 0; seed < 300; ++seed) {
@@ -90,8 +95,8 @@ KVTIER_CHECK(attention_plans) {
     const auto below = [&](int32_t bound) { return draw[used++] % bound; };
     const int32_t kv_heads = 1 + below(8), head_dim = below(2) == 0 ? 128 : 256;
     AttentionBounds b{kv_heads << below(4), kv_heads, head_dim, 1 + below(132), below(2) == 0 ? 0 : 1 + below(5000)};
-    b.few_keys = 64 << below(4), b.least_keys = 64 << below(4), b.few_rows = below(3) * 32;
-    if (below(2) == 0) b.workspace_rows = std::max(4 * b.multiprocessors * 128, kMostParts * kFewRows * kv_heads);
+    b.few_keys = 64 << below(4), b.large_keys = 64 << below(4), b.few_rows = below(3) * 32;
+    if (below(2) == 0) b.workspace_rows = std::max(4 * b.multiprocessors * 128, AttentionWorkspaceRows(b.kv_heads, 1));
     std::vector<int32_t> computed, queries;
     for (int32_t i = 0, count = 1 + below(6); i < count; ++i) {
       computed.push_back(below(3) == 0 ? below(200) : below(100'000));
@@ -99,7 +104,7 @@ KVTIER_CHECK(attention_plans) {
     }
     const AttentionPlan plan = PlanAttention(b, computed, queries);
     covers = covers && Covers(b, plan, computed, queries);
-    fits = fits && Fits(b, plan, queries);
+    fits = fits && Fits(b, plan);
     const int64_t rows = std::accumulate(queries.begin(), queries.end(), int64_t{0});
     counted = counted && static_cast<int64_t>(plan.items.size()) <= AttentionMostItems(b, rows, static_cast<int64_t>(queries.size()), 110'000);
     for (size_t s = 0; s < queries.size(); ++s) {

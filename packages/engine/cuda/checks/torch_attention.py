@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Prefill attention beside torch's flash attention, at the same shapes on the same GPU in the same minutes.
+"""Prefill attention beside torch's, at the same shapes on the same GPU in the same minutes: flash attention and cuDNN's.
 
-kernel_bench's last line comes in on stdin; for each figure of Attention v2 in bf16 torch runs the same shape, with
-the same cold L2 cache, median of as many runs. Prints one line of the project's figures: ours, against torch's rate. New
-queries see a prefix by a causal mask that is aligned at its lower right. Exit code 3: torch or its GPU is missing.
+kernel_bench's lines come in on stdin; for each figure of Attention v2 in bf16 torch runs the same shape, with
+the same cold L2 cache, median of as many runs. Prints one line of JSON a figure, at once: ours, against torch's rate. What torch does
+not take is a line with its error. New queries see a prefix by a causal mask that is aligned at its lower right. Exit code 3: torch or its
+GPU is missing.
 """
 import json
 import re
@@ -12,6 +13,7 @@ import sys
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 REPEATS, FLUSH_BYTES = 21, 256 << 20
 SHAPE = re.compile(r"^Attention v2 bf16, (\d+) x (\d+) queries over (\d+) tokens$")
+BACKENDS = {"flash": "FLASH_ATTENTION", "cuDNN": "CUDNN_ATTENTION"}
 
 
 def missing():
@@ -22,8 +24,8 @@ def missing():
     return None if torch.cuda.is_available() else "torch sees no GPU"
 
 
-def flash(torch, sequences, queries, computed):
-    """A call of torch's flash attention. Grouped heads where it takes them, else keys repeated beforehand, at no cost."""
+def attention(torch, backend, sequences, queries, computed):
+    """A call of one of torch's kernels. Grouped heads where it takes them, else keys repeated beforehand, at no cost."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
@@ -35,7 +37,7 @@ def flash(torch, sequences, queries, computed):
     mask = {"is_causal": True} if computed == 0 else {"attn_mask": causal_lower_right(queries, computed + queries)}
 
     def call(k, v, **more):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(getattr(SDPBackend, BACKENDS[backend])):
             return scaled_dot_product_attention(q, k, v, **mask, **more)
 
     try:
@@ -43,6 +45,7 @@ def flash(torch, sequences, queries, computed):
         return lambda: call(k, v, enable_gqa=True)
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
         k, v = (x.repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
+        call(k, v)
         return lambda: call(k, v)
 
 
@@ -64,27 +67,36 @@ def median_us(torch, work):
 def main():
     why = missing()
     if why:
-        print(f"torch's flash attention was not measured: {why}", file=sys.stderr)
+        print(f"torch's attention was not measured: {why}", file=sys.stderr)
         return 3
     import torch
 
-    figures = []
-    for ours in json.loads(sys.stdin.read().strip().splitlines()[-1])["figures"]:
-        shape = SHAPE.match(ours["name"])
-        if not shape or ours["unit"] != "TFLOP/s":
+    measured = 0
+    for line in sys.stdin:
+        try:
+            ours = json.loads(line)
+        except ValueError:
+            continue  # the last line of a bench that was cut off may be half
+        shape = SHAPE.match(ours.get("name", ""))
+        if not shape or ours.get("unit") != "TFLOP/s":
             continue  # decodes and the like are held against the memory's speed
         sequences, queries, computed = map(int, shape.groups())
-        us = median_us(torch, flash(torch, sequences, queries, computed))
         flops = 4 * HEADS * HEAD_DIM * sequences * (queries * computed + 0.5 * queries * (queries + 1))
-        theirs = flops / us / 1e6
-        name = ours["name"].replace("Attention v2", "Attention beside torch,")
-        limit = f"torch {torch.__version__} flash attention"
-        figures.append({"name": name, "value": ours["value"], "unit": "TFLOP/s", "limit": theirs, "limitName": limit, "ratio": ours["value"] / theirs})
-        print(f"{name:56} {ours['value']:10.4g} TFLOP/s {100 * ours['value'] / theirs:5.1f} % of {limit}", file=sys.stderr)
-    if not figures:
-        print("torch's flash attention was not measured: kernel_bench printed no Attention v2", file=sys.stderr)
+        for backend in BACKENDS:
+            name = ours["name"].replace("Attention v2", f"Attention beside torch's {backend},")
+            try:
+                theirs = flops / median_us(torch, attention(torch, backend, sequences, queries, computed)) / 1e6
+            except Exception as error:  # whatever it is, the next shape is measured
+                print(json.dumps({"case": name, "error": str(error).strip().split("\n")[0]}), flush=True)
+                continue
+            measured += 1
+            limit = f"torch {torch.__version__} {backend} attention"
+            ratio = ours["value"] / theirs
+            print(json.dumps({"name": name, "value": ours["value"], "unit": "TFLOP/s", "limit": theirs, "limitName": limit, "ratio": ratio}), flush=True)
+            print(f"{name:56} {ours['value']:10.4g} TFLOP/s {100 * ratio:5.1f} % of {limit}", file=sys.stderr)
+    if not measured:
+        print("torch's attention was not measured: kernel_bench printed no Attention v2, or torch took no shape", file=sys.stderr)
         return 3
-    print(json.dumps({"suite": "gpu-torch", "figures": figures}))
     return 0
 
 

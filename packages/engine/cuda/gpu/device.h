@@ -11,6 +11,8 @@
 
 #if defined(KVTIER_EMULATED)
 #include "emulator.h"
+#elif defined(KVTIER_DRIVER)  // host code alone: the kernels come as a module (gpu_driver.cc)
+#define __global__
 #else
 #include <cuda_runtime.h>
 #endif

@@ -7,22 +7,19 @@
 #include <cuda_runtime.h>
 #include <sys/prctl.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <stdexcept>
-#include <thread>
 #include <unordered_map>
 
 #include "connections.h"
+#include "poll.h"
 
 namespace kvtier::gpu {
 namespace {
 
 constexpr int kLeastCapability = 80;
 constexpr size_t kPlainSharedBytes = 48 << 10;  // what a block gets without asking
-using Clock = std::chrono::steady_clock;
 
 const char* Remedy(cudaError_t error) {
   switch (error) {
@@ -87,21 +84,18 @@ std::vector<int> Usable(std::string* why) {
   return usable;
 }
 
-// Polls `query` until it is done; pauses grow with the time waited, so that a wait costs little of a core and ends within two
-// per cent of its length: each decode step waits here.
+// Until what `query` asks for is done; false: not within `deadline_us`.
 template <class Query>
 bool Poll(const Query& query, int64_t deadline_us, const char* what) {
-  const auto start = Clock::now();
-  for (;;) {
-    const cudaError_t state = query();
-    if (state == cudaSuccess) return true;
-    if (state != cudaErrorNotReady) Require(state, what);
-    (void)cudaGetLastError();
-    const int64_t waited_us = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
-    if (waited_us >= deadline_us) return false;
-    const int64_t pause_us = std::clamp<int64_t>(waited_us / 64, 5, 500);
-    std::this_thread::sleep_for(std::chrono::microseconds(std::min(pause_us, deadline_us - waited_us)));
-  }
+  return PollUntil(
+      [&] {
+        const cudaError_t state = query();
+        if (state == cudaSuccess) return true;
+        if (state != cudaErrorNotReady) Require(state, what);
+        (void)cudaGetLastError();
+        return false;
+      },
+      deadline_us);
 }
 
 int Attribute(cudaDeviceAttr attribute, int index) {

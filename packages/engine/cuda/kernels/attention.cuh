@@ -195,27 +195,30 @@ __device__ __forceinline__ void MultiplyAddPair(float (&first)[4], float (&secon
 }
 
 // One row's parts, each with its maximum and sum, as weights that make their sum the result; the maximum and sum of all. By one warp;
-// the weights are written last, behind all that brings its lanes together.
+// the weights are written last, behind all that brings its lanes together. Part i is summed in the place (`place` + i) % kMost, so that parts
+// without keys for this row, before it and behind, change no bit.
 template <int kMost, class Load>
-__device__ __forceinline__ float2 MergeWeights(float* weights, int parts, float scale_log2, const Load& load) {
+__device__ __forceinline__ float2 MergeWeights(float* weights, int parts, int place, float scale_log2, const Load& load) {
   constexpr int kEach = (kMost + 31) / 32;
+  static_assert((kMost & (kMost - 1)) == 0);
+  const auto part = [&](int j) { return Lane() + 32 * j < kMost ? (Lane() + 32 * j - place) & (kMost - 1) : kMost; };
   float mine[kEach];
   float max = kNoScore, sum = 0;
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    mine[j] = Lane() + 32 * j < parts ? load(Lane() + 32 * j).x : kNoScore;
+    mine[j] = part(j) < parts ? load(part(j)).x : kNoScore;
     max = fmaxf(max, mine[j]);
   }
   max = gpu::WarpMax(max);
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
     mine[j] = mine[j] == kNoScore ? 0 : gpu::Exp2((mine[j] - max) * scale_log2);
-    if (Lane() + 32 * j < parts) sum += mine[j] * load(Lane() + 32 * j).y;
+    if (part(j) < parts) sum += mine[j] * load(part(j)).y;
   }
   sum = gpu::WarpSum(sum);
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    if (Lane() + 32 * j < parts) weights[Lane() + 32 * j] = mine[j];
+    if (part(j) < parts) weights[part(j)] = mine[j];
   }
   return make_float2(max, sum);
 }
@@ -230,18 +233,18 @@ struct Parts {
   float* outputs;
   float2* totals;
   const SequenceView& view;
-  int32_t first_row, kv_head, kv_heads, rows, parts;
+  int32_t first_row, kv_head, kv_heads, rows, parts, place;
 
-  __device__ Parts(const AttentionArgs& a, const AttentionUnits& units, const AttentionItem& item, const SequenceView& of, int32_t head,
-                   int32_t tile_rows)
+  __device__ Parts(const AttentionArgs& a, const AttentionUnits& units, const AttentionItem& item, const SequenceView& of, int32_t head)
       : outputs(reinterpret_cast<float*>(static_cast<uint8_t*>(a.workspace) + PartsWorkspace::TicketBytes(units.workspace_rows))),
         totals(reinterpret_cast<float2*>(outputs + int64_t{units.workspace_rows} * kDimension) + item.slot),
         view(of),
         first_row(item.first_row),
         kv_head(head),
         kv_heads(a.kv.kv_heads),
-        rows(tile_rows),
-        parts(item.parts) {
+        rows(item.rows),
+        parts(item.parts),
+        place(item.place) {
     outputs += int64_t{item.slot} * kDimension;
   }
   __device__ int64_t at(int32_t part, int32_t row) const { return (int64_t{part} * kv_heads + kv_head) * rows + row; }
@@ -256,7 +259,7 @@ struct Parts {
   }
   // One row's parts, in their order, by one warp. weights: kMostParts of shared memory, of this row alone.
   __device__ void Merge(const AttentionArgs& a, int32_t row, float* weights, float scale_log2) const {
-    const float2 sum = MergeWeights<kMostParts>(weights, parts, scale_log2, [&](int i) { return *total(i, row); });
+    const float2 sum = MergeWeights<kMostParts>(weights, parts, place, scale_log2, [&](int i) { return *total(i, row); });
     __syncwarp();
     const float inverse = 1 / sum.y;
     for (int quad = Lane(); quad < kDimension / 4; quad += 32) {

@@ -70,8 +70,9 @@ __device__ __forceinline__ void AttendItem(const AttentionArgs& a, const Batch& 
   const int32_t head_dim = a.kv.head_dim;
 
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const int32_t warp_key = first / kKeys * kKeys + warp * kKeys;  // of this warp's piece 0; piece n: + n * kStride
+  // Of this warp's piece 0; piece n: + n * kStride. By where keys lie, not by where they begin: which warp sums what must not depend on that.
   constexpr int32_t kStride = kWarps * kKeys;
+  const int32_t warp_key = first / kStride * kStride + warp * kKeys;
   const int32_t pieces = end > warp_key ? (end - warp_key + kStride - 1) / kStride : 0;
   const uint8_t* const pool = static_cast<const uint8_t*>(a.kv.pool);
   const int64_t to_values = a.kv.Row(1, 0, 0);
@@ -171,21 +172,20 @@ __device__ __forceinline__ void AttendItem(const AttentionArgs& a, const Batch& 
   }
   __syncthreads();
 
-  const int rows = min(kFewRows, view.rows() - first_row);
-  const Parts<T, kDimension> parts(a, units, item, view, kv_head, rows);
+  const int rows = item.rows;
+  const Parts<T, kDimension> parts(a, units, item, view, kv_head);
   for (int row = warp; row < rows; row += kWarps) {
-    const float2 total = MergeWeights<kWarps>(weights + row * kMostParts, kWarps, scale_log2, [&](int i) { return totals[row * kWarps + i]; });
+    const float2 total = MergeWeights<kWarps>(weights + row * kMostParts, kWarps, 0, scale_log2, [&](int i) { return totals[row * kWarps + i]; });
     __syncwarp();
     const float inverse = item.parts == 1 ? 1 / total.y : 1;
     for (int quad = Lane(); quad < kQuads; quad += 32) {
       float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) {
-        const float weight = weights[row * kMostParts + i] * inverse;
-        AddWeighted(value, weight, *reinterpret_cast<const float4*>(outputs + (i * kFewRows + row) * Piece::kOutStride + quad * 4));
+        AddWeighted(value, weights[row * kMostParts + i], *reinterpret_cast<const float4*>(outputs + (i * kFewRows + row) * Piece::kOutStride + quad * 4));
       }
-      if (item.parts == 1) {
-        parts.Write(a, row, quad, value);
+      if (item.parts == 1) {  // rounded as where this is one part of several
+        parts.Write(a, row, quad, make_float4(value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse));
       } else {
         *reinterpret_cast<float4*>(parts.output(item.part, row) + quad * 4) = value;
       }

@@ -13,12 +13,11 @@ __global__ void __launch_bounds__(32 * kWarps) AttentionMergeKernel(AttentionArg
   __shared__ float weights[kBlockRows][kMostParts];
   const AttentionItem item = units.items[static_cast<int32_t>(blockIdx.x) / a.kv.kv_heads];
   const SequenceView view(a, b, item.sequence);
-  const int32_t rows = min(AttentionTileRows(kDimension), view.rows() - item.first_row);
-  const Parts<T, kDimension> parts(a, units, item, view, static_cast<int32_t>(blockIdx.x) % a.kv.kv_heads, rows);
+  const Parts<T, kDimension> parts(a, units, item, view, static_cast<int32_t>(blockIdx.x) % a.kv.kv_heads);
   const float scale_log2 = (a.soft_cap > 0 ? 1.0f : a.scale) * kLog2E;
   for (int row = static_cast<int>(threadIdx.x / 32); row < kBlockRows; row += kWarps) {
     const int32_t of_tile = static_cast<int32_t>(blockIdx.y) * kBlockRows + row;
-    if (of_tile < rows) parts.Merge(a, of_tile, weights[row], scale_log2);
+    if (of_tile < item.rows) parts.Merge(a, of_tile, weights[row], scale_log2);
   }
 }
 

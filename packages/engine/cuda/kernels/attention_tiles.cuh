@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
   }
 
   if (const AttentionItem& of = item(); of.parts > 1) {
-    const int32_t rows = min(Tile::kRows, view.rows() - first_row);
-    const Parts<T, kDimension> parts(a, units, of, view, kv_head, rows);
+    const int32_t rows = of.rows;
+    const Parts<T, kDimension> parts(a, units, of, view, kv_head);
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
@@ -213,10 +213,11 @@ __global__ void __launch_bounds__(128, 2) AttentionTilesKernel(AttentionArgs a, 
     }
   }
   __syncwarp();
+  const int32_t limit = min(view.rows(), first_row + item().rows);  // the first of them is always more: without it ptxas spills
 #pragma unroll 4
   for (int i = Lane(); i < Tile::kWarpRows * kChunks; i += 32) {
     const int row = warp_row + i / kChunks, chunk = i % kChunks;
-    if (first_row + row >= view.rows() || chunk * 8 >= head_dim) continue;
+    if (first_row + row >= limit || chunk * 8 >= head_dim) continue;
     T* target = static_cast<T*>(a.out) + view.element(a, first_row + row, kv_head, static_cast<int64_t>(a.heads) * head_dim) + chunk * 8;
     *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(queries + Swizzled<kChunks>(row, chunk));
   }

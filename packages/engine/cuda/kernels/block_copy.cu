@@ -7,6 +7,7 @@
 //   lane l               ──▶ 8 vectors of 16 bytes at 16 l + 512 i: each of the 8 is one coalesced 512-byte access
 #include "../gpu/device.h"
 #include "kernels.h"
+#include "transfer_kernels.h"
 
 namespace kvtier::cuda {
 namespace {
@@ -15,11 +16,12 @@ constexpr int kWarps = 16;
 constexpr int kTileVectors = 8;  // per lane
 constexpr int64_t kTileBytes = kTileVectors * 32 * 16;
 
+#if !defined(KVTIER_DRIVER)
 // kToHost: written once, over the bus, and not read here again: stores pass the caches. Into the pool they stay in L2, where
 // the hash that follows finds them.
 template <bool kToHost>
-__global__ void __launch_bounds__(32 * kWarps) CopyPieces(uint8_t* target, const uint8_t* source, const int64_t* target_offsets,
-                                                          const int64_t* source_offsets, int64_t pieces, int64_t bytes) {
+__device__ __forceinline__ void CopyPieces(uint8_t* target, const uint8_t* source, const int64_t* target_offsets,
+                                           const int64_t* source_offsets, int64_t pieces, int64_t bytes) {
   const unsigned lane = threadIdx.x % 32;
   const int64_t tiles = (bytes + kTileBytes - 1) / kTileBytes;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
@@ -45,6 +47,7 @@ __global__ void __launch_bounds__(32 * kWarps) CopyPieces(uint8_t* target, const
     }
   }
 }
+#endif
 
 unsigned Grid(int64_t pieces, int64_t bytes, int multiprocessors) {
   const int64_t tiles = pieces * ((bytes + kTileBytes - 1) / kTileBytes);
@@ -54,17 +57,33 @@ unsigned Grid(int64_t pieces, int64_t bytes, int multiprocessors) {
 
 }  // namespace
 
+#if !defined(KVTIER_DRIVER)
+extern "C" {
+
+__global__ void __launch_bounds__(32 * kWarps) kvtier_gather_pieces(uint8_t* target, const uint8_t* source, const int64_t* target_offsets,
+                                                                    const int64_t* source_offsets, int64_t pieces, int64_t bytes) {
+  CopyPieces<true>(target, source, target_offsets, source_offsets, pieces, bytes);
+}
+
+__global__ void __launch_bounds__(32 * kWarps) kvtier_scatter_pieces(uint8_t* target, const uint8_t* source, const int64_t* target_offsets,
+                                                                     const int64_t* source_offsets, int64_t pieces, int64_t bytes) {
+  CopyPieces<false>(target, source, target_offsets, source_offsets, pieces, bytes);
+}
+
+}  // extern "C"
+#endif
+
 void GatherPieces(Stream& stream, uint8_t* host, const uint8_t* pool, const int64_t* pool_offsets, const int64_t* host_offsets,
                   int64_t pieces, int64_t bytes, int multiprocessors) {
   if (pieces == 0) return;
-  gpu::Launch(stream, "gather_pieces", CopyPieces<true>, {Grid(pieces, bytes, multiprocessors)}, {32 * kWarps}, 0, host, pool,
+  gpu::Launch(stream, "gather_pieces", kvtier_gather_pieces, {Grid(pieces, bytes, multiprocessors)}, {32 * kWarps}, 0, host, pool,
               host_offsets, pool_offsets, pieces, bytes);
 }
 
 void ScatterPieces(Stream& stream, uint8_t* pool, const uint8_t* host, const int64_t* pool_offsets, const int64_t* host_offsets,
                    int64_t pieces, int64_t bytes, int multiprocessors) {
   if (pieces == 0) return;
-  gpu::Launch(stream, "scatter_pieces", CopyPieces<false>, {Grid(pieces, bytes, multiprocessors)}, {32 * kWarps}, 0, pool, host,
+  gpu::Launch(stream, "scatter_pieces", kvtier_scatter_pieces, {Grid(pieces, bytes, multiprocessors)}, {32 * kWarps}, 0, pool, host,
               pool_offsets, host_offsets, pieces, bytes);
 }
 

@@ -36,13 +36,16 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
     return static_cast<int32_t>((static_cast<unsigned>(pack) * blockDim.x + threadIdx.x) * static_cast<unsigned>(kCount));
   };
 
+  // The residual, packed, for registers; where these do not suffice it is read when it is added.
+  constexpr bool kHoldsResidual = kKind != NormKind::kPlain && kPacks < kMostPacks;
   Pack<T> x[kPacks];
-  uint4 old[kPacks];  // of the residual; packed, for registers
+  uint4 old[kPacks];
+  const auto read_residual = [&](int pack) { return *reinterpret_cast<const uint4*>(residual + column(pack)); };
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (column(p) >= a.columns) continue;
     x[p] = LoadPack(source + column(p));
-    if constexpr (kKind != NormKind::kPlain) old[p] = *reinterpret_cast<const uint4*>(residual + column(p));
+    if constexpr (kHoldsResidual) old[p] = read_residual(p);
   }
   float sum = 0;
 #pragma unroll
@@ -56,7 +59,7 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
       }
     }
     if constexpr (kKind == NormKind::kAddThenNorm) {
-      const Pack<T> before = Unpack<T>(old[p]);
+      const Pack<T> before = Unpack<T>(kHoldsResidual ? old[p] : read_residual(p));
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[p].v[i] += before.v[i];
       const uint4 rounded = RoundPack<T>(x[p]);
@@ -74,7 +77,7 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[p].v[i] = x[p].v[i] * scale * w.v[i];
     if constexpr (kKind == NormKind::kNormThenAdd) {
-      const Pack<T> before = Unpack<T>(old[p]);
+      const Pack<T> before = Unpack<T>(kHoldsResidual ? old[p] : read_residual(p));
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[p].v[i] += before.v[i];
     }

@@ -17,16 +17,19 @@
 // how many, so that the rest of the GPU keeps computing.
 #include "../gpu/device.h"
 #include "kernels.h"
+#include "transfer_kernels.h"
 
 namespace kvtier::cuda {
 namespace {
-
-using gpu::kAllLanes;
 
 constexpr int kSumWarps = 8;
 constexpr int kWarpKib = 4;                         // per warp and round
 constexpr int kRoundKib = kSumWarps * kWarpKib;
 constexpr int kThreads = 32 * (1 + kSumWarps);
+
+#if !defined(KVTIER_DRIVER)
+using gpu::kAllLanes;
+
 constexpr int64_t kStripeBytes = 64;
 constexpr int64_t kKibStripes = 16;
 
@@ -164,8 +167,13 @@ __device__ uint64_t Finish(uint64_t acc, const uint8_t* data, int64_t bytes, uns
   return hash ^ hash >> 32;
 }
 
-__global__ void __launch_bounds__(kThreads) HashKernel(uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets,
-                                                       int64_t blocks, int64_t bytes) {
+#endif
+
+}  // namespace
+
+#if !defined(KVTIER_DRIVER)
+extern "C" __global__ void __launch_bounds__(kThreads) kvtier_hash_blocks(uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets,
+                                                                          int64_t blocks, int64_t bytes) {
   __shared__ uint64_t shared[2][kRoundKib][8];
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Block block;
@@ -183,12 +191,11 @@ __global__ void __launch_bounds__(kThreads) HashKernel(uint64_t* sums, const uin
     __syncthreads();  // nobody overwrites the sums of the last round before they are chained
   }
 }
-
-}  // namespace
+#endif
 
 void HashBlocks(Stream& stream, uint64_t* sums, const uint8_t* pool, const int64_t* pool_offsets, int64_t blocks, int64_t bytes, int grid) {
   if (blocks == 0) return;
-  gpu::Launch(stream, "hash_blocks", HashKernel, {static_cast<unsigned>(blocks < grid ? blocks : grid)}, {kThreads}, 0, sums, pool, pool_offsets, blocks, bytes);
+  gpu::Launch(stream, "hash_blocks", kvtier_hash_blocks, {static_cast<unsigned>(blocks < grid ? blocks : grid)}, {kThreads}, 0, sums, pool, pool_offsets, blocks, bytes);
 }
 
 }  // namespace kvtier::cuda

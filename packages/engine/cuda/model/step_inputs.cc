@@ -29,7 +29,7 @@ size_t PlanBytes(const Shape& shape, const Limits& limits) { return Size(shape.g
 
 }  // namespace
 
-StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch, int multiprocessors)
+StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch, int multiprocessors, bool equal_bits)
     : groups_(shape.groups),
       block_tokens_(limits.block_tokens),
       max_sequences_(limits.max_step_sequences),
@@ -37,7 +37,10 @@ StepInputs::StepInputs(const Shape& shape, const Limits& limits, int32_t scratch
       scratch_(scratch),
       plans_(Size(shape.groups)),
       plan_items_(PlanItems(shape, limits)) {
-  for (const int64_t window : shape.group_windows) bounds_.push_back(Bounds(shape, window, multiprocessors));
+  for (const int64_t window : shape.group_windows) {
+    bounds_.push_back(Bounds(shape, window, multiprocessors));
+    if (equal_bits) bounds_.back().few_rows = 1;
+  }
   const size_t bytes = Size(Arrange(MostRows(limits), limits.max_step_sequences).bytes);
   host_ = gpu::PinnedBuffer(bytes, "a step's inputs");
   device_ = gpu::Buffer(bytes, "a step's inputs");

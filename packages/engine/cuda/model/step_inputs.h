@@ -18,8 +18,8 @@ namespace kvtier::cuda {
 
 class StepInputs {
  public:
-  // `scratch`: the block id of padding rows.
-  StepInputs(const Shape& shape, const Limits& limits, int32_t scratch, int multiprocessors);
+  // `scratch`: the block id of padding rows. `equal_bits`: prompts are attended to by large tiles only, whatever piece of them a step has.
+  StepInputs(const Shape& shape, const Limits& limits, int32_t scratch, int multiprocessors, bool equal_bits);
   static size_t DeviceBytes(const Shape& shape, const Limits& limits);
 
   // What the kernels of a step are given; `attention`, of each group, is good until the next is sent.

@@ -77,7 +77,7 @@ struct CudaTransformer::State {
   State(const Shape& shape, DeviceWeights loaded, const Limits& limits, const CudaOptions& options)
       : weights(std::move(loaded)),
         pool(KvBlockBytes(shape, limits.block_tokens, options.kv) * static_cast<size_t>(limits.blocks + kScratchBlocks), "the KV cache"),
-        inputs(shape, limits, static_cast<int32_t>(limits.blocks), gpu::Info().multiprocessors),
+        inputs(shape, limits, static_cast<int32_t>(limits.blocks), gpu::Info().multiprocessors, options.gemm.equal_bits),
         forward(shape, limits, weights, Pages(shape, limits, options, pool.data()), options.gemm, gpu::Info().multiprocessors),
         token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids") {}
 

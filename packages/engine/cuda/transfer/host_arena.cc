@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,7 @@ void HostArena::Pin(const PinOptions& options) {
     try {
       gpu::Use(options.device);
       for (size_t chunk = next.fetch_add(1); chunk < chunks && !refused; chunk = next.fetch_add(1)) {
+        if (options.wanted && !options.wanted()) throw std::runtime_error("nobody waits for it any more");
         gpu::RegisterHost(base_ + chunk * chunk_bytes_, ChunkBytes(chunk));
         const std::lock_guard lock(mutex);
         done[chunk] = 1;

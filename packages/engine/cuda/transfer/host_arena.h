@@ -17,12 +17,16 @@ struct PinOptions {
   int threads = 0;                       // 0: as many as help, at most 8
   // Bytes that are done so far, of all; from the pinning threads, one at a time. May be empty.
   std::function<void(size_t done_bytes, size_t bytes)> progress;
+  // False: nobody wants it any more. May be empty.
+  std::function<bool()> wanted;
 };
 
 class HostArena {
  public:
   // `base`: page-aligned, mapped as long as this lives.
   HostArena(uint8_t* base, size_t bytes, const PinOptions& options);
+  // Not pinned: copies go through buffers of ours.
+  HostArena(uint8_t* base, size_t bytes) : base_(base), bytes_(bytes), chunk_bytes_(bytes) {}
   ~HostArena();
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;

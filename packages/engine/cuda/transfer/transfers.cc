@@ -16,8 +16,8 @@ std::vector<std::unique_ptr<CopyChannel>>& AbandonedChannels() {
   static auto& channels = *new std::vector<std::unique_ptr<CopyChannel>>;
   return channels;
 }
-std::vector<std::unique_ptr<HostArena>>& AbandonedArenas() {
-  static auto& arenas = *new std::vector<std::unique_ptr<HostArena>>;
+std::vector<std::shared_ptr<HostArena>>& AbandonedArenas() {
+  static auto& arenas = *new std::vector<std::shared_ptr<HostArena>>;
   return arenas;
 }
 
@@ -45,7 +45,7 @@ Transfers::Transfers(const KvBlocks& kv, const TransferOptions& options) : kv_(k
       IdleChannels(direction).push_back(std::make_unique<CopyChannel>(direction, kv, capacity, options.batches, paths_, hash.get()));
     }
   }
-  idle_layered_.push_back(std::make_unique<CopyChannel>(Direction::kImport, kv, options.layered_blocks, 1, paths_, nullptr));
+  if (options.layered_blocks > 0) idle_layered_.push_back(std::make_unique<CopyChannel>(Direction::kImport, kv, options.layered_blocks, 1, paths_, nullptr));
 }
 
 Transfers::~Transfers() {
@@ -60,7 +60,7 @@ Transfers::~Transfers() {
   for (auto& [ticket, quarantine] : quarantine_) {
     AbandonedChannels().push_back(std::move(quarantine.channel));
     Arena& arena = arenas_.at(quarantine.arena);
-    if (arena.host) AbandonedArenas().push_back(std::move(arena.host));
+    if (arena.host) AbandonedArenas().push_back(arena.host);
   }
 }
 
@@ -79,10 +79,16 @@ Transfers::Registration Transfers::Register(uint8_t* base, size_t bytes) {
   return registration;
 }
 
+int Transfers::Adopt(std::shared_ptr<HostArena> host) {
+  const std::lock_guard lock(mutex_);
+  arenas_[next_arena_].host = std::move(host);
+  return next_arena_++;
+}
+
 bool Transfers::Unregister(int arena) {
   gpu::Use(options_.device);
   const auto deadline = Clock::now() + std::chrono::microseconds(options_.deadline_us);
-  std::unique_ptr<HostArena> host;
+  std::shared_ptr<HostArena> host;
   {
     std::unique_lock lock(mutex_);
     for (;;) {

@@ -43,7 +43,7 @@ struct TransferOptions {
   int batches = 3;  // per channel, in flight
   int64_t batch_bytes = 32 << 20;
   int64_t batch_blocks = 256;     // by the copy engine: a stream takes about a thousand operations before it makes its caller wait
-  int64_t layered_blocks = 8192;  // most blocks of one import by layers
+  int64_t layered_blocks = 8192;  // most blocks of one import by layers; 0: there are none
   int64_t stage_bytes = 8 << 20;  // per batch, where an arena is not pinned
   PinOptions pin;
   std::function<void(const std::string&)> log;
@@ -82,6 +82,8 @@ class Transfers {
   };
   // The arena's memory, page-aligned; it must stay mapped until Unregister.
   Registration Register(uint8_t* base, size_t bytes);
+  // One that others use, too: of several pools of one device.
+  int Adopt(std::shared_ptr<HostArena> host);
   // After the calls that use it have returned. False when copies from or to it still hang after the deadline: it must stay
   // mapped then, for ever.
   bool Unregister(int arena);
@@ -107,7 +109,7 @@ class Transfers {
  private:
   friend class LayeredImport;
   struct Arena {
-    std::unique_ptr<HostArena> host;
+    std::shared_ptr<HostArena> host;
     int users = 0;  // calls and quarantines
   };
   struct Quarantine {

@@ -39,11 +39,14 @@ export interface GpuSettings {
   readonly kvDtype?: NumberType;
   /** Decode steps as CUDA graphs; default true. */
   readonly graphs?: boolean;
-  /** All graphs at start instead of each at its first use: a longer start, no slow first step of a size. Default false. */
+  /** All graphs at start instead of each at its first use: a longer start, no slow first step of a size. Default: on a GPU. */
   readonly captureAtStart?: boolean;
   /** Path of cuBLASLt; default: where the system has it; "off": matrix products by kernels of ours only. */
   readonly cublaslt?: string;
-  /** A row has the same bits however many others are in its step, up to 64, and in every process: a little slower. */
+  /**
+   * A row has the same bits however many others are in its step, up to 64, and in every process; its attention, too, in
+   * whatever pieces of two tokens or more its prompt is computed: a little slower.
+   */
   readonly equalBits?: boolean;
   /** A step, and a batch of copies, that takes longer means that the GPU hangs. */
   readonly stepDeadlineMs?: number;

@@ -7,6 +7,7 @@
  * Blocks of one group that go one after the other are one record, and one event on the wire: around a hash of 9 bytes an event of its own
  * puts 60. As objects they are an event each, as vLLM makes them.
  */
+import { invariant } from '@kvtier/errors';
 import type { HashKey } from '@kvtier/identity';
 import type { BlockHashes, RequestDescription } from './request.ts';
 
@@ -93,6 +94,8 @@ const kinds: readonly string[] = [
 export class EventLog {
   readonly enabled: boolean;
   readonly #maxEvents: number;
+  /** The last words of a hash that are noted. */
+  readonly #mostHashWords: number;
   #words = new Uint32Array(4_096);
   #end = 0;
   /** Where the last record begins; -1: there is none. */
@@ -103,9 +106,11 @@ export class EventLog {
   #objects: KvCacheEvent[] = [];
   #dropped = 0;
 
-  constructor(enabled: boolean, maxEvents = 100_000) {
+  /** `mostHashBytes`: where only the last bytes of hashes go on the wire, no others are noted; `take` needs them all. */
+  constructor(enabled: boolean, maxEvents = 100_000, mostHashBytes: 8 | 32 = 32) {
     this.enabled = enabled;
     this.#maxEvents = maxEvents;
+    this.#mostHashWords = mostHashBytes / 4;
   }
 
   /** Events lost because nobody drained them. */
@@ -122,6 +127,13 @@ export class EventLog {
   /** The hash in `count` words of `words` from `at` on can no longer be found. They are copied. */
   addRemoved(words: Uint32Array, at: number, count: number, group: number): void {
     if (!this.enabled) return;
+    if (count > this.#mostHashWords) {
+      // Two words: every block that goes comes by here.
+      const target = this.#roomForRemoved(2, group);
+      this.#words[target] = words[at + count - 2]!;
+      this.#words[target + 1] = words[at + count - 1]!;
+      return;
+    }
     const target = this.#roomForRemoved(count, group);
     const log = this.#words;
     if (count === 8) {
@@ -174,12 +186,14 @@ export class EventLog {
     const tokenIds = description?.copyTokens ? undefined : tokenIdsOf(run);
     const tokens = tokenIds?.length ?? (run.end - run.first) * run.blockTokens;
     const { words, wordsPerHash } = packed;
+    const noted = Math.min(wordsPerHash, this.#mostHashWords);
+    const left = wordsPerHash - noted;
     const hasParent = parent >= 0 ? 1 : 0;
-    const hashWords = (places.length + hasParent) * wordsPerHash;
+    const hashWords = (places.length + hasParent) * noted;
     const record = this.#begin(storedRecord, storedHead + hashWords + tokens);
     const log = this.#words;
     log[record + 2] = run.group;
-    log[record + 3] = wordsPerHash;
+    log[record + 3] = noted;
     log[record + 4] = places.length;
     log[record + 5] = tokens;
     log[record + 6] = run.blockTokens;
@@ -187,8 +201,14 @@ export class EventLog {
     log[record + 8] = hasParent;
     log[record + 9] = kind;
     let at = record + storedHead;
-    if (hasParent) at = copyWords(words, parent * wordsPerHash, wordsPerHash, log, at);
-    for (const place of places) at = copyWords(words, place * wordsPerHash, wordsPerHash, log, at);
+    if (hasParent) at = copyWords(words, parent * wordsPerHash + left, noted, log, at);
+    if (noted === 2) {
+      for (let i = 0; i < places.length; i++, at += 2) {
+        const from = places[i]! * wordsPerHash + left;
+        log[at] = words[from]!;
+        log[at + 1] = words[from + 1]!;
+      }
+    } else for (const place of places) at = copyWords(words, place * wordsPerHash + left, noted, log, at);
     if (tokenIds === undefined) description?.copyTokens?.(run.first * run.blockTokens, tokens, log, at);
     else log.set(tokenIds, at);
   }
@@ -199,6 +219,7 @@ export class EventLog {
   }
 
   take(): KvCacheEvent[] {
+    invariant(this.#mostHashWords === 8, 'kv events: hashes are noted in part, for a wire that has no more of them');
     const events: KvCacheEvent[] = [];
     for (let at = 0, object = 0; at < this.#end; at += this.#words[at + 1]!) {
       const kind = this.#words[at];

@@ -32,6 +32,8 @@ export interface KvCacheManagerOptions extends CoordinatorConfig {
   readonly watermark?: number;
   /** Collect events for takeEvents; default off. */
   readonly enableEvents?: boolean;
+  /** Of a hash's bytes, how many of the last ones takePackedEvents tells; default 32: all. takeEvents needs them all. */
+  readonly packedHashBytes?: 8 | 32 | undefined;
   /** Which cached block goes first; default: the one freed longest ago (vLLM). */
   readonly evictionPolicy?: BlockPolicyName | undefined;
   /** A hit needs equal content besides equal hashes; requests bring `contentDigests`. For hashes that can be made to collide. */
@@ -63,7 +65,7 @@ export class KvCacheManager implements PrefixCache {
     this.#enableCaching = options.enableCaching ?? true;
     this.#maxModelTokens = options.maxModelTokens;
     this.#watermarkBlocks = Math.floor((options.watermark ?? 0) * options.blockCount);
-    this.#events = new EventLog(options.enableEvents ?? false);
+    this.#events = new EventLog(options.enableEvents ?? false, undefined, options.packedHashBytes);
     this.#pool = new BlockPool({
       blockCount: options.blockCount,
       enableCaching: this.#enableCaching,

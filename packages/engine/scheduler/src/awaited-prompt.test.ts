@@ -44,6 +44,24 @@ describe('prefill for another worker', () => {
     expect(rig.engine.load().tokensAhead).toBe(43 - 36);
   });
 
+  it('takes steps as short as it was asked for, whoever else has prompts', async () => {
+    const stepsOf = async (stepBlocks: number | undefined): Promise<number[]> => {
+      const rig = new SchedulerRig();
+      rig.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10, stepBlocks }, maxTokens: 0 });
+      await rig.world.until(() => rig.executor.steps.length > 0);
+      rig.submit('b', prompt(2, 20));
+      await rig.world.until(() => rig.ended('a') && rig.ended('b'));
+      rig.engine.checkIntegrity();
+      expect(rig.tokens('b')).toEqual(naiveAnswer(prompt(2, 20), rig.tokens('b').length));
+      return rig.executor.steps.map(({ queryTokens }) => [...queryTokens].reduce((sum, count) => sum + count, 0));
+    };
+    // Steps of 16 tokens at most, 40 tokens of one prompt and 20 of the other.
+    for (const any of [undefined, 0]) expect((await stepsOf(any)).slice(0, 2)).toEqual([16, 16]);
+    expect((await stepsOf(2)).slice(0, 5)).toEqual([8, 8, 8, 8, 8]);
+    expect((await stepsOf(3)).slice(0, 4)).toEqual([12, 12, 12, 12]);
+    expect((await stepsOf(9)).slice(0, 2)).toEqual([16, 16]);
+  });
+
   it('says what the tier did not take, and ends all the same', async () => {
     let stores = 0;
     const rig = new SchedulerRig({ faults: { refuseStore: () => ++stores === 2 } });
@@ -314,6 +332,10 @@ describe('a hand-off', () => {
 
 it.each([
   [{ prefillOnly: { blocks: 0 } }, 'prefillOnly.blocks is 0; the prompt has 2 whole blocks, ask for 1 to 2'],
+  [
+    { prefillOnly: { blocks: 1, stepBlocks: -1 } },
+    'prefillOnly.stepBlocks is -1; use 0 (as many as fit) or a whole number',
+  ],
   [{ prefillOnly: { blocks: 3 } }, 'prefillOnly.blocks is 3; the prompt has 2 whole blocks, ask for 1 to 2'],
   [{ handOff: { blocks: 1.5, ...patience } }, 'handOff.blocks is 1.5; the prompt has 2 whole blocks, ask for 1 to 2'],
   [{ handOff: { blocks: 1, stallMs: 0, deadlineMs: 1 } }, 'handOff.stallMs is 0; use 1 to 600000 ms'],

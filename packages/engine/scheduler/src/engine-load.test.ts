@@ -64,6 +64,39 @@ describe('tokens ahead', () => {
     expect(counts(rig)).toEqual({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
   });
 
+  it('say what of them the step computes that runs, and for how long it has run', async () => {
+    const rig = new SchedulerRig({ attached: false });
+    const told: [tokensAhead: number, stepTokens: number][] = [];
+    const step = () => {
+      const { tokensAhead, stepTokens, stepForS } = rig.engine.load();
+      return { tokensAhead, stepTokens, stepForS };
+    };
+    rig.submit('a', prompt(1, 41), { maxTokens: 3 });
+    expect(step()).toEqual({ tokensAhead: 41, stepTokens: 0, stepForS: 0 });
+    await rig.world.until(() => rig.executor.steps.length === 1);
+    while (!rig.ended('a')) {
+      const { tokensAhead, stepTokens } = step();
+      if (stepTokens > 0 && told.at(-1)?.[0] !== tokensAhead) told.push([tokensAhead, stepTokens]);
+      await rig.world.advance();
+    }
+    // The steps that give its answer have none of them.
+    expect(told).toEqual([
+      [41, 16],
+      [25, 16],
+      [9, 9],
+    ]);
+    expect(step()).toEqual({ tokensAhead: 0, stepTokens: 0, stepForS: 0 });
+    const load = new EngineLoad(4);
+    load.begun(16, 1_000_000);
+    expect(load.figures(0, 10, 0, 1_250_000)).toMatchObject({ stepTokens: 0, stepForS: 0 }); // of an aborted request
+    rig.submit('b', prompt(2, 30));
+    await rig.world.until(() => rig.executor.steps.length === 6);
+    const begun = rig.engine.load();
+    rig.engine.abort('b');
+    expect([begun.stepTokens, step().stepTokens]).toEqual([16, 0]);
+    await rig.world.until(() => rig.allEnded());
+  });
+
   it('of a preempted request are its tokens that are not cached, those of its answer too', async () => {
     const rig = new SchedulerRig({ attached: false, blockCount: 11, limits: { maxSequences: 2 } });
     rig.submit('a', prompt(1, 16), { maxTokens: 12 });
@@ -100,7 +133,7 @@ describe('draining', () => {
 });
 
 describe('rates', () => {
-  const rates = (load: EngineLoad) => load.figures(0, 10, 0);
+  const rates = (load: EngineLoad) => load.figures(0, 10, 0, 0);
 
   it('are 0 until something is measured', () => {
     const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS, loadAheadS } = rates(
@@ -120,6 +153,17 @@ describe('rates', () => {
     expect(rates(load).prefillTokensPerS).toBeCloseTo(10_000, 3);
   });
 
+  it('of steps that compute prompts alone are a start, too, once they were of several sizes', () => {
+    const load = new EngineLoad(4);
+    for (let i = 0; i < 20; i++) load.step(512, 0, 0.003 + 0.0512);
+    expect(rates(load).prefillStepS).toBe(0);
+    for (let i = 0; i < 60; i++) load.step(64 * (1 + (i % 8)), 0, 0.003 + 0.0064 * (1 + (i % 8)));
+    expect(rates(load).prefillStepS).toBeCloseTo(0.003, 6);
+    // Streams beside a prompt make a step longer, and say nothing of it.
+    for (let i = 0; i < 20; i++) load.step(64 * (1 + (i % 8)), 3, 0.1);
+    expect(rates(load).prefillStepS).toBeCloseTo(0.003, 6);
+  });
+
   it('steps that were all of one size are a start without a slope', () => {
     const load = new EngineLoad(4);
     for (let i = 0; i < 100; i++) load.step(0, 3, 0.015);
@@ -131,10 +175,10 @@ describe('rates', () => {
     const load = new EngineLoad(4);
     load.passed({ peer: 10 }, 0.5);
     expect(rates(load).loadBlocksPerS).toEqual({ peer: 20 });
-    expect(load.figures(0, 10, 5).loadAheadS).toBe(0); // nothing was loaded
+    expect(load.figures(0, 10, 5, 0).loadAheadS).toBe(0); // nothing was loaded
     load.loaded({ arena: 100 }, 0.1);
     expect(rates(load).loadBlocksPerS.arena).toBeCloseTo(1_000, 6);
-    expect(load.figures(0, 10, 5).loadAheadS).toBeCloseTo(0.005, 6);
+    expect(load.figures(0, 10, 5, 0).loadAheadS).toBeCloseTo(0.005, 6);
     // An expectation of a minute counts as one of a second, so that loads soon say more.
     load.passed({ disk: 60 }, 60);
     for (let i = 0; i < 40; i++) load.loaded({ disk: 100 }, 0.25);
@@ -166,7 +210,7 @@ describe('rates', () => {
     const { loadBlocksPerS } = rates(load);
     expect(loadBlocksPerS.arena).toBeCloseTo(10_000, -1);
     expect(loadBlocksPerS.disk).toBeCloseTo(100, 0);
-    expect(load.figures(0, 10, 33).loadAheadS).toBeCloseTo((33 * 0.165) / 165, 2);
+    expect(load.figures(0, 10, 33, 0).loadAheadS).toBeCloseTo((33 * 0.165) / 165, 2);
     load.loaded({}, 5);
     load.loaded({ arena: 1 }, 0);
     for (let i = 0; i < 100; i++) load.loaded({ [`tier${i}`]: 1 }, 1);

@@ -18,6 +18,9 @@ export interface EngineLoadFigures {
    * preempted. Hits, what is being loaded and what another worker computes are not among them; of a request deep in the queue hits are not known yet.
    */
   readonly tokensAhead: number;
+  /** Of these, those that the step computes which runs, and for how many seconds it has run; 0, 0: none of them is computed now. */
+  readonly stepTokens: number;
+  readonly stepForS: number;
   /** KV blocks that something holds, pinned ones included, of all that there are. */
   readonly usedBlocks: number;
   readonly totalBlocks: number;
@@ -28,6 +31,8 @@ export interface EngineLoadFigures {
   /** A step that only decodes takes stepS + stepPerRequestS × its requests. */
   readonly stepS: number;
   readonly stepPerRequestS: number;
+  /** A step that computes prompts alone takes so long besides its tokens. */
+  readonly prefillStepS: number;
   /** Given back by requests that ended, while the engine computed. */
   readonly freedBlocksPerS: number;
   /** By tier, as loads went; what was rather computed counts as it was expected to go. */
@@ -63,7 +68,7 @@ class Rate {
   }
 }
 
-/** The line through (requests, seconds) of steps that only decode, by least squares, old steps forgotten. */
+/** The line through (requests, or tokens, and seconds) of steps of one kind, by least squares, old steps forgotten. */
 class StepLine {
   #weight = 0;
   #n = 0;
@@ -100,9 +105,12 @@ export class EngineLoad {
   #running = 0;
   #tokensAhead = 0;
   #waitingBlocks = 0;
+  #stepTokens = 0;
+  #stepBegunUs = 0;
   readonly #prefill = new Rate();
   readonly #freed = new Rate();
   readonly #line = new StepLine();
+  readonly #promptLine = new StepLine();
   readonly #loads = new Rate();
   readonly #byTier = new Map<string, Rate>();
 
@@ -130,6 +138,17 @@ export class EngineLoad {
     counted.blocks = blocks;
   }
 
+  /** A step begins that computes so many of the tokens ahead. */
+  begun(tokens: number, nowUs: number): void {
+    this.#stepTokens = tokens;
+    this.#stepBegunUs = nowUs;
+  }
+
+  /** It is over, however it went. */
+  over(): void {
+    this.#stepTokens = 0;
+  }
+
   /** A step has ended: prompt tokens computed, requests that decoded, seconds from its start to its end. */
   step(prefillTokens: number, decodes: number, seconds: number): void {
     if (!(seconds > 0)) return;
@@ -138,6 +157,7 @@ export class EngineLoad {
       this.#line.add(decodes, seconds);
       return;
     }
+    if (decodes === 0) this.#promptLine.add(prefillTokens, seconds);
     // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
     const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
     this.#prefill.add(prefillTokens, Math.max(seconds - decoding, seconds / 4));
@@ -146,6 +166,11 @@ export class EngineLoad {
   /** Of a step in which so many requests decode, and nothing else is done; 0: not measured. */
   decodingS(requests: number): number {
     return this.#line.start + this.#line.slope * requests;
+  }
+
+  /** Of a step that computes prompts alone, besides its tokens; 0: not measured. */
+  get prefillStepS(): number {
+    return this.#promptLine.slope > 0 ? this.#promptLine.start : 0;
   }
 
   get prefillTokensPerS(): number {
@@ -197,7 +222,9 @@ export class EngineLoad {
     return total;
   }
 
-  figures(usedBlocks: number, totalBlocks: number, loadingBlocks: number): EngineLoadFigures {
+  figures(usedBlocks: number, totalBlocks: number, loadingBlocks: number, nowUs: number): EngineLoadFigures {
+    // Of an aborted request nothing is ahead, though the step goes on.
+    const stepTokens = Math.min(this.#stepTokens, this.#tokensAhead);
     const loadBlocksPerS: Record<string, number> = {};
     for (const [tier, rate] of this.#byTier) loadBlocksPerS[tier] = rate.perS;
     const loads = this.#loads.perS;
@@ -205,6 +232,8 @@ export class EngineLoad {
       waiting: this.#waiting,
       running: this.#running,
       tokensAhead: this.#tokensAhead,
+      stepTokens,
+      stepForS: stepTokens === 0 ? 0 : Math.max(0, nowUs - this.#stepBegunUs) / 1e6,
       usedBlocks,
       totalBlocks,
       waitingBlocks: this.#waitingBlocks,
@@ -212,6 +241,7 @@ export class EngineLoad {
       prefillTokensPerS: this.#prefill.perS,
       stepS: this.#line.start,
       stepPerRequestS: this.#line.slope,
+      prefillStepS: this.prefillStepS,
       freedBlocksPerS: this.#freed.perS,
       loadBlocksPerS,
     };

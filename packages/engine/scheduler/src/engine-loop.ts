@@ -142,6 +142,8 @@ export class EngineLoop {
     for (const { request } of batch) request.executing = true;
     this.counts.steps++;
     const begunUs = this.#clock.nowUs();
+    // An import computes nothing.
+    this.#scheduler.load.begun(step.import ? 0 : tokensAheadOf(batch), begunUs);
     const run = (): Promise<StepResult> => this.#options.executor.execute(step);
     const arrived = batch[0]!.arrived;
     const result = (arrived ? arrived.import(run) : run()).catch((thrown: unknown) => {
@@ -153,6 +155,7 @@ export class EngineLoop {
 
   async #over({ batch, step, begunUs, result: running }: RunningStep): Promise<void> {
     const result = await running;
+    this.#scheduler.load.over();
     if (result instanceof InvariantError) throw result;
     if (result instanceof KvError) {
       if (result.code === 'GPU') throw result; // no later step can succeed in this process
@@ -201,4 +204,11 @@ export class EngineLoop {
     if (!step.import) this.#scheduler.load.step(tokens - decodes, decodes, elapsedS);
     this.#told = { sequences: batch.length, tokens, elapsedUs: result.elapsedUs };
   }
+}
+
+/** Of what the batch computes, all but the tokens of requests that decode. */
+function tokensAheadOf(batch: readonly Share[]): number {
+  let tokens = 0;
+  for (const { request, count } of batch) if (count > 1 || !request.firstOutputDone) tokens += count;
+  return tokens;
 }

@@ -42,6 +42,8 @@ export interface EngineOptions {
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
   /** The same without an object for each, in place of onEvents; valid during the call. */
   readonly onPackedEvents?: (events: PackedEvents) => void;
+  /** Of a hash's bytes, how many of the last ones onPackedEvents is told, if it needs no more; default 32: all. */
+  readonly packedHashBytes?: 8 | 32;
   readonly clock?: Clock;
   readonly logger?: { error(details: object, message: string): void };
   /** After each step, for metrics. */

@@ -80,6 +80,7 @@ export class Engine {
       this.#blocks = new KvCacheManager({
         ...cacheOptions,
         groups,
+        packedHashBytes: options.onPackedEvents && options.packedHashBytes,
         maxInFlightTokens: limits.maxStepTokens,
         evictionPolicy: options.evictionPolicy,
         dedupBlocks: options.dedupBlocks ?? false,
@@ -181,7 +182,7 @@ export class Engine {
   load(): EngineLoadFigures {
     const total = this.#kv.blockCount - 1; // without the null block
     const { load, incoming } = this.#scheduler;
-    return load.figures(total - this.#kv.freeBlockCount, total, incoming.loads.blocks);
+    return load.figures(total - this.#kv.freeBlockCount, total, incoming.loads.blocks, this.#clock.nowUs());
   }
 
   /** Blocks that tiers hold were rather computed: to load them would have taken so long. */

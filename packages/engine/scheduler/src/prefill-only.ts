@@ -5,6 +5,8 @@
 export class PrefillOnly {
   /** Whole blocks of the prompt, from the first on: all that is computed. */
   readonly blocks: number;
+  /** Of one step at most. */
+  readonly stepBlocks: number;
   /** Offered, and not answered yet. */
   unsettled = 0;
   /** Somebody else was writing some of it: it is offered again. */
@@ -16,8 +18,9 @@ export class PrefillOnly {
   /** Held pieces behind a gap, as [first, end), in no order. */
   #beyond: (readonly [number, number])[] = [];
 
-  constructor(blocks: number) {
+  constructor(blocks: number, stepBlocks = 0) {
     this.blocks = blocks;
+    this.stepBlocks = stepBlocks || Number.POSITIVE_INFINITY;
   }
 
   /** Blocks from the first on, without a gap, that the tier holds. */

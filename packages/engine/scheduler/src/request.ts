@@ -91,7 +91,7 @@ export class EngineRequest implements PrefixCacheRequest {
     this.arrival = options.arrival;
     this.id = `${params.requestId}#${options.arrival}`;
     const { prefillOnly, handOff } = params;
-    this.prefillOnly = prefillOnly && new PrefillOnly(prefillOnly.blocks);
+    this.prefillOnly = prefillOnly && new PrefillOnly(prefillOnly.blocks, prefillOnly.stepBlocks);
     this.handOff = handOff && new AwaitedPrompt(handOff);
     const prompt = prefillOnly
       ? params.promptTokenIds.subarray(0, prefillOnly.blocks * options.hasher.blockTokens)

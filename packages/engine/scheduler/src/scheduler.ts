@@ -143,7 +143,13 @@ export class Scheduler {
     if (request.state === 'finished') this.remove(request);
   }
 
+  /** Where another worker waits for its blocks, the step is no longer than it asked for, so that they come while the next are computed. */
+  #shorten({ prefillOnly }: EngineRequest): void {
+    if (prefillOnly) this.#budget = Math.min(this.#budget, prefillOnly.stepBlocks * this.#kv.blockTokens);
+  }
+
   #continue(request: EngineRequest): void {
+    this.#shorten(request);
     const count = Math.min(request.tokenCount - request.computedTokens, this.#budget);
     if (!request.running || count === 0) return; // preempted a moment ago, or nothing left of the budget
     while (!this.#kv.allocateSlots(request, count, asItGoes)) {
@@ -197,6 +203,7 @@ export class Scheduler {
       const departure = this.incoming.depart(request, computed);
       if (departure !== undefined) return departure;
     }
+    this.#shorten(request);
     const hitTokens = computed?.tokens ?? 0;
     const count = Math.min(request.tokenCount - request.computedTokens - hitTokens, this.#budget);
     const admitted = kv.allocateSlots(request, count, {

@@ -33,6 +33,8 @@ export interface GenerateRequest {
 export interface PrefillOnlyParams {
   /** Whole blocks of the prompt, from the first on; ≥ 1. */
   readonly blocks: number;
+  /** Of one step at most; undefined or 0: as many as fit. */
+  readonly stepBlocks?: number | undefined;
 }
 
 export interface HandOffParams {

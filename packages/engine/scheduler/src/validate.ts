@@ -35,7 +35,12 @@ export function checkRequest(params: GenerateRequest, bounds: RequestBounds): vo
     if (!Number.isInteger(ms) || ms < 1 || ms > longestWaitMs)
       refuse(`handOff.${name} is ${ms}; use 1 to ${longestWaitMs} ms`);
   };
-  if (prefillOnly) checkBlocks('prefillOnly', prefillOnly.blocks);
+  if (prefillOnly) {
+    checkBlocks('prefillOnly', prefillOnly.blocks);
+    const { stepBlocks = 0 } = prefillOnly;
+    if (!Number.isInteger(stepBlocks) || stepBlocks < 0)
+      refuse(`prefillOnly.stepBlocks is ${stepBlocks}; use 0 (as many as fit) or a whole number`);
+  }
   if (handOff) {
     checkBlocks('handOff', handOff.blocks);
     checkWait('stallMs', handOff.stallMs);

@@ -8,6 +8,8 @@ const idle: EngineLoadFigures = {
   waiting: 0,
   running: 0,
   tokensAhead: 0,
+  stepTokens: 0,
+  stepForS: 0,
   usedBlocks: 0,
   totalBlocks: 100,
   waitingBlocks: 0,
@@ -15,6 +17,7 @@ const idle: EngineLoadFigures = {
   prefillTokensPerS: 0,
   stepS: 0,
   stepPerRequestS: 0,
+  prefillStepS: 0,
   freedBlocksPerS: 0,
   loadBlocksPerS: {},
 };
@@ -178,4 +181,17 @@ it('64 watch at once, one more is refused, and one that leaves makes room', () =
   expect(watch().failure).toBeUndefined();
   watches.close();
   expect(calls[1]!.ended).toBe(true);
+});
+
+it('tells the step that computes prompts, and when another one begins', () => {
+  const call = watch();
+  expect(call.told.at(-1)!.step).toBeUndefined();
+  vi.advanceTimersByTime(20);
+  change({ tokensAhead: 300, stepTokens: 256, stepForS: 0.001 });
+  vi.advanceTimersByTime(1);
+  expect(call.told.at(-1)!.step).toEqual({ tokens: 256, forS: 0.001 });
+  vi.advanceTimersByTime(20);
+  change({ stepTokens: 44, stepForS: 0.002 });
+  vi.advanceTimersByTime(1);
+  expect(call.told.at(-1)).toMatchObject({ tokensAhead: 300n, step: { tokens: 44, forS: 0.002 } });
 });

@@ -141,12 +141,13 @@ export class LoadWatches {
     if (watch.blocked || !this.#watches.has(watch)) return;
     const { load, draining, bootEpoch } = this.#options;
     const figures = load();
-    const { waiting, running, tokensAhead, usedBlocks, totalBlocks, waitingBlocks, loadAheadS } = figures;
+    const { waiting, running, tokensAhead, stepTokens, stepForS, usedBlocks, totalBlocks, waitingBlocks, loadAheadS } =
+      figures;
     const drains = draining();
-    const now = `${waiting} ${running} ${tokensAhead} ${usedBlocks} ${waitingBlocks} ${loadAheadS} ${drains}`;
+    const now = `${waiting} ${running} ${tokensAhead} ${stepTokens} ${usedBlocks} ${waitingBlocks} ${loadAheadS} ${drains}`;
     if (onChange && watch.taken.length === 0 && now === watch.told) return;
     watch.told = now;
-    const { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } = figures;
+    const { prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } = figures;
     const { taken } = watch;
     watch.taken = [];
     watch.lastMs = performance.now();
@@ -157,11 +158,15 @@ export class LoadWatches {
       waiting,
       running,
       tokensAhead: BigInt(tokensAhead),
+      ...(stepTokens > 0 && { step: { tokens: stepTokens, forS: stepForS } }),
       usedBlocks: BigInt(usedBlocks),
       totalBlocks: BigInt(totalBlocks),
       waitingBlocks: BigInt(waitingBlocks),
       loadAheadS,
-      rates: { prefillTokensPerS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS: { ...loadBlocksPerS } },
+      rates: {
+        ...{ prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS },
+        loadBlocksPerS: { ...loadBlocksPerS },
+      },
       taken,
     });
   }

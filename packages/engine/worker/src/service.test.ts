@@ -95,6 +95,8 @@ const figures: EngineLoadFigures = {
   waiting: 0,
   running: 0,
   tokensAhead: 0,
+  stepTokens: 0,
+  stepForS: 0,
   usedBlocks: 0,
   totalBlocks: 4,
   waitingBlocks: 0,
@@ -102,6 +104,7 @@ const figures: EngineLoadFigures = {
   prefillTokensPerS: 0,
   stepS: 0,
   stepPerRequestS: 0,
+  prefillStepS: 0,
   freedBlocksPerS: 0,
   loadBlocksPerS: {},
 };

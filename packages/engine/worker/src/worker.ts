@@ -80,7 +80,10 @@ export async function startWorker(
       maxWaiting: config.maxWaiting,
     },
     logger,
-    ...(events && { onPackedEvents: (changes) => events.publishPacked(changes) }),
+    ...(events && {
+      onPackedEvents: (changes) => events.publishPacked(changes),
+      packedHashBytes: events.packedHashBytes,
+    }),
     onLoad: () => watches.changed(),
     onStep: ({ elapsedUs }) => metrics.observeStep(elapsedUs),
     onDefect: () => {
@@ -162,14 +165,20 @@ async function openExecutor(
   logger: Logger,
 ): Promise<{ executor: Executor; stopTokenIds: number[]; textDigest: string }> {
   const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
-  const { memoryUtilization, computeDtype, kvDtype, cublaslt, ...gpu } = config.gpu;
+  const { memoryUtilization, computeDtype, kvDtype, cublaslt, captureAtStart, ...gpu } = config.gpu;
   const options = {
     modelDir,
     blockTokens,
     maxStepTokens,
     maxStepSequences: maxSequences,
     backend,
-    gpu: { ...gpu, ...(computeDtype && { computeDtype }), ...(kvDtype && { kvDtype }), ...(cublaslt && { cublaslt }) },
+    gpu: {
+      ...gpu,
+      ...(computeDtype && { computeDtype }),
+      ...(kvDtype && { kvDtype }),
+      ...(cublaslt && { cublaslt }),
+      ...(captureAtStart !== undefined && { captureAtStart }),
+    },
     ...(threads === undefined ? {} : { threads }),
   };
   let stopTokenIds: number[] = [];

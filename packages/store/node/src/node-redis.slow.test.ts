@@ -34,7 +34,7 @@ async function open(name: string, url: string, placement = {}): Promise<CacheNod
     disk: null,
     redis: {
       ...{ mode: 'single', servers: [url], database: 0, bytes: 64 << 20, keyPrefix: 'kvtier:', partBytes: 524_224 },
-      ...{ connections: 2, depth: 2, timeLimitMs: 2000, policies: {} },
+      ...{ connections: 2, depth: 3, timeLimitMs: 2000, policies: {} },
     },
     placement,
     clock: systemClock,

@@ -105,6 +105,24 @@ describe('what wakes a load that waits', () => {
     expect(bench.clock.pending).toBe(0);
   });
 
+  it.each([0, 500])('a writer who was faster than a read that failed; awaited for %i ms', async (awaitMs) => {
+    for (const status of ['failed', 'missing', 'corrupt'] as const) {
+      const bench = new Bench(8);
+      const [writer, reader] = [bench.engine(), bench.engine()];
+      const { slot } = writer.holdings.reserve(null, chain('x', 1))[0]!;
+      bench.disk.put(reader.namespace, chain('x', 1));
+      const view = viewOf(reader, reader.load(chain('x', 1), longMs, awaitMs));
+      await settled();
+      bench.arena.content.set(slot!, writer.namespace.key + chain('x', 1)[0]!);
+      writer.holdings.commit([slot!], [0n]);
+      bench.answer('read', status);
+      await settled();
+      expect(view).toMatchObject({ loaded: 1, reason: '', tiers: ['arena'] });
+      expect(awaited(bench)).toBe(0);
+      reader.checkLeases();
+    }
+  });
+
   it('a tier that is left alone is tried again when it may be asked', async () => {
     const limits = { breakerFailures: 1, breakerOpenMs: 100, awaitRetryMs: 30 };
     const bench = new Bench(8, limits, { lower: ['peer'] });

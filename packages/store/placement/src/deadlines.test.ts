@@ -102,24 +102,11 @@ function churn(held: number, perSecond: number, seconds: number, onSecond: (ttl:
   return ttl;
 }
 
-/**
- * By hand, a million blocks for a week of 500 a second (minutes):
- * KVTIER_CHURN_BLOCKS=1000000 KVTIER_CHURN_SECONDS=604800 npx vitest run deadlines.test --testTimeout 7200000
- */
-const sizeOf = (variable: string, usual: number): number => Number(process.env[variable] ?? usual);
-
+/** A million blocks for a week: `npm run sim -- --churn`. */
 it('memory is that of what the tier holds, not of what has passed through it', () => {
-  const held = sizeOf('KVTIER_CHURN_BLOCKS', 4_000);
-  const seconds = sizeOf('KVTIER_CHURN_SECONDS', 150);
-  const report = process.env.KVTIER_CHURN_SECONDS !== undefined;
+  const held = 4_000;
   const bytes: number[] = [];
-  churn(held, 500, seconds, (ttl) => {
-    bytes.push(ttl.bytes);
-    if (!report || bytes.length % 43_200 !== 0) return;
-    const { heapUsed, arrayBuffers, rss } = process.memoryUsage();
-    const mb = [ttl.bytes, heapUsed, arrayBuffers, rss].map((size) => (size / 1e6).toFixed(1));
-    process.stderr.write(`day ${bytes.length / 86_400}: deadlines, heap, buffers, rss: ${mb.join(', ')} MB\n`);
-  });
+  churn(held, 500, 150, (ttl) => bytes.push(ttl.bytes));
   const most = (sizes: readonly number[]): number => sizes.reduce((a, b) => Math.max(a, b), 0);
   expect(most(bytes) / held).toBeLessThan(100);
   expect(bytes.at(-1)).toBeLessThanOrEqual(most(bytes.slice(0, 40)));

@@ -103,7 +103,7 @@ export class Fetcher {
 
   /** One batch of one client. */
   #serve(client: FetchClient): 'done' | 'blocked' | 'started' {
-    const { arena, counters, limits, locate, tenants, ownerOf, isOver } = this.#options;
+    const { arena, counters, limits, locate, tenants, ownerOf } = this.#options;
     const { state, priority } = client;
     const { namespace, payloadBytes, fetching } = state;
     const batches = new Map<TierGate, Fetch[]>();
@@ -111,8 +111,7 @@ export class Fetcher {
     let bytes = 0;
     for (let request = client.next(); request !== undefined; request = client.next()) {
       const { index, hash } = request;
-      const block = arena.get(namespace, hash);
-      if (block?.payloadBytes === payloadBytes && !isOver(block.expiresS)) {
+      if (this.#isInArena(state, hash)) {
         client.advance();
         client.arrived(index, arena.name); // another client has brought it meanwhile
         continue;
@@ -226,7 +225,23 @@ export class Fetcher {
     if (!isLeaving && this.#tryElsewhere(state, fetch)) return;
     this.#end(state, fetch);
     arena.free(fetch.slot);
-    for (const { client, index } of fetch.waiters) client.failed(index, reason);
+    this.#tellFailed(state, fetch, reason);
+  }
+
+  /** That no tier gave the block, unless a writer was faster. */
+  #tellFailed(state: NamespaceState, { hash, waiters }: Fetch, reason: FetchFailure): void {
+    const { arena, pins } = this.#options;
+    const isThere = this.#isInArena(state, hash) && !pins.isLeaving(state.namespace, hash);
+    for (const { client, index } of waiters) {
+      if (isThere) client.arrived(index, arena.name);
+      else client.failed(index, reason);
+    }
+  }
+
+  #isInArena({ namespace, payloadBytes }: NamespaceState, hash: HashKey): boolean {
+    const { arena, isOver } = this.#options;
+    const block = arena.get(namespace, hash);
+    return block?.payloadBytes === payloadBytes && !isOver(block.expiresS);
   }
 
   /**
@@ -247,7 +262,7 @@ export class Fetcher {
       this.pump();
     });
     this.#abandoned.add(cancel);
-    for (const { client, index } of fetch.waiters) client.failed(index, 'tier');
+    this.#tellFailed(state, fetch, 'tier');
   }
 
   #end(state: NamespaceState, fetch: Fetch): void {
@@ -260,7 +275,8 @@ export class Fetcher {
   #tryElsewhere(state: NamespaceState, fetch: Fetch): boolean {
     const { counters, locate } = this.#options;
     fetch.tried |= 1 << fetch.gate.bit;
-    if (!fetch.waiters.some(({ client, index }) => client.wants(index))) return false;
+    if (!fetch.waiters.some(({ client, index }) => client.wants(index)) || this.#isInArena(state, fetch.hash))
+      return false;
     const gate = locate(state, fetch.hash, fetch.tried);
     if (gate === undefined) return false;
     counters.add(`load.retried.${gate.tier.name}`);

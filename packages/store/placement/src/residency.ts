@@ -42,10 +42,10 @@ const firstSlots = 16;
 /** Not a record. */
 const none = -1;
 
-/** Slots hold record numbers + 1; 0 is free. `mixed`: of the name in each slot. */
+/** Two words a slot, side by side for the cache's sake: record number + 1 (0: free), and what `mix` made of its name. */
 interface Shard {
   slots: Int32Array;
-  mixed: Int32Array;
+  length: number;
   count: number;
 }
 
@@ -80,8 +80,8 @@ export class Residency implements TierRecords {
     this.#sliceBlocks = slice;
     for (let i = 0; i < shardCount; i++) {
       // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.
-      const slots = Math.floor(firstSlots * 1.5 ** (i / shardCount));
-      this.#shards.push({ slots: new Int32Array(slots), mixed: new Int32Array(slots), count: 0 });
+      const length = Math.floor(firstSlots * 1.5 ** (i / shardCount));
+      this.#shards.push({ slots: new Int32Array(2 * length), length, count: 0 });
     }
   }
 
@@ -98,7 +98,7 @@ export class Residency implements TierRecords {
   /** Memory of the index. */
   get bytes(): number {
     let bytes = this.#chunks.length * chunkRecords * recordWords * 4;
-    for (const { slots } of this.#shards) bytes += 2 * slots.byteLength;
+    for (const { slots } of this.#shards) bytes += slots.byteLength;
     return bytes;
   }
 
@@ -134,7 +134,7 @@ export class Residency implements TierRecords {
       record = this.#take();
       const chunk = this.#chunks[record >>> chunkBits]!;
       const at = (record & chunkMask) * recordWords;
-      chunk.set(words, at);
+      for (let lane = 0; lane < 4; lane++) chunk[at + lane] = words[lane]!;
       chunk[at + metaAt] = tiers;
       chunk[at + expiresAt] = 0;
       this.#insert(record);
@@ -272,7 +272,8 @@ export class Residency implements TierRecords {
     let total = 0;
     for (const [number, shard] of this.#shards.entries()) {
       let used = 0;
-      for (const entry of shard.slots) {
+      for (let slot = 0; slot < shard.length; slot++) {
+        const entry = shard.slots[2 * slot]!;
         if (entry === 0) continue;
         used++;
         const name = this.#nameOf(entry - 1);
@@ -340,12 +341,12 @@ export class Residency implements TierRecords {
   /** The record of a name (4 words from `from` on), `none` when there is none. */
   #find(name: Int32Array, from: number): number {
     const h = mix(name, from);
-    const { slots, mixed } = this.#shards[h >>> (32 - shardBits)]!;
+    const { slots, length } = this.#shards[h >>> (32 - shardBits)]!;
     const chunks = this.#chunks;
-    for (let slot = homeOf(h, slots.length); ; ) {
-      const record = slots[slot]! - 1;
+    for (let slot = homeOf(h, length); ; ) {
+      const record = slots[2 * slot]! - 1;
       if (record === none) return none;
-      if (mixed[slot] === h) {
+      if (slots[2 * slot + 1] === h) {
         const chunk = chunks[record >>> chunkBits]!;
         const at = (record & chunkMask) * recordWords;
         if (
@@ -356,7 +357,7 @@ export class Residency implements TierRecords {
         )
           return record;
       }
-      if (++slot === slots.length) slot = 0;
+      if (++slot === length) slot = 0;
     }
   }
 
@@ -384,7 +385,7 @@ export class Residency implements TierRecords {
   #insert(record: number): void {
     const h = this.#mixOf(record);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.slots.length * 4) grow(shard);
+    if ((shard.count + 1) * 5 > shard.length * 4) grow(shard);
     place(shard, h, record + 1);
     shard.count++;
     this.#count++;
@@ -418,37 +419,35 @@ export class Residency implements TierRecords {
   #unlist(record: number): void {
     const h = this.#mixOf(record);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots, mixed } = shard;
-    const { length } = slots;
+    const { slots, length } = shard;
     let hole = homeOf(h, length);
-    while (slots[hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
+    while (slots[2 * hole] !== record + 1) hole = hole + 1 === length ? 0 : hole + 1;
     for (let next = hole; ; ) {
       next = next + 1 === length ? 0 : next + 1;
-      if (slots[next] === 0) break;
-      const home = homeOf(mixed[next]!, length);
+      if (slots[2 * next] === 0) break;
+      const home = homeOf(slots[2 * next + 1]!, length);
       if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[hole] = slots[next]!;
-      mixed[hole] = mixed[next]!;
+      slots[2 * hole] = slots[2 * next]!;
+      slots[2 * hole + 1] = slots[2 * next + 1]!;
       hole = next;
     }
-    slots[hole] = 0;
+    slots[2 * hole] = 0;
     shard.count--;
   }
 }
 
-function place({ slots, mixed }: Shard, h: number, entry: number): void {
-  let slot = homeOf(h, slots.length);
-  while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
-  slots[slot] = entry;
-  mixed[slot] = h;
+function place({ slots, length }: Shard, h: number, entry: number): void {
+  let slot = homeOf(h, length);
+  while (slots[2 * slot] !== 0) if (++slot === length) slot = 0;
+  slots[2 * slot] = entry;
+  slots[2 * slot + 1] = h;
 }
 
 function grow(shard: Shard): void {
-  const { slots, mixed } = shard;
-  const length = slots.length + (slots.length >>> 1);
-  shard.slots = new Int32Array(length);
-  shard.mixed = new Int32Array(length);
-  for (let slot = 0; slot < slots.length; slot++) if (slots[slot] !== 0) place(shard, mixed[slot]!, slots[slot]!);
+  const { slots, length } = shard;
+  shard.length = length + (length >>> 1);
+  shard.slots = new Int32Array(2 * shard.length);
+  for (let at = 0; at < slots.length; at += 2) if (slots[at] !== 0) place(shard, slots[at + 1]!, slots[at]!);
 }
 
 /** The bits below those that chose the shard, spread over the shard's slots. */

@@ -14,7 +14,6 @@ export { Followers, followInPages, followInSlices, pagesOfMap } from './kit/foll
 export { Slices, slicing } from './kit/slices.ts';
 export type * from './kit/tier.ts';
 export { verifyBlocks } from './kit/verify-blocks.ts';
-export { Watch } from './kit/watch.ts';
 export type { PeerAddress, PeerSecurity } from './peer/index.ts';
 export type { RedisSettings } from './redis/settings.ts';
 export type { S3Settings } from './s3/options.ts';

@@ -10,7 +10,7 @@
     load.release(corrupt=job.take().bad)
 """
 
-from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Part
+from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Mark, Part
 from .errors import KvError
 from .namespace import Heads, Namespace, fingerprint
 from .protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
@@ -33,6 +33,7 @@ __all__ = [
     "Job",
     "KvError",
     "Layout",
+    "Mark",
     "Load",
     "MAX_HASHES",
     "Namespace",

@@ -1,4 +1,4 @@
-"""Copies between an engine's memory and the arena, on threads of the library: begun here, ended by polling.
+"""Copies between an engine's memory, a CPU's or a GPU's, and the arena, on threads of the library: begun here, ended by polling.
 
 Invariants: no call waits but those that are given a time; a job's blocks and slots are its own until it has ended, abandoned or not;
 an arena stays mapped as long as a job uses it.
@@ -54,7 +54,7 @@ class Copied:
 
     #: XXH3-64 of what was read.
     checksums: array[int]
-    #: 1 where it was what was expected; of a store always.
+    #: 1 where it was what was expected; of a store where it was copied (a GPU may not have, in time).
     good: bytes
 
     @property
@@ -75,6 +75,11 @@ class CopyCounts:
     stored_bytes: int
     checked_blocks: int
     bad_blocks: int
+    pinned_bytes: int
+    pins_refused: int
+    bounced_bytes: int
+    late_blocks: int
+    hung: int
 
 
 def _u64s(values: Sequence[int]) -> tuple[object, array[int]]:
@@ -90,6 +95,11 @@ class Arena:
         self.ref = ref
         self.number = number
         self._copies = copies
+
+    def refusal(self, device: int) -> str | None:
+        """None: not pinned for that GPU yet, copies go over a buffer. "": it is. Else why it will not be."""
+        state = self._copies._call("kvtier_pinning", self.number, device)
+        return None if state == 0 else "" if state == 1 else self._copies._line()
 
     def close(self) -> bool:
         """True when it is unmapped now, and not later. Idempotent."""
@@ -110,6 +120,19 @@ class Layout:
         number, self.number = self.number, 0
         if number:
             self._copies._call("kvtier_forget_layout", number)
+
+
+class Mark:
+    """Where a stream of the engine stood. Close it when the copies that wait for it have begun."""
+
+    def __init__(self, copies: Copies, number: int) -> None:
+        self.number = number
+        self._copies = copies
+
+    def close(self) -> None:
+        number, self.number = self.number, 0
+        if number:
+            self._copies._call("kvtier_forget_mark", number)
 
 
 class Job:
@@ -139,6 +162,13 @@ class Job:
         del c_sums, c_good
         return Copied(sums, bytes(good))
 
+    def take_bad(self) -> list[int]:
+        """As `take`, for those who need no checksums: it is called on the loop of the engine."""
+        good = bytearray(self.count)
+        place = ctypes.c_uint8.from_buffer(good)
+        self._copies._call("kvtier_take", self._number, None, ctypes.byref(place), self.count)
+        return [] if 0 not in good else [i for i, flag in enumerate(good) if flag != 1]
+
     def abandon(self) -> bool:
         """Nobody wants it. True: blocks and slots are free now. False: when ``ended`` says so."""
         try:
@@ -153,10 +183,16 @@ class Copies:
     """The library's threads, arenas and layouts, of this process. Not of its forks: each opens its own."""
 
     def __init__(
-        self, *, load_threads: int = 2, store_threads: int = 1, store_niceness: int = 10, max_jobs: int = 4096
+        self,
+        *,
+        load_threads: int = 2,
+        store_threads: int = 1,
+        store_niceness: int = 10,
+        max_jobs: int = 4096,
+        device_deadline_s: float = 5.0,
     ) -> None:
         self._library = native.library()
-        options = native.Options(load_threads, store_threads, store_niceness, max_jobs)
+        options = native.Options(load_threads, store_threads, store_niceness, max_jobs, int(device_deadline_s * 1e3))
         handle = self._library.kvtier_open(ctypes.byref(options))
         if not handle:
             native.check(-2)
@@ -169,25 +205,49 @@ class Copies:
         seen = ref.within(folder)
         return Arena(self, ref, self._call("kvtier_map", seen.path.encode(), seen.bytes, seen.id, seen.lock_byte))
 
-    def layout(self, parts: Sequence[Part], blocks: int) -> Layout:
-        """A block's payload is its parts one after another; blocks are 0 to ``blocks`` - 1."""
+    def layout(self, parts: Sequence[Part], blocks: int, device: int | None = None) -> Layout:
+        """A block's payload is its parts one after another; blocks are 0 to ``blocks`` - 1. ``device``: a GPU's, by CUDA's number."""
         listed = (native.Part * len(parts))(*[(p.base, p.stride, p.rows, p.row_stride, p.row_bytes) for p in parts])
-        number = self._call("kvtier_layout", listed, len(parts), blocks)
+        if device is None:
+            number = self._call("kvtier_layout", listed, len(parts), blocks)
+        else:
+            number = self._call("kvtier_device_layout", device, listed, len(parts), blocks)
         return Layout(self, number, self._library.kvtier_payload_bytes(self._handle, number), blocks)
 
+    def mark(self, device: int, stream: int) -> Mark:
+        """Where the engine's stream (a CUstream) stands now: copies that are given it begin behind what was enqueued there."""
+        return Mark(self, self._call("kvtier_mark", device, stream or None))
+
+    def peek(self, device: int, address: int, size: int) -> bytes:
+        """A few bytes of a GPU's memory. Waits."""
+        out = ctypes.create_string_buffer(size)
+        self._call("kvtier_peek", device, out, address, size)
+        return out.raw
+
+    def poke(self, device: int, address: int, data: bytes) -> None:
+        self._call("kvtier_poke", device, address, data, len(data))
+
     def load(
-        self, arena: Arena, layout: Layout, blocks: Sequence[int], offsets: Sequence[int], checksums: Sequence[int]
+        self,
+        arena: Arena,
+        layout: Layout,
+        blocks: Sequence[int],
+        offsets: Sequence[int],
+        checksums: Sequence[int],
+        after: Mark | None = None,
     ) -> Job:
         """Arena to engine. Where the checksum is another one, the block is bad, and what it holds means nothing."""
         _same(blocks, offsets, checksums)
         (ids, _a), (places, _b), (sums, _c) = _u64s(blocks), _u64s(offsets), _u64s(checksums)
-        return self._job("kvtier_load", len(blocks), arena.number, layout.number, len(blocks), ids, places, sums)
+        return self._job("kvtier_load", len(blocks), arena.number, layout.number, len(blocks), ids, places, sums, _at(after))
 
-    def store(self, arena: Arena, layout: Layout, blocks: Sequence[int], offsets: Sequence[int]) -> Job:
+    def store(
+        self, arena: Arena, layout: Layout, blocks: Sequence[int], offsets: Sequence[int], after: Mark | None = None
+    ) -> Job:
         """Engine to arena; the result's checksums go into the commit."""
         _same(blocks, offsets)
         (ids, _a), (places, _b) = _u64s(blocks), _u64s(offsets)
-        return self._job("kvtier_store", len(blocks), arena.number, layout.number, len(blocks), ids, places)
+        return self._job("kvtier_store", len(blocks), arena.number, layout.number, len(blocks), ids, places, _at(after))
 
     def check(self, arena: Arena, payload_bytes: int, offsets: Sequence[int], checksums: Sequence[int]) -> Job:
         """Reads slots and compares; copies nothing."""
@@ -217,11 +277,18 @@ class Copies:
     def _call(self, name: str, *arguments: object) -> int:
         return native.check(getattr(self._library, name)(self._live(), *arguments))
 
+    def _line(self) -> str:
+        return self._library.kvtier_last_error().decode(errors="replace")
+
     def _job(self, name: str, count: int, *arguments: object) -> Job:
         return Job(self, self._call(name, *arguments), count)
 
     def _unmap(self, number: int) -> bool:
         return self._handle is None or self._call("kvtier_unmap", number) == 1
+
+
+def _at(mark: Mark | None) -> int:
+    return 0 if mark is None else mark.number
 
 
 def _close(library: ctypes.CDLL, handle: int, pid: int) -> None:

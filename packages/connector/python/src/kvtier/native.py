@@ -10,12 +10,12 @@ from pathlib import Path
 
 from .errors import KvError
 
-ABI = 1
+ABI = 2
 _CODES = {-1: "CONFIG", -2: "SETUP", -3: "PROTOCOL", -4: "BUSY", -5: "UNKNOWN"}
 
 
 class Options(Structure):
-    _fields_ = [(name, c_uint32) for name in ("load_threads", "store_threads", "store_niceness", "max_jobs")]
+    _fields_ = [(name, c_uint32) for name in ("load_threads", "store_threads", "store_niceness", "max_jobs", "device_deadline_ms")]
 
 
 class Part(Structure):
@@ -36,6 +36,11 @@ class Counts(Structure):
             "stored_bytes",
             "checked_blocks",
             "bad_blocks",
+            "pinned_bytes",
+            "pins_refused",
+            "bounced_bytes",
+            "late_blocks",
+            "hung",
         )
     ]
 
@@ -53,8 +58,14 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "kvtier_layout": (c_int64, [c_void_p, POINTER(Part), c_size_t, c_uint64]),
     "kvtier_payload_bytes": (c_uint64, [c_void_p, c_int64]),
     "kvtier_forget_layout": (c_int32, [c_void_p, c_int64]),
-    "kvtier_load": (c_int64, [c_void_p, c_int64, c_int64, c_size_t, _U64S, _U64S, _U64S]),
-    "kvtier_store": (c_int64, [c_void_p, c_int64, c_int64, c_size_t, _U64S, _U64S]),
+    "kvtier_device_layout": (c_int64, [c_void_p, c_int32, POINTER(Part), c_size_t, c_uint64]),
+    "kvtier_mark": (c_int64, [c_void_p, c_int32, c_void_p]),
+    "kvtier_forget_mark": (c_int32, [c_void_p, c_int64]),
+    "kvtier_pinning": (c_int32, [c_void_p, c_int64, c_int32]),
+    "kvtier_peek": (c_int32, [c_void_p, c_int32, c_char_p, c_uint64, c_size_t]),
+    "kvtier_poke": (c_int32, [c_void_p, c_int32, c_uint64, c_char_p, c_size_t]),
+    "kvtier_load": (c_int64, [c_void_p, c_int64, c_int64, c_size_t, _U64S, _U64S, _U64S, c_int64]),
+    "kvtier_store": (c_int64, [c_void_p, c_int64, c_int64, c_size_t, _U64S, _U64S, c_int64]),
     "kvtier_check": (c_int64, [c_void_p, c_int64, c_uint64, c_size_t, _U64S, _U64S]),
     "kvtier_wait": (c_int32, [c_void_p, c_int64, c_int64]),
     "kvtier_take": (c_int32, [c_void_p, c_int64, _U64S, POINTER(c_uint8), c_size_t]),

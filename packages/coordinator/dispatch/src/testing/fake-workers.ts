@@ -56,6 +56,8 @@ export class FakeWorkers implements Workers {
         waiting: 0,
         running: 0,
         tokensAhead: 0,
+        stepTokens: 0,
+        stepBegunAtMs: 0,
         usedBlocks: 0,
         waitingBlocks: 0,
         freedBlocksPerS: 0,

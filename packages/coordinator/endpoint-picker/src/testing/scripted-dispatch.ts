@@ -34,6 +34,7 @@ export class ScriptedDispatch implements Dispatch {
       policy: 'scripted',
       why: '',
       match: { blocks: 0, byMedium: new Int32Array(5) },
+      isGuessed: false,
       share: { requestId: request.id, tokensAhead: 0, blocks: 0, loadS: 0 },
       firstToken: () => {
         if (ended) throw new Error(`first token of ${request.id} after its end`);
@@ -55,6 +56,8 @@ export function pod(number: number, address: string, more: Partial<Worker> = {},
     waiting: 0,
     running: 0,
     tokensAhead: 0,
+    stepTokens: 0,
+    stepBegunAtMs: 0,
     usedBlocks: 0,
     waitingBlocks: 0,
     freedBlocksPerS: 0,

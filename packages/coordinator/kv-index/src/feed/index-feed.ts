@@ -11,7 +11,8 @@
  */
 import type { EventAccess, NodeRecord, WorkerRecord } from '@kvtier/config';
 import { ChainHasher, type HashAlgorithm } from '@kvtier/identity';
-import { type Keys, KvIndex, type KvIndexStats, type Match, type Target } from '../kv-index.ts';
+import { type Keys, KvIndex, type KvIndexStats, type Match } from '../kv-index.ts';
+import { type Target, Targets } from '../targets.ts';
 import { EngineListing } from './engine-listing.ts';
 import { FollowedStream, type Subscribe } from './followed-stream.ts';
 import { History } from './history.ts';
@@ -107,6 +108,18 @@ interface WorkerEntry {
   view: WorkerView;
 }
 
+/** What one look at the index asks, for a list of workers. */
+interface Asked {
+  /** As they were: the caller's list may change. */
+  readonly numbers: readonly number[];
+  /** One for each of them, then the pools. */
+  readonly targets: Targets;
+  /** Of those that are not one plain target. */
+  readonly views: readonly (WorkerView | undefined)[];
+  /** Which target is the pool that each can fetch from; -1: none. */
+  readonly pools: readonly number[];
+}
+
 const defaultGuessMs = 600_000;
 const maxSources = 512;
 const tickMs = 250;
@@ -140,6 +153,8 @@ export class IndexFeed {
   readonly #learning: Keys[] = [];
   #isLearning = false;
   #isStale = false;
+  /** By the caller's own list of workers, until something changes. */
+  #asked = new WeakMap<readonly number[], Asked>();
   /** Namespace → all that other nodes can fetch. */
   readonly #pools = new Map<string, Target>();
 
@@ -175,23 +190,24 @@ export class IndexFeed {
   match(keys: Keys, numbers: readonly number[]): FeedMatch[] {
     if (this.#isStale) this.#review();
     const before = this.#index.looseSteps;
-    const targets: Target[] = [];
-    const entries = numbers.map((number) => this.#workers.get(number));
-    for (const entry of entries) targets.push((entry && plainTarget(entry.view)) ?? nothing);
-    const pools = [...this.#pools];
-    for (const [, pool] of pools) targets.push(pool);
+    const { targets, views, pools } = this.#askedOf(numbers);
     const matches = this.#index.match(keys, targets);
-    const anywhere = new Map(pools.map(([namespace], i) => [namespace, matches[numbers.length + i]!.blocks]));
-    const found = entries.map((entry, i) => {
-      if (entry === undefined) return { ...matches[i]!, ...noRemote };
-      const isPlain = plainTarget(entry.view) !== undefined;
-      const match = isPlain ? matches[i]! : matchView(this.#index, keys, entry.view);
-      const namespace = isPlain ? this.#namespacesOf(entry)[0] : undefined;
-      const most = namespace === undefined ? 0 : (anywhere.get(namespace) ?? 0);
-      return { ...match, remoteBlocks: Math.max(0, most - match.blocks), remoteMedium: mediumNumbers.peer };
-    });
+    const found: FeedMatch[] = [];
+    for (let i = 0; i < numbers.length; i++) {
+      const view = views[i];
+      const { blocks, byMedium } = view === undefined ? matches[i]! : matchView(this.#index, keys, view);
+      const most = matches[pools[i]!]?.blocks ?? 0;
+      const remoteBlocks = most > blocks ? most - blocks : 0;
+      found.push({ blocks, byMedium, remoteBlocks, remoteMedium: mediumNumbers.peer });
+    }
     if (this.#index.looseSteps - before >= worthLearning) this.#learn(keys);
     return found;
+  }
+
+  /** What some of these workers hold is guessed. */
+  guesses(numbers: readonly number[]): boolean {
+    for (const number of numbers) if (this.#workers.get(number)?.why !== undefined) return true;
+    return false;
   }
 
   /** What any node can fetch of a prompt, from other nodes and from shared tiers: blocks, and the slowest medium of these. */
@@ -204,8 +220,8 @@ export class IndexFeed {
         ...this.#shared.all(namespace).map(({ source }) => source),
       ],
     }));
-    const none = { blocks: 0, byMedium: new Int32Array() };
-    const most = this.#index.match(keys, targets).reduce((a, b) => (b.blocks > a.blocks ? b : a), none as Match);
+    const nobody = { blocks: 0, byMedium: new Int32Array() };
+    const most = this.#index.match(keys, targets).reduce((a, b) => (b.blocks > a.blocks ? b : a), nobody as Match);
     // What lies in another node's memory or on its disk comes from a peer.
     const slowest = most.byMedium.findLastIndex((blocks) => blocks > 0);
     return { blocks: most.blocks, medium: Math.max(slowest, mediumNumbers.peer) };
@@ -367,8 +383,31 @@ export class IndexFeed {
     this.#isStale ||= isNew;
   }
 
+  /** What is asked of the index for these workers. */
+  #askedOf(numbers: readonly number[]): Asked {
+    const known = this.#asked.get(numbers);
+    if (known?.numbers.length === numbers.length && known.numbers.every((number, i) => number === numbers[i]))
+      return known;
+    const namespaces = [...this.#pools.keys()];
+    const entries = numbers.map((number) => this.#workers.get(number));
+    const plain = entries.map((entry) => entry && plainTarget(entry.view));
+    const asked: Asked = {
+      numbers: [...numbers],
+      targets: new Targets([...plain.map((target) => target ?? nothing), ...this.#pools.values()]),
+      views: entries.map((entry, i) => (plain[i] === undefined ? entry?.view : undefined)),
+      pools: entries.map((entry, i) => {
+        const namespace = entry && plain[i] && this.#namespacesOf(entry)[0];
+        const pool = namespace === undefined ? none : namespaces.indexOf(namespace);
+        return pool === none ? none : numbers.length + pool;
+      }),
+    };
+    this.#asked.set(numbers, asked);
+    return asked;
+  }
+
   #review(): void {
     this.#isStale = false;
+    this.#asked = new WeakMap();
     for (const entry of this.#workers.values()) entry.view = this.#viewOf(entry);
     this.#pools.clear();
     for (const { record, listing, why } of this.#nodes.values()) {
@@ -431,7 +470,7 @@ export class IndexFeed {
 }
 
 const nothing: Target = { sources: [] };
-const noRemote = { remoteBlocks: 0, remoteMedium: mediumNumbers.peer };
+const none = -1;
 const noView: WorkerView = [[{ sources: [], windowBlocks: undefined }]];
 const unixSeconds = (): number => Date.now() / 1_000;
 

@@ -3,8 +3,9 @@
  * everything need the whole prefix, groups with a window only the last blocks before its end. With several data-parallel ranks
  * nobody knows which one will get the request: the one that holds least counts.
  */
-import type { Keys, KvIndex, Match, Target } from '../kv-index.ts';
+import type { Keys, KvIndex, Match } from '../kv-index.ts';
 import { maxMedia } from '../source-sets.ts';
+import type { Target } from '../targets.ts';
 import { mediumNumbers } from './media.ts';
 
 export interface GroupView extends Target {

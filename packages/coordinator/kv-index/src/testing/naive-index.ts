@@ -1,5 +1,6 @@
 /** What the index must say, written down in the plainest way. */
-import type { Match, Target } from '../kv-index.ts';
+import type { Match } from '../kv-index.ts';
+import type { Target } from '../targets.ts';
 
 export class NaiveIndex {
   /** "source/medium" → block → copies. */

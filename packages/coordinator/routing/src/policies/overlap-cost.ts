@@ -13,6 +13,7 @@ const credits = [1, 0.75, 0.25, 0.5, 0.5, 0.5];
 
 export class OverlapCost implements Policy {
   readonly name = 'overlap-cost';
+  readonly asksIndex = true;
 
   choose(
     request: RoutedRequest,

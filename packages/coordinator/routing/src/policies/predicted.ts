@@ -4,7 +4,8 @@
  *     compute = uncached tokens ÷ prefill rate                 bring = Σ over media: blocks there ÷ blocks a second from it
  *     room    = what is missing until it fits, blocks and a place among those that run ÷ what is freed a second
  *     ready   = max(loads ahead + bring, room)
- *     done    = rest of the step + max(max(tokens ahead ÷ prefill rate, ready) + compute, ready + a step)
+ *     rest    = of the step that runs: what it takes with its prompt tokens, less the time that it has run; half a step, not known
+ *     done    = rest + max(max(tokens behind that step ÷ prefill rate, ready) + compute, ready + a step)
  *     beside  = steps until its first token × requests there × what a request adds to a step
  *     cost    = done + beside + (compute + bring) × queued ÷ 2
  *
@@ -29,6 +30,7 @@ const chunkTokens = 2048;
 
 export class Predicted implements Policy {
   readonly name = 'predicted';
+  readonly asksIndex = true;
 
   choose(
     request: RoutedRequest,
@@ -56,14 +58,24 @@ export function costOf(
   const { waiting, running, stepS, stepPerRequestS, prefillTokensPerS, tokensAhead, loadAheadS } = worker;
   const computeS = computes / prefillTokensPerS;
   const requests = waiting + running;
-  // Half of the step that runs, on average.
-  const stepLeftS = requests === 0 ? 0 : (stepS + requests * stepPerRequestS) / 2;
-  const queuedS = tokensAhead / prefillTokensPerS + claimedS;
+  const stepLeftS = restOfStepS(worker);
+  const queuedS = (tokensAhead - (worker.stepTokens ?? 0)) / prefillTokensPerS + claimedS;
   const readyS = Math.max(loadAheadS + bringS, roomS(request, worker));
   // Prompts of one step take no less than a step does.
   const computedS = Math.max(Math.max(queuedS, readyS) + computeS, readyS + stepS);
   const steps = 1 + (computedS * prefillTokensPerS) / chunkTokens;
   return stepLeftS + computedS + steps * requests * stepPerRequestS + (computeS + bringS) * (weight - 1);
+}
+
+/** Seconds until the step that runs ends. */
+function restOfStepS({ waiting, running, stepS, stepPerRequestS, prefillTokensPerS, ...step }: WorkerState): number {
+  const requests = waiting + running;
+  if (requests === 0) return 0;
+  const { stepTokens = 0, stepForS = 0 } = step;
+  const besideS = requests * stepPerRequestS;
+  // Of one that only gives tokens nobody tells when it began: half of it, on average.
+  if (stepTokens === 0) return (stepS + besideS) / 2;
+  return Math.max(Math.max(stepS, stepTokens / prefillTokensPerS) + besideS - stepForS, 0);
 }
 
 /** Seconds of work that the worker has. */

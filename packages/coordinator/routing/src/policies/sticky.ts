@@ -14,6 +14,7 @@ const tokenThreshold = 4_194_304;
 
 export class Sticky implements Policy {
   readonly name = 'sticky';
+  readonly asksIndex = true;
 
   choose(
     request: RoutedRequest,

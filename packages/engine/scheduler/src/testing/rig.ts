@@ -32,6 +32,7 @@ export interface RigOptions {
   readonly hasher?: ChainHasher;
   readonly onEvents?: (events: readonly KvCacheEvent[]) => void;
   readonly onPackedEvents?: (events: PackedEvents) => void;
+  readonly packedHashBytes?: 8 | 32;
 }
 
 export class SchedulerRig {
@@ -82,6 +83,7 @@ export class SchedulerRig {
       writeDownAheadBlocks: options.writeDownAheadBlocks,
       ...(options.onEvents && { onEvents: options.onEvents }),
       ...(options.onPackedEvents && { onPackedEvents: options.onPackedEvents }),
+      ...(options.packedHashBytes && { packedHashBytes: options.packedHashBytes }),
       onDefect: (error) => this.defects.push(error),
     });
   }

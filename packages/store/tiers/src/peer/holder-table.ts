@@ -26,15 +26,14 @@ const chunkMask = (1 << chunkBits) - 1;
 const shardBits = 9;
 const firstSlots = 16;
 
+/** Two words a slot, side by side for the cache's sake: row number + 1 (0: free), and what `mix` made of its name. */
 interface Shard {
   slots: Int32Array;
-  mixed: Int32Array;
+  length: number;
   count: number;
 }
 
-const shardOf = (slots: number): Shard => ({
-  ...{ slots: new Int32Array(slots), mixed: new Int32Array(slots), count: 0 },
-});
+const shardOf = (length: number): Shard => ({ slots: new Int32Array(2 * length), length, count: 0 });
 
 export class HolderTable {
   readonly #chunks: Int32Array[] = [];
@@ -59,7 +58,7 @@ export class HolderTable {
   /** Bytes of memory. */
   get bytes(): number {
     const rows = this.#chunks.length * words * 4 * (chunkMask + 1);
-    return this.#shards.reduce((sum, { slots }) => sum + 2 * slots.byteLength, rows);
+    return this.#shards.reduce((sum, { slots }) => sum + slots.byteLength, rows);
   }
 
   find(namespace: number, hash: HashKey): number {
@@ -85,7 +84,7 @@ export class HolderTable {
     for (let word = 0; word <= namespaceAt; word++) chunk[at + word] = name[word]!;
     chunk[at + holdersAt] = holders;
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.slots.length * 4) grow(shard);
+    if ((shard.count + 1) * 5 > shard.length * 4) grow(shard);
     place(shard, h, row + 1);
     shard.count++;
     this.#count++;
@@ -132,14 +131,18 @@ export class HolderTable {
   /** Throws InvariantError. */
   checkIntegrity(): void {
     let listed = 0;
-    for (const [number, { slots, mixed, count }] of this.#shards.entries()) {
+    for (const [number, { slots, length, count }] of this.#shards.entries()) {
       let used = 0;
-      for (const [slot, entry] of slots.entries()) {
+      for (let slot = 0; slot < length; slot++) {
+        const entry = slots[2 * slot]!;
         if (entry === 0) continue;
         used++;
         const row = entry - 1;
         invariant(this.holders(row) !== 0, 'peer directory: a block that nobody holds');
-        invariant(mixed[slot]! >>> (32 - shardBits) === number, 'peer directory: a row is listed in a wrong shard');
+        invariant(
+          slots[2 * slot + 1]! >>> (32 - shardBits) === number,
+          'peer directory: a row is listed in a wrong shard',
+        );
         invariant(this.find(this.namespace(row), this.hash(row)) === row, 'peer directory: a row cannot be found');
       }
       invariant(used === count, 'peer directory: a shard miscounts');
@@ -169,18 +172,18 @@ export class HolderTable {
   /** The row of the name that was read last. */
   #find(h: number): number {
     const name = this.#name;
-    const { slots, mixed } = this.#shards[h >>> (32 - shardBits)]!;
-    for (let slot = homeOf(h, slots.length); ; ) {
-      const row = slots[slot]! - 1;
+    const { slots, length } = this.#shards[h >>> (32 - shardBits)]!;
+    for (let slot = homeOf(h, length); ; ) {
+      const row = slots[2 * slot]! - 1;
       if (row === noRow) return noRow;
-      if (mixed[slot] === h) {
+      if (slots[2 * slot + 1] === h) {
         const chunk = this.#chunks[row >>> chunkBits]!;
         const at = (row & chunkMask) * words;
         let word = 0;
         while (word <= namespaceAt && chunk[at + word] === name[word]) word++;
         if (word > namespaceAt) return row;
       }
-      if (++slot === slots.length) slot = 0;
+      if (++slot === length) slot = 0;
     }
   }
 
@@ -199,20 +202,19 @@ export class HolderTable {
     for (let word = 0; word <= namespaceAt; word++) this.#name[word] = chunk[at + word]!;
     const h = mix(this.#name);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    const { slots, mixed } = shard;
-    const { length } = slots;
+    const { slots, length } = shard;
     let hole = homeOf(h, length);
-    while (slots[hole] !== row + 1) hole = hole + 1 === length ? 0 : hole + 1;
+    while (slots[2 * hole] !== row + 1) hole = hole + 1 === length ? 0 : hole + 1;
     for (let next = hole; ; ) {
       next = next + 1 === length ? 0 : next + 1;
-      if (slots[next] === 0) break;
-      const home = homeOf(mixed[next]!, length);
+      if (slots[2 * next] === 0) break;
+      const home = homeOf(slots[2 * next + 1]!, length);
       if ((next - home + length) % length < (next - hole + length) % length) continue;
-      slots[hole] = slots[next]!;
-      mixed[hole] = mixed[next]!;
+      slots[2 * hole] = slots[2 * next]!;
+      slots[2 * hole + 1] = slots[2 * next + 1]!;
       hole = next;
     }
-    slots[hole] = 0;
+    slots[2 * hole] = 0;
     shard.count--;
   }
 }
@@ -220,17 +222,17 @@ export class HolderTable {
 /** Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time. */
 const firstSlotsOf = (shard: number): number => Math.floor(firstSlots * 1.5 ** (shard / (1 << shardBits)));
 
-function place({ slots, mixed }: Shard, h: number, entry: number): void {
-  let slot = homeOf(h, slots.length);
-  while (slots[slot] !== 0) if (++slot === slots.length) slot = 0;
-  slots[slot] = entry;
-  mixed[slot] = h;
+function place({ slots, length }: Shard, h: number, entry: number): void {
+  let slot = homeOf(h, length);
+  while (slots[2 * slot] !== 0) if (++slot === length) slot = 0;
+  slots[2 * slot] = entry;
+  slots[2 * slot + 1] = h;
 }
 
 function grow(shard: Shard): void {
-  const { slots, mixed, count } = shard;
-  Object.assign(shard, shardOf(slots.length + (slots.length >>> 1)), { count });
-  for (let slot = 0; slot < slots.length; slot++) if (slots[slot] !== 0) place(shard, mixed[slot]!, slots[slot]!);
+  const { slots, length, count } = shard;
+  Object.assign(shard, shardOf(length + (length >>> 1)), { count });
+  for (let at = 0; at < slots.length; at += 2) if (slots[at] !== 0) place(shard, slots[at + 1]!, slots[at]!);
 }
 
 /** The bits below those that chose the shard, spread over its slots. */

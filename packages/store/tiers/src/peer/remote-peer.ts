@@ -6,8 +6,8 @@
 import { isIP } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import type { Log } from '@kvtier/runtime';
+import { Watch } from '@kvtier/runtime';
 import type { Slices } from '../kit/slices.ts';
-import { Watch } from '../kit/watch.ts';
 import { type Control, dial, type PeerSecurity } from './control.ts';
 import type { ChangeMessage, Message } from './frames.ts';
 import type { ConnectionEnd, FetchBlocks, FetchResult, PeerLoops } from './peer-loops.ts';

@@ -25,12 +25,15 @@ let nonsense: string | undefined;
 let refused: Set<string>;
 let silent: Set<string>;
 /** Values by their ids, in the order asked for, and by which connection. */
-let asked: { id: string; socket: Socket }[];
+let asked: { id: string; socket: Socket; bytes: number }[];
+/** What the others at that server have sent so far. */
+let foreignCalls: number;
 
 beforeEach(async () => {
   bench = new TestBench(arenaBytes);
   mover = new ValueMover(bench.arena);
   [values, cuts, nonsense, refused, silent, asked] = [new Map(), [1 << 20], undefined, new Set(), new Set(), []];
+  foreignCalls = 0;
   server = createServer(serve);
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   port = (server.address() as { port: number }).port;
@@ -64,7 +67,8 @@ function serve(socket: Socket): void {
       const [name, key, first, last] = words.words.map((word) => word.toString('latin1'));
       const held = values.get(key!);
       const id = key!.split(':')[1]!;
-      asked.push({ id, socket });
+      const end = last === '-1' ? undefined : Number(last) + 1;
+      asked.push({ id, socket, bytes: (end ?? held?.length ?? 0) - Number(first) });
       if (silent.has(id)) continue;
       if (nonsense !== undefined) say(Buffer.from(nonsense));
       else if (refused.has(id)) say(Buffer.from(`-ERR not ${id}\r\n`));
@@ -72,7 +76,6 @@ function serve(socket: Socket): void {
         if (held !== undefined) values.set(key!, words.words[2]!);
         say(Buffer.from(held === undefined ? '$-1\r\n' : '+OK\r\n'));
       } else {
-        const end = last === '-1' ? undefined : Number(last) + 1;
         const piece = held?.subarray(Number(first), end) ?? Buffer.alloc(0);
         say(Buffer.concat([Buffer.from(`$${piece.length}\r\n`), piece, Buffer.from('\r\n')]));
       }
@@ -123,7 +126,8 @@ function poolTo({ depth = 2, connections = 1 }: Asked = {}): { natives: NativePo
     failures.push(reason);
   };
   const login = { connectTimeoutMs: 10_000 };
-  return { natives: new NativePool(mover, { address, login, connections, depth, onFailure }), failures };
+  const options = { address, login, connections, depth, onFailure, foreignCalls: async () => foreignCalls };
+  return { natives: new NativePool(mover, options), failures };
 }
 
 const ended = (natives: NativePool, group: readonly Move[], limitMs = 60_000): Promise<readonly ValueEnd[]> =>
@@ -373,7 +377,14 @@ it('nobody there, or a name that is none: why, and everything is lost', async ()
       failures.push(reason);
     };
     const login = { connectTimeoutMs: 20_000 };
-    const options = { address: { host, port: closed }, login, connections: 2, depth: 2, onFailure };
+    const options = {
+      address: { host, port: closed },
+      login,
+      connections: 2,
+      depth: 2,
+      onFailure,
+      foreignCalls: async () => 0,
+    };
     const natives = new NativePool(mover, options);
     expect(await ended(natives, [one!])).toEqual(['lost']);
     natives.close('the end');
@@ -382,4 +393,28 @@ it('nobody there, or a name that is none: why, and everything is lost', async ()
   };
   expect(await end('127.0.0.1')).toMatch(/connect: Connection refused/);
   expect(await end('no-such-host.invalid')).toMatch(/ENOTFOUND|EAI_AGAIN|has no address/);
+});
+
+it('pieces are large while nobody else uses the server, and small while somebody does or nothing is known', async () => {
+  const [bytes, partBytes] = [headerBytes + 1_500_000, 1 << 20];
+  const { slot: source, identity } = bench.filledObject('one', bytes - headerBytes);
+  const object = native.arenaRead(bench.arena, source, bytes);
+  for (const [number, part] of split(object, partBytes).entries()) values.set(`v:one:${number}`, part);
+  const slot = bench.emptySlot(bytes - headerBytes);
+  const { natives } = poolTo();
+  /** Sizes of the pieces that it is read in. */
+  const read = async (): Promise<number[]> => {
+    asked.length = 0;
+    const move: Move = { kind: 'get', id: 'one', slot, bytes, partBytes, identity };
+    expect(await ended(natives, [move])).toEqual(['ok']);
+    return asked.map((piece) => piece.bytes);
+  };
+  expect(await read()).toEqual([...new Array<number>(8).fill(128 << 10), 150_560, 150_560, 150_560]);
+  const large = [partBytes, bytes - partBytes];
+  await expect.poll(read, { timeout: 10_000 }).toEqual(large);
+  foreignCalls += 1_000;
+  await expect.poll(async () => Math.max(...(await read())), { timeout: 10_000 }).toBeLessThanOrEqual(512 << 10);
+  await expect.poll(read, { timeout: 10_000 }).toEqual(large);
+  expect(native.arenaRead(bench.arena, slot, bytes).equals(object)).toBe(true);
+  natives.close('the end');
 });

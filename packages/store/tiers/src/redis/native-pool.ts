@@ -9,6 +9,7 @@ import { isIP } from 'node:net';
 import { type ArenaHandle, native, type ValuesHandle } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
 import type { RedisAddress, RedisLogin } from '@kvtier/redis';
+import { OthersWatch } from './other-users.ts';
 import { loginOf, type MoveResult } from './piece-connection.ts';
 
 /** What became of a value. 'fault': it has arrived, and is not the object that it should be. */
@@ -34,7 +35,7 @@ export interface ValueJob {
 const event = { ready: 0, down: 1, moved: 2 } as const;
 const refused = 4;
 const ends = ['ok', 'none', 'length', 'fault', 'refused', 'lost'] as const;
-/** What one answer of a server carries at most: what it holds up the commands of others for. */
+/** What one answer of a server carries at first, and over TLS: what it holds up the commands of others for. */
 export const pieceBytes = 128 << 10;
 const sweepMs = 50;
 
@@ -86,6 +87,11 @@ export class ValueMover {
     return tag;
   }
 
+  /** Whether others use that server, too; at first they do. */
+  share(server: number, isShared: boolean): void {
+    native.valuesShare(this.#handle, server, isShared);
+  }
+
   /** The job ends soon: what is left of it is lost, with the connections that carry it. */
   expire(server: number, tag: number): void {
     native.valuesExpire(this.#handle, server, tag);
@@ -124,6 +130,8 @@ export interface NativePoolOptions {
   readonly depth: number;
   /** A connection could not be made, or broke. */
   readonly onFailure: (reason: string) => void;
+  /** Commands that others have sent to this server so far: while none come, what is read comes in large pieces. */
+  readonly foreignCalls: () => Promise<number>;
 }
 
 export class NativePool {
@@ -133,6 +141,7 @@ export class NativePool {
   readonly #natives = new Set<NativeConnection>();
   /** By tag, in the order given: that of their deadlines. */
   readonly #jobs = new Map<number, ValueJob>();
+  readonly #others: OthersWatch;
   #sweep: NodeJS.Timeout | undefined;
   #closed = false;
 
@@ -140,6 +149,7 @@ export class NativePool {
     this.#mover = mover;
     this.#options = options;
     this.#server = mover.open(options.login, options.depth);
+    this.#others = new OthersWatch(options.foreignCalls, (areHere) => mover.share(this.#server, areHere));
   }
 
   submit(job: ValueJob): void {
@@ -152,6 +162,7 @@ export class NativePool {
       job.onDone(all);
     });
     this.#jobs.set(tag, job);
+    if (job.kind === 'get') this.#others.start();
     this.#sweep ??= setInterval(() => this.#expire(), sweepMs);
     this.#connect();
   }
@@ -166,6 +177,7 @@ export class NativePool {
     if (this.#closed) return;
     this.#closed = true;
     clearInterval(this.#sweep);
+    this.#others.stop();
     this.#mover.shut(this.#server, this.#jobs.keys());
     for (const connection of [...this.#natives]) connection.destroy(reason);
     const jobs = [...this.#jobs.values()];
@@ -206,6 +218,7 @@ export class NativePool {
       this.#mover.expire(this.#server, tag);
     }
     if (this.#jobs.size > 0) return;
+    this.#others.stop();
     clearInterval(this.#sweep);
     this.#sweep = undefined;
   }

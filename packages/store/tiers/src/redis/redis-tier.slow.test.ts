@@ -11,6 +11,7 @@ import { systemClock } from '@kvtier/runtime';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { aclRules, RedisServer, until } from '../../../../../infra/redis/servers.ts';
 import { hashNamed, namespaceNamed, TestBench } from '../kit/testing/objects.ts';
+import { foreignCalls } from './other-users.ts';
 import type { RedisTier } from './redis-tier.ts';
 import { chargeOf } from './script-pieces.ts';
 import { openTier } from './testing/redis.ts';
@@ -70,6 +71,22 @@ describe('nodes that share a server', () => {
     two.remove(space, chain.slice(4), 'asked');
     await until(() => one.lookup(space, chain) === 4, 'the first node');
     expect(told).toEqual([...chain.map(() => 'stored 1'), ...chain.slice(4).map(() => 'removed 1')]);
+  });
+
+  it('are nobody but nodes to each other: no command of theirs counts as another user’s', async () => {
+    const foreign = async (): Promise<number> => foreignCalls(await server.cli('info', 'commandstats'));
+    await server.cli('config', 'resetstat');
+    const [one, two] = [await open({ bytes: 10 * charge, policies: { default: { ttlSeconds: 60 } } }), await open()];
+    for (const tier of [one, two]) {
+      await bench.write(tier, space, chain, payloadBytes);
+      await bench.write(tier, other, chain, payloadBytes);
+      await bench.read(tier, other, chain, payloadBytes);
+      tier.remove(other, chain.slice(0, 1), 'asked');
+    }
+    await until(() => one.lookup(other, chain) === 0, 'what was asked to go');
+    expect(await foreign()).toBe(0);
+    for (let i = 0; i < 3; i++) await server.cli('get', 'small');
+    expect(await foreign()).toBe(3);
   });
 
   it('a block that another node has stored meanwhile is held, and is there once', async () => {

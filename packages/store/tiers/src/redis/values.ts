@@ -16,6 +16,7 @@ import type { ArenaMemory } from '../arena/arena-memory.ts';
 import { identitiesOf, identityBytes } from '../disk/disk-io.ts';
 import { settled } from '../kit/settled.ts';
 import { NativePool, pieceBytes, type ValueEnd, ValueMover } from './native-pool.ts';
+import { foreignCalls } from './other-users.ts';
 import { type MoveResult, PieceConnection } from './piece-connection.ts';
 import { PiecePool } from './piece-pool.ts';
 import { addressNamed, type Partition, type RedisCommands } from './redis-commands.ts';
@@ -198,7 +199,7 @@ export class Values {
     }
     return new Promise((onDone) => {
       const base = `${partition.base}v:`;
-      this.#poolTo(address).submit({ kind, base, ids, rows, identities, deadlineMs, onDone });
+      this.#poolTo(address, partition).submit({ kind, base, ids, rows, identities, deadlineMs, onDone });
     });
   }
 
@@ -276,14 +277,18 @@ export class Values {
     return pool;
   }
 
-  #poolTo(address: Address): NativePool {
+  #poolTo(address: Address, partition: Partition): NativePool {
     this.#usedMs.set(address.name, performance.now());
     let natives = this.#natives.get(address.name);
     if (natives === undefined) {
       this.#mover ??= new ValueMover(this.#arena);
       const { connections, depth } = this.#options.settings;
       const onFailure = (reason: string): void => this.#note(reason);
-      natives = new NativePool(this.#mover, { address, login: this.#commands.login, connections, depth, onFailure });
+      const { login } = this.#commands;
+      const foreign = async (): Promise<number> =>
+        foreignCalls(String(await this.#commands.command(partition, 'INFO', ['commandstats'])));
+      const options = { address, login, connections, depth, onFailure, foreignCalls: foreign };
+      natives = new NativePool(this.#mover, options);
       this.#natives.set(address.name, natives);
     }
     return natives;

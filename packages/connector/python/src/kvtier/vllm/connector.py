@@ -181,6 +181,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
         if self._worker is not None:
             now["loaded_bytes"] = self._worker.loaded_bytes
             now["stored_bytes"] = self._worker.stored_bytes
+            now.update(self._worker.device_counters())
         now["troubles"] = self.troubles.count
         return self._since.take(now)
 

@@ -139,15 +139,17 @@ def check_canary(
     blocks: int,
     read: Callable[[int, int], bytes],
     write: Callable[[int, bytes], None],
+    settle: Callable[[], None] = lambda: None,
 ) -> None:
     """Nothing runs yet: blocks 0 and 1 may be written, and are as they were afterwards.
 
-    @param read bytes at an address of the engine's memory; `write` puts them there
+    @param read bytes at an address of the engine's memory; `write` puts them there; `settle` ends what was enqueued through the view
     @raises Unsupported when the layer's own view and ours are not the same bytes
     """
     elements = math.prod(n for d, n in enumerate(view.shape) if d != view.dimension) * view.per_block
     if elements * int(tensor.element_size()) != view.block_bytes:
         raise Unsupported(f"layer {view.layer}: its view has another size than its blocks")
+    settle()
     probed = range(min(2, blocks))
     places = [[(view.base + b * view.stride + at, size) for at, size in view.runs] for b in probed]
     before = [[read(place, size) for place, size in block] for block in places]
@@ -156,6 +158,7 @@ def check_canary(
             for place, size in block:
                 write(place, b"\x5a" * size)
         tensor.narrow(view.dimension, 0, view.per_block).zero_()
+        settle()
         for b in probed:
             wanted = 0 if b == 0 else 0x5A
             for place, size in places[b]:

@@ -224,7 +224,7 @@ class Stage:
                 if one.group.index != group.index:
                     continue
                 for first, job in one.checks:
-                    one.bad.update(first + i for i in job.take().bad)
+                    one.bad.update(first + i for i in job.take_bad())
                 one.checks = []
                 blocks = one.sound
                 good = (one.first, one.first + blocks) if good is None else (one.first, min(good[1], one.first + blocks))

@@ -23,6 +23,9 @@ COUNTERS: dict[str, str] = {
     "stored_bytes": "bytes that were copied to the arena",
     "store_refused_blocks": "blocks that the node had no space for",
     "store_unanswered_blocks": "blocks whose reserve was not answered in time",
+    "bounced_bytes": "bytes that went to or from a GPU over a buffer, since the arena was not pinned",
+    "late_blocks": "blocks that a GPU has not copied within its deadline",
+    "pins_refused": "arenas that the system did not pin",
     "troubles": "callbacks that failed",
 }
 

@@ -11,16 +11,18 @@ the same pass; nothing here waits.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from kvtier.copies import Arena, ArenaRef, Copies, Job, Layout, Part
+from kvtier.copies import Arena, ArenaRef, Copies, Job, Layout, Mark, Part
+from kvtier.errors import KvError
 from kvtier.vllm import identity, layouts
 from kvtier.vllm.bases import vllm_version
+from kvtier.vllm.device import Device, device_of
 from kvtier.vllm.groups import Unsupported, groups_of
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.messages import ArenaPlace, KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank, StorePlan
@@ -52,6 +54,11 @@ class WorkerHalf:
         self._kv_cache_config = kv_cache_config
         self._troubles = troubles
         self._copies: Copies | None = None
+        self._device = Device()
+        #: Behind what the engine has enqueued up to this step; made when a copy needs it.
+        self._mark: Mark | None = None
+        #: Arenas of which it was not told yet whether they are pinned.
+        self._untold: set[int] = set()
         self._layouts: list[Layout] = []
         self._arenas: dict[int, Arena] = {}
         #: Arenas whose mapping is under way or has failed, by id.
@@ -87,28 +94,25 @@ class WorkerHalf:
         groups = groups_of(config, hashed, identity.uses_eagle(self._vllm_config))
         blocks = int(config.num_blocks)
         views = layouts.views_of(groups, tensors, blocks)
-        device = self._device_of([tensors[view.layer] for group in views for view in group])
+        device = self._device = device_of([tensors[view.layer] for group in views for view in group])
+        threads = self._options.copy_threads
+        copies = self._copies = Copies(load_threads=threads, store_threads=threads)
+        try:
+            for group in views:
+                parts = [Part(base=base, stride=stride, row_bytes=size) for base, stride, size in layouts.pieces_of(group)]
+                self._layouts.append(copies.layout(parts, blocks, device.ordinal))
+        except KvError as error:
+            raise Unsupported(str(error)) from error
+        read, write = partial(device.read, copies), partial(device.write, copies)
         for group in views:
             for view in group:
-                layouts.check_canary(tensors[view.layer], view, blocks, _read, _write)
-        threads = self._options.copy_threads
-        self._copies = Copies(load_threads=threads, store_threads=threads)
-        for group in views:
-            parts = [Part(base=base, stride=stride, row_bytes=size) for base, stride, size in layouts.pieces_of(group)]
-            self._layouts.append(self._copies.layout(parts, blocks))
+                layouts.check_canary(tensors[view.layer], view, blocks, read, write, device.settle)
         version = vllm_version()
         prints = [
-            identity.group_fingerprint(self._vllm_config, group, of, device, version) for group, of in zip(groups, views)
+            identity.group_fingerprint(self._vllm_config, group, of, device.kind, version) for group, of in zip(groups, views)
         ]
         payloads = tuple(layout.payload_bytes for layout in self._layouts)
         return KvtierHandshake(rank=self.rank, payload_bytes=payloads, fingerprints=tuple(prints))
-
-    @staticmethod
-    def _device_of(tensors: list[Any]) -> str:
-        kinds = {str(getattr(tensor.device, "type", tensor.device)) for tensor in tensors}
-        if kinds != {"cpu"}:
-            raise Unsupported(f"KV in the memory of {', '.join(sorted(kinds))}: this build of libkvtier copies a CPU's only")
-        return "cpu"
 
     def handshake(self) -> KvtierHandshake:
         return self._handshake
@@ -121,10 +125,21 @@ class WorkerHalf:
             self._map(metadata.arenas)
         except Exception as error:
             self._troubles.note("mapping the arena", error)
-        for plan in metadata.loads:
-            self._start_load(plan)
-        for plan in metadata.stores:
-            self._start_store(plan)
+        try:
+            for plan in metadata.loads:
+                self._start_load(plan)
+            for plan in metadata.stores:
+                self._start_store(plan)
+        finally:
+            mark, self._mark = self._mark, None
+            if mark is not None:
+                mark.close()
+
+    def _behind(self) -> Mark | None:
+        """Blocks may still be written, zeroed or read by what the engine has enqueued."""
+        if self._mark is None:
+            self._mark = self._device.mark(self._live())
+        return self._mark
 
     def _start_load(self, plan: LoadPlan) -> None:
         load = _Load(plan)
@@ -135,7 +150,12 @@ class WorkerHalf:
             try:
                 arena = self._arenas[part.arena]
                 job = self._live().load(
-                    arena, self._layouts[part.group], unpacked(part.blocks), unpacked(part.offsets), unpacked(part.sums)
+                    arena,
+                    self._layouts[part.group],
+                    unpacked(part.blocks),
+                    unpacked(part.offsets),
+                    unpacked(part.sums),
+                    self._behind(),
                 )
                 load.jobs.append((part, job))
             except Exception as error:
@@ -149,7 +169,11 @@ class WorkerHalf:
             key = (plan.number, part.share)
             try:
                 job = self._live().store(
-                    self._arenas[part.arena], self._layouts[part.group], unpacked(part.blocks), unpacked(part.offsets)
+                    self._arenas[part.arena],
+                    self._layouts[part.group],
+                    unpacked(part.blocks),
+                    unpacked(part.offsets),
+                    self._behind(),
                 )
                 self._stores[key] = part, job
             except Exception as error:
@@ -179,8 +203,9 @@ class WorkerHalf:
                 continue
             del self._stores[key]
             try:
-                self._report.stored[key] = packed(job.take().checksums)
-                self.stored_bytes += job.count * self._layouts[part.group].payload_bytes
+                copied = job.take()
+                self._report.stored[key] = b"" if copied.bad else packed(copied.checksums)
+                self.stored_bytes += (job.count - len(copied.bad)) * self._layouts[part.group].payload_bytes
             except Exception as error:
                 self._troubles.note("a store", error)
                 self._report.stored[key] = b""
@@ -189,7 +214,7 @@ class WorkerHalf:
     def _settle(self, load: _Load) -> None:
         for part, job in load.jobs:
             try:
-                bad = job.take().bad
+                bad = job.take_bad()
             except Exception as error:
                 self._troubles.note("a load", error)
                 bad = list(range(job.count))
@@ -274,8 +299,34 @@ class WorkerHalf:
             new, self._new_arenas = self._new_arenas, {}
         for number, arena in new.items():
             self._arenas[number] = arena
+            if self._device.ordinal is not None:
+                self._untold.add(number)
             self._mapping.pop(number, None)
             self._report.mapped.setdefault(number, set()).add(self.rank)
+
+        if self._untold:
+            self._tell_pinning()
+
+    def _tell_pinning(self) -> None:
+        device = self._device.ordinal
+        assert device is not None
+        for number in list(self._untold):
+            arena = self._arenas.get(number)
+            refusal = arena.refusal(device) if arena is not None else ""
+            if refusal is None:
+                continue
+            self._untold.remove(number)
+            if refusal:
+                log.warning("kvtier: the arena cannot be pinned for GPU %d (%s); copies go over a buffer, slower", device, refusal)
+            elif arena is not None:
+                log.info("kvtier: %d MiB of the arena are pinned for GPU %d", arena.ref.bytes >> 20, device)
+
+    def device_counters(self) -> dict[str, int]:
+        """What a GPU's copies have besides; what is not a sum is not here."""
+        if self._device.ordinal is None or self._copies is None:
+            return {}
+        counts = self._copies.counts()
+        return {"bounced_bytes": counts.bounced_bytes, "late_blocks": counts.late_blocks, "pins_refused": counts.pins_refused}
 
     def shutdown(self) -> None:
         for thread in list(self._mapping.values()):
@@ -283,12 +334,3 @@ class WorkerHalf:
         if self._copies is not None:
             self._copies.close(1.0)
             self._copies = None
-
-
-def _read(place: int, size: int) -> bytes:
-    return ctypes.string_at(place, size)
-
-
-def _write(place: int, data: bytes) -> None:
-    ctypes.memmove(place, data, len(data))
-

@@ -130,6 +130,8 @@ export interface GenerateRequest {
 export interface PrefillOnly {
   /** whole blocks of the prompt, from the first on */
   blocks: number;
+  /** Of one step at most, so that they can travel while others are computed; absent or 0: as the engine likes. */
+  stepBlocks?: number | undefined;
 }
 
 /** Only while its owner's call lives: who cancels the call, or loses its connection, holds nothing any more. */
@@ -285,6 +287,15 @@ export interface EngineLoad {
    * that the engine has.
    */
   taken: number[];
+  /** absent: none of the tokens ahead is computed just now */
+  step?: RunningStep | undefined;
+}
+
+export interface RunningStep {
+  /** of tokens_ahead, those that it computes */
+  tokens: number;
+  /** it has run for so long */
+  forS: number;
 }
 
 /** As measured by this engine; 0: not yet. */
@@ -298,6 +309,8 @@ export interface EngineRates {
   freedBlocksPerS: number;
   /** by tier */
   loadBlocksPerS: { [key: string]: number };
+  /** a step that computes prompts alone takes so long besides its tokens */
+  prefillStepS?: number | undefined;
 }
 
 export interface EngineRates_LoadBlocksPerSEntry {
@@ -1064,13 +1077,16 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
 };
 
 function createBasePrefillOnly(): PrefillOnly {
-  return { blocks: 0 };
+  return { blocks: 0, stepBlocks: undefined };
 }
 
 export const PrefillOnly: MessageFns<PrefillOnly> = {
   encode(message: PrefillOnly, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.blocks !== 0) {
       writer.uint32(8).uint32(message.blocks);
+    }
+    if (message.stepBlocks !== undefined) {
+      writer.uint32(16).uint32(message.stepBlocks);
     }
     return writer;
   },
@@ -1094,6 +1110,14 @@ export const PrefillOnly: MessageFns<PrefillOnly> = {
             }
 
             message.blocks = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.stepBlocks = reader.uint32();
             continue;
           }
         }
@@ -2226,6 +2250,7 @@ function createBaseEngineLoad(): EngineLoad {
     loadAheadS: 0,
     rates: undefined,
     taken: [],
+    step: undefined,
   };
 }
 
@@ -2285,6 +2310,9 @@ export const EngineLoad: MessageFns<EngineLoad> = {
         writer.uint32(v);
       }
       writer.join();
+    }
+    if (message.step !== undefined) {
+      RunningStep.encode(message.step, writer.uint32(106).fork()).join();
     }
     return writer;
   },
@@ -2408,6 +2436,71 @@ export const EngineLoad: MessageFns<EngineLoad> = {
 
             break;
           }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.step = RunningStep.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseRunningStep(): RunningStep {
+  return { tokens: 0, forS: 0 };
+}
+
+export const RunningStep: MessageFns<RunningStep> = {
+  encode(message: RunningStep, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokens !== 0) {
+      writer.uint32(8).uint32(message.tokens);
+    }
+    if (message.forS !== 0) {
+      writer.uint32(17).double(message.forS);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RunningStep {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRunningStep();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.tokens = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 17) {
+              break;
+            }
+
+            message.forS = reader.double();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2422,7 +2515,14 @@ export const EngineLoad: MessageFns<EngineLoad> = {
 };
 
 function createBaseEngineRates(): EngineRates {
-  return { prefillTokensPerS: 0, stepS: 0, stepPerRequestS: 0, freedBlocksPerS: 0, loadBlocksPerS: {} };
+  return {
+    prefillTokensPerS: 0,
+    stepS: 0,
+    stepPerRequestS: 0,
+    freedBlocksPerS: 0,
+    loadBlocksPerS: {},
+    prefillStepS: undefined,
+  };
 }
 
 export const EngineRates: MessageFns<EngineRates> = {
@@ -2442,6 +2542,9 @@ export const EngineRates: MessageFns<EngineRates> = {
     globalThis.Object.entries(message.loadBlocksPerS).forEach(([key, value]: [string, number]) => {
       EngineRates_LoadBlocksPerSEntry.encode({ key: key as any, value }, writer.uint32(42).fork()).join();
     });
+    if (message.prefillStepS !== undefined) {
+      writer.uint32(49).double(message.prefillStepS);
+    }
     return writer;
   },
 
@@ -2499,6 +2602,14 @@ export const EngineRates: MessageFns<EngineRates> = {
             if (entry5.value !== undefined) {
               message.loadBlocksPerS[entry5.key] = entry5.value;
             }
+            continue;
+          }
+          case 6: {
+            if (tag !== 49) {
+              break;
+            }
+
+            message.prefillStepS = reader.double();
             continue;
           }
         }

@@ -1,11 +1,15 @@
 /** The clock that stands still with its process. */
+import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { MessageChannel } from 'node:worker_threads';
 import { afterEach, expect, it } from 'vitest';
-import { Watch } from './watch.ts';
+import { runningTimeout, Watch } from './watch.ts';
 
-let watch: Watch;
-afterEach(() => watch.stop());
+let watch: Watch | undefined;
+afterEach(() => {
+  watch?.stop();
+  watch = undefined;
+});
 
 /** The event loop does nothing else. */
 function standStill(ms: number): void {
@@ -49,8 +53,22 @@ it('looks only when what arrived during a standstill has been taken in', async (
 it('does not look any more when it was stopped', async () => {
   let looks = 0;
   watch = new Watch(5, () => looks++);
-  setTimeout(() => watch.stop(), 0);
+  setTimeout(() => watch?.stop(), 0);
   standStill(20);
   await sleep(50);
   expect(looks).toBe(0);
+});
+
+it('a limit runs out while the process runs, and not because it stood still', async () => {
+  const limit = runningTimeout(160);
+  const aborted = once(limit.signal, 'abort');
+  standStill(400);
+  await sleep(20);
+  expect(limit.signal.aborted).toBe(false);
+  await aborted;
+  expect((limit.signal.reason as Error).name).toBe('TimeoutError');
+  const other = runningTimeout(32);
+  other.end();
+  await sleep(200);
+  expect(other.signal.aborted).toBe(false);
 });

@@ -1,0 +1,101 @@
+"""The connector for vLLM with KV in the memory of a GPU, on the emulator: the played engine's tensors lie in what CUDA's driver gave, and
+its stream is the one that torch would name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+import unittest
+from unittest import mock
+
+import engine_memory
+from engine_case import EngineCase, prompts
+from engine_parts import GroupShape, Shape
+from rig import until
+from standin import NOT_SUPPORTED, Driver
+
+DRIVER = Driver()
+
+
+class GpuCase(EngineCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.stream = DRIVER.held_stream()
+        self.stream.let_go()
+        self.streams_asked = 0
+        self.addCleanup(DRIVER.heal)
+        self.addCleanup(DRIVER.refuse_pinning, 0)
+
+        def current_stream(device: int) -> types.SimpleNamespace:
+            self.assertEqual(device, 0)
+            self.streams_asked += 1
+            return types.SimpleNamespace(cuda_stream=self.stream.stream)
+
+        cuda = types.SimpleNamespace(current_stream=current_stream, synchronize=lambda device: None)
+        for patch in (
+            mock.patch.dict(sys.modules, {"torch": types.SimpleNamespace(cuda=cuda)}),
+            mock.patch.object(engine_memory, "ALLOCATOR", DRIVER),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+        DRIVER.current()
+
+
+class Shapes(GpuCase):
+    def test_every_layout(self) -> None:
+        for layout in engine_memory.LAYOUTS:
+            with self.subTest(layout=layout):
+                self.both(Shape([GroupShape(layout=layout)]))
+        self.assertGreater(self.streams_asked, 0)
+
+    def test_ranks_windows_and_mla(self) -> None:
+        self.both(Shape(tp=2))
+        self.both(Shape([GroupShape("mla")], tp=2, heads=1))
+        groups = [GroupShape("full"), GroupShape("window", window=9)]
+        self.both(Shape(groups, blocks=160), 0.9, [[n * 100 + i for i in range(48)] for n in range(4)])
+        self.both(Shape(asynchronous=True))
+
+
+class Faults(GpuCase):
+    def test_pinning_refused_is_one_line_and_the_buffer_serves(self) -> None:
+        DRIVER.refuse_pinning(NOT_SUPPORTED)
+        with self.assertLogs("kvtier.vllm", logging.WARNING) as said:
+            _, second = self.both(Shape())
+            until("it was told", lambda: second.step() or len(said.output) >= 2)
+        for engine_line in said.output:
+            self.assertIn("the arena cannot be pinned for GPU 0 (GPU: pinning", engine_line)
+        counters = second.workers[0].connector._worker.device_counters()
+        self.assertEqual(counters["pins_refused"], 1)
+        self.assertGreater(counters["bounced_bytes"], 0)
+
+    def test_bytes_flipped_between_the_check_and_the_copy_are_computed(self) -> None:
+        node = self.node()
+        texts = prompts(3)
+        wanted = self.serve(self.play(None, Shape(), socket="/nowhere/node.sock", attached=False), texts)
+        first = self.play(node, Shape())
+        self.assertEqual(self.serve(first, texts), wanted)
+        self.until_held(node, first, 40)
+        self.flip(first)
+        second = self.play(node, Shape())
+        self.assertEqual(self.serve(second, texts), wanted)
+        self.assertEqual(second.external_tokens, 0)
+
+    def test_no_driver_is_one_line_and_all_is_computed(self) -> None:
+        node = self.node()
+        refusal = mock.patch("kvtier.copies.Copies.layout", side_effect=kvtier_error())
+        with refusal, self.assertLogs("kvtier.vllm", logging.WARNING) as said:
+            engine = self.play(node, Shape(), attached=False)
+            self.serve(engine, prompts(2))
+        self.assertEqual(engine.external_tokens, 0)
+        self.assertTrue(any("no NVIDIA driver" in line for line in said.output), said.output)
+
+
+def kvtier_error() -> Exception:
+    from kvtier import KvError
+
+    return KvError("SETUP", "GPU: no NVIDIA driver (libcuda.so.1) on this machine; install one")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,293 @@
+// A prompt through the engine's native half, without Node: cold, its blocks from the arena, its blocks from a disk; a start in parts; exports
+// and imports beside decodes; whether a prompt whose blocks came back gives the token that it gave cold. 8B shape, random weights.
+// KVTIER_BENCH_DIR: a folder on the disk that is meant (/tmp).
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+#include "bench_arena.h"
+#include "bench_model.h"
+
+namespace kvtier::cuda::bench {
+namespace {
+
+constexpr int64_t kPrompt = Scaled(10'000) / kBlockTokens * kBlockTokens, kPromptBlocks = kPrompt / kBlockTokens;
+constexpr int64_t kHeld = kPromptBlocks - 1;  // the last block is computed again: its last token is asked for
+constexpr int64_t kSlotHeader = 4096;
+
+// A model, an arena with a slot for each block of a prompt, and transfers between them. The prompt's blocks are 1 to kPromptBlocks.
+class Engine {
+ public:
+  explicit Engine(int64_t step_tokens, int64_t blocks = kPromptBlocks + 64, int64_t sequences = 1)
+      : model({.block_tokens = kBlockTokens, .blocks = blocks, .threads = 1, .max_step_tokens = std::max(step_tokens, kBlockTokens), .max_step_sequences = sequences}),
+        slot_bytes(static_cast<int64_t>(model.block_bytes()) + kSlotHeader),
+        arena(static_cast<size_t>(slot_bytes * kPromptBlocks)),
+        transfers({model.pool(), blocks, static_cast<int64_t>(model.block_bytes())}, {}),
+        id(Registered(transfers.Register(arena.data(), arena.bytes()))),
+        ids(static_cast<size_t>(kHeld)),
+        sums(static_cast<size_t>(kHeld)),
+        good(static_cast<size_t>(kHeld)),
+        step_tokens_(step_tokens) {
+    std::iota(ids.begin(), ids.end(), 1);
+    for (int64_t i = 0; i < kHeld; ++i) offsets.push_back(i * slot_bytes + kSlotHeader);
+  }
+  ~Engine() { transfers.Unregister(id); }
+
+  // The prompt's tokens from `computed` on, in steps; the token that follows it.
+  int32_t Compute(int64_t prompt, int64_t computed, const CudaTransformer::BeforeLayer& before_layer = {}) {
+    for (;;) {
+      const int64_t queries = std::min(step_tokens_, kPrompt - computed);
+      const bool last = computed + queries == kPrompt;
+      const StepResult result = model.Run(MakeStep({{prompt, computed, queries, 1, last}}), before_layer);
+      if (last) return result.token_ids[0];
+      computed += queries;
+    }
+  }
+  void Export() { Require(transfers.Export(id, ids, offsets, sums)); }
+  void Import(int64_t first, int64_t count) {
+    const auto part = [&](auto& all) { return std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(count)); };
+    Require(transfers.Import(id, part(ids), part(offsets), part(sums), part(good)));
+    for (const uint8_t one : part(good)) {
+      if (one == 0) throw std::runtime_error("a block arrived wrong");
+    }
+  }
+  // Its first step begins while layers still come.
+  int32_t WarmByLayer(int64_t prompt) {
+    const auto import = transfers.ImportByLayer(id, ids, offsets, sums, kLayers);
+    const int32_t token = Compute(prompt, kHeld * kBlockTokens, [&](int64_t layer, gpu::Stream& stream) { import->BeforeLayer(layer, stream); });
+    Require(import->Finish());
+    if (std::ranges::count(import->good(), uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
+    return token;
+  }
+  // What the GPU holds of the prompt is gone.
+  void Forget() {
+    gpu::Stream stream;
+    stream.Set(model.block(1), 0, static_cast<size_t>(kPromptBlocks) * model.block_bytes());
+    Finish(stream);
+  }
+
+  Model8B model;
+  const int64_t slot_bytes;
+  Shared arena;
+  Transfers transfers;
+  const int id;
+  std::vector<int32_t> ids;
+  std::vector<int64_t> offsets;
+  std::vector<uint64_t> sums;
+  std::vector<uint8_t> good;
+
+ private:
+  const int64_t step_tokens_;
+};
+
+std::string Name(int64_t step_tokens) {
+  return "8B, " + std::to_string(kPrompt) + " tokens, steps of " + std::to_string(step_tokens);
+}
+
+// Cold and warm by turns, so that both see the same minute.
+void ColdAndWarm(int64_t step_tokens) {
+  Engine engine(step_tokens);
+  std::vector<double> cold, warm, layered;
+  engine.Compute(0, 0);  // loads kernels
+  for (int i = 0; i < Rounds(3); ++i) {
+    const int64_t prompt = 1 + i;
+    int32_t first = 0, again = 0, by_layer = 0;
+    cold.push_back(WallUs([&] { first = engine.Compute(prompt, 0); }));
+    engine.Export();
+    engine.Forget();
+    warm.push_back(WallUs([&] {
+      engine.Import(0, kHeld);
+      again = engine.Compute(prompt, kHeld * kBlockTokens);
+    }));
+    engine.Forget();
+    layered.push_back(WallUs([&] { by_layer = engine.WarmByLayer(prompt); }));
+    if (again != by_layer) throw std::runtime_error("two imports of the same blocks gave different tokens");
+    fprintf(stderr, "prompt %ld: token %d cold, %d warm\n", static_cast<long>(prompt), first, again);
+  }
+  ReportFlops("cold", Name(step_tokens), Median(cold), StepFlops(engine.model.shape(), 0, static_cast<double>(kPrompt)));
+  ReportUs("warm from the arena", Name(step_tokens), Median(warm), Median(cold), "cold, same prompts");
+  ReportUs("warm from the arena by layer", Name(step_tokens), Median(layered), Median(cold), "cold, same prompts");
+}
+
+KVTIER_BENCH(system_512) { ColdAndWarm(Scaled(512)); }
+KVTIER_BENCH(system_8192) { ColdAndWarm(Scaled(8192)); }
+
+// A file that is read past the page cache.
+class DiskFile {
+ public:
+  explicit DiskFile(const std::string& folder) : path_(folder + "/kvtier-bench-" + std::to_string(getpid())) {
+    handle_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+    if (handle_ < 0) throw std::runtime_error(path_ + ": " + strerror(errno) + "; KVTIER_BENCH_DIR names a folder on a disk that serves O_DIRECT");
+    unlink(path_.c_str());
+  }
+  ~DiskFile() { close(handle_); }
+  DiskFile(const DiskFile&) = delete;
+  DiskFile& operator=(const DiskFile&) = delete;
+  void Write(const uint8_t* data, int64_t at, int64_t bytes) { Each("write", bytes, [&](int64_t done) { return pwrite(handle_, data + done, static_cast<size_t>(bytes - done), at + done); }); }
+  void Read(uint8_t* data, int64_t at, int64_t bytes) { Each("read", bytes, [&](int64_t done) { return pread(handle_, data + done, static_cast<size_t>(bytes - done), at + done); }); }
+
+ private:
+  template <class Work>
+  void Each(const char* what, int64_t bytes, const Work& work) {
+    for (int64_t done = 0; done < bytes;) {
+      const ssize_t moved = work(done);
+      if (moved <= 0) throw std::runtime_error(path_ + ": " + what + ": " + (moved == 0 ? "the file ends" : strerror(errno)));
+      done += moved;
+    }
+  }
+  const std::string path_;
+  int handle_;
+};
+
+// Reads slots of the arena in order, eight at a time, from threads; `Await` returns when the first `count` are there.
+class Reading {
+ public:
+  Reading(DiskFile& file, Engine& engine) : done_(static_cast<size_t>(kHeld)) {
+    for (int i = 0; i < 8; ++i) {
+      threads_.emplace_back([this, &file, &engine] {
+        for (int64_t slot = next_++; slot < kHeld; slot = next_++) {
+          try {
+            file.Read(engine.arena.data() + slot * engine.slot_bytes, slot * engine.slot_bytes, engine.slot_bytes);
+          } catch (const std::exception& error) {
+            const std::lock_guard lock(mutex_);
+            error_ = error.what();
+          }
+          const std::lock_guard lock(mutex_);
+          done_[static_cast<size_t>(slot)] = true;
+          changed_.notify_all();
+        }
+      });
+    }
+  }
+  ~Reading() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Await(int64_t count) {
+    std::unique_lock lock(mutex_);
+    const bool all = changed_.wait_for(lock, std::chrono::seconds(60), [&] { return std::all_of(done_.begin(), done_.begin() + count, [](bool done) { return done; }); });
+    if (!all) throw std::runtime_error("the disk has not read all blocks within 60 s");
+    if (!error_.empty()) throw std::runtime_error(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> done_;
+  std::string error_;
+  std::atomic<int64_t> next_{0};
+  std::vector<std::thread> threads_;
+};
+
+KVTIER_BENCH(system_disk) {
+  const char* const folder = std::getenv("KVTIER_BENCH_DIR");
+  Engine engine(Scaled(8192));
+  DiskFile file(folder != nullptr && *folder != 0 ? folder : "/tmp");
+  engine.Compute(0, 0);
+  std::vector<double> cold, warm, read;
+  for (int i = 0; i < Rounds(3); ++i) {
+    const int64_t prompt = 1 + i;
+    cold.push_back(WallUs([&] { engine.Compute(prompt, 0); }));
+    engine.Export();
+    for (int64_t slot = 0; slot < kHeld; ++slot) file.Write(engine.arena.data() + slot * engine.slot_bytes, slot * engine.slot_bytes, engine.slot_bytes);
+    memset(engine.arena.data(), 0, engine.arena.bytes());
+    engine.Forget();
+    read.push_back(WallUs([&] { Reading(file, engine).Await(kHeld); }));
+    memset(engine.arena.data(), 0, engine.arena.bytes());
+    warm.push_back(WallUs([&] {
+      Reading reading(file, engine);
+      constexpr int64_t kGroup = 32;
+      for (int64_t first = 0; first < kHeld; first += kGroup) {
+        const int64_t count = std::min(kGroup, kHeld - first);
+        reading.Await(first + count);
+        engine.Import(first, count);
+      }
+      engine.Compute(prompt, kHeld * kBlockTokens);
+    }));
+  }
+  ReportUs("warm from the disk", Name(Scaled(8192)), Median(warm), Median(cold), "cold, same prompts");
+  ReportUs("warm from the disk beside its reading", Name(Scaled(8192)), Median(warm), Median(read), "the disk alone, 8 reads at a time");
+}
+
+KVTIER_BENCH(system_start) {
+  std::optional<Engine> engine;
+  const double made_us = WallUs([&] { engine.emplace(Scaled(8192)); });
+  const double token_us = WallUs([&] { engine->Compute(0, 0); }), again_us = WallUs([&] { engine->Compute(1, 0); });
+  const StartTimes& times = engine->model.start_times();
+  const double all = made_us + token_us;
+  constexpr const char* kAll = "start to the first token of a prompt";
+  ReportUs("start: weights made on the device", "8B", times.weights_us, all, kAll);
+  ReportUs("start: buffers", "8B", times.buffers_us, all, kAll);
+  ReportUs("start: arena pinned, and the rest", "8B", made_us - times.weights_us - times.buffers_us, all, kAll);
+  ReportUs("start: first prompt, kernels loaded by it", Name(Scaled(8192)), token_us, again_us, "the second prompt");
+  engine.reset();
+  CudaOptions options;
+  options.capture_at_start = true;
+  const Model8B captured({.block_tokens = kBlockTokens, .blocks = 64 * 32, .threads = 1, .max_step_tokens = 64, .max_step_sequences = kTiny ? 4 : 256}, options);
+  ReportUs("start: graphs captured", "8B, " + std::to_string(captured.graphs()) + " graphs", captured.start_times().graphs_us, all, kAll);
+}
+
+// Steps of 32 decodes while blocks come and go: what either loses.
+KVTIER_BENCH(system_beside_decode) {
+  const int64_t context = Scaled(2048), each = context / kBlockTokens + 1;
+  Engine engine(64, kPromptBlocks + 32 * each + 64, 32);
+  std::vector<Piece> pieces;
+  for (int64_t i = 0; i < 32; ++i) pieces.push_back({i, context - 1, 1, 1 + kPromptBlocks + i * each, true});
+  const Step decode = MakeStep(pieces);
+  const double alone = engine.model.MedianUs(decode, 41);
+  engine.Export();
+  const auto beside = [&](const std::string& name, const auto& work) {
+    std::vector<double> moves, steps;
+    for (int i = 0; i < Rounds(7); ++i) moves.push_back(WallUs(work));
+    const double move_alone = Median(moves);
+    moves.clear();
+    std::atomic<bool> stop{false};
+    std::string error;
+    std::thread mover([&] {
+      try {
+        gpu::Use(0);
+        do {
+          moves.push_back(WallUs(work));
+        } while (!stop);
+      } catch (const std::exception& thrown) {
+        error = thrown.what();
+      }
+    });
+    for (int i = 0; i < Rounds(81); ++i) steps.push_back(engine.model.Run(decode).elapsed_us);
+    stop = true;
+    mover.join();
+    if (!error.empty()) throw std::runtime_error(name + ": " + error);
+    ReportUs("8B decode, batch 32, beside " + name, std::to_string(context) + " tokens each", Median(steps), alone, "alone");
+    ReportUs(name + " beside 8B decode", std::to_string(kHeld) + " blocks of " + std::to_string(engine.model.block_bytes() >> 10) + " KiB", Median(moves), move_alone, "alone");
+  };
+  beside("exports", [&] { engine.Export(); });
+  beside("imports", [&] { engine.Import(0, kHeld); });
+}
+
+// Prompts whose blocks came back give the token that they gave cold: greedy, so that a difference of rounding shows where two logits are close.
+KVTIER_BENCH(system_equal) {
+  Engine engine(Scaled(8192));
+  constexpr int64_t kTokens = 64, kBlocks = kTokens / kBlockTokens - 1;
+  static_assert(kBlocks <= kHeld);
+  const int64_t prompts = Scaled(1000);
+  int64_t equal = 0;
+  const auto first_of = [](auto& all) { return std::span(all).first(static_cast<size_t>(kBlocks)); };
+  for (int64_t prompt = 0; prompt < prompts; ++prompt) {
+    const int32_t cold = engine.model.Run(MakeStep({{prompt, 0, kTokens, 1, true}})).token_ids[0];
+    Require(engine.transfers.Export(engine.id, first_of(engine.ids), first_of(engine.offsets), first_of(engine.sums)));
+    engine.Forget();
+    engine.Import(0, kBlocks);
+    const int32_t warm = engine.model.Run(MakeStep({{prompt, kBlocks * kBlockTokens, kTokens - kBlocks * kBlockTokens, 1, true}})).token_ids[0];
+    equal += cold == warm ? 1 : 0;
+  }
+  ReportCount("8B: prompts with the same greedy token warm as cold", static_cast<double>(equal), static_cast<double>(prompts), "prompts of 64 tokens");
+}
+
+}  // namespace
+}  // namespace kvtier::cuda::bench

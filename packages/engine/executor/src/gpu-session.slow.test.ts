@@ -1,0 +1,109 @@
+/**
+ * What a GPU machine's half hour runs, here on the emulator at a 64th of the size: that `kernel_bench` prints each figure at once, that a
+ * case which fails or hangs costs itself only, and that `gpu-session.sh` says in one line what it cannot do, with an exit code of its own.
+ */
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+
+const programs = fileURLToPath(new URL('../../../../build/cuda-emulated', import.meta.url));
+const session = fileURLToPath(new URL('../../cuda/gpu-session.sh', import.meta.url));
+const deadlineMs = 300_000; // some ten seconds of CPU; on a busy machine it may wait long for its turn
+
+interface Line {
+  readonly name?: string;
+  readonly value?: number;
+  readonly limit?: number;
+  readonly ratio?: number;
+  readonly case?: string;
+  readonly error?: string;
+}
+
+let out = '';
+beforeAll(() => {
+  out = mkdtempSync(join(tmpdir(), 'kvtier-gpu-session-'));
+});
+afterAll(() => rmSync(out, { recursive: true }));
+
+function run(program: string, args: readonly string[], env: NodeJS.ProcessEnv = {}) {
+  const ended = spawnSync(program, args, { encoding: 'utf8', timeout: deadlineMs, env: { ...process.env, ...env } });
+  return { code: ended.status, stdout: ended.stdout, stderr: ended.stderr };
+}
+
+function bench(args: readonly string[], env: NodeJS.ProcessEnv = {}): { code: number | null; lines: Line[] } {
+  const { code, stdout } = run(join(programs, 'kernel_bench'), args, env);
+  return {
+    code,
+    lines: stdout
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line) as Line),
+  };
+}
+
+it(
+  'a prompt cold, warm from the arena and from a disk, beside decodes, and the same token: each figure beside its limit',
+  () => {
+    const { code, lines } = bench(['system_'], { KVTIER_BENCH_DIR: process.cwd() });
+    expect(lines.filter((line) => line.error !== undefined)).toEqual([]);
+    expect(code).toBe(0);
+    for (const line of lines) {
+      expect(line.value, line.name).toBeGreaterThan(0);
+      expect(line.limit, line.name).toBeGreaterThan(0);
+      expect(line.ratio, line.name).toBeGreaterThan(0);
+    }
+    const named = (words: string) => lines.filter(({ name }) => name!.startsWith(words)).length;
+    expect([named('cold'), named('warm from the arena'), named('warm from the disk'), named('start')]).toEqual([
+      2, 4, 2, 5,
+    ]);
+    expect([named('8B decode'), named('exports'), named('imports')]).toEqual([2, 1, 1]);
+    expect(lines.find(({ name }) => name!.includes('same greedy token'))?.ratio).toBe(1);
+  },
+  deadlineMs,
+);
+
+it(
+  'a case that throws, or is not done in time, is a line with its error, and the others are measured',
+  () => {
+    const thrown = bench(['system_disk', 'transfer_pinning'], { KVTIER_BENCH_DIR: '/nowhere' });
+    expect(thrown.code).toBe(1);
+    expect(thrown.lines.map((line) => line.case ?? line.name).sort()).toEqual([
+      'pin an arena of 4 GiB in chunks of 512 MiB',
+      'system_disk',
+    ]);
+    expect(thrown.lines.find((line) => line.case === 'system_disk')?.error).toMatch(
+      /^\/nowhere\/kvtier-bench-\d+: No such file or directory; KVTIER_BENCH_DIR names a folder/,
+    );
+    const late = bench(['--seconds', '0', 'system_disk']);
+    expect(late).toEqual({
+      code: 1,
+      lines: [{ case: 'system_disk', error: 'did not end within 0 s, and was killed' }],
+    });
+  },
+  deadlineMs,
+);
+
+it(
+  'the session says what it lacks in one line, each with an exit code of its own',
+  () => {
+    const env = { OUT: out, KVTIER_GPU_BIN: programs, KVTIER_WITHOUT_CUBLASLT: '' };
+    expect(run(session, ['nothing'], env)).toMatchObject({
+      code: 2,
+      stderr: 'nothing: unknown stage; there are: probe build checks speed system sanitize\n',
+    });
+    const without = run(session, ['probe'], env);
+    expect(without.code).toBe(4);
+    expect(readFileSync(join(out, 'summary.txt'), 'utf8')).toContain('FAILED probe: cuBLASLt was not found');
+    expect(run(session, ['probe'], { ...env, KVTIER_WITHOUT_CUBLASLT: '1' }).code).toBe(0);
+    expect(readFileSync(join(out, 'figures.jsonl'), 'utf8')).toContain('{"device":"emulated"');
+    const nothing = run(session, ['speed'], { ...env, KVTIER_GPU_BIN: out, PATH: '/usr/bin:/bin' });
+    expect(nothing.code).toBe(3);
+    expect(nothing.stdout).toMatch(
+      /^[\d:]{8} dry run: no GPU \(no nvidia-smi\) and no programs for one: nothing was measured: speed\n$/,
+    );
+  },
+  deadlineMs,
+);

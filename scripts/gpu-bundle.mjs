@@ -1,0 +1,96 @@
+/**
+ * npm run gpu:bundle [-- --architectures LIST]: one archive that a bare machine with an NVIDIA driver runs, without Node and without a
+ * network: `kernel_check`, `runtime_check` and `kernel_bench` for any x86-64-v3 CPU, their sources, and `gpu-session.sh`, which gives every
+ * figure in stages. Then unpacks it into an empty folder and runs it there: on a machine without a GPU it has to say so, and end with 3.
+ * Where nvcc is missing the archive holds sources only, to be compiled by its first stage. LIST: as CMake's (default 90a-real).
+ */
+import { execFileSync, spawnSync } from 'node:child_process';
+import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync } from 'node:fs';
+import { availableParallelism, tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { command, onPath, root, SetupError, script } from './lib/command.mjs';
+import { hasGpu, hasNvcc } from './lib/native.mjs';
+import { step } from './lib/progress.mjs';
+
+const mostBytes = 45 * 1024 * 1024;
+const cuda = 'packages/engine/cuda';
+const sources = [cuda, 'packages/engine/executor/cc', 'packages/base/data-plane/cc'];
+const programs = ['kernel_check', 'runtime_check', 'kernel_bench'];
+const work = join(root, 'build/gpu-bundle');
+const folder = join(work, 'kvtier-gpu');
+const archive = join(work, 'kvtier-gpu.tar.gz');
+const noGpu = 3;
+
+function architecturesOf(args) {
+  if (args.length === 0) return '90a-real';
+  if (args.length === 2 && args[0] === '--architectures' && /^[\w;-]+$/.test(args[1])) return args[1];
+  throw new SetupError(`${args.join(' ')}: unknown options; allowed: --architectures "80-real;90a-real"`);
+}
+
+async function compile(architectures, note) {
+  const build = join(work, 'build');
+  const options = [
+    '-DCMAKE_BUILD_TYPE=Release',
+    '-DKVTIER_CPU=x86-64-v3',
+    '-DKVTIER_PORTABLE=ON',
+    `-DCMAKE_CUDA_ARCHITECTURES=${architectures}`,
+  ];
+  await command('cmake', ['-S', join(root, cuda), '-B', build, '-G', 'Ninja', ...options], { note });
+  await command('ninja', ['-j', String(availableParallelism()), '-C', build, ...programs], { note });
+  mkdirSync(join(folder, 'bin'));
+  for (const name of programs) {
+    copyFileSync(join(build, name), join(folder, 'bin', name));
+    await command('strip', [join(folder, 'bin', name)]);
+  }
+}
+
+function copySources() {
+  const files = execFileSync('git', ['ls-files', '-z', ...sources], { cwd: root, encoding: 'utf8' }).split('\0');
+  for (const file of files.filter((name) => name !== '' && existsSync(join(root, name)))) {
+    const target = join(folder, 'sources', file);
+    mkdirSync(dirname(target), { recursive: true });
+    copyFileSync(join(root, file), target);
+  }
+}
+
+/** As it will run: in an empty folder, with nothing of this checkout in its environment. */
+function dryRun() {
+  const empty = mkdtempSync(join(tmpdir(), 'kvtier-gpu-'));
+  try {
+    execFileSync('tar', ['-xzf', archive, '-C', empty]);
+    const args = hasGpu() ? ['probe'] : [];
+    const run = spawnSync(join(empty, 'kvtier-gpu/gpu-session.sh'), args, {
+      cwd: empty,
+      encoding: 'utf8',
+      env: { PATH: '/usr/local/bin:/usr/bin:/bin', HOME: empty },
+      timeout: 120_000,
+    });
+    const said = `${run.stdout}${run.stderr}`.trim();
+    if (run.status !== (hasGpu() ? 0 : noGpu)) {
+      throw new SetupError(`${archive}: its dry run ended with ${run.status ?? run.signal}\n${said}`);
+    }
+    return said;
+  } finally {
+    rmSync(empty, { recursive: true });
+  }
+}
+
+await script(async (args) => {
+  const architectures = architecturesOf(args);
+  for (const program of ['cmake', 'ninja', 'git', 'strip']) {
+    if (!onPath(program)) throw new SetupError(`${program} was not found; install it, then run this again`);
+  }
+  rmSync(folder, { recursive: true, force: true });
+  mkdirSync(folder, { recursive: true });
+  if (hasNvcc()) await step('compile for a GPU', (note) => compile(architectures, note));
+  else
+    process.stdout.write('nvcc was not found: the archive holds sources, compiled on the GPU machine by stage build\n');
+  copySources();
+  copyFileSync(join(root, cuda, 'gpu-session.sh'), join(folder, 'gpu-session.sh'));
+  copyFileSync(join(root, cuda, 'checks/torch_attention.py'), join(folder, 'torch_attention.py'));
+  await command('tar', ['-czf', archive, '-C', work, 'kvtier-gpu']);
+  const { size } = statSync(archive);
+  if (size > mostBytes) throw new SetupError(`${archive}: ${size} bytes; a GPU machine takes ${mostBytes} at most`);
+  const said = await step('dry run in an empty folder', async () => dryRun());
+  process.stdout.write(`${said}\n${archive}: ${(size / 1024 / 1024).toFixed(1)} MiB\n`);
+});
