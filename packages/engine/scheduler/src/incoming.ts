@@ -168,7 +168,8 @@ export class Incoming {
   #loadEnded(request: EngineRequest, end: LoadEnd | undefined): void {
     if (request.state === 'finished') {
       // While a step imported, which counted on all of it: its blocks go when that has ended, and are worth what arrived.
-      request.computedTokens = end ? (end.firstBlock + end.loaded) * this.#kv.blockTokens : 0;
+      request.computedTokens = 0;
+      if (end && !this.#isLost(request, end)) this.#arrived(request, end);
       return;
     }
     const withStep = request.state === 'running';
@@ -184,14 +185,11 @@ export class Incoming {
       request.lostLoads++;
     }
     if (end && !lost) {
-      const { blockTokens } = this.#kv;
-      // At least the last token is computed, for its logits.
-      request.computedTokens = Math.min((end.firstBlock + end.loaded) * blockTokens, request.tokenCount - 1);
+      this.#arrived(request, end);
       // Who computes for another worker asks about these, too: they are to lie in this node.
       if (end.firstBlock === 0 && !request.prefillOnly) request.offeredBlocks = end.loaded;
-      this.#kv.cacheBlocks(request, request.computedTokens);
       if (end.first) request.loadedByTier = end.byTier;
-      this.counts.loadedTokens += end.loaded * blockTokens;
+      this.counts.loadedTokens += end.loaded * this.#kv.blockTokens;
     } else {
       request.computedTokens = 0;
       request.offeredBlocks = 0;
@@ -209,6 +207,12 @@ export class Incoming {
     if (withStep) return; // it goes on in the next step
     this.#waiting.add(request);
     this.#options.wake();
+  }
+
+  /** The request has these blocks, and others find them; at least its last token is computed, for its logits. */
+  #arrived(request: EngineRequest, { firstBlock, loaded }: LoadEnd): void {
+    request.computedTokens = Math.min((firstBlock + loaded) * this.#kv.blockTokens, request.tokenCount - 1);
+    this.#kv.cacheBlocks(request, request.computedTokens);
   }
 
   /** What came is no prefix in all groups: the window of a shorter one is not in the table. Only with windows. */

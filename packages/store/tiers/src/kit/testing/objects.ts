@@ -46,9 +46,15 @@ export class TestBench {
     rmSync(this.dir, { recursive: true });
   }
 
+  #allocate(payloadBytes: number): number {
+    const slot = this.tier.allocate(this.#scratch, payloadBytes);
+    if (slot === undefined) throw new Error(`the test's arena has no room for ${payloadBytes} bytes; make it larger`);
+    return slot;
+  }
+
   /** An empty slot, filled with a pattern, so that what was there before is no object. */
   emptySlot(payloadBytes: number): number {
-    const slot = this.tier.allocate(this.#scratch, payloadBytes)!;
+    const slot = this.#allocate(payloadBytes);
     native.arenaWrite(this.arena, slot, Buffer.alloc(headerBytes + payloadBytes, 0xee));
     return slot;
   }
