@@ -89,7 +89,8 @@ async function experiment({ rows, kind }: Shape, say: (line: string) => void): P
     await ask(system, other.question(0, other.fields[0]!));
   };
   const common = ['--port', '0', '--model', 'demo', '--arena-bytes', '256MiB', '--disk-bytes', '512MiB'];
-  const withTier = [...common, '--data-dir', join(folder, 'data')];
+  // What the tiers hold is shown, also where this machine computes as fast as it reads.
+  const withTier = [...common, '--loads', 'always', '--data-dir', join(folder, 'data')];
   const running = new Set<Launched>();
   const start = async (flags: readonly string[], tier: boolean): Promise<Launched> => {
     const system = await launch(flags);

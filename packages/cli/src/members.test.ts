@@ -134,7 +134,7 @@ describe('services', () => {
       ['cache-node', 2],
     ]);
     expect(configOf(one, 'engine-worker')).toEqual({
-      ...{ gpu: {}, modelDir: '/m', servedName: 'm', backend: 'auto', prefixCache: 'blocks' },
+      ...{ gpu: {}, modelDir: '/m', servedName: 'm', backend: 'auto', prefixCache: 'blocks', loads: 'planned' },
       ...{ dedupBlocks: false, maxPinnedBlocks: 0, logLevel: 'warn' },
       ...{ listen: 'unix:/run/k/engine.sock', cacheNodeSocket: '/run/k/node.sock' },
     });

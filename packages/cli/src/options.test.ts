@@ -60,6 +60,7 @@ describe('kvtier up', () => {
       gpu: {},
       threads: null,
       maxStepTokens: null,
+      loads: 'planned',
       prefixCache: 'blocks',
       evictionPolicy: null,
       dedupBlocks: false,
@@ -71,7 +72,7 @@ describe('kvtier up', () => {
 
   it('takes every option', () => {
     const args =
-      '--port 0 --data-dir /d --model random:25m --no-tier --engines 4 --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --max-step-tokens 8192 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --json-log';
+      '--port 0 --data-dir /d --model random:25m --no-tier --engines 4 --arena-bytes 1m --disk-bytes=1g --kv-bytes 2m --threads 2 --max-step-tokens 8192 --prefix-cache blocks --eviction s3-fifo --dedup --pinned-blocks 64 --loads always --json-log';
     expect(parseUp(args.split(' '))).toEqual({
       port: 0,
       dataDir: '/d',
@@ -87,6 +88,7 @@ describe('kvtier up', () => {
       gpu: {},
       threads: 2,
       maxStepTokens: 8192,
+      loads: 'always',
       prefixCache: 'blocks',
       evictionPolicy: 's3-fifo',
       dedupBlocks: true,

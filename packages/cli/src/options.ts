@@ -41,6 +41,8 @@ export interface UpOptions {
   readonly dedupBlocks: boolean;
   /** Of its hashed blocks: most that pinned prefixes hold. */
   readonly maxPinnedBlocks: number;
+  /** What the tiers hold is loaded where that is faster than computing it, or always. */
+  readonly loads: EngineWorkerConfig['loads'];
   /** More of the cache node's configuration (shared tiers, placement, quotas, ...), laid over what `kvtier up` makes. */
   readonly node: NodeOverrides;
   readonly jsonLog: boolean;
@@ -50,6 +52,7 @@ export interface UpOptions {
 const backends = ['auto', 'cpu', 'cuda'] as const;
 const prefixCaches = ['blocks', 'radix'] as const;
 const evictionPolicies = engineWorkerSchema.shape.evictionPolicy.unwrap().options;
+const loadsWhen = engineWorkerSchema.shape.loads.unwrap().options;
 const logLevels = ['trace', 'debug', 'info', 'warn', 'error', 'silent'] as const;
 
 export const upHelp = `kvtier up: the whole system on this machine, on loopback, until Ctrl-C
@@ -79,6 +82,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --eviction POLICY    which cached block goes first: ${evictionPolicies.join(', ')} (freed longest ago)
   --dedup              a block that fills up with what is cached already gives way to the cached one
   --pinned-blocks N    most blocks that pinned prefixes hold (0; docs/operating.md, "The engine's own blocks")
+  --loads WHEN         planned: what is held is loaded where that is faster than computing it; always (planned)
   --redis URL          a Redis tier that nodes share: redis://, rediss:// or unix:; with --redis-bytes
   --redis-bytes SIZE   budget of all nodes that share it (1GiB)
   --s3 URL             an S3 tier that nodes share, as http(s)://HOST:PORT/BUCKET; keys: the AWS variables; with --s3-bytes
@@ -115,6 +119,7 @@ const flags = {
   eviction: { type: 'string' },
   dedup: { type: 'boolean' },
   'pinned-blocks': { type: 'string' },
+  loads: { type: 'string' },
   redis: { type: 'string' },
   'redis-bytes': { type: 'string' },
   s3: { type: 'string' },
@@ -138,22 +143,11 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     throw new KvError('CONFIG', `kvtier up: "${positionals[0]}" is not an option; see kvtier up --help`);
   }
   const jsonLog = values['json-log'] === true;
-  const logLevel = values['log-level'] ?? (jsonLog ? 'info' : 'warn');
-  if (!isOneOf(logLevels, logLevel)) {
-    throw new KvError('CONFIG', `--log-level: "${logLevel}" is not one of ${logLevels.join(', ')}`);
-  }
-  const prefixCache = values['prefix-cache'] ?? 'blocks';
-  if (!isOneOf(prefixCaches, prefixCache)) {
-    throw new KvError('CONFIG', `--prefix-cache: "${prefixCache}" is not one of ${prefixCaches.join(', ')}`);
-  }
-  const backend = values.backend ?? 'auto';
-  if (!isOneOf(backends, backend)) {
-    throw new KvError('CONFIG', `--backend: "${backend}" is not one of ${backends.join(', ')}`);
-  }
-  const evictionPolicy = values.eviction ?? null;
-  if (evictionPolicy !== null && !isOneOf(evictionPolicies, evictionPolicy)) {
-    throw new KvError('CONFIG', `--eviction: "${evictionPolicy}" is not one of ${evictionPolicies.join(', ')}`);
-  }
+  const logLevel = oneOf(logLevels, values['log-level'] ?? (jsonLog ? 'info' : 'warn'), '--log-level');
+  const prefixCache = oneOf(prefixCaches, values['prefix-cache'] ?? 'blocks', '--prefix-cache');
+  const backend = oneOf(backends, values.backend ?? 'auto', '--backend');
+  const evictionPolicy = values.eviction === undefined ? null : oneOf(evictionPolicies, values.eviction, '--eviction');
+  const loads = oneOf(loadsWhen, values.loads ?? 'planned', '--loads');
   const pinned = values['pinned-blocks'];
   const stepTokens = values['max-step-tokens'];
   for (const name of ['eviction', 'dedup', 'pinned-blocks'] as const) {
@@ -183,14 +177,17 @@ export function parseUp(args: readonly string[]): UpOptions | null {
     evictionPolicy,
     dedupBlocks: values.dedup === true,
     maxPinnedBlocks: pinned === undefined ? 0 : whole(pinned, '--pinned-blocks', 0, 2 ** 31),
+    loads,
     node: nodeOverrides(values),
     jsonLog,
     logLevel,
   };
 }
 
-function isOneOf<T extends string>(names: readonly T[], name: string): name is T {
-  return (names as readonly string[]).includes(name);
+function oneOf<T extends string>(names: readonly T[], name: string, option: string): T {
+  const known = names.find((each) => each === name);
+  if (known === undefined) throw new KvError('CONFIG', `${option}: "${name}" is not one of ${names.join(', ')}`);
+  return known;
 }
 
 function engineCounts(

@@ -108,6 +108,7 @@ function engineConfig(options: UpOptions, plan: Plan, member: EngineMember): Eng
     ...(member.kvBytes !== undefined && { kvBytes: member.kvBytes }),
     backend: options.backend,
     prefixCache: options.prefixCache,
+    loads: options.loads,
     ...(options.evictionPolicy !== null && { evictionPolicy: options.evictionPolicy }),
     dedupBlocks: options.dedupBlocks,
     maxPinnedBlocks: options.maxPinnedBlocks,
