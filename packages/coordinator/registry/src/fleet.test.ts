@@ -134,12 +134,58 @@ it('its load is what it told and what was sent since, each request once', async 
   two.ended();
   two.ended();
   await vi.waitFor(() => expect(at()).toEqual([3, 3, 1_100, 40, 18, 0.5]), patience);
+  // It runs, and its last event comes: so it is counted, whatever the engine's last word was, until its next one.
   one.firstToken();
+  expect(at()).toEqual([2, 4, 1_100, 40, 18, 0.5]);
   one.ended();
-  expect(at()).toEqual([3, 3, 1_100, 40, 18, 0.5]);
+  expect(at()).toEqual([2, 4, 1_100, 40, 18, 0.5]);
+  engine.load = { ...engine.load, waiting: 2, tokensAhead: 1_000n };
+  engine.tell({ ended: [1] });
+  await vi.waitFor(() => expect(at()).toEqual([2, 3, 1_000, 40, 18, 0.5]), patience);
   const failed = expect(running).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
   await engine.stop();
   await failed;
+});
+
+it.each(['generate', 'follow'] as const)('what has ended counts no more before its caller knows (%s)', async (way) => {
+  const engine = await serve('a');
+  engine.script = (call) => void call.write(event({ tokenIds: [7] }));
+  discovery.say(recordOf('a'));
+  await until('a', 'ready');
+  const { number } = worker('a');
+  const counts = () => [worker('a').load.waiting, worker('a').load.running];
+  const one = fleet.sent(number, { requestId: 'one', tokensAhead: 100, blocks: 10, loadS: 0 });
+  const seen: (readonly number[])[] = [];
+  const hear = ({
+    tokenIds,
+    finishReason,
+  }: {
+    readonly tokenIds: readonly number[];
+    readonly finishReason: string;
+  }) => {
+    if (tokenIds.length > 0) one.firstToken();
+    seen.push([tokenIds.length, finishReason.length, ...counts()]);
+  };
+  const run = async (): Promise<void> => {
+    const request = greedy({ requestId: 'one', promptTokenIds: [5] });
+    if (way === 'follow') return fleet.follow(number, request, never, hear);
+    for await (const each of fleet.generate(number, request, never)) hear(each);
+    return undefined;
+  };
+  const whole = run();
+  await vi.waitFor(() => expect(seen).toHaveLength(1), patience);
+  engine.load = { running: 1, usedBlocks: 9n };
+  engine.tell({ taken: [1], begun: [1] });
+  await vi.waitFor(() => expect(worker('a').load.usedBlocks).toBe(9), patience);
+  expect(counts()).toEqual([0, 1]);
+  engine.calls[0]!.write(event({ finishReason: 'stop' }));
+  await whole;
+  one.ended();
+  expect(seen).toEqual([
+    [1, 0, 0, 1],
+    [0, 4, 0, 0],
+  ]);
+  expect(counts()).toEqual([0, 0]);
 });
 
 it('one that dies is silent at once, and ready again when it is back', async () => {
