@@ -1,7 +1,7 @@
 /**
  * What a machine with a GPU runs from the archive of `npm run gpu:bundle`: one case of figures through the whole system.
  *
- *   node gpu-system.mjs BACKEND MODEL [PROMPT_TOKENS [MAX_STEP_TOKENS]]      default: 10,000 tokens, steps as the worker has them
+ *   node PROGRAM BACKEND MODEL [PROMPT_TOKENS [MAX_STEP_TOKENS]]      default: 10,000 tokens, steps as the worker has them
  *
  * A line of JSON a figure, as it is measured; a case that fails is a line with its error, and exit code 1. KVTIER_BENCH_DIR names a
  * folder on the disk that is measured.
