@@ -6,26 +6,18 @@
  *   build/programs/           services, threads and what measures them: our code and all packages in pure JavaScript, bundled
  *   build/MODULE/*.node       native modules, as given
  *   node_modules/             of packages with native parts, only what this machine's Node loads
- *   models/demo/              the one model that needs no making
+ *   models/demo/model/        its tokenizer, which made-up models have, too; its weights would be an eighth of the archive
  *
  * Code finds what lies beside it (`import.meta.url`) at the same place below this folder as below a checkout, wherever it is unpacked.
  */
 import { execFileSync } from 'node:child_process';
-import {
-  copyFileSync,
-  cpSync,
-  existsSync,
-  mkdirSync,
-  readdirSync,
-  readFileSync,
-  realpathSync,
-  writeFileSync,
-} from 'node:fs';
+import { copyFileSync, existsSync, mkdirSync, readdirSync, readFileSync, realpathSync, writeFileSync } from 'node:fs';
 import { dirname, join, relative } from 'node:path';
 import { root, SetupError } from './command.mjs';
 import { programSources } from './programs.mjs';
 
 const sources = { ...programSources, 'bench/gpu-system': 'bench/gpu-system/main.ts' };
+const demo = 'models/demo/model';
 /** Packages with native parts, and what they read beside the files that Node loads; which these are is found by asking it. */
 const nativePackages = { zeromq: ['build/manifest.json'], 'lz4-napi': [] };
 
@@ -38,8 +30,9 @@ export async function packSystem(folder, modules) {
   await bundle(folder);
   for (const [place, file] of Object.entries(modules)) copyTo(file, join(folder, 'build', place));
   for (const [name, read] of Object.entries(nativePackages)) copyPackage(folder, name, read);
-  cpSync(join(root, 'models/demo/model'), join(folder, 'models/demo/model'), { recursive: true });
-  copyTo(join(root, 'models/demo/words.json'), join(folder, 'models/demo/words.json'));
+  for (const file of readdirSync(join(root, demo))) {
+    if (!file.endsWith('.safetensors')) copyTo(join(root, demo, file), join(folder, demo, file));
+  }
   copyNode(folder);
 }
 

@@ -133,12 +133,12 @@ stage_whole() {
   [ $bad = 0 ] || { tail -1 "$out/log.txt"; grep '"error"' "$out/figures.jsonl" | tail -1; return 1; }
 }
 
-# Without a GPU: that the packed system starts here, answers, and finds its blocks again, on the CPU with a small model.
+# Without a GPU: that the packed system starts here, answers, and finds its blocks again, on the CPU with a made-up model.
 dry_whole() {
   case " $stages " in *" whole "*) ;; *) return 0 ;; esac
   [ -d "$packed" ] || return 0
   deadline=$(($(date +%s) + 200))
-  if whole 180 cpu demo 600 > "$out/dry-run.jsonl" 2>> "$out/log.txt"; then
+  if whole 180 cpu random:1m 600 > "$out/dry-run.jsonl" 2>> "$out/log.txt"; then
     say "dry run: the packed system runs here, on the CPU: $(grep -c '"value"' "$out/dry-run.jsonl") lines in $out/dry-run.jsonl, none of them a figure"
   else
     say "FAILED dry run: the packed system does not run here: $(cat "$out/log.txt" "$out/dry-run.jsonl" 2> /dev/null | tail -1)"

@@ -109,13 +109,13 @@ it(
     expect(ended.status).toBe(3);
     const lines = readFileSync(join(folder, 'results/dry-run.jsonl'), 'utf8').trim().split('\n');
     expect(lines.map((line) => (JSON.parse(line) as Line).name)).toEqual([
-      'start_up_demo',
-      'start_attached_demo',
-      'start_first_token_demo',
-      'ttft_cold_600_demo',
-      'ttft_arena_600_demo',
-      'ttft_disk_600_demo',
-      'decodes_2_demo',
+      'start_up_1m',
+      'start_attached_1m',
+      'start_first_token_1m',
+      'ttft_cold_600_1m',
+      'ttft_arena_600_1m',
+      'ttft_disk_600_1m',
+      'decodes_2_1m',
     ]);
     rmSync(join(folder, 'system/node'));
     const without = run(join(folder, 'gpu-session.sh'), ['whole'], { PATH: '/usr/bin:/bin' });
