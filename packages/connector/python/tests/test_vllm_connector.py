@@ -303,6 +303,21 @@ class Faults(EngineCase):
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertGreater(engine.external_tokens, found)
 
+    def test_corrupt_in_the_middle(self) -> None:
+        """One block of a chain is spoilt: what is before it is loaded, and the chain is whole again after that request."""
+        text = prompts(1)[0]
+        node = self.node(disk_bytes=None)
+        engine = self.play(node, Shape(prefix_caching=False))
+        (wanted,) = self.serve(engine, [text])
+        for spoilt in (6, 3):
+            self.until_held(node, engine, 40)
+            self.flip_block(engine, next(iter(engine.done.values())), spoilt)
+            for loaded in (4 * spoilt, 40):
+                found = engine.external_tokens
+                self.assertEqual(self.serve(engine, [text]), [wanted])
+                self.assertEqual(engine.external_tokens - found, loaded)
+                self.until_held(node, engine, 40)
+
     def test_corrupt_behind_the_check(self) -> None:
         """Flipped between claim and copy: reported, recomputed, never claimed again for that request."""
         node = self.node(disk_bytes=None)

@@ -261,8 +261,9 @@ class SchedulerHalf:
         self._planned.append(LoadPlan(number, known.name, parts))
         self._add("loaded_tokens", external_tokens)
         for group in self._groups:
-            index = group.index
-            known.offered[index] = max(known.offered[index], stage.ready_tokens // group.block_tokens)
+            # Where it came short of what the lookup said, blocks behind it are missing or bad: they are stored again.
+            held = known.offered[group.index] if stage.ready_tokens >= stage.end_tokens else 0
+            known.offered[group.index] = max(held, stage.ready_tokens // group.block_tokens)
 
     # ---- each step -----------------------------------------------------------------------------------------------------
 
