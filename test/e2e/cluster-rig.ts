@@ -28,6 +28,8 @@ export interface Answer {
   readonly endMs: number;
   /** Coordinators that did not answer, or not to the end. */
   readonly turnedAway: number;
+  /** Those of them that were neither killed nor stopped meanwhile, and what they did: each is a failure that the next try hides. */
+  readonly failures: readonly string[];
   /** Header `x-kvtier-handoff`; empty: none. */
   readonly handOff: string;
   /** Header `x-kvtier-degraded`; empty: none. */
@@ -44,14 +46,15 @@ export interface ClusterSize {
   readonly redis?: object;
   /** Of each worker's own blocks; absent: 24 MiB. */
   readonly kvBytes?: number;
+  /** A client leaves a coordinator that says nothing for so long, if there is another one; absent: 1,000. */
+  readonly silentMs?: number;
   /** 0: no tier. */
   readonly nodes: number;
   readonly coordinators: number;
 }
 
-/** A client leaves a coordinator that says nothing for so long, if there is another one. */
-const silentMs = 1_000;
-/** If there is none: leaving, it would only have its prompt computed again, behind those of all others. */
+const usualSilentMs = 1_000;
+/** If there is no other coordinator: leaving, a client would only have its prompt computed again, behind those of all others. */
 const patientMs = 60_000;
 const mostTries = 20;
 const host = '127.0.0.1';
@@ -62,6 +65,7 @@ export class ClusterRig {
   readonly nodes: readonly Service[];
   readonly coordinators: readonly Service[];
   readonly #urls: readonly string[];
+  readonly #silentMs: number;
   #next = 0;
 
   static async start(size: ClusterSize): Promise<ClusterRig> {
@@ -81,6 +85,7 @@ export class ClusterRig {
 
   private constructor(size: ClusterSize, ports: readonly number[]) {
     const { folder } = this;
+    this.#silentMs = size.silentMs ?? (size.coordinators > 1 ? usualSilentMs : patientMs);
     const peerPorts = ports.slice(size.coordinators);
     const secretFile = join(folder, 'secret');
     writeFileSync(secretFile, randomBytes(48).toString('base64'), { mode: 0o600 });
@@ -176,15 +181,19 @@ export class ClusterRig {
   async ask(request: Request, signal?: AbortSignal): Promise<Answer> {
     const startMs = performance.now();
     const first = this.#next++;
+    const failures: string[] = [];
     let last: unknown;
     for (let tries = 0; tries < mostTries; tries++) {
-      const url = this.#urls[(first + tries) % this.#urls.length]!;
+      const at = (first + tries) % this.#urls.length;
+      const triedMs = performance.now();
       try {
-        const streamed = await stream(url, request, this.#urls.length > 1 ? silentMs : patientMs, signal);
-        return { ...streamed, startMs, endMs: performance.now(), turnedAway: tries };
+        const streamed = await stream(this.#urls[at]!, request, this.#silentMs, signal);
+        return { ...streamed, startMs, endMs: performance.now(), turnedAway: tries, failures };
       } catch (error) {
         if (error instanceof Refused || signal?.aborted) throw error;
         last = error;
+        if (!this.coordinators[at]!.wasOutBetween(triedMs, performance.now()))
+          failures.push(`coordinator-${at} after ${(performance.now() - triedMs).toFixed(0)} ms: ${told(error)}`);
       }
     }
     throw new Error(`no coordinator answers: ${String(last)}`);
@@ -224,6 +233,12 @@ function samplesOf(text: string): ReadonlyMap<string, number> {
 async function readyWorkers(url: string): Promise<number> {
   const { workers = [] } = (await (await fetch(`${url}/health`)).json()) as { workers?: { state: string }[] };
   return workers.filter(({ state }) => state === 'ready').length;
+}
+
+/** With its cause, which `fetch` keeps apart. */
+function told(error: unknown): string {
+  const { message, cause } = error as Error;
+  return cause instanceof Error ? `${message}: ${cause.message}` : message;
 }
 
 /** A coordinator answered, and not with what was asked: that is a failed request. */

@@ -45,6 +45,8 @@ export class Service {
   said = '';
   /** What it said when it was ready, at each start. */
   readonly ready: Record<string, unknown>[] = [];
+  /** When it did not serve because it was killed, ended or stopped: from the signal until it was ready again, or went on. */
+  readonly #outages: { readonly fromMs: number; toMs: number }[] = [];
 
   constructor(name: Program, config: object, env: NodeJS.ProcessEnv = {}) {
     this.#name = name;
@@ -80,6 +82,17 @@ export class Service {
     const message = await Promise.race([once(child, 'message'), once(child, 'exit').then(() => undefined)]);
     if (message === undefined) throw new Error(`${this.#name} did not start: ${this.said}`);
     this.ready.push((message as [{ ready: Record<string, unknown> }])[0].ready);
+    this.#isBack();
+  }
+
+  /** It was killed, ended or stopped at some time between the two. */
+  wasOutBetween(fromMs: number, toMs: number): boolean {
+    return this.#outages.some((outage) => outage.fromMs <= toMs && outage.toMs >= fromMs);
+  }
+
+  #isBack(): void {
+    const last = this.#outages.at(-1);
+    if (last?.toMs === Number.POSITIVE_INFINITY) last.toMs = performance.now();
   }
 
   /** Resolves with the exit code when it has ended by itself, or null after `limitMs`. */
@@ -97,6 +110,8 @@ export class Service {
   async signal(signal: NodeJS.Signals): Promise<number | null> {
     const child = this.#child;
     if (child === undefined || child.exitCode !== null || child.signalCode !== null) return null;
+    if (signal === 'SIGCONT') this.#isBack();
+    else this.#outages.push({ fromMs: performance.now(), toMs: Number.POSITIVE_INFINITY });
     if (signal === 'SIGSTOP') await stopProcess(child.pid!);
     else child.kill(signal);
     if (signal !== 'SIGKILL' && signal !== 'SIGTERM') return null;
