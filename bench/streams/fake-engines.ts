@@ -43,7 +43,7 @@ const idle = {
   waitingBlocks: 0n,
   loadAheadS: 0,
   rates: { prefillTokensPerS: 1e6, stepS: 0, stepPerRequestS: 0, freedBlocksPerS: 0, loadBlocksPerS: {} },
-  taken: [],
+  ...{ taken: [], begun: [], ended: [] },
 };
 
 async function serve(name: string): Promise<void> {

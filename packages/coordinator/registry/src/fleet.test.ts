@@ -106,42 +106,6 @@ it('a worker joins, says what it is, and answers', async () => {
 });
 const tokensOf0 = async () => tokensOf(0);
 
-it('its load is what it told and what was sent since, each request once', async () => {
-  const engine = await serve('a');
-  engine.load = { waiting: 2, running: 3, tokensAhead: 1_000n, usedBlocks: 40n, waitingBlocks: 8n, loadAheadS: 0.5 };
-  engine.script = () => {};
-  discovery.say(recordOf('a'));
-  await until('a', 'ready');
-  const { number } = worker('a');
-  const at = () => {
-    const { waiting, running, tokensAhead, usedBlocks, waitingBlocks, loadAheadS } = worker('a').load;
-    return [waiting, running, tokensAhead, usedBlocks, waitingBlocks, loadAheadS];
-  };
-  expect(at()).toEqual([2, 3, 1_000, 40, 8, 0.5]);
-  const one = fleet.sent(number, { requestId: 'one', tokensAhead: 100, blocks: 10, loadS: 0.25 });
-  const two = fleet.sent(number, { requestId: 'two', tokensAhead: 50, blocks: 5, loadS: 0 });
-  expect(at()).toEqual([4, 3, 1_150, 40, 23, 0.75]);
-  const running = tokensOf(number, 'one');
-  await vi.waitFor(() => expect(engine.seen).toHaveLength(1), patience);
-  const { sender, sentNumber } = engine.seen[0]!.request;
-  expect(sender).toMatch(/^[0-9a-f]{16}$/);
-  expect(sentNumber).toBe(1);
-  // The engine's own word includes it now.
-  engine.load = { ...engine.load, waiting: 3, tokensAhead: 1_100n, waitingBlocks: 18n };
-  engine.tell({ taken: [1] });
-  await vi.waitFor(() => expect(at()).toEqual([4, 3, 1_150, 40, 23, 0.5]), patience);
-  engine.tell({ taken: [1] });
-  two.ended();
-  two.ended();
-  await vi.waitFor(() => expect(at()).toEqual([3, 3, 1_100, 40, 18, 0.5]), patience);
-  one.firstToken();
-  one.ended();
-  expect(at()).toEqual([3, 3, 1_100, 40, 18, 0.5]);
-  const failed = expect(running).rejects.toMatchObject({ code: 'DISCONNECTED', retry: true });
-  await engine.stop();
-  await failed;
-});
-
 it('one that dies is silent at once, and ready again when it is back', async () => {
   const engine = await serve('a');
   engine.script = (call) => void call.write(event({ tokenIds: [7] }));

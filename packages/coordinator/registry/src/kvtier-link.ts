@@ -82,7 +82,11 @@ export class KvtierLink implements Link {
     const sentNumber = this.#ledger.numberOf(request.requestId);
     const { sender } = this.#options;
     try {
-      yield* this.calls.generate(sentNumber === undefined ? request : { ...request, sender, sentNumber }, signal);
+      const asked = sentNumber === undefined ? request : { ...request, sender, sentNumber };
+      for await (const event of this.calls.generate(asked, signal)) {
+        if (event.finishReason !== '') this.#over(sentNumber);
+        yield event;
+      }
     } finally {
       this.#options.host.ended();
     }
@@ -93,10 +97,21 @@ export class KvtierLink implements Link {
     const sentNumber = this.#ledger.numberOf(request.requestId);
     const { sender } = this.#options;
     try {
-      await this.calls.follow(sentNumber === undefined ? request : { ...request, sender, sentNumber }, signal, onEvent);
+      const asked = sentNumber === undefined ? request : { ...request, sender, sentNumber };
+      await this.calls.follow(asked, signal, (event) => {
+        if (event.finishReason !== '') this.#over(sentNumber);
+        return onEvent(event);
+      });
     } finally {
       this.#options.host.ended();
     }
+  }
+
+  /** Before anybody hears of it: the choice that its end brings about knows of it. */
+  #over(number: number | undefined): void {
+    if (number === undefined) return;
+    this.#ledger.over(number);
+    this.#load = undefined;
   }
 
   send(share: Share): Sent {
@@ -128,8 +143,9 @@ export class KvtierLink implements Link {
     const prefillTokensPerS = rates?.prefillTokensPerS || host.usualPrefillTokensPerS();
     const computedBlocksPerS = prefillTokensPerS / this.#blockTokens;
     return {
-      waiting: (told?.waiting ?? 0) + waiting,
-      running: (told?.running ?? 0) + running,
+      // Below 0 only of an older worker, which does not name what has ended.
+      waiting: Math.max((told?.waiting ?? 0) + waiting, 0),
+      running: Math.max((told?.running ?? 0) + running, 0),
       tokensAhead: (told?.tokensAhead ?? 0) + tokensAhead,
       stepTokens: told?.step?.tokens ?? 0,
       stepBegunAtMs: told?.step === undefined ? 0 : this.#toldAtMs - told.step.forS * 1_000,
@@ -187,6 +203,7 @@ export class KvtierLink implements Link {
         end(new KvError('DISCONNECTED', `worker ${name}: ${silent}`, { retry: true }));
       });
       let heardMs = watch.nowMs();
+      let isFirst = true;
       const stop = this.calls.watchLoad(
         { sender, minIntervalMs: times.loadMs },
         (load) => {
@@ -195,7 +212,8 @@ export class KvtierLink implements Link {
             if (told.bootEpoch !== bootEpoch)
               throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
             heardMs = watch.nowMs();
-            this.#hear(told);
+            this.#hear(told, isFirst);
+            isFirst = false;
             onAnswer();
             host.answers(told.draining);
           } catch (error) {
@@ -208,8 +226,8 @@ export class KvtierLink implements Link {
     });
   }
 
-  #hear(told: ToldLoad): void {
-    for (const number of told.taken) this.#ledger.taken(number);
+  #hear(told: ToldLoad, isFirst: boolean): void {
+    this.#ledger.hear(told, isFirst);
     this.#told = told;
     const { rates } = told;
     const { media } = this.#options;

@@ -8,7 +8,13 @@ const rates = { prefillTokensPerS: 1.5, stepS: 0.1, stepPerRequestS: 0.01, freed
 const whole = (): EngineLoad => ({
   ...engineLoad(),
   ...{ bootEpoch: 'e', waiting: 1, running: 2, tokensAhead: 3n, usedBlocks: 4n, waitingBlocks: 5n, loadAheadS: 0.5 },
-  ...{ rates: { ...rates, loadBlocksPerS: { arena: 7.5 } }, taken: [8, 9], step: { tokens: 3, forS: 0.25 } },
+  ...{
+    rates: { ...rates, loadBlocksPerS: { arena: 7.5 } },
+    taken: [8, 9],
+    begun: [8],
+    ended: [7],
+    step: { tokens: 3, forS: 0.25 },
+  },
 });
 
 it('what can be is taken as it was told', () => {
@@ -40,7 +46,9 @@ it.each<[string, object]>([
   ...[{ arena: -1 }, { arena: Number.NaN }, { ['t'.repeat(65)]: 1 }, tiers(65)].map(
     (loadBlocksPerS): [string, object] => ['rates.loadBlocksPerS', { rates: { ...rates, loadBlocksPerS } }],
   ),
-  ...[[-1], [0.5], new Array(2 ** 20 + 1).fill(0)].map((taken): [string, object] => ['taken', { taken }]),
+  ...['taken', 'begun', 'ended'].flatMap((name) =>
+    [[-1], [0.5], new Array(2 ** 20 + 1).fill(0)].map((numbers): [string, object] => [name, { [name]: numbers }]),
+  ),
   ['bootEpoch', { bootEpoch: 'e'.repeat(4_097) }],
 ])('%s that cannot be is refused (%#)', (name, part) => {
   let line = '';

@@ -11,7 +11,8 @@ const mostRate = 1e12;
 const mostText = 4_096;
 const mostTierName = 64;
 const mostTiers = 64;
-const mostTaken = 1 << 20;
+const mostNamed = 1 << 20;
+const lists = ['taken', 'begun', 'ended'] as const;
 
 /** Units as in engine.proto. */
 export interface ToldLoad {
@@ -26,7 +27,10 @@ export interface ToldLoad {
   readonly waitingBlocks: number;
   readonly loadAheadS: number;
   readonly rates: EngineRates | undefined;
+  /** Numbers of our requests. */
   readonly taken: readonly number[];
+  readonly begun: readonly number[];
+  readonly ended: readonly number[];
 }
 
 /** @throws KvError PROTOCOL, one line */
@@ -41,10 +45,13 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     Number.isInteger(value) && value >= 0 && value <= mostCount ? value : refuse(where, `${value} counts nothing`);
   const rate = (where: string, value: number): number =>
     value >= 0 && value <= mostRate ? value : refuse(where, `${value} is no rate`);
-  const { bootEpoch, rates, step, taken } = load;
+  const { bootEpoch, rates, step, taken, begun, ended } = load;
   if (bootEpoch.length > mostText) refuse('bootEpoch', `${bootEpoch.length} characters`);
-  if (taken.length > mostTaken) refuse('taken', `${taken.length} requests`);
-  for (const number of taken) count('taken', number);
+  for (const list of lists) {
+    const numbers = load[list];
+    if (numbers.length > mostNamed) refuse(list, `${numbers.length} requests`);
+    for (const number of numbers) count(list, number);
+  }
   if (step !== undefined) {
     count('step.tokens', step.tokens);
     rate('step.forS', step.forS);
@@ -74,6 +81,6 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     waitingBlocks: count('waitingBlocks', Number(load.waitingBlocks)),
     loadAheadS: rate('loadAheadS', load.loadAheadS),
     rates,
-    taken,
+    ...{ taken, begun, ended },
   };
 }

@@ -40,7 +40,7 @@ export class Generations {
     const { sender, sentNumber } = request;
     // Two clients may choose the same name: what the scheduler sees is ours.
     const requestId = `${request.requestId}@${this.#begun++}`;
-    let ended = false;
+    let [runs, ended] = [false, false];
     const end = (outcome: string): void => {
       ended = true;
       if (this.#handOffs.get(request.requestId) === requestId) this.#handOffs.delete(request.requestId);
@@ -56,6 +56,10 @@ export class Generations {
         return;
       }
       metrics.observeTokens(tokenIds.length);
+      if (!runs && tokenIds.length > 0) {
+        runs = true;
+        if (sender !== undefined && sentNumber !== undefined) watches.begun(sender, sentNumber);
+      }
       // Of what is computed for another worker, users feel nothing here.
       if (cache && finishReason !== 'prefilled')
         metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);

@@ -46,7 +46,7 @@ it('its calls end within two seconds; a client that lives keeps its own', { time
     abort: (id: string) => aborted.push(id) > 0,
   };
   const metrics = { observeEnd: () => {} };
-  const watches = { over: () => {}, taken: () => {} };
+  const watches = { over: () => {}, begun: () => {}, taken: () => {} };
   const parts = { engine, metrics, watches, describe: () => ({}), prefetches: {} };
   const service = engineService(parts as unknown as Parameters<typeof engineService>[0]);
   const server = await startGrpcServer(`unix:${join(folder, 's')}`, (grpc) => grpc.addService(EngineService, service), {

@@ -3,7 +3,8 @@
  * are put together in a turn of their own, so that a request and the number that names it are always in the same one.
  *
  * Invariants: an engine that nobody watches pays nothing; one who does not read costs at most `mostPending` numbers, and is cut off
- * then; numbers of requests are told once to each watcher, all that are here to a new one.
+ * then; of each request a watcher is told once that it was taken, that it runs, and that it is over, in the message whose figures are the
+ * first that say so; of all that are here when it begins to watch, so that it knows at each message what the figures count.
  */
 import { KvError } from '@kvtier/errors';
 import type { EngineLoadFigures } from '@kvtier/scheduler';
@@ -36,7 +37,10 @@ interface Watch {
   readonly intervalMs: number;
   count: number;
   lastMs: number;
+  /** Numbers that it was not told yet. */
   taken: number[];
+  begun: number[];
+  ended: number[];
   timer: NodeJS.Timeout | undefined;
   /** Its buffer is full. */
   blocked: boolean;
@@ -47,8 +51,8 @@ interface Watch {
 export class LoadWatches {
   readonly #options: LoadWatchesOptions;
   readonly #watches = new Set<Watch>();
-  /** Numbers of the requests that are here, by sender. */
-  readonly #here = new Map<string, Set<number>>();
+  /** Numbers of the requests that are here, by sender, and whether they run. */
+  readonly #here = new Map<string, Map<number, boolean>>();
   #life: NodeJS.Timeout | undefined;
   #changing = false;
 
@@ -64,13 +68,16 @@ export class LoadWatches {
       return;
     }
     const { sender, minIntervalMs } = call.request;
+    const here = [...(this.#here.get(sender) ?? [])];
     const watch: Watch = {
       call,
       sender,
       intervalMs: Math.min(lifeMs, Math.max(leastIntervalMs, minIntervalMs)),
       count: 0,
       lastMs: Number.NEGATIVE_INFINITY,
-      taken: [...(this.#here.get(sender) ?? [])],
+      taken: here.map(([number]) => number),
+      begun: here.filter(([, runs]) => runs).map(([number]) => number),
+      ended: [],
       timer: undefined,
       blocked: false,
       told: '',
@@ -100,26 +107,39 @@ export class LoadWatches {
 
   /** The engine has taken this request in. */
   taken(sender: string, number: number): void {
-    const here = this.#here.get(sender) ?? new Set();
-    this.#here.set(sender, here.add(number));
-    for (const watch of this.#watches) {
-      if (watch.sender !== sender) continue;
-      watch.taken.push(number);
-      if (watch.taken.length > mostPending) this.#cut(watch);
-    }
+    const here = this.#here.get(sender) ?? new Map<number, boolean>();
+    this.#here.set(sender, here.set(number, false));
+    this.#note(sender, 'taken', number);
+  }
+
+  /** It has its first token. */
+  begun(sender: string, number: number): void {
+    const here = this.#here.get(sender);
+    if (here?.get(number) !== false) return;
+    here.set(number, true);
+    this.#note(sender, 'begun', number);
   }
 
   /** It has ended. */
   over(sender: string, number: number): void {
     const here = this.#here.get(sender);
-    here?.delete(number);
-    if (here?.size === 0) this.#here.delete(sender);
+    if (!here?.delete(number)) return;
+    if (here.size === 0) this.#here.delete(sender);
+    this.#note(sender, 'ended', number);
   }
 
   close(): void {
     for (const watch of this.#watches) {
       this.#remove(watch);
       watch.call.end();
+    }
+  }
+
+  #note(sender: string, what: 'taken' | 'begun' | 'ended', number: number): void {
+    for (const watch of this.#watches) {
+      if (watch.sender !== sender) continue;
+      watch[what].push(number);
+      if (watch[what].length > mostPending) this.#cut(watch);
     }
   }
 
@@ -145,11 +165,12 @@ export class LoadWatches {
       figures;
     const drains = draining();
     const now = `${waiting} ${running} ${tokensAhead} ${stepTokens} ${usedBlocks} ${waitingBlocks} ${loadAheadS} ${drains}`;
-    if (onChange && watch.taken.length === 0 && now === watch.told) return;
+    const { taken, begun, ended } = watch;
+    const names = taken.length + begun.length + ended.length;
+    if (onChange && names === 0 && now === watch.told) return;
     watch.told = now;
     const { prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } = figures;
-    const { taken } = watch;
-    watch.taken = [];
+    [watch.taken, watch.begun, watch.ended] = [[], [], []];
     watch.lastMs = performance.now();
     watch.blocked = !watch.call.write({
       bootEpoch,
@@ -167,7 +188,7 @@ export class LoadWatches {
         ...{ prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS },
         loadBlocksPerS: { ...loadBlocksPerS },
       },
-      taken,
+      ...{ taken, begun, ended },
     });
   }
 

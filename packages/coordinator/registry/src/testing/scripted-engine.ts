@@ -200,6 +200,8 @@ export const engineLoad = (): EngineLoad => ({
   loadAheadS: 0,
   rates: undefined,
   taken: [],
+  begun: [],
+  ended: [],
 });
 
 export const cacheUse = (part: Partial<CacheUse> = {}): CacheUse => ({

@@ -288,7 +288,15 @@ export interface EngineLoad {
    */
   taken: number[];
   /** absent: none of the tokens ahead is computed just now */
-  step?: RunningStep | undefined;
+  step?:
+    | RunningStep
+    | undefined;
+  /**
+   * Of the numbers that this stream has named, in `taken` of this message or of one before it, each once: that count as running from
+   * this message on; and that are over, and are not counted any more.
+   */
+  begun: number[];
+  ended: number[];
 }
 
 export interface RunningStep {
@@ -2251,6 +2259,8 @@ function createBaseEngineLoad(): EngineLoad {
     rates: undefined,
     taken: [],
     step: undefined,
+    begun: [],
+    ended: [],
   };
 }
 
@@ -2313,6 +2323,20 @@ export const EngineLoad: MessageFns<EngineLoad> = {
     }
     if (message.step !== undefined) {
       RunningStep.encode(message.step, writer.uint32(106).fork()).join();
+    }
+    if (message.begun.length !== 0) {
+      writer.uint32(114).fork();
+      for (const v of message.begun) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.ended.length !== 0) {
+      writer.uint32(122).fork();
+      for (const v of message.ended) {
+        writer.uint32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -2443,6 +2467,42 @@ export const EngineLoad: MessageFns<EngineLoad> = {
 
             message.step = RunningStep.decode(reader, reader.uint32());
             continue;
+          }
+          case 14: {
+            if (tag === 112) {
+              message.begun.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 114) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.begun.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 15: {
+            if (tag === 120) {
+              message.ended.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 122) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.ended.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
           }
         }
         if ((tag & 7) === 4 || tag === 0) {

@@ -1,0 +1,63 @@
+/** What those who watch the load are told of each request: that it is here, that it runs, that it is over, each once and in that order. */
+import { KvError } from '@kvtier/errors';
+import type { GenerateRequest as Asked, OnOutput, Output } from '@kvtier/scheduler';
+import type { GenerateRequest } from '@kvtier/wire/grpc';
+import { beforeEach, expect, it } from 'vitest';
+import { Generations } from './generations.ts';
+import type { LoadWatches } from './load-watches.ts';
+import type { WorkerMetrics } from './metrics.ts';
+
+let outputs: OnOutput[];
+let noted: string[];
+let refusal: KvError | undefined;
+let generations: Generations;
+beforeEach(() => {
+  outputs = [];
+  noted = [];
+  refusal = undefined;
+  const engine = {
+    submit: (_: Asked, onOutput: OnOutput) => {
+      if (refusal) throw refusal;
+      outputs.push(onOutput);
+    },
+    abort: () => true,
+    changeHandOff: () => true,
+  };
+  const note = (what: string) => (sender: string, number: number) => void noted.push(`${what} ${sender} ${number}`);
+  const watches = { taken: note('taken'), begun: note('begun'), over: note('over') } as Partial<LoadWatches>;
+  const ignore = (): void => {};
+  const metrics = { observeEnd: ignore, observeTokens: ignore, observeFirstToken: ignore } as Partial<WorkerMetrics>;
+  generations = new Generations({ engine, watches: watches as LoadWatches, metrics: metrics as WorkerMetrics });
+});
+
+const begin = (sentNumber?: number) =>
+  generations.begin(
+    { requestId: 'r', promptTokenIds: [1], ...(sentNumber && { sender: 'me', sentNumber }) } as GenerateRequest,
+    () => {},
+  );
+const output = (part: Partial<Output>): Output => ({ tokenIds: [], finishReason: '', ...part });
+
+it('one that answers, however it ends', () => {
+  const leave = begin(7);
+  outputs[0]!(output({ handOff: { localBlocks: 0, readyBlocks: 1 } }));
+  expect(noted).toEqual(['taken me 7']);
+  outputs[0]!(output({ tokenIds: [5] }));
+  outputs[0]!(output({ tokenIds: [6] }));
+  expect(noted).toEqual(['taken me 7', 'begun me 7']);
+  outputs[0]!(output({ tokenIds: [6], finishReason: 'stop' }));
+  leave();
+  expect(noted).toEqual(['taken me 7', 'begun me 7', 'over me 7']);
+  begin(8)();
+  expect(noted.slice(3)).toEqual(['taken me 8', 'over me 8']);
+  begin(9);
+  outputs[2]!(output({ error: new KvError('IO', 'gone') }));
+  expect(noted.slice(5)).toEqual(['taken me 9', 'over me 9']);
+});
+
+it('one that is refused was never here, and one without a number is not named', () => {
+  begin();
+  outputs[0]!(output({ tokenIds: [5], finishReason: 'stop' }));
+  refusal = new KvError('BUSY', 'full');
+  begin(7);
+  expect(noted.filter((line) => !line.startsWith('over'))).toEqual([]);
+});
