@@ -33,6 +33,7 @@ export async function packSystem(folder, modules) {
   for (const file of readdirSync(join(root, demo))) {
     if (!file.endsWith('.safetensors')) copyTo(join(root, demo, file), join(folder, demo, file));
   }
+  copyTo(join(root, 'models/demo/words.json'), join(folder, 'models/demo/words.json')); // the command line reads it as it starts
   copyNode(folder);
 }
 
