@@ -1,7 +1,7 @@
 /**
- * npm run gpu:bundle [-- --architectures LIST]: one archive that a bare machine with an NVIDIA driver runs, without Node and without a
- * network: `kernel_check`, `runtime_check` and `kernel_bench` for any x86-64-v3 CPU, their sources, and `gpu-session.sh`, which gives every
- * figure in stages. Then unpacks it into an empty folder and runs it there: on a machine without a GPU it has to say so, and end with 3.
+ * npm run gpu:bundle [-- --architectures LIST]: one archive that a bare machine with an NVIDIA driver runs, without a network:
+ * `kernel_check`, `runtime_check` and `kernel_bench` for any x86-64-v3 CPU, their sources, the whole system with this machine's Node
+ * (lib/packed-system.mjs), and `gpu-session.sh`, which gives every figure in stages. Then unpacks it into an empty folder and runs it there: on a machine without a GPU it has to say so, and end with 3.
  * Where nvcc is missing the archive holds sources only, to be compiled by its first stage. LIST: as CMake's (default 90a-real).
  */
 import { execFileSync, spawnSync } from 'node:child_process';
@@ -10,11 +10,14 @@ import { availableParallelism, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { command, onPath, root, SetupError, script } from './lib/command.mjs';
 import { hasGpu, hasNvcc } from './lib/native.mjs';
+import { packSystem } from './lib/packed-system.mjs';
 import { step } from './lib/progress.mjs';
 
 const mostBytes = 45 * 1024 * 1024;
 const cuda = 'packages/engine/cuda';
 const sources = [cuda, 'packages/engine/executor/cc', 'packages/base/data-plane/cc'];
+/** Of the packed system. */
+const modules = { 'data-plane': 'packages/base/data-plane/cc', executor: 'packages/engine/executor/cc' };
 const programs = ['kernel_check', 'runtime_check', 'kernel_bench'];
 const work = join(root, 'build/gpu-bundle');
 const folder = join(work, 'kvtier-gpu');
@@ -27,21 +30,35 @@ function architecturesOf(args) {
   throw new SetupError(`${args.join(' ')}: unknown options; allowed: --architectures "80-real;90a-real"`);
 }
 
+/** For any x86-64-v3 CPU, below `work`. */
+async function buildIn(source, name, targets, options, note) {
+  const target = join(work, name);
+  const carried = ['-DCMAKE_BUILD_TYPE=Release', '-DKVTIER_CPU=x86-64-v3', '-DKVTIER_PORTABLE=ON', ...options];
+  await command('cmake', ['-S', join(root, source), '-B', target, '-G', 'Ninja', ...carried], { note });
+  await command('ninja', ['-j', String(availableParallelism()), '-C', target, ...targets], { note });
+  return target;
+}
+
 async function compile(architectures, note) {
-  const build = join(work, 'build');
-  const options = [
-    '-DCMAKE_BUILD_TYPE=Release',
-    '-DKVTIER_CPU=x86-64-v3',
-    '-DKVTIER_PORTABLE=ON',
-    `-DCMAKE_CUDA_ARCHITECTURES=${architectures}`,
-  ];
-  await command('cmake', ['-S', join(root, cuda), '-B', build, '-G', 'Ninja', ...options], { note });
-  await command('ninja', ['-j', String(availableParallelism()), '-C', build, ...programs], { note });
+  const targets = [...programs, 'kvtier_cuda_module'];
+  const build = await buildIn(cuda, 'build', targets, [`-DCMAKE_CUDA_ARCHITECTURES=${architectures}`], note);
   mkdirSync(join(folder, 'bin'));
   for (const name of programs) {
     copyFileSync(join(build, name), join(folder, 'bin', name));
     await command('strip', [join(folder, 'bin', name)]);
   }
+}
+
+/** Place below the system's `build/` → stripped module. */
+async function compileModules(note) {
+  const built = {};
+  for (const [name, source] of Object.entries(modules)) {
+    const file = `kvtier_${name.replace('-', '_')}.node`;
+    built[`${name}/${file}`] = join(await buildIn(source, name, [], [], note), file);
+  }
+  if (hasNvcc()) built['cuda/kvtier_cuda.node'] = join(work, 'build/kvtier_cuda.node');
+  for (const file of Object.values(built)) await command('strip', ['--strip-unneeded', file]);
+  return built;
 }
 
 function copySources() {
@@ -63,7 +80,7 @@ function dryRun() {
       cwd: empty,
       encoding: 'utf8',
       env: { PATH: '/usr/local/bin:/usr/bin:/bin', HOME: empty },
-      timeout: 120_000,
+      timeout: 300_000,
     });
     const said = `${run.stdout}${run.stderr}`.trim();
     if (run.status !== (hasGpu() ? 0 : noGpu)) {
@@ -88,7 +105,9 @@ await script(async (args) => {
   copySources();
   copyFileSync(join(root, cuda, 'gpu-session.sh'), join(folder, 'gpu-session.sh'));
   copyFileSync(join(root, cuda, 'checks/torch_attention.py'), join(folder, 'torch_attention.py'));
-  await command('tar', ['-czf', archive, '-C', work, 'kvtier-gpu']);
+  const native = await step('compile the packed system', compileModules);
+  await step('pack Node and the system', () => packSystem(join(folder, 'system'), native));
+  await command('tar', ['-I', 'gzip -9', '-cf', archive, '-C', work, 'kvtier-gpu']);
   const { size } = statSync(archive);
   if (size > mostBytes) throw new SetupError(`${archive}: ${size} bytes; a GPU machine takes ${mostBytes} at most`);
   const said = await step('dry run in an empty folder', async () => dryRun());

@@ -13,7 +13,7 @@ import { step } from './progress.mjs';
 const folder = join(root, 'build/programs');
 const inputsFile = join(folder, 'inputs.json');
 /** Program → its source. Threads are programs, too. */
-const sources = {
+export const programSources = {
   'services/coordinator/main': 'services/coordinator/src/main.ts',
   'services/engine-worker/main': 'services/engine-worker/src/main.ts',
   'services/cache-node/main': 'services/cache-node/src/main.ts',
@@ -48,7 +48,7 @@ export async function ensurePrograms() {
     const before = new Map();
     const { metafile, outputFiles } = await build({
       absWorkingDir: root,
-      entryPoints: Object.fromEntries(Object.entries(sources).map(([name, path]) => [name, path])),
+      entryPoints: Object.fromEntries(Object.entries(programSources).map(([name, path]) => [name, path])),
       outdir: folder,
       bundle: true,
       splitting: true,
@@ -89,7 +89,7 @@ const ourCodeOnly = (before) => ({
       // What a source finds beside itself (models, native modules) it still finds; of threads it gets our bundle.
       const contents = readFileSync(path, 'utf8')
         .replace(/new URL\('\.\/([\w-]+)\.ts', import\.meta\.url\)/g, (whole, name) =>
-          `threads/${name}` in sources ? `new URL(${quoted(join(folder, `threads/${name}.mjs`))})` : whole,
+          `threads/${name}` in programSources ? `new URL(${quoted(join(folder, `threads/${name}.mjs`))})` : whole,
         )
         .replace(/import\.meta\.url/g, quoted(path));
       return { contents, loader: 'ts' };

@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/data-plane';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { debians, folder, output, root, runs } from './python.ts';
 
 it('sessions store, load, and outlive the death and the silence of their node', () => runs('test_session'));
@@ -30,7 +30,7 @@ it.skipIf(!hasNvcc)("the library's kernels are what nvcc makes of the sources", 
 
 it('the library is sound under sanitizers', async () => {
   const build = path.join(root, 'build/client-sanitized');
-  const options = ['-G', 'Ninja', '-DKVTIER_SANITIZE=ON', '-DCMAKE_BUILD_TYPE=RelWithDebInfo'];
+  const options = ['-G', 'Ninja', '-DKVTIER_SANITIZE=ON', '-DCMAKE_UNITY_BUILD=ON'];
   await output('cmake', ['-S', 'packages/connector/native/cc', '-B', build, ...options], process.env);
   await output('ninja', ['-C', build], process.env);
   const names = ['libasan.so', 'libstdc++.so'];
@@ -48,26 +48,31 @@ it('the library is sound under sanitizers', async () => {
 
 describe('the package', () => {
   let place: string;
-  beforeEach(() => {
+  let python: string;
+  let built: string[];
+  beforeAll(async () => {
     place = mkdtempSync(path.join(tmpdir(), 'kvtier-wheel-'));
-  });
-  afterEach(() => rmSync(place, { recursive: true, force: true }));
+    const venv = path.join(place, 'venv');
+    python = path.join(venv, 'bin/python');
+    const backend = path.join(folder, 'build_backend.py');
+    const making = output(debians, [backend, place], process.env);
+    await output(debians, ['-m', 'venv', '--system-site-packages', venv], process.env);
+    built = (await making).split('\n');
+  }, 240_000);
+  afterAll(() => rmSync(place, { recursive: true, force: true }));
 
   /** With Debian's protobuf, and nothing from any network. */
-  async function installed(file: string, env: NodeJS.ProcessEnv): Promise<string> {
-    const venv = path.join(place, 'venv');
-    await output(debians, ['-m', 'venv', '--system-site-packages', venv], process.env);
-    const python = path.join(venv, 'bin/python');
-    const pip = ['-m', 'pip', 'install', '--no-index', '--disable-pip-version-check', file];
-    await output(python, pip, env, place);
-    return python;
+  async function install(end: string, env: NodeJS.ProcessEnv): Promise<void> {
+    const file = built.find((line) => line.endsWith(end))!;
+    const pip = (...args: string[]) =>
+      output(python, ['-m', 'pip', '--disable-pip-version-check', ...args], env, place);
+    await pip('uninstall', '--yes', 'kvtier');
+    await pip('install', '--no-index', file);
   }
 
   it('installs from its wheel on a machine without compilers, and works there', async () => {
-    const built = await output(debians, [path.join(folder, 'build_backend.py'), place], process.env);
-    const wheel = built.split('\n').find((line) => line.endsWith('.whl'))!;
-    const bare = { PATH: path.join(place, 'venv/bin'), HOME: place };
-    const python = await installed(wheel, bare);
+    const bare = { PATH: path.dirname(python), HOME: place };
+    await install('.whl', bare);
     const where = 'import kvtier, kvtier.native as n; n.library(); print(n._path())';
     const library = (await output(python, ['-c', where], bare, place)).trim();
     expect(library).toMatch(/venv\/lib\/python3[.]\d+\/site-packages\/kvtier\/libkvtier[.]so$/);
@@ -75,9 +80,7 @@ describe('the package', () => {
   });
 
   it('builds from its sources alone', async () => {
-    const built = await output(debians, [path.join(folder, 'build_backend.py'), place], process.env);
-    const sources = built.split('\n').find((line) => line.endsWith('.tar.gz'))!;
-    const python = await installed(sources, { PATH: process.env.PATH, HOME: place });
+    await install('.tar.gz', { PATH: process.env.PATH, HOME: place });
     await runs('test_copies', { python, env: { PYTHONPATH: '' } });
   });
 });

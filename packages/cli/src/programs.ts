@@ -28,11 +28,12 @@ export function program(name: Program, root = here): string[] {
 function bundlesAreCurrent(root: string): boolean {
   try {
     const made = JSON.parse(readFileSync(join(root, 'build/programs/inputs.json'), 'utf8')) as {
-      readonly root: string;
+      /** null: carried here without sources (scripts/lib/packed-system.mjs), so none can have changed. */
+      readonly root: string | null;
       readonly inputs: Readonly<Record<string, string>>;
     };
     return (
-      made.root === root &&
+      (made.root === root || made.root === null) &&
       Object.entries(made.inputs).every(([path, state]) => {
         const { size, mtimeMs } = statSync(join(root, path));
         return `${size} ${mtimeMs}` === state;

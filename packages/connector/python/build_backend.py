@@ -72,7 +72,7 @@ def _library() -> bytes:
         return path.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         commands = (
-            ["cmake", "-S", str(HERE / "native/cc"), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"],
+            ["cmake", "-S", str(HERE / "native/cc"), "-B", folder, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_UNITY_BUILD=ON"],
             ["cmake", "--build", folder],
         )
         for command in commands:

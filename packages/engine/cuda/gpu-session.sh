@@ -9,6 +9,8 @@
 #   checks    runtime_check and kernel_check: every kernel against its CPU reference                                               2 min
 #   speed     kernel_bench: transfers, matrix products, attention, rows, the 8B model; attention beside torch's flash and cuDNN's  8 min
 #   system    cold, warm from the arena and from a disk, start in parts, exports and imports beside decodes, equality              6 min
+#   whole     the same through the whole system, as `kvtier up` starts it with the Node of the archive: start in parts, cold, warm,
+#             after a restart, decodes beside exports                                                                              8 min
 #   sanitize  named cases of kernel_check under compute-sanitizer, each by itself                                                  5 min
 #
 # Written as it is measured, into OUT (default: results, beside this script): figures.jsonl and checks.jsonl, one line each; summary.txt; log.txt.
@@ -21,7 +23,7 @@
 set -u -o pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-known="probe build checks speed system sanitize"
+known="probe build checks speed system whole sanitize"
 stages=${*:-$known}
 for stage in $stages; do
   case " $known " in *" $stage "*) ;; *) echo "$stage: unknown stage; there are: $known" >&2; exit 2 ;; esac
@@ -33,6 +35,7 @@ else
   bin=${KVTIER_GPU_BIN:-$sources/build/cuda} out=${OUT:-$sources/build/gpu-session}
 fi
 compiled=$out/programs
+packed=$here/system
 cuda=$sources/packages/engine/cuda
 python=${KVTIER_TORCH_PYTHON:-python3}
 mkdir -p "$out"
@@ -63,6 +66,18 @@ find_libraries() {
 program() { [ -x "$compiled/$1" ] && echo "$compiled/$1" || echo "$bin/$1"; }
 # Lines of JSON to a file and nowhere else, each as it comes; what people read goes to the log.
 figures() { within "$@" 2>> "$out/log.txt" >> "$out/figures.jsonl"; }
+
+# whole SECONDS BACKEND MODEL...: a case of the packed system, its figures on stdout. Machines without a C++ runtime get the packed one.
+whole() {
+  local seconds=$1 path=${LD_LIBRARY_PATH:-}
+  if [ ! -x "$packed/node" ]; then
+    echo "no Node is packed here: figures through the whole system need the archive of npm run gpu:bundle, or a checkout: npm run bench -- gpu" >&2
+    return 1
+  fi
+  ldd "$packed/node" 2>&1 | grep -q 'not found' && path=$packed/lib:$path
+  within "$seconds" env LD_LIBRARY_PATH="$path" XDG_CACHE_HOME="$KVTIER_BENCH_DIR/cache" \
+    "$packed/node" "$packed/build/programs/bench/gpu-system.mjs" "${@:2}"
+}
 
 stage_probe() {
   local bad=0 gpu rest
@@ -110,6 +125,27 @@ stage_speed() {
 
 stage_system() { figures 520 "$(program kernel_bench)" --seconds 120 system_; }
 
+stage_whole() {
+  local bad=0
+  whole 120 cuda random:0.5b >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
+  whole 300 cuda random:8b >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
+  whole 180 cuda random:8b 10000 8192 >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
+  [ $bad = 0 ] || { tail -1 "$out/log.txt"; grep '"error"' "$out/figures.jsonl" | tail -1; return 1; }
+}
+
+# Without a GPU: that the packed system starts here, answers, and finds its blocks again, on the CPU with a made-up model.
+dry_whole() {
+  case " $stages " in *" whole "*) ;; *) return 0 ;; esac
+  [ -d "$packed" ] || return 0
+  deadline=$(($(date +%s) + 200))
+  if whole 180 cpu random:1m 600 > "$out/dry-run.jsonl" 2>> "$out/log.txt"; then
+    say "dry run: the packed system runs here, on the CPU: $(grep -c '"value"' "$out/dry-run.jsonl") lines in $out/dry-run.jsonl, none of them a figure"
+  else
+    say "FAILED dry run: the packed system does not run here: $(cat "$out/log.txt" "$out/dry-run.jsonl" 2> /dev/null | tail -1)"
+    exit 1
+  fi
+}
+
 # One case at a time: a report names it, and what takes too long costs itself only.
 stage_sanitize() {
   local bad=0 tool name ok
@@ -130,10 +166,12 @@ if [ -x "$(program kernel_bench)" ]; then
   missing=$(timeout 60 "$(program kernel_bench)" --probe 2>&1 > /dev/null | grep '^no GPU' || true)
   if [ -n "$missing" ]; then
     say "dry run: $missing; the programs start here, and nothing was measured: ${stages// /, }"
+    dry_whole
     exit 3
   fi
 elif ! has nvidia-smi; then
   say "dry run: no GPU (no nvidia-smi) and no programs for one: nothing was measured: ${stages// /, }"
+  dry_whole
   exit 3
 fi
 say "session: ${stages// /, }; $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || echo 'no nvidia-smi')"

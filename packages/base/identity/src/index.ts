@@ -41,5 +41,12 @@ export {
   namespaceFromDigest,
   namespaceOf,
 } from './namespace.ts';
+export {
+  type LayoutPart,
+  type PartsLayout,
+  partNumberBytes,
+  partsFingerprint,
+  partsLayout,
+} from './parts-layout.ts';
 export { type TextFile, textDigestOf, textFiles } from './text-digest.ts';
 export type * from './types.ts';

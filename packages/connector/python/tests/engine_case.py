@@ -106,5 +106,20 @@ class EngineCase(NodeCase):
                 file.seek(at)
                 file.write(bytes([byte[0] ^ 0x10]))
 
+    def flip_block(self, engine: Engine, request: Any, block: int) -> None:
+        """A byte of one block of a request's chain, as every share has it."""
+        attached = engine.connector._scheduler._node.attached()
+        for share, session in zip(attached.shares, attached.sessions):
+            step = share.group.hash_step
+            load = session.load(b"".join(request.block_hashes[step - 1 :: step]), deadline_s=20)
+            until("it lies in the arena", lambda load=load: load.done, 30)
+            (offset,) = load.slots(block, block + 1).offsets
+            with open(attached.arena.ref.path, "r+b") as file:
+                file.seek(offset)
+                byte = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte[0] ^ 0x10]))
+            load.release()
+
     def stored(self, engine: Engine) -> int:
         return engine.connector._scheduler.counters.get("stored_blocks", 0)

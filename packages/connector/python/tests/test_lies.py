@@ -14,6 +14,8 @@ import unittest.mock
 from typing import Any, Callable
 
 import kvtier
+import kvtier.link
+import kvtier.requests
 from kvtier.protocol import ClientFrame, ServerFrame
 from rig import chain, until
 
@@ -200,6 +202,32 @@ class Lies(unittest.TestCase):
             until("it says so", lambda: logs.output)
             session.close()
         self.assertIn("others may write there", logs.output[0])
+
+
+class Waited(unittest.TestCase):
+    """Of a node that answers in time."""
+
+    def test_an_answer_that_lies_there_when_its_deadline_is_looked_at(self) -> None:
+        """The session's thread was kept from running in between: that is not the node's silence."""
+        ours, theirs = socket.socketpair()
+        self.addCleanup(theirs.close)
+        ours.setblocking(False)
+        wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.addCleanup(os.close, wake_fd)
+        link = kvtier.link.Link(ours, wake_fd)
+        self.addCleanup(link.end, kvtier.KvError("DISCONNECTED", "the test ends"))
+        request = kvtier.requests.Request("stats", {}, 5.0, "stats", lambda body: body)
+        link.post(3, request)
+        link.turn(0)
+        theirs.sendall(frame(3, "stats"))
+        late = unittest.mock.Mock(monotonic=lambda began=kvtier.link.time.monotonic(): began + 60)
+        with unittest.mock.patch.object(kvtier.link, "time", late):
+            # What was ready was asked before it came.
+            link._poll = unittest.mock.Mock(poll=lambda _ms: [])
+            link.turn(0)
+        self.assertIsNone(request.error)
+        self.assertTrue(request.done)
+        self.assertFalse(link.suspended)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import unittest
 from pathlib import Path
 
 from kvtier import Heads, Namespace, fingerprint
+from kvtier.namespace import Part, PartsLayout
 
 GOLDEN = Path(__file__).resolve().parents[3] / "base/identity/golden/namespaces.json"
+LAYOUTS = GOLDEN.with_name("layouts.json")
 MODEL, ROOT = b"\x01" * 32, b"\x02" * 32
 LAYOUT = {
     "layers": 2,
@@ -51,6 +53,19 @@ class Golden(unittest.TestCase):
         ]
         digests = {namespace.digest() for namespace in [one, *others]}
         self.assertEqual(len(digests), len(others) + 1)
+
+    def test_layouts_of_parts_have_the_engines_digests(self) -> None:
+        for one in json.loads(LAYOUTS.read_text()):
+            said = one["layout"]
+            parts = tuple(Part(p["name"], p["dtype"], p["per"], tuple(p["shape"]), p["order"]) for p in said["parts"])
+            layout = PartsLayout(said["layers"], said["blockTokens"], parts, tuple(said["tensorRank"]))
+            heads = Heads(*one["heads"]) if one["heads"] else None
+            tokens, dtype = said["blockTokens"], parts[0].dtype
+            namespace = Namespace(MODEL, dtype, tokens, "sha256_cbor", ROOT, layout.fingerprint(), heads=heads)
+            with self.subTest(one["name"]):
+                self.assertEqual((layout.layer_bytes, layout.block_bytes), (one["layerBytes"], one["blockBytes"]))
+                self.assertEqual(layout.fingerprint().hex(), one["fingerprint"])
+                self.assertEqual(namespace.digest().hex(), one["namespace"])
 
 
 if __name__ == "__main__":

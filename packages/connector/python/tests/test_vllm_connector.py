@@ -280,6 +280,25 @@ class Faults(EngineCase):
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertGreater(engine.external_tokens, found)
 
+    def test_slow_to_answer(self) -> None:
+        """The node answers after the deadline, before the engine comes to these requests: they are asked again, and loaded."""
+        node = self.node()
+        engine = self.play(node, Shape(prefix_caching=False, options={"lookup_deadline_ms": 100}))
+        self.assertEqual(self.serve(engine, self.texts), self.wanted)
+        self.until_held(node, engine, 40)
+        half = engine.connector._scheduler
+        node.send(signal.SIGSTOP)
+        names = [f"slow {i}" for i in range(5)]
+        for name, text in zip(names, self.texts):
+            engine.add(name, text)
+        until("no answer came in time", lambda: all(half._requests[name].lookups.done for name in names))
+        node.send(signal.SIGCONT)
+        until("the node has answered since", lambda: half._node.attached())
+        engine.run()
+        self.check(engine)
+        self.assertEqual([engine.done[name].output_tokens() for name in names], self.wanted)
+        self.assertEqual(engine.external_tokens, 5 * 40, self.told(engine))
+
     def test_full(self) -> None:
         """An arena for a few blocks: the rest is refused, and computed."""
         node = self.node(arena_bytes=1 << 20, disk_bytes=None)
@@ -302,6 +321,21 @@ class Faults(EngineCase):
         self.until_held(node, engine, 4)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertGreater(engine.external_tokens, found)
+
+    def test_corrupt_in_the_middle(self) -> None:
+        """One block of a chain is spoilt: what is before it is loaded, and the chain is whole again after that request."""
+        text = prompts(1)[0]
+        node = self.node(disk_bytes=None)
+        engine = self.play(node, Shape(prefix_caching=False))
+        (wanted,) = self.serve(engine, [text])
+        for spoilt in (6, 3):
+            self.until_held(node, engine, 40)
+            self.flip_block(engine, next(iter(engine.done.values())), spoilt)
+            for loaded in (4 * spoilt, 40):
+                found = engine.external_tokens
+                self.assertEqual(self.serve(engine, [text]), [wanted])
+                self.assertEqual(engine.external_tokens - found, loaded)
+                self.until_held(node, engine, 40)
 
     def test_corrupt_behind_the_check(self) -> None:
         """Flipped between claim and copy: reported, recomputed, never claimed again for that request."""

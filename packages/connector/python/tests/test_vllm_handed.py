@@ -166,8 +166,20 @@ class Planned(EngineCase):
         one.step(1_000, True, 9.25)
         self.assertAlmostEqual(one.us_per_token or 0, 87.5)
         self.assertAlmostEqual(one.limit_ms(1_000, 200, 2_000), 50 + 1.25 * 87.5)
-        self.assertEqual(one.limit_ms(1_000, 20, 2_000), 70)
+        self.assertAlmostEqual(one.limit_ms(1_000, 20, 2_000), 50 + 1.25 * 87.5)  # on a busy machine computing is slow, too
         self.assertEqual(one.limit_ms(10**6, 200, 2_000), 2_000)
+
+    def test_how_long_an_answer_is_waited_for(self) -> None:
+        one = pace.Pace()
+        self.assertEqual(one.answer_ms(10, 50, 2_000), 500)  # nothing was computed yet
+        self.assertEqual(one.answer_ms(10, 50, 200), 200)
+        one.step(1_000, True, 1.0)
+        one.step(1_000, True, 1.8)
+        self.assertEqual(one.us_per_token, 800)
+        self.assertEqual(one.answer_ms(100, 50, 2_000), 50)
+        self.assertEqual(one.answer_ms(1_000, 50, 2_000), 200)
+        self.assertEqual(one.answer_ms(10**6, 50, 2_000), 2_000)
+        self.assertEqual(one.answer_ms(10**6, 5_000, 2_000), 5_000)
 
 
 class Cost(EngineCase):

@@ -23,7 +23,7 @@
  * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
  */
 import type { WorkerState } from '@kvtier/routing';
-import { needsOf, roomS } from '@kvtier/routing';
+import { bringSecondsOf, computedTokensOf, roomS } from '@kvtier/routing';
 
 /** Why a request is split, or is not. */
 export const handOffReasons = [
@@ -226,7 +226,8 @@ function candidatesOf({ decode, others, legsPerWorker, legsLeft }: Question): re
 
 function aloneOf(question: Question): Expected {
   const { decode, late } = question;
-  const { computes, bringS } = needsOf(question, decode, decode);
+  const computes = computedTokensOf(question, decode, decode);
+  const bringS = bringSecondsOf(question, decode, decode);
   const begins = Math.max(beginsS(question, decode, true), decode.loadAheadS + bringS);
   const computeS = computes * tokenS(question, decode);
   const plainS = begins + computeS + stepS(decode);

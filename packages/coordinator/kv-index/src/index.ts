@@ -1,11 +1,11 @@
 /** Who holds which block in a cluster: the router's index, fed by block events. */
 export type { Keys } from './chains.ts';
+export type { FollowedWorker } from './feed/followed.ts';
 export type { Subscribe, Subscription } from './feed/followed-stream.ts';
 export {
   type FeedMatch,
   type FeedMember,
   type FeedState,
-  type FollowedWorker,
   IndexFeed,
   type IndexFeedOptions,
 } from './feed/index-feed.ts';

@@ -1,15 +1,18 @@
 /**
  * What a GPU machine's half hour runs, here on the emulator at a 64th of the size: that `kernel_bench` prints each figure at once, that a
- * case which fails or hangs costs itself only, and that `gpu-session.sh` says in one line what it cannot do, with an exit code of its own.
+ * case which fails or hangs costs itself only, that the packed system runs in an empty folder, and that `gpu-session.sh` says in one
+ * line what it cannot do, with an exit code of its own.
  */
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 
-const programs = fileURLToPath(new URL('../../../../build/cuda-emulated', import.meta.url));
+const builds = fileURLToPath(new URL('../../../../build', import.meta.url));
+const programs = join(builds, 'cuda-emulated');
+const packing = new URL('../../../../scripts/lib/packed-system.mjs', import.meta.url).href;
 const session = fileURLToPath(new URL('../../cuda/gpu-session.sh', import.meta.url));
 const deadlineMs = 300_000; // some ten seconds of CPU; on a busy machine it may wait long for its turn
 
@@ -87,12 +90,48 @@ it(
 );
 
 it(
+  'the system, packed with its Node, runs in an empty folder: prompts cold, from the arena and, after a restart, from the disk',
+  async () => {
+    const folder = join(out, 'unpacked');
+    const { packSystem } = (await import(packing)) as { packSystem(folder: string, modules: object): Promise<void> };
+    const built = ['data-plane/kvtier_data_plane.node', 'executor/kvtier_executor.node'];
+    await packSystem(join(folder, 'system'), Object.fromEntries(built.map((name) => [name, join(builds, name)])));
+    mkdirSync(join(folder, 'sources'));
+    copyFileSync(session, join(folder, 'gpu-session.sh'));
+    const ended = spawnSync('bash', [join(folder, 'gpu-session.sh')], {
+      cwd: folder,
+      encoding: 'utf8',
+      timeout: deadlineMs,
+      env: { PATH: '/usr/bin:/bin', HOME: folder },
+    });
+    expect(ended.stdout).toContain('no programs for one: nothing was measured: probe, build,');
+    expect(ended.stdout).toContain('dry run: the packed system runs here, on the CPU: 7 lines');
+    expect(ended.status).toBe(3);
+    const lines = readFileSync(join(folder, 'results/dry-run.jsonl'), 'utf8').trim().split('\n');
+    expect(lines.map((line) => (JSON.parse(line) as Line).name)).toEqual([
+      'start_up_1m',
+      'start_attached_1m',
+      'start_first_token_1m',
+      'ttft_cold_600_1m',
+      'ttft_arena_600_1m',
+      'ttft_disk_600_1m',
+      'decodes_2_1m',
+    ]);
+    rmSync(join(folder, 'system/node'));
+    const without = run(join(folder, 'gpu-session.sh'), ['whole'], { PATH: '/usr/bin:/bin' });
+    expect(without.code).toBe(1);
+    expect(without.stdout).toContain('no Node is packed here');
+  },
+  deadlineMs,
+);
+
+it(
   'the session says what it lacks in one line, each with an exit code of its own',
   () => {
     const env = { OUT: out, KVTIER_GPU_BIN: programs, KVTIER_WITHOUT_CUBLASLT: '' };
     expect(run(session, ['nothing'], env)).toMatchObject({
       code: 2,
-      stderr: 'nothing: unknown stage; there are: probe build checks speed system sanitize\n',
+      stderr: 'nothing: unknown stage; there are: probe build checks speed system whole sanitize\n',
     });
     const without = run(session, ['probe'], env);
     expect(without.code).toBe(4);

@@ -9,8 +9,9 @@
  * into the first gap, a removal closes its gap with what comes after (Knuth's algorithm R). Semantics after vLLM's
  * BlockHashToBlockMap.
  *
- * A hash's home is a random place in a table of megabytes, and what is found there decides what the code does next, so a CPU
- * would wait for one cache miss after the other. Batches read all their homes first, which lets the misses overlap.
+ * A hash's home is a random place in a table of megabytes, and what is found there decides what a removal does next, so a CPU
+ * would wait for one cache miss after the other. Removals read all their homes first, which lets the misses overlap: a fifth to a
+ * quarter less time for 16 to 128 rows that are in no cache. Insertions gain nothing by it.
  */
 import { InvariantError, invariant } from '@kvtier/errors';
 import { type HashQuery, type HashRows, rowWords } from './hash-rows.ts';
@@ -65,7 +66,6 @@ export class HashIndex {
   /** Insert rows that have their hashes, in this order. */
   add(rows: readonly number[]): void {
     while (2 * (this.#count + rows.length) > this.#mask + 1) this.#grow();
-    this.#readAhead(rows);
     this.#insert(rows);
     this.#count += rows.length;
   }

@@ -79,6 +79,19 @@ export class Holdings {
   }
 
   /**
+   * Resolves when it is known of which blocks an engine found wrong bytes rightly; undefined: none of these is being looked at. Who
+   * reserves before would be told "held" of what is about to leave.
+   */
+  settled(hashes: readonly HashKey[]): Promise<unknown> | undefined {
+    return this.#parts.settled(this.state.namespace, hashes);
+  }
+
+  /** The session's connection has not ended: something new may begin. */
+  get isConnected(): boolean {
+    return this.#connected;
+  }
+
+  /**
    * Slots for new blocks of one chain; `parent` precedes the first. What follows a refused block is refused too: without
    * its parent it could never be found. Nor is any of the chain evicted for another of it: what it holds is pinned meanwhile.
    */

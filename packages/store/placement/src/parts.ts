@@ -91,4 +91,6 @@ export interface StoreParts {
   readonly removeIfOver: (namespace: Namespace, hash: HashKey) => void;
   /** An engine says that these blocks of the arena did not match their checksums. They are pinned. */
   readonly suspect: (namespace: Namespace, hashes: readonly HashKey[]) => void;
+  /** Resolves when it is known which of these are sound; undefined: none of them is being looked at. */
+  readonly settled: (namespace: Namespace, hashes: readonly HashKey[]) => Promise<unknown> | undefined;
 }

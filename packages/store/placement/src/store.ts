@@ -150,6 +150,7 @@ export class Store {
       sweep: () => this.#expiry.sweep(),
       removeIfOver: (namespace, hash) => this.#removeIfOver(namespace, hash),
       suspect: (namespace, hashes) => this.#suspects.add(namespace, hashes),
+      settled: (namespace, hashes) => this.#suspects.settled(namespace, hashes),
       writeDowns,
     };
     for (const [bit, tier] of tiers.entries()) this.#follow(tier, bit);

@@ -25,7 +25,7 @@ export interface SuspectsOptions {
 export class Suspects {
   readonly #options: SuspectsOptions;
   #blocks = 0;
-  readonly #open = new Set<Promise<void>>();
+  readonly #open = new Map<Promise<void>, { readonly namespace: Namespace; readonly hashes: ReadonlySet<HashKey> }>();
 
   constructor(options: SuspectsOptions) {
     this.#options = options;
@@ -47,12 +47,21 @@ export class Suspects {
       this.#blocks -= seen.length;
       this.#open.delete(look);
     });
-    this.#open.add(look);
+    this.#open.set(look, { namespace, hashes: new Set(seen) });
+  }
+
+  /** Resolves when it is known which of these are sound; undefined: none of them is being looked at. */
+  settled(namespace: Namespace, hashes: readonly HashKey[]): Promise<unknown> | undefined {
+    if (this.#open.size === 0) return undefined;
+    const looks = [...this.#open].filter(
+      ([, of]) => of.namespace === namespace && hashes.some((hash) => of.hashes.has(hash)),
+    );
+    return looks.length === 0 ? undefined : Promise.all(looks.map(([look]) => look));
   }
 
   /** Resolves when nothing is being looked at. */
   async close(): Promise<void> {
-    await Promise.all(this.#open);
+    await Promise.all(this.#open.keys());
   }
 
   /** Never rejects. */

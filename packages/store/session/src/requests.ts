@@ -38,9 +38,9 @@ const statuses = {
   refused: ReserveStatus.RESERVE_STATUS_REFUSED,
 } as const;
 
-/** The answer, or undefined for a Load, whose answers go through `send`. */
+/** The answer, or undefined where it goes through `send`: a Load's, and a Reserve's of blocks that are being looked at. */
 export function answer(context: RequestContext, id: bigint, request: ClientBody): ServerBody | undefined {
-  const { holdings, headerBytes } = context;
+  const { holdings, headerBytes, send } = context;
   const hashesOf = (packed: Buffer) => unpackHashes(packed, context.hashBytes, context.limits.maxHashes, request.$case);
   const slotsOf = (offsets: readonly bigint[]) => offsets.map((offset) => Number(offset) - headerBytes);
   const done = (count: number): ServerBody => ({ $case: 'done', value: { count } });
@@ -65,16 +65,12 @@ export function answer(context: RequestContext, id: bigint, request: ClientBody)
       const parent = unpackParent(request.value.parent, context.hashBytes, request.$case);
       const hashes = hashesOf(request.value.hashes);
       const tokensOf = tokenReader(context, hashes.length, request.value.tokenIds);
-      const reserved = holdings.reserve(parent, hashes);
-      for (const [index, { status }] of reserved.entries()) {
-        if (status !== 'refused') tokensOf?.(index, hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
-      }
-      const value = {
-        status: reserved.map(({ status }) => statuses[status]),
-        offsets: reserved.map(({ slot }) => (slot === undefined ? 0n : BigInt(slot + headerBytes))),
-        reason: reserved.find(({ reason }) => reason !== '')?.reason ?? '',
-      };
-      return { $case: 'reserved', value };
+      const settled = holdings.settled(hashes);
+      if (settled === undefined) return reserve(context, parent, hashes, tokensOf);
+      void settled.then(() => {
+        if (holdings.isConnected) send(id, reserve(context, parent, hashes, tokensOf));
+      });
+      return undefined;
     }
     case 'commit': {
       const { offsets, checksums } = request.value;
@@ -130,6 +126,24 @@ function tokenReader(context: RequestContext, blocks: number, said: Buffer | und
   const { namespace } = holdings.state;
   return (index, hash, parent) =>
     tokens.learn(namespace, hash, parent, said.subarray(index * blockBytes, (index + 1) * blockBytes));
+}
+
+function reserve(
+  { holdings, headerBytes }: RequestContext,
+  parent: HashKey | null,
+  hashes: readonly HashKey[],
+  learn: LearnTokens | undefined,
+): ServerBody {
+  const reserved = holdings.reserve(parent, hashes);
+  for (const [index, { status }] of reserved.entries()) {
+    if (status !== 'refused') learn?.(index, hashes[index]!, index === 0 ? parent : hashes[index - 1]!);
+  }
+  const value = {
+    status: reserved.map(({ status }) => statuses[status]),
+    offsets: reserved.map(({ slot }) => (slot === undefined ? 0n : BigInt(slot + headerBytes))),
+    reason: reserved.find(({ reason }) => reason !== '')?.reason ?? '',
+  };
+  return { $case: 'reserved', value };
 }
 
 function load(context: RequestContext, id: bigint, { hashes, deadlineMs, awaitMs }: LoadRequest): void {

@@ -185,6 +185,20 @@ describe('requests', () => {
     expect(stats.counters).toMatchObject({ 'commit.blocks': 3n, 'release.corrupt': 1n, 'session.open': 1n });
   });
 
+  it('a block that an engine found wrong is not "held" for who would store it again at once', async () => {
+    await rig.start({}, 8, { plans: { disk: { write: 'none' } } });
+    const client = await rig.attached();
+    await put(client, 'x', 3);
+    const load = client.send({ $case: 'load', value: { hashes: packed('x', 3), deadlineMs: 1000 } });
+    await client.answer(load, 'loadDone');
+    client.socket.cork(); // both are read in one turn: the block is still being looked at
+    client.send({ $case: 'release', value: { loadId: load, corrupt: [1] } });
+    const reserve = client.send({ $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: packed('x', 3) } });
+    client.socket.uncork();
+    const { RESERVE_STATUS_RESERVED: reserved, RESERVE_STATUS_HELD: held } = ReserveStatus;
+    expect((await client.answer(reserve, 'reserved')).status).toEqual([held, reserved, held]);
+  });
+
   it('prefetch brings blocks into the arena, is refused with a reason, and can be cancelled', async () => {
     await rig.start({}, 24);
     const client = await rig.attached();

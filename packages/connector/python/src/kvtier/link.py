@@ -141,6 +141,8 @@ class Link:
                 self._read()
             self._send_posted()
             self._write()
+            if self._deadlines and self._deadlines[0][0] <= time.monotonic():
+                self._read()  # where this thread was kept waiting, the answer may lie here: that is not the node's silence
         except KvError as error:
             self.end(error)
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Union
 
@@ -83,3 +84,60 @@ class Namespace:
 def fingerprint(format: str, fields: dict[str, _Cbor]) -> bytes:
     """SHA-256 of a canonical map under the name of its format: of a layout that is not kvtier's own."""
     return hashlib.sha256(canonical_cbor({"format": format, **fields})).digest()
+
+
+#: Bytes of one number of a part.
+NUMBER_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i32": 4, "i8": 1, "u8": 1, "e4m3": 1, "e5m2": 1, "e8m0": 1}
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one layer of a block holds: for each token, or once a block. docs/formats.md, "Namespace"."""
+
+    name: str
+    dtype: str
+    #: "token" or "block".
+    per: str
+    shape: tuple[int, ...]
+    #: Dimensions, outermost first.
+    order: str
+
+    def bytes(self, block_tokens: int) -> int:
+        """In one layer of a block."""
+        tokens = {"token": block_tokens, "block": 1}[self.per]
+        return math.prod(self.shape) * tokens * NUMBER_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class PartsLayout:
+    """Blocks that are not plain keys and values: a latent, scales, states; their layers one after the other, each of all parts and
+    zeros up to whole pieces of 16 bytes."""
+
+    layers: int
+    block_tokens: int
+    parts: tuple[Part, ...]
+    #: Rank and ranks, where no range of KV heads says whose bytes these are.
+    tensor_rank: tuple[int, int] = (0, 1)
+
+    @property
+    def layer_bytes(self) -> int:
+        return -(-sum(part.bytes(self.block_tokens) for part in self.parts) // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers * self.layer_bytes
+
+    def fingerprint(self) -> bytes:
+        """For `Namespace.layout`."""
+        return fingerprint(
+            "kvtier-layout-2",
+            {
+                "layers": self.layers,
+                "blockTokens": self.block_tokens,
+                "layerBytes": self.layer_bytes,
+                "blockBytes": self.block_bytes,
+                "tensorRank": list(self.tensor_rank),
+                "parts": [[part.name, part.dtype, part.per, list(part.shape), part.order] for part in self.parts],
+            },
+        )

@@ -8,7 +8,8 @@ import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Keys } from '../chains.ts';
 import { keysOfHashes } from '../keys.ts';
-import { type FollowedWorker, IndexFeed, type IndexFeedOptions } from './index-feed.ts';
+import type { FollowedWorker } from './followed.ts';
+import { IndexFeed, type IndexFeedOptions } from './index-feed.ts';
 
 const blockTokens = 16;
 const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens });

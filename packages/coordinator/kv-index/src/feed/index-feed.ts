@@ -3,7 +3,7 @@
  *
  *     engine ──events──▶ EngineListing ┐
  *     node   ──events──▶ NodeListing   ├──▶ KvIndex ◀── match: what each worker has at hand, what its node can fetch from others
- *     what was sent ──▶ History (where nothing tells) ┘
+ *     what was sent ──▶ History (where nothing tells: reliance.ts) ┘              (questions.ts)
  *
  * A worker's blocks are its engine's, those of the node beside it, and of the shared tiers that this node reaches. Invariants: a worker whose events
  * cannot be relied on is credited with what it was sent, never with what they said before; how that stands is told in `state`, in
@@ -12,17 +12,19 @@
 import type { EventAccess, NodeRecord, WorkerRecord } from '@kvtier/config';
 import { ChainHasher, type HashAlgorithm } from '@kvtier/identity';
 import { type Keys, KvIndex, type KvIndexStats, type Match } from '../kv-index.ts';
-import { type Target, Targets } from '../targets.ts';
 import { EngineListing } from './engine-listing.ts';
+import type { FollowedWorker, NodeEntry, WorkerEntry } from './followed.ts';
 import { FollowedStream, type Subscribe } from './followed-stream.ts';
-import { History } from './history.ts';
+import { Learning } from './learning.ts';
 import { type FeedLog, LieCounts, type LieKind, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
 import { NodeListing } from './node-listing.ts';
+import { Questions } from './questions.ts';
+import { Reliance } from './reliance.ts';
 import { SharedBlocks } from './shared-blocks.ts';
 import { subscribeWith } from './subscribe.ts';
 import { Turns } from './turns.ts';
-import { type GroupView, matchView, plainTarget, type WorkerView } from './views.ts';
+import { matchView, type WorkerView } from './views.ts';
 
 export interface IndexFeedOptions {
   /** Of the index. */
@@ -39,21 +41,6 @@ export interface IndexFeedOptions {
   readonly subscribe?: Subscribe;
   /** Unix time in seconds. */
   readonly now?: () => number;
-}
-
-/** A worker of this model, and what is known of it. */
-export interface FollowedWorker {
-  /** As routing numbers workers. */
-  readonly number: number;
-  readonly record: WorkerRecord;
-  /** Its record's `node`, where discovery knows it. */
-  readonly node: NodeRecord | undefined;
-  /** Blocks of its pool; 0 or undefined: not known. */
-  readonly totalBlocks?: number;
-  /** Another one than before: it holds nothing of what it said. */
-  readonly bootEpoch?: string;
-  /** First 16 hex digits of the namespace of each of its attention groups: the node tells blocks of all models. Undefined: not known. */
-  readonly namespaces?: readonly string[];
 }
 
 export interface FeedMatch extends Match {
@@ -84,57 +71,8 @@ export interface FeedState {
   readonly snapshots: number;
 }
 
-interface NodeEntry {
-  readonly record: NodeRecord;
-  readonly listing: NodeListing | undefined;
-  readonly stream: FollowedStream | undefined;
-  readonly teller: { resync(): void };
-  why: string | undefined;
-  isWarned: boolean;
-}
-
-interface WorkerEntry {
-  followed: FollowedWorker;
-  readonly listing: EngineListing | undefined;
-  readonly stream: FollowedStream | undefined;
-  node: NodeEntry | undefined;
-  history: History | undefined;
-  why: string | undefined;
-  /** Of `why`. */
-  isWarned: boolean;
-  /** Requests with new blocks since its last event, and since when (Unix time in seconds). */
-  owed: number;
-  owedSinceS: number;
-  view: WorkerView;
-}
-
-/** What one look at the index asks, for a list of workers. */
-interface Asked {
-  /** As they were: the caller's list may change. */
-  readonly numbers: readonly number[];
-  /** One for each of them, then the pools. */
-  readonly targets: Targets;
-  /** Of those that are not one plain target. */
-  readonly views: readonly (WorkerView | undefined)[];
-  /** Which target is the pool that each can fetch from; -1: none. */
-  readonly pools: readonly number[];
-}
-
-const defaultGuessMs = 600_000;
 const maxSources = 512;
 const tickMs = 250;
-/** Blocks of a worker that does not say how many it has. */
-const unknownBlocks = 65_536;
-/** Events may be late by so much, and requests without any event so many for so long. */
-const maxLagS = 5;
-/** Connections to one that has just been seen may take so long. */
-const joinS = 5;
-const maxOwed = 8;
-const maxOwedS = 10;
-/** A prompt with so many blocks of no known order is worth learning from; so many prompts wait for that. */
-const worthLearning = 32;
-const maxLearning = 16;
-const learnBlocks = 4_096;
 const sweepRecords = 8_192;
 /** A worker's pool may hold blocks of several groups, and blocks twice; it has tiers of its own, too. */
 const poolSlack = 16;
@@ -150,13 +88,9 @@ export class IndexFeed {
   readonly #workers = new Map<number, WorkerEntry>();
   readonly #nodes = new Map<string, NodeEntry>();
   readonly #timer: NodeJS.Timeout;
-  readonly #learning: Keys[] = [];
-  #isLearning = false;
-  #isStale = false;
-  /** By the caller's own list of workers, until something changes. */
-  #asked = new WeakMap<readonly number[], Asked>();
-  /** Namespace → all that other nodes can fetch. */
-  readonly #pools = new Map<string, Target>();
+  readonly #learning: Learning;
+  readonly #reliance: Reliance;
+  readonly #questions: Questions;
 
   /** KvError CONFIG: `maxBytes` too small, block tokens that cannot be hashed. */
   constructor(options: IndexFeedOptions) {
@@ -167,6 +101,12 @@ export class IndexFeed {
     this.#index = new KvIndex({ maxBytes, maxSources, countedMedia: 1 << mediumNumbers.gpu });
     this.#hasher = new ChainHasher({ algorithm: hashAlgorithm, blockTokens, rootSeed });
     this.#shared = new SharedBlocks(this.#index, this.#mostBlocks, this.#changed);
+    this.#questions = new Questions(this.#workers, this.#nodes, this.#shared, blockTokens);
+    this.#learning = new Learning(this.#index, this.#turns);
+    this.#reliance = new Reliance({
+      ...{ index: this.#index, logger: options.logger, guessMs: options.guessMs },
+      ...{ nowS: () => this.#nowS(), onChange: this.#changed },
+    });
     this.#timer = setInterval(() => this.#tick(), tickMs).unref();
   }
 
@@ -182,15 +122,14 @@ export class IndexFeed {
       entry.followed = worker;
       entry.node = worker.node && this.#nodes.get(worker.node.name);
     }
-    this.#isStale = true;
+    this.#questions.changed();
     this.#look();
   }
 
   /** What each of these workers has at hand of a prompt, from its first block on. Numbers that are not followed have nothing. */
   match(keys: Keys, numbers: readonly number[]): FeedMatch[] {
-    if (this.#isStale) this.#review();
     const before = this.#index.looseSteps;
-    const { targets, views, pools } = this.#askedOf(numbers);
+    const { targets, views, pools } = this.#questions.of(numbers);
     const matches = this.#index.match(keys, targets);
     const found: FeedMatch[] = [];
     for (let i = 0; i < numbers.length; i++) {
@@ -200,7 +139,7 @@ export class IndexFeed {
       const remoteBlocks = most > blocks ? most - blocks : 0;
       found.push({ blocks, byMedium, remoteBlocks, remoteMedium: mediumNumbers.peer });
     }
-    if (this.#index.looseSteps - before >= worthLearning) this.#learn(keys);
+    this.#learning.met(keys, this.#index.looseSteps - before);
     return found;
   }
 
@@ -212,16 +151,10 @@ export class IndexFeed {
 
   /** What any node can fetch of a prompt, from other nodes and from shared tiers: blocks, and the slowest medium of these. */
   elsewhere(keys: Keys): { readonly blocks: number; readonly medium: number } {
-    if (this.#isStale) this.#review();
-    const namespaces = new Set([...this.#pools.keys(), ...this.#shared.namespaces]);
-    const targets = [...namespaces].map((namespace) => ({
-      sources: [
-        ...(this.#pools.get(namespace)?.sources ?? []),
-        ...this.#shared.all(namespace).map(({ source }) => source),
-      ],
-    }));
     const nobody = { blocks: 0, byMedium: new Int32Array() };
-    const most = this.#index.match(keys, targets).reduce((a, b) => (b.blocks > a.blocks ? b : a), nobody as Match);
+    const most = this.#index
+      .match(keys, this.#questions.anywhere())
+      .reduce((a, b) => (b.blocks > a.blocks ? b : a), nobody as Match);
     // What lies in another node's memory or on its disk comes from a peer.
     const slowest = most.byMedium.findLastIndex((blocks) => blocks > 0);
     return { blocks: most.blocks, medium: Math.max(slowest, mediumNumbers.peer) };
@@ -232,9 +165,7 @@ export class IndexFeed {
     const entry = this.#workers.get(number);
     if (entry === undefined || keys.length === 0) return;
     if (entry.history !== undefined) entry.history.sent(keys, this.#nowS() * 1_000);
-    else {
-      if (entry.owed++ === 0) entry.owedSinceS = this.#nowS();
-    }
+    else this.#reliance.sent(entry);
   }
 
   state(): FeedState {
@@ -260,7 +191,7 @@ export class IndexFeed {
     clearInterval(this.#timer);
     for (const [number, entry] of this.#workers) this.#unfollow(number, entry);
     this.#followNodes([]);
-    this.#learning.length = 0;
+    this.#learning.close();
   }
 
   /** More than this of one publisher would be half of all that there is room for. */
@@ -272,9 +203,7 @@ export class IndexFeed {
     return (this.#options.now ?? unixSeconds)();
   }
 
-  readonly #changed = (): void => {
-    this.#isStale = true;
-  };
+  readonly #changed = (): void => this.#questions.changed();
 
   #stream(
     events: WorkerRecord['events'],
@@ -332,152 +261,20 @@ export class IndexFeed {
     return { record, listing, stream, teller, why: undefined, isWarned: false };
   }
 
+  #look(): void {
+    this.#reliance.look(this.#nodes.values(), this.#workers.values());
+  }
+
   #tick(): void {
     this.#look();
     const nowMs = this.#nowS() * 1_000;
     for (const { history } of this.#workers.values()) history?.expire(nowMs);
     this.#index.sweep(sweepRecords);
   }
-
-  /** Who can be relied on now. */
-  #look(): void {
-    for (const entry of this.#nodes.values()) {
-      const why = entry.stream === undefined ? 'publishes no KV events' : problemOf(entry.stream);
-      this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
-    }
-    for (const entry of this.#workers.values()) {
-      const why = this.#whyGuessed(entry);
-      this.#say(`worker ${entry.followed.record.name}`, entry, why, 'what it holds is guessed from what it was sent');
-      if (why === undefined) {
-        entry.history?.close();
-        entry.history = undefined;
-      } else if (entry.history === undefined) {
-        const { totalBlocks } = entry.followed;
-        const options = { maxBlocks: totalBlocks || unknownBlocks, ttlMs: this.#options.guessMs ?? defaultGuessMs };
-        entry.history = new History(this.#index, options, this.#nowS() * 1_000);
-      }
-    }
-  }
-
-  #whyGuessed(entry: WorkerEntry): string | undefined {
-    const { stream } = entry;
-    if (stream === undefined) return 'publishes no KV events';
-    const problem = problemOf(stream);
-    if (problem !== undefined) return problem;
-    if (stream.heardS >= entry.owedSinceS) entry.owed = 0;
-    const isSilent = entry.owed >= maxOwed && this.#nowS() - entry.owedSinceS > maxOwedS;
-    return isSilent ? `no KV event although it was sent ${maxOwed} requests` : undefined;
-  }
-
-  #say(who: string, entry: NodeEntry | WorkerEntry, why: string | undefined, so: string): void {
-    const isNew = entry.why !== why;
-    const joiningS = entry.stream?.joiningS ?? Number.POSITIVE_INFINITY;
-    const isWarning = why !== undefined && joiningS >= joinS;
-    if (!isNew && (entry.isWarned || !isWarning)) return;
-    const { logger } = this.#options;
-    if (why === undefined) logger.info({ who }, `${who}: its KV events tell what it holds`);
-    else if (!isWarning) logger.info({ who, why }, `${who}: ${why} yet; ${so}`);
-    else logger.warn({ who, why }, `${who}: ${why}${isNew ? '' : ` for ${joinS} s`}; ${so}`);
-    entry.isWarned = isWarning;
-    entry.why = why;
-    this.#isStale ||= isNew;
-  }
-
-  /** What is asked of the index for these workers. */
-  #askedOf(numbers: readonly number[]): Asked {
-    const known = this.#asked.get(numbers);
-    if (known?.numbers.length === numbers.length && known.numbers.every((number, i) => number === numbers[i]))
-      return known;
-    const namespaces = [...this.#pools.keys()];
-    const entries = numbers.map((number) => this.#workers.get(number));
-    const plain = entries.map((entry) => entry && plainTarget(entry.view));
-    const asked: Asked = {
-      numbers: [...numbers],
-      targets: new Targets([...plain.map((target) => target ?? nothing), ...this.#pools.values()]),
-      views: entries.map((entry, i) => (plain[i] === undefined ? entry?.view : undefined)),
-      pools: entries.map((entry, i) => {
-        const namespace = entry && plain[i] && this.#namespacesOf(entry)[0];
-        const pool = namespace === undefined ? none : namespaces.indexOf(namespace);
-        return pool === none ? none : numbers.length + pool;
-      }),
-    };
-    this.#asked.set(numbers, asked);
-    return asked;
-  }
-
-  #review(): void {
-    this.#isStale = false;
-    this.#asked = new WeakMap();
-    for (const entry of this.#workers.values()) entry.view = this.#viewOf(entry);
-    this.#pools.clear();
-    for (const { record, listing, why } of this.#nodes.values()) {
-      if (record.peer === null || why !== undefined) continue;
-      for (const namespace of listing?.namespaces ?? []) {
-        const sources = [...(this.#pools.get(namespace)?.sources ?? []), listing!.partOf(namespace)!.source];
-        this.#pools.set(namespace, { sources });
-      }
-    }
-  }
-
-  #viewOf(entry: WorkerEntry): WorkerView {
-    const { listing, history, node } = entry;
-    const namespaces = this.#namespacesOf(entry);
-    const beside = (group: number): readonly number[] => {
-      const namespace = namespaces[group];
-      if (namespace === undefined || node === undefined || node.why !== undefined) return [];
-      const own = node.listing?.partOf(namespace);
-      return [...(own ? [own] : []), ...this.#shared.partsOf(node.teller, namespace)].map(({ source }) => source);
-    };
-    const guessed = history?.sources;
-    const ranks = guessed === undefined && listing !== undefined ? listing.ranks() : [];
-    const groupCount = Math.max(1, namespaces.length, ...ranks.map((groups) => groups.length));
-    return (ranks.length > 0 ? ranks : [[]]).map((parts) =>
-      Array.from({ length: groupCount }, (_, group): GroupView => {
-        const part = parts[group];
-        const tokens = part?.window.tokens;
-        return {
-          sources: [...(guessed ?? (part ? [part.source] : [])), ...beside(group)],
-          windowBlocks:
-            tokens === undefined ? undefined : Math.max(1, Math.ceil((tokens - 1) / this.#options.blockTokens)),
-        };
-      }),
-    );
-  }
-
-  /** Of its attention groups. Not known: the only one that its node has told of. */
-  #namespacesOf({ followed, node }: WorkerEntry): readonly string[] {
-    if (followed.namespaces !== undefined) return followed.namespaces;
-    const told = new Set([...(node?.listing?.namespaces ?? []), ...(node ? this.#shared.namespaces : [])]);
-    return told.size === 1 ? [...told] : [];
-  }
-
-  #learn(keys: Keys): void {
-    if (this.#learning.length >= maxLearning) return;
-    this.#learning.push(keys);
-    if (!this.#isLearning) void this.#learnAll();
-  }
-
-  async #learnAll(): Promise<void> {
-    this.#isLearning = true;
-    for (let keys = this.#learning.shift(); keys; keys = this.#learning.shift()) {
-      for (let at = 0; at < keys.length; at += 2 * learnBlocks) {
-        await this.#turns.next();
-        this.#index.learn(keys.subarray(at, at + 2 * learnBlocks), at === 0 ? 'root' : keys.subarray(at - 2, at));
-      }
-    }
-    this.#isLearning = false;
-  }
 }
 
-const nothing: Target = { sources: [] };
-const none = -1;
 const noView: WorkerView = [[{ sources: [], windowBlocks: undefined }]];
 const unixSeconds = (): number => Date.now() / 1_000;
-
-function problemOf(stream: FollowedStream): string | undefined {
-  if (stream.problem !== undefined) return stream.problem;
-  return stream.lagS > maxLagS ? `its KV events are more than ${maxLagS} s late` : undefined;
-}
 
 /** Whether what was heard of a worker still holds. */
 function isSame(a: FollowedWorker, b: FollowedWorker): boolean {

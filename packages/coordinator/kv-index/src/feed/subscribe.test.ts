@@ -6,7 +6,8 @@ import { curveKeyPair } from '@kvtier/events/testing';
 import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { afterEach, expect, it, vi } from 'vitest';
 import { keysOfHashes } from '../keys.ts';
-import { type FollowedWorker, IndexFeed } from './index-feed.ts';
+import type { FollowedWorker } from './followed.ts';
+import { IndexFeed } from './index-feed.ts';
 import { subscribeWith } from './subscribe.ts';
 
 const blockTokens = 16;

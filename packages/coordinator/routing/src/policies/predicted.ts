@@ -46,6 +46,8 @@ export class Predicted implements Policy {
   }
 }
 
+// What follows is asked of every worker for every request: plain numbers, so that a decision leaves nothing to be collected.
+
 /** Seconds: until the worker has served what is before the request, and what the request costs. `claimedS`: of others that wait. */
 export function costOf(
   request: RoutedRequest,
@@ -54,28 +56,27 @@ export function costOf(
   weight: number,
   held: HeldOfPrompt = worker,
 ): number {
-  const { computes, bringS } = needsOf(request, worker, held);
   const { waiting, running, stepS, stepPerRequestS, prefillTokensPerS, tokensAhead, loadAheadS } = worker;
-  const computeS = computes / prefillTokensPerS;
+  const bringS = bringSecondsOf(request, worker, held);
+  const computeS = computedTokensOf(request, worker, held) / prefillTokensPerS;
   const requests = waiting + running;
-  const stepLeftS = restOfStepS(worker);
   const queuedS = (tokensAhead - (worker.stepTokens ?? 0)) / prefillTokensPerS + claimedS;
   const readyS = Math.max(loadAheadS + bringS, roomS(request, worker));
   // Prompts of one step take no less than a step does.
   const computedS = Math.max(Math.max(queuedS, readyS) + computeS, readyS + stepS);
   const steps = 1 + (computedS * prefillTokensPerS) / chunkTokens;
-  return stepLeftS + computedS + steps * requests * stepPerRequestS + (computeS + bringS) * (weight - 1);
+  return restOfStepS(worker) + computedS + steps * requests * stepPerRequestS + (computeS + bringS) * (weight - 1);
 }
 
 /** Seconds until the step that runs ends. */
-function restOfStepS({ waiting, running, stepS, stepPerRequestS, prefillTokensPerS, ...step }: WorkerState): number {
-  const requests = waiting + running;
+function restOfStepS(worker: WorkerState): number {
+  const { stepS, stepTokens = 0, stepForS = 0 } = worker;
+  const requests = worker.waiting + worker.running;
   if (requests === 0) return 0;
-  const { stepTokens = 0, stepForS = 0 } = step;
-  const besideS = requests * stepPerRequestS;
+  const besideS = requests * worker.stepPerRequestS;
   // Of one that only gives tokens nobody tells when it began: half of it, on average.
   if (stepTokens === 0) return (stepS + besideS) / 2;
-  return Math.max(Math.max(stepS, stepTokens / prefillTokensPerS) + besideS - stepForS, 0);
+  return Math.max(Math.max(stepS, stepTokens / worker.prefillTokensPerS) + besideS - stepForS, 0);
 }
 
 /** Seconds of work that the worker has. */
@@ -83,42 +84,55 @@ export const aheadS = ({ tokensAhead, prefillTokensPerS, loadAheadS }: WorkerSta
   Math.max(tokensAhead / prefillTokensPerS, loadAheadS);
 
 /** Seconds of work that the request is on this worker. */
-export function workS(request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number {
-  const { computes, bringS } = needsOf(request, worker, held);
-  return computes / worker.prefillTokensPerS + bringS;
+export const workS = (request: RoutedRequest, worker: WorkerState, held: HeldOfPrompt = worker): number =>
+  computedTokensOf(request, worker, held) / worker.prefillTokensPerS + bringSecondsOf(request, worker, held);
+
+type Prompt = Pick<RoutedRequest, 'tokens' | 'blockTokens'>;
+
+/** Of the request on this worker: prompt tokens that it computes. */
+export function computedTokensOf(
+  prompt: Prompt,
+  worker: WorkerState,
+  { match, remoteBlocks, remoteMedium }: HeldOfPrompt,
+): number {
+  const brought = isBrought(prompt, worker, remoteBlocks, remoteMedium) ? remoteBlocks : 0;
+  return Math.max(prompt.tokens - (match.blocks + brought) * prompt.blockTokens, 1);
 }
 
-/** Of the request on this worker: prompt tokens that it computes, and seconds that it brings in the others for. */
-export function needsOf(
-  { tokens, blockTokens }: Pick<RoutedRequest, 'tokens' | 'blockTokens'>,
-  { prefillTokensPerS, loadBlocksPerS }: WorkerState,
+/** Seconds that it brings in others for. */
+export function bringSecondsOf(
+  prompt: Prompt,
+  worker: WorkerState,
   { match, remoteBlocks, remoteMedium }: HeldOfPrompt,
-): { readonly computes: number; readonly bringS: number } {
-  const blockS = blockTokens / prefillTokensPerS;
+): number {
+  const { loadBlocksPerS, prefillTokensPerS } = worker;
+  const { blocks, byMedium } = match;
   let bringS = 0;
-  for (let medium = 1; match.blocks > 0 && medium < match.byMedium.length; medium++) {
-    const blocks = match.byMedium[medium]!;
-    if (blocks > 0) bringS += blocks * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
+  if (blocks > 0) {
+    const blockS = prompt.blockTokens / prefillTokensPerS;
+    for (let medium = 1; medium < byMedium.length; medium++) {
+      const there = byMedium[medium]!;
+      if (there > 0) bringS += there * Math.min(secondsOf(loadBlocksPerS[medium]), blockS);
+    }
   }
-  let uncached = tokens - match.blocks * blockTokens;
-  if (remoteBlocks > 0 && secondsOf(loadBlocksPerS[remoteMedium]) < blockS) {
+  if (isBrought(prompt, worker, remoteBlocks, remoteMedium))
     bringS += remoteBlocks * secondsOf(loadBlocksPerS[remoteMedium]);
-    uncached -= remoteBlocks * blockTokens;
-  }
-  return { computes: Math.max(uncached, 1), bringS };
+  return bringS;
 }
+
+/** What lies elsewhere is brought where that is sooner than to compute it. */
+const isBrought = (prompt: Prompt, worker: WorkerState, blocks: number, medium: number): boolean =>
+  blocks > 0 && secondsOf(worker.loadBlocksPerS[medium]) < prompt.blockTokens / worker.prefillTokensPerS;
 
 /**
  * Seconds until the worker has room for the request: blocks in its pool, and a place among those that run. What is cached there
  * takes room, too, once a request uses it.
  */
-export function roomS(
-  request: RoutedRequest,
-  { waiting, running, maxRunning, usedBlocks, waitingBlocks, totalBlocks, freedBlocksPerS }: WorkerState,
-): number {
+export function roomS(request: RoutedRequest, worker: WorkerState): number {
+  const { waiting, running, maxRunning, usedBlocks, totalBlocks, freedBlocksPerS } = worker;
   if (waiting + running === 0 || totalBlocks === 0) return 0;
   const blocks = Math.ceil((request.tokens + request.maxTokens) / request.blockTokens);
-  const missing = usedBlocks + waitingBlocks + blocks - totalBlocks;
+  const missing = usedBlocks + worker.waitingBlocks + blocks - totalBlocks;
   const places = maxRunning === undefined ? 0 : waiting + running + 1 - maxRunning;
   // Who ends gives back as many blocks as one has on average.
   const missingWithPlaces = Math.max(missing, places > 0 ? (places * usedBlocks) / Math.max(running, 1) : 0);

@@ -20,6 +20,8 @@ class Known:
     tokens: Any | None
     lookups: Lookups | None = None
     asked_at: float = 0.0
+    #: How often.
+    asked: int = 0
     #: Per group, what the node was found to hold.
     held: list[list[tuple[int, int]]] | None = None
     stage: Stage | None = None

@@ -22,13 +22,13 @@ class Options:
     ttl_seconds: int = 0
     #: Also of requests without a hit: how long the engine's loop may stand for an answer of the node.
     patience_us: int = 1_000
-    #: A lookup that takes longer is a miss.
+    #: A lookup may take so long, or a quarter of what computing the prompt takes, where that is longer.
     lookup_deadline_ms: int = 50
     #: A load that takes longer ends; what came until then is not used.
     load_deadline_ms: int = 2_000
-    #: Of that, what a load of so many tokens may take: about what computing them would.
+    #: Of that, what a load of so many tokens may take, until the engine's own steps have shown what computing them takes.
     load_us_per_token: int = 200
-    #: Deadlines of loads follow what the engine computes in that time, and what the node says is slower than that is computed.
+    #: Deadlines follow what the engine computes in that time, and what the node says is slower than that is computed.
     plan_loads: bool = True
     #: What is leased for a request that is not admitted is let go after this.
     lease_ms: int = 10_000

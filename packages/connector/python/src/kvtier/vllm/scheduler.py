@@ -31,6 +31,8 @@ log = logging.getLogger("kvtier.vllm")
 
 #: Of one request: its local hit shrank, or it was preempted. After that it is computed.
 MAX_STAGES = 4
+#: Of one request, when the node has answered something else since: it was slow, or came back, and is not silent.
+MAX_LOOKUPS = 2
 #: Requests that are known; the engine's own queue is what is long.
 MAX_REQUESTS = 65_536
 
@@ -103,13 +105,19 @@ class SchedulerHalf:
             offered=[0] * len(self._groups),
         )
 
-    def _look_up(self, known: Known) -> None:
+    def _look_up(self, known: Known) -> bool:
         attached = self._node.attached() if self._node is not None else None
         if attached is None or not known.hashes:
-            return
+            return False
         known.asked_at = time.monotonic()
-        known.lookups = Lookups(attached, list(known.hashes), self.options.lookup_deadline_ms / 1e3)
+        known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
+        known.asked += 1
         self._add("lookups", 1)
+        return True
+
+    def _answer_s(self, known: Known) -> float:
+        tokens = len(known.hashes) * self._hash_tokens
+        return self._pace.answer_ms(tokens, self.options.lookup_deadline_ms, self.options.load_deadline_ms) / 1e3
 
     # ---- what may be claimed --------------------------------------------------------------------------------------------
 
@@ -127,15 +135,21 @@ class SchedulerHalf:
         lookups = known.lookups
         if not lookups.done and not (not self._lookup_slow and lookups.wait(self.options.patience_us / 1e6)):
             self._lookup_slow = True
-            if time.monotonic() - known.asked_at < self.options.lookup_deadline_ms / 1e3 + 0.01:
+            if time.monotonic() - known.asked_at < lookups.deadline_s + 0.01:
                 return None, False
-            return self._deny(known, "lookup")
+            return self._unanswered(known, "lookup")
         known.held = lookups.held(self._groups)
         if known.held is None:
-            return self._deny(known, "lookup")
+            return self._unanswered(known, "lookup")
         self._lookup_slow = False
         self._skip_held(known)
         return self._begin(known, request, local_tokens)
+
+    def _unanswered(self, known: Known, why: str) -> tuple[int | None, bool]:
+        """A node that is silent is not asked again, and who waits for it does so once."""
+        if known.asked < MAX_LOOKUPS and self._look_up(known):
+            return None, False
+        return self._deny(known, why)
 
     def _not_asked(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """The node was not there when it came, or it comes again after it was admitted once."""
@@ -148,7 +162,7 @@ class SchedulerHalf:
         now = time.monotonic()
         known.asked_at = known.asked_at or now
         # Workers are mapping the arena: a step or two.
-        if node.may_attach_soon() and now - known.asked_at < self.options.lookup_deadline_ms / 1e3:
+        if node.may_attach_soon() and now - known.asked_at < self._answer_s(known):
             return None, False
         return self._deny(known, "not attached")
 
@@ -167,7 +181,7 @@ class SchedulerHalf:
             return 0, False
         node = self._node
         if node is None or node.attached() is not lookups.attached:
-            return self._deny(known, "detached")
+            return self._unanswered(known, "detached")
         known.stages += 1
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
@@ -261,8 +275,9 @@ class SchedulerHalf:
         self._planned.append(LoadPlan(number, known.name, parts))
         self._add("loaded_tokens", external_tokens)
         for group in self._groups:
-            index = group.index
-            known.offered[index] = max(known.offered[index], stage.ready_tokens // group.block_tokens)
+            # Where it came short of what the lookup said, blocks behind it are missing or bad: they are stored again.
+            held = known.offered[group.index] if stage.ready_tokens >= stage.end_tokens else 0
+            known.offered[group.index] = max(held, stage.ready_tokens // group.block_tokens)
 
     # ---- each step -----------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Lookups:
 
     def __init__(self, attached: Attached, hashes: Sequence[bytes], deadline_s: float) -> None:
         self.attached = attached
+        self.deadline_s = deadline_s
         self.asked: list[Request[Held]] = []
         self.hashes = len(hashes)
         most = 65_536

@@ -1,0 +1,92 @@
+/**
+ * Whose events can be relied on. A worker whose events cannot is credited with what it was sent; a node whose events cannot, with
+ * nothing. Each change is told in one line, which is a warning unless the publisher has just been seen for the first time.
+ */
+import type { KvIndex } from '../kv-index.ts';
+import type { NodeEntry, WorkerEntry } from './followed.ts';
+import type { FollowedStream } from './followed-stream.ts';
+import { History } from './history.ts';
+import type { FeedLog } from './lies.ts';
+
+export interface RelianceOptions {
+  readonly index: KvIndex;
+  readonly logger: FeedLog;
+  /** How long what was sent stands for what is held, where nothing tells. */
+  readonly guessMs: number | undefined;
+  /** Unix time in seconds. */
+  readonly nowS: () => number;
+  /** Another publisher can be relied on, or no longer. */
+  readonly onChange: () => void;
+}
+
+const defaultGuessMs = 600_000;
+/** Blocks of a worker that does not say how many it has. */
+const unknownBlocks = 65_536;
+/** Events may be late by so much, and requests without any event so many for so long. */
+const maxLagS = 5;
+/** Connections to one that has just been seen may take so long. */
+const joinS = 5;
+const maxOwed = 8;
+const maxOwedS = 10;
+
+export class Reliance {
+  readonly #options: RelianceOptions;
+
+  constructor(options: RelianceOptions) {
+    this.#options = options;
+  }
+
+  /** Who can be relied on now. */
+  look(nodes: Iterable<NodeEntry>, workers: Iterable<WorkerEntry>): void {
+    const { index, guessMs = defaultGuessMs, nowS } = this.#options;
+    for (const entry of nodes) {
+      const why = entry.stream === undefined ? 'publishes no KV events' : problemOf(entry.stream);
+      this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
+    }
+    for (const entry of workers) {
+      const why = this.#whyGuessed(entry);
+      this.#say(`worker ${entry.followed.record.name}`, entry, why, 'what it holds is guessed from what it was sent');
+      if (why === undefined) {
+        entry.history?.close();
+        entry.history = undefined;
+      } else if (entry.history === undefined) {
+        const options = { maxBlocks: entry.followed.totalBlocks || unknownBlocks, ttlMs: guessMs };
+        entry.history = new History(index, options, nowS() * 1_000);
+      }
+    }
+  }
+
+  /** A request with these blocks went to this worker: its events owe something. */
+  sent(entry: WorkerEntry): void {
+    if (entry.owed++ === 0) entry.owedSinceS = this.#options.nowS();
+  }
+
+  #whyGuessed(entry: WorkerEntry): string | undefined {
+    const { stream } = entry;
+    if (stream === undefined) return 'publishes no KV events';
+    const problem = problemOf(stream);
+    if (problem !== undefined) return problem;
+    if (stream.heardS >= entry.owedSinceS) entry.owed = 0;
+    const isSilent = entry.owed >= maxOwed && this.#options.nowS() - entry.owedSinceS > maxOwedS;
+    return isSilent ? `no KV event although it was sent ${maxOwed} requests` : undefined;
+  }
+
+  #say(who: string, entry: NodeEntry | WorkerEntry, why: string | undefined, so: string): void {
+    const isNew = entry.why !== why;
+    const joiningS = entry.stream?.joiningS ?? Number.POSITIVE_INFINITY;
+    const isWarning = why !== undefined && joiningS >= joinS;
+    if (!isNew && (entry.isWarned || !isWarning)) return;
+    const { logger } = this.#options;
+    if (why === undefined) logger.info({ who }, `${who}: its KV events tell what it holds`);
+    else if (!isWarning) logger.info({ who, why }, `${who}: ${why} yet; ${so}`);
+    else logger.warn({ who, why }, `${who}: ${why}${isNew ? '' : ` for ${joinS} s`}; ${so}`);
+    entry.isWarned = isWarning;
+    entry.why = why;
+    if (isNew) this.#options.onChange();
+  }
+}
+
+function problemOf(stream: FollowedStream): string | undefined {
+  if (stream.problem !== undefined) return stream.problem;
+  return stream.lagS > maxLagS ? `its KV events are more than ${maxLagS} s late` : undefined;
+}
