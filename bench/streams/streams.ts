@@ -46,10 +46,12 @@ export interface Streams {
   readonly cpuS: number;
 }
 
+export const memoryLooks = 20;
+
 export interface StreamsCost {
   readonly straight: Streams;
   readonly through: Streams;
-  /** CPU seconds of the coordinator, all threads, and its memory at the end of each third. */
+  /** CPU seconds of the coordinator, all threads, and its memory at the end of each of `memoryLooks` equal parts of the time. */
   readonly coordinatorCpuS: number;
   readonly residentMiB: readonly number[];
 }
@@ -88,7 +90,7 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     let looks: NodeJS.Timeout | undefined;
     const through = await drive(message.ready.url, () => {
       before = cpuSecondsOf(pid!);
-      looks = setInterval(() => residentMiB.push(residentMiBOf(pid!)), (seconds * 1_000) / 3);
+      looks = setInterval(() => residentMiB.push(residentMiBOf(pid!)), (seconds * 1_000) / memoryLooks);
     });
     clearInterval(looks);
     const coordinatorCpuS = cpuSecondsOf(pid!) - before;

@@ -1,6 +1,8 @@
 /**
  * What the coordinator adds to streams: 1,000 clients and more, one answer after another, over 8 fake engines, asked straight and through
- * it in the same run. `--seconds N` of each (default 20), `--clients N`, `--rate N` tokens a second and answer.
+ * it in the same run. `--seconds N` of each (default 20), `--clients N`, `--rate N` tokens a second and answer. Any error ends it.
+ * `memory` is flat when its ratio is 1: what the coordinator has in the last quarter of the time, beside the second one (the first
+ * fills pools and compiles code); run it for minutes.
  */
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -25,9 +27,14 @@ async function run({ args, log, scratchDir }: BenchContext): Promise<Figure[]> {
   const errors = Object.entries({ ...straight.errors, ...through.errors });
   if (errors.length > 0) throw new KvError('IO', `bench streams: ${JSON.stringify(errors)}`);
   const added = (name: 'first' | 'gaps'): number => through[name].p99 - straight[name].p99;
+  const memoryIn = (quarter: number): number => {
+    const looks = residentMiB.length / 4;
+    return Math.max(...residentMiB.slice(Math.floor(looks * (quarter - 1)), Math.ceil(looks * quarter)));
+  };
   return [
     time('added_first_token_p99', added('first'), 'ms', askedFirstMs, '2 ms'),
     time('added_between_tokens_p99', added('gaps'), 'ms', askedGapMs, '1 ms'),
+    time('memory', memoryIn(4), 'MiB', memoryIn(2), 'in the second quarter of the time'),
     rate(
       'tokens_per_cpu_second',
       through.tokens / coordinatorCpuS,

@@ -4,6 +4,7 @@
  * no block, no pinned slot, no awaited block.
  */
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { heldAt } from './cluster-held.ts';
 import { ClusterRig, type Request, sharedPrompts } from './cluster-rig.ts';
 import { CpuWaits } from './cpu-waits.ts';
 
@@ -42,31 +43,7 @@ async function isRight(request: Request): Promise<string> {
   return answer.degraded;
 }
 
-const free = [
-  ...['waiting', 'running', 'loading', 'awaiting', 'export_blocks'].map((name) => `kvtier_engine_${name}`),
-  ...['await.blocks', 'arena.pinned_blocks', 'fetch.inflight_bytes'].map(
-    (name) => `kvtier_node_events{event="${name}"}`,
-  ),
-];
-
 const cpuWaits = (): CpuWaits => new CpuWaits(() => rig.pids);
-
-/** What is still held, by what it is; empty: nothing. */
-async function held(coordinators = [0, 1]): Promise<string[]> {
-  const left: string[] = [];
-  for (const worker of [0, 1]) {
-    const metrics = await rig.workerMetrics(worker);
-    const of = (name: string): number => metrics.get(name) ?? Number.NaN;
-    const blocks = of('kvtier_engine_block_count') - 1 - of('kvtier_engine_free_blocks');
-    for (const [name, value] of [['blocks', blocks], ...free.map((each) => [each, of(each)])] as const)
-      if (value !== 0) left.push(`worker-${worker}: ${name} ${value}`);
-  }
-  for (const coordinator of coordinators) {
-    const legs = (await rig.metrics(coordinator)).get('kvtier_handoff_legs');
-    if (legs !== 0) left.push(`coordinator-${coordinator}: legs ${legs}`);
-  }
-  return left;
-}
 
 /** Beyond what a busy machine keeps the processes waiting for a CPU. */
 async function nothingHeldWithin(
@@ -75,12 +52,12 @@ async function nothingHeldWithin(
   coordinators?: number[],
   since = { ms: performance.now(), waits: cpuWaits() },
 ): Promise<void> {
-  let left = await held(coordinators);
+  let left = await heldAt(rig, [0, 1], coordinators);
   while (left.length > 0) {
     const tookMs = performance.now() - since.ms - since.waits.ms;
     expect(tookMs, `${what}: ${left.join(', ')}`).toBeLessThan(ms);
     await new Promise((resolve) => setTimeout(resolve, 10));
-    left = await held(coordinators);
+    left = await heldAt(rig, [0, 1], coordinators);
   }
 }
 
