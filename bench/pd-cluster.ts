@@ -29,6 +29,10 @@ export class PdCluster {
   #sharing: SharingHosts<Host> | undefined;
   #apart: CoordinatorInput['discovery'];
 
+  constructor() {
+    process.once('exit', this.#leave);
+  }
+
   /** All workers, and the coordinator of the two combined ones. */
   static async start(modelDir: string): Promise<PdCluster> {
     const cluster = new PdCluster();
@@ -54,6 +58,17 @@ export class PdCluster {
   /** Of each host's link, each way. */
   rate = (gbit: number): Promise<void> => this.#hosts!.rate(gbit);
 
+  /**
+   * This process ends, by a signal or an error. What the hosts run is killed here, and waited for: arenas are removed once nobody holds
+   * them any more.
+   */
+  readonly #leave = (): void => {
+    for (const child of this.#children) child.kill('SIGKILL');
+    this.#hosts?.end();
+    this.#sharing?.sweep();
+    rmSync(this.#folder, { recursive: true, force: true });
+  };
+
   async close(): Promise<void> {
     for (const child of this.#children) {
       if (child.exitCode !== null) continue;
@@ -63,6 +78,7 @@ export class PdCluster {
     await this.#hosts?.close();
     this.#sharing?.sweep();
     rmSync(this.#folder, { recursive: true, force: true });
+    process.off('exit', this.#leave);
   }
 
   async #start(modelDir: string): Promise<void> {

@@ -14,6 +14,8 @@ export interface Timed {
   readonly wholeMs: number;
   /** What the coordinator decided, and why. */
   readonly decision: string;
+  /** What its first token took, in milliseconds, one part after the other; of a split prompt those of `splitParts`. */
+  readonly madeOf: Readonly<Record<string, number>>;
   readonly degraded: string;
 }
 
@@ -31,7 +33,13 @@ export interface Arrival {
   readonly atMs: number;
 }
 
+/** Until the decode side has room, at the prefill side, until the last block is in, and the rest. */
+const splitParts = ['admit', 'queue', 'prefill', 'transfer', 'tail'] as const;
+const aloneParts = ['queue', 'load', 'prefill'] as const;
+
 interface Chunk {
+  /** With the last one. */
+  readonly kvtier?: Readonly<Record<string, unknown>> & { readonly hand_off?: Readonly<Record<string, unknown>> };
   readonly choices?: readonly { readonly token_ids?: readonly number[] }[];
   readonly error?: { readonly message: string };
 }
@@ -68,13 +76,15 @@ export async function ask(
   let [ttftMs, lastMs] = [0, 0];
   const gapsMs: number[] = [];
   let rest = '';
+  let last: NonNullable<Chunk['kvtier']> = {};
   const decoder = new TextDecoder();
   for await (const bytes of response.body!) {
     const lines = (rest + decoder.decode(bytes, { stream: true })).split('\n');
     rest = lines.pop()!;
     for (const line of lines) {
       if (!line.startsWith('data: {')) continue;
-      const { choices, error } = JSON.parse(line.slice(6)) as Chunk;
+      const { choices, error, kvtier } = JSON.parse(line.slice(6)) as Chunk;
+      if (kvtier) last = kvtier;
       if (error) throw new KvError('REQUEST', `${url}: ${error.message}`);
       if ((choices?.[0]?.token_ids ?? []).length === 0) continue;
       const nowMs = performance.now();
@@ -86,7 +96,28 @@ export async function ask(
   const wholeMs = performance.now() - begin;
   const header = (name: string): string => response.headers.get(name) ?? '';
   const [decision, degraded] = [header('x-kvtier-handoff'), header('x-kvtier-degraded')];
-  return { kind, tokens: prompt.length, ttftMs, gapsMs, wholeMs, decision, degraded };
+  const madeOf = partsOf(ttftMs, last);
+  return { kind, tokens: prompt.length, ttftMs, gapsMs, wholeMs, decision, degraded, madeOf };
+}
+
+/** `rest`: what no part explains, the way to the coordinator and back among it. */
+function partsOf(ttftMs: number, last: NonNullable<Chunk['kvtier']>): Timed['madeOf'] {
+  const { hand_off: split } = last;
+  const madeOf: Record<string, number> = {};
+  let rest = ttftMs;
+  for (const part of split === undefined ? aloneParts : splitParts) {
+    const us = (split ?? last)[`${part}_us`];
+    madeOf[part] = typeof us === 'number' ? us / 1_000 : 0;
+    rest -= madeOf[part];
+  }
+  return { ...madeOf, rest };
+}
+
+/** In one line, whole milliseconds; of several the mean of each part. */
+export function saysParts(all: readonly Timed[]): string {
+  const names = Object.keys(all[0]?.madeOf ?? {});
+  const mean = (name: string): number => all.reduce((sum, { madeOf }) => sum + (madeOf[name] ?? 0), 0) / all.length;
+  return names.map((name) => `${name} ${mean(name).toFixed(0)}`).join(' + ');
 }
 
 /** Both kinds at their rates a second, as a Poisson process each, for `durationMs`: the same for the same seed, whoever serves it. */

@@ -65,6 +65,9 @@ async function runSuite(suite: Suite, args: readonly string[], output: Output, h
   const scratchDir = makeScratch(scratchRoot, suite.name);
   const cleanUp = (): void => rmSync(scratchDir, { recursive: true, force: true });
   process.once('exit', cleanUp);
+  // Whoever made something cleans it up at the process's exit, however it comes.
+  const stop = (signal: NodeJS.Signals): void => process.exit(signal === 'SIGINT' ? 130 : 143);
+  process.once('SIGINT', stop).once('SIGTERM', stop);
   try {
     const figures = await suite.run({ args, scratchDir, log });
     if (output.record) record(suite.name, figures);
@@ -73,7 +76,7 @@ async function runSuite(suite: Suite, args: readonly string[], output: Output, h
     return 0;
   } finally {
     cleanUp();
-    process.off('exit', cleanUp);
+    process.off('exit', cleanUp).off('SIGINT', stop).off('SIGTERM', stop);
   }
 }
 

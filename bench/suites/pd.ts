@@ -13,14 +13,16 @@
  *
  * Targets are of the machine: four times a lone prompt's first token, and half of the pause that a whole step of a prompt makes.
  *
- * `--verbose` says of each request what was decided, and by which figures.
+ * What the times to the first tokens are made of is said for each way and each reason of the decision: of what was served alone its queue,
+ * its loads and its prefill, of what was split the wait for room at the decode side, queue and prefill at the prefill side, the transfer
+ * that was not hidden, and the tail. `--verbose` says it of each request, with the figures by which was decided.
  */
 import { KvError } from '@kvtier/errors';
 import { resolveModel } from '@kvtier/model';
 import { hostsMissing } from '../../infra/hosts/hosts.ts';
 import { type BenchContext, type Figure, median, rate, type Suite, time } from '../figures.ts';
 import { PdCluster, type Way } from '../pd-cluster.ts';
-import { arrivals, ask, freshPrompt, mixedLoad, percentile, type Timed } from '../pd-load.ts';
+import { arrivals, ask, freshPrompt, mixedLoad, percentile, saysParts, type Timed } from '../pd-load.ts';
 
 const links = [1, 10];
 /**
@@ -101,7 +103,8 @@ async function measure(
     if (!context.args.includes('--verbose')) return;
     for (const each of all)
       context.log(
-        `${gbit} Gbit/s ${way}: ${each.kind} of ${each.tokens}, ttft ${each.ttftMs.toFixed(0)} ms: ${each.decision} ${each.degraded}`,
+        `${gbit} Gbit/s ${way}: ${each.kind} of ${each.tokens}, ttft ${each.ttftMs.toFixed(0)} ms (${saysParts([each])}): ` +
+          `${each.decision} ${each.degraded}`,
       );
   };
   // Code is compiled, and rates are learned.
@@ -159,6 +162,12 @@ async function measure(
       `${gbit} Gbit/s ${way}: itl p99 ${of(way, itl).toFixed(1)} ms, ttft p90 ${of(way, ttft).toFixed(0)} ms, ` +
         `in time ${of(way, good).toFixed(2)}/s, split ${taken[way].flat().filter(isSplit).length} of ${taken[way].flat().length}`,
     );
+  for (const way of ['predicted', 'combined', 'always', 'never'] as const)
+    for (const [why, all] of byReason(prompts(taken[way].flat())))
+      context.log(
+        `${gbit} Gbit/s ${way}, ${why}: ${all.length} prompts, ttft ${(all.reduce((sum, { ttftMs }) => sum + ttftMs, 0) / all.length).toFixed(0)} ms: ` +
+          saysParts(all),
+      );
   for (const way of ['predicted', 'combined'] as const) {
     const each = factors.map((factor, at) => `${median(goods[way].map((one) => one[at]!)).toFixed(2)} at ${factor}`);
     context.log(`${gbit} Gbit/s ${way}: goodput a second ${each.join(', ')} times the usual load`);
@@ -175,6 +184,18 @@ async function measure(
 
 const streams = (all: readonly Timed[]): Timed[] => all.filter(({ kind }) => kind === 'stream');
 const prompts = (all: readonly Timed[]): Timed[] => all.filter(({ kind }) => kind === 'prompt');
+/** By what was decided, why, and what fell short. */
+function byReason(all: readonly Timed[]): Map<string, Timed[]> {
+  const found = new Map<string, Timed[]>();
+  for (const one of all) {
+    const why = /why=([a-z-]+)/.exec(one.decision)?.[1] ?? 'not decided';
+    const what = `${isSplit(one) ? 'split' : 'none'}, ${why}${one.degraded === '' ? '' : `, ${one.degraded}`}`;
+    const kind = found.get(what);
+    if (kind === undefined) found.set(what, [one]);
+    else kind.push(one);
+  }
+  return found;
+}
 const isSplit = ({ decision: text }: Timed): boolean => text.startsWith('split ');
 const wholeOf = (all: readonly Timed[]): number => all.reduce((sum, { wholeMs }) => sum + wholeMs, 0) / all.length;
 

@@ -12,7 +12,7 @@ import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { setImmediate } from 'node:timers/promises';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
-import type { HandedOff, HandOffs } from '@kvtier/handoff';
+import type { HandedOff, HandOffs, Took } from '@kvtier/handoff';
 import type { Keys } from '@kvtier/kv-index';
 import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { OnEvent } from '@kvtier/registry';
@@ -53,6 +53,8 @@ export interface Totals {
   queueUs: number;
   loadUs: number;
   prefillUs: number;
+  /** Of a split prompt; of several, of the last. */
+  handOff?: Took;
   /** Answers that had begun and went on at another worker, so often. */
   moves: number;
 }
@@ -238,7 +240,10 @@ class Answer {
     if (handOffs === undefined) return engines.follow(choice.worker.number, request, signal, onEvent);
     const { arrivedMs, targets } = this.#plan;
     const asked = { ...routed, arrivedMs, ...targets, hasBegun: !this.#isFirst };
-    return handOffs.follow(choice, asked, request, signal, onEvent, (state) => this.#listener.handedOff(choice, state));
+    return handOffs.follow(choice, asked, request, signal, onEvent, (state) => {
+      if (state.took) this.#totals.handOff = state.took;
+      this.#listener.handedOff(choice, state);
+    });
   }
 
   /** A stop string was found. */

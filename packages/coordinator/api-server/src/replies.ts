@@ -30,7 +30,16 @@ export const kvtierOf = (totals: Totals) => ({
   queue_us: totals.queueUs,
   load_us: totals.loadUs,
   prefill_us: totals.prefillUs,
+  ...(totals.handOff !== undefined && { hand_off: handOffOf(totals.handOff) }),
   ...(totals.moves > 0 && { moves: totals.moves }),
+});
+
+const handOffOf = (took: NonNullable<Totals['handOff']>) => ({
+  admit_us: took.admitUs,
+  queue_us: took.queueUs,
+  prefill_us: took.prefillUs,
+  transfer_us: took.transferUs,
+  tail_us: took.tailUs,
 });
 
 const withTokenIds = (tokenIds: readonly number[] | undefined) => (tokenIds ? { token_ids: tokenIds } : {});

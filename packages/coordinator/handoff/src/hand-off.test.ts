@@ -5,12 +5,13 @@ import { event, greedy } from '@kvtier/registry/testing';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { expect, it } from 'vitest';
 import type { Split } from './decision.ts';
-import { HandOff, type HandOffEngines } from './hand-off.ts';
+import { HandOff, type HandOffEngines, type Took } from './hand-off.ts';
 
 /** Ten blocks of 16 tokens that worker 1 computes for worker 0, of which worker 0 holds `local`. Returns what was told at the end. */
 async function handedOff(
   events: readonly (readonly ['d' | 'p', Partial<GenerateEvent>])[],
   pending: number[] = [],
+  parts: Took[] = [],
 ): Promise<number[][]> {
   const workers = new FakeWorkers();
   workers.add('d');
@@ -40,6 +41,7 @@ async function handedOff(
       fellShort: (why) => told.push([why.length]),
       another: () => undefined,
       firstToken: (...blocks) => told.push(blocks),
+      took: (took) => parts.push(took),
       travelled: () => {},
     },
   }).run(new AbortController().signal, () => undefined);
@@ -109,4 +111,39 @@ it('no more is hidden than came, whatever a worker says', async () => {
     ['d', first(48)],
   ]);
   expect(told.at(-1)).toEqual([0, 3, 3]);
+});
+
+it('says what the time to the first token went by, as both workers and its own clock know it', async () => {
+  const parts: Took[] = [];
+  const cache = { promptTokens: 161, cachedTokens: 0, tokensByTier: {}, queueUs: 7_000, loadUs: 0, prefillUs: 90_000 };
+  const token = first(160);
+  await handedOff(
+    [
+      ['d', state(2, 0)],
+      ['p', state(0, 4)],
+      ['p', { ...state(0, 10), finishReason: 'prefilled', cache }],
+      ['d', state(2, 10)],
+      ['d', { ...token, cache: { ...token.cache!, tailUs: 0 } }],
+    ],
+    [],
+    parts,
+  );
+  expect(parts).toHaveLength(1);
+  const { admitUs, transferUs, ...told } = parts[0]!;
+  expect(told).toEqual({ queueUs: 7_000, prefillUs: 90_000, tailUs: 0 });
+  for (const us of [admitUs, transferUs]) expect(Number.isInteger(us) && us >= 0 && us < 60e6).toBe(true);
+});
+
+it('says nothing of what did not come as it should', async () => {
+  const parts: Took[] = [];
+  await handedOff(
+    [
+      ['d', state(2, 0)],
+      ['p', { ...state(0, 4), finishReason: 'prefilled' }],
+      ['d', first(64)],
+    ],
+    [],
+    parts,
+  );
+  expect(parts).toEqual([]);
 });

@@ -57,6 +57,18 @@ export interface HandOffOptions {
   readonly listener: HandOffListener;
 }
 
+/** What the time to a first token went by, one after the other, in microseconds; what overlaps counts once, where it came first. */
+export interface Took {
+  /** Until the decode side has room. */
+  readonly admitUs: number;
+  /** At the prefill side: until it begins, and until it has computed all. */
+  readonly queueUs: number;
+  readonly prefillUs: number;
+  /** From then on, until the last block is in; the rest of the prompt. */
+  readonly transferUs: number;
+  readonly tailUs: number;
+}
+
 export interface HandOffListener {
   /** A leg at this prefill worker begins (`began`), or has ended. */
   leg(prefill: Split['prefill'], began: boolean): void;
@@ -71,6 +83,8 @@ export interface HandOffListener {
    * those that were there before all were computed.
    */
   firstToken(local: number, come: number, hidden: number): void;
+  /** Before the first token is passed on; of one that came as it should. */
+  took(took: Took): void;
   /** Blocks travelled so fast. */
   travelled(transfer: Transfer): void;
 }
@@ -91,6 +105,10 @@ export class HandOff {
   /** When the first block was ready, and when all were: performance.now(). */
   #firstReadyMs: number | undefined;
   #allReadyMs: number | undefined;
+  readonly #begunMs = performance.now();
+  #admittedMs: number | undefined;
+  /** As the prefill side's last event says. */
+  #prefilled: { readonly queueUs: number; readonly prefillUs: number } | undefined;
   /** That have come to the decode side; and that had when all were computed. */
   #came = 0;
   #cameHidden = 0;
@@ -126,6 +144,7 @@ export class HandOff {
             return undefined; // that it has room is said once
           }
           this.#local = Math.min(state.localBlocks, split.blocks);
+          this.#admittedMs = performance.now();
           this.#came = this.#local;
           this.#options.listener.pending(split.blocks - this.#local);
           if (this.#local >= split.blocks) uncount();
@@ -158,6 +177,10 @@ export class HandOff {
     const cameMs = performance.now() - cache.tailUs / 1000;
     const [tookS, afterS] = [this.#firstReadyMs, this.#allReadyMs].map((ms) => Math.max(cameMs - ms, 0) / 1000);
     listener.travelled({ blocks: come, tookS: tookS!, afterS: afterS! });
+    if (this.#prefilled === undefined || this.#admittedMs === undefined) return;
+    const admitUs = Math.round((this.#admittedMs - this.#begunMs) * 1_000);
+    const transferUs = Math.round(afterS! * 1e6);
+    listener.took({ admitUs, ...this.#prefilled, transferUs, tailUs: cache.tailUs });
   }
 
   /** The leg of prefill, at one worker after another. Never throws. */
@@ -224,7 +247,8 @@ export class HandOff {
       isStalled = true;
       leg.abort(ended);
     }, times.stallMs);
-    const read = ({ handOff, finishReason }: GenerateEvent): void => {
+    const read = ({ handOff, finishReason, cache }: GenerateEvent): void => {
+      if (cache !== undefined) this.#prefilled = { queueUs: cache.queueUs, prefillUs: cache.prefillUs };
       const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
       if (now > ready || finishReason !== '') stall.refresh();
       ready = Math.max(now, ready);

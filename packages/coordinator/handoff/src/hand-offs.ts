@@ -16,7 +16,7 @@ import type { GenerateRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
 import type { Copies } from './copies.ts';
 import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
-import { HandOff, type HandOffEngines, type Shortfall } from './hand-off.ts';
+import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
 import { Late, Lateness } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
@@ -64,6 +64,8 @@ export interface HandedOff {
   readonly prefill: string | undefined;
   /** Why it is less than was wanted, a word; undefined: it is not. */
   readonly degraded: string | undefined;
+  /** Known with the first token of a split. */
+  readonly took?: Took | undefined;
 }
 
 /** Medium `peer` of the KV index. */
@@ -193,6 +195,7 @@ export class HandOffs {
           return { ...next, blocks: split.blocks };
         },
         firstToken: (local, come, hidden) => this.metrics.handedOff(split, local, come, hidden),
+        took: (took) => told({ line, prefill, degraded, took }),
         travelled: (transfer) => {
           if (split.travels > 0) this.#linkOf(node).came(transfer);
         },

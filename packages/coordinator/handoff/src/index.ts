@@ -13,7 +13,7 @@ export {
   type Split,
   type SplitMode,
 } from './decision.ts';
-export { type HandOffEngines, type Shortfall, shortfalls } from './hand-off.ts';
+export { type HandOffEngines, type Shortfall, shortfalls, type Took } from './hand-off.ts';
 export {
   type HandedOff,
   type HandOffLimits,

@@ -67,6 +67,21 @@ describe('late binding', () => {
     expect([0, 4].map(asked)).toEqual([1, 0]);
   });
 
+  it('what a request that waits brings in keeps nobody from computing meanwhile', () => {
+    // The first one brings 150 ms of blocks in, and has no room yet; the worker computes for 100 ms more.
+    const late = new LateBinding<string>();
+    const long = request(160_001);
+    late.add('long', long, 0, 1);
+    late.add('short', request(20), 1, 20);
+    const byMedium = Int32Array.of(0, 10_000, 0, 0, 0, 0, 0, 0);
+    const worker = (asked: RoutedRequest): WorkerState => ({
+      ...state(100, 0, 1),
+      loadBlocksPerS: [0, 10_000 / 0.15],
+      ...(asked === long && { match: { blocks: 10_000, byMedium } }),
+    });
+    expect(late.take((asked) => [worker(asked)], 10, chance)).toEqual({ item: 'short', worker: 0 });
+  });
+
   it('keeps what a request claims of a busy worker from those behind it', () => {
     // Both prompts are held by worker 0, which has 150 ms to do. The first one waits for it: 150 + 4 ms against 68; no: it is
     // computed sooner on the idle one. The second finds that one busy.

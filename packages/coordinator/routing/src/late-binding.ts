@@ -11,7 +11,7 @@
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
  */
-import { aheadS, costOf, type HeldOfPrompt, isFull, roomS, workS } from './policies/predicted.ts';
+import { bringSecondsOf, computedTokensOf, costOf, type HeldOfPrompt, isFull, roomS } from './policies/predicted.ts';
 import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
 
 export interface LateBindingOptions {
@@ -71,7 +71,9 @@ class Look {
   readonly #openS: number;
   readonly #waiting: number;
   readonly loads: WorkerState[] = [];
+  /** Seconds, of what is computed and of loads. */
   readonly #claims: number[] = [];
+  readonly #loadClaims: number[] = [];
 
   constructor(openS: number, waiting: number) {
     this.#openS = openS;
@@ -100,19 +102,31 @@ class Look {
     return leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
       const claimed = this.#claims[worker] ?? 0;
+      const claimedLoad = this.#loadClaims[worker] ?? 0;
       // Nobody waits in front of the workers for one that has nothing to do.
-      return costOf(request, load, claimed, aheadS(load) + claimed === 0 ? atWorkers : all, known[worker]!);
+      const weight = this.#aheadS(worker) === 0 ? atWorkers : all;
+      return costOf(request, load, claimed, claimedLoad, weight, known[worker]!);
     });
   }
 
   /** It waits for this worker: who comes after it finds less of it. */
   claim({ request, known }: Held<unknown>, worker: number): void {
-    this.#claims[worker] = (this.#claims[worker] ?? 0) + workS(request, this.loads[worker]!, known[worker]!);
+    const load = this.loads[worker]!;
+    const held = known[worker]!;
+    const computeS = computedTokensOf(request, load, held) / load.prefillTokensPerS;
+    this.#claims[worker] = (this.#claims[worker] ?? 0) + computeS;
+    this.#loadClaims[worker] = (this.#loadClaims[worker] ?? 0) + bringSecondsOf(request, load, held);
+  }
+
+  /** Seconds of work that it has, and of those that wait for it: what is loaded is loaded while others compute. */
+  #aheadS(worker: number): number {
+    const { tokensAhead, prefillTokensPerS, loadAheadS } = this.loads[worker]!;
+    const computeS = tokensAhead / prefillTokensPerS + (this.#claims[worker] ?? 0);
+    return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
   }
 
   #hasTime(worker: number): boolean {
-    const load = this.loads[worker];
-    return load !== undefined && aheadS(load) + (this.#claims[worker] ?? 0) < this.#openS;
+    return this.loads[worker] !== undefined && this.#aheadS(worker) < this.#openS;
   }
 
   /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */

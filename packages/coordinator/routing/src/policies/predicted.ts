@@ -42,17 +42,21 @@ export class Predicted implements Policy {
     let waiting = 0;
     for (const worker of numbers) waiting += workers[worker]!.waiting;
     const weight = 1 + waiting / numbers.length / 2;
-    return leastBy(numbers, random, (worker) => costOf(request, workers[worker]!, 0, weight));
+    return leastBy(numbers, random, (worker) => costOf(request, workers[worker]!, 0, 0, weight));
   }
 }
 
 // What follows is asked of every worker for every request: plain numbers, so that a decision leaves nothing to be collected.
 
-/** Seconds: until the worker has served what is before the request, and what the request costs. `claimedS`: of others that wait. */
+/**
+ * Seconds: until the worker has served what is before the request, and what the request costs. `claimedS`, `claimedLoadS`: what others that
+ * wait compute and bring in there.
+ */
 export function costOf(
   request: RoutedRequest,
   worker: WorkerState,
   claimedS: number,
+  claimedLoadS: number,
   weight: number,
   held: HeldOfPrompt = worker,
 ): number {
@@ -61,7 +65,7 @@ export function costOf(
   const computeS = computedTokensOf(request, worker, held) / prefillTokensPerS;
   const requests = waiting + running;
   const queuedS = (tokensAhead - (worker.stepTokens ?? 0)) / prefillTokensPerS + claimedS;
-  const readyS = Math.max(loadAheadS + bringS, roomS(request, worker));
+  const readyS = Math.max(loadAheadS + claimedLoadS + bringS, roomS(request, worker));
   // Prompts of one step take no less than a step does.
   const computedS = Math.max(Math.max(queuedS, readyS) + computeS, readyS + stepS);
   const steps = 1 + (computedS * prefillTokensPerS) / chunkTokens;
