@@ -174,7 +174,6 @@ export interface Executor {
   /** Content digest of the weights and the parts of config.json that change results; part of the namespace. */
   readonly modelDigest: Uint8Array;
 
-  /** The arrays of a step are its caller's again when it has ended. */
   execute(step: Step): Promise<StepResult>;
 
   /** Map a cache node's arena for the copies below. Throws if the file is not that arena. */

@@ -1,11 +1,10 @@
-/** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does (step-arrays.ts). */
+/** One step as the executor wants it. The executor keeps the arrays until the step has ended; nothing else does. */
 
 import type { Step, StepImport } from '@kvtier/executor';
 import type { PrefixCache } from '@kvtier/prefix-cache';
 import type { ArrivedLoad } from './connector.ts';
 import type { EngineRequest } from './request.ts';
 import { drawSeed } from './seed.ts';
-import type { StepArrays } from './step-arrays.ts';
 
 /** A request's share of a step: its next `count` tokens. */
 export interface Share {
@@ -22,7 +21,7 @@ export const samples = ({ request, count }: Share): boolean =>
 /**
  * (Plain loops: this runs for every request in every step, and `set` with a plain array costs more than the copy.)
  */
-export function buildStep(batch: readonly Share[], kv: PrefixCache, arrays: StepArrays): Step {
+export function buildStep(batch: readonly Share[], kv: PrefixCache): Step {
   const count = batch.length;
   const { groupCount } = kv;
   const tables = new Array<readonly number[]>(groupCount * count);
@@ -36,8 +35,16 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache, arrays: Step
   }
   const imported = batch.findIndex(({ arrived }) => arrived);
   const step: Step & { import?: StepImport } = {
-    ...arrays.take(count, tokenCount, groupCount * count * blockTableStride),
+    tokenIds: new Int32Array(tokenCount),
+    queryTokens: new Int32Array(count),
+    computedTokens: new Int32Array(count),
+    blockTables: new Int32Array(groupCount * count * blockTableStride),
     blockTableStride,
+    sample: new Uint8Array(count),
+    temperature: new Float32Array(count),
+    topK: new Int32Array(count),
+    topP: new Float32Array(count),
+    seed: new BigUint64Array(count),
   };
   if (imported >= 0) step.import = { sequence: imported, ...batch[imported]!.arrived!.blocks };
   let at = 0;
@@ -58,13 +65,10 @@ export function buildStep(batch: readonly Share[], kv: PrefixCache, arrays: Step
     if (params.temperature !== 0) step.seed[i] = drawSeed(request.seed, request.tokenCount);
   }
   // A row for each request, group by group.
-  for (let row = 0; row < tables.length; row++)
-    copyTable(tables[row]!, step.blockTables, row * blockTableStride, blockTableStride);
+  for (let row = 0; row < tables.length; row++) copyTable(tables[row]!, step.blockTables, row * blockTableStride);
   return step;
 }
 
-/** The rest of the row is the null block. */
-function copyTable(table: readonly number[], target: Int32Array, at: number, stride: number): void {
+function copyTable(table: readonly number[], target: Int32Array, at: number): void {
   for (let block = 0; block < table.length; block++) target[at + block] = table[block]!;
-  target.fill(0, at + table.length, at + stride);
 }

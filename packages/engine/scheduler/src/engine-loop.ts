@@ -19,7 +19,6 @@ import type { Answers } from './answers.ts';
 import { buildStep, type Share, samples } from './batch.ts';
 import type { EngineOptions } from './engine-options.ts';
 import type { Scheduler } from './scheduler.ts';
-import { StepArrays } from './step-arrays.ts';
 import type { Clock } from './types.ts';
 
 export interface EngineLoopParts {
@@ -44,7 +43,6 @@ export class EngineLoop {
   readonly #kv: PrefixCache;
   readonly #scheduler: Scheduler;
   readonly #answers: Answers;
-  readonly #arrays = new StepArrays();
   #woken = false;
   #resume: (() => void) | undefined;
   #ended: KvError | undefined;
@@ -140,7 +138,7 @@ export class EngineLoop {
   #launch(): RunningStep | undefined {
     const batch = this.#scheduler.schedule();
     if (batch.length === 0) return undefined;
-    const step = buildStep(batch, this.#kv, this.#arrays);
+    const step = buildStep(batch, this.#kv);
     for (const { request } of batch) request.executing = true;
     this.counts.steps++;
     const begunUs = this.#clock.nowUs();

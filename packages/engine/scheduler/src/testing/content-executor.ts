@@ -130,7 +130,7 @@ export class ContentExecutor implements Executor {
   }
 
   execute(step: Step): Promise<StepResult> {
-    this.steps.push(structuredClone(step)); // its arrays are used again
+    this.steps.push(step);
     return new Promise((resolve, reject) => {
       this.#options.later(() => {
         const failure = this.#options.failure?.();
