@@ -41,7 +41,6 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     policy: routing.policy,
     late: { ...lateBindingDefaults, maxHeld: routing.maxWaiting },
     maxWaitMs: routing.maxWaitMs,
-    absentMs: routing.absentMs,
     prefillServes: handoff.fallback,
   });
   const { ttftMs } = handoff;

@@ -1,5 +1,5 @@
 /** Who gets a request, who waits and for how long, and that nothing stays counted. */
-import { lateBindingDefaults, type PolicyName, policies } from '@kvtier/routing';
+import { type PolicyName, policies } from '@kvtier/routing';
 import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Choice, DispatchRequest } from './choice.ts';
@@ -147,51 +147,6 @@ describe('a choice', () => {
     });
   });
 
-  it('waits a moment for a worker that went away: served when it is back, refused when it stays away or leaves', async () => {
-    const { workers, dispatcher } = rig({ absentMs: 60_000 });
-    const brief = new Dispatcher({ workers, holdings: new FakeHoldings(), absentMs: 20 });
-    const [a, b] = [workers.add('a'), workers.add('b')];
-    const away = (worker: FakeWorker, state: FakeWorker['state'] = 'silent'): void => {
-      worker.state = state;
-      workers.changed();
-    };
-    away(a);
-    away(b);
-    // More of them than are woken in one turn.
-    const waiting = Array.from({ length: 150 }, () => dispatcher.choose(request(), new AbortController().signal));
-    const onlyB = dispatcher.choose(request({ among: new Set(['b']) }), never);
-    const left = new AbortController();
-    const gone = dispatcher.choose(request(), left.signal);
-    const whyNot = 'model demo: no worker is ready to serve it (2 are joining, draining or silent); try again';
-    await expect(brief.choose(request(), never)).rejects.toMatchObject({ code: 'DISCONNECTED', message: whyNot });
-    await expect(dispatcher.choose(request({ role: 'prefill' }), never)).rejects.toMatchObject({
-      code: 'DISCONNECTED',
-    });
-    const tooLate = request({ firstTokenByMs: performance.now() + 20 });
-    await expect(dispatcher.choose(tooLate, never)).rejects.toMatchObject({ message: whyNot });
-    left.abort(new Error('the client went'));
-    await expect(gone).rejects.toThrow('the client went');
-    expect(dispatcher.stats()).toMatchObject({ waiting: 151, given: 0, saturated: 0 });
-    away(a, 'ready');
-    expect(new Set((await Promise.all(waiting)).map(nameOf))).toEqual(new Set(['a']));
-    expect(dispatcher.stats()).toMatchObject({ waiting: 1, given: 150 });
-    // It is not to come back.
-    away(b, 'refused');
-    await expect(onlyB).rejects.toMatchObject({ message: expect.stringContaining('of those named') });
-    away(a);
-    const closed = dispatcher.choose(request(), never);
-    const full = rig({ absentMs: 60_000, late: { ...lateBindingDefaults, maxHeld: 1 } });
-    full.workers.add('a').state = 'silent';
-    full.workers.changed();
-    const first = full.dispatcher.choose(request(), never);
-    await expect(full.dispatcher.choose(request(), never)).rejects.toMatchObject({ code: 'DISCONNECTED' });
-    full.dispatcher.close();
-    dispatcher.close();
-    brief.close();
-    for (const one of [first, closed])
-      await expect(one).rejects.toMatchObject({ message: expect.stringContaining('closing') });
-  });
-
   it('is a prefill worker only while no other of its model is ready, and never where that is off', async () => {
     const { workers, dispatcher } = rig({ policy: 'round-robin' });
     const strict = new Dispatcher({
@@ -199,7 +154,6 @@ describe('a choice', () => {
       holdings: new FakeHoldings(),
       policy: 'round-robin',
       prefillServes: false,
-      absentMs: 0,
     });
     const decode = workers.add('d');
     workers.add('p').record = { ...decode.record, name: 'p', role: 'prefill' };

@@ -7,8 +7,7 @@
  * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended.
  *
  * Invariants: a request is given only to a worker that is ready, serves its model and is allowed by `among` and `except`; it is
- * counted on that worker from the choice on until `ended`, once; the queue is bounded, and nobody waits in it beyond `maxWaitMs`; for a
- * worker that went away nobody waits beyond `absentMs` from then on (absent.ts).
+ * counted on that worker from the choice on until `ended`, once; the queue is bounded, and nobody waits in it beyond `maxWaitMs`.
  */
 import { KvError } from '@kvtier/errors';
 import {
@@ -19,7 +18,6 @@ import {
   type WorkerState,
   workS,
 } from '@kvtier/routing';
-import { Absent } from './absent.ts';
 import type { Choice, Dispatch, DispatchRequest } from './choice.ts';
 import { Chosen, shareOf } from './chosen.ts';
 import type { Lane } from './lane.ts';
@@ -35,8 +33,6 @@ export interface DispatcherOptions {
   readonly late?: LateBindingOptions;
   /** Longest wait in the queue. */
   readonly maxWaitMs?: number;
-  /** While nobody is ready, a request waits for a worker that went away so recently (3 s); 0: for none. */
-  readonly absentMs?: number;
   readonly random?: Random;
   /** Workers that compute prompts for others serve whole requests while no other worker of their model is ready; default true. */
   readonly prefillServes?: boolean;
@@ -44,7 +40,7 @@ export interface DispatcherOptions {
 
 export interface DispatchStats {
   readonly policy: PolicyName;
-  /** Requests that wait in the queues, or for a worker that is silent. */
+  /** Requests that wait in the queues. */
   readonly waiting: number;
   /** Requests that were given to a worker and have not ended. */
   readonly given: number;
@@ -55,7 +51,6 @@ export interface DispatchStats {
 
 /** Between two looks at the queues, unless nothing was looked at for longer. */
 const lookMs = 2;
-const usualAbsentMs = 3_000;
 /** How often workers may turn to another role under one request that waits. */
 const maxTurns = 8;
 
@@ -64,7 +59,6 @@ export class Dispatcher implements Dispatch {
   readonly #holdings: Holdings;
   readonly #policy: PolicyName;
   readonly #maxWaitMs: number;
-  readonly #absent: Absent;
   readonly #random: Random;
   readonly #lanes: Lanes;
   readonly #stopListening: () => void;
@@ -81,12 +75,6 @@ export class Dispatcher implements Dispatch {
     this.#holdings = options.holdings;
     this.#policy = options.policy ?? 'predicted';
     this.#maxWaitMs = options.maxWaitMs ?? 30_000;
-    this.#absent = new Absent({
-      workers: options.workers,
-      awayMs: options.absentMs ?? usualAbsentMs,
-      maxHeld: (options.late ?? lateBindingDefaults).maxHeld,
-      isServed: (pending) => this.#isServed(pending),
-    });
     this.#random = options.random ?? Math.random;
     this.#lanes = new Lanes({
       workers: options.workers,
@@ -101,11 +89,9 @@ export class Dispatcher implements Dispatch {
       this.#workers.onLoad(() => this.#wake()),
       this.#workers.onChange(() => {
         this.#lanes.changed();
-        this.#absent.changed();
         this.#wake();
       }),
     ];
-    this.#absent.changed();
     this.#stopListening = () => {
       for (const stop of stops) stop();
     };
@@ -114,7 +100,7 @@ export class Dispatcher implements Dispatch {
   stats(): DispatchStats {
     return {
       policy: this.#policy,
-      waiting: this.#waiting + this.#absent.size,
+      waiting: this.#waiting,
       given: this.#given,
       chosen: this.#chosen,
       saturated: this.#saturated,
@@ -122,24 +108,6 @@ export class Dispatcher implements Dispatch {
   }
 
   async choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
-    const { firstTokenByMs = Number.POSITIVE_INFINITY } = request;
-    const lastMs = Math.min(performance.now() + this.#maxWaitMs, firstTokenByMs);
-    for (;;) {
-      try {
-        return await this.#chooseOfReady(request, signal);
-      } catch (error) {
-        // Who wants its prompt computed elsewhere can do without.
-        if (signal.aborted || this.#closed || request.role !== undefined) throw error;
-        if (!(error instanceof KvError) || error.code !== 'DISCONNECTED') throw error;
-        const pending = new Pending(request);
-        const untilMs = Math.min(this.#absent.expectedByMs(pending), lastMs);
-        if (untilMs <= performance.now()) throw error;
-        await this.#absent.wait(pending, untilMs, signal);
-      }
-    }
-  }
-
-  async #chooseOfReady(request: DispatchRequest, signal: AbortSignal): Promise<Choice> {
     let asked = request;
     for (let leftTurns = maxTurns; ; leftTurns--) {
       try {
@@ -191,15 +159,7 @@ export class Dispatcher implements Dispatch {
     this.#closed = true;
     this.#stopListening();
     this.#stopLook();
-    this.#absent.close();
     for (const lane of this.#lanes) this.#rejectFrom(lane, () => closing());
-  }
-
-  /** Somebody is ready for it. */
-  #isServed(pending: Pending): boolean {
-    this.#lanes.sync();
-    const { request } = pending;
-    return this.#lanes.of(request)?.hasFor(pending) || this.#lanes.leaningToPrefill(request).size > 0;
   }
 
   #wait(lane: Lane, pending: Pending, signal: AbortSignal): Promise<Choice> {

@@ -102,7 +102,7 @@ export class Harness {
     this.fleet = new Fleet({ logger: silent });
     this.holdings = new FakeHoldings();
     const { routing, handOffs: limits = {}, ...more } = options;
-    this.dispatcher = new Dispatcher({ workers: this.fleet, holdings: this.holdings, absentMs: 0, ...routing });
+    this.dispatcher = new Dispatcher({ workers: this.fleet, holdings: this.holdings, ...routing });
     const { fleet, holdings } = this;
     this.handOffs = new HandOffs({ engines: fleet, holdings, limits, logger: silent });
     await this.fleet.start(this.discovery);
