@@ -35,6 +35,8 @@ export interface Arrival {
 
 /** Until the decode side has room, at the prefill side, until the last block is in, and the rest. */
 const splitParts = ['admit', 'queue', 'prefill', 'transfer', 'tail'] as const;
+/** Of these, what passes before the first token where the prefill side gives it. */
+const earlyParts = 3;
 const aloneParts = ['queue', 'load', 'prefill'] as const;
 
 interface Chunk {
@@ -105,10 +107,11 @@ function partsOf(ttftMs: number, last: NonNullable<Chunk['kvtier']>): Timed['mad
   const { hand_off: split } = last;
   const madeOf: Record<string, number> = {};
   let rest = ttftMs;
-  for (const part of split === undefined ? aloneParts : splitParts) {
+  const isEarly = split?.first_token_by === 'prefill';
+  for (const [at, part] of (split === undefined ? aloneParts : splitParts).entries()) {
     const us = (split ?? last)[`${part}_us`];
     madeOf[part] = typeof us === 'number' ? us / 1_000 : 0;
-    rest -= madeOf[part];
+    if (!isEarly || at < earlyParts) rest -= madeOf[part];
   }
   return { ...madeOf, rest };
 }

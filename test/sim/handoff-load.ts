@@ -117,6 +117,7 @@ export async function play(
         try {
           const asked = { ...routed, arrivedMs: beganMs, ttftMs, itlMs: undefined, hasBegun: false };
           const onEvent = ({ tokenIds }: { readonly tokenIds: readonly number[] }): undefined => {
+            if (tokenIds.length === 0) return;
             if (tokens === 0) {
               choice.firstToken();
               firstMs = world.nowMs - beganMs;
@@ -150,7 +151,10 @@ export async function play(
       world.schedule(Math.ceil(inS * 1e6), 'arrives', () => arrive(one, random));
     };
     // Each has chances of its own: whoever serves them, the same arrive.
-    for (const [at, one] of arriving.entries()) arrive(one, seededRandom(arriving.length * seed + at));
+    for (const [at, one] of arriving.entries()) {
+      const random = seededRandom(arriving.length * seed + at);
+      world.schedule(0, 'arrives', () => arrive(one, random));
+    }
     while ((open > 0 || world.nowMs < seconds * 1_000) && failure === undefined && (await world.step()));
     if (failure !== undefined) throw failure;
     if (open > 0) throw new Error(`${open} of ${count} requests never end`);

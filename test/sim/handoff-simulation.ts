@@ -19,7 +19,14 @@ import { createLogger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import { installTime } from './platform.ts';
 import type { SimResult } from './simulation.ts';
-import { blockTokens, type VirtualCall, VirtualWorker, VirtualWorkers } from './virtual-workers.ts';
+import {
+  blockTokens,
+  strayToken,
+  tokenAt,
+  type VirtualCall,
+  VirtualWorker,
+  VirtualWorkers,
+} from './virtual-workers.ts';
 import { Violation, World } from './world.ts';
 
 export interface HandOffSimOptions {
@@ -106,6 +113,7 @@ class Simulation {
       return new VirtualWorker(number, role, world.between(120, 600), world.between(1_000, 8_000), lie);
     });
     this.#workers = new VirtualWorkers(world, all);
+    this.#workers.strays = 0.01;
     this.#workers.onCall = (call) => {
       try {
         this.#called(call);
@@ -255,7 +263,11 @@ class Simulation {
             if (!hasToken) choice.firstToken();
             hasToken = true;
             tries.progressed();
-            life.tokens += tokenIds.length;
+            for (const token of tokenIds) {
+              const due = tokenAt(ids[0]!, ids.length + life.tokens++);
+              if (token === due + strayToken) this.#note('answer.stray');
+              else if (token !== due) throw new Violation(`law 1: ${id} was given token ${token}, ${due} is due`);
+            }
           },
           ({ line, degraded }) => {
             this.#note(

@@ -146,13 +146,23 @@ function aheadOf({ request, tokensLeft, hasRoom, awaited, blocks }: VirtualCall)
   return Math.max(tokensLeft - elsewhere * blockTokens, 0);
 }
 
-const needsOf = ({ promptTokenIds, maxTokens, prefillOnly }: GenerateRequest): number =>
-  prefillOnly?.blocks ?? Math.ceil((promptTokenIds.length + maxTokens) / blockTokens);
+const needsOf = (request: GenerateRequest): number => {
+  const { promptTokenIds, maxTokens, prefillOnly } = request;
+  const tokens = prefillOnly === undefined ? promptTokenIds.length + maxTokens : tokensOf(request);
+  return Math.ceil(tokens / blockTokens);
+};
+
+/** The token at this place of the sequence that this prompt begins. */
+export const tokenAt = (prompt: number, place: number): number => (31 * prompt + 7 * place) % 1_000;
+/** A prefill worker that computes otherwise than all others has drawn it. */
+export const strayToken = 1_000_000;
 
 export class VirtualWorkers implements HandOffEngines {
   readonly all: VirtualWorker[];
   readonly #world: World;
   readonly #listeners = new Set<() => void>();
+  /** Of first tokens that prefill workers draw, those that no other worker would. */
+  strays = 0;
   /** Told of each call when it begins. */
   onCall: (call: VirtualCall) => void = () => {};
 
@@ -333,10 +343,15 @@ export class VirtualWorkers implements HandOffEngines {
     const parts = new Map<VirtualCall, number>();
     const streams = worker.calls.filter(({ hasToken }) => hasToken);
     let chunk = worker.chunkBeside(streams);
-    for (const call of worker.calls) {
+    // What is left of a prompt that another worker has computed goes first.
+    const isTail = ({ request, tokensLeft }: VirtualCall): boolean =>
+      request.handOff !== undefined && tokensLeft <= blockTokens;
+    for (const call of [...worker.calls.filter(isTail), ...worker.calls.filter((one) => !isTail(one))]) {
       if (!call.hasRoom || call.awaited !== undefined || call.tokensLeft === 0 || prompt >= chunk) continue;
-      const { stepBlocks = 0 } = call.request.prefillOnly ?? {};
-      if (stepBlocks > 0) chunk = Math.min(chunk, prompt + stepBlocks * blockTokens);
+      const { blocks, stepBlocks = 0 } = call.request.prefillOnly ?? { blocks: 0 };
+      const most = stepBlocks * blockTokens;
+      const tail = tokensOf(call.request) - blocks * blockTokens;
+      if (stepBlocks > 0) chunk = Math.min(chunk, prompt + most + (call.tokensLeft <= most + tail ? tail : 0));
       const part = Math.min(call.tokensLeft, chunk - prompt);
       parts.set(call, part);
       prompt += part;
@@ -424,8 +439,15 @@ export class VirtualWorkers implements HandOffEngines {
   #computed(call: VirtualCall, part: number): void {
     const { request } = call;
     call.tokensLeft -= part;
-    call.blocks = Math.floor((tokensOf(request) - call.tokensLeft) / blockTokens);
-    if (request.prefillOnly !== undefined) this.#committed(call);
+    const { prefillOnly, promptTokenIds } = request;
+    const blocks = Math.floor((tokensOf(request) - call.tokensLeft) / blockTokens);
+    call.blocks = Math.min(blocks, prefillOnly?.blocks ?? blocks);
+    if (prefillOnly?.draws && call.tokensLeft === 0) {
+      const stray = this.#world.chance(this.strays) ? strayToken : 0;
+      this.#tell(call, { tokenIds: [tokenAt(promptTokenIds[0]!, promptTokenIds.length) + stray] });
+      // The stream is in order: its end is told behind it.
+      this.#later(1_000, call, () => this.#committed(call));
+    } else if (prefillOnly !== undefined) this.#committed(call);
     else if (call.tokensLeft === 0) this.#first(call);
   }
 
@@ -459,12 +481,14 @@ export class VirtualWorkers implements HandOffEngines {
   }
 
   #token(call: VirtualCall, part: Partial<GenerateEvent> = {}): void {
+    const { promptTokenIds, maxTokens } = call.request;
+    const token = tokenAt(promptTokenIds[0]!, promptTokenIds.length + maxTokens - call.answerLeft);
     call.answerLeft--;
     const isLast = call.answerLeft <= 0;
-    this.#tell(call, { ...part, tokenIds: [7], finishReason: isLast ? 'length' : '' }, isLast);
+    this.#tell(call, { ...part, tokenIds: [token], finishReason: isLast ? 'length' : '' }, isLast);
     if (isLast) call.hasToken = false;
   }
 }
 
 const tokensOf = ({ promptTokenIds, prefillOnly }: GenerateRequest): number =>
-  prefillOnly === undefined ? promptTokenIds.length : prefillOnly.blocks * blockTokens;
+  prefillOnly === undefined || prefillOnly.draws ? promptTokenIds.length : prefillOnly.blocks * blockTokens;

@@ -224,13 +224,15 @@ class Answer {
   /** Reads one worker's stream to its end. */
   #follow(choice: Choice, routed: Routed, request: GenerateRequest, tries: Tries, signal: AbortSignal): Promise<void> {
     let hasToken = false;
+    // One that goes on finds what the answer has given, too: the worker that begins says what was cached.
+    const begins = this.#isFirst;
     const onEvent: OnEvent = (event) => {
       if (!hasToken) {
         choice.firstToken();
         tries.progressed();
         hasToken = true;
       }
-      if (event.cache) this.#countCache(event.cache);
+      if (event.cache && begins) this.#countCache(event.cache);
       const told = this.#read(event);
       if (!this.#hasStopped) return told;
       // Nothing more is wanted: that cancels the call.
@@ -303,9 +305,8 @@ class Answer {
     };
   }
 
-  /** Of the worker that gave its first token; one that goes on finds what the answer has given, too. */
   #countCache(cache: CacheUse): void {
-    if (this.#hasCache || !this.#tellsCache || !this.#isFirst) return;
+    if (this.#hasCache || !this.#tellsCache) return;
     this.#hasCache = true;
     addCacheUse(this.#totals, cache);
   }

@@ -2,6 +2,7 @@
 import { KvError } from '@kvtier/errors';
 import {
   type Call,
+  cacheUse,
   decodes,
   event,
   fail,
@@ -84,12 +85,12 @@ describe('a split', () => {
     expect(header(response, 'prefill-worker')).toBe('p');
     expect(header(response, 'degraded')).toBeNull();
     expect(header(response, 'handoff')).toMatch(
-      /^split P=p; blocks=100; why=sooner; computes=1600; travels=100; link=10000 blocks\/s; first token \d+ ms, between \d+ ms, misses 0; alone \d+ ms, between \d+ ms, misses 0$/,
+      /^split P=p; blocks=100; why=sooner; computes=1601; travels=100; link=10000 blocks\/s; first token \d+ ms by prefill, others from \d+ ms, between \d+ ms, misses 0; alone \d+ ms, between \d+ ms, misses 0$/,
     );
     expect(await idsOf(response)).toEqual(answer);
     expect(d.seen[0]!.request).toMatchObject({ handOff: { blocks: 100, deadlineMs: 60_000 }, promptTokenIds: prompt });
     expect(p.seen.map(({ request }) => request)).toMatchObject([
-      { prefillOnly: { blocks: 100 }, promptTokenIds: prompt, maxTokens: 1 },
+      { prefillOnly: { blocks: 100, draws: true }, promptTokenIds: prompt, maxTokens: 8 },
     ]);
     expect(d.seen[0]!.request.requestId).not.toBe(p.seen[0]!.request.requestId);
     await atRest();
@@ -120,7 +121,7 @@ describe('a split', () => {
     const response = ask();
     await vi.waitUntil(() => d.seen.length === 1, patience);
     // The prefill worker is counted on already: the next request knows of it.
-    expect(at.fleet.workers()[1]!.load).toMatchObject({ waiting: 1, tokensAhead: 1_600 });
+    expect(at.fleet.workers()[1]!.load).toMatchObject({ waiting: 1, tokensAhead: 1_601 });
     expect(p.seen).toHaveLength(0);
     gate.count = 1;
     expect(await idsOf(await response)).toEqual(answer);
@@ -132,6 +133,79 @@ describe('a split', () => {
     d.script = decodes(blocks, answer, { local: 100 });
     expect(await idsOf(await ask())).toEqual(answer);
     expect(p.seen).toHaveLength(0);
+    await atRest();
+  });
+});
+
+describe('the first token of a split', () => {
+  const later = Number.POSITIVE_INFINITY;
+  /** The decode side: has room at once, and answers when the gate is open. */
+  const waits = (gate: HandedBlocks, then: (call: Call) => unknown) => async (call: Call) => {
+    let cancelled = false;
+    call.once('cancelled', () => {
+      cancelled = true;
+      gate.look();
+    });
+    call.write(event({ handOff: { localBlocks: 0, readyBlocks: 0 } }));
+    await gate.until(() => cancelled || gate.count > 0);
+    if (!cancelled) await then(call);
+  };
+  const cached = cacheUse({ promptTokens: prompt.length, cachedTokens: 1_600 });
+
+  it('is given when the prefill worker has drawn it; the decode worker’s is the same, and not given again', async () => {
+    p.script = prefills(blocks, 10, later, answer[0]);
+    const gate = new HandedBlocks();
+    d.script = waits(gate, say(answer, 'length', cached));
+    const response = await ask({ stream: true });
+    const reader = response.body!.getReader();
+    const decoder = new TextDecoder();
+    let text = decoder.decode((await reader.read()).value);
+    const given = (): number[] =>
+      [...text.matchAll(/^data: (\{.*\})$/gm)]
+        .map(([, json]) => JSON.parse(json!) as { choices: { token_ids?: number[] }[] })
+        .flatMap(({ choices }) => choices[0]?.token_ids ?? []);
+    expect(given()).toEqual([answer[0]]);
+    gate.count = 1;
+    for (let next = await reader.read(); !next.done; next = await reader.read()) text += decoder.decode(next.value);
+    expect(given()).toEqual(answer);
+    await atRest();
+  });
+
+  it('brings what was cached with the decode worker’s', async () => {
+    p.script = prefills(blocks, 10, later, answer[0]);
+    d.script = waits(blocks, say(answer, 'length', cached));
+    const { usage } = (await (await ask()).json()) as { usage: object };
+    expect(usage).toMatchObject({
+      completion_tokens: answer.length,
+      prompt_tokens_details: { cached_tokens: 1_600 },
+    });
+    await atRest();
+  });
+
+  it('ends the answer where it is its last: the decode worker’s call ends', async () => {
+    p.script = prefills(blocks, 10, later, answer[0], 'stop');
+    d.script = waits(new HandedBlocks(), () => {});
+    const response = await ask();
+    expect([response.status, header(response, 'degraded')]).toEqual([200, null]);
+    expect(await idsOf(response)).toEqual([answer[0]]);
+    await d.seen[0]!.cancelled;
+    await atRest();
+  });
+
+  it.each<[string, (call: Call) => void]>([
+    ['draws another one', say([answer[0]! + 1], 'length')],
+    ['dies', fail(new KvError('DISCONNECTED', 'killed'))],
+  ])('has the answer go on from it elsewhere, where the decode worker %s', async (_, first) => {
+    const b = await at.start('b');
+    b.description = { ...b.description, blockCount: 10_000n };
+    b.load = { totalBlocks: 10_000n, ...decodeLoad };
+    const drawn = ({ request }: Call) => answer[request.promptTokenIds.length - prompt.length];
+    p.script = (call) => prefills(blocks, 10, later, drawn(call))(call);
+    d.script = waits(blocks, first);
+    b.script = decodes(blocks, answer.slice(1));
+    await at.workers(named('a', 'decode'), named('b', 'decode'), named('p', 'prefill'));
+    expect(await idsOf(await ask({ max_tokens: answer.length }))).toEqual(answer);
+    expect(b.seen[0]!.request.promptTokenIds).toEqual([...prompt, answer[0]]);
     await atRest();
   });
 });

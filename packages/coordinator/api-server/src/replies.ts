@@ -35,6 +35,7 @@ export const kvtierOf = (totals: Totals) => ({
 });
 
 const handOffOf = (took: NonNullable<Totals['handOff']>) => ({
+  first_token_by: took.isEarly ? 'prefill' : 'decode',
   admit_us: took.admitUs,
   queue_us: took.queueUs,
   prefill_us: took.prefillUs,

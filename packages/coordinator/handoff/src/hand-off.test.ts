@@ -130,7 +130,7 @@ it('says what the time to the first token went by, as both workers and its own c
   );
   expect(parts).toHaveLength(1);
   const { admitUs, transferUs, ...told } = parts[0]!;
-  expect(told).toEqual({ queueUs: 7_000, prefillUs: 90_000, tailUs: 0 });
+  expect(told).toEqual({ isEarly: false, queueUs: 7_000, prefillUs: 90_000, tailUs: 0 });
   for (const us of [admitUs, transferUs]) expect(Number.isInteger(us) && us >= 0 && us < 60e6).toBe(true);
 });
 

@@ -2,6 +2,7 @@
  * One hand-off: two calls at once, that both end here.
  *
  *     D.Generate(hand_off) ─► D has room, and says so ─► P.Generate(prefill_only) ─► blocks lie in P's node ─► D brings them in ─► tokens
+ *                                                                   └─► the first token, where P computes all of the prompt
  *
  * The calls are the lease: nothing of a hand-off outlives this object's `run`, and it ends with the signal, with D's stream, or with a
  * failure. P is asked only once D has reserved its room, and never for what D holds. P that fails, dies, or has no block for
@@ -15,6 +16,7 @@ import { KvError } from '@kvtier/errors';
 import type { OnEvent } from '@kvtier/registry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import type { Split } from './decision.ts';
+import { EarlyToken } from './early-token.ts';
 import type { Transfer } from './link-rate.ts';
 
 /** Why a hand-off was less than was wanted. */
@@ -57,8 +59,10 @@ export interface HandOffOptions {
   readonly listener: HandOffListener;
 }
 
-/** What the time to a first token went by, one after the other, in microseconds; what overlaps counts once, where it came first. */
+/** What the time to the decode side's first token went by, one after the other, in microseconds; what overlaps counts once, where it came first. */
 export interface Took {
+  /** The prefill side gave the first token: `transferUs` and `tailUs` passed behind it. */
+  readonly isEarly: boolean;
   /** Until the decode side has room. */
   readonly admitUs: number;
   /** At the prefill side: until it begins, and until it has computed all. */
@@ -97,6 +101,7 @@ export class HandOff {
   readonly #options: HandOffOptions;
   readonly #over = new AbortController();
   #leg: Promise<void> | undefined;
+  #early: EarlyToken | undefined;
   /** As the decode side said; undefined: it has not yet. */
   #local: number | undefined;
   /** Blocks in the prefill side's node. */
@@ -124,6 +129,9 @@ export class HandOff {
     const { stallMs, deadlineMs } = times;
     // The decode side waits for two prefill workers in turn before it computes by itself.
     const handOff = { blocks: split.blocks, stallMs: Math.min(2 * stallMs, deadlineMs), deadlineMs };
+    const early = new EarlyToken(request.requestId, onEvent);
+    this.#early = early;
+    const either = AbortSignal.any([signal, early.signal]);
     this.#options.listener.pending(split.blocks);
     this.#options.listener.leg(split.prefill, true);
     let isCounted = true;
@@ -135,7 +143,7 @@ export class HandOff {
       this.#options.listener.leg(split.prefill, false);
     };
     try {
-      await engines.follow(decode, { ...request, handOff }, signal, (event) => {
+      await engines.follow(decode, { ...request, handOff }, either, (event) => {
         const { tokenIds, finishReason, handOff: state } = event;
         if (state !== undefined && tokenIds.length === 0 && finishReason === '') {
           if (this.#local !== undefined) {
@@ -152,8 +160,10 @@ export class HandOff {
           return undefined;
         }
         this.#token(event);
-        return onEvent(event);
+        return early.pass(event);
       });
+    } catch (error) {
+      if (!early.isOver || signal.aborted) throw error;
     } finally {
       this.#over.abort(ended);
       this.#options.listener.pending(0);
@@ -180,7 +190,8 @@ export class HandOff {
     if (this.#prefilled === undefined || this.#admittedMs === undefined) return;
     const admitUs = Math.round((this.#admittedMs - this.#begunMs) * 1_000);
     const transferUs = Math.round(afterS! * 1e6);
-    listener.took({ admitUs, ...this.#prefilled, transferUs, tailUs: cache.tailUs });
+    const isEarly = this.#early!.isGiven;
+    listener.took({ isEarly, admitUs, ...this.#prefilled, transferUs, tailUs: cache.tailUs });
   }
 
   /** The leg of prefill, at one worker after another. Never throws. */
@@ -206,7 +217,7 @@ export class HandOff {
           listener.leg(split.prefill, false);
         }
       }
-      if (this.#over.signal.aborted) return;
+      if (this.#over.signal.aborted || this.#early!.isOver) return;
       if (why === undefined) return;
       this.#fellShort = true;
       listener.fellShort(why, error);
@@ -235,8 +246,10 @@ export class HandOff {
   }
 
   /** Returns what fell short; undefined: all blocks lie in its node. @throws what its stream ended with */
-  async #ask({ prefill, blocks, stepBlocks }: Split, requestId: string): Promise<Shortfall | undefined> {
+  async #ask({ prefill, blocks, stepBlocks, draws }: Split, requestId: string): Promise<Shortfall | undefined> {
     const { engines, request, times } = this.#options;
+    // One is enough.
+    const isAsked = draws && !this.#early!.isGiven;
     const leg = new AbortController();
     const leave = (): void => leg.abort(ended);
     this.#over.signal.addEventListener('abort', leave, { once: true });
@@ -247,7 +260,8 @@ export class HandOff {
       isStalled = true;
       leg.abort(ended);
     }, times.stallMs);
-    const read = ({ handOff, finishReason, cache }: GenerateEvent): void => {
+    const read = (event: GenerateEvent): void | Promise<void> => {
+      const { handOff, finishReason, cache, tokenIds } = event;
       if (cache !== undefined) this.#prefilled = { queueUs: cache.queueUs, prefillUs: cache.prefillUs };
       const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
       if (now > ready || finishReason !== '') stall.refresh();
@@ -258,9 +272,12 @@ export class HandOff {
         this.#cameHidden = this.#came;
       }
       this.#ready = Math.max(this.#ready, ready);
+      return tokenIds.length > 0 && !this.#hasToken ? this.#early!.give(event) : undefined;
     };
     try {
-      const asked: GenerateRequest = { ...request, requestId, maxTokens: 1, prefillOnly: { blocks, stepBlocks } };
+      const maxTokens = isAsked ? request.maxTokens : 1;
+      const prefillOnly = { blocks, stepBlocks, ...(isAsked && { draws: true }) };
+      const asked: GenerateRequest = { ...request, requestId, maxTokens, prefillOnly };
       for (const key of ofTheAnswer) delete asked[key];
       await engines.follow(prefill.number, asked, leg.signal, read);
       return ready < blocks ? 'prefill-short' : undefined;

@@ -192,7 +192,7 @@ export class HandOffs {
           if (next === undefined) return undefined;
           prefill = next.prefill.name;
           told({ line, prefill, degraded });
-          return { ...next, blocks: split.blocks };
+          return { ...next, blocks: split.blocks, draws: split.draws };
         },
         firstToken: (local, come, hidden) => this.metrics.handedOff(split, local, come, hidden),
         took: (took) => told({ line, prefill, degraded, took }),

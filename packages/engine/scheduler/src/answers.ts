@@ -90,12 +90,26 @@ export class Answers {
       this.fail(request, new KvError('MODEL', `request ${request.requestId}: ${drew}; check the model's weights`));
       return;
     }
+    if (request.prefillOnly) {
+      this.#drawnForAnother(request, tokenId);
+      return;
+    }
     request.append(tokenId);
     const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
     const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
     if (output !== plain) this.#options.scheduler.load.settle(request);
     this.#untold.push({ request, output });
-    if (output.finishReason === '') return;
+    if (output.finishReason !== '') this.#finished(request);
+  }
+
+  /** The answer goes on elsewhere, unless it ends with it; this request ends when its blocks are stored. */
+  #drawnForAnother(request: EngineRequest, tokenId: number): void {
+    const output = { tokenIds: [tokenId], finishReason: request.finishReasonWith(tokenId) };
+    this.#untold.push({ request, output });
+    if (output.finishReason !== '') this.#finished(request);
+  }
+
+  #finished(request: EngineRequest): void {
     this.counts.finished++;
     this.#requests.delete(request.requestId);
     this.#options.scheduler.remove(request);
@@ -107,11 +121,15 @@ export class Answers {
       this.fail(request, noTier(request.requestId));
       return;
     }
-    this.counts.finished++;
     this.counts.prefills++;
     this.counts.prefilledBlocks += readyBlocks;
     const handOff = { localBlocks: 0, readyBlocks };
-    this.#finish(request, { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff });
+    this.#finished(request);
+    // Behind the token that it has drawn.
+    this.#untold.push({
+      request,
+      output: { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff },
+    });
   }
 
   /** How its hand-off stands. */

@@ -62,6 +62,55 @@ describe('prefill for another worker', () => {
     expect((await stepsOf(9)).slice(0, 2)).toEqual([16, 16]);
   });
 
+  it.each([41, 43, 44])(
+    'draws the token behind a prompt of %i tokens where it is asked to: told before the end, and no step more',
+    async (tokens) => {
+      const rig = new SchedulerRig();
+      const last = Math.floor((tokens - 1) / 4);
+      rig.submit('a', prompt(1, tokens), { prefillOnly: { blocks: last, stepBlocks: 2, draws: true } });
+      await rig.world.until(() => rig.ended('a'));
+      expect(rig.tokens('a')).toEqual(naiveAnswer(prompt(1, tokens), 1));
+      expect(rig.last('a')).toMatchObject({ tokenIds: [], finishReason: 'prefilled' });
+      expect(rig.last('a').handOff!.readyBlocks).toBeGreaterThanOrEqual(last);
+      const steps = rig.executor.steps.map(({ queryTokens }) => queryTokens[0]);
+      expect(steps).toEqual([8, 8, 8, 8, tokens - 32]);
+      // It is nobody's stream here.
+      expect(rig.engine.stats()).toMatchObject({ prefills: 1, finished: 1, running: 0 });
+      await rig.drain();
+      idle(rig);
+    },
+  );
+
+  it('draws as any other would, and ends the answer with a token that does', async () => {
+    const sampled = { temperature: 0.8, seed: 7n, maxTokens: 4 };
+    const rig = new SchedulerRig();
+    const alone = await rig.generate('alone', prompt(1, 43), sampled);
+    const other = new SchedulerRig();
+    other.submit('a', prompt(1, 43), { ...sampled, prefillOnly: { blocks: 10, draws: true } });
+    await other.world.until(() => other.ended('a'));
+    expect(other.tokens('a')).toEqual(alone.slice(0, 1));
+    for (const [part, finishReason] of [
+      [{ stopTokenIds: [alone[0]!] }, 'stop'],
+      [{ maxTokens: 1 }, 'length'],
+    ] as const) {
+      const last = new SchedulerRig();
+      last.submit('a', prompt(1, 43), { ...sampled, ...part, prefillOnly: { blocks: 10, draws: true } });
+      await last.world.until(() => last.ended('a'));
+      expect(last.last('a')).toMatchObject({ tokenIds: alone.slice(0, 1), finishReason });
+      await last.drain();
+      idle(last);
+    }
+  });
+
+  it.each([1, 2, 3, 4, 5, 6, 8, 10])('aborted after %i events holds nothing, where it draws', async (events) => {
+    const rig = new SchedulerRig({ limits: { exportShare: 0.1 } });
+    rig.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10, draws: true } });
+    for (let i = 0; i < events; i++) await rig.world.advance();
+    rig.engine.abort('a');
+    await rig.drain();
+    idle(rig);
+  });
+
   it('says what the tier did not take, and ends all the same', async () => {
     let stores = 0;
     const rig = new SchedulerRig({ faults: { refuseStore: () => ++stores === 2 } });
@@ -208,6 +257,41 @@ describe('a hand-off', () => {
     expect(d.engine.load().loadBlocksPerS).toEqual({});
   });
 
+  it('gets its room, and computes what is left, before prompts that run: they get the rest of the step', async () => {
+    const { world, p, d } = pair({}, { blockCount: 80 });
+    d.submit('long', prompt(3, 190), { maxTokens: 2 });
+    await world.until(() => d.executor.steps.length === 1);
+    // In the middle of a step that is full.
+    d.submit('a', prompt(1, 43), { handOff: { blocks: 10, ...patience } });
+    expect(d.engine.load()).toMatchObject({ usedBlocks: 4 + 11 });
+    p.submit('a', prompt(1, 43), { prefillOnly: { blocks: 10 } });
+    await world.until(() => d.ended('a'));
+    const beside = d.executor.steps.find(({ queryTokens }) => queryTokens[0] === 3);
+    expect([...beside!.queryTokens]).toEqual([3, 13]);
+    expect(d.ended('long')).toBe(false);
+    await world.until(() => d.ended('long'));
+    expect(d.tokens('a')).toEqual(naiveAnswer(prompt(1, 43), 4));
+    expect(d.tokens('long')).toEqual(naiveAnswer(prompt(3, 190), 2));
+    for (const rig of [p, d]) await rig.drain();
+    for (const rig of [p, d]) idle(rig);
+  });
+
+  it('leaves the room to those that came before it', async () => {
+    const { world, d } = pair({}, { blockCount: 33, limits: { maxStepTokens: 4, maxSequences: 4 } });
+    d.submit('first', prompt(3, 40), { maxTokens: 8 });
+    await world.until(() => d.executor.steps.length === 1);
+    // 12 blocks each: of the 32, the second one's are not taken yet.
+    d.submit('second', prompt(4, 40), { maxTokens: 8 });
+    d.submit('a', prompt(1, 40), { handOff: { blocks: 9, stallMs: 60_000, deadlineMs: 60_000 }, maxTokens: 8 });
+    expect(handOffs(d, 'a')).toEqual([]);
+    await world.until(() => d.ended('second'));
+    expect(d.engine.stats()).toMatchObject({ preemptions: 0 });
+    expect(d.engine.changeHandOff('a', 0)).toBe(true);
+    await world.until(() => d.ended('a'));
+    await d.drain();
+    idle(d);
+  });
+
   it('of a whole prompt computes its last token here', async () => {
     const { world, p, d } = pair();
     p.submit('a', prompt(1, 40), { prefillOnly: { blocks: 10 } });
@@ -336,6 +420,7 @@ it.each([
     { prefillOnly: { blocks: 1, stepBlocks: -1 } },
     'prefillOnly.stepBlocks is -1; use 0 (as many as fit) or a whole number',
   ],
+  [{ prefillOnly: { blocks: 2, draws: true }, maxTokens: 0 }, 'maxTokens is 0; ask for at least one token'],
   [{ prefillOnly: { blocks: 3 } }, 'prefillOnly.blocks is 3; the prompt has 2 whole blocks, ask for 1 to 2'],
   [{ handOff: { blocks: 1.5, ...patience } }, 'handOff.blocks is 1.5; the prompt has 2 whole blocks, ask for 1 to 2'],
   [{ handOff: { blocks: 1, stallMs: 0, deadlineMs: 1 } }, 'handOff.stallMs is 0; use 1 to 600000 ms'],

@@ -14,9 +14,9 @@ export interface Share {
   readonly arrived?: ArrivedLoad | undefined;
 }
 
-/** This share reaches the end of the sequence, so the step draws a token after it; nobody wants one after another worker's prompt. */
+/** This share reaches the end of the sequence, so the step draws a token after it. */
 export const samples = ({ request, count }: Share): boolean =>
-  request.prefillOnly === undefined && request.computedTokens + count === request.tokenCount;
+  request.draws && request.computedTokens + count === request.tokenCount;
 
 /**
  * (Plain loops: this runs for every request in every step, and `set` with a plain array costs more than the copy.)

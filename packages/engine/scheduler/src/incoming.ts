@@ -77,6 +77,22 @@ export class Incoming {
     return toLoad > 0 ? this.#startLoad(request, computed, toLoad) : undefined;
   }
 
+  /**
+   * Whose prompt another worker computes leaves the queue at once, whatever runs: it has next to nothing to compute here, and nobody
+   * begins with its prompt before it has its room. Room that those before it wait for stays theirs.
+   */
+  departHandOffs(): void {
+    let before = 0;
+    for (const request of this.#waiting.toArray()) {
+      if (request.handOff?.state === 'open' && !request.holdsBlocks) {
+        const computed = this.#kv.getComputedBlocks(request);
+        const blocks = this.#blocksToAwait(request, computed);
+        if (blocks > 0 && this.#await(request, computed, blocks, before) === 'loading') continue;
+      }
+      before += request.counted.blocks;
+    }
+  }
+
   /** It computes all that is not cached here. */
   hit(request: EngineRequest, computed: CacheHit): void {
     this.#skipHandOff(request, computed);
@@ -118,14 +134,14 @@ export class Incoming {
   }
 
   /** Room for the hit, for `blocks` blocks behind it that are to come, and for `newTokens` behind these. False: there is none. */
-  #makeRoom(request: EngineRequest, computed: CacheHit, blocks: number, newTokens: number): boolean {
+  #makeRoom(request: EngineRequest, computed: CacheHit, blocks: number, newTokens: number, reserved = 0): boolean {
     const externalTokens = blocks * this.#kv.blockTokens;
     const admitted = this.#kv.allocateSlots(request, newTokens, {
       computed,
       externalComputedTokens: externalTokens,
       delayCacheBlocks: true,
       fullSequenceMustFit: true,
-      reservedBlocks: this.#room.promisedBlocks(),
+      reservedBlocks: this.#room.promisedBlocks() + reserved,
     });
     return admitted !== null;
   }
@@ -146,12 +162,13 @@ export class Incoming {
     return Math.max(0, end - hit.tokens / this.#kv.blockTokens);
   }
 
-  #await(request: EngineRequest, computed: CacheHit, blocks: number): Departure {
+  /** `reserved`: blocks that are others'. */
+  #await(request: EngineRequest, computed: CacheHit, blocks: number, reserved = 0): Departure {
     if (this.loads.awaitedCount >= this.#options.maxSequences) return 'later';
     const localBlocks = computed.tokens / this.#kv.blockTokens;
     // Where windows bound what a sequence holds, the rest of the prompt is not laid out at once.
     const rest = this.#windows ? 0 : request.tokenCount - (localBlocks + blocks) * this.#kv.blockTokens;
-    if (!this.#makeRoom(request, computed, blocks, Math.max(0, rest))) return 'full';
+    if (!this.#makeRoom(request, computed, blocks, Math.max(0, rest), reserved)) return 'full';
     this.handOffs.begin(request, localBlocks);
     this.#leave(request, computed, blocks);
     const { stallMs, deadlineMs } = request.handOff!;

@@ -1,3 +1,5 @@
+import type { PrefillOnlyParams } from './types.ts';
+
 /**
  * What has become of the blocks that a request computes for another worker: offered to the tier piece by piece, in chain order,
  * and held by it or not, as the answers come, in any order. Pure.
@@ -7,6 +9,8 @@ export class PrefillOnly {
   readonly blocks: number;
   /** Of one step at most. */
   readonly stepBlocks: number;
+  /** The rest of the prompt is computed, too, and the token behind it is drawn. */
+  readonly draws: boolean;
   /** Offered, and not answered yet. */
   unsettled = 0;
   /** Somebody else was writing some of it: it is offered again. */
@@ -18,9 +22,10 @@ export class PrefillOnly {
   /** Held pieces behind a gap, as [first, end), in no order. */
   #beyond: (readonly [number, number])[] = [];
 
-  constructor(blocks: number, stepBlocks = 0) {
+  constructor({ blocks, stepBlocks = 0, draws = false }: PrefillOnlyParams) {
     this.blocks = blocks;
     this.stepBlocks = stepBlocks || Number.POSITIVE_INFINITY;
+    this.draws = draws;
   }
 
   /** Blocks from the first on, without a gap, that the tier holds. */

@@ -28,9 +28,9 @@ export class EngineRequest implements PrefixCacheRequest {
   readonly requestId: string;
   /** First come, first served; the latest is preempted first. */
   readonly arrival: number;
-  /** Of a request that is prefilled for another worker: no more than the blocks that this one wants. */
+  /** Of a request that is prefilled for another worker: no more than the blocks that this one wants, unless it draws a token. */
   readonly promptTokens: number;
-  /** Prompt and answer together never get longer. */
+  /** Prompt and answer together never get longer here. */
   readonly maxTotalTokens: number;
   readonly params: GenerateRequest;
   readonly stopTokenIds: ReadonlySet<number>;
@@ -70,6 +70,8 @@ export class EngineRequest implements PrefixCacheRequest {
   /** What it has added to the engine's load (`EngineLoad.settle`). */
   readonly counted = { waiting: 0, running: 0, ahead: 0, blocks: 0 };
 
+  /** Prompt and answer together, wherever it is given. */
+  readonly #endTokens: number;
   #tokens: Int32Array;
   #tokenCount: number;
 
@@ -91,13 +93,15 @@ export class EngineRequest implements PrefixCacheRequest {
     this.arrival = options.arrival;
     this.id = `${params.requestId}#${options.arrival}`;
     const { prefillOnly, handOff } = params;
-    this.prefillOnly = prefillOnly && new PrefillOnly(prefillOnly.blocks, prefillOnly.stepBlocks);
+    this.prefillOnly = prefillOnly && new PrefillOnly(prefillOnly);
     this.handOff = handOff && new AwaitedPrompt(handOff);
-    const prompt = prefillOnly
-      ? params.promptTokenIds.subarray(0, prefillOnly.blocks * options.hasher.blockTokens)
-      : params.promptTokenIds;
+    const prompt =
+      prefillOnly && !prefillOnly.draws
+        ? params.promptTokenIds.subarray(0, prefillOnly.blocks * options.hasher.blockTokens)
+        : params.promptTokenIds;
     this.promptTokens = prompt.length;
     this.maxTotalTokens = prefillOnly ? prompt.length : options.maxTotalTokens;
+    this.#endTokens = options.maxTotalTokens;
     this.seed = options.seed;
     this.stopTokenIds = options.stopTokenIds;
     this.submittedUs = options.submittedUs;
@@ -149,10 +153,24 @@ export class EngineRequest implements PrefixCacheRequest {
     this.hashes.append(oneToken);
   }
 
-  /** Why the request ends after its last token; '' when it does not. */
+  /** A token is drawn after the last one: nobody wants one after the blocks that another worker waits for, unless it says so. */
+  get draws(): boolean {
+    return this.prefillOnly?.draws ?? true;
+  }
+
+  /** Why the answer ends after its last token; '' when it does not. */
   finishReason(): '' | 'stop' | 'length' {
-    if (this.stopTokenIds.has(this.#tokens[this.#tokenCount - 1]!)) return 'stop';
-    return this.#tokenCount >= this.maxTotalTokens ? 'length' : '';
+    return this.#reasonOf(this.#tokens[this.#tokenCount - 1]!, this.#tokenCount);
+  }
+
+  /** The same if this token came next. */
+  finishReasonWith(tokenId: number): '' | 'stop' | 'length' {
+    return this.#reasonOf(tokenId, this.#tokenCount + 1);
+  }
+
+  #reasonOf(last: number, count: number): '' | 'stop' | 'length' {
+    if (this.stopTokenIds.has(last)) return 'stop';
+    return count >= this.#endTokens ? 'length' : '';
   }
 }
 

@@ -5,12 +5,14 @@
  * A step is put together in this order, under one budget of tokens:
  *   1. running requests that decode (one token each), so that a long prompt never stalls an answer; what they want between two
  *      tokens bounds the budget of all that follows (pacing.ts);
- *   2. running requests that prefill, oldest first, in chunks;
- *   3. a request whose load lies in the arena, when nobody else is there: its first step imports it;
- *   4. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
- *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`; so does one whose next blocks another
- *      worker computes (awaited-prompt.ts), with room for its whole prompt.
- * When blocks run out in 1 or 2, the request that arrived last gives up its own and is computed anew later; one that waits for
+ *   2. what is left of prompts that another worker has computed, at most a block: it came as far without waiting for anybody here;
+ *   3. running requests that prefill, oldest first, in chunks;
+ *   4. a request whose load lies in the arena, when nobody else is there: its first step imports it;
+ *   5. waiting requests, oldest first. One whose tier has not answered yet is passed over, one that does not fit ends the
+ *      pass. One whose next blocks are in the tier gets blocks and leaves for `Loads`.
+ * One whose next blocks another worker computes (awaited-prompt.ts) leaves with room for its whole prompt as soon as there is some, and
+ * is in no step until they have come.
+ * When blocks run out in 1 or 3, the request that arrived last gives up its own and is computed anew later; one that waits for
  * another worker stops waiting then, and gives up its own when nothing is copied to them any more.
  *
  * A request that is prefilled for another worker ends in 'storing': computed, and not all of it is offered and answered yet.
@@ -79,7 +81,8 @@ export class Scheduler {
   add(request: EngineRequest): void {
     this.waiting.add(request);
     this.incoming.expect(request, 0);
-    if (this.waiting.count > this.#options.maxSequences) return;
+    if (request.handOff) this.incoming.departHandOffs();
+    if (request.state !== 'waiting' || this.waiting.count > this.#options.maxSequences) return;
     this.incoming.ask(request, this.waiting.count > 1 || this.running.count >= this.#options.maxSequences);
   }
 
@@ -114,6 +117,10 @@ export class Scheduler {
     const running = this.running.toArray();
     for (const request of running) if (decodes(request)) this.#continue(request);
     this.#budget = Math.min(this.#budget, promptTokens(this.#batch, this.load, this.#kv.blockTokens));
+    if (this.waiting.count > 0) {
+      this.incoming.departHandOffs();
+      this.#admitTails();
+    }
     for (const request of running) if (!decodes(request)) this.#continue(request);
     const arrived = this.#admitArrived();
     this.#admitWaiting();
@@ -144,8 +151,14 @@ export class Scheduler {
   }
 
   /** Where another worker waits for its blocks, the step is no longer than it asked for, so that they come while the next are computed. */
-  #shorten({ prefillOnly }: EngineRequest): void {
-    if (prefillOnly) this.#budget = Math.min(this.#budget, prefillOnly.stepBlocks * this.#kv.blockTokens);
+  #shorten({ prefillOnly, tokenCount, computedTokens }: EngineRequest): void {
+    if (!prefillOnly) return;
+    const { blockTokens } = this.#kv;
+    const most = prefillOnly.stepBlocks * blockTokens;
+    // What lies behind the blocks, of one that draws: no step of its own.
+    const tail = tokenCount - prefillOnly.blocks * blockTokens;
+    const isLast = tokenCount - computedTokens <= most + tail;
+    this.#budget = Math.min(this.#budget, isLast ? most + tail : most);
   }
 
   #continue(request: EngineRequest): void {
@@ -191,6 +204,14 @@ export class Scheduler {
         this.running.count + this.incoming.loads.count + this.exports.heldBlocks + this.#storing.count > 0;
       invariant(othersHold, () => `request ${request.id}: does not fit into an empty pool`);
       return;
+    }
+  }
+
+  #admitTails(): void {
+    for (const request of this.waiting.toArray()) {
+      if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
+      const isTail = request.tokenCount - request.computedTokens <= this.#kv.blockTokens;
+      if (isTail && request.handOff?.state === 'over' && request.holdsBlocks) this.#admit(request);
     }
   }
 

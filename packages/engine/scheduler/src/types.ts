@@ -22,7 +22,7 @@ export interface GenerateRequest {
   readonly loraName?: string;
   /** 'full': KV events tell the blocks of its hits too. Of hashed blocks; the radix tree has no such events. */
   readonly kvCacheReportMode?: string | undefined;
-  /** Compute the prompt's first blocks for another worker, give them to the tier, and end without a token; maxTokens may be 0. */
+  /** Compute the prompt's first blocks for another worker, and give them to the tier; maxTokens may be 0 unless it draws. */
   readonly prefillOnly?: PrefillOnlyParams | undefined;
   /** Another worker computes the prompt's first blocks: wait for them, and compute the rest. */
   readonly handOff?: HandOffParams | undefined;
@@ -35,6 +35,8 @@ export interface PrefillOnlyParams {
   readonly blocks: number;
   /** Of one step at most; undefined or 0: as many as fit. */
   readonly stepBlocks?: number | undefined;
+  /** The whole prompt is computed, and the token behind it drawn and told; the answer goes on at the other worker. */
+  readonly draws?: boolean | undefined;
 }
 
 export interface HandOffParams {
@@ -74,7 +76,7 @@ export interface HandOffState {
 }
 
 /** '' while the request runs. A stop token that ends the request is among the token ids, as in vLLM. */
-/** 'prefilled': of a request that computes for another worker, without a token. */
+/** 'prefilled': of a request that computes for another worker; the answer is not over with it. */
 export type FinishReason = '' | 'stop' | 'length' | 'abort' | 'prefilled';
 
 export interface Output {

@@ -23,7 +23,7 @@ export function checkRequest(params: GenerateRequest, bounds: RequestBounds): vo
   if (count === 0) refuse('the prompt is empty; send at least one token');
   const { prefillOnly, handOff } = params;
   if (prefillOnly && handOff) refuse('prefillOnly and handOff exclude each other; ask for one of them');
-  const leastTokens = prefillOnly ? 0 : 1;
+  const leastTokens = prefillOnly && !prefillOnly.draws ? 0 : 1;
   if (!Number.isInteger(maxTokens) || maxTokens < leastTokens)
     refuse(`maxTokens is ${maxTokens}; ask for at least one token`);
   const whole = Math.floor(count / blockTokens);

@@ -56,7 +56,8 @@ export class Generations {
         return;
       }
       metrics.observeTokens(tokenIds.length);
-      if (!runs && tokenIds.length > 0) {
+      // What is drawn for another worker's answer is no stream here.
+      if (!runs && tokenIds.length > 0 && !request.prefillOnly) {
         runs = true;
         if (sender !== undefined && sentNumber !== undefined) watches.begun(sender, sentNumber);
       }

@@ -67,12 +67,17 @@ export const decodes =
     call.end();
   };
 
-/** The prefill side: `steps` more blocks at a time, as far as it was asked. */
+/** The prefill side: `steps` more blocks at a time, as far as it was asked; and `token`, where it was asked for the first one. */
 export const prefills =
-  (blocks: HandedBlocks, step = 1, upTo = Number.POSITIVE_INFINITY) =>
+  (blocks: HandedBlocks, step = 1, upTo = Number.POSITIVE_INFINITY, token?: number, finishReason = '') =>
   (call: Call): void => {
     const asked = call.request.prefillOnly?.blocks ?? 0;
     const last = Math.min(asked, upTo);
+    if (call.request.prefillOnly?.draws && token !== undefined) call.write(event({ tokenIds: [token], finishReason }));
+    if (finishReason !== '') {
+      call.end();
+      return;
+    }
     for (let ready = Math.min(step, last); ; ready = Math.min(ready + step, last)) {
       blocks.count = Math.max(blocks.count, ready);
       call.write(event({ handOff: { localBlocks: 0, readyBlocks: ready } }));

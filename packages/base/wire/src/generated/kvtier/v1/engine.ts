@@ -111,7 +111,7 @@ export interface GenerateRequest {
   sentNumber?:
     | number
     | undefined;
-  /** Prefill for another worker: compute the prompt's first blocks, give them to the cache node, and end without a token. */
+  /** Prefill for another worker: compute the prompt's first blocks, give them to the cache node, and end with one token at most. */
   prefillOnly?:
     | PrefillOnly
     | undefined;
@@ -131,7 +131,14 @@ export interface PrefillOnly {
   /** whole blocks of the prompt, from the first on */
   blocks: number;
   /** Of one step at most, so that they can travel while others are computed; absent or 0: as the engine likes. */
-  stepBlocks?: number | undefined;
+  stepBlocks?:
+    | number
+    | undefined;
+  /**
+   * Compute the whole prompt, and draw the token behind it: told at once, before the end. One that ends the answer ("stop", "length")
+   * ends this call, too. max_tokens is that of the answer, at least 1.
+   */
+  draws?: boolean | undefined;
 }
 
 /** Only while its owner's call lives: who cancels the call, or loses its connection, holds nothing any more. */
@@ -1085,7 +1092,7 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
 };
 
 function createBasePrefillOnly(): PrefillOnly {
-  return { blocks: 0, stepBlocks: undefined };
+  return { blocks: 0, stepBlocks: undefined, draws: undefined };
 }
 
 export const PrefillOnly: MessageFns<PrefillOnly> = {
@@ -1095,6 +1102,9 @@ export const PrefillOnly: MessageFns<PrefillOnly> = {
     }
     if (message.stepBlocks !== undefined) {
       writer.uint32(16).uint32(message.stepBlocks);
+    }
+    if (message.draws !== undefined) {
+      writer.uint32(24).bool(message.draws);
     }
     return writer;
   },
@@ -1126,6 +1136,14 @@ export const PrefillOnly: MessageFns<PrefillOnly> = {
             }
 
             message.stepBlocks = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.draws = reader.bool();
             continue;
           }
         }

@@ -1,0 +1,78 @@
+/**
+ * The first token of a hand-off, from who has it first. The prefill side draws it at the end of the prompt; the decode side draws the same
+ * one once it has the blocks, since what is drawn follows from seed and position alone, and it is not given again. Should the decode side
+ * draw another one after all, its stream fails, and the answer goes on from what was given.
+ *
+ * Invariants: each token is given once, in order, and none before the one before it was taken; whoever reads the answer hears nothing
+ * after its end.
+ */
+import { KvError } from '@kvtier/errors';
+import type { OnEvent } from '@kvtier/registry';
+import type { GenerateEvent } from '@kvtier/wire/grpc';
+
+const over = new KvError('CANCELLED', 'the answer is over');
+
+export class EarlyToken {
+  readonly #requestId: string;
+  readonly #onEvent: OnEvent;
+  readonly #over = new AbortController();
+  #given: number | undefined;
+  /** While it is waited for that the token is taken. */
+  #taken: Promise<void> | undefined;
+  #isFollowed = false;
+  #isOver = false;
+
+  constructor(requestId: string, onEvent: OnEvent) {
+    this.#requestId = requestId;
+    this.#onEvent = onEvent;
+  }
+
+  /** The prefill side's token was the first. */
+  get isGiven(): boolean {
+    return this.#given !== undefined;
+  }
+
+  /** It was the only one: it ended the answer, or whoever reads it has enough. */
+  get isOver(): boolean {
+    return this.#isOver;
+  }
+
+  /** Aborted when nothing of the decode side is wanted any more. */
+  get signal(): AbortSignal {
+    return this.#over.signal;
+  }
+
+  /** The prefill side has drawn it, and the decode side has given none. Never throws. */
+  give({ tokenIds, finishReason }: GenerateEvent): void | Promise<void> {
+    if (this.#given !== undefined || this.signal.aborted) return undefined;
+    this.#given = tokenIds[0]!;
+    const end = (more: void | false): void => {
+      this.#taken = undefined;
+      if (more !== false && finishReason === '') return;
+      this.#isOver = true;
+      this.#over.abort(over);
+    };
+    const failed = (error: unknown): void => this.#over.abort(error);
+    try {
+      const told = this.#onEvent({ tokenIds: [this.#given], finishReason, cache: undefined, failure: undefined });
+      if (!(told instanceof Promise)) return end(told);
+      this.#taken = told.then(end, failed);
+    } catch (error) {
+      failed(error);
+    }
+    return this.#taken;
+  }
+
+  /** What the decode side says, without the token that was given. @throws KvError DISCONNECTED (retry): it drew another one */
+  pass(event: GenerateEvent): ReturnType<OnEvent> {
+    if (this.#given === undefined || this.#isFollowed || event.tokenIds.length === 0) return this.#onEvent(event);
+    this.#isFollowed = true;
+    const [first, ...tokenIds] = event.tokenIds;
+    if (first !== this.#given) {
+      const drew = `the prefill worker drew token ${this.#given} first, the decode worker ${first}`;
+      throw new KvError('DISCONNECTED', `request ${this.#requestId}: ${drew}`, { retry: true });
+    }
+    const rest = { ...event, tokenIds };
+    return this.#taken === undefined ? this.#onEvent(rest) : this.#taken.then(() => this.#onEvent(rest));
+  }
+}
