@@ -12,7 +12,15 @@ it('many worlds keep all laws, and everything happened in them', async () => {
   }
   const expected = [
     ...['leg', 'why=sooner', 'why=spares-streams', 'why=alone', 'why=held', 'answer.whole', 'answer.saturated'],
-    ...['answer.CANCELLED', 'answer.stray', 'moved', 'fault.kill', 'fault.stop', 'handoff-prefill-died', 'handoff-prefill-stalled'],
+    ...[
+      'answer.CANCELLED',
+      'answer.stray',
+      'moved',
+      'fault.kill',
+      'fault.stop',
+      'handoff-prefill-died',
+      'handoff-prefill-stalled',
+    ],
     ...['handoff-prefill-short', 'handoff-prefill-busy', 'handoff-no-decode-worker', 'handoff-no-prefill-worker'],
   ];
   expect(expected.filter((name) => (tally[name] ?? 0) === 0)).toEqual([]);

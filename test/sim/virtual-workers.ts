@@ -326,7 +326,11 @@ export class VirtualWorkers implements HandOffEngines {
       if (event.tokenIds.length === 0) this.#world.note(`w${call.worker.number} ${requestId}: ${JSON.stringify(part)}`);
       else if (!call.hasGiven) this.#world.note(`w${call.worker.number} ${requestId}: its first token`);
       if (event.tokenIds.length > 0) call.hasGiven = true;
-      if (call.onEvent(event) === false || andEnds) call.end();
+      try {
+        if (call.onEvent(event) === false || andEnds) call.end();
+      } catch (error) {
+        call.end(error); // as the real calls do
+      }
     });
   }
 

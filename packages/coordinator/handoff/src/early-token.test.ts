@@ -56,7 +56,7 @@ it('ends the decode side where it was the only one, or nothing more is wanted', 
   last.token.give(event({ tokenIds: [5], finishReason: 'stop' }));
   const enough = early(() => false);
   enough.token.give(drawn(5));
-  const late = early(async () => false);
+  const late = early(() => Promise.resolve(false as const));
   await late.token.give(drawn(5));
   for (const { token } of [last, enough, late]) expect([token.isOver, token.signal.aborted]).toEqual([true, true]);
 });

@@ -46,7 +46,7 @@ export class EarlyToken {
   give({ tokenIds, finishReason }: GenerateEvent): void | Promise<void> {
     if (this.#given !== undefined || this.signal.aborted) return undefined;
     this.#given = tokenIds[0]!;
-    const end = (more: void | false): void => {
+    const end = (more: unknown): void => {
       this.#taken = undefined;
       if (more !== false && finishReason === '') return;
       this.#isOver = true;

@@ -32,6 +32,8 @@ const request = fc.record({
       changeTo: fc.constantFrom(0, 0, 20, 60, 100),
       abortPrefillAfter: events,
       isDecodeFirst: fc.boolean(),
+      /** The prefill side gives the first token. */
+      draws: fc.boolean(),
     }),
     { freq: 6 },
   ),
@@ -96,6 +98,7 @@ const asks = (
       ? null
       : {
           ...{ asked: 1, prefilled, changeAfter: null, changeTo: 0, abortPrefillAfter: null, isDecodeFirst: false },
+          draws: false,
           ...part,
         },
 });
@@ -171,9 +174,11 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
         for (const { rig } of sides) {
           rig.engine.checkIntegrity();
           expect(rig.defects).toEqual([]);
-          const open = [...rig.outputs].filter(([id]) => !rig.ended(id)).map(([id]) => rig.tokens(id).length > 0);
+          // What is drawn for the other side is no stream here.
+          const begun = (id: string): boolean => rig === d && rig.tokens(id).length > 0;
+          const open = [...rig.outputs].filter(([id]) => !rig.ended(id)).map(([id]) => begun(id));
           const { waiting, running } = rig.engine.load();
-          expect([waiting, running]).toEqual([open.filter((begun) => !begun).length, open.filter(Boolean).length]);
+          expect([waiting, running]).toEqual([open.filter((one) => !one).length, open.filter(Boolean).length]);
         }
       };
       let handOffs = 0;
@@ -193,7 +198,8 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
           };
           const prefill = (): void => {
             if (handOff.prefilled === null || !p.connector.attached) return;
-            p.submit(id, tokens, { prefillOnly: { blocks: blocksOf(handOff.prefilled) } });
+            const { draws } = handOff;
+            p.submit(id, tokens, { maxTokens, prefillOnly: { blocks: blocksOf(handOff.prefilled), draws } });
             after(handOff.abortPrefillAfter, () => p.engine.abort(id));
           };
           handOffs++;
@@ -211,6 +217,7 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
 
       const sequences = one.requests.map(({ which, promptTokens, maxTokens, handOff }, i) => {
         const id = `r${i}`;
+        const whole = Math.floor(promptTokens / blockTokens);
         const answer = naiveAnswer(prompt(which, promptTokens), maxTokens, [], windows);
         const room = d.engine.maxTotalTokens - promptTokens;
         const { finishReason, error } = d.last(id);
@@ -226,14 +233,20 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
         else expect(told).toBeLessThanOrEqual(1);
         if (p.outputs.has(id)) {
           const last = p.last(id);
-          expect(p.tokens(id)).toEqual([]);
+          const { draws } = handOff!;
+          const isEnd = draws && maxTokens === 1;
+          const isWhole = last.finishReason === 'prefilled' || last.finishReason === 'length';
+          expect(p.tokens(id)).toEqual(answer.slice(0, draws && (isWhole || p.tokens(id).length > 0) ? 1 : 0));
           if (last.error)
             expect(['a fault', 'no cache node']).toContain(last.error.message.match(/a fault|no cache node/)![0]);
-          else expect(['prefilled', 'abort']).toContain(last.finishReason);
+          else expect([isEnd ? 'length' : 'prefilled', 'abort']).toContain(last.finishReason);
           const ready = last.handOff?.readyBlocks ?? 0;
           const { refuseStore, busyStore, detachAfter } = one.prefill;
           if (last.finishReason === 'prefilled' && refuseStore + busyStore === 0 && detachAfter === null && !windows)
-            expect(ready).toBe(Math.ceil((Math.floor(promptTokens / blockTokens) * handOff!.prefilled!) / 100));
+            expect(ready).toBe(
+              // All of the prompt is computed, and so its last block is stored, too.
+              draws ? whole : Math.ceil((whole * handOff!.prefilled!) / 100),
+            );
           const hashes = new SequenceHashes(p.hasher, {});
           hashes.append(Uint32Array.from(prompt(which, promptTokens)));
           if (one.lostBlock === 0 && (windows?.[0] ?? 0) === 0)
