@@ -23,13 +23,20 @@ export interface AnswersOptions {
   readonly logger: { error(details: object, message: string): void } | undefined;
 }
 
+interface Untold {
+  readonly request: EngineRequest;
+  readonly output: Output;
+  /** Its request's end comes behind it, untold, too. */
+  isBeforeEnd?: boolean;
+}
+
 export class Answers {
   readonly counts = { finished: 0, aborted: 0, failed: 0, prefills: 0, prefilledBlocks: 0 };
   readonly #options: AnswersOptions;
   /** By the caller's id. */
   readonly #requests = new Map<string, EngineRequest>();
   /** Drawn, and not told yet. */
-  #untold: { readonly request: EngineRequest; readonly output: Output }[] = [];
+  #untold: Untold[] = [];
 
   constructor(options: AnswersOptions) {
     this.#options = options;
@@ -77,9 +84,9 @@ export class Answers {
     if (this.#untold.length === 0) return;
     const untold = this.#untold;
     this.#untold = [];
-    for (const { request, output } of untold) {
+    for (const { request, output, isBeforeEnd } of untold) {
       const last = output.finishReason !== '';
-      if (last || request.state !== 'finished') this.#emit(request, output); // else: somebody has ended it meanwhile
+      if (last || isBeforeEnd || request.state !== 'finished') this.#emit(request, output); // else: somebody has ended it meanwhile
     }
   }
 
@@ -126,6 +133,7 @@ export class Answers {
     const handOff = { localBlocks: 0, readyBlocks };
     this.#finished(request);
     // Behind the token that it has drawn.
+    for (const one of this.#untold) if (one.request === request) one.isBeforeEnd = true;
     this.#untold.push({
       request,
       output: { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff },
