@@ -11,7 +11,7 @@ from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
-from kvtier.sglang import identity, options, pools, storage  # noqa: E402
+from kvtier.sglang import bases, identity, options, pools, storage, transfers  # noqa: E402
 from rig import until  # noqa: E402
 from sglang_play import Config, Engine, Flat, Pool, names  # noqa: E402
 
@@ -31,6 +31,18 @@ class Parts(unittest.TestCase):
                 options.parse(given)
             self.assertIn(said, str(caught.exception))
             self.assertNotIn("\n", str(caught.exception))
+
+    def test_transfers_that_nobody_asks_for_stay_few(self) -> None:
+        kept = transfers.Transfers(bases.storage_metrics())
+        for pages in range(3 * transfers.MOST):
+            kept.loaded(pages, pages * 2_000_000, 0.5)
+        told = kept.take()
+        self.assertEqual(told.prefetch_pgs, list(range(2 * transfers.MOST, 3 * transfers.MOST)))
+        self.assertAlmostEqual(told.prefetch_bandwidth[0], 2 * transfers.MOST * 4e-3)
+        self.assertIsNone(kept.take())
+        none = transfers.Transfers(None)  # a version without such figures
+        none.stored(1, 1, 1.0)
+        self.assertIsNone(none.take())
 
     def test_every_layout_is_understood_and_a_pool_that_lies_is_not(self) -> None:
         for layout in ("layer_first", "page_first"):
