@@ -328,14 +328,15 @@ void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   };
   Stream::Impl& to = *stream.impl();
   bool dependent = args.dependent && to.dependent && to.behind_launch;
-  if (args.shared_bytes > kPlainSharedBytes || dependent) {
+  if (args.shared_bytes > kPlainSharedBytes || args.dependent) {
     std::lock_guard lock(kernels().mutex);
     Kernels::Facts& facts = kernels().facts[args.kernel];
     if (args.shared_bytes > kPlainSharedBytes && facts.shared_bytes < args.shared_bytes) {
       require(cudaFuncSetAttribute(args.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(args.shared_bytes)));
       facts.shared_bytes = args.shared_bytes;
     }
-    if (dependent && facts.waits < 0) {  // what the driver made of older PTX has no wait, on whatever GPU it runs
+    // Asked at the first launch, which no capture is. What the driver made of older PTX has no wait, on whatever GPU it runs.
+    if (args.dependent && facts.waits < 0) {
       cudaFuncAttributes code{};
       require(cudaFuncGetAttributes(&code, args.kernel));
       facts.waits = code.ptxVersion >= kDependentPtx ? 1 : 0;
