@@ -14,13 +14,13 @@ import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type Delta, type Plan, runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
+import { BodyReader, type Read } from './body-reader.ts';
 import { toHttpError } from './errors.ts';
 import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
-import { type Read, Reading } from './reading.ts';
 import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageChunk, wholeReply } from './replies.ts';
 import { EventStream } from './sse.ts';
 import { targetsOf } from './targets.ts';
@@ -68,7 +68,7 @@ export interface GenerationOptions {
 
 export class Generation {
   readonly #options: GenerationOptions;
-  readonly #reading: Reading;
+  readonly #reader: BodyReader;
   readonly #aborts = new Set<AbortController>();
   /** Of bodies that are passed on, until their answers have ended. */
   #passedBytes = 0;
@@ -79,7 +79,7 @@ export class Generation {
   constructor(options: GenerationOptions) {
     this.#options = options;
     const { models, text, place } = options;
-    this.#reading = new Reading({ models, text, expected: place.expected });
+    this.#reader = new BodyReader({ models, text, expected: place.expected });
   }
 
   /** For /health. `silentMs`: since the last sign of life of any answer; 0 while none runs. */
@@ -135,7 +135,7 @@ export class Generation {
     signal: AbortSignal,
   ): Promise<unknown> {
     const body = bodyOf(request);
-    const read = await this.#reading.read(endpoint, body, arrivedMs, signal);
+    const read = await this.#reader.read(endpoint, body, arrivedMs, signal);
     // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
     const requestId = randomUUID();
     const placed = new Placed(this.#options.degraded(), this.#options.media);

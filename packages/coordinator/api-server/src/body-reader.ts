@@ -14,7 +14,7 @@ import type { Endpoint } from './replies.ts';
 import type { TextPool } from './text-pool.ts';
 import type { UnderstoodPrompts } from './understand.ts';
 
-export interface ReadingParts {
+export interface BodyReaderParts {
   readonly models: Pick<Models, 'served' | 'isReading' | 'isWaiting' | 'version'>;
   readonly text: Pick<TextPool, 'run'>;
   readonly expected: Expected;
@@ -22,10 +22,10 @@ export interface ReadingParts {
 
 export type Read = PassedOn | (UnderstoodPrompts & { readonly readFor: Model });
 
-export class Reading {
-  readonly #parts: ReadingParts;
+export class BodyReader {
+  readonly #parts: BodyReaderParts;
 
-  constructor(parts: ReadingParts) {
+  constructor(parts: BodyReaderParts) {
     this.#parts = parts;
   }
 
