@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtier.vllm import promises
+from kvtier.vllm.groups import Group
 from kvtier.vllm.messages import Rank
 from kvtier.vllm.staging import Lookups, Stage
 
@@ -35,6 +37,16 @@ class Known:
     offered: list[int] = field(default_factory=list)
     #: Tokens at which the next block is whole.
     next_tokens: int = 0
+
+    def hear(self, groups: Sequence[Group]) -> bool:
+        """Whether the node has said what it holds; that need not be stored."""
+        lookups = self.lookups
+        if self.held is None and lookups is not None and lookups.done:
+            self.held = lookups.held(groups)
+            for group, ranges in zip(groups, self.held or ()):
+                if ranges and not group.window_tokens and ranges[0][0] == 0:
+                    self.offered[group.index] = max(self.offered[group.index], ranges[0][1])
+        return self.held is not None
 
 
 @dataclass
