@@ -29,8 +29,8 @@ constexpr int64_t Scaled(int64_t count) { return kTiny ? std::max<int64_t>(1, co
 constexpr int Rounds(int count) { return kTiny ? 1 : count; }
 
 // The 8B Llama whose shapes all benches use.
-constexpr int64_t kHidden = kTiny ? 128 : 4096, kHeads = kTiny ? 4 : 32, kKvHeads = kTiny ? 2 : 8, kHeadDim = kTiny ? 64 : 128;
-constexpr int64_t kIntermediate = kTiny ? 256 : 14336, kVocab = kTiny ? 512 : 128256, kLayers = kTiny ? 4 : 32;
+constexpr int64_t kHidden = kTiny ? 256 : 4096, kHeads = kTiny ? 4 : 32, kKvHeads = kTiny ? 2 : 8, kHeadDim = kTiny ? 64 : 128;
+constexpr int64_t kIntermediate = kTiny ? 512 : 14336, kVocab = kTiny ? 1024 : 128256, kLayers = kTiny ? 4 : 32;
 
 // Microseconds of what `enqueue` puts into the stream: the median of `repeats`, each from a cold L2 cache, after one that warms up.
 // Events on the device, so that launches hide behind the flush.
