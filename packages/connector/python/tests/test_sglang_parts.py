@@ -106,7 +106,8 @@ class Parts(unittest.TestCase):
             engine = identity.engine_of(Config({}, **(config or {})), arguments, more.pop("weights", b"w"), version)
             engine = identity.Engine(**{**engine.__dict__, "kv_heads": heads})
             facts = more.pop("facts", pools.facts_of(Pool(4)))
-            return identity.namespace(engine, more.pop("pool", "kv"), more.pop("page", 4), facts, more.pop("generation", b""))
+            page, page_bytes = more.pop("page", 4), more.pop("page_bytes", 1024)
+            return identity.namespace(engine, more.pop("pool", "kv"), page, page_bytes, facts, more.pop("generation", b""))
 
         different = [
             name(),
@@ -121,6 +122,7 @@ class Parts(unittest.TestCase):
             name({"pp_size": 2}),
             name({"attn_cp_size": 2}),
             name(page=8),
+            name(page_bytes=2048),
             name(pool="indexer"),
             name(generation=b"g"),
             name(facts=pools.facts_of(Pool(4, layout="page_first"))),
