@@ -4,6 +4,7 @@ import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
 it('its parts by themselves', () => runs('test_vllm_parts'));
+it('each block that a step filled is offered once, with its own id', () => runs('test_vllm_filled'));
 it('every shape of an engine loads what another one stored, and has the tokens of an engine alone', () =>
   runs('test_vllm_connector.Shapes'));
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>

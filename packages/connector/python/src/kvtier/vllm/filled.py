@@ -30,7 +30,7 @@ class Filled:
         for new in output.scheduled_new_reqs:
             known = requests.get(new.req_id)
             if known is not None:
-                known.tables = [list(ids) for ids in new.block_ids]
+                known.table_of(new.block_ids)
                 known.next_tokens = 0
                 self.offer(known, int(new.num_computed_tokens), attached, int(scheduled.get(new.req_id, 0)))
         cached = output.scheduled_cached_reqs
@@ -40,13 +40,13 @@ class Filled:
                 continue
             added = cached.new_block_ids[i]
             if name in cached.resumed_req_ids:
-                known.tables = [list(ids) for ids in added] if added is not None else [[] for _ in self._groups]
+                known.table_of(added if added is not None else [[] for _ in self._groups])
                 known.next_tokens = 0
             elif added is not None:
                 for table, ids in zip(known.tables, added):
                     table.extend(ids)
             if said is not None and name in said:
-                known.tables = [list(ids) for ids in said[name]]
+                known.table_of(said[name])
             computed, ahead = int(cached.num_computed_tokens[i]), int(scheduled.get(name, 0))
             if computed + ahead >= known.next_tokens:
                 self.offer(known, computed, attached, ahead)
@@ -64,11 +64,12 @@ class Filled:
         for group in self._groups:
             index = group.index
             end = min(computed_tokens + (ahead_tokens if group.window_tokens else 0), named) // group.block_tokens
-            first = max(known.offered[index], group.first_live(computed_tokens))
+            base = known.bases[index]
+            first = max(known.offered[index], base, group.first_live(computed_tokens))
             if group.window_tokens:
                 # One end earlier, too: where all of a request is held, its last block is computed again.
                 first = max(first, group.first_needed(0, end) - self._align // group.block_tokens)
-            ids = known.tables[index][first:end]
+            ids = known.tables[index][first - base : max(0, end - base)]
             while ids and ids[0] == 0:
                 ids, first = ids[1:], first + 1
             if 0 in ids:

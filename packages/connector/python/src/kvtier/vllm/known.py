@@ -32,11 +32,19 @@ class Known:
     promise: promises.Promise | None = None
     #: Why nothing more is loaded for it.
     denied: str = ""
+    #: Per group, ids of its blocks from the first on that may be offered.
     tables: list[list[int]] = field(default_factory=list)
+    #: Per group, that first block.
+    bases: list[int] = field(default_factory=list)
     #: Per group, blocks before this one were offered, or are held.
     offered: list[int] = field(default_factory=list)
     #: Tokens at which the next block is whole.
     next_tokens: int = 0
+
+    def table_of(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """All blocks that it has. Those in front of what was offered are not even looked at: of a long prompt there are many."""
+        self.bases = [min(offered, len(ids)) for offered, ids in zip(self.offered, block_ids)]
+        self.tables = [list(ids[base:]) for ids, base in zip(block_ids, self.bases)]
 
     def hear(self, groups: Sequence[Group]) -> bool:
         """Whether the node has said what it holds; that need not be stored."""

@@ -97,6 +97,7 @@ class SchedulerHalf:
             tokens=getattr(request, "all_token_ids", None) if plain else None,
             promise=promises.read(params),
             tables=[[] for _ in self._groups],
+            bases=[0] * len(self._groups),
             offered=[0] * len(self._groups),
         )
 
@@ -167,7 +168,7 @@ class SchedulerHalf:
         attached = self._offered_to()
         if attached is None or self._filled is None:
             return None
-        known.tables = [list(ids) for ids in block_ids]
+        known.table_of(block_ids)
         self._filled.offer(known, int(request.num_computed_tokens), attached)
         self._heed(known, request, attached)
         return self._promise(known, request, attached)
