@@ -33,8 +33,11 @@ export function vllmMissing(): string | null {
   }
 }
 
-/** Full attention; windows alone; full attention and windows (two shapes of KV groups); full attention, 8 KiB of KV a token. */
-export type ModelKind = 'llama' | 'mistral-sw' | 'gemma3' | 'llama-8k';
+/**
+ * Full attention; windows alone; full attention and windows (two shapes of KV groups); full attention, 8 KiB and
+ * 4 KiB of KV a token, for long prompts.
+ */
+export type ModelKind = 'llama' | 'mistral-sw' | 'gemma3' | 'llama-8k' | 'llama-long';
 
 /** A small random model of this kind, made at its first use. */
 export function model(kind: ModelKind): string {

@@ -88,6 +88,24 @@ class Handed(EngineCase):
         self.serve(second, [text], kv_transfer_params={**params, "kvtier": [1]})
         self.assertEqual(second.connector._scheduler.counters.get("promises", 0), 0)
 
+    def test_a_store_is_all_that_links_the_pods(self) -> None:
+        """Nothing of the prefill's answer reaches the decode pod: it loads what is committed when it asks, and waits for nothing."""
+        node = self.node()
+        text = prompts(1, 41)[0]
+        first = self.play(node)
+        first.add("prefill", text, 1)
+        while "prefill" not in first.done:
+            first.step()
+        second = self.play(node)
+        (wanted,) = self.serve(self.play(None, socket="/nowhere/node.sock", attached=False), [text])
+        self.assertEqual(self.serve(second, [text]), [wanted])  # before its last blocks are committed
+        self.assertEqual(second.connector._scheduler.counters.get("promises", 0), 0)
+        first.run()
+        self.until_held(node, first, 40)
+        third = self.play(node)
+        self.assertEqual(self.serve(third, [text]), [wanted])
+        self.assertEqual(third.external_tokens, 40, self.told(third))
+
     def test_what_is_promised_is_pinned(self) -> None:
         node = self.node(arena_bytes=1 << 20, disk_bytes=None)
         text = prompts(1, 41)[0]
