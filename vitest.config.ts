@@ -12,7 +12,7 @@ const common = {
   pool: 'forks' as const,
   isolate: false,
   retry: 1,
-  setupFiles: ['test/setup/properties.ts', 'test/setup/turns.ts'],
+  setupFiles: ['test/setup/properties.ts', 'test/setup/turns.ts', 'test/setup/costs.ts'],
 };
 export default defineConfig({
   test: {

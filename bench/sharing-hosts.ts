@@ -31,6 +31,8 @@ export interface Answer {
   readonly tokenIds: readonly number[];
   /** Of the prompt, by the tier that they came from. */
   readonly byTier: Readonly<Record<string, number>>;
+  /** Of its first token, as the worker tells it: waited, loaded, computed. */
+  readonly partsMs: readonly [queue: number, load: number, prefill: number];
 }
 
 export class SharingHosts<Name extends string> {
@@ -124,16 +126,21 @@ export class Worker {
       const begin = performance.now();
       let ms = 0;
       let byTier: Answer['byTier'] = {};
+      let partsMs: Answer['partsMs'] = [0, 0, 0];
       const tokenIds: number[] = [];
       const call = this.#client.generate(request, undefined, { deadline: deadlineAfter(answerMs) });
       call.on('data', (event: GenerateEvent) => {
         if (event.failure) reject(fromFailure(event.failure));
         ms ||= performance.now() - begin;
-        byTier = event.cache?.tokensByTier ?? byTier;
+        if (event.cache) {
+          const { tokensByTier, queueUs, loadUs, prefillUs } = event.cache;
+          byTier = tokensByTier;
+          partsMs = [queueUs / 1_000, loadUs / 1_000, prefillUs / 1_000];
+        }
         tokenIds.push(...event.tokenIds);
       });
       call.on('error', (error) => reject(fromStatus(error)));
-      call.on('end', () => resolve({ ms, tokenIds, byTier }));
+      call.on('end', () => resolve({ ms, tokenIds, byTier, partsMs }));
     });
   }
 

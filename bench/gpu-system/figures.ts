@@ -26,6 +26,15 @@ export interface SystemCase {
   readonly scratchDir: string;
 }
 
+type Sizes = Pick<SystemCase, 'arenaBytes' | 'diskBytes' | 'prompts' | 'decodes' | 'decodeTokens'>;
+
+/** Arena and disk hold all prompts. A model that is not counted in billions is there to show that all of it runs. */
+export function sizesOf(model: string): Sizes {
+  return /:\d+(\.\d+)?b$/.test(model)
+    ? { arenaBytes: '16GiB', diskBytes: '24GiB', prompts: 4, decodes: 32, decodeTokens: 256 }
+    : { arenaBytes: '256MiB', diskBytes: '512MiB', prompts: 2, decodes: 2, decodeTokens: 32 };
+}
+
 const startMs = 300_000;
 const decodePromptTokens = 64;
 

@@ -9,7 +9,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type SystemCase, systemFigures } from './figures.ts';
+import { type SystemCase, sizesOf, systemFigures } from './figures.ts';
 
 const tell = (line: unknown): void => void process.stdout.write(`${JSON.stringify(line)}\n`);
 
@@ -22,15 +22,7 @@ function caseOf(args: readonly string[], scratchDir: string): SystemCase {
   const steps = maxStepTokens === undefined ? null : Number(maxStepTokens);
   if (steps !== null && !(Number.isInteger(steps) && steps > 0))
     throw new Error(`"${maxStepTokens}" is not a count of tokens`);
-  const large = /:\d+(\.\d+)?b$/.test(model);
-  return {
-    ...{ backend, model, scratchDir, promptTokens: tokens, maxStepTokens: steps },
-    arenaBytes: large ? '16GiB' : '256MiB',
-    diskBytes: large ? '24GiB' : '512MiB',
-    prompts: large ? 4 : 2,
-    decodes: large ? 32 : 2,
-    decodeTokens: large ? 256 : 32,
-  };
+  return { backend, model, ...sizesOf(model), scratchDir, promptTokens: tokens, maxStepTokens: steps };
 }
 
 const scratchDir = mkdtempSync(join(process.env.KVTIER_BENCH_DIR || tmpdir(), 'kvtier-system-'));

@@ -46,7 +46,8 @@ const idle = {
   ...{ taken: [], begun: [], ended: [] },
 };
 
-async function serve(name: string): Promise<void> {
+/** `share` of a step: engines do not step together. */
+async function serve(name: string, share: number): Promise<void> {
   const running = new Map<Call, number>();
   const bootEpoch = randomBytes(8).toString('hex');
   const give = (call: Call, given: number): void => {
@@ -71,10 +72,12 @@ async function serve(name: string): Promise<void> {
     if (events) events.push({ number, event });
     else due.set(many, [{ number, event }]);
   };
-  setInterval(() => {
+  const stepMs = 1_000 / Number(tokensPerS);
+  const step = (): void => {
     for (const [call, given] of running) give(call, given);
     tell();
-  }, 1_000 / Number(tokensPerS));
+  };
+  setTimeout(() => setInterval(step, stepMs), share * stepMs);
   await startGrpcServer(`unix:${folder}/${name}`, (server) =>
     server.addService(EngineService, {
       describe: unary(() => ({
@@ -137,5 +140,5 @@ async function serve(name: string): Promise<void> {
   );
 }
 
-await Promise.all(Array.from({ length: Number(count) }, (_, i) => serve(`e${i}`)));
+await Promise.all(Array.from({ length: Number(count) }, (_, i) => serve(`e${i}`, i / Number(count))));
 process.stdout.write('ready\n');

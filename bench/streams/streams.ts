@@ -47,6 +47,10 @@ export interface Streams {
 }
 
 export const memoryLooks = 20;
+/** Of these looks, those at what is in use: while all streams run. */
+const liveLooks = [memoryLooks / 4, memoryLooks - 1];
+/** Nothing of it changes with time: it is asked no longer. */
+const straightSeconds = 60;
 
 export interface StreamsCost {
   readonly straight: Streams;
@@ -54,6 +58,8 @@ export interface StreamsCost {
   /** CPU seconds of the coordinator, all threads, and its memory at the end of each of `memoryLooks` equal parts of the time. */
   readonly coordinatorCpuS: number;
   readonly residentMiB: readonly number[];
+  /** What is in use after a full collection: after a quarter of the time, and at its end. */
+  readonly liveMiB: readonly [first: number, last: number];
 }
 
 export async function streamsCost(options: StreamsOptions, log: (line: string) => void): Promise<StreamsCost> {
@@ -68,8 +74,8 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     started.push(child);
     return child;
   };
-  const drive = async (target: string, counting: () => void): Promise<Streams> => {
-    const args = [target, clients, seconds, answerTokens, promptTokens, engines].map(String);
+  const drive = async (target: string, forSeconds: number, counting: () => void): Promise<Streams> => {
+    const args = [target, clients, forSeconds, answerTokens, promptTokens, engines].map(String);
     const driven = linesOf(start('bench/streams/clients.ts', args));
     await driven();
     counting();
@@ -79,22 +85,34 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
   };
   try {
     await linesOf(start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]))();
-    const straight = await drive(folder, () => {});
+    const straight = await drive(folder, Math.min(seconds, straightSeconds), () => {});
     const workers = Array.from({ length: engines }, (_, i) => ({ name: `e${i}`, address: `unix:${folder}/e${i}` }));
     const config = { port: 0, discovery: { kind: 'static', workers }, logLevel: 'error' };
-    const coordinator = start('services/coordinator/src/main.ts', [], { KVTIER_CONFIG: JSON.stringify(config) });
+    const coordinator = start('services/coordinator/src/main.ts', [], {
+      KVTIER_CONFIG: JSON.stringify(config),
+      NODE_OPTIONS: `--require ${join(root, 'bench/streams/live-memory.cjs')}`,
+    });
     const [message] = (await once(coordinator, 'message')) as [{ ready: { url: string } }];
     const { pid } = coordinator;
     let before = 0;
     const residentMiB: number[] = [];
     let looks: NodeJS.Timeout | undefined;
-    const through = await drive(message.ready.url, () => {
+    const live: Promise<number>[] = [];
+    const through = await drive(message.ready.url, seconds, () => {
       before = cpuSecondsOf(pid!);
-      looks = setInterval(() => residentMiB.push(residentMiBOf(pid!)), (seconds * 1_000) / memoryLooks);
+      looks = setInterval(
+        () => {
+          residentMiB.push(residentMiBOf(pid!));
+          if (liveLooks.includes(residentMiB.length)) live.push(liveMiBOf(coordinator));
+        },
+        (seconds * 1_000) / memoryLooks,
+      );
     });
     clearInterval(looks);
     const coordinatorCpuS = cpuSecondsOf(pid!) - before;
-    return { straight, through, coordinatorCpuS, residentMiB };
+    const [first, last] = await Promise.all(live);
+    const liveMiB = [first!, last!] as const;
+    return { straight, through, coordinatorCpuS, residentMiB, liveMiB };
   } finally {
     for (const child of started) child.kill('SIGKILL');
   }
@@ -108,6 +126,14 @@ function linesOf(child: ChildProcess): () => Promise<string> {
     if (done) throw new Error('a process of the bench ended by itself');
     return value;
   };
+}
+
+/** The process collects, and tells (live-memory.cjs): once in a while, for it stands still for so long. */
+async function liveMiBOf(process: ChildProcess): Promise<number> {
+  const told = once(process, 'message');
+  process.send('live memory');
+  const [{ liveBytes }] = (await told) as [{ liveBytes: number }];
+  return Math.round(liveBytes / 2 ** 20);
 }
 
 /** Ticks of 10 ms. */

@@ -6,24 +6,18 @@
  */
 import { spawn, spawnSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
-import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
-import { complete, launch, resetPrefixCache, waitForWriteDown, waitUntilServing } from '@kvtier/cli';
 import { KvError } from '@kvtier/errors';
 import { gpuMissing } from '@kvtier/executor';
 import { resolveModel } from '@kvtier/model';
-import { type BenchContext, type Figure, median, type Suite, time } from '../figures.ts';
+import type { BenchContext, Figure, Suite } from '../figures.ts';
+import { sizesOf, systemFigures } from '../gpu-system/figures.ts';
 
 const kernelBench = fileURLToPath(new URL('../../build/cuda/kernel_bench', import.meta.url));
 const torchAttention = fileURLToPath(new URL('../../packages/engine/cuda/checks/torch_attention.py', import.meta.url));
 const promptTokens = 10_000;
-/** Arena and disk hold all prompts. */
-const models = [
-  { model: 'random:0.5b', arenaBytes: '2GiB', diskBytes: '4GiB' },
-  { model: 'random:8b', arenaBytes: '16GiB', diskBytes: '32GiB' },
-] as const;
-const pairs = 5;
+const models = ['random:0.5b', 'random:8b'] as const;
 
 const suite: Suite = {
   name: 'gpu',
@@ -34,14 +28,16 @@ const suite: Suite = {
     if (!existsSync(kernelBench))
       throw new KvError('SETUP', `${kernelBench} was not built; install nvcc, run: npm run build`);
     const figures = await kernelFigures(context);
-    for (const one of models) {
+    const { scratchDir } = context;
+    for (const model of models) {
       try {
-        await resolveModel(one.model, (line, share) => context.log(`${line}: ${Math.round(100 * share)} %`));
+        await resolveModel(model, (line, share) => context.log(`${line}: ${Math.round(100 * share)} %`));
       } catch (error) {
-        context.log(`SKIPPED ${one.model}: ${(error as Error).message}`);
+        context.log(`SKIPPED ${model}: ${(error as Error).message}`);
         continue;
       }
-      figures.push(...(await systemFigures(context, one)));
+      const one = { backend: 'cuda', model, ...sizesOf(model), promptTokens, maxStepTokens: null, scratchDir } as const;
+      await systemFigures(one, (figure) => figures.push(figure));
     }
     return figures;
   },
@@ -77,53 +73,4 @@ function torchFigures(printed: string, log: (line: string) => void): Figure[] {
   const why = run.error?.message ?? run.stderr.trim().split('\n').at(-1);
   log(`SKIPPED the comparison with torch: ${why} (KVTIER_TORCH_PYTHON names a Python with torch)`);
   return [];
-}
-
-/** Each prompt is asked cold, warm from the arena, and, when all processes were killed, from disk. */
-async function systemFigures(context: BenchContext, one: (typeof models)[number]): Promise<Figure[]> {
-  const { model, arenaBytes, diskBytes } = one;
-  const name = model.replace('random:', '');
-  const flags = [
-    '--port',
-    '0',
-    '--backend',
-    'cuda',
-    '--model',
-    model,
-    '--arena-bytes',
-    arenaBytes,
-    '--disk-bytes',
-    diskBytes,
-  ];
-  const start = async () => {
-    const system = await launch([...flags, '--data-dir', join(context.scratchDir, `gpu-${name}`)]);
-    await waitUntilServing(system.url, true);
-    return system;
-  };
-  const prompts = Array.from({ length: pairs }, (_, seed) =>
-    Array.from({ length: promptTokens }, (_, i) => 300 + ((i * i * 31 + i * 7 + seed * 101) % 1000)),
-  );
-  const times: Record<'cold' | 'warm' | 'restart', number[]> = { cold: [], warm: [], restart: [] };
-  let system = await start();
-  try {
-    const ask = async (prompt: readonly number[]): Promise<number> => {
-      await resetPrefixCache(system.url);
-      const request = { prompt, max_tokens: 1, temperature: 0, ignore_eos: true };
-      return (await complete(system.url, request)).ttftMs;
-    };
-    for (const prompt of prompts) {
-      times.cold.push(await ask(prompt));
-      times.warm.push(await ask(prompt));
-    }
-    await waitForWriteDown(system.url);
-    await system.killAll();
-    system = await start();
-    for (const prompt of prompts) times.restart.push(await ask(prompt));
-  } finally {
-    await system.stop();
-  }
-  const cold = median(times.cold);
-  return (['warm', 'restart'] as const).map((way) =>
-    time(`ttft_${way}_${promptTokens}_${name}`, median(times[way]), 'ms', cold, 'cold, same prompts, same run'),
-  );
 }

@@ -28,7 +28,7 @@ const models: Readonly<Record<string, readonly number[]>> = {
   demo: [480, 1920, 3840],
   '25m': [480, 1920],
 };
-const defaultRounds = 9;
+const defaultRounds = 12;
 const warmUps = 4;
 const arenaBytes = 1 << 30;
 const blockTokens = 16;
@@ -56,6 +56,15 @@ const wide: RealShape = {
 
 type Way = 'planned' | 'imported' | 'computed';
 const ways: readonly Way[] = ['planned', 'imported', 'computed'];
+/** All orders in turn: who asks the peer first finds its blocks and the way to them cold. */
+const orders: readonly (readonly Way[])[] = [
+  ['planned', 'imported', 'computed'],
+  ['imported', 'planned', 'computed'],
+  ['computed', 'planned', 'imported'],
+  ['imported', 'computed', 'planned'],
+  ['planned', 'computed', 'imported'],
+  ['computed', 'imported', 'planned'],
+];
 
 interface Round {
   readonly answers: Readonly<Record<Way, Answer>>;
@@ -115,8 +124,7 @@ async function measure(
     const taken = lengths.map((tokens) => ({ tokens, rounds: [] as Round[] }));
     for (let at = 0; at < rounds; at++) {
       for (const { tokens, rounds: theirs } of taken) {
-        const order = ways.map((_, way) => ways[(way + at) % ways.length]!);
-        theirs.push(await round(first, asked, prompts(tokens), order));
+        theirs.push(await round(first, asked, prompts(tokens), orders[at % orders.length]!));
       }
     }
     return taken.flatMap(({ tokens, rounds: theirs }) => figuresOf(context, `${model}_${tokens}_${gbit}g`, theirs));
@@ -176,6 +184,11 @@ function figuresOf(context: BenchContext, name: string, rounds: readonly Round[]
   context.log(`${name}: imported ${ms('imported')}; computed ${ms('computed')}; planned ${ms('planned')}`);
   context.log(
     `${name}: tokens from the peer: imported ${share('imported')}; planned ${share('planned')}; loads given up ${rounds.map((each) => each.givenUp).join(' ')}`,
+  );
+  const parts = (way: Way): string =>
+    [0, 1, 2].map((part) => median(rounds.map(({ answers }) => answers[way].partsMs[part]!)).toFixed(1)).join(' + ');
+  context.log(
+    `${name}: medians of waiting + loading + computing: ${ways.map((way) => `${way} ${parts(way)}`).join('; ')}`,
   );
   return [
     time(`import_${name}`, imported, 'ms', computed, 'computed, same prompts'),

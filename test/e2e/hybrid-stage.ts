@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { createExecutor, type Executor } from '@kvtier/executor';
-import { ChainHasher, layoutFingerprint, namespaceOf } from '@kvtier/identity';
+import { ChainHasher, keysAndValues, layoutFingerprint, namespaceOf } from '@kvtier/identity';
 import { type CacheNode, openCacheNode } from '@kvtier/node';
 import { systemClock } from '@kvtier/runtime';
 import {
@@ -107,7 +107,7 @@ export class Stage {
       blockTokens,
       algorithm: hasher.algorithm,
       root: hasher.root,
-      layoutFingerprint: layoutFingerprint(executor.kv),
+      layoutFingerprint: layoutFingerprint(keysAndValues(executor.kv)),
     };
     this.#connector = node
       ? createConnector({

@@ -45,5 +45,7 @@ export async function runs(what: string, { python = debians, env = {} }: Run = {
     ...env,
   };
   const args = ['-X', 'dev', '-W', 'error::ResourceWarning', '-m', 'unittest', '-v', what];
-  expect(await output(python, args, environment, path.join(folder, 'tests'))).toMatch(/^Ran [1-9]\d* tests?/m);
+  const said = await output(python, args, environment, path.join(folder, 'tests'));
+  if (process.env.KVTIER_BENCH) process.stdout.write(said);
+  expect(said).toMatch(/^Ran [1-9]\d* tests?/m);
 }

@@ -1,8 +1,10 @@
 /** The connector for vLLM, played by an engine of our own that makes vLLM's calls in their order (docs/vllm.md). */
 import { it } from 'vitest';
+import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
 it('its parts by themselves', () => runs('test_vllm_parts'));
+it('each block that a step filled is offered once, with its own id', () => runs('test_vllm_filled'));
 it('every shape of an engine loads what another one stored, and has the tokens of an engine alone', () =>
   runs('test_vllm_connector.Shapes'));
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>
@@ -16,3 +18,16 @@ it('an orchestrator that is trusted may keep what it will need', () => runs('tes
 it('a load that computing would beat is not begun', () => runs('test_vllm_handed.Planned'));
 it('what a prompt of 32k tokens costs the loop of the engine grows with its blocks alone', () =>
   runs('test_vllm_handed.Cost', { env: { PYTHONMALLOC: 'pymalloc' } }));
+it.skipIf(hostsMissing() !== undefined)(
+  'what an engine on one host computed, one on another host loads, until that host is gone',
+  async () => {
+    const names = ['a', 'b'] as const;
+    const cluster = await hosts(names);
+    try {
+      const each = names.map((name) => ({ prefix: cluster.prefix(name), address: cluster.address(name) }));
+      await runs('test_vllm_hosts', { env: { KVTIER_TEST_HOSTS: JSON.stringify(each) } });
+    } finally {
+      await cluster.close();
+    }
+  },
+);

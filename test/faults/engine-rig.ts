@@ -40,6 +40,7 @@ export class Service {
   readonly #name: Program;
   #config: object;
   readonly #env: NodeJS.ProcessEnv;
+  readonly #prefix: readonly string[];
   #child: ChildProcess | undefined;
   #watch: TurnWatch | undefined;
   said = '';
@@ -48,10 +49,12 @@ export class Service {
   /** When it did not serve because it was killed, ended or stopped: from the signal until it was ready again, or went on. */
   readonly #outages: { readonly fromMs: number; toMs: number }[] = [];
 
-  constructor(name: Program, config: object, env: NodeJS.ProcessEnv = {}) {
+  /** `prefix`: what it is started by, and becomes: a host's namespace. */
+  constructor(name: Program, config: object, env: NodeJS.ProcessEnv = {}, prefix: readonly string[] = []) {
     this.#name = name;
     this.#config = config;
     this.#env = env;
+    this.#prefix = prefix;
   }
 
   /** More, or other, settings for its next start. */
@@ -70,7 +73,8 @@ export class Service {
 
   /** Resolves when it is ready. */
   async start(): Promise<void> {
-    const child = spawn(process.execPath, program(this.#name), {
+    const [file, ...args] = [...this.#prefix, process.execPath, ...program(this.#name)];
+    const child = spawn(file!, args, {
       stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
       env: { ...process.env, ...this.#env, KVTIER_CONFIG: JSON.stringify(this.#config) },
     });

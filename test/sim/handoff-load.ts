@@ -2,7 +2,7 @@
  * A coordinator and its workers in virtual time under a load that arrives whatever becomes of it: when each request gets its tokens.
  * Real: the dispatcher, the decision, the hand-offs.
  */
-import { Tries } from '@kvtier/api-server/testing';
+import { Expected, Tries } from '@kvtier/api-server/testing';
 import { Dispatcher } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { type HandOffLimits, HandOffs } from '@kvtier/handoff';
@@ -109,7 +109,10 @@ export async function play(
         loraName: '',
       };
       const { signal } = new AbortController();
-      const tries = new Tries(dispatch, workers, { maxTries: 3, withinMs: 10_000 });
+      const tries = new Tries({
+        ...{ dispatch, engines: workers, tries: { maxTries: 3, withinMs: 10_000 } },
+        expected: new Expected({ engines: workers, awayMs: 0 }),
+      });
       let [tokens, firstMs, lastMs, isRefused, line] = [0, 0, 0, false, ''];
       const gapsMs: number[] = [];
       try {

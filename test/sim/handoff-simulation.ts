@@ -10,7 +10,7 @@
  * worker has its room, and for what it lacks; only workers that are ready and of the role are asked. In the end: every request has
  * ended, in time, with all of its tokens or an error that its client may have.
  */
-import { Tries } from '@kvtier/api-server/testing';
+import { Expected, Tries } from '@kvtier/api-server/testing';
 import { Dispatcher, Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { type HandOffEngines, type HandOffLimits, HandOffs } from '@kvtier/handoff';
@@ -241,7 +241,9 @@ class Simulation {
   async #tries(life: Life, ids: readonly number[], wanted: number, ttftMs: number | undefined): Promise<void> {
     const { id, leave, beganMs } = life;
     const { signal } = leave;
-    const tries = new Tries(this.#dispatch, this.#workers, { maxTries: 5, withinMs: 10_000 });
+    const [dispatch, engines] = [this.#dispatch, this.#workers];
+    const expected = new Expected({ engines, awayMs: 0 });
+    const tries = new Tries({ dispatch, engines, expected, tries: { maxTries: 5, withinMs: 10_000 } });
     const keys = new Int32Array(2 * Math.floor(ids.length / blockTokens)).fill(ids[0]!);
     for (;;) {
       const tokens = ids.length + life.tokens;

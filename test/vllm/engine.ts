@@ -33,8 +33,11 @@ export function vllmMissing(): string | null {
   }
 }
 
-/** Full attention; windows alone; full attention and windows (two shapes of KV groups). */
-export type ModelKind = 'llama' | 'mistral-sw' | 'gemma3';
+/**
+ * Full attention; windows alone; full attention and windows (two shapes of KV groups); full attention, 8 KiB and
+ * 4 KiB of KV a token, for long prompts.
+ */
+export type ModelKind = 'llama' | 'mistral-sw' | 'gemma3' | 'llama-8k' | 'llama-long';
 
 /** A small random model of this kind, made at its first use. */
 export function model(kind: ModelKind): string {
@@ -71,9 +74,10 @@ export interface Run {
   readonly first_s: readonly (number | null)[];
 }
 
-/** Sent to a process when so many requests have finished. */
+/** Sent to a process when so many requests have finished, and so many steps were made. */
 export interface Blow {
-  readonly after_finished: number;
+  readonly after_finished?: number;
+  readonly after_steps?: number;
   readonly signal: number;
   readonly pid: number;
 }
@@ -87,6 +91,8 @@ export interface EngineOptions {
   readonly ranks?: number;
   /** Of the longest prompt and its answer. */
   readonly tokens?: number;
+  /** Of a step, at most. */
+  readonly stepTokens?: number;
   /** KV blocks of 16 tokens. */
   readonly blocks?: number;
   /** Another connector than ours: vLLM's own, as the other side of a comparison. */
@@ -94,6 +100,12 @@ export interface EngineOptions {
 }
 
 const startMs = 400_000;
+const outputTokens = 12;
+const maxRunning = 16;
+
+/** Steps that a run of so many prompts takes at least, whatever is loaded. */
+export const leastSteps = (prompts: number): number =>
+  Math.max(outputTokens, Math.ceil((outputTokens * prompts) / maxRunning));
 
 export class VllmEngine {
   readonly #child: ChildProcess;
@@ -139,8 +151,8 @@ export class VllmEngine {
           dtype: 'float32',
           block_size: 16,
           max_model_len: options.tokens ?? 2048,
-          max_num_batched_tokens: 512,
-          max_num_seqs: 16,
+          max_num_batched_tokens: options.stepTokens ?? 512,
+          max_num_seqs: maxRunning,
           tensor_parallel_size: options.ranks ?? 1,
           ...(options.blocks !== undefined && { num_gpu_blocks_override: options.blocks }),
         },
@@ -175,13 +187,13 @@ export class VllmEngine {
     return answer as unknown as Record<string, unknown>;
   }
 
-  /** All prompts together, greedy, 12 tokens each. */
+  /** All prompts together, greedy. */
   async generate(
     prompts: readonly (readonly number[])[],
     more: { events?: readonly Blow[]; waves?: number; tokens?: number } = {},
   ): Promise<Run> {
     return (await this.#call(
-      { do: 'generate', prompts, logprobs: 1, limit_s: 580, ...more },
+      { do: 'generate', prompts, tokens: outputTokens, logprobs: 1, limit_s: 580, ...more },
       600_000,
     )) as unknown as Run;
   }

@@ -15,6 +15,11 @@ def config_of(kind):
                   num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     if kind == "llama":
         return LlamaConfig(**common, tie_word_embeddings=True)
+    if kind == "llama-8k":  # for figures: long prompts, and 8 KiB of KV a token
+        return LlamaConfig(**{**common, "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 4,
+                              "head_dim": 64, "max_position_embeddings": 16384}, tie_word_embeddings=True)
+    if kind == "llama-long":  # for figures of hits: 4 KiB of KV a token, soon computed
+        return LlamaConfig(**{**common, "num_attention_heads": 2, "head_dim": 64, "max_position_embeddings": 16384}, tie_word_embeddings=True)
     if kind == "gemma3":  # two groups: sliding windows of 96 tokens and full attention
         return Gemma3TextConfig(**common, sliding_window=96, query_pre_attn_scalar=32,
                                 layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"])

@@ -13,6 +13,12 @@ function numbers(seed: number): () => number {
   };
 }
 
+/** So many tokens that no other seed has. */
+export function fresh(seed: number, length: number): number[] {
+  const draw = numbers(seed);
+  return Array.from({ length }, () => 10 + (draw() % 2_000));
+}
+
 /** `count` prompts over `families` prefixes of 128 to 352 tokens, with 20 to 120 tokens of their own. */
 export function prompts(count: number, families: number, seed = 1): number[][] {
   const draw = numbers(seed);

@@ -1,5 +1,5 @@
 /** A cache node and real vLLM engines beside it, and the comparison of what they answer. */
-import { appendFileSync, existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { appendFileSync, existsSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect } from 'vitest';
@@ -10,7 +10,6 @@ import { type EngineOptions, type Run, VllmEngine } from './engine.ts';
 export const patient = {
   lookup_deadline_ms: 5_000,
   load_deadline_ms: 20_000,
-  load_us_per_token: 100_000,
   plan_loads: false,
 };
 
@@ -26,16 +25,17 @@ export class VllmRig {
   readonly node: Service;
   readonly #engines: VllmEngine[] = [];
 
-  /** `config`: what the cache node has besides, or instead. */
-  constructor(config: object = {}) {
-    this.node = new Service('cache-node', {
+  /** `config`: what the cache node has besides, or instead. `prefix`: as of `Service`. */
+  constructor(config: object = {}, prefix: readonly string[] = []) {
+    const whole = {
       socketPath: this.socket,
       dataDir: join(this.folder, 'data'),
       arena: { bytes: 192 << 20 },
       disk: { bytes: 512 << 20 },
       logLevel: 'warn',
       ...config,
-    });
+    };
+    this.node = new Service('cache-node', whole, {}, prefix);
   }
 
   async engine(options: Omit<EngineOptions, 'socket'> & { readonly socket?: string | null }): Promise<VllmEngine> {
@@ -68,9 +68,6 @@ export class VllmRig {
     rmSync(this.folder, { recursive: true, force: true });
   }
 }
-
-/** What lies in shared memory. */
-export const sharedMemory = (): string[] => readdirSync('/dev/shm').sort();
 
 /**
  * Every request of `run` ended well with the tokens of `right`, and log-probabilities within `within` of them (floating

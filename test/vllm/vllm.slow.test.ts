@@ -2,11 +2,13 @@
  * The connector inside a real vLLM engine (`npm run test:vllm`): the same prompts with and without it, over restarts and
  * deaths. Equal tokens, nothing failed, and what is whole and shared is loaded.
  */
-import { closeSync, fstatSync, openSync, writeSync } from 'node:fs';
+import { closeSync, fstatSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
 import { afterEach, describe, expect, it } from 'vitest';
-import { type ModelKind, type Run, type VllmEngine, vllmMissing } from './engine.ts';
+import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
+import { leastSteps, type ModelKind, type Run, type VllmEngine, vllmMissing } from './engine.ts';
 import { distinctTokens, prompts, wholeTokens } from './prompts.ts';
-import { expectEqual, patient, sharedMemory, tell, VllmRig } from './rig.ts';
+import { expectEqual, patient, tell, VllmRig } from './rig.ts';
 
 const missing = vllmMissing();
 const count = Number(process.env.KVTIER_VLLM_PROMPTS ?? 200);
@@ -23,6 +25,15 @@ const counted = (run: Run): string =>
 
 const sum = (values: readonly number[]): number => values.reduce((a, b) => a + b, 0);
 const cachedShare = (run: Run): number => sum(run.results.map((result) => result!.cached)) / sum(all.map(wholeTokens));
+
+/** Of a node's configuration: the one other host. */
+function peersOf(folder: string, own: string, other: string): object {
+  const secretFile = join(folder, 'secret');
+  writeFileSync(secretFile, 'x'.repeat(48), { mode: 0o600 });
+  const port = 7_411;
+  const security = { encryption: 'none', secretFile, trustedNetwork: true };
+  return { listen: { host: own, port }, peers: [{ host: other, port }], security };
+}
 
 if (missing !== null) console.warn(`SKIPPED: the connector inside a real vLLM engine (${missing})`);
 
@@ -128,6 +139,47 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
     expect(run.external_hits).toBeGreaterThanOrEqual(0.95 * distinctTokens(all));
   });
 
+  it.skipIf(hostsMissing() !== undefined)(
+    'two hosts: what one computed the other loads',
+    {
+      timeout: minutes(15),
+    },
+    async () => {
+      rig = new VllmRig(); // whose engine says what is right
+      const cluster = await hosts(['a', 'b']);
+      const rigs: VllmRig[] = [];
+      try {
+        const expected = await right('llama');
+        for (const [own, other] of [
+          ['a', 'b'],
+          ['b', 'a'],
+        ] as const) {
+          const each = new VllmRig({}, cluster.prefix(own));
+          rigs.push(each);
+          each.node.configure({ peers: peersOf(rigs[0]!.folder, cluster.address(own), cluster.address(other)) });
+        }
+        await Promise.all(rigs.map((each) => each.node.start()));
+        const [one, two] = rigs as [VllmRig, VllmRig];
+        const writer = await one.engine({ model: 'llama', extra: patient });
+        expectEqual(await writer.generate(all), expected);
+        await writer.settle();
+        await writer.stop();
+        const reader = await two.engine({ model: 'llama', extra: patient });
+        // The other host's news takes its way.
+        await reader.settle();
+        const run = await reader.generate(all);
+        expectEqual(run, expected);
+        tell(
+          `two hosts: ${run.external_hits} tokens by the connector, ${distinctTokens(all)} distinct (${counted(run)})`,
+        );
+        expect(run.external_hits).toBeGreaterThanOrEqual(0.95 * distinctTokens(all));
+      } finally {
+        for (const each of rigs) await each.close();
+        await cluster.close();
+      }
+    },
+  );
+
   for (const [what, signal] of [
     ['killed', 9],
     ['stopped', 19],
@@ -200,18 +252,24 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
     }
   });
 
-  it(`${kills} kills of the engine leave nothing in shared memory`, { timeout: minutes(60) }, async () => {
-    rig = new VllmRig();
-    const before = sharedMemory();
-    await rig.node.start();
-    for (let kill = 0; kill < kills; kill++) {
-      const engine = await rig.engine({ model: 'llama' });
-      const blow = { after_finished: 2 + kill, signal: 9, pid: engine.pid };
-      await expect(engine.generate(all, { events: [blow] })).rejects.toThrow('the engine ended');
-      await engine.kill();
+  it(`${kills} kills of the engine leave nothing in shared memory`, { timeout: minutes(2 * kills + 10) }, async () => {
+    const shared = mkdtempSync('/dev/shm/kvtier-vllm-');
+    rig = new VllmRig({ arena: { bytes: 192 << 20, dir: shared } });
+    try {
+      await rig.node.start();
+      const empty = readdirSync(shared);
+      for (let kill = 0; kill < kills; kill++) {
+        const engine = await rig.engine({ model: 'llama' });
+        const blow = { after_steps: Math.floor((kill * leastSteps(count)) / kills), signal: 9, pid: engine.pid };
+        await expect(engine.generate(all, { events: [blow] })).rejects.toThrow('the engine ended');
+        await engine.kill();
+        expect(readdirSync(shared)).toEqual(empty); // the node's arena, and the file whose bytes are held
+      }
+      await rig.node.signal('SIGTERM');
+      expect(readdirSync(shared)).toEqual([]);
+    } finally {
+      await rig.node.signal('SIGKILL');
+      rmSync(shared, { recursive: true, force: true });
     }
-    await rig.node.signal('SIGTERM');
-    // vLLM's own message queues and semaphores are its own; what is ours has our name.
-    expect(sharedMemory().filter((name) => name.includes('kvtier') && !before.includes(name))).toEqual([]);
   });
 });

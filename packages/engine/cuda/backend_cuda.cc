@@ -34,7 +34,8 @@ cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
   options.graphs = gpu.graphs;
   options.step_deadline_us = gpu.step_deadline_us;
   options.capture_at_start = gpu.capture_at_start;
-  options.gemm = {gpu.cublaslt, gpu.choices_folder, gpu.equal_bits, {}};
+  options.dependent_launches = gpu.dependent_launches;
+  options.gemm = {.cublaslt = gpu.cublaslt, .choices_folder = gpu.choices_folder, .equal_bits = gpu.equal_bits};
   return options;
 }
 

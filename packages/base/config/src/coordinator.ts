@@ -42,6 +42,8 @@ export const coordinatorSchema = z.strictObject({
       /** Requests that wait in front of the workers at most, and for how long. */
       maxWaiting: z.number().int().min(1).max(65_536).default(4_096),
       maxWaitMs: z.number().int().min(1).max(600_000).default(30_000),
+      /** While nobody is ready, a request waits for a worker that went away, or is looked for, since less; 0: it fails at once. */
+      absentMs: z.number().int().min(0).max(60_000).default(3_000),
       /** Prefixes that are asked for often are copied to other workers ahead: bytes a second on average (0: never), copies at once. */
       copies: z
         .strictObject({

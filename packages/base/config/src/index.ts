@@ -88,6 +88,8 @@ export const engineWorkerSchema = z.strictObject({
       kvDtype: z.enum(['e4m3']).optional(),
       /** Decode steps as CUDA graphs. */
       graphs: z.boolean().default(true),
+      /** In these, a kernel begins before the one before it has ended; on Hopper and newer. */
+      dependentLaunches: z.boolean().default(true),
       /** All of them at start instead of each at its first use: a longer start, no slow first step of a size; absent: on a GPU. */
       captureAtStart: z.boolean().optional(),
       /** Path of cuBLASLt; absent: where the system has it; "off": matrix products by kernels of ours only. */

@@ -35,18 +35,20 @@ export {
 } from './keys.ts';
 export {
   type BlockLayout,
-  type HeadRange,
+  blockLayout,
+  type KeysAndValues,
+  keysAndValues,
+  type LayerRun,
+  type LayoutPart,
   layoutFingerprint,
+  partNumberBytes,
+  type SaidLayout,
+} from './layout.ts';
+export {
+  type HeadRange,
   type NamespaceFields,
   namespaceFromDigest,
   namespaceOf,
 } from './namespace.ts';
-export {
-  type LayoutPart,
-  type PartsLayout,
-  partNumberBytes,
-  partsFingerprint,
-  partsLayout,
-} from './parts-layout.ts';
 export { type TextFile, textDigestOf, textFiles } from './text-digest.ts';
 export type * from './types.ts';

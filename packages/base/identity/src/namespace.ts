@@ -9,18 +9,6 @@ import { invariant } from '@kvtier/errors';
 import { encodeCbor } from './encode.ts';
 import type { HashAlgorithm, Namespace } from './types.ts';
 
-/** How KV blocks look in memory; the executor's KvLayout is one. */
-export interface BlockLayout {
-  readonly layers: number;
-  readonly kvHeads: number;
-  readonly headDim: number;
-  readonly dtype: string;
-  readonly blockTokens: number;
-  readonly blockBytes: number;
-  /** The dimensions, outermost first: "layer,kv,head,token,dim". */
-  readonly order: string;
-}
-
 /** The KV heads that this engine holds, of all that the model has. */
 export interface HeadRange {
   readonly firstHead: number;
@@ -38,17 +26,10 @@ export interface NamespaceFields {
   readonly root: Uint8Array;
   /** Attention group; default 0. */
   readonly group?: number | undefined;
-  /** See layoutFingerprint. */
+  /** Of layout.ts. */
   readonly layoutFingerprint: Uint8Array;
   /** Default: all heads. */
   readonly tensorParallel?: HeadRange | undefined;
-}
-
-/** SHA-256, 32 bytes, of a layout. Equal layouts, and only those, may exchange blocks. */
-export function layoutFingerprint(layout: BlockLayout): Buffer {
-  const { layers, kvHeads, headDim, dtype, blockTokens, blockBytes, order } = layout;
-  const fields = { format: 'kvtier-layout-1', layers, kvHeads, headDim, dtype, blockTokens, blockBytes, order };
-  return Buffer.from(native.sha256(encodeCbor(fields)));
 }
 
 export function namespaceOf(fields: NamespaceFields): Namespace {

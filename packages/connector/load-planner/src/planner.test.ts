@@ -108,6 +108,18 @@ it('what was learned of the ends of long prompts is not believed of short ones',
   expect(p.plan(hit, 100).blocks).toBe(0);
 });
 
+it('what a probe has told of an end is enough, where loading is clearly faster', () => {
+  const p = planner();
+  prefill(p, 3_000, 300_000);
+  // Five times as fast as computing, for all that is known of much longer prompts.
+  const hit = { spans: [{ tier: 'peer', count: 30 }], estimatedUs: 9_000 };
+  const probe = p.plan(hit, 10_000);
+  expect(probe.blocks).toBe(24);
+  p.observePrefill(96, positionsOf(384, 480), 9_600);
+  const later = Array.from({ length: 300 }, (_, second) => p.plan(hit, 11_000 + second * 1_000).blocks);
+  expect(new Set(later)).toEqual(new Set([30]));
+});
+
 it('what was learned of computing is looked at again where it decides, ever less often', () => {
   const p = planner();
   prefill(p, 960, 70_000);

@@ -224,8 +224,10 @@ export class LoadPlanner {
     const computeUs = this.computeUs(held, first);
     if (computeUs === undefined) return plan; // nothing has been computed at all: a start should not wait
     const reach = reachOf((first + held / 2) * this.#blockTokens);
+    // What a probe tells: the end of a prompt looks further back than its middle.
+    const endReach = reachOf((first + held) * this.#blockTokens - probeTokens / 2);
     const learned = this.#learned[reach]!;
-    const steps = this.#compute.stepsOf(reach);
+    const steps = this.#compute.stepsOf(reach) + (endReach === reach ? 0 : this.#compute.stepsOf(endReach));
     if (steps !== learned.steps) {
       learned.steps = steps;
       learned.atMs = nowMs;

@@ -1,23 +1,17 @@
+// The client's threads and their jobs: begun, cut into pieces, ended, taken. What they work on: client_memory.cc.
 #include "client.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <string>
-
-#include "lock_byte.h"
 
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kMostParts = 1 << 16;
-constexpr uint64_t kMostBytes = uint64_t{1} << 40;  // of one payload
 constexpr uint64_t kPieceBytes = 4 << 20;           // what a thread takes at once
 
 void CheckOptions(const kvtier_options& options) {
@@ -65,100 +59,6 @@ void Client::Start(Lane& lane, const char* name, uint32_t threads, uint32_t nice
       throw;
     }
   }
-}
-
-MappedArena::~MappedArena() {
-  devices.clear();
-  arena.reset();
-  if (lock_fd >= 0) close(lock_fd);
-}
-
-int64_t Client::Map(const std::string& path, uint64_t bytes, uint64_t id, uint64_t lock_byte) {
-  auto mapped = std::make_shared<MappedArena>();
-  if (lock_byte != 0) {
-    mapped->lock_fd = open((path + ".lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (mapped->lock_fd < 0 || !HoldByte(mapped->lock_fd, lock_byte)) {
-      throw Failure(KVTIER_SETUP, "SETUP: " + path + ".lock: byte " + std::to_string(lock_byte) + " cannot be held (" +
-                                      std::strerror(errno) + "); share the arena's whole folder");
-    }
-  }
-  try {
-    mapped->arena = Arena::Open(path, bytes, id);
-  } catch (const std::runtime_error& error) {
-    const bool foreign = std::string(error.what()).starts_with("PROTOCOL");
-    throw Failure(foreign ? KVTIER_PROTOCOL : KVTIER_SETUP, error.what());
-  }
-  const std::lock_guard lock(mutex_);
-  for (const auto& [number, layout] : layouts_) {
-    if (layout->device) PinLocked(*mapped, layout->device->device());
-  }
-  arenas_[next_number_] = std::move(mapped);
-  return next_number_++;
-}
-
-bool Client::Unmap(int64_t number) {
-  const std::lock_guard lock(mutex_);
-  const auto found = arenas_.find(number);
-  if (found == arenas_.end()) throw Failure(KVTIER_UNKNOWN, "CONFIG: no arena " + std::to_string(number) + " is mapped");
-  const std::weak_ptr<MappedArena> left = found->second;
-  if (!found->second->devices.empty()) {
-    for (const auto& [device, arena] : found->second->devices) arena->Leave();
-    std::erase_if(to_pin_, [&](const auto& waits) { return std::ranges::any_of(found->second->devices, [&](const auto& one) { return one.second == waits; }); });
-    retired_.push_back(found->second);
-    pins_.notify_all();
-  }
-  arenas_.erase(found);  // unmapped now, if no job has it
-  if (left.expired()) return true;
-  leaving_.push_back(left);
-  return false;
-}
-
-int64_t Client::AddLayout(std::span<const kvtier_part> parts, uint64_t blocks, int device) {
-  auto layout = std::make_shared<Layout>();
-  layout->parts.assign(parts.begin(), parts.end());
-  layout->blocks = blocks;
-  if (parts.empty() || parts.size() > kMostParts || blocks == 0) {
-    throw Failure(KVTIER_CONFIG, "CONFIG: a layout has 1 to 65536 parts and at least one block");
-  }
-  for (const kvtier_part& part : parts) {
-    const auto beyond = [](uint64_t count, uint64_t step, uint64_t most) { return step != 0 && count > most / step; };
-    if (part.base == 0 || part.rows == 0 || part.row_bytes == 0 || beyond(part.rows, part.row_bytes, kMostBytes) ||
-        beyond(part.rows, part.row_stride, UINT64_MAX / 4) || beyond(blocks, part.stride, UINT64_MAX / 4) ||
-        part.base > UINT64_MAX / 4) {
-      throw Failure(KVTIER_CONFIG, "CONFIG: a part of a layout has no place, no bytes, or reaches beyond all memory");
-    }
-    layout->payload_bytes += part.rows * part.row_bytes;
-    layout->runs += part.rows;
-    if (layout->payload_bytes > kMostBytes || layout->runs > kMostParts * 64) {
-      throw Failure(KVTIER_CONFIG, "CONFIG: a payload of more than 2^40 bytes or 2^22 runs");
-    }
-  }
-  if (device >= 0) {
-    try {
-      layout->device = std::make_unique<DeviceLayout>(device, layout->parts, blocks, layout->payload_bytes,
-                                                      options_.load_threads + options_.store_threads,
-                                                      int64_t{1000} * options_.device_deadline_ms);
-    } catch (const std::runtime_error& error) {
-      throw Failure(KVTIER_SETUP, std::string("SETUP: ") + error.what());
-    }
-  }
-  const std::lock_guard lock(mutex_);
-  if (device >= 0) {
-    for (const auto& [number, mapped] : arenas_) PinLocked(*mapped, device);
-  }
-  layouts_[next_number_] = std::move(layout);
-  return next_number_++;
-}
-
-uint64_t Client::PayloadBytes(int64_t layout) {
-  const std::lock_guard lock(mutex_);
-  const auto found = layouts_.find(layout);
-  return found == layouts_.end() ? 0 : found->second->payload_bytes;
-}
-
-void Client::ForgetLayout(int64_t layout) {
-  const std::lock_guard lock(mutex_);
-  if (layouts_.erase(layout) == 0) throw Failure(KVTIER_UNKNOWN, "CONFIG: no layout " + std::to_string(layout));
 }
 
 int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payload_bytes, std::span<const uint64_t> blocks,
@@ -351,25 +251,6 @@ bool Client::Abandon(int64_t number) {
   if (job->running > 0) return false;
   EndLocked(number, *job);
   return true;
-}
-
-kvtier_counts Client::Counts() {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(leaving_, [](const std::weak_ptr<MappedArena>& arena) { return arena.expired(); });
-  kvtier_counts counts = counts_;
-  counts.arenas = arenas_.size() + leaving_.size();
-  counts.layouts = layouts_.size();
-  counts.jobs = jobs_.size();
-  counts.hung = hung_.size() + asking_;
-  for (const auto& [number, mapped] : arenas_) {
-    std::string why;
-    for (const auto& [device, arena] : mapped->devices) {
-      counts.pinned_bytes += arena->pinned_bytes();
-      counts.pins_refused += arena->state(&why) == DeviceArena::State::kRefused ? 1 : 0;
-    }
-  }
-  counts.quarantined = static_cast<uint64_t>(std::ranges::count_if(jobs_, [](const auto& entry) { return entry.second->abandoned; }));
-  return counts;
 }
 
 bool Client::Close(int64_t wait_us) {

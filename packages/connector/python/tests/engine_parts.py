@@ -14,7 +14,6 @@ PATIENT = {
     "weights_digest": "ab" * 32,
     "lookup_deadline_ms": 5_000,
     "load_deadline_ms": 20_000,
-    "load_us_per_token": 1_000_000,
     "plan_loads": False,
     "held_blocks_share": 0.5,
 }

@@ -65,13 +65,15 @@ class Node:
             **config,
         }
         self.process: subprocess.Popen[bytes] | None = None
-        #: What the command is started by.
+        #: What the command is started by, and stays the parent of.
         self.prefix: list[str] = []
+        #: What it is started by, and becomes: a host's namespace.
+        self.host: list[str] = []
 
     def start(self) -> None:
         environment = {**os.environ, "KVTIER_CONFIG": json.dumps(self.config)}
         environment.pop("NODE_CHANNEL_FD", None)
-        self.process = subprocess.Popen([*self.prefix, *NODE], env=environment, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen([*self.host, *self.prefix, *NODE], env=environment, stdin=subprocess.DEVNULL)
         until("the node serves", self._serves, 60)
 
     def _serves(self) -> bool:

@@ -11,7 +11,7 @@ from unittest import mock
 
 os.environ["KVTIER_WITHOUT_SGLANG"] = "1"
 
-from kvtier.sglang import identity, options, pools, storage  # noqa: E402
+from kvtier.sglang import bases, identity, options, pools, storage, transfers  # noqa: E402
 from rig import until  # noqa: E402
 from sglang_play import Config, Engine, Flat, Pool, names  # noqa: E402
 
@@ -31,6 +31,18 @@ class Parts(unittest.TestCase):
                 options.parse(given)
             self.assertIn(said, str(caught.exception))
             self.assertNotIn("\n", str(caught.exception))
+
+    def test_transfers_that_nobody_asks_for_stay_few(self) -> None:
+        kept = transfers.Transfers(bases.storage_metrics())
+        for pages in range(3 * transfers.MOST):
+            kept.loaded(pages, pages * 2_000_000, 0.5)
+        told = kept.take()
+        self.assertEqual(told.prefetch_pgs, list(range(2 * transfers.MOST, 3 * transfers.MOST)))
+        self.assertAlmostEqual(told.prefetch_bandwidth[0], 2 * transfers.MOST * 4e-3)
+        self.assertIsNone(kept.take())
+        none = transfers.Transfers(None)  # a version without such figures
+        none.stored(1, 1, 1.0)
+        self.assertIsNone(none.take())
 
     def test_every_layout_is_understood_and_a_pool_that_lies_is_not(self) -> None:
         for layout in ("layer_first", "page_first"):
@@ -94,7 +106,8 @@ class Parts(unittest.TestCase):
             engine = identity.engine_of(Config({}, **(config or {})), arguments, more.pop("weights", b"w"), version)
             engine = identity.Engine(**{**engine.__dict__, "kv_heads": heads})
             facts = more.pop("facts", pools.facts_of(Pool(4)))
-            return identity.namespace(engine, more.pop("pool", "kv"), more.pop("page", 4), facts, more.pop("generation", b""))
+            page, page_bytes = more.pop("page", 4), more.pop("page_bytes", 1024)
+            return identity.namespace(engine, more.pop("pool", "kv"), page, page_bytes, facts, more.pop("generation", b""))
 
         different = [
             name(),
@@ -109,6 +122,7 @@ class Parts(unittest.TestCase):
             name({"pp_size": 2}),
             name({"attn_cp_size": 2}),
             name(page=8),
+            name(page_bytes=2048),
             name(pool="indexer"),
             name(generation=b"g"),
             name(facts=pools.facts_of(Pool(4, layout="page_first"))),

@@ -56,6 +56,21 @@ class Shapes(StorageCase):
         self.assertEqual((engine.backup(keys), engine.prefetch(keys)), (290, (290, [])))
         self.unharmed(engine)
 
+    def test_sglang_is_told_of_each_batch_once(self) -> None:
+        node = self.node()
+        engine = self.sglang(node, Pool(200))
+        keys = names(5, 150)
+        self.assertIsNone(engine.storage.get_stats())
+        self.assertEqual(engine.backup(keys), 150)
+        told = engine.storage.get_stats()
+        self.assertEqual((told.backup_pgs, told.prefetch_pgs, told.prefetch_bandwidth), ([128, 22], [], []))
+        self.assertTrue(all(0 < one < 1_000 for one in told.backup_bandwidth) and len(told.backup_bandwidth) == 2)
+        self.assertEqual(engine.prefetch(keys + names(6, 9)), (150, []))
+        told = engine.storage.get_stats()
+        self.assertEqual((told.backup_pgs, told.prefetch_pgs, len(told.prefetch_bandwidth)), ([], [128, 22], 2))
+        self.assertIsNone(engine.storage.get_stats())
+        self.unharmed(engine)
+
     def test_ranks_that_hold_the_same_store_once_and_all_load(self) -> None:
         node = self.node()
         keys = names(4, 12)

@@ -264,7 +264,7 @@ class Faults(EngineCase):
     def test_silent(self) -> None:
         """SIGSTOP: one deadline, not one a request."""
         node = self.node()
-        options = {"lookup_deadline_ms": 300, "load_deadline_ms": 500, "load_us_per_token": 0}
+        options = {"lookup_deadline_ms": 300, "load_deadline_ms": 500}
         engine = self.play(node, Shape(prefix_caching=False, options=options))
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         node.send(signal.SIGSTOP)

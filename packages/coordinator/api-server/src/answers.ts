@@ -19,6 +19,7 @@ import type { OnEvent } from '@kvtier/registry';
 import type { CacheUse, GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
 import { Detokenizer } from './detokenizer.ts';
 import type { Engines } from './engines.ts';
+import type { Expected } from './expected.ts';
 import type { Model } from './models.ts';
 import type { GenerationParams } from './params.ts';
 import { StopMatcher } from './stop-matcher.ts';
@@ -85,6 +86,7 @@ export interface Workplace {
   /** Has other workers compute prompts where that pays; undefined: nobody does. */
   readonly handOffs: Pick<HandOffs, 'follow'> | undefined;
   readonly tries: TryLimits;
+  readonly expected: Expected;
   /** Prefill and decode apart, for pods with OpenAI's API. */
   readonly pods: PodHandOff;
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
@@ -102,7 +104,7 @@ export interface AnswersListener {
   retried(error: unknown): void;
 }
 
-/** Runs all answers. @throws KvError, HttpError, or what the listener threw */
+/** Runs all answers. @throws KvError (Outdated: its tokens are to be made anew), HttpError, or what the listener threw */
 export async function runAnswers(
   place: Workplace,
   plan: Plan,
@@ -199,8 +201,7 @@ class Answer {
   }
 
   async run(signal: AbortSignal): Promise<void> {
-    const { dispatch, engines, tries: limits } = this.#place;
-    const tries = new Tries(dispatch, engines, limits);
+    const tries = new Tries(this.#place);
     for (;;) {
       const request = this.#rest();
       const routed = this.#routed(request);
@@ -301,6 +302,7 @@ class Answer {
       maxTokens,
       keys: this.#keys,
       session: params.session,
+      textDigest: model.text.model.textDigest,
       firstTokenByMs: targets.ttftMs === undefined || !this.#isFirst ? undefined : arrivedMs + targets.ttftMs,
     };
   }

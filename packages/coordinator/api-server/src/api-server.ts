@@ -20,6 +20,7 @@ import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, ty
 import { Bodies, Body } from './bodies.ts';
 import type { Engines } from './engines.ts';
 import { HttpError, toHttpError } from './errors.ts';
+import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
@@ -87,6 +88,8 @@ export interface ApiServerLimits {
   readonly tries: number;
   /** From a worker's failure on, another one is looked for so long. */
   readonly retryMs: number;
+  /** While nobody is ready, a request waits for a worker that went away, or is looked for, since less; 0: it fails at once. */
+  readonly absentMs: number;
   /** What running answers get at close before they are cut. */
   readonly closeGraceMs: number;
 }
@@ -103,6 +106,7 @@ const defaultLimits: ApiServerLimits = {
   stallMs: 120_000,
   tries: 5,
   retryMs: 10_000,
+  absentMs: 3_000,
   closeGraceMs: 2_000,
 };
 
@@ -148,12 +152,15 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { logger } = options;
   const text = options.text ?? new TextPool();
   const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
-  const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger });
   const metrics = new RequestMetrics();
+  const onWaiting = (count: number): void => metrics.expecting.set(count);
+  const expected = new Expected({ engines, awayMs: limits.absentMs, onWaiting });
+  const onChange = (): void => expected.changed();
+  const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger, onChange });
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const { handOffs, ttftMs, pods = new PodHandOff({ dispatch, pods: engines }) } = options;
-  const place = { dispatch, engines, handOffs, among, pods, tries: { maxTries, withinMs } };
+  const place = { dispatch, engines, handOffs, among, pods, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
   const app = createApp(limits, metrics, logger);
@@ -172,6 +179,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   });
 
   const close = async (): Promise<void> => {
+    expected.close();
     const closed = app.close(); // takes no new request, waits for the running ones
     const grace = setTimeout(() => generation.abortAll(), limits.closeGraceMs);
     const cut = setTimeout(() => app.server.closeAllConnections(), limits.closeGraceMs + cutAfterMs);

@@ -4,8 +4,8 @@
  *   first `smallBytes` of any body ─► freely, up to `smallTotalBytes` of all together
  *   what is larger                 ─► takes one of `places`; the others wait, and are not read meanwhile
  *
- * Invariants: the bytes held, of bodies that arrive and of those that are being understood, are at most
- * `places * maxBytes + smallTotalBytes`, whatever the number of connections; a large body costs the event loop one piece
+ * Invariants: the bytes held, of bodies that arrive, of those that are being understood and of those that may have to be once more, are
+ * at most `places * maxBytes + smallTotalBytes` (twice that with the copies of the last), whatever the number of connections; a large body costs the event loop one piece
  * (64 KiB) a turn. A place is waited for and held for bounded times.
  */
 import type { IncomingMessage } from 'node:http';
@@ -30,11 +30,13 @@ interface Waiting {
   readonly begin: () => void;
 }
 
-/** The bytes of one body, counted until `release`. */
+/** The bytes of one body, counted until they are given back. */
 export class Body {
   readonly #bytes: ArrayBuffer;
   readonly #onRelease: () => void;
-  #used = false;
+  /** Somebody works on them. */
+  #isInUse = false;
+  #isKept = true;
   #released = false;
 
   constructor(bytes: ArrayBuffer, onRelease: () => void) {
@@ -42,19 +44,30 @@ export class Body {
     this.#onRelease = onRelease;
   }
 
-  /** Once. They count until what `work` returned has settled. */
-  async use<T>(work: (bytes: ArrayBuffer) => Promise<T>): Promise<T> {
-    this.#used = true;
+  /** They may be used. */
+  get isKept(): boolean {
+    return this.#isKept && !this.#isInUse;
+  }
+
+  /**
+   * While they are kept. `work` may move them elsewhere. They count until what it returned has settled; `keeps`: it gets a copy, and they
+   * count until they were used without that, or dropped.
+   */
+  async use<T>(work: (bytes: ArrayBuffer) => Promise<T>, keeps = false): Promise<T> {
+    this.#isInUse = true;
+    this.#isKept = keeps;
     try {
-      return await work(this.#bytes);
+      return await work(keeps ? this.#bytes.slice(0) : this.#bytes);
     } finally {
-      this.#release();
+      this.#isInUse = false;
+      if (!this.#isKept) this.#release();
     }
   }
 
-  /** Its request has ended: what nobody used is given back. */
+  /** Nobody wants them any more, after the use that may be under way. */
   drop(): void {
-    if (!this.#used) this.#release();
+    this.#isKept = false;
+    if (!this.#isInUse) this.#release();
   }
 
   #release(): void {

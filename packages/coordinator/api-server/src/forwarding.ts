@@ -43,7 +43,7 @@ export interface ForwardOptions {
 /** Answers the request. @throws KvError: while nothing is written */
 export async function forward(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
   const { place, body, placed, signal, requestId } = options;
-  const tries = new Tries(place.dispatch, place.engines, place.tries);
+  const tries = new Tries(place);
   const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': String(request.id) };
   for (const name of kept) {
     const value = request.headers[name];

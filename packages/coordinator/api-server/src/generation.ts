@@ -8,12 +8,14 @@
  * leaves, at any moment, ends its calls at the workers. Answers running at once are bounded.
  */
 import { randomUUID } from 'node:crypto';
+import { Outdated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type Delta, type Plan, runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
-import { bodyOf } from './bodies.ts';
-import { HttpError, toHttpError } from './errors.ts';
+import { type Body, bodyOf } from './bodies.ts';
+import { BodyReader, type Read } from './body-reader.ts';
+import { toHttpError } from './errors.ts';
 import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
@@ -23,11 +25,12 @@ import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageCh
 import { EventStream } from './sse.ts';
 import { targetsOf } from './targets.ts';
 import type { TextPool } from './text-pool.ts';
-import type { Understood, UnderstoodPrompts } from './understand.ts';
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
 const maxPassedBytes = 512 << 20;
+/** A body is read again while tokenizers are replaced, so often at most. */
+const maxReads = 4;
 /** Of a chunk that takes a turn for itself: half a millisecond to write. */
 const largeChars = 1 << 16;
 
@@ -40,6 +43,8 @@ interface Job {
   /** Text that each answer starts with (`echo`). */
   readonly echoes: readonly string[];
   readonly arrivedMs: number;
+  /** What it came from; not wanted any more once a worker was chosen. */
+  readonly body: Body;
   readonly signal: AbortSignal;
 }
 
@@ -63,6 +68,7 @@ export interface GenerationOptions {
 
 export class Generation {
   readonly #options: GenerationOptions;
+  readonly #reader: BodyReader;
   readonly #aborts = new Set<AbortController>();
   /** Of bodies that are passed on, until their answers have ended. */
   #passedBytes = 0;
@@ -72,6 +78,8 @@ export class Generation {
 
   constructor(options: GenerationOptions) {
     this.#options = options;
+    const { models, text, place } = options;
+    this.#reader = new BodyReader({ models, text, expected: place.expected });
   }
 
   /** For /health. `silentMs`: since the last sign of life of any answer; 0 while none runs. */
@@ -103,69 +111,62 @@ export class Generation {
     this.#aborts.add(abort);
     try {
       const targets = targetsOf(request.headers, this.#options.ttftMs);
-      const body = await this.#understand(endpoint, request, abort.signal);
-      // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
-      const requestId = randomUUID();
-      const placed = new Placed(this.#options.degraded(), this.#options.media);
-      if ('passedOn' in body) {
-        return await this.#counted(1, () =>
-          this.#forward(request, reply, requestId, body, placed, arrivedMs, abort.signal),
-        );
+      for (let leftReads = maxReads; ; leftReads--) {
+        try {
+          return await this.#once(endpoint, request, reply, arrivedMs, targets, abort.signal);
+        } catch (error) {
+          // Its tokens are no words of the workers that are there now.
+          if (!(error instanceof Outdated) || leftReads <= 1 || !bodyOf(request).isKept) throw error;
+        }
       }
-      const job = this.#job(endpoint, requestId, body, placed, arrivedMs, targets, abort.signal);
-      return await this.#counted(job.echoes.length, () =>
-        body.params.stream ? this.#stream(job, reply) : this.#collect(job, reply),
-      );
     } finally {
       reply.raw.off('close', onClose);
       this.#aborts.delete(abort);
     }
   }
 
-  /** @throws HttpError 404: no such model; KvError DISCONNECTED: it may still come */
-  async #understand(
+  /** @throws Outdated: nothing was written; the body is read again, where it is kept */
+  async #once(
     endpoint: Endpoint,
     request: FastifyRequest,
+    reply: FastifyReply,
+    arrivedMs: number,
+    targets: Targets,
     signal: AbortSignal,
-  ): Promise<Understood['completion' | 'chat']> {
-    const { models, text } = this.#options;
-    const served = models.served().map((model) => model.text);
-    try {
-      return await bodyOf(request).use((bytes) => text.run(endpoint, served, bytes, signal));
-    } catch (error) {
-      if (error instanceof HttpError && error.body.error.code === 'model_not_found' && models.isWaiting) {
-        const { message } = error;
-        throw new KvError('DISCONNECTED', `${message} Some workers are not reached yet; try again`, { retry: true });
-      }
-      throw error;
+  ): Promise<unknown> {
+    const body = bodyOf(request);
+    const read = await this.#reader.read(endpoint, body, arrivedMs, signal);
+    // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
+    const requestId = randomUUID();
+    const placed = new Placed(this.#options.degraded(), this.#options.media);
+    if ('passedOn' in read) {
+      body.drop(); // its worker reads it by itself
+      return this.#counted(1, () => this.#forward(request, reply, requestId, read, placed, arrivedMs, signal));
     }
+    const job = this.#job(endpoint, requestId, read, targets, { placed, arrivedMs, body, signal });
+    return this.#counted(job.echoes.length, () =>
+      read.params.stream ? this.#stream(job, reply) : this.#collect(job, reply),
+    );
   }
 
   #job(
     endpoint: Endpoint,
     requestId: string,
-    { model: name, params, prompts, keys, echoes }: UnderstoodPrompts,
-    placed: Placed,
-    arrivedMs: number,
+    { readFor: model, params, prompts, keys, echoes }: Exclude<Read, PassedOn>,
     targets: Targets,
-    signal: AbortSignal,
+    rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
-    const model = this.#options.models.get(name);
-    if (model === undefined)
-      throw new KvError('DISCONNECTED', `model ${name}: its workers have just left; try again`, { retry: true });
     const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
     return {
       endpoint,
-      plan: { requestId, model, prompts, keys, params, defaultMaxTokens, arrivedMs, targets },
+      plan: { requestId, model, prompts, keys, params, defaultMaxTokens, arrivedMs: rest.arrivedMs, targets },
       head: {
         id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
         created: Math.floor(Date.now() / 1000),
-        model: name,
+        model: model.name,
       },
-      placed,
       echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
-      arrivedMs,
-      signal,
+      ...rest,
     };
   }
 
@@ -278,6 +279,7 @@ export class Generation {
         return onDelta(delta);
       },
       chosen: (choice, moved) => {
+        job.body.drop(); // its tokens were good for a worker
         job.placed.chosen(choice);
         if (!moved) return;
         metrics.moves.inc();

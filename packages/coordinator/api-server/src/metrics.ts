@@ -21,6 +21,11 @@ export class RequestMetrics {
     help: 'Answers being generated now',
     registers: this.#registers,
   });
+  readonly expecting = new Gauge({
+    name: 'kvtier_requests_expecting',
+    help: 'Requests that wait for a worker which is away and expected in a moment',
+    registers: this.#registers,
+  });
   readonly firstTokenSeconds = new Histogram({
     name: 'kvtier_request_time_to_first_token_seconds',
     help: 'From the request’s arrival to its first token',

@@ -29,6 +29,8 @@ export interface ModelsOptions {
   /** Folder of tokenizer and chat template by model name, where workers do not say it. */
   readonly tokenizers: Readonly<Record<string, string>>;
   readonly logger: Logger;
+  /** Told after each change of workers or models. */
+  readonly onChange?: () => void;
 }
 
 /** Names beyond are not served. */
@@ -50,8 +52,10 @@ export class Models {
   readonly #entries = new Map<string, Entry>();
   readonly #closing = new AbortController();
   #stopListening: (() => void) | undefined;
-  /** Told after each change. */
-  #changed: () => void = () => {};
+  #version = 0;
+  #wasWaiting = false;
+  /** Told after each change, while it starts. */
+  #startChanged: () => void = () => {};
 
   constructor(options: ModelsOptions) {
     this.#options = options;
@@ -69,13 +73,13 @@ export class Models {
       for (const { problem } of this.#entries.values()) if (problem?.code === 'MODEL') throw problem;
       await new Promise<void>((resolve) => {
         const timer = setTimeout(resolve, end - performance.now());
-        this.#changed = () => {
+        this.#startChanged = () => {
           clearTimeout(timer);
           resolve();
         };
       });
     }
-    this.#changed = () => {};
+    this.#startChanged = () => {};
   }
 
   close(): void {
@@ -113,6 +117,23 @@ export class Models {
     return this.#options.engines.workers().some((worker) => worker?.state === 'joining' && worker.facts === undefined);
   }
 
+  /** The texts of some model are being read: it will be served. */
+  get isReading(): boolean {
+    for (const { model, problem } of this.#entries.values())
+      if (model === undefined && problem === undefined) return true;
+    return false;
+  }
+
+  /** Another one after each change of what is served, or may be. */
+  get version(): number {
+    return this.#version;
+  }
+
+  #changed(): void {
+    this.#startChanged();
+    this.#options.onChange?.();
+  }
+
   #look(): void {
     const wanted = new Map<string, TextModel>();
     for (const worker of this.#options.engines.workers()) {
@@ -123,7 +144,9 @@ export class Models {
       if (known === undefined || worker.record.kind === 'kvtier')
         wanted.set(model, this.#textModel(worker, worker.facts));
     }
-    for (const name of this.#entries.keys()) if (!wanted.has(name)) this.#entries.delete(name);
+    for (const name of this.#entries.keys()) if (!wanted.has(name) && this.#entries.delete(name)) this.#version++;
+    if (this.#wasWaiting !== this.isWaiting) this.#version++;
+    this.#wasWaiting = this.isWaiting;
     for (const [name, text] of wanted) {
       const entry = this.#entries.get(name);
       const among = this.#amongOf(text);
@@ -136,6 +159,7 @@ export class Models {
       const model = entry?.text.textDigest === text.textDigest ? entry?.model : undefined;
       const next: Entry = { text, model, problem: undefined, among };
       this.#entries.set(name, next);
+      this.#version++;
       void this.#load(next);
     }
     this.#changed();
@@ -151,6 +175,7 @@ export class Models {
         const createdSeconds = entry.model?.createdSeconds ?? Math.floor(Date.now() / 1000);
         entry.model = { name, text: loaded, maxModelTokens, stopTokenIds, createdSeconds };
         entry.problem = undefined;
+        this.#version++;
         this.#changed();
         return;
       } catch (error) {
@@ -159,6 +184,7 @@ export class Models {
           logger.warn({ model: name, code: problem.code }, problem.message);
         entry.problem = problem;
         entry.model = undefined;
+        this.#version++;
         this.#changed();
       }
       await sleep(againMs, undefined, { signal: this.#closing.signal, ref: false }).catch(() => {});

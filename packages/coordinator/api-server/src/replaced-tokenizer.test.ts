@@ -103,3 +103,40 @@ it('and the worker is started anew: it is served with what it read, and until th
   expect(now).not.toEqual(before);
   expect(now).toEqual(loadTokenizer(folder).encode('another: a', { addSpecialTokens: false }));
 });
+
+it('while requests wait for it: they are read again, by what it has read', async () => {
+  await open();
+  const before = await promptOfChat();
+  await at.open({ text: pool, limits: { absentMs: 60_000 } });
+  await at.engine.stop();
+  await vi.waitUntil(() => at.fleet.workers()[0]?.state === 'silent', patience);
+  const waiting = [promptOfChat(), promptOfChat()];
+  const expecting = async () => /^kvtier_requests_expecting 2$/m.test(await at.metricsText());
+  await vi.waitUntil(expecting, patience);
+  replace('chat_template.jinja', 'another: {{ messages[0].content }}');
+  const { description } = at.engine;
+  at.engine = await at.start('a');
+  at.engine.script = say(ids(' 34'), 'length');
+  at.engine.description = { ...description, textDigest: digestOf(folder), bootEpoch: 'another life' };
+  const now = loadTokenizer(folder).encode('another: a', { addSpecialTokens: false });
+  expect(now).not.toEqual(before);
+  expect(await Promise.all(waiting)).toEqual([now, now]);
+});
+
+it('after a request was read, and before it was sent: it is told to come again, and its tokens go nowhere', async () => {
+  await at.open({ text: pool, limits: { absentMs: 60_000, retryMs: 60_000 } });
+  // Its body is not kept: somebody was ready when it was read.
+  at.engine.script = (call) => void at.engine.stop().then(() => call.end());
+  const asked = caught(promptOfChat());
+  await vi.waitUntil(() => at.fleet.workers()[0]?.state === 'silent', patience);
+  replace('chat_template.jinja', 'another: {{ messages[0].content }}');
+  const { description } = at.engine;
+  at.engine = await at.start('a');
+  at.engine.script = say(ids(' 34'), 'length');
+  at.engine.description = { ...description, textDigest: digestOf(folder), bootEpoch: 'another life' };
+  expect(await asked).toMatchObject({
+    status: 503,
+    message: expect.stringContaining('its tokenizer or chat template was replaced after the request was read'),
+  });
+  expect(at.engine.seen).toEqual([]);
+});

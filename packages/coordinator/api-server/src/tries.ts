@@ -1,17 +1,29 @@
 /**
  * The workers of one answer, one after another: what failed at one and may be another's success is tried there.
  *
+ * While nobody is ready who could be asked at all, it waits for one that is expected (expected.ts).
+ *
  * Bounded: `maxTries` workers that fail one after another (a request must not kill them all; those that are full do not count), and
  * `withinMs` from the first of them on. So long it also waits for a worker to come, when none is left. Each token that comes is a new
  * beginning.
  */
-import { type Choice, type Dispatch, type DispatchRequest, Saturated } from '@kvtier/dispatch';
+import { type Choice, type Dispatch, type DispatchRequest, Outdated, Saturated } from '@kvtier/dispatch';
 import { KvError, type KvErrorCode } from '@kvtier/errors';
 import type { Engines } from './engines.ts';
+import type { Expected } from './expected.ts';
 
 export interface TryLimits {
   readonly maxTries: number;
   readonly withinMs: number;
+}
+
+type Asked = Omit<DispatchRequest, 'except' | 'isAgain'>;
+
+export interface TriesPlace {
+  readonly dispatch: Dispatch;
+  readonly engines: Pick<Engines, 'onChange'>;
+  readonly tries: TryLimits;
+  readonly expected: Expected;
 }
 
 /** Failures of a worker, and not of the request. */
@@ -24,6 +36,8 @@ export class Tries {
   readonly #dispatch: Dispatch;
   readonly #engines: Pick<Engines, 'onChange'>;
   readonly #limits: TryLimits;
+  readonly #expected: Expected;
+  readonly #beganMs = performance.now();
   /** Names of those that failed. */
   #except = new Set<string>();
   #failure: KvError | undefined;
@@ -34,21 +48,31 @@ export class Tries {
   /** Some worker has given a token: the client cannot be told to come again. */
   #hasBegun = false;
 
-  constructor(dispatch: Dispatch, engines: Pick<Engines, 'onChange'>, limits: TryLimits) {
+  constructor({ dispatch, engines, tries, expected }: TriesPlace) {
     this.#dispatch = dispatch;
     this.#engines = engines;
-    this.#limits = limits;
+    this.#limits = tries;
+    this.#expected = expected;
   }
 
-  /** @throws KvError: no worker has it, or the last failure when no other is left; the reason of `signal` */
-  async next(request: Omit<DispatchRequest, 'except'>, signal: AbortSignal): Promise<Choice> {
+  /**
+   * @throws KvError: no worker has it, or the last failure when no other is left; Outdated: its tokens are to be made anew; the reason of
+   * `signal`
+   */
+  async next(request: Asked, signal: AbortSignal): Promise<Choice> {
+    let isAgain = false;
     for (;;) {
       try {
-        return await this.#dispatch.choose({ ...request, except: this.#except }, signal);
+        return await this.#dispatch.choose({ ...request, isAgain, except: this.#except }, signal);
       } catch (error) {
         const failure = this.#failure;
-        if (failure === undefined || signal.aborted) throw error;
-        if (!(error instanceof KvError) || !elsewhere.has(error.code)) throw error;
+        if (signal.aborted || !(error instanceof KvError) || !elsewhere.has(error.code)) throw error;
+        if (error instanceof Outdated) throw error;
+        if (failure === undefined) {
+          await this.#awaitSomebody(request, error, signal);
+          isAgain = true;
+          continue;
+        }
         // Full queues everywhere are an answer, before the first token; a worker that died is started again.
         if (!this.#hasBegun && failure.code === 'BUSY') throw failure;
         if (!this.#hasBegun && error.code === 'BUSY') throw error;
@@ -79,6 +103,21 @@ export class Tries {
     if (error.code !== 'BUSY' || error instanceof Saturated) this.#count++;
     if (this.#count >= this.#limits.maxTries || nowMs >= this.#untilMs) throw error;
     this.#except = new Set([...this.#except, worker.record.name]);
+  }
+
+  /** Until some worker of its model is ready. @throws `error` when none is expected in time; the reason of `signal` */
+  async #awaitSomebody(
+    { model, firstTokenByMs = Number.POSITIVE_INFINITY }: Asked,
+    error: KvError,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const expected = this.#expected;
+    const lastMs = Math.min(this.#beganMs + expected.awayMs, firstTokenByMs);
+    const untilMs = Math.min(expected.untilMs(model), lastMs);
+    if (error.code !== 'DISCONNECTED' || untilMs <= performance.now()) throw error;
+    const facts = { model };
+    const isOver = (): boolean => expected.isServed({ facts }) || expected.untilMs(model) <= performance.now();
+    await expected.wait(isOver, untilMs, signal);
   }
 
   /** Until some worker changed, or for a while. @throws `failure` when the time is over; the reason of `signal` */

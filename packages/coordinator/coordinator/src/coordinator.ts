@@ -57,6 +57,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     ...{ host, port, engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
     ttftMs: admission.ttftMs ?? undefined,
     media: Indexes.media,
+    limits: { absentMs: routing.absentMs },
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
     guesses: () => indexes.isGuessing,
     parts: () => ({ routing: dispatcher.stats(), indexes: indexes.state(), discovery: fleet.discoveryProblem ?? 'ok' }),

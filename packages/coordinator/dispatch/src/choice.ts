@@ -12,6 +12,13 @@ export interface DispatchRequest extends RoutedRequest {
   readonly except: ReadonlySet<string>;
   /** performance.now() until which its first token is wanted; undefined: whenever it comes. Nobody waits in the queue beyond it. */
   readonly firstTokenByMs?: number | undefined;
+  /** Nobody could be chosen for it a moment ago. */
+  readonly isAgain?: boolean;
+  /**
+   * Digest of the tokenizer and chat template that made its tokens (`WorkerFacts.textDigest`): a worker that loaded others beside its
+   * weights would read other words, and is never chosen. undefined: nobody says.
+   */
+  readonly textDigest?: string | undefined;
   /** prefill: a worker that computes the prompt for another one; undefined: one that takes the whole request, or its decode. */
   readonly role?: 'prefill' | undefined;
 }
@@ -35,7 +42,8 @@ export interface Choice {
 export interface Dispatch {
   /**
    * Waits in the queue while all workers have enough to do.
-   * @throws KvError DISCONNECTED: no worker serves this model (503); BUSY: all are saturated (429); the reason of `signal`
+   * @throws KvError DISCONNECTED: no worker serves this model (503), Outdated: none reads its tokens as they were meant; BUSY: all are
+   * saturated (429); the reason of `signal`
    */
   choose(request: DispatchRequest, signal: AbortSignal): Promise<Choice>;
 }

@@ -4,6 +4,7 @@ import fc from 'fast-check';
 import { afterEach, describe, expect, it } from 'vitest';
 import type { Choice, DispatchRequest } from './choice.ts';
 import { Dispatcher, type DispatcherOptions } from './dispatcher.ts';
+import { Outdated } from './outdated.ts';
 import { FakeHoldings, type FakeWorker, FakeWorkers, factsOf, recordOf } from './testing/index.ts';
 
 const opened: Dispatcher[] = [];
@@ -145,6 +146,37 @@ describe('a choice', () => {
     await expect(dispatcher.choose(request({ except: new Set(['x', 'y']) }), never)).rejects.toMatchObject({
       message: 'model demo: none of its 2 workers may be chosen, after 2 failed; try again',
     });
+  });
+
+  it('is never a worker that reads its tokens as other words, also when it comes to be one while the request waits', async () => {
+    const { workers, dispatcher } = rig();
+    const outdated = {
+      code: 'DISCONNECTED',
+      message: 'model demo: its tokenizer or chat template was replaced after the request was read; try again',
+    };
+    const busy = { waiting: 4, tokensAhead: 100_000 };
+    const [a, b] = [workers.add('a', { textDigest: 'old' }, busy), workers.add('b', { textDigest: 'old' }, busy)];
+    const waiting = dispatcher.choose(request({ textDigest: 'old' }), never);
+    const silent = dispatcher.choose(request(), never);
+    const refused = expect(waiting).rejects.toMatchObject(outdated);
+    expect(dispatcher.stats().waiting).toBe(2);
+    // Both are other processes of the same names at the next look.
+    for (const worker of [a, b]) worker.facts = factsOf({ textDigest: 'new' });
+    workers.changed();
+    await refused;
+    await expect(waiting).rejects.toBeInstanceOf(Outdated);
+    for (const { load } of [a, b]) Object.assign(load, { waiting: 0, tokensAhead: 0 });
+    workers.changed();
+    (await silent).ended();
+    await expect(dispatcher.choose(request({ textDigest: 'old' }), never)).rejects.toMatchObject(outdated);
+    (await dispatcher.choose(request({ textDigest: 'new' }), never)).ended();
+    b.facts = factsOf(); // does not say
+    workers.changed();
+    expect(nameOf(await dispatcher.choose(request({ textDigest: 'old' }), never))).toBe('b');
+    // Named by the client, and not there: that is why, and not its tokens.
+    await expect(
+      dispatcher.choose(request({ textDigest: 'old', among: new Set(['c']) }), never),
+    ).rejects.not.toBeInstanceOf(Outdated);
   });
 
   it('is a prefill worker only while no other of its model is ready, and never where that is off', async () => {

@@ -6,8 +6,9 @@
  *
  * Nothing is asked in turns: the queue is looked at when a worker's load or state changed and when a request ended.
  *
- * Invariants: a request is given only to a worker that is ready, serves its model and is allowed by `among` and `except`; it is
- * counted on that worker from the choice on until `ended`, once; the queue is bounded, and nobody waits in it beyond `maxWaitMs`.
+ * Invariants: a request is given only to a worker that is ready, serves its model, is allowed by `among` and `except`, and reads its
+ * tokens as they were meant (`textDigest`); it is counted on that worker from the choice on until `ended`, once; the queue is bounded,
+ * and nobody waits in it beyond `maxWaitMs`.
  */
 import { KvError } from '@kvtier/errors';
 import {
@@ -22,6 +23,7 @@ import type { Choice, Dispatch, DispatchRequest } from './choice.ts';
 import { Chosen, shareOf } from './chosen.ts';
 import type { Lane } from './lane.ts';
 import { Lanes, nobodyFor } from './lanes.ts';
+import { Outdated } from './outdated.ts';
 import { Pending } from './pending.ts';
 import type { Holdings, Workers } from './ports.ts';
 import { Saturated } from './saturated.ts';
@@ -82,7 +84,7 @@ export class Dispatcher implements Dispatch {
       late: options.late ?? lateBindingDefaults,
       prefillServes: options.prefillServes ?? true,
       onChange: (lane) => {
-        this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : nobodyFor(pending.request, lane)));
+        this.#rejectFrom(lane, (pending) => (lane.hasFor(pending) ? undefined : whyNobody(pending, lane)));
       },
     });
     const stops = [
@@ -129,7 +131,7 @@ export class Dispatcher implements Dispatch {
     this.#lanes.sync();
     const lane = this.#lanes.of(request);
     const pending = new Pending(request);
-    if (lane === undefined || !lane.hasFor(pending)) throw nobodyFor(request, lane);
+    if (lane === undefined || !lane.hasFor(pending)) throw whyNobody(pending, lane);
     const nowMs = performance.now();
     lane.refresh();
     const view = lane.viewFor(pending, this.#holdings, nowMs);
@@ -289,6 +291,9 @@ function leastWorkS(pending: Pending, view: readonly (WorkerState | undefined)[]
   for (const state of view) if (state !== undefined) least = Math.min(least, workS(pending, state));
   return least;
 }
+
+const whyNobody = (pending: Pending, lane: Lane | undefined): KvError =>
+  lane?.readsOtherwise(pending) ? new Outdated(lane.model) : nobodyFor(pending.request, lane);
 
 const firstOf = (view: readonly (WorkerState | undefined)[]): number => view.findIndex((state) => state !== undefined);
 

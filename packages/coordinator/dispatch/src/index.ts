@@ -1,5 +1,6 @@
 /** Which worker gets a request now: registry, KV index and routing policy together. */
 export type { Choice, Dispatch, DispatchRequest } from './choice.ts';
 export { Dispatcher, type DispatcherOptions, type DispatchStats } from './dispatcher.ts';
+export { Outdated } from './outdated.ts';
 export type { Held, Holdings, Share, Workers } from './ports.ts';
 export { Saturated } from './saturated.ts';

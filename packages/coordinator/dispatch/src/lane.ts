@@ -63,14 +63,13 @@ export class Lane {
     this.queue = policy === 'predicted' ? new LateBinding<Pending>(late) : undefined;
   }
 
-  /** Its workers from now on. Returns whether they are others than before. */
-  become(numbers: readonly number[]): boolean {
+  /** Its workers from now on. */
+  become(numbers: readonly number[]): void {
     const isSame = numbers.length === this.numbers.length && numbers.every((number, i) => number === this.numbers[i]);
-    if (isSame) return false;
+    if (isSame) return;
     for (const number of this.numbers) this.#view[number] = undefined;
     this.numbers.splice(0, this.numbers.length, ...numbers);
     this.#version++;
-    return true;
   }
 
   /** Reads the workers' loads. */
@@ -135,6 +134,12 @@ export class Lane {
     const workers = this.#source.workers();
     for (const number of this.numbers) if (pending.allows(workers[number]!)) return true;
     return false;
+  }
+
+  /** Whether some worker would be chosen for it, had other files made its tokens. After `hasFor` was false. */
+  readsOtherwise(pending: Pending): boolean {
+    const workers = this.#source.workers();
+    return this.numbers.some((number) => pending.names(workers[number]!) && !pending.isReadBy(workers[number]!));
   }
 
   /** By number, for one request; those that it may not have are undefined. Valid until the next call. After `refresh`. */

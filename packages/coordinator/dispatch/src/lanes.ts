@@ -15,7 +15,7 @@ export interface LanesOptions {
   readonly late: LateBindingOptions;
   /** Workers that compute prompts for others serve whole requests while no other worker of their model is ready. */
   readonly prefillServes: boolean;
-  /** A lane has other workers than before: some of those that wait in it may have nobody any more. */
+  /** A lane's workers may not be what they were: some of those that wait in it may have nobody any more. */
   readonly onChange: (lane: Lane) => void;
 }
 
@@ -80,7 +80,8 @@ export class Lanes {
     for (const [key, lane] of this.#lanes) {
       lane.absent = absent.get(key) ?? 0;
       lane.prefillOnly = idle.get(key) ?? 0;
-      if (lane.become(numbers.get(key) ?? [])) this.#options.onChange(lane);
+      lane.become(numbers.get(key) ?? []);
+      this.#options.onChange(lane); // the same workers may be other ones than before, too
       if (lane.numbers.length === 0 && lane.absent === 0 && lane.prefillOnly === 0) this.#lanes.delete(key);
     }
   }

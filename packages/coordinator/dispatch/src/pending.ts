@@ -34,9 +34,20 @@ export class Pending implements RoutedRequest {
     this.session = request.session;
   }
 
-  allows({ record: { name } }: Worker): boolean {
+  allows(worker: Worker): boolean {
+    return this.names(worker) && this.isReadBy(worker);
+  }
+
+  /** It is not forbidden to go there. */
+  names({ record: { name } }: Worker): boolean {
     const { among, except } = this.request;
     return !except.has(name) && (among === undefined || among.has(name));
+  }
+
+  /** Its tokens are the same words there. */
+  isReadBy({ facts }: Worker): boolean {
+    const { textDigest } = this.request;
+    return textDigest === undefined || facts?.textDigest === undefined || facts.textDigest === textDigest;
   }
 
   isMatched(version: number, nowMs: number): boolean {

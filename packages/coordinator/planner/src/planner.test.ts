@@ -107,6 +107,7 @@ describe('the load', () => {
     for (let i = 0; i < 5; i++) {
       await dispatch.choose(request(), never);
       await dispatch.choose(request({ except: new Set(['x']) }), never);
+      await dispatch.choose(request({ isAgain: true }), never);
       await dispatch.choose(request({ role: 'prefill' }), never);
     }
     nowMs += 1_000;

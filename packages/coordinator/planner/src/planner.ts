@@ -119,7 +119,7 @@ export class Planner {
     // A prefill leg is a part of a request that has been counted; so is one that is tried again.
     if (request.role !== undefined) return dispatch.choose(request, signal);
     const entry = this.#entryOf(request.model, this.#now());
-    const isFirst = request.except.size === 0;
+    const isFirst = request.except.size === 0 && !request.isAgain;
     if (isFirst) entry?.sums.add('requests', 1, this.#now());
     if (isFirst) entry?.sums.add('tokens', request.tokens, this.#now());
     const choice = await dispatch.choose(request, signal);

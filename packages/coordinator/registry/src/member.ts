@@ -51,6 +51,7 @@ export class Member implements Worker {
   #logged: string | undefined;
   readonly #sinceMs = performance.now();
   #leaning: Leaning | undefined;
+  #awaySinceMs: number | undefined = this.#sinceMs;
 
   constructor(number: number, record: WorkerRecord, host: MemberHost) {
     this.number = number;
@@ -69,6 +70,10 @@ export class Member implements Worker {
 
   get why(): string | undefined {
     return this.#why;
+  }
+
+  get awaySinceMs(): number | undefined {
+    return this.#leaving || this.#record.draining ? undefined : this.#awaySinceMs;
   }
 
   get facts(): WorkerFacts | undefined {
@@ -199,6 +204,8 @@ export class Member implements Worker {
 
   #to(state: WorkerState, why: string | undefined, changed = false): void {
     const before = this.#state;
+    if (state === 'ready' || state === 'refused') this.#awaySinceMs = undefined;
+    else this.#awaySinceMs ??= performance.now();
     this.#tell(state, why);
     if (before === state && this.#why === why && !changed) return;
     this.#state = state;

@@ -6,22 +6,49 @@ import { expect, it } from 'vitest';
 import { workerNamed } from './testing/discovery-conformance.ts';
 import { UniqueMembers } from './unique.ts';
 
-it('keeps the first by name of those that share a name or an address, whatever their order', () => {
+it('of those that share a name or an address keeps who was told before, else the first by name, whatever their order', () => {
   const record = fc.record({ name: fc.constantFrom('a', 'b', 'c', 'd'), address: fc.constantFrom('x', 'y', 'z') });
   fc.assert(
-    fc.property(fc.array(record, { maxLength: 8 }), (records) => {
-      const workers = records.map(({ name, address }) => workerNamed(name, { address }));
-      const told = new UniqueMembers(new Lines()).of({ workers, nodes: [] }).workers;
-      // Naively: one after the other, in the order of names.
-      const kept: WorkerRecord[] = [];
-      for (const name of ['a', 'b', 'c', 'd']) {
-        for (const worker of workers.filter((each) => each.name === name)) {
-          if (!kept.some((other) => other.name === name || other.address === worker.address)) kept.push(worker);
+    fc.property(fc.array(fc.array(record, { maxLength: 8 }), { maxLength: 5 }), (seen) => {
+      const unique = new UniqueMembers(new Lines());
+      const isSame = (a: WorkerRecord, b: WorkerRecord): boolean => a.name === b.name && a.address === b.address;
+      let before: WorkerRecord[] = [];
+      for (const records of seen) {
+        const workers = records.map(({ name, address }) => workerNamed(name, { address }));
+        // Naively: those that stay, then one after the other, in the order of names.
+        const kept = workers.filter((each, at) => {
+          const isFirst = workers.findIndex((other) => isSame(each, other)) === at;
+          return isFirst && before.some((old) => isSame(old, each));
+        });
+        for (const name of ['a', 'b', 'c', 'd']) {
+          for (const worker of workers.filter((each) => each.name === name)) {
+            if (!kept.some((other) => other.name === name || other.address === worker.address)) kept.push(worker);
+          }
         }
+        before = kept.sort((a, b) => a.name.localeCompare(b.name));
+        expect(unique.of({ workers, nodes: [] }).workers).toEqual(before);
       }
-      expect(told).toEqual(kept);
     }),
   );
+});
+
+it('a newcomer takes no address and no name from one that is there, until that one is gone', () => {
+  const lines = new Lines();
+  const unique = new UniqueMembers(lines);
+  const [old, thief, twin] = [workerNamed('b', { address: 'x' }), workerNamed('a', { address: 'x' }), workerNamed('b')];
+  const told = (...workers: WorkerRecord[]) => unique.of({ workers, nodes: [] }).workers;
+  expect(told(old)).toEqual([old]);
+  expect(told(thief, old)).toEqual([old]);
+  expect(told(twin, thief, old)).toEqual([old]);
+  expect(lines.all).toEqual([
+    'warn a member is ignored {"member":"worker a","reason":"it has the address of worker b (x)"}',
+    'warn a member is ignored {"member":"worker b","reason":"there is another of this name; give each worker a name of its own"}',
+  ]);
+  expect(told(twin, thief)).toEqual([thief, twin]);
+  const node = (name: string, port: number) => ({ name, peer: { host: 'h', port }, events: null });
+  const nodes = (...all: ReturnType<typeof node>[]) => unique.of({ workers: [], nodes: all as never }).nodes;
+  expect(nodes(node('m', 1))).toEqual([node('m', 1)]);
+  expect(nodes(node('m', 2), node('m', 1))).toEqual([node('m', 1)]);
 });
 
 it('says once why one is ignored, and again when it has been gone meanwhile', () => {

@@ -1,6 +1,8 @@
 /**
- * Members as a discovery may tell them: each name and each worker's address once. Of two that have one in common the first by name
- * stays, so that all coordinators keep the same one; the other is ignored, which is one line as long as it lasts.
+ * Members as a discovery may tell them: each name and each worker's address once. Of two that have one in common the one stays that was
+ * told before, as long as it is there: a newcomer, by mistake or meaning ill, takes nothing from a worker that serves. Of newcomers it is
+ * the first by name, so that coordinators that begin together keep the same one. The other is ignored, which is one line as long as it
+ * lasts.
  */
 import { type Membership, maxMembers, type NodeRecord, type WorkerRecord } from '@kvtier/config';
 import type { Log } from '@kvtier/runtime';
@@ -9,6 +11,8 @@ export class UniqueMembers {
   readonly #log: Log;
   /** What was said of those that are ignored now. */
   #said = new Set<string>();
+  /** Who was told last, by what makes it the same member. */
+  #told = new Set<string>();
 
   constructor(log: Log) {
     this.#log = log;
@@ -43,12 +47,23 @@ export class UniqueMembers {
       nodeNames.add(name);
       return true;
     };
-    const workers = sorted(members.workers).filter(isFirst);
-    const nodes = sorted(members.nodes).filter(isFirstNode);
+    const workers = sorted(this.#oldFirst(members.workers, workerKey).filter(isFirst));
+    const nodes = sorted(this.#oldFirst(members.nodes, nodeKey).filter(isFirstNode));
     this.#said = said;
+    this.#told = new Set([...workers.map(workerKey), ...nodes.map(nodeKey)]);
     return { workers, nodes };
   }
+
+  /** Those that were told last, then the others; each by name. */
+  #oldFirst<T extends { readonly name: string }>(records: readonly T[], keyOf: (record: T) => string): T[] {
+    const byName = sorted(records);
+    const isOld = (record: T): boolean => this.#told.has(keyOf(record));
+    return [...byName.filter(isOld), ...byName.filter((record) => !isOld(record))];
+  }
 }
+
+const workerKey = ({ name, kind, address }: WorkerRecord): string => `worker ${name} ${kind} ${address}`;
+const nodeKey = ({ name, peer }: NodeRecord): string => `node ${name} ${JSON.stringify(peer)}`;
 
 const sorted = <T extends { readonly name: string }>(records: readonly T[]): T[] =>
   [...records].sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));

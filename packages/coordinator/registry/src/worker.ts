@@ -77,6 +77,8 @@ export interface Worker {
   readonly facts: WorkerFacts | undefined;
   readonly load: WorkerLoad;
   readonly leaning?: Leaning | undefined;
+  /** performance.now() since when it is joining or silent; undefined: it is neither, or is not to come back. */
+  readonly awaySinceMs?: number | undefined;
 }
 
 /** One request's share of a worker's load, from being sent to its end. */

@@ -69,12 +69,14 @@ KVTIER_BENCH(gemm) {
   const auto cublaslt = CublasLt::Load("", &why);
   if (!cublaslt) fprintf(stderr, "cuBLASLt: %s; the GEMM rate is that of our own kernels\n", why.c_str());
   const Product ours = [](gpu::Stream& s, NumberType type, const GemmArgs& args) { GemmOurs(s, type, args); };
+  const Product apart = [](gpu::Stream& s, NumberType type, const GemmArgs& args) { GemmOurs(s, type, args, 2); };
   const Product theirs = [&](gpu::Stream& s, NumberType type, const GemmArgs& args) {
     if (!cublaslt->Run(s, type, args)) throw std::runtime_error("cuBLASLt has no algorithm for a shape of the 8B model");
   };
   for (const Matrix& matrix : kMatrices) {
-    for (const int64_t rows : {int64_t{1}, int64_t{32}, Scaled(256), Scaled(2048), Scaled(8192)}) {
+    for (const int64_t rows : {int64_t{1}, int64_t{16}, int64_t{32}, kFewRows, Scaled(256), Scaled(2048), Scaled(8192)}) {
       Measure(stream, matrix, rows, "ours", ours);
+      if (rows > 8 && rows <= kFewRows) Measure(stream, matrix, rows, "ours, rows not shared", apart);
       if (cublaslt) Measure(stream, matrix, rows, "cuBLASLt", theirs);
     }
   }

@@ -94,6 +94,23 @@ KVTIER_BENCH(model_8b) {
   }
 }
 
+// What it is worth that kernels of decodes begin before the one before them has ended.
+KVTIER_BENCH(model_8b_dependent) {
+  const std::vector<int64_t> batches = {1, 8, 32};
+  std::vector<double> times[2];
+  for (const bool dependent : {false, true}) {
+    CudaOptions options;
+    options.dependent_launches = dependent;
+    Model8B model({.block_tokens = kBlockTokens, .blocks = 32 * (kContextTokens / kBlockTokens + 1) + 64, .threads = 1,
+                   .max_step_tokens = 64, .max_step_sequences = 32}, options);
+    for (const int64_t batch : batches) times[dependent ? 1 : 0].push_back(model.MedianUs(Uniform(batch, kContextTokens - 1, 1), 41));
+  }
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const std::string shape = "bf16 batch " + std::to_string(batches[i]) + ", " + std::to_string(kContextTokens) + " tokens each, dependent launches";
+    ReportUs("8B decode", shape, times[1][i], times[0][i], "without them");
+  }
+}
+
 // One long context among short ones: it should cost what its bytes cost.
 KVTIER_BENCH(model_8b_unequal) {
   const int64_t longest = Scaled(100'000), others = Scaled(500), each = others / kBlockTokens + 1;

@@ -2,6 +2,8 @@
 // runs the checks whose name contains one of the arguments (--mutate: mutate.h). Exit code 0 when every line is ok, 2 when there is no GPU.
 #include "check.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +26,7 @@ std::vector<Case>& cases() {
   return all;
 }
 int expected = 0, failed = 0;
+bool end_at_failure = false;
 
 std::string Number(double value) {  // JSON has no NaN and no infinity
   if (!std::isfinite(value)) return "null";
@@ -38,6 +41,7 @@ void Line(const std::string& kernel, const std::string& name, double error, doub
   printf("{\"kernel\":%s,\"case\":%s,\"maxError\":%s,\"allowed\":%s,\"ok\":%s%s}\n", Quoted(kernel).c_str(), Quoted(name).c_str(),
          Number(error).c_str(), Number(allowed).c_str(), ok ? "true" : "false", why.empty() ? "" : (",\"error\":" + Quoted(why)).c_str());
   fflush(stdout);
+  if (!ok && end_at_failure) _exit(1);
 }
 
 uint64_t SplitMix(uint64_t& state) {
@@ -109,6 +113,8 @@ int Run(const std::vector<std::string>& wanted) {
 }  // namespace
 
 Registration::Registration(const char* name, void (*run)()) { cases().push_back({name, run}); }
+
+void EndAtFailure() { end_at_failure = true; }
 
 void Expect(const std::string& kernel, const std::string& name, double max_error, double allowed) {
   Line(kernel, name, max_error, allowed, max_error <= allowed);

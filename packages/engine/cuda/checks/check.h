@@ -24,6 +24,9 @@ void Expect(const std::string& kernel, const std::string& name, double max_error
 // The same for what is either so or not.
 inline void ExpectTrue(const std::string& kernel, const std::string& name, bool holds) { Expect(kernel, name, holds ? 0 : 1, 0); }
 
+// From now on the first comparison that fails ends the process, with exit code 1.
+void EndAtFailure();
+
 // Waits for all of the stream; throws when that takes longer than a minute.
 void Finish(gpu::Stream& stream);
 

@@ -148,7 +148,7 @@ KVTIER_CHECK(cublaslt_choice) {
   int wrong = 0;
   for (const std::string& text : {whole.substr(0, whole.size() - 4), std::string("something else\n"), std::string(), whole.substr(0, 60) + "x" + whole.substr(61)}) {
     std::ofstream(file, std::ios::trunc) << text;
-    const Choices choices(folder, "emulated 90 13.1.2 kernels 2");
+    const Choices choices(folder, "emulated 90 13.1.2 kernels 3");
     wrong += choices.Find({NumberType::kBf16, 8, 24, 64, false}) == nullptr ? 0 : 1;
   }
   ExpectTrue("Choices", "a file that is not whole counts for nothing", wrong == 0);

@@ -84,6 +84,16 @@ KVTIER_CHECK(gemm_few_rows) {
   }
 }
 
+// Where outputs suffice for every multiprocessor the rows are shared; 40 outputs more are a block that is not full.
+KVTIER_CHECK(gemm_shared_rows) {
+  const int64_t outputs = 64 * gpu::Info().multiprocessors + 40;
+  for (const auto type : {kF16, kBf16}) {
+    for (const int64_t rows : {9, 16, 17, 33, 64}) Run({type, rows, outputs, 584, rows % 2 == 0, rows == 17});
+    Run({type, 20, outputs, 1032, false, true, 0, 8});
+    Run({type, 40, outputs, 8});
+  }
+}
+
 KVTIER_CHECK(gemm_tiles) {
   for (const auto type : {kF16, kBf16}) {
     Run({type, 65, 64, 64});
@@ -103,21 +113,25 @@ KVTIER_CHECK(gemm_unaligned) {
 
 // A row's sum does not depend on how many rows come with it: as long as one version serves them, in every bit.
 KVTIER_CHECK(gemm_batch_invariance) {
-  constexpr int64_t kRows = 64, kOutputs = 48, kInputs = 1096;
+  constexpr int64_t kRows = 64, kInputs = 1096;
   for (const auto type : {kF32, kBf16}) {
-    const auto source = UploadAs(type, RandomFloats(4, kRows * kInputs, -1, 1)), weight = UploadAs(type, RandomFloats(5, kOutputs * kInputs, -1, 1));
-    gpu::Stream stream;
-    const auto product = [&](int64_t rows) {
-      DeviceArray<float> target(Size(rows * kOutputs));
-      GemmOurs(stream, type, {target.data(), source.data(), weight.data(), rows, kOutputs, kInputs, kOutputs, kInputs, false, true});
-      Finish(stream);
-      return target.Download();
-    };
-    const auto all = product(kRows);
-    for (const int64_t rows : {1, 3, 12, 30}) {
-      const auto some = product(rows);
-      ExpectTrue("GemmOurs", std::string(Name(type)) + " " + std::to_string(rows) + " rows as among 64",
-                 std::equal(some.begin(), some.end(), all.begin()));
+    for (const int64_t outputs : {int64_t{48}, int64_t{64} * gpu::Info().multiprocessors}) {  // the second: rows are shared
+      if (type == kF32 && outputs > 48) continue;
+      const auto source = UploadAs(type, RandomFloats(4, kRows * kInputs, -1, 1)), weight = UploadAs(type, RandomFloats(5, outputs * kInputs, -1, 1));
+      gpu::Stream stream;
+      const auto product = [&](int64_t rows, int version) {
+        DeviceArray<float> target(Size(rows * outputs));
+        GemmOurs(stream, type, {target.data(), source.data(), weight.data(), rows, outputs, kInputs, outputs, kInputs, false, true}, version);
+        Finish(stream);
+        return target.Download();
+      };
+      const auto all = product(kRows, 0);
+      if (type != kF32) ExpectTrue("GemmOurs", std::string(Name(type)) + " " + std::to_string(outputs) + " outputs, shared rows or not", product(kRows, 2) == all);
+      for (const int64_t rows : {1, 3, 12, 30}) {
+        const auto some = product(rows, 0);
+        ExpectTrue("GemmOurs", std::string(Name(type)) + " " + std::to_string(rows) + " rows as among 64, " + std::to_string(outputs) + " outputs",
+                   std::equal(some.begin(), some.end(), all.begin()));
+      }
     }
   }
 }

@@ -20,7 +20,7 @@ struct Layout {
   int64_t layers, block_tokens;
   std::vector<Part> parts;
 
-  // As partsLayout reckons it (packages/base/identity/src/parts-layout.ts).
+  // As partsLayout reckons it (packages/base/identity/src/layout.ts).
   int64_t LayerBytes() const {
     int64_t bytes = 0;
     for (const Part& part : parts) bytes += part.number_bytes * (part.per_token * block_tokens + part.per_block);

@@ -153,6 +153,35 @@ KVTIER_CHECK(model_graphs) {
   }
 }
 
+// Decodes whose kernels begin before the one before them has ended give the bits of those that take turns: one sequence, some, and so many
+// that they share what they read.
+KVTIER_CHECK(model_dependent_launches) {
+  for (const int64_t batch : {1, 3, 12}) {
+    const Family& family = Families()[batch == 12 ? 0 : 4];
+    const TinyModel model(family, kBf16);
+    CudaOptions in_turn = Options(kBf16, kBf16);
+    in_turn.dependent_launches = false;
+    CudaTransformer expected(model.shape, model.plan, kLimits, in_turn), dependent(model.shape, model.plan, kLimits, Options(kBf16, kBf16));
+    Sequences sequences(model.shape, kLimits);
+    std::vector<Sequences::Part> parts;
+    for (int64_t i = 0; i < batch; ++i) {
+      parts.push_back({sequences.Add(Prompt(static_cast<uint64_t>(i), model.shape, 5 + i % 3)), 5 + i % 3, true});
+    }
+    bool equal = true;
+    for (int step = 0; step < 5; ++step) {
+      const Step one = sequences.Next(parts);
+      const StepResult of = expected.Run(one), got = dependent.Run(one);
+      equal = equal && of.logits == got.logits && of.token_ids == got.token_ids;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        sequences.Append(parts[i].sequence, of.token_ids[i]);
+        parts[i].tokens = 1;
+      }
+    }
+    ExpectTrue("CudaTransformer", std::string(family.name) + " bf16, " + std::to_string(batch) + " decodes by dependent launches, the same bits",
+               equal && dependent.graphs() == 1);
+  }
+}
+
 // Waiting before a layer: each is announced once, in order, and what arrives then is what is computed with.
 KVTIER_CHECK(model_before_layer) {
   const TinyModel model(Families()[0], kF32);

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "../gpu/device.h"
+#include "check.h"
 
 namespace kvtier::cuda::check {
 namespace {
@@ -80,6 +81,7 @@ int Mutate(const std::vector<std::string>& checks, int (*run)(const std::string&
       std::string nothing;
       return !InProcess(nothing, [&](std::string&) {
         gpu::emulated::WatchWaits(wait);
+        EndAtFailure();
         return run(one.check);
       });
     });

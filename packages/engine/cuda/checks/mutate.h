@@ -7,6 +7,7 @@
 namespace kvtier::cuda::check {
 
 // Prints a JSON line per wait that these checks meet: {"wait":"file:line","found":"name of the check that failed" or null}.
+// Whoever fails says so at its first comparison, and is run no further.
 // `run` runs one of `checks` and returns its exit code; each time in a process of its own.
 // Returns an exit code: 1 when a check fails as it is. What nobody misses is not always a defect: see emulator.h.
 int Mutate(const std::vector<std::string>& checks, int (*run)(const std::string& name));

@@ -26,6 +26,17 @@ __global__ void ReverseKernel(int32_t* values, int32_t count) {
   }
 }
 
+template <bool kLate>
+__global__ void RotateKernel(uint32_t* target, const uint32_t* source, int32_t count) {
+  const int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x), from = (i + 1) % count;
+  gpu::LetNextStart();
+  uint32_t value = kLate ? *reinterpret_cast<const volatile uint32_t*>(source + from) : 0;
+  gpu::WaitForPrevious();
+  if (i >= count) return;
+  if (!kLate) value = source[from];
+  target[i] = 10 * value + static_cast<uint32_t>(i % 10);
+}
+
 unsigned Blocks(int32_t count) { return (static_cast<unsigned>(count) + kThreads - 1) / kThreads; }
 
 }  // namespace
@@ -38,6 +49,10 @@ void LaunchTriple(gpu::Stream& stream, int32_t* values, int32_t count) {
 }
 void LaunchReverse(gpu::Stream& stream, int32_t* values, int32_t count) {
   gpu::Launch(stream, "ReverseKernel", ReverseKernel, {1}, {kThreads}, static_cast<size_t>(count) * 4, values, count);
+}
+
+void LaunchRotate(gpu::Stream& stream, uint32_t* target, const uint32_t* source, int32_t count, bool late) {
+  gpu::LaunchDependent(stream, "RotateKernel", late ? RotateKernel<true> : RotateKernel<false>, {Blocks(count)}, {kThreads}, 0, target, source, count);
 }
 
 }  // namespace kvtier::cuda::check

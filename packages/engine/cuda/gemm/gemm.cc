@@ -12,7 +12,7 @@ constexpr int64_t kFewRows = 64;
 constexpr int kRounds = 5;
 constexpr size_t kLaunches = 8;  // of different layers: more bytes than a cache holds
 constexpr int64_t kDeadlineUs = 60'000'000;
-constexpr char kKernels[] = "kernels 2";  // another number whenever the kernels of ours for few rows change
+constexpr char kKernels[] = "kernels 3";  // another number whenever the kernels of ours for few rows change
 
 double MeasuredUs(Stream& stream, const gpu::Graph& graph) {
   std::array<double, kRounds> times{};
@@ -51,7 +51,8 @@ Gemm::Gemm(const GemmOptions& options) : options_(options) {
   }
   name_ = library_->name() + (options.equal_bits ? ", own kernels for up to 64 rows" : ", own kernels where they are faster");
   const auto info = gpu::Info();
-  const std::string of = info.name + " " + std::to_string(info.compute_capability) + " " + library_->version() + " " + kKernels;
+  const std::string of = info.name + " " + std::to_string(info.compute_capability) + " " + library_->version() + " " + kKernels +
+                         (options.dependent_launches ? " dependent" : "");
   choices_ = std::make_unique<Choices>(options.choices_folder, of);
 }
 
@@ -67,7 +68,7 @@ int Gemm::Choose(Stream& stream, NumberType type, const GemmArgs& args, std::spa
       return true;
     };
     if (!run(args.weight)) return std::numeric_limits<double>::infinity();  // loaded before it is captured
-    stream.BeginCapture();
+    stream.BeginCapture(options_.dependent_launches);
     for (size_t i = 0; i < kLaunches; ++i) run(alike.empty() ? args.weight : alike[i % alike.size()]);
     const gpu::Graph graph = stream.EndCapture();
     return options_.stopwatch ? options_.stopwatch(stream, graph) : MeasuredUs(stream, graph);

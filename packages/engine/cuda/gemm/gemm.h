@@ -21,6 +21,7 @@ struct GemmOptions {
   std::string choices_folder = {};  // empty: choices are not kept
   // A row has the same bits in every process, however many rows come with it, up to 64: ours, and nothing is measured.
   bool equal_bits = false;
+  bool dependent_launches = false;  // in what is measured, as in the steps' graphs
   // Microseconds of a graph; empty: measured. For tests.
   std::function<double(Stream&, const gpu::Graph&)> stopwatch = {};
 };

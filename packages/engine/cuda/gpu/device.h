@@ -90,6 +90,20 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// Of kernels that LaunchDependent (gpu.h) launches. WaitForPrevious: until all launches before this one have ended, and what they wrote
+// can be read; every thread calls it before it touches what any launch of the graph writes. LetNextStart: the next launch may take what
+// room this one leaves, once all of its blocks have said so. Both do nothing in other launches, and before sm_90.
+__device__ __forceinline__ void WaitForPrevious() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void LetNextStart() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Tensors that are used once: do not keep their lines.
 __device__ __forceinline__ uint4 LoadStreaming(const uint4* address) { return __ldcs(address); }
 __device__ __forceinline__ void StoreStreaming(uint4* address, uint4 value) { __stcs(address, value); }

@@ -36,7 +36,7 @@ struct EventState {
 
 struct Operation {
   std::function<void()> run;
-  bool work;  // false: bookkeeping of events, which neither faults nor is skipped
+  uint64_t work;  // pieces of it; 0: bookkeeping of events, which neither faults nor is skipped
   uint64_t life;
   std::shared_ptr<size_t> of;  // its stream's operations that have not ended
 };
@@ -70,9 +70,10 @@ struct Queue {
 
   static void Perform(const Operation& operation) {
     Device& d = device();
-    if (!operation.work) return operation.run();
+    if (operation.work == 0) return operation.run();
     if (operation.life != d.life) return;
-    if (d.operations.fetch_add(1) + 1 == d.planned.operation) d.next = d.planned.fault;
+    const uint64_t before = d.operations.fetch_add(operation.work);
+    if (before < d.planned.operation && d.planned.operation <= before + operation.work) d.next = d.planned.fault;
     for (Fault fault : {Fault::kHang, Fault::kIllegalAccess}) {
       Fault expected = fault;
       if (!d.next.compare_exchange_strong(expected, Fault::kNone)) continue;
@@ -138,13 +139,19 @@ struct Event::Impl {
 };
 
 struct Graph::Impl {
-  std::vector<std::function<void()>> operations;
+  // Launches of which all but the first are dependent, or anything else.
+  struct Operation {
+    std::function<void()> run;
+    std::shared_ptr<std::vector<Grid>> launches;
+  };
+  std::vector<Operation> operations;
 };
 
 struct Stream::Impl {
   Queue* const queue = TakeQueue();
   const std::shared_ptr<size_t> pending = std::make_shared<size_t>(0);  // by the queue's mutex
   std::unique_ptr<Graph::Impl> capture;                                 // while capturing
+  bool dependent = false, behind_launch = false;                        // as in gpu_cuda.cc
 
   ~Impl() {
     std::lock_guard lock(queues().mutex);
@@ -157,10 +164,11 @@ struct Stream::Impl {
     if (capture) Fail("events, waits, host functions and graphs cannot be captured; use them around the graph's launch");
   }
 
-  void Enqueue(std::function<void()> run, bool work = true) {
+  void Enqueue(std::function<void()> run, uint64_t work = 1) {
     Check();
     if (capture) {
-      capture->operations.push_back(std::move(run));
+      behind_launch = false;
+      capture->operations.push_back({std::move(run), nullptr});
       return;
     }
     std::unique_lock lock(queue->mutex);
@@ -215,7 +223,7 @@ void Stream::Wait(const Event& event) {
         std::unique_lock lock(state->mutex);
         while (state->done < wanted && life == device().life) state->changed.wait_for(lock, kSlice);
       },
-      false);
+      0);
 }
 
 void Stream::Host(std::function<void()> work) {
@@ -233,8 +241,10 @@ bool Stream::Synchronize(int64_t deadline_us) {
   return idle;
 }
 
-void Stream::BeginCapture() {
+void Stream::BeginCapture(bool dependent) {
   impl_->RequireNoCapture();
+  impl_->dependent = dependent;
+  impl_->behind_launch = false;
   impl_->capture = std::make_unique<Graph::Impl>();
 }
 Graph Stream::EndCapture() {
@@ -247,7 +257,13 @@ Graph Stream::EndCapture() {
 void Stream::Launch(const Graph& graph) {
   if (!graph.impl) Fail("an empty graph was launched");
   impl_->RequireNoCapture();
-  for (const auto& operation : graph.impl->operations) impl_->Enqueue(operation);
+  for (const auto& [run, launches] : graph.impl->operations) {
+    if (!launches) {
+      impl_->Enqueue(run);
+    } else {
+      impl_->Enqueue([launches] { RunGrids(*launches); }, launches->size());
+    }
+  }
 }
 
 Event::Event(bool timed) {
@@ -274,7 +290,7 @@ void Event::Record(Stream& stream) {
         state->at = Clock::now();
         state->changed.notify_all();
       },
-      false);
+      0);
 }
 
 bool Event::Done() const { return Wait(0); }
@@ -305,7 +321,10 @@ Graph::~Graph() = default;
 Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
 
-void* NativeStream(Stream&) { return nullptr; }
+void* NativeStream(Stream& stream) {
+  stream.impl()->behind_launch = false;
+  return nullptr;
+}
 
 void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   const Dim &grid = args.grid, &block = args.block;
@@ -315,9 +334,17 @@ void LaunchRaw(Stream& stream, const LaunchArgs& args) {
     Fail(std::string("kernel ") + args.name + ": a grid or block that no GPU takes");
   }
   if (args.shared_bytes > kSharedBytesPerBlock) Fail(std::string("kernel ") + args.name + ": too much shared memory");
-  stream.impl()->Enqueue([grid, block, shared_bytes = args.shared_bytes, body = args.emulated, name = args.name] {
-    emulated::RunGrid({grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, body, name);
-  });
+  const Grid launch{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, args.shared_bytes, args.emulated, args.name};
+  Stream::Impl& to = *stream.impl();
+  if (!to.capture) return to.Enqueue([launch] { RunGrids({&launch, 1}); });
+  Check();
+  auto& operations = to.capture->operations;
+  if (args.dependent && to.dependent && to.behind_launch) {
+    operations.back().launches->push_back(launch);
+  } else {
+    operations.push_back({nullptr, std::make_shared<std::vector<Grid>>(1, launch)});
+  }
+  to.behind_launch = true;
 }
 
 }  // namespace kvtier::gpu

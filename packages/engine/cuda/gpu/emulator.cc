@@ -2,13 +2,14 @@
 //
 // A fiber is a stack and a saved stack pointer; Switch saves what the ABI lets a callee keep and jumps (x86-64; elsewhere
 // ucontext does it, slower). A fiber that waits passes on to the next of its warp that can run, and when there is none, to the
-// next warp.
+// next warp. When all that are left wait for launches before theirs, the block stands, and its machine with it.
 #include "emulator.h"
 
 #include <sys/mman.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -26,6 +27,8 @@ namespace {
 
 constexpr size_t kStackBytes = 128 << 10;
 constexpr size_t kLaneBytes = 64;
+constexpr size_t kNobody = std::numeric_limits<size_t>::max();
+constexpr size_t kAhead = 3;  // launches that begin before the one that runs has ended
 
 #if defined(__x86_64__)
 struct Context {
@@ -95,7 +98,7 @@ struct Fiber {
   Context context;
   Index index;
   unsigned warp;
-  bool done;
+  bool done, waited;  // for the launches before its own
   // What it waits for: that the barrier is past this generation.
   const Barrier* barrier;
   uint64_t generation;
@@ -115,7 +118,7 @@ struct Fiber {
   }
 };
 
-// All fibers of one OS thread; made once, used again for every block.
+// The fibers of one block; made once, used again for block after block.
 struct Machine {
   ~Machine() {
     if (stacks != nullptr) munmap(stacks, capacity * kStackBytes);
@@ -128,6 +131,8 @@ struct Machine {
   std::vector<uint64_t> shared;  // dynamic shared memory
   uint8_t* shared_base = nullptr;
   Barrier block;
+  Barrier previous;    // passed when all launches before this block's have ended
+  bool early = false;  // they have not
   Context main;
   size_t running = 0, live = 0, threads = 0;
   bool backwards = false;
@@ -147,6 +152,9 @@ struct Machine {
   }
 
   size_t Next() const {
+    // The usual case by itself: the lane beside.
+    const size_t beside = backwards ? running - 1 : running + 1;
+    if ((backwards ? running : beside) % 32 != 0 && beside < threads && fibers[beside].can_run()) return beside;
     const size_t warp = fibers[running].warp, all = warps.size();
     for (size_t turn = 0; turn < all; ++turn) {
       const size_t of = (backwards ? warp + all - turn : warp + turn) % all, first = of * 32, lanes = std::min<size_t>(32, threads - first);
@@ -156,15 +164,37 @@ struct Machine {
         if (fibers[lane].can_run()) return lane;
       }
     }
+    for (size_t i = 0; i < threads && early; ++i) {
+      if (!fibers[i].done && fibers[i].barrier == &previous) return kNobody;
+    }
     fprintf(stderr, "emulator: kernel %s: its threads wait for each other for ever (barriers that not all reach)\n", name);
     abort();
   }
 
   void PassOn(Context& from) {
-    running = Next();
-    const size_t next = running;
+    const size_t next = Next();
+    if (next == kNobody) return Switch(from, main);
+    running = next;
     current = &fibers[next].index;
     if (&fibers[next].context != &from) Switch(from, fibers[next].context);
+  }
+
+  // Until the block has ended, or stands (`live` says which).
+  void Go(size_t first) {
+    running = first;
+    current = &fibers[first].index;
+    Switch(main, fibers[first].context);
+    current = nullptr;
+  }
+
+  // All launches before this block's have ended.
+  void Resume() {
+    early = false;
+    if (live == 0) return;
+    ++previous.generation;
+    size_t first = 0;
+    while (!fibers[first].can_run()) ++first;
+    Go(first);
   }
 
   void Wait(Barrier& barrier) {
@@ -190,7 +220,11 @@ struct Machine {
   }
 };
 
-thread_local std::unique_ptr<Machine> machine;
+// The one whose block runs.
+thread_local Machine* machine = nullptr;
+// Of this OS thread; the first is for blocks that run to their end at once.
+thread_local std::vector<std::unique_ptr<Machine>> machines;
+thread_local unsigned early_blocks = 0;  // which one begins early differs from launch to launch
 
 void WaitForWarp() { machine->Wait(machine->warps[machine->fibers[machine->running].warp].barrier); }
 
@@ -219,6 +253,10 @@ void FiberMain() {
   Machine& m = *machine;
   (*m.body)();
   Fiber& me = m.fibers[m.running];
+  if (m.early && !me.waited) {
+    fprintf(stderr, "emulator: kernel %s was launched before its predecessors' end, and does not wait for it\n", m.name);
+    abort();
+  }
   me.done = true;
   me.Arrive(me.copies.size());  // what nobody waited for lands at some time
   m.Leave(m.warps[me.warp].barrier);
@@ -231,17 +269,25 @@ void FiberMain() {
   abort();  // a fiber that is done is never switched to
 }
 
-void RunBlock(Machine& m, dim3 grid, dim3 block, dim3 at, size_t shared_bytes) {
-  std::fill_n(m.shared.begin(), m.shared.size(), ~0ull);
+void RunBlock(Machine& m, const Grid& of, dim3 at, bool early) {
+  const dim3 block = of.block;
+  machine = &m;
+  m.threads = static_cast<size_t>(block.x) * block.y * block.z;
+  m.Reserve(m.threads);
+  m.fibers.resize(std::max(m.fibers.size(), m.threads));
+  m.warps.resize((m.threads + 31) / 32);
+  m.body = &of.body;
+  m.name = of.name;
+  m.early = early;
+  m.shared.assign((of.shared_bytes + 7) / 8 + 16, ~0ull);
   const auto base = reinterpret_cast<uintptr_t>(m.shared.data());
   m.shared_base = reinterpret_cast<uint8_t*>((base + 127) / 128 * 128);
-  (void)shared_bytes;
   for (size_t i = 0; i < m.threads; ++i) {
     Fiber& fiber = m.fibers[i];
     const auto linear = static_cast<unsigned>(i);
-    fiber.index = {{linear % block.x, linear / block.x % block.y, linear / (block.x * block.y)}, at, block, grid, linear % 32};
+    fiber.index = {{linear % block.x, linear / block.x % block.y, linear / (block.x * block.y)}, at, block, of.grid, linear % 32};
     fiber.warp = linear / 32;
-    fiber.done = false;
+    fiber.done = fiber.waited = false;
     fiber.barrier = nullptr;
     fiber.copies.clear();
     fiber.groups.clear();
@@ -253,11 +299,14 @@ void RunBlock(Machine& m, dim3 grid, dim3 block, dim3 at, size_t shared_bytes) {
   }
   m.block = {static_cast<unsigned>(m.threads), 0, 0};
   m.live = m.threads;
-  m.running = m.backwards ? m.threads - 1 : 0;
-  current = &m.fibers[m.running].index;
-  Switch(m.main, m.fibers[m.running].context);
+  m.Go(m.backwards ? m.threads - 1 : 0);
   m.backwards = !m.backwards;
-  current = nullptr;
+}
+
+uint64_t Blocks(const Grid& of) { return uint64_t{of.grid.x} * of.grid.y * of.grid.z; }
+dim3 BlockAt(const Grid& of, uint64_t i) {
+  const auto part = [](uint64_t value) { return static_cast<unsigned>(value); };
+  return {part(i % of.grid.x), part(i / of.grid.x % of.grid.y), part(i / of.grid.x / of.grid.y)};
 }
 
 }  // namespace
@@ -289,6 +338,18 @@ void CopyAsyncWait(size_t pending, Site at) {
   for (size_t& end : me.groups) end -= count;
 }
 
+void WaitForPrevious(Site at) {
+  Machine& m = *machine;
+  Fiber& me = m.fibers[m.running];
+  if (!m.early || me.waited) return;
+  me.waited = true;
+  if (waits.Skips(at)) return;
+  me.barrier = &m.previous;
+  me.generation = m.previous.generation;
+  m.PassOn(me.context);
+  me.barrier = nullptr;
+}
+
 void WatchWaits(const std::string& without) {
   waits.without = without;
   waits.watching = true;
@@ -308,19 +369,25 @@ const uint8_t* Exchange(const void* data, size_t bytes) {
   return warp.exchange[turn];
 }
 
-void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body, const char* name) {
-  if (!machine) machine = std::make_unique<Machine>();
-  Machine& m = *machine;
-  m.threads = static_cast<size_t>(block.x) * block.y * block.z;
-  m.Reserve(m.threads);
-  m.fibers.resize(std::max(m.fibers.size(), m.threads));
-  m.warps.resize((m.threads + 31) / 32);
-  m.shared.assign((shared_bytes + 7) / 8 + 16, 0);
-  m.body = &body;
-  m.name = name;
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) RunBlock(m, grid, block, {x, y, z}, shared_bytes);
+void RunGrids(std::span<const Grid> chain) {
+  if (machines.empty()) {
+    for (size_t i = 0; i <= kAhead; ++i) machines.push_back(std::make_unique<Machine>());
+  }
+  const auto ahead = [](size_t i) -> Machine& { return *machines[1 + i % kAhead]; };
+  uint64_t early[kAhead] = {};  // the block of a launch that has begun
+  size_t begun = 1;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    const size_t end = std::min(chain.size(), i + kAhead + (i == 0 ? 1 : 0));  // launch i itself has one of the machines, but for the first
+    for (; begun < end; ++begun) {
+      early[begun % kAhead] = early_blocks++ % Blocks(chain[begun]);
+      RunBlock(ahead(begun), chain[begun], BlockAt(chain[begun], early[begun % kAhead]), true);
+    }
+    if (i > 0) {
+      machine = &ahead(i);
+      machine->Resume();
+    }
+    for (uint64_t block = 0; block < Blocks(chain[i]); ++block) {
+      if (i == 0 || block != early[i % kAhead]) RunBlock(*machines[0], chain[i], BlockAt(chain[i], block), false);
     }
   }
 }
@@ -349,13 +416,14 @@ void LoadMatrices(uint32_t (&r)[4], const void* row, bool transposed) {
   }
 }
 
+// A lane's operands as numbers, so that each is widened once; a pair's two beside each other.
 struct Fragments {
-  uint32_t a[4], b[2];
+  float a[8], b[4];
 };
 
-template <class T>
-float Half(uint32_t pair, unsigned which) {
-  return ToFloat(T{static_cast<uint16_t>(pair >> (16 * which))});
+template <class T, size_t kPairs>
+void Widen(float* to, const uint32_t (&pairs)[kPairs]) {
+  for (size_t i = 0; i < 2 * kPairs; ++i) to[i] = ToFloat(T{static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)))});
 }
 
 }  // namespace
@@ -365,22 +433,19 @@ void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row) { LoadMatrices(r, 
 
 template <class T>
 void MultiplyAdd16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  const Fragments mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  Fragments mine;
+  Widen<T>(mine.a, a);
+  Widen<T>(mine.b, b);
   const uint8_t* all = emulated::Exchange(&mine, sizeof mine);
-  const auto of = [&](unsigned lane) {
-    Fragments f;
-    memcpy(&f, all + 64 * lane, sizeof f);
-    return f;
-  };
+  const auto of = [&](unsigned lane) -> const Fragments& { return *reinterpret_cast<const Fragments*>(all + 64 * lane); };
   const unsigned group = emulated::current->lane / 4, member = emulated::current->lane % 4;
   for (unsigned pair = 0; pair < 4; ++pair) {  // four lanes hold four pairs of k, in both halves of 8
-    const Fragments rows = of(group * 4 + pair);
-    const Fragments columns[2] = {of((member * 2) * 4 + pair), of((member * 2 + 1) * 4 + pair)};
+    const Fragments& rows = of(group * 4 + pair);
+    const float* const columns[2] = {of((member * 2) * 4 + pair).b, of((member * 2 + 1) * 4 + pair).b};
     for (unsigned half = 0; half < 2; ++half) {  // k in [8 half, 8 half + 8)
       for (unsigned which = 0; which < 2; ++which) {
         for (unsigned i = 0; i < 4; ++i) {  // d0 d1: row group; d2 d3: row group + 8
-          const float x = Half<T>(rows.a[2 * half + i / 2], which);
-          d[i] += x * Half<T>(columns[i % 2].b[half], which);
+          d[i] += rows.a[2 * (2 * half + i / 2) + which] * columns[i % 2][2 * half + which];
         }
       }
     }

@@ -8,6 +8,10 @@
 // `kernel_check --mutate` takes the waits away one by one. Threads that wait for each other for ever end the process with a line
 // that says so.
 //
+// Of a chain of dependent launches (LaunchDependent), a block of each of the next launches begins before the first one does, and stands at its
+// wait until all before it have ended: what it read too early is old, what it wrote too early is written over. A thread that ends
+// without that wait ends the process.
+//
 // What it does not model: weak memory order (a store is there when it is made: a missing __syncwarp before a shuffle goes unseen, before
 // ldmatrix it does not), stale content of static shared memory, bank conflicts, speed.
 #pragma once
@@ -17,6 +21,7 @@
 #include <cstring>
 #include <functional>
 #include <source_location>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,6 +72,7 @@ void SyncWarp(Site at);
 void CopyAsync(void* shared, const void* global);  // null: zeros
 void CopyAsyncCommit();
 void CopyAsyncWait(size_t pending, Site at);
+void WaitForPrevious(Site at);
 
 // For tests of tests: from now on waits are noted as "file:line" where kernels meet them, and the one named here, if any, does
 // nothing. Before the first kernel.
@@ -77,8 +83,14 @@ std::vector<std::string> WaitsMet();
 // returned + 64 * i, until the next warp operation but one.
 const uint8_t* Exchange(const void* data, size_t bytes);
 
-// Runs body once per thread of the grid, on this OS thread.
-void RunGrid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body, const char* name);
+struct Grid {
+  dim3 grid, block;
+  size_t shared_bytes;
+  std::function<void()> body;  // once per thread
+  const char* name;
+};
+// Runs them one after another, on this OS thread; all but the first are dependent launches.
+void RunGrids(std::span<const Grid> chain);
 
 template <class T>
 T FromLane(T value, unsigned lane) {
@@ -204,6 +216,9 @@ template <int Pending>
 inline void CopyAsyncWait(emulated::Site at = emulated::Site::current()) {
   emulated::CopyAsyncWait(Pending, at);
 }
+
+inline void WaitForPrevious(emulated::Site at = emulated::Site::current()) { emulated::WaitForPrevious(at); }
+inline void LetNextStart() {}  // the next launch has begun already
 
 void LoadMatrix4(uint32_t (&r)[4], const void* row);
 void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row);

@@ -113,8 +113,9 @@ class Stream {
   // False when `deadline_us` passes first. Throws what the device reports.
   bool Synchronize(int64_t deadline_us);
 
-  // What is put into this stream until EndCapture becomes a graph instead of running.
-  void BeginCapture();
+  // What is put into this stream until EndCapture becomes a graph instead of running. `dependent`: with launches that begin before the
+  // one before them has ended (LaunchDependent).
+  void BeginCapture(bool dependent = false);
   Graph EndCapture();
   void Launch(const Graph& graph);
 
@@ -174,7 +175,8 @@ struct Dim {
   unsigned x = 1, y = 1, z = 1;
 };
 
-// The runtime's own stream, for libraries that enqueue by themselves: a cudaStream_t; null on the emulator.
+// The runtime's own stream, for libraries that enqueue by themselves: a cudaStream_t; null on the emulator. What is launched next depends on
+// whatever they did in full.
 void* NativeStream(Stream& stream);
 
 // One launch, untyped. `kernel` is the host stub of a __global__ function on CUDA; `emulated` calls it once per thread there.
@@ -185,25 +187,40 @@ struct LaunchArgs {
   void** arguments;                  // CUDA
   std::function<void()> emulated;    // the emulator
   const char* name;
+  bool dependent;
 };
 void LaunchRaw(Stream& stream, const LaunchArgs& args);
+
+template <class... Params, class... Args>
+void LaunchAs(bool dependent, Stream& stream, const char* name, void (*kernel)(Params...), Dim grid, Dim block, size_t shared_bytes,
+              Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  std::tuple<std::decay_t<Params>...> values(static_cast<std::decay_t<Params>>(args)...);
+#if defined(KVTIER_EMULATED)
+  LaunchRaw(stream, {nullptr, grid, block, shared_bytes, nullptr, [kernel, values] { std::apply(kernel, values); }, name, dependent});
+#else
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[] = {static_cast<void*>(&value)..., nullptr};
+        LaunchRaw(stream, {reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, pointers, {}, name, dependent});
+      },
+      values);
+#endif
+}
 
 // Launch(stream, "name", Kernel<T>, {grid}, {block}, shared_bytes, arguments...): arguments are converted to the kernel's
 // parameter types and copied. Shared memory above 48 KiB is asked for by itself.
 template <class... Params, class... Args>
 void Launch(Stream& stream, const char* name, void (*kernel)(Params...), Dim grid, Dim block, size_t shared_bytes, Args... args) {
-  static_assert(sizeof...(Params) == sizeof...(Args));
-  std::tuple<std::decay_t<Params>...> values(static_cast<std::decay_t<Params>>(args)...);
-#if defined(KVTIER_EMULATED)
-  LaunchRaw(stream, {nullptr, grid, block, shared_bytes, nullptr, [kernel, values] { std::apply(kernel, values); }, name});
-#else
-  std::apply(
-      [&](auto&... value) {
-        void* pointers[] = {static_cast<void*>(&value)..., nullptr};
-        LaunchRaw(stream, {reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, pointers, {}, name});
-      },
-      values);
-#endif
+  LaunchAs(false, stream, name, kernel, grid, block, shared_bytes, args...);
+}
+
+// The same for a kernel each of whose threads calls WaitForPrevious (device.h): programmatic dependent launch. Right behind another launch,
+// in a capture that allows it, on sm_90 and newer, its blocks take their places and do what needs no result of others while that one still
+// runs. Everywhere else it is Launch. Every launch waits for all before it, so that buffers are free to be used again.
+template <class... Params, class... Args>
+void LaunchDependent(Stream& stream, const char* name, void (*kernel)(Params...), Dim grid, Dim block, size_t shared_bytes, Args... args) {
+  LaunchAs(true, stream, name, kernel, grid, block, shared_bytes, args...);
 }
 
 #if defined(KVTIER_EMULATED)

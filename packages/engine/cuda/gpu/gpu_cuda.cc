@@ -104,15 +104,22 @@ int Attribute(cudaDeviceAttr attribute, int index) {
   return value;
 }
 
-// Kernels that have been granted more than 48 KiB of shared memory, and how much.
-struct SharedGrants {
+// What is known of kernels.
+struct Kernels {
+  struct Facts {
+    size_t shared_bytes = 0;  // granted, where it is more than 48 KiB
+    int waits = -1;           // whether WaitForPrevious is in its code; not asked yet
+  };
   std::mutex mutex;
-  std::unordered_map<const void*, size_t> bytes;
+  std::unordered_map<const void*, Facts> facts;
 };
-SharedGrants& shared_grants() {
-  static SharedGrants& one = *new SharedGrants;
+Kernels& kernels() {
+  static Kernels& one = *new Kernels;
   return one;
 }
+
+constexpr int kDependentPtx = 90;        // the oldest code that has the wait
+constexpr int kDependentDriver = 12030;  // the oldest that captures such launches
 
 std::atomic<bool> abandoned{false};
 
@@ -180,6 +187,8 @@ void* DeviceView(void* host) {
 
 struct Stream::Impl {
   cudaStream_t stream = nullptr;
+  bool dependent = false;      // launches of this capture may be
+  bool behind_launch = false;  // the last thing that was captured is a launch of ours
   ~Impl() {
     if (stream != nullptr && cudaStreamDestroy(stream) != cudaSuccess) (void)cudaGetLastError();
   }
@@ -211,13 +220,16 @@ WaitAtEnd::~WaitAtEnd() {
 }
 
 void Stream::Copy(void* target, const void* source, size_t bytes) {
+  impl_->behind_launch = false;
   Require(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, impl_->stream), "copy");
 }
 void Stream::Copy2D(void* target, size_t target_stride, const void* source, size_t source_stride, size_t bytes, size_t rows) {
   if (bytes > target_stride || bytes > source_stride) throw std::runtime_error("GPU: Copy2D: a row is longer than its stride");
+  impl_->behind_launch = false;
   Require(cudaMemcpy2DAsync(target, target_stride, source, source_stride, bytes, rows, cudaMemcpyDefault, impl_->stream), "2D copy");
 }
 void Stream::Set(void* target, uint8_t value, size_t bytes) {
+  impl_->behind_launch = false;
   Require(cudaMemsetAsync(target, value, bytes, impl_->stream), "set");
 }
 
@@ -248,11 +260,16 @@ Graph::~Graph() = default;
 Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
 
-void Stream::BeginCapture() {
+void Stream::BeginCapture(bool dependent) {
   impl_->RequireNoCapture();
+  int driver = 0;
+  Require(cudaDriverGetVersion(&driver), "driver version");
+  impl_->dependent = dependent && driver >= kDependentDriver;
+  impl_->behind_launch = false;
   Require(cudaStreamBeginCapture(impl_->stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
 }
 Graph Stream::EndCapture() {
+  impl_->dependent = false;
   cudaGraph_t captured = nullptr;
   Require(cudaStreamEndCapture(impl_->stream, &captured), "end of a capture");
   Graph graph;
@@ -300,23 +317,44 @@ void Stream::Wait(const Event& event) {
   Require(cudaStreamWaitEvent(impl_->stream, event.impl()->event, 0), "wait for an event");
 }
 
-void* NativeStream(Stream& stream) { return stream.impl()->stream; }
+void* NativeStream(Stream& stream) {
+  stream.impl()->behind_launch = false;
+  return stream.impl()->stream;
+}
 
 void LaunchRaw(Stream& stream, const LaunchArgs& args) {
   const auto require = [&](cudaError_t error) {
     if (error != cudaSuccess) Require(error, std::string("kernel ") + args.name);
   };
-  if (args.shared_bytes > kPlainSharedBytes) {
-    SharedGrants& grants = shared_grants();
-    std::lock_guard lock(grants.mutex);
-    size_t& granted = grants.bytes[args.kernel];
-    if (granted < args.shared_bytes) {
+  Stream::Impl& to = *stream.impl();
+  bool dependent = args.dependent && to.dependent && to.behind_launch;
+  if (args.shared_bytes > kPlainSharedBytes || args.dependent) {
+    std::lock_guard lock(kernels().mutex);
+    Kernels::Facts& facts = kernels().facts[args.kernel];
+    if (args.shared_bytes > kPlainSharedBytes && facts.shared_bytes < args.shared_bytes) {
       require(cudaFuncSetAttribute(args.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(args.shared_bytes)));
-      granted = args.shared_bytes;
+      facts.shared_bytes = args.shared_bytes;
     }
+    // Asked at the first launch, which no capture is. What the driver made of older PTX has no wait, on whatever GPU it runs.
+    if (args.dependent && facts.waits < 0) {
+      cudaFuncAttributes code{};
+      require(cudaFuncGetAttributes(&code, args.kernel));
+      facts.waits = code.ptxVersion >= kDependentPtx ? 1 : 0;
+    }
+    dependent = dependent && facts.waits == 1;
   }
-  const dim3 grid(args.grid.x, args.grid.y, args.grid.z), block(args.block.x, args.block.y, args.block.z);
-  require(cudaLaunchKernel(args.kernel, grid, block, args.arguments, args.shared_bytes, stream.impl()->stream));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(args.grid.x, args.grid.y, args.grid.z);
+  config.blockDim = dim3(args.block.x, args.block.y, args.block.z);
+  config.dynamicSmemBytes = args.shared_bytes;
+  config.stream = to.stream;
+  config.attrs = &attribute;
+  config.numAttrs = dependent ? 1 : 0;
+  require(cudaLaunchKernelExC(&config, args.kernel, args.arguments));
+  to.behind_launch = true;
 }
 
 }  // namespace kvtier::gpu

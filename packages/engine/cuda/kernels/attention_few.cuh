@@ -209,6 +209,8 @@ __device__ __forceinline__ void AttendItem(const AttentionArgs& a, const Batch& 
 template <class T, class Kv, int kDimension>
 __global__ void __launch_bounds__(128) AttentionFewKernel(AttentionArgs a, Batch b, AttentionUnits units) {
   KVTIER_DYNAMIC_SHARED(shared);
+  gpu::LetNextStart();
+  gpu::WaitForPrevious();
   const int32_t count = (units.counted != nullptr ? *units.counted : units.count) * a.kv.kv_heads;
   for (int32_t unit = static_cast<int32_t>(blockIdx.x); unit < count; unit += static_cast<int32_t>(gridDim.x)) {
     AttendItem<T, Kv, kDimension>(a, b, units, AttentionItem(units.items[unit / a.kv.kv_heads]), unit % a.kv.kv_heads, shared);
@@ -222,7 +224,7 @@ void AttentionFew(Stream& stream, const AttentionArgs& a, const Batch& b, const 
     using Piece = KeyPiece<T, Kv, kDim>;
     const int64_t wanted = units.counted != nullptr ? blocks : int64_t{units.count} * a.kv.kv_heads;
     const gpu::Dim grid{static_cast<unsigned>(wanted < blocks ? wanted : blocks)};
-    gpu::Launch(stream, "attention few", AttentionFewKernel<T, Kv, kDim>, grid, {Piece::kThreads}, Piece::kSharedBytes, a, b, units);
+    gpu::LaunchDependent(stream, "attention few", AttentionFewKernel<T, Kv, kDim>, grid, {Piece::kThreads}, Piece::kSharedBytes, a, b, units);
   });
 }
 

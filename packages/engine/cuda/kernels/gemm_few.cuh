@@ -19,6 +19,23 @@ namespace kvtier::cuda {
 constexpr int kFewWarps = 8;
 constexpr int kFewRun = 64;  // inputs a warp takes at a time
 
+// The warps' sums [warp][tile][lane] of 4 floats, in shared memory, become the target; tiles of one 16 outputs after another.
+template <class T, int RowTiles, int Tiles, int Threads>
+__device__ __forceinline__ void StoreSums(const GemmArgs& a, const float4* partial, int64_t first_output, int64_t first_row) {
+  for (int at = static_cast<int>(threadIdx.x); at < Tiles * 128; at += Threads) {
+    const int element = at % 4, source_lane = at / 4 % 32, tile = at / 128;
+    float sum = 0;
+#pragma unroll
+    for (int from = 0; from < kFewWarps; ++from) {
+      sum += reinterpret_cast<const float*>(partial)[(from * Tiles + tile) * 128 + source_lane * 4 + element];
+    }
+    // d0 d1: output group, rows 2q and 2q + 1; d2 d3: output group + 8.
+    const int64_t output = first_output + tile / RowTiles * 16 + source_lane / 4 + 8 * (element / 2);
+    const int64_t row = first_row + tile % RowTiles * 8 + 2 * (source_lane % 4) + element % 2;
+    if (row < a.rows && output < a.outputs) StoreProduct<T>(a, row, output, sum);
+  }
+}
+
 // RowTiles: 8 rows each; OutputTiles: 16 outputs each, more where the batch is wide, so that it is read less often.
 template <class T, int RowTiles, int OutputTiles>
 __global__ void __launch_bounds__(kFewWarps * 32) GemmFew(GemmArgs a) {
@@ -58,7 +75,9 @@ __global__ void __launch_bounds__(kFewWarps * 32) GemmFew(GemmArgs a) {
   };
   constexpr int64_t kStep = kFewWarps * kFewRun / 8;
   int64_t chunk = static_cast<int64_t>(warp) * (kFewRun / 8);
-  if (chunk < chunks) load(chunk);
+  gpu::LetNextStart();
+  if (chunk < chunks) load(chunk);  // weights are nobody's result
+  gpu::WaitForPrevious();
   for (; chunk < chunks; chunk += kStep) {
     uint4 now[2][2 * OutputTiles];
 #pragma unroll
@@ -97,18 +116,7 @@ __global__ void __launch_bounds__(kFewWarps * 32) GemmFew(GemmArgs a) {
     }
   }
   __syncthreads();
-  for (int at = thread; at < kTiles * 128; at += kFewWarps * 32) {
-    const int element = at % 4, source_lane = at / 4 % 32, tile = at / 128;
-    float sum = 0;
-#pragma unroll
-    for (int from = 0; from < kFewWarps; ++from) {
-      sum += reinterpret_cast<const float*>(partial)[(from * kTiles + tile) * 128 + source_lane * 4 + element];
-    }
-    // d0 d1: output group, rows 2q and 2q + 1; d2 d3: output group + 8.
-    const int64_t output = first_output + tile / RowTiles * 16 + source_lane / 4 + 8 * (element / 2);
-    const int64_t row = first_row + tile % RowTiles * 8 + 2 * (source_lane % 4) + element % 2;
-    if (row < a.rows && output < a.outputs) StoreProduct<T>(a, row, output, sum);
-  }
+  StoreSums<T, RowTiles, kTiles, kFewWarps * 32>(a, partial, first_output, first_row);
 }
 
 }  // namespace kvtier::cuda

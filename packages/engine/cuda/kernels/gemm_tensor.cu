@@ -4,10 +4,12 @@
 //   version 1   gemm_plain.cuh   any type, any size
 //   version 2   gemm_few.cuh     up to 64 rows: memory is the limit
 //               gemm_tiles.cuh   more rows: tensor cores are
+//   version 3   gemm_shared.cuh  9 to 64 rows, where there are outputs enough for every multiprocessor; else version 2, of the same bits
 #include <stdexcept>
 
 #include "gemm_few.cuh"
 #include "gemm_plain.cuh"
+#include "gemm_shared.cuh"
 #include "gemm_tiles.cuh"
 
 namespace kvtier::cuda {
@@ -26,8 +28,14 @@ void Plain(Stream& stream, const GemmArgs& a) {
 template <class T, int RowTiles, int OutputTiles>
 void Few(Stream& stream, const GemmArgs& a) {
   constexpr size_t kSharedBytes = static_cast<size_t>(kFewWarps) * RowTiles * OutputTiles * 128 * sizeof(float);
-  gpu::Launch(stream, "gemm few", GemmFew<T, RowTiles, OutputTiles>,
+  gpu::LaunchDependent(stream, "gemm few", GemmFew<T, RowTiles, OutputTiles>,
               {Size(Pieces(a.outputs, 16 * OutputTiles)), Size(Pieces(a.rows, 8 * RowTiles))}, {kFewWarps * 32}, kSharedBytes, a);
+}
+
+template <class T, int RowTiles>
+void Shared(Stream& stream, const GemmArgs& a) {
+  gpu::LaunchDependent(stream, "gemm shared", GemmShared<T, RowTiles>, {Size(Pieces(a.outputs, kSharedOutputs))}, {kSharedThreads},
+                       SharedRowsBytes<RowTiles>(), a);
 }
 
 template <class T, int Rows, int Outputs, int WarpRows, int WarpOutputs>
@@ -38,13 +46,17 @@ void Tiles(Stream& stream, const GemmArgs& a) {
 }
 
 template <class T>
-void Tensor(Stream& stream, const GemmArgs& a) {
+void Tensor(Stream& stream, const GemmArgs& a, bool share) {
+  static const int64_t multiprocessors = gpu::Info().multiprocessors;
   if (a.rows <= 8) return Few<T, 1, 1>(stream, a);
+  const bool small = a.outputs * (a.inputs / 8) <= UINT32_MAX;
+  if (share && small && a.rows <= 64 && Pieces(a.outputs, kSharedOutputs) >= multiprocessors) {
+    return a.rows <= 16 ? Shared<T, 2>(stream, a) : a.rows <= 32 ? Shared<T, 4>(stream, a) : Shared<T, 8>(stream, a);
+  }
   if (a.rows <= 16) return Few<T, 2, 1>(stream, a);
   if (a.rows <= 32) return Few<T, 4, 2>(stream, a);
   if (a.rows <= 64) return Few<T, 8, 2>(stream, a);
   // The largest tile that still gives every multiprocessor something to do.
-  static const int64_t multiprocessors = gpu::Info().multiprocessors;
   const auto tiles = [&](int64_t rows, int64_t outputs) { return Pieces(a.rows, rows) * Pieces(a.outputs, outputs); };
   if (tiles(128, 256) >= 2 * multiprocessors) return Tiles<T, 128, 256, 64, 64>(stream, a);
   if (tiles(128, 128) >= multiprocessors) return Tiles<T, 128, 128, 64, 32>(stream, a);
@@ -66,9 +78,9 @@ void GemmOurs(Stream& stream, NumberType type, const GemmArgs& a, int version) {
     case NumberType::kF32:
       return Plain<float>(stream, a);
     case NumberType::kF16:
-      return tensor ? Tensor<f16>(stream, a) : Plain<f16>(stream, a);
+      return tensor ? Tensor<f16>(stream, a, version != 2) : Plain<f16>(stream, a);
     case NumberType::kBf16:
-      return tensor ? Tensor<bf16>(stream, a) : Plain<bf16>(stream, a);
+      return tensor ? Tensor<bf16>(stream, a, version != 2) : Plain<bf16>(stream, a);
     case NumberType::kE4m3:
       break;
   }

@@ -113,7 +113,8 @@ void Sample(Stream&, float* logits, int64_t rows, int64_t vocab, float soft_cap,
 // -- matrix products (../gemm/gemm.h: cuBLASLt or these; gemm_tensor.cu) --------------------------------------------------
 
 // target[rows, outputs] = source[rows, inputs] x weight[outputs, inputs]^T (+ target when accumulate). Row-major; target f32
-// when target_f32 (logits), else the same type. v1: plain tiles, any type; v2: tensor cores, pipelined (f16, bf16).
+// when target_f32 (logits), else the same type. v1: plain tiles, any type; v2: tensor cores, pipelined (f16, bf16); v3: the same, and 9 to
+// 64 rows are shared by more outputs; up to 64 rows, v2 and v3 give the same bits. `version` 0: the best.
 struct GemmArgs {
   void* target;
   const void* source;

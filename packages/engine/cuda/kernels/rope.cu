@@ -44,6 +44,8 @@ template <class T, class Kv>
 __global__ void __launch_bounds__(kMaxThreads) RopeAndStoreKernel(RopeArgs a, Batch batch, int32_t group) {
   constexpr int kCount = kPack<T>;
   __shared__ float cosine[kMaxHalf], sine[kMaxHalf];
+  gpu::LetNextStart();
+  gpu::WaitForPrevious();
   const int32_t row = static_cast<int32_t>(blockIdx.x), thread = static_cast<int32_t>(threadIdx.x);
   const int32_t dim = a.kv.head_dim, half = dim / 2, heads = a.heads + 2 * a.kv.kv_heads;
   T* const qkv = static_cast<T*>(a.qkv) + static_cast<int64_t>(row) * heads * dim;
@@ -144,8 +146,8 @@ void RopeAndStore(Stream& stream, NumberType type, const RopeArgs& args, const B
     const auto lanes = static_cast<unsigned>((args.heads + 2 * args.kv.kv_heads) * group);
     const unsigned threads = std::min(kMaxThreads, (lanes + 31) / 32 * 32);
     WithKvType(args.kv.type, [&](auto kv_zero) {
-      gpu::Launch(stream, "RopeAndStore", RopeAndStoreKernel<T, decltype(kv_zero)>, {static_cast<unsigned>(batch.rows)}, {threads}, 0,
-                  args, batch, group);
+      gpu::LaunchDependent(stream, "RopeAndStore", RopeAndStoreKernel<T, decltype(kv_zero)>, {static_cast<unsigned>(batch.rows)}, {threads},
+                           0, args, batch, group);
     });
   });
 }

@@ -27,6 +27,8 @@ template <class T, NormKind kKind, int kPacks>
 __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
   constexpr int kCount = kPack<T>;
   __shared__ float partial[32];
+  gpu::LetNextStart();
+  gpu::WaitForPrevious();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * a.columns;
   const T* source = static_cast<const T*>(a.source) + row;
   const T* bias = static_cast<const T*>(a.bias);
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(NormArgs a) {
 // target[row] = source[index[row]] * scale
 template <class T>
 __global__ void GatherKernel(T* target, const T* source, const int32_t* index, int32_t columns, float scale) {
+  gpu::LetNextStart();
   const T* from = source + static_cast<int64_t>(index[blockIdx.x]) * columns;
   T* to = target + static_cast<int64_t>(blockIdx.x) * columns;
   for (int32_t i = static_cast<int32_t>(threadIdx.x) * kPack<T>; i < columns; i += static_cast<int32_t>(blockDim.x) * kPack<T>) {
@@ -111,6 +114,8 @@ __device__ __forceinline__ float Activate(float x) {
 // One pack per thread; rows in y.
 template <class T, bool kGelu>
 __global__ void GatedActivationKernel(T* target, const T* gate_up, int64_t rows, int32_t columns) {
+  gpu::LetNextStart();
+  gpu::WaitForPrevious();
   const int32_t column = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x) * kPack<T>;
   if (column >= columns) return;
   for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -147,9 +152,9 @@ void Norm(Stream& stream, const char* name, NumberType type, int64_t rows, const
     const gpu::Dim grid{static_cast<unsigned>(rows)};
     // Two loads in flight per thread and tensor hide more latency than twice the threads.
     if (packs <= 2 * int64_t{kMaxThreads}) {
-      gpu::Launch(stream, name, NormKernel<T, kKind, 2>, grid, {RoundUp32((packs + 1) / 2)}, 0, args);
+      gpu::LaunchDependent(stream, name, NormKernel<T, kKind, 2>, grid, {RoundUp32((packs + 1) / 2)}, 0, args);
     } else {
-      gpu::Launch(stream, name, NormKernel<T, kKind, kMostPacks>, grid, {kMaxThreads}, 0, args);
+      gpu::LaunchDependent(stream, name, NormKernel<T, kKind, kMostPacks>, grid, {kMaxThreads}, 0, args);
     }
   });
 }
@@ -203,8 +208,8 @@ void GatedActivation(Stream& stream, NumberType type, void* target, const void* 
     const unsigned threads = std::min(256u, RoundUp32(packs));
     const gpu::Dim grid{static_cast<unsigned>((packs + threads - 1) / threads), static_cast<unsigned>(std::min<int64_t>(rows, 65535))};
     const auto kernel = gelu ? GatedActivationKernel<T, true> : GatedActivationKernel<T, false>;
-    gpu::Launch(stream, "GatedActivation", kernel, grid, {threads}, 0, static_cast<T*>(target), static_cast<const T*>(gate_up), rows,
-                static_cast<int32_t>(columns));
+    gpu::LaunchDependent(stream, "GatedActivation", kernel, grid, {threads}, 0, static_cast<T*>(target), static_cast<const T*>(gate_up),
+                         rows, static_cast<int32_t>(columns));
   });
 }
 

@@ -79,6 +79,8 @@ __device__ __forceinline__ u64 Mass(float weight) { return static_cast<u64>(llri
 __device__ __forceinline__ bool Greedy(const SamplingArgs& a, int64_t row) { return !(a.temperature[row] > 0) || a.top_k[row] == 1; }
 
 __global__ void SampleScan(float* logits, int32_t vocab, float soft_cap, Workspace workspace) {
+  gpu::LetNextStart();
+  gpu::WaitForPrevious();
   const int64_t row = blockIdx.y;
   float* const values = logits + row * vocab;
   const auto start = static_cast<int32_t>(blockIdx.x) * kTile;
@@ -98,6 +100,8 @@ __global__ void SampleScan(float* logits, int32_t vocab, float soft_cap, Workspa
 
 __global__ void SampleWeigh(const float* logits, int32_t vocab, SamplingArgs a, Workspace workspace) {
   __shared__ u64 mass;
+  gpu::LetNextStart();
+  gpu::WaitForPrevious();
   const int64_t row = blockIdx.y;
   if (Greedy(a, row)) return;
   if (threadIdx.x == 0) mass = 0;
@@ -252,6 +256,7 @@ __device__ __forceinline__ u64 Target(uint64_t seed, u64 total) {
 
 __global__ void __launch_bounds__(kDrawThreads, 1) SampleDraw(int32_t vocab, SamplingArgs a, Workspace workspace, int32_t* token_ids) {
   __shared__ Shared s;
+  gpu::WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int32_t tiles = (vocab + kTile - 1) / kTile, thread = static_cast<int32_t>(threadIdx.x);
   const Best best = BestOfRow(workspace.best + row * tiles, tiles);
@@ -320,9 +325,9 @@ void Sample(Stream& stream, float* logits, int64_t rows, int64_t vocab, float so
                        reinterpret_cast<float*>(base + layout.weights_at)};
   const gpu::Dim tiles{static_cast<unsigned>(layout.tiles), static_cast<unsigned>(rows)};
   const auto size = static_cast<int32_t>(vocab);
-  gpu::Launch(stream, "SampleScan", SampleScan, tiles, {kTileThreads}, 0, logits, size, soft_cap, view);
-  gpu::Launch(stream, "SampleWeigh", SampleWeigh, tiles, {kTileThreads}, 0, static_cast<const float*>(logits), size, args, view);
-  gpu::Launch(stream, "SampleDraw", SampleDraw, {static_cast<unsigned>(rows)}, {kDrawThreads}, 0, size, args, view, token_ids);
+  gpu::LaunchDependent(stream, "SampleScan", SampleScan, tiles, {kTileThreads}, 0, logits, size, soft_cap, view);
+  gpu::LaunchDependent(stream, "SampleWeigh", SampleWeigh, tiles, {kTileThreads}, 0, static_cast<const float*>(logits), size, args, view);
+  gpu::LaunchDependent(stream, "SampleDraw", SampleDraw, {static_cast<unsigned>(rows)}, {kDrawThreads}, 0, size, args, view, token_ids);
 }
 
 }  // namespace kvtier::cuda

@@ -31,6 +31,12 @@ PagedKv Pages(const Shape& shape, const Limits& limits, const CudaOptions& optio
           narrow(limits.blocks + kScratchBlocks), narrow(limits.block_tokens), narrow(shape.kv_heads), narrow(shape.head_dim), options.kv};
 }
 
+GemmOptions Products(const CudaOptions& options) {
+  GemmOptions products = options.gemm;
+  products.dependent_launches = options.dependent_launches;
+  return products;
+}
+
 // What the kernels cannot do is refused before anything is loaded, and not by the first request.
 void RequireServed(const Shape& shape, const Limits& limits, const CudaOptions& options) {
   if (options.kv != options.compute && options.kv != NumberType::kE4m3) {
@@ -78,14 +84,16 @@ struct CudaTransformer::State {
       : weights(std::move(loaded)),
         pool(KvBlockBytes(shape, limits.block_tokens, options.kv) * static_cast<size_t>(limits.blocks + kScratchBlocks), "the KV cache"),
         inputs(shape, limits, static_cast<int32_t>(limits.blocks), gpu::Info().multiprocessors, options.gemm.equal_bits),
-        forward(shape, limits, weights, Pages(shape, limits, options, pool.data()), options.gemm, gpu::Info().multiprocessors),
-        token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids") {}
+        forward(shape, limits, weights, Pages(shape, limits, options, pool.data()), Products(options), gpu::Info().multiprocessors),
+        token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids"),
+        dependent_launches(options.dependent_launches) {}
 
   DeviceWeights weights;
   gpu::Buffer pool;
   StepInputs inputs;
   Forward forward;
   gpu::PinnedBuffer token_ids;
+  const bool dependent_launches;
   std::map<int64_t, gpu::Graph> graphs;  // by padded number of sequences
   gpu::PinnedBuffer logits;              // as much as was ever asked for
   Stream stream{Stream::Priority::kHigh};
@@ -102,7 +110,7 @@ struct CudaTransformer::State {
     }
     forward.Run(stream, sent, before_layer);
     if (capturable) {
-      stream.BeginCapture();
+      stream.BeginCapture(dependent_launches);
       forward.Run(stream, *capturable, {});
       graphs.emplace(padded, stream.EndCapture());
     }

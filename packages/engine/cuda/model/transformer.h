@@ -21,6 +21,7 @@ struct CudaOptions {
   NumberType compute = NumberType::kBf16;  // weights and activations: f32, f16 or bf16
   NumberType kv = NumberType::kBf16;       // keys and values: the same, or e4m3
   bool graphs = true;
+  bool dependent_launches = true;  // in graphs: a kernel begins before the one before it has ended; sm_90 and newer
   bool capture_at_start = false;  // all graphs; else each at its first use
   GemmOptions gemm;
   int64_t step_deadline_us = 60'000'000;

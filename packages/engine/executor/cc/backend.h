@@ -16,7 +16,7 @@ namespace kvtier {
 struct GpuOptions {
   int64_t device = 0;
   int64_t compute = 2, kv = 2;
-  bool graphs = true;
+  bool graphs = true, dependent_launches = true;
   int64_t step_deadline_us = 60'000'000, copy_deadline_us = 5'000'000;
   bool capture_at_start = false;
   std::string cublaslt;        // a path; empty: the usual names; "off"

@@ -70,8 +70,8 @@ GpuOptions ReadGpu(const Napi::Value& value) {
   GpuOptions options;
   if (!value.IsObject()) return options;
   const auto o = value.As<Napi::Object>();
-  return {Int(o, "device"), Int(o, "compute"), Int(o, "kv"), o.Get("graphs").ToBoolean(), Int(o, "stepDeadlineUs"), Int(o, "copyDeadlineUs"),
-          o.Get("captureAtStart").ToBoolean(), o.Get("cublaslt").ToString(), o.Get("choicesFolder").ToString(), o.Get("equalBits").ToBoolean()};
+  return {Int(o, "device"), Int(o, "compute"), Int(o, "kv"), o.Get("graphs").ToBoolean(), o.Get("dependentLaunches").ToBoolean(),
+          Int(o, "stepDeadlineUs"), Int(o, "copyDeadlineUs"), o.Get("captureAtStart").ToBoolean(), o.Get("cublaslt").ToString(), o.Get("choicesFolder").ToString(), o.Get("equalBits").ToBoolean()};
 }
 
 }  // namespace kvtier

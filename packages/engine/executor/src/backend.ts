@@ -65,7 +65,7 @@ export function gpuStatus(name: ModuleName, device: number): GpuStatus {
 }
 
 export function nativeGpu({ name, computeDtype, kvDtype, settings }: Backend): NativeGpu {
-  const { device = 0, graphs = true, cublaslt = '', equalBits = false } = settings;
+  const { device = 0, graphs = true, dependentLaunches = true, cublaslt = '', equalBits = false } = settings;
   // The emulator runs each size of a step where a GPU records it.
   const { captureAtStart = name === 'cuda' } = settings;
   const { stepDeadlineMs = 60_000, copyDeadlineMs = 5_000 } = settings;
@@ -74,6 +74,7 @@ export function nativeGpu({ name, computeDtype, kvDtype, settings }: Backend): N
     compute: numberTypes.indexOf(computeDtype),
     kv: numberTypes.indexOf(kvDtype),
     graphs,
+    dependentLaunches,
     stepDeadlineUs: stepDeadlineMs * 1000,
     copyDeadlineUs: copyDeadlineMs * 1000,
     captureAtStart,

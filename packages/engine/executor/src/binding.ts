@@ -61,6 +61,7 @@ export interface NativeGpu {
   readonly compute: number;
   readonly kv: number;
   readonly graphs: boolean;
+  readonly dependentLaunches: boolean;
   readonly stepDeadlineUs: number;
   readonly copyDeadlineUs: number;
   readonly captureAtStart: boolean;

@@ -1,7 +1,8 @@
 /**
- * What ptxas says of every kernel, for both architectures that are built: registers that do not fit are spilled to memory, and a kernel
- * at the memory's speed pays for each byte. Needs nvcc and no GPU, and ten minutes of two cores: `npm run test:gpu` runs it, and
- * KVTIER_PTXAS=1. A kernel file's answer is kept in `build/ptxas` until it, or a header beside it, changes.
+ * What ptxas says of every kernel: registers that do not fit are spilled to memory, and a kernel at the memory's speed pays for each
+ * byte. Needs nvcc and no GPU. For sm_90a (H100, H200) always, half a minute of a core; for sm_80, too, and for the f16 twins of
+ * templates whose bf16 is compiled already, by `npm run test:gpu` and KVTIER_PTXAS=1: two minutes in all. A kernel file's answer is kept
+ * in `build/ptxas` until it, or a header beside it, changes.
  */
 import { execFile, execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -11,11 +12,10 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 
-const architectures = ['sm_80', 'sm_90a'];
 const cuda = fileURLToPath(new URL('../../cuda', import.meta.url));
 const kept = fileURLToPath(new URL('../../../../build/ptxas', import.meta.url));
 const include = ['../executor/cc', '../../base/data-plane/cc'].flatMap((path) => ['-I', join(cuda, path)]);
-/** nvcc takes a core for half a minute a file; on a busy machine many times that. */
+/** nvcc takes a core for 1 to 13 s a file; on a busy machine many times that. */
 const deadlineMs = 900_000;
 
 interface Kernel {
@@ -98,23 +98,30 @@ it('reads what ptxas says', () => {
   expect(spills(lines.join('\n'))).toEqual([{ name: '_Z1aILi128EEvv', spilledBytes: 20 }]);
 });
 
-const asked = process.env.KVTIER_PTXAS === '1';
-if (!asked || nvcc === undefined)
-  console.warn(
-    `SKIPPED: what ptxas spills (${asked ? 'no nvcc' : 'ten minutes of compiling; KVTIER_PTXAS=1 runs it'})`,
-  );
+const all = process.env.KVTIER_PTXAS === '1';
+const twins = sources.filter((file) => file.endsWith('_f16.cu'));
+const asked = [
+  ...sources.map((source) => [source, 'sm_90a'] as const),
+  ...(all ? sources.map((source) => [source, 'sm_80'] as const) : []),
+].filter(([source]) => all || !twins.includes(source));
+if (nvcc === undefined) console.warn('SKIPPED: what ptxas spills (no nvcc)');
 
-describe.skipIf(!asked || nvcc === undefined)('no kernel of a head dimension up to 128 spills registers', () => {
-  it.each(architectures.flatMap((architecture) => sources.map((source) => [source, architecture] as const)))(
-    '%s, %s',
-    { timeout: deadlineMs },
-    async (source, architecture) => {
-      const kernels = spills(await said(source, architecture));
-      expect(kernels.length).toBeGreaterThan(0);
-      // Outputs of 256 dimensions fill the registers of a thread: a few bytes are the price of the larger tile.
-      const above = ({ name }: Kernel): boolean => /Li256E/.test(name) && /Attention/.test(name);
-      expect(kernels.filter((kernel) => !above(kernel) && kernel.spilledBytes > 0)).toEqual([]);
-      for (const { name, spilledBytes } of kernels.filter(above)) expect(spilledBytes, name).toBeLessThanOrEqual(128);
-    },
-  );
+it('every twin that is left out has the file that it is a twin of', () => {
+  for (const twin of twins) {
+    const [f16, bf16] = [twin, twin.replace('_f16', '_bf16')].map((file) =>
+      readFileSync(join(cuda, 'kernels', file), 'utf8'),
+    );
+    expect(bf16!.replaceAll('bf16', 'f16')).toBe(f16);
+  }
+});
+
+describe.skipIf(nvcc === undefined)('no kernel of a head dimension up to 128 spills registers', () => {
+  it.each(asked)('%s, %s', { timeout: deadlineMs }, async (source, architecture) => {
+    const kernels = spills(await said(source, architecture));
+    expect(kernels.length).toBeGreaterThan(0);
+    // Outputs of 256 dimensions fill the registers of a thread: a few bytes are the price of the larger tile.
+    const above = ({ name }: Kernel): boolean => /Li256E/.test(name) && /Attention/.test(name);
+    expect(kernels.filter((kernel) => !above(kernel) && kernel.spilledBytes > 0)).toEqual([]);
+    for (const { name, spilledBytes } of kernels.filter(above)) expect(spilledBytes, name).toBeLessThanOrEqual(128);
+  });
 });

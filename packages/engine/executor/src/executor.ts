@@ -39,6 +39,8 @@ export interface GpuSettings {
   readonly kvDtype?: NumberType;
   /** Decode steps as CUDA graphs; default true. */
   readonly graphs?: boolean;
+  /** In graphs, a kernel begins before the one before it has ended (Hopper and newer); default true. The same bits. */
+  readonly dependentLaunches?: boolean;
   /** All graphs at start instead of each at its first use: a longer start, no slow first step of a size. Default: on a GPU. */
   readonly captureAtStart?: boolean;
   /** Path of cuBLASLt; default: where the system has it; "off": matrix products by kernels of ours only. */

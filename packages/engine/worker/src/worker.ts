@@ -6,7 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { setTimeout as setTimer } from 'node:timers/promises';
 import { type EngineWorkerConfig, readGroup, readWorkerTls } from '@kvtier/config';
 import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
-import { ChainHasher, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
+import { ChainHasher, keysAndValues, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
 import { endProcessAfter, type Logger, type RunningService } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer } from '@kvtier/wire/grpc';
@@ -217,7 +217,7 @@ function namespacesOfWorker(executor: Executor, hasher: ChainHasher): Namespace[
       algorithm: hasher.algorithm,
       root: hasher.root,
       group,
-      layoutFingerprint: layoutFingerprint(executor.kv),
+      layoutFingerprint: layoutFingerprint(keysAndValues(executor.kv)),
     }),
   );
 }

@@ -12,7 +12,7 @@
 
 from .copies import Arena, ArenaRef, Copied, Copies, CopyCounts, Job, Layout, Mark, Part
 from .errors import KvError
-from .namespace import Heads, Namespace, fingerprint
+from .namespace import BlockLayout, Heads, Layers, Namespace, fingerprint
 from .protocol import BUSY, HELD, MAX_HASHES, REFUSED, RESERVED
 from .requests import Held, Load, ReadyRange, Request, Reservation, Slots, TierState
 from .session import Attachment, Session
@@ -24,6 +24,7 @@ __all__ = [
     "ArenaRef",
     "Attachment",
     "BUSY",
+    "BlockLayout",
     "Copied",
     "Copies",
     "CopyCounts",
@@ -32,6 +33,7 @@ __all__ = [
     "Held",
     "Job",
     "KvError",
+    "Layers",
     "Layout",
     "Mark",
     "Load",

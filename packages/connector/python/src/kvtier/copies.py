@@ -146,6 +146,8 @@ class Job:
     def ended(self, wait_s: float = 0.0) -> bool:
         """Whether nothing of it is under way any more; waits no longer than it is told. Once true it stays true."""
         try:
+            if wait_s <= 0:
+                return self._copies._at_once("kvtier_wait", self._number, 0) == 1
             return self._copies._call("kvtier_wait", self._number, int(wait_s * 1e6)) == 1
         except KvError as error:
             if error.code == "UNKNOWN":  # an abandoned one that has ended, or a taken one
@@ -166,7 +168,7 @@ class Job:
         """As `take`, for those who need no checksums: it is called on the loop of the engine."""
         good = bytearray(self.count)
         place = ctypes.c_uint8.from_buffer(good)
-        self._copies._call("kvtier_take", self._number, None, ctypes.byref(place), self.count)
+        self._copies._at_once("kvtier_take", self._number, None, ctypes.byref(place), self.count)
         return [] if 0 not in good else [i for i, flag in enumerate(good) if flag != 1]
 
     def abandon(self) -> bool:
@@ -192,6 +194,7 @@ class Copies:
         device_deadline_s: float = 5.0,
     ) -> None:
         self._library = native.library()
+        self._held = native.at_once()
         options = native.Options(load_threads, store_threads, store_niceness, max_jobs, int(device_deadline_s * 1e3))
         handle = self._library.kvtier_open(ctypes.byref(options))
         if not handle:
@@ -276,6 +279,9 @@ class Copies:
 
     def _call(self, name: str, *arguments: object) -> int:
         return native.check(getattr(self._library, name)(self._live(), *arguments))
+
+    def _at_once(self, name: str, *arguments: object) -> int:
+        return native.check(getattr(self._held, name)(self._live(), *arguments))
 
     def _line(self) -> str:
         return self._library.kvtier_last_error().decode(errors="replace")

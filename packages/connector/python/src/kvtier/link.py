@@ -8,6 +8,7 @@ may have to be undone.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import grp
 import heapq
@@ -227,8 +228,22 @@ class Link:
         self.post(self._next_probe & 0xFFFF_FFFF_FFFF_FFFF, Probe(self.end))
 
 
+def _waker() -> Callable[[int, int], object]:
+    """Writes to an eventfd. Python's own lets go of the interpreter meanwhile, and the thread that wakes takes it: whoever posts a request,
+    an engine's loop, would get it back when that request is encoded and sent."""
+    try:
+        write = ctypes.PyDLL(None).eventfd_write
+    except (OSError, AttributeError):  # another C library
+        return os.eventfd_write
+    write.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    return write
+
+
+_eventfd_write = _waker()
+
+
 def wake(fd: int) -> None:
-    os.eventfd_write(fd, 1)
+    _eventfd_write(fd, 1)
 
 
 def unwake(fd: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Union
 
@@ -53,7 +55,7 @@ class Namespace:
     algorithm: str
     #: Root hash of the chains.
     root: bytes
-    #: SHA-256 of everything that says how a payload lies in memory.
+    #: Fingerprint of the BlockLayout.
     layout: bytes
     #: Attention group.
     group: int = 0
@@ -82,7 +84,7 @@ class Namespace:
 
 
 def fingerprint(format: str, fields: dict[str, _Cbor]) -> bytes:
-    """SHA-256 of a canonical map under the name of its format: of a layout that is not kvtier's own."""
+    """SHA-256 of a canonical map under the name of its format."""
     return hashlib.sha256(canonical_cbor({"format": format, **fields})).digest()
 
 
@@ -96,6 +98,7 @@ class Part:
     """What one layer of a block holds: for each token, or once a block. docs/formats.md, "Namespace"."""
 
     name: str
+    #: One of NUMBER_BYTES; in a layout of another engine's own also what it calls it.
     dtype: str
     #: "token" or "block".
     per: str
@@ -110,34 +113,58 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PartsLayout:
-    """Blocks that are not plain keys and values: a latent, scales, states; their layers one after the other, each of all parts and
-    zeros up to whole pieces of 16 bytes."""
+class Layers:
+    """Layers that follow one another and are alike."""
 
-    layers: int
-    block_tokens: int
+    count: int
     parts: tuple[Part, ...]
+    #: Of one layer; None: what the parts take, and zeros up to whole pieces of 16 bytes.
+    layer_bytes: int | None = None
+
+    def bytes(self, block_tokens: int) -> int:
+        """Of one layer."""
+        if self.layer_bytes is not None:
+            return self.layer_bytes
+        return -(-sum(part.bytes(block_tokens) for part in self.parts) // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """How the payload of a block lies in memory: its layers one after the other, each of all its parts. One format for every engine."""
+
+    block_tokens: int
+    layers: tuple[Layers, ...]
     #: Rank and ranks, where no range of KV heads says whose bytes these are.
     tensor_rank: tuple[int, int] = (0, 1)
-
-    @property
-    def layer_bytes(self) -> int:
-        return -(-sum(part.bytes(self.block_tokens) for part in self.parts) // _ALIGNMENT) * _ALIGNMENT
+    #: Stage and stages of a pipeline.
+    stage: tuple[int, int] = (0, 1)
+    #: Where parts do not say all: the engine that lays bytes out in a way of its own, and what of it gives them their meaning.
+    engine: Mapping[str, _Cbor] | None = None
 
     @property
     def block_bytes(self) -> int:
-        return self.layers * self.layer_bytes
+        return sum(run.count * run.bytes(self.block_tokens) for run in self.layers)
 
     def fingerprint(self) -> bytes:
         """For `Namespace.layout`."""
+        runs: list[_Cbor] = []
+        counted: list[tuple[int, Layers]] = []
+        for run in self.layers:
+            if counted and dataclasses.replace(run, count=0) == dataclasses.replace(counted[-1][1], count=0):
+                counted[-1] = (counted[-1][0] + run.count, run)
+            else:
+                counted.append((run.count, run))
+        for count, run in counted:
+            parts: list[_Cbor] = [[part.name, part.dtype, part.per, list(part.shape), part.order] for part in run.parts]
+            runs.append([count, run.bytes(self.block_tokens), parts])
         return fingerprint(
-            "kvtier-layout-2",
+            "kvtier-layout-3",
             {
-                "layers": self.layers,
                 "blockTokens": self.block_tokens,
-                "layerBytes": self.layer_bytes,
                 "blockBytes": self.block_bytes,
+                "layers": runs,
                 "tensorRank": list(self.tensor_rank),
-                "parts": [[part.name, part.dtype, part.per, list(part.shape), part.order] for part in self.parts],
+                "stage": list(self.stage),
+                "engine": None if self.engine is None else dict(self.engine),
             },
         )

@@ -75,6 +75,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
+#: Called with the interpreter held: they end at once, and whoever lets go of it on an engine's loop gets it back late.
+_AT_ONCE = ("kvtier_wait", "kvtier_take")
+_held: ctypes.PyDLL | None = None
 
 
 def _path() -> Path:
@@ -89,22 +92,30 @@ def _path() -> Path:
 
 def library() -> ctypes.CDLL:
     """KvError SETUP when it is not there or of another version."""
-    global _loaded
+    global _loaded, _held
     with _lock:
         if _loaded is None:
             path = _path()
             try:
-                loaded = ctypes.CDLL(str(path))
+                loaded, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
                 for name, (result, arguments) in _SIGNATURES.items():
-                    function = getattr(loaded, name)
-                    function.restype = result
-                    function.argtypes = arguments
+                    for one in (loaded, held) if name in _AT_ONCE else (loaded,):
+                        function = getattr(one, name)
+                        function.restype = result
+                        function.argtypes = arguments
             except (OSError, AttributeError) as error:
                 raise KvError("SETUP", f"{path}: is not the library of this version ({error}); install kvtier's wheel again") from error
             if loaded.kvtier_abi() != ABI:
                 raise KvError("SETUP", f"{path}: speaks ABI {loaded.kvtier_abi()}, not {ABI}; install kvtier's wheel again")
-            _loaded = loaded
+            _loaded, _held = loaded, held
         return _loaded
+
+
+def at_once() -> ctypes.PyDLL:
+    """The same library, for calls of `_AT_ONCE` that are not to wait."""
+    library()
+    assert _held is not None
+    return _held
 
 
 def check(status: int) -> int:

@@ -101,7 +101,7 @@ export class Harness {
     this.discovery = new SpokenDiscovery();
     this.fleet = new Fleet({ logger: silent });
     this.holdings = new FakeHoldings();
-    const { routing, handOffs: limits = {}, ...more } = options;
+    const { routing, handOffs: limits = {}, limits: serverLimits, ...more } = options;
     this.dispatcher = new Dispatcher({ workers: this.fleet, holdings: this.holdings, ...routing });
     const { fleet, holdings } = this;
     this.handOffs = new HandOffs({ engines: fleet, holdings, limits, logger: silent });
@@ -116,6 +116,7 @@ export class Harness {
       media: tierMedia,
       logger: silent,
       text,
+      limits: { absentMs: 0, ...serverLimits },
       ...more,
     });
     this.client = new OpenAI({ baseURL: `${this.server.url}/v1`, apiKey: 'none', maxRetries: 0 });

@@ -41,6 +41,26 @@ except ImportError:  # also a version without pools beside the KV
         extra_pool_hit_pages: dict[Any, int] = field(default_factory=dict)
 
 
+@dataclass
+class _StorageMetrics:
+    prefetch_pgs: list[int] = field(default_factory=list)
+    backup_pgs: list[int] = field(default_factory=list)
+    prefetch_bandwidth: list[float] = field(default_factory=list)
+    backup_bandwidth: list[float] = field(default_factory=list)
+
+
+def storage_metrics() -> Any:
+    """The class whose lists SGLang's histograms take; None where it has none, and takes nothing."""
+    if not HAS_SGLANG:
+        return _StorageMetrics
+    for module in ("sglang.srt.observability.metrics_collector", "sglang.srt.metrics.collector"):
+        try:
+            return __import__(module, fromlist=["StorageMetrics"]).StorageMetrics
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
 def sglang_version() -> str | None:
     """None where there is none."""
     if not HAS_SGLANG:

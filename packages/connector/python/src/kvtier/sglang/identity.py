@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtier.namespace import Heads, Namespace, fingerprint
+from kvtier.namespace import BlockLayout, Heads, Layers, Namespace, Part, fingerprint
 from kvtier.sglang.pools import PoolView, Unsupported
 from kvtier.weights import local_folder
 
@@ -149,22 +149,28 @@ def _heads(engine: Engine, pool: str) -> Heads | None:
     return None
 
 
-def namespace(engine: Engine, name: str, page_tokens: int, facts: dict[str, Any], generation: bytes) -> bytes:
-    """`name`: of the pool. `facts`: what gives the bytes of a page their meaning."""
-    heads = _heads(engine, name)
+def layout(engine: Engine, name: str, page_tokens: int, page_bytes: int, facts: dict[str, Any]) -> BlockLayout:
+    """`name`: of the pool. `facts`: what gives the bytes of a page their meaning, which are for SGLang alone to read."""
     same = engine.replicated and name != "mamba"
-    layout = fingerprint(
-        "kvtier-sglang-layout-1",
-        {
-            "engine": engine.version,
+    known = same or _heads(engine, name) is not None
+    return BlockLayout(
+        page_tokens,
+        (Layers(1, (Part("page", "u8", "block", (page_bytes,), "byte"),), page_bytes),),
+        tensor_rank=(0, 1) if known else (engine.tp_rank, engine.tp_size),
+        stage=(engine.pp_rank, engine.pp_size),
+        engine={
+            "name": "sglang",
+            "version": engine.version,
             "pool": name,
-            **facts,
+            "facts": facts,
             "tensorRanks": 1 if same else engine.tp_size,
-            "tensorRank": 0 if same or heads is not None else engine.tp_rank,
-            "stages": [engine.pp_rank, engine.pp_size],
             "contextParallel": [engine.cp_rank, engine.cp_size],
         },
     )
+
+
+def namespace(engine: Engine, name: str, page_tokens: int, page_bytes: int, facts: dict[str, Any], generation: bytes) -> bytes:
+    """Of the pages of a pool."""
     model = fingerprint(
         "kvtier-sglang-model-1",
         {"weights": engine.weights, "config": engine.config, "arguments": engine.arguments, "generation": generation},
@@ -175,8 +181,8 @@ def namespace(engine: Engine, name: str, page_tokens: int, facts: dict[str, Any]
         block_tokens=page_tokens,
         algorithm="sglang_sha256",
         root=_ROOT,
-        layout=layout,
-        heads=heads,
+        layout=layout(engine, name, page_tokens, page_bytes, facts).fingerprint(),
+        heads=_heads(engine, name),
     ).digest()
 
 

@@ -181,7 +181,7 @@ class Shares:
             pool = name.partition("/")[0]
             session = Session(
                 options.socket,
-                namespace=identity.namespace(engine, pool, page_tokens, facts, self._generations.name),
+                namespace=identity.namespace(engine, pool, page_tokens, layout.payload_bytes, facts, self._generations.name),
                 payload_bytes=layout.payload_bytes,
                 block_tokens=page_tokens,
                 tenant=options.tenant,

@@ -15,16 +15,18 @@ loaded was verified. A call ends at its deadline, and leaves no page in use.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kvtier.errors import KvError
 from kvtier.guard import Troubles
 from kvtier.sglang import options as options_of
-from kvtier.sglang.bases import HiCacheStorage, PoolTransferResult, server_args, sglang_version
+from kvtier.sglang.bases import HiCacheStorage, PoolTransferResult, server_args, sglang_version, storage_metrics
 from kvtier.sglang.pages import HASH_BYTES, Pages, held, held_each
 from kvtier.sglang.shares import Share, Shares
 from kvtier.sglang.tensors import Tensors
+from kvtier.sglang.transfers import Transfers
 
 T = TypeVar("T")
 
@@ -55,6 +57,7 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         self.shares = Shares(self.options, storage_config, server_args(), sglang_version(), self.troubles)
         self.pages = Pages(self.shares, self.options.piece_bytes)
         self._tensors = Tensors(self.shares, self.pages)
+        self._transfers = Transfers(storage_metrics())
         #: SGLang hands over indices of its host pool, and not tensors.
         self._zero_copy = bool(storage_config.extra_config.get("interface_v1"))
 
@@ -130,8 +133,8 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         self._guarded("close", self.shares.close, None)
 
     def get_stats(self) -> Any:
-        """SGLang's own figures count transfers by itself; ours are in `pages.counts` and at the node."""
-        return None
+        """Pages and GB/s of each batch of KV pages since the last call, for SGLang's histograms; None: there was none."""
+        return self._guarded("get_stats", self._transfers.take, None)
 
     # ---- inside -----------------------------------------------------------------------------------------------------------
 
@@ -201,7 +204,11 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         found = self._share_for(pool, keys, host_indices) if self.options.load else None
         if found is None:
             return [False] * len(keys)
-        return self.pages.load(found[0], found[1], found[2], self._load_s)
+        began = time.perf_counter()
+        good = self.pages.load(found[0], found[1], found[2], self._load_s)
+        if pool == "kv":
+            self._transfers.loaded(sum(good), sum(good) * found[0].payload_bytes, time.perf_counter() - began)
+        return good
 
     def _set(self, pool: str, keys: list[str], host_indices: Any, prefix: Any = None) -> list[bool]:
         if not self.options.store:
@@ -213,7 +220,11 @@ class KvtierStorage(HiCacheStorage):  # type: ignore[misc]
         if not share.writes:
             return [True] * len(keys)  # another rank stores the same bytes
         parent = (_names(prefix[-1:]) or b"") if prefix else b""
-        return self.pages.store(share, parent, names, blocks, self._store_s)
+        began = time.perf_counter()
+        there = self.pages.store(share, parent, names, blocks, self._store_s)
+        if pool == "kv":
+            self._transfers.stored(sum(there), sum(there) * share.payload_bytes, time.perf_counter() - began)
+        return there
 
     def _moved(self, transfer: Any, move: Callable[[str, list[str], Any], list[bool]], where: str) -> list[bool]:
         keys = list(transfer.keys or ())

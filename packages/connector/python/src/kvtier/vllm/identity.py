@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtier.namespace import Heads, Namespace, fingerprint
+from kvtier.namespace import BlockLayout, Heads, Layers, Namespace, Part, fingerprint
 from kvtier.vllm.groups import Group, Unsupported
 from kvtier.vllm.layouts import View
 from kvtier.vllm.messages import KvtierHandshake, Rank
@@ -25,6 +25,16 @@ from kvtier.weights import local_folder
 
 #: Of a model's configuration, what does not change results.
 _VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures_note"})
+#: Types of numbers by kvtier's names; others stay what the engine calls them.
+_NUMBERS = {
+    "torch.float32": "f32",
+    "torch.float16": "f16",
+    "torch.bfloat16": "bf16",
+    "torch.int8": "i8",
+    "torch.uint8": "u8",
+    "torch.float8_e4m3fn": "e4m3",
+    "torch.float8_e5m2": "e5m2",
+}
 #: Of a CPU, what decides which kernels write KV, and how.
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -167,23 +177,31 @@ def cpu_kind() -> str:
     return " ".join([platform.machine(), *(flag for flag in _CPU_FLAGS if flag in flags)])
 
 
-def group_fingerprint(vllm_config: Any, group: Group, views: Sequence[View], device: str, version: str | None) -> bytes:
+def _page_of(view: View) -> Layers:
+    """One layer's page: its dimensions as they lie, called by their places in the backend's shape, which is private to it."""
+    sizes = [view.per_block if d == view.dimension else n for d, n in enumerate(view.shape)]
+    order = sorted((d for d, n in enumerate(sizes) if n > 1), key=lambda d: (-view.strides[d], d)) or [0]
+    shape, names = tuple(sizes[d] for d in order), ",".join(f"d{d}" for d in order)
+    return Layers(1, (Part("page", _NUMBERS.get(view.dtype, view.dtype), "block", shape, names),), view.block_bytes)
+
+
+def group_layout(vllm_config: Any, group: Group, views: Sequence[View], device: str, version: str | None, stage: int) -> BlockLayout:
     """What gives the bytes of this worker's blocks of a group their meaning; not how many blocks there are, nor where."""
-    minor = ".".join((version or "none").split(".")[:2])
-    layers = []
-    for view in views:
-        sizes = [view.per_block if d == view.dimension else n for d, n in enumerate(view.shape)]
-        order = sorted((d for d, n in enumerate(sizes) if n > 1), key=lambda d: (-view.strides[d], d))
-        layers.append([view.layer, view.dtype, backend_of(vllm_config, view.layer), [[d, sizes[d]] for d in order], view.block_bytes])
-    return fingerprint(
-        "kvtier-vllm-layout-1",
-        {
-            "engine": minor,
+    parallel = vllm_config.parallel_config
+    return BlockLayout(
+        group.block_tokens,
+        tuple(_page_of(view) for view in views),
+        stage=(stage, int(getattr(parallel, "pipeline_parallel_size", 1) or 1)),
+        engine={
+            "name": "vllm",
+            "version": ".".join((version or "none").split(".")[:2]),
             "device": cpu_kind() if device == "cpu" else device,
             "kind": group.kind,
             "windowTokens": group.window_tokens,
-            "blockTokens": group.block_tokens,
-            "layers": layers,
+            "layers": [view.layer for view in views],
+            "backends": [backend_of(vllm_config, view.layer) for view in views],
+            # Where heads are replicated, the same head range is another set of bytes under another number of ranks.
+            "tensorRanks": 1 if group.replicated else int(parallel.tensor_parallel_size),
         },
     )
 
@@ -223,7 +241,6 @@ def shares_of(
 ) -> list[Share]:
     """@raises Unsupported where ranks that should hold the same do not"""
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
-    tp = int(vllm_config.parallel_config.tensor_parallel_size)
     shares: list[Share] = []
     for stage in sorted({rank[0] for rank in handshakes}):
         for group in groups:
@@ -233,18 +250,13 @@ def shares_of(
                 layouts = {one.fingerprints[group.index] for one in told}
                 if len(payloads) != 1 or len(layouts) != 1:
                     raise Unsupported(f"ranks {ranks} hold group {group.index} in different layouts")
-                # Where heads are replicated, the same head range is another set of bytes under another number of ranks.
-                layout = fingerprint(
-                    "kvtier-vllm-share-1",
-                    {"layout": layouts.pop(), "tensorRanks": 1 if group.replicated else tp, "stage": stage},
-                )
                 namespace = Namespace(
                     model_digest=model,
                     kv_dtype=kv_dtype(vllm_config),
                     block_tokens=group.block_tokens,
                     algorithm=algorithm,
                     root=root,
-                    layout=layout,
+                    layout=layouts.pop(),
                     group=group.index,
                     heads=heads,
                 )

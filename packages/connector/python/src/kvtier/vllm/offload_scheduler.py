@@ -28,7 +28,7 @@ from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
 
 from kvtier.vllm.groups import Group
 from kvtier.vllm.guard import Troubles
-from kvtier.vllm.known import Known, Loading
+from kvtier.vllm.known import Known
 from kvtier.vllm.messages import LoadPlan
 from kvtier.vllm.offload_messages import Numbered
 from kvtier.vllm.options import Options
@@ -93,8 +93,8 @@ class OffloadHalf(SchedulerHalf):
         if found == 0:
             self._leased.pop(name, None)
             known = self._requests.get(name)
-            if known is not None:
-                self._leave_stage(known)
+            if known is not None and self._claims is not None:
+                self._claims.leave(known)
                 known.lookups = None
 
     def holds(self, name: str, key: OffloadKey) -> bool:
@@ -102,7 +102,9 @@ class OffloadHalf(SchedulerHalf):
 
     def plan_load(self, name: str, keys: Collection[OffloadKey]) -> int:
         """Its number: from here on the request waits for it."""
-        number, self._next_load = self._next_load, self._next_load + 1
+        claims = self._claims
+        assert claims is not None  # vLLM loads what was a hit
+        number = claims.number()
         known, blocks = self._requests.get(name), self._leased.pop(name, {})
         stage = known.stage if known is not None else None
         wanted: dict[int, list[tuple[int, int]]] = {}
@@ -122,14 +124,13 @@ class OffloadHalf(SchedulerHalf):
             failed = list(range(len(keys)))
             if known is not None:
                 known.denied = "plan"
-                self._leave_stage(known)
+                claims.leave(known)
         if parts and stage is not None and known is not None:
-            stage.claimed = True
             known.stage, known.lookups = None, None
-            self._loading[number] = Loading(known.name, stage)
+            claims.claim(number, known, stage)
             self._add("loaded_blocks", len(keys))
         # The plan's name at the workers: vLLM's job there names the request.
-        self._planned.append(LoadPlan(number, str(number), parts, failed))
+        claims.planned.append(LoadPlan(number, str(number), parts, failed))
         return number
 
     # ---- stores -------------------------------------------------------------------------------------------------------
@@ -189,8 +190,8 @@ class OffloadHalf(SchedulerHalf):
     def gone(self, name: str) -> None:
         self._leased.pop(name, None)
         known = self._requests.pop(name, None)
-        if known is not None:
-            self._leave_stage(known)
+        if known is not None and self._claims is not None:
+            self._claims.leave(known)
 
 
 class Manager(OffloadingManager):  # type: ignore[misc]

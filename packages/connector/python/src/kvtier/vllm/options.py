@@ -26,8 +26,6 @@ class Options:
     lookup_deadline_ms: int = 50
     #: A load that takes longer ends; what came until then is not used.
     load_deadline_ms: int = 2_000
-    #: Of that, what a load of so many tokens may take, until the engine's own steps have shown what computing them takes.
-    load_us_per_token: int = 200
     #: Deadlines follow what the engine computes in that time, and what the node says is slower than that is computed.
     plan_loads: bool = True
     #: What is leased for a request that is not admitted is let go after this.
@@ -61,7 +59,6 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "patience_us": (0, 20_000),
     "lookup_deadline_ms": (1, 5_000),
     "load_deadline_ms": (1, 60_000),
-    "load_us_per_token": (0, 1_000_000),
     "lease_ms": (100, 600_000),
     "min_load_tokens": (0, 10**9),
     "held_blocks_share": (0.001, 0.5),

@@ -10,6 +10,8 @@ MOST_S = 10.0
 PATIENCE = 1.25
 #: Whatever it saves, a hiccup of the machine is no reason to give up.
 BASE_MS = 50.0
+#: What computing a token is taken for while nothing was computed yet.
+FIRST_US_PER_TOKEN = 200.0
 #: Of what computing a prompt takes, what the answer about it may take: it is waited for before anything is loaded.
 ASKING = 0.25
 #: The same while nothing was computed yet: an engine and a node that have just begun are slow on a busy machine.
@@ -31,10 +33,9 @@ class Pace:
             self.us_per_token = sample if self.us_per_token is None else 0.75 * self.us_per_token + 0.25 * sample
         self._tokens, self._at = tokens, now
 
-    def limit_ms(self, tokens: int, first_us_per_token: float, most_ms: float) -> float:
-        """What a load of so many tokens may take: where the machine is busy and steps are slow, longer. `first_us_per_token`: as long
-        as nothing was computed yet."""
-        us = first_us_per_token if self.us_per_token is None else PATIENCE * self.us_per_token
+    def limit_ms(self, tokens: int, most_ms: float) -> float:
+        """What a load of so many tokens may take: where the machine is busy and steps are slow, longer."""
+        us = FIRST_US_PER_TOKEN if self.us_per_token is None else PATIENCE * self.us_per_token
         return min(most_ms, BASE_MS + tokens * us / 1e3)
 
     def answer_ms(self, tokens: int, least_ms: float, most_ms: float) -> float:

@@ -109,7 +109,8 @@ class WorkerHalf:
                 layouts.check_canary(tensors[view.layer], view, blocks, read, write, device.settle)
         version = vllm_version()
         prints = [
-            identity.group_fingerprint(self._vllm_config, group, of, device.kind, version) for group, of in zip(groups, views)
+            identity.group_layout(self._vllm_config, group, of, device.kind, version, self.rank[0]).fingerprint()
+            for group, of in zip(groups, views)
         ]
         payloads = tuple(layout.payload_bytes for layout in self._layouts)
         return KvtierHandshake(rank=self.rank, payload_bytes=payloads, fingerprints=tuple(prints))

@@ -1,0 +1,258 @@
+"""What of a prompt may be claimed, and its way until all ranks are through with it.
+
+    request ──► lookups ──► stage (leased, checked) ──► claimed ──► plan ──► all ranks through ──► released
+                  │ nothing, silent, late: (0, False), computed
+
+Invariants: only what lies in the arena, leased and verified, is claimed; a request whose load failed is not asked for again; None is
+answered until a deadline of ours at the most; whatever is leased ends with its request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvtier.vllm import promises
+from kvtier.vllm.groups import Group, align_tokens, longest_prefix, usable_prefix
+from kvtier.vllm.known import Known, Loading
+from kvtier.vllm.messages import KvtierWorkerMetadata, LoadPlan
+from kvtier.vllm.node import Attached, Node
+from kvtier.vllm.options import Options
+from kvtier.vllm.pace import Pace
+from kvtier.vllm.staging import Lookups, Stage
+
+#: Of one request: its local hit shrank, or it was preempted. After that it is computed.
+MAX_STAGES = 4
+#: Of one request, when the node has answered something else since: it was slow, or came back, and is not silent.
+MAX_LOOKUPS = 2
+
+_NOTHING = (0, False)
+_LATER = (None, False)
+
+
+class Claims:
+    def __init__(self, options: Options, groups: Sequence[Group], hash_tokens: int, node: Node, counters: dict[str, int]) -> None:
+        self.pace = Pace()
+        #: Made since the last step.
+        self.planned: list[LoadPlan] = []
+        self._options = options
+        self._groups = groups
+        self._align = align_tokens(groups)
+        self._hash_tokens = hash_tokens
+        self._node = node
+        self._counters = counters
+        self._loading: dict[int, Loading] = {}
+        self._next_load = 1
+        self._lookup_slow = False
+
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    def look_up(self, known: Known) -> bool:
+        attached = self._node.attached()
+        if attached is None or not known.hashes:
+            return False
+        known.asked_at = time.monotonic()
+        known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
+        known.asked += 1
+        self._add("lookups", 1)
+        return True
+
+    def _answer_s(self, known: Known) -> float:
+        tokens = len(known.hashes) * self._hash_tokens
+        return self.pace.answer_ms(tokens, self._options.lookup_deadline_ms, self._options.load_deadline_ms) / 1e3
+
+    # ---- what may be claimed ----------------------------------------------------------------------------------------
+
+    def matched(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        if known.stage is not None:
+            return self._staged(known, known.stage, request, local_tokens)
+        lookups = known.lookups
+        if lookups is None:
+            return self._not_asked(known, request, local_tokens)
+        if not lookups.done and (self._lookup_slow or not lookups.wait(self._options.patience_us / 1e6)):
+            self._lookup_slow = True
+            if time.monotonic() - known.asked_at < lookups.deadline_s + 0.01:
+                return _LATER
+            return self._unanswered(known, "lookup")
+        known.held = None
+        if not known.hear(self._groups):
+            return self._unanswered(known, "lookup")
+        self._lookup_slow = False
+        return self._begin(known, request, local_tokens)
+
+    def _unanswered(self, known: Known, why: str) -> tuple[int | None, bool]:
+        """A node that is silent is not asked again, and who waits for it does so once."""
+        if known.asked < MAX_LOOKUPS and self.look_up(known):
+            return _LATER
+        return self._deny(known, why)
+
+    def _not_asked(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """The node was not there when it came, or it comes again after it was admitted once."""
+        if self.look_up(known):
+            return self.matched(known, request, local_tokens)
+        now = time.monotonic()
+        known.asked_at = known.asked_at or now
+        # Workers are mapping the arena: a step or two.
+        if self._node.may_attach_soon() and now - known.asked_at < self._answer_s(known):
+            return _LATER
+        return self._deny(known, "not attached")
+
+    def _begin(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        held, lookups, options = known.held, known.lookups, self._options
+        if held is None or lookups is None:
+            return self._deny(known, "lookup")
+        all_tokens = int(request.num_tokens)
+        limit = min(all_tokens, lookups.hashes * self._hash_tokens)
+        end = longest_prefix(self._groups, held, local_tokens, limit)
+        usable = usable_prefix(self._groups, end, local_tokens, all_tokens)
+        if usable < end:
+            end = longest_prefix(self._groups, held, local_tokens, usable)
+        await_s = 0.0
+        if known.promise is not None:
+            end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
+        tokens = end - local_tokens
+        if tokens <= 0 or tokens < options.min_load_tokens:
+            return _NOTHING
+        if self._node.attached() is not lookups.attached:
+            return self._unanswered(known, "detached")
+        known.stages += 1
+        if known.stages > MAX_STAGES:
+            return self._deny(known, "too often")
+        deadline_ms: float = options.load_deadline_ms
+        if options.plan_loads:
+            deadline_ms = self.pace.limit_ms(tokens, deadline_ms)
+            if not await_s and lookups.estimated_ms(tokens) > deadline_ms:
+                return self._deny(known, "slow")
+        deadline_s = max(deadline_ms / 1e3, await_s)
+        stage = known.stage = Stage(lookups, self._node.copies, self._groups, local_tokens, end, deadline_s, await_s)
+        self._add("loads", 1)
+        if stage.wait(options.patience_us / 1e6):
+            return self._staged(known, stage, request, local_tokens)
+        return _LATER
+
+    def _promised(
+        self, known: Known, attached: Attached, end: int, local_tokens: int, limit: int
+    ) -> tuple[int, float]:
+        """Where another pod computes more of it now, that is waited for: until its deadline, and once."""
+        promise, known.promise = known.promise, None
+        if promise is None or known.stages > 0:
+            return end, 0.0
+        until = min(promise.tokens, limit) // self._align * self._align
+        until = usable_prefix(self._groups, until, local_tokens, limit + 1)
+        at = promise.tokens // self._hash_tokens - 1
+        ours = promises.namespace_of([share.namespace for share in attached.shares]) == promise.namespace
+        if not ours or until <= end or not 0 <= at < len(known.hashes) or known.hashes[at].hex() != promise.last_hash:
+            return end, 0.0
+        self._add("promises", 1)
+        return until, self._options.promise_deadline_ms / 1e3
+
+    def _staged(self, known: Known, stage: Stage, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        if stage.claimed:
+            return _NOTHING
+        stage.asked_at = time.monotonic()
+        if local_tokens < stage.first_tokens:
+            # Blocks of the local hit were evicted while it waited: what was staged does not begin where it must.
+            self.leave(known)
+            self._add("restaged", 1)
+            return self._begin(known, request, local_tokens)
+        if not stage.poll():
+            return _LATER
+        ready = stage.ready_tokens or 0
+        if ready <= stage.first_tokens:
+            self.leave(known)
+            # It is not what the lookup said: what is missing or bad is stored again, once it is computed.
+            known.offered = [0] * len(self._groups)
+            return self._deny(known, stage.reason or "missing")
+        if not stage.alive:
+            self.leave(known)
+            return self._deny(known, "detached")
+        if ready <= local_tokens:
+            self.leave(known)
+            return _NOTHING
+        return ready - local_tokens, True
+
+    def _deny(self, known: Known, why: str) -> tuple[int, bool]:
+        known.denied = why
+        self._add(f"denied_{why.replace(' ', '_')}", 1)
+        return _NOTHING
+
+    def leave(self, known: Known) -> None:
+        """What is staged for it is let go, unless it is claimed."""
+        stage, known.stage = known.stage, None
+        if stage is not None and not stage.claimed:
+            stage.release()
+
+    # ---- plans --------------------------------------------------------------------------------------------------------
+
+    def allocated(self, known: Known, blocks: Any, external_tokens: int) -> None:
+        if external_tokens <= 0:
+            self.leave(known)
+            known.lookups = None
+            return
+        stage, known.stage, known.lookups = known.stage, None, None
+        ids = blocks.get_block_ids()
+        try:
+            if stage is None or not stage.ready_tokens:
+                raise RuntimeError(f"{external_tokens} tokens are to be loaded that were not claimed")
+            parts = stage.parts(ids, stage.ready_tokens - external_tokens)
+        except Exception:
+            # The request waits for a load by now: it must end, and all that it was to bring is computed.
+            if stage is not None:
+                stage.release()
+            known.denied = "plan"
+            failed = sorted({block for of in ids for block in of if block})
+            self.planned.append(LoadPlan(self.number(), known.name, [], failed))
+            raise
+        number = self.number()
+        self.claim(number, known, stage)
+        self.planned.append(LoadPlan(number, known.name, parts))
+        self._add("loaded_tokens", external_tokens)
+        for group in self._groups:
+            # Where it came short of what the lookup said, blocks behind it are missing or bad: they are stored again.
+            held = known.offered[group.index] if stage.ready_tokens >= stage.end_tokens else 0
+            known.offered[group.index] = max(held, stage.ready_tokens // group.block_tokens)
+
+    def number(self) -> int:
+        """Of a plan that is made now."""
+        number, self._next_load = self._next_load, self._next_load + 1
+        return number
+
+    def claim(self, number: int, known: Known, stage: Stage) -> None:
+        """Until all ranks are through with this plan, the stage stays."""
+        stage.claimed = True
+        self._loading[number] = Loading(known.name, stage)
+
+    def take_plans(self) -> list[LoadPlan]:
+        planned, self.planned = self.planned, []
+        return planned
+
+    def through(self, told: KvtierWorkerMetadata) -> list[str]:
+        """What workers said of their copies; the requests of which bytes were bad."""
+        failed = []
+        for number, ranks in told.loaded.items():
+            loading = self._loading.get(number)
+            if loading is None:
+                continue
+            loading.through.update(ranks)
+            for share, indexes in told.bad.get(number, {}).items():
+                loading.bad.setdefault(share, set()).update(indexes)
+            if loading.through >= self._node.ranks:
+                del self._loading[number]
+                loading.stage.release(loading.bad)
+                if loading.bad:
+                    self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
+                    failed.append(loading.request)
+        return failed
+
+    def expire(self, requests: Iterable[Known], now: float) -> None:
+        """Leases of requests that the engine does not come to."""
+        limit = now - self._options.lease_ms / 1e3
+        for known in requests:
+            if known.stage is not None and not known.stage.claimed and known.stage.asked_at < limit:
+                self.leave(known)
+                known.lookups = None
+                self._add("leases_expired", 1)
+
+    def _add(self, name: str, count: int) -> None:
+        self._counters[name] = self._counters.get(name, 0) + count

@@ -1,0 +1,88 @@
+"""Blocks that steps have filled, of prompts and of answers: followed by what the engine schedules, and offered to be stored.
+
+Invariant: what is offered is whole and computed by the end of the step before, or, of windows, by the end of this one; no block is
+offered twice while the node holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvtier.vllm.groups import Group, align_tokens
+from kvtier.vllm.known import Known
+from kvtier.vllm.node import Attached
+from kvtier.vllm.storing import Piece, Stores
+from kvtier.vllm.versions import block_state
+
+
+class Filled:
+    def __init__(self, groups: Sequence[Group], hash_tokens: int, stores: Stores) -> None:
+        self._groups = groups
+        self._align = align_tokens(groups)
+        self._hash_tokens = hash_tokens
+        self._stores = stores
+
+    def follow(self, output: Any, requests: Mapping[str, Known], attached: Attached | None) -> None:
+        """Tables and computed tokens of what is scheduled; what earlier steps filled is offered."""
+        said = block_state(output)
+        scheduled = output.num_scheduled_tokens
+        for new in output.scheduled_new_reqs:
+            known = requests.get(new.req_id)
+            if known is not None:
+                known.table_of(new.block_ids)
+                known.next_tokens = 0
+                self.offer(known, int(new.num_computed_tokens), attached, int(scheduled.get(new.req_id, 0)))
+        cached = output.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            known = requests.get(name)
+            if known is None:
+                continue
+            added = cached.new_block_ids[i]
+            if name in cached.resumed_req_ids:
+                known.table_of(added if added is not None else [[] for _ in self._groups])
+                known.next_tokens = 0
+            elif added is not None:
+                for table, ids in zip(known.tables, added):
+                    table.extend(ids)
+            if said is not None and name in said:
+                known.table_of(said[name])
+            computed, ahead = int(cached.num_computed_tokens[i]), int(scheduled.get(name, 0))
+            if computed + ahead >= known.next_tokens:
+                self.offer(known, computed, attached, ahead)
+
+    def offer(self, known: Known, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0) -> None:
+        """`ahead_tokens`: what the step that begins now computes. Of windows their blocks are held already, and copied after it: a
+        step later the first of the tail may have left the window."""
+        if attached is None or not known.stores:
+            return
+        known.hear(self._groups)  # answered after it was admitted, perhaps
+        named = len(known.hashes) * self._hash_tokens
+        room = self._stores.room()
+        pieces: list[Piece] = []
+        next_tokens = computed_tokens + ahead_tokens + self._align
+        for group in self._groups:
+            index = group.index
+            end = min(computed_tokens + (ahead_tokens if group.window_tokens else 0), named) // group.block_tokens
+            base = known.bases[index]
+            first = max(known.offered[index], base, group.first_live(computed_tokens))
+            if group.window_tokens:
+                # One end earlier, too: where all of a request is held, its last block is computed again.
+                first = max(first, group.first_needed(0, end) - self._align // group.block_tokens)
+            ids = known.tables[index][first - base : max(0, end - base)]
+            while ids and ids[0] == 0:
+                ids, first = ids[1:], first + 1
+            if 0 in ids:
+                ids = ids[: ids.index(0)]
+            # A part of a window's tail is of no use.
+            ids = ids[:room] if not group.window_tokens or len(ids) <= room else []
+            room -= len(ids)
+            if ids:
+                pieces.append(Piece(group, first, ids))
+                known.offered[index] = first + len(ids)
+            next_tokens = min(next_tokens, (max(known.offered[index], end) + 1) * group.block_tokens)
+            if room <= 0:
+                next_tokens = 0
+        known.next_tokens = next_tokens
+        if pieces:
+            self._stores.offer(attached, known.hashes, pieces, known.tokens)

@@ -1,0 +1,72 @@
+"""Which blocks of a request are offered to be stored, step by step; no node."""
+
+from __future__ import annotations
+
+import os
+import random
+import types
+import unittest
+from typing import Any
+
+os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
+
+from kvtier.vllm.filled import Filled
+from kvtier.vllm.groups import Group
+from kvtier.vllm.known import Known
+
+SIZE = 4
+
+
+class Taken:
+    """Offers: of each block its id, and how often it was offered."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        self.blocks: dict[int, list[int]] = {}
+
+    def room(self) -> int:
+        return self._draw.choice((0, 1, 3, 1000))
+
+    def offer(self, _attached: Any, _hashes: Any, pieces: list[Any], _tokens: Any) -> None:
+        for piece in pieces:
+            for i, block in enumerate(piece.ids):
+                self.blocks.setdefault(piece.first + i, []).append(block)
+
+
+class Follow(unittest.TestCase):
+    def test_each_block_once_with_its_own_id_and_none_that_is_held(self) -> None:
+        draw = random.Random(3)
+        group = Group(0, "full", SIZE, 1, 0, False, ("layer",), (64,), False)
+        for _ in range(500):
+            taken = Taken(draw)
+            filled = Filled((group,), SIZE, taken)  # type: ignore[arg-type]
+            blocks = draw.randint(1, 40)
+            table = draw.sample(range(1, 1000), blocks)
+            hashes = [bytes([i]) for i in range(blocks)]
+            held = draw.choice((0, 0, draw.randint(0, blocks + 3)))
+            known = Known("r", hashes, True, True, None, tables=[[]], bases=[0], offered=[held])
+            steps, computed, there = 0, 0, 0
+            while computed < blocks * SIZE:
+                ahead = draw.randint(1, 4 * SIZE)
+                wanted = min(blocks, -(-(computed + ahead) // SIZE))
+                grown = [table[there:wanted]]
+                again = steps > 0 and draw.random() < 0.1  # preempted: all of its table comes again
+                there = max(there, wanted)
+                new = [types.SimpleNamespace(req_id="r", block_ids=(table[:there],), num_computed_tokens=computed)]
+                cached = types.SimpleNamespace(
+                    req_ids=["r"] if steps else [], resumed_req_ids={"r"} if again else set(),
+                    new_block_ids=[[table[:there]] if again else (grown if grown[0] else None)], num_computed_tokens=[computed],
+                )
+                output = types.SimpleNamespace(
+                    scheduled_new_reqs=[] if steps else new, scheduled_cached_reqs=cached, num_scheduled_tokens={"r": ahead}
+                )
+                filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
+                computed, steps = computed + ahead, steps + 1
+            while len(taken.blocks) < max(0, blocks - held):  # it has ended; no room is not for ever
+                known.table_of([table])
+                filled.offer(known, blocks * SIZE, object())  # type: ignore[arg-type]
+            self.assertEqual(taken.blocks, {i: [table[i]] for i in range(min(held, blocks), blocks)})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,86 @@
+"""The connector for vLLM, engines on two hosts: each with a cache node of its own, which are peers over a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import unittest
+from pathlib import Path
+
+from rig import Node, until
+
+from engine_case import EngineCase, prompts
+from engine_parts import GroupShape, Shape
+from engine_play import Engine
+
+#: Of each host, by what a command is started there, and its address: from test/e2e/vllm-contract.slow.test.ts.
+HOSTS = json.loads(os.environ.get("KVTIER_TEST_HOSTS", "[]"))
+PORT = 7411
+
+
+class Hosts(EngineCase):
+    def setUp(self) -> None:
+        super().setUp()
+        if len(HOSTS) != 2:
+            self.skipTest("KVTIER_TEST_HOSTS names two hosts: run test/e2e/vllm-contract.slow.test.ts")
+        self.nodes = [Node(disk_bytes=None) for _ in HOSTS]
+        for node in self.nodes:
+            self.addCleanup(node.remove)
+        secret = Path(self.nodes[0].folder, "secret")
+        secret.write_text("x" * 48)
+        secret.chmod(0o600)
+        security = {"encryption": "none", "secretFile": str(secret), "trustedNetwork": True}
+        for own, other, node in zip(HOSTS, reversed(HOSTS), self.nodes):
+            node.host = own["prefix"]
+            peers = [{"host": other["address"], "port": PORT}]
+            node.config["peers"] = {"listen": {"host": own["address"], "port": PORT}, "peers": peers, "security": security}
+            node.start()
+
+    def until_known(self, engine: Engine, other: Engine, texts: list[list[int]]) -> None:
+        """The node of `engine` has heard what that of `other` holds: of each prompt all whole blocks."""
+        for request in list(other.done.values())[-len(texts) :]:
+            tokens = request.num_prompt_tokens // other.align * other.align
+            until(f"{tokens} tokens are known", lambda request=request, tokens=tokens: self.held(engine, request) >= tokens)
+
+    def test_what_one_computed_the_other_loads(self) -> None:
+        """Both ways; of ranks and groups, too."""
+        near, far = self.nodes
+        for shape in (Shape(), Shape(tp=2, model="of two ranks")):
+            first, second = self.play(near, shape), self.play(far, shape)
+            for seed, (one, other) in enumerate(((first, second), (second, first))):
+                texts = prompts(5, seed=seed + 2)
+                alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
+                wanted = self.serve(alone, texts)
+                self.assertEqual(self.serve(one, texts), wanted)
+                self.until_known(other, one, texts)
+                before = other.external_tokens + other.local_tokens
+                self.assertEqual(self.serve(other, texts), wanted)
+                found = other.external_tokens + other.local_tokens - before
+                self.assertEqual(found, sum(len(text) // other.align * other.align for text in texts), self.told(other))
+
+    def test_windows(self) -> None:
+        near, far = self.nodes
+        shape = Shape([GroupShape(), GroupShape("window", window=9)], blocks=160)
+        text = prompts(1, 41)[0]
+        first, second = self.play(near, shape), self.play(far, shape)
+        wanted = self.serve(first, [text])
+        self.until_known(second, first, [text])
+        self.assertEqual(self.serve(second, [text]), wanted)
+        self.assertEqual(second.external_tokens, 40, self.told(second))
+
+    def test_the_other_host_dies(self) -> None:
+        """What it alone held is computed; no request fails, none differs."""
+        near, far = self.nodes
+        texts = prompts(5)
+        first, second = self.play(near), self.play(far)
+        wanted = self.serve(first, texts)
+        self.until_known(second, first, texts)
+        near.end(signal.SIGKILL)
+        self.assertEqual(self.serve(second, texts), wanted)
+        self.no_leases(second)
+        self.assertEqual(self.serve(self.play(far), texts), wanted)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,121 @@
+/**
+ * Workers that are not there and are expected soon: one that went silent a moment ago (a network that hiccups, a process that is started
+ * again), or that is looked for since a moment (it joins; this coordinator has just begun). While nobody else is ready, requests wait for
+ * them instead of failing.
+ *
+ * Invariants: a worker is expected for `awayMs` from when it went away, and no longer; one that leaves or was refused is not. Who waits
+ * is looked at when something changed, in the order in which they came and a few a turn, so that a crowd which goes on holds up nobody
+ * else. They are as many as requests may be in progress.
+ */
+import type { Worker } from '@kvtier/registry';
+import type { Engines } from './engines.ts';
+
+export interface ExpectedOptions {
+  readonly engines: Pick<Engines, 'workers'>;
+  /** 0: nobody is expected. */
+  readonly awayMs: number;
+  /** Told how many wait, when that changes. */
+  readonly onWaiting?: (count: number) => void;
+}
+
+interface Waiting {
+  readonly isOver: () => boolean;
+  readonly end: () => void;
+}
+
+/** Go on in one turn at most. */
+const perTurn = 64;
+
+export class Expected {
+  readonly awayMs: number;
+  readonly #engines: ExpectedOptions['engines'];
+  readonly #onWaiting: (count: number) => void;
+  readonly #waiting = new Set<Waiting>();
+  readonly #openedMs = performance.now();
+  #look: NodeJS.Immediate | undefined;
+  #closed = false;
+
+  constructor({ engines, awayMs, onWaiting = () => {} }: ExpectedOptions) {
+    this.#engines = engines;
+    this.awayMs = awayMs;
+    this.#onWaiting = onWaiting;
+  }
+
+  /** performance.now() until which a worker that may serve this model is expected; undefined: of any model. In the past: nobody is. */
+  untilMs(model?: string): number {
+    let untilMs = Number.NEGATIVE_INFINITY;
+    if (this.#closed) return untilMs;
+    let isAlone = true;
+    for (const worker of this.#engines.workers()) {
+      if (worker === undefined) continue;
+      isAlone = false;
+      // What it serves is not known before it has said so.
+      if (worker.facts !== undefined && model !== undefined && worker.facts.model !== model) continue;
+      if (worker.awaySinceMs !== undefined) untilMs = Math.max(untilMs, worker.awaySinceMs + this.awayMs);
+    }
+    return isAlone ? this.#openedMs + this.awayMs : untilMs;
+  }
+
+  /** Some model has nobody who is ready, and somebody is expected: its requests will wait. */
+  get isSought(): boolean {
+    const nowMs = performance.now();
+    if (this.untilMs() <= nowMs) return false;
+    const workers = this.#engines.workers().filter((worker) => worker !== undefined);
+    return workers.length === 0 || workers.some((worker) => this.#isAway(worker, nowMs) && !this.isServed(worker));
+  }
+
+  /** Somebody takes requests for its model. */
+  isServed({ facts }: { readonly facts: { readonly model: string } | undefined }): boolean {
+    if (facts === undefined) return false;
+    return this.#engines.workers().some((worker) => worker?.state === 'ready' && worker.facts?.model === facts.model);
+  }
+
+  /** Until it is over, which is asked after each change, or until then. @throws the reason of `signal` */
+  wait(isOver: () => boolean, untilMs: number, signal: AbortSignal): Promise<void> {
+    if (signal.aborted) return Promise.reject(signal.reason);
+    if (this.#closed) return Promise.resolve();
+    return new Promise((resolve, reject) => {
+      const settle = (how: () => void): void => {
+        clearTimeout(timer);
+        signal.removeEventListener('abort', leave);
+        this.#waiting.delete(waiting);
+        this.#onWaiting(this.#waiting.size);
+        how();
+      };
+      const leave = (): void => settle(() => reject(signal.reason as Error));
+      const waiting: Waiting = { isOver, end: () => settle(resolve) };
+      const timer = setTimeout(waiting.end, Math.max(Math.ceil(untilMs - performance.now()), 1));
+      signal.addEventListener('abort', leave, { once: true });
+      this.#waiting.add(waiting);
+      this.#onWaiting(this.#waiting.size);
+    });
+  }
+
+  /** Workers or models are others than before. */
+  changed(): void {
+    if (this.#waiting.size > 0) this.#look ??= setImmediate(() => this.#lookAtAll());
+  }
+
+  /** Nobody waits any more. */
+  close(): void {
+    this.#closed = true;
+    if (this.#look !== undefined) clearImmediate(this.#look);
+    for (const { end } of [...this.#waiting]) end();
+  }
+
+  #isAway({ awaySinceMs }: Worker, nowMs: number): boolean {
+    return awaySinceMs !== undefined && awaySinceMs + this.awayMs > nowMs;
+  }
+
+  #lookAtAll(): void {
+    this.#look = undefined;
+    let ended = 0;
+    for (const { isOver, end } of this.#waiting) {
+      if (!isOver()) continue;
+      end();
+      if (++ended < perTurn) continue;
+      this.#look = setImmediate(() => this.#lookAtAll());
+      return;
+    }
+  }
+}
