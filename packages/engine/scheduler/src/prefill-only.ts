@@ -1,9 +1,9 @@
-import type { PrefillOnlyParams } from './types.ts';
-
 /**
  * What has become of the blocks that a request computes for another worker: offered to the tier piece by piece, in chain order,
  * and held by it or not, as the answers come, in any order. Pure.
  */
+import type { PrefillOnlyParams } from './types.ts';
+
 export class PrefillOnly {
   /** Whole blocks of the prompt, from the first on: all that is computed. */
   readonly blocks: number;
