@@ -215,35 +215,10 @@ describe('by hand', () => {
   it('a decode worker with a queue: the idle one computes, as its blocks travel meanwhile', () => {
     const asked = question({ decode: side(0, { tokensAhead: 1_000, waiting: 1 }), ttftS: 10 });
     const { reason, split } = decide(asked);
-    // 1.601 s of compute with the token behind the last block, and 31 blocks of the last step at 1,000 a second.
-    expect({ reason, blocks: split!.blocks, draws: split!.draws }).toEqual({
-      reason: 'sooner',
-      blocks: 100,
-      draws: true,
-    });
-    expect(split!.arrivedS).toBeCloseTo(1.601 + 0.031, 6);
-    expect(split!.handedS).toBeCloseTo(1.632 + 0.001 + 0.01, 6);
-    expect(split!.ttftS).toBeCloseTo(1.601 + 0.01 + 0.004, 6);
-  });
-
-  it('who gives the first token: prefill where it computes all of the prompt and others follow, else decode', () => {
-    const splitOf = (part: Partial<Question>) => decide(question({ mode: 'always', ...part })).split!;
-    const [all, one] = [splitOf({}), splitOf({ maxTokens: 1 })];
-    expect([all.draws, all.computes, one.draws, one.computes]).toEqual([true, 1_601, false, 1_600]);
-    expect(one.ttftS).toBeCloseTo(one.handedS + 0.004, 9);
-    // The decode side is ready before the prefill side is: what lies there is all but the token.
-    const held = splitOf({ others: [side(1, { held: 100, tokensAhead: 900 })] });
-    expect(held.ttftS).toBeCloseTo(Math.min(held.handedS, 0.901 + 0.01) + 0.004, 9);
-    expect(held.handedS).toBeCloseTo(0.1 + 0.001 + 0.01, 9);
-    expect(lineOf(question(), decide(question({ mode: 'always' })))).toContain(' by prefill, others from 1643 ms, ');
-  });
-
-  it('half of what is waited for is the first token, half the others', () => {
-    const others = [side(1, { held: 100 })];
-    const costAt = (linkBlocksPerS: number) =>
-      decide(question({ mode: 'always', others, linkBlocksPerS, ttftS: 0.003 })).expected.costS;
-    // Far beyond a third of the target each second counts in full; a block takes 20 or 10 ms.
-    expect(costAt(50) - costAt(100)).toBeCloseTo((2 - 1) / 2, 6);
+    // 1.6 s of compute, and 31 blocks of the last step at 1,000 a second; the tail is one token.
+    expect({ reason, blocks: split!.blocks }).toEqual({ reason: 'sooner', blocks: 100 });
+    expect(split!.arrivedS).toBeCloseTo(1.6 + 0.031, 6);
+    expect(split!.ttftS).toBeCloseTo(1.631 + 0.001 + 0.01 + 0.004, 6);
   });
 
   it('streams that run are spared, and counted', () => {
@@ -269,9 +244,9 @@ describe('by hand', () => {
     expect(alone.slowed).toBe(0);
     expect(alone.itlS).toBeCloseTo(0.013 + chunk / 1_000, 9);
     expect(alone.ttftS).toBeCloseTo(0.0065 + 1_601 * (0.001 + 0.013 / chunk) + 0.013, 9);
-    // Streams in time are harmed by a twentieth of it.
+    // Streams in time are harmed by a tenth of it.
     const worth = alone.ttftS ** 2 / (2 * (10 / 3));
-    expect(alone.costS).toBeCloseTo(worth + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.05, 9);
+    expect(alone.costS).toBeCloseTo(worth + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
     expect(split).toMatchObject({ slowed: 0, blocks: 100 });
   });
 
@@ -279,8 +254,8 @@ describe('by hand', () => {
     const decode = running(3, { role: 'decode' });
     const behind = (tokensAhead: number) =>
       decide(question({ decode, others: [side(1, { role: 'prefill', tokensAhead })], ttftS: 10 })).reason;
-    // Alone: 2.25 s, and 0.34 s of harm. There: 1.6 s, 31 ms of the link, 14 ms of its own step and way, and the queue.
-    expect([behind(0), behind(900), behind(1_400), behind(3_000)]).toEqual([
+    // Alone: 2.25 s, and 0.67 s of harm. There: 1.6 s, 31 ms of the link, 14 ms of its own step and way, and the queue.
+    expect([behind(0), behind(1_000), behind(1_400), behind(3_000)]).toEqual([
       'sooner',
       'spares-streams',
       'alone',
@@ -323,8 +298,7 @@ describe('by hand', () => {
         expect(travels).toBe(blocks);
         const [most, used] = [stepTokens / 16, stepBlocks || stepTokens / 16];
         expect(used).toBeLessThanOrEqual(most);
-        // The first token does not wait for the last one's way: it counts half.
-        const costOf = (size: number): number => (blocks / size) * prefillStepS + size / part.linkBlocksPerS / 2;
+        const costOf = (size: number): number => (blocks / size) * prefillStepS + size / part.linkBlocksPerS;
         for (let size = 1; size <= Math.min(most, blocks); size++)
           // Whole blocks: one more than is best, at most.
           expect(costOf(Math.min(used, blocks))).toBeLessThanOrEqual(costOf(size) + 1 / part.linkBlocksPerS + 1e-12);
@@ -334,22 +308,20 @@ describe('by hand', () => {
 
   it('steps of prefill are as it likes where nothing travels, and where its steps cost nothing that is known', () => {
     const stepsOf = (part: Partial<Side>) => decide(question({ mode: 'always', others: [side(1, part)] })).split!;
-    expect(stepsOf({ prefillStepS: 0.001 }).stepBlocks).toBe(15);
-    const ofOne = { mode: 'always', maxTokens: 1, others: [side(1, { prefillStepS: 0.001 })] } as const;
-    expect(decide(question(ofOne)).split!.stepBlocks).toBe(10);
+    expect(stepsOf({ prefillStepS: 0.001 }).stepBlocks).toBe(10);
     // Whoever waits behind it pays for each step, too.
-    expect(stepsOf({ prefillStepS: 0.001, waiting: 3 }).stepBlocks).toBe(29);
+    expect(stepsOf({ prefillStepS: 0.001, waiting: 3 }).stepBlocks).toBe(20);
     expect([stepsOf({}).stepBlocks, stepsOf({ prefillStepS: 0.001, node: 'n0' }).stepBlocks]).toEqual([0, 0]);
-    // 1.601 s and 3 steps more than four; its last 15 blocks travel behind it.
-    expect(stepsOf({ prefillStepS: 0.001 }).arrivedS).toBeCloseTo(1.601 + 0.003 + 0.015, 9);
+    // 1.6 s and 6 steps more than four; its last ten blocks travel behind it.
+    expect(stepsOf({ prefillStepS: 0.001 }).arrivedS).toBeCloseTo(1.6 + 0.006 + 0.01, 9);
   });
 
   it('who waits at the decode worker for another one’s blocks is not held up by what is computed there', () => {
     const decodeOf = (awaiting: number) => side(0, { role: 'decode', waiting: 2, awaiting });
     const costOf = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), ttftS: 10 })).alone.costS;
     const [none, all] = [costOf(0), costOf(2)];
-    // Two that are: one and a half of what is computed, each, and as urgent as its own first token after 5 ms, 1.601 s and a step.
-    expect(none - all).toBeCloseTo((3 * 1.601 * 1.616) / (10 / 3), 9);
+    // Two that are: half of what is computed, each, and as urgent as its own first token after 5 ms, 1.601 s and a step.
+    expect(none - all).toBeCloseTo((1.601 * 1.616) / (10 / 3), 9);
     expect(costOf(9)).toBe(all);
     const others = [side(1, { role: 'prefill', tokensAhead: 1_000 })];
     const reason = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), others, ttftS: 10 })).reason;
@@ -371,7 +343,7 @@ describe('by hand', () => {
     const tokenS = 0.001 + 0.011 / 500;
     const { alone, split } = decide(question({ mode: 'always', decode: side(0, full), others: [side(1, full)] }));
     expect(alone.ttftS).toBeCloseTo(0.57 + 1_601 * tokenS + 0.011, 9);
-    expect(split!.arrivedS).toBeCloseTo(0.51 + 1_601 * tokenS + 0.031, 9);
+    expect(split!.arrivedS).toBeCloseTo(0.51 + 1_600 * tokenS + 0.031, 9);
   });
 
   it('streams that are too slow already are not made so; prompts get a quarter of the target beside them at least', () => {
@@ -390,7 +362,7 @@ describe('by hand', () => {
     const decode = side(0, { tokensAhead: 500 });
     const others = [side(1, { held: 100 })];
     const blocksAt = (linkBlocksPerS: number) =>
-      decide(question({ decode, others, linkBlocksPerS, ttftS: 10, maxTokens: 1 })).split?.blocks;
+      decide(question({ decode, others, linkBlocksPerS, ttftS: 10 })).split?.blocks;
     expect(blocksAt(10_000)).toBe(100);
     // A block takes 16 ms to compute and 20 ms to travel; the decode side begins in 0.5 s anyway: 25 travel until then.
     expect(blocksAt(50)).toBe(25);

@@ -6,22 +6,20 @@
  *     chunk(w)     = tokens of a step; of one that keeps to its streams' target, what that leaves (engine/scheduler's pacing.ts)
  *     token(w)     = 1 ÷ prefill rate + step(w) ÷ chunk(w)                     the latter only while streams run there
  *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
- *     draws(b)     = P computes all of the prompt, and gives the first token: where b are all blocks, and the answer has more than one
- *     computed(b)  = begins(P) + (b - held(P), or all tokens behind held(P)) × token(P)    0 where that is nothing
+ *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  0 where P holds all b blocks
  *     stepped(b)   = √((b - held(P)) × link × step without tokens(P) × (1 + waiting))     blocks of one step of P; no more than it takes
  *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
- *     handed(b)    = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
- *     split(b)     = the sooner of handed(b), and computed(b) + step(P) where it draws
+ *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
  *     between(w,n) = step(w) + min(n, chunk(w)) ÷ prefill rate                time between two tokens of those that run
  *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
- *     cost         = (worth(time to first token) + worth(handed)) ÷ 2 + Σ over D, P: what it computes there × (running × harm + 1.5 × urgency × (waiting - awaiting))
- *     harm         = 0.05 where `between` stays within the target, else 1
+ *     cost         = worth(time to first token) + Σ over D, P: what it computes there × (running × harm + urgency × (waiting - awaiting) ÷ 2)
+ *     harm         = 0.1 where `between` stays within the target, else 1
  *     urgency      = time since it came ÷ a third of the target, 1 at most; worth: its sum over the time to the first token
  *
  * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
  * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. Streams that get their tokens in time are
  * hardly harmed: a decode side takes prompts itself while prefill has a queue. A split has to cost a twentieth less than none: it can
- * fail in more ways. A first token that comes ahead of the others is half of what is waited for. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
+ * fail in more ways. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
  * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
  */
 import type { WorkerState } from '@kvtier/routing';
@@ -137,10 +135,8 @@ export interface Split extends Expected {
   readonly prefill: Side;
   /** Whole blocks of the prompt, from the first on. */
   readonly blocks: number;
-  /** The prefill side computes the rest of the prompt, too, and gives the first token. */
+  /** These are all, and others follow the first token: the prefill side computes the rest of the prompt, too, and gives that one. */
   readonly draws: boolean;
-  /** Seconds until the decode side has given a token. */
-  readonly handedS: number;
   /** Prompt tokens that the prefill side computes. */
   readonly computes: number;
   /** Blocks that travel; and of one step of the prefill side at most, so that they do while others are computed; 0: as it likes. */
@@ -154,9 +150,7 @@ export interface Split extends Expected {
 const parts = 16;
 const margin = 0.95;
 /** Of a second that a stream comes later, while its tokens come in time. */
-const harmInTime = 0.05;
-/** Of what is computed there, for each that waits, and for who comes meanwhile. */
-const heldUp = 1.5;
+const harmInTime = 0.1;
 /** Of the target: a first token that comes sooner than that is the less urgent the sooner it comes. */
 const soon = 1 / 3;
 /** As engines keep to a target: see pacing.ts of engine/scheduler. */
@@ -183,11 +177,11 @@ export function decide(question: Question): Decision {
     for (let part = mode === 'always' ? parts : 1; part <= parts; part++) {
       const blocks = Math.ceil((full * part) / parts);
       if (blocks <= held) continue;
-      const split = splitOf(question, prefill, blocks, held, blocks === full);
+      const split = splitOf(question, prefill, blocks, held);
       if (best === undefined || isBetter(split, best)) best = split;
     }
   }
-  const chosen = best!;
+  const chosen = { ...best!, draws: best!.blocks === full && question.maxTokens > 1 };
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
   const isSooner = chosen.ttftS < alone.ttftS && chosen.slowed >= alone.slowed;
@@ -210,7 +204,7 @@ function isWanted(question: Question, alone: Expected): boolean {
   const idle = { waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0, loadAheadS: 0 };
   const prefill: Side = { ...decode, ...idle, number: -1, role: 'prefill', node: '' };
   const full = Math.floor((tokens - 1) / blockTokens);
-  return pays(splitOf(question, prefill, full, Math.min(decode.match.blocks, full), true), alone);
+  return pays(splitOf(question, prefill, full, Math.min(decode.match.blocks, full)), alone);
 }
 
 /** It misses less, or as much and costs a twentieth less. */
@@ -239,45 +233,42 @@ function aloneOf(question: Question): Expected {
   const begins = Math.max(beginsS(question, decode, true), decode.loadAheadS + bringS);
   const computeS = computes * tokenS(question, decode);
   const plainS = begins + computeS + stepS(decode);
-  return expectedOf(question, plainS, plainS, late.aloneS(plainS), [[decode, computes, computeS]]);
+  return expectedOf(question, plainS, late.aloneS(plainS), [[decode, computes, computeS]]);
 }
 
-function splitOf(question: Question, prefill: Side, blocks: number, held: number, isAll: boolean): Split {
-  const { tokens, blockTokens, maxTokens, decode, linkBlocksPerS, pendingBlocks, late } = question;
-  const draws = isAll && maxTokens > 1;
-  const tail = tokens - blocks * blockTokens;
+function splitOf(question: Question, prefill: Side, blocks: number, held: number): Split {
+  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, late } = question;
   const isNear = prefill.node === decode.node;
   const link = isNear || linkBlocksPerS <= 0 ? fast : linkBlocksPerS;
   const toCompute = Math.max(blocks - Math.min(prefill.match.blocks, blocks), 0);
-  const computes = toCompute * blockTokens + (draws ? tail : 0);
+  const computes = toCompute * blockTokens;
   const travels = isNear ? 0 : blocks - held;
   const most = Math.max(Math.floor(prefill.stepTokens / blockTokens), 1);
-  const stepBlocks = travels === 0 ? 0 : stepBlocksOf(prefill, toCompute, draws ? 2 * link : link, most);
+  const stepBlocks = travels === 0 ? 0 : stepBlocksOf(prefill, toCompute, link, most);
   const moreSteps = stepBlocks === 0 ? 0 : Math.ceil(toCompute / stepBlocks) - Math.ceil(toCompute / most);
   const prefillS = computes * tokenS(question, prefill) + moreSteps * prefill.prefillStepS;
-  const startS = computes === 0 ? 0 : beginsS(question, prefill, false);
+  const startS = toCompute === 0 ? 0 : beginsS(question, prefill, false);
   const lastBlocks = Math.min(stepBlocks || most, toCompute, travels);
   const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
-  const computedS = startS + prefillS;
-  const arrivedS = Math.max(wireS, toCompute === 0 ? 0 : computedS + lastBlocks / link);
+  const arrivedS = Math.max(wireS, startS + prefillS + lastBlocks / link);
   const firstS =
     toCompute === blocks
       ? startS + Math.min(computes, (stepBlocks || most) * blockTokens) * tokenS(question, prefill)
       : 0;
+  const tail = tokens - blocks * blockTokens;
   const tailS = tail * tokenS(question, decode);
-  const handedS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode);
-  const plainS = draws ? Math.min(handedS, computedS + stepS(prefill)) : handedS;
-  const expected = expectedOf(question, plainS, handedS, late.splitS(plainS), [
+  const plainS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode);
+  const expected = expectedOf(question, plainS, late.splitS(plainS), [
     [decode, tail, tailS],
     [prefill, computes, prefillS],
   ]);
-  return { ...expected, prefill, blocks, draws, handedS, computes, travels, stepBlocks, firstS, arrivedS };
+  return { ...expected, prefill, blocks, draws: false, computes, travels, stepBlocks, firstS, arrivedS };
 }
 
 /**
  * Each step costs `prefillStepS`, and what the last one computed travels when nothing is computed any more: with n steps
  * n × prefillStepS + blocks ÷ n ÷ link, which is least for n = √(blocks ÷ link ÷ prefillStepS). Who waits behind it pays for each step,
- * too; and where the first token does not wait for what travels, that counts half.
+ * too.
  */
 function stepBlocksOf({ prefillStepS, waiting }: Side, blocks: number, link: number, most: number): number {
   if (prefillStepS <= 0 || blocks === 0) return 0;
@@ -288,7 +279,6 @@ function stepBlocksOf({ prefillStepS, waiting }: Side, blocks: number, link: num
 function expectedOf(
   question: Question,
   plainS: number,
-  handedS: number,
   lateS: number,
   work: readonly (readonly [side: Side, tokens: number, seconds: number])[],
 ): Expected {
@@ -296,13 +286,12 @@ function expectedOf(
   const ttftS = plainS + lateS;
   let slowed = 0;
   const soonS = target * soon;
-  const worth = worthS(waitedS + ttftS, soonS) + worthS(waitedS + handedS + lateS, soonS);
-  let costS = worth / 2 - worthS(waitedS, soonS);
+  let costS = worthS(waitedS + ttftS, soonS) - worthS(waitedS, soonS);
   const urgency = Math.min((waitedS + ttftS) / soonS, 1);
   let itlS = 0;
   for (const [side, tokens, seconds] of work) {
     if (tokens === 0) continue;
-    costS += heldUp * seconds * urgency * Math.max(side.waiting - side.awaiting, 0);
+    costS += (seconds * urgency * Math.max(side.waiting - side.awaiting, 0)) / 2;
     if (side.running === 0) continue;
     const without = stepS(side);
     const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;
@@ -354,9 +343,7 @@ export function lineOf({ decode, linkBlocksPerS }: Question, { reason, split, al
   return (
     `split P=${split.prefill.name}; blocks=${split.blocks}; why=${reason}; computes=${split.computes}; ` +
     (split.stepBlocks > 0 ? `steps of ${split.stepBlocks}; ` : '') +
-    `travels=${split.travels}; link=${link}; first token ${ms(split.ttftS)}` +
-    (split.draws ? ` by prefill, others from ${ms(split.handedS)}` : '') +
-    `, between ${ms(split.itlS)}, ` +
+    `travels=${split.travels}; link=${link}; first token ${ms(split.ttftS)}, between ${ms(split.itlS)}, ` +
     `misses ${split.misses}; ${without}`
   );
 }
