@@ -113,7 +113,7 @@ class Simulation {
       return new VirtualWorker(number, role, world.between(120, 600), world.between(1_000, 8_000), lie);
     });
     this.#workers = new VirtualWorkers(world, all);
-    this.#workers.strays = 0.01;
+    this.#workers.strays = 0.05;
     this.#workers.onCall = (call) => {
       try {
         this.#called(call);

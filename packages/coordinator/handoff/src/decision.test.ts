@@ -221,6 +221,18 @@ describe('by hand', () => {
     expect(split!.ttftS).toBeCloseTo(1.631 + 0.001 + 0.01 + 0.004, 6);
   });
 
+  it('prefill gives the first token where it computes all blocks and the next token follows in time, else decode', () => {
+    const splitOf = (part: Partial<Question>) => decide(question({ mode: 'always', ...part })).split!;
+    const { pauseS, blocks } = splitOf({});
+    const of = (part: Partial<Question>) => splitOf({ itlS: pauseS, ...part }).draws;
+    expect([blocks, of({}), of({ itlS: pauseS - 1e-6 }), of({ maxTokens: 1 })]).toEqual([100, true, false, false]);
+    // 31 blocks of its last step, the tail, the step under way and two more.
+    expect(pauseS).toBeCloseTo(0.031 + 0.001 + 3 * 0.01, 9);
+    // A prompt beside streams there: the step under way alone is as long as the target.
+    expect(of({ itlS: 10, decode: running(3, { role: 'decode', tokensAhead: 100 }) })).toBe(false);
+    expect(of({ itlS: 10, decode: running(3, { role: 'decode' }) })).toBe(true);
+  });
+
   it('streams that run are spared, and counted', () => {
     const { reason, split, alone } = decide(question({ decode: running(3) }));
     expect([reason, alone.slowed, split!.slowed]).toEqual(['spares-streams', 3, 0]);

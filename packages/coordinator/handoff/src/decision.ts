@@ -18,7 +18,8 @@
  *
  * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
  * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. Streams that get their tokens in time are
- * hardly harmed: a decode side takes prompts itself while prefill has a queue. A split has to cost a twentieth less than none: it can
+ * hardly harmed: a decode side takes prompts itself while prefill has a queue. A first token that the next one does not follow within the target
+ * is not given ahead: a stream that begins and stands still is one that misses it. A split has to cost a twentieth less than none: it can
  * fail in more ways. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
  * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
  */
@@ -135,8 +136,10 @@ export interface Split extends Expected {
   readonly prefill: Side;
   /** Whole blocks of the prompt, from the first on. */
   readonly blocks: number;
-  /** These are all, and others follow the first token: the prefill side computes the rest of the prompt, too, and gives that one. */
+  /** These are all, and others follow the first token in time: the prefill side computes the rest of the prompt, too, and gives that one. */
   readonly draws: boolean;
+  /** Seconds from the prefill side's token to the decode side's next one. */
+  readonly pauseS: number;
   /** Prompt tokens that the prefill side computes. */
   readonly computes: number;
   /** Blocks that travel; and of one step of the prefill side at most, so that they do while others are computed; 0: as it likes. */
@@ -181,7 +184,7 @@ export function decide(question: Question): Decision {
       if (best === undefined || isBetter(split, best)) best = split;
     }
   }
-  const chosen = { ...best!, draws: best!.blocks === full && question.maxTokens > 1 };
+  const chosen = { ...best!, draws: best!.blocks === full && question.maxTokens > 1 && best!.pauseS <= question.itlS };
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
   const isSooner = chosen.ttftS < alone.ttftS && chosen.slowed >= alone.slowed;
@@ -258,11 +261,14 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
   const tail = tokens - blocks * blockTokens;
   const tailS = tail * tokenS(question, decode);
   const plainS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode);
+  // A step under way is as long as the streams' target, where prompts are computed beside them.
+  const underWayS = decode.tokensAhead > 0 && decode.running > 0 ? question.itlS : stepS(decode);
+  const pauseS = plainS - (startS + prefillS) + underWayS + stepS(decode);
   const expected = expectedOf(question, plainS, late.splitS(plainS), [
     [decode, tail, tailS],
     [prefill, computes, prefillS],
   ]);
-  return { ...expected, prefill, blocks, draws: false, computes, travels, stepBlocks, firstS, arrivedS };
+  return { ...expected, prefill, blocks, draws: false, pauseS, computes, travels, stepBlocks, firstS, arrivedS };
 }
 
 /**
