@@ -13,7 +13,7 @@
 import { Expected, Tries } from '@kvtier/api-server/testing';
 import { Dispatcher, Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import { type HandOffEngines, type HandOffLimits, HandOffs } from '@kvtier/handoff';
+import { type Asked, type HandOffEngines, type HandOffLimits, HandOffs } from '@kvtier/handoff';
 import { maxMedia } from '@kvtier/kv-index';
 import { createLogger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
@@ -219,13 +219,14 @@ class Simulation {
     const prompt = world.between(0, 30);
     const ids = new Array<number>(world.between(1, 1_500)).fill(prompt);
     const ttftMs = world.chance(0.2) ? world.between(50, 3_000) : undefined;
+    const itlMs = world.chance(0.5) ? world.between(100, 2_000) : undefined;
     if (world.chance(0.3))
       world.schedule(world.between(0, 1_500_000), `${id}: its client leaves`, () => {
         life.leftMs = world.nowMs;
         leave.abort(new KvError('CANCELLED', 'the client ended the request'));
       });
     try {
-      await this.#tries(life, ids, wanted, ttftMs);
+      await this.#tries(life, ids, wanted, { ttftMs, itlMs });
       if (life.tokens !== wanted) throw new Violation(`law 1: ${id} has ${life.tokens} of ${wanted} tokens`);
       this.#note('answer.whole');
     } catch (error) {
@@ -238,7 +239,13 @@ class Simulation {
     this.#lives.delete(id);
   }
 
-  async #tries(life: Life, ids: readonly number[], wanted: number, ttftMs: number | undefined): Promise<void> {
+  async #tries(
+    life: Life,
+    ids: readonly number[],
+    wanted: number,
+    targets: Pick<Asked, 'ttftMs' | 'itlMs'>,
+  ): Promise<void> {
+    const { ttftMs } = targets;
     const { id, leave, beganMs } = life;
     const { signal } = leave;
     const [dispatch, engines] = [this.#dispatch, this.#workers];
@@ -256,7 +263,7 @@ class Simulation {
       const choice = await tries.next(routed, signal);
       try {
         const request = requestOf(id, ids, tokens, maxTokens);
-        const asked = { ...routed, arrivedMs: beganMs, ttftMs, itlMs: undefined, hasBegun: life.tokens > 0 };
+        const asked = { ...routed, ...targets, arrivedMs: beganMs, hasBegun: life.tokens > 0 };
         let hasToken = false;
         await this.#handOffs.follow(
           ...([choice, asked, request, signal] as const),
