@@ -13,6 +13,9 @@
  *
  * Targets are of the machine: four times a lone prompt's first token, and half of the pause that a whole step of a prompt makes.
  *
+ * `--only=` names parts, with commas between: `mixed` (itl_p99, ttft_p90 and a part of decision), `goodput`, `hidden`, `short` and `warm`
+ * (parts of decision). Parts that were not asked for have no figures.
+ *
  * What the times to the first tokens are made of is said for each way and each reason of the decision: of what was served alone its queue,
  * its loads and its prefill, of what was split the wait for room at the decode side, queue and prefill at the prefill side, the transfer
  * that was not hidden, and the tail. `--verbose` says it of each request, with the figures by which was decided.
@@ -52,10 +55,11 @@ const suite: Suite = {
   description:
     'prefill and decode apart against two combined workers, long prompts among streams, over 1 and 10 Gbit/s',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- pd [ROUNDS] [--gbit=N] [--verbose]` */
+  /** `npm run bench -- pd [ROUNDS] [--gbit=N] [--only=PART,PART] [--verbose]` */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
+    const only = partsOf(context.args);
     const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
     const { dir } = await resolveModel('random:25m');
     const cluster = await PdCluster.start(dir);
@@ -64,10 +68,10 @@ const suite: Suite = {
       context.log(`targets: ${targets.ttftMs} ms to the first token, ${targets.itlMs} ms between two`);
       await cluster.coordinate(targets);
       const figures: Figure[] = [];
-      const only = context.args.find((arg) => arg.startsWith('--gbit='))?.slice('--gbit='.length);
-      for (const gbit of only === undefined ? links : [Number(only)]) {
+      const gbits = optionOf(context.args, 'gbit');
+      for (const gbit of gbits === undefined ? links : [Number(gbits)]) {
         await cluster.rate(gbit);
-        figures.push(...(await measure(context, cluster, targets, gbit, rounds)));
+        figures.push(...(await measure(context, cluster, targets, gbit, rounds, only)));
       }
       return figures;
     } finally {
@@ -76,6 +80,24 @@ const suite: Suite = {
   },
 };
 export default suite;
+
+const parts = ['mixed', 'goodput', 'hidden', 'short', 'warm'] as const;
+type Part = (typeof parts)[number];
+
+const optionOf = (args: readonly string[], name: string): string | undefined =>
+  args.find((arg) => arg.startsWith(`--${name}=`))?.slice(name.length + 3);
+
+/** @throws KvError CONFIG for a part that does not exist */
+function partsOf(args: readonly string[]): ReadonlySet<Part> {
+  const only = optionOf(args, 'only')?.split(',') ?? parts;
+  const isPart = (name: string): name is Part => (parts as readonly string[]).includes(name);
+  return new Set(
+    only.map((name) => {
+      if (isPart(name)) return name;
+      throw new KvError('CONFIG', `bench pd: --only=${name}: no such part; there are ${parts.join(', ')}`);
+    }),
+  );
+}
 
 async function targetsOf(cluster: PdCluster): Promise<Targets> {
   const url = cluster.url('combined');
@@ -95,6 +117,7 @@ async function measure(
   targets: Targets,
   gbit: number,
   rounds: number,
+  only: ReadonlySet<Part>,
 ): Promise<Figure[]> {
   const isGood = ({ ttftMs, gapsMs }: Timed): boolean =>
     ttftMs <= targets.ttftMs && gapsMs.every((gapMs) => gapMs <= targets.itlMs);
@@ -103,7 +126,11 @@ async function measure(
     if (!context.args.includes('--verbose')) return;
     for (const each of all)
       context.log(
-        `${gbit} Gbit/s ${way}: ${each.kind} of ${each.tokens}, ttft ${each.ttftMs.toFixed(0)} ms (${saysParts([each])}): ` +
+        `${gbit} Gbit/s ${way}: ${each.kind} of ${each.tokens}, ttft ${each.ttftMs.toFixed(0)} ms (${saysParts([each])}), ` +
+          `whole ${each.wholeMs.toFixed(0)}, pauses ${each.gapsMs
+            .slice(0, 8)
+            .map((gapMs) => gapMs.toFixed(0))
+            .join(' ')}: ` +
           `${each.decision} ${each.degraded}`,
       );
   };
@@ -130,20 +157,53 @@ async function measure(
     say(way, all);
     return all;
   };
-  for (const way of ['combined', 'never', 'always', 'predicted'] as const) await load(way, roundMs / 4, 7);
+  const isLoaded = only.has('mixed') || only.has('goodput');
+  for (const way of ['combined', 'never', 'always', 'predicted'] as const)
+    if (isLoaded) await load(way, roundMs / 4, 7);
   const taken: Record<Way, Timed[][]> = { predicted: [], combined: [], always: [], never: [] };
   /** Requests a second within both targets, by factor. */
   const goods: Record<'predicted' | 'combined', number[][]> = { predicted: [], combined: [] };
   for (let at = 0; at < rounds; at++) {
-    const ways: Way[] = ['predicted', 'combined', 'always', 'never'];
-    for (const way of at % 2 === 0 ? ways : ways.reverse()) taken[way].push(await load(way, roundMs, 100 + at));
-    for (const way of at % 2 === 0 ? (['predicted', 'combined'] as const) : (['combined', 'predicted'] as const)) {
+    const isEven = at % 2 === 0;
+    const both: ('predicted' | 'combined')[] = isEven ? ['predicted', 'combined'] : ['combined', 'predicted'];
+    const lone: Way[] = only.has('mixed') ? ['always', 'never'] : [];
+    const ways: Way[] = !isLoaded ? [] : isEven ? [...both, ...lone] : [...lone.reverse(), ...both];
+    for (const way of ways) taken[way].push(await load(way, roundMs, 100 + at));
+    for (const way of only.has('goodput') ? both : []) {
       const byFactor: number[] = [];
       for (const factor of factors)
         byFactor.push(good(factor === 1 ? taken[way].at(-1)! : await load(way, roundMs, 100 + at, factor)));
       goods[way].push(byFactor);
     }
   }
+  const figures: Figure[] = [];
+  if (only.has('mixed')) figures.push(...mixed(context, gbit, taken, good));
+  if (only.has('goodput')) figures.push(goodput(context, gbit, goods));
+  if (only.has('hidden')) figures.push(await hidden(context, cluster, gbit, say));
+  const kinds = (['mixed', 'short', 'warm'] as const).filter((kind) => only.has(kind));
+  if (kinds.length > 0) figures.push(await decision(context, cluster, gbit, taken, kinds, say));
+  return figures;
+}
+
+const peer = 'two combined workers, same load in turns, not told of targets';
+
+type Goods = Readonly<Record<'predicted' | 'combined', readonly (readonly number[])[]>>;
+function goodput(context: BenchContext, gbit: number, goods: Goods): Figure {
+  const of = (way: 'predicted' | 'combined'): number => {
+    const each = factors.map((_, at) => median(goods[way].map((one) => one[at]!)));
+    const said = each.map((perS, at) => `${perS.toFixed(2)} at ${factors[at]}`).join(', ');
+    context.log(`${gbit} Gbit/s ${way}: goodput a second ${said} times the usual load`);
+    return Math.max(...each);
+  };
+  return rate(`goodput_${gbit}g`, of('predicted'), '/s', of('combined'), `${peer}; ratio ≥ 1.3`);
+}
+
+function mixed(
+  context: BenchContext,
+  gbit: number,
+  taken: Readonly<Record<Way, Timed[][]>>,
+  good: (all: readonly Timed[]) => number,
+): Figure[] {
   const of = (way: Way, figure: (all: readonly Timed[]) => number): number => median(taken[way].map(figure));
   const itl = (all: readonly Timed[]): number =>
     percentile(
@@ -155,8 +215,6 @@ async function measure(
       prompts(all).map(({ ttftMs }) => ttftMs),
       0.9,
     );
-  const goodput = (way: 'predicted' | 'combined'): number =>
-    Math.max(...factors.map((_, at) => median(goods[way].map((byFactor) => byFactor[at]!))));
   for (const way of ['predicted', 'combined', 'always', 'never'] as const)
     context.log(
       `${gbit} Gbit/s ${way}: itl p99 ${of(way, itl).toFixed(1)} ms, ttft p90 ${of(way, ttft).toFixed(0)} ms, ` +
@@ -168,17 +226,9 @@ async function measure(
         `${gbit} Gbit/s ${way}, ${why}: ${all.length} prompts, ttft ${(all.reduce((sum, { ttftMs }) => sum + ttftMs, 0) / all.length).toFixed(0)} ms: ` +
           saysParts(all),
       );
-  for (const way of ['predicted', 'combined'] as const) {
-    const each = factors.map((factor, at) => `${median(goods[way].map((one) => one[at]!)).toFixed(2)} at ${factor}`);
-    context.log(`${gbit} Gbit/s ${way}: goodput a second ${each.join(', ')} times the usual load`);
-  }
-  const peer = 'two combined workers, same load in turns, not told of targets';
   return [
     time(`itl_p99_${gbit}g`, of('predicted', itl), 'ms', of('combined', itl), `${peer}; ratio ≥ 2`),
     time(`ttft_p90_${gbit}g`, of('predicted', ttft), 'ms', of('combined', ttft), `${peer}; ratio ≥ 0.95`),
-    rate(`goodput_${gbit}g`, goodput('predicted'), '/s', goodput('combined'), `${peer}; ratio ≥ 1.3`),
-    await hidden(context, cluster, gbit, say),
-    await decision(context, cluster, gbit, taken, say),
   ];
 }
 
@@ -229,7 +279,8 @@ async function decision(
   context: BenchContext,
   cluster: PdCluster,
   gbit: number,
-  mixed: Readonly<Record<Way, Timed[][]>>,
+  taken: Readonly<Record<Way, Timed[][]>>,
+  kinds: readonly ('mixed' | 'short' | 'warm')[],
   say: Say,
 ): Promise<Figure> {
   const ways = ['predicted', 'always', 'never'] as const;
@@ -239,20 +290,23 @@ async function decision(
     always: median(all.always.map(wholeOf)),
     never: median(all.never.map(wholeOf)),
   });
-  means.set('mixed', meanOf(mixed));
-  for (const kind of ['short', 'warm'] as const) {
-    const taken: Record<(typeof ways)[number], Timed[][]> = { predicted: [], always: [], never: [] };
+  for (const kind of kinds) {
+    if (kind === 'mixed') {
+      means.set(kind, meanOf(taken));
+      continue;
+    }
+    const lone: Record<(typeof ways)[number], Timed[][]> = { predicted: [], always: [], never: [] };
     for (let at = 0; at < 2 * loneRounds; at++) {
       for (let turn = 0; turn < ways.length; turn++) {
         const way = ways[(at + turn) % ways.length]!;
         const begin = freshPrompt(kind === 'short' ? 48 : shape.promptTokens);
         if (kind === 'warm') await ask(cluster.url('never'), 'prompt', begin, 1);
         const prompt = kind === 'short' ? begin : [...begin, ...freshPrompt(48)];
-        taken[way].push([await ask(cluster.url(way), 'prompt', prompt, 8)]);
+        lone[way].push([await ask(cluster.url(way), 'prompt', prompt, 8)]);
       }
     }
-    for (const way of ways) say(`${kind} ${way}`, taken[way].flat());
-    means.set(kind, meanOf(taken));
+    for (const way of ways) say(`${kind} ${way}`, lone[way].flat());
+    means.set(kind, meanOf(lone));
   }
   const rows = [...means].map(([kind, { predicted, always, never }]) => {
     const better = Math.min(always, never);

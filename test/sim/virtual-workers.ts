@@ -46,6 +46,10 @@ export interface VirtualCall {
   tokensLeft: number;
   answerLeft: number;
   hasToken: boolean;
+  /** The step that runs computes some of it. */
+  isInStep: boolean;
+  /** As the prefill side drew it. */
+  firstToken: number | undefined;
   /** The caller has a token of it. */
   hasGiven: boolean;
   stallAtMs: number;
@@ -201,8 +205,15 @@ export class VirtualWorkers implements HandOffEngines {
     return Math.max(own.get(prompt) ?? 0, node.get(prompt) ?? 0);
   }
 
-  engine(number: number): { changeHandOff(requestId: string, blocks: number): Promise<boolean> } {
+  engine(number: number): ReturnType<HandOffEngines['engine']> {
     return {
+      tellFirstToken: async (requestId, tokenId) => {
+        await this.#pass(this.#world.between(100, 3_000));
+        const call = this.all[number]!.calls.find(({ request }) => request.requestId === requestId);
+        if (call === undefined || call.hasToken || call.isInStep || call.answerLeft < 2) return false;
+        call.firstToken ??= tokenId;
+        return true;
+      },
       changeHandOff: async (requestId, blocks) => {
         await this.#pass(this.#world.between(100, 3_000));
         const call = this.all[number]!.calls.find(({ request }) => request.requestId === requestId);
@@ -233,6 +244,8 @@ export class VirtualWorkers implements HandOffEngines {
           isBringing: false,
           hasToken: false,
           hasGiven: false,
+          isInStep: false,
+          firstToken: undefined,
           stallAtMs: 0,
           deadlineAtMs: 0,
           tokensLeft: tokensOf(request),
@@ -358,6 +371,7 @@ export class VirtualWorkers implements HandOffEngines {
       if (stepBlocks > 0) chunk = Math.min(chunk, prompt + most + (call.tokensLeft <= most + tail ? tail : 0));
       const part = Math.min(call.tokensLeft, chunk - prompt);
       parts.set(call, part);
+      call.isInStep = true;
       prompt += part;
     }
     if (parts.size === 0 && streams.length === 0) return;
@@ -369,6 +383,7 @@ export class VirtualWorkers implements HandOffEngines {
       if (worker.life !== life) return;
       if (worker.isStopped) return void this.#world.schedule(20_000, 'stopped', step);
       worker.isStepping = false;
+      for (const call of parts.keys()) call.isInStep = false;
       for (const [call, part] of parts) if (call.isOpen) this.#computed(call, part);
       for (const call of streams) if (call.isOpen) this.#token(call);
       this.#work(worker);
@@ -486,10 +501,13 @@ export class VirtualWorkers implements HandOffEngines {
 
   #token(call: VirtualCall, part: Partial<GenerateEvent> = {}): void {
     const { promptTokenIds, maxTokens } = call.request;
-    const token = tokenAt(promptTokenIds[0]!, promptTokenIds.length + maxTokens - call.answerLeft);
+    const tokenIds = call.firstToken === undefined ? [] : [call.firstToken];
+    call.firstToken = undefined;
+    call.answerLeft -= tokenIds.length;
+    tokenIds.push(tokenAt(promptTokenIds[0]!, promptTokenIds.length + maxTokens - call.answerLeft));
     call.answerLeft--;
     const isLast = call.answerLeft <= 0;
-    this.#tell(call, { ...part, tokenIds: [token], finishReason: isLast ? 'length' : '' }, isLast);
+    this.#tell(call, { ...part, tokenIds, finishReason: isLast ? 'length' : '' }, isLast);
     if (isLast) call.hasToken = false;
   }
 }

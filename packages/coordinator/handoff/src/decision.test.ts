@@ -3,7 +3,8 @@
 import { maxMedia } from '@kvtier/kv-index';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { type Decision, decide, handOffReasons, lineOf, type Question, type Side } from './decision.ts';
+import { type Decision, decide, handOffReasons, lineOf } from './decision.ts';
+import type { Question, Side } from './question.ts';
 
 const matchOf = (blocks: number) => {
   const byMedium = new Int32Array(maxMedia);
@@ -226,11 +227,42 @@ describe('by hand', () => {
     const { pauseS, blocks } = splitOf({});
     const of = (part: Partial<Question>) => splitOf({ itlS: pauseS, ...part }).draws;
     expect([blocks, of({}), of({ itlS: pauseS - 1e-6 }), of({ maxTokens: 1 })]).toEqual([100, true, false, false]);
-    // 31 blocks of its last step, the tail, the step under way and two more.
-    expect(pauseS).toBeCloseTo(0.031 + 0.001 + 3 * 0.01, 9);
+    // 31 blocks of its last step, the tail, the step under way and one more.
+    expect(pauseS).toBeCloseTo(0.031 + 0.001 + 2 * 0.01, 9);
     // A prompt beside streams there: the step under way alone is as long as the target.
     expect(of({ itlS: 10, decode: running(3, { role: 'decode', tokensAhead: 100 }) })).toBe(false);
     expect(of({ itlS: 10, decode: running(3, { role: 'decode' }) })).toBe(true);
+  });
+
+  it('prefill gives no first token that makes all others later by more than it is worth', () => {
+    const draws = (tokens: number, ttftS: number) =>
+      decide(question({ mode: 'always', tokens, ttftS, itlS: 1, linkBlocksPerS: 400 })).split!.draws;
+    // 15 tokens behind the blocks, 15 ms before these travel; a step of 10 ms less, and the first token 15 ms and more sooner.
+    expect([draws(1_615, 2), draws(63, 2), draws(63, 0.1)]).toEqual([true, false, true]);
+  });
+
+  it('a rest of a block waits at the decode side for a step, not for the prompts there', () => {
+    const decode = (tokensAhead: number) => running(3, { role: 'decode', tokensAhead });
+    const of = (tokens: number, tokensAhead: number) =>
+      decide(question({ mode: 'always', tokens, decode: decode(tokensAhead) })).split!;
+    const [idle, busy] = [of(1_601, 0), of(1_601, 100_000)];
+    // Half of a step of 13 ms and 33.3 tokens, and 33.3 tokens in its own.
+    expect(busy.ttftS - idle.ttftS).toBeCloseTo(0.0333 + (0.013 + 0.0333) / 2, 6);
+    // Prompts that end before its blocks are there are none of its business.
+    expect(of(1_601, 1_000).ttftS).toBe(idle.ttftS);
+  });
+
+  it('a short prompt is not split for one stream: its own answer would be later by more', () => {
+    const figures = { prefillTokensPerS: 1_550, prefillStepS: 0.007, stepS: 0.003, stepPerRequestS: 0.002 };
+    const one = (count: number) =>
+      decide(
+        question({
+          ...{ tokens: 48, maxTokens: 8, ttftS: 4, itlS: 0.16, linkBlocksPerS: 380, late: lateBy(0.002, 0.006) },
+          decode: running(count, { role: 'decode', ...figures }),
+          others: [side(1, { role: 'prefill', ...figures })],
+        }),
+      ).reason;
+    expect([one(0), one(1), one(8)]).toEqual(['alone', 'alone', 'spares-streams']);
   });
 
   it('streams that run are spared, and counted', () => {
@@ -258,7 +290,8 @@ describe('by hand', () => {
     expect(alone.ttftS).toBeCloseTo(0.0065 + 1_601 * (0.001 + 0.013 / chunk) + 0.013, 9);
     // Streams in time are harmed by a tenth of it.
     const worth = alone.ttftS ** 2 / (2 * (10 / 3));
-    expect(alone.costS).toBeCloseTo(worth + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
+    const tokensS = alone.ttftS * 0.1;
+    expect(alone.costS).toBeCloseTo(worth + tokensS + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
     expect(split).toMatchObject({ slowed: 0, blocks: 100 });
   });
 
@@ -335,7 +368,7 @@ describe('by hand', () => {
     // Two that are: half of what is computed, each, and as urgent as its own first token after 5 ms, 1.601 s and a step.
     expect(none - all).toBeCloseTo((1.601 * 1.616) / (10 / 3), 9);
     expect(costOf(9)).toBe(all);
-    const others = [side(1, { role: 'prefill', tokensAhead: 1_000 })];
+    const others = [side(1, { role: 'prefill', tokensAhead: 800 })];
     const reason = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), others, ttftS: 10 })).reason;
     expect([reason(0), reason(2)]).toEqual(['spares-streams', 'alone']);
   });

@@ -2,29 +2,14 @@
  * Whether another worker computes a request's prompt, which one, and how much of it. Pure: all figures are arguments, so that the same
  * moment is decided the same way in service, in tests and in the simulation.
  *
- *     begins(w)    = max(tokens ahead × token(w), rest of the step, loads ahead, room)
- *     chunk(w)     = tokens of a step; of one that keeps to its streams' target, what that leaves (engine/scheduler's pacing.ts)
- *     token(w)     = 1 ÷ prefill rate + step(w) ÷ chunk(w)                     the latter only while streams run there
- *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
- *     computed(b)  = begins(P) + (b - held(P)) × token(P)                                  0 where P holds all b blocks
- *     stepped(b)   = √((b - held(P)) × link × step without tokens(P) × (1 + waiting))     blocks of one step of P; no more than it takes
- *     arrived(b)   = max((pending + b - held(D)) ÷ link, computed(b) + its last step's blocks ÷ link)
- *     split(b)     = max(arrived(b), begins(D)) + (tokens - b blocks) × token(D) + step(D)
- *     between(w,n) = step(w) + min(n, chunk(w)) ÷ prefill rate                time between two tokens of those that run
- *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
- *     cost         = worth(time to first token) + Σ over D, P: what it computes there × (running × harm + urgency × (waiting - awaiting) ÷ 2)
- *     harm         = 0.1 where `between` stays within the target, else 1
- *     urgency      = time since it came ÷ a third of the target, 1 at most; worth: its sum over the time to the first token
- *
- * What misses least is taken; of equals, what costs all least. `b` is one of 16 equal parts of the prompt's full blocks: where the link is
- * the bottleneck, fewer blocks travel and the decode side computes the rest while they do not. Streams that get their tokens in time are
- * hardly harmed: a decode side takes prompts itself while prefill has a queue. A first token that the next one does not follow within the target
- * is not given ahead: a stream that begins and stands still is one that misses it. A split has to cost a twentieth less than none: it can
- * fail in more ways. Time to first token is that of Mooncake's algorithm 1 (FAST'25) with the transfer hidden under
- * compute; that a worker which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
+ * For the decode side alone, and for each worker that takes prefill and 16 shares of the prompt, times are predicted (times.ts) and
+ * priced (cost.ts). What misses fewest targets is taken; of equals, what costs all least. Where the link is the bottleneck, fewer
+ * blocks travel and the decode side computes the rest while they do not. A split has to cost a twentieth less than none: it can fail in
+ * more ways.
  */
-import type { WorkerState } from '@kvtier/routing';
-import { bringSecondsOf, computedTokensOf, roomS } from '@kvtier/routing';
+import { type Cost, costOf, ownCostOf } from './cost.ts';
+import type { Question, Side } from './question.ts';
+import { aloneTimes, type SplitTimes, splitTimes, stepS } from './times.ts';
 
 /** Why a request is split, or is not. */
 export const handOffReasons = [
@@ -53,72 +38,11 @@ export const handOffReasons = [
 ] as const;
 export type HandOffReason = (typeof handOffReasons)[number];
 
-export type SplitMode = 'predicted' | 'always' | 'never';
-
-/** Of a worker at this moment. `match` is what it has at hand of the prompt. */
-export interface Side extends WorkerState {
-  readonly number: number;
-  readonly name: string;
-  readonly role: 'prefill' | 'decode' | 'both';
-  /** It takes requests. */
-  readonly isReady: boolean;
-  readonly revision: string;
-  /** All that two workers must have in common to share blocks, as one text. */
-  readonly identity: string;
-  /** Of the cache node beside it; null: it has none. */
-  readonly node: string | null;
-  /** Prompts that it computes for others now. */
-  readonly legs: number;
-  /** Of those that wait there: whose prompt others compute. They have next to nothing to wait for there. */
-  readonly awaiting: number;
-  /** Tokens that it computes in one step at most. */
-  readonly stepTokens: number;
-  /** Of a step that computes prompts alone, besides its tokens; 0: not known. */
-  readonly prefillStepS: number;
-}
-
-export interface Question {
-  readonly mode: SplitMode;
-  readonly tokens: number;
-  readonly blockTokens: number;
-  /** Most tokens of the answer. */
-  readonly maxTokens: number;
-  readonly decode: Side;
-  /** All other workers of the model. */
-  readonly others: readonly Side[];
-  /** Seconds since the request came. */
-  readonly waitedS: number;
-  /** Seconds: to the first token; between two tokens of those that run. */
-  readonly ttftS: number;
-  readonly itlS: number;
-  /** Blocks a second to the decode side from another node; 0: not measured, taken for as fast as need be, since only a try measures it. */
-  readonly linkBlocksPerS: number;
-  /** Blocks of other hand-offs that have still to come over it. */
-  readonly pendingBlocks: number;
-  /** Legs that one worker may have; legs that the coordinator may still begin. */
-  readonly legsPerWorker: number;
-  readonly legsLeft: number;
-  /** Seconds that first tokens came later than predicted, so far, of those that were predicted to take so long. */
-  readonly late: Late;
-}
-
-export interface Late {
-  aloneS(predictedS: number): number;
-  splitS(predictedS: number): number;
-}
-
 /** What is expected of one way to serve the request. */
-export interface Expected {
-  /** Seconds to the first token, from now on; and without what is learned of how late they come. */
+export interface Expected extends Cost {
+  /** Seconds to the decode side's first token, from now on; and without what is learned of how late they come. */
   readonly ttftS: number;
   readonly plainS: number;
-  /** Longest seconds between two tokens of those that run beside it. */
-  readonly itlS: number;
-  /** Streams that it makes slower than their target. */
-  readonly slowed: number;
-  /** These, and the request itself where its first token is late. */
-  readonly misses: number;
-  readonly costS: number;
 }
 
 export interface Decision {
@@ -132,34 +56,13 @@ export interface Decision {
   readonly isLacking: boolean;
 }
 
-export interface Split extends Expected {
-  readonly prefill: Side;
-  /** Whole blocks of the prompt, from the first on. */
-  readonly blocks: number;
-  /** These are all, and others follow the first token in time: the prefill side computes the rest of the prompt, too, and gives that one. */
+export interface Split extends Expected, SplitTimes {
+  /** The blocks are all: the prefill side computes the rest of the prompt, too, and gives the first token. */
   readonly draws: boolean;
-  /** Seconds from the prefill side's token to the decode side's next one. */
-  readonly pauseS: number;
-  /** Prompt tokens that the prefill side computes. */
-  readonly computes: number;
-  /** Blocks that travel; and of one step of the prefill side at most, so that they do while others are computed; 0: as it likes. */
-  readonly travels: number;
-  readonly stepBlocks: number;
-  /** Seconds until the first block can be there, and the last one. */
-  readonly firstS: number;
-  readonly arrivedS: number;
 }
 
 const parts = 16;
 const margin = 0.95;
-/** Of a second that a stream comes later, while its tokens come in time. */
-const harmInTime = 0.1;
-/** Of the target: a first token that comes sooner than that is the less urgent the sooner it comes. */
-const soon = 1 / 3;
-/** As engines keep to a target: see pacing.ts of engine/scheduler. */
-const [trust, leastShare] = [0.9, 1 / 4];
-/** As many blocks a second as make a transfer nothing. */
-const fast = 1e9;
 
 export function decide(question: Question): Decision {
   const { mode, tokens, blockTokens, decode } = question;
@@ -184,7 +87,7 @@ export function decide(question: Question): Decision {
       if (best === undefined || isBetter(split, best)) best = split;
     }
   }
-  const chosen = { ...best!, draws: best!.blocks === full && question.maxTokens > 1 && best!.pauseS <= question.itlS };
+  const chosen = drawing(question, best!, full);
   if (mode === 'always') return { reason: 'always', split: chosen, expected: chosen, alone, isLacking: false };
   if (!pays(chosen, alone)) return none('alone');
   const isSooner = chosen.ttftS < alone.ttftS && chosen.slowed >= alone.slowed;
@@ -230,113 +133,37 @@ function candidatesOf({ decode, others, legsPerWorker, legsLeft }: Question): re
 }
 
 function aloneOf(question: Question): Expected {
-  const { decode, late } = question;
-  const computes = computedTokensOf(question, decode, decode);
-  const bringS = bringSecondsOf(question, decode, decode);
-  const begins = Math.max(beginsS(question, decode, true), decode.loadAheadS + bringS);
-  const computeS = computes * tokenS(question, decode);
-  const plainS = begins + computeS + stepS(decode);
-  return expectedOf(question, plainS, late.aloneS(plainS), [[decode, computes, computeS]]);
+  const { plainS, computes, computeS } = aloneTimes(question);
+  const ttftS = plainS + question.late.aloneS(plainS);
+  const work = [{ side: question.decode, tokens: computes, seconds: computeS }];
+  return { ...costOf(question, ttftS, work), ttftS, plainS };
 }
 
 function splitOf(question: Question, prefill: Side, blocks: number, held: number): Split {
-  const { tokens, blockTokens, decode, linkBlocksPerS, pendingBlocks, late } = question;
-  const isNear = prefill.node === decode.node;
-  const link = isNear || linkBlocksPerS <= 0 ? fast : linkBlocksPerS;
-  const toCompute = Math.max(blocks - Math.min(prefill.match.blocks, blocks), 0);
-  const computes = toCompute * blockTokens;
-  const travels = isNear ? 0 : blocks - held;
-  const most = Math.max(Math.floor(prefill.stepTokens / blockTokens), 1);
-  const stepBlocks = travels === 0 ? 0 : stepBlocksOf(prefill, toCompute, link, most);
-  const moreSteps = stepBlocks === 0 ? 0 : Math.ceil(toCompute / stepBlocks) - Math.ceil(toCompute / most);
-  const prefillS = computes * tokenS(question, prefill) + moreSteps * prefill.prefillStepS;
-  const startS = toCompute === 0 ? 0 : beginsS(question, prefill, false);
-  const lastBlocks = Math.min(stepBlocks || most, toCompute, travels);
-  const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
-  const arrivedS = Math.max(wireS, startS + prefillS + lastBlocks / link);
-  const firstS =
-    toCompute === blocks
-      ? startS + Math.min(computes, (stepBlocks || most) * blockTokens) * tokenS(question, prefill)
-      : 0;
-  const tail = tokens - blocks * blockTokens;
-  const tailS = tail * tokenS(question, decode);
-  const plainS = Math.max(arrivedS, beginsS(question, decode, true)) + tailS + stepS(decode);
-  // A step under way is as long as the streams' target, where prompts are computed beside them.
-  const underWayS = decode.tokensAhead > 0 && decode.running > 0 ? question.itlS : stepS(decode);
-  const pauseS = plainS - (startS + prefillS) + underWayS + stepS(decode);
-  const expected = expectedOf(question, plainS, late.splitS(plainS), [
-    [decode, tail, tailS],
-    [prefill, computes, prefillS],
-  ]);
-  return { ...expected, prefill, blocks, draws: false, pauseS, computes, travels, stepBlocks, firstS, arrivedS };
+  const times = splitTimes(question, prefill, blocks, held, false);
+  const { plainS, computes, computeS, tail, tailS } = times;
+  const ttftS = plainS + question.late.splitS(plainS);
+  const work = [
+    { side: question.decode, tokens: tail, seconds: tailS },
+    { side: prefill, tokens: computes, seconds: computeS },
+  ];
+  return { ...costOf(question, ttftS, work), ...times, ttftS, draws: false };
 }
 
 /**
- * Each step costs `prefillStepS`, and what the last one computed travels when nothing is computed any more: with n steps
- * n × prefillStepS + blocks ÷ n ÷ link, which is least for n = √(blocks ÷ link ÷ prefillStepS). Who waits behind it pays for each step,
- * too.
+ * The same, with the first token from the prefill side, where that is worth it to the request itself: its client has that one earlier, and
+ * all others later, by the rest of the prompt that the prefill side computes first, or sooner, by the step that the decode side need
+ * not take for it. Never where the next one does not follow within the target: a stream that begins and stands still is one that misses it.
  */
-function stepBlocksOf({ prefillStepS, waiting }: Side, blocks: number, link: number, most: number): number {
-  if (prefillStepS <= 0 || blocks === 0) return 0;
-  const best = Math.max(Math.ceil(Math.sqrt(blocks * link * prefillStepS * (1 + waiting))), 1);
-  return best < most ? best : 0;
+function drawing(question: Question, split: Split, full: number): Split {
+  const { decode, maxTokens, itlS } = question;
+  if (split.blocks !== full || maxTokens <= 1) return split;
+  const { earlyS, plainS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
+  if (pauseS > itlS) return split;
+  const without = ownCostOf(question, split.plainS, split.plainS + stepS(decode));
+  if (ownCostOf(question, earlyS, plainS) > without) return split;
+  return { ...split, draws: true };
 }
-
-function expectedOf(
-  question: Question,
-  plainS: number,
-  lateS: number,
-  work: readonly (readonly [side: Side, tokens: number, seconds: number])[],
-): Expected {
-  const { waitedS, ttftS: target, itlS: between } = question;
-  const ttftS = plainS + lateS;
-  let slowed = 0;
-  const soonS = target * soon;
-  let costS = worthS(waitedS + ttftS, soonS) - worthS(waitedS, soonS);
-  const urgency = Math.min((waitedS + ttftS) / soonS, 1);
-  let itlS = 0;
-  for (const [side, tokens, seconds] of work) {
-    if (tokens === 0) continue;
-    costS += (seconds * urgency * Math.max(side.waiting - side.awaiting, 0)) / 2;
-    if (side.running === 0) continue;
-    const without = stepS(side);
-    const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;
-    itlS = Math.max(itlS, beside);
-    costS += seconds * side.running * (beside <= between ? harmInTime : 1);
-    // Those that are too slow already are not made so by this request.
-    if (without <= between && beside > between) slowed += side.running;
-  }
-  return { ttftS, plainS, itlS, slowed, misses: slowed + (waitedS + ttftS > target ? 1 : 0), costS };
-}
-
-/** Of waiting so long for a first token, each moment as urgent as it is late: the less the sooner it would come anyway. */
-const worthS = (waitS: number, soonS: number): number =>
-  waitS < soonS ? (waitS * waitS) / (2 * soonS) : waitS - soonS / 2;
-
-/** Seconds until it begins with what comes now; with room for all of the request, or for nothing but the prompt. */
-function beginsS(question: Question, side: Side, isWhole: boolean): number {
-  const { tokens, blockTokens, maxTokens } = question;
-  const requests = side.waiting + side.running;
-  const request = { tokens, blockTokens, maxTokens: isWhole ? maxTokens : 0, keys: noKeys, session: '' };
-  const stepLeftS = requests === 0 ? 0 : stepS(side) / 2;
-  return Math.max(side.tokensAhead * tokenS(question, side), stepLeftS, side.loadAheadS, roomS(request, side));
-}
-const noKeys = new Int32Array(0);
-
-/** Seconds that one prompt token takes there, beside those that run. */
-const tokenS = (question: Question, side: Side): number =>
-  1 / side.prefillTokensPerS + (side.running === 0 ? 0 : stepS(side) / chunkOf(question, side));
-
-/** Prompt tokens of one step there, beside those that run. Only workers that decode for others are told to keep to the target. */
-function chunkOf({ itlS, blockTokens }: Question, side: Side): number {
-  const leftS = itlS - stepS(side);
-  if (side.role !== 'decode' || side.running === 0 || leftS <= 0) return side.stepTokens;
-  const inTime = trust * Math.max(leftS, itlS * leastShare) * side.prefillTokensPerS;
-  return Math.min(Math.max(inTime, blockTokens), side.stepTokens);
-}
-
-/** Of a step without prompts. */
-const stepS = ({ stepS, running, stepPerRequestS }: Side): number => stepS + running * stepPerRequestS;
 
 const ms = (seconds: number): string => `${(seconds * 1000).toFixed(0)} ms`;
 

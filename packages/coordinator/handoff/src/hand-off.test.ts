@@ -12,6 +12,7 @@ async function handedOff(
   events: readonly (readonly ['d' | 'p', Partial<GenerateEvent>])[],
   pending: number[] = [],
   parts: Took[] = [],
+  draws: { readonly tells: (string | number)[][]; readonly given: number[][] } = { tells: [], given: [] },
 ): Promise<number[][]> {
   const workers = new FakeWorkers();
   workers.add('d');
@@ -28,13 +29,20 @@ async function handedOff(
     onChange: () => () => {},
     onLoad: () => () => {},
     sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
-    engine: () => ({ changeHandOff: async () => true }),
+    engine: (number: number) => ({
+      changeHandOff: async () => true,
+      // One that does not answer is none of the answer's business.
+      tellFirstToken: async (id: string, token: number) => {
+        draws.tells.push([number, id, token]);
+        throw new Error('gone');
+      },
+    }),
     follow,
   } as unknown as HandOffEngines;
   const run = new HandOff({
     ...{ engines, decode: 0, request: greedy({ requestId: 'r' }), blockTokens: 16, tries: 1 },
     times: { stallMs: 60_000, deadlineMs: 60_000 },
-    split: { prefill, blocks: 10, computes: 160, travels: 10 } as Split,
+    split: { prefill, blocks: 10, computes: 160, travels: 10, draws: true } as Split,
     listener: {
       leg: () => {},
       pending: (blocks) => pending.push(blocks),
@@ -44,7 +52,9 @@ async function handedOff(
       took: (took) => parts.push(took),
       travelled: () => {},
     },
-  }).run(new AbortController().signal, () => undefined);
+  }).run(new AbortController().signal, ({ tokenIds }) => {
+    draws.given.push([...tokenIds]);
+  });
   for (const [who, said] of events) {
     const { onEvent, end } = streams.get(who)!;
     onEvent(event(said));
@@ -146,4 +156,39 @@ it('says nothing of what did not come as it should', async () => {
     parts,
   );
   expect(parts).toEqual([]);
+});
+
+const draws = () => ({ tells: [] as (string | number)[][], given: [] as number[][] });
+
+it('the decode side is told the prefill side’s token, once, and what it goes on with is given without it', async () => {
+  const of = draws();
+  const token: Partial<GenerateEvent> = { tokenIds: [1] };
+  await handedOff(
+    [
+      ['d', state(0, 0)],
+      ['p', token],
+      ['p', token],
+      ['p', { ...state(0, 10), finishReason: 'prefilled' }],
+      ['d', { ...first(160), tokenIds: [1, 2] }],
+    ],
+    ...([[], [], of] as const),
+  );
+  expect(of).toEqual({ tells: [[0, 'r', 1]], given: [[1], [2]] });
+});
+
+it('it is not told of a token that ends the answer, nor of one that it had first', async () => {
+  const [ended, late] = [draws(), draws()];
+  const events = [['d', state(0, 0)] as const, ['p', { tokenIds: [1], finishReason: 'stop' }] as const];
+  await handedOff(events, ...([[], [], ended] as const));
+  expect(ended).toEqual({ tells: [], given: [[1]] });
+  await handedOff(
+    [
+      ['d', state(0, 0)],
+      ['d', { ...first(160), finishReason: '' }],
+      ['p', { tokenIds: [1] }],
+      ['d', { tokenIds: [2], finishReason: 'length' }],
+    ],
+    ...([[], [], late] as const),
+  );
+  expect(late).toEqual({ tells: [], given: [[1], [2]] });
 });

@@ -2,7 +2,7 @@
  * One hand-off: two calls at once, that both end here.
  *
  *     D.Generate(hand_off) ─► D has room, and says so ─► P.Generate(prefill_only) ─► blocks lie in P's node ─► D brings them in ─► tokens
- *                                                                   └─► the first token, where P computes all of the prompt
+ *                                                                   └─► the first token, where P computes all of the prompt; D is told it
  *
  * The calls are the lease: nothing of a hand-off outlives this object's `run`, and it ends with the signal, with D's stream, or with a
  * failure. P is asked only once D has reserved its room, and never for what D holds. P that fails, dies, or has no block for
@@ -37,7 +37,10 @@ export type Shortfall = (typeof shortfalls)[number];
 /** What a hand-off asks of the workers: the registry's fleet is this. */
 export interface HandOffEngines extends Workers {
   follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void>;
-  engine(number: number): { changeHandOff(requestId: string, blocks: number): Promise<boolean> };
+  engine(number: number): {
+    changeHandOff(requestId: string, blocks: number): Promise<boolean>;
+    tellFirstToken(requestId: string, tokenId: number): Promise<boolean>;
+  };
 }
 
 export interface HandOffTimes {
@@ -65,7 +68,7 @@ export interface Took {
   readonly isEarly: boolean;
   /** Until the decode side has room. */
   readonly admitUs: number;
-  /** At the prefill side: until it begins, and until it has computed all. */
+  /** At the prefill side: until it begins, its loads among it, and until it has computed all. */
   readonly queueUs: number;
   readonly prefillUs: number;
   /** From then on, until the last block is in; the rest of the prompt. */
@@ -245,6 +248,14 @@ export class HandOff {
     });
   }
 
+  /** The decode side goes on behind the first token. One that does not hear of it draws it itself. */
+  #tell(tokenId: number): void {
+    const { engines, decode, request } = this.#options;
+    Promise.resolve()
+      .then(() => engines.engine(decode).tellFirstToken(request.requestId, tokenId))
+      .catch(() => undefined);
+  }
+
   /** Returns what fell short; undefined: all blocks lie in its node. @throws what its stream ended with */
   async #ask({ prefill, blocks, stepBlocks, draws }: Split, requestId: string): Promise<Shortfall | undefined> {
     const { engines, request, times } = this.#options;
@@ -262,7 +273,7 @@ export class HandOff {
     }, times.stallMs);
     const read = (event: GenerateEvent): void | Promise<void> => {
       const { handOff, finishReason, cache, tokenIds } = event;
-      if (cache !== undefined) this.#prefilled = { queueUs: cache.queueUs, prefillUs: cache.prefillUs };
+      if (cache !== undefined) this.#prefilled = { queueUs: cache.queueUs + cache.loadUs, prefillUs: cache.prefillUs };
       const now = Math.min(handOff?.readyBlocks ?? ready, blocks);
       if (now > ready || finishReason !== '') stall.refresh();
       ready = Math.max(now, ready);
@@ -272,7 +283,10 @@ export class HandOff {
         this.#cameHidden = this.#came;
       }
       this.#ready = Math.max(this.#ready, ready);
-      return tokenIds.length > 0 && !this.#hasToken ? this.#early!.give(event) : undefined;
+      if (tokenIds.length === 0 || this.#hasToken || this.#early!.isGiven) return undefined;
+      const taken = this.#early!.give(event);
+      if (finishReason === '' && this.#early!.isGiven && !this.#early!.isOver) this.#tell(tokenIds[0]!);
+      return taken;
     };
     try {
       const maxTokens = isAsked ? request.maxTokens : 1;

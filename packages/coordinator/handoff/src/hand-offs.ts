@@ -15,11 +15,12 @@ import type { Logger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import type { Asked } from './asked.ts';
 import type { Copies } from './copies.ts';
-import { type Decision, decide, lineOf, type Question, type Split, type SplitMode } from './decision.ts';
+import { type Decision, decide, lineOf, type Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
 import { Late, Lateness } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
+import type { Question, SplitMode } from './question.ts';
 import { sidesOf } from './sides.ts';
 
 export interface HandOffsOptions {

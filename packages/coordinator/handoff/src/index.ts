@@ -8,10 +8,7 @@ export {
   type HandOffReason,
   handOffReasons,
   lineOf,
-  type Question,
-  type Side,
   type Split,
-  type SplitMode,
 } from './decision.ts';
 export { type HandOffEngines, type Shortfall, shortfalls, type Took } from './hand-off.ts';
 export {
@@ -21,3 +18,4 @@ export {
   type HandOffsOptions,
   handOffDefaults,
 } from './hand-offs.ts';
+export type { Question, Side, SplitMode } from './question.ts';

@@ -2,7 +2,7 @@
 import type { Held, Holdings, Share } from '@kvtier/dispatch';
 import { type Keys, maxMedia } from '@kvtier/kv-index';
 import type { Worker } from '@kvtier/registry';
-import type { Side } from './decision.ts';
+import type { Side } from './question.ts';
 
 const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 /** Of a worker that does not say it. */

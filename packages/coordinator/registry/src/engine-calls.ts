@@ -313,6 +313,17 @@ export class EngineCalls {
     return answer.done;
   }
 
+  /**
+   * The first token of a request that waits for its blocks. False: it draws it itself, or there is none.
+   * @throws KvError
+   */
+  async tellFirstToken(requestId: string, tokenId: number): Promise<boolean> {
+    const answer = await this.#unary<{ done: boolean }>((client, deadline, done) =>
+      client.tellFirstToken({ requestId, tokenId }, new Metadata(), { deadline }, done),
+    );
+    return answer.done;
+  }
+
   /** It takes nothing new from now on; how many requests it still has. @throws KvError */
   async drain(): Promise<number> {
     const answer = await this.#unary<{ left: number }>((client, deadline, done) =>

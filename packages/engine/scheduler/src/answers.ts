@@ -102,7 +102,10 @@ export class Answers {
       return;
     }
     request.append(tokenId);
-    const plain = { tokenIds: [tokenId], finishReason: request.finishReason() };
+    const { givenToken } = request;
+    request.givenToken = undefined;
+    const tokenIds = givenToken === undefined ? [tokenId] : [givenToken, tokenId];
+    const plain = { tokenIds, finishReason: request.finishReason() };
     const output = request.firstOutputDone ? plain : { ...plain, ...this.#cacheUse(request) };
     if (output !== plain) this.#options.scheduler.load.settle(request);
     this.#untold.push({ request, output });
@@ -111,7 +114,9 @@ export class Answers {
 
   /** The answer goes on elsewhere, unless it ends with it; this request ends when its blocks are stored. */
   #drawnForAnother(request: EngineRequest, tokenId: number): void {
-    const output = { tokenIds: [tokenId], finishReason: request.finishReasonWith(tokenId) };
+    const { blockTokens, clock } = this.#options;
+    const cache = cacheUseOf(request, blockTokens, clock.nowUs());
+    const output = { tokenIds: [tokenId], finishReason: request.finishReasonWith(tokenId), cache };
     this.#untold.push({ request, output });
     if (output.finishReason !== '') this.#finished(request);
   }
@@ -132,12 +137,16 @@ export class Answers {
     this.counts.prefilledBlocks += readyBlocks;
     const handOff = { localBlocks: 0, readyBlocks };
     this.#finished(request);
+    const output: Output = { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff };
+    const before = this.#untold.filter((one) => one.request === request);
+    if (before.length === 0) {
+      // The scheduler may be at work.
+      queueMicrotask(() => this.#emit(request, output));
+      return;
+    }
     // Behind the token that it has drawn.
-    for (const one of this.#untold) if (one.request === request) one.isBeforeEnd = true;
-    this.#untold.push({
-      request,
-      output: { tokenIds: [], finishReason: 'prefilled', ...this.#cacheUse(request), handOff },
-    });
+    for (const one of before) one.isBeforeEnd = true;
+    this.#untold.push({ request, output });
   }
 
   /** How its hand-off stands. */

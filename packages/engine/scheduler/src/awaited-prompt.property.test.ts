@@ -34,6 +34,8 @@ const request = fc.record({
       isDecodeFirst: fc.boolean(),
       /** The prefill side gives the first token. */
       draws: fc.boolean(),
+      /** Events after which the decode side is told the first token, whoever has drawn it. */
+      tellAfter: events,
     }),
     { freq: 6 },
   ),
@@ -99,6 +101,7 @@ const asks = (
       : {
           ...{ asked: 1, prefilled, changeAfter: null, changeTo: 0, abortPrefillAfter: null, isDecodeFirst: false },
           draws: false,
+          tellAfter: null,
           ...part,
         },
 });
@@ -194,6 +197,8 @@ it('answers right, holds right, ends every wait, frees all on both sides, and ne
               maxTokens,
               handOff: { blocks: blocksOf(handOff.asked), stallMs: 3, deadlineMs: 40 },
             });
+            const [first] = naiveAnswer(tokens, 1, [], windows);
+            after(handOff.tellAfter, () => d.engine.tellFirstToken(id, first!));
             after(handOff.changeAfter, () => d.engine.changeHandOff(id, blocksOf(handOff.changeTo)));
           };
           const prefill = (): void => {

@@ -204,6 +204,23 @@ export class Engine {
     return request !== undefined && this.#scheduler.incoming.changeHandOff(request, blocks);
   }
 
+  /**
+   * The first token of a request's answer, as the worker drew it that computes its prompt: it is taken for this request's own, whose
+   * first output has it and the next one. False: there is no such request, or it draws its first token itself.
+   * Throws KvError REQUEST: there is no such token.
+   */
+  tellFirstToken(requestId: string, tokenId: number): boolean {
+    const { vocabSize } = this.#options.executor.model;
+    if (!Number.isInteger(tokenId) || tokenId < 0 || tokenId >= vocabSize) {
+      const told = `first token ${tokenId} is not in the vocabulary (0..${vocabSize - 1})`;
+      throw new KvError('REQUEST', `request ${requestId}: ${told}`);
+    }
+    const request = this.#answers.get(requestId);
+    if (!request?.takeFirstToken(tokenId)) return false;
+    this.#scheduler.load.settle(request);
+    return true;
+  }
+
   /** Forget the engine's own cached blocks (not the tiers'). False, and nothing done, while any block is held. */
   resetPrefixCache(): boolean {
     const done = this.#kv.resetPrefixCache();

@@ -65,6 +65,8 @@ export class EngineRequest implements PrefixCacheRequest {
   engineHitTokens = 0;
   loadedByTier: Readonly<Record<string, number>> = {};
   firstOutputDone = false;
+  /** The first token, from the worker that computed the prompt: not told by this engine yet. */
+  givenToken: number | undefined;
   /** Tokens that it will not have to compute, as far as is known while it waits: cached here, or being loaded. */
   expectedTokens = 0;
   /** What it has added to the engine's load (`EngineLoad.settle`). */
@@ -151,6 +153,20 @@ export class EngineRequest implements PrefixCacheRequest {
     this.#tokens[this.#tokenCount++] = tokenId;
     oneToken[0] = tokenId;
     this.hashes.append(oneToken);
+  }
+
+  /**
+   * The answer's first token, as another worker drew it. False: this one is drawing its own, or has, or the answer ends with it. What is
+   * drawn follows from seed and position, so it is the one that would be drawn here; and should it not be, the answer goes on from what
+   * its reader has been given, as one does that is moved to another worker.
+   */
+  takeFirstToken(tokenId: number): boolean {
+    const isOpen = this.state !== 'finished' && this.handOff !== undefined && !this.firstOutputDone;
+    if (!isOpen || this.executing || this.#tokenCount !== this.promptTokens) return false;
+    if (this.finishReasonWith(tokenId) !== '') return false;
+    this.append(tokenId);
+    this.givenToken = tokenId;
+    return true;
   }
 
   /** A token is drawn after the last one: nobody wants one after the blocks that another worker waits for, unless it says so. */

@@ -210,7 +210,8 @@ export class Scheduler {
   #admitTails(): void {
     for (const request of this.waiting.toArray()) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
-      const isTail = request.tokenCount - request.computedTokens <= this.#kv.blockTokens;
+      // The answer's first token, where it is known already, is none of the prompt's.
+      const isTail = request.promptTokens - request.computedTokens <= this.#kv.blockTokens;
       if (isTail && request.handOff?.state === 'over' && request.holdsBlocks) this.#admit(request);
     }
   }

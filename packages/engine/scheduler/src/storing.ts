@@ -58,7 +58,14 @@ export class Storing {
     if (prefillOnly.held(first, end)) this.#options.onReady(request, prefillOnly.readyBlocks);
     prefillOnly.isBusy ||= isBusy;
     if (prefillOnly.unsettled === 0 && prefillOnly.isBusy) this.#again(request);
-    if (this.#requests.has(request)) this.#options.wake();
+    // Not behind the step that runs. Whoever calls may be at work with it.
+    if (this.#requests.has(request)) queueMicrotask(() => this.#ended(request));
+  }
+
+  #ended(request: EngineRequest): void {
+    if (!this.#requests.has(request)) return;
+    this.#goOn(request);
+    this.#options.wake();
   }
 
   /** Somebody needs room: who only waits for answers lets its blocks go, and offers nothing again. False: nobody had any. */

@@ -22,6 +22,7 @@ beforeEach(() => {
     },
     abort: () => true,
     changeHandOff: () => true,
+    tellFirstToken: () => true,
   };
   const note = (what: string) => (sender: string, number: number) => void noted.push(`${what} ${sender} ${number}`);
   const watches = { taken: note('taken'), begun: note('begun'), over: note('over') } as Partial<LoadWatches>;

@@ -9,7 +9,7 @@ import type { LoadWatches } from './load-watches.ts';
 import type { WorkerMetrics } from './metrics.ts';
 
 export interface GenerationsOptions {
-  readonly engine: Pick<Engine, 'submit' | 'abort' | 'changeHandOff'>;
+  readonly engine: Pick<Engine, 'submit' | 'abort' | 'changeHandOff' | 'tellFirstToken'>;
   readonly metrics: WorkerMetrics;
   readonly watches: LoadWatches;
 }
@@ -31,6 +31,12 @@ export class Generations {
   changeHandOff(requestId: string, blocks: number): boolean {
     const ours = this.#handOffs.get(requestId);
     return ours !== undefined && this.#options.engine.changeHandOff(ours, blocks);
+  }
+
+  /** False: the request draws its first token itself. @throws KvError REQUEST: there is no such token */
+  tellFirstToken(requestId: string, tokenId: number): boolean {
+    const ours = this.#handOffs.get(requestId);
+    return ours !== undefined && this.#options.engine.tellFirstToken(ours, tokenId);
   }
 
   /** Also what is refused is told, before this returns. Returns how it is aborted, which does nothing once it is over. */
@@ -62,8 +68,7 @@ export class Generations {
         if (sender !== undefined && sentNumber !== undefined) watches.begun(sender, sentNumber);
       }
       // Of what is computed for another worker, users feel nothing here.
-      if (cache && finishReason !== 'prefilled')
-        metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
+      if (cache && !request.prefillOnly) metrics.observeFirstToken((performance.now() - arrivedAtMs) * 1_000, cache);
       const fields = {
         ...{ tokenIds: [...tokenIds], finishReason },
         ...(cache && { cache: wireCacheUse(cache) }),

@@ -45,6 +45,12 @@ class ScriptedEngine {
     return true;
   }
 
+  readonly firstTokens: [string, number][] = [];
+  tellFirstToken(id: string, tokenId: number): boolean {
+    this.firstTokens.push([id, tokenId]);
+    return true;
+  }
+
   resetPrefixCache = (): boolean => true;
   drain = (): number => this.submitted.length;
 
@@ -276,6 +282,12 @@ it('a hand-off is told and changed under the name that its caller gave it; of tw
   expect(engine.submitted[2]!.params.handOff).toEqual(handOff);
   expect(await change('r', 1)).toBe(true);
   expect(engine.changes).toEqual([['r@2', 1]]);
+  const tell = (requestId: string, tokenId: number) =>
+    new Promise<unknown>((resolve) =>
+      client.tellFirstToken({ requestId, tokenId }, (error, answer) => resolve(error ?? answer.done)),
+    );
+  expect([await tell('r', 7), await tell('nobody', 7)]).toEqual([true, false]);
+  expect(engine.firstTokens).toEqual([['r@2', 7]]);
   const { onOutput } = engine.submitted[2]!;
   onOutput({ tokenIds: [], finishReason: '', handOff: { localBlocks: 1, readyBlocks: 0 } });
   const cache = { promptTokens: 3, cachedTokens: 2, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };

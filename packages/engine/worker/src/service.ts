@@ -24,7 +24,7 @@ export const liveness = { 'grpc.keepalive_time_ms': 500, 'grpc.keepalive_timeout
 export interface EngineServiceOptions {
   readonly engine: Pick<
     Engine,
-    'submit' | 'abort' | 'changeHandOff' | 'drain' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'
+    'submit' | 'abort' | 'changeHandOff' | 'tellFirstToken' | 'drain' | 'resetPrefixCache' | 'pinPrefix' | 'unpinPrefix'
   >;
   readonly describe: () => Description;
   readonly metrics: WorkerMetrics;
@@ -51,6 +51,7 @@ export function engineService(options: EngineServiceOptions): EngineServer {
     watchLoad: (call) => watches.add(call),
     drain: unary(() => ({ left: engine.drain() })),
     changeHandOff: unary(({ requestId, blocks }) => ({ done: generations.changeHandOff(requestId, blocks) })),
+    tellFirstToken: unary(({ requestId, tokenId }) => ({ done: generations.tellFirstToken(requestId, tokenId) })),
     generate: (call) => {
       const abort = generations.begin(call.request, (event, isLast) => {
         call.write(event);

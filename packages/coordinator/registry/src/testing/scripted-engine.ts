@@ -20,6 +20,7 @@ import {
   type PrefetchRequest,
   type RunningGrpcServer,
   startGrpcServer,
+  type TellFirstTokenRequest,
   toFailure,
   unary,
   type WatchLoadRequest,
@@ -59,6 +60,7 @@ export class ScriptedEngine {
   /** What it was told of hand-offs; and whether a request waited for blocks under that id. */
   readonly changes: ChangeHandOffRequest[] = [];
   change: (request: ChangeHandOffRequest) => boolean = () => true;
+  readonly firstTokens: TellFirstTokenRequest[] = [];
   /** What its load says; `tell` sends it. */
   load: Partial<EngineLoad> = {};
   draining = false;
@@ -122,6 +124,10 @@ export class ScriptedEngine {
         changeHandOff: unary((request) => {
           this.changes.push(request);
           return { done: this.change(request) };
+        }),
+        tellFirstToken: unary((request) => {
+          this.firstTokens.push(request);
+          return { done: true };
         }),
         resetPrefixCache: unary(() => ({ done: ++this.resets === 1 })),
         drain: unary(() => {

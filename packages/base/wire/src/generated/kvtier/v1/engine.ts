@@ -162,6 +162,17 @@ export interface ChangeHandOffResponse {
   done: boolean;
 }
 
+/** `request_id` as in ChangeHandOffRequest. */
+export interface TellFirstTokenRequest {
+  requestId: string;
+  tokenId: number;
+}
+
+/** false: it has drawn its own, is about to, or has ended. true: its first event with tokens has this one and the next. */
+export interface TellFirstTokenResponse {
+  done: boolean;
+}
+
 export interface GenerateEvent {
   /** new since the last event */
   tokenIds: number[];
@@ -1306,6 +1317,109 @@ export const ChangeHandOffResponse: MessageFns<ChangeHandOffResponse> = {
     try {
       const end = length === undefined ? reader.len : reader.pos + length;
       const message = createBaseChangeHandOffResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.done = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseTellFirstTokenRequest(): TellFirstTokenRequest {
+  return { requestId: "", tokenId: 0 };
+}
+
+export const TellFirstTokenRequest: MessageFns<TellFirstTokenRequest> = {
+  encode(message: TellFirstTokenRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.requestId !== "") {
+      writer.uint32(10).string(message.requestId);
+    }
+    if (message.tokenId !== 0) {
+      writer.uint32(16).uint32(message.tokenId);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TellFirstTokenRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTellFirstTokenRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.requestId = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.tokenId = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+};
+
+function createBaseTellFirstTokenResponse(): TellFirstTokenResponse {
+  return { done: false };
+}
+
+export const TellFirstTokenResponse: MessageFns<TellFirstTokenResponse> = {
+  encode(message: TellFirstTokenResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.done !== false) {
+      writer.uint32(8).bool(message.done);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TellFirstTokenResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTellFirstTokenResponse();
       while (reader.pos < end) {
         const tag = reader.uint32();
         switch (tag >>> 3) {
@@ -2956,6 +3070,18 @@ export const EngineService = {
       Buffer.from(ChangeHandOffResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ChangeHandOffResponse => ChangeHandOffResponse.decode(value),
   },
+  /** The answer's first token, from the worker that computed the prompt: who waits for its blocks goes on behind it. */
+  tellFirstToken: {
+    path: "/kvtier.v1.Engine/TellFirstToken" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: TellFirstTokenRequest): Buffer =>
+      Buffer.from(TellFirstTokenRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): TellFirstTokenRequest => TellFirstTokenRequest.decode(value),
+    responseSerialize: (value: TellFirstTokenResponse): Buffer =>
+      Buffer.from(TellFirstTokenResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): TellFirstTokenResponse => TellFirstTokenResponse.decode(value),
+  },
   /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
   drain: {
     path: "/kvtier.v1.Engine/Drain" as const,
@@ -2998,6 +3124,8 @@ export interface EngineServer extends UntypedServiceImplementation {
   watchLoad: handleServerStreamingCall<WatchLoadRequest, EngineLoad>;
   /** Another worker computes less of a request's prompt than was promised, or more: it died, or another one took over. */
   changeHandOff: handleUnaryCall<ChangeHandOffRequest, ChangeHandOffResponse>;
+  /** The answer's first token, from the worker that computed the prompt: who waits for its blocks goes on behind it. */
+  tellFirstToken: handleUnaryCall<TellFirstTokenRequest, TellFirstTokenResponse>;
   /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
   drain: handleUnaryCall<DrainRequest, DrainResponse>;
 }
@@ -3141,6 +3269,22 @@ export interface EngineClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: ChangeHandOffResponse) => void,
+  ): ClientUnaryCall;
+  /** The answer's first token, from the worker that computed the prompt: who waits for its blocks goes on behind it. */
+  tellFirstToken(
+    request: TellFirstTokenRequest,
+    callback: (error: ServiceError | null, response: TellFirstTokenResponse) => void,
+  ): ClientUnaryCall;
+  tellFirstToken(
+    request: TellFirstTokenRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: TellFirstTokenResponse) => void,
+  ): ClientUnaryCall;
+  tellFirstToken(
+    request: TellFirstTokenRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: TellFirstTokenResponse) => void,
   ): ClientUnaryCall;
   /** From now on new requests are refused (CANCELLED, retry); those that the engine has go on to their end. Not undone but by a restart. */
   drain(
