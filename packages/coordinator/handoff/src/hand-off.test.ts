@@ -158,37 +158,26 @@ it('says nothing of what did not come as it should', async () => {
   expect(parts).toEqual([]);
 });
 
-const draws = () => ({ tells: [] as (string | number)[][], given: [] as number[][] });
+type Draws = { tells: (string | number)[][]; given: number[][] };
+const drawn = async (...events: Parameters<typeof handedOff>[0]): Promise<Draws> => {
+  const of: Draws = { tells: [], given: [] };
+  await handedOff(events, [], [], of);
+  return of;
+};
+const has = (tokenIds: number[], finishReason = ''): Partial<GenerateEvent> => ({ tokenIds, finishReason });
 
 it('the decode side is told the prefill side’s token, once, and what it goes on with is given without it', async () => {
-  const of = draws();
-  const token: Partial<GenerateEvent> = { tokenIds: [1] };
-  await handedOff(
-    [
-      ['d', state(0, 0)],
-      ['p', token],
-      ['p', token],
-      ['p', { ...state(0, 10), finishReason: 'prefilled' }],
-      ['d', { ...first(160), tokenIds: [1, 2] }],
-    ],
-    ...([[], [], of] as const),
-  );
-  expect(of).toEqual({ tells: [[0, 'r', 1]], given: [[1], [2]] });
+  const ends = { ...state(0, 10), finishReason: 'prefilled' };
+  const last = { ...first(160), tokenIds: [1, 2] };
+  expect(await drawn(['d', state(0, 0)], ['p', has([1])], ['p', has([1])], ['p', ends], ['d', last])).toEqual({
+    ...{ tells: [[0, 'r', 1]], given: [[1], [2]] },
+  });
 });
 
 it('it is not told of a token that ends the answer, nor of one that it had first', async () => {
-  const [ended, late] = [draws(), draws()];
-  const events = [['d', state(0, 0)] as const, ['p', { tokenIds: [1], finishReason: 'stop' }] as const];
-  await handedOff(events, ...([[], [], ended] as const));
-  expect(ended).toEqual({ tells: [], given: [[1]] });
-  await handedOff(
-    [
-      ['d', state(0, 0)],
-      ['d', { ...first(160), finishReason: '' }],
-      ['p', { tokenIds: [1] }],
-      ['d', { tokenIds: [2], finishReason: 'length' }],
-    ],
-    ...([[], [], late] as const),
-  );
-  expect(late).toEqual({ tells: [], given: [[1], [2]] });
+  expect(await drawn(['d', state(0, 0)], ['p', has([1], 'stop')])).toEqual({ tells: [], given: [[1]] });
+  const begun = { ...first(160), finishReason: '' };
+  expect(await drawn(['d', state(0, 0)], ['d', begun], ['p', has([1])], ['d', has([2], 'length')])).toEqual({
+    ...{ tells: [], given: [[1], [2]] },
+  });
 });

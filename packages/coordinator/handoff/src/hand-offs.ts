@@ -146,14 +146,18 @@ export class HandOffs {
     if (lacks !== undefined) this.metrics.fellShort(lacks);
     told({ line, prefill: split?.prefill.name, degraded: degradedOf(lacks) });
     const { number } = choice.worker;
+    const seenS = (): number => (performance.now() - begunMs) / 1000;
     let isFirst = true;
     const first = (): void => {
       if (!isFirst) return;
       isFirst = false;
-      if (split !== undefined) this.#count(this.#awaiting, number, -1);
-      const seenS = (performance.now() - begunMs) / 1000;
-      this.#learn(decision, seenS);
-      this.#latest[way].came(plainS + this.#latest[way].s, seenS);
+      if (split === undefined) this.#learn(decision, seenS());
+      this.#latest[way].came(plainS + this.#latest[way].s, seenS());
+    };
+    let isAwaiting = split !== undefined;
+    const awaited = (): void => {
+      if (isAwaiting) this.#count(this.#awaiting, number, -1);
+      isAwaiting = false;
     };
     const watched: OnEvent = (event) => {
       first();
@@ -195,7 +199,11 @@ export class HandOffs {
           told({ line, prefill, degraded });
           return { ...next, blocks: split.blocks, draws: split.draws };
         },
-        firstToken: (local, come, hidden) => this.metrics.handedOff(split, local, come, hidden),
+        firstToken: (local, come, hidden) => {
+          this.metrics.handedOff(split, local, come, hidden);
+          awaited();
+          this.#learn(decision, seenS());
+        },
         took: (took) => told({ line, prefill, degraded, took }),
         travelled: (transfer) => {
           if (split.travels > 0) this.#linkOf(node).came(transfer);
@@ -207,7 +215,7 @@ export class HandOffs {
     try {
       await handOff.run(signal, watched);
     } finally {
-      if (isFirst) this.#count(this.#awaiting, number, -1);
+      awaited();
     }
   }
 
@@ -271,6 +279,7 @@ export class HandOffs {
     return { stallMs: Math.ceil(stall), deadlineMs };
   }
 
+  /** `seenS`: to the decode side's first token, whoever gave the first one: that is what is predicted, and what all later ones wait for. */
   #learn(decision: Decision, seenS: number): void {
     const { expected, split } = decision;
     this.metrics.came(decision, expected.ttftS, seenS);

@@ -4,19 +4,32 @@ import type { EngineRequest } from './request.ts';
 
 export class ArrivalList {
   readonly #requests: EngineRequest[] = [];
+  #handOffs = 0;
 
   get count(): number {
     return this.#requests.length;
   }
 
+  /** Of these, whose prompts other workers compute. */
+  get handOffs(): number {
+    return this.#handOffs;
+  }
+
   add(request: EngineRequest): void {
     this.#requests.splice(this.#placeOf(request.arrival), 0, request);
+    if (request.handOff) this.#handOffs++;
   }
 
   remove(request: EngineRequest): void {
     const at = this.#placeOf(request.arrival);
     invariant(this.#requests[at] === request, () => `request ${request.id} is not in the list`);
     this.#requests.splice(at, 1);
+    if (request.handOff) this.#handOffs--;
+  }
+
+  /** The first one that arrived after this one, or at all: a walk during which any may leave, without a copy. */
+  after(request?: EngineRequest): EngineRequest | undefined {
+    return this.#requests[request === undefined ? 0 : this.#placeOf(request.arrival + 1)];
   }
 
   /** A copy, so that the list may change while it is walked. */

@@ -84,7 +84,8 @@ export class Incoming {
    */
   departHandOffs(): void {
     let before = 0;
-    for (const request of this.#waiting.toArray()) {
+    const waiting = this.#waiting;
+    for (let request = waiting.after(); request; request = waiting.after(request)) {
       if (request.handOff?.state === 'open' && !request.holdsBlocks) {
         const computed = this.#kv.getComputedBlocks(request);
         const blocks = this.#blocksToAwait(request, computed);

@@ -117,7 +117,7 @@ export class Scheduler {
     const running = this.running.toArray();
     for (const request of running) if (decodes(request)) this.#continue(request);
     this.#budget = Math.min(this.#budget, promptTokens(this.#batch, this.load, this.#kv.blockTokens));
-    if (this.waiting.count > 0) {
+    if (this.waiting.handOffs > 0) {
       this.incoming.departHandOffs();
       this.#admitTails();
     }
@@ -187,6 +187,7 @@ export class Scheduler {
   }
 
   #admitWaiting(): void {
+    if (this.#budget === 0) return;
     for (const request of this.waiting.toArray()) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       let admission = this.#admit(request);
@@ -208,7 +209,8 @@ export class Scheduler {
   }
 
   #admitTails(): void {
-    for (const request of this.waiting.toArray()) {
+    const { waiting } = this;
+    for (let request = waiting.after(); request; request = waiting.after(request)) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       // The answer's first token, where it is known already, is none of the prompt's.
       const isTail = request.promptTokens - request.computedTokens <= this.#kv.blockTokens;

@@ -1,0 +1,78 @@
+/** What a coordinator learns of a hand-off, and counts while it is under way, by scripted workers. */
+import { FakeWorkers, recordOf } from '@kvtier/dispatch/testing';
+import type { OnEvent } from '@kvtier/registry';
+import { event, greedy } from '@kvtier/registry/testing';
+import { createLogger } from '@kvtier/telemetry';
+import type { GenerateRequest } from '@kvtier/wire/grpc';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import type { HandOffEngines } from './hand-off.ts';
+import { HandOffs } from './hand-offs.ts';
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['performance'] });
+});
+afterEach(() => {
+  vi.useRealTimers();
+});
+
+it('a prefill side’s token is not what was predicted: the request waits, and is learned from, until the decode side has one', async () => {
+  const workers = new FakeWorkers();
+  const [decode] = [workers.add('d'), workers.add('p')];
+  for (const [at, role] of (['decode', 'prefill'] as const).entries())
+    Object.assign(workers.all[at]!, { record: recordOf(`${role}`, { role, node: `n${at}` }) });
+  const streams = new Map<number, { onEvent: OnEvent; end: () => void }>();
+  const engines = {
+    workers: () => workers.all,
+    onChange: () => () => {},
+    onLoad: () => () => {},
+    sent: (...sent: Parameters<FakeWorkers['sent']>) => workers.sent(...sent),
+    engine: () => ({ changeHandOff: async () => true, tellFirstToken: async () => true }),
+    follow: (number: number, _: GenerateRequest, signal: AbortSignal, onEvent: OnEvent) =>
+      new Promise<void>((resolve) => {
+        streams.set(number, { onEvent, end: resolve });
+        signal.addEventListener('abort', () => resolve(), { once: true });
+      }),
+  } as unknown as HandOffEngines;
+  const holdings = { match: () => [] };
+  const logger = createLogger('test', 'silent');
+  const handOffs = new HandOffs({ engines, holdings, logger, limits: { split: 'always', itlMs: 10_000 } });
+  const asked = {
+    ...{
+      id: 'r',
+      model: 'demo',
+      among: undefined,
+      tokens: 161,
+      blockTokens: 16,
+      maxTokens: 9,
+      keys: new Int32Array(0),
+    },
+    ...{ session: '', arrivedMs: performance.now(), ttftMs: undefined, itlMs: undefined, hasBegun: false },
+    firstTokenByMs: undefined,
+  };
+  const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
+  const given: number[] = [];
+  const run = handOffs.follow(
+    choice as unknown as Parameters<HandOffs['follow']>[0],
+    asked,
+    greedy({ requestId: 'r' }),
+    new AbortController().signal,
+    ({ tokenIds }) => void given.push(...tokenIds),
+    () => {},
+  );
+  const seen = async (): Promise<number> =>
+    Number(
+      /first_token_seconds_sum\{decision="split",what="seen"\} ([\d.]+)/.exec(await handOffs.metrics.text())?.[1] ?? 0,
+    );
+  const says = (number: number, part: Parameters<typeof event>[0]) => streams.get(number)!.onEvent(event(part));
+  says(0, { handOff: { localBlocks: 0, readyBlocks: 0 } });
+  vi.advanceTimersByTime(100);
+  says(1, { tokenIds: [1] });
+  expect([given, handOffs.awaiting, await seen()]).toEqual([[1], 1, 0]);
+  vi.advanceTimersByTime(150);
+  const cache = { promptTokens: 161, cachedTokens: 160, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };
+  says(0, { tokenIds: [1, 2], cache });
+  expect([given, handOffs.awaiting, await seen()]).toEqual([[1, 2], 0, 0.25]);
+  streams.get(0)!.end();
+  await run;
+  expect([handOffs.awaiting, handOffs.legs, handOffs.pendingBlocks]).toEqual([0, 0, 0]);
+});
