@@ -274,6 +274,11 @@ async function hidden(context: BenchContext, cluster: PdCluster, gbit: number, s
 }
 const bytesPerToken = 16 << 10;
 
+/** Short prompts take so little time that what else a machine does is seen in each. */
+const turns = { short: 40, warm: 10 };
+/** Less than a block: nothing is decided of it. */
+const wakingTokens = 8;
+
 /** Requests one after another, as decided and both ways, in turns. */
 async function decision(
   context: BenchContext,
@@ -296,11 +301,13 @@ async function decision(
       continue;
     }
     const lone: Record<(typeof ways)[number], Timed[][]> = { predicted: [], always: [], never: [] };
-    for (let at = 0; at < 2 * loneRounds; at++) {
+    for (let at = 0; at < turns[kind]; at++) {
       for (let turn = 0; turn < ways.length; turn++) {
         const way = ways[(at + turn) % ways.length]!;
         const begin = freshPrompt(kind === 'short' ? 48 : shape.promptTokens);
         if (kind === 'warm') await ask(cluster.url('never'), 'prompt', begin, 1);
+        // Who was just asked has its code and its memory at hand: all have been.
+        await ask(cluster.url(way), 'prompt', freshPrompt(wakingTokens), 1);
         const prompt = kind === 'short' ? begin : [...begin, ...freshPrompt(48)];
         lone[way].push([await ask(cluster.url(way), 'prompt', prompt, 8)]);
       }
