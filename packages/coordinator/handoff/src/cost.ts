@@ -9,7 +9,8 @@
  *     the request's first token      from now to it                 how late it is by then ÷ a third of the target, 1 at most
  *     its other tokens               the same                       0.1
  *     streams that run at D or P     what is computed there, each   0.1 where `between` stays within the target, else 1
- *     requests that wait there       half of that, each             as the first token's at its end; 0 where others compute their prompts
+ *     requests that wait there       half of that, each             as the first token's at its end, and its others'; 0 where others compute
+ *                                                                   their prompts
  *
  * Streams that get their tokens in time are hardly harmed: a decode side takes prompts itself while prefill has a queue. That a worker
  * which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
@@ -45,7 +46,7 @@ export function costOf(question: Question, ttftS: number, work: readonly Work[])
   let [costS, itlS, slowed] = [ownCostOf(question, ttftS, ttftS), 0, 0];
   for (const { side, tokens, seconds } of work) {
     if (tokens === 0) continue;
-    costS += (seconds * urgency * Math.max(side.waiting - side.awaiting, 0)) / 2;
+    costS += (seconds * (urgency + inTime) * Math.max(side.waiting - side.awaiting, 0)) / 2;
     if (side.running === 0) continue;
     const without = stepS(side);
     const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;

@@ -366,7 +366,7 @@ describe('by hand', () => {
     const costOf = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), ttftS: 10 })).alone.costS;
     const [none, all] = [costOf(0), costOf(2)];
     // Two that are: half of what is computed, each, and as urgent as its own first token after 5 ms, 1.601 s and a step.
-    expect(none - all).toBeCloseTo((1.601 * 1.616) / (10 / 3), 9);
+    expect(none - all).toBeCloseTo(1.601 * (1.616 / (10 / 3) + 0.1), 9);
     expect(costOf(9)).toBe(all);
     const others = [side(1, { role: 'prefill', tokensAhead: 800 })];
     const reason = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), others, ttftS: 10 })).reason;

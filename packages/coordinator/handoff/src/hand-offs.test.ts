@@ -1,4 +1,4 @@
-/** What a coordinator learns of a hand-off, and counts while it is under way, by scripted workers. */
+/** What a coordinator counts while a hand-off is under way, by scripted workers. */
 import { FakeWorkers, recordOf } from '@kvtier/dispatch/testing';
 import type { OnEvent } from '@kvtier/registry';
 import { event, greedy } from '@kvtier/registry/testing';
@@ -15,7 +15,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-it('a prefill side’s token is not what was predicted: the request waits, and is learned from, until the decode side has one', async () => {
+it('a request whose first token the prefill side gave waits at the decode side until that has one', async () => {
   const workers = new FakeWorkers();
   const [decode] = [workers.add('d'), workers.add('p')];
   for (const [at, role] of (['decode', 'prefill'] as const).entries())
@@ -67,11 +67,11 @@ it('a prefill side’s token is not what was predicted: the request waits, and i
   says(0, { handOff: { localBlocks: 0, readyBlocks: 0 } });
   vi.advanceTimersByTime(100);
   says(1, { tokenIds: [1] });
-  expect([given, handOffs.awaiting, await seen()]).toEqual([[1], 1, 0]);
+  expect([given, handOffs.awaiting, await seen()]).toEqual([[1], 1, 0.1]);
   vi.advanceTimersByTime(150);
   const cache = { promptTokens: 161, cachedTokens: 160, tokensByTier: {}, queueUs: 0, loadUs: 0, prefillUs: 0 };
   says(0, { tokenIds: [1, 2], cache });
-  expect([given, handOffs.awaiting, await seen()]).toEqual([[1, 2], 0, 0.25]);
+  expect([given, handOffs.awaiting, await seen()]).toEqual([[1, 2], 0, 0.1]);
   streams.get(0)!.end();
   await run;
   expect([handOffs.awaiting, handOffs.legs, handOffs.pendingBlocks]).toEqual([0, 0, 0]);

@@ -151,7 +151,7 @@ export class HandOffs {
     const first = (): void => {
       if (!isFirst) return;
       isFirst = false;
-      if (split === undefined) this.#learn(decision, seenS());
+      this.#learn(decision, seenS());
       this.#latest[way].came(plainS + this.#latest[way].s, seenS());
     };
     let isAwaiting = split !== undefined;
@@ -202,7 +202,6 @@ export class HandOffs {
         firstToken: (local, come, hidden) => {
           this.metrics.handedOff(split, local, come, hidden);
           awaited();
-          this.#learn(decision, seenS());
         },
         took: (took) => told({ line, prefill, degraded, took }),
         travelled: (transfer) => {
@@ -279,7 +278,6 @@ export class HandOffs {
     return { stallMs: Math.ceil(stall), deadlineMs };
   }
 
-  /** `seenS`: to the decode side's first token, whoever gave the first one: that is what is predicted, and what all later ones wait for. */
   #learn(decision: Decision, seenS: number): void {
     const { expected, split } = decision;
     this.metrics.came(decision, expected.ttftS, seenS);

@@ -27,7 +27,7 @@ export class HandOffMetrics {
   });
   readonly #firstToken = new Histogram({
     name: 'kvtier_handoff_first_token_seconds',
-    help: 'From the decision to the first token of the decode side, as predicted and as seen',
+    help: 'From the decision to the first token, as predicted and as seen',
     labelNames: ['decision', 'what'] as const,
     buckets: seconds,
     registers: this.#registers,

@@ -201,7 +201,7 @@ export class EngineLoop {
     if (decodeTokens === 0 && !step.import)
       this.#options.connector.observePrefill(prefillTokens, positions, result.elapsedUs);
     const tokens = prefillTokens + decodeTokens;
-    if (!step.import) this.#scheduler.load.step(tokens - decodes, decodes, elapsedS);
+    if (!step.import) this.#scheduler.stepped(tokens - decodes, decodes, elapsedS);
     this.#told = { sequences: batch.length, tokens, elapsedUs: result.elapsedUs };
   }
 }

@@ -2,7 +2,7 @@
 import { describe, expect, it } from 'vitest';
 import type { Share } from './batch.ts';
 import { EngineLoad } from './engine-load.ts';
-import { promptTokens } from './pacing.ts';
+import { Pace } from './pacing.ts';
 import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
 
 /** Steps of 10 ms and 1 ms a request; prompts at 1,000 tokens a second. */
@@ -19,7 +19,7 @@ const decoding = (...targets: (number | undefined)[]): Share[] =>
 
 describe('what a prompt gets of a step', () => {
   const load = measured();
-  const of = (...targets: (number | undefined)[]): number => promptTokens(decoding(...targets), load, 4);
+  const of = (...targets: (number | undefined)[]): number => new Pace().promptTokens(decoding(...targets), load, 4);
 
   it('is what the streams leave of the shortest of their targets', () => {
     // 100 ms, less 10 and 2 of decoding: 88 ms at 1,000 a second, of which nine tenths are believed.
@@ -34,9 +34,43 @@ describe('what a prompt gets of a step', () => {
   });
 
   it('is all of it where nobody asks for anything, where nothing is measured, and where nothing decodes', () => {
-    expect([of(), of(undefined, 0), promptTokens(decoding(50), new EngineLoad(4), 4)]).toEqual([
+    expect([of(), of(undefined, 0), new Pace().promptTokens(decoding(50), new EngineLoad(4), 4)]).toEqual([
       ...[Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY],
     ]);
+  });
+});
+
+describe('steps that take longer than rates say', () => {
+  const load = measured();
+
+  it.each([1, 1.2, 1.5])('are shorter until 99 of 100 keep the target: %f times', (factor) => {
+    const pace = new Pace();
+    let late = 0;
+    let tokens = 0;
+    for (let step = 0; step < 4_000; step++) {
+      tokens = pace.promptTokens(decoding(100), load, 4);
+      // A tenth longer and shorter, in turns that never meet.
+      const seconds = 0.011 + (tokens / 1_000) * factor * (0.9 + ((step * 7) % 100) / 500);
+      if (step >= 1_000 && seconds > 0.1) late++;
+      pace.ended(tokens, seconds);
+    }
+    expect(late / 3_000).toBeLessThan(0.015);
+    // And no shorter than need be.
+    expect(0.011 + (tokens / 1_000) * factor * 1.1).toBeGreaterThan(factor === 1 ? 0.09 : 0.085);
+  });
+
+  it('have half of what is left at least; what is too short, or nobody asks for, says nothing', () => {
+    const pace = new Pace();
+    const of = (): number => pace.promptTokens(decoding(100), load, 4);
+    const before = of();
+    pace.ended(before / 2, 1);
+    pace.promptTokens(decoding(undefined), load, 4);
+    pace.ended(500, 1);
+    expect(of()).toBe(before);
+    for (let step = 0; step < 100; step++) pace.ended(of(), 1);
+    expect(of()).toBe(Math.floor(0.5 * 89));
+    for (let step = 0; step < 2_000; step++) pace.ended(of(), 0.01);
+    expect(of()).toBe(before);
   });
 });
 

@@ -29,7 +29,7 @@ import type { ArrivedLoad } from './connector.ts';
 import { EngineLoad } from './engine-load.ts';
 import { Exports } from './exports.ts';
 import { Incoming } from './incoming.ts';
-import { promptTokens } from './pacing.ts';
+import { Pace } from './pacing.ts';
 import type { EngineRequest } from './request.ts';
 import { Room } from './room.ts';
 import type { SchedulerOptions } from './scheduler-options.ts';
@@ -55,6 +55,7 @@ export class Scheduler {
   /** The step that is being put together. */
   #batch: Share[] = [];
   #budget = 0;
+  readonly #pace = new Pace();
   readonly #storing: Storing;
   readonly #room: Room;
 
@@ -116,7 +117,7 @@ export class Scheduler {
     const decodes = (request: EngineRequest): boolean => request.tokenCount - request.computedTokens === 1;
     const running = this.running.toArray();
     for (const request of running) if (decodes(request)) this.#continue(request);
-    this.#budget = Math.min(this.#budget, promptTokens(this.#batch, this.load, this.#kv.blockTokens));
+    this.#budget = Math.min(this.#budget, this.#pace.promptTokens(this.#batch, this.load, this.#kv.blockTokens));
     if (this.waiting.handOffs > 0) {
       this.incoming.departHandOffs();
       this.#admitTails();
@@ -126,6 +127,12 @@ export class Scheduler {
     this.#admitWaiting();
     this.exports.goDown();
     return arrived ? this.#batch.map((share) => ({ ...share, arrived })) : this.#batch;
+  }
+
+  /** The step is over: prompt tokens computed, requests that decoded, seconds. */
+  stepped(prefillTokens: number, decodes: number, seconds: number): void {
+    this.load.step(prefillTokens, decodes, seconds);
+    this.#pace.ended(prefillTokens, seconds);
   }
 
   /** The step is over for this request: `count` more tokens are computed. Full blocks are findable, and offered. */
