@@ -73,10 +73,9 @@ export class Lateness {
     const size = sizeOf(predictedS);
     const alone = this.#alone[size]!;
     if (isSplit) {
-      // What was only guessed is worth less than one that came.
-      const split = this.#split[size];
-      if (split === undefined) this.#split[size] = this.#lateOf(size, Math.max(seenS - predictedS, 0));
-      else split.came(predictedS + split.s, seenS);
+      const split = this.#split[size] ?? this.#lateOf(size, this.splitS(predictedS));
+      this.#split[size] = split;
+      split.came(predictedS + split.s, seenS);
     } else {
       alone.came(predictedS + alone.s, seenS);
       // What is never tried is never found to be better than it was.
