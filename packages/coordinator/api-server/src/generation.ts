@@ -21,7 +21,16 @@ import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
-import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageChunk, wholeReply } from './replies.ts';
+import {
+  type Answer,
+  chunksOf,
+  type Endpoint,
+  kvtierOf,
+  PlainChunks,
+  type ReplyHead,
+  usageChunk,
+  wholeReply,
+} from './replies.ts';
 import { EventStream } from './sse.ts';
 import { targetsOf } from './targets.ts';
 import type { TextPool } from './text-pool.ts';
@@ -240,10 +249,17 @@ export class Generation {
     let events: EventStream | undefined;
     let open = job.echoes.length; // answers without a finish reason yet
     let last: object | undefined;
+    const plain: PlainChunks[] = [];
     const onDelta = (delta: Delta): void | Promise<void> => {
       if (!events) {
         reply.hijack();
         events = new EventStream(reply.raw, reply.request.id, this.#options.unreadMs, job.placed.headers());
+      }
+      if (!delta.first && delta.finishReason === null && delta.text.length <= largeChars) {
+        const { index } = delta;
+        plain[index] ??= new PlainChunks(endpoint, head, index, includeUsage, returnTokenIds);
+        const json = plain[index].of(delta);
+        return json === undefined ? undefined : events.sendText(json);
       }
       const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
       const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
@@ -254,9 +270,8 @@ export class Generation {
     try {
       const totals = await this.#run(job, onDelta);
       if (!events) throw new KvError('PROTOCOL', 'engine: finished without an answer; see its log');
-      await events.send([includeUsage ? { ...last, usage: null } : { ...last, kvtier: kvtierOf(totals) }]);
-      if (includeUsage) await events.send([usageChunk(endpoint, head, totals)]);
-      events.end();
+      if (includeUsage) events.end([{ ...last, usage: null }, usageChunk(endpoint, head, totals)]);
+      else events.end([{ ...last, kvtier: kvtierOf(totals) }]);
     } catch (error) {
       if (!events) throw error;
       // The status is out already: the client learns from an event.
