@@ -53,8 +53,7 @@ class Shapes(EngineCase):
         for tokens in (45, 46, 47, 48):
             for step_tokens in (7, 64):
                 with self.subTest(tokens=tokens, step_tokens=step_tokens):
-                    node = self.node()
-                    shape = Shape([GroupShape("window", window=10)], step_tokens=step_tokens)
+                    node, shape = self.shared(), self.own(Shape([GroupShape("window", window=10)], step_tokens=step_tokens))
                     text = prompts(1, tokens=tokens)[0]
                     wanted = self.serve(self.play(node, shape), [text], outputs=1)
                     second = self.play(node, shape)
@@ -208,8 +207,7 @@ class Faults(EngineCase):
     def setUp(self) -> None:
         super().setUp()
         self.texts = prompts(5)
-        alone = self.play(None, socket="/nowhere/node.sock", attached=False)
-        self.wanted = self.serve(alone, self.texts)
+        self.wanted = self.serve(self.alone(), self.texts)
 
     def test_no_node_at_the_start(self) -> None:
         node = Node()

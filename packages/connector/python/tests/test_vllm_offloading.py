@@ -45,8 +45,7 @@ class Offloading(EngineCase):
         """Too few blocks: stores are flushed, requests preempted."""
         engine = self.play(self.node(), offloading(blocks=30, step_tokens=48))
         texts = prompts(6, 40, 8)
-        alone = self.play(None, Shape(blocks=30, step_tokens=48), socket="/nowhere/node.sock", attached=False)
-        wanted = self.serve(alone, texts, outputs=16)
+        wanted = self.serve(self.alone(Shape(blocks=30, step_tokens=48)), texts, outputs=16)
         for _ in range(3):
             self.assertEqual(self.serve(engine, texts, outputs=16), wanted)
         self.assertGreater(engine.preemptions, 0)
