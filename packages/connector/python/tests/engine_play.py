@@ -134,7 +134,8 @@ class Engine:
         request = self.requests.get(name)
         if request is None or request.state == "finished":
             return
-        loading = request.state == "loading"
+        loading = request.state == "loading" and name not in self._received  # where it has ended, nothing more is told of it
+        self._received.discard(name)
         if request in self.running:
             self.running.remove(request)
         if request in self.waiting:
