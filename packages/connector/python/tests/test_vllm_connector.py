@@ -30,6 +30,26 @@ class Shapes(EngineCase):
             with self.subTest(layout=layout):
                 self.both(Shape([GroupShape(layout=layout)]))
 
+    def test_more_requests_than_can_be_leased_at_once(self) -> None:
+        """Those that wait for room have their blocks when others have given theirs back."""
+        node = self.node(arena_bytes=2 << 20)
+        texts = prompts(40, shared=0)
+        shape = Shape(prefix_caching=False, max_running=2, dim=64)
+        first = self.play(node, shape)
+
+        def stored() -> bool:  # what finds no room is offered again
+            for at in range(0, 40, 4):
+                self.serve(first, texts[at : at + 4])
+            return all(self.held(first, request) >= 40 for request in list(first.done.values())[-40:])
+
+        until("all of it is held", stored, 60)
+        wanted = self.serve(self.alone(shape), texts)
+        second = self.play(node, shape)
+        self.assertEqual(self.serve(second, texts), wanted)
+        self.assertNotIn("denied_capacity", second.connector._scheduler.counters)
+        # What the small arena gave away before it was written down is missing.
+        self.assertGreater(second.external_tokens, 0.75 * 40 * 40, self.told(first, second))
+
     def test_no_prefix_caching(self) -> None:
         _, second = self.both(Shape(prefix_caching=False))
         self.assertEqual(second.local_tokens, 0)

@@ -45,6 +45,8 @@ class Claims:
         self._loading: dict[int, Loading] = {}
         self._next_load = 1
         self._lookup_slow = False
+        #: Leases that ended.
+        self._released = 0
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -68,6 +70,8 @@ class Claims:
     def matched(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         if known.stage is not None:
             return self._staged(known, known.stage, request, local_tokens)
+        if known.room_at == self._released and time.monotonic() < known.room_until:
+            return _LATER
         lookups = known.lookups
         if lookups is None:
             return self._not_asked(known, request, local_tokens)
@@ -121,17 +125,19 @@ class Claims:
         known.stages += 1
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
-        deadline_ms: float = options.load_deadline_ms
-        if options.plan_loads:
-            deadline_ms = self.pace.limit_ms(tokens, deadline_ms)
-            if not await_s and lookups.estimated_ms(tokens) > deadline_ms:
-                return self._deny(known, "slow")
+        deadline_ms = self._deadline_ms(tokens)
+        if options.plan_loads and not await_s and lookups.estimated_ms(tokens) > deadline_ms:
+            return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
         stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
         if options.patience_us and stage.wait(options.patience_us / 1e6):
             return self._staged(known, stage, request, local_tokens)
         return _LATER
+
+    def _deadline_ms(self, tokens: int) -> float:
+        most = self._options.load_deadline_ms
+        return self.pace.limit_ms(tokens, most) if self._options.plan_loads else most
 
     def _promised(
         self, known: Known, attached: Attached, end: int, local_tokens: int, limit: int
@@ -161,6 +167,8 @@ class Claims:
         if not stage.poll():
             return _LATER
         ready = stage.ready_tokens or 0
+        if ready < stage.end_tokens and stage.reason == "capacity" and self._waits_for_room(known, stage):
+            return _LATER
         if ready <= stage.first_tokens:
             self.leave(known)
             # It is not what the lookup said: what is missing or bad is stored again, once it is computed.
@@ -174,6 +182,18 @@ class Claims:
             return _NOTHING
         return ready - local_tokens, True
 
+    def _waits_for_room(self, known: Known, stage: Stage) -> bool:
+        """Many requests wait together, and of an arena a part can be leased: those that are admitted give their leases back soon. Who is in
+        front of the queue waits as long for it as for a load."""
+        now = time.monotonic()
+        known.room_until = known.room_until or now + self._deadline_ms(stage.end_tokens - stage.first_tokens) / 1e3
+        if now >= known.room_until:
+            return False
+        self.leave(known)
+        known.room_at = self._released
+        known.stages -= 1
+        return True
+
     def _deny(self, known: Known, why: str) -> tuple[int, bool]:
         known.denied = why
         self._add(f"denied_{why.replace(' ', '_')}", 1)
@@ -184,6 +204,7 @@ class Claims:
         stage, known.stage = known.stage, None
         if stage is not None and not stage.claimed:
             stage.release()
+            self._released += 1
 
     # ---- plans --------------------------------------------------------------------------------------------------------
 
@@ -242,6 +263,7 @@ class Claims:
             if loading.through >= self._node.ranks:
                 del self._loading[number]
                 loading.stage.release(loading.bad)
+                self._released += 1
                 if loading.bad:
                     self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
                     failed.append(loading.request)

@@ -28,6 +28,9 @@ class Known:
     held: list[Sequence[tuple[int, int]]] | None = None
     stage: Stage | None = None
     stages: int = 0
+    #: Leases of others filled what the node gives: it is not asked again until one has ended (`Claims.released`), or this is over.
+    room_until: float = 0.0
+    room_at: int = -1
     #: Of another pod, which computes its prompt.
     promise: promises.Promise | None = None
     #: Why nothing more is loaded for it.
