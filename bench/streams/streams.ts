@@ -90,7 +90,7 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     const config = { port: 0, discovery: { kind: 'static', workers }, logLevel: 'error' };
     const coordinator = start('services/coordinator/src/main.ts', [], {
       KVTIER_CONFIG: JSON.stringify(config),
-      NODE_OPTIONS: `--require ${join(root, 'bench/streams/live-memory.cjs')}`,
+      NODE_OPTIONS: `${process.env.NODE_OPTIONS ?? ''} --require ${join(root, 'bench/streams/live-memory.cjs')}`.trim(),
     });
     const [message] = (await once(coordinator, 'message')) as [{ ready: { url: string } }];
     const { pid } = coordinator;
