@@ -117,7 +117,7 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
     const choicesFolder = await mkdtemp(join(tmpdir(), 'kvtier-step-sizes-'));
     const gpu: GpuSettings = { computeDtype: 'f32', stepSizes: [32, 64, 128], choicesFolder, longestStepMs: 60_000 };
     const start = async (maxStepTokens: number | 'measured'): Promise<Executor> => {
-      const blockCount = { kvBytes: undefined, gpuMemoryUtilization: 0.02 };
+      const blockCount = { kvBytes: undefined, gpuMemoryUtilization: 0.05 };
       const executor = await createExecutor({ ...optionsOf(backend, 'llama', gpu), maxStepTokens, blockCount });
       opened.push(executor);
       return executor;
