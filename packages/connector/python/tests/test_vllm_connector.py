@@ -18,6 +18,8 @@ from rig import Node, until
 from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
+from kvtier.vllm import claims
+from kvtier.vllm import node as node_module
 
 
 class Shapes(EngineCase):
@@ -222,6 +224,26 @@ class Faults(EngineCase):
         node.start()
         self.attach(engine)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
+
+    def test_a_node_that_takes_its_time_at_the_start(self) -> None:
+        """The first requests wait for their sessions as long as for an answer."""
+        node = self.node()
+        self.serve(self.play(node), self.texts)
+        node.send(signal.SIGSTOP)  # it accepts who comes, and says nothing
+        for where, name, of in ((node_module, "_FIRST_S", 0.02), (claims.Claims, "_answer_s", lambda *_: 60.0)):
+            self.enterContext(mock.patch.object(where, name, of))
+        engine = self.play(node, attached=False)
+        for i, text in enumerate(self.texts):
+            engine.add(f"{i}", text)
+        began = time.monotonic()
+        while time.monotonic() - began < 0.1:  # more than is waited for where there is no node
+            engine.step()
+        node.send(signal.SIGCONT)
+        engine.run()
+        self.check(engine)
+        self.assertEqual([engine.done[f"{i}"].output_tokens() for i in range(len(self.texts))], self.wanted)
+        self.assertNotIn("denied_not_attached", engine.connector._scheduler.counters)
+        self.assertGreater(engine.external_tokens, 0)
 
     def test_an_arena_that_cannot_be_seen(self) -> None:
         """Another mount in this container: misses, told once; found as soon as it is there."""

@@ -16,6 +16,7 @@ from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier.vllm import hints, pace, staging
+from kvtier.vllm.messages import KvtierMetadata
 
 
 class Handed(EngineCase):
@@ -249,11 +250,12 @@ class Cost(EngineCase):
 
             def timed(*args: Any, real: Any = real, name: str = name) -> Any:
                 began = time.thread_time_ns()  # what it costs, and not what others on this machine do
-                try:
-                    return real(*args)
-                finally:
-                    took = (time.thread_time_ns() - began) / 1e3
+                given = real(*args)
+                took = (time.thread_time_ns() - began) / 1e3
+                # Of hundreds of steps in which nothing is new, the dearest is the one in which the machine did something else.
+                if not isinstance(given, KvtierMetadata) or given.loads or args[0].scheduled_new_reqs:
                     spent[name] = max(spent.get(name, 0.0), took)
+                return given
 
             setattr(engine.connector, name, timed)
         sums = []
@@ -263,10 +265,10 @@ class Cost(EngineCase):
             self.serve(engine, [text], outputs=1)
             self.assertEqual(engine.external_tokens - before, blocks * 16)
             sums.append(sum(spent.values()))
-        self.assertLess(self.instructions(engine, text), 3_000)
+        self.assertLess(self.instructions(engine, text), 1_600)
         limit = 50 + 0.02 * blocks
         if os.environ.get("KVTIER_BENCH"):
-            print(f"32k tokens: {min(sums):.0f} us at best, {sorted(sums)[4]:.0f} us at the median, limit {limit:.0f} us; {spent}")
+            print(f"32k tokens: {min(sums):.0f} us at best, {sorted(sums)[len(sums) // 2]:.0f} us at the median, limit {limit:.0f} us; {spent}")
         # The figure is for a quiet machine; what grows with more than the blocks is found on any.
         self.assertLess(min(sums), 8 * limit)
 

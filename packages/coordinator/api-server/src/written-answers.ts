@@ -9,7 +9,16 @@ import type { FastifyReply } from 'fastify';
 import type { Delta, Plan, Totals } from './answers.ts';
 import { toHttpError } from './errors.ts';
 import type { Placed } from './placed.ts';
-import { type Answer, chunksOf, type Endpoint, kvtierOf, type ReplyHead, usageChunk, wholeReply } from './replies.ts';
+import {
+  type Answer,
+  chunksOf,
+  type Endpoint,
+  kvtierOf,
+  PlainChunks,
+  type ReplyHead,
+  usageChunk,
+  wholeReply,
+} from './replies.ts';
 import { EventStream } from './sse.ts';
 
 /** Of a chunk that takes a turn for itself: half a millisecond to write. */
@@ -59,10 +68,17 @@ export async function stream(
   let events: EventStream | undefined;
   let open = echoes.length; // answers without a finish reason yet
   let last: object | undefined;
+  const plain: PlainChunks[] = [];
   const onDelta = (delta: Delta): void | Promise<void> => {
     if (!events) {
       reply.hijack();
       events = new EventStream(reply.raw, reply.request.id, unreadMs, placed.headers());
+    }
+    if (!delta.first && delta.finishReason === null && delta.text.length <= largeChars) {
+      const { index } = delta;
+      plain[index] ??= new PlainChunks(endpoint, head, index, includeUsage, returnTokenIds);
+      const json = plain[index].of(delta);
+      return json === undefined ? undefined : events.sendText(json);
     }
     const text = delta.first ? echoes[delta.index]! + delta.text : delta.text;
     const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
@@ -73,9 +89,8 @@ export async function stream(
   try {
     const totals = await generate(onDelta);
     if (!events) throw new KvError('PROTOCOL', 'engine: finished without an answer; see its log');
-    await events.send([includeUsage ? { ...last, usage: null } : { ...last, kvtier: kvtierOf(totals) }]);
-    if (includeUsage) await events.send([usageChunk(endpoint, head, totals)]);
-    events.end();
+    if (includeUsage) events.end([{ ...last, usage: null }, usageChunk(endpoint, head, totals)]);
+    else events.end([{ ...last, kvtier: kvtierOf(totals) }]);
   } catch (error) {
     if (!events) throw error;
     // The status is out already: the client learns from an event.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvtier.vllm import promises
-from kvtier.vllm.groups import Group, align_tokens, longest_prefix, usable_prefix
+from kvtier.vllm.groups import Group, Prefixes
 from kvtier.vllm.known import Known, Loading
 from kvtier.vllm.messages import KvtierWorkerMetadata, LoadPlan
 from kvtier.vllm.node import Attached, Node
@@ -38,7 +38,7 @@ class Claims:
         self.planned: list[LoadPlan] = []
         self._options = options
         self._groups = groups
-        self._align = align_tokens(groups)
+        self._prefixes = Prefixes(groups)
         self._hash_tokens = hash_tokens
         self._node = node
         self._counters = counters
@@ -53,6 +53,7 @@ class Claims:
         if attached is None or not known.hashes:
             return False
         known.asked_at = time.monotonic()
+        known.held = None
         known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
         known.asked += 1
         self._add("lookups", 1)
@@ -75,7 +76,6 @@ class Claims:
             if time.monotonic() - known.asked_at < lookups.deadline_s + 0.01:
                 return _LATER
             return self._unanswered(known, "lookup")
-        known.held = None
         if not known.hear(self._groups):
             return self._unanswered(known, "lookup")
         self._lookup_slow = False
@@ -93,8 +93,9 @@ class Claims:
             return self.matched(known, request, local_tokens)
         now = time.monotonic()
         known.asked_at = known.asked_at or now
-        # Workers are mapping the arena: a step or two.
-        if self._node.may_attach_soon() and now - known.asked_at < self._answer_s(known):
+        # Sessions attach, or workers map the arena: a step or two.
+        answer_s = self._answer_s(known)
+        if now - known.asked_at < answer_s and self._node.may_attach_soon(answer_s):
             return _LATER
         return self._deny(known, "not attached")
 
@@ -104,10 +105,11 @@ class Claims:
             return self._deny(known, "lookup")
         all_tokens = int(request.num_tokens)
         limit = min(all_tokens, lookups.hashes * self._hash_tokens)
-        end = longest_prefix(self._groups, held, local_tokens, limit)
-        usable = usable_prefix(self._groups, end, local_tokens, all_tokens)
+        prefixes = self._prefixes
+        end = prefixes.longest(held, local_tokens, limit)
+        usable = prefixes.usable(end, local_tokens, all_tokens)
         if usable < end:
-            end = longest_prefix(self._groups, held, local_tokens, usable)
+            end = prefixes.longest(held, local_tokens, usable)
         await_s = 0.0
         if known.promise is not None:
             end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
@@ -125,9 +127,9 @@ class Claims:
             if not await_s and lookups.estimated_ms(tokens) > deadline_ms:
                 return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
-        stage = known.stage = Stage(lookups, self._node.copies, self._groups, local_tokens, end, deadline_s, await_s)
+        stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
-        if stage.wait(options.patience_us / 1e6):
+        if options.patience_us and stage.wait(options.patience_us / 1e6):
             return self._staged(known, stage, request, local_tokens)
         return _LATER
 
@@ -138,8 +140,8 @@ class Claims:
         promise, known.promise = known.promise, None
         if promise is None or known.stages > 0:
             return end, 0.0
-        until = min(promise.tokens, limit) // self._align * self._align
-        until = usable_prefix(self._groups, until, local_tokens, limit + 1)
+        until = min(promise.tokens, limit) // self._prefixes.align * self._prefixes.align
+        until = self._prefixes.usable(until, local_tokens, limit + 1)
         at = promise.tokens // self._hash_tokens - 1
         ours = promises.namespace_of([share.namespace for share in attached.shares]) == promise.namespace
         if not ours or until <= end or not 0 <= at < len(known.hashes) or known.hashes[at].hex() != promise.last_hash:
