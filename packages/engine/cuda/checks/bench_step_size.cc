@@ -7,7 +7,7 @@
 namespace kvtier::cuda::bench {
 namespace {
 
-constexpr int64_t kLargest = Scaled(kTiny ? 2048 : 8192);
+constexpr int64_t kLargest = Scaled(kTiny ? 1024 : 8192);
 
 // The choice that a worker makes at its start, and what each size takes.
 KVTIER_BENCH(system_step_sizes) {

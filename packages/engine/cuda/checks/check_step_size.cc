@@ -176,7 +176,7 @@ KVTIER_CHECK(step_size_hang) {
     error = thrown.what();
   }
   gpu::Inject(gpu::Fault::kNone);
-  ExpectTrue("MeasureStepSize", "a trial that hangs ends in an error: " + error, error == "GPU: a step of 8 tokens did not end within 50 ms; restart the worker");
+  ExpectTrue("MeasureStepSize", "a trial that hangs ends in an error: " + error, error == "GPU: a step of 16 tokens did not end within 50 ms; restart the worker");
 }
 
 }  // namespace

@@ -78,8 +78,7 @@ class Trial {
       const Step step = PromptStep(model_.shape(), model_.limits(), computed, tokens);
       std::array<double, kRounds> times{};
       for (double& us : times) {
-        us = model_.Run(step).elapsed_us;
-        if (stopwatch) us = stopwatch(step);
+        us = stopwatch ? stopwatch(step) : model_.Run(step).elapsed_us;
       }
       std::sort(times.begin(), times.end());
       return times[kRounds / 2];

@@ -38,7 +38,7 @@ struct StepSizeOptions {
   std::vector<StepSize> sizes = {};  // ascending; one or none: nothing is measured
   StepBounds bounds = {};
   std::string folder = {};           // where measurements are kept; empty: nowhere
-  // Microseconds of a step; empty: as long as it took. For tests.
+  // Microseconds of a step, which is not run then; empty: as long as it took. For tests.
   std::function<double(const Step&)> stopwatch = {};
 };
 
