@@ -5,9 +5,13 @@
  * They take many requests by one call (GenerateMany), as workers do; with KVTIER_BENCH_GENERATE=single they say that they do not, and get a call
  * for each.
  *
+ * The same engines answer HTTP, too, at FOLDER/h0 and on, with the chunks that a coordinator would send: for who passes them on as they are.
+ *
  * With each token goes another id: the moment it was written, in microseconds of the machine's clock, modulo 2^31.
  */
-import { randomBytes } from 'node:crypto';
+import { randomBytes, randomUUID } from 'node:crypto';
+import { createServer } from 'node:http';
+import { json } from 'node:stream/consumers';
 import type { ServerDuplexStream, ServerWritableStream } from '@grpc/grpc-js';
 import {
   type EngineLoad,
@@ -26,7 +30,7 @@ import { stamp } from './stamp.ts';
 type ManyCall = ServerDuplexStream<GenerateOrder, GenerateEvents>;
 /** A request, by whichever way it came. */
 interface Call {
-  readonly request: GenerateRequest;
+  readonly request: Pick<GenerateRequest, 'maxTokens'>;
   write(event: GenerateEvent): unknown;
   end(): void;
 }
@@ -78,6 +82,22 @@ async function serve(name: string, share: number): Promise<void> {
     tell();
   };
   setTimeout(() => setInterval(step, stepMs), share * stepMs);
+  createServer(async (asked, response) => {
+    const { max_tokens: maxTokens } = (await json(asked)) as { max_tokens: number };
+    response.writeHead(200, { 'content-type': 'text/event-stream; charset=utf-8' });
+    const head = { id: `cmpl-${randomUUID()}`, object: 'text_completion', created: Math.floor(Date.now() / 1_000) };
+    const call: Call = {
+      request: { maxTokens },
+      write: ({ tokenIds, finishReason }) => {
+        const rest = { logprobs: null, finish_reason: finishReason || null, token_ids: tokenIds };
+        const chunk = { ...head, model: 'fake', choices: [{ index: 0, text: ' token', ...rest }] };
+        response.write(`data: ${JSON.stringify(chunk)}\n\n`);
+      },
+      end: () => response.end('data: [DONE]\n\n'),
+    };
+    response.once('close', () => running.delete(call));
+    give(call, 0);
+  }).listen(`${folder}/h${name.slice(1)}`);
   await startGrpcServer(`unix:${folder}/${name}`, (server) =>
     server.addService(EngineService, {
       describe: unary(() => ({

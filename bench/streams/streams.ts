@@ -1,6 +1,6 @@
 /**
- * What a coordinator adds to streams: the same clients ask fake engines straight (gRPC) and through one coordinator, in processes of
- * their own all.
+ * What a coordinator adds to streams: the same clients ask fake engines straight (gRPC), through a bare proxy and through one coordinator, in
+ * processes of their own all.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -8,6 +8,7 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
+import { started as startedAs } from '@kvtier/cli';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const modelDir = join(root, 'models/demo/model');
@@ -47,14 +48,17 @@ export interface Streams {
 }
 
 export const memoryLooks = 20;
-/** Of these looks, those at what is in use: while all streams run. */
-const liveLooks = [memoryLooks / 4, memoryLooks - 1];
-/** Nothing of it changes with time: it is asked no longer. */
-const straightSeconds = 60;
+/** The look at which what is in use is asked for first; the other time is right after the end, while all streams run yet. */
+const liveLook = memoryLooks / 4;
+/** Nothing of them changes with time: they are asked no longer. */
+const peerSeconds = 60;
 
 export interface StreamsCost {
   readonly straight: Streams;
+  readonly proxied: Streams;
   readonly through: Streams;
+  /** CPU seconds of the bare proxy. */
+  readonly proxyCpuS: number;
   /** CPU seconds of the coordinator, all threads, and its memory at the end of each of `memoryLooks` equal parts of the time. */
   readonly coordinatorCpuS: number;
   readonly residentMiB: readonly number[];
@@ -66,53 +70,72 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
   const { folder, engines, tokensPerS, clients, seconds, answerTokens, promptTokens } = options;
   mkdirSync(folder, { recursive: true, mode: 0o700 });
   const started: ChildProcess[] = [];
-  const start = (file: string, args: readonly string[], env: NodeJS.ProcessEnv = {}): ChildProcess => {
-    const child = spawn(process.execPath, ['--import', tsx, join(root, file), ...args], {
-      stdio: ['ignore', 'pipe', 'inherit', 'ipc'],
-      env: { ...process.env, ...env },
-    });
+  const run = (args: readonly string[], env: NodeJS.ProcessEnv = {}): ChildProcess => {
+    const stdio = ['ignore', 'pipe', 'inherit', 'ipc'] as const;
+    const child = spawn(process.execPath, args, { stdio: [...stdio], env: { ...process.env, ...env } });
     started.push(child);
     return child;
   };
-  const drive = async (target: string, forSeconds: number, counting: () => void): Promise<Streams> => {
+  const start = (file: string, args: readonly string[]): ChildProcess =>
+    run(['--import', tsx, join(root, file), ...args]);
+  const drive = async (
+    target: string,
+    forSeconds: number,
+    counting: (clients: ChildProcess) => void,
+    ended?: () => Promise<void>,
+  ): Promise<Streams> => {
     const args = [target, clients, forSeconds, answerTokens, promptTokens, engines].map(String);
-    const driven = linesOf(start('bench/streams/clients.ts', args));
+    const process = start('bench/streams/clients.ts', args);
+    const driven = linesOf(process);
     await driven();
-    counting();
+    counting(process);
     const told = JSON.parse(await driven()) as Streams;
+    await ended?.();
     log(`${target}: ${JSON.stringify(told)}`);
     return told;
   };
   try {
     await linesOf(start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]))();
-    const straight = await drive(folder, Math.min(seconds, straightSeconds), () => {});
+    const straight = await drive(folder, Math.min(seconds, peerSeconds), () => {});
+    const proxy = start('bench/streams/bare-proxy.ts', [folder, String(engines)]);
+    const proxyUrl = await linesOf(proxy)();
+    let proxyCpuS = 0;
+    const proxied = await drive(proxyUrl, Math.min(seconds, peerSeconds), () => {
+      proxyCpuS = -cpuSecondsOf(proxy.pid!);
+    });
+    proxyCpuS += cpuSecondsOf(proxy.pid!);
+    proxy.kill('SIGKILL');
     const workers = Array.from({ length: engines }, (_, i) => ({ name: `e${i}`, address: `unix:${folder}/e${i}` }));
     const config = { port: 0, discovery: { kind: 'static', workers }, logLevel: 'error' };
-    const coordinator = start('services/coordinator/src/main.ts', [], {
+    const coordinator = run(startedAs('coordinator'), {
       KVTIER_CONFIG: JSON.stringify(config),
-      NODE_OPTIONS: `--require ${join(root, 'bench/streams/live-memory.cjs')}`,
+      NODE_OPTIONS: `${process.env.NODE_OPTIONS ?? ''} --require ${join(root, 'bench/streams/live-memory.cjs')}`,
     });
     const [message] = (await once(coordinator, 'message')) as [{ ready: { url: string } }];
     const { pid } = coordinator;
     let before = 0;
     const residentMiB: number[] = [];
     let looks: NodeJS.Timeout | undefined;
-    const live: Promise<number>[] = [];
-    const through = await drive(message.ready.url, seconds, () => {
+    let first: Promise<number> | undefined;
+    let last = 0;
+    let coordinatorCpuS = 0;
+    const look = (clients: ChildProcess): void => {
+      residentMiB.push(residentMiBOf(pid!));
+      if (residentMiB.length !== liveLook) return;
+      clients.send('it stands still');
+      first = liveMiBOf(coordinator);
+    };
+    const counting = (clients: ChildProcess): void => {
       before = cpuSecondsOf(pid!);
-      looks = setInterval(
-        () => {
-          residentMiB.push(residentMiBOf(pid!));
-          if (liveLooks.includes(residentMiB.length)) live.push(liveMiBOf(coordinator));
-        },
-        (seconds * 1_000) / memoryLooks,
-      );
+      looks = setInterval(() => look(clients), (seconds * 1_000) / memoryLooks);
+    };
+    const through = await drive(message.ready.url, seconds, counting, async () => {
+      clearInterval(looks);
+      coordinatorCpuS = cpuSecondsOf(pid!) - before;
+      last = await liveMiBOf(coordinator);
     });
-    clearInterval(looks);
-    const coordinatorCpuS = cpuSecondsOf(pid!) - before;
-    const [first, last] = await Promise.all(live);
-    const liveMiB = [first!, last!] as const;
-    return { straight, through, coordinatorCpuS, residentMiB, liveMiB };
+    const liveMiB = [(await first)!, last] as const;
+    return { straight, proxied, through, proxyCpuS, coordinatorCpuS, residentMiB, liveMiB };
   } finally {
     for (const child of started) child.kill('SIGKILL');
   }

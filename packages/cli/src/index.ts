@@ -10,7 +10,7 @@ export {
 export { DemoTable, demoKinds } from './demo-table.ts';
 export { type Launched, launch } from './launch.ts';
 export { parseUp, type UpOptions } from './options.ts';
-export { type Program, program } from './programs.ts';
+export { type Program, program, started } from './programs.ts';
 export { type ServiceSpec, Supervisor } from './supervisor.ts';
 export { type System, type SystemEvents, startSystem } from './system.ts';
 export { waitForWriteDown } from './write-down.ts';

@@ -5,7 +5,7 @@ import { KvError } from '@kvtier/errors';
 import type { EngineMember, Members, NodeMember } from './members.ts';
 import type { UpOptions } from './options.ts';
 import { arenaDir } from './places.ts';
-import { type Program, program } from './programs.ts';
+import { type Program, started } from './programs.ts';
 import type { ServiceSpec } from './supervisor.ts';
 
 export const host = '127.0.0.1';
@@ -79,12 +79,6 @@ export function planServices(options: UpOptions, plan: Plan): ServiceSpec[] {
   ];
 }
 
-/**
- * MiB of V8's young generation, of those that have many requests at a time. With its default every hundredth step of an engine with 256 requests waits 2 ms for a collection; a
- * collection costs what has survived it, and so a larger one costs no more, only less often.
- */
-const youngGeneration = ['--min-semi-space-size=32', '--max-semi-space-size=32'];
-
 const service = (
   name: string,
   kind: Program,
@@ -94,7 +88,7 @@ const service = (
   name,
   program: kind,
   stage,
-  nodeArgs: [...(kind === 'cache-node' ? [] : youngGeneration), ...program(kind)],
+  nodeArgs: started(kind),
   env: { KVTIER_CONFIG: JSON.stringify(config) },
 });
 

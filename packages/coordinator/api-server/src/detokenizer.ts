@@ -18,6 +18,7 @@ export interface DecoderConfig {
 
 type TokenToBytes = (token: string) => Uint8Array;
 const encoder = new TextEncoder();
+const whole = new TextDecoder('utf-8', { ignoreBOM: true, fatal: true });
 const noBytes = new Uint8Array(0);
 
 /** GPT-2's printable stand-ins for the 256 bytes: bytes that are printable are themselves, the rest follow at U+0100. */
@@ -69,10 +70,13 @@ export interface TokenTableParts {
 export class TokenTable {
   readonly parts: TokenTableParts;
   readonly #literal: ReadonlySet<number>;
+  /** By token, from its first use on; null: its bytes are no text by themselves. */
+  readonly #texts: (string | null | undefined)[];
 
   constructor(parts: TokenTableParts) {
     this.parts = parts;
     this.#literal = new Set(parts.literal);
+    this.#texts = new Array(parts.ends.length);
   }
 
   static of(
@@ -103,8 +107,26 @@ export class TokenTable {
     return end === undefined ? noBytes : bytes.subarray(ends[id - 1] ?? 0, end);
   }
 
+  /** Of a token that begins and ends with whole characters; null of any other, and of a literal one. */
+  text(id: number): string | null {
+    const known = this.#texts[id];
+    if (known !== undefined) return known;
+    if (id >= this.#texts.length) return '';
+    const text = this.#literal.has(id) ? null : textOf(this.bytes(id));
+    this.#texts[id] = text;
+    return text;
+  }
+
   isLiteral(id: number): boolean {
     return this.#literal.has(id);
+  }
+}
+
+function textOf(bytes: Uint8Array): string | null {
+  try {
+    return whole.decode(bytes);
+  } catch {
+    return null;
   }
 }
 
@@ -112,6 +134,8 @@ export class TokenTable {
 export class Detokenizer {
   readonly #table: TokenTable;
   #decoder = new TextDecoder('utf-8', { ignoreBOM: true });
+  /** The decoder may hold a part of a character. */
+  #isWithin = false;
 
   constructor(table: TokenTable) {
     this.#table = table;
@@ -119,6 +143,11 @@ export class Detokenizer {
 
   /** The text that this token completes; '' while a character is unfinished or for a special token. */
   push(id: number): string {
+    // Nearly all tokens: nothing is decoded anew.
+    const text = this.#table.text(id);
+    if (text !== null && !this.#isWithin) return text;
+    // After whole characters nothing is held; those of no bytes change nothing.
+    if (text !== '') this.#isWithin = text === null;
     if (!this.#table.isLiteral(id)) return this.#decoder.decode(this.#table.bytes(id), { stream: true });
     const before = this.#decoder.decode(); // a literal token ends the bytes before it
     this.#decoder = new TextDecoder('utf-8', { ignoreBOM: true });

@@ -95,6 +95,34 @@ export function chunksOf(endpoint: Endpoint, head: ReplyHead, delta: Delta, retu
   ];
 }
 
+/**
+ * A token's chunk as text, as `chunksOf` makes it, for the many that neither begin nor end an answer: all that such chunks of one answer have
+ * in common is written out once.
+ */
+export class PlainChunks {
+  readonly #open: string;
+  readonly #afterText: string;
+  readonly #close: string;
+  readonly #returnTokenIds: boolean;
+
+  /** `includeUsage`: each chunk says that it has none. */
+  constructor(endpoint: Endpoint, head: ReplyHead, index: number, includeUsage: boolean, returnTokenIds: boolean) {
+    const all = JSON.stringify(chunkOf(endpoint, head, []));
+    const isChat = endpoint === 'chat';
+    this.#open = `${all.slice(0, -']}'.length)}{"index":${index},${isChat ? '"delta":{"content":' : '"text":'}`;
+    this.#close = `]${includeUsage ? ',"usage":null' : ''}}`;
+    this.#returnTokenIds = returnTokenIds;
+    this.#afterText = `${isChat ? '}' : ''},"logprobs":null,"finish_reason":null`;
+  }
+
+  /** JSON; undefined: none. Not of a delta that is the first of its answer or has a finish reason. */
+  of({ text, tokenIds }: Delta): string | undefined {
+    if (text === '' && !this.#returnTokenIds) return undefined;
+    const ids = this.#returnTokenIds ? `,"token_ids":[${tokenIds.join()}]` : '';
+    return `${this.#open}${JSON.stringify(text)}${this.#afterText}${ids}}${this.#close}`;
+  }
+}
+
 /** The last chunk when usage is asked for: no choices. */
 export const usageChunk = (endpoint: Endpoint, head: ReplyHead, totals: Totals) => ({
   ...chunkOf(endpoint, head, []),

@@ -41,12 +41,20 @@ export function sidesOf(
   return [first!, ...rest];
 }
 
-/** `own`: what of its load is the request's own. */
+/**
+ * `own`: what of its load is the request's own. One plain literal: with a spread in it each property is added to the object for itself, which
+ * took 60 µs a worker.
+ */
 export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs: number, awaiting = 0): Side {
   const { number, record, state, facts, load } = worker;
   const share = own ?? noShare;
   return {
-    ...{ number, name: record.name, role: record.role, revision: record.revision, node: record.node, legs },
+    number,
+    name: record.name,
+    role: record.role,
+    revision: record.revision,
+    node: record.node,
+    legs,
     awaiting,
     isReady: state === 'ready' && !record.draining,
     identity: identityOf(facts),
@@ -71,9 +79,16 @@ export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs
   };
 }
 
+/** Of facts, which do not change: they are written out once. */
+const identities = new WeakMap<object, string>();
+
 /** What is not said agrees with nothing but what is not said either. */
 function identityOf(facts: Worker['facts']): string {
   if (facts === undefined) return '';
+  const known = identities.get(facts);
+  if (known !== undefined) return known;
   const { modelDigest, blockTokens, hashAlgorithm, hashSeed, namespaces } = facts;
-  return JSON.stringify([modelDigest, blockTokens, hashAlgorithm, hashSeed, namespaces ?? []]);
+  const identity = JSON.stringify([modelDigest, blockTokens, hashAlgorithm, hashSeed, namespaces ?? []]);
+  identities.set(facts, identity);
+  return identity;
 }

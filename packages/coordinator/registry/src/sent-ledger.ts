@@ -102,7 +102,9 @@ export class SentLedger {
       tokensAhead: whole(tokensAhead),
       blocks: whole(blocks),
       loadUs: whole(loadS * 1e6),
-      ...{ is: 'waiting', told: 'not', isOpen: true },
+      is: 'waiting',
+      told: 'not',
+      isOpen: true,
     };
     this.#entries.set(entry.number, entry);
     if (requestId !== undefined) this.#byRequest.set(requestId, entry);
