@@ -19,14 +19,8 @@ import { createLogger } from '@kvtier/telemetry';
 import type { GenerateRequest } from '@kvtier/wire/grpc';
 import { installTime } from './platform.ts';
 import type { SimResult } from './simulation.ts';
-import {
-  blockTokens,
-  strayToken,
-  tokenAt,
-  type VirtualCall,
-  VirtualWorker,
-  VirtualWorkers,
-} from './virtual-workers.ts';
+import { strayToken, tokenAt } from './virtual-call.ts';
+import { blockTokens, type VirtualCall, VirtualWorker, VirtualWorkers } from './virtual-workers.ts';
 import { Violation, World } from './world.ts';
 
 export interface HandOffSimOptions {

@@ -9,6 +9,7 @@ import { KvError } from '@kvtier/errors';
 import type { HandOffEngines } from '@kvtier/handoff';
 import type { OnEvent, Worker, WorkerState } from '@kvtier/registry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
+import { type CallAt, strayToken, tokenAt } from './virtual-call.ts';
 import type { World } from './world.ts';
 
 export const blockTokens = 16;
@@ -26,35 +27,7 @@ const silentMs = 850;
 
 type Share = Parameters<HandOffEngines['sent']>[1];
 
-/** One call at one worker. */
-export interface VirtualCall {
-  readonly worker: VirtualWorker;
-  readonly request: GenerateRequest;
-  readonly onEvent: OnEvent;
-  readonly end: (failure?: unknown) => void;
-  isOpen: boolean;
-  /** It has its room. */
-  hasRoom: boolean;
-  /** The decode side's word of it; undefined: it has not said it. */
-  local: number | undefined;
-  /** Blocks that it has: computed, held or brought in. */
-  blocks: number;
-  /** Waits for blocks up to here; undefined: it waits for none. */
-  awaited: number | undefined;
-  /** A block is on its way to it. */
-  isBringing: boolean;
-  tokensLeft: number;
-  answerLeft: number;
-  hasToken: boolean;
-  /** The step that runs computes some of it. */
-  isInStep: boolean;
-  /** As the prefill side drew it. */
-  firstToken: number | undefined;
-  /** The caller has a token of it. */
-  hasGiven: boolean;
-  stallAtMs: number;
-  deadlineAtMs: number;
-}
+export type VirtualCall = CallAt<VirtualWorker>;
 
 export class VirtualWorker implements Worker {
   readonly number: number;
@@ -155,11 +128,6 @@ const needsOf = (request: GenerateRequest): number => {
   const tokens = prefillOnly === undefined ? promptTokenIds.length + maxTokens : tokensOf(request);
   return Math.ceil(tokens / blockTokens);
 };
-
-/** The token at this place of the sequence that this prompt begins. */
-export const tokenAt = (prompt: number, place: number): number => (31 * prompt + 7 * place) % 1_000;
-/** A prefill worker that computes otherwise than all others has drawn it. */
-export const strayToken = 1_000_000;
 
 export class VirtualWorkers implements HandOffEngines {
   readonly all: VirtualWorker[];
