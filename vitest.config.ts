@@ -1,5 +1,7 @@
 import { availableParallelism } from 'node:os';
 import { defineConfig } from 'vitest/config';
+import { BaseSequencer, type TestSpecification } from 'vitest/node';
+import { placeOf } from './test/setup/longest.ts';
 
 // Two projects: `quick` is what `npm run check` runs; `slow` starts processes, fills disks, kills things.
 // Real servers, real deaths and random schedules on two busy cores: whoever needs a second attempt is named at the end of
@@ -14,8 +16,19 @@ const common = {
   retry: 1,
   setupFiles: ['test/setup/properties.ts', 'test/setup/turns.ts', 'test/setup/costs.ts'],
 };
+
+/** vitest knows what takes long only where it ran before; in a fresh checkout it goes by the size of files, and what runs Python is a small one. */
+class LongestFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const group = ({ project }: TestSpecification): number => project.config.sequence.groupOrder;
+    const sorted = await super.sort(files);
+    return sorted.sort((a, b) => group(a) - group(b) || placeOf(a.moduleId) - placeOf(b.moduleId));
+  }
+}
+
 export default defineConfig({
   test: {
+    sequence: { sequencer: LongestFirst },
     projects: [
       {
         test: {

@@ -8,6 +8,7 @@ export class IdleExecutor implements Executor {
   readonly model: ModelShape;
   readonly kv: KvLayout;
   readonly blockCount: number;
+  readonly maxStepTokens = 2 ** 20;
   readonly modelDigest = new Uint8Array(32);
   /** Called between steps. */
   onStep: () => void = () => {};

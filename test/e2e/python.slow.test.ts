@@ -76,7 +76,7 @@ describe('the package', () => {
     const where = 'import kvtier, kvtier.native as n; n.library(); print(n._path())';
     const library = (await output(python, ['-c', where], bare, place)).trim();
     expect(library).toMatch(/venv\/lib\/python3[.]\d+\/site-packages\/kvtier\/libkvtier[.]so$/);
-    await runs('test_session', { python, env: { PYTHONPATH: '' } });
+    await runs('test_session.StoresAndLoads', { python, env: { PYTHONPATH: '' } });
   });
 
   it('builds from its sources alone', async () => {

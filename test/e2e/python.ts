@@ -35,7 +35,7 @@ export async function output(
   return text;
 }
 
-/** @param what a file, or a class of one: `test_session`, `test_vllm_connector.Faults` */
+/** @param what files, or classes of them: `test_session`, `test_vllm_connector.Faults test_vllm_gpu` */
 export async function runs(what: string, { python = debians, env = {} }: Run = {}): Promise<void> {
   const environment = {
     ...process.env,
@@ -44,7 +44,7 @@ export async function runs(what: string, { python = debians, env = {} }: Run = {
     KVTIER_TEST_NODE: JSON.stringify([process.execPath, ...program('cache-node')]),
     ...env,
   };
-  const args = ['-X', 'dev', '-W', 'error::ResourceWarning', '-m', 'unittest', '-v', what];
+  const args = ['-X', 'dev', '-W', 'error::ResourceWarning', '-m', 'unittest', '-v', ...what.split(' ')];
   const said = await output(python, args, environment, path.join(folder, 'tests'));
   if (process.env.KVTIER_BENCH) process.stdout.write(said);
   expect(said).toMatch(/^Ran [1-9]\d* tests?/m);

@@ -66,6 +66,7 @@ it('answers as the CPU does, computed, cached, and from the tier after SIGKILL',
     expect((await ask(client, prompt(seed))).tokenIds).toEqual(right);
     expect((await ask(client, prompt(seed))).tokenIds).toEqual(right);
   }
+  expect(await metricsText(client)).toContain('kvtier_engine_step_tokens 64\n');
   // What is on its way to the tier dies with the worker.
   await until(
     async () => /kvtier_connector_storing_blocks 0\n/.test(await metricsText(client)),

@@ -76,7 +76,7 @@ export const upHelp = `kvtier up: the whole system on this machine, on loopback,
   --kv-dtype TYPE      e4m3: keys and values as FP8, half the bytes (as --dtype)
   --equal-bits         a GPU's matrix products by rules, not by a stopwatch: the same bits in every process and batch
   --max-step-tokens N  tokens that a step computes at most: more is faster for long prompts on a GPU, and holds up
-                       decodes beside them for longer (512)
+                       decodes beside them for longer (512; on a GPU what was measured there)
   --threads N          compute threads of the engine (all cores)
   --prefix-cache KIND  the engine's own cache: blocks (hashed) or radix (a token tree) (blocks)
   --eviction POLICY    which cached block goes first: ${evictionPolicies.join(', ')} (freed longest ago)

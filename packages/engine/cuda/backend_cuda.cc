@@ -15,7 +15,7 @@
 
 #include "backend.h"
 #include "json.h"
-#include "model/transformer.h"
+#include "model/step_size.h"
 #include "transfer/transfers.h"
 
 namespace kvtier {
@@ -39,12 +39,25 @@ cuda::CudaOptions TransformerOptions(const GpuOptions& gpu) {
   return options;
 }
 
+cuda::StepSizeOptions StepSizes(const GpuOptions& gpu) {
+  cuda::StepSizeOptions options;
+  for (const auto& [tokens, blocks] : gpu.step_sizes) options.sizes.push_back({tokens, blocks});
+  options.bounds.longest_us = static_cast<double>(gpu.longest_step_us);
+  options.folder = gpu.choices_folder;
+  return options;
+}
+
 class CudaBackend : public Backend {
  public:
   CudaBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits, const GpuOptions& gpu)
-      : device_(static_cast<int>(gpu.device)), blocks_(limits.blocks), block_layers_(shape.block_layers), kinds_(shape.kinds) {
+      : device_(static_cast<int>(gpu.device)), block_layers_(shape.block_layers), kinds_(shape.kinds) {
     UseDevice();
-    transformer_ = std::make_unique<cuda::CudaTransformer>(shape, plan, limits, TransformerOptions(gpu));
+    const auto options = TransformerOptions(gpu);
+    const auto weights = cuda::LoadWeights(shape, plan, limits, options);
+    choice_.limits = limits;
+    if (!gpu.step_sizes.empty()) choice_ = cuda::MeasureStepSize(shape, weights, limits, options, StepSizes(gpu));
+    blocks_ = choice_.limits.blocks;
+    transformer_ = std::make_unique<cuda::CudaTransformer>(shape, weights, choice_.limits, options);
     cuda::TransferOptions transfer;
     transfer.device = device_;
     transfer.deadline_us = gpu.copy_deadline_us;
@@ -83,6 +96,7 @@ class CudaBackend : public Backend {
     SettleImport(step, !import->good.empty() && std::ranges::count(import->good, 0) == 0, result);
     return result;
   }
+  int64_t max_step_tokens() const override { return choice_.limits.max_step_tokens; }
   int64_t blocks() const override { return blocks_; }
   size_t block_bytes() const override { return transformer_->block_bytes(); }
   int copy_threads() const override { return kCopyThreads; }
@@ -130,7 +144,10 @@ class CudaBackend : public Backend {
     out << R"({"backend":"cuda","device":)" << cuda::Quoted(info.name) << R"(,"computeCapability":)" << info.compute_capability
         << R"(,"emulated":)" << (info.emulated ? "true" : "false") << R"(,"gemm":)" << cuda::Quoted(transformer_->gemm_name())
         << R"(,"weightsUs":)" << static_cast<int64_t>(times.weights_us) << R"(,"buffersUs":)" << static_cast<int64_t>(times.buffers_us)
-        << R"(,"graphsUs":)" << static_cast<int64_t>(times.graphs_us) << "}";
+        << R"(,"graphsUs":)" << static_cast<int64_t>(times.graphs_us) << R"(,"stepTokens":)" << max_step_tokens() << R"(,"stepSizeBy":")"
+        << (choice_.times.empty() ? "setting" : choice_.measured ? "measurement" : "kept measurement") << '"';
+    if (!choice_.times.empty()) DescribeSteps(out);
+    out << "}";
     return out.str();
   }
 
@@ -140,6 +157,20 @@ class CudaBackend : public Backend {
     std::shared_future<cuda::Transfers::Registration> registered;
     std::shared_future<void> detaching;
   };
+
+  // What was measured, for people: microseconds a token of a prompt, and of its longest step.
+  void DescribeSteps(std::ostringstream& out) const {
+    out << R"(,"stepPromptTokens":)" << choice_.prompt << R"(,"stepMeasuringUs":)" << static_cast<int64_t>(choice_.measuring_us);
+    if (choice_.taken_bytes > 0) {
+      out << R"(,"stepTrialBytes":)" << choice_.taken_bytes << R"(,"stepTrialReckonedBytes":)" << choice_.reckoned_bytes;
+    }
+    out << R"(,"stepTimes":[)";
+    for (const cuda::StepTime& time : choice_.times) {
+      out << (&time == choice_.times.data() ? "" : ",") << R"({"tokens":)" << time.tokens << R"(,"usPerToken":)" << time.PerToken()
+          << R"(,"longestUs":)" << std::max(time.first_us, time.last_us) << "}";
+    }
+    out << "]";
+  }
 
   // The runtime's current device is a matter of each thread.
   void UseDevice() const {
@@ -197,7 +228,9 @@ class CudaBackend : public Backend {
   }
 
   const int device_;
-  const int64_t blocks_, block_layers_;
+  const int64_t block_layers_;
+  cuda::StepChoice choice_;
+  int64_t blocks_ = 0;
   const std::vector<LayerKind> kinds_;
   std::unique_ptr<cuda::CudaTransformer> transformer_;
   std::unique_ptr<cuda::Transfers> engine_;

@@ -8,7 +8,7 @@
 #   build     from the sources, where no programs for this GPU are there; needs nvcc, cmake, and ninja or make
 #   checks    runtime_check and kernel_check: every kernel against its CPU reference                                               2 min
 #   speed     kernel_bench: transfers, matrix products, attention, rows, the 8B model; attention beside torch's flash and cuDNN's  8 min
-#   system    cold, warm from the arena and from a disk, start in parts, exports and imports beside decodes, equality              6 min
+#   system    cold, warm from the arena and from a disk, start in parts, exports and imports beside decodes, equality, size of steps  7 min
 #   whole     the same through the whole system, as `kvtier up` starts it with the Node of the archive: start in parts, cold, warm,
 #             after a restart, decodes beside exports                                                                              8 min
 #   sanitize  named cases of kernel_check under compute-sanitizer, each by itself                                                  5 min
@@ -128,7 +128,7 @@ stage_system() { figures 520 "$(program kernel_bench)" --seconds 120 system_; }
 stage_whole() {
   local bad=0
   whole 120 cuda random:0.5b >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
-  whole 300 cuda random:8b >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
+  whole 300 cuda random:8b 10000 512 >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
   whole 180 cuda random:8b 10000 8192 >> "$out/figures.jsonl" 2>> "$out/log.txt" || bad=1
   [ $bad = 0 ] || { tail -1 "$out/log.txt"; grep '"error"' "$out/figures.jsonl" | tail -1; return 1; }
 }

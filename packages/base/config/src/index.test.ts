@@ -30,9 +30,10 @@ describe('defaults', () => {
   });
 
   it('of the engine worker', () => {
-    expect(parseConfig(engineWorkerSchema, worker, 'test')).toMatchObject({
+    const parsed = parseConfig(engineWorkerSchema, worker, 'test');
+    expect(parsed.maxStepTokens).toBeUndefined();
+    expect(parsed).toMatchObject({
       blockTokens: 16,
-      maxStepTokens: 512,
       hashAlgorithm: 'sha256_cbor',
       hashSeed: 'vllm-none-hash',
       loadDeadlineMs: 5000,

@@ -96,11 +96,14 @@ export const engineWorkerSchema = z.strictObject({
       cublaslt: z.string().min(1).optional(),
       /** A row has the same bits however many others are in its step, up to 64, and in every process: a little slower. */
       equalBits: z.boolean().default(false),
+      /** Where the size of steps is chosen by measurement: no step takes longer, since decodes beside it wait for it. */
+      longestStepMs: z.number().int().min(1).max(60_000).default(200),
       /** A step that takes longer means that the GPU hangs: the worker ends, and is started again. */
       stepDeadlineMs: z.number().int().min(100).max(600_000).default(60_000),
     })
     .prefault({}),
-  maxStepTokens: z.number().int().min(16).default(512),
+  /** Tokens that a step computes at most; absent: 512 on the CPU, what was measured to be best on a GPU. */
+  maxStepTokens: z.number().int().min(16).optional(),
   maxSequences: z.number().int().min(1).default(64),
   /** After SIGTERM: what runs may end within this, nothing new is taken. Below the 8 s in which a process has to end. */
   drainMs: z.number().int().min(0).max(6_000).default(1_000),

@@ -110,29 +110,30 @@ describe('one server', () => {
     expect(await server.cli('hlen', `${redis.keyPrefix}{members}:records`)).toBe('0');
   });
 
-  it.each(['SIGKILL', 'SIGSTOP'] as const)(
-    'a lease does not outlive its owner by more than 2 s: %s',
-    async (signal) => {
-      const reading = read(fresh());
+  it('a lease does not outlive its owner by more than 2 s, killed or stopped', async () => {
+    const outlived = async (redis: MemberServers, signal: 'SIGKILL' | 'SIGSTOP'): Promise<void> => {
+      const reading = read(redis);
       const child = await startMember(redis, 'mortal');
       ends.push(() => ended(child));
       await announced(redis, worker('other'));
       await until(() => reading.names().join() === 'mortal,other', 'both');
       // Renewed for longer than a lease lasts.
       await new Promise((resolve) => setTimeout(resolve, leaseMs + 500));
-      expect(reading.lost('mortal', 'other')).toEqual([]);
+      expect(reading.lost('mortal', 'other'), signal).toEqual([]);
       child.kill(signal);
       const atMs = performance.now();
-      await until(() => reading.names().join() === 'other', 'the end of its lease', 10_000);
+      await until(() => reading.names().join() === 'other', `the end of its lease: ${signal}`, 10_000);
       const tookMs = performance.now() - atMs;
-      expect(tookMs).toBeLessThan(longestLeaseMs);
+      expect(tookMs, signal).toBeLessThan(longestLeaseMs);
       if (signal === 'SIGSTOP') {
         child.kill('SIGCONT');
         await until(() => reading.names().join() === 'mortal,other', 'it is back');
       }
-      expect(reading.problems).toEqual([]);
-    },
-  );
+      expect(reading.problems, signal).toEqual([]);
+    };
+    // Two lists on one server: what is waited for is time, which passes for both.
+    await Promise.all([outlived(fresh(), 'SIGKILL'), outlived(fresh(), 'SIGSTOP')]);
+  });
 
   it('who comes after one that was killed gets its name when the lease ends, without a line that says otherwise', async () => {
     const reading = read(fresh());
@@ -325,13 +326,12 @@ describe('one server that stands still, or forgets', () => {
   });
 });
 
-describe.each([
-  ['sentinel', 'SIGSTOP'],
-  ['sentinel', 'SIGKILL'],
-  ['cluster', 'SIGSTOP'],
-  ['cluster', 'SIGKILL'],
-] as const)('%s whose master gets %s', (mode, signal) => {
-  it('members stay, and it is in full service within 2 s of the failover', async () => {
+describe.each(['SIGSTOP', 'SIGKILL'] as const)('a master gets %s', (signal) => {
+  it('members stay, and it is in full service within 2 s of the failover: Sentinel and cluster, each by itself', async () => {
+    await Promise.all([failedOver('sentinel'), failedOver('cluster')]);
+  });
+
+  async function failedOver(mode: 'sentinel' | 'cluster'): Promise<void> {
     const group: ServerGroup = await (mode === 'sentinel' ? startSentinel() : startCluster());
     ends.push(() => group.stop());
     const redis = memberServers(group.urls, mode);
@@ -356,11 +356,11 @@ describe.each([
     else await master.start();
     await new Promise((resolve) => setTimeout(resolve, leaseMs + 500));
     await until(() => reading.names().join() === 'a,b,c', 'all three');
-    expect(reading.lost('a', 'b'), 'members that were lost on the way').toEqual([]);
-    expect(tookMs).toBeLessThan(2_000);
+    expect(reading.lost('a', 'b'), `${mode}: members that were lost on the way`).toEqual([]);
+    expect(tookMs, mode).toBeLessThan(2_000);
     if (process.env.KVTIER_REPORT)
       process.stderr.write(`${mode} ${signal}: ${tookMs.toFixed(0)} ms after the failover\n`);
-  });
+  }
 });
 
 /** The master that has the list, and whether another has it now. */

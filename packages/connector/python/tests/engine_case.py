@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+from dataclasses import replace
 from typing import Any
 
 from rig import Node, NodeCase, until
@@ -15,7 +18,34 @@ def prompts(count: int, tokens: int = 40, shared: int = 24, seed: int = 1) -> li
     return [[seed * 7 + i for i in range(shared)] + [1000 * (n + 1) + i for i in range(tokens - shared)] for n in range(count)]
 
 
+_models = itertools.count()
+
+
 class EngineCase(NodeCase):
+    _shared: Node | None = None
+
+    def shared(self) -> Node:
+        """One node for all tests of a class that do it no harm: a start costs more than most of them. Each has a model of its own."""
+        cls = type(self)
+        if cls._shared is None:
+            node = Node()
+            cls.addClassCleanup(node.remove)
+            node.start()
+            cls._shared = node
+        return cls._shared
+
+    @staticmethod
+    def own(shape: Shape) -> Shape:
+        """The same of a model that nobody else has."""
+        digest = hashlib.sha256(f"{next(_models)}".encode()).hexdigest()
+        return replace(shape, options={**shape.options, "weights_digest": digest})
+
+    def alone(self, shape: Shape | None = None) -> Engine:
+        """An engine that has no node, and does not look for one."""
+        shape = shape or Shape()
+        options = {**shape.options, "load": False, "store": False}
+        return self.play(None, replace(shape, options=options), socket="/nowhere/node.sock", attached=False)
+
     def play(self, node: Node | None, shape: Shape | None = None, socket: str = "", attached: bool = True) -> Engine:
         engine = Engine(shape or Shape(), node.socket_path if node else socket)
         self.addCleanup(engine.close)
@@ -42,10 +72,8 @@ class EngineCase(NodeCase):
 
     def both(self, shape: Shape, least: float = 0.95, texts: list[list[int]] | None = None) -> tuple[Engine, Engine]:
         """What the first stored, the second loads; both give the tokens of an engine without a node."""
-        texts = texts or prompts(5)
-        alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
-        wanted = self.serve(alone, texts)
-        node = self.node()
+        texts, shape, node = texts or prompts(5), self.own(shape), self.shared()
+        wanted = self.serve(self.alone(shape), texts)
         first = self.play(node, shape)
         self.assertEqual(self.serve(first, texts), wanted)
         self.assertEqual(self.serve(first, texts), wanted)

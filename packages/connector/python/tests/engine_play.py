@@ -134,7 +134,8 @@ class Engine:
         request = self.requests.get(name)
         if request is None or request.state == "finished":
             return
-        loading = request.state == "loading"
+        loading = request.state == "loading" and name not in self._received  # where it has ended, nothing more is told of it
+        self._received.discard(name)
         if request in self.running:
             self.running.remove(request)
         if request in self.waiting:
@@ -147,14 +148,17 @@ class Engine:
         while self.requests or self._finished or self._in_flight or self.connector.has_pending_push_work():
             if time.monotonic() > end:
                 raise AssertionError(f"not through after {limit_s} s: {[(r.request_id, r.state) for r in self.requests.values()]}")
-            self.step()
+            if not self.step():
+                time.sleep(0.001)  # as vLLM does where requests wait and nothing was computed
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        """Whether anything was computed."""
         output = self._schedule()
         self.steps += 1
         self._in_flight.append(self._execute(output))
         while len(self._in_flight) > (1 if self.shape.asynchronous and output.work else 0):
             self._update(self._in_flight.popleft())
+        return bool(output.work)
 
     # ---- schedule ----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from rig import Node, until
 from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
+from kvtier.vllm import claims
+from kvtier.vllm import node as node_module
 
 
 class Shapes(EngineCase):
@@ -27,6 +29,26 @@ class Shapes(EngineCase):
         for layout in ("hnd", "nhd", "split", "kernel", "packed", "strided"):
             with self.subTest(layout=layout):
                 self.both(Shape([GroupShape(layout=layout)]))
+
+    def test_more_requests_than_can_be_leased_at_once(self) -> None:
+        """Those that wait for room have their blocks when others have given theirs back."""
+        node = self.node(arena_bytes=2 << 20)
+        texts = prompts(40, shared=0)
+        shape = Shape(prefix_caching=False, max_running=2, dim=64)
+        first = self.play(node, shape)
+
+        def stored() -> bool:  # what finds no room is offered again
+            for at in range(0, 40, 4):
+                self.serve(first, texts[at : at + 4])
+            return all(self.held(first, request) >= 40 for request in list(first.done.values())[-40:])
+
+        until("all of it is held", stored, 60)
+        wanted = self.serve(self.alone(shape), texts)
+        second = self.play(node, shape)
+        self.assertEqual(self.serve(second, texts), wanted)
+        self.assertNotIn("denied_capacity", second.connector._scheduler.counters)
+        # What the small arena gave away before it was written down is missing.
+        self.assertGreater(second.external_tokens, 0.75 * 40 * 40, self.told(first, second))
 
     def test_no_prefix_caching(self) -> None:
         _, second = self.both(Shape(prefix_caching=False))
@@ -51,8 +73,7 @@ class Shapes(EngineCase):
         for tokens in (45, 46, 47, 48):
             for step_tokens in (7, 64):
                 with self.subTest(tokens=tokens, step_tokens=step_tokens):
-                    node = self.node()
-                    shape = Shape([GroupShape("window", window=10)], step_tokens=step_tokens)
+                    node, shape = self.shared(), self.own(Shape([GroupShape("window", window=10)], step_tokens=step_tokens))
                     text = prompts(1, tokens=tokens)[0]
                     wanted = self.serve(self.play(node, shape), [text], outputs=1)
                     second = self.play(node, shape)
@@ -206,8 +227,7 @@ class Faults(EngineCase):
     def setUp(self) -> None:
         super().setUp()
         self.texts = prompts(5)
-        alone = self.play(None, socket="/nowhere/node.sock", attached=False)
-        self.wanted = self.serve(alone, self.texts)
+        self.wanted = self.serve(self.alone(), self.texts)
 
     def test_no_node_at_the_start(self) -> None:
         node = Node()
@@ -222,6 +242,26 @@ class Faults(EngineCase):
         node.start()
         self.attach(engine)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
+
+    def test_a_node_that_takes_its_time_at_the_start(self) -> None:
+        """The first requests wait for their sessions as long as for an answer."""
+        node = self.node()
+        self.serve(self.play(node), self.texts)
+        node.send(signal.SIGSTOP)  # it accepts who comes, and says nothing
+        for where, name, of in ((node_module, "_FIRST_S", 0.02), (claims.Claims, "_answer_s", lambda *_: 60.0)):
+            self.enterContext(mock.patch.object(where, name, of))
+        engine = self.play(node, attached=False)
+        for i, text in enumerate(self.texts):
+            engine.add(f"{i}", text)
+        began = time.monotonic()
+        while time.monotonic() - began < 0.1:  # more than is waited for where there is no node
+            engine.step()
+        node.send(signal.SIGCONT)
+        engine.run()
+        self.check(engine)
+        self.assertEqual([engine.done[f"{i}"].output_tokens() for i in range(len(self.texts))], self.wanted)
+        self.assertNotIn("denied_not_attached", engine.connector._scheduler.counters)
+        self.assertGreater(engine.external_tokens, 0)
 
     def test_an_arena_that_cannot_be_seen(self) -> None:
         """Another mount in this container: misses, told once; found as soon as it is there."""

@@ -62,7 +62,7 @@ class Faults(GpuCase):
         DRIVER.refuse_pinning(NOT_SUPPORTED)
         with self.assertLogs("kvtier.vllm", logging.WARNING) as said:
             _, second = self.both(Shape())
-            until("it was told", lambda: second.step() or len(said.output) >= 2)
+            until("it was told", lambda: (second.step(), len(said.output) >= 2)[1])
         for engine_line in said.output:
             self.assertIn("the arena cannot be pinned for GPU 0 (GPU: pinning", engine_line)
         counters = second.workers[0].connector._worker.device_counters()
@@ -72,7 +72,7 @@ class Faults(GpuCase):
     def test_bytes_flipped_between_the_check_and_the_copy_are_computed(self) -> None:
         node = self.node()
         texts = prompts(3)
-        wanted = self.serve(self.play(None, Shape(), socket="/nowhere/node.sock", attached=False), texts)
+        wanted = self.serve(self.alone(), texts)
         first = self.play(node, Shape())
         self.assertEqual(self.serve(first, texts), wanted)
         self.until_held(node, first, 40)

@@ -16,6 +16,7 @@ from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier.vllm import hints, pace, staging
+from kvtier.vllm.messages import KvtierMetadata
 
 
 class Handed(EngineCase):
@@ -33,8 +34,7 @@ class Handed(EngineCase):
     def test_waits_until_it_is_held(self) -> None:
         for shape in (Shape(), Shape(tp=2), Shape([GroupShape(), GroupShape("window", window=9)], blocks=160)):
             text = prompts(1, 41)[0]
-            alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
-            (wanted,) = self.serve(alone, [text])
+            (wanted,) = self.serve(self.alone(shape), [text])
             node = self.node()
             first, params = self.prefill(node, shape, text)
             self.assertEqual(params["remote_num_tokens"], 40)
@@ -97,7 +97,7 @@ class Handed(EngineCase):
         while "prefill" not in first.done:
             first.step()
         second = self.play(node)
-        (wanted,) = self.serve(self.play(None, socket="/nowhere/node.sock", attached=False), [text])
+        (wanted,) = self.serve(self.alone(), [text])
         self.assertEqual(self.serve(second, [text]), [wanted])  # before its last blocks are committed
         self.assertEqual(second.connector._scheduler.counters.get("promises", 0), 0)
         first.run()
@@ -249,24 +249,25 @@ class Cost(EngineCase):
 
             def timed(*args: Any, real: Any = real, name: str = name) -> Any:
                 began = time.thread_time_ns()  # what it costs, and not what others on this machine do
-                try:
-                    return real(*args)
-                finally:
-                    took = (time.thread_time_ns() - began) / 1e3
+                given = real(*args)
+                took = (time.thread_time_ns() - began) / 1e3
+                # Of hundreds of steps in which nothing is new, the dearest is the one in which the machine did something else.
+                if not isinstance(given, KvtierMetadata) or given.loads or args[0].scheduled_new_reqs:
                     spent[name] = max(spent.get(name, 0.0), took)
+                return given
 
             setattr(engine.connector, name, timed)
         sums = []
-        for _ in range(9):
+        for _ in range(9 if os.environ.get("KVTIER_BENCH") else 3):
             spent.clear()
             before = engine.external_tokens
             self.serve(engine, [text], outputs=1)
             self.assertEqual(engine.external_tokens - before, blocks * 16)
             sums.append(sum(spent.values()))
-        self.assertLess(self.instructions(engine, text), 3_000)
+        self.assertLess(self.instructions(engine, text), 1_600)
         limit = 50 + 0.02 * blocks
         if os.environ.get("KVTIER_BENCH"):
-            print(f"32k tokens: {min(sums):.0f} us at best, {sorted(sums)[4]:.0f} us at the median, limit {limit:.0f} us; {spent}")
+            print(f"32k tokens: {min(sums):.0f} us at best, {sorted(sums)[len(sums) // 2]:.0f} us at the median, limit {limit:.0f} us; {spent}")
         # The figure is for a quiet machine; what grows with more than the blocks is found on any.
         self.assertLess(min(sums), 8 * limit)
 

@@ -50,7 +50,7 @@ class Hosts(EngineCase):
             first, second = self.play(near, shape), self.play(far, shape)
             for seed, (one, other) in enumerate(((first, second), (second, first))):
                 texts = prompts(5, seed=seed + 2)
-                alone = self.play(None, shape, socket="/nowhere/node.sock", attached=False)
+                alone = self.alone(shape)
                 wanted = self.serve(alone, texts)
                 self.assertEqual(self.serve(one, texts), wanted)
                 self.until_known(other, one, texts)

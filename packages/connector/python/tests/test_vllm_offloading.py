@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import unittest
+from unittest import mock
 
 import offload_double
 from rig import until
@@ -11,7 +12,7 @@ from rig import until
 offload_double.install()
 
 from engine_case import EngineCase, prompts  # noqa: E402
-from engine_parts import GroupShape, Shape  # noqa: E402
+from engine_parts import GroupShape, Pool, Shape  # noqa: E402
 from kvtier.vllm.offloading import KvtierOffloadingConnector, KvtierOffloadingSpec  # noqa: E402
 
 
@@ -37,6 +38,29 @@ class Offloading(EngineCase):
         self.both(offloading(GroupShape("window", window=9), blocks=160), 0.9, texts)
         self.both(offloading(GroupShape(), GroupShape("window", window=9), GroupShape("window", window=14), blocks=200), 0.9, texts)
 
+    def test_what_a_window_has_left_is_given_away_at_once(self) -> None:
+        """In the step after it was stored, the blocks that the window has left are another request's: the whole prompt is stored all the same."""
+
+        def last_freed_first(pool: Pool, blocks: object) -> None:
+            freed(pool, blocks)
+            for block in blocks:  # type: ignore[attr-defined]
+                if block.block_id in pool.free:
+                    pool.free.move_to_end(block.block_id, last=False)
+
+        freed = Pool.free_blocks
+        texts = [[n * 100 + i for i in range(49)] for n in range(6)]
+        node, shape = self.node(), offloading(GroupShape("window", window=9), step_tokens=64)
+        with mock.patch.object(Pool, "free_blocks", last_freed_first):
+            first = self.play(node, shape)
+            given = []
+            flush = first.workers[0].connector._worker.flush
+            first.workers[0].connector._worker.flush = lambda number, until: (given.append(number), flush(number, until))
+            wanted = self.serve(first, texts)
+        self.assertGreater(len(given), 2)
+        second = self.play(node, shape)
+        self.assertEqual(self.serve(second, texts), wanted)
+        self.assertEqual(second.external_tokens, 6 * 48, self.told(first, second))
+
     def test_chunks_and_steps_ahead(self) -> None:
         self.both(offloading(step_tokens=7))
         self.both(offloading(asynchronous=True))
@@ -45,8 +69,7 @@ class Offloading(EngineCase):
         """Too few blocks: stores are flushed, requests preempted."""
         engine = self.play(self.node(), offloading(blocks=30, step_tokens=48))
         texts = prompts(6, 40, 8)
-        alone = self.play(None, Shape(blocks=30, step_tokens=48), socket="/nowhere/node.sock", attached=False)
-        wanted = self.serve(alone, texts, outputs=16)
+        wanted = self.serve(self.alone(Shape(blocks=30, step_tokens=48)), texts, outputs=16)
         for _ in range(3):
             self.assertEqual(self.serve(engine, texts, outputs=16), wanted)
         self.assertGreater(engine.preemptions, 0)

@@ -18,7 +18,8 @@ from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from kvtier.vllm import layouts, options, versions
 from kvtier.vllm.device import Device
-from kvtier.vllm.groups import Group, Unsupported, groups_of, longest_prefix, runs_of, usable_prefix
+from kvtier.requests import ranges_of
+from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.messages import KvtierWorkerMetadata
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
@@ -56,17 +57,17 @@ class Groups(unittest.TestCase):
                 return True
 
             wanted = max((end for end in range(local, limit + 1, align) if brings(end)), default=local)
-            ranges = [runs_of([(flag, 1) for flag in flags], len(flags)) for flags in held]
-            self.assertEqual(longest_prefix(groups, ranges, local, limit), max(wanted, local))
+            ranges = [ranges_of([("arena" if flag else "", 1) for flag in flags], len(flags)) for flags in held]
+            self.assertEqual(Prefixes(groups).longest(ranges, local, limit), max(wanted, local))
 
     def test_what_may_be_claimed(self) -> None:
         full, window = group(0, 4), group(1, 4, 9)
         drops = Group(0, "full", 4, 1, 0, False, ("layer",), (64,), True)
-        self.assertEqual(usable_prefix([full], 40, 0, 40), 40)
-        self.assertEqual(usable_prefix([full, window], 40, 0, 40), 36)
-        self.assertEqual(usable_prefix([full, window], 40, 0, 41), 40)
-        self.assertEqual(usable_prefix([drops], 40, 0, 64), 36)
-        self.assertEqual(usable_prefix([drops], 8, 8, 64), 8)
+        self.assertEqual(Prefixes([full]).usable(40, 0, 40), 40)
+        self.assertEqual(Prefixes([full, window]).usable(40, 0, 40), 36)
+        self.assertEqual(Prefixes([full, window]).usable(40, 0, 41), 40)
+        self.assertEqual(Prefixes([drops]).usable(40, 0, 64), 36)
+        self.assertEqual(Prefixes([drops]).usable(8, 8, 64), 8)
 
     def test_kinds(self) -> None:
         def config(*specs: Any) -> Any:

@@ -2,6 +2,7 @@
  * POST /v1/completions and /v1/chat/completions: from a body to an answer, whole or streamed.
  *
  *   body ─► (text threads) its model, parameters and token ids ─► answers at workers ─► JSON, or server-sent events
+ *                                │                                                     (written-answers.ts)
  *                                └► of a model whose workers have OpenAI's API: as it came (forwarding.ts)
  *
  * Invariants: until the first token nothing is written, so every failure before it has its HTTP status. A client that
@@ -12,45 +13,28 @@ import { Outdated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { type Delta, type Plan, runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
+import { runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
 import { BodyReader, type Read } from './body-reader.ts';
-import { toHttpError } from './errors.ts';
 import { forward } from './forwarding.ts';
 import type { RequestMetrics } from './metrics.ts';
 import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
-import {
-  type Answer,
-  chunksOf,
-  type Endpoint,
-  kvtierOf,
-  PlainChunks,
-  type ReplyHead,
-  usageChunk,
-  wholeReply,
-} from './replies.ts';
-import { EventStream } from './sse.ts';
+import type { Endpoint } from './replies.ts';
+import { type Progress, RunningAnswers } from './running-answers.ts';
 import { targetsOf } from './targets.ts';
 import type { TextPool } from './text-pool.ts';
+import { collect, type OnDelta, stream, type Written } from './written-answers.ts';
 
 /** OpenAI's default for completions. A chat goes on to the model's end. */
 const completionMaxTokens = 16;
 const maxPassedBytes = 512 << 20;
 /** A body is read again while tokenizers are replaced, so often at most. */
 const maxReads = 4;
-/** Of a chunk that takes a turn for itself: half a millisecond to write. */
-const largeChars = 1 << 16;
 
 /** A request that was understood. */
-interface Job {
-  readonly endpoint: Endpoint;
-  readonly plan: Plan;
-  readonly head: ReplyHead;
-  readonly placed: Placed;
-  /** Text that each answer starts with (`echo`). */
-  readonly echoes: readonly string[];
+interface Job extends Written {
   readonly arrivedMs: number;
   /** What it came from; not wanted any more once a worker was chosen. */
   readonly body: Body;
@@ -78,23 +62,21 @@ export interface GenerationOptions {
 export class Generation {
   readonly #options: GenerationOptions;
   readonly #reader: BodyReader;
+  readonly #running: RunningAnswers;
   readonly #aborts = new Set<AbortController>();
   /** Of bodies that are passed on, until their answers have ended. */
   #passedBytes = 0;
-  #running = 0;
-  #finished = 0;
-  #lastEventMs = performance.now();
 
   constructor(options: GenerationOptions) {
     this.#options = options;
-    const { models, text, place } = options;
+    const { models, text, place, maxRunning, metrics } = options;
+    this.#running = new RunningAnswers(maxRunning, (count) => metrics.running.set(count));
     this.#reader = new BodyReader({ models, text, expected: place.expected });
   }
 
-  /** For /health. `silentMs`: since the last sign of life of any answer; 0 while none runs. */
-  get progress(): { readonly running: number; readonly finished: number; readonly silentMs: number } {
-    const silentMs = this.#running === 0 ? 0 : Math.round(performance.now() - this.#lastEventMs);
-    return { running: this.#running, finished: this.#finished, silentMs };
+  /** For /health. */
+  get progress(): Progress {
+    return this.#running.progress;
   }
 
   /** Ends every running request. */
@@ -150,11 +132,12 @@ export class Generation {
     const placed = new Placed(this.#options.degraded(), this.#options.media);
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
-      return this.#counted(1, () => this.#forward(request, reply, requestId, read, placed, arrivedMs, signal));
+      return this.#running.counted(1, () => this.#forward(request, reply, requestId, read, placed, arrivedMs, signal));
     }
     const job = this.#job(endpoint, requestId, read, targets, { placed, arrivedMs, body, signal });
-    return this.#counted(job.echoes.length, () =>
-      read.params.stream ? this.#stream(job, reply) : this.#collect(job, reply),
+    const generate = (onDelta: OnDelta): Promise<Totals> => this.#run(job, onDelta);
+    return this.#running.counted(job.echoes.length, () =>
+      read.params.stream ? stream(job, reply, generate, this.#options) : collect(job, reply, generate),
     );
   }
 
@@ -177,15 +160,6 @@ export class Generation {
       echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
       ...rest,
     };
-  }
-
-  async #counted<T>(count: number, work: () => Promise<T>): Promise<T> {
-    this.#begin(count);
-    try {
-      return await work();
-    } finally {
-      this.#end(count);
-    }
   }
 
   async #forward(
@@ -215,8 +189,7 @@ export class Generation {
         signal,
         retried: (error) => metrics.countRetry(error),
         firstByte: () => {
-          this.#lastEventMs = performance.now();
-          metrics.firstTokenSeconds.observe((this.#lastEventMs - arrivedMs) / 1000);
+          metrics.firstTokenSeconds.observe((this.#running.signOfLife() - arrivedMs) / 1000);
         },
       });
       metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
@@ -229,67 +202,13 @@ export class Generation {
     return reply;
   }
 
-  async #collect(job: Job, reply: FastifyReply): Promise<unknown> {
-    const { returnTokenIds } = job.plan.params;
-    const answers = job.echoes.map(
-      (text): Answer => ({ text, tokenIds: returnTokenIds ? [] : undefined, finishReason: null }),
-    );
-    const totals = await this.#run(job, ({ index, text, tokenIds, finishReason }) => {
-      answers[index]!.text += text;
-      answers[index]!.tokenIds?.push(...tokenIds);
-      answers[index]!.finishReason = finishReason;
-    });
-    void reply.headers(job.placed.headers());
-    return wholeReply(job.endpoint, job.head, answers, totals);
-  }
-
-  async #stream(job: Job, reply: FastifyReply): Promise<unknown> {
-    const { endpoint, head, plan } = job;
-    const { includeUsage, returnTokenIds } = plan.params;
-    let events: EventStream | undefined;
-    let open = job.echoes.length; // answers without a finish reason yet
-    let last: object | undefined;
-    const plain: PlainChunks[] = [];
-    const onDelta = (delta: Delta): void | Promise<void> => {
-      if (!events) {
-        reply.hijack();
-        events = new EventStream(reply.raw, reply.request.id, this.#options.unreadMs, job.placed.headers());
-      }
-      if (!delta.first && delta.finishReason === null && delta.text.length <= largeChars) {
-        const { index } = delta;
-        plain[index] ??= new PlainChunks(endpoint, head, index, includeUsage, returnTokenIds);
-        const json = plain[index].of(delta);
-        return json === undefined ? undefined : events.sendText(json);
-      }
-      const text = delta.first ? job.echoes[delta.index]! + delta.text : delta.text;
-      const chunks: object[] = chunksOf(endpoint, head, { ...delta, text }, returnTokenIds);
-      if (delta.finishReason !== null && --open === 0) last = chunks.pop(); // it goes out with the totals
-      const sent = includeUsage ? chunks.map((chunk) => ({ ...chunk, usage: null })) : chunks;
-      return text.length > largeChars ? events.sendInTurn(sent) : events.send(sent);
-    };
-    try {
-      const totals = await this.#run(job, onDelta);
-      if (!events) throw new KvError('PROTOCOL', 'engine: finished without an answer; see its log');
-      if (includeUsage) events.end([{ ...last, usage: null }, usageChunk(endpoint, head, totals)]);
-      else events.end([{ ...last, kvtier: kvtierOf(totals) }]);
-    } catch (error) {
-      if (!events) throw error;
-      // The status is out already: the client learns from an event.
-      const failure = toHttpError(error);
-      const level = failure.status === 499 ? 'debug' : 'warn';
-      this.#options.logger[level]({ request: plan.requestId }, `stream ended: ${failure.message}`);
-      events.fail(failure.body);
-    }
-    return reply;
-  }
-
-  async #run(job: Job, onDelta: (delta: Delta) => void | Promise<void>): Promise<Totals> {
+  async #run(job: Job, onDelta: OnDelta): Promise<Totals> {
     const { place, metrics, logger } = this.#options;
     let first = true;
     const totals = await runAnswers(place, job.plan, job.signal, {
       delta: (delta) => {
-        this.#lastEventMs = performance.now();
-        if (first) metrics.firstTokenSeconds.observe((this.#lastEventMs - job.arrivedMs) / 1000);
+        const nowMs = this.#running.signOfLife();
+        if (first) metrics.firstTokenSeconds.observe((nowMs - job.arrivedMs) / 1000);
         first = false;
         return onDelta(delta);
       },
@@ -313,24 +232,5 @@ export class Generation {
     metrics.requestSeconds.observe((performance.now() - job.arrivedMs) / 1000);
     metrics.countTokens(totals);
     return totals;
-  }
-
-  /** @throws KvError BUSY */
-  #begin(count: number): void {
-    if (this.#running + count > this.#options.maxRunning) {
-      throw new KvError(
-        'BUSY',
-        `the API server: ${this.#running} answers are being generated already; try again later`,
-      );
-    }
-    if (this.#running === 0) this.#lastEventMs = performance.now();
-    this.#running += count;
-    this.#options.metrics.running.set(this.#running);
-  }
-
-  #end(count: number): void {
-    this.#running -= count;
-    this.#finished += count;
-    this.#options.metrics.running.set(this.#running);
   }
 }

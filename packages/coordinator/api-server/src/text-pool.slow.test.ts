@@ -3,7 +3,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { getPriority, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ChainHasher, integerForm, SequenceHashes } from '@kvtier/identity';
-import { afterEach, expect, it } from 'vitest';
+import { afterAll, afterEach, expect, it } from 'vitest';
 import type { PassedOn } from './pass-on.ts';
 import { ids, modelDir } from './testing/harness.ts';
 import type { TextModel } from './text-model.ts';
@@ -20,11 +20,18 @@ const model: TextModel = {
 };
 const bodyOf = (value: unknown): ArrayBuffer => new TextEncoder().encode(JSON.stringify(value)).buffer as ArrayBuffer;
 
+/** Of tests that leave their threads as they were: a pool of its own costs each a second or two of a CPU. */
+const kept: { pool?: TextPool } = {};
 let pool: TextPool;
-afterEach(() => pool.close());
+afterEach(() => (pool === kept.pool ? undefined : pool.close()));
+afterAll(() => kept.pool?.close());
 const open = async (options: TextPoolOptions = {}, part: Partial<TextModel> = {}) => {
   pool = new TextPool(options);
   return [await pool.load({ ...model, ...part })];
+};
+const openKept = async () => {
+  pool = kept.pool ??= new TextPool({});
+  return [await pool.load(model)];
 };
 const understood = async (loaded: readonly LoadedText[], body: object): Promise<UnderstoodPrompts> =>
   (await pool.run('completion', loaded, bodyOf(body))) as UnderstoodPrompts;
@@ -33,7 +40,7 @@ const long = (messages = 200_000): ArrayBuffer =>
   bodyOf({ messages: Array(messages).fill({ role: 'user', content: 'a' }) });
 
 it('gives parameters and token ids, moved and not copied', async () => {
-  const loaded = await open();
+  const loaded = await openKept();
   const body = bodyOf({ prompt: ['Age:', [5, 6]], n: 2 }); // mixed: refused
   await expect(pool.run('completion', loaded, body)).rejects.toMatchObject({
     status: 400,
@@ -46,7 +53,7 @@ it('gives parameters and token ids, moved and not copied', async () => {
 });
 
 it('names a prompt’s blocks as an engine does, with its salt', async () => {
-  const loaded = await open();
+  const loaded = await openKept();
   const prompt = Array.from({ length: 50 }, (_, i) => i + 3);
   const keysOf = async (part: object) => [...(await understood(loaded, { prompt, ...part })).keys[0]!];
   const hasher = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens: 16, rootSeed: 'vllm-none-hash' });
@@ -64,7 +71,7 @@ it('names a prompt’s blocks as an engine does, with its salt', async () => {
 });
 
 it('finds the model that a body names, and passes on what is for others', async () => {
-  const own = await open();
+  const own = await openKept();
   const pod = await pool.load({ ...model, name: 'pod', modelDir: '', blocks: undefined, isPassedOn: true });
   const both = [...own, pod];
   await expect(pool.run('completion', both, bodyOf({ prompt: 'a' }))).rejects.toMatchObject({ status: 400 });

@@ -60,7 +60,7 @@ Step Uniform(int64_t sequences, int64_t computed, int64_t queries) {
 }
 
 Model8B::Model8B(const Limits& limits, const CudaOptions& options)
-    : CudaTransformer(Llama8B(), RandomDeviceWeights(Llama8B(), {}, NumberType::kBf16, 1), limits, options) {
+    : CudaTransformer(Llama8B(), std::make_shared<const DeviceWeights>(RandomDeviceWeights(Llama8B(), {}, NumberType::kBf16, 1)), limits, options) {
   fprintf(stderr, "8B: matrix products by %s; weights made in %.2f s, buffers in %.2f s\n", gemm_name().c_str(),
           start_times().weights_us / 1e6, start_times().buffers_us / 1e6);
   gpu::Stream stream;

@@ -1,5 +1,5 @@
 // A prompt through the engine's native half, without Node: cold, its blocks from the arena, its blocks from a disk; a start in parts; exports
-// and imports beside decodes; whether a prompt whose blocks came back gives the token that it gave cold. 8B shape, random weights.
+// and imports beside decodes. 8B shape, random weights.
 // KVTIER_BENCH_DIR: a folder on the disk that is meant (/tmp).
 #include <fcntl.h>
 #include <unistd.h>
@@ -12,80 +12,10 @@
 #include <optional>
 #include <thread>
 
-#include "bench_arena.h"
-#include "bench_model.h"
+#include "bench_engine.h"
 
 namespace kvtier::cuda::bench {
 namespace {
-
-constexpr int64_t kPrompt = Scaled(10'000) / kBlockTokens * kBlockTokens, kPromptBlocks = kPrompt / kBlockTokens;
-constexpr int64_t kHeld = kPromptBlocks - 1;  // the last block is computed again: its last token is asked for
-constexpr int64_t kSlotHeader = 4096;
-
-// A model, an arena with a slot for each block of a prompt, and transfers between them. The prompt's blocks are 1 to kPromptBlocks.
-class Engine {
- public:
-  explicit Engine(int64_t step_tokens, int64_t blocks = kPromptBlocks + 64, int64_t sequences = 1)
-      : model({.block_tokens = kBlockTokens, .blocks = blocks, .threads = 1, .max_step_tokens = std::max(step_tokens, kBlockTokens), .max_step_sequences = sequences}),
-        slot_bytes(static_cast<int64_t>(model.block_bytes()) + kSlotHeader),
-        arena(static_cast<size_t>(slot_bytes * kPromptBlocks)),
-        transfers({model.pool(), blocks, static_cast<int64_t>(model.block_bytes())}, {}),
-        id(Registered(transfers.Register(arena.data(), arena.bytes()))),
-        ids(static_cast<size_t>(kHeld)),
-        sums(static_cast<size_t>(kHeld)),
-        good(static_cast<size_t>(kHeld)),
-        step_tokens_(step_tokens) {
-    std::iota(ids.begin(), ids.end(), 1);
-    for (int64_t i = 0; i < kHeld; ++i) offsets.push_back(i * slot_bytes + kSlotHeader);
-  }
-  ~Engine() { transfers.Unregister(id); }
-
-  // The prompt's tokens from `computed` on, in steps; the token that follows it.
-  int32_t Compute(int64_t prompt, int64_t computed, const CudaTransformer::BeforeLayer& before_layer = {}) {
-    for (;;) {
-      const int64_t queries = std::min(step_tokens_, kPrompt - computed);
-      const bool last = computed + queries == kPrompt;
-      const StepResult result = model.Run(MakeStep({{prompt, computed, queries, 1, last}}), before_layer);
-      if (last) return result.token_ids[0];
-      computed += queries;
-    }
-  }
-  void Export() { Require(transfers.Export(id, ids, offsets, sums)); }
-  void Import(int64_t first, int64_t count) {
-    const auto part = [&](auto& all) { return std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(count)); };
-    Require(transfers.Import(id, part(ids), part(offsets), part(sums), part(good)));
-    for (const uint8_t one : part(good)) {
-      if (one == 0) throw std::runtime_error("a block arrived wrong");
-    }
-  }
-  // Its first step begins while layers still come.
-  int32_t WarmByLayer(int64_t prompt) {
-    const auto import = transfers.ImportByLayer(id, ids, offsets, sums, kLayers);
-    const int32_t token = Compute(prompt, kHeld * kBlockTokens, [&](int64_t layer, gpu::Stream& stream) { import->BeforeLayer(layer, stream); });
-    Require(import->Finish());
-    if (std::ranges::count(import->good(), uint8_t{0}) > 0) throw std::runtime_error("a block arrived wrong");
-    return token;
-  }
-  // What the GPU holds of the prompt is gone.
-  void Forget() {
-    gpu::Stream stream;
-    stream.Set(model.block(1), 0, static_cast<size_t>(kPromptBlocks) * model.block_bytes());
-    Finish(stream);
-  }
-
-  Model8B model;
-  const int64_t slot_bytes;
-  Shared arena;
-  Transfers transfers;
-  const int id;
-  std::vector<int32_t> ids;
-  std::vector<int64_t> offsets;
-  std::vector<uint64_t> sums;
-  std::vector<uint8_t> good;
-
- private:
-  const int64_t step_tokens_;
-};
 
 std::string Name(int64_t step_tokens) {
   return "8B, " + std::to_string(kPrompt) + " tokens, steps of " + std::to_string(step_tokens);
@@ -268,25 +198,6 @@ KVTIER_BENCH(system_beside_decode) {
   };
   beside("exports", [&] { engine.Export(); });
   beside("imports", [&] { engine.Import(0, kHeld); });
-}
-
-// Prompts whose blocks came back give the token that they gave cold: greedy, so that a difference of rounding shows where two logits are close.
-KVTIER_BENCH(system_equal) {
-  Engine engine(Scaled(8192));
-  constexpr int64_t kTokens = 64, kBlocks = kTokens / kBlockTokens - 1;
-  static_assert(kBlocks <= kHeld);
-  const int64_t prompts = Scaled(1000);
-  int64_t equal = 0;
-  const auto first_of = [](auto& all) { return std::span(all).first(static_cast<size_t>(kBlocks)); };
-  for (int64_t prompt = 0; prompt < prompts; ++prompt) {
-    const int32_t cold = engine.model.Run(MakeStep({{prompt, 0, kTokens, 1, true}})).token_ids[0];
-    Require(engine.transfers.Export(engine.id, first_of(engine.ids), first_of(engine.offsets), first_of(engine.sums)));
-    engine.Forget();
-    engine.Import(0, kBlocks);
-    const int32_t warm = engine.model.Run(MakeStep({{prompt, kBlocks * kBlockTokens, kTokens - kBlocks * kBlockTokens, 1, true}})).token_ids[0];
-    equal += cold == warm ? 1 : 0;
-  }
-  ReportCount("8B: prompts with the same greedy token warm as cold", static_cast<double>(equal), static_cast<double>(prompts), "prompts of 64 tokens");
 }
 
 }  // namespace

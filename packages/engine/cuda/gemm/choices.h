@@ -1,15 +1,16 @@
 // Which way each matrix product goes, once it was measured: kept in a file for this GPU, this cuBLASLt and these kernels, so that
 // every process chooses alike, and only the first one measures.
 //
-// Invariants: what another process has written meanwhile wins over what this one found; a file that is not whole is as if there were
-// none; nothing here throws: without a file, choices last as long as the process.
+// Invariant: what another process has written meanwhile wins over what this one found.
 #pragma once
 #include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "../gpu/numeric.h"
+#include "kept_file.h"
 
 namespace kvtier::cuda {
 
@@ -32,14 +33,12 @@ class Choices {
   const int* Find(const ProductShape& shape) const;
   // What counts from now on: `choice`, or what another process has kept before.
   int Keep(const ProductShape& shape, int choice);
-  // Empty: nothing is kept.
-  const std::string& file() const { return file_; }
 
  private:
   void Read();
-  bool Write() const;
+  std::vector<std::string> Lines() const;
 
-  std::string file_;
+  KeptFile file_;
   std::map<ProductShape, int> choices_;
 };
 

@@ -12,7 +12,6 @@ constexpr int64_t kFewRows = 64;
 constexpr int kRounds = 5;
 constexpr size_t kLaunches = 8;  // of different layers: more bytes than a cache holds
 constexpr int64_t kDeadlineUs = 60'000'000;
-constexpr char kKernels[] = "kernels 3";  // another number whenever the kernels of ours for few rows change
 
 double MeasuredUs(Stream& stream, const gpu::Graph& graph) {
   std::array<double, kRounds> times{};

@@ -13,6 +13,7 @@ namespace kvtier::gpu::emulated {
 
 constexpr auto kSlice = std::chrono::milliseconds(1);  // how often a wait looks whether it has become pointless
 constexpr size_t kSharedBytesPerBlock = 227 << 10;     // as sm_90 allows
+constexpr size_t kDeviceBytes = size_t{1} << 30;  // unless it is told otherwise: KVTIER_EMULATED_MEMORY=BYTES, TellMemory
 constexpr size_t kMaxPitchBytes = (size_t{1} << 31) - 1;
 
 // From the environment, for tests of whole processes: KVTIER_EMULATED_FAULT=hang@N or illegal@N, the Nth operation.
@@ -21,13 +22,14 @@ struct Planned {
   uint64_t operation = 0;  // 0: never
 };
 Planned PlannedFault();
+size_t PlannedBytes();
 
 struct Device {
   std::mutex mutex;
   std::atomic<Fault> next{Fault::kNone};
   std::atomic<bool> failed{false}, hung{false}, abandoned{false};
   std::atomic<uint64_t> life{0};  // counts what Inject(kNone) has ended
-  size_t allocated_bytes = 0;
+  size_t allocated_bytes = 0, total_bytes = PlannedBytes();
   std::map<uintptr_t, size_t> host_ranges;  // registered: start -> bytes
   const Planned planned = PlannedFault();
   std::atomic<uint64_t> operations{0};

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -32,6 +33,12 @@ struct DeviceInfo {
   size_t shared_bytes_per_block;  // with opt-in
   size_t max_pitch_bytes;         // of Copy2D
   bool emulated;
+  int driver_version = 0;  // 1000 * major + 10 * minor of the CUDA that the driver serves
+};
+
+// Memory of the device that is not there; nothing else has happened.
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 // Devices that can be used; 0 where there is no GPU or no driver: never throws. `why` says what is missing, in one line.
@@ -228,6 +235,8 @@ void LaunchDependent(Stream& stream, const char* name, void (*kernel)(Params...)
 // next allocation does not fit. kNone: as in a fresh process; what was enqueued and has not run is dropped.
 enum class Fault { kNone, kHang, kIllegalAccess, kOutOfMemory };
 void Inject(Fault fault);
+// From now on the device has so many bytes; 0: as many as in a fresh process.
+void TellMemory(size_t total_bytes);
 #endif
 
 }  // namespace kvtier::gpu

@@ -45,8 +45,9 @@ const char* Remedy(cudaError_t error) {
 void Require(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();  // an error that is not sticky must not show up in the next call
-  throw std::runtime_error("GPU: " + what + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); " +
-                           Remedy(error));
+  const std::string text = "GPU: " + what + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); " + Remedy(error);
+  if (error == cudaErrorMemoryAllocation) throw OutOfMemory(text);
+  throw std::runtime_error(text);
 }
 
 std::string Version(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
@@ -150,6 +151,7 @@ DeviceInfo Info() {
   DeviceInfo info{properties.name, 10 * properties.major + properties.minor, properties.multiProcessorCount, 0, 0,
                   static_cast<size_t>(Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)), properties.memPitch, false};
   Require(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), "memory info");
+  Require(cudaDriverGetVersion(&info.driver_version), "driver version");
   return info;
 }
 

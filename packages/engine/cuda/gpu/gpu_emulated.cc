@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -31,6 +32,11 @@ Planned PlannedFault() {
   return {plan.substr(0, at) == "hang" ? Fault::kHang : Fault::kIllegalAccess, strtoull(plan.c_str() + at + 1, nullptr, 10)};
 }
 
+size_t PlannedBytes() {
+  const char* text = getenv("KVTIER_EMULATED_MEMORY");
+  return text == nullptr ? kDeviceBytes : strtoull(text, nullptr, 10);
+}
+
 // Never destroyed: threads of streams outlive everything else.
 Device& device() {
   static Device& one = *new Device;
@@ -49,8 +55,9 @@ using namespace emulated;
 
 namespace {
 
-constexpr size_t kDeviceBytes = size_t{1} << 30;
 constexpr size_t kAlignment = 256;  // of cudaMalloc
+
+size_t FreeBytes(const Device& d) { return d.total_bytes - std::min(d.total_bytes, d.allocated_bytes); }
 
 void Reserve(size_t bytes, const std::string& what) {
   Check();
@@ -58,9 +65,10 @@ void Reserve(size_t bytes, const std::string& what) {
   std::lock_guard lock(d.mutex);
   Fault fault = Fault::kOutOfMemory;
   const bool injected = d.next.compare_exchange_strong(fault, Fault::kNone);
-  if (injected || bytes > kDeviceBytes - d.allocated_bytes) {
-    Fail(what + ": " + std::to_string(bytes) + " bytes do not fit, " + std::to_string(kDeviceBytes - d.allocated_bytes) +
-         " are free; lower --gpu-memory-utilization or use a smaller model");
+  const size_t free_bytes = FreeBytes(d);
+  if (injected || bytes > free_bytes) {
+    throw OutOfMemory("GPU: " + what + ": " + std::to_string(bytes) + " bytes do not fit, " + std::to_string(free_bytes) +
+                      " are free; lower --gpu-memory-utilization or use a smaller model");
   }
   d.allocated_bytes += bytes;
 }
@@ -115,7 +123,7 @@ void Use(int index) {
 DeviceInfo Info() {
   Check();
   std::lock_guard lock(device().mutex);
-  return {"emulated", 90, 4, kDeviceBytes, kDeviceBytes - device().allocated_bytes, kSharedBytesPerBlock, kMaxPitchBytes, true};
+  return {"emulated", 90, 4, device().total_bytes, FreeBytes(device()), kSharedBytesPerBlock, kMaxPitchBytes, true};
 }
 
 void* DeviceMemory::Allocate(size_t bytes, const std::string& what) {
@@ -171,6 +179,11 @@ void* DeviceView(void* host) {
     Fail("this host memory is not registered; call RegisterHost first");
   }
   return host;
+}
+
+void TellMemory(size_t total_bytes) {
+  std::lock_guard lock(device().mutex);
+  device().total_bytes = total_bytes == 0 ? PlannedBytes() : total_bytes;
 }
 
 void Inject(Fault fault) {

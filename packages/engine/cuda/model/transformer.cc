@@ -52,13 +52,6 @@ void RequireServed(const Shape& shape, const Limits& limits, const CudaOptions& 
   CheckAttention(options.compute, args, one);
 }
 
-DeviceWeights Load(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options) {
-  RequireServed(shape, limits, options);
-  gpu::Use(options.device);
-  ThreadPool threads(static_cast<int>(limits.threads));
-  return LoadDeviceWeights(plan, shape.norm_offset, options.compute, threads);
-}
-
 // State of a device that hangs or has failed: kept for as long as the process lives, since the device may still use it.
 template <class T>
 void Abandon(std::unique_ptr<T> state) {
@@ -68,6 +61,13 @@ void Abandon(std::unique_ptr<T> state) {
 }
 
 }  // namespace
+
+std::shared_ptr<const DeviceWeights> LoadWeights(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options) {
+  RequireServed(shape, limits, options);
+  gpu::Use(options.device);
+  ThreadPool threads(static_cast<int>(limits.threads));
+  return std::make_shared<const DeviceWeights>(LoadDeviceWeights(plan, shape.norm_offset, options.compute, threads));
+}
 
 size_t KvBlockBytes(const Shape& shape, int64_t block_tokens, NumberType kv) {
   return static_cast<size_t>(shape.block_layers * 2 * shape.kv_heads * block_tokens * shape.head_dim * NumberBytes(kv));
@@ -80,15 +80,15 @@ size_t StepBytes(const Shape& shape, const Limits& limits, const CudaOptions& op
 
 // All that is on the device. The wait comes last: the stream has ended before what its kernels use is freed.
 struct CudaTransformer::State {
-  State(const Shape& shape, DeviceWeights loaded, const Limits& limits, const CudaOptions& options)
+  State(const Shape& shape, std::shared_ptr<const DeviceWeights> loaded, const Limits& limits, const CudaOptions& options)
       : weights(std::move(loaded)),
         pool(KvBlockBytes(shape, limits.block_tokens, options.kv) * static_cast<size_t>(limits.blocks + kScratchBlocks), "the KV cache"),
         inputs(shape, limits, static_cast<int32_t>(limits.blocks), gpu::Info().multiprocessors, options.gemm.equal_bits),
-        forward(shape, limits, weights, Pages(shape, limits, options, pool.data()), Products(options), gpu::Info().multiprocessors),
+        forward(shape, limits, *weights, Pages(shape, limits, options, pool.data()), Products(options), gpu::Info().multiprocessors),
         token_ids(static_cast<size_t>(limits.max_step_sequences) * 4, "a step's token ids"),
         dependent_launches(options.dependent_launches) {}
 
-  DeviceWeights weights;
+  const std::shared_ptr<const DeviceWeights> weights;
   gpu::Buffer pool;
   StepInputs inputs;
   Forward forward;
@@ -129,13 +129,13 @@ struct CudaTransformer::State {
 };
 
 CudaTransformer::CudaTransformer(Shape shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options)
-    : CudaTransformer(shape, Load(shape, plan, limits, options), limits, options) {}
+    : CudaTransformer(shape, LoadWeights(shape, plan, limits, options), limits, options) {}
 
-CudaTransformer::CudaTransformer(Shape shape, DeviceWeights weights, const Limits& limits, const CudaOptions& options)
+CudaTransformer::CudaTransformer(Shape shape, std::shared_ptr<const DeviceWeights> weights, const Limits& limits, const CudaOptions& options)
     : shape_(std::move(shape)), limits_(limits), options_(options), block_bytes_(KvBlockBytes(shape_, limits.block_tokens, options.kv)) {
   gpu::Use(options_.device);
   RequireServed(shape_, limits_, options_);
-  times_.weights_us = weights.elapsed_us;
+  times_.weights_us = weights->elapsed_us;
   auto start = Clock::now();
   state_ = std::make_unique<State>(shape_, std::move(weights), limits_, options_);
   times_.buffers_us = ElapsedUs(start);

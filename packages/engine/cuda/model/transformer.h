@@ -36,7 +36,7 @@ class CudaTransformer {
  public:
   CudaTransformer(Shape shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options);
   // With weights that exist already, of type options.compute, on the same device.
-  CudaTransformer(Shape shape, DeviceWeights weights, const Limits& limits, const CudaOptions& options);
+  CudaTransformer(Shape shape, std::shared_ptr<const DeviceWeights> weights, const Limits& limits, const CudaOptions& options);
   ~CudaTransformer();
   CudaTransformer(const CudaTransformer&) = delete;
   CudaTransformer& operator=(const CudaTransformer&) = delete;
@@ -74,6 +74,8 @@ class CudaTransformer {
   bool broken_ = false;
 };
 
+// The weights of a model that is served: what cannot be is refused before they are loaded.
+std::shared_ptr<const DeviceWeights> LoadWeights(const Shape& shape, const WeightPlan& plan, const Limits& limits, const CudaOptions& options);
 // Bytes of device memory beside weights and KV blocks: what the step's bounds and its kernels need.
 size_t StepBytes(const Shape& shape, const Limits& limits, const CudaOptions& options, int multiprocessors);
 // Bytes of one block of the pool.

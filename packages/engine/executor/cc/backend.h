@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -20,8 +21,11 @@ struct GpuOptions {
   int64_t step_deadline_us = 60'000'000, copy_deadline_us = 5'000'000;
   bool capture_at_start = false;
   std::string cublaslt;        // a path; empty: the usual names; "off"
-  std::string choices_folder;  // where it is kept which way matrix products go; empty: nowhere
+  std::string choices_folder;  // where it is kept what was measured of this machine's GPUs; empty: nowhere
   bool equal_bits = false;
+  // Sizes of steps, ascending, one of which is chosen by measurement, and the pool's blocks beside each; empty: limits say it.
+  std::vector<std::pair<int64_t, int64_t>> step_sizes = {};
+  int64_t longest_step_us = 0;
 };
 
 // Blocks of the pool and their payloads in an arena; checked: whatever it names exists.
@@ -50,6 +54,8 @@ class Backend {
   // sequence draws -1 and its new tokens' keys and values mean nothing.
   virtual StepResult Run(const Step& step, CopyJob* import) = 0;
 
+  // Of one step: as the limits said, or as was chosen.
+  virtual int64_t max_step_tokens() const = 0;
   // The KV pool: blocks 1 to blocks() - 1 may be copied, each block_bytes() long.
   virtual int64_t blocks() const = 0;
   virtual size_t block_bytes() const = 0;

@@ -17,7 +17,8 @@ constexpr unsigned kCopyThreads = 2;  // two streams fill the memory bus of the 
 
 class CpuBackend : public Backend {
  public:
-  CpuBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits) : transformer_(shape, plan, limits) {}
+  CpuBackend(const Shape& shape, const WeightPlan& plan, const Limits& limits)
+      : max_step_tokens_(limits.max_step_tokens), transformer_(shape, plan, limits) {}
 
   void Check(const Step& step) const override { transformer_.Check(step); }
   // Nothing to gain here from layers: a copy is over before the step begins.
@@ -29,6 +30,7 @@ class CpuBackend : public Backend {
     SettleImport(step, std::ranges::count(import->good, 0) == 0, result);
     return result;
   }
+  int64_t max_step_tokens() const override { return max_step_tokens_; }
   int64_t blocks() const override { return transformer_.pool().blocks; }
   size_t block_bytes() const override { return transformer_.pool().block_bytes; }
   int copy_threads() const override {
@@ -54,6 +56,7 @@ class CpuBackend : public Backend {
  private:
   static uint8_t* Payload(const CopyJob& job, size_t i) { return job.arena->base() + job.offsets[i]; }
 
+  const int64_t max_step_tokens_;
   Transformer transformer_;
   std::map<int, std::jthread> populating_;
 };

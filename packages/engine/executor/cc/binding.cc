@@ -197,6 +197,14 @@ Napi::Value Pinned(const Napi::CallbackInfo& info) {
       });
 }
 
+Napi::Value Bounds(const Napi::CallbackInfo& info) {
+  const auto instance = Get(info);
+  auto answer = Napi::Object::New(info.Env());
+  answer.Set("maxStepTokens", static_cast<double>(instance->backend->max_step_tokens()));
+  answer.Set("blockCount", static_cast<double>(instance->backend->blocks()));
+  return answer;
+}
+
 Napi::Value Describe(const Napi::CallbackInfo& info) { return Napi::String::New(info.Env(), Get(info)->backend->Describe()); }
 
 Napi::Value Close(const Napi::CallbackInfo& info) {
@@ -237,6 +245,7 @@ void RegisterExecutor(Napi::Env env, Napi::Object exports) {
   exports.Set("importBlocks",
               Napi::Function::New(env, WithArrays<ImportBlocks, napi_int32_array, napi_float64_array, napi_biguint64_array>));
   exports.Set("pinned", Napi::Function::New(env, WithArrays<Pinned>));
+  exports.Set("bounds", Napi::Function::New(env, Bounds));
   exports.Set("describe", Napi::Function::New(env, Describe));
   exports.Set("close", Napi::Function::New(env, Close));
 }

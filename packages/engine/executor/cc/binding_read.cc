@@ -70,8 +70,14 @@ GpuOptions ReadGpu(const Napi::Value& value) {
   GpuOptions options;
   if (!value.IsObject()) return options;
   const auto o = value.As<Napi::Object>();
-  return {Int(o, "device"), Int(o, "compute"), Int(o, "kv"), o.Get("graphs").ToBoolean(), o.Get("dependentLaunches").ToBoolean(),
-          Int(o, "stepDeadlineUs"), Int(o, "copyDeadlineUs"), o.Get("captureAtStart").ToBoolean(), o.Get("cublaslt").ToString(), o.Get("choicesFolder").ToString(), o.Get("equalBits").ToBoolean()};
+  options = {Int(o, "device"), Int(o, "compute"), Int(o, "kv"), o.Get("graphs").ToBoolean(), o.Get("dependentLaunches").ToBoolean(),
+          Int(o, "stepDeadlineUs"), Int(o, "copyDeadlineUs"), o.Get("captureAtStart").ToBoolean(), o.Get("cublaslt").ToString(), o.Get("choicesFolder").ToString(), o.Get("equalBits").ToBoolean(), {}, Int(o, "longestStepUs")};
+  const auto sizes = o.Get("stepSizes").As<Napi::Array>();
+  for (uint32_t i = 0; i < sizes.Length(); ++i) {
+    const auto size = sizes.Get(i).As<Napi::Object>();
+    options.step_sizes.emplace_back(Int(size, "tokens"), Int(size, "blocks"));
+  }
+  return options;
 }
 
 }  // namespace kvtier

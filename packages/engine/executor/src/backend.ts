@@ -12,6 +12,7 @@ import {
   translate,
 } from './binding.ts';
 import type { BackendName, GpuSettings, NumberType } from './executor.ts';
+import type { StepSize } from './gpu-memory.ts';
 
 export interface Backend {
   readonly name: ModuleName;
@@ -64,11 +65,15 @@ export function gpuStatus(name: ModuleName, device: number): GpuStatus {
   }
 }
 
-export function nativeGpu({ name, computeDtype, kvDtype, settings }: Backend): NativeGpu {
+/** `stepSizes`: of which one is to be chosen by measurement. */
+export function nativeGpu(
+  { name, computeDtype, kvDtype, settings }: Backend,
+  stepSizes: readonly StepSize[] = [],
+): NativeGpu {
   const { device = 0, graphs = true, dependentLaunches = true, cublaslt = '', equalBits = false } = settings;
   // The emulator runs each size of a step where a GPU records it.
   const { captureAtStart = name === 'cuda' } = settings;
-  const { stepDeadlineMs = 60_000, copyDeadlineMs = 5_000 } = settings;
+  const { stepDeadlineMs = 60_000, copyDeadlineMs = 5_000, longestStepMs = 200 } = settings;
   return {
     device,
     compute: numberTypes.indexOf(computeDtype),
@@ -79,8 +84,10 @@ export function nativeGpu({ name, computeDtype, kvDtype, settings }: Backend): N
     copyDeadlineUs: copyDeadlineMs * 1000,
     captureAtStart,
     cublaslt,
-    choicesFolder: name === 'cuda' ? choicesFolder() : '',
+    choicesFolder: settings.choicesFolder ?? (name === 'cuda' ? choicesFolder() : ''),
     equalBits,
+    stepSizes,
+    longestStepUs: longestStepMs * 1000,
   };
 }
 

@@ -9,6 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { InvariantError, KvError } from '@kvtier/errors';
 import type { ModelShape, Rope, WeightPlan } from '@kvtier/model';
 import type { ArenaPin, Step, StepResult } from './executor.ts';
+import type { StepSize } from './gpu-memory.ts';
 
 /** An open executor. Opaque. */
 export type ExecutorHandle = { readonly __executor: never };
@@ -69,6 +70,9 @@ export interface NativeGpu {
   /** Empty: nothing is kept. */
   readonly choicesFolder: string;
   readonly equalBits: boolean;
+  /** One of which is chosen by measurement; empty: the limits say it. */
+  readonly stepSizes: readonly StepSize[];
+  readonly longestStepUs: number;
 }
 
 /** A device; with `count` 0 only `why` is there: what is missing, in one line. */
@@ -106,6 +110,8 @@ export interface ExecutorBinding {
   ): Promise<Uint8Array>;
   /** Once an arena is pinned for the device or was refused; null where nothing is pinned. */
   pinned(executor: ExecutorHandle, arena: number): Promise<Omit<ArenaPin, 'bytes'> | null>;
+  /** As it was opened, or as was chosen by measurement. */
+  bounds(executor: ExecutorHandle): Pick<NativeLimits, 'maxStepTokens' | 'blockCount'>;
   /** One line of JSON: what runs the model, and what the start took. */
   describe(executor: ExecutorHandle): string;
   /** Ends its threads, frees its memory. Blocks until a step in flight has ended: await that first. */

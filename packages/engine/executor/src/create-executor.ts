@@ -18,9 +18,10 @@ import { attentionGroups, blockLayers, kvBlockBytes, numberBytes } from './atten
 import { type Backend, chooseBackend, nativeGpu } from './backend.ts';
 import { binding, hashFile, type NativeLimits, translate } from './binding.ts';
 import type { Executor, ExecutorOptions, KvLayout } from './executor.ts';
+import type { StepSize } from './gpu-memory.ts';
 import { NativeExecutor } from './native-executor.ts';
 import { nativeShape } from './native-shape.ts';
-import { minBlocks, planBlocks } from './plan-blocks.ts';
+import { leastStepTokens, minBlocks, planSteps } from './plan-blocks.ts';
 
 /** What else belongs to a model: the API server reads it by name, and it must be of the same model. */
 const companions = [
@@ -37,7 +38,8 @@ const companions = [
  */
 export async function createExecutor(options: ExecutorOptions): Promise<Executor> {
   const { blockCount } = options;
-  checkedLimits(options, typeof blockCount === 'number' ? blockCount : minBlocks);
+  const tokens = options.maxStepTokens === 'measured' ? leastStepTokens : options.maxStepTokens;
+  checkedLimits(options, { tokens, blocks: typeof blockCount === 'number' ? blockCount : minBlocks });
   const backend = chooseBackend(options.backend ?? 'cpu', options.gpu);
   const executor: { opened?: Executor } = {};
   try {
@@ -56,20 +58,22 @@ async function openExecutor(options: ExecutorOptions, backend: Backend, folder: 
   const config = await readModelConfig(folder);
   const table = await readTensorTable(folder);
   const { parameters, ...plan } = planWeights(config, table, folder.dir);
-  const blockCount =
-    typeof options.blockCount === 'number'
-      ? options.blockCount
-      : planBlocks(options, { config, parameters, backend }, options.blockCount);
-  const limits = checkedLimits(options, blockCount);
+  const sizes = planSteps(options, { config, parameters, backend });
+  const limits = checkedLimits(options, sizes[0]!);
   const { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens } = config;
   const shape = { family, vocabSize, hiddenSize, intermediateSize, layers, heads, kvHeads, headDim, maxModelTokens };
   options.alongside?.({ ...shape, parameters });
   const kv = kvLayout(config, options.blockTokens, backend);
-  if (backend.name === 'cpu') checkHostMemory(kv, blockCount, parameters);
+  if (backend.name === 'cpu') checkHostMemory(kv, limits.blockCount, parameters);
   const digest = await modelDigest(config, table.files, hashFile);
   const native = binding(backend.name);
   const handle = await native
-    .open(nativeShape(config), plan, limits, backend.name === 'cpu' ? undefined : nativeGpu(backend))
+    .open(
+      nativeShape(config),
+      plan,
+      limits,
+      backend.name === 'cpu' ? undefined : nativeGpu(backend, sizes.length > 1 ? sizes : []),
+    )
     .catch((error: unknown) => {
       throw translate(error);
     });
@@ -77,14 +81,16 @@ async function openExecutor(options: ExecutorOptions, backend: Backend, folder: 
     backend: backend.name === 'cpu' ? 'cpu' : 'cuda',
     model: { ...shape, parameters },
     kv,
-    blockCount,
     modelDigest: computedAs(digest, backend),
     onPinned: options.onPinned,
   });
 }
 
-function checkedLimits(options: ExecutorOptions, blockCount: number): NativeLimits {
-  const { blockTokens, maxStepTokens, maxStepSequences } = options;
+function checkedLimits(
+  options: ExecutorOptions,
+  { tokens: maxStepTokens, blocks: blockCount }: StepSize,
+): NativeLimits {
+  const { blockTokens, maxStepSequences } = options;
   const threads = options.threads ?? availableParallelism();
   const bounds = {
     blockTokens: 1024,

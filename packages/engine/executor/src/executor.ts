@@ -50,6 +50,12 @@ export interface GpuSettings {
    * whatever pieces of two tokens or more its prompt is computed: a little slower.
    */
   readonly equalBits?: boolean;
+  /** Sizes of steps that are measured, ascending, where one is chosen; default: 512 to 8,192 on a GPU, 512 on the emulator. */
+  readonly stepSizes?: readonly number[];
+  /** No step that is chosen so takes longer: what decodes beside it wait for; default 200. */
+  readonly longestStepMs?: number;
+  /** Folder for what was measured of the GPU; default: the user's cache on a GPU, none on the emulator. */
+  readonly choicesFolder?: string;
   /** A step, and a batch of copies, that takes longer means that the GPU hangs. */
   readonly stepDeadlineMs?: number;
   readonly copyDeadlineMs?: number;
@@ -82,8 +88,11 @@ export interface ExecutorOptions {
   /** Default: cpu. */
   readonly backend?: BackendName;
   readonly gpu?: GpuSettings;
-  /** Upper bounds of one step; buffers are sized by them at start. */
-  readonly maxStepTokens: number;
+  /**
+   * Upper bounds of one step; buffers are sized by them at start. `measured`: on a GPU the size is chosen there (docs/gpu.md),
+   * elsewhere it is the smallest of these.
+   */
+  readonly maxStepTokens: number | 'measured';
   readonly maxStepSequences: number;
   /** Called while the folder is read, to read what else is needed of it: it is of the same model, or nothing is opened. */
   readonly alongside?: (model: ModelShape) => void;
@@ -171,6 +180,8 @@ export interface Executor {
   readonly model: ModelShape;
   readonly kv: KvLayout;
   readonly blockCount: number;
+  /** Of one step. */
+  readonly maxStepTokens: number;
   /** An import with a step overlaps with it. Default: no. */
   readonly importsByLayer?: boolean;
   /** Content digest of the weights and the parts of config.json that change results; part of the namespace. */

@@ -23,7 +23,15 @@ export interface GpuDemand {
   readonly blockBytes: number;
 }
 
+/** How many tokens a step computes at most, and the KV blocks that are left beside its buffers. */
+export interface StepSize {
+  readonly tokens: number;
+  readonly blocks: number;
+}
+
 export const defaultGpuMemoryUtilization = 0.9;
+/** Of the blocks beside the smallest step: what a larger one's buffers may cost. */
+export const mostPoolLoss = 0.1;
 
 /** Block 0 is never used, and a request needs two to make progress. */
 const minBlocks = 4;
@@ -53,7 +61,7 @@ export function gpuBlockCount(
       `gpuMemoryUtilization ${utilization}: ${found}; end what else uses this GPU, or give ${share} or less`,
     );
   }
-  const blocks = Math.floor((shareBytes - weightBytes - stepBytes) / blockBytes);
+  const blocks = blocksBeside(memory, demand, utilization);
   if (blocks < minBlocks) {
     const needed = weightBytes + stepBytes + minBlocks * blockBytes;
     const taken = `weights take ${gib(weightBytes)}, a step's buffers ${gib(stepBytes)}`;
@@ -64,6 +72,37 @@ export function gpuBlockCount(
     throw new KvError('CONFIG', `gpuMemoryUtilization ${utilization}: ${taken}, no room for KV blocks; ${mend}`);
   }
   return Math.min(blocks, maxBlocks);
+}
+
+/**
+ * Of steps of these sizes, ascending, those that may be chosen: the first in any case, as it is what there is without a choice;
+ * larger ones while the pool loses no more than `mostPoolLoss` to their buffers.
+ * @param demand of a step of so many tokens
+ * Throws KvError CONFIG where the first leaves no room for blocks.
+ */
+export function gpuStepSizes(
+  memory: GpuMemory,
+  demand: (tokens: number) => GpuDemand,
+  utilization: number,
+  sizes: readonly number[],
+): StepSize[] {
+  const [first, ...larger] = sizes;
+  const chosen = [{ tokens: first!, blocks: gpuBlockCount(memory, demand(first!), utilization) }];
+  const least = Math.ceil(chosen[0]!.blocks * (1 - mostPoolLoss));
+  for (const tokens of larger) {
+    const blocks = blocksBeside(memory, demand(tokens), utilization);
+    if (blocks < Math.max(least, minBlocks)) break;
+    chosen.push({ tokens, blocks: Math.min(blocks, maxBlocks) });
+  }
+  return chosen;
+}
+
+function blocksBeside(
+  { totalBytes }: GpuMemory,
+  { weightBytes, stepBytes, blockBytes }: GpuDemand,
+  share: number,
+): number {
+  return Math.floor((Math.floor(totalBytes * share) - weightBytes - stepBytes) / blockBytes);
 }
 
 const gib = (bytes: number): string => `${(bytes / 2 ** 30).toFixed(1)} GiB`;

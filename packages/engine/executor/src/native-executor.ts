@@ -5,7 +5,7 @@ import { type ExecutorBinding, type ExecutorHandle, translate } from './binding.
 import type { ArenaPin, Executor, ExecutorOptions, KvLayout, Step, StepResult } from './executor.ts';
 
 /** What is known once a model is open. */
-export type ExecutorFacts = Pick<Executor, 'backend' | 'model' | 'kv' | 'blockCount' | 'modelDigest'> & {
+export type ExecutorFacts = Pick<Executor, 'backend' | 'model' | 'kv' | 'modelDigest'> & {
   readonly onPinned: ExecutorOptions['onPinned'] | undefined;
 };
 
@@ -14,6 +14,7 @@ export class NativeExecutor implements Executor {
   readonly model: ModelShape;
   readonly kv: KvLayout;
   readonly blockCount: number;
+  readonly maxStepTokens: number;
   readonly modelDigest: Uint8Array;
   readonly #native: ExecutorBinding;
   readonly #handle: ExecutorHandle;
@@ -25,13 +26,15 @@ export class NativeExecutor implements Executor {
   readonly #onPinned: ExecutorOptions['onPinned'] | undefined;
 
   constructor(native: ExecutorBinding, handle: ExecutorHandle, facts: ExecutorFacts) {
-    const { backend, model, kv, blockCount, modelDigest, onPinned } = facts;
+    const { backend, model, kv, modelDigest, onPinned } = facts;
+    const { blockCount, maxStepTokens } = native.bounds(handle);
     this.#native = native;
     this.#handle = handle;
     this.backend = backend;
     this.model = model;
     this.kv = kv;
     this.blockCount = blockCount;
+    this.maxStepTokens = maxStepTokens;
     this.modelDigest = modelDigest;
     this.#onPinned = onPinned;
   }

@@ -16,7 +16,7 @@ export interface MetricsSources {
   readonly connector: WorkerConnector | null;
   /** null: none are published. */
   readonly events?: Pick<KvEventPublisher, 'stats'> | null;
-  readonly executor?: Pick<Executor, 'backend' | 'arenaPins' | 'describe'>;
+  readonly executor?: Pick<Executor, 'backend' | 'maxStepTokens' | 'arenaPins' | 'describe'>;
 }
 
 /** A fraction of a scrape's usual patience: a node that is slow costs its own figures only. */
@@ -95,6 +95,8 @@ export class WorkerMetrics {
       () => Object.entries(sources.engine().handOffEnds),
     );
     const { connector, events, executor } = sources;
+    if (executor)
+      this.#gauge('engine_step_tokens', 'Tokens that a step computes at most', () => executor.maxStepTokens);
     if (executor?.backend === 'cuda') this.#gpu(executor);
     if (events) {
       this.#gauge('kv_events_buffered_bytes', 'KV events kept for replay', () => events.stats().bufferedBytes);
@@ -148,7 +150,7 @@ export class WorkerMetrics {
 
   /** What runs the model there, and whether the arenas are pinned: what is not is copied at the speed of the CPU. */
   #gpu(executor: NonNullable<MetricsSources['executor']>): void {
-    const { device = '', gemm = '' } = executor.describe?.() ?? {};
+    const { device = '', gemm = '', stepTimes } = executor.describe?.() ?? {};
     const info = new Gauge({
       name: 'kvtier_engine_gpu_info',
       help: '1; what runs the model: the device, and what computes matrix products',
@@ -156,6 +158,7 @@ export class WorkerMetrics {
       registers: this.#registers,
     });
     info.set({ device: String(device), gemm: String(gemm) }, 1);
+    this.#stepTimes(stepTimes);
     new Gauge({
       name: 'kvtier_engine_arena_bytes',
       help: 'Bytes of cache nodes’ arenas that are attached, by whether they are pinned for the GPU',
@@ -174,6 +177,19 @@ export class WorkerMetrics {
     this.#gauge('engine_arena_pin_seconds', 'What pinning the arenas that are attached took', () =>
       (executor.arenaPins ?? []).reduce((sum, { seconds }) => sum + seconds, 0),
     );
+  }
+
+  /** What the size of steps was chosen by, where it was. */
+  #stepTimes(measured: unknown): void {
+    if (!Array.isArray(measured)) return;
+    const family = new Gauge({
+      name: 'kvtier_engine_measured_step_seconds',
+      help: 'Longest step of so many tokens, as it was measured to choose the size of steps',
+      labelNames: ['tokens'] as const,
+      registers: this.#registers,
+    });
+    for (const { tokens, longestUs } of measured as readonly { tokens: number; longestUs: number }[])
+      family.set({ tokens: String(tokens) }, longestUs / 1e6);
   }
 
   #phase(name: string, what: string): Histogram {

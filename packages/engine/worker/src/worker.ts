@@ -75,7 +75,7 @@ export async function startWorker(
     maxPinnedBlocks: config.maxPinnedBlocks,
     writeDownAheadBlocks: config.writeDown === 'ahead' ? config.writeDownAheadBlocks : undefined,
     limits: {
-      maxStepTokens: config.maxStepTokens,
+      maxStepTokens: executor.maxStepTokens,
       maxSequences: config.maxSequences,
       maxWaiting: config.maxWaiting,
     },
@@ -110,8 +110,8 @@ export async function startWorker(
     bootEpoch,
     textDigest,
     generatesMany: true,
-    maxStepTokens: config.maxStepTokens,
-    maxSequences: Math.min(config.maxSequences, config.maxStepTokens), // as the engine does: each that runs gets a token a step
+    maxStepTokens: executor.maxStepTokens,
+    maxSequences: Math.min(config.maxSequences, executor.maxStepTokens), // as the engine does: each that runs gets a token a step
     namespaces: namespaces.map(({ digest }) => Buffer.from(digest).toString('hex').slice(0, namespaceDigits)),
   };
   const describe = () => ({ ...description, tierAttached: connector?.attached ?? false });
@@ -164,7 +164,8 @@ async function openExecutor(
   config: EngineWorkerConfig,
   logger: Logger,
 ): Promise<{ executor: Executor; stopTokenIds: number[]; textDigest: string }> {
-  const { modelDir, blockTokens, kvBytes, maxStepTokens, maxSequences, threads, backend } = config;
+  const { modelDir, blockTokens, kvBytes, maxSequences, threads, backend } = config;
+  const maxStepTokens = config.maxStepTokens ?? ('measured' as const);
   const { memoryUtilization, computeDtype, kvDtype, cublaslt, captureAtStart, ...gpu } = config.gpu;
   const options = {
     modelDir,

@@ -95,6 +95,21 @@ def done_count(body: Any) -> int:
     return int(body.count)
 
 
+def ranges_of(spans: Iterable[tuple[str, int]], blocks: int) -> tuple[tuple[int, int], ...]:
+    """What of the first `blocks` is held, as [first, end): none of them empty, and none beginning where another one ends."""
+    out: list[tuple[int, int]] = []
+    at = 0
+    for tier, count in spans:
+        end = min(at + count, blocks)
+        if tier != "" and end > at:
+            if out and out[-1][1] == at:
+                out[-1] = (out[-1][0], end)
+            else:
+                out.append((at, end))
+        at = end
+    return tuple(out)
+
+
 @dataclass(frozen=True)
 class Held:
     """How much of a chain is held."""
@@ -104,10 +119,16 @@ class Held:
     spans: tuple[tuple[str, int], ...]
     #: To bring all of it into the arena.
     estimated_us: int
+    #: Of the blocks that were asked about, what is held as [first, end).
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
-    def read(body: Any) -> Held:
-        return Held(body.held, tuple((span.tier, span.count) for span in body.spans), body.estimated_us)
+    def read(asked: int, on_answer: Callable[[Held], None] | None, body: Any) -> Held:
+        spans = tuple((span.tier, span.count) for span in body.spans)
+        held = Held(body.held, spans, body.estimated_us, ranges_of(spans, asked))
+        if on_answer is not None:
+            on_answer(held)
+        return held
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .copies import ArenaRef
@@ -61,8 +62,8 @@ class Attachment:
         self._ids = itertools.count(3)
         self._unsettled = 0
         self._lock = threading.Lock()
-        self._idle = threading.Event()
-        self._idle.set()
+        #: There while somebody waits for the last of them to be settled.
+        self._idle: threading.Event | None = None
 
     @property
     def alive(self) -> bool:
@@ -71,7 +72,8 @@ class Attachment:
     @property
     def usable(self) -> bool:
         """The node is there and answers: it may be asked."""
-        return self._link.alive and not self._link.suspended
+        link = self._link
+        return link.end_reason is None and not link.suspended
 
     @property
     def suspended(self) -> bool:
@@ -114,16 +116,21 @@ class Attachment:
     def begun(self) -> None:
         with self._lock:
             self._unsettled += 1
-            self._idle.clear()
 
     def settled(self) -> None:
         with self._lock:
             self._unsettled -= 1
-            if self._unsettled == 0:
-                self._idle.set()
+            idle = self._idle if self._unsettled == 0 else None
+        if idle is not None:
+            idle.set()
 
     def drained(self, wait_s: float) -> bool:
-        return self._idle.wait(wait_s)
+        """Whether all that was leased and reserved is settled; waits for that no longer than told."""
+        with self._lock:
+            if self._unsettled == 0:
+                return True
+            idle = self._idle = threading.Event()
+        return wait_s > 0 and idle.wait(wait_s)
 
 
 class Session:
@@ -150,6 +157,7 @@ class Session:
         self.socket_path = socket_path
         self.payload_bytes = payload_bytes
         self.hash_bytes = hash_bytes
+        self._most_bytes = MAX_HASHES * hash_bytes
         self._attach = {
             "protocol": PROTOCOL,
             "namespace": namespace,
@@ -162,6 +170,8 @@ class Session:
         }
         #: How often it was attached.
         self.sessions = 0
+        #: The last attempt to attach came to nothing, or what was attached has ended.
+        self.failing = False
         self._arena_folder = arena_folder
         self._group = group_id(group)
         self._held_fd: int | None = None
@@ -187,10 +197,14 @@ class Session:
         attachment = self._attachment
         return attachment is not None and attachment.suspended
 
-    def lookup(self, hashes: bytes, *, gaps: bool = False, deadline_s: float = 0.05) -> Request[Held]:
-        """How much of a chain is held, packed hashes from its first on; with ``gaps`` also behind what is missing."""
+    def lookup(
+        self, hashes: bytes, *, gaps: bool = False, deadline_s: float = 0.05, on_answer: Callable[[Held], None] | None = None
+    ) -> Request[Held]:
+        """How much of a chain is held, packed hashes from its first on; with ``gaps`` also behind what is missing. ``on_answer``: called
+        on the session's thread before the request is done; it is short and raises nothing."""
         fields: dict[str, Any] = {"hashes": self._packed(hashes), "gaps": gaps}
-        return self._ask(Request("lookup", fields, deadline_s, "lookup", Held.read))
+        read = partial(Held.read, len(hashes) // self.hash_bytes, on_answer)
+        return self._ask(Request("lookup", fields, deadline_s, "lookup", read))
 
     def load(
         self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
@@ -254,8 +268,7 @@ class Session:
         return not self._thread.is_alive()
 
     def _packed(self, hashes: bytes) -> bytes:
-        count, rest = divmod(len(hashes), self.hash_bytes)
-        if rest or not 1 <= count <= MAX_HASHES:
+        if not 0 < len(hashes) <= self._most_bytes or len(hashes) % self.hash_bytes:
             raise KvError("CONFIG", f"{len(hashes)} bytes are not 1 to {MAX_HASHES} hashes of {self.hash_bytes} bytes")
         return hashes
 
@@ -290,6 +303,7 @@ class Session:
                     link.end(KvError("DISCONNECTED", "the session ends"))
                     self._attachment = None
             except KvError as error:
+                self.failing = True
                 self._complain(error)
             except Exception:  # a defect of ours ends this life of the session, and not the engine's cache
                 log.exception("kvtier: a session failed")
@@ -337,6 +351,7 @@ class Session:
 
     def _serve(self, link: Link, attachment: Attachment) -> None:
         self.sessions += 1
+        self.failing = False
         self._complaint = ""
         self._attachment = attachment
         log.info("kvtier: attached to the cache node at %s", self.socket_path)

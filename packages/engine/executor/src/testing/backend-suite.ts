@@ -3,7 +3,9 @@
  * same tokens with and without cached prefixes, blocks that travel through an arena, also between backends. Test code only.
  */
 import { randomBytes } from 'node:crypto';
-import { rm } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import {
@@ -107,6 +109,55 @@ export function describeGpuBackend(backend: 'cuda' | 'cuda-emulated', size: Suit
     const tokens = promptOf(9, 20);
     const blocks = blocksFor(32, blockTokens, 1);
     expect(await greedy(eager, tokens, blocks, 0)).toEqual(await greedy(later, tokens, blocks, 0));
+  });
+
+  it('the size of a step is measured where none is given, and chosen by what was kept from then on', {
+    timeout: 120_000,
+  }, async () => {
+    const choicesFolder = await mkdtemp(join(tmpdir(), 'kvtier-step-sizes-'));
+    const gpu: GpuSettings = { computeDtype: 'f32', stepSizes: [32, 64, 128], choicesFolder, longestStepMs: 60_000 };
+    const start = async (maxStepTokens: number | 'measured'): Promise<Executor> => {
+      const blockCount = { kvBytes: undefined, gpuMemoryUtilization: 0.05 };
+      const executor = await createExecutor({ ...optionsOf(backend, 'llama', gpu), maxStepTokens, blockCount });
+      opened.push(executor);
+      return executor;
+    };
+    try {
+      const first = await start('measured');
+      expect(first.describe!()).toMatchObject({ stepSizeBy: 'measurement', stepPromptTokens: 128 });
+      expect([32, 64, 128]).toContain(first.maxStepTokens);
+      const tokens = promptOf(3, 30);
+      const expected = await greedy(first, tokens, blocksFor(40, blockTokens, 1), 0);
+      await first.close();
+
+      const names = (await readdir(choicesFolder)).filter((name) => name.endsWith('.txt'));
+      expect(names).toEqual([expect.stringMatching(/^steps-.*-driver-\d+-kernels-3-[0-9a-f]{16}\.txt$/)]);
+      const file = join(choicesFolder, names[0]!);
+      const [heading] = (await readFile(file, 'utf8')).split('\n');
+      // 10, 9.375 and 9.375 microseconds a token: the last gains nothing.
+      const rows = ['128 32 300 340', '128 64 600 600', '128 128 1200 1200'];
+      await writeFile(file, [heading, ...rows, 'end', ''].join('\n'));
+      const again = await start('measured');
+      expect(again.describe!()).toMatchObject({
+        stepTokens: 64,
+        stepSizeBy: 'kept measurement',
+        stepTimes: [
+          { tokens: 32, usPerToken: 10, longestUs: 340 },
+          { tokens: 64, usPerToken: 9.375, longestUs: 600 },
+          { tokens: 128, usPerToken: 9.375, longestUs: 1200 },
+        ],
+      });
+      expect(await greedy(again, tokens, blocksFor(40, blockTokens, 1), 0)).toEqual(expected);
+      const { maxStepTokens, blockCount } = again;
+      expect(maxStepTokens).toBe(64);
+      await again.close();
+
+      const given = await start(64);
+      expect(given.describe!()).toMatchObject({ stepTokens: 64, stepSizeBy: 'setting' });
+      expect([given.maxStepTokens, given.blockCount]).toEqual([64, blockCount]);
+    } finally {
+      await rm(choicesFolder, { recursive: true });
+    }
   });
 
   describe('arena copies', () => {

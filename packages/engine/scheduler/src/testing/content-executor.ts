@@ -88,6 +88,7 @@ export class ContentExecutor implements Executor {
   readonly model: ModelShape;
   readonly kv: KvLayout;
   readonly blockCount: number;
+  readonly maxStepTokens = 2 ** 20;
   readonly modelDigest = new Uint8Array(32);
   /** The KV cache: one number per token slot. */
   readonly slots: Uint32Array;

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvtier.vllm import promises
-from kvtier.vllm.groups import Group, align_tokens, longest_prefix, usable_prefix
+from kvtier.vllm.groups import Group, Prefixes
 from kvtier.vllm.known import Known, Loading
 from kvtier.vllm.messages import KvtierWorkerMetadata, LoadPlan
 from kvtier.vllm.node import Attached, Node
@@ -38,13 +38,15 @@ class Claims:
         self.planned: list[LoadPlan] = []
         self._options = options
         self._groups = groups
-        self._align = align_tokens(groups)
+        self._prefixes = Prefixes(groups)
         self._hash_tokens = hash_tokens
         self._node = node
         self._counters = counters
         self._loading: dict[int, Loading] = {}
         self._next_load = 1
         self._lookup_slow = False
+        #: Leases that ended.
+        self._released = 0
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -53,6 +55,7 @@ class Claims:
         if attached is None or not known.hashes:
             return False
         known.asked_at = time.monotonic()
+        known.held = None
         known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
         known.asked += 1
         self._add("lookups", 1)
@@ -67,6 +70,8 @@ class Claims:
     def matched(self, known: Known, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         if known.stage is not None:
             return self._staged(known, known.stage, request, local_tokens)
+        if known.room_at == self._released and time.monotonic() < known.room_until:
+            return _LATER
         lookups = known.lookups
         if lookups is None:
             return self._not_asked(known, request, local_tokens)
@@ -75,7 +80,6 @@ class Claims:
             if time.monotonic() - known.asked_at < lookups.deadline_s + 0.01:
                 return _LATER
             return self._unanswered(known, "lookup")
-        known.held = None
         if not known.hear(self._groups):
             return self._unanswered(known, "lookup")
         self._lookup_slow = False
@@ -93,8 +97,9 @@ class Claims:
             return self.matched(known, request, local_tokens)
         now = time.monotonic()
         known.asked_at = known.asked_at or now
-        # Workers are mapping the arena: a step or two.
-        if self._node.may_attach_soon() and now - known.asked_at < self._answer_s(known):
+        # Sessions attach, or workers map the arena: a step or two.
+        answer_s = self._answer_s(known)
+        if now - known.asked_at < answer_s and self._node.may_attach_soon(answer_s):
             return _LATER
         return self._deny(known, "not attached")
 
@@ -104,10 +109,11 @@ class Claims:
             return self._deny(known, "lookup")
         all_tokens = int(request.num_tokens)
         limit = min(all_tokens, lookups.hashes * self._hash_tokens)
-        end = longest_prefix(self._groups, held, local_tokens, limit)
-        usable = usable_prefix(self._groups, end, local_tokens, all_tokens)
+        prefixes = self._prefixes
+        end = prefixes.longest(held, local_tokens, limit)
+        usable = prefixes.usable(end, local_tokens, all_tokens)
         if usable < end:
-            end = longest_prefix(self._groups, held, local_tokens, usable)
+            end = prefixes.longest(held, local_tokens, usable)
         await_s = 0.0
         if known.promise is not None:
             end, await_s = self._promised(known, lookups.attached, end, local_tokens, limit)
@@ -119,17 +125,19 @@ class Claims:
         known.stages += 1
         if known.stages > MAX_STAGES:
             return self._deny(known, "too often")
-        deadline_ms: float = options.load_deadline_ms
-        if options.plan_loads:
-            deadline_ms = self.pace.limit_ms(tokens, deadline_ms)
-            if not await_s and lookups.estimated_ms(tokens) > deadline_ms:
-                return self._deny(known, "slow")
+        deadline_ms = self._deadline_ms(tokens)
+        if options.plan_loads and not await_s and lookups.estimated_ms(tokens) > deadline_ms:
+            return self._deny(known, "slow")
         deadline_s = max(deadline_ms / 1e3, await_s)
-        stage = known.stage = Stage(lookups, self._node.copies, self._groups, local_tokens, end, deadline_s, await_s)
+        stage = known.stage = Stage(lookups, self._node.copies, prefixes, local_tokens, end, deadline_s, await_s)
         self._add("loads", 1)
-        if stage.wait(options.patience_us / 1e6):
+        if options.patience_us and stage.wait(options.patience_us / 1e6):
             return self._staged(known, stage, request, local_tokens)
         return _LATER
+
+    def _deadline_ms(self, tokens: int) -> float:
+        most = self._options.load_deadline_ms
+        return self.pace.limit_ms(tokens, most) if self._options.plan_loads else most
 
     def _promised(
         self, known: Known, attached: Attached, end: int, local_tokens: int, limit: int
@@ -138,8 +146,8 @@ class Claims:
         promise, known.promise = known.promise, None
         if promise is None or known.stages > 0:
             return end, 0.0
-        until = min(promise.tokens, limit) // self._align * self._align
-        until = usable_prefix(self._groups, until, local_tokens, limit + 1)
+        until = min(promise.tokens, limit) // self._prefixes.align * self._prefixes.align
+        until = self._prefixes.usable(until, local_tokens, limit + 1)
         at = promise.tokens // self._hash_tokens - 1
         ours = promises.namespace_of([share.namespace for share in attached.shares]) == promise.namespace
         if not ours or until <= end or not 0 <= at < len(known.hashes) or known.hashes[at].hex() != promise.last_hash:
@@ -159,6 +167,8 @@ class Claims:
         if not stage.poll():
             return _LATER
         ready = stage.ready_tokens or 0
+        if ready < stage.end_tokens and stage.reason == "capacity" and self._waits_for_room(known, stage):
+            return _LATER
         if ready <= stage.first_tokens:
             self.leave(known)
             # It is not what the lookup said: what is missing or bad is stored again, once it is computed.
@@ -172,6 +182,18 @@ class Claims:
             return _NOTHING
         return ready - local_tokens, True
 
+    def _waits_for_room(self, known: Known, stage: Stage) -> bool:
+        """Many requests wait together, and of an arena a part can be leased: those that are admitted give their leases back soon. Who is in
+        front of the queue waits as long for it as for a load."""
+        now = time.monotonic()
+        known.room_until = known.room_until or now + self._deadline_ms(stage.end_tokens - stage.first_tokens) / 1e3
+        if now >= known.room_until:
+            return False
+        self.leave(known)
+        known.room_at = self._released
+        known.stages -= 1
+        return True
+
     def _deny(self, known: Known, why: str) -> tuple[int, bool]:
         known.denied = why
         self._add(f"denied_{why.replace(' ', '_')}", 1)
@@ -182,6 +204,7 @@ class Claims:
         stage, known.stage = known.stage, None
         if stage is not None and not stage.claimed:
             stage.release()
+            self._released += 1
 
     # ---- plans --------------------------------------------------------------------------------------------------------
 
@@ -240,6 +263,7 @@ class Claims:
             if loading.through >= self._node.ranks:
                 del self._loading[number]
                 loading.stage.release(loading.bad)
+                self._released += 1
                 if loading.bad:
                     self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
                     failed.append(loading.request)

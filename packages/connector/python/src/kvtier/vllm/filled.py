@@ -58,15 +58,22 @@ class Filled:
             return
         known.hear(self._groups)  # answered after it was admitted, perhaps
         named = len(known.hashes) * self._hash_tokens
-        room = self._stores.room()
+        room = -1
         pieces: list[Piece] = []
         next_tokens = computed_tokens + ahead_tokens + self._align
         for group in self._groups:
-            index = group.index
-            end = min(computed_tokens + (ahead_tokens if group.window_tokens else 0), named) // group.block_tokens
+            index, window = group.index, group.window_tokens
+            end = computed_tokens + ahead_tokens if window else computed_tokens
+            end = (end if end < named else named) // group.block_tokens
+            offered = known.offered[index]
+            if offered >= end:
+                next_tokens = min(next_tokens, (offered + 1) * group.block_tokens)
+                continue
+            if room < 0:
+                room = max(0, self._stores.room())
             base = known.bases[index]
-            first = max(known.offered[index], base, group.first_live(computed_tokens))
-            if group.window_tokens:
+            first = max(offered, base, group.first_live(computed_tokens))
+            if window:
                 # One end earlier, too: where all of a request is held, its last block is computed again.
                 first = max(first, group.first_needed(0, end) - self._align // group.block_tokens)
             ids = known.tables[index][first - base : max(0, end - base)]
@@ -75,13 +82,13 @@ class Filled:
             if 0 in ids:
                 ids = ids[: ids.index(0)]
             # A part of a window's tail is of no use.
-            ids = ids[:room] if not group.window_tokens or len(ids) <= room else []
+            ids = ids[:room] if not window or len(ids) <= room else []
             room -= len(ids)
             if ids:
                 pieces.append(Piece(group, first, ids))
                 known.offered[index] = first + len(ids)
             next_tokens = min(next_tokens, (max(known.offered[index], end) + 1) * group.block_tokens)
-            if room <= 0:
+            if room == 0:
                 next_tokens = 0
         known.next_tokens = next_tokens
         if pieces:

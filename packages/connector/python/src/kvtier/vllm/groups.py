@@ -121,60 +121,64 @@ def align_tokens(groups: Sequence[Group]) -> int:
     return math.lcm(*(group.block_tokens for group in groups))
 
 
-def runs_of(held: Sequence[tuple[int, int]], blocks: int) -> list[tuple[int, int]]:
-    """Spans (held?, count) as [first, end) of what is held, within the first `blocks`."""
-    out: list[tuple[int, int]] = []
-    at = 0
-    for is_held, count in held:
-        end = min(at + count, blocks)
-        if is_held and end > at:
-            if out and out[-1][1] == at:
-                out[-1] = (out[-1][0], end)
-            else:
-                out.append((at, end))
-        at += count
-        if at >= blocks:
-            break
-    return out
+class Prefixes:
+    """Which prefixes all groups can bring. It is asked on the loop of the engine: what of the answer never changes is found once."""
 
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.align = align_tokens(groups)
+        self.groups = len(groups)
+        self._sizes = [group.block_tokens for group in groups]
+        self._windows = [group for group in groups if group.window_tokens]
+        self._each = tuple(groups)
+        self._drops = any(group.drops_last for group in groups)
 
-def longest_prefix(
-    groups: Sequence[Group], held: Sequence[Sequence[tuple[int, int]]], local_tokens: int, limit_tokens: int
-) -> int:
-    """Tokens of the longest prefix beyond `local_tokens` that all groups can bring; `local_tokens` where there is none.
+    def longest(self, held: Sequence[Sequence[tuple[int, int]]], local_tokens: int, limit_tokens: int) -> int:
+        """Tokens of the longest prefix beyond `local_tokens` that all groups can bring; `local_tokens` where there is none.
 
-    `held`: per group, the ranges [first, end) of blocks that the node holds.
-    """
-    align = align_tokens(groups)
-    end = limit_tokens // align * align
-    while end > local_tokens:
-        shorter = end
-        for group, ranges in zip(groups, held):
-            last = end // group.block_tokens
-            first = group.first_needed(local_tokens // group.block_tokens, last)
-            # The range that holds the last block must begin at `first` or before it.
-            around = next(((a, b) for a, b in ranges if a < last <= b), None)
-            if around is not None and around[0] <= first:
-                continue
-            if around is None:
-                ends = max((b for _, b in ranges if b < last), default=0)
-                shorter = min(shorter, ends * group.block_tokens)
-            else:
-                # Too short a run before this end: the next candidate is where an earlier run ends, or a run that is long enough.
-                shorter = min(shorter, end - align)
-        if shorter == end:
-            return end
-        end = shorter // align * align
-    return local_tokens
+        `held`: per group, the ranges [first, end) of blocks that the node holds.
+        """
+        if self._windows:
+            return self._longest_with_windows(held, local_tokens, limit_tokens)
+        end = limit_tokens
+        for size, ranges in zip(self._sizes, held):
+            reach = first = local_tokens // size
+            for a, b in ranges:
+                if a <= first < b:
+                    reach = b
+            if reach * size < end:
+                end = reach * size
+        end = end // self.align * self.align
+        return end if end > local_tokens else local_tokens
 
+    def _longest_with_windows(self, held: Sequence[Sequence[tuple[int, int]]], local_tokens: int, limit_tokens: int) -> int:
+        align = self.align
+        end = limit_tokens // align * align
+        while end > local_tokens:
+            shorter = end
+            for group, ranges in zip(self._each, held):
+                last = end // group.block_tokens
+                first = group.first_needed(local_tokens // group.block_tokens, last)
+                # The range that holds the last block must begin at `first` or before it.
+                around = next(((a, b) for a, b in ranges if a < last <= b), None)
+                if around is not None and around[0] <= first:
+                    continue
+                if around is None:
+                    ends = max((b for _, b in ranges if b < last), default=0)
+                    shorter = min(shorter, ends * group.block_tokens)
+                else:
+                    # Too short a run before this end: the next candidate is where an earlier run ends, or a run that is long enough.
+                    shorter = min(shorter, end - align)
+            if shorter == end:
+                return end
+            end = shorter // align * align
+        return local_tokens
 
-def usable_prefix(groups: Sequence[Group], prefix_tokens: int, local_tokens: int, request_tokens: int) -> int:
-    """What may be claimed of a prefix that is held: speculation recomputes the last block of a hit, and where the whole request
-    is held its last token is computed again, which looks one token further back than a window's tail does."""
-    align = align_tokens(groups)
-    end = prefix_tokens
-    if any(group.drops_last for group in groups):
-        end -= align
-    if end >= request_tokens and any(group.window_tokens for group in groups):
-        end -= align
-    return max(end, local_tokens)
+    def usable(self, prefix_tokens: int, local_tokens: int, request_tokens: int) -> int:
+        """What may be claimed of a prefix that is held: speculation recomputes the last block of a hit, and where the whole request
+        is held its last token is computed again, which looks one token further back than a window's tail does."""
+        end = prefix_tokens
+        if self._drops:
+            end -= self.align
+        if self._windows and end >= request_tokens:
+            end -= self.align
+        return end if end > local_tokens else local_tokens

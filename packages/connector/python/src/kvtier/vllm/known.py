@@ -25,9 +25,12 @@ class Known:
     #: How often.
     asked: int = 0
     #: Per group, what the node was found to hold.
-    held: list[list[tuple[int, int]]] | None = None
+    held: list[Sequence[tuple[int, int]]] | None = None
     stage: Stage | None = None
     stages: int = 0
+    #: Leases of others filled what the node gives: it is not asked again until one has ended (`Claims.released`), or this is over.
+    room_until: float = 0.0
+    room_at: int = -1
     #: Of another pod, which computes its prompt.
     promise: promises.Promise | None = None
     #: Why nothing more is loaded for it.
@@ -43,18 +46,29 @@ class Known:
 
     def table_of(self, block_ids: Sequence[Sequence[int]]) -> None:
         """All blocks that it has. Those in front of what was offered are not even looked at: of a long prompt there are many."""
-        self.bases = [min(offered, len(ids)) for offered, ids in zip(self.offered, block_ids)]
-        self.tables = [list(ids[base:]) for ids, base in zip(block_ids, self.bases)]
+        bases, tables = self.bases, self.tables = [], []
+        for offered, ids in zip(self.offered, block_ids):
+            base = offered if offered < len(ids) else len(ids)
+            bases.append(base)
+            tables.append(list(ids[base:]))
 
     def hear(self, groups: Sequence[Group]) -> bool:
         """Whether the node has said what it holds; that need not be stored."""
+        if self.held is not None:
+            return True
         lookups = self.lookups
-        if self.held is None and lookups is not None and lookups.done:
-            self.held = lookups.held(groups)
-            for group, ranges in zip(groups, self.held or ()):
-                if ranges and not group.window_tokens and ranges[0][0] == 0:
-                    self.offered[group.index] = max(self.offered[group.index], ranges[0][1])
-        return self.held is not None
+        if lookups is None or not lookups.done:
+            return False
+        held = self.held = lookups.held
+        if held is None:
+            return False
+        offered = self.offered
+        for group, ranges in zip(groups, held):
+            if ranges and not group.window_tokens:
+                first, end = ranges[0]
+                if first == 0 and end > offered[group.index]:
+                    offered[group.index] = end
+        return True
 
 
 @dataclass

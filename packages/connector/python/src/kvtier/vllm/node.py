@@ -105,15 +105,19 @@ class Node:
 
     def attached(self) -> Attached | None:
         """Who to ask now; None: nobody, and it costs nothing."""
-        sessions = self._sessions
-        if not sessions:
-            return None
+        sessions, cached = self._sessions, self._cached
+        if cached is not None and cached.sessions is sessions and cached.arena.ref.id in self._arenas:
+            for attachment in cached.attachments:
+                if not attachment.usable:
+                    break
+            else:
+                return cached
+        return self._attached_now(sessions) if sessions else None
+
+    def _attached_now(self, sessions: tuple[Session, ...]) -> Attached | None:
         now = tuple(session.attachment for session in sessions)
         if None in now:
             return None
-        cached = self._cached
-        if cached is not None and cached.attachments == now and cached.sessions is sessions:
-            return cached if cached.arena.ref.id in self._arenas else None
         ids = {one.arena.id for one in now if one is not None}
         if len(ids) != 1:
             return None
@@ -125,16 +129,17 @@ class Node:
         self._cached = Attached(self._shares, sessions, now, arena)  # type: ignore[arg-type]
         return self._cached
 
-    def may_attach_soon(self) -> bool:
-        """The engine has just begun; or the sessions are there, only a mapping is still under way, and not for long."""
-        sessions = self._sessions
+    def may_attach_soon(self, patience_s: float) -> bool:
+        """The engine has just begun; or the sessions are there, only a mapping is still under way, and not for long. `patience_s`: what a
+        request waits for an answer. A busy machine takes its time, but who finds no node waits for `_FIRST_S` and no longer."""
+        sessions, now = self._sessions, time.monotonic()
         if not sessions or any(session.attachment is None for session in sessions):
             self._unmapped_since = 0.0
-            self._first_asked = self._first_asked or time.monotonic()
-            began = time.monotonic() - self._first_asked < _FIRST_S
-            return began and self._thread.is_alive() and not self.refusal
-        self._unmapped_since = self._unmapped_since or time.monotonic()
-        return time.monotonic() - self._unmapped_since < _MAPPING_STEPS_S
+            self._first_asked = self._first_asked or now
+            limit_s = _FIRST_S if any(session.failing for session in sessions) else max(_FIRST_S, patience_s)
+            return now - self._first_asked < limit_s and self._thread.is_alive() and not self.refusal
+        self._unmapped_since = self._unmapped_since or now
+        return now - self._unmapped_since < max(_MAPPING_STEPS_S, patience_s)
 
     def wants_steps(self) -> bool:
         """Workers have not said that they mapped an arena that is new."""

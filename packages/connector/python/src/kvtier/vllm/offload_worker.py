@@ -30,7 +30,11 @@ class _Job:
 
 class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
     def __init__(self, half: WorkerHalf | None) -> None:
+        #: Of the step that comes: vLLM gives blocks away before it says what the step is to copy.
+        self.coming: KvtierMetadata | None = None
         self._half = half
+        #: Stores of that step that were begun before it.
+        self._early: set[int] = set()
         self._loads: dict[int, _Job] = {}
         self._stores: dict[int, _Job] = {}
         self._done: list[TransferResult] = []
@@ -50,6 +54,7 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
     def start(self, metadata: OffloadMetadata) -> None:
         """After vLLM's own jobs of this step were submitted."""
         half, told = self._half, metadata.kvtier
+        self.coming, early, self._early = None, self._early, set()
         if half is None:
             return
         loads = {job.number: job for job in self._loads.values() if not job.planned}
@@ -62,6 +67,8 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
                 failed = [job.blocks[place] for place in load.failed if place < len(job.blocks)]
                 planned.loads.append(LoadPlan(load.number, load.request_id, [_placed(p, job) for p in load.parts], failed))
         for store in told.stores:
+            if store.number in early:
+                continue
             owner = stores.get(store.number)
             if owner is not None:
                 owner.planned = True
@@ -98,6 +105,7 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
     def wait(self, job_ids: set[int]) -> None:
         """Blocks that these jobs use are somebody else's after it."""
         until = time.monotonic() + FLUSH_LIMIT_S
+        self._begin_early(job_ids)
         for job_id in job_ids:
             job = self._stores.get(job_id)
             if job is None:
@@ -105,6 +113,22 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
             if self._half is not None:
                 self._half.flush(job.number, until)
             self._end(self._stores, job_id)
+
+    def _begin_early(self, job_ids: set[int]) -> None:
+        """What a window has left is given away in the step after it was stored, which brings its plan: the whole job would be lost."""
+        half, coming = self._half, self.coming
+        if half is None or coming is None:
+            return
+        owners = {job.number: job for job_id, job in self._stores.items() if job_id in job_ids and not job.planned}
+        plans = []
+        for store in coming.stores:
+            owner = owners.get(store.number)
+            if owner is not None:
+                owner.planned = True
+                self._early.add(store.number)
+                plans.append(StorePlan(store.number, [_placed(part, owner) for part in store.parts]))
+        if plans:
+            half.start(KvtierMetadata(coming.arenas, stores=plans))
 
     def shutdown(self) -> None:
         if self._half is not None:

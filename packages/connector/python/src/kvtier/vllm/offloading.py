@@ -93,6 +93,11 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
             return KvtierHandshake(refusal=self._refusal or "no worker's half")
         return self._worker.handshake()
 
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        if isinstance(kv_connector_metadata, OffloadMetadata):
+            self.worker.coming = kv_connector_metadata.kvtier
+        super().handle_preemptions(kv_connector_metadata)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         super().start_load_kv(forward_context, **kwargs)
         self._start_planned()

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from kvtier.copies import Copies, Job
 from kvtier.requests import Held, Load, Request
-from kvtier.vllm.groups import Group, longest_prefix, runs_of
+from kvtier.vllm.groups import Group, Prefixes
+from kvtier.vllm.identity import Share
 from kvtier.vllm.messages import Part, packed
 from kvtier.vllm.node import Attached
 
@@ -43,20 +43,28 @@ class Lookups:
         self.deadline_s = deadline_s
         self.asked: list[Request[Held]] = []
         self.hashes = len(hashes)
+        #: Per group, the ranges that all its shares hold: put together on the sessions' threads, so that the engine's loop finds it made.
+        #: None: somebody has not answered.
+        self.held: list[Sequence[tuple[int, int]]] | None = None
+        self._said: list[Held | None] = [None] * len(attached.shares)
         most = 65_536
         #: Per group, the packed names that were asked about.
         self.chains: dict[int, bytes] = {}
-        for share, session in zip(attached.shares, attached.sessions):
+        for at, (share, session) in enumerate(zip(attached.shares, attached.sessions)):
             blocks = min(len(hashes) // share.group.hash_step, most)
             if share.group.index not in self.chains:
                 self.chains[share.group.index] = hashes_of(hashes, share.group, 0, blocks)
             chain = self.chains[share.group.index]
             if chain:
-                self.asked.append(session.lookup(chain, gaps=bool(share.group.window_tokens), deadline_s=deadline_s))
+                gaps, heard = bool(share.group.window_tokens), partial(self._hear, at)
+                self.asked.append(session.lookup(chain, gaps=gaps, deadline_s=deadline_s, on_answer=heard))
 
     @property
     def done(self) -> bool:
-        return all(request.done for request in self.asked)
+        for request in self.asked:
+            if not request.done:
+                return False
+        return True
 
     def wait(self, wait_s: float) -> bool:
         until = time.monotonic() + wait_s
@@ -72,26 +80,18 @@ class Lookups:
                 longest = max(longest, said.estimated_us * part / 1e3)
         return longest
 
-    def held(self, groups: Sequence[Group]) -> list[list[tuple[int, int]]] | None:
-        """Per group, the ranges that all its shares hold; None: somebody did not answer."""
-        if len(self.asked) != len(self.attached.shares):
-            return None
-        out: list[list[tuple[int, int]]] = []
-        for group in groups:
-            common: list[tuple[int, int]] | None = None
-            for share, request in zip(self.attached.shares, self.asked):
-                if share.group.index != group.index:
-                    continue
-                if request.error is not None or request.value is None:
-                    return None
-                spans = [(tier != "", count) for tier, count in request.value.spans]
-                ranges = runs_of(spans, self.hashes // group.hash_step)
-                common = ranges if common is None else _both(common, ranges)
-            out.append(common or [])
-        return out
+    def _hear(self, at: int, said: Held) -> None:
+        self._said[at] = said
+        out: dict[int, Sequence[tuple[int, int]]] = {}
+        for share, one in zip(self.attached.shares, self._said):
+            if one is None:
+                return
+            index = share.group.index
+            out[index] = _both(out[index], one.ranges) if index in out else one.ranges
+        self.held = [out.get(index, ()) for index in range(max(out) + 1)]
 
 
-def _both(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _both(left: Sequence[tuple[int, int]], right: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     out = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -105,27 +105,31 @@ def _both(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> list[tup
     return out
 
 
-@dataclass
 class _Leased:
-    share: int
-    group: Group
-    ranks: tuple[tuple[int, int], ...]
-    #: Of the group's blocks, the first that was asked for.
-    first: int
-    load: Load = field(init=False)
-    #: Of the load's blocks, so many are checked or about to be.
-    checked: int = 0
-    checks: list[tuple[int, Job]] = field(default_factory=list)
-    bad: set[int] = field(default_factory=set)
-    #: From this block on they could not be checked.
-    unchecked: int = 1 << 62
-    #: Of the load's blocks, those that the workers copy.
-    copied: Sequence[int] = ()
+    """One share's part of it."""
+
+    load: Load
+
+    def __init__(self, share: Share, first: int) -> None:
+        self.share = share
+        self.group = share.group
+        #: Of the group's blocks, the first that was asked for.
+        self.first = first
+        #: Of the load's blocks, so many are checked or about to be.
+        self.checked = 0
+        self.checks: list[tuple[int, Job]] = []
+        self.bad: set[int] = set()
+        #: From this block on they could not be checked.
+        self.unchecked = 1 << 62
+        #: Of the load's blocks, those that the workers copy.
+        self.copied: Sequence[int] = ()
 
     @property
     def sound(self) -> int:
         """Of the load's blocks, so many from the first on may be used."""
-        return min(self.bad, default=min(self.load.ready, self.unchecked))
+        if self.bad:
+            return min(self.bad)
+        return min(self.load.ready, self.unchecked)
 
 
 class Stage:
@@ -133,7 +137,7 @@ class Stage:
         self,
         lookups: Lookups,
         copies: Copies,
-        groups: Sequence[Group],
+        prefixes: Prefixes,
         first_tokens: int,
         end_tokens: int,
         deadline_s: float,
@@ -149,19 +153,18 @@ class Stage:
         self.claimed = False
         self._until = self.asked_at + deadline_s + 0.1
         self._copies = copies
-        self._groups = groups
+        self._prefixes = prefixes
         self._released = False
         self._leased: list[_Leased] = []
-        chains: dict[int, tuple[int, bytes]] = {}
+        group, first, chain = None, 0, b""
         for share, session in zip(attached.shares, attached.sessions):
-            group = share.group
-            end = end_tokens // group.block_tokens
-            if group.index not in chains:
+            if share.group is not group:
+                group = share.group
+                end = end_tokens // group.block_tokens
                 first = group.first_needed(first_tokens // group.block_tokens, end)
                 size = session.hash_bytes
-                chains[group.index] = (first, lookups.chains[group.index][first * size : end * size])
-            first, chain = chains[group.index]
-            one = _Leased(share.number, group, share.ranks, first)
+                chain = lookups.chains[group.index][first * size : end * size]
+            one = _Leased(share, first)
             self._leased.append(one)
             one.load = session.load(chain, deadline_s=deadline_s, await_s=await_s, on_ready=partial(self._check, one))
 
@@ -174,8 +177,7 @@ class Stage:
         first, end = one.checked, load.ready
         try:
             slots = load.slots(first, end)
-            size = self.attached.shares[one.share].payload_bytes
-            job = self._copies.check(self.attached.arena, size, slots.offsets, slots.checksums)
+            job = self._copies.check(self.attached.arena, one.share.payload_bytes, slots.offsets, slots.checksums)
             one.checks.append((first, job))
             if self._released:
                 job.abandon()
@@ -188,10 +190,7 @@ class Stage:
         """Whether it is decided."""
         if self.ready_tokens is not None:
             return True
-        waiting = False
-        for one in self._leased:
-            # In this order: what is ready grows until it is done, and its check is begun by then or soon.
-            waiting = waiting or not one.load.done or one.checked < one.load.ready or any(not job.ended() for _, job in one.checks)
+        waiting = self._under_way()
         if waiting and (time.monotonic() > self._until or any(not one.usable for one in self.attached.attachments)):
             self.reason = "deadline"
             self.ready_tokens = self.first_tokens
@@ -200,6 +199,17 @@ class Stage:
         if not waiting:
             self._decide()
         return not waiting
+
+    def _under_way(self) -> bool:
+        for one in self._leased:
+            # In this order: what is ready grows until it is done, and its check is begun by then or soon.
+            load = one.load
+            if not load.done or one.checked < load.ready:
+                return True
+            for _, job in one.checks:
+                if not job.ended():
+                    return True
+        return False
 
     def wait(self, wait_s: float) -> bool:
         """For the loop of an engine: no longer than its patience."""
@@ -218,20 +228,18 @@ class Stage:
         return True
 
     def _decide(self) -> None:
-        held: list[list[tuple[int, int]]] = []
-        for group in self._groups:
-            good = None
-            for one in self._leased:
-                if one.group.index != group.index:
-                    continue
-                for first, job in one.checks:
-                    one.bad.update(first + i for i in job.take_bad())
-                one.checks = []
-                blocks = one.sound
-                good = (one.first, one.first + blocks) if good is None else (one.first, min(good[1], one.first + blocks))
-                self.reason = self.reason or ("corrupt" if one.bad else one.load.reason)
-            held.append([good] if good is not None and good[1] > good[0] else [])
-        self.ready_tokens = longest_prefix(self._groups, held, self.first_tokens, self.end_tokens)
+        good: dict[int, tuple[int, int]] = {}
+        for one in self._leased:
+            for first, job in one.checks:
+                bad = job.take_bad()
+                if bad:
+                    one.bad.update(first + i for i in bad)
+            one.checks = []
+            index, end = one.group.index, one.first + one.sound
+            good[index] = (one.first, min(end, good[index][1]) if index in good else end)
+            self.reason = self.reason or ("corrupt" if one.bad else one.load.reason)
+        held = [[good[index]] if index in good else () for index in range(self._prefixes.groups)]
+        self.ready_tokens = self._prefixes.longest(held, self.first_tokens, self.end_tokens)
         if self.ready_tokens <= self.first_tokens:
             self.release()
 
@@ -255,7 +263,8 @@ class Stage:
                 ids, offsets, sums = ([of[i] for i in wanted] for of in (ids, offsets, sums))
             if ids:
                 arena = self.attached.arena.ref.id
-                out.append(Part(one.share, group.index, one.ranks, arena, packed(ids), packed(offsets), packed(sums)))
+                share = one.share
+                out.append(Part(share.number, group.index, share.ranks, arena, packed(ids), packed(offsets), packed(sums)))
         return out
 
     def leased(self, group: Group) -> range:
@@ -276,7 +285,8 @@ class Stage:
             one.copied = [block - one.first for _, block in pairs]
             offsets, sums = ([of[i] for i in one.copied] for of in (slots.offsets, slots.checksums))
             to, arena = packed(place for place, _ in pairs), self.attached.arena.ref.id
-            out.append(Part(one.share, one.group.index, one.ranks, arena, to, packed(offsets), packed(sums)))
+            share = one.share
+            out.append(Part(share.number, one.group.index, share.ranks, arena, to, packed(offsets), packed(sums)))
         return out
 
     def release(self, bad: dict[int, set[int]] | None = None) -> None:
@@ -289,6 +299,6 @@ class Stage:
                 job.abandon()
             one.checks = []
             corrupt = set(one.bad)
-            if bad and one.share in bad:
-                corrupt.update(one.copied[i] for i in bad[one.share] if i < len(one.copied))
+            if bad and one.share.number in bad:
+                corrupt.update(one.copied[i] for i in bad[one.share.number] if i < len(one.copied))
             one.load.release(i for i in corrupt if i < one.load.count)

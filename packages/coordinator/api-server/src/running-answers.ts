@@ -1,0 +1,59 @@
+/** Answers that are being generated, of all requests: how many at once, and the last sign of life of any. */
+import { KvError } from '@kvtier/errors';
+
+export interface Progress {
+  readonly running: number;
+  readonly finished: number;
+  /** Since the last sign of life of any answer; 0 while none runs. */
+  readonly silentMs: number;
+}
+
+export class RunningAnswers {
+  readonly #most: number;
+  readonly #changed: (running: number) => void;
+  #running = 0;
+  #finished = 0;
+  #lastSignMs = performance.now();
+
+  /** `changed`: called with how many run, whenever that changes. */
+  constructor(most: number, changed: (running: number) => void) {
+    this.#most = most;
+    this.#changed = changed;
+  }
+
+  get progress(): Progress {
+    const silentMs = this.#running === 0 ? 0 : Math.round(performance.now() - this.#lastSignMs);
+    return { running: this.#running, finished: this.#finished, silentMs };
+  }
+
+  /** @returns when: now */
+  signOfLife(): number {
+    this.#lastSignMs = performance.now();
+    return this.#lastSignMs;
+  }
+
+  /**
+   * Does `work`, which is so many answers.
+   * @throws KvError BUSY where they are too many
+   */
+  async counted<T>(count: number, work: () => Promise<T>): Promise<T> {
+    if (this.#running + count > this.#most)
+      throw new KvError(
+        'BUSY',
+        `the API server: ${this.#running} answers are being generated already; try again later`,
+      );
+    if (this.#running === 0) this.signOfLife();
+    this.#change(count);
+    try {
+      return await work();
+    } finally {
+      this.#finished += count;
+      this.#change(-count);
+    }
+  }
+
+  #change(by: number): void {
+    this.#running += by;
+    this.#changed(this.#running);
+  }
+}
