@@ -118,8 +118,7 @@ describe('a model whose last worker has left discovery', () => {
     other.description = { ...other.description, model: 'other' };
     await at.open({ limits: { absentMs: 0 } });
     await at.workers(at.named('a'), at.named('b'));
-    const listed = async () =>
-      (await jsonOf(await fetch(`${at.server.url}/v1/models`))).data.map(({ id }: { id: string }) => id).sort();
+    const listed = async () => (await at.client.models.list()).data.map(({ id }) => id).sort();
     await vi.waitUntil(async () => (await listed()).length === 2, patience);
     at.engine.script = say(ids(' 34'), 'length');
     await at.workers(at.named('a'));
