@@ -154,7 +154,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const metrics = new RequestMetrics();
   const onWaiting = (count: number): void => metrics.expecting.set(count);
-  const expected = new Expected({ engines, awayMs: limits.absentMs, onWaiting });
+  const leftAtMs = (model?: string): number | undefined => models.leftAtMs(model);
+  const expected = new Expected({ engines, awayMs: limits.absentMs, leftAtMs, onWaiting });
   const onChange = (): void => expected.changed();
   const models = new Models({ engines, text, tokenizers: options.tokenizers ?? {}, logger, onChange });
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;

@@ -15,7 +15,7 @@ import type { TextPool } from './text-pool.ts';
 import type { UnderstoodPrompts } from './understand.ts';
 
 export interface BodyReaderParts {
-  readonly models: Pick<Models, 'served' | 'isReading' | 'isWaiting' | 'version'>;
+  readonly models: Pick<Models, 'readable' | 'isReading' | 'isWaiting' | 'version'>;
   readonly text: Pick<TextPool, 'run'>;
   readonly expected: Expected;
 }
@@ -51,7 +51,7 @@ export class BodyReader {
 
   async #now(endpoint: Endpoint, body: Body, signal: AbortSignal): Promise<Read> {
     const { models, text, expected } = this.#parts;
-    const served = models.served();
+    const served = models.readable();
     const texts = served.map((model) => model.text);
     const keeps = models.isReading || expected.isSought;
     try {

@@ -84,6 +84,51 @@ describe('a worker that went away a moment ago', () => {
   });
 });
 
+describe('a model whose last worker has left discovery', () => {
+  const nobodyKnown = (): Promise<unknown> =>
+    vi.waitUntil(() => at.fleet.workers().every((worker) => worker === undefined), patience);
+
+  it('is waited for, and served by the worker that comes', async () => {
+    await at.open({ limits: long });
+    at.discovery.say();
+    await nobodyKnown();
+    const waiting = [ask(), ask({ stream: true })];
+    await expects(2);
+    at.engine.script = say(ids(' 34'), 'length');
+    at.discovery.say(at.named('a'));
+    for (const response of await Promise.all(waiting)) {
+      expect(response.status).toBe(200);
+      await response.text();
+    }
+    expect(at.engine.seen).toHaveLength(2);
+  });
+
+  it('and has none in time: 503, then at once; a model that never was is 404', async () => {
+    await at.open({ limits: { absentMs: 150 } });
+    at.discovery.say();
+    await nobodyKnown();
+    expect(await toldOf(await ask())).toEqual([503, 'engine_unavailable']);
+    expect(await toldOf(await ask())).toEqual([503, 'engine_unavailable']);
+    expect(await toldOf(await ask({ model: 'third' }))).toEqual([404, 'model_not_found']);
+    expect(await expecting()).toBe(0);
+  });
+
+  it('is listed no more, and who names no model gets the one that is served', async () => {
+    const other = await at.start('b');
+    other.description = { ...other.description, model: 'other' };
+    await at.open({ limits: { absentMs: 0 } });
+    await at.workers(at.named('a'), at.named('b'));
+    const listed = async () => (await at.client.models.list()).data.map(({ id }) => id).sort();
+    await vi.waitUntil(async () => (await listed()).length === 2, patience);
+    at.engine.script = say(ids(' 34'), 'length');
+    await at.workers(at.named('a'));
+    expect(await listed()).toEqual(['demo']);
+    expect((await ask()).status).toBe(200);
+    expect(await toldOf(await ask({ model: 'other' }))).toEqual([503, 'engine_unavailable']);
+    expect(await toldOf(await fetch(`${at.server.url}/v1/models/other`))).toEqual([404, 'model_not_found']);
+  });
+});
+
 describe('a coordinator that has just begun', () => {
   it('waits for a worker that it has not heard yet, whose model is not known', async () => {
     await at.engine.stop();

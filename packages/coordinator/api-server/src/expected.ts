@@ -1,9 +1,9 @@
 /**
  * Workers that are not there and are expected soon: one that went silent a moment ago (a network that hiccups, a process that is started
  * again), or that is looked for since a moment (it joins; this coordinator has just begun). While nobody else is ready, requests wait for
- * them instead of failing.
+ * them instead of failing. So is the next worker of a model whose last one has left.
  *
- * Invariants: a worker is expected for `awayMs` from when it went away, and no longer; one that leaves or was refused is not. Who waits
+ * Invariants: a worker is expected for `awayMs` from when it went away, and no longer; one that drains or was refused is not. Who waits
  * is looked at when something changed, in the order in which they came and a few a turn, so that a crowd which goes on holds up nobody
  * else. They are as many as requests may be in progress.
  */
@@ -14,6 +14,8 @@ export interface ExpectedOptions {
   readonly engines: Pick<Engines, 'workers'>;
   /** 0: nobody is expected. */
   readonly awayMs: number;
+  /** Since when this model, or the last of any, has no worker; undefined: it has, or never had. */
+  readonly leftAtMs?: (model?: string) => number | undefined;
   /** Told how many wait, when that changes. */
   readonly onWaiting?: (count: number) => void;
 }
@@ -29,14 +31,16 @@ const perTurn = 64;
 export class Expected {
   readonly awayMs: number;
   readonly #engines: ExpectedOptions['engines'];
+  readonly #leftAtMs: (model?: string) => number | undefined;
   readonly #onWaiting: (count: number) => void;
   readonly #waiting = new Set<Waiting>();
   readonly #openedMs = performance.now();
   #look: NodeJS.Immediate | undefined;
   #closed = false;
 
-  constructor({ engines, awayMs, onWaiting = () => {} }: ExpectedOptions) {
+  constructor({ engines, awayMs, leftAtMs = () => undefined, onWaiting = () => {} }: ExpectedOptions) {
     this.#engines = engines;
+    this.#leftAtMs = leftAtMs;
     this.awayMs = awayMs;
     this.#onWaiting = onWaiting;
   }
@@ -45,6 +49,8 @@ export class Expected {
   untilMs(model?: string): number {
     let untilMs = Number.NEGATIVE_INFINITY;
     if (this.#closed) return untilMs;
+    const leftAtMs = this.#leftAtMs(model);
+    if (leftAtMs !== undefined) untilMs = leftAtMs + this.awayMs;
     let isAlone = true;
     for (const worker of this.#engines.workers()) {
       if (worker === undefined) continue;
@@ -53,13 +59,14 @@ export class Expected {
       if (worker.facts !== undefined && model !== undefined && worker.facts.model !== model) continue;
       if (worker.awaySinceMs !== undefined) untilMs = Math.max(untilMs, worker.awaySinceMs + this.awayMs);
     }
-    return isAlone ? this.#openedMs + this.awayMs : untilMs;
+    return isAlone ? Math.max(this.#openedMs + this.awayMs, untilMs) : untilMs;
   }
 
   /** Some model has nobody who is ready, and somebody is expected: its requests will wait. */
   get isSought(): boolean {
     const nowMs = performance.now();
     if (this.untilMs() <= nowMs) return false;
+    if ((this.#leftAtMs() ?? Number.NEGATIVE_INFINITY) + this.awayMs > nowMs) return true;
     const workers = this.#engines.workers().filter((worker) => worker !== undefined);
     return workers.length === 0 || workers.some((worker) => this.#isAway(worker, nowMs) && !this.isServed(worker));
   }

@@ -1,6 +1,7 @@
 /**
- * The models that are served, by the names that their workers give them, with what their texts need. A model is known as long as
- * discovery names a worker of it, whether or not that worker answers now.
+ * The models that are served, by the names that their workers give them, with what their texts need. A model is served as long as
+ * discovery names a worker of it, whether or not that worker answers now. One that has none any more can still be read: its requests
+ * are not unknown, and may wait for the next worker.
  *
  * Invariant: a model's texts are read once, however many workers serve it; what cannot be read is told in one line and tried again.
  */
@@ -45,6 +46,8 @@ interface Entry {
   problem: KvError | undefined;
   /** Names of its workers, where some are of another kind; undefined: all of that model. */
   among: ReadonlySet<string> | undefined;
+  /** performance.now() since which it has no worker. */
+  leftAtMs: number | undefined;
 }
 
 export class Models {
@@ -91,12 +94,22 @@ export class Models {
   /** Those whose texts are there. */
   all(): Model[] {
     const models: Model[] = [];
-    for (const { model } of this.#entries.values()) if (model !== undefined) models.push(model);
+    for (const { model, leftAtMs } of this.#entries.values())
+      if (model !== undefined && leftAtMs === undefined) models.push(model);
     return models;
   }
 
   get(name: string): Model | undefined {
-    return this.#entries.get(name)?.model;
+    const entry = this.#entries.get(name);
+    return entry?.leftAtMs === undefined ? entry?.model : undefined;
+  }
+
+  /** Since when this model, or the last of any that has none, has no worker; undefined: it has, or never had. */
+  leftAtMs(name?: string): number | undefined {
+    if (name !== undefined) return this.#entries.get(name)?.leftAtMs;
+    let last: number | undefined;
+    for (const { leftAtMs } of this.#entries.values()) if (leftAtMs !== undefined) last = Math.max(last ?? 0, leftAtMs);
+    return last;
   }
 
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
@@ -110,6 +123,19 @@ export class Models {
     if (models.length > 0) return models;
     for (const { problem } of this.#entries.values()) if (problem !== undefined) throw problem;
     throw nobody(this.#options.engines.workers());
+  }
+
+  /** Those that requests may name: those served, and those without a worker now, which say so (`hasLeft`). @throws as `served` */
+  readable(): Model[] {
+    const models: Model[] = [];
+    for (const { model, leftAtMs } of this.#entries.values()) {
+      if (model === undefined) continue;
+      const { text } = model;
+      models.push(
+        leftAtMs === undefined ? model : { ...model, text: { ...text, model: { ...text.model, hasLeft: true } } },
+      );
+    }
+    return models.length > 0 ? models : this.served();
   }
 
   /** Some worker has not said yet what it serves. */
@@ -144,25 +170,40 @@ export class Models {
       if (known === undefined || worker.record.kind === 'kvtier')
         wanted.set(model, this.#textModel(worker, worker.facts));
     }
-    for (const name of this.#entries.keys()) if (!wanted.has(name) && this.#entries.delete(name)) this.#version++;
+    for (const [name, entry] of this.#entries) {
+      if (wanted.has(name) || entry.leftAtMs !== undefined) continue;
+      if (entry.model === undefined) this.#entries.delete(name);
+      else entry.leftAtMs = performance.now();
+      this.#version++;
+    }
     if (this.#wasWaiting !== this.isWaiting) this.#version++;
     this.#wasWaiting = this.isWaiting;
     for (const [name, text] of wanted) {
       const entry = this.#entries.get(name);
       const among = this.#amongOf(text);
-      if (entry !== undefined && isSame(entry.text, text)) {
+      // Of one that was away the files may be others, whatever is said of them.
+      if (entry !== undefined && entry.leftAtMs === undefined && isSame(entry.text, text)) {
         entry.among = among;
         continue;
       }
-      if (entry === undefined && this.#entries.size >= maxModels) continue;
+      if (entry === undefined && this.#entries.size >= maxModels && !this.#forgetOne()) continue;
       // Until the new texts are read, the old ones serve, unless they would be other words to the workers that are there now.
       const model = entry?.text.textDigest === text.textDigest ? entry?.model : undefined;
-      const next: Entry = { text, model, problem: undefined, among };
+      const next: Entry = { text, model, problem: undefined, among, leftAtMs: undefined };
       this.#entries.set(name, next);
       this.#version++;
       void this.#load(next);
     }
     this.#changed();
+  }
+
+  /** Of those without a worker, the one that has had none for longest. False: all have one. */
+  #forgetOne(): boolean {
+    let oldest: Entry | undefined;
+    for (const entry of this.#entries.values())
+      if (entry.leftAtMs !== undefined && entry.leftAtMs < (oldest?.leftAtMs ?? Number.POSITIVE_INFINITY))
+        oldest = entry;
+    return oldest !== undefined && this.#entries.delete(oldest.text.name);
   }
 
   async #load(entry: Entry): Promise<void> {

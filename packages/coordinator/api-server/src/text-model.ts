@@ -15,4 +15,6 @@ export interface TextModel {
   readonly blocks: BlockNames | undefined;
   /** Its workers take OpenAI's bodies as they came. */
   readonly isPassedOn: boolean;
+  /** It has no worker now. */
+  readonly hasLeft?: boolean;
 }

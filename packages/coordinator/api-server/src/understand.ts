@@ -98,7 +98,7 @@ export function understand<K extends BodyKind>(
 /** Of a model that does not say its context: long. */
 const contextOf = ({ maxModelTokens }: TextModel): number => (maxModelTokens > 0 ? maxModelTokens : 1 << 20);
 
-/** The one that the body names; without a name the only one. @throws HttpError 404, 400 */
+/** The one that the body names; without a name the only one that has workers. @throws HttpError 404, 400 */
 function modelOf(body: unknown, models: readonly TextModel[]): TextModel {
   const name = (body as { model?: unknown } | null)?.model;
   if (typeof name === 'string') {
@@ -106,9 +106,11 @@ function modelOf(body: unknown, models: readonly TextModel[]): TextModel {
     if (model === undefined) throw unknownModel(name);
     return model;
   }
-  if (models.length > 1)
+  const here = models.filter(({ hasLeft }) => !hasLeft);
+  const [only, another] = here.length > 0 ? here : models;
+  if (another !== undefined)
     throw badParameter('model', 'model: is required here, as a text; GET /v1/models lists what is served.');
-  return models[0]!;
+  return only!;
 }
 
 function parseJson(body: Uint8Array): unknown {
