@@ -90,12 +90,12 @@ it.skipIf(missing !== undefined)('leave nothing, also of a process that is kille
   });
   const [line] = (await once(createInterface({ input: dying.stdout! }), 'line')) as [string];
   expect(left(dying.pid!)).toHaveLength(3);
-  await vi.waitUntil(() => statOf(line).includes('(sleep)'));
+  await vi.waitUntil(() => statOf(line).includes('(sleep)'), { timeout: 20_000 });
   dying.kill('SIGKILL');
   await once(dying, 'exit');
   cluster = await hosts(['a', 'b', 'c']);
   expect(left(dying.pid!)).toEqual([]);
-  await vi.waitUntil(() => statOf(line) === '' || statOf(line).includes('(sleep) Z'));
+  await vi.waitUntil(() => statOf(line) === '' || statOf(line).includes('(sleep) Z'), { timeout: 20_000 });
   expect(left(process.pid)).toHaveLength(4);
   await cluster.close();
   expect(left(process.pid)).toEqual([]);

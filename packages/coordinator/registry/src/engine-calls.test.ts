@@ -134,7 +134,7 @@ describe('an engine that takes many requests by one call', () => {
     let begun = 0;
     const running = Array.from({ length: 20 }, (_, i) => remote.follow(request(`${i}`), never, () => void begun++));
     const ends = Promise.allSettled(running);
-    await vi.waitFor(() => expect(begun).toBe(20));
+    await vi.waitFor(() => expect(begun).toBe(20), { timeout: 20_000 });
     await engine.stop();
     const outcomes = (await ends).map((end) => (end.status === 'rejected' ? (end.reason as KvError) : undefined));
     for (const failure of outcomes)

@@ -84,10 +84,11 @@ export class Harness {
   /** These are the workers, and they are all ready. */
   async workers(...named: Named[]): Promise<void> {
     this.discovery.say(...named);
-    await vi.waitUntil(() => {
+    const areReady = (): boolean => {
       const ready = this.fleet.workers().filter((worker) => worker?.state === 'ready');
       return ready.length === named.length && this.fleet.workers().filter((worker) => worker).length === named.length;
-    });
+    };
+    await vi.waitUntil(areReady, { timeout: 20_000 });
   }
 
   /** Closes the API server and opens one with these options, before the first engine alone. */

@@ -65,6 +65,8 @@ function crash(tier: DiskTier): () => Promise<void> {
   };
 }
 
+const patience = { timeout: 20_000 };
+
 describe('restart', () => {
   it.each(['after a clean close', 'after a crash'])(
     'tells the ends of its objects as it told them before, %s',
@@ -167,9 +169,12 @@ describe('restart', () => {
     const tier = await open();
     const chain = names('emptied', 60); // three segments, the last one open
     await bench.write(tier, space, chain, payloadBytes);
-    await vi.waitUntil(() => [...tier.devices[0]!.segments].filter(({ hasFooter }) => hasFooter).length >= 2);
+    await vi.waitUntil(() => [...tier.devices[0]!.segments].filter(({ hasFooter }) => hasFooter).length >= 2, patience);
     expect(tier.remove(space, chain.slice(0, 45), 'asked')).toBe(45);
-    await vi.waitUntil(() => [...tier.devices[0]!.segments].filter(({ state }) => state === 'free').length >= 2);
+    await vi.waitUntil(
+      () => [...tier.devices[0]!.segments].filter(({ state }) => state === 'free').length >= 2,
+      patience,
+    );
     tier.checkIntegrity();
     const restore = crash(tier);
     await restore();
@@ -192,7 +197,7 @@ describe('restart', () => {
     const odd = chain.filter((_, i) => i % 2 === 1);
     for (const hash of odd) tier.remove(space, [hash], 'asked');
     expect(tier.devices[0]!.files.openCount).toBeLessThanOrEqual(3);
-    await vi.waitUntil(() => [...tier.devices[0]!.segments].every(({ erased }) => erased.length === 0));
+    await vi.waitUntil(() => [...tier.devices[0]!.segments].every(({ erased }) => erased.length === 0), patience);
     await crash(tier)();
     const again = await open();
     expect(await bench.read(again, space, chain, payloadBytes)).toEqual(
