@@ -1,27 +1,9 @@
 /** Prefill for another worker, and its other end: two engines in one simulated world, over one tier. */
 import { describe, expect, it } from 'vitest';
-import type { SharedTier } from './testing/faulty-connector.ts';
-import { naiveAnswer, prompt, type RigOptions, SchedulerRig } from './testing/rig.ts';
-import { EngineWorld } from './testing/world.ts';
-
-const patience = { stallMs: 50, deadlineMs: 1_000 };
-const tierOf = (): SharedTier => ({ blocks: new Map(), listeners: new Set() });
-
-/** Blocks of 4 tokens, 16 tokens a step. */
-function pair(forP: RigOptions = {}, forD: RigOptions = {}): { world: EngineWorld; p: SchedulerRig; d: SchedulerRig } {
-  const world = new EngineWorld(forD.seed ?? 1);
-  const tier = tierOf();
-  return { world, p: new SchedulerRig({ world, tier, ...forP }), d: new SchedulerRig({ world, tier, ...forD }) };
-}
+import { idle, pair, patience } from './testing/pair.ts';
+import { naiveAnswer, prompt, SchedulerRig } from './testing/rig.ts';
 
 const handOffs = (rig: SchedulerRig, id: string) => rig.outputs.get(id)!.flatMap(({ handOff }) => handOff ?? []);
-const idle = (rig: SchedulerRig) => {
-  rig.engine.checkIntegrity();
-  expect(rig.defects).toEqual([]);
-  expect(rig.engine.stats()).toMatchObject({ waiting: 0, running: 0, loading: 0, awaiting: 0, exportBlocks: 0 });
-  expect(rig.engine.load()).toMatchObject({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
-};
-
 describe('prefill for another worker', () => {
   it('computes those blocks and nothing else, gives them to the tier chunk by chunk, and ends without a token', async () => {
     const rig = new SchedulerRig();

@@ -1,25 +1,7 @@
 /** The decode side of a hand-off that is told the answer's first token by who computed the prompt. */
 import { describe, expect, it } from 'vitest';
-import type { SharedTier } from './testing/faulty-connector.ts';
-import { naiveAnswer, prompt, type RigOptions, SchedulerRig } from './testing/rig.ts';
-import { EngineWorld } from './testing/world.ts';
-
-const patience = { stallMs: 50, deadlineMs: 1_000 };
-const tierOf = (): SharedTier => ({ blocks: new Map(), listeners: new Set() });
-
-/** Blocks of 4 tokens, 16 tokens a step. */
-function pair(forP: RigOptions = {}, forD: RigOptions = {}): { world: EngineWorld; p: SchedulerRig; d: SchedulerRig } {
-  const world = new EngineWorld(forD.seed ?? 1);
-  const tier = tierOf();
-  return { world, p: new SchedulerRig({ world, tier, ...forP }), d: new SchedulerRig({ world, tier, ...forD }) };
-}
-
-const idle = (rig: SchedulerRig) => {
-  rig.engine.checkIntegrity();
-  expect(rig.defects).toEqual([]);
-  expect(rig.engine.stats()).toMatchObject({ waiting: 0, running: 0, loading: 0, awaiting: 0, exportBlocks: 0 });
-  expect(rig.engine.load()).toMatchObject({ waiting: 0, running: 0, tokensAhead: 0, usedBlocks: 0, waitingBlocks: 0 });
-};
+import { idle, pair, patience } from './testing/pair.ts';
+import { naiveAnswer, prompt, type SchedulerRig } from './testing/rig.ts';
 
 describe('told the first token', () => {
   const answer = (tokens: number) => naiveAnswer(prompt(1, tokens), 5);
