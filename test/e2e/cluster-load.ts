@@ -19,12 +19,15 @@ export async function askAll(
   return answers;
 }
 
-/** `clients` that ask for as long as it runs, each the next when it has its answer. */
+/** What a client waits before it asks again: what is judged is what becomes of requests, and a machine that is busy with others tells less. */
+const pauseMs = 60;
+
+/** `clients` that ask for as long as it runs, each the next soon after it has its answer. */
 export class SteadyLoad {
   readonly answers: Answer[] = [];
   /** Rejects with the first failure. */
   readonly ended: Promise<unknown>;
-  /** When each client asked what it has no answer to yet. */
+  /** When each client asked what it has no answer to yet; infinite: it has one. */
   readonly #askedMs: number[] = [];
   #running = true;
 
@@ -34,6 +37,8 @@ export class SteadyLoad {
       for (let at = number; this.#running; at += clients) {
         this.#askedMs[number] = performance.now();
         this.answers.push(await ask(at, number));
+        this.#askedMs[number] = Number.POSITIVE_INFINITY;
+        await new Promise((resolve) => setTimeout(resolve, pauseMs));
       }
     };
     this.ended = Promise.all(Array.from({ length: clients }, (_, number) => client(number)));

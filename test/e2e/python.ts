@@ -41,6 +41,7 @@ export async function runs(what: string, { python = debians, env = {} }: Run = {
     ...process.env,
     PYTHONPATH: path.join(folder, 'src'),
     PYTHONDONTWRITEBYTECODE: '1',
+    PYTHONMALLOC: 'pymalloc', // its debug hooks, which '-X dev' brings, watch over extensions' memory: these programs have none
     KVTIER_TEST_NODE: JSON.stringify([process.execPath, ...program('cache-node')]),
     ...env,
   };

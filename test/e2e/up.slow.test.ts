@@ -63,9 +63,14 @@ describe('kvtier up', () => {
     expect(machine.left()).toEqual([]);
   });
 
-  it('comes back after SIGKILL of each of its processes', async () => {
-    const system = await machine.up();
-    expect((await ask(system.url)).text).toBe(' Brazil');
+  it('answers alike with the radix tree as its prefix cache, and comes back after SIGKILL of each of its processes', async () => {
+    const system = await machine.up('--prefix-cache', 'radix');
+    const cold = await ask(system.url);
+    expect(cold).toMatchObject({ text: ' Brazil', cachedTokens: 0 });
+    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
+    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: { engine: shared } });
+    await resetPrefixCache(system.url);
+    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: { arena: shared } });
     for (const service of ['cache-node', 'engine-worker', 'coordinator']) {
       const pid = pidOf(system, service);
       process.kill(pid, 'SIGKILL');
@@ -84,17 +89,6 @@ describe('kvtier up', () => {
     }
     expect(await system.stop()).toBe(0);
     expect(machine.left()).toEqual([]);
-  });
-
-  it('answers alike with the radix tree as its prefix cache', async () => {
-    const system = await machine.up('--prefix-cache', 'radix');
-    const cold = await ask(system.url);
-    expect(cold).toMatchObject({ text: ' Brazil', cachedTokens: 0 });
-    const shared = Math.floor((cold.promptTokens - 1) / 16) * 16;
-    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: { engine: shared } });
-    await resetPrefixCache(system.url);
-    expect(await ask(system.url)).toMatchObject({ text: ' Brazil', tokensByTier: { arena: shared } });
-    expect(await system.stop()).toBe(0);
   });
 
   it('serves with prefill and decode apart, each beside a node of its own', async () => {

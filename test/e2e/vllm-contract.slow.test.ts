@@ -13,7 +13,7 @@ it('KV in the memory of a GPU, on the emulator, is stored and loaded alike', () 
 it("vLLM's native offloading over a node: what is told a hit is leased, and every job ends", () =>
   runs('test_vllm_offloading'));
 it('a decode pod waits for a promise and no longer, hints are heeded, slow loads not begun, a long prompt costs its blocks', () =>
-  runs('test_vllm_handed', { env: { PYTHONMALLOC: 'pymalloc' } }));
+  runs('test_vllm_handed'));
 it.skipIf(hostsMissing() !== undefined)(
   'what an engine on one host computed, one on another host loads, until that host is gone',
   async () => {

@@ -19,7 +19,7 @@ const turns = join(import.meta.dirname, '../../../packages/coordinator/api-serve
 const modelDir = join(import.meta.dirname, '../../../models/demo/model');
 const loader = import.meta.resolve('tsx');
 const bytes = Number(process.env.KVTIER_FLOOD_BYTES ?? 4 << 20);
-const clients = Number(process.env.KVTIER_FLOOD_CLIENTS ?? 24);
+const clients = Number(process.env.KVTIER_FLOOD_CLIENTS ?? 12);
 const streams = 4;
 const tokenMs = 5;
 /** Longest time a stream of another client may stand still, less what is the machine's doing. */
