@@ -26,6 +26,17 @@ it('a crowd is spread to workers that have never brought anything in, as soon as
   expect(Math.max(...ttftS.subarray(1))).toBeLessThan(0.6);
 });
 
+it('a crowd waits no longer, on average, than where each of it goes to the least loaded worker', () => {
+  const mean = (policy: Parameters<typeof simulate>[1], everyMs: number): number => {
+    const { ttftS } = simulate(crowd(16_000, 100, everyMs), policy, hardware, 1, 1);
+    return ttftS.subarray(1).reduce((sum, s) => sum + s, 0) / 100;
+  };
+  for (const everyMs of [0, 10, 30])
+    expect(mean('late', everyMs)).toBeLessThanOrEqual(mean(policies['least-loaded'](), everyMs));
+  // Here it pays for waiting first, and buys as often as the other.
+  expect(mean('late', 3)).toBeLessThan(1.05 * mean(policies['least-loaded'](), 3));
+});
+
 it('where bringing in is slower than computing, the first one that weighs it tells: requests stay where the document is', () => {
   const slow = { ...hardware, peerTokensPerS: 10_000 };
   const { peerTokens, ttftS } = simulate(crowd(16_000, 100, 20), policies.predicted(), slow, 1, 1);

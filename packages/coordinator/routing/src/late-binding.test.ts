@@ -112,6 +112,46 @@ describe('late binding', () => {
     expect(taken).toContain(1);
   });
 
+  /** Worker 0 holds the document, the others can bring it in in 100 ms. To ask about it takes 4 ms of computing. */
+  function crowd(requests: number, ahead: number[], everyMs: number): number[] {
+    const late = new LateBinding<number>();
+    const held = [42, 0, 0];
+    const states = (): WorkerState[] =>
+      ahead.map((tokens, i) => ({
+        ...state(tokens, held[i]),
+        loadBlocksPerS: [0, 0, 0, 420],
+        remoteBlocks: 42 - held[i]!,
+      }));
+    const taken: number[] = [];
+    for (let i = 0; i < requests; i++) {
+      late.add(i, { ...request(676), keys: Int32Array.from({ length: 84 }, (_, at) => at) }, i * everyMs, 4);
+      const worker = late.take(states, i * everyMs, chance)!.worker;
+      taken.push(worker);
+      held[worker] = 42;
+      ahead[worker]! += 30;
+    }
+    return taken;
+  }
+
+  it('a document that many wait for goes to a worker that has nothing to do, once they have waited as long as that takes', () => {
+    // They wait 0, 30, 60 and 90 ms: with the fourth one that is more than 100.
+    expect(crowd(4, [0, 0, 0], 1)).toEqual([0, 0, 0, 1]);
+    // The third worker has work of its own: nobody pays for it.
+    expect(crowd(3, [0, 1, 1], 1)).toEqual([0, 0, 0]);
+  });
+
+  it('a request pays once, however long it waits', () => {
+    const late = new LateBinding<string>();
+    const keys = Int32Array.from({ length: 84 }, (_, at) => at);
+    // Worker 0 has 250 ms to do; to bring the document to worker 1 takes 700 ms.
+    const states = (): WorkerState[] => [
+      state(250, 42),
+      { ...state(0), loadBlocksPerS: [0, 0, 0, 60], remoteBlocks: 42 },
+    ];
+    late.add('a', { ...request(676), keys }, 0, 4);
+    for (let ms = 0; ms < 1000; ms += 10) expect(late.take(states, ms, chance)).toBe(undefined);
+  });
+
   it('knows of each request what was held of it, though the states are the same objects for all', () => {
     const late = new LateBinding<string>();
     const shared = [state(0), state(0)] as { -readonly [K in keyof WorkerState]: WorkerState[K] }[];

@@ -8,11 +8,21 @@
  *     An answer counts, too, as far as it slows the worker: where answers are what takes time, nobody is short.
  *   - Each takes the worker that serves it soonest, counting what those before it have claimed. If that worker is open it
  *     goes there; if not it keeps waiting, and claims its place.
+ *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
  */
-import { bringSecondsOf, computedTokensOf, costOf, type HeldOfPrompt, isFull, roomS } from './policies/predicted.ts';
+import {
+  bringSecondsOf,
+  computedTokensOf,
+  costOf,
+  type HeldOfPrompt,
+  isFull,
+  roomS,
+  workS,
+} from './policies/predicted.ts';
 import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
+import { RentOrBuy } from './rent-or-buy.ts';
 
 export interface LateBindingOptions {
   /** Work that a worker has ahead at most when it gets more. */
@@ -43,6 +53,8 @@ interface Held<T> {
   /** The numbers of these workers. */
   workers: number[];
   knownAtMs: number;
+  /** It has paid for waiting (`RentOrBuy`). */
+  hasPaid: boolean;
 }
 
 export interface Assignment<T> {
@@ -104,9 +116,27 @@ class Look {
       const claimed = this.#claims[worker] ?? 0;
       const claimedLoad = this.#loadClaims[worker] ?? 0;
       // Nobody waits in front of the workers for one that has nothing to do.
-      const weight = this.#aheadS(worker) === 0 ? atWorkers : all;
+      const weight = this.aheadS(worker) === 0 ? atWorkers : all;
       return costOf(request, load, claimed, claimedLoad, weight, known[worker]!);
     });
+  }
+
+  /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
+  idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
+    if (known[best]!.match.blocks === 0 || this.aheadS(best) === 0) return undefined;
+    let found = false;
+    const idle = leastBy(workers, random, (worker) => {
+      const load = this.loads[worker]!;
+      if (this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
+      found = true;
+      return costOf(request, load, 0, 0, 1, known[worker]!);
+    });
+    return found ? idle : undefined;
+  }
+
+  /** What it is more work on this worker than on `best`, in seconds. */
+  moreWorkS({ request, known }: Held<unknown>, worker: number, best: number): number {
+    return workS(request, this.loads[worker]!, known[worker]!) - workS(request, this.loads[best]!, known[best]!);
   }
 
   /** It waits for this worker: who comes after it finds less of it. */
@@ -119,14 +149,14 @@ class Look {
   }
 
   /** Seconds of work that it has, and of those that wait for it: what is loaded is loaded while others compute. */
-  #aheadS(worker: number): number {
+  aheadS(worker: number): number {
     const { tokensAhead, prefillTokensPerS, loadAheadS } = this.loads[worker]!;
     const computeS = tokensAhead / prefillTokensPerS + (this.#claims[worker] ?? 0);
     return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
   }
 
   #hasTime(worker: number): boolean {
-    return this.loads[worker] !== undefined && this.#aheadS(worker) < this.#openS;
+    return this.loads[worker] !== undefined && this.aheadS(worker) < this.#openS;
   }
 
   /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */
@@ -148,6 +178,7 @@ class Look {
 export class LateBinding<T> {
   readonly #options: LateBindingOptions;
   #held: Held<T>[] = [];
+  readonly #rents = new RentOrBuy();
 
   constructor(options: LateBindingOptions = lateBindingDefaults) {
     this.#options = options;
@@ -172,6 +203,7 @@ export class LateBinding<T> {
       known: [],
       workers: [],
       knownAtMs: Number.NEGATIVE_INFINITY,
+      hasPaid: false,
     });
   }
 
@@ -190,10 +222,18 @@ export class LateBinding<T> {
       if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look);
       if (!look.mayOpen(held)) continue;
       let best = look.best(held, random);
-      if (look.isOpen(held, best) && held.knownAtMs < nowMs) {
+      let idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
+      if ((idle !== undefined || look.isOpen(held, best)) && held.knownAtMs < nowMs) {
         know(held, statesFor, nowMs, look);
         if (held.workers.length === 0) continue;
         best = look.best(held, random);
+        idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
+      }
+      if (idle !== undefined) {
+        held.hasPaid = true;
+        const { blocks } = held.known[best]!.match;
+        const priceS = look.moreWorkS(held, idle, best);
+        if (this.#rents.pays(held.request.keys, blocks, look.aheadS(best), priceS)) best = idle;
       }
       if (look.isOpen(held, best)) {
         this.remove(held.item);
