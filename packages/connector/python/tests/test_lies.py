@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import select
 import socket
 import struct
 import tempfile
@@ -205,10 +206,9 @@ class Lies(unittest.TestCase):
 
 
 class Waited(unittest.TestCase):
-    """Of a node that answers in time."""
+    """Of a node that answers in time, and of one that has nothing to say."""
 
-    def test_an_answer_that_lies_there_when_its_deadline_is_looked_at(self) -> None:
-        """The session's thread was kept from running in between: that is not the node's silence."""
+    def link(self) -> tuple[kvtier.link.Link, socket.socket]:
         ours, theirs = socket.socketpair()
         self.addCleanup(theirs.close)
         ours.setblocking(False)
@@ -216,6 +216,55 @@ class Waited(unittest.TestCase):
         self.addCleanup(os.close, wake_fd)
         link = kvtier.link.Link(ours, wake_fd)
         self.addCleanup(link.end, kvtier.KvError("DISCONNECTED", "the test ends"))
+        return link, theirs
+
+    def silent(self, turn_s: float, turns: int, answers: bool) -> tuple[bool, int, list[int]]:
+        """A request that waits while turns of such a length pass: whether it still does, of how many suspensions, and at which turns a
+        sign of life was asked for."""
+        now = 1_000.0
+        clock = unittest.mock.Mock(monotonic=lambda: now)
+        with unittest.mock.patch.object(kvtier.link, "time", clock):
+            link, theirs = self.link()
+            theirs.setblocking(False)
+            link._poll = unittest.mock.Mock(poll=lambda _ms: [(link._socket.fileno(), select.POLLIN)])
+            request = kvtier.requests.Request("stats", {}, 1e6, "stats", lambda body: body)
+            theirs.sendall(frame(1, "done"))  # it has answered before
+            link.turn(0)
+            link.post(3, request)
+            link.turn(0)
+            theirs.recv(1 << 16)
+            asked, suspensions = [], 0
+            for turn in range(turns):
+                now += turn_s
+                before = link.suspended
+                link.turn(0)
+                link.turn(0)  # sends what was posted
+                suspensions += link.suspended and not before
+                try:
+                    sent = ClientFrame.FromString(theirs.recv(1 << 16)[4:])
+                except BlockingIOError:
+                    continue
+                asked.append(turn)
+                if answers:
+                    theirs.sendall(frame(sent.id, "stats"))
+                    link.turn(0)
+        return not request.done, suspensions, asked
+
+    def test_a_node_that_has_nothing_to_say_is_asked_every_half_second_and_waited_for(self) -> None:
+        waits, suspensions, asked = self.silent(0.0625, 160, answers=True)
+        self.assertEqual((waits, suspensions, len(asked)), (True, 0, 20))
+
+    def test_a_node_that_gives_no_sign_is_given_up(self) -> None:
+        self.assertEqual(self.silent(0.0625, 19, answers=False)[:2], (True, 0))
+        waits, suspensions, asked = self.silent(0.0625, 20, answers=False)
+        self.assertEqual((waits, suspensions, len(asked)), (False, 1, 1))
+
+    def test_time_without_a_turn_is_not_the_nodes_silence(self) -> None:
+        self.assertEqual(self.silent(60.0, 11, answers=False)[:2], (True, 0))
+
+    def test_an_answer_that_lies_there_when_its_deadline_is_looked_at(self) -> None:
+        """The session's thread was kept from running in between: that is not the node's silence."""
+        link, theirs = self.link()
         request = kvtier.requests.Request("stats", {}, 5.0, "stats", lambda body: body)
         link.post(3, request)
         link.turn(0)

@@ -161,6 +161,21 @@ class Deaths(NodeCase):
         self.assertEqual(engine.held(hashes), 0)
         self.assertEqual(engine.session.sessions, 1)
 
+    def test_what_waits_for_a_stopped_node_does_not_wait_for_its_own_deadline(self) -> None:
+        node = self.node()
+        engine = self.engine(node)
+        engine.attached()
+        load = engine.session.load(chain("l", 2), deadline_s=300, await_s=300)
+        self.assertEqual(engine.held(chain("l", 2)), 0)  # the node has both
+        node.send(signal.SIGSTOP)
+        until("it is given up", lambda: load.done)
+        self.assertEqual((load.error and load.error.code, load.reason, load.ready), ("DEADLINE", "deadline", 0))
+        self.assertTrue(engine.session.suspended)
+        load.release()
+        node.send(signal.SIGCONT)
+        until("it answers again", lambda: engine.session.attachment)
+        self.assertEqual((engine.held(chain("l", 2)), engine.session.sessions), (0, 1))
+
     def test_no_node_at_the_start_is_a_miss_at_once(self) -> None:
         session = kvtier.Session("/tmp/kvtier-nobody.sock", namespace=NAMESPACE, payload_bytes=1, block_tokens=1)
         self.addCleanup(session.close)

@@ -20,6 +20,7 @@ import {
   ServerFrame,
   writeFrame,
 } from '@kvtier/wire';
+import { SilenceWatch } from './silence.ts';
 import type { Timers } from './timers.ts';
 
 export type ClientBody = NonNullable<ClientFrame['body']>;
@@ -65,6 +66,9 @@ export class SessionLink {
   #heardAtMs: number;
   #silences = 0;
   #suspended = false;
+  /** The request that asks for a sign of life, until it is answered. */
+  #probe: Exchange | undefined;
+  readonly #silence: SilenceWatch;
 
   /**
    * Connect to a Unix socket, and ask whose process serves it before a byte is sent: who names the arena gets all KV.
@@ -101,6 +105,14 @@ export class SessionLink {
     this.#timers = timers;
     this.#onSuspend = onSuspend;
     this.#heardAtMs = timers.nowMs();
+    this.#silence = new SilenceWatch(timers, {
+      isWaiting: () => this.#waiting().length > 0,
+      ask: () => this.#askForLife(),
+      onSilent: () => {
+        if (!this.#suspended) this.#suspend();
+        for (const pending of this.#waiting()) this.#giveUp(pending);
+      },
+    });
     const reader = new FrameReader((message) => this.#receive(ServerFrame.decode(message)));
     socket.on('data', (chunk: Buffer) => {
       try {
@@ -166,6 +178,7 @@ export class SessionLink {
       return new KvError('DISCONNECTED', 'the cache node does not read', { retry: true });
     }
     this.#pending.set(id, pending);
+    if (this.#epoch !== undefined) this.#silence.begin(); // before its first answer a node may take its time
     pending.cancelTimer = this.#timers.after(deadlineMs, () => {
       // If we were late ourselves, the answer may lie in the socket already: let it in first.
       setImmediate(() => {
@@ -218,6 +231,7 @@ export class SessionLink {
     this.#heardAtMs = this.#timers.nowMs();
     this.#silences = 0;
     this.#suspended = false;
+    this.#silence.heard();
     const pending = this.#pending.get(frame.id);
     if (pending === undefined) return; // an answer to something forgotten
     const { body } = frame;
@@ -229,21 +243,50 @@ export class SessionLink {
   }
 
   #expire(pending: Pending): void {
-    pending.expired = true;
+    if (pending.expired) return;
     if (this.#heardAtMs < pending.sentAtMs) this.#silences++;
     if (this.#silences >= silencesToSuspend && !this.#suspended) this.#suspend();
+    this.#giveUp(pending);
+  }
+
+  #giveUp(pending: Pending): void {
+    if (pending.expired) return;
+    pending.expired = true;
+    pending.cancelTimer();
     pending.exchange.onFailure(new KvError('DEADLINE', 'the cache node did not answer in time', { retry: true }));
   }
 
+  /** Those that somebody waits for. */
+  #waiting(): Pending[] {
+    return [...this.#pending.values()].filter(({ exchange, expired }) => !expired && exchange !== this.#probe);
+  }
+
   #suspend(): void {
-    const probe: Exchange = { onAnswer: () => {}, onFailure: (error) => this.end(error) };
-    const sent = this.send({ $case: 'stats', value: {} }, probeDeadlineMs, probe, true);
-    if (sent instanceof KvError) return;
+    if (!this.#askForLife()) return;
     this.#suspended = true;
     this.#onSuspend();
   }
 
+  /** Once at a time. False: it cannot be sent, and the link is about to end. */
+  #askForLife(): boolean {
+    if (this.#probe !== undefined) return true;
+    const probe: Exchange = {
+      onAnswer: () => {
+        this.#probe = undefined;
+      },
+      onFailure: (error) => {
+        this.#probe = undefined;
+        if (this.#suspended) this.end(error); // a refusal is a sign of life
+      },
+    };
+    this.#probe = probe;
+    const sent = this.send({ $case: 'stats', value: {} }, probeDeadlineMs, probe, true);
+    if (sent instanceof KvError) this.#probe = undefined;
+    return this.#probe !== undefined;
+  }
+
   #failAll(reason: KvError): void {
+    this.#silence.end();
     const all = [...this.#pending.values()];
     this.#pending.clear();
     for (const pending of all) {

@@ -7,7 +7,8 @@ import { afterAll, afterEach, expect, it } from 'vitest';
 import type { PassedOn } from './pass-on.ts';
 import { ids, modelDir } from './testing/harness.ts';
 import type { TextModel } from './text-model.ts';
-import { type LoadedText, largeBodiesNiceness, smallBodyBytes, TextPool, type TextPoolOptions } from './text-pool.ts';
+import { type LoadedText, largeBodiesNiceness, TextPool, type TextPoolOptions } from './text-pool.ts';
+import { smallBodyBytes } from './text-queue.ts';
 import type { UnderstoodPrompts } from './understand.ts';
 
 const model: TextModel = {

@@ -1,11 +1,11 @@
 /**
- * The threads that work on clients' texts (understand.ts), so that the event loop never parses, renders or tokenizes:
+ * The threads that work on clients' texts (understand.ts), so that the event loop never parses, renders or tokenizes them:
  *
  *   body ─► queue ─► thread 0: small bodies only ─► parameters and token ids, or why not
- *                └─► thread 1: any body
+ *                └─► thread 1: any body, a small one if it has waited (text-queue.ts)
  *
  * Large bodies never keep small ones waiting, and who reads them stands back in the queue for a CPU: the event loop, and with it every
- * stream, goes first. Measured: a job's way to a thread and back is 35 µs at the median.
+ * stream, goes first. A small body of token ids alone has no text, and is read at once (ids-at-once.ts).
  *
  * Invariants: every job ends: with its outcome, at `waitMs` in the queue, at `jobMs` in a thread (the thread is ended, and
  * another one takes its place), or with its client. A thread that dies, of too much memory for example, costs its one job.
@@ -14,7 +14,9 @@ import { Worker } from 'node:worker_threads';
 import { KvError } from '@kvtier/errors';
 import { TokenTable, type TokenTableParts } from './detokenizer.ts';
 import { HttpError } from './errors.ts';
+import { idsAtOnce } from './ids-at-once.ts';
 import type { TextModel } from './text-model.ts';
+import { type Taker, TextQueue } from './text-queue.ts';
 import type { BodyKind, Understood } from './understand.ts';
 
 export interface TextJob {
@@ -70,8 +72,6 @@ export interface TextPoolOptions {
   readonly heapMiB?: number;
 }
 
-/** Bodies up to here go to any thread, larger ones not to the first. */
-export const smallBodyBytes = 256 << 10;
 /** Of the threads that read large bodies (setpriority(2)): a tenth of what the event loop gets where both want the same CPU. */
 export const largeBodiesNiceness = 10;
 /** Of a thread's start, before its first job. */
@@ -92,33 +92,28 @@ const threadEntry = threadProgram.pathname.endsWith('.ts') ? fromSource() : thre
 
 interface Waiting {
   readonly job: TextJob;
-  /** Only this one may take it. */
-  readonly thread: TextThread | undefined;
   readonly settle: (outcome: TextOutcome | Error) => void;
 }
 
-class TextThread {
+class TextThread implements Taker {
   readonly #heapMiB: number;
   readonly takesLarge: boolean;
+  readonly isHelper: boolean;
   readonly #niceness: number;
   #worker: Worker | undefined;
   #isReady = false;
   #running: { readonly settle: Waiting['settle']; readonly jobMs: number; timer: NodeJS.Timeout } | undefined;
 
-  constructor(takesLarge: boolean, niceness: number, heapMiB: number) {
+  constructor(takesLarge: boolean, isHelper: boolean, heapMiB: number) {
     this.takesLarge = takesLarge;
-    this.#niceness = niceness;
+    this.isHelper = isHelper;
+    this.#niceness = isHelper ? largeBodiesNiceness : 0;
     this.#heapMiB = heapMiB;
     this.#worker = this.#open(); // while the engine is looked for
   }
 
   get idle(): boolean {
     return this.#running === undefined;
-  }
-
-  takes({ job, thread }: Waiting): boolean {
-    if (thread !== undefined) return thread === this;
-    return this.takesLarge || job.body.byteLength <= smallBodyBytes;
   }
 
   start({ job, settle }: Waiting, jobMs: number): void {
@@ -191,7 +186,8 @@ export class TextPool {
   readonly #threads: readonly TextThread[];
   readonly #waitMs: number;
   readonly #jobMs: number;
-  readonly #queue: Waiting[] = [];
+  readonly #queue = new TextQueue<Waiting>();
+  #help: NodeJS.Timeout | undefined;
   #generation = 0;
   #closed = false;
 
@@ -199,9 +195,7 @@ export class TextPool {
     const { threads = 2, waitMs = 30_000, jobMs = 30_000, heapMiB = 1_024 } = options;
     // One that is alone reads small bodies, too: whole requests wait for it.
     this.#threads = Array.from({ length: threads }, (_, at) =>
-      threads === 1
-        ? new TextThread(true, 0, heapMiB)
-        : new TextThread(at > 0, at > 0 ? largeBodiesNiceness : 0, heapMiB),
+      threads === 1 ? new TextThread(true, false, heapMiB) : new TextThread(at > 0, at > 0, heapMiB),
     );
     this.#waitMs = waitMs;
     this.#jobMs = jobMs;
@@ -218,7 +212,7 @@ export class TextPool {
   }
 
   /**
-   * What a body asks for, of these models (one or more). `body` moves to a thread and is empty afterwards. @throws HttpError: what the client is told,
+   * What a body asks for, of these models (one or more). `body` may move to a thread, and is empty then. @throws HttpError: what the client is told,
    * KvError: BUSY (queue), DEADLINE, or the reason of `signal`
    */
   async run<K extends BodyKind>(
@@ -227,13 +221,20 @@ export class TextPool {
     body: ArrayBuffer,
     signal?: AbortSignal,
   ): Promise<Understood[K]> {
+    const here = idsAtOnce(
+      kind,
+      served.map(({ model }) => model),
+      body,
+    );
+    if (here !== undefined && !this.#closed && !signal?.aborted) return here as Understood[K];
     const models = served.map(({ model, generation }) => ({ model, generation }));
     return (await this.#run({ kind, models, body }, signal)) as Understood[K];
   }
 
   async close(): Promise<void> {
     this.#closed = true;
-    for (const waiting of this.#queue.splice(0)) waiting.settle(closing());
+    clearTimeout(this.#help);
+    for (const waiting of this.#queue.takeAll()) waiting.settle(closing());
     await Promise.all(this.#threads.map((thread) => thread.close(closing())));
   }
 
@@ -250,13 +251,10 @@ export class TextPool {
         else resolve(outcome.value);
         this.#dispatch();
       };
-      const waiting: Waiting = { job, thread, settle };
+      const waiting: Waiting = { job, settle };
       /** Out of the queue; of no effect on what runs. */
       const drop = (why: Error): void => {
-        const at = this.#queue.indexOf(waiting);
-        if (at === -1) return;
-        this.#queue.splice(at, 1);
-        settle(why);
+        if (this.#queue.remove(waiting)) settle(why);
       };
       const leave = (): void => drop(signal!.reason as Error);
       const timer = setTimeout(
@@ -264,17 +262,28 @@ export class TextPool {
         this.#waitMs,
       );
       signal?.addEventListener('abort', leave, { once: true });
-      this.#queue.push(waiting);
+      this.#queue.push(waiting, job.body.byteLength, performance.now(), thread);
       this.#dispatch();
     });
   }
 
   #dispatch(): void {
+    const nowMs = performance.now();
+    let isAnyIdle = false;
     for (const thread of this.#threads) {
       if (!thread.idle) continue;
-      const at = this.#queue.findIndex((waiting) => thread.takes(waiting));
-      if (at !== -1) thread.start(this.#queue.splice(at, 1)[0]!, this.#jobMs);
+      const next = this.#queue.take(thread, nowMs);
+      if (next) thread.start(next, this.#jobMs);
+      else isAnyIdle = true;
     }
+    if (!isAnyIdle || this.#help !== undefined) return;
+    const helpIn = this.#queue.helpIn(nowMs);
+    if (helpIn === undefined) return;
+    const help = (): void => {
+      this.#help = undefined;
+      this.#dispatch();
+    };
+    this.#help = setTimeout(help, Math.ceil(helpIn)).unref();
   }
 }
 

@@ -1,6 +1,7 @@
 /**
  * From the bytes of a body to what a worker is asked: JSON, the model it names, parameters, chat template, token ids, hashes of the
- * prompt's blocks. All work on clients' texts is here, and none of it on the event loop: text-thread.ts runs it.
+ * prompt's blocks. All work on clients' texts is here, and none of it on the event loop: text-thread.ts runs it. What has no text, and is
+ * small, is read at once (ids-at-once.ts).
  */
 import { KvError } from '@kvtier/errors';
 import type { Keys } from '@kvtier/kv-index';
@@ -48,21 +49,20 @@ const byKind: Understand = {
   completion: (body, model, load) => {
     if (model.isPassedOn) return passOn('completion', body, model, load);
     const { prompts, echo, ...params } = parseCompletion(body);
-    const tokenizer = load();
-    const ids = prompts.map((prompt) => promptTokens(prompt, model, tokenizer, params, true));
+    const ids = prompts.map((prompt) => promptTokens(prompt, model, load, params, true));
     return {
       model: model.name,
       params,
       prompts: ids,
       keys: ids.map((prompt) => keysOfPrompt(prompt, model.blocks, params.sampling.cacheSalt)),
-      echoes: prompts.map((prompt) => (echo ? promptText(prompt, tokenizer) : '')),
+      echoes: prompts.map((prompt) => (echo ? promptText(prompt, load) : '')),
     };
   },
   chat: (body, model, load) => {
     if (model.isPassedOn) return passOn('chat', body, model, load);
     const { messages, ...params } = parseChat(body, model.maxModelTokens);
     const tokenizer = load();
-    const prompt = promptTokens(tokenizer.chatPrompt(messages), model, tokenizer, params, false);
+    const prompt = promptTokens(tokenizer.chatPrompt(messages), model, load, params, false);
     const keys = [keysOfPrompt(prompt, model.blocks, params.sampling.cacheSalt)];
     return { model: model.name, params, prompts: [prompt], keys, echoes: [''] };
   },
@@ -70,7 +70,7 @@ const byKind: Understand = {
     const { name, prompt, cacheSalt } = parsePin(body);
     checkOwn(model);
     const limits = { maxTokens: undefined, maxTokensParam: 'prompt' };
-    return { model: model.name, name, cacheSalt, prompt: promptTokens(prompt, model, load(), limits, true) };
+    return { model: model.name, name, cacheSalt, prompt: promptTokens(prompt, model, load, limits, true) };
   },
   unpin: (body, model) => {
     checkOwn(model);
@@ -79,7 +79,7 @@ const byKind: Understand = {
 };
 
 /**
- * `body`: UTF-8 text as it came. `models`: all that are served, one or more. `load`: gives a model's tokenizer.
+ * `body`: UTF-8 text as it came. `models`: all that are served, one or more. `load`: gives a model's tokenizer; asked only for texts.
  * @throws HttpError or KvError: what the client is told
  */
 export function understand<K extends BodyKind>(
@@ -142,7 +142,7 @@ function checkOwn({ name, isPassedOn }: TextModel): void {
 function promptTokens(
   prompt: Prompt,
   { maxModelTokens, vocabSize }: TextModel,
-  tokenizer: Tokenizer,
+  load: () => Tokenizer,
   params: Pick<GenerationParams, 'maxTokens' | 'maxTokensParam'>,
   addSpecialTokens: boolean,
 ): TokenIds {
@@ -155,12 +155,11 @@ function promptTokens(
       'context_length_exceeded',
     );
   };
-  const least = typeof prompt === 'string' ? tokenizer.leastTokens(prompt) : prompt.length;
+  const least = typeof prompt === 'string' ? load().leastTokens(prompt) : prompt.length;
   if (least >= maxModelTokens) throw tooLong(least, typeof prompt !== 'string');
   let ids: readonly number[];
   try {
-    ids =
-      typeof prompt === 'string' ? tokenizer.encode(prompt, { addSpecialTokens, maxTokens: maxModelTokens }) : prompt;
+    ids = typeof prompt === 'string' ? load().encode(prompt, { addSpecialTokens, maxTokens: maxModelTokens }) : prompt;
   } catch (error) {
     throw error instanceof KvError && error.code === 'TOO_LONG' ? tooLong(maxModelTokens, false) : error;
   }
@@ -173,5 +172,5 @@ function promptTokens(
   return Uint32Array.from(ids);
 }
 
-const promptText = (prompt: Prompt, tokenizer: Tokenizer): string =>
-  typeof prompt === 'string' ? prompt : tokenizer.decode(prompt);
+const promptText = (prompt: Prompt, load: () => Tokenizer): string =>
+  typeof prompt === 'string' ? prompt : load().decode(prompt);

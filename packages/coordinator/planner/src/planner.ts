@@ -134,7 +134,12 @@ export class Planner {
     const { worker, policy, why, match, isGuessed, share } = choice;
     let hasEnded = false;
     return {
-      ...{ worker, policy, why, match, isGuessed, share },
+      worker,
+      policy,
+      why,
+      match,
+      isGuessed,
+      share,
       firstToken: () => choice.firstToken(),
       ended: () => {
         if (!hasEnded) entry.sums.add('ended', 1, this.#now());
@@ -181,9 +186,10 @@ export class Planner {
     const ofRole = (role: string): Worker[] => workers.filter(({ record }) => record.role === role);
     const { held, byNumber } = leanWorkers(
       {
-        both: ofRole('both').map(({ number, leaning, load: { running, tokensAhead } }) => ({
-          ...{ number, leaning, running, tokensAhead },
-        })),
+        both: ofRole('both').map(({ number, leaning, load }) => {
+          const { running, tokensAhead } = load;
+          return { number, leaning, running, tokensAhead };
+        }),
         prefillOnly: ofRole('prefill').length,
         decodeOnly: ofRole('decode').length,
         prefillNeeded: prefill.needed,

@@ -81,6 +81,8 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     waitingBlocks: count('waitingBlocks', Number(load.waitingBlocks)),
     loadAheadS: rate('loadAheadS', load.loadAheadS),
     rates,
-    ...{ taken, begun, ended },
+    taken,
+    begun,
+    ended,
   };
 }

@@ -195,7 +195,8 @@ export class Scheduler {
 
   #admitWaiting(): void {
     if (this.#budget === 0) return;
-    for (const request of this.waiting.toArray()) {
+    const { waiting } = this;
+    for (let request = waiting.after(); request; request = waiting.after(request)) {
       if (this.#budget === 0 || this.running.count >= this.#options.maxSequences) return;
       let admission = this.#admit(request);
       if (admission === 'full' && this.#storing.giveRoom()) admission = this.#admit(request);

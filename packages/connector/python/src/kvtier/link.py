@@ -1,8 +1,9 @@
 """One connection to a cache node: frames out, answers in, a deadline on each request. Runs on its session's thread.
 
 Invariants: each exchange ends exactly once, with its last answer, at its deadline or when the link ends; at most ``MAX_OUTSTANDING``
-wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. One that
-breaks the protocol is disconnected. An exchange whose deadline passed stays known until the node answers, because a late answer
+wait. A node that lets one deadline pass in silence is left alone: nothing is asked but one probe, and any frame lifts that. While
+something waits, a node that says nothing is asked for a sign of life; without one it is left alone, too, and all that waits ends as at
+its deadline. One that breaks the protocol is disconnected. An exchange whose deadline passed stays known until the node answers, because a late answer
 may have to be undone.
 """
 
@@ -30,6 +31,12 @@ MAX_UNSENT_BYTES = 32 << 20
 #: A suspended link whose probe is not answered by then is dropped: it may be the connection that is stuck.
 PROBE_DEADLINE_S = 15.0
 CONNECT_TIMEOUT_S = 2.0
+#: Without a frame while something waits: a sign of life is asked for, and when it has not come by then the node stands still. A load of
+#: what another engine computes is silent for long, and its node answers at once.
+ASK_AFTER_S = 0.5
+SILENT_AFTER_S = 1.2
+#: Counts for no more, however long it took: on a machine so busy that this thread does not get its turn, the node does not get its own.
+LONGEST_TURN_S = 0.1
 
 
 class Exchange(Protocol):
@@ -56,14 +63,15 @@ class Probe:
     fields: dict[str, Any] = {}
     deadline_s = PROBE_DEADLINE_S
 
-    def __init__(self, end: Callable[[KvError], None]) -> None:
-        self._end = end
+    def __init__(self, ended: Callable[[KvError | None], None]) -> None:
+        self._ended = ended
 
     def on_answer(self, kind: str, body: Any) -> bool:
+        self._ended(None)
         return True
 
     def on_failure(self, error: KvError) -> None:
-        self._end(error)
+        self._ended(error)
 
     def on_late(self, kind: str, body: Any) -> None:
         pass
@@ -94,6 +102,10 @@ class Link:
         self._reader = FrameReader()
         self._heard_at = time.monotonic()
         self._next_probe = -1
+        self._probing = False
+        #: How long something has waited and nothing came; None: the node was found silent, and has said nothing since.
+        self._silence_s: float | None = 0.0
+        self._turned_at = self._heard_at
         self._poll = select.poll()
         self._poll.register(wake_fd, select.POLLIN)
         self._poll.register(connection, select.POLLIN)
@@ -138,6 +150,8 @@ class Link:
         wait_s = longest_s
         if self._deadlines:
             wait_s = max(0.0, min(wait_s, self._deadlines[0][0] - now))
+        if self._pending:
+            wait_s = min(wait_s, LONGEST_TURN_S)
         try:
             self._sleeps = True
             # In this order: what is posted from now on wakes it.
@@ -155,8 +169,12 @@ class Link:
             self.end(error)
         except OSError as error:
             self.end(KvError("DISCONNECTED", f"the cache node's connection ended ({error})", retry=True))
+        now = time.monotonic()
         if self.alive:
-            self._expire(time.monotonic())
+            self._expire(now)
+        if self.alive:
+            self._watch(min(LONGEST_TURN_S, now - self._turned_at))
+        self._turned_at = now
 
     def _send_posted(self) -> None:
         while self._outbox:
@@ -202,6 +220,7 @@ class Link:
         if kind is None or frame.boot_epoch != self.epoch:
             raise KvError("PROTOCOL", "the cache node changed its boot epoch or sent an empty frame")
         self._heard_at = time.monotonic()
+        self._silence_s = 0.0
         self.suspended = False
         pending = self._pending.get(frame.id)
         if pending is None:
@@ -224,15 +243,51 @@ class Link:
             pending = self._pending.get(request_id)
             if pending is None or pending.expired:
                 continue
-            pending.expired = True
             if self._heard_at < pending.sent_at and not self.suspended and not isinstance(pending.exchange, Probe):
                 self._suspend()
+            self._give_up(pending)
+
+    def _give_up(self, pending: _Pending) -> None:
+        if not pending.expired:
+            pending.expired = True
             pending.exchange.on_failure(KvError("DEADLINE", "the cache node did not answer in time", retry=True))
+
+    def _watch(self, took_s: float) -> None:
+        if self._silence_s is None or self.epoch is None:  # before its first answer a node may take its time
+            return
+        before, self._silence_s = self._silence_s, self._silence_s + took_s
+        if self._silence_s < ASK_AFTER_S:
+            if not self._pending:
+                self._silence_s = 0.0
+            return
+        waiting = [one for one in self._pending.values() if not one.expired and not isinstance(one.exchange, Probe)]
+        if not waiting:
+            self._silence_s = 0.0
+        elif self._silence_s >= SILENT_AFTER_S:
+            self._silence_s = None
+            if not self.suspended:
+                self._suspend()
+            for one in waiting:
+                self._give_up(one)
+        elif before < ASK_AFTER_S:
+            self._ask_for_life()
 
     def _suspend(self) -> None:
         self.suspended = True
+        self._ask_for_life()
+
+    def _ask_for_life(self) -> None:
+        """Once at a time."""
+        if self._probing:
+            return
+        self._probing = True
         self._next_probe -= 1  # ids of the session's requests are above 0; on the wire these are unsigned
-        self.post(self._next_probe & 0xFFFF_FFFF_FFFF_FFFF, Probe(self.end))
+        self.post(self._next_probe & 0xFFFF_FFFF_FFFF_FFFF, Probe(self._probed))
+
+    def _probed(self, error: KvError | None) -> None:
+        self._probing = False
+        if error is not None and self.suspended:  # a refusal is a sign of life
+            self.end(error)
 
 
 def _waker() -> Callable[[int, int], object]:
