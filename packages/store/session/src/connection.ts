@@ -4,7 +4,7 @@
  * Invariants: the first frame is an Attach, within its deadline; a frame that cannot be understood ends this session
  * and no other; a peer that does not read is first not listened to (`pauseBytes`), then disconnected
  * (`maxPendingBytes`); one that asks much at once is answered `framesPerTurn` requests a turn, in their order, fewer where
- * the turn's time is over (turns.ts), and not read meanwhile. Slots that may still be in use by the peer's copies go to quarantine, never straight back.
+ * the turn's time is over (session-turns.ts), and not read meanwhile. Slots that may still be in use by the peer's copies go to quarantine, never straight back.
  */
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
@@ -18,14 +18,14 @@ import type { SessionServerOptions } from './options.ts';
 import type { PeerProcess } from './peer-process.ts';
 import type { Quarantine } from './quarantine.ts';
 import { answer, type RequestContext, type ServerBody } from './requests.ts';
-import type { Turns } from './turns.ts';
+import type { SessionTurns } from './session-turns.ts';
 
 export interface ConnectionOptions extends SessionServerOptions {
   readonly limits: SessionLimits;
   readonly peer: PeerProcess;
   readonly quarantine: Quarantine;
   /** Of all sessions. */
-  readonly turns: Turns;
+  readonly turns: SessionTurns;
   /** The peer says that the copies of this session of its own have ended. */
   readonly endPrevious: (session: string, peer: PeerProcess) => void;
   readonly gauges: () => Readonly<Record<string, number>>;

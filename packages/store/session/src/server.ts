@@ -12,14 +12,14 @@ import { defaultSessionLimits, type SessionLimits } from './limits.ts';
 import type { SessionServerOptions } from './options.ts';
 import { isSameProcess, type PeerProcess, peerProcess } from './peer-process.ts';
 import { Quarantine } from './quarantine.ts';
+import { SessionTurns } from './session-turns.ts';
 import { listenPrivately, removeSocket } from './socket.ts';
-import { Turns } from './turns.ts';
 
 export class SessionServer {
   readonly #options: SessionServerOptions & { readonly limits: SessionLimits };
   readonly #server: net.Server;
   readonly #quarantine: Quarantine;
-  readonly #turns: Turns;
+  readonly #turns: SessionTurns;
   readonly #connections = new Set<Connection>();
   #socketInode = 0n;
   #onEmpty: (() => void) | undefined;
@@ -29,7 +29,7 @@ export class SessionServer {
     const limits = { ...defaultSessionLimits, ...options.limits };
     this.#options = { ...options, limits };
     this.#quarantine = new Quarantine({ clock, log, counters: store.counters, pollMs: limits.quarantinePollMs });
-    this.#turns = new Turns(clock, limits.turnMs);
+    this.#turns = new SessionTurns(clock, limits.turnMs);
     this.#server = net.createServer((socket) => this.#accept(socket));
   }
 

@@ -8,7 +8,7 @@
  */
 import type { Clock } from '@kvtier/runtime';
 
-export class Turns {
+export class SessionTurns {
   readonly #clock: Clock;
   readonly #turnUs: number;
   /** Each once, and found when it is forgotten. */

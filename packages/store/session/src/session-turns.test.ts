@@ -1,10 +1,10 @@
 import { expect, it } from 'vitest';
-import { Turns } from './turns.ts';
+import { SessionTurns } from './session-turns.ts';
 
 /** Sessions that ask so many requests of 4 ms each, at once; which of them were answered in each turn of the event loop. */
 async function answered(wanted: Readonly<Record<string, number>>, turnMs: number): Promise<string[]> {
   let nowUs = 0;
-  const turns = new Turns({ nowUs: () => nowUs, wallMs: () => 0, after: () => () => {} }, turnMs);
+  const turns = new SessionTurns({ nowUs: () => nowUs, wallMs: () => 0, after: () => () => {} }, turnMs);
   const out: string[] = [];
   let now: string[] | undefined;
   const answer = (name: string): void => {
@@ -45,7 +45,7 @@ it('a request that takes longer than a turn has is one turn, and none is passed 
 });
 
 it('who is forgotten is not called', async () => {
-  const turns = new Turns({ nowUs: () => 0, wallMs: () => 0, after: () => () => {} }, 10);
+  const turns = new SessionTurns({ nowUs: () => 0, wallMs: () => 0, after: () => () => {} }, 10);
   const called: string[] = [];
   const first = (): void => void called.push('first');
   turns.later(first);
