@@ -15,6 +15,7 @@ from rig import Node, until
 from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
+from kvtier import copies
 from kvtier.vllm import hints, pace, staging
 from kvtier.vllm.messages import KvtierMetadata
 
@@ -173,6 +174,50 @@ class Planned(EngineCase):
             with said, mock.patch.object(pace, "BASE_MS", 10_000.0):  # a busy machine takes its time
                 self.assertEqual(self.serve(engine, [text]), [wanted])
             self.assertEqual(engine.external_tokens, loaded, self.told(engine))
+
+    def test_a_step_that_computes_nothing_stands_for_its_loads(self) -> None:
+        """Else the engine would sleep, and look again later. A step that computes stands for nothing."""
+        node = self.node()
+        texts = prompts(1, 41) + prompts(1, 41, seed=9)
+        first = self.play(node)
+        wanted = self.serve(first, texts[:1], outputs=200) + self.serve(first, texts[1:])
+        until("both are held", lambda: all(self.held(first, one) >= 40 for one in first.done.values()))
+        stood: list[bool] = []
+        real = copies.Copies.load
+
+        def slow(*args: Any) -> copies.Job:
+            job = real(*args)
+            ended = job.ended
+            came: list[bool] = []
+
+            def looked(wait_s: float = 0.0) -> bool:  # as one that takes its time: it has come when somebody has waited, or comes again
+                stood.append(wait_s > 0)
+                came.append(ended(5.0) if wait_s > 0 else any(came) or len(came) > 3)
+                return came[-1]
+
+            job.ended = looked  # type: ignore[method-assign]
+            return job
+
+        def loading(engine: Engine, name: str) -> bool:
+            engine.step()
+            return engine.requests[name].state == "loading"
+
+        with mock.patch.object(copies.Copies, "load", slow):
+            second = self.play(node, Shape(options={"patience_us": 20_000}, prefix_caching=False))
+            second.add("idle", texts[0], outputs=200)
+            until("it is loaded", lambda: loading(second, "idle"))
+            self.assertEqual(second._received, {"idle"})  # in the step that began it
+            self.assertEqual(stood, [True, False])
+            second.step()
+            stood.clear()
+            second.add("busy", texts[1])
+            until("the other is loaded", lambda: loading(second, "busy"))
+            self.assertEqual((second.requests["idle"].state, stood), ("running", [False]))
+            second.run()
+        self.assertEqual([second.done[name].output_tokens() for name in ("idle", "busy")], wanted)
+        self.assertEqual(second.external_tokens, 80)
+        self.assertEqual(stood[0], False)
+        self.check(second)
 
     def test_the_pace_of_steps(self) -> None:
         one = pace.Pace()

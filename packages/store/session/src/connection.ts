@@ -4,7 +4,8 @@
  * Invariants: the first frame is an Attach, within its deadline; a frame that cannot be understood ends this session
  * and no other; a peer that does not read is first not listened to (`pauseBytes`), then disconnected
  * (`maxPendingBytes`); one that asks much at once is answered `framesPerTurn` requests a turn, in their order, fewer where
- * the turn's time is over (session-turns.ts), and not read meanwhile. Slots that may still be in use by the peer's copies go to quarantine, never straight back.
+ * the turn's time is over (session-turns.ts), and not read meanwhile. Slots that may still be in use by the peer's copies
+ * go to quarantine, never straight back.
  */
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';

@@ -71,6 +71,8 @@ class KvtierMetadata(KVConnectorMetadata):
     arenas: list[ArenaPlace] = field(default_factory=list)
     loads: list[LoadPlan] = field(default_factory=list)
     stores: list[StorePlan] = field(default_factory=list)
+    #: Nothing is computed, in this step or by one before it: a worker may stand so long for the loads that are on their way.
+    idle_s: float = 0.0
 
 
 @dataclass

@@ -59,7 +59,7 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
             return
         loads = {job.number: job for job in self._loads.values() if not job.planned}
         stores = {job.number: job for job in self._stores.values() if not job.planned}
-        planned = KvtierMetadata(told.arenas)
+        planned = KvtierMetadata(told.arenas, idle_s=told.idle_s)
         for load in told.loads:
             job = loads.get(load.number)
             if job is not None:

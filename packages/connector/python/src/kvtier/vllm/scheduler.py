@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Collection
 from typing import Any
 
 from kvtier.vllm import hints, identity, promises
@@ -45,6 +46,8 @@ class SchedulerHalf:
         self._node: Node | None = None
         self._claims: Claims | None = None
         self._expire_at = 0.0
+        #: Requests of the last step that computed: it may still be under way.
+        self._computed: Collection[str] = ()
         self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
         self._tensor_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         try:
@@ -126,6 +129,10 @@ class SchedulerHalf:
         try:
             if self._stores is not None:
                 planned.stores = self._stores.plans()
+            if output.total_num_scheduled_tokens:
+                self._computed = output.num_scheduled_tokens
+            elif not any(name in self._requests for name in self._computed):
+                planned.idle_s = self.options.patience_us / 1e6
             self._follow(output)
             now = time.monotonic()
             if self.options.plan_loads:

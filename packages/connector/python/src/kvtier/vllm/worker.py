@@ -6,7 +6,7 @@
      finished_recving, failed blocks, checksums of stores ──► worker metadata ──► scheduler's half
 
 Invariants: a load that was planned is reported by this rank exactly once, whatever became of it; its failed blocks are reported in
-the same pass; nothing here waits.
+the same pass. Only a step that computes nothing waits, for what it has begun to load, and no longer than it is told.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class WorkerHalf:
         #: Stores whose blocks were given away before their copy ended: told when nothing writes to their slots any more.
         self._spoilt: list[tuple[tuple[int, int], Job]] = []
         self._failed_blocks: set[int] = set()
+        #: How long this step may stand for loads.
+        self._idle_s = 0.0
         self._report = KvtierWorkerMetadata()
         self._handshake = KvtierHandshake(rank=self.rank, refusal="no KV cache was registered")
         self.loaded_bytes = 0
@@ -122,6 +124,7 @@ class WorkerHalf:
 
     def start(self, metadata: KvtierMetadata) -> None:
         """Begins what is planned. Copies order themselves: blocks of stores are held, blocks of loads are the request's alone."""
+        self._idle_s = metadata.idle_s
         try:
             self._map(metadata.arenas)
         except Exception as error:
@@ -189,6 +192,8 @@ class WorkerHalf:
     def finished(self) -> set[str]:
         """Requests whose load this rank is through with."""
         self._adopt()
+        if self._loads and self._idle_s > 0:
+            self._stand()
         done: set[str] = set()
         for number, load in list(self._loads.items()):
             if any(not job.ended() for _, job in load.jobs):
@@ -211,6 +216,15 @@ class WorkerHalf:
                 self._troubles.note("a store", error)
                 self._report.stored[key] = b""
         return done
+
+    def _stand(self) -> None:
+        """The engine has nothing else to do, and would sleep: until the first of the loads has come, it stands here."""
+        until = time.monotonic() + self._idle_s
+        self._idle_s = 0.0
+        load = next(iter(self._loads.values()))
+        for _, job in load.jobs:
+            if not job.ended(max(0.0, until - time.monotonic())):
+                return
 
     def _settle(self, load: _Load) -> None:
         for part, job in load.jobs:
