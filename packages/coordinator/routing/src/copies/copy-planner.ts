@@ -13,7 +13,7 @@
  * copies at once and on average `bytesPerS`; what does not come in time is not tried there again for a minute.
  */
 import type { Keys } from '@kvtier/kv-index';
-import type { StatesFor } from '../late-binding.ts';
+import type { StatesFor } from '../look.ts';
 import type { RoutedRequest, WorkerState } from '../policy.ts';
 import type { Budget } from './budget.ts';
 import { type Prefix, PrefixCounts } from './prefix-counts.ts';
