@@ -14,3 +14,9 @@ it('tells how many came a second that need less, of the last 256, and nothing fr
   for (let i = 0; i < 256; i++) arrivals.came(2_000, 50);
   expect(arrivals.shorterPerS(10, 3_000, 0)).toBe(0);
 });
+
+it('tells that none comes any more after ten gaps', () => {
+  const arrivals = new Arrivals();
+  for (let i = 0; i < 300; i++) arrivals.came(i * 20, 5);
+  expect([6_170, 6_190].map((ms) => arrivals.haveEnded(ms))).toEqual([false, true]);
+});

@@ -2,6 +2,8 @@
 const remembered = 256;
 /** Fewer tell nothing. */
 const fewest = 16;
+/** Times as long as on average: of arrivals by chance, one gap in twenty thousand is. */
+const longGap = 10;
 
 export class Arrivals {
   readonly #atMs = new Float64Array(remembered);
@@ -25,5 +27,14 @@ export class Arrivals {
       sinceMs = Math.min(sinceMs, this.#atMs[i]!);
     }
     return shorter / Math.max((nowMs - sinceMs) / 1000, overS, 1e-3);
+  }
+
+  /** None came for many times as long as it takes on average until one does. */
+  haveEnded(nowMs: number): boolean {
+    const known = Math.min(this.#count, remembered);
+    if (known < fewest) return false;
+    const lastMs = this.#atMs[(this.#count - 1) % remembered]!;
+    const firstMs = this.#atMs[this.#count <= remembered ? 0 : this.#count % remembered]!;
+    return nowMs - lastMs > longGap * Math.max((lastMs - firstMs) / known, 1);
   }
 }

@@ -222,6 +222,17 @@ describe('late binding', () => {
     expect(late.take(() => [state(0)], 1_000, chance)!.item).toBe('0');
   });
 
+  it('begins the longest prompt first once nobody comes any more, where it would be computed alone after the others', () => {
+    const late = new LateBinding<string>();
+    const open = (): WorkerState[] => [state(0), state(500)];
+    for (let i = 0; i < 16; i++) {
+      late.add('short', request(100), i, 100);
+      if (i < 14) late.take(open, i, chance);
+    }
+    late.add('long', request(5_000), 16, 5_000);
+    expect([25, 100].map((ms) => late.take(open, ms, chance)!.item)).toEqual(['short', 'long']);
+  });
+
   it('has a document computed once: who asks about it meanwhile goes to the worker that computes it', () => {
     const late = new LateBinding<string>();
     const keys = Int32Array.from({ length: 2 * 62 }, (_, at) => at);

@@ -55,6 +55,7 @@ export class LateBinding<T> {
   readonly #longest = new LongestAnswer();
   /** What those that wait need, in ms. */
   #queuedMs = 0;
+  #workers = 1;
 
   constructor(options: LateBindingOptions = lateBindingDefaults) {
     this.#options = options;
@@ -130,6 +131,7 @@ export class LateBinding<T> {
     this.remove(held.item);
     const takesS = look.aheadS(worker) + look.workS(held, worker);
     if (takesS > this.#options.openS) this.#underWay.given(request.keys, worker, nowMs, takesS * 1000);
+    this.#workers = workers.length;
     const loads = workers.map((number) => look.loads[number]!);
     this.#longest.begins(request.maxTokens, loads, nowMs);
   }
@@ -141,21 +143,19 @@ export class LateBinding<T> {
   #keepsFree(look: Look, held: Held<T>, worker: number, nowMs: number): boolean {
     const workS = look.workS(held, worker);
     const closedS = Math.min(look.closedS(held, worker), workS);
-    if (closedS <= 0) return false;
+    if (closedS <= 0 || this.#arrivals.haveEnded(nowMs)) return false;
     const come = this.#arrivals.shorterPerS((workS * 1000) / 2, nowMs, closedS) * closedS;
     return come / 2 > this.#held.length;
   }
 
-  /** The one with the longest answer, if it must begin now. */
+  /** Who must begin now, or it is under way alone after all others: the longest answer, and where nobody comes any more the longest prompt. */
   #mustBegin(nowMs: number): Held<T> | undefined {
-    let longest: Held<T> | undefined;
-    let tokens = 0;
-    for (const held of this.#held) {
-      if (held.request.maxTokens <= tokens) continue;
-      longest = held;
-      tokens = held.request.maxTokens;
-    }
-    return this.#longest.mustBegin(tokens, this.#queuedMs, nowMs) ? longest : undefined;
+    const answer = longest(this.#held, ({ request }) => request.maxTokens);
+    if (answer === undefined) return undefined;
+    if (this.#longest.mustBegin(answer.request.maxTokens, this.#queuedMs / this.#workers, nowMs)) return answer;
+    if (!this.#arrivals.haveEnded(nowMs)) return undefined;
+    const prompt = longest(this.#held, ({ promptMs }) => promptMs)!;
+    return prompt.promptMs > (this.#queuedMs - prompt.promptMs) / this.#workers ? prompt : undefined;
   }
 
   /** Those that a look considers: who must begin now, then the largest response ratio first; of equal ones, who came first. */
@@ -178,4 +178,10 @@ export class LateBinding<T> {
     }
     return first;
   }
+}
+
+function longest<T>(held: readonly Held<T>[], of: (held: Held<T>) => number): Held<T> | undefined {
+  let first: Held<T> | undefined;
+  for (const one of held) if (first === undefined || of(one) > of(first)) first = one;
+  return first;
 }
