@@ -3,8 +3,8 @@
  *
  * Invariants: the first frame is an Attach, within its deadline; a frame that cannot be understood ends this session
  * and no other; a peer that does not read is first not listened to (`pauseBytes`), then disconnected
- * (`maxPendingBytes`); one that asks much at once is answered `framesPerTurn` requests a turn, in their order, and not read
- * meanwhile. Slots that may still be in use by the peer's copies go to quarantine, never straight back.
+ * (`maxPendingBytes`); one that asks much at once is answered `framesPerTurn` requests a turn, in their order, fewer where
+ * the turn's time is over (session-turns.ts), and not read meanwhile. Slots that may still be in use by the peer's copies go to quarantine, never straight back.
  */
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
@@ -18,11 +18,14 @@ import type { SessionServerOptions } from './options.ts';
 import type { PeerProcess } from './peer-process.ts';
 import type { Quarantine } from './quarantine.ts';
 import { answer, type RequestContext, type ServerBody } from './requests.ts';
+import type { SessionTurns } from './session-turns.ts';
 
 export interface ConnectionOptions extends SessionServerOptions {
   readonly limits: SessionLimits;
   readonly peer: PeerProcess;
   readonly quarantine: Quarantine;
+  /** Of all sessions. */
+  readonly turns: SessionTurns;
   /** The peer says that the copies of this session of its own have ended. */
   readonly endPrevious: (session: string, peer: PeerProcess) => void;
   readonly gauges: () => Readonly<Record<string, number>>;
@@ -41,7 +44,6 @@ export class Connection {
   readonly #reader = new FrameReader((message) => this.#onFrame(message));
   /** Of what was read, the frames that wait for another turn. */
   #unanswered: Buffer = Buffer.alloc(0);
-  #turn: NodeJS.Immediate | undefined;
   #cancelDeadline: () => void;
 
   constructor(socket: Socket, options: ConnectionOptions) {
@@ -78,12 +80,13 @@ export class Connection {
   /** Answers the frames of `bytes`, as many as a turn may take and the peer's unread answers allow; the rest waits, and the socket with it. */
   #read(bytes: Buffer): void {
     const socket = this.#socket;
-    const { framesPerTurn, pauseBytes } = this.#options.limits;
+    const { limits, turns } = this.#options;
+    const { framesPerTurn, pauseBytes } = limits;
     let frames = 0;
     try {
       this.#unanswered = this.#reader.push(
         bytes,
-        () => !socket.destroyed && frames++ < framesPerTurn && socket.writableLength <= pauseBytes,
+        () => !socket.destroyed && frames++ < framesPerTurn && socket.writableLength <= pauseBytes && turns.hasTime,
       );
     } catch (error) {
       this.#unanswered = Buffer.alloc(0);
@@ -96,13 +99,10 @@ export class Connection {
       return;
     }
     socket.pause();
-    if (!isBehind && !this.#turn) this.#turn = setImmediate(this.#nextTurn);
+    if (!isBehind) turns.later(this.#goOn);
   }
 
-  readonly #nextTurn = (): void => {
-    this.#turn = undefined;
-    this.#read(this.#unanswered);
-  };
+  readonly #goOn = (): void => this.#read(this.#unanswered);
 
   #onFrame(message: Buffer): void {
     if (this.#socket.destroyed || this.#socket.writableEnded) return; // failed in an earlier frame of the same chunk
@@ -192,7 +192,8 @@ export class Connection {
 
   #onClose(): void {
     this.#cancelDeadline();
-    const { quarantine, peer, onClosed, isByteHeld } = this.#options;
+    const { quarantine, peer, onClosed, isByteHeld, turns } = this.#options;
+    turns.forget(this.#goOn);
     const byte = this.#heldByte;
     const holdings = this.#context?.holdings;
     holdings?.disconnect();

@@ -12,6 +12,8 @@ export interface SessionLimits {
   readonly goodbyeMs: number;
   /** Requests of one session that are answered before others get a turn: 64 KiB hold thousands of small ones. */
   readonly framesPerTurn: number;
+  /** What all sessions together are answered for in a turn, as far as one request more goes. */
+  readonly turnMs: number;
   /** Unread answers beyond which a session's requests are not read, until it has caught up. */
   readonly pauseBytes: number;
   /** Unread answers beyond which a session is disconnected. */
@@ -28,6 +30,7 @@ export const defaultSessionLimits: SessionLimits = {
   attachDeadlineMs: 10_000,
   goodbyeMs: 1_000,
   framesPerTurn: 64,
+  turnMs: 10,
   pauseBytes: 1 << 20,
   maxPendingBytes: 32 << 20,
   readyBlocks: 4096,

@@ -12,12 +12,14 @@ import { defaultSessionLimits, type SessionLimits } from './limits.ts';
 import type { SessionServerOptions } from './options.ts';
 import { isSameProcess, type PeerProcess, peerProcess } from './peer-process.ts';
 import { Quarantine } from './quarantine.ts';
+import { SessionTurns } from './session-turns.ts';
 import { listenPrivately, removeSocket } from './socket.ts';
 
 export class SessionServer {
   readonly #options: SessionServerOptions & { readonly limits: SessionLimits };
   readonly #server: net.Server;
   readonly #quarantine: Quarantine;
+  readonly #turns: SessionTurns;
   readonly #connections = new Set<Connection>();
   #socketInode = 0n;
   #onEmpty: (() => void) | undefined;
@@ -27,6 +29,7 @@ export class SessionServer {
     const limits = { ...defaultSessionLimits, ...options.limits };
     this.#options = { ...options, limits };
     this.#quarantine = new Quarantine({ clock, log, counters: store.counters, pollMs: limits.quarantinePollMs });
+    this.#turns = new SessionTurns(clock, limits.turnMs);
     this.#server = net.createServer((socket) => this.#accept(socket));
   }
 
@@ -101,6 +104,7 @@ export class SessionServer {
       ...this.#options,
       peer: peerProcess(credentials.pid),
       quarantine: this.#quarantine,
+      turns: this.#turns,
       endPrevious: (session, peer) => this.#endPrevious(session, peer),
       gauges: () => ({
         'session.open': this.#connections.size,

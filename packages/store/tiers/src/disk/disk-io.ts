@@ -4,6 +4,9 @@
  *
  * A row that the device does not end in time completes with `timedOut`, and its slot is put on hold with the arena until the
  * device does let go: nobody else gets that memory while the kernel may still write there.
+ *
+ * Of small blocks thousands end at once, and each means work for who waits for it: no more than `rowsPerTurn` are told in one
+ * turn of the event loop, the rest in the next ones, in their order.
  */
 import { Buffer } from 'node:buffer';
 import { type ArenaHandle, type IoHandle, native } from '@kvtier/data-plane';
@@ -17,6 +20,9 @@ export const identityBytes = 64;
 export const badMessage = -74;
 /** Result of a row that was given up (-ETIMEDOUT). */
 export const timedOut = -110;
+
+/** Some 10 ms: what one means to a load, and the reads that take its place. */
+const rowsPerTurn = 256;
 
 export interface ObjectRow {
   readonly file: number;
@@ -52,6 +58,10 @@ export class DiskIo {
   readonly #freeTags: number[] = [];
   readonly #nowMs: () => number;
   #count = 0;
+  /** Rows that have ended and are still to be told, from `#toldNext` on. */
+  #ended: { readonly tag: number; readonly result: number }[] = [];
+  #toldNext = 0;
+  #turn: NodeJS.Immediate | undefined;
 
   /** `nowMs`: the clock by which rows are late. */
   constructor(arena: ArenaHandle, slots: ArenaSlots, settings: IoSettings, nowMs: () => number) {
@@ -103,6 +113,7 @@ export class DiskIo {
 
   /** Waits for what is in flight. When something hangs, the queue is left behind instead, until the process ends. */
   async close(): Promise<void> {
+    this.#tell(Number.POSITIVE_INFINITY);
     if (this.#count > 0) native.ioAbandon(this.handle);
     else await native.ioClose(this.handle);
   }
@@ -127,15 +138,30 @@ export class DiskIo {
   }
 
   #complete(tags: Float64Array, results: Float64Array): void {
-    for (let i = 0; i < tags.length; i++) {
-      const tag = tags[i]!;
+    for (let i = 0; i < tags.length; i++) this.#ended.push({ tag: tags[i]!, result: results[i]! });
+    if (this.#turn === undefined) this.#tell(rowsPerTurn);
+  }
+
+  #tell(most: number): void {
+    const end = Math.min(this.#ended.length, this.#toldNext + most);
+    while (this.#toldNext < end) {
+      const { tag, result } = this.#ended[this.#toldNext++]!;
       const row = this.#rows[tag];
       invariant(row !== undefined, 'disk: a row completed twice');
       this.#rows[tag] = undefined;
       this.#freeTags.push(tag);
       this.#count--;
       if (row.isGivenUp) this.#slots.release(row.slot);
-      else row.onDone(results[i]!);
+      else row.onDone(result);
     }
+    if (this.#toldNext < this.#ended.length) {
+      this.#turn ??= setImmediate(() => {
+        this.#turn = undefined;
+        this.#tell(rowsPerTurn);
+      });
+      return;
+    }
+    this.#ended = [];
+    this.#toldNext = 0;
   }
 }
