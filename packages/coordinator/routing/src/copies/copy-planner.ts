@@ -14,7 +14,7 @@
  * asked again after a second, then after twice as long each time: a worker that has just joined may not have its cache node yet.
  */
 import type { Keys } from '@kvtier/kv-index';
-import type { StatesFor } from '../late-binding.ts';
+import type { StatesFor } from '../look.ts';
 import type { RoutedRequest, WorkerState } from '../policy.ts';
 import type { Budget } from './budget.ts';
 import { type Prefix, PrefixCounts } from './prefix-counts.ts';
