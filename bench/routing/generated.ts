@@ -6,6 +6,8 @@
  *   hot        one long system prompt before every question
  *   tenants    many tenants, few of them busy; each asks about documents of its own
  *   bursts     calm chat, and now and then a crowd that asks about one new document within seconds
+ *   batch      prompts that share nothing, and answers of very different lengths
+ *   long       one in twenty-five prompts is as long as two hundred others; some ask about one that is just being computed
  */
 import type { Trace } from '../traces.ts';
 import { seeded } from './seeded.ts';
@@ -19,7 +21,7 @@ interface Request {
   readonly outputTokens: number;
 }
 
-export const generatedNames = ['agents', 'chats', 'hot', 'tenants', 'bursts'] as const;
+export const generatedNames = ['agents', 'chats', 'hot', 'tenants', 'bursts', 'batch', 'long'] as const;
 export type GeneratedName = (typeof generatedNames)[number];
 
 export function generated(name: GeneratedName, seed = 1): Trace {
@@ -45,6 +47,12 @@ class World {
 
   exponential(mean: number): number {
     return -mean * Math.log(1 - this.random());
+  }
+
+  /** Logarithms lie around the median's: half of all within 0.67 × `spread`. */
+  around(median: number, spread: number): number {
+    const normal = Math.sqrt(-2 * Math.log(1 - this.random())) * Math.cos(2 * Math.PI * this.random());
+    return Math.ceil(median * Math.exp(spread * normal));
   }
 
   /** From 0 to `count` − 1, the k-th as often as 1 ÷ (k + 1). */
@@ -169,6 +177,25 @@ const makers: Readonly<Record<GeneratedName, (world: World) => void>> = {
       const document = system.and(world, world.between(4_000, 30_000));
       for (let asked = world.between(20, 120); asked > 0; asked--)
         world.ask(atMs + world.exponential(2_500), document.and(world, world.between(20, 300)), world.between(20, 300));
+    }
+  },
+
+  batch(world) {
+    for (let atMs = 0, i = 0; i < 3_000; i++, atMs += world.exponential(200))
+      world.ask(atMs, world.text(world.around(2_500, 0.9)), world.around(200, 0.7));
+  },
+
+  long(world) {
+    const system = world.text(200);
+    const documents: Text[] = [];
+    for (let atMs = 0, i = 0; i < 2_500; i++, atMs += world.exponential(200)) {
+      if (!world.chance(0.04)) {
+        world.ask(atMs, system.and(world, world.around(400, 0.8)), Math.ceil(world.exponential(120)));
+        continue;
+      }
+      if (documents.length === 0 || world.chance(0.5)) documents.unshift(world.text(world.between(60_000, 120_000)));
+      const document = documents[world.zipf(Math.min(documents.length, 5))]!;
+      world.ask(atMs, document.and(world, world.between(50, 500)), Math.ceil(world.exponential(500)));
     }
   },
 };

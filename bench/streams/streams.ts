@@ -5,6 +5,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdirSync, readFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
@@ -24,6 +25,8 @@ export interface StreamsOptions {
   readonly answerTokens: number;
   readonly promptTokens: number;
   readonly seconds: number;
+  /** The coordinator, and the proxy, have the first core alone; clients and engines share the others, asked straight, too. */
+  readonly isApart: boolean;
 }
 
 /** Milliseconds. */
@@ -67,19 +70,24 @@ export interface StreamsCost {
 }
 
 export async function streamsCost(options: StreamsOptions, log: (line: string) => void): Promise<StreamsCost> {
-  const { folder, engines, tokensPerS, clients, seconds, answerTokens, promptTokens } = options;
+  const { folder, engines, tokensPerS, clients, seconds, answerTokens, promptTokens, isApart } = options;
   mkdirSync(folder, { recursive: true, mode: 0o700 });
   const started: ChildProcess[] = [];
-  const run = (args: readonly string[], env: NodeJS.ProcessEnv = {}): ChildProcess => {
+  const run = (args: readonly string[], between: boolean, env: NodeJS.ProcessEnv = {}): ChildProcess => {
     const stdio = ['ignore', 'pipe', 'inherit', 'ipc'] as const;
-    const child = spawn(process.execPath, args, { stdio: [...stdio], env: { ...process.env, ...env } });
+    const others = `1-${Math.max(availableParallelism() - 1, 1)}`;
+    const [command, ...before] = isApart
+      ? ['taskset', '-c', between ? '0' : others, process.execPath]
+      : [process.execPath];
+    const child = spawn(command!, [...before, ...args], { stdio: [...stdio], env: { ...process.env, ...env } });
     started.push(child);
     return child;
   };
-  const start = (file: string, args: readonly string[]): ChildProcess =>
-    run(['--import', tsx, join(root, file), ...args]);
+  const start = (file: string, args: readonly string[], between = false): ChildProcess =>
+    run(['--import', tsx, join(root, file), ...args], between);
   const drive = async (
     target: string,
+    between: ChildProcess | undefined,
     forSeconds: number,
     counting: (clients: ChildProcess) => void,
     ended?: () => Promise<void>,
@@ -89,25 +97,31 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
     const driven = linesOf(process);
     await driven();
     counting(process);
+    const pids = [process.pid!, fakes.pid!, ...(between ? [between.pid!] : [])];
+    const before = pids.map(coreTimesOf);
     const told = JSON.parse(await driven()) as Streams;
+    const [ofClients, ofEngines, ofBetween] = pids.map((pid, i) => waitedIn(before[i]!, coreTimesOf(pid)));
     await ended?.();
     log(`${target}: ${JSON.stringify(told)}`);
+    log(`  for a core waited: clients ${ofClients}, engines ${ofEngines}${between ? `, in between ${ofBetween}` : ''}`);
     return told;
   };
+  let fakes: ChildProcess;
   try {
-    await linesOf(start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]))();
-    const straight = await drive(folder, Math.min(seconds, peerSeconds), () => {});
-    const proxy = start('bench/streams/bare-proxy.ts', [folder, String(engines)]);
+    fakes = start('bench/streams/fake-engines.ts', [folder, String(engines), String(tokensPerS), modelDir]);
+    await linesOf(fakes)();
+    const straight = await drive(folder, undefined, Math.min(seconds, peerSeconds), () => {});
+    const proxy = start('bench/streams/bare-proxy.ts', [folder, String(engines)], true);
     const proxyUrl = await linesOf(proxy)();
     let proxyCpuS = 0;
-    const proxied = await drive(proxyUrl, Math.min(seconds, peerSeconds), () => {
+    const proxied = await drive(proxyUrl, proxy, Math.min(seconds, peerSeconds), () => {
       proxyCpuS = -cpuSecondsOf(proxy.pid!);
     });
     proxyCpuS += cpuSecondsOf(proxy.pid!);
     proxy.kill('SIGKILL');
     const workers = Array.from({ length: engines }, (_, i) => ({ name: `e${i}`, address: `unix:${folder}/e${i}` }));
     const config = { port: 0, discovery: { kind: 'static', workers }, logLevel: 'error' };
-    const coordinator = run(startedAs('coordinator'), {
+    const coordinator = run(startedAs('coordinator'), true, {
       KVTIER_CONFIG: JSON.stringify(config),
       NODE_OPTIONS: `${process.env.NODE_OPTIONS ?? ''} --require ${join(root, 'bench/streams/live-memory.cjs')}`,
     });
@@ -129,7 +143,7 @@ export async function streamsCost(options: StreamsOptions, log: (line: string) =
       before = cpuSecondsOf(pid!);
       looks = setInterval(() => look(clients), (seconds * 1_000) / memoryLooks);
     };
-    const through = await drive(message.ready.url, seconds, counting, async () => {
+    const through = await drive(message.ready.url, coordinator, seconds, counting, async () => {
       clearInterval(looks);
       coordinatorCpuS = cpuSecondsOf(pid!) - before;
       last = await liveMiBOf(coordinator);
@@ -165,6 +179,20 @@ function cpuSecondsOf(pid: number): number {
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
   return (Number(fields[11]) + Number(fields[12])) / 100;
 }
+
+interface CoreTimes {
+  readonly ranS: number;
+  readonly waitedS: number;
+}
+
+/** Of its main thread: how long it ran, and how long it could have run and had no core. */
+function coreTimesOf(pid: number): CoreTimes {
+  const [ran, waited] = readFileSync(`/proc/${pid}/schedstat`, 'utf8').split(' ').map(Number);
+  return { ranS: ran! / 1e9, waitedS: waited! / 1e9 };
+}
+
+const waitedIn = (from: CoreTimes, to: CoreTimes): string =>
+  `${(to.waitedS - from.waitedS).toFixed(2)} s beside ${(to.ranS - from.ranS).toFixed(2)} s`;
 
 const residentMiBOf = (pid: number): number =>
   Math.round(Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))![1]) / 1_024);

@@ -77,16 +77,18 @@ const suite: Suite = {
   description:
     'a prompt that another host has computed: imported over 1 and 10 Gbit/s, computed, and as the planner decides',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- sharing [MODEL...] [ROUNDS]` */
+  /** `npm run bench -- sharing [MODEL...] [ROUNDS] [--gbit=N]` */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
     const rounds = Number(context.args.find((arg) => /^\d+$/.test(arg)) ?? defaultRounds);
-    const chosen = context.args.filter((arg) => !/^\d+$/.test(arg));
+    const chosen = context.args.filter((arg) => arg in models);
+    const gbits = context.args.find((arg) => arg.startsWith('--gbit='))?.slice('--gbit='.length);
     const figures: Figure[] = [];
     for (const [model, lengths] of Object.entries(models)) {
       if (chosen.length > 0 && !chosen.includes(model)) continue;
-      for (const gbit of links) figures.push(...(await measure(context, model, lengths, gbit, rounds)));
+      for (const gbit of gbits === undefined ? links : [Number(gbits)])
+        figures.push(...(await measure(context, model, lengths, gbit, rounds)));
     }
     return figures;
   },
@@ -185,10 +187,14 @@ function figuresOf(context: BenchContext, name: string, rounds: readonly Round[]
   context.log(
     `${name}: tokens from the peer: imported ${share('imported')}; planned ${share('planned')}; loads given up ${rounds.map((each) => each.givenUp).join(' ')}`,
   );
-  const parts = (way: Way): string =>
-    [0, 1, 2].map((part) => median(rounds.map(({ answers }) => answers[way].partsMs[part]!)).toFixed(1)).join(' + ');
+  const parts = (way: Way): string => {
+    const medianOf = (part: (answer: Answer) => number): string =>
+      median(rounds.map(({ answers }) => part(answers[way]))).toFixed(1);
+    const told = [0, 1, 2].map((part) => medianOf(({ partsMs }) => partsMs[part]!));
+    return [...told, medianOf(({ ms: all, partsMs }) => all - sum(partsMs))].join(' + ');
+  };
   context.log(
-    `${name}: medians of waiting + loading + computing: ${ways.map((way) => `${way} ${parts(way)}`).join('; ')}`,
+    `${name}: medians of waiting + loading + computing + the rest: ${ways.map((way) => `${way} ${parts(way)}`).join('; ')}`,
   );
   return [
     time(`import_${name}`, imported, 'ms', computed, 'computed, same prompts'),

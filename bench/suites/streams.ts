@@ -5,6 +5,9 @@
  * pools are filled and code is compiled). `memory` is what the process has, with all that V8 has not collected yet: up to several times as
  * much, and more by chance. Run it for minutes. The engines are asked straight, and by the
  * proxy, for a minute at most.
+ *
+ * Where clients, engines and coordinator share few cores, much of what is added is waiting for a core: the log says how long each waited
+ * beside how long it ran. `--apart` gives the coordinator, and the proxy, a core of its own.
  */
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -23,6 +26,7 @@ async function run({ args, log, scratchDir }: BenchContext): Promise<Figure[]> {
     answerTokens: 64,
     promptTokens: 64,
     seconds: numberOf(args, '--seconds', 20),
+    isApart: args.includes('--apart'),
   };
   const { straight, proxied, through, proxyCpuS, coordinatorCpuS, residentMiB, liveMiB } = await streamsCost(
     options,

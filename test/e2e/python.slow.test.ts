@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { debians, folder, output, root, runs } from './python.ts';
+import { debians, folder, output, runs } from './python.ts';
 
 it('sessions store, load, and outlive the death and the silence of their node', () => runs('test_session'));
 it('copies move every layout, find every flipped byte, and keep what they use', () => {

@@ -31,7 +31,7 @@ void HashSha256(const uint8_t* parent, const Token* tokens, size_t blockCount, s
                 uint8_t* out) {
   const size_t room = (MessageBytesMax<Form>(blockTokens, ExtraBytesMax(extras)) + 63) / 64 * 64;
   const auto messages = std::make_unique_for_overwrite<uint8_t[]>(room * kBatchBlocks);
-  const bool ahead = !HasShaInstructions();
+  static const bool ahead = !HasShaInstructions();  // a virtual machine takes 13 us to answer CPUID
   std::vector<const uint8_t*> tails;  // the pieces behind the first of each message, in the order of the chain
   Sha256Schedules schedules;
 

@@ -50,5 +50,5 @@ export {
   namespaceFromDigest,
   namespaceOf,
 } from './namespace.ts';
-export { type TextFile, textDigestOf, textFiles } from './text-digest.ts';
+export { type TextFile, textDigestOf, textFiles, tokenFiles } from './text-digest.ts';
 export type * from './types.ts';

@@ -14,10 +14,16 @@ export const textFiles = [
 
 export type TextFile = (typeof textFiles)[number];
 
+/** The one that says what each id means; the others make prompts of texts. */
+export const tokenFiles: readonly TextFile[] = ['tokenizer.json'];
+
 /** Hex, over each file's content or that there is none. */
-export function textDigestOf(contentOf: (name: TextFile) => Uint8Array | undefined): string {
+export function textDigestOf(
+  contentOf: (name: TextFile) => Uint8Array | undefined,
+  files: readonly TextFile[] = textFiles,
+): string {
   const digest = createHash('sha256');
-  for (const name of textFiles) {
+  for (const name of files) {
     const content = contentOf(name);
     digest.update(`${name}:${content?.length ?? 'none'};`);
     if (content) digest.update(content);

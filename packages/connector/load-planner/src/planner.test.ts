@@ -150,6 +150,21 @@ it('a load that falls behind computing is given up, and one that only begins slo
   expect(new LoadPlanner(16, 5_000, 'always').isWorthWaiting(0, 100, 0, 1_000)).toBe(true);
 });
 
+it('what usually passes before the first block comes says nothing of the rest, up to a quarter of the time to compute', () => {
+  const p = planner();
+  prefill(p, 480, 9_000);
+  const givenUpMs = (ready: number): number => {
+    let ms = 3;
+    while (p.isWorthWaiting(ready, 30, 0, ms)) ms += 0.25;
+    return ms;
+  };
+  expect([givenUpMs(0), givenUpMs(2)]).toEqual([3.75, 3.25]);
+  for (let i = 0; i < 20; i++) p.observeStart(2_000);
+  expect([givenUpMs(0), givenUpMs(2)]).toEqual([5.75, 5.25]);
+  for (let i = 0; i < 100; i++) p.observeStart(500_000);
+  expect([givenUpMs(0), givenUpMs(2)]).toEqual([6, 5.5]);
+});
+
 it('loads whatever it costs where it is told to', () => {
   const p = new LoadPlanner(16, 5_000, 'always');
   prefill(p, 1_600, 100);

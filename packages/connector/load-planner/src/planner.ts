@@ -77,6 +77,8 @@ const judgeMs = 3;
  */
 const leastAbreast = 4;
 const abreastShare = 1 / 16;
+/** What usually passes before the first block comes says nothing of the rest; but for more than this share of the time to compute. */
+const startShare = 0.25;
 const abreastOf = (blocks: number): number => Math.max(leastAbreast, blocks * abreastShare);
 /** Experience with models of several attention groups, whose blocks come from tiers of each. */
 const severalGroups = 'groups';
@@ -94,6 +96,7 @@ export class LoadPlanner {
   readonly #compute = new ComputeModel();
   readonly #copy = new FadingRate(0.8);
   readonly #roundTrip = new FadingRate(0.9);
+  readonly #start = new FadingRate(0.8);
   readonly #experiences = new Experiences();
   /** What was learned last of each reach, and how long that is enough. */
   readonly #learned = Array.from({ length: reaches }, () => ({
@@ -122,6 +125,11 @@ export class LoadPlanner {
 
   observeRoundTrip(elapsedUs: number): void {
     this.#roundTrip.observe(1, elapsedUs);
+  }
+
+  /** The first block of a load of which nothing lay in the arena came so long after its beginning. */
+  observeStart(elapsedUs: number): void {
+    this.#start.observe(1, elapsedUs);
   }
 
   /** `loaded` blocks of a plan came in this time: what the node says next is corrected by it. */
@@ -204,7 +212,8 @@ export class LoadPlanner {
     const wholeUs = this.computeUs(blocks, first);
     if (wholeUs === undefined || this.#compute.steps === 0) return true;
     if (elapsedMs < Math.max(judgeMs, (wholeUs / 1_000) * judgeShare)) return true;
-    const tookMs = Math.max(0, elapsedMs - (this.#roundTrip.usPerUnit ?? 0) / 1_000);
+    const startUs = Math.min(this.#start.usPerUnit ?? 0, wholeUs * startShare);
+    const tookMs = Math.max(0, elapsedMs - Math.max(this.#roundTrip.usPerUnit ?? 0, startUs) / 1_000);
     const restMs = ((blocks - ready) * tookMs) / (ready + abreastOf(blocks));
     const computeMs = this.computeUs(blocks - ready, first + ready)! / 1_000;
     return restMs <= computeMs * (patience + firstPatience / (1 + ready));

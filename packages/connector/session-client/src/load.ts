@@ -44,6 +44,8 @@ export interface LoadJudge {
   /** First asked then, and each time that blocks come; undefined: not before some have come. */
   readonly afterMs: number | undefined;
   goOn(ready: number, elapsedMs: number): boolean;
+  /** The first block came. */
+  began(elapsedMs: number): void;
 }
 
 export interface LoadOutcome {
@@ -171,6 +173,8 @@ export class LoadRun {
       ) {
         throw new KvError('PROTOCOL', `the cache node announced blocks ${first} + ${offsets.length} out of order`);
       }
+      const { judge, timers } = this.#context;
+      if (first === 0 && offsets.length > 0) judge?.began(timers.nowMs() - this.#beganMs);
       this.#offsets.set(this.#context.session.offsets(offsets), first);
       for (const [i, checksum] of checksums.entries()) {
         this.#checksums[first + i] = checksum;

@@ -200,6 +200,9 @@ class CacheNodeConnector implements NodeConnector {
         : {
             afterMs: this.#planner.judgeAfterMs(blocks, firstBlock),
             goOn: (ready, elapsedMs) => this.#planner.isWorthWaiting(ready, blocks, firstBlock, elapsedMs),
+            began: (elapsedMs) => {
+              if (plan.away.blocks === blocks) this.#planner.observeStart(elapsedMs * 1_000);
+            },
           };
     for (const part of parts) {
       const context = {

@@ -176,6 +176,8 @@ class Answer {
   /** Tokens so far. */
   readonly #given: number[] = [];
   #isFirst = true;
+  /** What its tokens mean, as the worker said that gave the first of them. */
+  #tokenDigest: string | undefined;
   #hasCache = false;
 
   constructor(
@@ -230,6 +232,7 @@ class Answer {
     const onEvent: OnEvent = (event) => {
       if (!hasToken) {
         choice.firstToken();
+        this.#tokenDigest ??= choice.worker.facts?.tokenDigest;
         tries.progressed();
         hasToken = true;
       }
@@ -303,6 +306,7 @@ class Answer {
       keys: this.#keys,
       session: params.session,
       textDigest: model.text.model.textDigest,
+      tokenDigest: this.#tokenDigest,
       firstTokenByMs: targets.ttftMs === undefined || !this.#isFirst ? undefined : arrivedMs + targets.ttftMs,
     };
   }

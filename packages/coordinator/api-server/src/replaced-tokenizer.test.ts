@@ -4,8 +4,9 @@
  */
 import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { textDigestOf, textFiles } from '@kvtier/identity';
-import { say } from '@kvtier/registry/testing';
+import { KvError } from '@kvtier/errors';
+import { textDigestOf, textFiles, tokenFiles } from '@kvtier/identity';
+import { event, fail, say } from '@kvtier/registry/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { caught, Harness, ids, modelDir } from './testing/harness.ts';
 import { TextPool } from './text-pool.ts';
@@ -18,8 +19,8 @@ const at = new Harness();
 let folder: string;
 let pool: TextPool;
 
-const digestOf = (dir: string): string =>
-  textDigestOf((name) => (existsSync(join(dir, name)) ? readFileSync(join(dir, name)) : undefined));
+const digestOf = (dir: string, files = textFiles as Parameters<typeof textDigestOf>[1]): string =>
+  textDigestOf((name) => (existsSync(join(dir, name)) ? readFileSync(join(dir, name)) : undefined), files);
 
 /** As downloads and rollouts do: a new file under the old name. */
 function replace(name: string, content: string): void {
@@ -135,6 +136,46 @@ it('after a request was read, and before it was sent: it is told to come again, 
   at.engine.script = say(ids(' 34'), 'length');
   at.engine.description = { ...description, textDigest: digestOf(folder), bootEpoch: 'another life' };
   expect(await asked).toMatchObject({
+    status: 503,
+    message: expect.stringContaining('its tokenizer or chat template was replaced after the request was read'),
+  });
+  expect(at.engine.seen).toEqual([]);
+});
+
+it.each([
+  { name: 'chat_template.jinja', goesOn: true },
+  { name: 'tokenizer.json', goesOn: false },
+])('after an answer has begun, $name: it goes on where its tokens are the same words: $goesOn', async (replaced) => {
+  const digests = () => ({ textDigest: digestOf(folder), tokenDigest: digestOf(folder, tokenFiles) });
+  at.engine.description = { ...at.engine.description, ...digests() };
+  await at.open({ text: pool, limits: { absentMs: 60_000, retryMs: 60_000 } });
+  const answer = ids(' 34\nQuestion: What');
+  at.engine.script = (call) => {
+    for (const id of answer.slice(0, 2)) call.write(event({ tokenIds: [id] }));
+    void at.engine.stop().then(() => fail(new KvError('DISCONNECTED', 'killed'))(call));
+  };
+  const messages = [{ role: 'user' as const, content: 'a' }];
+  const asked = at.client.chat.completions.create({ model: 'demo', messages, max_tokens: answer.length });
+  const outcome = asked.then(
+    ({ choices }) => choices[0]!.message.content,
+    (error: unknown) => error,
+  );
+  await vi.waitUntil(() => at.fleet.workers()[0]?.state === 'silent', patience);
+  const before = existsSync(join(folder, replaced.name))
+    ? readFileSync(join(folder, replaced.name), 'utf8')
+    : '{{ messages }}';
+  replace(replaced.name, `${before} `);
+  const { description } = at.engine;
+  const [prompt] = at.engine.seen.map(({ request }) => request.promptTokenIds);
+  at.engine = await at.start('a');
+  at.engine.script = say(answer.slice(2), 'length');
+  at.engine.description = { ...description, ...digests(), bootEpoch: 'another life' };
+  if (replaced.goesOn) {
+    expect(await outcome).toBe(' 34\nQuestion: What');
+    expect(at.engine.seen[0]!.request.promptTokenIds).toEqual([...prompt!, ...answer.slice(0, 2)]);
+    return;
+  }
+  expect(await outcome).toMatchObject({
     status: 503,
     message: expect.stringContaining('its tokenizer or chat template was replaced after the request was read'),
   });

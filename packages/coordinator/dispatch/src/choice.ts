@@ -19,6 +19,11 @@ export interface DispatchRequest extends RoutedRequest {
    * weights would read other words, and is never chosen. undefined: nobody says.
    */
   readonly textDigest?: string | undefined;
+  /**
+   * Of an answer that has begun: what its worker said of the meaning of token ids (`WorkerFacts.tokenDigest`). It is tokens from here on,
+   * and goes on wherever they are the same words, whatever chat template lies there.
+   */
+  readonly tokenDigest?: string | undefined;
   /** prefill: a worker that computes the prompt for another one; undefined: one that takes the whole request, or its decode. */
   readonly role?: 'prefill' | undefined;
 }

@@ -179,6 +179,27 @@ describe('a choice', () => {
     ).rejects.not.toBeInstanceOf(Outdated);
   });
 
+  it('is, of an answer that has begun, one to which its tokens are the same words, whatever made its prompt of a text', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    workers.add('a', { textDigest: 'new', tokenDigest: 'same' });
+    workers.add('b', { textDigest: 'old', tokenDigest: 'other' });
+    workers.add('c', { textDigest: 'old' }); // does not say
+    workers.changed();
+    const chosen = async (part: Partial<DispatchRequest>): Promise<string> => {
+      const choice = await dispatcher.choose(request({ textDigest: 'old', ...part }), never);
+      choice.ended();
+      return nameOf(choice);
+    };
+    const of = async (part: Partial<DispatchRequest>): Promise<string[]> => {
+      const names: string[] = [];
+      for (let i = 0; i < 4; i++) names.push(await chosen(part));
+      return [...new Set(names)].sort();
+    };
+    expect(await of({})).toEqual(['b', 'c']);
+    expect(await of({ tokenDigest: 'same' })).toEqual(['a', 'c']);
+    await expect(chosen({ tokenDigest: 'same', except: new Set(['a', 'c']) })).rejects.toBeInstanceOf(Outdated);
+  });
+
   it('is a prefill worker only while no other of its model is ready, and never where that is off', async () => {
     const { workers, dispatcher } = rig({ policy: 'round-robin' });
     const strict = new Dispatcher({

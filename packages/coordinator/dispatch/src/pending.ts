@@ -46,7 +46,8 @@ export class Pending implements RoutedRequest {
 
   /** Its tokens are the same words there. */
   isReadBy({ facts }: Worker): boolean {
-    const { textDigest } = this.request;
+    const { textDigest, tokenDigest } = this.request;
+    if (tokenDigest !== undefined && facts?.tokenDigest !== undefined) return facts.tokenDigest === tokenDigest;
     return textDigest === undefined || facts?.textDigest === undefined || facts.textDigest === textDigest;
   }
 

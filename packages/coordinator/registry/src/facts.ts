@@ -11,6 +11,7 @@ import type { WorkerFacts } from './worker.ts';
 const most = 2 ** 40;
 const count = z.number().int().min(0).max(most);
 const text = z.string().max(4096);
+const digest = z.string().regex(/^[0-9a-f]{64}$/, 'not 64 hex digits');
 const wide = z.bigint().min(0n).max(BigInt(most)).transform(Number);
 
 const descriptionSchema = z.object({
@@ -25,10 +26,8 @@ const descriptionSchema = z.object({
   hashAlgorithm: text,
   hashSeed: text,
   modelDigest: text,
-  textDigest: z
-    .string()
-    .regex(/^[0-9a-f]{64}$/, 'not 64 hex digits')
-    .optional(),
+  textDigest: digest.optional(),
+  tokenDigest: digest.optional(),
   bootEpoch: text,
   maxSequences: count,
   maxStepTokens: count,

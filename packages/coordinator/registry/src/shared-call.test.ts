@@ -135,16 +135,53 @@ it('a failure is told by itself, behind the tokens that came before it', () => {
   expect(slow.events).toEqual([event({ tokenIds: [1, 2] }), event({ failure })]);
 });
 
-it('a message for very many is told in several turns, and nothing more is read meanwhile', async () => {
+it('a message for very many is told in several turns, and nothing more is read while very many wait', async () => {
   const { call, begin } = open();
-  const readers = Array.from({ length: 300 }, () => begin());
+  const readers = Array.from({ length: 1_400 }, () => begin());
   call.come(...readers.map((_, i): [number, Partial<GenerateEvent>] => [i + 1, { tokenIds: [i] }]));
   const told = (): number => readers.filter(({ events }) => events.length > 0).length;
   expect([told(), call.paused]).toEqual([128, true]);
   await turn();
   expect([told(), call.paused]).toEqual([256, true]);
   await turn();
-  expect([told(), call.paused]).toEqual([300, false]);
+  expect([told(), call.paused]).toEqual([384, false]);
+  call.come([1, { tokenIds: [2_000] }]);
+  while (told() < 1_400) await turn();
+  await turn();
+  expect(readers.map(({ tokens }) => tokens)).toEqual(readers.map((_, i) => (i === 0 ? [0, 2_000] : [i])));
+});
+
+it('a first event goes before all that wait for their turn, so many in a turn', async () => {
+  const { call, begin } = open();
+  const readers = Array.from({ length: 400 }, () => begin());
+  const all = (token: number): [number, Partial<GenerateEvent>][] =>
+    readers.map((_, i) => [i + 1, { tokenIds: [token, i] }]);
+  call.come(...all(1));
+  for (let turns = 0; turns < 4; turns++) await turn();
+  call.come(...all(2));
+  const late = Array.from({ length: 150 }, () => begin());
+  late.forEach((_, i) => {
+    call.come([401 + i, { tokenIds: [3] }], [401 + i, { tokenIds: [4] }]);
+  });
+  const told = (of: Reader[], tokens: number): number => of.filter((reader) => reader.tokens.length >= tokens).length;
+  expect([told(readers, 4), told(late, 1), told(late, 2)]).toEqual([128, 128, 0]);
+  await turn();
+  expect([told(readers, 4), told(late, 1), told(late, 2)]).toEqual([234, 150, 0]);
+  for (let turns = 0; turns < 3; turns++) await turn();
+  expect(readers.map(({ tokens }) => tokens)).toEqual(readers.map((_, i) => [1, i, 2, i]));
+  expect(late.map(({ tokens }) => tokens)).toEqual(late.map(() => [3, 4]));
+});
+
+it('of one message, the first events go first', () => {
+  const { call, begin } = open();
+  const order: number[] = [];
+  const readers = [begin(), begin()];
+  readers.forEach((reader, i) => {
+    reader.onEvent = () => order.push(i);
+  });
+  call.come([1, { tokenIds: [1] }]);
+  call.come([1, { tokenIds: [2] }], [1, { tokenIds: [3] }], [2, { tokenIds: [4] }]);
+  expect(order).toEqual([0, 1, 0, 0]);
 });
 
 it('a call that breaks tells what has come, then the failure to all that are left, once', () => {
@@ -244,7 +281,8 @@ it('whatever the order of things, each is told its own tokens: all that were sen
           readers[at]!.onEvent = () => expect.unreachable('told after it had left');
         }
       }
-      while (call.paused) await turn();
+      for (let untold = token; untold > 0; untold -= 128) await turn();
+      expect(call.paused).toBe(false);
       for (const { underway } of readers) underway.resume();
       readers.forEach((reader, at) => {
         if (left.has(at)) expect(reader.tokens).toEqual(sent[at]!.slice(0, reader.tokens.length));

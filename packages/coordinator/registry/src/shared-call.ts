@@ -24,8 +24,13 @@ export interface Underway {
   resume(): void;
 }
 
-/** What one turn tells of; others get their turn in between. */
+/**
+ * What one turn tells of; others get their turn in between. As many as an engine runs: with fewer, answers that end here are asked for anew
+ * in the midst of a step's tokens, and everything comes later.
+ */
 const mostPerTurn = 128;
+/** What may wait for a turn; beyond it nothing more is read. */
+const mostWaiting = 1_024;
 /** Longer ones hold up whatever begins after them. */
 const mostPromptTokens = 65_536;
 const mostStopTokens = 4_096;
@@ -35,6 +40,8 @@ const mostOtherEvents = 1_024;
 
 interface Request {
   readonly told: Told;
+  /** Its first event has come. */
+  hasBegun: boolean;
   paused: boolean;
   left: boolean;
   readonly waiting: GenerateEvent[];
@@ -53,10 +60,13 @@ export class SharedCall {
   readonly #call: ClientDuplexStream<GenerateOrder, GenerateEvents>;
   readonly #requests = new Map<number, Request>();
   #lastNumber = 0;
-  /** What has come and is not told yet, from `#at` on. */
-  #come: NumberedEvent[] = [];
-  #at = 0;
+  /** What has come and is not told yet: the first events of requests, which are told before all others, and the rest. */
+  readonly #firsts = new Waiting();
+  readonly #rest = new Waiting();
+  /** First events that are told yet before the next turn. */
+  #firstsLeft = 0;
   #telling: NodeJS.Immediate | undefined;
+  #isPaused = false;
   #broken = false;
 
   /** `failureOf`: what its end means to who is not answered yet. `onBroken` is called once. */
@@ -70,14 +80,15 @@ export class SharedCall {
       if (this.#broken) return;
       this.#broken = true;
       onBroken();
-      this.#tell(Number.POSITIVE_INFINITY);
+      for (const waiting of [this.#firsts, this.#rest]) this.#tell(waiting, waiting.size);
       this.#failAll(failureOf(error));
     };
     call.on('error', broke);
     call.on('status', broke);
     call.on('data', ({ events }: GenerateEvents) => {
-      for (const event of events) this.#come.push(event);
+      for (const event of events) this.#take(event);
       if (this.#telling === undefined) this.#tellSome();
+      else this.#firstsLeft -= this.#tell(this.#firsts, this.#firstsLeft);
     });
   }
 
@@ -89,7 +100,7 @@ export class SharedCall {
   begin(request: GenerateRequest, told: Told): Underway {
     const number = ++this.#lastNumber;
     const room = request.maxTokens + mostOtherEvents;
-    const own: Request = { told, paused: false, left: false, waiting: [], room };
+    const own: Request = { told, hasBegun: false, paused: false, left: false, waiting: [], room };
     this.#requests.set(number, own);
     this.#call.write({ number, begin: request });
     return {
@@ -120,7 +131,8 @@ export class SharedCall {
       this.#broken = true;
       this.#call.cancel();
     }
-    this.#come = [];
+    this.#firsts.drop();
+    this.#rest.drop();
     this.#failAll(why);
   }
 
@@ -131,22 +143,31 @@ export class SharedCall {
     for (const { told } of left) told.failed(why);
   }
 
+  #take(numbered: NumberedEvent): void {
+    const request = this.#requests.get(numbered.number);
+    if (request === undefined) return;
+    (request.hasBegun ? this.#rest : this.#firsts).add(numbered);
+    request.hasBegun = true;
+  }
+
   readonly #tellSome = (): void => {
     this.#telling = undefined;
-    this.#tell(mostPerTurn);
-    if (this.#at === this.#come.length) {
-      this.#come = [];
-      this.#at = 0;
-      this.#call.resume();
-      return;
-    }
-    this.#call.pause();
-    this.#telling = setImmediate(this.#tellSome);
+    const told = this.#tell(this.#firsts, mostPerTurn);
+    this.#tell(this.#rest, mostPerTurn - told);
+    const left = this.#firsts.size + this.#rest.size;
+    const isPaused = left > mostWaiting;
+    if (isPaused && !this.#isPaused) this.#call.pause();
+    if (!isPaused && this.#isPaused) this.#call.resume();
+    this.#isPaused = isPaused;
+    this.#firstsLeft = mostPerTurn;
+    if (left > 0) this.#telling = setImmediate(this.#tellSome);
   };
 
-  #tell(most: number): void {
-    for (let told = 0; told < most && this.#at < this.#come.length; told++) {
-      const { number, event } = this.#come[this.#at++]!;
+  /** So many of them at most. @returns how many */
+  #tell(waiting: Waiting, most: number): number {
+    let told = 0;
+    for (; told < most && waiting.size > 0; told++) {
+      const { number, event } = waiting.next();
       const request = this.#requests.get(number);
       if (request === undefined || event === undefined) continue;
       if (!request.paused && request.waiting.length === 0) request.told.event(event);
@@ -155,6 +176,37 @@ export class SharedCall {
         request.told.failed(new KvError('PROTOCOL', why));
       }
     }
+    return told;
+  }
+}
+
+/** Events in the order they came in. */
+class Waiting {
+  #events: NumberedEvent[] = [];
+  #at = 0;
+
+  get size(): number {
+    return this.#events.length - this.#at;
+  }
+
+  add(event: NumberedEvent): void {
+    this.#events.push(event);
+  }
+
+  /** Not when it is empty. */
+  next(): NumberedEvent {
+    const next = this.#events[this.#at++]!;
+    if (this.#at === this.#events.length) this.drop();
+    else if (this.#at === mostWaiting) {
+      this.#events = this.#events.slice(mostWaiting);
+      this.#at = 0;
+    }
+    return next;
+  }
+
+  drop(): void {
+    this.#events = [];
+    this.#at = 0;
   }
 }
 

@@ -23,6 +23,8 @@ export interface WorkerFacts {
   readonly modelDir: string;
   /** Of tokenizer and chat template in `modelDir`, as they lay there while it loaded; absent: it does not say. */
   readonly textDigest?: string | undefined;
+  /** Of what says there what each token id means; absent: it does not say. */
+  readonly tokenDigest?: string | undefined;
   readonly maxModelTokens: number;
   readonly vocabSize: number;
   readonly stopTokenIds: readonly number[];

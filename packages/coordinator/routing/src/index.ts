@@ -20,8 +20,8 @@ export {
   LateBinding,
   type LateBindingOptions,
   lateBindingDefaults,
-  type StatesFor,
 } from './late-binding.ts';
+export type { StatesFor } from './look.ts';
 export { bringSecondsOf, computedTokensOf, roomS, workS } from './policies/predicted.ts';
 export type { Policy, Random, RoutedRequest, WorkerState } from './policy.ts';
 

@@ -199,6 +199,78 @@ describe('late binding', () => {
     expect(late.take(() => [full, { ...full, running: 3 }], 20, chance)).toEqual({ item: 'a', worker: 1 });
   });
 
+  it('begins the longest answer before all others, where it would run on alone after them', () => {
+    const late = new LateBinding<string>();
+    const open = (): WorkerState[] => [state(0), state(500)];
+    const answer = (maxTokens: number): RoutedRequest => ({ ...request(100), maxTokens });
+    late.add('first', answer(100), 0, 100);
+    expect(late.take(open, 0, chance)!.item).toBe('first');
+    // A token takes 10 ms: 20 s, and 1 s.
+    late.add('short', answer(100), 1_000, 100);
+    late.add('long', answer(2_000), 1_100, 100);
+    late.add('as long', answer(2_000), 1_200, 100);
+    // As long as what has begun is none that would run on alone.
+    expect(['long', 'short', 'as long']).toEqual([1, 2, 3].map((i) => late.take(open, 1_200 + i, chance)!.item));
+  });
+
+  it('does not hurry a long answer while the queue takes longer', () => {
+    const late = new LateBinding<string>();
+    late.add('first', request(100), 0, 100);
+    expect(late.take(() => [state(0)], 0, chance)!.item).toBe('first');
+    for (let i = 0; i < 30; i++) late.add(`${i}`, request(1_000), i, 1_000);
+    late.add('long', { ...request(1_000), maxTokens: 2_000 }, 30, 1_000);
+    expect(late.take(() => [state(0)], 1_000, chance)!.item).toBe('0');
+  });
+
+  it('begins the longest prompt first once nobody comes any more, where it would be computed alone after the others', () => {
+    const late = new LateBinding<string>();
+    const open = (): WorkerState[] => [state(0), state(500)];
+    for (let i = 0; i < 16; i++) {
+      late.add('short', request(100), i, 100);
+      if (i < 14) late.take(open, i, chance);
+    }
+    late.add('long', request(5_000), 16, 5_000);
+    expect([25, 100].map((ms) => late.take(open, ms, chance)!.item)).toEqual(['short', 'long']);
+  });
+
+  it('has a document computed once: who asks about it meanwhile goes to the worker that computes it', () => {
+    const late = new LateBinding<string>();
+    const keys = Int32Array.from({ length: 2 * 62 }, (_, at) => at);
+    const ahead = [0, 0, 400];
+    // Others wait at the workers; who computes the document holds nothing of it yet.
+    const states = (): WorkerState[] => ahead.map((tokens) => state(tokens, 0, 4));
+    late.add('a', { ...request(1_000), keys }, 0, 1_000);
+    expect(late.take(states, 0, chance)).toEqual({ item: 'a', worker: 0 });
+    ahead[0] = 1_000;
+    late.add('b', { ...request(1_000), keys }, 100, 1_000);
+    late.add('c', request(100), 100, 100);
+    expect(late.take(states, 101, chance)).toEqual({ item: 'c', worker: 1 });
+    ahead[1] = 100;
+    expect(late.take(states, 102, chance)).toBe(undefined);
+    ahead[0] = 150;
+    expect(late.take(states, 950, chance)).toEqual({ item: 'b', worker: 0 });
+    // Nothing came of it: 3 s and more are long enough.
+    ahead[0] = 300;
+    late.add('d', { ...request(1_000), keys }, 4_000, 1_000);
+    expect(late.take(states, 4_000, chance)).toEqual({ item: 'd', worker: 1 });
+  });
+
+  it('leaves the last open worker to short requests, where many of them come before another one is open', () => {
+    const given = (shortOnes: number): string => {
+      const late = new LateBinding<string>();
+      const ahead = [0, 1_200];
+      const states = (): WorkerState[] => ahead.map((tokens) => state(tokens));
+      for (let i = 0; i < shortOnes; i++) {
+        late.add('short', request(10), i * 20, 10);
+        late.take(states, i * 20, chance);
+      }
+      late.add('long', request(5_000), 1_000, 5_000);
+      return late.take(states, 1_000, chance)?.item ?? 'nobody';
+    };
+    // Closed for 1 s: 50 short ones wait for half of it each, and 3 do.
+    expect([given(50), given(3)]).toEqual(['nobody', 'long']);
+  });
+
   it('is bounded, and forgets who leaves', () => {
     const late = new LateBinding<string>({ ...lateBindingDefaults, maxHeld: 1 });
     late.add('a', request(10), 0, 10);

@@ -8,21 +8,19 @@
  *     An answer counts, too, as far as it slows the worker: where answers are what takes time, nobody is short.
  *   - Each takes the worker that serves it soonest, counting what those before it have claimed. If that worker is open it
  *     goes there; if not it keeps waiting, and claims its place.
+ *   - What is being computed counts as held where it is: no document is computed twice because two ask at once (`under-way.ts`).
+ *   - The last worker that is open is left to short ones, where many of them come (`#keepsFree`).
+ *   - The longest answer begins first, where it would run on alone after all others (`longest-answer.ts`).
  *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
  */
-import {
-  bringSecondsOf,
-  computedTokensOf,
-  costOf,
-  type HeldOfPrompt,
-  isFull,
-  roomS,
-  workS,
-} from './policies/predicted.ts';
-import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
+import { Arrivals } from './arrivals.ts';
+import { LongestAnswer } from './longest-answer.ts';
+import { type Held, know, Look, type StatesFor } from './look.ts';
+import type { Random, RoutedRequest } from './policy.ts';
 import { RentOrBuy } from './rent-or-buy.ts';
+import { UnderWay } from './under-way.ts';
 
 export interface LateBindingOptions {
   /** Work that a worker has ahead at most when it gets more. */
@@ -43,142 +41,21 @@ const likelyTokens = 512;
 /** What a token of an answer costs its worker, for the order alone: a tenth of a step's least. */
 const answerMs = 0.1;
 
-interface Held<T> {
-  readonly item: T;
-  readonly request: RoutedRequest;
-  readonly sinceMs: number;
-  readonly needsMs: number;
-  /** What the workers that may have it held of its prompt at `knownAtMs`, by their numbers. */
-  known: (HeldOfPrompt | undefined)[];
-  /** The numbers of these workers. */
-  workers: number[];
-  knownAtMs: number;
-  /** It has paid for waiting (`RentOrBuy`). */
-  hasPaid: boolean;
-}
-
 export interface Assignment<T> {
   readonly item: T;
   readonly worker: number;
-}
-
-/** What is known of every worker for one request; used until the next call. Loads are the same for all requests. */
-export type StatesFor = (request: RoutedRequest) => readonly (WorkerState | undefined)[];
-
-/** Asks again what the workers hold of its prompt. */
-function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, look: Look): void {
-  held.workers = [];
-  held.known = statesFor(held.request).map((state, worker) => {
-    if (state === undefined) return undefined;
-    held.workers.push(worker);
-    look.loads[worker] = state;
-    const { match, remoteBlocks, remoteMedium } = state;
-    return { match, remoteBlocks, remoteMedium };
-  });
-  held.knownAtMs = nowMs;
-}
-
-/** One look at those that wait: the workers' loads, and what has been claimed of them. */
-class Look {
-  readonly #openS: number;
-  readonly #waiting: number;
-  readonly loads: WorkerState[] = [];
-  /** Seconds, of what is computed and of loads. */
-  readonly #claims: number[] = [];
-  readonly #loadClaims: number[] = [];
-
-  constructor(openS: number, waiting: number) {
-    this.#openS = openS;
-    this.#waiting = waiting;
-  }
-
-  /** The loads of all workers that may have it. */
-  knowsAll({ workers }: Held<unknown>): boolean {
-    for (const worker of workers) if (this.loads[worker] === undefined) return false;
-    return true;
-  }
-
-  /** Some worker has time for it; whether it has room is seen later. */
-  mayOpen({ workers }: Held<unknown>): boolean {
-    for (const worker of workers) if (this.#hasTime(worker)) return true;
-    return false;
-  }
-
-  isOpen({ request }: Held<unknown>, worker: number): boolean {
-    return this.#hasTime(worker) && roomS(request, this.loads[worker]!) === 0;
-  }
-
-  /** The worker that serves it soonest. There is one. */
-  best({ request, workers, known }: Held<unknown>, random: Random): number {
-    const { atWorkers, all } = this.#crowd(workers);
-    return leastBy(workers, random, (worker) => {
-      const load = this.loads[worker]!;
-      const claimed = this.#claims[worker] ?? 0;
-      const claimedLoad = this.#loadClaims[worker] ?? 0;
-      // Nobody waits in front of the workers for one that has nothing to do.
-      const weight = this.aheadS(worker) === 0 ? atWorkers : all;
-      return costOf(request, load, claimed, claimedLoad, weight, known[worker]!);
-    });
-  }
-
-  /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
-  idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
-    if (known[best]!.match.blocks === 0 || this.aheadS(best) === 0) return undefined;
-    let found = false;
-    const idle = leastBy(workers, random, (worker) => {
-      const load = this.loads[worker]!;
-      if (this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
-      found = true;
-      return costOf(request, load, 0, 0, 1, known[worker]!);
-    });
-    return found ? idle : undefined;
-  }
-
-  /** What it is more work on this worker than on `best`, in seconds. */
-  moreWorkS({ request, known }: Held<unknown>, worker: number, best: number): number {
-    return workS(request, this.loads[worker]!, known[worker]!) - workS(request, this.loads[best]!, known[best]!);
-  }
-
-  /** It waits for this worker: who comes after it finds less of it. */
-  claim({ request, known }: Held<unknown>, worker: number): void {
-    const load = this.loads[worker]!;
-    const held = known[worker]!;
-    const computeS = computedTokensOf(request, load, held) / load.prefillTokensPerS;
-    this.#claims[worker] = (this.#claims[worker] ?? 0) + computeS;
-    this.#loadClaims[worker] = (this.#loadClaims[worker] ?? 0) + bringSecondsOf(request, load, held);
-  }
-
-  /** Seconds of work that it has, and of those that wait for it: what is loaded is loaded while others compute. */
-  aheadS(worker: number): number {
-    const { tokensAhead, prefillTokensPerS, loadAheadS } = this.loads[worker]!;
-    const computeS = tokensAhead / prefillTokensPerS + (this.#claims[worker] ?? 0);
-    return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
-  }
-
-  #hasTime(worker: number): boolean {
-    return this.loads[worker] !== undefined && this.aheadS(worker) < this.#openS;
-  }
-
-  /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */
-  #crowd(workers: readonly number[]): { readonly atWorkers: number; readonly all: number } {
-    let full = 0;
-    let waiting = 0;
-    for (const worker of workers) {
-      const load = this.loads[worker]!;
-      if (isFull(load)) full++;
-      waiting += load.waiting;
-    }
-    // Where places are what is short, nobody waits for a prompt to be computed.
-    if (full * 2 >= workers.length) return { atWorkers: 1, all: 1 };
-    const each = 1 / workers.length / 2;
-    return { atWorkers: 1 + waiting * each, all: 1 + (waiting + this.#waiting) * each };
-  }
 }
 
 export class LateBinding<T> {
   readonly #options: LateBindingOptions;
   #held: Held<T>[] = [];
   readonly #rents = new RentOrBuy();
+  readonly #underWay = new UnderWay();
+  readonly #arrivals = new Arrivals();
+  readonly #longest = new LongestAnswer();
+  /** What those that wait need, in ms. */
+  #queuedMs = 0;
+  #workers = 1;
 
   constructor(options: LateBindingOptions = lateBindingDefaults) {
     this.#options = options;
@@ -195,10 +72,13 @@ export class LateBinding<T> {
 
   /** `needsMs`: what it takes at best, from its prompt and what is held of it. */
   add(item: T, request: RoutedRequest, nowMs: number, needsMs: number): void {
+    this.#arrivals.came(nowMs, needsMs);
+    this.#queuedMs += needsMs;
     this.#held.push({
       item,
       request,
       sinceMs: nowMs,
+      promptMs: needsMs,
       needsMs: Math.max(needsMs, 1) + Math.min(request.maxTokens, likelyTokens) * answerMs,
       known: [],
       workers: [],
@@ -210,7 +90,9 @@ export class LateBinding<T> {
   /** The request goes, served or not. */
   remove(item: T): void {
     const at = this.#held.findIndex((held) => held.item === item);
-    if (at >= 0) this.#held.splice(at, 1);
+    if (at < 0) return;
+    const [gone] = this.#held.splice(at, 1);
+    this.#queuedMs = this.#held.length === 0 ? 0 : this.#queuedMs - gone!.promptMs;
   }
 
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
@@ -219,12 +101,12 @@ export class LateBinding<T> {
     const look = new Look(this.#options.openS, this.#held.length);
     for (const held of this.#first(nowMs)) {
       // The first one is always asked for: it tells the loads, too.
-      if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look);
+      if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
       if (!look.mayOpen(held)) continue;
       let best = look.best(held, random);
       let idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
       if ((idle !== undefined || look.isOpen(held, best)) && held.knownAtMs < nowMs) {
-        know(held, statesFor, nowMs, look);
+        know(held, statesFor, nowMs, look, this.#underWay);
         if (held.workers.length === 0) continue;
         best = look.best(held, random);
         idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
@@ -235,8 +117,8 @@ export class LateBinding<T> {
         const priceS = look.moreWorkS(held, idle, best);
         if (this.#rents.pays(held.request.keys, blocks, look.aheadS(best), priceS)) best = idle;
       }
-      if (look.isOpen(held, best)) {
-        this.remove(held.item);
+      if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) {
+        this.#gives(look, held, best, nowMs);
         return { item: held.item, worker: best };
       }
       look.claim(held, best);
@@ -244,12 +126,45 @@ export class LateBinding<T> {
     return undefined;
   }
 
-  /** Those that a look considers, the largest response ratio first; of equal ones, who came first. */
+  #gives(look: Look, held: Held<T>, worker: number, nowMs: number): void {
+    const { request, workers } = held;
+    this.remove(held.item);
+    const takesS = look.aheadS(worker) + look.workS(held, worker);
+    if (takesS > this.#options.openS) this.#underWay.given(request.keys, worker, nowMs, takesS * 1000);
+    this.#workers = workers.length;
+    const loads = workers.map((number) => look.loads[number]!);
+    this.#longest.begins(request.maxTokens, loads, nowMs);
+  }
+
+  /**
+   * The worker is the last one that is open, and is left to shorter ones: those that come before another one is open would wait for
+   * half of that time each, which is more, in all, than all of it for each that waits now.
+   */
+  #keepsFree(look: Look, held: Held<T>, worker: number, nowMs: number): boolean {
+    const workS = look.workS(held, worker);
+    const closedS = Math.min(look.closedS(held, worker), workS);
+    if (closedS <= 0 || this.#arrivals.haveEnded(nowMs)) return false;
+    const come = this.#arrivals.shorterPerS((workS * 1000) / 2, nowMs, closedS) * closedS;
+    return come / 2 > this.#held.length;
+  }
+
+  /** Who must begin now, or it is under way alone after all others: the longest answer, and where nobody comes any more the longest prompt. */
+  #mustBegin(nowMs: number): Held<T> | undefined {
+    const answer = longest(this.#held, ({ request }) => request.maxTokens);
+    if (answer === undefined) return undefined;
+    if (this.#longest.mustBegin(answer.request.maxTokens, this.#queuedMs / this.#workers, nowMs)) return answer;
+    if (!this.#arrivals.haveEnded(nowMs)) return undefined;
+    const prompt = longest(this.#held, ({ promptMs }) => promptMs)!;
+    return prompt.promptMs > (this.#queuedMs - prompt.promptMs) / this.#workers ? prompt : undefined;
+  }
+
+  /** Those that a look considers: who must begin now, then the largest response ratio first; of equal ones, who came first. */
   #first(nowMs: number): Held<T>[] {
     const first: Held<T>[] = [];
     const ratios: number[] = [];
+    const now = this.#mustBegin(nowMs);
     for (const held of this.#held) {
-      const ratio = (nowMs - held.sinceMs) / held.needsMs;
+      const ratio = held === now ? Number.POSITIVE_INFINITY : (nowMs - held.sinceMs) / held.needsMs;
       let at = first.length;
       if (at === this.#options.maxLooked) {
         if (ratio <= ratios[at - 1]!) continue;
@@ -263,4 +178,10 @@ export class LateBinding<T> {
     }
     return first;
   }
+}
+
+function longest<T>(held: readonly Held<T>[], of: (held: Held<T>) => number): Held<T> | undefined {
+  let first: Held<T> | undefined;
+  for (const one of held) if (first === undefined || of(one) > of(first)) first = one;
+  return first;
 }

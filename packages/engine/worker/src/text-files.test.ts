@@ -1,9 +1,9 @@
 import { chmodSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { textDigestOf } from '@kvtier/identity';
+import { textDigestOf, tokenFiles } from '@kvtier/identity';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { readTextDigest } from './text-files.ts';
+import { readTextDigests } from './text-files.ts';
 
 let dir: string;
 beforeEach(() => {
@@ -12,16 +12,31 @@ beforeEach(() => {
 afterEach(() => rmSync(dir, { recursive: true }));
 
 it('is of what lies in the folder; a file that is not there is none', () => {
-  expect(readTextDigest(dir)).toBe(textDigestOf(() => undefined));
+  const none = () => undefined;
+  expect(readTextDigests(dir)).toEqual({ textDigest: textDigestOf(none), tokenDigest: textDigestOf(none, tokenFiles) });
   writeFileSync(join(dir, 'tokenizer.json'), '{}');
-  const one = textDigestOf((name) => (name === 'tokenizer.json' ? Buffer.from('{}') : undefined));
-  expect(readTextDigest(dir)).toBe(one);
+  const one = (name: string) => (name === 'tokenizer.json' ? Buffer.from('{}') : undefined);
+  const tokenDigest = textDigestOf(one, tokenFiles);
+  expect(readTextDigests(dir)).toEqual({ textDigest: textDigestOf(one), tokenDigest });
   writeFileSync(join(dir, 'generation_config.json'), '{}');
-  expect(readTextDigest(dir)).toBe(one);
+  expect(readTextDigests(dir)).toEqual({ textDigest: textDigestOf(one), tokenDigest });
+});
+
+it('another chat template leaves what ids mean as it is, another tokenizer does not', () => {
+  const [first, second] = ['{}', '{ }'].map((content) => {
+    writeFileSync(join(dir, 'tokenizer.json'), content);
+    writeFileSync(join(dir, 'chat_template.jinja'), 'one');
+    const before = readTextDigests(dir);
+    writeFileSync(join(dir, 'chat_template.jinja'), 'another');
+    const after = readTextDigests(dir);
+    expect([after.tokenDigest, after.textDigest === before.textDigest]).toEqual([before.tokenDigest, false]);
+    return after;
+  });
+  expect(first!.tokenDigest).not.toBe(second!.tokenDigest);
 });
 
 it.skipIf(process.getuid!() === 0)('a file that cannot be read is said in one line', () => {
   writeFileSync(join(dir, 'tokenizer.json'), '{}');
   chmodSync(join(dir, 'tokenizer.json'), 0);
-  expect(() => readTextDigest(dir)).toThrow(/tokenizer\.json: cannot be read .*check its permissions/);
+  expect(() => readTextDigests(dir)).toThrow(/tokenizer\.json: cannot be read .*check its permissions/);
 });

@@ -2,11 +2,22 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
-import { textDigestOf } from '@kvtier/identity';
+import { type TextFile, textDigestOf, tokenFiles } from '@kvtier/identity';
+
+export interface TextDigests {
+  readonly textDigest: string;
+  /** Of what says what each id means. */
+  readonly tokenDigest: string;
+}
 
 /** To be called while the model is loaded: what changes meanwhile is noticed then. @throws KvError MODEL */
-export const readTextDigest = (modelDir: string): string =>
-  textDigestOf((name) => {
+export function readTextDigests(modelDir: string): TextDigests {
+  const contents = new Map<TextFile, Uint8Array | undefined>();
+  const contentOf = (name: TextFile): Uint8Array | undefined => {
+    if (!contents.has(name)) contents.set(name, read(name));
+    return contents.get(name);
+  };
+  const read = (name: TextFile): Uint8Array | undefined => {
     const path = join(modelDir, name);
     try {
       return readFileSync(path);
@@ -15,4 +26,6 @@ export const readTextDigest = (modelDir: string): string =>
       if (code === 'ENOENT') return undefined;
       throw new KvError('MODEL', `${path}: cannot be read (${message}); check its permissions`);
     }
-  });
+  };
+  return { textDigest: textDigestOf(contentOf), tokenDigest: textDigestOf(contentOf, tokenFiles) };
+}

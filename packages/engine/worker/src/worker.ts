@@ -17,7 +17,7 @@ import { PrefixPrefetches } from './prefix-prefetches.ts';
 import { engineService, liveness } from './service.ts';
 import { SharedCalls } from './shared-calls.ts';
 import { readStopTokenIds } from './stop-ids.ts';
-import { readTextDigest } from './text-files.ts';
+import { readTextDigests, type TextDigests } from './text-files.ts';
 
 /** For streams to be closed in order when the worker stops. */
 const graceMs = 1_000;
@@ -34,7 +34,7 @@ export async function startWorker(
   logger: Logger,
   openConnector: OpenConnector,
 ): Promise<RunningService> {
-  const { executor, stopTokenIds, textDigest } = await openExecutor(config, logger);
+  const { executor, stopTokenIds, texts } = await openExecutor(config, logger);
   const hasher = new ChainHasher({
     algorithm: config.hashAlgorithm,
     blockTokens: config.blockTokens,
@@ -108,7 +108,7 @@ export async function startWorker(
     hashSeed: config.hashSeed,
     modelDigest: Buffer.from(executor.modelDigest).toString('hex'),
     bootEpoch,
-    textDigest,
+    ...texts,
     generatesMany: true,
     maxStepTokens: executor.maxStepTokens,
     maxSequences: Math.min(config.maxSequences, executor.maxStepTokens), // as the engine does: each that runs gets a token a step
@@ -163,7 +163,7 @@ async function drained(engine: Engine, drainMs: number): Promise<void> {
 async function openExecutor(
   config: EngineWorkerConfig,
   logger: Logger,
-): Promise<{ executor: Executor; stopTokenIds: number[]; textDigest: string }> {
+): Promise<{ executor: Executor; stopTokenIds: number[]; texts: Partial<TextDigests> }> {
   const { modelDir, blockTokens, kvBytes, maxSequences, threads, backend } = config;
   const maxStepTokens = config.maxStepTokens ?? ('measured' as const);
   const { memoryUtilization, computeDtype, kvDtype, cublaslt, captureAtStart, ...gpu } = config.gpu;
@@ -183,17 +183,17 @@ async function openExecutor(
     ...(threads === undefined ? {} : { threads }),
   };
   let stopTokenIds: number[] = [];
-  let textDigest = '';
+  let texts: Partial<TextDigests> = {};
   const executor = await createExecutor({
     ...options,
     blockCount: { kvBytes, gpuMemoryUtilization: memoryUtilization },
     onPinned: (pin) => tellPinned(pin, logger),
     alongside: ({ vocabSize }) => {
       stopTokenIds = readStopTokenIds(modelDir, vocabSize);
-      textDigest = readTextDigest(modelDir);
+      texts = readTextDigests(modelDir);
     },
   });
-  return { executor, stopTokenIds, textDigest };
+  return { executor, stopTokenIds, texts };
 }
 
 /** Pinned, copies run at the bus's speed; not, at that of the CPU. */

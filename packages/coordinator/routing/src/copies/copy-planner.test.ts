@@ -149,6 +149,28 @@ it('gives up what does not come, and does not try it there again for a minute', 
   expect(world.look().length).toBe(1);
 });
 
+it('asks who refuses again after a second, then after twice as long each time; who comes in its place is asked at once', () => {
+  const world = new World(3);
+  world.held[0] = 64;
+  world.held[1] = 64;
+  world.ask(1, 20, 32);
+  world.planner.joined(2, world.nowMs);
+  const beganMs: number[] = [];
+  const fromMs = world.nowMs;
+  while (beganMs.length < 3) {
+    world.ask(1, 0.1, 32);
+    for (const copy of world.look()) {
+      beganMs.push(world.nowMs - fromMs);
+      expect(world.planner.refused(copy, world.nowMs)).toBe(true);
+    }
+  }
+  expect(beganMs).toEqual([1_000, 2_000, 4_000]);
+  expect(world.planner.left(2)).toEqual([]);
+  world.planner.joined(2, world.nowMs);
+  world.ask(1, 0.1, 32);
+  expect(world.look()).toMatchObject([{ worker: 2, why: 'new' }]);
+});
+
 it('ends what is under way to a worker that left', () => {
   const world = new World(2);
   world.held[0] = 64;

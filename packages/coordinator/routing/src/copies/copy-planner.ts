@@ -10,10 +10,11 @@
  * grows. What gains most goes first: prompts a second × bring.
  *
  * Invariants: nothing is copied that no worker holds, that is slower to bring than to compute, or that is under way; at most `maxUnderWay`
- * copies at once and on average `bytesPerS`; what does not come in time is not tried there again for a minute.
+ * copies at once and on average `bytesPerS`; what does not come in time is not tried there again for a minute. Who refuses is
+ * asked again after a second, then after twice as long each time: a worker that has just joined may not have its cache node yet.
  */
 import type { Keys } from '@kvtier/kv-index';
-import type { StatesFor } from '../late-binding.ts';
+import type { StatesFor } from '../look.ts';
 import type { RoutedRequest, WorkerState } from '../policy.ts';
 import type { Budget } from './budget.ts';
 import { type Prefix, PrefixCounts } from './prefix-counts.ts';
@@ -69,6 +70,7 @@ const newMs = 60_000;
 const patience = 4;
 const graceMs = 2_000;
 const againMs = 60_000;
+const refusedMs = 1_000;
 const maxFailed = 1_024;
 
 export class CopyPlanner<T> {
@@ -78,8 +80,8 @@ export class CopyPlanner<T> {
   #keptBlocks = 0;
   #open: Open<T>[] = [];
   readonly #joinedMs = new Map<number, number>();
-  /** Worker and last hash of what did not come, and until when. */
-  readonly #failed = new Map<string, number>();
+  /** By worker and last hash, what did not come: until when it is not tried there, and how long that is. */
+  readonly #failed = new Map<string, { readonly untilMs: number; readonly waitMs: number }>();
 
   constructor(options: CopyPlannerOptions) {
     this.#options = options;
@@ -111,6 +113,7 @@ export class CopyPlanner<T> {
   /** It is none, or another one. What was under way to it has ended. */
   left(worker: number): Copy<T>[] {
     this.#joinedMs.delete(worker);
+    for (const place of this.#failed.keys()) if (place.startsWith(`${worker} `)) this.#failed.delete(place);
     const gone = this.#open.filter((copy) => copy.worker === worker);
     this.#open = this.#open.filter((copy) => copy.worker !== worker);
     this.#options.budget.ended(gone.length);
@@ -120,8 +123,11 @@ export class CopyPlanner<T> {
   /** It could not even be asked for. False: it has ended already. */
   refused(copy: Copy<T>, nowMs: number): boolean {
     const open = this.#open.find((one) => one === copy);
-    if (open !== undefined) this.#end(open, nowMs);
-    return open !== undefined;
+    if (open === undefined) return false;
+    const { waitMs } = this.#failed.get(placeOf(open)) ?? { waitMs: refusedMs / 2 };
+    this.#end(open);
+    this.#failedThere(open, nowMs, Math.min(2 * waitMs, againMs));
+    return true;
   }
 
   /** What is under way counts no more. */
@@ -212,34 +218,40 @@ export class CopyPlanner<T> {
   #mayBring(worker: number, id: string, nowMs: number): boolean {
     // One at a time: what is under way to it says nothing of the next one yet.
     for (const open of this.#open) if (open.worker === worker) return false;
-    return !(this.#failed.get(`${worker} ${id}`)! > nowMs);
+    const failed = this.#failed.get(`${worker} ${id}`);
+    return failed === undefined || failed.untilMs <= nowMs;
   }
 
   #settle(nowMs: number, statesFor: StatesFor, ended: (copy: Copy<T>, how: CopyEnd) => void): void {
     for (const copy of [...this.#open]) {
       const state: WorkerState | undefined = statesFor(copy.request)[copy.worker];
       if (state !== undefined && state.match.blocks >= copy.blocks * most) {
-        this.#end(copy, 0);
+        this.#end(copy);
+        this.#failed.delete(placeOf(copy));
         ended(copy, 'came');
       } else if (nowMs > copy.untilMs) {
-        this.#end(copy, nowMs);
+        this.#end(copy);
+        this.#failedThere(copy, nowMs, againMs);
         ended(copy, 'late');
       }
     }
   }
 
-  /** `failedMs`: it did not come; 0: it did. */
-  #end(copy: Open<T>, failedMs: number): void {
+  #end(copy: Open<T>): void {
     this.#open = this.#open.filter((open) => open !== copy);
     this.#options.budget.ended(1);
-    if (failedMs === 0) return;
+  }
+
+  #failedThere(copy: Open<T>, nowMs: number, waitMs: number): void {
     if (this.#failed.size >= maxFailed) this.#failed.delete(this.#failed.keys().next().value!);
-    this.#failed.set(`${copy.worker} ${idOf(copy.request.keys)}`, failedMs + againMs);
+    this.#failed.set(placeOf(copy), { untilMs: nowMs + waitMs, waitMs });
   }
 }
 
 /** The last hash names the whole prefix. */
 const idOf = (keys: Keys): string => `${keys.at(-2)} ${keys.at(-1)}`;
+
+const placeOf = ({ worker, request }: Open<unknown>): string => `${worker} ${idOf(request.keys)}`;
 
 /** Seconds until it has what it lacks; undefined: computing it would be faster. */
 function bringOf(state: WorkerState, blockTokens: number): number | undefined {

@@ -66,7 +66,11 @@ export interface Description {
     | boolean
     | undefined;
   /** Of tokenizer and chat template as they lay in model_dir while the model was loaded, hex: whose ids these weights are. */
-  textDigest?: string | undefined;
+  textDigest?:
+    | string
+    | undefined;
+  /** Of tokenizer.json alone, hex: what each id means. Tokens of an answer that has begun are the same words wherever it is equal. */
+  tokenDigest?: string | undefined;
 }
 
 /** One of these two: a request begins, or is not wanted any more. Of one that is over, nothing is said. */
@@ -408,6 +412,7 @@ function createBaseDescription(): Description {
     maxStepTokens: 0,
     generatesMany: undefined,
     textDigest: undefined,
+    tokenDigest: undefined,
   };
 }
 
@@ -479,6 +484,9 @@ export const Description: MessageFns<Description> = {
     }
     if (message.textDigest !== undefined) {
       writer.uint32(154).string(message.textDigest);
+    }
+    if (message.tokenDigest !== undefined) {
+      writer.uint32(162).string(message.tokenDigest);
     }
     return writer;
   },
@@ -656,6 +664,14 @@ export const Description: MessageFns<Description> = {
             }
 
             message.textDigest = reader.string();
+            continue;
+          }
+          case 20: {
+            if (tag !== 162) {
+              break;
+            }
+
+            message.tokenDigest = reader.string();
             continue;
           }
         }

@@ -1,0 +1,167 @@
+/** What the queue in front of the workers (`late-binding.ts`) knows while it looks who can go: those that wait, and the workers' loads. */
+import {
+  bringSecondsOf,
+  computedTokensOf,
+  costOf,
+  type HeldOfPrompt,
+  isFull,
+  roomS,
+  workS,
+} from './policies/predicted.ts';
+import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
+import type { UnderWay } from './under-way.ts';
+
+/** A request that waits. */
+export interface Held<T> {
+  readonly item: T;
+  readonly request: RoutedRequest;
+  readonly sinceMs: number;
+  readonly needsMs: number;
+  /** Of it, what its prompt needs. */
+  readonly promptMs: number;
+  /** What the workers that may have it held of its prompt at `knownAtMs`, by their numbers. */
+  known: (HeldOfPrompt | undefined)[];
+  /** The numbers of these workers. */
+  workers: number[];
+  knownAtMs: number;
+  /** It has paid for waiting (`RentOrBuy`). */
+  hasPaid: boolean;
+}
+
+/** What is known of every worker for one request; used until the next call. Loads are the same for all requests. */
+export type StatesFor = (request: RoutedRequest) => readonly (WorkerState | undefined)[];
+
+/** Asks again what the workers hold of its prompt. */
+export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, look: Look, underWay: UnderWay): void {
+  held.workers = [];
+  held.known = statesFor(held.request).map((state, worker) => {
+    if (state === undefined) return undefined;
+    held.workers.push(worker);
+    look.loads[worker] = state;
+    const { match, remoteBlocks, remoteMedium } = state;
+    return { match, remoteBlocks, remoteMedium };
+  });
+  held.knownAtMs = nowMs;
+  underWay.each(held.request.keys, nowMs, (worker, blocks) => {
+    const known = held.known[worker];
+    if (known !== undefined && known.match.blocks < blocks) held.known[worker] = soonHolds(known, blocks);
+  });
+}
+
+/** As it will be once what is under way there is computed. */
+function soonHolds({ match, remoteBlocks, remoteMedium }: HeldOfPrompt, blocks: number): HeldOfPrompt {
+  const more = blocks - match.blocks;
+  const byMedium = match.byMedium.slice();
+  byMedium[0]! += more;
+  return { match: { blocks, byMedium }, remoteBlocks: Math.max(remoteBlocks - more, 0), remoteMedium };
+}
+
+/** One look at those that wait: the workers' loads, and what has been claimed of them. */
+export class Look {
+  readonly #openS: number;
+  readonly #waiting: number;
+  readonly loads: WorkerState[] = [];
+  /** Seconds, of what is computed and of loads. */
+  readonly #claims: number[] = [];
+  readonly #loadClaims: number[] = [];
+
+  constructor(openS: number, waiting: number) {
+    this.#openS = openS;
+    this.#waiting = waiting;
+  }
+
+  /** The loads of all workers that may have it. */
+  knowsAll({ workers }: Held<unknown>): boolean {
+    for (const worker of workers) if (this.loads[worker] === undefined) return false;
+    return true;
+  }
+
+  /** Some worker has time for it; whether it has room is seen later. */
+  mayOpen({ workers }: Held<unknown>): boolean {
+    for (const worker of workers) if (this.#hasTime(worker)) return true;
+    return false;
+  }
+
+  isOpen({ request }: Held<unknown>, worker: number): boolean {
+    return this.#hasTime(worker) && roomS(request, this.loads[worker]!) === 0;
+  }
+
+  /** The worker that serves it soonest. There is one. */
+  best({ request, workers, known }: Held<unknown>, random: Random): number {
+    const { atWorkers, all } = this.#crowd(workers);
+    return leastBy(workers, random, (worker) => {
+      const load = this.loads[worker]!;
+      const claimed = this.#claims[worker] ?? 0;
+      const claimedLoad = this.#loadClaims[worker] ?? 0;
+      // Nobody waits in front of the workers for one that has nothing to do.
+      const weight = this.aheadS(worker) === 0 ? atWorkers : all;
+      return costOf(request, load, claimed, claimedLoad, weight, known[worker]!);
+    });
+  }
+
+  /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
+  idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
+    if (known[best]!.match.blocks === 0 || this.aheadS(best) === 0) return undefined;
+    let found = false;
+    const idle = leastBy(workers, random, (worker) => {
+      const load = this.loads[worker]!;
+      if (this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
+      found = true;
+      return costOf(request, load, 0, 0, 1, known[worker]!);
+    });
+    return found ? idle : undefined;
+  }
+
+  /** What it is more work on this worker than on `best`, in seconds. */
+  moreWorkS({ request, known }: Held<unknown>, worker: number, best: number): number {
+    return workS(request, this.loads[worker]!, known[worker]!) - workS(request, this.loads[best]!, known[best]!);
+  }
+
+  /** How long none would be open if it took this worker, in seconds; 0: some other one is, or there is none. */
+  closedS({ workers }: Held<unknown>, worker: number): number {
+    if (workers.length === 1) return 0;
+    let soonest = Number.POSITIVE_INFINITY;
+    for (const other of workers) if (other !== worker) soonest = Math.min(soonest, this.aheadS(other) - this.#openS);
+    return Math.max(soonest, 0);
+  }
+
+  /** What the request takes on this worker, in seconds. */
+  workS({ request, known }: Held<unknown>, worker: number): number {
+    return workS(request, this.loads[worker]!, known[worker]!);
+  }
+
+  /** It waits for this worker: who comes after it finds less of it. */
+  claim({ request, known }: Held<unknown>, worker: number): void {
+    const load = this.loads[worker]!;
+    const held = known[worker]!;
+    const computeS = computedTokensOf(request, load, held) / load.prefillTokensPerS;
+    this.#claims[worker] = (this.#claims[worker] ?? 0) + computeS;
+    this.#loadClaims[worker] = (this.#loadClaims[worker] ?? 0) + bringSecondsOf(request, load, held);
+  }
+
+  /** Seconds of work that it has, and of those that wait for it: what is loaded is loaded while others compute. */
+  aheadS(worker: number): number {
+    const { tokensAhead, prefillTokensPerS, loadAheadS } = this.loads[worker]!;
+    const computeS = tokensAhead / prefillTokensPerS + (this.#claims[worker] ?? 0);
+    return Math.max(computeS, loadAheadS + (this.#loadClaims[worker] ?? 0));
+  }
+
+  #hasTime(worker: number): boolean {
+    return this.loads[worker] !== undefined && this.aheadS(worker) < this.#openS;
+  }
+
+  /** What a second of work costs all: with those that wait at workers, and with those in front of them, too. */
+  #crowd(workers: readonly number[]): { readonly atWorkers: number; readonly all: number } {
+    let full = 0;
+    let waiting = 0;
+    for (const worker of workers) {
+      const load = this.loads[worker]!;
+      if (isFull(load)) full++;
+      waiting += load.waiting;
+    }
+    // Where places are what is short, nobody waits for a prompt to be computed.
+    if (full * 2 >= workers.length) return { atWorkers: 1, all: 1 };
+    const each = 1 / workers.length / 2;
+    return { atWorkers: 1 + waiting * each, all: 1 + (waiting + this.#waiting) * each };
+  }
+}
