@@ -42,10 +42,15 @@ export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, l
     return { match, remoteBlocks, remoteMedium };
   });
   held.knownAtMs = nowMs;
-  underWay.each(held.request.keys, nowMs, (worker, blocks) => {
-    const known = held.known[worker];
-    if (known !== undefined && known.match.blocks < blocks) held.known[worker] = soonHolds(known, blocks);
-  });
+  const { known } = held;
+  underWay.each(
+    held.request.keys,
+    nowMs,
+    (worker) => known[worker]?.match.blocks,
+    (worker, blocks) => {
+      known[worker] = soonHolds(known[worker]!, blocks);
+    },
+  );
 }
 
 /** As it will be once what is under way there is computed. */

@@ -21,14 +21,20 @@ describe('prompts under way', () => {
       fc.property(numbers, numbers, (a, b) => {
         let naive = 0;
         while (naive < Math.min(a.length, b.length) && a[naive] === b[naive]) naive++;
-        expect(commonBlocks(keysOf(a), keysOf(b))).toBe(naive);
+        for (let least = 0; least <= naive; least++) expect(commonBlocks(keysOf(a), keysOf(b), least)).toBe(naive);
       }),
     );
   });
 
-  const holders = (underWay: UnderWay, keys: Int32Array, nowMs: number): [number, number][] => {
+  const nothing = new Array<number>(600).fill(0);
+  const holders = (underWay: UnderWay, keys: Int32Array, nowMs: number, held = nothing): [number, number][] => {
     const found: [number, number][] = [];
-    underWay.each(keys, nowMs, (worker, blocks) => found.push([worker, blocks]));
+    underWay.each(
+      keys,
+      nowMs,
+      (worker) => held[worker],
+      (worker, blocks) => found.push([worker, blocks]),
+    );
     return found;
   };
 
@@ -42,6 +48,9 @@ describe('prompts under way', () => {
       [4, 3],
       [5, 2],
     ]);
+    // Workers that hold as much already, or may not have it, are left out.
+    expect(holders(underWay, asked, 1_999, [0, 0, 0, 0, 2, 2])).toEqual([[4, 3]]);
+    expect(holders(underWay, asked, 1_999, [0, 0, 0, 0, 3])).toEqual([]);
     expect(holders(underWay, asked, 2_000)).toEqual([[5, 2]]);
     expect(holders(underWay, asked, 3_000)).toEqual([]);
     expect(holders(underWay, keysOf([]), 0)).toEqual([]);

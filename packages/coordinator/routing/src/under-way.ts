@@ -33,10 +33,23 @@ export class UnderWay {
     this.#count++;
   }
 
-  /** Calls back for each worker that will hold some of the prompt: how many leading blocks. */
-  each(keys: Keys, nowMs: number, onHolder: (worker: number, blocks: number) => void): void {
+  /**
+   * Calls back for each worker that will hold more of the prompt than it does: how many leading blocks. `heldBy`: how many it holds;
+   * undefined: it may not have the prompt.
+   */
+  each(
+    keys: Keys,
+    nowMs: number,
+    heldBy: (worker: number) => number | undefined,
+    onMore: (worker: number, blocks: number) => void,
+  ): void {
     if (keys.length === 0 || !this.#prompts.has(keys[0]!)) return;
-    for (const { keys: others, worker } of this.#alike(keys, nowMs)) onHolder(worker, commonBlocks(keys, others));
+    for (const { keys: others, worker } of this.#alike(keys, nowMs)) {
+      const held = heldBy(worker);
+      // Of most, the beginning that they share is held already.
+      if (held === undefined || !areEqual(keys, others, held)) continue;
+      onMore(worker, commonBlocks(keys, others, held + 1));
+    }
   }
 
   /** Those that begin alike and are not computed yet. */
@@ -59,15 +72,19 @@ export class UnderWay {
   }
 }
 
-/** A chain hash names its block and all before it: where two are equal, all before them are. */
-export function commonBlocks(a: Keys, b: Keys): number {
-  let low = 0;
+/** A chain hash names its block and all before it: where two are equal, all before them are. `least` are known to be equal. */
+export function commonBlocks(a: Keys, b: Keys, least = 0): number {
+  let low = least;
   let high = Math.min(a.length, b.length) / 2;
   while (low < high) {
     const middle = (low + high + 1) >>> 1;
-    const at = 2 * middle - 2;
-    if (a[at] === b[at] && a[at + 1] === b[at + 1]) low = middle;
+    if (areEqual(a, b, middle - 1)) low = middle;
     else high = middle - 1;
   }
   return low;
 }
+
+const areEqual = (a: Keys, b: Keys, block: number): boolean =>
+  2 * block + 1 < Math.min(a.length, b.length) &&
+  a[2 * block] === b[2 * block] &&
+  a[2 * block + 1] === b[2 * block + 1];
