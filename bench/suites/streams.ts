@@ -7,7 +7,8 @@
  * proxy, for a minute at most.
  *
  * Where clients, engines and coordinator share few cores, much of what is added is waiting for a core: the log says how long each waited
- * beside how long it ran. `--apart` gives the coordinator, and the proxy, a core of its own.
+ * beside how long it ran. `--apart` gives the coordinator, and the proxy, a core of its own, which V8's helper threads share with its event
+ * loop: a collection takes longer there, and what is left is its own.
  */
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
