@@ -11,6 +11,9 @@
  *   decision_NG   the mean time of a request as the coordinator decides, beside the better of always and never: ratio ≥ 0.97; the
  *                 worst of `mixed`, `short` and `warm`
  *
+ * Percentiles are of all rounds together. Only those coordinators run that are asked, but for `short`, `warm` and the ways `always` and
+ * `never`, which have all: each reads the events of its workers, asked or not.
+ *
  * Targets are of the machine: four times a lone prompt's first token, and half of the pause that a whole step of a prompt makes.
  *
  * `--only=` names parts, with commas between: `mixed` (itl_p99, ttft_p90 and a part of decision), `goodput`, `hidden`, `short` and `warm`
