@@ -2,14 +2,14 @@
  * Whether another worker computes a request's prompt, which one, and how much of it. Pure: all figures are arguments, so that the same
  * moment is decided the same way in service, in tests and in the simulation.
  *
- * For the decode side alone, and for each worker that takes prefill and 16 shares of the prompt, times are predicted (times.ts) and
- * priced (cost.ts). What misses fewest targets is taken; of equals, what costs all least. Where the link is the bottleneck, fewer
- * blocks travel and the decode side computes the rest while they do not. A split has to cost a twentieth less than none: it can fail in
- * more ways.
+ * For the decode side alone, and for each worker that takes prefill, times are predicted (times.ts) and priced (cost.ts). What misses
+ * fewest targets is taken; of equals, what costs all least. The prefill side computes all whole blocks; only where the link is the
+ * bottleneck, 16 shares of them are looked at: fewer blocks travel, and the decode side computes the rest meanwhile. A split has to cost
+ * a twentieth less than none: it can fail in more ways.
  */
-import { type Cost, costOf, ownCostOf } from './cost.ts';
+import { type Cost, costOf } from './cost.ts';
 import type { Question, Side } from './question.ts';
-import { aloneTimes, type SplitTimes, splitTimes, stepS } from './times.ts';
+import { aloneTimes, type SplitTimes, splitTimes } from './times.ts';
 
 /** Why a request is split, or is not. */
 export const handOffReasons = [
@@ -80,11 +80,13 @@ export function decide(question: Question): Decision {
   if (candidates.length === 0) return none(why);
   let best: Split | undefined;
   for (const prefill of candidates) {
-    for (let part = mode === 'always' ? parts : 1; part <= parts; part++) {
+    const whole = splitOf(question, prefill, full, held);
+    if (best === undefined || isBetter(whole, best)) best = whole;
+    for (let part = 1; part < parts && whole.isLinkBound && mode !== 'always'; part++) {
       const blocks = Math.ceil((full * part) / parts);
       if (blocks <= held) continue;
       const split = splitOf(question, prefill, blocks, held);
-      if (best === undefined || isBetter(split, best)) best = split;
+      if (isBetter(split, best)) best = split;
     }
   }
   const chosen = drawing(question, best!, full);
@@ -151,18 +153,13 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
 }
 
 /**
- * The same, with the first token from the prefill side, where that is worth it to the request itself: its client has that one earlier, and
- * all others later, by the rest of the prompt that the prefill side computes first, or sooner, by the step that the decode side need
- * not take for it. Never where the next one does not follow within the target: a stream that begins and stands still is one that misses it.
+ * The same, with the first token from the prefill side, which computes the rest of the prompt first, where that is sooner. Never where the
+ * next one does not follow within the target: a stream that begins and stands still is one that misses it.
  */
 function drawing(question: Question, split: Split, full: number): Split {
-  const { decode, maxTokens, itlS } = question;
-  if (split.blocks !== full || maxTokens <= 1) return split;
-  const { earlyS, plainS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
-  if (pauseS > itlS) return split;
-  const without = ownCostOf(question, split.plainS, split.plainS + stepS(decode));
-  if (ownCostOf(question, earlyS, plainS) > without) return split;
-  return { ...split, draws: true };
+  if (split.blocks !== full || question.maxTokens <= 1) return split;
+  const { earlyS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
+  return earlyS > split.plainS || pauseS > question.itlS ? split : { ...split, draws: true };
 }
 
 const ms = (seconds: number): string => `${(seconds * 1000).toFixed(0)} ms`;

@@ -76,7 +76,7 @@ it('who came late is a reason to refuse, not for ever: one is let in again, and 
   let takesMs = 2_000;
   const engines = {
     workers: () => workers.all,
-    follow: async (_: number, request: GenerateRequest, __: AbortSignal, onEvent: OnEvent) => {
+    follow: async (_: number, _request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
       vi.advanceTimersByTime(takesMs);
       onEvent(event({ tokenIds: [1], finishReason: 'length' }));
     },
