@@ -136,7 +136,7 @@ async function measure(
           `${each.decision} ${each.degraded}`,
       );
   };
-  await cluster.coordinate(targets, ['predicted']);
+  await cluster.coordinate(targets, ['predicted', 'never']);
   // Code is compiled, and rates are learned.
   const lone: number[] = [];
   for (let at = 0; at < 2 * loneRounds; at++)
@@ -145,11 +145,12 @@ async function measure(
   const streamsOnce = async (): Promise<number> => {
     const begin = performance.now();
     const one = (): Promise<Timed> =>
-      ask(cluster.url('predicted'), 'stream', freshPrompt(shape.streamTokens), shape.answerTokens);
+      ask(cluster.url('never'), 'stream', freshPrompt(shape.streamTokens), shape.answerTokens);
     await Promise.all(Array.from({ length: streamsAtOnce }, one));
     return (performance.now() - begin) / 1000;
   };
   const streamsS = [await streamsOnce(), await streamsOnce(), await streamsOnce()];
+  await cluster.coordinate(targets, ['predicted']);
   const most = { prompt: 1000 / median(lone.slice(2 * loneRounds)), stream: streamsAtOnce / median(streamsS) };
   context.log(
     `${gbit} Gbit/s: at most ${most.prompt.toFixed(2)} long prompts and ${most.stream.toFixed(2)} streams a second`,
