@@ -7,8 +7,10 @@
  *
  *     whose                          seconds                        weight
  *     the request's first token      from now to it                 how late it is by then ÷ a third of the target, 1 at most
+ *     its other tokens               the same                       0.1
  *     streams that run at D or P     what is computed there, each   0.1 where `between` stays within the target, else 1
- *     requests that wait there       half of that, each             as the first token's at its end; 0 where others compute their prompts
+ *     requests that wait there       half of that, each             as the first token's at its end, and its others'; 0 where others compute
+ *                                                                   their prompts
  *
  * Streams that get their tokens in time are hardly harmed: a decode side takes prompts itself while prefill has a queue. That a worker
  * which runs streams takes prefill as far as their target allows is TaiChi's (arXiv 2508.01989).
@@ -40,12 +42,11 @@ export interface Work {
 
 export function costOf(question: Question, ttftS: number, work: readonly Work[]): Cost {
   const { waitedS, ttftS: targetS, itlS: betweenS } = question;
-  const soonS = targetS * soon;
-  const urgency = Math.min((waitedS + ttftS) / soonS, 1);
-  let [costS, itlS, slowed] = [worthS(waitedS + ttftS, soonS) - worthS(waitedS, soonS), 0, 0];
+  const urgency = Math.min((waitedS + ttftS) / (targetS * soon), 1);
+  let [costS, itlS, slowed] = [ownCostOf(question, ttftS, ttftS), 0, 0];
   for (const { side, tokens, seconds } of work) {
     if (tokens === 0) continue;
-    costS += (seconds * urgency * Math.max(side.waiting - side.awaiting, 0)) / 2;
+    costS += (seconds * (urgency + inTime) * Math.max(side.waiting - side.awaiting, 0)) / 2;
     if (side.running === 0) continue;
     const without = stepS(side);
     const beside = without + Math.min(tokens, chunkOf(question, side)) / side.prefillTokensPerS;
@@ -55,6 +56,12 @@ export function costOf(question: Question, ttftS: number, work: readonly Work[])
     if (without <= betweenS && beside > betweenS) slowed += side.running;
   }
   return { itlS, slowed, misses: slowed + (waitedS + ttftS > targetS ? 1 : 0), costS };
+}
+
+/** Of the request itself: its first token, and the others. */
+export function ownCostOf({ waitedS, ttftS: targetS }: Question, firstS: number, othersS: number): number {
+  const soonS = targetS * soon;
+  return worthS(waitedS + firstS, soonS) - worthS(waitedS, soonS) + othersS * inTime;
 }
 
 /** Of waiting so long for a first token, each moment as urgent as it is late: the less the sooner it would come anyway. */

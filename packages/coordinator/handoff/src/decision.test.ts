@@ -234,12 +234,11 @@ describe('by hand', () => {
     expect([beside(100_000), beside(100), beside(0)]).toEqual([false, true, true]);
   });
 
-  it('prefill gives no first token that decode has sooner', () => {
-    const draws = (perS: number) =>
-      decide(question({ mode: 'always', tokens: 31, itlS: 1, others: [side(1, { prefillTokensPerS: perS })] })).split!
-        .draws;
-    // 14 tokens behind the block: 14 ms at the decode side and a step of 10, or 140 ms.
-    expect([draws(1_000), draws(100)]).toEqual([true, false]);
+  it('prefill gives no first token that makes all others later by more than it is worth', () => {
+    const draws = (tokens: number, ttftS: number) =>
+      decide(question({ mode: 'always', tokens, ttftS, itlS: 1, linkBlocksPerS: 400 })).split!.draws;
+    // 15 tokens behind the blocks, 15 ms before these travel; a step of 10 ms less, and the first token 15 ms and more sooner.
+    expect([draws(1_615, 20), draws(63, 20), draws(63, 0.1)]).toEqual([true, false, true]);
   });
 
   it('a rest of a block waits at the decode side for a step, not for the prompts there', () => {
@@ -253,7 +252,7 @@ describe('by hand', () => {
     expect(of(1_601, 1_000).ttftS).toBe(idle.ttftS);
   });
 
-  it('a short prompt is split for streams alone', () => {
+  it('a short prompt is not split for one stream: its own answer would be later by more', () => {
     const figures = { prefillTokensPerS: 1_550, prefillStepS: 0.007, stepS: 0.003, stepPerRequestS: 0.002 };
     const one = (count: number) =>
       decide(
@@ -263,7 +262,7 @@ describe('by hand', () => {
           others: [side(1, { role: 'prefill', ...figures })],
         }),
       ).split?.blocks;
-    expect([one(0), one(8)]).toEqual([undefined, 2]);
+    expect([one(0), one(1), one(8)]).toEqual([undefined, undefined, 2]);
   });
 
   it('part of the prefix is computed by decode where the link is the bottleneck, and nowhere else', () => {
@@ -307,7 +306,8 @@ describe('by hand', () => {
     expect(alone.ttftS).toBeCloseTo(0.0065 + 1_601 * (0.001 + 0.013 / chunk) + 0.013, 9);
     // Streams in time are harmed by a tenth of it.
     const worth = alone.ttftS ** 2 / (2 * (10 / 3));
-    expect(alone.costS).toBeCloseTo(worth + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
+    const tokensS = alone.ttftS * 0.1;
+    expect(alone.costS).toBeCloseTo(worth + tokensS + 1_601 * (0.001 + 0.013 / chunk) * 3 * 0.1, 9);
     expect(split).toMatchObject({ slowed: 0, blocks: 100 });
   });
 
@@ -382,7 +382,7 @@ describe('by hand', () => {
     const costOf = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), ttftS: 10 })).alone.costS;
     const [none, all] = [costOf(0), costOf(2)];
     // Two that are: half of what is computed, each, and as urgent as its own first token after 5 ms, 1.601 s and a step.
-    expect(none - all).toBeCloseTo((1.601 * 1.616) / (10 / 3), 9);
+    expect(none - all).toBeCloseTo(1.601 * (1.616 / (10 / 3) + 0.1), 9);
     expect(costOf(9)).toBe(all);
     const others = [side(1, { role: 'prefill', tokensAhead: 800 })];
     const reason = (awaiting: number) => decide(question({ decode: decodeOf(awaiting), others, ttftS: 10 })).reason;

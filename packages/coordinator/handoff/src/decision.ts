@@ -7,9 +7,9 @@
  * bottleneck, 16 shares of them are looked at: fewer blocks travel, and the decode side computes the rest meanwhile. A split has to cost
  * a twentieth less than none: it can fail in more ways.
  */
-import { type Cost, costOf } from './cost.ts';
+import { type Cost, costOf, ownCostOf } from './cost.ts';
 import type { Question, Side } from './question.ts';
-import { aloneTimes, type SplitTimes, splitTimes } from './times.ts';
+import { aloneTimes, type SplitTimes, splitTimes, stepS } from './times.ts';
 
 /** Why a request is split, or is not. */
 export const handOffReasons = [
@@ -153,13 +153,18 @@ function splitOf(question: Question, prefill: Side, blocks: number, held: number
 }
 
 /**
- * The same, with the first token from the prefill side, which computes the rest of the prompt first, where that is sooner. Never where the
- * next one does not follow within the target: a stream that begins and stands still is one that misses it.
+ * The same, with the first token from the prefill side, where that is worth it to the request itself: its client has that one earlier, and
+ * all others later, by the rest of the prompt that the prefill side computes first, or sooner, by the step that the decode side need
+ * not take for it. Never where the next one does not follow within the target: a stream that begins and stands still is one that misses it.
  */
 function drawing(question: Question, split: Split, full: number): Split {
-  if (split.blocks !== full || question.maxTokens <= 1) return split;
-  const { earlyS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
-  return earlyS > split.plainS || pauseS > question.itlS ? split : { ...split, draws: true };
+  const { decode, maxTokens, itlS } = question;
+  if (split.blocks !== full || maxTokens <= 1) return split;
+  const { earlyS, plainS, pauseS } = splitTimes(question, split.prefill, full, full - split.lacks, true);
+  if (pauseS > itlS) return split;
+  const without = ownCostOf(question, split.plainS, split.plainS + stepS(decode));
+  if (ownCostOf(question, earlyS, plainS) > without) return split;
+  return { ...split, draws: true };
 }
 
 const ms = (seconds: number): string => `${(seconds * 1000).toFixed(0)} ms`;
