@@ -24,6 +24,7 @@ export type Way = 'predicted' | 'always' | 'never' | 'combined';
 export class PdCluster {
   readonly #folder = mkdtempSync(join(tmpdir(), 'kvp-'));
   readonly #children: ChildProcess[] = [];
+  readonly #coordinators = new Map<Way, ChildProcess>();
   readonly #urls = new Map<Way, string>();
   #hosts: Hosts<Host> | undefined;
   #sharing: SharingHosts<Host> | undefined;
@@ -71,7 +72,7 @@ export class PdCluster {
 
   async close(): Promise<void> {
     for (const child of this.#children) {
-      if (child.exitCode !== null) continue;
+      if (child.exitCode !== null || child.signalCode !== null) continue;
       child.kill('SIGKILL');
       await once(child, 'exit');
     }
@@ -124,10 +125,24 @@ export class PdCluster {
     await this.#coordinator('combined', { port: 0, discovery: combined, handoff: { split: 'never' } });
   }
 
-  /** The coordinators of the prefill and the decode worker. Targets in milliseconds: to the first token, between two tokens. */
-  async coordinate(targets: { ttftMs: number; itlMs: number }): Promise<void> {
-    for (const way of ['predicted', 'always', 'never'] as const)
-      await this.#coordinator(way, { port: 0, discovery: this.#apart!, handoff: { split: way, ...targets } });
+  /**
+   * These coordinators of the prefill and the decode worker, and no others: one that is asked nothing reads their events all the same,
+   * a twentieth of what a prompt takes. Targets in milliseconds: to the first token, between two tokens.
+   */
+  async coordinate(
+    targets: { ttftMs: number; itlMs: number },
+    ways: readonly Exclude<Way, 'combined'>[],
+  ): Promise<void> {
+    for (const way of ['predicted', 'always', 'never'] as const) {
+      const running = this.#coordinators.get(way);
+      if (running !== undefined && !ways.includes(way)) {
+        this.#coordinators.delete(way);
+        running.kill('SIGKILL');
+        await once(running, 'exit');
+      }
+      if (running === undefined && ways.includes(way))
+        await this.#coordinator(way, { port: 0, discovery: this.#apart!, handoff: { split: way, ...targets } });
+    }
   }
 
   async #coordinator(way: Way, config: CoordinatorInput): Promise<void> {
@@ -136,6 +151,7 @@ export class PdCluster {
       env: { ...process.env, KVTIER_CONFIG: JSON.stringify({ host: '127.0.0.1', logLevel: 'warn', ...config }) },
     });
     this.#children.push(child);
+    this.#coordinators.set(way, child);
     const said = await Promise.race([once(child, 'message'), once(child, 'exit').then(() => undefined)]);
     if (said === undefined) throw new KvError('SETUP', 'coordinator: did not start; see the lines above');
     const [{ ready }] = said as [{ ready: { url: string } }];

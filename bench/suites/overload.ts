@@ -38,7 +38,7 @@ const suite: Suite = {
   name: 'overload',
   description: 'answers in time at twice saturation beside those at saturation: prefill overloaded, decode, both',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- overload [SECONDS]` */
+  /** `npm run bench -- overload [SECONDS] [--only=SHAPE,SHAPE]` */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
@@ -47,10 +47,14 @@ const suite: Suite = {
     const cluster = await PdCluster.start(dir);
     try {
       await cluster.rate(gbit);
-      await cluster.coordinate({ ttftMs: 2_000, itlMs: 200 });
+      await cluster.coordinate({ ttftMs: 2_000, itlMs: 200 }, ['predicted']);
       const url = cluster.url('predicted');
       const figures: Figure[] = [];
-      for (const [name, shape] of Object.entries(shapes))
+      const only = context.args
+        .find((arg) => arg.startsWith('--only='))
+        ?.slice('--only='.length)
+        .split(',');
+      for (const [name, shape] of Object.entries(shapes).filter(([name]) => only?.includes(name) ?? true))
         figures.push(await measure(context, url, name, shape, seconds));
       return figures;
     } finally {

@@ -265,6 +265,22 @@ describe('by hand', () => {
     expect([one(0), one(1), one(8)]).toEqual([undefined, undefined, 2]);
   });
 
+  it('part of the prefix is computed by decode where the link is the bottleneck, and nowhere else', () => {
+    const blocksOf = (linkBlocksPerS: number, tokensAhead: number) =>
+      decide(
+        question({
+          ...{ linkBlocksPerS, ttftS: 10, decode: side(0, { tokensAhead: 1_000 }) },
+          others: [side(1, { tokensAhead })],
+        }),
+      ).split?.blocks;
+    // 100 blocks are computed in 1.6 s, as long as decode has to do.
+    const slow = blocksOf(30, 0)!;
+    expect(slow).toBeGreaterThan(0);
+    expect(slow).toBeLessThan(100);
+    // However long its queue: decode would be busy with the rest, and prefill is soon free.
+    for (let ahead = 0; ahead <= 1_500; ahead += 100) expect([100, undefined]).toContain(blocksOf(1_000, ahead));
+  });
+
   it('streams that run are spared, and counted', () => {
     const { reason, split, alone } = decide(question({ decode: running(3) }));
     expect([reason, alone.slowed, split!.slowed]).toEqual(['spares-streams', 3, 0]);

@@ -2,10 +2,10 @@
  * Whether another worker computes a request's prompt, which one, and how much of it. Pure: all figures are arguments, so that the same
  * moment is decided the same way in service, in tests and in the simulation.
  *
- * For the decode side alone, and for each worker that takes prefill and 16 shares of the prompt, times are predicted (times.ts) and
- * priced (cost.ts). What misses fewest targets is taken; of equals, what costs all least. Where the link is the bottleneck, fewer
- * blocks travel and the decode side computes the rest while they do not. A split has to cost a twentieth less than none: it can fail in
- * more ways.
+ * For the decode side alone, and for each worker that takes prefill, times are predicted (times.ts) and priced (cost.ts). What misses
+ * fewest targets is taken; of equals, what costs all least. The prefill side computes all whole blocks; only where the link is the
+ * bottleneck, 16 shares of them are looked at: fewer blocks travel, and the decode side computes the rest meanwhile. A split has to cost
+ * a twentieth less than none: it can fail in more ways.
  */
 import { type Cost, costOf, ownCostOf } from './cost.ts';
 import type { Question, Side } from './question.ts';
@@ -80,11 +80,13 @@ export function decide(question: Question): Decision {
   if (candidates.length === 0) return none(why);
   let best: Split | undefined;
   for (const prefill of candidates) {
-    for (let part = mode === 'always' ? parts : 1; part <= parts; part++) {
+    const whole = splitOf(question, prefill, full, held);
+    if (best === undefined || isBetter(whole, best)) best = whole;
+    for (let part = 1; part < parts && whole.isLinkBound && mode !== 'always'; part++) {
       const blocks = Math.ceil((full * part) / parts);
       if (blocks <= held) continue;
       const split = splitOf(question, prefill, blocks, held);
-      if (best === undefined || isBetter(split, best)) best = split;
+      if (isBetter(split, best)) best = split;
     }
   }
   const chosen = drawing(question, best!, full);

@@ -15,6 +15,11 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
+const asked = {
+  ...{ id: 'r', model: 'demo', among: undefined, tokens: 161, blockTokens: 16, maxTokens: 9, keys: new Int32Array(0) },
+  ...{ session: '', arrivedMs: 0, ttftMs: undefined, itlMs: undefined, hasBegun: false, firstTokenByMs: undefined },
+};
+
 it('a request whose first token the prefill side gave waits at the decode side until that has one', async () => {
   const workers = new FakeWorkers();
   const [decode] = [workers.add('d'), workers.add('p')];
@@ -36,24 +41,11 @@ it('a request whose first token the prefill side gave waits at the decode side u
   const holdings = { match: () => [] };
   const logger = createLogger('test', 'silent');
   const handOffs = new HandOffs({ engines, holdings, logger, limits: { split: 'always', itlMs: 10_000 } });
-  const asked = {
-    ...{
-      id: 'r',
-      model: 'demo',
-      among: undefined,
-      tokens: 161,
-      blockTokens: 16,
-      maxTokens: 9,
-      keys: new Int32Array(0),
-    },
-    ...{ session: '', arrivedMs: performance.now(), ttftMs: undefined, itlMs: undefined, hasBegun: false },
-    firstTokenByMs: undefined,
-  };
   const choice = { worker: decode!, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
   const given: number[] = [];
   const run = handOffs.follow(
     choice as unknown as Parameters<HandOffs['follow']>[0],
-    asked,
+    { ...asked, arrivedMs: performance.now() },
     greedy({ requestId: 'r' }),
     new AbortController().signal,
     ({ tokenIds }) => void given.push(...tokenIds),
@@ -75,4 +67,35 @@ it('a request whose first token the prefill side gave waits at the decode side u
   streams.get(0)!.end();
   await run;
   expect([handOffs.awaiting, handOffs.legs, handOffs.pendingBlocks]).toEqual([0, 0, 0]);
+});
+
+it('who came late is a reason to refuse, not for ever: one is let in again, and shows how it is now', async () => {
+  const workers = new FakeWorkers();
+  const decode = workers.add('d')!;
+  Object.assign(workers.all[0]!, { record: recordOf('decode', { role: 'decode' }) });
+  let takesMs = 2_000;
+  const engines = {
+    workers: () => workers.all,
+    follow: async (_: number, _request: GenerateRequest, _signal: AbortSignal, onEvent: OnEvent) => {
+      vi.advanceTimersByTime(takesMs);
+      onEvent(event({ tokenIds: [1], finishReason: 'length' }));
+    },
+  } as unknown as HandOffEngines;
+  const logger = createLogger('test', 'silent');
+  const handOffs = new HandOffs({ engines, holdings: { match: () => [] }, logger });
+  const choice = { worker: decode, share: { requestId: 'r', tokensAhead: 0, blocks: 0, loadS: 0 } };
+  const ask = (ttftMs?: number): Promise<void> =>
+    handOffs.follow(
+      choice as unknown as Parameters<HandOffs['follow']>[0],
+      { ...asked, arrivedMs: performance.now(), ttftMs },
+      greedy({ requestId: 'r' }),
+      new AbortController().signal,
+      () => {},
+      () => {},
+    );
+  for (let i = 0; i < 300; i++) await ask();
+  takesMs = 1;
+  await expect(ask(200)).rejects.toThrow(/its first token would come/);
+  vi.advanceTimersByTime(10_000);
+  await ask(200);
 });

@@ -17,7 +17,7 @@ import type { Asked } from './asked.ts';
 import type { Copies } from './copies.ts';
 import { type Decision, decide, lineOf, type Split } from './decision.ts';
 import { HandOff, type HandOffEngines, type Shortfall, type Took } from './hand-off.ts';
-import { Late, Lateness } from './late.ts';
+import { Lateness, Latest } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 import { HandOffMetrics } from './metrics.ts';
 import type { Question, SplitMode } from './question.ts';
@@ -73,6 +73,8 @@ export interface HandedOff {
 const peer = 3;
 const maxLinks = 1_024;
 const [firstLateS, mostLateS] = [0.004, 0.5];
+/** Of nobody's coming for so many targets, half of what was learned of lateness is forgotten. */
+const believedTargets = 4;
 /** No estimate of a queue is taken for exact: a prefill worker gets so many times as long. */
 const patience = 3;
 
@@ -82,7 +84,7 @@ export class HandOffs {
   readonly #limits: HandOffLimits;
   readonly #late = new Lateness(firstLateS, mostLateS);
   /** The same of nine in ten: whoever is let in is to be in time. */
-  readonly #latest = { alone: new Late(0, mostLateS, 0.9), split: new Late(firstLateS, mostLateS, 0.9) };
+  readonly #latest = { alone: new Latest(mostLateS), split: new Latest(mostLateS) };
   readonly #legs = new Map<number, number>();
   /** Requests that wait for another worker's blocks, by the decode worker. */
   readonly #awaiting = new Map<number, number>();
@@ -137,7 +139,7 @@ export class HandOffs {
     const { split } = decision;
     const way = split === undefined ? 'alone' : 'split';
     const { plainS } = decision.expected;
-    this.#admit(decision, asked, choice.worker, question.waitedS + plainS + this.#latest[way].s);
+    this.#admit(decision, asked, choice.worker, question.waitedS, begunMs);
     this.metrics.decided(decision);
     const line = lineOf(question, decision);
     this.#options.logger.debug({ request: request.requestId, decode: choice.worker.record.name }, `hand-off: ${line}`);
@@ -152,7 +154,7 @@ export class HandOffs {
       if (!isFirst) return;
       isFirst = false;
       this.#learn(decision, seenS());
-      this.#latest[way].came(plainS + this.#latest[way].s, seenS());
+      this.#latest[way].came(plainS, seenS(), performance.now());
     };
     let isAwaiting = split !== undefined;
     const awaited = (): void => {
@@ -250,8 +252,14 @@ export class HandOffs {
     return ms === undefined ? undefined : Math.ceil(ms);
   }
 
-  /** `firstS`: since the request came, until its first token at the latest, nine times in ten. @throws Saturated, KvError DISCONNECTED */
-  #admit({ isLacking, reason }: Decision, asked: Asked, { record }: Worker, firstS: number): void {
+  /** @throws Saturated, KvError DISCONNECTED */
+  #admit(
+    { isLacking, reason, expected, split }: Decision,
+    asked: Asked,
+    { record }: Worker,
+    waitedS: number,
+    nowMs: number,
+  ) {
     if (asked.hasBegun) return;
     if (isLacking && !this.#limits.fallback && reason !== 'prefill-busy') {
       this.metrics.refused('no-prefill-worker');
@@ -260,7 +268,10 @@ export class HandOffs {
     }
     const { ttftMs } = asked;
     if (ttftMs === undefined) return;
-    const lateS = firstS - ttftMs / 1000;
+    // Its first token comes by then, nine times in ten.
+    const { plainS } = expected;
+    const latest = this.#latest[split === undefined ? 'alone' : 'split'];
+    const lateS = waitedS + plainS + latest.s(plainS, nowMs, believedTargets * ttftMs) - ttftMs / 1000;
     if (lateS <= 0) return;
     this.metrics.refused('late');
     const comes = `its first token would come ${(lateS * 1000).toFixed(0)} ms after the ${ttftMs} ms that it may take`;

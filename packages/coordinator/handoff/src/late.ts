@@ -39,6 +39,34 @@ export class Late {
 const [sizes, leastS] = [16, 0.001];
 const sizeOf = (predictedS: number): number =>
   Math.min(Math.max(Math.floor(Math.log2(predictedS / leastS)), 0), sizes - 1);
+const lengthOf = (size: number): number => leastS * 2 ** (size + 1);
+
+/**
+ * How much later than predicted nine in ten come, each size of prediction apart. Whoever refuses by it learns nothing of those that it
+ * refuses: it is believed less the longer none came, so that one is let in again and shows how it is now.
+ */
+export class Latest {
+  readonly #sizes: { readonly late: Late; cameMs: number }[] = [];
+
+  constructor(maxS: number) {
+    for (let size = 0; size < sizes; size++) {
+      const late = new Late(0, maxS, 0.9, Math.min(maxS / 200, lengthOf(size) / 20));
+      this.#sizes.push({ late, cameMs: Number.NEGATIVE_INFINITY });
+    }
+  }
+
+  /** Seconds, of what is predicted to take so long; half of it after each `halfMs` that none came. */
+  s(predictedS: number, nowMs: number, halfMs: number): number {
+    const { late, cameMs } = this.#sizes[sizeOf(predictedS)]!;
+    return late.s * 0.5 ** (Math.max(nowMs - cameMs, 0) / halfMs);
+  }
+
+  came(predictedS: number, seenS: number, nowMs: number): void {
+    const size = this.#sizes[sizeOf(predictedS)]!;
+    size.late.came(predictedS + size.late.s, seenS);
+    size.cameMs = nowMs;
+  }
+}
 
 /**
  * How much later than predicted first tokens come, of requests that the decode side serves alone and of split ones, each by how long is
@@ -84,7 +112,7 @@ export class Lateness {
   }
 
   #lateOf(size: number, firstS: number): Late {
-    const lengthS = leastS * 2 ** (size + 1);
+    const lengthS = lengthOf(size);
     const maxS = Math.min(this.#maxS, lengthS);
     return new Late(Math.min(firstS, maxS), maxS, 0.5, Math.min(this.#maxS / 200, lengthS / 40));
   }

@@ -1,7 +1,7 @@
 /** What is learned from how hand-offs went. */
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { Late, Lateness } from './late.ts';
+import { Late, Lateness, Latest } from './late.ts';
 import { LinkRate } from './link-rate.ts';
 
 it('a link that is waited for is measured; one that is not is as fast as what came over it, at least', () => {
@@ -66,6 +66,18 @@ it('lateness of nine in ten is what nine in ten do not pass', () => {
   expect(late.s).toBeGreaterThan(0.08);
   expect(late.s).toBeLessThan(0.1);
   expect(beyond / 2_000).toBeCloseTo(0.1, 1);
+});
+
+it('what nine in ten do not pass is of one size of prediction, and believed less the longer nothing came', () => {
+  const latest = new Latest(0.5);
+  expect(latest.s(0.02, 0, 100)).toBe(0);
+  for (let i = 0; i < 400; i++) latest.came(0.02, 2, i);
+  expect(latest.s(0.02, 399, 100)).toBe(0.5);
+  expect(latest.s(0.02, 499, 100)).toBe(0.25);
+  expect(latest.s(0.02, 10_399, 100)).toBeLessThan(1e-9);
+  expect(latest.s(0.3, 399, 100)).toBe(0);
+  latest.came(0.02, 2, 10_399);
+  expect(latest.s(0.02, 10_399, 100)).toBe(0.5);
 });
 
 it('short prompts learn nothing of how late long ones came while there was too much to do', () => {

@@ -46,6 +46,8 @@ export interface SplitTimes extends AloneTimes {
   /** Seconds until the first block can be there, and the last one. */
   readonly firstS: number;
   readonly arrivedS: number;
+  /** Nobody waits for the computing: to bring all over takes longer than until all is computed, and its last step is there. */
+  readonly isLinkBound: boolean;
   /** Until the prefill side has computed all that it is to; from then on to the decode side's next token, at the latest. */
   readonly earlyS: number;
   readonly pauseS: number;
@@ -83,7 +85,8 @@ export function splitTimes(
   const earlyS = startS + computeS;
   const lastBlocks = Math.min(stepBlocks || most, toCompute, travels);
   const wireS = travels === 0 ? 0 : (pendingBlocks + travels) / link;
-  const arrivedS = Math.max(wireS, earlyS + lastBlocks / link);
+  const computedS = earlyS + lastBlocks / link;
+  const arrivedS = Math.max(wireS, computedS);
   const firstS =
     toCompute === blocks
       ? startS + Math.min(toCompute * blockTokens, (stepBlocks || most) * blockTokens) * tokenS(question, prefill)
@@ -97,7 +100,7 @@ export function splitTimes(
   const pauseS = latestS + stepS(decode) + lastS - earlyS;
   return {
     ...{ plainS, computes, computeS, prefill, blocks, lacks: blocks - held, travels, stepBlocks, tail, tailS },
-    ...{ firstS, arrivedS, earlyS, pauseS },
+    ...{ firstS, arrivedS, isLinkBound: wireS > computedS, earlyS, pauseS },
   };
 }
 
