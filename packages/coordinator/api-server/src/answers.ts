@@ -176,8 +176,8 @@ class Answer {
   /** Tokens so far. */
   readonly #given: number[] = [];
   #isFirst = true;
-  /** What its tokens mean, as the worker said that gave the first of them. */
-  #tokenDigest: string | undefined;
+  /** What the worker said of itself that gave the first of its tokens. */
+  #begunAt: DispatchRequest['begunAt'];
   #hasCache = false;
 
   constructor(
@@ -232,7 +232,7 @@ class Answer {
     const onEvent: OnEvent = (event) => {
       if (!hasToken) {
         choice.firstToken();
-        this.#tokenDigest ??= choice.worker.facts?.tokenDigest;
+        this.#begunAt ??= choice.worker.facts;
         tries.progressed();
         hasToken = true;
       }
@@ -306,7 +306,7 @@ class Answer {
       keys: this.#keys,
       session: params.session,
       textDigest: model.text.model.textDigest,
-      tokenDigest: this.#tokenDigest,
+      begunAt: this.#begunAt,
       firstTokenByMs: targets.ttftMs === undefined || !this.#isFirst ? undefined : arrivedMs + targets.ttftMs,
     };
   }

@@ -1,5 +1,5 @@
 /** What the API server and the endpoint picker ask of the coordinator's middle: a worker for a request, now. */
-import type { Worker } from '@kvtier/registry';
+import type { Worker, WorkerFacts } from '@kvtier/registry';
 import type { RoutedRequest } from '@kvtier/routing';
 import type { Held, Share } from './ports.ts';
 
@@ -20,10 +20,10 @@ export interface DispatchRequest extends RoutedRequest {
    */
   readonly textDigest?: string | undefined;
   /**
-   * Of an answer that has begun: what its worker said of the meaning of token ids (`WorkerFacts.tokenDigest`). It is tokens from here on,
-   * and goes on wherever they are the same words, whatever chat template lies there.
+   * Of an answer that has begun: what its worker said of its weights and of the meaning of token ids. It is tokens from here on, and goes on
+   * where the same weights would go on, and the tokens are the same words, whatever chat template lies there.
    */
-  readonly tokenDigest?: string | undefined;
+  readonly begunAt?: Pick<WorkerFacts, 'modelDigest' | 'tokenDigest'> | undefined;
   /** prefill: a worker that computes the prompt for another one; undefined: one that takes the whole request, or its decode. */
   readonly role?: 'prefill' | undefined;
 }

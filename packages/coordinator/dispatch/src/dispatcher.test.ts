@@ -196,8 +196,21 @@ describe('a choice', () => {
       return [...new Set(names)].sort();
     };
     expect(await of({})).toEqual(['b', 'c']);
-    expect(await of({ tokenDigest: 'same' })).toEqual(['a', 'c']);
-    await expect(chosen({ tokenDigest: 'same', except: new Set(['a', 'c']) })).rejects.toBeInstanceOf(Outdated);
+    const begunAt = { modelDigest: '', tokenDigest: 'same' };
+    expect(await of({ begunAt })).toEqual(['a', 'c']);
+    await expect(chosen({ begunAt, except: new Set(['a', 'c']) })).rejects.toBeInstanceOf(Outdated);
+  });
+
+  it('is, of an answer that has begun, one with the weights that it began with', async () => {
+    const { workers, dispatcher } = rig({ policy: 'round-robin' });
+    workers.add('a', { modelDigest: 'other' });
+    workers.changed();
+    const begunAt = { modelDigest: 'these' };
+    expect(nameOf(await dispatcher.choose(request(), never))).toBe('a');
+    await expect(dispatcher.choose(request({ begunAt }), never)).rejects.toBeInstanceOf(Outdated);
+    workers.add('b', { modelDigest: 'these' });
+    workers.changed();
+    expect(nameOf(await dispatcher.choose(request({ begunAt }), never))).toBe('b');
   });
 
   it('is a prefill worker only while no other of its model is ready, and never where that is off', async () => {

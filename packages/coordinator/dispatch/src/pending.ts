@@ -44,10 +44,11 @@ export class Pending implements RoutedRequest {
     return !except.has(name) && (among === undefined || among.has(name));
   }
 
-  /** Its tokens are the same words there. */
+  /** Its tokens are the same words there, and what has begun goes on as it began. What somebody does not say is taken for equal. */
   isReadBy({ facts }: Worker): boolean {
-    const { textDigest, tokenDigest } = this.request;
-    if (tokenDigest !== undefined && facts?.tokenDigest !== undefined) return facts.tokenDigest === tokenDigest;
+    const { textDigest, begunAt } = this.request;
+    if (begunAt?.modelDigest && facts?.modelDigest && facts.modelDigest !== begunAt.modelDigest) return false;
+    if (begunAt?.tokenDigest && facts?.tokenDigest) return facts.tokenDigest === begunAt.tokenDigest;
     return textDigest === undefined || facts?.textDigest === undefined || facts.textDigest === textDigest;
   }
 
