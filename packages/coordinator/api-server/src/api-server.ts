@@ -241,7 +241,14 @@ function trackConnections(app: FastifyInstance): () => void {
   };
 }
 
+const brokenRequests: Readonly<Record<string, string>> = {
+  ERR_HTTP_REQUEST_TIMEOUT: '408 Request Timeout',
+  HPE_HEADER_OVERFLOW: '431 Request Header Fields Too Large',
+};
+
 function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Logger): FastifyInstance {
+  /** Answers that have not ended. */
+  const answers = new Set<ServerResponse>();
   const app = fastify({
     bodyLimit: limits.bodyBytes,
     requestTimeout: limits.receiveMs,
@@ -252,8 +259,10 @@ function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Log
     },
     frameworkErrors: (error, _request, reply) => void sendError(reply, toHttpError(error)),
     clientErrorHandler: (error, socket) => {
-      if (error.code === 'ECONNRESET' || !socket.writable) return void socket.destroy();
-      const status = error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? '408 Request Timeout' : '400 Bad Request';
+      // What is written into the middle of an answer would be a part of it.
+      const isAnswering = [...answers].some((answer) => answer.socket === socket && answer.headersSent);
+      if (error.code === 'ECONNRESET' || !socket.writable || isAnswering) return void socket.destroy();
+      const status = brokenRequests[error.code ?? ''] ?? '400 Bad Request';
       const { body } = new HttpError(400, `Not a complete HTTP request (${error.code}).`, { code: 'invalid_http' });
       const text = JSON.stringify(body);
       socket.end(
@@ -278,12 +287,11 @@ function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Log
     return body;
   });
   app.server.maxConnections = limits.connections;
-  let inProgress = 0;
   app.addHook('onRequest', async (request, reply) => {
     reply.header('x-request-id', request.id);
-    inProgress++;
+    answers.add(reply.raw);
     reply.raw.once('close', () => {
-      inProgress--;
+      answers.delete(reply.raw);
       if (request.body instanceof Body) request.body.drop();
     });
     // The answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes.
@@ -301,7 +309,7 @@ function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Log
       metrics.requests.inc({ route, status: String(complete ? reply.raw.statusCode : 499) });
     });
     checkOrigin(request.headers);
-    if (inProgress > limits.requests) {
+    if (answers.size > limits.requests) {
       throw new KvError('BUSY', `the API server: ${limits.requests} requests are in progress; try again later`);
     }
   });
