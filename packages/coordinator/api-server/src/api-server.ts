@@ -116,6 +116,9 @@ const cutAfterMs = 1_000;
 /** Of a body that needs no place among the large ones; and of all such bodies together. */
 const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
 
+/** Between two lines that say the same. */
+const refusalLineMs = 10_000;
+
 const nothing = (): readonly string[] => [];
 
 const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
@@ -194,7 +197,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   };
   const open = async (): Promise<ApiServer> => {
     try {
-      const url = await listen(app, options.host, options.port);
+      const url = await listen(app, options.host, options.port, logger);
       await models.start(options.firstContactMs ?? 10_000);
       return { url, reader: new PromptReader({ models, engines, text }), close };
     } catch (error) {
@@ -205,9 +208,21 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   return { open, close };
 }
 
-async function listen(app: FastifyInstance, host: string, port: number): Promise<string> {
+async function listen(app: FastifyInstance, host: string, port: number, logger: Logger): Promise<string> {
   try {
-    return await app.listen({ host, port });
+    // Of localhost fastify makes a second server, for ::1, that has none of our limits.
+    const url = await app.listen({ host: host === 'localhost' ? '127.0.0.1' : host, port });
+    let untold = 0;
+    let toldAtMs = Number.NEGATIVE_INFINITY;
+    // One connection could not be accepted (no descriptors, no memory): those that there are go on.
+    app.server.on('error', (error) => {
+      untold++;
+      if (performance.now() - toldAtMs < refusalLineMs) return;
+      toldAtMs = performance.now();
+      logger.warn({ reason: error.message, connections: untold }, 'connections could not be accepted');
+      untold = 0;
+    });
+    return url;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
     if (code === 'EADDRINUSE') {
