@@ -5,6 +5,7 @@
  * Names: the Gateway API inference extension's model server protocol; vLLM's `vllm:*`, SGLang's `sglang:*`.
  */
 import { KvError } from '@kvtier/errors';
+import { SliceTimer } from '@kvtier/runtime';
 
 export interface Scrape {
   readonly waiting: number;
@@ -50,9 +51,9 @@ interface Sample {
 const mostBlocks = 2 ** 40;
 const mostRequests = 2 ** 32;
 
-/** @throws KvError PROTOCOL: no load in there, or a number that cannot be */
-export function scrapeOf(worker: string, text: string): Scrape {
-  const samples = read(text);
+/** In slices: a text may be long, and nothing else. @throws KvError PROTOCOL: no load in there, or a number that cannot be */
+export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
+  const samples = await read(text);
   const of = (field: Field): readonly Sample[] => samples.get(field) ?? [];
   const refuse = (what: string): never => {
     throw new KvError('PROTOCOL', `worker ${worker}: /metrics ${what}; serve vLLM's or SGLang's metrics there`);
@@ -105,25 +106,33 @@ function wholeOf(text: string, most: number): number | undefined {
   return /^\d+$/.test(text) && value >= 1 && value <= most ? value : undefined;
 }
 
-/** Of each name the samples, at most some hundred; other lines are passed over. */
-function read(text: string): Map<Field, Sample[]> {
+const mostSamples = 512;
+/** vLLM's longest line has some 2,000. */
+const mostLineChars = 16_384;
+const linesPerLook = 256;
+/** What a line of ours may begin with. */
+const beginnings = new Set([...fieldOf.keys()].map((name) => name.charCodeAt(0)));
+
+/** Of each name the samples, at most some hundred; other lines, and those that are too long, are passed over. */
+async function read(text: string): Promise<Map<Field, Sample[]>> {
   const samples = new Map<Field, Sample[]>();
-  let at = 0;
-  while (at < text.length) {
+  const timer = new SliceTimer();
+  for (let at = 0, lines = 1; at < text.length; lines++) {
     const next = text.indexOf('\n', at);
     const end = next < 0 ? text.length : next;
-    if (text.charCodeAt(at) !== 0x23) {
+    if (beginnings.has(text.charCodeAt(at)) && end - at <= mostLineChars) {
       const line = text.slice(at, end);
       const nameEnd = line.search(/[{\s]/);
       const field = fieldOf.get(nameEnd < 0 ? line : line.slice(0, nameEnd));
       if (field !== undefined) {
         const list = samples.get(field) ?? [];
-        const sample = sampleOf(line.slice(nameEnd));
-        if (sample && list.length < 512) list.push(sample);
+        const sample = list.length < mostSamples ? sampleOf(line.slice(nameEnd)) : undefined;
+        if (sample) list.push(sample);
         samples.set(field, list);
       }
     }
     at = end + 1;
+    if (lines % linesPerLook === 0 && timer.due) await timer.next();
   }
   return samples;
 }
