@@ -257,6 +257,23 @@ it.each([
   await vi.waitFor(() => expect(pod.scrapes).toBeGreaterThan(2), patience);
 });
 
+it('nor does a list of a hundred thousand models, of which the first is looked at', async () => {
+  const card = '{"id":"a"}';
+  pod.models = () => `{"data":[{"id":"first","max_model_len":10}${`,${card}`.repeat(90_000)}]}`;
+  join();
+  await until('ready');
+  expect(worker().facts).toMatchObject({ model: 'first', maxModelTokens: 10 });
+});
+
+it.each(['{"data":[]}', '{"data":[{}, {"id":"a"}]}', '{"data":[{"id":""}]}', '[]', '1', '"'])(
+  'one that lists %s for its models is refused',
+  async (models) => {
+    pod.models = () => models;
+    join();
+    await until('refused');
+  },
+);
+
 it('ours are counted as of now, the others’ as of the last scrape, each once', async () => {
   join();
   await until('ready');
