@@ -225,3 +225,12 @@ describe('the listener of probes and scrapes', () => {
     expect([await status('/health/live'), await status('/health/ready')]).toEqual([200, 200]);
   });
 });
+
+it('while all workers are refused, health and answers say why the first is, and what to do', async () => {
+  await at.engine.stop();
+  at.discovery.say(at.named('a'), { name: 'pod', kind: 'openai', address: 'http://10.1.2.3:8000' });
+  await vi.waitUntil(() => at.fleet.workers().every((worker) => worker?.state !== 'ready'), patience);
+  const message = expect.stringMatching(/^worker pod: .*; use https .*, or say "access": \{"trustedNetwork": true\}$/);
+  const health = await fetch(`${at.server.url}/health`);
+  expect([health.status, await health.json()]).toMatchObject([503, { error: { message } }]);
+});
