@@ -369,6 +369,17 @@ describe('what the decode pod holds', () => {
     expect(bodiesOf(d).map((body) => body.cache_hit_threshold)).toEqual([0.8, 0]);
   });
 
+  it('Prefer: if-available is the pod’s to answer where there is no index', async () => {
+    await open(['p', 'd']);
+    const known = at.holdings.match.bind(at.holdings);
+    at.holdings.match = (...asked) => known(...asked).map((held) => ({ ...held, isUnknown: true }));
+    const prefer = { prefer: 'if-available' };
+    expect([(await ask(chat, prefer)).status, d.seen.length]).toEqual([412, 1]);
+    store.add(JSON.stringify(messages));
+    expect((await ask(chat, prefer)).status).toBe(200);
+    await atRest();
+  });
+
   it('Prefer: if-available is 412 where the index has not enough of it, and the pod may say so, too', async () => {
     await open(['p', 'd']);
     const prefer = { prefer: 'if-available; x=1, wait=1' };
