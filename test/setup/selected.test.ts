@@ -1,5 +1,7 @@
 import { expect, it } from 'vitest';
-import { within } from '../../scripts/lib/vitest.mjs';
+
+const scripts = new URL('../../scripts/lib/vitest.mjs', import.meta.url).href;
+const { within } = (await import(scripts)) as { within: (folder: string, args: string[]) => string[] };
 
 it('names in front of options select files of the folder; without any it is all of it', () => {
   expect(within('test/vllm', [])).toEqual(['test/vllm']);
