@@ -227,10 +227,12 @@ class Planned(EngineCase):
         wanted = self.serve(first, texts)
         self.until_held(node, first, 40)
         waited: list[float] = []
+        age_s = 0.0
         real = staging.Stage.wait
 
         def wait(stage: staging.Stage, wait_s: float) -> bool:
             waited.append(round(wait_s, 6))
+            stage.began_at -= age_s
             return real(stage, 0.0) if len(waited) < 3 else real(stage, wait_s)
 
         second = self.play(node, Shape(options={"patience_us": 20_000}, prefix_caching=False))
@@ -246,6 +248,11 @@ class Planned(EngineCase):
             second.run()
             self.assertEqual(waited[0], 0.06)
             self.assertLessEqual(set(waited[1:]), {0.04})  # in the next step: what it may stand longer
+            waited[:], age_s = [], 1.0
+            ask("slow")
+            second.run()
+            self.assertEqual(waited, [0.06])  # what takes long is waited for in no further step
+            age_s = 0.0
             waited[:] = [0.0] * 3
             ask("one", "other")
             second.run()

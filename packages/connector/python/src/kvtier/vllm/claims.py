@@ -30,6 +30,8 @@ MAX_LOOKUPS = 2
 #: For the only request of an engine it stands so many times its patience longer in a step: vLLM would sleep, step through nothing and
 #: ask again.
 SPARE_PATIENCES = 2
+#: And in so many patiences from its beginning.
+SOON_PATIENCES = 10
 
 _NOTHING = (0, False)
 _LATER = (None, False)
@@ -102,6 +104,10 @@ class Claims:
         came = what.wait(patience_s + self._spare_s)
         self._spare_s -= max(0.0, time.monotonic() - began - patience_s)
         return came
+
+    def _soon(self, stage: Stage) -> bool:
+        """Not of what comes from a disk or another host: meanwhile the engine's loop is there for who comes next."""
+        return self.alone and self._spare_s > 0 and stage.asked_at - stage.began_at < SOON_PATIENCES * self._options.patience_us / 1e6
 
     def _unanswered(self, known: Known, why: str) -> tuple[int | None, bool]:
         """A node that is silent is not asked again, and who waits for it does so once."""
@@ -182,7 +188,7 @@ class Claims:
             self.leave(known)
             self._add("restaged", 1)
             return self._begin(known, request, local_tokens)
-        if not stage.poll() and not (self.alone and self._spare_s > 0 and self._wait(stage, 0.0)):
+        if not stage.poll() and not (self._soon(stage) and self._wait(stage, 0.0)):
             return _LATER
         ready = stage.ready_tokens or 0
         if ready < stage.end_tokens and stage.reason == "capacity" and self._waits_for_room(known, stage):
