@@ -78,7 +78,8 @@ export const tellingConnector = (told: () => void): (new (options: unknown) => S
  * that stands still takes its whole time limit. So who listens asks once more.
  */
 function hearAll(connector: Inner): void {
-  const { resolve, initFailoverDetector } = connector;
+  const { resolve, initFailoverDetector } = connector as Partial<Inner>;
+  if (resolve === undefined || initFailoverDetector === undefined) return;
   let asked: object | undefined;
   let place: string | undefined;
   connector.resolve = async (sentinel) => {

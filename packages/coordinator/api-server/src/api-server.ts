@@ -1,34 +1,54 @@
 /**
- * The API server: an HTTP server on loopback with OpenAI's API in front of the workers of a cluster.
+ * The API server: an HTTP server with OpenAI's API in front of the workers of a cluster.
  *
  *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
  *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix · GET /admin/planner
- *   (routes.ts)
+ *   (routes.ts); for probes and scrapes on a listener of their own, too (operations.ts)
  *
- * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
- * shape; while no worker serves, /health is 503, and it comes back by itself.
+ * Invariants: beyond loopback it listens only with TLS and with keys or clients' certificates, or where the network is said to be trusted;
+ * every body, connection and wait is bounded; every failure has OpenAI's shape; while no worker serves, /health is 503, and it comes back
+ * by itself.
  */
+import { isLoopback } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { HandOffs } from '@kvtier/handoff';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Logger } from '@kvtier/telemetry';
+import { ApiKeys } from './api-keys.ts';
+import { Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
-import { createApp, listen, trackConnections } from './http-server.ts';
-import { type ApiServerLimits, defaultLimits } from './limits.ts';
+import { createHttpApp, type HttpLimits, type ServerTls } from './http-app.ts';
+import { type ApiServerLimits, defaultLimits, operationsLimits } from './limits.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
+import { addOperations } from './operations.ts';
 import { PromptReader } from './prompt-reader.ts';
-import { addRoutes } from './routes.ts';
+import { addRoutes, metricsTextOf } from './routes.ts';
 import { TextPool } from './text-pool.ts';
 
-export interface ApiServerOptions {
-  /** 127.0.0.1, ::1 or localhost */
+/** Where a listener is, and that whoever reaches it may. */
+interface Place {
+  /** An IP address, or localhost. */
   readonly host: string;
   /** 0: any free one */
   readonly port: number;
+  /** null: plain text. */
+  readonly tls?: ServerTls | null;
+  /** Of a network beyond loopback. */
+  readonly trustedNetwork?: boolean;
+}
+
+export interface ApiServerOptions extends Place {
+  /** Files of keys: a request bears one of the first, what administers workers one of the second. null: none is asked for. */
+  readonly apiKeysFile?: string | null;
+  readonly adminKeysFile?: string | null;
+  /** Probes and metrics on a listener of their own; null: only here. */
+  readonly operations?: Place | null;
+  /** Whether the members are known, for probes. */
+  readonly isReady?: () => boolean;
   /** The workers, and who chooses among them; their owner closes them. */
   readonly engines: Engines;
   readonly dispatch: Dispatch;
@@ -60,15 +80,12 @@ export interface ApiServerOptions {
   readonly text?: TextPool;
 }
 
-/** For an aborted answer to tell its client so. */
-const cutAfterMs = 1_000;
-
 const nothing = (): readonly string[] => [];
-
-const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
 
 export interface ApiServer {
   readonly url: string;
+  /** Of the listener for probes and scrapes. */
+  readonly operationsUrl: string | undefined;
   /** Reads bodies for pods that others send, with this server's models and threads; after `close` it reads none. */
   readonly reader: PromptReader;
   close(): Promise<void>;
@@ -81,22 +98,28 @@ export interface ClosedApiServer {
   close(): Promise<void>;
 }
 
-/** @throws KvError CONFIG (not loopback), and as `open` */
+/** @throws KvError CONFIG (beyond loopback without what it needs there, or files that cannot be used), and as `open` */
 export const startApiServer = async (options: ApiServerOptions): Promise<ApiServer> => makeApiServer(options).open();
 
 /**
  * It takes tens of milliseconds of one turn: do it before anything runs that others wait for.
- * @throws KvError CONFIG: not loopback
+ * @throws KvError CONFIG: beyond loopback without what it needs there; files that cannot be used
  */
 export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
-  if (!loopback.has(options.host)) {
-    throw new KvError(
-      'CONFIG',
-      `host ${options.host}: the API server has no login and listens on loopback only; use 127.0.0.1`,
-    );
-  }
+  const { apiKeysFile, adminKeysFile } = options;
+  checkPlace(options, apiKeysFile != null);
+  if (options.operations) checkPlace(options.operations, false);
   const limits = { ...defaultLimits, ...options.limits };
   const { logger } = options;
+  const closers: (() => void)[] = [];
+  const keysOf = (file: string | null | undefined): ApiKeys | undefined => {
+    if (file == null) return undefined;
+    const keys = new ApiKeys(file, {
+      onProblem: (why) => (why === undefined ? logger.info({ file }, 'API keys in use') : logger.warn(why)),
+    });
+    closers.push(() => keys.close());
+    return keys;
+  };
   const text = options.text ?? new TextPool();
   const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const metrics = new RequestMetrics();
@@ -111,9 +134,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const place = { dispatch, engines, handOffs, among, pods, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
-  const app = createApp(limits, metrics, logger);
-  const closeIdle = trackConnections(app);
-  addRoutes(app, {
+  const parts = {
     models,
     engines,
     text,
@@ -124,30 +145,62 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     parts: options.parts ?? (() => ({})),
     plans: options.plans ?? (() => []),
     moreMetrics: options.moreMetrics ?? (async () => ''),
-  });
+  };
+  const answered = (route: string, status: number): void => metrics.requests.inc({ route, status: String(status) });
+  const httpOf = (its: Place, name: string, bounds: HttpLimits, keys?: ApiKeys, adminKeys?: ApiKeys) =>
+    createHttpApp({
+      name,
+      limits: bounds,
+      callers: new Callers({
+        isLocal: isLoopback(its.host),
+        scheme: its.tls ? 'https' : 'http',
+        isCertified: its.tls?.clientCaFile != null,
+        keys,
+        adminKeys,
+      }),
+      tls: its.tls ?? undefined,
+      answered,
+      logger,
+    });
+  const server = httpOf(options, 'API server', limits, keysOf(apiKeysFile), keysOf(adminKeysFile));
+  addRoutes(server.app, parts);
+  let isClosing = false;
+  const operations = options.operations
+    ? httpOf(options.operations, 'operations', { ...limits, ...operationsLimits })
+    : undefined;
+  const isReady = (): boolean => !isClosing && (options.isReady?.() ?? true);
+  if (operations) addOperations(operations.app, { ...parts, isReady, metricsText: () => metricsTextOf(parts) });
 
   const close = async (): Promise<void> => {
+    isClosing = true;
     expected.close();
-    const closed = app.close(); // takes no new request, waits for the running ones
-    const grace = setTimeout(() => generation.abortAll(), limits.closeGraceMs);
-    const cut = setTimeout(() => app.server.closeAllConnections(), limits.closeGraceMs + cutAfterMs);
-    const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
-    await closed;
-    clearTimeout(grace);
-    clearTimeout(cut);
-    clearInterval(sweep);
+    await server.close(limits.closeGraceMs, () => generation.abortAll());
     models.close();
+    for (const end of closers) end();
+    await operations?.close(0);
     if (!options.text) await text.close();
   };
   const open = async (): Promise<ApiServer> => {
     try {
-      const url = await listen(app, options.host, options.port, logger);
+      const operationsUrl = options.operations
+        ? await operations!.listen(options.operations.host, options.operations.port)
+        : undefined;
+      const url = await server.listen(options.host, options.port);
       await models.start(options.firstContactMs ?? 10_000);
-      return { url, reader: new PromptReader({ models, engines, text }), close };
+      return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), close };
     } catch (error) {
       await close();
       throw error;
     }
   };
   return { open, close };
+}
+
+/** What the configuration's schema has made sure of, for whoever calls without one. @throws KvError CONFIG */
+function checkPlace({ host, tls, trustedNetwork = false }: Place, hasKeys: boolean): void {
+  if (isLoopback(host) || trustedNetwork || (tls && (tls.clientCaFile !== null || hasKeys))) return;
+  throw new KvError(
+    'CONFIG',
+    `host ${host}: is not loopback; configure TLS, and keys or certificates of clients, or use 127.0.0.1`,
+  );
 }

@@ -61,8 +61,10 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       })
     : undefined;
   const isOnlyIfHeld = prefers(request, 'if-available');
+  // Nobody computes what may have to be refused: the pod alone can say whether it has it.
+  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
   const ask = async (choice: Choice): Promise<Forwarded> => {
-    const bytes = legs ? await legs.before(choice) : new Uint8Array(body.passedOn);
+    const bytes = (await legsFor(choice)?.before(choice)) ?? new Uint8Array(body.passedOn);
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;
@@ -74,7 +76,8 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       placed.chosen(choice);
       if (isOnlyIfHeld) checkHeld(reply, body, choice, placed);
       let answer = await ask(choice);
-      if (legs && answer.status === 200) answer = (await legs.after(answer, choice)) ?? (await ask(choice));
+      const split = legsFor(choice);
+      if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
         refused = refusalOf(answer, choice);
         await leave(answer);
@@ -103,7 +106,8 @@ function prefers({ headers }: FastifyRequest, preference: string): boolean {
 /** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
 function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
   const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
-  const { blocks, remoteBlocks = 0 } = choice.match;
+  const { blocks, remoteBlocks = 0, isUnknown } = choice.match;
+  if (isUnknown) return; // the pod may know
   // The last token is computed in any case.
   const wanted = Math.ceil(Math.floor(Math.max(tokens - 1, 0) / blockTokens) * cacheHitThreshold);
   if (blocks + remoteBlocks >= wanted) return;

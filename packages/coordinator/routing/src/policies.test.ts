@@ -119,6 +119,25 @@ describe('policies', () => {
     expect(policy.choose(request(7), busy, 0, half)).not.toBe(home);
   });
 
+  it('bounded hashing keeps a prompt at home while nobody has anything, and where nobody is within the bound', () => {
+    const policy = policies['bounded-hash']();
+    const prompts = Array.from({ length: 100 }, (_, i) => request(i + 1));
+    const homes = (running: readonly number[]): number[] =>
+      prompts.map((prompt) =>
+        policy.choose(
+          prompt,
+          running.map((count) => worker({ running: count })),
+          0,
+          half,
+        ),
+      );
+    const idle = homes([0, 0, 0, 0, 0, 0, 0, 0]);
+    expect(new Set(idle).size).toBe(8);
+    expect(homes([9, 9, 9, 9, 9, 9, 9, 9])).toEqual(idle);
+    // One request at all, and 2 ÷ 8 × 1.25 is below one: nobody is within the bound.
+    expect(homes([0, 0, 0, 1, 0, 0, 0, 0])).toEqual(idle);
+  });
+
   it('SimHash sends prompts that share most blocks to one worker', () => {
     const policy = policies['sim-hash']();
     const workers = [worker(), worker({ running: 1 })];
