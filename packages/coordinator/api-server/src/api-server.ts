@@ -21,7 +21,8 @@ import { Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
-import { createHttpApp, type HttpLimits, type ServerTls } from './http-app.ts';
+import { createHttpApp, type HttpLimits, type ServerTls } from './http-server.ts';
+import { type ApiServerLimits, defaultLimits } from './limits.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
 import { addOperations } from './operations.ts';
@@ -79,38 +80,6 @@ export interface ApiServerOptions extends Place {
   /** Whose threads read texts; its owner closes it. Without it the API server has its own. */
   readonly text?: TextPool;
 }
-
-/** All the API server's limits in one place. */
-export interface ApiServerLimits extends HttpLimits {
-  /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
-  readonly answersRunning: number;
-  /** Answers run and none has a token for so long: /health says 503. */
-  readonly stallMs: number;
-  /** Workers that may fail one after another with one answer, without a token between them. */
-  readonly tries: number;
-  /** From a worker's failure on, another one is looked for so long. */
-  readonly retryMs: number;
-  /** While nobody is ready, a request waits for a worker that went away, or is looked for, since less; 0: it fails at once. */
-  readonly absentMs: number;
-  /** What running answers get at close before they are cut. */
-  readonly closeGraceMs: number;
-}
-
-const defaultLimits: ApiServerLimits = {
-  bodyBytes: 16 << 20,
-  receiveMs: 60_000,
-  connections: 4_096,
-  requests: 4_096,
-  largeBodies: 16,
-  largeBodyMs: 20_000,
-  unreadMs: 60_000,
-  answersRunning: 2_048,
-  stallMs: 120_000,
-  tries: 5,
-  retryMs: 10_000,
-  absentMs: 3_000,
-  closeGraceMs: 2_000,
-};
 
 /** Of the listener for probes and scrapes. */
 const operationsLimits: Partial<HttpLimits> = { bodyBytes: 1 << 10, receiveMs: 10_000, connections: 256, requests: 64 };

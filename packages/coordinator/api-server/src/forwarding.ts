@@ -9,6 +9,7 @@
 import { pipeline } from 'node:stream/promises';
 import type { Choice } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
+import { leave } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Workplace } from './answers.ts';
 import type { Forwarded } from './engines.ts';
@@ -76,7 +77,7 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       if (legs && answer.status === 200) answer = (await legs.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
         refused = refusalOf(answer, choice);
-        for await (const _ of answer.body) break; // its request ends with that
+        await leave(answer);
         throw refused;
       }
       await stream(reply, answer, choice, options);
@@ -132,11 +133,19 @@ async function stream(
   }
   reply.hijack();
   const { raw } = reply;
-  raw.setTimeout(unreadMs, () => raw.destroy());
+  raw.on('timeout', () => raw.destroy());
+  // Behind other answers on its connection: from when it is its turn.
+  if (raw.socket === null) raw.setTimeout(unreadMs);
   raw.writeHead(answer.status, headers);
+  // The client's time runs while it has something to read; how long a worker may be silent its line says.
+  const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
   const all = async function* () {
     try {
-      for (let next = first; !next.done; next = await pieces.next()) yield next.value;
+      for (let next = first; !next.done; next = await pieces.next()) {
+        mayWait(unreadMs);
+        yield next.value;
+        mayWait(0);
+      }
     } finally {
       await pieces.return?.();
     }

@@ -10,6 +10,7 @@
 import type { Choice } from '@kvtier/dispatch';
 import type { HandedOff } from '@kvtier/handoff';
 import { type HandOffReason, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
+import { leave } from '@kvtier/registry';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
 import { withMembers } from './json-members.ts';
@@ -95,7 +96,7 @@ export class TwoLegs {
       return answer;
     const { isBelow, rest } = await belowThreshold(answer);
     if (!isBelow) return rest;
-    for await (const _ of rest.body) break; // its request ends with that
+    await leave(rest);
     const { prefillers } = pods.plan(routed, choice, named);
     await this.#prefill(choice, prefillers, 'threshold', 'the decode pod held less than cache_hit_threshold');
     return undefined;

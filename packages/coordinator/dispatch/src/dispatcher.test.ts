@@ -56,7 +56,7 @@ describe('a choice', () => {
     expect(workers.all[1]!.load).toMatchObject({ waiting: 0, running: 0 });
     expect([workers.open, dispatcher.stats()]).toEqual([
       [0, 0],
-      { policy: 'predicted', waiting: 0, given: 0, chosen: 1, saturated: 0 },
+      { policy: 'predicted', waiting: 0, given: 0, chosen: 1, saturated: 0, policyBytes: 0 },
     ]);
   });
 
@@ -374,7 +374,7 @@ describe('the queue', () => {
     first.ended();
     (await second).ended();
     expect([dispatcher.stats(), workers.open]).toEqual([
-      { policy: 'predicted', waiting: 0, given: 0, chosen: 2, saturated: 0 },
+      { policy: 'predicted', waiting: 0, given: 0, chosen: 2, saturated: 0, policyBytes: 0 },
       [0, 0],
     ]);
   });

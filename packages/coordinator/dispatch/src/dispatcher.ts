@@ -49,6 +49,8 @@ export interface DispatchStats {
   /** Choices so far; requests that were told to come again. */
   readonly chosen: number;
   readonly saturated: number;
+  /** Memory of what the policy keeps of its own. */
+  readonly policyBytes: number;
 }
 
 /** Between two looks at the queues, unless nothing was looked at for longer. */
@@ -106,6 +108,7 @@ export class Dispatcher implements Dispatch {
       given: this.#given,
       chosen: this.#chosen,
       saturated: this.#saturated,
+      policyBytes: [...this.#lanes].reduce((bytes, { policy }) => bytes + (policy.bytes ?? 0), 0),
     };
   }
 

@@ -13,7 +13,7 @@
 import { type PodHandOffConfig, podHandOffSchema } from '@kvtier/config';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { Forwarded, Worker } from '@kvtier/registry';
+import { type Forwarded, leave, type Worker } from '@kvtier/registry';
 import { type Decision, decideSplit } from './decision.ts';
 import { type HandOffReason, PodHandOffMetrics } from './metrics.ts';
 import { hasPrefill, leastAhead, type PodList, prefillersFor, workOf } from './pods.ts';
@@ -161,7 +161,7 @@ export class PodHandOff {
     try {
       const answer = await this.#pods.forward(choice.worker.number, path, headers, body, signal);
       if (answer.status !== 200) {
-        for await (const _ of answer.body) break; // its request ends with that
+        await leave(answer);
         const reason = answer.status === 429 ? 'busy' : elsewhere.has(answer.status) ? 'failed' : 'refused';
         throw new NotPrefilled(reason, `worker ${name} answers ${answer.status}`);
       }

@@ -25,8 +25,16 @@ import type { Sent, WorkerFacts, WorkerLoad } from './worker.ts';
 export interface Forwarded {
   readonly status: number;
   readonly headers: IncomingHttpHeaders;
-  /** Leaving the loop ends the request. @throws KvError DISCONNECTED, or the reason of the request's signal */
+  /**
+   * Leaving the loop ends the request, and so does `leave`, which waits for nothing. @throws KvError DISCONNECTED, or the reason of the
+   * request's signal
+   */
   readonly body: AsyncIterable<Buffer>;
+}
+
+/** Nobody wants the body: a pod may never begin it. */
+export async function leave({ body }: Forwarded): Promise<void> {
+  await body[Symbol.asyncIterator]().return?.();
 }
 
 export interface OpenaiLinkOptions {
@@ -184,17 +192,30 @@ export class OpenaiLink implements Link {
 
   #parts(body: Dispatcher.ResponseData['body'], running: Running, ended: () => void): AsyncIterable<Buffer> {
     body.once('close', ended);
+    body.on('error', () => {}); // of one that is left before it was read
     const failure = (error: unknown): unknown => this.#failure(error, running);
-    return (async function* () {
+    const end = (): void => {
+      body.destroy();
+      ended();
+    };
+    const parts = (async function* () {
       try {
         for await (const part of body) yield part as Buffer;
       } catch (error) {
         throw failure(error);
       } finally {
-        body.destroy();
-        ended();
+        end();
       }
     })();
+    const iterator: AsyncIterator<Buffer> = {
+      next: () => parts.next(),
+      // A generator that was not begun ends without its `finally`, and one that waits for a part ends after it.
+      return: () => {
+        end();
+        return parts.return(undefined);
+      },
+    };
+    return { [Symbol.asyncIterator]: () => iterator };
   }
 
   #authorization(): Readonly<Record<string, string>> {
