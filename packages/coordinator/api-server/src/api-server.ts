@@ -13,7 +13,7 @@
 import { isLoopback } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { HandOffs } from '@kvtier/handoff';
+import { type HandOffs, InTime } from '@kvtier/handoff';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Logger } from '@kvtier/telemetry';
 import { ApiKeys } from './api-keys.ts';
@@ -67,6 +67,8 @@ export interface ApiServerOptions extends Place {
   readonly guesses?: () => boolean;
   /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
   readonly pods?: PodHandOff;
+  /** Which requests for pods would be answered too late. Without it one of its own. */
+  readonly inTime?: InTime;
   /** More of the coordinator for /health, by name. */
   readonly parts?: () => Readonly<Record<string, unknown>>;
   /** How many workers the load needs, for /admin/planner. */
@@ -135,7 +137,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const { handOffs, ttftMs, pods = new PodHandOff({ dispatch, pods: engines }) } = options;
-  const place = { dispatch, engines, handOffs, among, pods, expected, tries: { maxTries, withinMs } };
+  const { inTime = new InTime() } = options;
+  const place = { dispatch, engines, handOffs, among, pods, inTime, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
   const parts = {

@@ -131,12 +131,13 @@ export class Planner {
       Math.min((blocks + remoteBlocks) * request.blockTokens, request.tokens),
       this.#now(),
     );
-    const { worker, policy, why, match, isGuessed, share } = choice;
+    const { worker, policy, why, firstTokenS, match, isGuessed, share } = choice;
     let hasEnded = false;
     return {
       worker,
       policy,
       why,
+      firstTokenS,
       match,
       isGuessed,
       share,
