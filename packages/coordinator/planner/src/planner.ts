@@ -130,12 +130,13 @@ export class Planner {
       entry.sums.add('chosenTokens', request.tokens, this.#now());
       entry.sums.add('cachedTokens', held, this.#now());
     }
-    const { worker, policy, why, match, isGuessed, share } = choice;
+    const { worker, policy, why, firstTokenS, match, isGuessed, share } = choice;
     let hasEnded = false;
     return {
       worker,
       policy,
       why,
+      firstTokenS,
       match,
       isGuessed,
       share,

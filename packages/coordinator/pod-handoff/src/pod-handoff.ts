@@ -104,7 +104,10 @@ export class PodHandOff {
     const prefillers = known.length > 0 ? known : prefillersFor(workers, decode.worker, routed.among);
     const names = new Set(prefillers.map(({ record }) => record.name));
     if (known.length > 0)
-      return { split: true, reason: 'named', why: 'named by x-prefiller-host-port', prefillers: names };
+      return {
+        ...{ split: true, reason: 'named', why: 'named by x-prefiller-host-port', thereS: undefined },
+        prefillers: names,
+      };
     const uncachedTokens = uncachedOf(routed, decode);
     const decision = decideSplit(
       {
