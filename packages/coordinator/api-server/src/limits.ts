@@ -1,6 +1,6 @@
+/** What the API server takes at most, and how long it waits: all in one place. */
 import type { HttpLimits } from './http-app.ts';
 
-/** All the API server's limits in one place. */
 export interface ApiServerLimits extends HttpLimits {
   /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
   readonly answersRunning: number;
