@@ -102,6 +102,10 @@ class Moving(CopiesCase):
         arena = self.copies.map(self.ref)
         count, size = 24, 128 << 10
         offsets, sums = self.slots(count, size), array("Q", [0] * count)
+        memory = ctypes.create_string_buffer(count * size)
+        # Of short rows, so that copying takes longer than waking.
+        rows = kvtier.Part(ctypes.addressof(memory), size, 16, size // 16, 16)
+        layout = self.copies.layout([rows], count)
 
         def threads() -> list[Path]:
             return [one for one in Path("/proc/self/task").iterdir() if (one / "comm").read_text() == "kvtier-load\n"]
@@ -113,7 +117,7 @@ class Moving(CopiesCase):
                 return [int((one / "schedstat").read_text().split()[0]) for one in sorted(threads())]
 
             before = ran()
-            job = self.copies.check(arena, size, offsets, sums)
+            job = self.copies.load(arena, layout, numbers(count), offsets, sums)
             until("it ends", job.ended)
             job.take_bad()
             each = [after - was for was, after in zip(before, ran())]
