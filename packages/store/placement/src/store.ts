@@ -18,6 +18,7 @@ import { Counters } from './counters.ts';
 import { Expiry } from './expiry.ts';
 import { Fetcher } from './fetcher.ts';
 import type { NamespaceState } from './fetches.ts';
+import { HeldSketch } from './held-sketch.ts';
 import { Holdings } from './holdings.ts';
 import { defaultLimits } from './limits.ts';
 import { Namespaces } from './namespaces.ts';
@@ -56,7 +57,7 @@ export class Store {
   readonly #gates: readonly TierGate[];
   readonly #promote: readonly boolean[];
   readonly #parts: StoreParts;
-  readonly #residency = new Residency((record) => this.#expiry.delete(record));
+  readonly #residency: Residency;
   readonly #tenants: Tenants;
   readonly #expiry: Expiry;
   readonly #suspects: Suspects;
@@ -70,6 +71,12 @@ export class Store {
     const { arena, lower, clock, log, failpoint, readHeader } = options;
     const { counters } = this;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
+    const sketch = options.held && new HeldSketch(options.held);
+    this.#residency = new Residency(
+      (record) => this.#expiry.delete(record),
+      undefined,
+      sketch && ((word, before, after) => sketch.change(word, before, after)),
+    );
     const pins = new Pins(arena);
     const wallS = (): number => Math.floor(clock.wallMs() / 1000);
     const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();
