@@ -59,6 +59,8 @@ export interface Plan {
 
 /** Blocks in this tier are in the arena already: bringing them costs nothing. */
 const arenaTier = 'arena';
+/** What other hosts' nodes hold, and the disks below them. */
+const peerTier = 'peer';
 const nothingAway: Plan['away'] = { tiers: '', blocks: 0, us: 0 };
 /** Left to compute, to learn how long that takes: so many tokens, and no more than this share of a hit. */
 const probeTokens = 96;
@@ -174,7 +176,7 @@ export class LoadPlanner {
     const isMeasured = this.computeUs(1) !== undefined;
     let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     const eachAwayUs = Math.max(bringUs, copyUs);
-    if (away > 0) this.#asking.told(tiers, eachAwayUs);
+    if (tiers === peerTier) this.#asking.told(eachAwayUs);
     let blocks = 0;
     let brought = 0;
     let loadUs = this.#roundTrip.usPerUnit ?? 0;
@@ -201,7 +203,7 @@ export class LoadPlanner {
       }
       if (fits < span.count) break;
     }
-    if (best.away.blocks > 0) this.#asking.paid();
+    if (tiers === peerTier && best.away.blocks > 0) this.#asking.paid();
     const plan = this.#probing(best, held, first, nowMs);
     return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, eachAwayUs) };
   }
@@ -224,7 +226,7 @@ export class LoadPlanner {
     return best;
   }
 
-  /** Whether to ask for `blocks` blocks from block `first` on, none of which lies in the arena and some in tiers below. */
+  /** Whether to ask for `blocks` blocks from block `first` on, which only peers hold. */
   isWorthAsking(blocks: number, first: number, nowMs: number): boolean {
     const computeUs = this.computeUs(blocks, first);
     if (computeUs === undefined || this.#compute.steps === 0) return true;

@@ -1,4 +1,4 @@
-/** Which prompts the node is asked about: none that its table of held blocks answers, and all that may lie in its arena. */
+/** Which prompts the node is asked about: none that its table of held blocks answers, and all that may lie in another tier than peers'. */
 import { LoadPlanner } from '@kvtier/load-planner';
 import { expect, it } from 'vitest';
 import { newCounters } from './counters.ts';
@@ -66,7 +66,7 @@ it('what nobody holds is known at once', async () => {
   expect(rig.asked).toEqual([0]);
 });
 
-it('what is away is asked for until it is known to be slower than computing', async () => {
+it('what only peers hold is asked for until it is known to be slower than computing', async () => {
   const rig = new Rig();
   expect([await rig.match('a'), await rig.match('b'), await rig.match('c')]).toEqual([0, 0, 0]);
   expect(rig.asked).toEqual([0, 0]); // the first, and once more when it was known
@@ -78,7 +78,7 @@ it('what is away is asked for until it is known to be slower than computing', as
   expect(rig.asked).toHaveLength(4);
 });
 
-it('what may lie in the arena is always asked for, also behind a block that does not', async () => {
+it('what may lie in another tier is always asked for, also behind a block that does not', async () => {
   const rig = new Rig();
   for (const id of ['a', 'b']) await rig.match(id);
   for (const [at, nearBlock] of [0, 9, 19, 29, 39].entries()) {

@@ -39,7 +39,7 @@ interface Entry {
 const nothing: Match = { state: 'known', blocks: 0 };
 const pending: Match = { state: 'pending' };
 const maxEntries = 16_384;
-/** Of what the table of held blocks says: the arena may hold it. */
+/** Of what the table of held blocks says: a tier but the peers may hold it. */
 const isNear = 1;
 /** Blocks of a chain that are looked at there, beside the first. */
 const looks = 4;
@@ -112,8 +112,8 @@ export class MatchTable {
   }
 
   /**
-   * The node need not be asked: it holds nothing of this, or only what is away, and slower than computing. What lies in its arena is
-   * always asked for: a few blocks of the chain are looked at, for the first ones may have left it.
+   * The node need not be asked: nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another
+   * tier is always asked for: a few blocks of the chain are looked at, for the first ones may have left it.
    */
   #isInVain(sessions: readonly Session[], hashes: Buffer, first: number): boolean {
     const { hashBytes, planner, timers, windows } = this.#options;

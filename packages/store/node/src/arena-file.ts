@@ -35,8 +35,8 @@ export interface ArenaFile {
   readonly id: bigint;
   /** Whether somebody holds this byte of the file beside it (`Hold` in session.proto). */
   isByteHeld(byte: number): boolean;
-  /** Where engines read what is held (docs/formats.md, "Table of held blocks"). */
-  readonly held: HeldTable;
+  /** Where engines read what is held (docs/formats.md, "Table of held blocks"); null on hugetlbfs, whose files cannot be written. */
+  readonly held: HeldTable | null;
   /** Unmap and remove. */
   close(): void;
 }
@@ -137,7 +137,7 @@ export function createArenaFile(
     const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
     const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
     const lock = openSync(lockFileOf(file), 'wx+', 0o600);
-    const held = makeHeldTable(lock, bytes);
+    const held = type === hugetlbfsMagic ? null : makeHeldTable(lock, bytes);
     if (group !== null) {
       for (const name of [file, lockFileOf(file)]) {
         chownSync(name, process.geteuid?.() ?? 0, group);

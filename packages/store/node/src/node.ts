@@ -110,7 +110,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       clock,
       log,
       failpoint,
-      held: arenaFile.held,
+      held: arenaFile.held ?? undefined,
     });
     undo.push(() => store.close()); // and with it the tiers
     for (const tier of [arena, ...lower]) events?.follow(tier);
@@ -131,7 +131,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       peerGroups: (fd) => native.peerGroups(fd),
       group: options.group ?? null,
       isByteHeld: (byte) => arenaFile.isByteHeld(byte),
-      tellsHeld: true,
+      tellsHeld: arenaFile.held !== null,
       gauges: () => ({ ...turns(), ...tokensKept(events?.tokens) }),
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       tokens: events?.tokens ?? null,

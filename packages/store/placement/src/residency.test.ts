@@ -32,10 +32,8 @@ it('a random life of four tiers is what a map says, and packed and unpacked chai
     fc.property(fc.array(step, { minLength: 1, maxLength: 60 }), (life) => {
       const spaces = [namespaceNamed('n'), namespaceNamed('m')];
       const told = new Uint8Array(64);
-      const sketch = new HeldSketch({
-        buckets: told.length,
-        write: (bucket, flags) => told.fill(flags, bucket, bucket + 1),
-      });
+      const write = (bucket: number, flags: number) => told.fill(flags, bucket, bucket + 1);
+      const sketch = new HeldSketch({ buckets: told.length, write }, 1);
       const residency = new Residency(undefined, undefined, (...change) => sketch.change(...change));
       const tiers = Array.from({ length: 4 }, () => new ListTier());
       for (const [bit, tier] of tiers.entries()) residency.follow(tier, bit);

@@ -48,6 +48,10 @@ export interface LookupResult {
   readonly estimatedUs: number;
 }
 
+/** All tiers but peers: these come from other hosts' memory, and are faster than computing or not by the link alone. */
+const nearBits = (tiers: readonly Pick<Tier, 'name'>[]): number =>
+  tiers.reduce((bits, { name }, bit) => bits | (name === 'peer' ? 0 : 1 << bit), 0);
+
 const lowestBit = (bits: number): number => 31 - Math.clz32(bits & -bits);
 
 export class Store {
@@ -71,17 +75,17 @@ export class Store {
     const { arena, lower, clock, log, failpoint, readHeader } = options;
     const { counters } = this;
     const limits = { ...defaultLimits(arena.stats().capacityBytes), ...options.limits };
-    const sketch = options.held && new HeldSketch(options.held);
-    this.#residency = new Residency(
-      (record) => this.#expiry.delete(record),
-      undefined,
-      sketch && ((word, before, after) => sketch.change(word, before, after)),
-    );
     const pins = new Pins(arena);
     const wallS = (): number => Math.floor(clock.wallMs() / 1000);
     const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();
     const shared = { arena, pins, clock, log, limits, counters, failpoint, wallS, isOver };
     const tiers = [arena, ...lower];
+    const sketch = options.held && new HeldSketch(options.held, nearBits(tiers));
+    this.#residency = new Residency(
+      (record) => this.#expiry.delete(record),
+      undefined,
+      sketch && ((word, before, after) => sketch.change(word, before, after)),
+    );
     this.#lower = lower;
     this.#names = tiers.map(({ name }) => name);
     this.#hits = tiers.map(() => 0);
