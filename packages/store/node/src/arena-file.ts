@@ -9,6 +9,7 @@ import {
   chownSync,
   closeSync,
   existsSync,
+  ftruncateSync,
   openSync,
   readFileSync,
   rmSync,
@@ -35,7 +36,7 @@ export interface ArenaFile {
   readonly id: bigint;
   /** Whether somebody holds this byte of the file beside it (`Hold` in session.proto). */
   isByteHeld(byte: number): boolean;
-  /** Where engines read what is held (docs/formats.md, "Table of held blocks"); null on hugetlbfs, whose files cannot be written. */
+  /** Where engines read what is held (docs/formats.md, "Table of held blocks"); null where there is no room for it. */
   readonly held: HeldTable | null;
   /** Unmap and remove. */
   close(): void;
@@ -88,11 +89,17 @@ class PageWatch {
 const arenaBytesPerBucket = 4096;
 const heldBuckets = { least: 1 << 16, most: 1 << 24 };
 
-/** All of it is written now: a full file system is an error of the start. */
-function makeHeldTable(fd: number, arenaBytes: number): HeldTable {
+/** All of it is written now, so that there is room for it later. Where there is none, and on hugetlbfs, whose files cannot be written: null. */
+function makeHeldTable(fd: number, arenaBytes: number): HeldTable | null {
   const { least, most } = heldBuckets;
   const buckets = 2 ** Math.ceil(Math.log2(Math.min(most, Math.max(least, arenaBytes / arenaBytesPerBucket))));
-  writeSync(fd, Buffer.concat([heldTableHeader(buckets), Buffer.alloc(buckets)]), 0);
+  try {
+    const table = Buffer.concat([heldTableHeader(buckets), Buffer.alloc(buckets)]);
+    for (let at = 0; at < table.length; ) at += writeSync(fd, table, at, table.length - at, at);
+  } catch {
+    ftruncateSync(fd, 0);
+    return null;
+  }
   const byte = new Uint8Array(1);
   return {
     buckets,
@@ -137,7 +144,7 @@ export function createArenaFile(
     const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
     const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
     const lock = openSync(lockFileOf(file), 'wx+', 0o600);
-    const held = type === hugetlbfsMagic ? null : makeHeldTable(lock, bytes);
+    const held = makeHeldTable(lock, bytes);
     if (group !== null) {
       for (const name of [file, lockFileOf(file)]) {
         chownSync(name, process.geteuid?.() ?? 0, group);

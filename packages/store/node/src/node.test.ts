@@ -101,6 +101,27 @@ it('tells beside the arena which blocks are held, before it answers', async () =
   await node.close();
 });
 
+it('tells nothing of what is held where the arena leaves no room beside it', async (context) => {
+  const small = path.join(folder, 'small');
+  mkdirSync(small);
+  try {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', small], { stdio: 'pipe' });
+  } catch (error) {
+    console.warn(`SKIPPED: a full tmpfs: ${(error as Error).message.trim().split('\n').at(-1)}; run as root`);
+    return context.skip();
+  }
+  try {
+    const node = await open({ arena: { bytes: 4 << 20, dir: small } });
+    const client = await RawClient.connect(path.join(folder, 'node.sock'));
+    const { heldTag, hasLockFile } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+    expect([heldTag, hasLockFile]).toEqual([undefined, true]);
+    await client.end();
+    await node.close();
+  } finally {
+    execFileSync('umount', [small]);
+  }
+});
+
 it('tells how much of its arena lies in huge pages', async (context) => {
   const huge = path.join(folder, 'huge');
   mkdirSync(huge);
