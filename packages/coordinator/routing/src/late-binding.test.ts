@@ -140,6 +140,20 @@ describe('late binding', () => {
     expect(crowd(3, [0, 1, 1], 1)).toEqual([0, 0, 0]);
   });
 
+  it('also where its holder has no prompt to compute, but long steps: those who ask wait for them', () => {
+    const late = new LateBinding<number>();
+    // A step of 10 ms, and 1 ms of it for each of 20 that run: 35 ms longer until a first token than where nobody runs.
+    const holder = { ...state(0, 42), running: 20, stepPerRequestS: 0.001 };
+    const other = { ...state(0), loadBlocksPerS: [0, 0, 0, 420], remoteBlocks: 42 };
+    const keys = Int32Array.from({ length: 84 }, (_, at) => at);
+    const taken = Array.from({ length: 3 }, (_, i) => {
+      late.add(i, { ...request(676), keys }, i, 4);
+      return late.take(() => [holder, other], i, chance)!.worker;
+    });
+    // The third one makes it 105 ms, and to bring the document to the other worker takes 100.
+    expect(taken).toEqual([0, 0, 1]);
+  });
+
   it('a request pays once, however long it waits', () => {
     const late = new LateBinding<string>();
     const keys = Int32Array.from({ length: 84 }, (_, at) => at);

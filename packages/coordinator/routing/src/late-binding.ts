@@ -121,10 +121,13 @@ export class LateBinding<T> {
         idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
       }
       if (idle !== undefined) {
-        held.hasPaid = true;
-        const { blocks } = held.known[best]!.match;
-        const priceS = look.moreWorkS(held, idle, best);
-        if (this.#rents.pays(held.request.keys, blocks, look.aheadS(best), priceS)) best = idle;
+        const rentS = look.rentS(held, best, idle);
+        if (rentS > 0) {
+          held.hasPaid = true;
+          const { blocks } = held.known[best]!.match;
+          const priceS = look.moreWorkS(held, idle, best);
+          if (this.#rents.pays(held.request.keys, blocks, rentS, priceS)) best = idle;
+        }
       }
       if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) {
         this.#gives(look, held, best, nowMs);

@@ -115,15 +115,23 @@ export class Look {
 
   /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
   idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
-    if (known[best]!.match.blocks === 0 || this.aheadS(best) === 0) return undefined;
+    if (known[best]!.match.blocks === 0) return undefined;
     let found = false;
     const idle = leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
-      if (this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
+      if (worker === best || this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
       found = true;
       return costOf(request, load, 0, 0, 1, known[worker]!);
     });
     return found ? idle : undefined;
+  }
+
+  /** What it waits longer at `best` than it would at the other one, if that held as much of it. */
+  rentS({ request, known }: Held<unknown>, best: number, other: number): number {
+    const held = known[best]!;
+    const claimedS = this.#claims[best] ?? 0;
+    const atBestS = costOf(request, this.loads[best]!, claimedS, this.#loadClaims[best] ?? 0, 1, held);
+    return atBestS - costOf(request, this.loads[other]!, 0, 0, 1, held);
   }
 
   /** What it is more work on this worker than on `best`, in seconds. */
