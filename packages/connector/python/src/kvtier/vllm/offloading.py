@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import OffloadingSpec  # type: ignore[import-not-fo
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.halves import halves
-from kvtier.vllm.messages import KvtierHandshake, KvtierWorkerMetadata
+from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
@@ -62,7 +62,7 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         self._scheduler, self._worker, self._refusal = halves(
             OffloadHalf, options, vllm_config, role, kv_cache_config, self.troubles
         )
-        self.worker = OffloadWorker(self._worker)
+        self.worker = OffloadWorker(self._worker, self.troubles)
         KvtierOffloadingSpec.owner = self
         try:
             super().__init__(vllm_config, role, kv_cache_config)
@@ -83,9 +83,13 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     # ---- the worker's half -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._register(kv_caches)
+        super().register_kv_caches(kv_caches)
+
+    @harmless(lambda: None)
+    def _register(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
             self._worker.register(kv_caches)
-        super().register_kv_caches(kv_caches)
 
     @harmless(lambda: KvtierHandshake(refusal="the handshake failed"))
     def get_handshake_metadata(self) -> KvtierHandshake:
@@ -102,7 +106,10 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         super().start_load_kv(forward_context, **kwargs)
         self._start_planned()
 
-    @harmless(lambda: None)
+    def _not_started(self) -> None:
+        self.worker.give_up(self._connector_metadata)
+
+    @harmless(lambda: None, _not_started)
     def _start_planned(self) -> None:
         if isinstance(self._connector_metadata, OffloadMetadata):
             self.worker.start(self._connector_metadata)
@@ -149,22 +156,36 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         if not self._ready(request, num_computed_tokens):
             return None, False
         found = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if self._scheduler is not None:
-            self._scheduler.looked_up(request.request_id, found[0])
+        self._looked_up(request.request_id, found[0])
         return found
+
+    @harmless(lambda: None)
+    def _looked_up(self, name: str, found: int | None) -> None:
+        if self._scheduler is not None:
+            self._scheduler.looked_up(name, found)
 
     @harmless(lambda: True)
     def _ready(self, request: Any, local_tokens: int) -> bool:
         return self._scheduler is None or self._scheduler.ready(request, local_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        half = self._scheduler
-        if half is None:
+        if self._scheduler is None:
             return super().build_connector_meta(scheduler_output)
         # First: what is offered in this step is copied in the next one at the earliest.
-        planned = half.metadata(scheduler_output)
+        planned = self._plan(scheduler_output)
         native = super().build_connector_meta(scheduler_output)
-        return OffloadMetadata(native.load_jobs, native.store_jobs, native.jobs_to_flush, kvtier=planned, ended=half.ended())
+        return OffloadMetadata(native.load_jobs, native.store_jobs, native.jobs_to_flush, kvtier=planned, ended=self._ended())
+
+    def _only_loads(self, _scheduler_output: Any) -> KvtierMetadata:
+        return self._scheduler.loads() if self._scheduler is not None else KvtierMetadata()
+
+    @harmless(KvtierMetadata, _only_loads)
+    def _plan(self, scheduler_output: Any) -> KvtierMetadata:
+        return self._scheduler.metadata(scheduler_output) if self._scheduler is not None else KvtierMetadata()
+
+    @harmless(list)
+    def _ended(self) -> list[int]:
+        return self._scheduler.ended() if self._scheduler is not None else []
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._heard(getattr(connector_output, "kv_connector_worker_meta", None))
@@ -172,16 +193,26 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     @harmless(lambda: None)
     def _heard(self, told: Any) -> None:
-        if self._scheduler is not None and isinstance(told, OffloadWorkerMetadata):
-            self._scheduler.worker_output(told.kvtier)
+        if self._scheduler is not None:
+            self._scheduler.hear(told.kvtier if isinstance(told, OffloadWorkerMetadata) else None)
 
     def reset_cache(self) -> bool | None:
-        if self._scheduler is not None:
-            self._scheduler.reset()
-        return super().reset_cache()
+        ours, natives = self._reset(), super().reset_cache()
+        return False if ours is False else natives
+
+    def _not_reset(self) -> bool:
+        """What is stored may be another model's: nothing of it is served any more."""
+        self.troubles.stop()
+        return False
+
+    @harmless(lambda: False, _not_reset)
+    def _reset(self) -> bool:
+        return self._scheduler.reset() if self._scheduler is not None else True
 
     @harmless(lambda: None)
     def shutdown(self) -> None:
-        super().shutdown()
-        if self._scheduler is not None:
-            self._scheduler.shutdown()
+        try:
+            super().shutdown()
+        finally:
+            if self._scheduler is not None:
+                self._scheduler.shutdown()
