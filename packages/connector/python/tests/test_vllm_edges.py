@@ -79,7 +79,8 @@ class Claims(EngineCase):
                 return asked.result().blocks
 
             until("the other rank has all of it", lambda: held() == 10)
-            second = self.play(self.shared(), shape)
+            reads = Shape(tp=2, options={**shape.options, "store": False})
+            second = self.play(self.shared(), reads)
             claims, ends = second.connector._scheduler._claims, []
             claim = claims.claim
 
@@ -90,6 +91,11 @@ class Claims(EngineCase):
             claims.claim = claimed
             self.assertEqual(self.serve(second, [text], outputs=1), [wanted])
             self.assertEqual((ends, second.external_tokens), ([20], 20), self.told(second))
+            # Also where the node's first word was of more, and its lease is not.
+            third = self.play(self.shared(), reads)
+            with mock.patch("kvtier.vllm.staging._both", lambda left, right: max(left, right)):
+                self.assertEqual(self.serve(third, [text], outputs=1), [wanted])
+            self.assertEqual(third.external_tokens, 20, self.told(third))
 
     def test_a_node_that_goes_on_to_say_that_it_is_held(self) -> None:
         """A load has failed, and the node is not told: it is not claimed again for that request."""

@@ -123,6 +123,22 @@ class Layouts(unittest.TestCase):
         refused("blocks overlap", (4, 8), (4, 1), 4)
 
 
+    def test_a_view_of_less_than_a_page(self) -> None:
+        """What lies beside the view (scales of a block, perhaps) would not be stored: refused. What is only padding is let go."""
+        tensors = {"layer": make_layers("hnd", ["layer"], 5, 4, 2, 3)["layer"].tensor}  # 96 bytes a block
+        for page, unpadded, refused in ((96, 96, False), (128, 96, False), (128, 97, True), (96, None, False)):
+            spec = FullAttentionSpec(block_size=4, page_size_bytes=page, sliding_window=None)
+            if unpadded is not None:
+                spec.unpadded_page_size_bytes = unpadded
+            made = types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)])
+            groups = groups_of(made, 4, False)
+            if refused:
+                with self.assertRaisesRegex(Unsupported, "layer layer: 96 bytes a block in its view, where the engine fills 97"):
+                    layouts.views_of(groups, tensors, 5)
+            else:
+                self.assertEqual([len(views) for views in layouts.views_of(groups, tensors, 5)], [1])
+
+
 class Configuration(unittest.TestCase):
     def test_options(self) -> None:
         self.assertEqual(options.parse({"socket": "/run/n.sock"}).patience_us, 1000)
