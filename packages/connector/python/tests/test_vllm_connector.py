@@ -358,6 +358,7 @@ class Faults(EngineCase):
         found = engine.external_tokens
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertEqual(engine.external_tokens, found)
+        self.assertGreaterEqual(engine.connector._scheduler.counters["bad_blocks"], 10)
         self.until_held(node, engine, 4)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertGreater(engine.external_tokens, found)

@@ -70,7 +70,7 @@ class Guards(EngineCase):
         self.texts = prompts(3)
         self.wanted = self.serve(self.alone(), self.texts)
 
-    def survives(self, shape: Shape, owner: type, name: str, rounds: int = 1) -> bool:
+    def survives(self, shape: Shape, owner: type, name: str, outputs: int = 4) -> bool:
         """Whether it was called at all."""
         told: list[str] = []
         start = name in AT_THE_START
@@ -79,13 +79,12 @@ class Guards(EngineCase):
             self.serve(engine, self.texts)
         with broken(owner, name, told), self.quietly():
             engine = engine or self.play(self.shared(), shape, attached=False)
-            for turn in range(rounds):
-                names = [f"{name} {turn} {i}" for i in range(len(self.texts))]
-                for one, text in zip(names, self.texts):
-                    engine.add(one, text, 4)
-                engine.run(20)
-                self.assertEqual([engine.done[one].output_tokens() for one in names], self.wanted)
-                self.assertEqual(engine.wrong, [])
+            names = [f"{name} {i}" for i in range(len(self.texts))]
+            for one, text in zip(names, self.texts):
+                engine.add(one, text, outputs)
+            engine.run(20)
+            self.assertEqual([engine.done[one].output_tokens() for one in names], self.wanted)
+            self.assertEqual(engine.wrong, [])
             if name == "reset":
                 self.assertIs(engine.connector.reset_cache(), False)
                 found = engine.external_tokens
@@ -134,11 +133,12 @@ class Guards(EngineCase):
     def test_blocks_that_are_given_away(self) -> None:
         """The worker's waits for stores, over native offloading."""
         self.texts = prompts(6, 40, 8)
-        self.wanted = self.serve(self.alone(), self.texts)
+        self.wanted = self.serve(self.alone(), self.texts, outputs=16)
         for owner, name in ((WorkerHalf, "flush"), (OffloadWorker, "_begin_early")):
-            shape = self.own(Shape(blocks=30, step_tokens=48, connector=KvtierOffloadingConnector))
+            shape = Shape(blocks=30, step_tokens=48, connector=KvtierOffloadingConnector)
             with self.subTest(name=name):
-                self.assertTrue(self.survives(shape, owner, name, rounds=2))
+                # Which blocks are given away while they are copied is a matter of time.
+                self.assertTrue(any(self.survives(self.own(shape), owner, name, 16) for _ in range(8)))
 
     def test_every_callback_is_guarded(self) -> None:
         """Of what the engine calls and we define; the native connector's with its own parts hand on (the loops above)."""

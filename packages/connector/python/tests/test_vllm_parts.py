@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import tempfile
 import types
 import unittest
@@ -220,7 +221,14 @@ class Messages(unittest.TestCase):
 
         KvtierPromMetrics(None, {Counter: Made}, ["engine"], {0: ["0"]}).observe({"lookups": 5, "unknown": 1})
         self.assertEqual(told, {"vllm:kvtier_lookups": 5})
-        self.assertIn("lookups", COUNTERS)
+
+    def test_every_counter_is_declared(self) -> None:
+        """What is counted and not told is of no use to anybody."""
+        counted = set()
+        for file in Path(layouts.__file__).parent.glob("*.py"):
+            counted.update(re.findall(r'_add\(f?"([a-z_]+)', file.read_text()))
+        self.assertGreater(len(counted), 12)
+        self.assertEqual({name for name in counted if not name.startswith("denied_")} - COUNTERS.keys(), set())
 
 
 class Weights(unittest.TestCase):

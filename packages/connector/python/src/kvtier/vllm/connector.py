@@ -198,13 +198,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
 
     @harmless(lambda: None)
     def get_kv_connector_stats(self) -> KvtierStats | None:
-        now: dict[str, int] = dict(self._scheduler.counters) if self._scheduler is not None else {}
-        if self._worker is not None:
-            now["loaded_bytes"] = self._worker.loaded_bytes
-            now["stored_bytes"] = self._worker.stored_bytes
-            now.update(self._worker.device_counters())
-        now["troubles"] = self.troubles.count
-        return self._since.take(now)
+        return self._since.of(self._scheduler, self._worker, self.troubles.count)
 
     def get_kv_connector_kv_cache_events(self) -> None:
         return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
-from vllm.v1.kv_offload.base import OffloadingSpec  # type: ignore[import-not-found]
+from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingSpec  # type: ignore[import-not-found]
 
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles, harmless
@@ -22,10 +22,15 @@ from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMe
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
+from kvtier.vllm.stats import COUNTERS, PREFIX, Since
 from kvtier.vllm.worker import WorkerHalf
 
 #: Keys of `kv_connector_extra_config` that are the native connector's.
 _NATIVE = frozenset({"spec_name", "spec_module_path", "offload_prompt_only", "self_describing_kv_events"})
+
+
+def _with_spec(extra: Any) -> dict[str, Any]:
+    return {**(extra or {}), "spec_name": "KvtierOffloadingSpec", "spec_module_path": __name__}
 
 
 class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
@@ -41,6 +46,11 @@ class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             )
         self._owner = KvtierOffloadingSpec.owner
 
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """A metric that is not declared here ends vLLM's logger, and the process with it."""
+        return {PREFIX + name: OffloadingCounterMetadata(documentation=f"kvtier: {text}.") for name, text in COUNTERS.items()}
+
     def get_manager(self) -> Manager:
         return Manager(self._owner._scheduler, self._owner.troubles)
 
@@ -53,12 +63,13 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.troubles = Troubles()
+        self._since = Since()
         self._scheduler: OffloadHalf | None
         self._worker: WorkerHalf | None
         transfer = vllm_config.kv_transfer_config
         extra = dict(getattr(transfer, "kv_connector_extra_config", None) or {})
         options = options_module.parse({key: value for key, value in extra.items() if key not in _NATIVE})
-        transfer.kv_connector_extra_config = {**extra, "spec_name": "KvtierOffloadingSpec", "spec_module_path": __name__}
+        transfer.kv_connector_extra_config = _with_spec(extra)
         self._scheduler, self._worker, self._refusal = halves(
             OffloadHalf, options, vllm_config, role, kv_cache_config, self.troubles
         )
@@ -208,6 +219,33 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     @harmless(lambda: False, _not_reset)
     def _reset(self) -> bool:
         return self._scheduler.reset() if self._scheduler is not None else True
+
+    # ---- metrics, end ----------------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> Any:
+        return self._counted(super().get_kv_connector_stats())
+
+    def _natives_alone(self, natives: Any) -> Any:
+        return natives
+
+    @harmless(lambda: None, _natives_alone)
+    def _counted(self, natives: Any) -> Any:
+        """vLLM's own numbers, with ours beside them; of ours only what is declared."""
+        grown = self._since.of(self._scheduler, self._worker, self.troubles.count)
+        if grown is None:
+            return natives
+        both = natives if natives is not None else self.build_kv_connector_stats()
+        for name, count in grown.data.items():
+            if name in COUNTERS:
+                both.increase_counter(PREFIX + name, count)
+        return both
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> Any:
+        """In the API server, where no connector is made: vLLM's class asks the spec what it declares."""
+        transfer = vllm_config.kv_transfer_config
+        transfer.kv_connector_extra_config = _with_spec(transfer.kv_connector_extra_config)
+        return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @harmless(lambda: None)
     def shutdown(self) -> None:
