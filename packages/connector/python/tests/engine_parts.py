@@ -133,6 +133,7 @@ class Request:
         self.skip_reading_prefix_cache = more.get("skip_reading", False)
         self._hash_tokens = hash_tokens
         self.state = "waiting"
+        self.status = ""
         self.tables: list[list[int]] = []
         self.drafts: list[int] = []
         self.in_flight = 0

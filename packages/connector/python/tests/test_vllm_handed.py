@@ -107,6 +107,36 @@ class Handed(EngineCase):
         self.assertEqual(self.serve(third, [text]), [wanted])
         self.assertEqual(third.external_tokens, 40, self.told(third))
 
+    def test_the_keys_of_the_answer(self) -> None:
+        """Those that NIXL's connector of vLLM 0.27 gives, and one of ours beside them; nothing in it says where it lies: names do."""
+        _, params = self.prefill(self.node(), Shape(), prompts(1, 41)[0])
+        nixls = {
+            "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
+            "remote_port", "tp_size", "remote_num_tokens", "remote_blocks_expiry_time", "transfer_mode",
+        }
+        self.assertEqual(params.keys(), nixls | {"kvtier"})
+        self.assertEqual((params["do_remote_prefill"], params["transfer_mode"]), (True, "pull"))
+        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash"})
+
+    def test_prefills_and_decodes_that_are_aborted(self) -> None:
+        """A prefill that nobody gets an answer of pins nothing. A decode pod that refuses its request lets its engine know by a request
+        that is aborted as soon as it has come: it waits for nothing, and leaves nothing."""
+        node, text = self.node(), prompts(1, 41)[0]
+        _, params = self.prefill(node, Shape(), text)
+        engine = self.play(node)
+        pins: list[object] = []
+        engine.connector._scheduler._node.pin = lambda *args: pins.append(args)
+        engine.add("given up", text, 8, kv_transfer_params={"do_remote_decode": True})
+        until("it has computed", lambda: (engine.step(), engine.requests["given up"].output_tokens())[1])
+        engine.abort("given up")
+        self.assertEqual((engine.done["given up"].answer, pins), (None, []))
+        engine.add("refused", [0], 1, kv_transfer_params=params)
+        engine.abort("refused")
+        engine.run()
+        self.check(engine)
+        self.no_leases(engine)
+        self.assertEqual((engine.connector._scheduler._requests, pins), ({}, []))
+
     def test_what_is_promised_is_pinned(self) -> None:
         node = self.node(arena_bytes=1 << 20, disk_bytes=None)
         text = prompts(1, 41)[0]

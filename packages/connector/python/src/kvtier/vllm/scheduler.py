@@ -218,7 +218,9 @@ class SchedulerHalf:
             self._node.pin(attached, chains_of(known.hashes, self._groups, computed), said.pin_s)
 
     def _promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
-        """What was computed for another pod: pinned, and told in the answer."""
+        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is no answer, and nothing is pinned."""
+        if str(getattr(request, "status", "")).endswith("ABORTED"):
+            return None
         if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
             return None
         computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens)
@@ -235,7 +237,6 @@ class SchedulerHalf:
             request=known.name,
             groups=len(self._groups),
             tensor_ranks=self._tensor_ranks,
-            node=attached.attachments[0].session.hex(),
         )
 
     def gone(self, name: str) -> None:
