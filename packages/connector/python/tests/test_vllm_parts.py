@@ -22,6 +22,7 @@ from kvtier.vllm.device import Device
 from kvtier.requests import ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
+from kvtier.vllm.hints import Hints
 from kvtier.vllm.messages import KvtierWorkerMetadata
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
 from kvtier.weights import WeightsMissing, weights_digest
@@ -228,7 +229,10 @@ class Messages(unittest.TestCase):
         for file in Path(layouts.__file__).parent.glob("*.py"):
             counted.update(re.findall(r'_add\(f?"([a-z_]+)', file.read_text()))
         self.assertGreater(len(counted), 12)
-        self.assertEqual({name for name in counted if not name.startswith("denied_")} - COUNTERS.keys(), set())
+        begun = {name for name in counted if name.endswith("_")}  # an f-string's beginning
+        self.assertEqual(begun, {"denied_", "hints_"})
+        self.assertEqual(counted - begun - COUNTERS.keys(), set())
+        self.assertEqual({f"hints_{outcome}" for outcome in Hints().outcomes(True)} - COUNTERS.keys(), set())
 
 
 class Weights(unittest.TestCase):

@@ -211,11 +211,12 @@ class SchedulerHalf:
         if not self.options.hint_pin_ms or not known.stores:
             return
         said = hints.of(request, self.options.hint_pin_ms / 1e3)
-        self._add("hints_heeded", said.heeded)
-        self._add("hints_ignored", said.ignored)
         computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens) // self._align * self._align
-        if said.pin_s > 0 and computed > 0 and self._node is not None:
-            self._node.pin(attached, chains_of(known.hashes, self._groups, computed), said.pin_s)
+        kept = said.pin_s > 0 and computed > 0 and self._node is not None
+        if kept and self._node is not None:
+            kept = self._node.pin(attached, chains_of(known.hashes, self._groups, computed), said.pin_s)
+        for outcome, count in said.outcomes(kept).items():
+            self._add(f"hints_{outcome}", count)
 
     def _promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
         """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is no answer, and nothing is pinned."""
