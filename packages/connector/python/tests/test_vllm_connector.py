@@ -16,6 +16,7 @@ from unittest import mock
 from rig import Node, until
 
 from engine_case import EngineCase, prompts
+from engine_memory import LAYOUTS
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier.vllm import claims
@@ -26,7 +27,7 @@ class Shapes(EngineCase):
     """What one engine computed, another one loads; both give the tokens of an engine without a node."""
 
     def test_full_attention(self) -> None:
-        for layout in ("hnd", "nhd", "split", "kernel", "packed", "strided"):
+        for layout in (*LAYOUTS, "mapped"):
             with self.subTest(layout=layout):
                 self.both(Shape([GroupShape(layout=layout)]))
 

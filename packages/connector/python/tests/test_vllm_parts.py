@@ -12,12 +12,14 @@ import types
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
-from kvtier.vllm import layouts, options, versions
+from kvtier.vllm import halves, layouts, options, versions
+from kvtier.vllm.bases import KVConnectorRole
 from kvtier.vllm.device import Device
 from kvtier.requests import ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
@@ -162,6 +164,20 @@ class Configuration(unittest.TestCase):
                          [True, True, False, False, False, True])
         self.assertIsNotNone(versions.find("0.31.2", ("0.31",)))
         self.assertIn("0.27, 0.28, 0.29, 0.30", versions.refusal("0.31"))
+
+    def test_versions_that_were_never_run(self) -> None:
+        """Said once, by the scheduler's half; of the version that was run nothing is said."""
+        config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace())
+        made = options.parse({"socket": "/s", "accept_versions": ["0.31"]})
+        for version, told in (("0.27.1", 0), ("0.28.0", 1), ("0.30.2", 1), ("0.31.0", 1), (None, 0)):
+            installed = mock.patch.object(halves, "vllm_version", lambda version=version: version)
+            with installed, mock.patch.object(halves.log, "warning") as said:
+                for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):
+                    with mock.patch.object(halves, "WorkerHalf"):
+                        halves.halves(mock.Mock(), made, config, role, None, Troubles())
+            self.assertEqual(said.call_count, told, version)
+            for call in said.call_args_list:
+                self.assertIn(f"vLLM {version} was never run", call.args[1])
 
     def test_the_page_has_every_option_and_version(self) -> None:
         page = Path(__file__).resolve().parents[4].joinpath("docs/vllm.md").read_text()

@@ -219,7 +219,7 @@ class SchedulerHalf:
             self._add(f"hints_{outcome}", count)
 
     def _promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
-        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is no answer, and nothing is pinned."""
+        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is nothing to tell."""
         if str(getattr(request, "status", "")).endswith("ABORTED"):
             return None
         if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
