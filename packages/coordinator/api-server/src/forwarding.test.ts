@@ -1,6 +1,7 @@
 /** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
+import { connect } from 'node:net';
 import { Pod, type PodRequest, say } from '@kvtier/registry/testing';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Harness, jsonOf } from './testing/harness.ts';
 
 const at = new Harness();
@@ -168,4 +169,54 @@ it('of a model that workers of both kinds serve, our own get the requests', asyn
   } finally {
     await pod.stop();
   }
+});
+
+it('one that refuses and never ends its refusal is not waited for', async () => {
+  one.answer = ({ response }) => void response.writeHead(503).flushHeaders();
+  two.answer = says(200, '{"ok":1}');
+  const response = await ask({}, { signal: AbortSignal.timeout(5_000) });
+  expect([response.status, response.headers.get('x-kvtier-worker')]).toEqual([200, 'two']);
+  await one.seen[0]!.left;
+  await atRest();
+});
+
+describe('time to read', () => {
+  const unreadMs = 200;
+  /** Its pod has begun the answer. */
+  const begun = async (): Promise<void> => {
+    await at.open({ limits: { unreadMs } });
+    await at.workers({ name: 'one', kind: 'openai', address: one.address });
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+    one.answer = ({ response }) => void response.writeHead(200).write('data: 1\n\n');
+  };
+
+  it('does not run while the worker is silent', async () => {
+    await begun();
+    const reader = (await ask({ stream: true })).body!.pipeThrough(new TextDecoderStream()).getReader();
+    expect((await reader.read()).value).toBe('data: 1\n\n');
+    await new Promise((resolve) => setTimeout(resolve, 3 * unreadMs));
+    one.seen[0]!.response.end('data: 2\n\n');
+    expect((await reader.read()).value).toBe('data: 2\n\n');
+    expect((await reader.read()).done).toBe(true);
+    await atRest();
+  });
+
+  it('ends the request of a client that takes nothing', async () => {
+    await begun();
+    one.answer = ({ response }) => {
+      response.writeHead(200);
+      const more = (): void => void (response.write(Buffer.alloc(1 << 20)) && setImmediate(more));
+      response.on('drain', more);
+      more();
+    };
+    const socket = connect(Number(new URL(at.server.url).port), '127.0.0.1');
+    socket.pause().on('error', () => {});
+    const text = JSON.stringify({ ...body, stream: true });
+    const head = `POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json`;
+    socket.write(`${head}\r\ncontent-length: ${Buffer.byteLength(text)}\r\n\r\n${text}`);
+    await vi.waitUntil(() => one.seen.length === 1, patience);
+    await one.seen[0]!.left;
+    await atRest();
+    socket.destroy();
+  });
 });

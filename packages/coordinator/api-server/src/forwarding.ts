@@ -9,6 +9,7 @@
 import { pipeline } from 'node:stream/promises';
 import type { Choice } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
+import { leave } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Workplace } from './answers.ts';
 import type { Forwarded } from './engines.ts';
@@ -60,8 +61,10 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       })
     : undefined;
   const isOnlyIfHeld = prefers(request, 'if-available');
+  // Nobody computes what may have to be refused: the pod alone can say whether it has it.
+  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
   const ask = async (choice: Choice): Promise<Forwarded> => {
-    const bytes = legs ? await legs.before(choice) : new Uint8Array(body.passedOn);
+    const bytes = (await legsFor(choice)?.before(choice)) ?? new Uint8Array(body.passedOn);
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;
@@ -73,10 +76,11 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       placed.chosen(choice);
       if (isOnlyIfHeld) checkHeld(reply, body, choice, placed);
       let answer = await ask(choice);
-      if (legs && answer.status === 200) answer = (await legs.after(answer, choice)) ?? (await ask(choice));
+      const split = legsFor(choice);
+      if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
         refused = refusalOf(answer, choice);
-        for await (const _ of answer.body) break; // its request ends with that
+        await leave(answer);
         throw refused;
       }
       await stream(reply, answer, choice, options);
@@ -102,7 +106,8 @@ function prefers({ headers }: FastifyRequest, preference: string): boolean {
 /** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
 function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
   const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
-  const { blocks, remoteBlocks = 0 } = choice.match;
+  const { blocks, remoteBlocks = 0, isUnknown } = choice.match;
+  if (isUnknown) return; // the pod may know
   // The last token is computed in any case.
   const wanted = Math.ceil(Math.floor(Math.max(tokens - 1, 0) / blockTokens) * cacheHitThreshold);
   if (blocks + remoteBlocks >= wanted) return;
@@ -132,11 +137,19 @@ async function stream(
   }
   reply.hijack();
   const { raw } = reply;
-  raw.setTimeout(unreadMs, () => raw.destroy());
+  raw.on('timeout', () => raw.destroy());
+  // Behind other answers on its connection: from when it is its turn.
+  if (raw.socket === null) raw.setTimeout(unreadMs);
   raw.writeHead(answer.status, headers);
+  // The client's time runs while it has something to read; how long a worker may be silent its line says.
+  const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
   const all = async function* () {
     try {
-      for (let next = first; !next.done; next = await pieces.next()) yield next.value;
+      for (let next = first; !next.done; next = await pieces.next()) {
+        mayWait(unreadMs);
+        yield next.value;
+        mayWait(0);
+      }
     } finally {
       await pieces.return?.();
     }

@@ -238,6 +238,14 @@ describe('what cannot be served', () => {
     expect(await refusal(ask())).toMatchObject({ status: 503, headers: { 'retry-after': '1' } });
   });
 
+  it('where all endpoints are refused, it says why, and what to do', async () => {
+    await rig.start();
+    const why = 'worker pod-1: may not be reached so; configure it';
+    rig.workers = [rig.pods[3], { ...rig.pods[1]!, state: 'refused', why }];
+    const message = `No endpoint is known that a gateway can reach; ${why}`;
+    expect(await refusal(ask())).toMatchObject({ status: 503, body: { error: { message, code: 'no_worker' } } });
+  });
+
   it('a defect says nothing of its inside', async () => {
     await rig.start();
     rig.dispatch.script = () => {

@@ -87,13 +87,7 @@ export class Picker {
     if (signal.aborted) throw signal.reason;
     const all = workers();
     const candidates = candidatesOf(all, asked.subset);
-    if (candidates.length === 0) {
-      throw noWorker(
-        asked.subset === undefined
-          ? 'No endpoint is known that a gateway can reach; try again in a moment.'
-          : `None of the ${asked.subset.length} endpoints that the gateway allows is known here; try again in a moment.`,
-      );
-    }
+    if (candidates.length === 0) throw noWorker(whyNone(all, asked.subset));
     const request: DispatchRequest = {
       ...(facts ?? guess(asked, candidates, bytes)),
       id: asked.id,
@@ -189,6 +183,16 @@ function chosen(dispatch: Dispatch, request: DispatchRequest, signal: AbortSigna
       },
     );
   });
+}
+
+/** What is refused does not mend itself: whoever runs this learns why, and what to do. */
+function whyNone(workers: readonly (Worker | undefined)[], subset: readonly string[] | undefined): string {
+  const what =
+    subset === undefined
+      ? 'No endpoint is known that a gateway can reach'
+      : `None of the ${subset.length} endpoints that the gateway allows is known here`;
+  const why = workers.find((worker) => worker?.state === 'refused' && worker.record.kind === 'openai')?.why;
+  return `${what}; ${why ?? 'try again in a moment.'}`;
 }
 
 function joined(pieces: readonly Buffer[]): ArrayBuffer {

@@ -367,7 +367,7 @@ it('addresses that are none, or that are beyond loopback without TLS, are refuse
   );
   expect(fleet.workers().map((one) => one!.state)).toEqual(Array(5).fill('refused'));
   const beyond =
-    'is beyond loopback, where TLS and a token or a certificate of ours are needed; use https and configure tokenFile or certFile';
+    'is beyond loopback, where TLS and a token or a certificate of ours are needed; use https and configure tokenFile or certFile, or say "access": {"trustedNetwork": true}';
   expect(fleet.workers().map((one) => one!.why)).toEqual([
     'worker x: http://10.1.2.3:80 is no address; give unix:/PATH or HOST:PORT',
     'worker y: 10.1.2.3:50051 is beyond loopback, where TLS and a certificate of ours are needed; configure caFile, certFile and keyFile',
