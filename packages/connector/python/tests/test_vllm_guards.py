@@ -87,21 +87,19 @@ class Guards(EngineCase):
             self.assertEqual(engine.wrong, [])
             if name == "reset":
                 self.assertIs(engine.connector.reset_cache(), False)
-                found = engine.external_tokens
+                found, stored = engine.external_tokens, self.stored(engine)
                 engine.pool.cached.clear()
-                self.serve_on(engine)
+                for i, text in enumerate(self.texts + prompts(2, seed=5)):
+                    engine.add(f"on {i}", text, 4)
+                engine.run(20)
                 self.assertEqual(engine.external_tokens, found, "what is stored may be another model's")
+                self.assertEqual(self.stored(engine), stored)
             if name == "shutdown":
                 engine.close()
         if not start and name != "shutdown":
             self.assertTrue(engine.all_free(), "blocks are still held")
             self.no_leases(engine)
         return bool(told)
-
-    def serve_on(self, engine: Engine) -> None:
-        for i, text in enumerate(self.texts):
-            engine.add(f"on {i}", text, 4)
-        engine.run(20)
 
     def quietly(self) -> Any:
         return mock.patch("logging.Logger.error")
