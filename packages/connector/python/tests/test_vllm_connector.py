@@ -17,6 +17,7 @@ from unittest import mock
 from rig import Node, until
 
 from engine_case import EngineCase, prompts
+from engine_memory import LAYOUTS
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier.vllm import claims
@@ -27,7 +28,7 @@ class Shapes(EngineCase):
     """What one engine computed, another one loads; both give the tokens of an engine without a node."""
 
     def test_full_attention(self) -> None:
-        for layout in ("hnd", "nhd", "split", "kernel", "packed", "strided"):
+        for layout in (*LAYOUTS, "mapped"):
             with self.subTest(layout=layout):
                 self.both(Shape([GroupShape(layout=layout)]))
 
@@ -376,6 +377,7 @@ class Faults(EngineCase):
         found = engine.external_tokens
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertEqual(engine.external_tokens, found)
+        self.assertGreaterEqual(engine.connector._scheduler.counters["bad_blocks"], 10)
         self.until_held(node, engine, 4)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertGreater(engine.external_tokens, found)

@@ -106,5 +106,21 @@ class Follow(unittest.TestCase):
         self.assertEqual(taken.pieces[3:], [(10, 12)])
 
 
+    def test_tables_that_the_engine_says_itself(self) -> None:
+        """Where a step says the tables of its requests, those are taken, and not what was added up from earlier steps."""
+        taken = Taken(random.Random(1))
+        taken.room = lambda: 1000  # type: ignore[method-assign]
+        filled = Filled((Group(0, "full", SIZE, 1, 0, False, ("layer",), (64,), False),), SIZE, taken)  # type: ignore[arg-type]
+        known = Known("r", [bytes([i]) for i in range(4)], True, True, None, tables=[[]], bases=[0], offered=[0])
+        known.table_of([[1, 2]])
+        cached = types.SimpleNamespace(
+            req_ids=["r"], resumed_req_ids=set(), new_block_ids=[[[3, 4]]], num_computed_tokens=[4 * SIZE]
+        )
+        output = types.SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={"r": 1})
+        output.kv_connector_block_state = types.SimpleNamespace(block_ids={"r": ([1, 9, 8, 4],)})
+        filled.follow(output, {"r": known}, object())  # type: ignore[arg-type]
+        self.assertEqual(taken.blocks, {0: [1], 1: [9], 2: [8], 3: [4]})
+
+
 if __name__ == "__main__":
     unittest.main()

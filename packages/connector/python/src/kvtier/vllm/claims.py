@@ -190,6 +190,9 @@ class Claims:
             return self._begin(known, request, local_tokens)
         if not stage.poll() and not (self._soon(stage) and self._wait(stage, 0.0)):
             return _LATER
+        bad = stage.take_bad()
+        if bad:
+            self._add("bad_blocks", bad)
         ready = stage.ready_tokens or 0
         if ready < stage.end_tokens and stage.reason == "capacity" and self._waits_for_room(known, stage):
             return _LATER

@@ -164,11 +164,13 @@ class Node:
             session.close(0.0)
         self._poked.set()
 
-    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> None:
+    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> bool:
         """Blocks that were promised stay until another pod has loaded them; they are pinned as soon as they are committed."""
-        if len(self._pins) < MAX_PINS:
-            self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
-            self._poked.set()
+        if len(self._pins) >= MAX_PINS:
+            return False
+        self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
+        self._poked.set()
+        return True
 
     def close(self) -> None:
         self._stopped.set()
