@@ -416,6 +416,7 @@ export class VirtualWorkers implements HandOffEngines {
       call.isBringing = false;
       if (call.awaited === undefined) return;
       call.blocks++;
+      call.tokensLeft -= blockTokens;
       this.#tell(call, { handOff: { localBlocks: call.local ?? 0, readyBlocks: call.blocks } });
       if (call.blocks >= call.awaited) return this.#stopAwaiting(call, call.blocks);
       this.#moved(call);

@@ -33,7 +33,7 @@ it('loads what is near and computes what is far', () => {
   expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 80_000 }, 0)).toEqual({
     ...{ blocks: 10, loadUs: 1_000, computeUs: 40_000 },
     away: nothing,
-    passed: { byTier: { disk: 40 }, us: 84_000 },
+    passed: { byTier: { disk: 40 }, us: 80_000 }, // copies run beside
   });
   // at 500 µs each it pays
   expect(p.plan({ spans: [near, { tier: 'disk', count: 40 }], estimatedUs: 20_000 }, 0, 20).blocks).toBe(50);
@@ -43,6 +43,36 @@ it('loads what is near and computes what is far', () => {
     { tier: 'arena', count: 50 },
   ];
   expect(p.plan({ spans: crossed, estimatedUs: 3_000 }, 0, 20).blocks).toBe(51);
+});
+
+it('blocks are copied while others come: the slower of the two decides, and the last ones are copied behind', () => {
+  const p = planner();
+  prefill(p, 1_600, 1_000_000);
+  p.observeCopy(10, 1_000); // 100 µs per block
+  const loadUs = (estimatedUs: number) => p.plan({ spans: [{ tier: 'peer', count: 40 }], estimatedUs }, 0).loadUs;
+  expect(loadUs(20_000)).toBe(20_000 + 4 * 100);
+  expect(loadUs(2_000)).toBe(40 * 100 + 4 * 100);
+  const both = [
+    { tier: 'peer', count: 2 },
+    { tier: 'arena', count: 10 },
+    { tier: 'peer', count: 8 },
+  ];
+  expect(p.plan({ spans: both, estimatedUs: 5_000 }, 0)).toMatchObject({ blocks: 20, loadUs: 5_000 + 1_000 + 400 });
+});
+
+it('behind a hit that is loaded whole there is a step to take, and computing takes many', () => {
+  const p = planner();
+  for (let round = 0; round < 20; round++) {
+    for (let from = 0; from < 4_096; from += 512)
+      p.observePrefill(512, positionsOf(from, from + 512), 1_000 + 512 * 30);
+    p.observePrefill(1, 4_096, 1_000 + 30);
+  }
+  const held = 4_096 / 16;
+  const computeUs = 8 * 1_000 + 4_096 * 30;
+  expect(p.computeUs(held)).toBeCloseTo(computeUs, 3);
+  const plan = (estimatedUs: number) => p.plan({ spans: [{ tier: 'peer', count: held }], estimatedUs }, 0);
+  expect(plan(computeUs - 1_100)).toMatchObject({ blocks: held, computeUs: expect.closeTo(1_000, 0) });
+  expect(plan(computeUs - 900).blocks).toBe(0);
 });
 
 it('a part that cannot arrive before the deadline is not asked for', () => {

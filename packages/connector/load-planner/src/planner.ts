@@ -6,7 +6,11 @@
  * node's estimate, corrected by how true such estimates turned out (experience.ts), plus our own copy rate, against what our
  * own steps say of computing (compute-model.ts). Pure: time is an argument.
  *
- *     cost(k) = round trip + correction × bring(k) + k × copy + compute(k to held)        → the k with the least cost
+ *     cost(k) = round trip + load(k) + compute(k to held)        → the k with the least cost
+ *     load(k) = copy × blocks in the arena + max(correction × bring, copy) × others + copy × last of those
+ *
+ * Blocks are copied while others are brought: the slower of the two decides, and the last ones are copied when all came. Behind a hit
+ * that is loaded whole there is still a step to take: it costs what a step costs itself.
  *
  * Invariant: by its own numbers a plan never costs more than computing everything. Until prefill has been measured,
  * everything is loaded; but for a few blocks at the end where only the smallest steps were seen, which say nothing of larger ones:
@@ -44,7 +48,7 @@ export interface Plan {
   readonly blocks: number;
   /** Predicted time of the load, 0 when nothing is loaded. */
   readonly loadUs: number;
-  /** Predicted time to compute what is not loaded. */
+  /** Predicted time to compute what is not loaded, or of the step behind it. */
   readonly computeUs: number;
   /** What of it has to be brought into the arena: the tiers, how many blocks, and how long that will take. */
   readonly away: { readonly tiers: string; readonly blocks: number; readonly us: number };
@@ -79,6 +83,8 @@ const leastAbreast = 4;
 const abreastShare = 1 / 16;
 /** What usually passes before the first block comes says nothing of the rest; but for more than this share of the time to compute. */
 const startShare = 0.25;
+/** Blocks that are copied when the last one has come. */
+const lastCopied = 4;
 const abreastOf = (blocks: number): number => Math.max(leastAbreast, blocks * abreastShare);
 /** Experience with models of several attention groups, whose blocks come from tiers of each. */
 const severalGroups = 'groups';
@@ -148,6 +154,12 @@ export class LoadPlanner {
     return this.#compute.us(first * this.#blockTokens, (first + blocks) * this.#blockTokens);
   }
 
+  /** What is left of a hit behind what is loaded; behind all of it, a step that computes next to nothing. */
+  #restUs(blocks: number, first: number): number | undefined {
+    if (blocks > 0 || this.#always || this.#compute.steps === 0) return this.computeUs(blocks, first);
+    return this.#compute.stepUs(first * this.#blockTokens);
+  }
+
   /** @param first of the hit, in blocks of the chain: what lies further back takes longer to compute */
   plan(hit: Hit, nowMs: number, first = 0): Plan {
     const held = hit.spans.reduce((sum, span) => sum + span.count, 0);
@@ -159,31 +171,35 @@ export class LoadPlanner {
     const copyUs = this.#copy.usPerUnit ?? 0;
     const isMeasured = this.computeUs(1) !== undefined;
     let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
+    const eachAwayUs = Math.max(bringUs, copyUs);
     let blocks = 0;
     let brought = 0;
     let loadUs = this.#roundTrip.usPerUnit ?? 0;
     for (const span of hit.spans) {
       // What is left takes longer to compute the further back it lies, so that an end of a span is the best of it, unless the
       // deadline cuts it.
-      const each = copyUs + (span.tier === arenaTier ? 0 : bringUs);
-      const left = this.#loadDeadlineMs * 1_000 - loadUs;
+      const each = span.tier === arenaTier ? copyUs : eachAwayUs;
+      // The last of those before are copied while these come.
+      const last = span.tier === arenaTier ? 0 : Math.max(0, Math.min(lastCopied - brought, span.count));
+      const left = this.#loadDeadlineMs * 1_000 - loadUs - last * copyUs;
       const fits = left < 0 ? 0 : each > 0 ? Math.min(span.count, Math.floor(left / each)) : span.count;
+      if (fits === 0) break;
       blocks += fits;
-      loadUs += fits * each;
+      loadUs += fits * each + last * copyUs;
       if (span.tier !== arenaTier) brought += fits;
-      const computeUs = this.computeUs(held - blocks, first + blocks) ?? 0;
+      const computeUs = this.#restUs(held - blocks, first + blocks) ?? 0;
       if (blocks > best.blocks && (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs)) {
         best = {
           blocks,
           loadUs,
           computeUs,
-          away: brought === 0 ? nothingAway : { tiers, blocks: brought, us: brought * bringUs },
+          away: brought === 0 ? nothingAway : { tiers, blocks: brought, us: brought * eachAwayUs },
         };
       }
       if (fits < span.count) break;
     }
     const plan = this.#probing(best, held, first, nowMs);
-    return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, bringUs) };
+    return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, eachAwayUs) };
   }
 
   /** The best of some prefixes, shortest first; what the longest one has and a shorter one not is computed. */
@@ -196,7 +212,7 @@ export class LoadPlanner {
       const us = bringUs * this.#experiences.correction(severalGroups, bringUs / Math.max(1, copies), nowMs);
       const loadUs = roundTripUs + copies * (this.#copy.usPerUnit ?? 0) + us;
       if (loadUs > this.#loadDeadlineMs * 1_000) continue;
-      const computeUs = this.computeUs(held - blocks, first + blocks) ?? 0;
+      const computeUs = this.#restUs(held - blocks, first + blocks) ?? 0;
       if (!isMeasured || loadUs + computeUs <= best.loadUs + best.computeUs) {
         best = { blocks, loadUs, computeUs, away: { tiers: severalGroups, blocks: bringUs > 0 ? copies : 0, us } };
       }
@@ -273,7 +289,12 @@ export class LoadPlanner {
   }
 }
 
-function passedOf(spans: readonly Span[], from: number, copyUs: number, bringUs: number): NonNullable<Plan['passed']> {
+function passedOf(
+  spans: readonly Span[],
+  from: number,
+  copyUs: number,
+  eachAwayUs: number,
+): NonNullable<Plan['passed']> {
   const byTier: Record<string, number> = {};
   let us = 0;
   let at = 0;
@@ -282,7 +303,7 @@ function passedOf(spans: readonly Span[], from: number, copyUs: number, bringUs:
     at += count;
     if (passed === 0) continue;
     byTier[tier] = (byTier[tier] ?? 0) + passed;
-    us += passed * (copyUs + (tier === arenaTier ? 0 : bringUs));
+    us += passed * (tier === arenaTier ? copyUs : eachAwayUs);
   }
   return { byTier, us };
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,23 @@ class Requests(EngineCase):
         engine = self.play(self.node(), Shape(dcp=2), attached=False)
         self.serve(engine, prompts(3))
         self.assertEqual(engine.connector._scheduler.refusal[:28], "decode_context_parallel_size")
+
+    def test_nothing_turns_often_beside_an_engine_that_needs_nothing(self) -> None:
+        engine = self.play(self.node())
+        self.attach(engine)
+        pauses: list[float] = []
+        node = engine.connector._scheduler._node
+        real = node._poked
+
+        def wait(pause_s: float) -> bool:
+            pauses.append(pause_s)
+            return real.wait(pause_s)
+
+        node._poked = types.SimpleNamespace(wait=wait, clear=real.clear, set=real.set)
+        until("it has turned", lambda: len(pauses) > 3)
+        self.assertEqual(pauses[-1], 0.2)
+        node.pin(node.attached(), {0: b"p" * 32}, 1.0)
+        until("it is awake", lambda: 0.05 in pauses[3:])
 
     def test_abort_at_every_step(self) -> None:
         node = self.node()

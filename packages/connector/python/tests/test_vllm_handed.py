@@ -219,6 +219,47 @@ class Planned(EngineCase):
         self.assertEqual(stood[0], False)
         self.check(second)
 
+    def test_the_only_request_is_waited_for_longer(self) -> None:
+        """Where there is nothing else to do, a step stands three patiences at most; beside others one for each answer."""
+        node = self.node()
+        texts = prompts(2)
+        first = self.play(node)
+        wanted = self.serve(first, texts)
+        self.until_held(node, first, 40)
+        waited: list[float] = []
+        age_s = 0.0
+        real = staging.Stage.wait
+
+        def wait(stage: staging.Stage, wait_s: float) -> bool:
+            waited.append(round(wait_s, 6))
+            stage.began_at -= age_s
+            return real(stage, 0.0) if len(waited) < 3 else real(stage, wait_s)
+
+        second = self.play(node, Shape(options={"patience_us": 20_000}, prefix_caching=False))
+        half = second.connector._scheduler
+
+        def ask(*names: str) -> None:
+            for name, text in zip(names, texts):
+                second.add(name, text)
+            until("the node has answered", lambda: all(half._requests[name].lookups.done for name in names))
+
+        with mock.patch.object(staging.Stage, "wait", wait):
+            ask("alone")
+            second.run()
+            self.assertEqual(waited[0], 0.06)
+            self.assertLessEqual(set(waited[1:]), {0.04})  # in the next step: what it may stand longer
+            waited[:], age_s = [], 1.0
+            ask("slow")
+            second.run()
+            self.assertEqual(waited, [0.06])  # what takes long is waited for in no further step
+            age_s = 0.0
+            waited[:] = [0.0] * 3
+            ask("one", "other")
+            second.run()
+            self.assertEqual(waited[3:], [0.02, 0.02])
+        self.assertEqual(second.done["alone"].output_tokens(), wanted[0])
+        self.check(second)
+
     def test_the_pace_of_steps(self) -> None:
         one = pace.Pace()
         self.assertEqual(one.limit_ms(1_000, 2_000), 250)

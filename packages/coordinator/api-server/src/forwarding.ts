@@ -69,13 +69,16 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
   const wanted = { model, arrivedMs, ttftMs };
   /** Of the request at its last worker: when it was sent, and how long it was to take. */
   let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
+  // Nobody computes what may have to be refused: the pod alone can say whether it has it.
+  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
   const ask = async (choice: Choice): Promise<Forwarded> => {
     const admit = (predictedS: number): void => {
       inTime.admit(wanted, choice.worker.record.name, predictedS);
       sent = { atMs: performance.now(), predictedS };
     };
-    if (!legs) admit(choice.firstTokenS);
-    const bytes = legs ? await legs.before(choice, admit) : new Uint8Array(body.passedOn);
+    const its = legsFor(choice);
+    if (its === undefined) admit(choice.firstTokenS);
+    const bytes = (await its?.before(choice, admit)) ?? new Uint8Array(body.passedOn);
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;
@@ -87,7 +90,8 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       placed.chosen(choice);
       if (isOnlyIfHeld) checkHeld(reply, body, choice, placed);
       let answer = await ask(choice);
-      if (legs && answer.status === 200) answer = (await legs.after(answer, choice)) ?? (await ask(choice));
+      const split = legsFor(choice);
+      if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
         refused = refusalOf(answer, choice);
         await leave(answer);
@@ -120,7 +124,8 @@ function prefers({ headers }: FastifyRequest, preference: string): boolean {
 /** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
 function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
   const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
-  const { blocks, remoteBlocks = 0 } = choice.match;
+  const { blocks, remoteBlocks = 0, isUnknown } = choice.match;
+  if (isUnknown) return; // the pod may know
   // The last token is computed in any case.
   const wanted = Math.ceil(Math.floor(Math.max(tokens - 1, 0) / blockTokens) * cacheHitThreshold);
   if (blocks + remoteBlocks >= wanted) return;

@@ -335,6 +335,51 @@ describe('somebody leaves', () => {
     await atRest();
   });
 
+  it('the decode pod, between the legs, and the next is of another revision: it gets nothing of prefill’s', async () => {
+    await open(['p', 'd']);
+    const other = new StorePod(new Set(), 'pods');
+    await other.start();
+    try {
+      await at.workers(
+        { name: 'p', kind: 'openai', address: p.address, role: 'prefill', revision: '1' },
+        { name: 'd', kind: 'openai', address: d.address, role: 'decode', revision: '1' },
+        { name: 'other', kind: 'openai', address: other.address, role: 'decode', revision: '2' },
+      );
+      const numberOf = (name: string) => at.fleet.workers().find((worker) => worker?.record.name === name)!.number;
+      at.holdings.blocks[numberOf('d')] = 1; // it is asked first
+      d.before = ({ response }, isPrefill) => {
+        if (!isPrefill) response.socket!.destroy();
+        return !isPrefill;
+      };
+      const response = await ask();
+      expect([response.status, await contentOf(response)]).toEqual([200, answerTo(messages)]);
+      expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+      expect(bodiesOf(d)[0]!.kv_transfer_params).toEqual(p.params);
+      expect(bodiesOf(other)).toEqual([chat]);
+      expect(header(response, 'degraded')).toBe('handoff-revision, retried');
+      expect(header(response, 'handoff')).toBe('none; why=prefill was of revision 1, the decode pod is of 2');
+      await atRest();
+    } finally {
+      await other.stop();
+    }
+  });
+
+  it('the decode pod, and there is no other: a prefill pod serves the whole, and its answer says so', async () => {
+    await open(['p', 'p2', 'd']);
+    await at.workers(
+      ...[p, p2].map((pod, i) => ({
+        ...{ name: ['p', 'p2'][i]!, kind: 'openai' as const, address: pod.address },
+        role: 'prefill' as const,
+      })),
+    );
+    const response = await ask();
+    expect([response.status, await contentOf(response)]).toEqual([200, answerTo(messages)]);
+    expect([p.seen.length + p2.seen.length, d.seen.length]).toEqual([1, 0]);
+    expect(header(response, 'degraded')).toBe('handoff-no-decode-worker');
+    expect(header(response, 'handoff')).toBe('none; why=no decode pod takes requests');
+    await atRest();
+  });
+
   it('the decode pod, between the legs: another one gets the leg, and prefill is not asked again', async () => {
     await open(['p', 'd']);
     const other = new StorePod(store, 'pods');
@@ -396,6 +441,17 @@ describe('what the decode pod holds', () => {
     const response = await ask({ ...chat, cache_hit_threshold: 0.8 });
     expect([header(response, 'degraded'), await contentOf(response)]).toEqual(['handoff-failed', answerTo(messages)]);
     expect(bodiesOf(d).map((body) => body.cache_hit_threshold)).toEqual([0.8, 0]);
+  });
+
+  it('Prefer: if-available is the pod’s to answer where there is no index', async () => {
+    await open(['p', 'd']);
+    const known = at.holdings.match.bind(at.holdings);
+    at.holdings.match = (...asked) => known(...asked).map((held) => ({ ...held, isUnknown: true }));
+    const prefer = { prefer: 'if-available' };
+    expect([(await ask(chat, prefer)).status, d.seen.length]).toEqual([412, 1]);
+    store.add(JSON.stringify(messages));
+    expect((await ask(chat, prefer)).status).toBe(200);
+    await atRest();
   });
 
   it('Prefer: if-available is 412 where the index has not enough of it, and the pod may say so, too', async () => {

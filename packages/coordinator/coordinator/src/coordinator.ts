@@ -37,7 +37,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const discovery = discoveryOf(config);
   const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
   const eventAccess = readEventAccess(config.kvEvents);
-  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, logger });
+  const isPlanned = config.planner.scaler !== null || config.planner.roles === 'live';
+  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, isPlanned, logger });
   const dispatcher = new Dispatcher({
     workers: fleet,
     holdings: indexes,

@@ -1,6 +1,6 @@
 /** What was chosen, why, and what the request adds to its worker's load. */
 import type { Worker } from '@kvtier/registry';
-import { costOf, type WorkerState } from '@kvtier/routing';
+import { type Assignment, costOf, type WorkerState } from '@kvtier/routing';
 import type { Choice } from './choice.ts';
 import type { Pending } from './pending.ts';
 import type { Held, Share } from './ports.ts';
@@ -55,8 +55,13 @@ export class Chosen implements Choice {
   }
 }
 
-export function shareOf(pending: Pending, state: WorkerState): Share {
-  const { match, remoteBlocks, remoteMedium, loadBlocksPerS, prefillTokensPerS } = state;
+/** `held`: as the queue in front of the workers expects it to be. */
+export function shareOf(
+  pending: Pending,
+  state: WorkerState,
+  { match, remoteBlocks, remoteMedium }: Assignment<Pending>['held'] = state,
+): Share {
+  const { loadBlocksPerS, prefillTokensPerS } = state;
   const computeS = pending.blockTokens / prefillTokensPerS;
   let loadS = 0;
   for (let medium = 1; medium < match.byMedium.length; medium++)

@@ -12,6 +12,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import {
+  type Assignment,
   type LateBindingOptions,
   lateBindingDefaults,
   type PolicyName,
@@ -153,7 +154,7 @@ export class Dispatcher implements Dispatch {
       const next = lane.queue.take(() => view, nowMs, this.#random);
       if (next !== undefined) {
         this.#left(lane, pending);
-        return this.#give(lane, pending, next.worker, nowMs);
+        return this.#give(lane, pending, next.worker, nowMs, next.held);
       }
     }
     return this.#wait(lane, pending, signal);
@@ -208,9 +209,10 @@ export class Dispatcher implements Dispatch {
     lane.waiters.delete(pending);
   }
 
-  #give(lane: Lane, pending: Pending, number: number, nowMs: number): Choice {
+  /** `held`: what the worker will hold of its prompt when it comes to it, if that is known better than by the index. */
+  #give(lane: Lane, pending: Pending, number: number, nowMs: number, held?: Assignment<Pending>['held']): Choice {
     const state = lane.viewFor(pending, this.#holdings, nowMs)[number]!;
-    const share = shareOf(pending, state);
+    const share = shareOf(pending, state, held);
     const sent = this.#workers.sent(number, share);
     this.#given++;
     this.#chosen++;
@@ -265,7 +267,7 @@ export class Dispatcher implements Dispatch {
         );
         if (next === undefined) break;
         this.#left(lane, next.item);
-        next.item.settle!(this.#give(lane, next.item, next.worker, nowMs));
+        next.item.settle!(this.#give(lane, next.item, next.worker, nowMs, next.held));
         lane.refresh();
       }
     }

@@ -63,6 +63,8 @@ export interface PrefillRequest {
 /** A prefill leg that was answered. */
 export interface Prefilled {
   readonly worker: string;
+  /** Of the roll-out: what it computed is of use to pods of the same one. */
+  readonly revision: string;
   /** `kv_transfer_params` as JSON; undefined: it answered none. */
   readonly params: string | undefined;
 }
@@ -159,7 +161,7 @@ export class PodHandOff {
     signal: AbortSignal,
   ): Promise<Prefilled> {
     const choice = await this.choosePrefill(routed, among, except, signal);
-    const { name } = choice.worker.record;
+    const { name, revision } = choice.worker.record;
     except.add(name);
     try {
       const answer = await this.#pods.forward(choice.worker.number, path, headers, body, signal);
@@ -168,7 +170,7 @@ export class PodHandOff {
         const reason = answer.status === 429 ? 'busy' : elsewhere.has(answer.status) ? 'failed' : 'refused';
         throw new NotPrefilled(reason, `worker ${name} answers ${answer.status}`);
       }
-      return { worker: name, params: await paramsOf(name, answer) };
+      return { worker: name, revision, params: await paramsOf(name, answer) };
     } catch (error) {
       if (signal.aborted || error instanceof NotPrefilled) throw error;
       const { code, message } = KvError.from(error);

@@ -174,6 +174,7 @@ export class Member implements Worker {
         if (before && before.bootEpoch !== facts.bootEpoch) this.#host.counts.restarted++;
         this.#facts = facts;
         this.#standing = true;
+        if (this.#state === 'ready') this.#host.changed(); // it did not know all of it before
         return undefined;
       },
       answers: (draining) => {

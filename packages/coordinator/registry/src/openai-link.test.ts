@@ -80,6 +80,24 @@ it('SGLang as well; what it does not say is unknown', async () => {
   await other.stop();
 });
 
+it('what SGLang says of its blocks once it answers counts from then on, and is told', async () => {
+  const other = new Pod('sglang');
+  await other.start();
+  other.pageTokens = 0;
+  other.figures.usedShare = 0.5;
+  join('a', other);
+  await until('ready');
+  expect(worker().facts).toMatchObject({ blockTokens: 0, totalBlocks: 0 });
+  const told = new Promise<void>((resolve) => {
+    fleet.onChange(() => worker().facts!.blockTokens > 0 && resolve());
+  });
+  other.pageTokens = 16;
+  await told;
+  expect(worker().facts).toMatchObject({ blockTokens: 16, totalBlocks: 500 });
+  await vi.waitFor(() => expect(worker().load.usedBlocks).toBe(250), patience);
+  await other.stop();
+});
+
 it('its answer streams back as it comes, and what was asked goes there as it came', async () => {
   join();
   await until('ready');

@@ -242,9 +242,8 @@ export class OpenaiLink implements Link {
     while (!this.#pause.stopped) {
       let refused = false;
       try {
-        const facts = await this.#describe();
-        const why = host.described(facts);
-        if (why !== undefined) throw new KvError('CONFIG', why);
+        let facts = await this.#describe();
+        this.#described(facts);
         for (;;) {
           const begunAtMs = performance.now();
           const openThen = this.#pod.open;
@@ -252,6 +251,11 @@ export class OpenaiLink implements Link {
           if (epochOf(this.#options.origin, scrape) !== facts.bootEpoch)
             throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
           goodAtMs = performance.now();
+          const learned = { ...facts, ...cacheOf(scrape, facts) };
+          if (learned.blockTokens !== facts.blockTokens || learned.totalBlocks !== facts.totalBlocks) {
+            this.#described(learned);
+            facts = learned;
+          }
           this.#pod.scraped(scrape, begunAtMs, openThen, goodAtMs);
           pauseMs = times.firstPauseMs;
           host.answers(scrape.asleep);
@@ -271,6 +275,14 @@ export class OpenaiLink implements Link {
       await this.#pause.wait(refused ? times.refusedPauseMs : pauseMs);
       if (!refused) pauseMs = Math.min(times.pauseMs, pauseMs * 2);
     }
+  }
+
+  /** @throws KvError CONFIG: it cannot be of this cluster */
+  #described(facts: WorkerFacts): void {
+    const why = this.#options.host.described(facts);
+    if (why !== undefined) throw new KvError('CONFIG', why);
+    this.#totalBlocks = facts.totalBlocks;
+    this.#blockTokens = facts.blockTokens;
   }
 
   #cut(why: KvError, silentForMs: number): void {
@@ -293,8 +305,6 @@ export class OpenaiLink implements Link {
     }
     const [model] = checked(name, '/v1/models', modelsSchema, models).data;
     const scrape = await this.#scrape();
-    this.#totalBlocks = scrape.totalBlocks ?? 0;
-    this.#blockTokens = scrape.blockTokens ?? 0;
     return {
       model: model!.id,
       modelDigest: '',
@@ -302,10 +312,8 @@ export class OpenaiLink implements Link {
       maxModelTokens: model!.max_model_len ?? 0,
       vocabSize: 0,
       stopTokenIds: [],
-      blockTokens: scrape.blockTokens ?? 0,
-      hashAlgorithm: scrape.hashAlgorithm,
+      ...cacheOf(scrape, { blockTokens: 0, totalBlocks: 0, hashAlgorithm: '' }),
       hashSeed: '',
-      totalBlocks: this.#totalBlocks,
       blockBytes: 0,
       maxRunning: undefined,
       namespaces: undefined,
@@ -359,6 +367,15 @@ export class OpenaiLink implements Link {
 
 /** Of one life of the pod's process, as far as its metrics tell. */
 const epochOf = ({ origin }: URL, { startedAt }: Scrape): string => (startedAt === '' ? '' : `${origin} ${startedAt}`);
+
+type CacheFacts = Pick<WorkerFacts, 'blockTokens' | 'totalBlocks' | 'hashAlgorithm'>;
+
+/** What a scrape says of the blocks; what it does not say is as before: engines know some of it only after they began to answer. */
+const cacheOf = ({ blockTokens, totalBlocks, hashAlgorithm }: Scrape, before: CacheFacts): CacheFacts => ({
+  blockTokens: blockTokens ?? before.blockTokens,
+  totalBlocks: totalBlocks ?? before.totalBlocks,
+  hashAlgorithm: hashAlgorithm || before.hashAlgorithm,
+});
 
 function passedOn(headers: IncomingHttpHeaders | Readonly<Record<string, string>>): Record<string, string | string[]> {
   const kept: Record<string, string | string[]> = {};

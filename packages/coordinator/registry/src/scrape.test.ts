@@ -55,6 +55,32 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     });
   });
 
+  it('reads SGLang’s own gauges of its pages, which newer versions have in place of a line', () => {
+    const text = `sglang:num_queue_reqs{tp_rank="0"} 0
+sglang:num_running_reqs{tp_rank="0"} 0
+sglang:page_size{dp_rank="0"} 64.0
+sglang:page_size{dp_rank="1"} 64.0
+sglang:num_pages{dp_rank="0"} 500.0
+sglang:num_pages{dp_rank="1"} 250.0`;
+    expect(scrapeOf('w', text)).toMatchObject({ blockTokens: 64, totalBlocks: 750 });
+    const both = `${text}\nsglang:cache_config_info{num_pages="750",page_size="64"} 1`;
+    expect(scrapeOf('w', both)).toMatchObject({ blockTokens: 64, totalBlocks: 750 });
+    const early = text.replace(/(64|500|250)\.0/g, '0.0');
+    expect(scrapeOf('w', early)).toMatchObject({ blockTokens: undefined, totalBlocks: undefined });
+  });
+
+  it('reads the names that vLLM had for figures before, and those of today where both are there', () => {
+    const before = `vllm:gpu_cache_usage_perc 0.25
+vllm:time_per_output_token_seconds_sum 3
+vllm:time_per_output_token_seconds_count 300`;
+    expect(scrapeOf('w', least + before)).toMatchObject({ usedShare: 0.25, intervals: 300, intervalS: 3 });
+    const both = `${before}
+vllm:kv_cache_usage_perc 0.5
+vllm:inter_token_latency_seconds_sum 4
+vllm:inter_token_latency_seconds_count 200`;
+    expect(scrapeOf('w', least + both)).toMatchObject({ usedShare: 0.5, intervals: 200, intervalS: 4 });
+  });
+
   it('what a pod does not know yet is missing, not wrong', () => {
     const text = `${least}vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0`;
     expect(scrapeOf('w', text)).toMatchObject({ blockTokens: 16, totalBlocks: undefined });
@@ -70,6 +96,9 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     ['no number', `${least}vllm:kv_cache_usage_perc much`, 'has NaN for vllm:kv_cache_usage_perc'],
     ['blocks of no tokens', `${least}vllm:cache_config_info{block_size="0"} 1`, 'has blocks of "0" tokens'],
     ['blocks of many tokens', `${least}vllm:cache_config_info{block_size="1e9"} 1`, 'has blocks of "1e9" tokens'],
+    ['pages of half a token', `${least}sglang:page_size 0.5`, 'has 0.5 for sglang:page_size'],
+    ['pages of many tokens', `${least}sglang:page_size 1e9`, 'has 1000000000 for sglang:page_size'],
+    ['no pages', `${least}sglang:num_pages NaN`, 'has NaN for sglang:num_pages'],
     ['too many blocks', `${least}vllm:cache_config_info{num_gpu_blocks="${'9'.repeat(20)}"} 1`, 'blocks'],
   ])('%s is refused', (_, text, why) => {
     expect(() => scrapeOf('w', text)).toThrow(

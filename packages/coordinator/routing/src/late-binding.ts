@@ -18,6 +18,7 @@
 import { Arrivals } from './arrivals.ts';
 import { LongestAnswer } from './longest-answer.ts';
 import { type Held, know, Look, type StatesFor } from './look.ts';
+import type { HeldOfPrompt } from './policies/predicted.ts';
 import type { Random, RoutedRequest } from './policy.ts';
 import { RentOrBuy } from './rent-or-buy.ts';
 import { UnderWay } from './under-way.ts';
@@ -44,6 +45,8 @@ const answerMs = 0.1;
 export interface Assignment<T> {
   readonly item: T;
   readonly worker: number;
+  /** What the worker will hold of its prompt, with what is being computed there. */
+  readonly held: HeldOfPrompt;
 }
 
 export class LateBinding<T> {
@@ -95,10 +98,16 @@ export class LateBinding<T> {
     this.#queuedMs = this.#held.length === 0 ? 0 : this.#queuedMs - gone!.promptMs;
   }
 
+  /** This number stands for another worker from now on, or for one that does not go on with what it had, or for none. */
+  left(worker: number): void {
+    this.#underWay.left(worker);
+    for (const held of this.#held) held.knownAtMs = Number.NEGATIVE_INFINITY;
+  }
+
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
   take(statesFor: StatesFor, nowMs: number, random: Random): Assignment<T> | undefined {
     const { knownMs = usualKnownMs } = this.#options;
-    const look = new Look(this.#options.openS, this.#held.length);
+    const look = new Look(this.#options.openS, this.#held.length, nowMs);
     for (const held of this.#first(nowMs)) {
       // The first one is always asked for: it tells the loads, too.
       if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
@@ -119,7 +128,7 @@ export class LateBinding<T> {
       }
       if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) {
         this.#gives(look, held, best, nowMs);
-        return { item: held.item, worker: best };
+        return { item: held.item, worker: best, held: held.known[best]! };
       }
       look.claim(held, best);
     }
@@ -129,8 +138,10 @@ export class LateBinding<T> {
   #gives(look: Look, held: Held<T>, worker: number, nowMs: number): void {
     const { request, workers } = held;
     this.remove(held.item);
-    const takesS = look.aheadS(worker) + look.workS(held, worker);
-    if (takesS > this.#options.openS) this.#underWay.given(request.keys, worker, nowMs, takesS * 1000);
+    if (2 * held.known[worker]!.match.blocks < request.keys.length) {
+      const { seconds, lastStepS } = look.takes(held, worker);
+      this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
+    }
     this.#workers = workers.length;
     const loads = workers.map((number) => look.loads[number]!);
     this.#longest.begins(request.maxTokens, loads, nowMs);

@@ -24,6 +24,22 @@ describe('a step', () => {
     expect(seen).toEqual(['launch', 'launch', '1', 'launch', '1', '1length']);
   });
 
+  it('is told with what it took from its launch on, not only on the executor’s threads', async () => {
+    const rig = new SchedulerRig();
+    const { execute } = rig.executor;
+    rig.executor.execute = async (step) => {
+      const result = await execute.call(rig.executor, step);
+      await new Promise<void>((resolve) => void rig.world.clock.after(3, resolve));
+      return { ...result, elapsedUs: 10 };
+    };
+    const told: number[] = [];
+    rig.connector.observePrefill = (_tokens: number, _positions?: number, elapsedUs?: number) =>
+      void told.push(elapsedUs!);
+    rig.engine.submit(request('a', { maxTokens: 1 }), () => {});
+    await rig.world.until(() => told.length > 0);
+    expect(told[0]).toBeGreaterThanOrEqual(3_000);
+  });
+
   it('whose tokens are being told: who is ended by another one’s callback hears of nothing after its end', async () => {
     const rig = new SchedulerRig({ attached: false });
     const told: string[] = [];

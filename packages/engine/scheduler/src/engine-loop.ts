@@ -178,7 +178,8 @@ export class EngineLoop {
   }
 
   #executed(batch: readonly Share[], step: Step, result: StepResult, begunUs: number): void {
-    const elapsedS = (this.#clock.nowUs() - begunUs) / 1e6;
+    const elapsedUs = this.#clock.nowUs() - begunUs;
+    const elapsedS = elapsedUs / 1e6;
     let prefillTokens = 0;
     let decodeTokens = 0;
     let decodes = 0;
@@ -198,8 +199,8 @@ export class EngineLoop {
     });
     this.counts.prefillTokens += prefillTokens;
     this.counts.decodeTokens += decodeTokens;
-    if (decodeTokens === 0 && !step.import)
-      this.#options.connector.observePrefill(prefillTokens, positions, result.elapsedUs);
+    // What a request waits for: more than the executor's own time by the way to its threads and back.
+    if (decodeTokens === 0 && !step.import) this.#options.connector.observePrefill(prefillTokens, positions, elapsedUs);
     const tokens = prefillTokens + decodeTokens;
     if (!step.import) this.#scheduler.stepped(tokens - decodes, decodes, elapsedS);
     this.#told = { sequences: batch.length, tokens, elapsedUs: result.elapsedUs };

@@ -27,6 +27,8 @@ export class Pod {
   /** Instead of its own; undefined: its own. */
   metrics: (() => string) | undefined;
   startedAt = 1_700_000_000.25;
+  /** Of SGLang; 0: it does not know yet. */
+  pageTokens = 64;
   awake = true;
   healthy = true;
   token: string | undefined;
@@ -119,7 +121,8 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blo
 sglang:num_running_reqs{${of}} ${running}
 sglang:num_queue_reqs{${of}} ${waiting}
 sglang:token_usage{${of}} ${usedShare}
-sglang:cache_config_info{num_pages="500",page_size="64"} 1.0
+sglang:page_size{${of}} ${this.pageTokens.toFixed(1)}
+sglang:num_pages{${of}} ${this.pageTokens > 0 ? '500.0' : '0.0'}
 `;
   }
 }

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtier.vllm import hints, identity, promises
-from kvtier.vllm.claims import Claims
+from kvtier.vllm.claims import SPARE_PATIENCES, Claims
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
 from kvtier.vllm.guard import Troubles
@@ -102,6 +102,7 @@ class SchedulerHalf:
             tables=[[] for _ in self._groups],
             bases=[0] * len(self._groups),
             offered=[0] * len(self._groups),
+            prompt_tokens=len(request.block_hashes) * self._hash_tokens,
         )
 
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
@@ -112,6 +113,7 @@ class SchedulerHalf:
         claims = self._claims
         if known is None or claims is None or not known.loads or known.denied or self._troubles.stopped:
             return 0, False
+        claims.alone = len(self._requests) == 1
         return claims.matched(known, request, local_tokens)
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
@@ -132,7 +134,8 @@ class SchedulerHalf:
             if output.total_num_scheduled_tokens:
                 self._computed = output.num_scheduled_tokens
             elif not any(name in self._requests for name in self._computed):
-                planned.idle_s = self.options.patience_us / 1e6
+                alone = len(self._requests) == 1
+                planned.idle_s = (1 + SPARE_PATIENCES * alone) * self.options.patience_us / 1e6
             self._follow(output)
             now = time.monotonic()
             if self.options.plan_loads:

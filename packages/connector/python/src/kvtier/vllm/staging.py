@@ -149,7 +149,7 @@ class Stage:
         #: None: under way. Then the tokens that may be claimed; not above `first_tokens`: nothing.
         self.ready_tokens: int | None = None
         self.reason = ""
-        self.asked_at = time.monotonic()
+        self.began_at = self.asked_at = time.monotonic()
         self.claimed = False
         self._until = self.asked_at + deadline_s + 0.1
         self._copies = copies
