@@ -9,6 +9,7 @@
  * every body, connection and wait is bounded; every failure has OpenAI's shape; while no worker serves, /health is 503, and it comes back
  * by itself.
  */
+
 import { isLoopback } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
@@ -20,8 +21,8 @@ import { Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
-import { createHttpApp, type HttpLimits, type ServerTls } from './http-app.ts';
-import { type ApiServerLimits, defaultLimits, operationsLimits } from './limits.ts';
+import { createHttpApp, type HttpLimits, type ServerTls } from './http-server.ts';
+import { type ApiServerLimits, defaultLimits } from './limits.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
 import { addOperations } from './operations.ts';
@@ -83,6 +84,9 @@ export interface ApiServerOptions extends Place {
   /** Whose threads read texts; its owner closes it. Without it the API server has its own. */
   readonly text?: TextPool;
 }
+
+/** Of the listener for probes and scrapes. */
+const operationsLimits: Partial<HttpLimits> = { bodyBytes: 1 << 10, receiveMs: 10_000, connections: 256, requests: 64 };
 
 const nothing = (): readonly string[] => [];
 

@@ -66,19 +66,19 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       })
     : undefined;
   const isOnlyIfHeld = prefers(request, 'if-available');
+  // Nobody computes what may have to be refused: the pod alone can say whether it has it.
+  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
   const wanted = { model, arrivedMs, ttftMs };
   /** Of the request at its last worker: when it was sent, and how long it was to take. */
   let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
-  // Nobody computes what may have to be refused: the pod alone can say whether it has it.
-  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
   const ask = async (choice: Choice): Promise<Forwarded> => {
     const admit = (predictedS: number): void => {
       inTime.admit(wanted, choice.worker.record.name, predictedS);
       sent = { atMs: performance.now(), predictedS };
     };
-    const its = legsFor(choice);
-    if (its === undefined) admit(choice.firstTokenS);
-    const bytes = (await its?.before(choice, admit)) ?? new Uint8Array(body.passedOn);
+    const legsNow = legsFor(choice);
+    if (!legsNow) admit(choice.firstTokenS);
+    const bytes = legsNow ? await legsNow.before(choice, admit) : new Uint8Array(body.passedOn);
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;

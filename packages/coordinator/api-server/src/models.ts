@@ -237,7 +237,9 @@ export class Models {
     // Of files that we are told to use instead, workers say nothing.
     const textDigest = facts.modelDir === '' ? undefined : facts.textDigest;
     const isPassedOn = record.kind === 'openai';
-    const modelDir = facts.modelDir === '' ? (this.#options.tokenizers[name] ?? '') : facts.modelDir;
+    const { tokenizers } = this.#options;
+    const configured = Object.hasOwn(tokenizers, name) ? tokenizers[name]! : ''; // workers name their models as they like
+    const modelDir = facts.modelDir === '' ? configured : facts.modelDir;
     return { name, modelDir, textDigest, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
   }
 

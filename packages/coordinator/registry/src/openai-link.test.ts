@@ -259,6 +259,39 @@ it.each([
   await good.stop();
 });
 
+// Turns above 50 ms fail any test (test/setup/turns.ts).
+it.each([
+  ['no lines', '\n'],
+  ['short lines', 'v\n'],
+  ['samples', 'vllm:num_requests_running{engine="0",model_name="x"} 1.0\n'],
+  ['labels', `vllm:cache_config_info{${'a="b",'.repeat(2_000)}} 1\n`],
+  ['one line', 'v'],
+])('eight megabytes of %s hold nobody up', async (_, fill) => {
+  const text = fill.repeat((7 << 20) / fill.length);
+  join();
+  await until('ready');
+  pod.extra = text;
+  pod.scrapes = 0;
+  await vi.waitFor(() => expect(pod.scrapes).toBeGreaterThan(2), patience);
+});
+
+it('nor does a list of a hundred thousand models, of which the first is looked at', async () => {
+  const card = '{"id":"a"}';
+  pod.models = () => `{"data":[{"id":"first","max_model_len":10}${`,${card}`.repeat(90_000)}]}`;
+  join();
+  await until('ready');
+  expect(worker().facts).toMatchObject({ model: 'first', maxModelTokens: 10 });
+});
+
+it.each(['{"data":[]}', '{"data":[{}, {"id":"a"}]}', '{"data":[{"id":""}]}', '[]', '1', '"'])(
+  'one that lists %s for its models is refused',
+  async (models) => {
+    pod.models = () => models;
+    join();
+    await until('refused');
+  },
+);
+
 it('ours are counted as of now, the others’ as of the last scrape, each once', async () => {
   join();
   await until('ready');

@@ -322,7 +322,7 @@ export class OpenaiLink implements Link {
   }
 
   async #scrape(): Promise<Scrape> {
-    return scrapeOf(this.#options.name, await this.#ask('/metrics', mostMetricsBytes));
+    return await scrapeOf(this.#options.name, await this.#ask('/metrics', mostMetricsBytes));
   }
 
   /** A short body, whole. @throws KvError DISCONNECTED: no 200 in time; PROTOCOL: longer than `mostBytes` */

@@ -5,6 +5,7 @@
  * Names: the Gateway API inference extension's model server protocol; vLLM's `vllm:*`, SGLang's `sglang:*`.
  */
 import { KvError } from '@kvtier/errors';
+import { SliceTimer } from '@kvtier/runtime';
 
 export interface Scrape {
   readonly waiting: number;
@@ -61,9 +62,9 @@ const mostBlockTokens = 65_536;
 const mostBlocks = 2 ** 40;
 const mostRequests = 2 ** 32;
 
-/** @throws KvError PROTOCOL: no load in there, or a number that cannot be */
-export function scrapeOf(worker: string, text: string): Scrape {
-  const samples = read(text);
+/** In slices: a text may be long, and nothing else. @throws KvError PROTOCOL: no load in there, or a number that cannot be */
+export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
+  const samples = await read(text);
   const of = (field: Field): readonly Sample[] => {
     for (const name of names[field]) {
       const list = samples.get(name);
@@ -137,25 +138,33 @@ function wholeOf(text: string, most: number): number | undefined {
   return /^\d+$/.test(text) && value >= 1 && value <= most ? value : undefined;
 }
 
-/** Of each name the samples, at most some hundred; other lines are passed over. */
-function read(text: string): Map<string, Sample[]> {
+const mostSamples = 512;
+/** vLLM's longest line has some 2,000. */
+const mostLineChars = 16_384;
+const linesPerLook = 256;
+/** What a line of ours may begin with. */
+const beginnings = new Set([...known].map((name) => name.charCodeAt(0)));
+
+/** Of each name the samples, at most some hundred; other lines, and those that are too long, are passed over. */
+async function read(text: string): Promise<Map<string, Sample[]>> {
   const samples = new Map<string, Sample[]>();
-  let at = 0;
-  while (at < text.length) {
+  const timer = new SliceTimer();
+  for (let at = 0, lines = 1; at < text.length; lines++) {
     const next = text.indexOf('\n', at);
     const end = next < 0 ? text.length : next;
-    if (text.charCodeAt(at) !== 0x23) {
+    if (beginnings.has(text.charCodeAt(at)) && end - at <= mostLineChars) {
       const line = text.slice(at, end);
       const nameEnd = line.search(/[{\s]/);
       const name = nameEnd < 0 ? line : line.slice(0, nameEnd);
       if (known.has(name)) {
         const list = samples.get(name) ?? [];
-        const sample = sampleOf(line.slice(nameEnd));
-        if (sample && list.length < 512) list.push(sample);
+        const sample = list.length < mostSamples ? sampleOf(line.slice(nameEnd)) : undefined;
+        if (sample) list.push(sample);
         samples.set(name, list);
       }
     }
     at = end + 1;
+    if (lines % linesPerLook === 0 && timer.due) await timer.next();
   }
   return samples;
 }

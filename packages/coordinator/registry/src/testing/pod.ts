@@ -26,6 +26,7 @@ export class Pod {
   extra = '';
   /** Instead of its own; undefined: its own. */
   metrics: (() => string) | undefined;
+  models: (() => string) | undefined;
   startedAt = 1_700_000_000.25;
   /** Of SGLang; 0: it does not know yet. */
   pageTokens = 64;
@@ -77,7 +78,7 @@ export class Pod {
     const path = request.url!;
     if (request.method === 'GET') {
       if (path === '/health') return void response.writeHead(this.healthy ? 200 : 503).end();
-      if (path === '/v1/models') return void response.end(this.#models());
+      if (path === '/v1/models') return void response.end(this.models?.() ?? this.#models());
       if (path !== '/metrics') return void response.writeHead(404).end();
       this.scrapes++;
       return void response.end(this.metrics?.() ?? this.extra + (this.kind === 'vllm' ? this.#vllm() : this.#sglang()));
