@@ -147,7 +147,8 @@ async function stream(
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
   const first = await pieces.next();
-  choice.firstToken();
+  // A whole answer comes when all of it is computed.
+  choice.firstToken(/^text\/event-stream\b/i.test(String(answer.headers['content-type'] ?? '')));
   firstByte();
   if (answer.status === 200) seen();
   const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };

@@ -405,6 +405,25 @@ describe('somebody leaves', () => {
   });
 });
 
+it('how fast a pod computes is learned from legs and from streams, not from whole answers', async () => {
+  const rateOf = (name: string) => at.fleet.workers().find((worker) => worker?.record.name === name)!.prefillRate;
+  const askAll = async (body: object): Promise<void> => {
+    for (let i = 0; i < 3; i++) {
+      const content = `${i} ${JSON.stringify(body)} ${'a long prompt '.repeat(200)}`;
+      await (await ask({ ...chat, ...body, messages: [{ role: 'user', content }] })).text();
+      await atRest();
+    }
+  };
+  await open(['p', 'd']);
+  await askAll({ stream: true });
+  expect([rateOf('p'), rateOf('d'), p.seen.length]).toEqual(['measured', 'assumed', 3]);
+  await open(['d']);
+  await askAll({});
+  expect(rateOf('d')).toBe('assumed');
+  await askAll({ stream: true });
+  expect(rateOf('d')).toBe('measured');
+});
+
 describe('what the decode pod holds', () => {
   it.each(['/v1/chat/completions', '/v1/completions'])(
     '%s: below cache_hit_threshold prefill is run, and decode asked again',

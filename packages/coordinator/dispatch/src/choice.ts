@@ -42,7 +42,8 @@ export interface Choice {
   readonly isGuessed: boolean;
   /** What it adds to the worker's load until its end: `Worker.load` has it in it. */
   readonly share: Share;
-  firstToken(): void;
+  /** `isTimed` as of `Sent`. */
+  firstToken(isTimed?: boolean): void;
   ended(): void;
 }
 

@@ -7,7 +7,7 @@ import type { Held, Share } from './ports.ts';
 
 /** What has to be told of it. */
 interface Told {
-  firstToken(): void;
+  firstToken(isTimed: boolean): void;
   ended(): void;
 }
 
@@ -42,10 +42,10 @@ export class Chosen implements Choice {
     this.#told = told;
   }
 
-  firstToken(): void {
+  firstToken(isTimed = false): void {
     if (this.#hasFirstToken || this.#hasEnded) return;
     this.#hasFirstToken = true;
-    this.#told.firstToken();
+    this.#told.firstToken(isTimed);
   }
 
   ended(): void {

@@ -72,7 +72,7 @@ export class Conversation {
   #counted = false;
   #answerIsGood = false;
   #usageIsRead = false;
-  /** An answer that comes as events, none of which has come. */
+  /** An answer that comes as events, none of which has come: its body begins with its first token. */
   #isStreamed = false;
 
   constructor(call: ProcessCall, parts: ConversationParts) {
@@ -188,7 +188,7 @@ export class Conversation {
     this.#answerIsGood = /^2\d\d$/.test(told.get(':status') ?? '200');
     const isPlain = (told.get('content-encoding') ?? 'identity') === 'identity';
     this.#usageIsRead = this.#answerIsGood && isPlain;
-    this.#isStreamed = this.#answerIsGood && (told.get('content-type') ?? '').startsWith('text/event-stream');
+    this.#isStreamed = this.#answerIsGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
     // Without its body, this is all that is seen of the answer's begin.
     if (headers.endOfStream || this.#responseMode === BodySendMode.NONE) this.#firstToken();
     if (headers.endOfStream) this.#answerEnded();
@@ -197,12 +197,7 @@ export class Conversation {
 
   #onResponseBody({ body, endOfStream }: HttpBody): Promise<void> | undefined {
     this.#letRequestGo();
-    if (body.length > 0) {
-      this.#firstToken();
-      // The body of a whole answer comes with its last token.
-      if (this.#isStreamed) this.#picked?.came();
-      this.#isStreamed = false;
-    }
+    if (body.length > 0) this.#firstToken(this.#isStreamed);
     if (this.#usageIsRead) this.#usage.push(body);
     if (endOfStream) this.#answerEnded();
     if (this.#responseMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#send(goesOn('responseBody'));
@@ -218,8 +213,11 @@ export class Conversation {
     this.#waitForAnswer();
   }
 
-  #firstToken(): void {
-    if (this.#answerIsGood) this.#picked?.share.firstToken();
+  #firstToken(isTimed = false): void {
+    if (!this.#answerIsGood) return;
+    this.#picked?.share.firstToken(isTimed);
+    if (isTimed) this.#picked?.came();
+    this.#isStreamed = false;
   }
 
   #answerEnded(): void {

@@ -140,7 +140,7 @@ export class Planner {
       match,
       isGuessed,
       share,
-      firstToken: () => choice.firstToken(),
+      firstToken: (isTimed) => choice.firstToken(isTimed),
       ended: () => {
         if (!hasEnded) entry.sums.add('ended', 1, this.#now());
         hasEnded = true;

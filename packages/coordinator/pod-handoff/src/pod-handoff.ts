@@ -170,7 +170,9 @@ export class PodHandOff {
         const reason = answer.status === 429 ? 'busy' : elsewhere.has(answer.status) ? 'failed' : 'refused';
         throw new NotPrefilled(reason, `worker ${name} answers ${answer.status}`);
       }
-      return { worker: name, revision, params: await paramsOf(name, answer) };
+      const params = await paramsOf(name, answer);
+      choice.firstToken(true); // it was asked for no more
+      return { worker: name, revision, params };
     } catch (error) {
       if (signal.aborted || error instanceof NotPrefilled) throw error;
       const { code, message } = KvError.from(error);
