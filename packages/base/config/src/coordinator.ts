@@ -108,6 +108,8 @@ const parts = z.strictObject({
   planner: plannerSchema.prefault({}),
   /** Where pods of the role `prefill` compute prompts for others. */
   podHandOff: podHandOffSchema.prefault({}),
+  /** A log line of level info for each request of the API server: who had it, why, what was predicted and what was seen. */
+  logRequests: z.boolean().default(false),
   logLevel,
 });
 

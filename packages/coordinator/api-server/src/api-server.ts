@@ -67,6 +67,8 @@ export interface ApiServerOptions extends Place {
   readonly guesses?: () => boolean;
   /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
   readonly pods?: PodHandOff;
+  /** A log line for each request: who had it, why, what was predicted and what was seen. */
+  readonly logRequests?: boolean;
   /** Which requests for pods would be answered too late. Without it one of its own. */
   readonly inTime?: InTime;
   /** More of the coordinator for /health, by name. */
@@ -140,7 +142,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { inTime = new InTime() } = options;
   const place = { dispatch, engines, handOffs, among, pods, inTime, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
-  const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
+  const { logRequests = false } = options;
+  const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs, logRequests });
   const parts = {
     models,
     engines,

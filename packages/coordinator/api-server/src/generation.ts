@@ -22,6 +22,7 @@ import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
 import type { Endpoint } from './replies.ts';
+import { type RequestTrace, traceRequest } from './request-log.ts';
 import { type Progress, RunningAnswers } from './running-answers.ts';
 import type { TextPool } from './text-pool.ts';
 import { collect, type OnDelta, stream, type Written } from './written-answers.ts';
@@ -38,6 +39,7 @@ interface Job extends Written {
   /** What it came from; not wanted any more once a worker was chosen. */
   readonly body: Body;
   readonly signal: AbortSignal;
+  readonly trace: RequestTrace;
 }
 
 /** What a request's headers say. */
@@ -46,6 +48,7 @@ interface AskedFor {
   readonly targets: Targets;
   /** Empty: they name none, as its body may. */
   readonly session: string;
+  readonly trace: RequestTrace;
 }
 
 export interface GenerationOptions {
@@ -60,6 +63,8 @@ export interface GenerationOptions {
   readonly logger: Logger;
   /** Until the first token of a request that does not say so itself; undefined: as late as it comes. */
   readonly ttftMs: number | undefined;
+  /** A log line for each request. */
+  readonly logRequests: boolean;
   /** Answers generated at once, of all requests; more are refused with 429. */
   readonly maxRunning: number;
   /** A client that takes nothing of its stream for so long is cut off. */
@@ -107,17 +112,22 @@ export class Generation {
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);
+    const { logRequests, logger } = this.#options;
+    const trace = logRequests ? traceRequest(request, reply, arrivedMs, logger) : {};
     try {
       const targets = targetsIn(request.headers, this.#options.ttftMs);
       const session = sessionIn(request.headers);
       for (let leftReads = maxReads; ; leftReads--) {
         try {
-          return await this.#once(endpoint, request, reply, { arrivedMs, targets, session }, abort.signal);
+          return await this.#once(endpoint, request, reply, { arrivedMs, targets, session, trace }, abort.signal);
         } catch (error) {
           // Its tokens are no words of the workers that are there now.
           if (!(error instanceof Outdated) || leftReads <= 1 || !bodyOf(request).isKept) throw error;
         }
       }
+    } catch (error) {
+      trace.failure = (error as Error).message;
+      throw error;
     } finally {
       reply.raw.off('close', onClose);
       this.#aborts.delete(abort);
@@ -138,6 +148,8 @@ export class Generation {
     // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
     const requestId = randomUUID();
     const placed = new Placed(this.#options.degraded(), this.#options.media);
+    const model = 'passedOn' in read ? read.model : read.readFor.name;
+    Object.assign(asked.trace, { requestId, model, placed });
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
       const passed = { ...read, session: asked.session || read.session };
@@ -154,7 +166,7 @@ export class Generation {
     endpoint: Endpoint,
     requestId: string,
     { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, PassedOn>,
-    { targets, session }: AskedFor,
+    { targets, session, trace }: AskedFor,
     rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
     const params = session === '' ? read : { ...read, session };
@@ -168,6 +180,7 @@ export class Generation {
         model: model.name,
       },
       echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
+      trace,
       ...rest,
     };
   }
@@ -178,7 +191,7 @@ export class Generation {
     requestId: string,
     body: PassedOn,
     placed: Placed,
-    { arrivedMs, targets }: AskedFor,
+    { arrivedMs, targets, trace }: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
     const { place, metrics, unreadMs, logger } = this.#options;
@@ -201,7 +214,8 @@ export class Generation {
         signal,
         retried: (error) => metrics.countRetry(error),
         firstByte: () => {
-          metrics.firstTokenSeconds.observe((this.#running.signOfLife() - arrivedMs) / 1000);
+          trace.firstTokenAtMs = this.#running.signOfLife();
+          metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);
         },
       });
       metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
@@ -221,6 +235,7 @@ export class Generation {
       delta: (delta) => {
         const nowMs = this.#running.signOfLife();
         if (first) metrics.firstTokenSeconds.observe((nowMs - job.arrivedMs) / 1000);
+        if (first) job.trace.firstTokenAtMs = nowMs;
         first = false;
         return onDelta(delta);
       },

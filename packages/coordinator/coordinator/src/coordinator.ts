@@ -61,6 +61,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const made = makeApiServer({
     ...{ host, port, tls, apiKeysFile, adminKeysFile, trustedNetwork, operations },
     ...{ engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
+    logRequests: config.logRequests,
     isReady: () => fleet.isListed,
     ...{ inTime, ttftMs: admission.ttftMs ?? undefined },
     media: Indexes.media,
