@@ -5,10 +5,8 @@ import { OwnRate } from './own-rate.ts';
 import { PodLoad } from './pod-load.ts';
 import { type Scrape, scrapeOf } from './scrape.ts';
 
-const scrape = (running = 0, more: Partial<Scrape> = {}): Scrape => ({
-  ...scrapeOf('p', `sglang:num_queue_reqs 0\nsglang:num_running_reqs ${running}\n`),
-  ...more,
-});
+const idle = await scrapeOf('p', 'sglang:num_queue_reqs 0\nsglang:num_running_reqs 0\n');
+const scrape = (running = 0, more: Partial<Scrape> = {}): Scrape => ({ ...idle, running, ...more });
 
 let nowMs: number;
 let pod: PodLoad;
