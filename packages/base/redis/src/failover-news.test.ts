@@ -60,10 +60,13 @@ const silent = (): Promise<Fake> => new Fake(() => '').listen();
 class Sentinel extends Fake {
   readonly subscribers = new Set<Socket>();
   masterPort = 0;
+  /** So often it was asked where the master is. */
+  asked = 0;
   onSubscribe: () => void = () => {};
   constructor() {
     super(([name, what], socket) => {
       if (name === 'sentinel') {
+        if (what !== 'sentinels') this.asked++;
         return what === 'sentinels' ? '*0\r\n' : `*2\r\n${bulk('127.0.0.1')}${bulk(String(this.masterPort))}`;
       }
       if (name !== 'subscribe') return '+OK\r\n';
@@ -81,8 +84,8 @@ class Sentinel extends Fake {
   }
 }
 
-function client(sentinel: Sentinel, timeLimitMs: number): RedisClient {
-  const servers = [`redis://127.0.0.1:${sentinel.port}`];
+function client(sentinels: Sentinel | readonly Sentinel[], timeLimitMs: number): RedisClient {
+  const servers = [sentinels].flat().map(({ port }) => `redis://127.0.0.1:${port}`);
   const settings = { mode: 'sentinel', servers, masterName: 'm', database: 0, timeLimitMs } as const;
   const client = new RedisClient(settings as never, () => {}, 60_000);
   ends.push(() => client.close());
@@ -115,6 +118,27 @@ it('what is told between the answer and the subscription is heard', async () => 
   const redis = client(sentinel, 20_000);
   await redis.ready(10_000);
   expect([old.connections, next.sockets.size]).toEqual([1, 1]);
+});
+
+it('who lost its master asks all Sentinels, and one that knows of another is enough', async () => {
+  const [old, next] = [await master(), await master()];
+  const sentinels = Array.from({ length: 5 }, () => new Sentinel());
+  for (const sentinel of sentinels) {
+    await sentinel.listen();
+    sentinel.masterPort = old.port;
+  }
+  const redis = client(sentinels, 5_000);
+  await redis.ready(5_000);
+  // Who has subscribed asks once more.
+  while (!sentinels.every(({ asked }, at) => asked === (at === 0 ? 2 : 1))) await new Promise(setImmediate);
+  sentinels[4]!.masterPort = next.port; // it tells nobody by itself
+  old.gone();
+  while (redis.isReady) await new Promise(setImmediate);
+  const lostMs = performance.now();
+  await redis.ready(5_000);
+  expect(next.sockets.size).toBe(1);
+  // One pause of 100 ms; one after the other they take five, 1,500 ms together.
+  expect(performance.now() - lostMs).toBeLessThan(800);
 });
 
 it('pauses grow, begin anew at the news and at a connection, and the news makes one short', () => {

@@ -50,10 +50,13 @@ export function backoffMs(times: number, maxMs: number): number {
   return Math.min(maxMs, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
 }
 
+type Master = { readonly host: string; readonly port: number } | null;
+
 /** What ioredis keeps to itself; without one of these the news comes as ioredis alone brings it, and failover-news.test.ts fails. */
 interface Inner {
+  sentinelIterator: { sentinels: readonly object[] };
   failoverDetector?: { isDisconnected: boolean; disconnect(): void } | null;
-  resolve(sentinel: object): Promise<{ readonly host: string; readonly port: number } | null>;
+  resolve(sentinel: object): Promise<Master>;
   initFailoverDetector(): Promise<void>;
 }
 
@@ -74,29 +77,41 @@ export const tellingConnector = (told: () => void): (new (options: unknown) => S
   };
 
 /**
- * ioredis asks for the master, connects to it, and only then listens for another: what is told in between it never hears, and a master
- * that stands still takes its whole time limit. So who listens asks once more.
+ * ioredis believes the first Sentinel that answers, one an attempt, though another knows more: who lost a master, or did not reach it, and
+ * is sent there again asks all the others. And it asks, connects, and only then listens for news: what is told in between it never hears,
+ * and a master that stands still takes its whole time limit. So who listens asks once more.
  */
 function hearAll(connector: Inner): void {
-  const { resolve, initFailoverDetector } = connector as Partial<Inner>;
-  if (resolve === undefined || initFailoverDetector === undefined) return;
-  let asked: object | undefined;
+  const { resolve, initFailoverDetector } = connector;
+  const ask = (sentinel: object): Promise<Master> => resolve.call(connector, sentinel);
+  /** Of the last attempt. */
   let place: string | undefined;
+  /** The first of them that names another master than `known`. */
+  const another = (sentinels: readonly object[], known: string | undefined): Promise<Master> =>
+    Promise.any(
+      sentinels.map(async (sentinel) => {
+        const master = await ask(sentinel);
+        if (master === null || placeOf(master) === known) throw new Error('nothing else');
+        return master;
+      }),
+    ).catch(() => null);
   connector.resolve = async (sentinel) => {
-    const master = await resolve.call(connector, sentinel);
-    [asked, place] = [sentinel, placeOf(master)];
+    let master = await ask(sentinel);
+    if (master !== null && placeOf(master) === place) {
+      const others = connector.sentinelIterator.sentinels.filter((other) => other !== sentinel);
+      master = (await another(others, place)) ?? master;
+    }
+    place = placeOf(master);
     return master;
   };
   connector.initFailoverDetector = async () => {
-    const [sentinel, connected] = [asked, place];
+    const connected = place;
     await initFailoverDetector.call(connector);
     const detector = connector.failoverDetector;
-    if (sentinel === undefined || !detector || detector.isDisconnected) return;
-    const master = await resolve.call(connector, sentinel).catch(() => null);
-    const isOld = master !== null && placeOf(master) !== connected;
+    if (!detector || detector.isDisconnected) return;
+    const isOld = (await another(connector.sentinelIterator.sentinels, connected)) !== null;
     if (isOld && connector.failoverDetector === detector && !detector.isDisconnected) detector.disconnect();
   };
 }
 
-const placeOf = (master: { readonly host: string; readonly port: number } | null): string | undefined =>
-  master === null ? undefined : `${master.host}:${master.port}`;
+const placeOf = (master: Master): string | undefined => (master === null ? undefined : `${master.host}:${master.port}`);
