@@ -16,6 +16,7 @@
  * everything is loaded; but for a few blocks at the end where only the smallest steps were seen, which say nothing of larger ones:
  * an engine that imports everything would never learn that it computes faster.
  */
+import { Asking } from './asking.ts';
 import { ComputeModel, reaches, reachOf } from './compute-model.ts';
 import { Experiences } from './experience.ts';
 import { FadingRate } from './fading-rate.ts';
@@ -58,6 +59,8 @@ export interface Plan {
 
 /** Blocks in this tier are in the arena already: bringing them costs nothing. */
 const arenaTier = 'arena';
+/** What other hosts' nodes hold, and the disks below them. */
+const peerTier = 'peer';
 const nothingAway: Plan['away'] = { tiers: '', blocks: 0, us: 0 };
 /** Left to compute, to learn how long that takes: so many tokens, and no more than this share of a hit. */
 const probeTokens = 96;
@@ -104,6 +107,7 @@ export class LoadPlanner {
   readonly #roundTrip = new FadingRate(0.9);
   readonly #start = new FadingRate(0.8);
   readonly #experiences = new Experiences();
+  readonly #asking = new Asking();
   /** What was learned last of each reach, and how long that is enough. */
   readonly #learned = Array.from({ length: reaches }, () => ({
     ...{ atMs: Number.NEGATIVE_INFINITY, steps: 0, againMs: probeAgainMs.first },
@@ -172,6 +176,7 @@ export class LoadPlanner {
     const isMeasured = this.computeUs(1) !== undefined;
     let best: Plan = { blocks: 0, loadUs: 0, computeUs: this.computeUs(held, first) ?? 0, away: nothingAway };
     const eachAwayUs = Math.max(bringUs, copyUs);
+    if (tiers === peerTier) this.#asking.told(eachAwayUs);
     let blocks = 0;
     let brought = 0;
     let loadUs = this.#roundTrip.usPerUnit ?? 0;
@@ -198,6 +203,7 @@ export class LoadPlanner {
       }
       if (fits < span.count) break;
     }
+    if (tiers === peerTier && best.away.blocks > 0) this.#asking.paid();
     const plan = this.#probing(best, held, first, nowMs);
     return plan.blocks === held ? plan : { ...plan, passed: passedOf(hit.spans, plan.blocks, copyUs, eachAwayUs) };
   }
@@ -218,6 +224,13 @@ export class LoadPlanner {
       }
     }
     return best;
+  }
+
+  /** Whether to ask for `blocks` blocks from block `first` on, which only peers hold. */
+  isWorthAsking(blocks: number, first: number, nowMs: number): boolean {
+    const computeUs = this.computeUs(blocks, first);
+    if (computeUs === undefined || this.#compute.steps === 0) return true;
+    return this.#asking.isWorth(blocks, computeUs, nowMs);
   }
 
   /**

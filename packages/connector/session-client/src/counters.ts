@@ -6,6 +6,8 @@ export interface ConnectorCounters {
   /** Times that a silent node was left alone until it answered again (the circuit breaker opened). */
   suspensions: number;
   lookups: number;
+  /** Prompts that no lookup was made for: the node's table of held blocks says that none would find anything worth loading. */
+  unasked: number;
   /** Blocks that lookups found. */
   heldBlocks: number;
   /** Of those, blocks that the planner chose to load. */
@@ -29,6 +31,7 @@ export const newCounters = (): ConnectorCounters => ({
   sessions: 0,
   suspensions: 0,
   lookups: 0,
+  unasked: 0,
   heldBlocks: 0,
   plannedBlocks: 0,
   loads: 0,

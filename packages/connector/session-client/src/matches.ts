@@ -39,6 +39,10 @@ interface Entry {
 const nothing: Match = { state: 'known', blocks: 0 };
 const pending: Match = { state: 'pending' };
 const maxEntries = 16_384;
+/** Of what the table of held blocks says: a tier but the peers may hold it. */
+const isNear = 1;
+/** Blocks of a chain that are looked at there, beside the first. */
+const looks = 4;
 /** What was known longer ago than this is asked again: the node's contents change. */
 const staleAfterMs = 5_000;
 
@@ -69,7 +73,11 @@ export class MatchTable {
       entry = { first: localBlocks, hits: undefined, plan: undefined, knownAtMs: 0 };
       this.#entries.set(requestId, entry);
       const end = (localBlocks + maxHashesPerFrame) * hashBytes;
-      this.#lookUp(sessions, requestId, entry, hashes.subarray(localBlocks * hashBytes, end));
+      const wanted = hashes.subarray(localBlocks * hashBytes, end);
+      if (this.#isInVain(sessions, wanted, localBlocks)) {
+        this.#options.counters.unasked++;
+        this.#know(entry, [noHit]);
+      } else this.#lookUp(sessions, requestId, entry, wanted);
     }
     if (entry.hits === undefined) return pending;
     if (entry.plan?.localBlocks !== localBlocks) this.#plan(entry, localBlocks);
@@ -101,6 +109,25 @@ export class MatchTable {
 
   forget(requestId: string): void {
     this.#entries.delete(requestId);
+  }
+
+  /**
+   * The node need not be asked: nobody holds anything of this, or only peers do, and are slower than computing. What may lie in another
+   * tier is always asked for: a few blocks of the chain are looked at, for the first ones may have left it.
+   */
+  #isInVain(sessions: readonly Session[], hashes: Buffer, first: number): boolean {
+    const { hashBytes, planner, timers, windows } = this.#options;
+    const held = sessions[0]!.held;
+    if (held === null || windows.length > 1 || windows[0] !== Number.POSITIVE_INFINITY) return false;
+    const blocks = hashes.length / hashBytes;
+    const flags = held.flags(hashes, 0);
+    if (flags === undefined || (flags & isNear) !== 0) return false;
+    if (flags === 0) return true;
+    for (let part = 1; part <= looks; part++) {
+      const at = Math.floor(((blocks - 1) * part) / looks);
+      if (((held.flags(hashes, at * hashBytes) ?? isNear) & isNear) !== 0) return false;
+    }
+    return !planner.isWorthAsking(blocks, first, timers.nowMs());
   }
 
   #lookUp(sessions: readonly Session[], requestId: string, entry: Entry, hashes: Buffer): void {

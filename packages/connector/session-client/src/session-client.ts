@@ -13,7 +13,7 @@ import { randomInt } from 'node:crypto';
 import path from 'node:path';
 import { KvError } from '@kvtier/errors';
 import type { Executor } from '@kvtier/executor';
-import { holdArena, sessionProtocol } from '@kvtier/wire';
+import { HeldBlocks, holdArena, sessionProtocol } from '@kvtier/wire';
 import type { ConnectorCounters } from './counters.ts';
 import { SessionLink } from './session-link.ts';
 import type { Timers } from './timers.ts';
@@ -67,6 +67,8 @@ export class Session {
   readonly wantsTokenIds: boolean;
   /** Ends this process's lock on the node's lock file: no copy of this session runs any more. */
   readonly letGo: () => void;
+  /** What the node says is held, without being asked; null: it does not. */
+  readonly held: HeldBlocks | null;
   #copies = 0;
   #whenIdle: (() => void)[] = [];
 
@@ -77,6 +79,7 @@ export class Session {
     lastOffset: number,
     wantsTokenIds = false,
     letGo: () => void = () => {},
+    held: HeldBlocks | null = null,
   ) {
     this.link = link;
     this.id = id;
@@ -84,6 +87,7 @@ export class Session {
     this.lastOffset = lastOffset;
     this.wantsTokenIds = wantsTokenIds;
     this.letGo = letGo;
+    this.held = held;
   }
 
   /** Run a copy in the arena; the arena stays mapped until it has ended. Not started once the session has ended. */
@@ -166,6 +170,7 @@ export class SessionClient {
         await session.idle();
         await this.#options.executor.detachArena(session.arena);
         session.letGo();
+        session.held?.close();
         previous = session.id;
       } catch (error) {
         this.#complain(KvError.from(error));
@@ -214,7 +219,8 @@ export class SessionClient {
         // Nobody waits for the answer: without it the node looks at the process instead.
         link.call(hold, 'done', attachDeadlineMs).catch(() => {});
       }
-      const { session, wantsTokenIds } = attached;
+      const { session, wantsTokenIds, heldTag } = attached;
+      const held = heldTag === undefined ? null : HeldBlocks.open(arenaPath, heldTag);
       return new Session(
         link,
         Buffer.from(session),
@@ -222,6 +228,7 @@ export class SessionClient {
         arenaBytes - payloadBytes,
         wantsTokenIds,
         letGo ?? undefined,
+        held,
       );
     } catch (error) {
       link.end(KvError.from(error));

@@ -11,9 +11,9 @@
 import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { setImmediate } from 'node:timers/promises';
-import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import type { Choice, Dispatch, DispatchRequest, Targets } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { HandedOff, HandOffs, Took } from '@kvtier/handoff';
+import type { HandedOff, HandOffs, InTime, Took } from '@kvtier/handoff';
 import type { Keys } from '@kvtier/kv-index';
 import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { OnEvent } from '@kvtier/registry';
@@ -74,12 +74,6 @@ export interface Plan {
   readonly targets: Targets;
 }
 
-/** What a client wants, in milliseconds; undefined: it does not say. */
-export interface Targets {
-  readonly ttftMs: number | undefined;
-  readonly itlMs: number | undefined;
-}
-
 /** Where answers come from. */
 export interface Workplace {
   readonly dispatch: Dispatch;
@@ -88,8 +82,9 @@ export interface Workplace {
   readonly handOffs: Pick<HandOffs, 'follow'> | undefined;
   readonly tries: TryLimits;
   readonly expected: Expected;
-  /** Prefill and decode apart, for pods with OpenAI's API. */
+  /** Prefill and decode apart, for pods with OpenAI's API; and which of their requests would be answered too late. */
   readonly pods: PodHandOff;
+  readonly inTime: Pick<InTime, 'admit' | 'came'>;
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(model: string): ReadonlySet<string> | undefined;
 }

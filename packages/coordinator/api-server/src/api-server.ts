@@ -9,10 +9,11 @@
  * every body, connection and wait is bounded; every failure has OpenAI's shape; while no worker serves, /health is 503, and it comes back
  * by itself.
  */
+
 import { isLoopback } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { HandOffs } from '@kvtier/handoff';
+import { type HandOffs, InTime } from '@kvtier/handoff';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Logger } from '@kvtier/telemetry';
 import { ApiKeys } from './api-keys.ts';
@@ -20,8 +21,8 @@ import { Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
-import { createHttpApp, type HttpLimits, type ServerTls } from './http-app.ts';
-import { type ApiServerLimits, defaultLimits, operationsLimits } from './limits.ts';
+import { createHttpApp, type HttpLimits, type ServerTls } from './http-server.ts';
+import { type ApiServerLimits, defaultLimits } from './limits.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
 import { addOperations } from './operations.ts';
@@ -66,6 +67,8 @@ export interface ApiServerOptions extends Place {
   readonly guesses?: () => boolean;
   /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
   readonly pods?: PodHandOff;
+  /** Which requests for pods would be answered too late. Without it one of its own. */
+  readonly inTime?: InTime;
   /** More of the coordinator for /health, by name. */
   readonly parts?: () => Readonly<Record<string, unknown>>;
   /** How many workers the load needs, for /admin/planner. */
@@ -79,6 +82,9 @@ export interface ApiServerOptions extends Place {
   /** Whose threads read texts; its owner closes it. Without it the API server has its own. */
   readonly text?: TextPool;
 }
+
+/** Of the listener for probes and scrapes. */
+const operationsLimits: Partial<HttpLimits> = { bodyBytes: 1 << 10, receiveMs: 10_000, connections: 256, requests: 64 };
 
 const nothing = (): readonly string[] => [];
 
@@ -131,7 +137,8 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const { handOffs, ttftMs, pods = new PodHandOff({ dispatch, pods: engines }) } = options;
-  const place = { dispatch, engines, handOffs, among, pods, expected, tries: { maxTries, withinMs } };
+  const { inTime = new InTime() } = options;
+  const place = { dispatch, engines, handOffs, among, pods, inTime, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
   const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
   const parts = {

@@ -7,7 +7,7 @@
  * Invariant: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off.
  */
 import { pipeline } from 'node:stream/promises';
-import type { Choice } from '@kvtier/dispatch';
+import { type Choice, sessionHeaders } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { leave } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -22,7 +22,7 @@ import { TwoLegs } from './two-legs.ts';
 /** Another worker may do better. */
 const notHere: ReadonlySet<number> = new Set([429, 500, 502, 503, 504]);
 /** Of the client's headers, those that say something to the worker. */
-const kept = ['accept', 'prefer', 'x-request-id', 'traceparent', 'tracestate', 'x-session-id'] as const;
+const kept = ['accept', 'prefer', 'x-request-id', 'traceparent', 'tracestate', ...sessionHeaders] as const;
 /** Of the worker's headers, those of its answer and not of its connection. */
 const told = ['content-type', 'cache-control', 'retry-after'] as const;
 /** As llm-d's endpoint picker names the prefill pod to the decode pod's sidecar. */
@@ -34,6 +34,9 @@ export interface ForwardOptions {
   readonly requestId: string;
   readonly body: PassedOn;
   readonly placed: Placed;
+  /** performance.now(); and until its first token: it is refused when that would come later. undefined: never. */
+  readonly arrivedMs: number;
+  readonly ttftMs: number | undefined;
   readonly unreadMs: number;
   readonly signal: AbortSignal;
   /** A worker failed; it is tried at another. */
@@ -43,7 +46,7 @@ export interface ForwardOptions {
 
 /** Answers the request. @throws KvError: while nothing is written */
 export async function forward(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
-  const { place, body, placed, signal, requestId } = options;
+  const { place, body, placed, signal, requestId, arrivedMs, ttftMs } = options;
   const tries = new Tries(place);
   const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': String(request.id) };
   for (const name of kept) {
@@ -51,8 +54,10 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     if (typeof value === 'string') headers[name] = value;
   }
   const { model, tokens, blockTokens, maxTokens, keys, session } = body;
-  const routed = { id: requestId, model, among: place.among(model), tokens, blockTokens, maxTokens, keys, session };
-  const { pods } = place;
+  const firstTokenByMs = ttftMs === undefined ? undefined : arrivedMs + ttftMs;
+  const prompt = { tokens, blockTokens, maxTokens, keys, session, firstTokenByMs };
+  const routed = { id: requestId, model, among: place.among(model), ...prompt };
+  const { pods, inTime } = place;
   const named = request.headers[prefillerHeader];
   const legs = pods.concerns(model)
     ? new TwoLegs({
@@ -63,8 +68,17 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
   const isOnlyIfHeld = prefers(request, 'if-available');
   // Nobody computes what may have to be refused: the pod alone can say whether it has it.
   const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
+  const wanted = { model, arrivedMs, ttftMs };
+  /** Of the request at its last worker: when it was sent, and how long it was to take. */
+  let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
   const ask = async (choice: Choice): Promise<Forwarded> => {
-    const bytes = (await legsFor(choice)?.before(choice)) ?? new Uint8Array(body.passedOn);
+    const admit = (predictedS: number): void => {
+      inTime.admit(wanted, choice.worker.record.name, predictedS);
+      sent = { atMs: performance.now(), predictedS };
+    };
+    const legsNow = legsFor(choice);
+    if (!legsNow) admit(choice.firstTokenS);
+    const bytes = legsNow ? await legsNow.before(choice, admit) : new Uint8Array(body.passedOn);
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;
@@ -83,7 +97,11 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
         await leave(answer);
         throw refused;
       }
-      await stream(reply, answer, choice, options);
+      const isStreamed = String(answer.headers['content-type'] ?? '').startsWith('text/event-stream');
+      await stream(reply, answer, choice, options, () => {
+        // The first byte of a whole answer comes with its last token.
+        if (sent && isStreamed) inTime.came(sent.predictedS, (performance.now() - sent.atMs) / 1_000);
+      });
       return;
     } catch (error) {
       if (reply.raw.headersSent) throw error;
@@ -124,12 +142,15 @@ async function stream(
   answer: Forwarded,
   choice: Choice,
   { placed, unreadMs, signal, firstByte }: ForwardOptions,
+  seen: () => void,
 ): Promise<void> {
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
   const first = await pieces.next();
-  choice.firstToken();
+  // A whole answer comes when all of it is computed.
+  choice.firstToken(/^text\/event-stream\b/i.test(String(answer.headers['content-type'] ?? '')));
   firstByte();
+  if (answer.status === 200) seen();
   const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };
   for (const name of told) {
     const value = answer.headers[name];

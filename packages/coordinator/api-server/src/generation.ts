@@ -9,11 +9,11 @@
  * leaves, at any moment, ends its calls at the workers. Answers running at once are bounded.
  */
 import { randomUUID } from 'node:crypto';
-import { Outdated } from '@kvtier/dispatch';
+import { Outdated, sessionIn, type Targets, targetsIn } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
+import { runAnswers, type Totals, type Workplace } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
 import { BodyReader, type Read } from './body-reader.ts';
 import { forward } from './forwarding.ts';
@@ -23,7 +23,6 @@ import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
 import type { Endpoint } from './replies.ts';
 import { type Progress, RunningAnswers } from './running-answers.ts';
-import { targetsOf } from './targets.ts';
 import type { TextPool } from './text-pool.ts';
 import { collect, type OnDelta, stream, type Written } from './written-answers.ts';
 
@@ -39,6 +38,14 @@ interface Job extends Written {
   /** What it came from; not wanted any more once a worker was chosen. */
   readonly body: Body;
   readonly signal: AbortSignal;
+}
+
+/** What a request's headers say. */
+interface AskedFor {
+  readonly arrivedMs: number;
+  readonly targets: Targets;
+  /** Empty: they name none, as its body may. */
+  readonly session: string;
 }
 
 export interface GenerationOptions {
@@ -101,10 +108,11 @@ export class Generation {
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);
     try {
-      const targets = targetsOf(request.headers, this.#options.ttftMs);
+      const targets = targetsIn(request.headers, this.#options.ttftMs);
+      const session = sessionIn(request.headers);
       for (let leftReads = maxReads; ; leftReads--) {
         try {
-          return await this.#once(endpoint, request, reply, arrivedMs, targets, abort.signal);
+          return await this.#once(endpoint, request, reply, { arrivedMs, targets, session }, abort.signal);
         } catch (error) {
           // Its tokens are no words of the workers that are there now.
           if (!(error instanceof Outdated) || leftReads <= 1 || !bodyOf(request).isKept) throw error;
@@ -121,20 +129,21 @@ export class Generation {
     endpoint: Endpoint,
     request: FastifyRequest,
     reply: FastifyReply,
-    arrivedMs: number,
-    targets: Targets,
+    asked: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
     const body = bodyOf(request);
+    const { arrivedMs } = asked;
     const read = await this.#reader.read(endpoint, body, arrivedMs, signal);
     // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
     const requestId = randomUUID();
     const placed = new Placed(this.#options.degraded(), this.#options.media);
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
-      return this.#running.counted(1, () => this.#forward(request, reply, requestId, read, placed, arrivedMs, signal));
+      const passed = { ...read, session: asked.session || read.session };
+      return this.#running.counted(1, () => this.#forward(request, reply, requestId, passed, placed, asked, signal));
     }
-    const job = this.#job(endpoint, requestId, read, targets, { placed, arrivedMs, body, signal });
+    const job = this.#job(endpoint, requestId, read, asked, { placed, arrivedMs, body, signal });
     const generate = (onDelta: OnDelta): Promise<Totals> => this.#run(job, onDelta);
     return this.#running.counted(job.echoes.length, () =>
       read.params.stream ? stream(job, reply, generate, this.#options) : collect(job, reply, generate),
@@ -144,10 +153,11 @@ export class Generation {
   #job(
     endpoint: Endpoint,
     requestId: string,
-    { readFor: model, params, prompts, keys, echoes }: Exclude<Read, PassedOn>,
-    targets: Targets,
+    { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, PassedOn>,
+    { targets, session }: AskedFor,
     rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
+    const params = session === '' ? read : { ...read, session };
     const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
     return {
       endpoint,
@@ -168,7 +178,7 @@ export class Generation {
     requestId: string,
     body: PassedOn,
     placed: Placed,
-    arrivedMs: number,
+    { arrivedMs, targets }: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
     const { place, metrics, unreadMs, logger } = this.#options;
@@ -185,6 +195,8 @@ export class Generation {
         requestId,
         body,
         placed,
+        arrivedMs,
+        ttftMs: targets.ttftMs,
         unreadMs,
         signal,
         retried: (error) => metrics.countRetry(error),

@@ -1,7 +1,18 @@
-/** What the API server takes at most, and how long it waits: all in one place. */
-import type { HttpLimits } from './http-app.ts';
-
-export interface ApiServerLimits extends HttpLimits {
+/** All the API server's limits in one place. */
+export interface ApiServerLimits {
+  /** A prompt of a million token ids fits. */
+  readonly bodyBytes: number;
+  /** For a request's head and body to arrive. */
+  readonly receiveMs: number;
+  readonly connections: number;
+  /** In progress at once, also those that a client sends without waiting for the answer before. */
+  readonly requests: number;
+  /** Bodies above 64 KiB that arrive or are being read at once; the others wait. */
+  readonly largeBodies: number;
+  /** For its turn, of a large body; and then for the rest of it to arrive. */
+  readonly largeBodyMs: number;
+  /** A client that takes nothing of its answer for so long is cut off. */
+  readonly unreadMs: number;
   /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
   readonly answersRunning: number;
   /** Answers run and none has a token for so long: /health says 503. */
@@ -30,12 +41,4 @@ export const defaultLimits: ApiServerLimits = {
   retryMs: 10_000,
   absentMs: 3_000,
   closeGraceMs: 2_000,
-};
-
-/** Of the listener for probes and scrapes. */
-export const operationsLimits: Partial<HttpLimits> = {
-  bodyBytes: 1 << 10,
-  receiveMs: 10_000,
-  connections: 256,
-  requests: 64,
 };

@@ -67,6 +67,35 @@ const textOfEvents = async (response: Response): Promise<string> =>
     .map(({ choices }) => choices?.[0]?.text ?? choices?.[0]?.delta?.content ?? '')
     .join('');
 
+describe('a request that wants its first token soon', () => {
+  /** Prompt tokens that a pod has to compute before, at 2,000 a second. */
+  const busy = (name: string, tokensAhead: number): void => {
+    const { number } = at.fleet.workers().find((worker) => worker?.record.name === name)!;
+    at.fleet.sent(number, { requestId: name, tokensAhead, blocks: 1, loadS: 0 });
+  };
+  const soon = { 'x-slo-ttft-ms': '2000' };
+
+  it('is weighed by the way that it takes: split, by the prefill pod', async () => {
+    await open(['p', 'd']);
+    busy('d', 20_000);
+    expect((await ask(chat, soon)).status).toBe(200);
+    expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+    busy('p', 20_000);
+    const refused = await ask(chat, soon);
+    expect([refused.status, Number(refused.headers.get('retry-after'))]).toEqual([429, 9]);
+    expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+  });
+
+  it('of one that is not split, by the decode pod alone', async () => {
+    await open(['p', 'd'], { minUncachedTokens: 1_000_000 });
+    busy('p', 20_000);
+    expect((await ask(chat, soon)).status).toBe(200);
+    busy('d', 20_000);
+    expect((await ask(chat, soon)).status).toBe(429);
+    expect([p.seen.length, d.seen.length]).toEqual([0, 1]);
+  });
+});
+
 describe('the two legs', () => {
   const transfer = { do_remote_decode: true, do_remote_prefill: false };
   const empty = { remote_engine_id: null, remote_block_ids: null, remote_host: null, remote_port: null };
@@ -374,6 +403,25 @@ describe('somebody leaves', () => {
       await other.stop();
     }
   });
+});
+
+it('how fast a pod computes is learned from legs and from streams, not from whole answers', async () => {
+  const rateOf = (name: string) => at.fleet.workers().find((worker) => worker?.record.name === name)!.prefillRate;
+  const askAll = async (body: object): Promise<void> => {
+    for (let i = 0; i < 3; i++) {
+      const content = `${i} ${JSON.stringify(body)} ${'a long prompt '.repeat(200)}`;
+      await (await ask({ ...chat, ...body, messages: [{ role: 'user', content }] })).text();
+      await atRest();
+    }
+  };
+  await open(['p', 'd']);
+  await askAll({ stream: true });
+  expect([rateOf('p'), rateOf('d'), p.seen.length]).toEqual(['measured', 'assumed', 3]);
+  await open(['d']);
+  await askAll({});
+  expect(rateOf('d')).toBe('assumed');
+  await askAll({ stream: true });
+  expect(rateOf('d')).toBe('measured');
 });
 
 describe('what the decode pod holds', () => {

@@ -56,8 +56,12 @@ export class TwoLegs {
     this.#whole = new Uint8Array(parts.body.passedOn);
   }
 
-  /** The body for this decode pod. @throws HttpError 503: prefill failed, and fallback is off; the reason of the signal */
-  async before(choice: Choice): Promise<Uint8Array> {
+  /**
+   * The body for this decode pod. `admit` is asked before anything is sent, with the seconds until its first token as they are predicted;
+   * where whoever sent it has chosen the pods, nothing is. @throws what `admit` does; HttpError 503: prefill failed, and fallback is off;
+   * the reason of the signal
+   */
+  async before(choice: Choice, admit: (predictedS: number) => void): Promise<Uint8Array> {
     const { pods, body, placed, routed, named } = this.#parts;
     if (this.#over !== undefined) {
       const { revision } = choice.worker.record;
@@ -67,6 +71,7 @@ export class TwoLegs {
       return this.#decodeBody(isOther);
     }
     const none = (reason: string, why: string): Uint8Array => {
+      admit(choice.firstTokenS);
       pods.metrics.decided(false, reason);
       placed.handedOff(choice, { line: `none; why=${why}`, prefill: undefined, degraded: undefined });
       return this.#whole;
@@ -82,13 +87,15 @@ export class TwoLegs {
     if (body.members === undefined) return none('client', 'more parameters than can be changed');
     if (body.cacheHitThreshold !== undefined)
       return none('threshold', 'the decode pod is asked first, for cache_hit_threshold');
-    const { split, reason, why, prefillers } = pods.plan(routed, choice, named);
+    const { split, reason, why, prefillers, thereS } = pods.plan(routed, choice, named);
     if (reason === 'nobody') {
+      admit(choice.firstTokenS);
       pods.metrics.decided(false, reason);
       placed.handedOff(choice, this.#fallBack('nobody', why));
       return this.#whole;
     }
     if (!split) return none(reason, why);
+    if (thereS !== undefined) admit(thereS);
     await this.#prefill(choice, prefillers, reason, why);
     return this.#decodeBody();
   }

@@ -9,7 +9,7 @@ import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readEventAccess, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
-import { Copies, HandOffs } from '@kvtier/handoff';
+import { Copies, HandOffs, InTime } from '@kvtier/handoff';
 import { type ExternalScaler, Planner, plannerMetrics, startScaler } from '@kvtier/planner';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
@@ -53,6 +53,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const planner = new Planner({ workers: fleet, config: config.planner });
   const dispatch = planner.watch(dispatcher);
   const pods = new PodHandOff({ dispatch, pods: fleet, config: config.podHandOff });
+  const inTime = new InTime(() => handOffs.metrics.refused('late'));
   const metrics = new CoordinatorMetrics({ dispatch: dispatcher, indexes, fleet });
   const planned = plannerMetrics(planner);
   let picker: EndpointPicker | undefined;
@@ -61,7 +62,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     ...{ host, port, tls, apiKeysFile, adminKeysFile, trustedNetwork, operations },
     ...{ engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
     isReady: () => fleet.isListed,
-    ttftMs: admission.ttftMs ?? undefined,
+    ...{ inTime, ttftMs: admission.ttftMs ?? undefined },
     media: Indexes.media,
     limits: { absentMs: routing.absentMs },
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
@@ -92,7 +93,8 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     if (config.endpointPicker !== null) {
       const isReady = (): boolean => fleet.isListed;
       const workers = () => fleet.workers();
-      const parts = { dispatch, workers, reader, pods, isReady, logger };
+      const ttftMs = admission.ttftMs ?? undefined;
+      const parts = { dispatch, workers, reader, pods, inTime, ttftMs, isReady, logger };
       picker = await startEndpointPicker({ config: config.endpointPicker, ...parts });
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');

@@ -223,8 +223,8 @@ export class Dispatcher implements Dispatch {
     const isAsked = numbers.length > 1 && pending.keys.length > 0 && policy.asksIndex === true;
     const by = { policy: policy.name, isGuessed: isAsked && this.#holdings.guesses?.(model, numbers) === true };
     return new Chosen(this.#workers.workers()[number]!, by, pending, state, share, {
-      firstToken: () => {
-        sent.firstToken();
+      firstToken: (isTimed) => {
+        sent.firstToken(isTimed);
         this.#wake();
       },
       ended: () => {

@@ -130,16 +130,17 @@ export class Planner {
       entry.sums.add('chosenTokens', request.tokens, this.#now());
       entry.sums.add('cachedTokens', held, this.#now());
     }
-    const { worker, policy, why, match, isGuessed, share } = choice;
+    const { worker, policy, why, firstTokenS, match, isGuessed, share } = choice;
     let hasEnded = false;
     return {
       worker,
       policy,
       why,
+      firstTokenS,
       match,
       isGuessed,
       share,
-      firstToken: () => choice.firstToken(),
+      firstToken: (isTimed) => choice.firstToken(isTimed),
       ended: () => {
         if (!hasEnded) entry.sums.add('ended', 1, this.#now());
         hasEnded = true;

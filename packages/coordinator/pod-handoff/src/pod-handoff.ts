@@ -104,7 +104,10 @@ export class PodHandOff {
     const prefillers = known.length > 0 ? known : prefillersFor(workers, decode.worker, routed.among);
     const names = new Set(prefillers.map(({ record }) => record.name));
     if (known.length > 0)
-      return { split: true, reason: 'named', why: 'named by x-prefiller-host-port', prefillers: names };
+      return {
+        ...{ split: true, reason: 'named', why: 'named by x-prefiller-host-port', thereS: undefined },
+        prefillers: names,
+      };
     const uncachedTokens = uncachedOf(routed, decode);
     const decision = decideSplit(
       {
@@ -167,7 +170,9 @@ export class PodHandOff {
         const reason = answer.status === 429 ? 'busy' : elsewhere.has(answer.status) ? 'failed' : 'refused';
         throw new NotPrefilled(reason, `worker ${name} answers ${answer.status}`);
       }
-      return { worker: name, revision, params: await paramsOf(name, answer) };
+      const params = await paramsOf(name, answer);
+      choice.firstToken(true); // it was asked for no more
+      return { worker: name, revision, params };
     } catch (error) {
       if (signal.aborted || error instanceof NotPrefilled) throw error;
       const { code, message } = KvError.from(error);

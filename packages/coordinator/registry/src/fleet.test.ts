@@ -415,6 +415,7 @@ it('its metrics say who is there, and each word of a load is told to who listens
     'kvtier_worker_waiting{worker="a"} 2',
     'kvtier_worker_running{worker="a"} 1',
     'kvtier_worker_tokens_ahead{worker="a"} 30',
+    'kvtier_worker_prefill_tokens_per_second{worker="a",rate="assumed"} 2000',
     'kvtier_worker_used_blocks{worker="a"} 4',
     'kvtier_worker_events_total{event="ready"} 1',
     'kvtier_worker_events_total{event="refused"} 1',

@@ -84,6 +84,10 @@ export class Member implements Worker {
     return this.#link?.load() ?? noLoad;
   }
 
+  get prefillRate(): 'measured' | 'assumed' {
+    return (this.#link?.measuredPrefillTokensPerS ?? 0) > 0 ? 'measured' : 'assumed';
+  }
+
   get leaning(): Leaning | undefined {
     return this.#leaning;
   }

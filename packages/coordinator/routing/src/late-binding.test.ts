@@ -140,6 +140,34 @@ describe('late binding', () => {
     expect(crowd(3, [0, 1, 1], 1)).toEqual([0, 0, 0]);
   });
 
+  it('also where its holder has no prompt to compute, but long steps: those who ask wait for them', () => {
+    const late = new LateBinding<number>();
+    // A step of 10 ms, and 1 ms of it for each of 20 that run: 35 ms longer until a first token than where nobody runs.
+    const holder = { ...state(0, 42), running: 20, stepPerRequestS: 0.001 };
+    const other = { ...state(0), loadBlocksPerS: [0, 0, 0, 420], remoteBlocks: 42 };
+    const keys = Int32Array.from({ length: 84 }, (_, at) => at);
+    const taken = Array.from({ length: 3 }, (_, i) => {
+      late.add(i, { ...request(676), keys }, i, 4);
+      return late.take(() => [holder, other], i, chance)!.worker;
+    });
+    // The third one makes it 105 ms, and to bring the document to the other worker takes 100.
+    expect(taken).toEqual([0, 0, 1]);
+  });
+
+  it('waits for room at its holder no longer than it costs all to serve it where there is some', () => {
+    const goesAfterMs = (waiting: number): number => {
+      const late = new LateBinding<string>();
+      late.add('a', { ...request(676), keys: Int32Array.from({ length: 84 }, (_, at) => at) }, 0, 4);
+      // One request runs on, and holds all but 40 of the blocks; many were freed lately.
+      const holder = { ...state(0, 42, waiting), running: 1, usedBlocks: 9_960, freedBlocksPerS: 1_000 };
+      for (let ms = 0; ms < 10_000; ms += 10)
+        if (late.take(() => [holder, state(0)], ms, chance)?.worker === 1) return ms;
+      return Number.POSITIVE_INFINITY;
+    };
+    // To compute the document takes 672 ms, and so much again for each four that wait, itself among them.
+    expect([0, 4].map(goesAfterMs)).toEqual([850, 1_520]);
+  });
+
   it('a request pays once, however long it waits', () => {
     const late = new LateBinding<string>();
     const keys = Int32Array.from({ length: 84 }, (_, at) => at);

@@ -11,6 +11,7 @@
  *   - What is being computed counts as held where it is: no document is computed twice because two ask at once (`under-way.ts`).
  *   - The last worker that is open is left to short ones, where many of them come (`#keepsFree`).
  *   - The longest answer begins first, where it would run on alone after all others (`longest-answer.ts`).
+ *   - Where it waits for room though another worker has some, it goes there once it has waited as long as that costs all.
  *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
@@ -87,6 +88,7 @@ export class LateBinding<T> {
       workers: [],
       knownAtMs: Number.NEGATIVE_INFINITY,
       hasPaid: false,
+      roomSinceMs: undefined,
     });
   }
 
@@ -121,11 +123,18 @@ export class LateBinding<T> {
         idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
       }
       if (idle !== undefined) {
-        held.hasPaid = true;
-        const { blocks } = held.known[best]!.match;
-        const priceS = look.moreWorkS(held, idle, best);
-        if (this.#rents.pays(held.request.keys, blocks, look.aheadS(best), priceS)) best = idle;
+        const rentS = look.rentS(held, best, idle);
+        if (rentS > 0) {
+          held.hasPaid = true;
+          const { blocks } = held.known[best]!.match;
+          const priceS = look.moreWorkS(held, idle, best);
+          if (this.#rents.pays(held.request.keys, blocks, rentS, priceS)) best = idle;
+        }
       }
+      const open = look.roomBeside(held, best, random);
+      held.roomSinceMs = open === undefined ? undefined : (held.roomSinceMs ?? nowMs);
+      // Of those who wait for room nobody knows how long: at most twice is paid what who knows it pays (as in `rent-or-buy.ts`).
+      if (open !== undefined && nowMs - held.roomSinceMs! >= look.priceForAllS(held, open, best) * 1000) best = open;
       if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) {
         this.#gives(look, held, best, nowMs);
         return { item: held.item, worker: best, held: held.known[best]! };

@@ -32,6 +32,8 @@ export interface Held<T> {
   knownAtMs: number;
   /** It has paid for waiting (`RentOrBuy`). */
   hasPaid: boolean;
+  /** Since when it has waited for room on one worker while another one was open; undefined: it does not. */
+  roomSinceMs: number | undefined;
 }
 
 /** What is known of every worker for one request; used until the next call. Loads are the same for all requests. */
@@ -115,15 +117,44 @@ export class Look {
 
   /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
   idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
-    if (known[best]!.match.blocks === 0 || this.aheadS(best) === 0) return undefined;
+    if (known[best]!.match.blocks === 0) return undefined;
     let found = false;
     const idle = leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
-      if (this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
+      if (worker === best || this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
       found = true;
       return costOf(request, load, 0, 0, 1, known[worker]!);
     });
     return found ? idle : undefined;
+  }
+
+  /**
+   * It waits for room on `best`: the worker that is open for it and serves it soonest, if there is one. When a worker will have room
+   * nobody knows; what it freed a second says nothing of the one answer that runs on.
+   */
+  roomBeside(held: Held<unknown>, best: number, random: Random): number | undefined {
+    const { request, workers, known } = held;
+    if (!this.#hasTime(best) || roomS(request, this.loads[best]!) === 0) return undefined;
+    let found = false;
+    const open = leastBy(workers, random, (worker) => {
+      if (!this.isOpen(held, worker)) return Number.POSITIVE_INFINITY;
+      found = true;
+      return costOf(request, this.loads[worker]!, 0, 0, 1, known[worker]!);
+    });
+    return found ? open : undefined;
+  }
+
+  /** What it waits longer at `best` than it would at the other one, if that held as much of it. */
+  rentS({ request, known }: Held<unknown>, best: number, other: number): number {
+    const held = known[best]!;
+    const claimedS = this.#claims[best] ?? 0;
+    const atBestS = costOf(request, this.loads[best]!, claimedS, this.#loadClaims[best] ?? 0, 1, held);
+    return atBestS - costOf(request, this.loads[other]!, 0, 0, 1, held);
+  }
+
+  /** What it costs all, in seconds, if the request is served there and not on `best`: they wait, too, for what it is more work. */
+  priceForAllS(held: Held<unknown>, worker: number, best: number): number {
+    return this.moreWorkS(held, worker, best) * this.#crowd(held.workers).all;
   }
 
   /** What it is more work on this worker than on `best`, in seconds. */

@@ -9,18 +9,22 @@ import {
   chownSync,
   closeSync,
   existsSync,
+  ftruncateSync,
   openSync,
   readFileSync,
   rmSync,
   statfsSync,
   unlinkSync,
+  writeSync,
 } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
 import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { heldTableHeader, heldTableHeaderBytes } from '@kvtier/data-plane/held-table';
 import { arenaPrefix, lockFileOf, removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
+import type { HeldTable } from '@kvtier/placement';
 
 export interface ArenaFile {
   readonly path: string;
@@ -32,6 +36,8 @@ export interface ArenaFile {
   readonly id: bigint;
   /** Whether somebody holds this byte of the file beside it (`Hold` in session.proto). */
   isByteHeld(byte: number): boolean;
+  /** Where engines read what is held (docs/formats.md, "Table of held blocks"); null where there is no room for it. */
+  readonly held: HeldTable | null;
   /** Unmap and remove. */
   close(): void;
 }
@@ -79,6 +85,31 @@ class PageWatch {
   }
 }
 
+/** One bucket for so many bytes of the arena, within bounds: blocks are larger, so that few of the arena's share one. */
+const arenaBytesPerBucket = 4096;
+const heldBuckets = { least: 1 << 16, most: 1 << 24 };
+
+/** All of it is written now, so that there is room for it later. Where there is none, and on hugetlbfs, whose files cannot be written: null. */
+function makeHeldTable(fd: number, arenaBytes: number): HeldTable | null {
+  const { least, most } = heldBuckets;
+  const buckets = 2 ** Math.ceil(Math.log2(Math.min(most, Math.max(least, arenaBytes / arenaBytesPerBucket))));
+  try {
+    const table = Buffer.concat([heldTableHeader(buckets), Buffer.alloc(buckets)]);
+    for (let at = 0; at < table.length; ) at += writeSync(fd, table, at, table.length - at, at);
+  } catch {
+    ftruncateSync(fd, 0);
+    return null;
+  }
+  const byte = new Uint8Array(1);
+  return {
+    buckets,
+    write: (bucket, flags) => {
+      byte[0] = flags;
+      writeSync(fd, byte, 0, 1, heldTableHeaderBytes + bucket);
+    },
+  };
+}
+
 const mapsFile = '/proc/self/smaps';
 
 /** '' where the kernel does not say. */
@@ -113,6 +144,7 @@ export function createArenaFile(
     const bytes = Math.floor(wantedBytes / pageBytes) * pageBytes;
     const handle = native.arenaCreate(file, bytes, Math.min(4, availableParallelism()));
     const lock = openSync(lockFileOf(file), 'wx+', 0o600);
+    const held = makeHeldTable(lock, bytes);
     if (group !== null) {
       for (const name of [file, lockFileOf(file)]) {
         chownSync(name, process.geteuid?.() ?? 0, group);
@@ -128,7 +160,7 @@ export function createArenaFile(
     const isByteHeld = (byte: number): boolean => native.isByteHeld(lock, byte);
     const watch = new PageWatch(file, bytes, pageBytes);
     const pages = (): ArenaPages => watch.pages();
-    return { path: file, bytes, pages, isByteHeld, handle, id: native.arenaId(handle), close, removed };
+    return { path: file, bytes, pages, isByteHeld, held, handle, id: native.arenaId(handle), close, removed };
   } catch (error) {
     throw KvError.from(error, 'SETUP');
   }

@@ -14,8 +14,8 @@ const change = (kind: 'stored' | 'removed', namespace: typeof a, ...hashes: stri
   hashes: hashes as unknown as TierChange['hashes'],
 });
 
-function gathered() {
-  const all = new GatheredChanges();
+function gathered(gatherMs = 5) {
+  const all = new GatheredChanges(gatherMs);
   const said: string[] = [];
   const of = (tier: string) =>
     all.listener(({ kind, namespace, hashes }) => void said.push(`${tier} ${kind} ${namespace?.key} ${hashes.join()}`));
@@ -59,4 +59,11 @@ it('of very many none wait', () => {
   const many = Array.from({ length: 4_096 }, (_, at) => String(at));
   arena(change('stored', a, ...many));
   expect(said).toHaveLength(1);
+});
+
+it('with nothing to gather for, each is told at once', () => {
+  const { said, arena } = gathered(0);
+  arena(change('stored', a, 'h1'));
+  arena(change('stored', a, 'h2'));
+  expect(said).toEqual(['arena stored a h1', 'arena stored a h2']);
 });

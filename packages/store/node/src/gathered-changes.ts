@@ -8,8 +8,6 @@ import type { TierChange } from '@kvtier/tiers';
 
 type Listener = (change: TierChange) => void;
 
-/** As an engine's events are gathered. */
-const gatherMs = 5;
 const mostHashes = 4_096;
 
 export class GatheredChanges {
@@ -18,8 +16,14 @@ export class GatheredChanges {
     readonly change: TierChange;
     readonly hashes: TierChange['hashes'][number][];
   }[] = [];
+  readonly #gatherMs: number;
   #count = 0;
   #timer: NodeJS.Timeout | undefined;
+
+  /** `gatherMs` 0: each is told at once. */
+  constructor(gatherMs: number) {
+    this.#gatherMs = gatherMs;
+  }
 
   /** The same, gathered. */
   listener(tell: Listener): Listener {
@@ -42,7 +46,7 @@ export class GatheredChanges {
     if (last !== undefined && isLike) for (const hash of hashes) last.hashes.push(hash);
     else this.#waiting.push({ tell, change, hashes: [...hashes] });
     this.#count += Math.max(hashes.length, 1);
-    if (this.#count >= mostHashes) this.flush();
-    else this.#timer ??= setTimeout(() => this.flush(), gatherMs);
+    if (this.#count >= mostHashes || this.#gatherMs === 0) this.flush();
+    else this.#timer ??= setTimeout(() => this.flush(), this.#gatherMs);
   }
 }

@@ -27,13 +27,15 @@ type FollowedTier = Pick<Tier, 'name' | 'follow' | 'followInPages'>;
 
 /** Namespaces whose block size is remembered; blocks of further ones are published without it. */
 const maxNamespaces = 4_096;
+/** As an engine's events are gathered. */
+const defaultGatherMs = 5;
 
 export class NodeEvents {
   readonly #publisher: KvEventPublisher;
   readonly #ends: (() => void)[] = [];
   readonly #tiers: FollowedTier[] = [];
   readonly #slices = new Slices();
-  readonly #gathered = new GatheredChanges();
+  readonly #gathered: GatheredChanges;
   readonly #blockTokens = new Map<string, number>();
   readonly #namespaceTopics: boolean;
   /** null: not asked for. */
@@ -43,8 +45,9 @@ export class NodeEvents {
   readonly source: { readonly endpoint: string; readonly replayEndpoint: string | null; readonly topic: string };
 
   private constructor(publisher: KvEventPublisher, options: NodeEventsOptions) {
-    const { topic = '', tokenIdBytes = 0, namespaceTopics = true } = options;
+    const { topic = '', tokenIdBytes = 0, namespaceTopics = true, gatherMs = defaultGatherMs } = options;
     this.#publisher = publisher;
+    this.#gathered = new GatheredChanges(gatherMs);
     this.#namespaceTopics = namespaceTopics;
     this.tokens = tokenIdBytes > 0 ? new TokenBook(tokenIdBytes) : null;
     this.source = { endpoint: publisher.endpoint, replayEndpoint: publisher.replayEndpoint, topic };

@@ -1,9 +1,11 @@
 /** A whole node in this process, with a real arena: bytes go in and come out right, and its end leaves nothing. */
 import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { native } from '@kvtier/data-plane';
+import { HeldBlocks } from '@kvtier/data-plane/held-table';
 import { arenaPrefix } from '@kvtier/data-plane/places';
 import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
@@ -70,6 +72,54 @@ it('bytes written into the arena are served again, also when blocks had to go fo
   await node.close();
   expect(arenaFiles()).toEqual([]);
   expect(existsSync(path.join(folder, 'node.sock'))).toBe(false);
+});
+
+it('tells beside the arena which blocks are held, before it answers', async () => {
+  const node = await open();
+  const client = await RawClient.connect(path.join(folder, 'node.sock'));
+  const { arenaPath, heldTag } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+  const table = HeldBlocks.open(arenaPath, heldTag!)!;
+  const hashBytes = packed('a', 1).length;
+  const names = Array.from({ length: 20 }, (_, at) => createHash('sha256').update(`${at}`).digest());
+  const hashes = Buffer.concat(names.map((name) => name.subarray(0, hashBytes)));
+  const told = (): number => {
+    let count = 0;
+    for (let at = 0; at < hashes.length; at += hashBytes) if (table.flags(hashes, at) === 3) count++;
+    return count;
+  };
+  expect(told()).toBe(0);
+  const { offsets } = await client.call(
+    { $case: 'reserve', value: { parent: Buffer.alloc(0), hashes: hashes.subarray(0, hashes.length / 2) } },
+    'reserved',
+  );
+  expect(told()).toBe(0);
+  await client.call({ $case: 'commit', value: { offsets, checksums: offsets.map(() => 1n) } }, 'done');
+  expect(told()).toBe(10);
+  table.close();
+  expect(table.flags(hashes, 0)).toBeUndefined();
+  await client.end();
+  await node.close();
+});
+
+it('tells nothing of what is held where the arena leaves no room beside it', async (context) => {
+  const small = path.join(folder, 'small');
+  mkdirSync(small);
+  try {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', small], { stdio: 'pipe' });
+  } catch (error) {
+    console.warn(`SKIPPED: a full tmpfs: ${(error as Error).message.trim().split('\n').at(-1)}; run as root`);
+    return context.skip();
+  }
+  try {
+    const node = await open({ arena: { bytes: 4 << 20, dir: small } });
+    const client = await RawClient.connect(path.join(folder, 'node.sock'));
+    const { heldTag, hasLockFile } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
+    expect([heldTag, hasLockFile]).toEqual([undefined, true]);
+    await client.end();
+    await node.close();
+  } finally {
+    execFileSync('umount', [small]);
+  }
 });
 
 it('tells how much of its arena lies in huge pages', async (context) => {

@@ -110,6 +110,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       clock,
       log,
       failpoint,
+      held: arenaFile.held ?? undefined,
     });
     undo.push(() => store.close()); // and with it the tiers
     for (const tier of [arena, ...lower]) events?.follow(tier);
@@ -130,6 +131,7 @@ export async function openCacheNode(options: CacheNodeOptions): Promise<CacheNod
       peerGroups: (fd) => native.peerGroups(fd),
       group: options.group ?? null,
       isByteHeld: (byte) => arenaFile.isByteHeld(byte),
+      tellsHeld: arenaFile.held !== null,
       gauges: () => ({ ...turns(), ...tokensKept(events?.tokens) }),
       ...(events && { onAttach: (namespace, blockTokens) => events.learn(namespace, blockTokens) }),
       tokens: events?.tokens ?? null,

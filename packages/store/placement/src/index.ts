@@ -1,7 +1,8 @@
 export type { ArenaBlock, BlockFields } from '@kvtier/tiers';
-export type { Chain, PackedHashes } from './chain-words.ts';
+export { type Chain, type PackedHashes, tagOf } from './chain-words.ts';
 export { Counters } from './counters.ts';
 export { type Failpoint, type FailpointStep, failpointFromEnv, failpointSteps } from './failpoints.ts';
+export { type HeldTable, heldFlags } from './held-sketch.ts';
 export { Holdings, type Reservation, type ReserveStatus } from './holdings.ts';
 export { defaultLimits, type StoreLimits } from './limits.ts';
 export type { LoadEvents, LoadReason } from './load.ts';

@@ -8,6 +8,7 @@ import type { Counters } from './counters.ts';
 import type { Failpoint } from './failpoints.ts';
 import type { Fetcher } from './fetcher.ts';
 import type { NamespaceState } from './fetches.ts';
+import type { HeldTable } from './held-sketch.ts';
 import type { StoreLimits } from './limits.ts';
 import type { Namespaces } from './namespaces.ts';
 import type { Pins } from './pins.ts';
@@ -46,6 +47,8 @@ export interface StoreOptions {
   readonly log: Log;
   readonly limits?: Partial<StoreLimits>;
   readonly failpoint?: Failpoint | undefined;
+  /** Where engines read what is held; default: nowhere. */
+  readonly held?: HeldTable | undefined;
 }
 
 /** What a session says of its blocks. */

@@ -3,7 +3,8 @@ import { Followers, type Following } from '@kvtier/tiers';
 import { watchTurns } from '@kvtier/tiers/testing';
 import fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { keysOf, type PackedHashes } from './chain-words.ts';
+import { keysOf, type PackedHashes, tagOf } from './chain-words.ts';
+import { HeldSketch } from './held-sketch.ts';
 import { Residency } from './residency.ts';
 import { namespaceNamed } from './testing/bench.ts';
 
@@ -30,7 +31,10 @@ it('a random life of four tiers is what a map says, and packed and unpacked chai
   fc.assert(
     fc.property(fc.array(step, { minLength: 1, maxLength: 60 }), (life) => {
       const spaces = [namespaceNamed('n'), namespaceNamed('m')];
-      const residency = new Residency();
+      const told = new Uint8Array(64);
+      const write = (bucket: number, flags: number) => told.fill(flags, bucket, bucket + 1);
+      const sketch = new HeldSketch({ buckets: told.length, write }, 1);
+      const residency = new Residency(undefined, undefined, (...change) => sketch.change(...change));
       const tiers = Array.from({ length: 4 }, () => new ListTier());
       for (const [bit, tier] of tiers.entries()) residency.follow(tier, bit);
       for (const { act, tier, space, first, count } of life) {
@@ -40,12 +44,18 @@ it('a random life of four tiers is what a map says, and packed and unpacked chai
         else if (act === 'set') tiers[tier]!.store(spaces[space]!, hashes);
       }
       residency.checkIntegrity(tiers);
+      const expectedTold = new Uint8Array(told.length);
       for (const space of spaces) {
         const keys = Array.from({ length: 800 }, (_, i) => named(i));
         const masks = keys.map((hash) =>
           tiers.reduce((mask, tier, bit) => mask | (tier.has(space, hash) ? 1 << bit : 0), 0),
         );
         expect(keys.map((hash) => residency.tiers(space, hash))).toEqual(masks);
+        // As an engine reads it: the first 4 bytes of the hash, and what the node says of the namespace.
+        for (const [at, hash] of keys.entries()) {
+          const word = Buffer.from(hash, 'latin1').readInt32LE() ^ tagOf(space.key)[0]!;
+          expectedTold[word & 63]! |= (masks[at]! === 0 ? 0 : 2) | (masks[at]! & 1);
+        }
         for (const from of [0, 100, 333]) {
           const end = masks.findIndex((mask, at) => at >= from && (mask & 0b1011) === 0);
           const expected = (end === -1 ? 800 : end) - from;
@@ -56,6 +66,7 @@ it('a random life of four tiers is what a map says, and packed and unpacked chai
           }
         }
       }
+      expect(told).toEqual(expectedTold);
     }),
     { numRuns: 60 },
   );

@@ -49,6 +49,8 @@ interface Shard {
   count: number;
 }
 
+export type OnTiers = (word: number, before: number, after: number) => void;
+
 export class Residency implements TierRecords {
   readonly #shards: Shard[] = [];
   readonly #chunks: Int32Array[] = [];
@@ -60,6 +62,7 @@ export class Residency implements TierRecords {
   #expiring = 0;
   readonly #tags = new Map<string, Int32Array>();
   readonly #onGone: (record: number) => void;
+  readonly #onTiers: OnTiers;
   readonly #followed: FollowedTier[] = [];
   readonly #slices = new Slices();
   readonly #sliceBlocks: number;
@@ -74,9 +77,11 @@ export class Residency implements TierRecords {
   /**
    * @param onGone hears when the record of a block that was marked with an expiry goes, whatever made it go
    * @param slice records that are looked at in one turn when a tier has lost all
+   * @param onTiers hears of each record whose tiers change: the first word of its name, the tiers before and after
    */
-  constructor(onGone: (record: number) => void = () => {}, slice = 16 * slicing.blocks) {
+  constructor(onGone: (record: number) => void = () => {}, slice = 16 * slicing.blocks, onTiers: OnTiers = () => {}) {
     this.#onGone = onGone;
+    this.#onTiers = onTiers;
     this.#sliceBlocks = slice;
     for (let i = 0; i < shardCount; i++) {
       // Shards fill up alike: they begin with different sizes, so that they do not all grow at the same time.
@@ -138,6 +143,7 @@ export class Residency implements TierRecords {
       chunk[at + metaAt] = tiers;
       chunk[at + expiresAt] = 0;
       this.#insert(record);
+      this.#onTiers(words[0]!, 0, tiers);
       return record;
     }
     const chunk = this.#chunks[record >>> chunkBits]!;
@@ -148,6 +154,7 @@ export class Residency implements TierRecords {
       this.#endsNot(record);
       chunk[at + metaAt] = tiers;
     } else chunk[at + metaAt] = before | tiers;
+    this.#onTiers(chunk[at]!, before & tiersMask, chunk[at + metaAt]! & tiersMask);
     return (before & tiers) === 0 ? record : none;
   }
 
@@ -395,7 +402,9 @@ export class Residency implements TierRecords {
   #drop(record: number, tiers: number): void {
     const chunk = this.#chunks[record >>> chunkBits]!;
     const at = (record & chunkMask) * recordWords;
+    const before = chunk[at + metaAt]! & tiersMask;
     chunk[at + metaAt]! &= ~tiers;
+    this.#onTiers(chunk[at]!, before, before & ~tiers);
     if ((chunk[at + metaAt]! & tiersMask) !== 0) return;
     this.#endsNot(record);
     this.#unlist(record);

@@ -18,6 +18,7 @@ import { Counters } from './counters.ts';
 import { Expiry } from './expiry.ts';
 import { Fetcher } from './fetcher.ts';
 import type { NamespaceState } from './fetches.ts';
+import { HeldSketch } from './held-sketch.ts';
 import { Holdings } from './holdings.ts';
 import { defaultLimits } from './limits.ts';
 import { Namespaces } from './namespaces.ts';
@@ -47,6 +48,10 @@ export interface LookupResult {
   readonly estimatedUs: number;
 }
 
+/** All tiers but peers: these come from other hosts' memory, and are faster than computing or not by the link alone. */
+const nearBits = (tiers: readonly Pick<Tier, 'name'>[]): number =>
+  tiers.reduce((bits, { name }, bit) => bits | (name === 'peer' ? 0 : 1 << bit), 0);
+
 const lowestBit = (bits: number): number => 31 - Math.clz32(bits & -bits);
 
 export class Store {
@@ -56,7 +61,7 @@ export class Store {
   readonly #gates: readonly TierGate[];
   readonly #promote: readonly boolean[];
   readonly #parts: StoreParts;
-  readonly #residency = new Residency((record) => this.#expiry.delete(record));
+  readonly #residency: Residency;
   readonly #tenants: Tenants;
   readonly #expiry: Expiry;
   readonly #suspects: Suspects;
@@ -75,6 +80,12 @@ export class Store {
     const isOver = (expiresS: number): boolean => expiresS !== 0 && expiresS <= wallS();
     const shared = { arena, pins, clock, log, limits, counters, failpoint, wallS, isOver };
     const tiers = [arena, ...lower];
+    const sketch = options.held && new HeldSketch(options.held, nearBits(tiers));
+    this.#residency = new Residency(
+      (record) => this.#expiry.delete(record),
+      undefined,
+      sketch && ((word, before, after) => sketch.change(word, before, after)),
+    );
     this.#lower = lower;
     this.#names = tiers.map(({ name }) => name);
     this.#hits = tiers.map(() => 0);

@@ -11,7 +11,7 @@ import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { namespaceFromDigest } from '@kvtier/identity';
-import type { Holdings } from '@kvtier/placement';
+import { type Holdings, tagOf } from '@kvtier/placement';
 import { type Attach, ClientFrame, FrameReader, ServerFrame, sessionProtocol, writeFrame } from '@kvtier/wire';
 import { checkShape } from './frame-shape.ts';
 import type { SessionLimits } from './limits.ts';
@@ -142,6 +142,7 @@ export class Connection {
       gauges,
       tokens = null,
       isByteHeld = null,
+      tellsHeld = false,
       log,
     } = this.#options;
     checkAttach(attach, maxPayloadBytes);
@@ -164,7 +165,8 @@ export class Connection {
     log.info({ session: this.session, client: this.#client, pid: peer.pid }, 'session attached');
     const arena = { arenaPath, arenaBytes: BigInt(arenaBytes), arenaId };
     const offers = { ...(tokens !== null && { wantsTokenIds: true }), ...(isByteHeld && { hasLockFile: true }) };
-    const value = { session: this.#id, ...arena, headerBytes, ...offers };
+    const told = tellsHeld ? { heldTag: tagOf(namespace.key)[0]! >>> 0 } : {};
+    const value = { session: this.#id, ...arena, headerBytes, ...offers, ...told };
     this.#send(id, { $case: 'attached', value });
   }
 

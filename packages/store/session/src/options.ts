@@ -32,6 +32,8 @@ export interface SessionServerOptions {
   readonly peerGroups?: (fd: number) => readonly number[];
   /** Whether somebody holds this byte of the arena's lock file; null, also when absent: there is none. */
   readonly isByteHeld?: ((byte: number) => boolean) | null;
+  /** That file says which blocks are held; default: no. */
+  readonly tellsHeld?: boolean;
   /** An engine has attached, and says how many tokens a block of its namespace has. */
   readonly onAttach?: (namespace: Namespace, blockTokens: number) => void;
   /** Where the token ids of blocks are kept; engines are asked for them then. null, also when absent: nobody wants them. */

@@ -163,7 +163,10 @@ export class EngineListing {
       const named = isRenamed
         ? this.#rename(slice, before, tokens.subarray(at * blockTokens, (at + count) * blockTokens))
         : { keys: this.#ownKeys(slice, 'hold'), parent: before };
-      if (named === undefined) return;
+      if (named === undefined) {
+        if (this.#isCut) this.#leaveOut(keys.length / 2 - at - count); // the slices after this one
+        return;
+      }
       const parent: Parent = !isOrdered || (this.#names && !isRenamed) ? 'unknown' : (named.parent ?? 'root');
       if (!part.stored(medium, named.keys, parent)) {
         this.#options.lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);

@@ -1,11 +1,15 @@
 /** Engines that hash otherwise than we do share one budget for the names of their blocks, whatever they tell. */
-import { encodeBatch, type KvEvent, PackedDecoder } from '@kvtier/events';
+import { workerRecordSchema } from '@kvtier/config';
+import { encodeBatch, type KvEvent, type PackedBatch, PackedDecoder, type StreamItem } from '@kvtier/events';
 import { ChainHasher } from '@kvtier/identity';
 import * as fc from 'fast-check';
-import { expect, it } from 'vitest';
+import { expect, it, vi } from 'vitest';
 import { keysOfHashes } from '../keys.ts';
 import { KvIndex } from '../kv-index.ts';
 import { EngineListing } from './engine-listing.ts';
+import type { FollowedWorker } from './followed.ts';
+import type { Subscribe } from './followed-stream.ts';
+import { IndexFeed } from './index-feed.ts';
 import { LieCounts, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
 import { NamesBudget } from './names-budget.ts';
@@ -55,7 +59,7 @@ function rig() {
     const sources = tellers[number]!.listing.ranks().flatMap((groups) => groups.map((part) => part!.source));
     return sources.length === 0 ? 0 : index.match(prompts[chain]!.keys, [{ sources }])[0]!.blocks;
   };
-  return { budget, tellers, lines, held, leftOut: () => leftOut };
+  return { index, budget, tellers, lines, held, leftOut: () => leftOut };
 }
 
 const step = fc.record({
@@ -66,7 +70,7 @@ const step = fc.record({
 it('never more than the budget, never more held than is, all given back in the end', () => {
   fc.assert(
     fc.property(fc.array(step, { minLength: 1, maxLength: 24 }), (steps) => {
-      const { budget, tellers, held } = rig();
+      const { index, budget, tellers, held } = rig();
       const truth = tellers.map(() => Array.from({ length: chains }, () => 0));
       for (const { kind, worker, chain, blocks } of steps) {
         const { hashes, tokens } = prompts[chain]!;
@@ -86,6 +90,7 @@ it('never more than the budget, never more held than is, all given back in the e
           truth[worker]![chain] = from;
         }
         expect(budget.bytes).toBeLessThanOrEqual(namesBytes);
+        expect(index.stats().bytes).toBeLessThanOrEqual(indexBytes);
         expect(held(worker, chain)).toBeLessThanOrEqual(truth[worker]![chain]!);
       }
       for (const { listing } of tellers) listing.forget();
@@ -113,4 +118,53 @@ it('what has no room is left out, counted, and told in one line; what is named s
   const { hashes, tokens } = prompts[0]!;
   tellers[2]!.say(event(hashes, null, tokens));
   expect(held(2, 0)).toBe(chainBlocks);
+});
+
+it('index and names of three pods that tell of more than there is room for are within the bytes of their feed', async () => {
+  const [told, count] = [40_000, 10_000];
+  const subscribe: Subscribe = ({ endpoint }) => ({
+    connected: true,
+    async *packed() {
+      const number = Number(endpoint.at(-1));
+      const decoder = new PackedDecoder({ tokens: true });
+      for (let from = 0; from < told; from += count) {
+        const hashes = Array.from(
+          { length: count },
+          (_, i) => BigInt(1_000_003 * (number * told + from + i + 1)) << 8n,
+        );
+        const tokens = hashes.map((_, i) => number * told + from + i);
+        const events = [event(hashes, null, tokens)];
+        const batch = decoder.decode(encodeBatch({ ts: 1, events, dataParallelRank: 0 }, { encoding: 'map' }));
+        yield [{ kind: 'batch', seq: from, topic: '', batch } satisfies StreamItem<PackedBatch>];
+      }
+      await new Promise<void>(() => {});
+    },
+    resync: () => {},
+    stats: () => ({ gaps: 0, restarts: 0, snapshots: 0 }) as ReturnType<ReturnType<Subscribe>['stats']>,
+    close: () => {},
+  });
+  const logger = { info: () => {}, warn: () => {} };
+  const maxBytes = 4 << 20;
+  const feed = new IndexFeed({ maxBytes, blockTokens, hashAlgorithm: 'xxhash_cbor', logger, subscribe });
+  try {
+    feed.follow(
+      Array.from({ length: workers }, (_, number): FollowedWorker => {
+        const events = { endpoint: `ipc:///tmp/${number}` };
+        const record = workerRecordSchema.parse({ name: `w${number}`, kind: 'openai', address: 'http://x', events });
+        return { number, record, node: undefined };
+      }),
+    );
+    const named = (): number => feed.state().index.blocks + feed.state().index.droppedBlocks;
+    await vi.waitFor(() => expect(named() + feed.state().unnamedBlocks).toBeGreaterThanOrEqual(workers * told), {
+      timeout: 20_000,
+    });
+    const { index, namesBytes, unnamedBlocks, lies } = feed.state();
+    expect(unnamedBlocks).toBeGreaterThan(0);
+    expect(lies.no_room).toBeGreaterThan(0);
+    expect(index.bytes + namesBytes).toBeLessThanOrEqual(maxBytes);
+    feed.follow([]);
+    expect(feed.state().namesBytes).toBe(0);
+  } finally {
+    feed.close();
+  }
 });

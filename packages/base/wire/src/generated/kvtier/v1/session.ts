@@ -110,7 +110,14 @@ export interface Attached {
     | boolean
     | undefined;
   /** beside the arena, as arena_path + ".lock": see Hold */
-  hasLockFile?: boolean | undefined;
+  hasLockFile?:
+    | boolean
+    | undefined;
+  /**
+   * The lock file says which blocks are held, so that nobody asks in vain (docs/formats.md, "Table of held blocks"): under the first
+   * 4 bytes of a hash, little-endian, xor this.
+   */
+  heldTag?: number | undefined;
 }
 
 /**
@@ -820,6 +827,7 @@ function createBaseAttached(): Attached {
     arenaId: 0n,
     wantsTokenIds: undefined,
     hasLockFile: undefined,
+    heldTag: undefined,
   };
 }
 
@@ -851,6 +859,9 @@ export const Attached: MessageFns<Attached> = {
     }
     if (message.hasLockFile !== undefined) {
       writer.uint32(56).bool(message.hasLockFile);
+    }
+    if (message.heldTag !== undefined) {
+      writer.uint32(69).fixed32(message.heldTag);
     }
     return writer;
   },
@@ -922,6 +933,14 @@ export const Attached: MessageFns<Attached> = {
             }
 
             message.hasLockFile = reader.bool();
+            continue;
+          }
+          case 8: {
+            if (tag !== 69) {
+              break;
+            }
+
+            message.heldTag = reader.fixed32();
             continue;
           }
         }

@@ -1,6 +1,8 @@
 /**
- * An HTTP server as the API server needs it: bodies, connections and waits are bounded, every failure has OpenAI's shape, what cannot be
- * accepted or understood costs its own connection alone, TLS files are renewed under it, and it ends in order.
+ * An HTTP server in front of routes: TLS whose files are renewed, who may connect and for how long, who is answered, how many requests,
+ * bodies as bytes, failures in OpenAI's shape, and an end in order.
+ *
+ * Invariants: every body, connection and wait is bounded; what cannot be accepted or understood costs its own connection alone.
  */
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
@@ -19,26 +21,16 @@ import fastify, {
 import { Bodies, Body } from './bodies.ts';
 import type { Callers } from './callers.ts';
 import { HttpError, toHttpError } from './errors.ts';
+import type { ApiServerLimits } from './limits.ts';
 
 export interface ServerTls extends ServerTlsFiles {
   readonly reloadMs: number;
 }
 
-export interface HttpLimits {
-  /** A prompt of a million token ids fits. */
-  readonly bodyBytes: number;
-  /** For a request's head and body to arrive. */
-  readonly receiveMs: number;
-  readonly connections: number;
-  /** In progress at once, also those that a client sends without waiting for the answer before. */
-  readonly requests: number;
-  /** Bodies above 64 KiB that arrive or are being read at once; the others wait. */
-  readonly largeBodies: number;
-  /** For its turn, of a large body; and then for the rest of it to arrive. */
-  readonly largeBodyMs: number;
-  /** A client that takes nothing of its answer for so long is cut off. */
-  readonly unreadMs: number;
-}
+export type HttpLimits = Pick<
+  ApiServerLimits,
+  'bodyBytes' | 'receiveMs' | 'connections' | 'requests' | 'largeBodies' | 'largeBodyMs' | 'unreadMs'
+>;
 
 export interface HttpAppOptions {
   /** For log lines: "API server". */
@@ -68,6 +60,7 @@ const handshakeMs = 10_000;
 const keepAliveMs = 72_000;
 /** Of a body that needs no place among the large ones; and of all such bodies together. */
 const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
+
 /** Between two lines that say the same. */
 const refusalLineMs = 10_000;
 
@@ -79,11 +72,7 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   const closeIdle = trackConnections(app);
   return {
     app,
-    listen: async (host, port) => {
-      const url = await listen(app, host, port, tls ? 'https' : 'http');
-      tellRefusals(app, name, logger);
-      return url;
-    },
+    listen: (host, port) => listen(app, host, port, tls ? 'https' : 'http', logger),
     close: async (graceMs, abortAll = () => {}) => {
       const closed = app.close(); // takes no new request, waits for the running ones
       const grace = setTimeout(abortAll, graceMs);
@@ -98,18 +87,16 @@ export function createHttpApp(options: HttpAppOptions): HttpApp {
   };
 }
 
-/** Servers that show what the files hold now. */
+/** A server that shows what the files hold now. */
 function secure(tls: ServerTls, receiveMs: number, name: string, logger: Logger) {
-  const servers: ReturnType<typeof createTlsServer>[] = [];
+  let server: ReturnType<typeof createTlsServer> | undefined;
   const renewed = renewedTls(tls, {
     reloadMs: tls.reloadMs,
     onProblem: (why) => (why === undefined ? logger.info(`${name}: TLS files in use`) : logger.warn(why)),
   });
-  renewed.onRenewed = (context) => {
-    for (const server of servers) server.setSecureContext(context);
-  };
+  renewed.onRenewed = (context) => server?.setSecureContext(context);
   const create = (handler: RequestListener): Server => {
-    const server = createTlsServer(
+    server = createTlsServer(
       {
         ...renewed.made,
         ...clientsOf(tls),
@@ -119,16 +106,31 @@ function secure(tls: ServerTls, receiveMs: number, name: string, logger: Logger)
       },
       handler,
     );
-    servers.push(server);
     return server;
   };
   return { create, close: () => renewed.close() };
 }
 
-async function listen(app: FastifyInstance, host: string, port: number, scheme: string): Promise<string> {
+async function listen(
+  app: FastifyInstance,
+  host: string,
+  port: number,
+  scheme: string,
+  logger: Logger,
+): Promise<string> {
   try {
     // Of localhost fastify makes a second server, for ::1, that has none of our limits.
     const url = await app.listen({ host: host === 'localhost' ? '127.0.0.1' : host, port });
+    let untold = 0;
+    let toldAtMs = Number.NEGATIVE_INFINITY;
+    // One connection could not be accepted (no descriptors, no memory): those that there are go on.
+    app.server.on('error', (error) => {
+      untold++;
+      if (performance.now() - toldAtMs < refusalLineMs) return;
+      toldAtMs = performance.now();
+      logger.warn({ reason: error.message, connections: untold }, 'connections could not be accepted');
+      untold = 0;
+    });
     return url.replace(/^http:/, `${scheme}:`);
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
@@ -140,19 +142,6 @@ async function listen(app: FastifyInstance, host: string, port: number, scheme: 
       `${host}:${port}: cannot listen (${code ?? message}); choose a port above 1023 with --port`,
     );
   }
-}
-
-/** One connection could not be accepted (no descriptors, no memory): those that there are go on. */
-function tellRefusals(app: FastifyInstance, name: string, logger: Logger): void {
-  let untold = 0;
-  let toldAtMs = Number.NEGATIVE_INFINITY;
-  app.server.on('error', (error) => {
-    untold++;
-    if (performance.now() - toldAtMs < refusalLineMs) return;
-    toldAtMs = performance.now();
-    logger.warn({ reason: error.message, connections: untold }, `${name}: connections could not be accepted`);
-    untold = 0;
-  });
 }
 
 /**
@@ -202,9 +191,10 @@ function createApp(
     },
     frameworkErrors: (error, _request, reply) => void sendError(reply, toHttpError(error)),
     clientErrorHandler: (error, socket) => {
-      // Whoever failed to begin TLS reads no answer; and what is written into the middle of one would be a part of it.
-      const isHttp = /^(HPE|ERR_HTTP)_/.test(error.code ?? '');
+      // What is written into the middle of an answer would be a part of it.
       const isAnswering = [...answers].some((answer) => answer.socket === socket && answer.headersSent);
+      // Whoever failed to begin TLS reads no answer.
+      const isHttp = /^(HPE|ERR_HTTP)_/.test(error.code ?? '');
       if (!isHttp || !socket.writable || isAnswering) return void socket.destroy();
       const status = brokenRequests[error.code ?? ''] ?? '400 Bad Request';
       const { body } = new HttpError(400, `Not a complete HTTP request (${error.code}).`, { code: 'invalid_http' });

@@ -1,0 +1,35 @@
+/**
+ * Whether to ask for what only peers hold: a lookup costs the way to a process that sleeps, which is a tenth of a short prompt. Where
+ * the last answer says that peers are slower than computing, the next one would say the same. It is asked again now and then, ever
+ * less often: links become faster.
+ */
+
+/** Of its time: what would still be slower than computing when it took only so much is not asked for. */
+const clearlySlower = 0.75;
+const againMs = { first: 1_000, most: 60_000 };
+
+export class Asking {
+  /** Per block, as it was last expected; 0: nobody has said anything. */
+  #us = 0;
+  #askedAtMs = Number.NEGATIVE_INFINITY;
+  #againMs = againMs.first;
+
+  /** A block of peers is expected to take so long. */
+  told(usPerBlock: number): void {
+    this.#us = usPerBlock;
+  }
+
+  /** Such blocks were worth loading. */
+  paid(): void {
+    this.#againMs = againMs.first;
+  }
+
+  /** To compute the blocks that would be asked for takes `computeUs`. True: they are asked for now. */
+  isWorth(blocks: number, computeUs: number, nowMs: number): boolean {
+    if (blocks * this.#us * clearlySlower < computeUs) return true;
+    if (nowMs - this.#askedAtMs < this.#againMs) return false;
+    this.#askedAtMs = nowMs;
+    this.#againMs = Math.min(againMs.most, 2 * this.#againMs);
+    return true;
+  }
+}

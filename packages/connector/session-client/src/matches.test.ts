@@ -1,0 +1,101 @@
+/** Which prompts the node is asked about: none that its table of held blocks answers, and all that may lie in another tier than peers'. */
+import { LoadPlanner } from '@kvtier/load-planner';
+import { expect, it } from 'vitest';
+import { newCounters } from './counters.ts';
+import { MatchTable } from './matches.ts';
+import type { Session } from './session-client.ts';
+import { ManualTimers } from './testing/manual-timers.ts';
+
+const hashBytes = 8;
+const blocks = 40;
+/** Block n's hash begins with n. */
+const hashes = Buffer.concat(Array.from({ length: blocks }, (_, block) => Buffer.from([block, 0, 0, 0, 0, 0, 0, 0])));
+const [nowhere, away, near] = [0, 2, 3];
+
+class Rig {
+  readonly timers = new ManualTimers();
+  readonly counters = newCounters();
+  readonly planner = new LoadPlanner(16, 5_000);
+  readonly table: MatchTable;
+  readonly session: Session;
+  /** Of each lookup, the first block. */
+  readonly asked: number[] = [];
+  flagsOf: (block: number) => number | undefined = () => away;
+  usPerBlock = 1_000;
+
+  constructor(windows = [Number.POSITIVE_INFINITY], hasTable = true) {
+    this.table = new MatchTable({
+      ...{ windows, hashBytes, lookupDeadlineMs: 100, planner: this.planner, timers: this.timers },
+      ...{ counters: this.counters, onWake: () => {} },
+    });
+    const call = async ({ value }: { value: { hashes: Buffer } }) => {
+      this.asked.push(value.hashes[0]!);
+      const count = value.hashes.length / hashBytes;
+      return { held: count, spans: [{ tier: 'peer', count }], estimatedUs: count * this.usPerBlock };
+    };
+    const held = { flags: (of: Buffer, at: number) => this.flagsOf(of[at]!) };
+    this.session = { link: { call }, held: hasTable ? held : null } as unknown as Session;
+    // 100 us a block
+    for (let at = 0; at < 4; at++) this.planner.observePrefill(640, (640 * 641) / 2, 4_000);
+  }
+
+  async match(id: string, localBlocks = 0) {
+    const sessions = this.#sessions();
+    const match = this.table.match(sessions, id, hashes, localBlocks);
+    if (match.state === 'known') return match.blocks;
+    await new Promise(setImmediate);
+    const known = this.table.match(sessions, id, hashes, localBlocks);
+    return known.state === 'known' ? known.blocks : undefined;
+  }
+
+  #sessions(): Session[] {
+    return [this.session];
+  }
+}
+
+it('what nobody holds is known at once', async () => {
+  const rig = new Rig();
+  rig.flagsOf = (block) => (block === 0 ? nowhere : near);
+  expect(rig.table.match([rig.session], 'r', hashes, 0)).toEqual({ state: 'known', blocks: 0 });
+  expect(await rig.match('s')).toBe(0);
+  expect(rig.asked).toEqual([]);
+  expect(rig.counters).toMatchObject({ unasked: 2, lookups: 0 });
+  rig.flagsOf = () => near;
+  expect(await rig.match('r')).toBe(0); // remembered for a while, as any answer is
+  expect(await rig.match('t')).toBe(0);
+  expect(rig.asked).toEqual([0]);
+});
+
+it('what only peers hold is asked for until it is known to be slower than computing', async () => {
+  const rig = new Rig();
+  expect([await rig.match('a'), await rig.match('b'), await rig.match('c')]).toEqual([0, 0, 0]);
+  expect(rig.asked).toEqual([0, 0]); // the first, and once more when it was known
+  expect(rig.counters.unasked).toBe(1);
+  rig.usPerBlock = 10;
+  await rig.timers.pass(2_000);
+  expect(await rig.match('d')).toBe(blocks); // asked again after a while
+  expect(await rig.match('e')).toBe(blocks);
+  expect(rig.asked).toHaveLength(4);
+});
+
+it('what may lie in another tier is always asked for, also behind a block that does not', async () => {
+  const rig = new Rig();
+  for (const id of ['a', 'b']) await rig.match(id);
+  for (const [at, nearBlock] of [0, 9, 19, 29, 39].entries()) {
+    rig.flagsOf = (block) => (block === nearBlock ? near : away);
+    await rig.match(`near ${nearBlock}`);
+    expect(rig.asked).toHaveLength(3 + at);
+  }
+  rig.flagsOf = () => undefined; // it cannot be read
+  await rig.match('unread');
+  expect(rig.asked).toHaveLength(8);
+  expect(rig.counters.unasked).toBe(0);
+});
+
+it('a node without a table is asked, and for a model with windows every node', async () => {
+  for (const rig of [new Rig(undefined, false), new Rig([64])]) {
+    rig.flagsOf = () => nowhere;
+    await rig.match('a');
+    expect(rig.asked).toEqual([0]);
+  }
+});
