@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import unittest
+from dataclasses import replace
 from typing import Any, Callable, Iterator
 from unittest import mock
 
@@ -24,9 +25,9 @@ from kvtier.vllm.worker import WorkerHalf  # noqa: E402
 #: Where it is made: a fault there leaves the engine without a cache.
 AT_THE_START = {"bind_pool", "handshake", "register"}
 #: Called by nobody but tests and other methods that are broken here, or so small that nothing in them can go wrong.
-SMALL = {"failed_blocks", "report", "storing", "refuse", "fail", "block_bytes"}
+SMALL = {"failed_blocks", "report", "storing", "loading", "refuse", "fail", "block_bytes"}
 #: What answers where the methods that are broken here have failed.
-INSTEAD = {"give_up", "spoil", "fail_load", "fail_plan", "loads", "hear"}
+INSTEAD = {"give_up", "spoil", "fail_load", "fail_plan", "loads", "hear", "end_all", "_end_all"}
 #: Of vLLM's interface, what does nothing here but give a constant or hand on.
 CONSTANT = {
     "requires_kv_delivery", "prefer_cross_layer_blocks", "requires_piecewise_for_cudagraph", "get_required_kvcache_layout",
@@ -70,14 +71,14 @@ class Guards(EngineCase):
         self.texts = prompts(3)
         self.wanted = self.serve(self.alone(), self.texts)
 
-    def survives(self, shape: Shape, owner: type, name: str, outputs: int = 4) -> bool:
-        """Whether it was called at all."""
+    def survives(self, shape: Shape, owner: type, name: str, outputs: int = 4, times: int = 2) -> bool:
+        """Whether it was called at all. `times`: how often it fails."""
         told: list[str] = []
         start = name in AT_THE_START
         engine: Engine | None = None if start else self.play(self.shared(), shape)
         if engine is not None and name == "reset":
             self.serve(engine, self.texts)
-        with broken(owner, name, told), self.quietly():
+        with broken(owner, name, told, times), self.quietly():
             engine = engine or self.play(self.shared(), shape, attached=False)
             names = [f"{name} {i}" for i in range(len(self.texts))]
             for one, text in zip(names, self.texts):
@@ -127,6 +128,19 @@ class Guards(EngineCase):
         for owner, name in cases:
             with self.subTest(name=f"{owner.__name__}.{name}"):
                 self.survives(shape, owner, name)
+
+    def test_for_good(self) -> None:
+        """A method that fails at every call, for each connector: after so many faults what it leaves open ends without it."""
+        shape = self.own(Shape(prefix_caching=False))
+        self.serve(self.play(self.shared(), shape), self.texts)
+        native = replace(shape, connector=KvtierOffloadingConnector)
+        loads = ("matched", "allocated", "metadata", "start", "finished", "holds", "plan_load", "_begin", "_collect", "_end")
+        cases = [*methods(SchedulerHalf, loads.__contains__), *methods(WorkerHalf, loads.__contains__)]
+        natives = [*methods(OffloadHalf, loads.__contains__), *methods(OffloadWorker, loads.__contains__)]
+        for kind, of in ((shape, cases), (native, [*natives, *methods(WorkerHalf, loads.__contains__)])):
+            for owner, name in of:
+                with self.subTest(name=f"{owner.__name__}.{name}", native=kind is native):
+                    self.survives(kind, owner, name, times=10**9)
 
     def test_blocks_that_are_given_away(self) -> None:
         """The worker's waits for stores, over native offloading."""

@@ -102,7 +102,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
     def wait_for_save(self) -> None:
         pass
 
-    @harmless(lambda: (None, None))
+    def _not_finished(self, _finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
+        # It is asked again at the next step; failing blocks of several groups would end some versions of vLLM.
+        return None, (self._worker.end_all() or None) if self._worker is not None and self.troubles.stopped else None
+
+    @harmless(lambda: (None, None), _not_finished)
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
             return None, None

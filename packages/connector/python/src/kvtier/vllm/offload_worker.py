@@ -121,7 +121,22 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
         done, self._done = self._done, []
         return done
 
-    @harmless(lambda: None)
+    def _end_all(self) -> None:
+        """Where it fails for good: what nothing copies for any more ends, loads with their blocks failed."""
+        half = self._half
+        if not self.troubles.stopped or half is None:
+            return
+        half.end_all()
+        for jobs in (self._loads, self._stores):
+            for job_id, job in list(jobs.items()):
+                if half.loading(job.number) if jobs is self._loads else half.storing(job.number):
+                    continue
+                if jobs is self._loads:
+                    half.fail(job.blocks)
+                del jobs[job_id]
+                self._done.append(TransferResult(job_id, True, 0, time.monotonic() - job.began))
+
+    @harmless(lambda: None, _end_all)
     def _collect_all(self) -> None:
         self._collect()
 

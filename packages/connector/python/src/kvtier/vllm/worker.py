@@ -268,6 +268,22 @@ class WorkerHalf:
         if load.bad:
             self._report.bad[load.plan.number] = load.bad
 
+    def end_all(self) -> set[str]:
+        """Where `finished` fails for good: the loads that nothing copies for any more end as failed, and are computed."""
+        through, self._through = self._through, set()
+        for number, load in list(self._loads.items()):
+            if any(not job.ended() for _, job in load.jobs):
+                continue
+            for _, job in load.jobs:
+                job.abandon()
+            self._fail_all(load)
+            del self._loads[number]
+            through.add(load.plan.request_id)
+        return through
+
+    def loading(self, number: int) -> bool:
+        return number in self._loads
+
     def _fail_all(self, load: _Load) -> None:
         self._failed_blocks.update(load.plan.failed)
         for part in load.plan.parts:
