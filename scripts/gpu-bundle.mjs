@@ -104,6 +104,7 @@ await script(async (args) => {
     process.stdout.write('nvcc was not found: the archive holds sources, compiled on the GPU machine by stage build\n');
   copySources();
   copyFileSync(join(root, cuda, 'gpu-session.sh'), join(folder, 'gpu-session.sh'));
+  copyFileSync(join(root, cuda, 'verdicts.awk'), join(folder, 'verdicts.awk'));
   copyFileSync(join(root, cuda, 'checks/torch_attention.py'), join(folder, 'torch_attention.py'));
   const native = await step('compile the packed system', compileModules);
   await step('pack Node and the system', () => packSystem(join(folder, 'system'), native));

@@ -13,7 +13,8 @@
 #             after a restart, decodes beside exports                                                                              8 min
 #   sanitize  named cases of kernel_check under compute-sanitizer, each by itself                                                  5 min
 #
-# Written as it is measured, into OUT (default: results, beside this script): figures.jsonl and checks.jsonl, one line each; summary.txt; log.txt.
+# Written as it is measured, into OUT (default: results, beside this script): figures.jsonl and checks.jsonl, one line each; summary.txt,
+# which ends with what is asked of the figures and what is short of it (verdicts.awk); log.txt.
 #
 #   KVTIER_BENCH_DIR         a folder on the disk that is measured (OUT)
 #   KVTIER_TORCH_PYTHON      a Python with torch (python3)
@@ -151,7 +152,7 @@ stage_sanitize() {
   local bad=0 tool name ok
   has compute-sanitizer || { echo "compute-sanitizer was not found"; return 1; }
   for tool in memcheck racecheck; do
-    for name in attention_mixed_batches attention_parts attention_tails gemm_tiles transfer_hash sampling norm rope; do
+    for name in attention_mixed_batches attention_parts attention_tails gemm_tiles transfer_hash transfer_layers sampling norm rope; do
       within 60 compute-sanitizer --tool $tool --error-exitcode 9 "$(program kernel_check)" "$name" >> "$out/log.txt" 2>&1 && ok=true || { ok=false; bad=1; }
       echo "{\"kernel\":\"compute-sanitizer $tool\",\"case\":$(quoted "$name"),\"ok\":$ok}" >> "$out/checks.jsonl"
       [ $ok = true ] || echo "$tool $name: $(tail -2 "$out/log.txt" | head -1)"
@@ -181,5 +182,6 @@ for stage in $stages; do
   if "stage_$stage" >> "$out/log.txt" 2>&1; then verdict=ok; else verdict="FAILED ($(tail -1 "$out/log.txt" | cut -c1-160))"; failed=1; fi
   say "$stage: $verdict, $(($(date +%s) - start)) s"
 done
+! grep -q '"ratio"' "$out/figures.jsonl" 2> /dev/null || awk -f "$here/verdicts.awk" "$out/figures.jsonl" | while read -r line; do say "asked: $line"; done
 say "results in $out: $(grep -c '"value"' "$out/figures.jsonl" 2> /dev/null || echo 0) figures, $(grep -c '"error"' "$out/figures.jsonl" 2> /dev/null || echo 0) cases that failed"
 exit $failed

@@ -130,6 +130,50 @@ it(
   deadlineMs,
 );
 
+it('what is asked is said to be met, short by how much, or not measured', () => {
+  const verdicts = fileURLToPath(new URL('../../cuda/verdicts.awk', import.meta.url));
+  const figures = [
+    ...[
+      ['export 64 KiB x 512', 0.93],
+      ['import 64 KiB x 512', 0.9],
+      ['import by layer 2 MiB x 64', 0.71],
+    ],
+    ...[
+      ['export while decoding 64 KiB x 512', 0.86],
+      ['imports beside 8B decode 40 blocks of 2048 KiB', 0.849],
+    ],
+    ...[
+      ['8B decode, batch 32, beside exports 2048 tokens each', 0.98],
+      ['warm from the arena 512 a step', 9.2],
+    ],
+    ...[
+      ['ttft_arena_10000_8b_steps_512', 8.9],
+      ['8B prefill bf16 8192 tokens', 0.61],
+    ],
+    ...[
+      ['8B decode bf16 batch 32, 2048 tokens each', 0.8],
+      ['8B decode bf16 batch 8, 2048 tokens each', 0.1],
+    ],
+    ...[
+      ['8B decode bf16 batch 1, 2048 tokens each, dependent launches', 0.2],
+      ['8B decode bf16 batch 32, one of 100000 tokens among 31 of 500', 1e-3],
+    ],
+  ].map(([name, ratio]) => `${JSON.stringify({ name, value: 1, limit: 1, limitName: 'of "all"', ratio })}\n`);
+  figures.push('{"case":"system_equal","error":"no \\"ratio\\":1"}\n', '{"name":"8B: prom');
+  const { stdout, status } = spawnSync('awk', ['-f', verdicts], { input: figures.join(''), encoding: 'utf8' });
+  expect([status, ...stdout.trim().split('\n')]).toEqual([
+    0,
+    'SHORT: exports and imports alone, of one pinned copy, 0.9, 2 of 3; import by layer 2 MiB x 64: 0.71',
+    'SHORT: the same beside decodes, 0.85, 1 of 2; imports beside 8B decode 40 blocks of 2048 KiB: 0.849',
+    'met: decodes beside them, of decodes alone, 0.97, 1 of 1',
+    'SHORT: a hit of the arena, of the same prompt computed, 9, 1 of 2; ttft_arena_10000_8b_steps_512: 8.9',
+    'met: prefill, of the rate of matrix products, 0.6, 1 of 1',
+    "not measured: attention, of torch's flash attention, 0.6",
+    "SHORT: decodes at batch 1 and 32, equal and unequal, of the memory's speed, 0.75, 1 of 2; 8B decode bf16 batch 32, one of 100000 tokens among 31 of 500: 0.001",
+    'not measured: prompts that give the same warm as cold, 1',
+  ]);
+});
+
 it(
   'the session says what it lacks in one line, each with an exit code of its own',
   () => {
