@@ -27,7 +27,7 @@ export function pinComputing(pids: readonly number[]): void {
 }
 
 /** "0-3,8" of /proc/self/status. */
-function allowedProcessors(): number[] {
+export function allowedProcessors(): number[] {
   const [, list] = /^Cpus_allowed_list:\s*(\S+)$/m.exec(readFileSync('/proc/self/status', 'utf8'))!;
   return list!.split(',').flatMap((range) => {
     const [first, last = first] = range.split('-').map(Number) as [number, number?];

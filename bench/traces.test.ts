@@ -66,3 +66,12 @@ it.each([
 ])('what is no line of a trace is refused with its number: %j', (line) => {
   expect(() => read([{ input_length: 16, hash_ids: [1] }, line])).toThrow(/some\.jsonl:2: not a line of a trace/);
 });
+
+it('prompts too short for a whole block are a trace, and a file without a line is none', () => {
+  const short = read([
+    { input_length: 40, hash_ids: [] },
+    { input_length: 50, hash_ids: [] },
+  ]);
+  expect([short.requests.length, short.uniqueBlocks]).toEqual([2, 0]);
+  expect(() => read([''])).toThrow('no request in it');
+});

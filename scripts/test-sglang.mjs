@@ -4,7 +4,7 @@
  */
 import { spawnSync } from 'node:child_process';
 import { SetupError, script } from './lib/command.mjs';
-import { closingLine, runVitest } from './lib/vitest.mjs';
+import { closingLine, runVitest, within } from './lib/vitest.mjs';
 import { setup } from './setup.mjs';
 
 const [file, ...rest] = (process.env.KVTIER_SGLANG_PYTHON ?? 'python3').split(' ');
@@ -21,7 +21,7 @@ await script(async (args) => {
     );
   }
   await setup({ need: ['npm', 'native'] });
-  const tests = await runVitest(['slow'], ['test/sglang', '--retry=0', ...args]);
+  const tests = await runVitest(['slow'], [...within('test/sglang', args), '--retry=0']);
   closingLine(tests);
   return tests.code;
 });

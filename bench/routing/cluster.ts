@@ -5,6 +5,7 @@
 import { type Keys, KvIndex, maxMedia } from '@kvtier/kv-index';
 import { expectedLoads, usualLoads } from '@kvtier/registry';
 import {
+  type Assignment,
   Budget,
   type Copy,
   CopyPlanner,
@@ -230,11 +231,11 @@ class Cluster implements Listener {
       if (this.#late.size === 0) return;
       const next = this.#late.take((request) => this.#statesFor(request, nowS), nowS * 1000, this.#random);
       if (next === undefined) return;
-      this.#send(next.item, next.worker, this.#statesFor(this.#requestOf(next.item), nowS)[next.worker]!, nowS);
+      this.#send(next.item, next.worker, next.held, nowS);
     }
   }
 
-  #send(job: Job, number: number, { match, remoteBlocks }: WorkerState, nowS: number): void {
+  #send(job: Job, number: number, { match, remoteBlocks }: Assignment<Job>['held'], nowS: number): void {
     job.expected = Math.max(job.inputTokens - (match.blocks + remoteBlocks) * this.#trace.blockTokens, 1);
     this.#workers[number]!.enqueue(job);
     this.#wake(number, nowS);

@@ -32,7 +32,8 @@ const flood = 1000;
 
 /** How many times as fast as recorded the cluster serves the trace when it is flooded and requests go to the least loaded. */
 export function saturation(trace: Trace, hardware: Hardware): number {
-  const spanS = (trace.arrivalsMs.at(-1)! - trace.arrivalsMs[0]!) / 1000;
+  // Of a single request, whatever the speed is.
+  const spanS = (trace.arrivalsMs.at(-1)! - trace.arrivalsMs[0]!) / 1000 || 1;
   const { saturatedTokensPerS, promptTokens } = simulate(trace, policies['least-loaded'](), hardware, flood, seed);
   return (spanS * saturatedTokensPerS) / promptTokens;
 }

@@ -51,6 +51,19 @@ export async function runVitest(projects, args) {
   }
 }
 
+/**
+ * Arguments for vitest that select in one folder: names of files come first, and mean those of the folder; without any it is all
+ * of it.
+ * @param {string} folder
+ * @param {readonly string[]} args
+ */
+export function within(folder, args) {
+  const options = args.findIndex((arg) => arg.startsWith('-'));
+  const names = options < 0 ? args : args.slice(0, options);
+  const files = names.map((name) => (name.startsWith(`${folder}/`) ? name : `${folder}/${name}`));
+  return [...(files.length > 0 ? files : [folder]), ...args.slice(names.length)];
+}
+
 /** Prints what was flaky or skipped and, as the very last line, the counts that CI reads. */
 export function closingLine({ passed, failed, skipped, flaky }) {
   for (const name of flaky) process.stdout.write(`FLAKY, a defect to mend: ${name}\n`);

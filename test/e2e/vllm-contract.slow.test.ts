@@ -3,7 +3,10 @@ import { it } from 'vitest';
 import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
 import { runs } from './python.ts';
 
-it('its parts by themselves', () => runs('test_vllm_parts test_vllm_filled'));
+it('its parts by themselves', () => runs('test_vllm_parts test_vllm_filled test_vllm_names'));
+it('edges of what may be claimed and stored: one rank, one step or one block unlike the others', () =>
+  runs('test_vllm_edges'));
+it('no callback raises into the engine, whatever of ours does', () => runs('test_vllm_guards'));
 it('every shape of an engine loads what another one stored, and has the tokens of an engine alone', () =>
   runs('test_vllm_connector.Shapes'));
 it('requests that are special are neither loaded nor stored, and nothing of them is left', () =>

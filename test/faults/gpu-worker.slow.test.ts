@@ -82,6 +82,29 @@ it('answers as the CPU does, computed, cached, and from the tier after SIGKILL',
   }
 });
 
+it('an arena that cannot be pinned is said in log and metrics with what to do, and serves through buffers', {
+  timeout: 120_000,
+}, async () => {
+  const [, judge] = await startWorker('judge', { backend: 'cpu', cacheNodeSocket: null });
+  const [first, storing] = await startWorker('gpu', gpu(), { KVTIER_EMULATED_UNPINNED: '1' });
+  await attached(storing);
+  const { tokenIds: right } = await ask(judge, prompt(0));
+  expect((await ask(storing, prompt(0))).tokenIds).toEqual(right);
+  await until(
+    async () => /kvtier_connector_storing_blocks 0\n/.test(await metricsText(storing)),
+    'stores to be confirmed',
+  );
+  const metrics = await metricsText(storing);
+  expect(metrics).toContain(`kvtier_engine_arena_bytes{pinned="no"} ${16 << 20}\n`);
+  expect(metrics).toContain('kvtier_engine_arena_bytes{pinned="yes"} 0\n');
+  expect(first.said).toMatch(/the arena is not pinned, .* operation not supported; .*confidential computing/);
+  await first.signal('SIGTERM');
+  const [, loading] = await startWorker('gpu2', gpu(), { KVTIER_EMULATED_UNPINNED: '1' });
+  await attached(loading);
+  const { tokenIds, cache } = await ask(loading, prompt(0));
+  expect([tokenIds, cache!.cachedTokens]).toEqual([right, 80]);
+});
+
 it('a worker whose GPU hangs ends in order when it is told to: nothing of its close waits for the device', {
   timeout: 120_000,
 }, async () => {

@@ -1,12 +1,13 @@
 /**
- * One seed, one coordinator with prefill and decode workers in virtual time: requests come, clients leave, workers die, stop and come
- * back. Real: the dispatcher, the decision, the hand-offs and the tries of an answer. Model: the workers with their nodes and links.
+ * One seed, two coordinators before the same prefill and decode workers in virtual time: requests come, clients leave; workers, their nodes
+ * and coordinators die and come back; workers stop, links between nodes are cut. Real: the dispatcher, the decision, the hand-offs and the
+ * tries of an answer. Model: the workers with their nodes and links.
  *
  *     chaos: requests and faults ──▶ calm: no more of either, until all requests have ended ──▶ rest: nothing is left
  *
  * Laws, checked after every event: **a promise that nobody holds any more is gone within its bound** (a call, a request's share of a
  * worker's load, room, blocks on their way: all belong to a request that goes on; a prefill worker's call besides to a decode worker
- * that waits for its blocks, for at most `messageMs` longer); hand-offs are bounded; a prefill worker is asked only after the decode
+ * that waits for its blocks, for at most `messageMs` longer; what a coordinator had that died, `messageMs` after it); each coordinator's hand-offs are bounded; a prefill worker is asked only after the decode
  * worker has its room, and for what it lacks; only workers that are ready and of the role are asked. In the end: every request has
  * ended, in time, with all of its tokens or an error that its client may have.
  */
@@ -20,6 +21,7 @@ import type { GenerateRequest } from '@kvtier/wire/grpc';
 import { installTime } from './platform.ts';
 import type { SimResult } from './simulation.ts';
 import { strayToken, tokenAt } from './virtual-call.ts';
+import { CoordinatorEngines } from './virtual-coordinator.ts';
 import { blockTokens, type VirtualCall, VirtualWorker, VirtualWorkers } from './virtual-workers.ts';
 import { Violation, World } from './world.ts';
 
@@ -31,6 +33,8 @@ export interface HandOffSimOptions {
   /** Defects, planted between the coordinator and its workers: what it asks of them is bent. */
   readonly bend?: (engines: HandOffEngines) => Partial<HandOffEngines>;
   readonly limits?: Partial<HandOffLimits>;
+  /** A defect of workers: they go on with what a coordinator had that has died. */
+  readonly ignoresDeaths?: boolean;
 }
 
 export const defaultHandOffSteps = 3_000;
@@ -50,9 +54,18 @@ const limits = {
 };
 const silent = createLogger('simulation', 'silent');
 
+/** One coordinator, from its start to its death. */
+interface Coordinator {
+  readonly name: string;
+  readonly engines: CoordinatorEngines;
+  readonly dispatch: Dispatcher;
+  readonly handOffs: HandOffs;
+}
+
 /** A client's request, from its arrival to its end. */
 interface Life {
   readonly id: string;
+  readonly coordinator: Coordinator;
   readonly beganMs: number;
   readonly leave: AbortController;
   readonly calls: Set<VirtualCall>;
@@ -87,18 +100,24 @@ class Simulation {
   readonly tally: Record<string, number> = {};
   readonly #world: World;
   readonly #workers: VirtualWorkers;
-  readonly #dispatch: Dispatcher;
-  readonly #handOffs: HandOffs;
+  readonly #coordinators: Coordinator[];
+  /** Those that have died while workers may still have something of theirs. */
+  readonly #dead = new Set<Coordinator>();
   readonly #lives = new Map<string, Life>();
   /** Since when a prefill worker computes for nobody. */
   readonly #unwanted = new Map<VirtualCall, number>();
   readonly #calls = new Set<VirtualCall>();
+  readonly #options: HandOffSimOptions;
+  readonly #policy: 'predicted' | 'least-loaded' | 'round-robin';
+  readonly #prefillServes: boolean;
+  readonly #split: 'predicted' | 'always';
   #failure: unknown;
   #count = 0;
   #isCalm = false;
 
-  constructor(world: World, { bend = () => ({}), limits: others = {} }: HandOffSimOptions) {
+  constructor(world: World, options: HandOffSimOptions) {
     this.#world = world;
+    this.#options = options;
     const roles = ['prefill', 'decode', 'both'] as const;
     const count = world.between(2, 5);
     const all = Array.from({ length: count }, (_, number) => {
@@ -108,18 +127,28 @@ class Simulation {
     });
     this.#workers = new VirtualWorkers(world, all);
     this.#workers.strays = 0.05;
-    this.#workers.onCall = (call) => {
+    this.#workers.onTaken = (call) => {
+      for (const { engines } of this.#coordinators) if (engines.has(call)) engines.taken(call);
+    };
+    this.#policy = world.pick(['predicted', 'least-loaded', 'round-robin'] as const);
+    this.#prefillServes = world.chance(0.8);
+    this.#split = world.pick(['predicted', 'predicted', 'always'] as const);
+    this.#coordinators = ['a', 'b'].map((name) => this.#begin(name));
+  }
+
+  #begin(name: string): Coordinator {
+    const { bend = () => ({}), limits: others = {} } = this.#options;
+    const straight = new CoordinatorEngines(this.#workers, (call) => {
       try {
         this.#called(call);
       } catch (error) {
         this.report(error); // whoever calls takes what is thrown for a failure of the worker
       }
-    };
-    const straight: HandOffEngines = this.#workers;
+    });
     const bent = bend(straight);
-    const engines = new Proxy(straight, {
-      get: (target, name) => {
-        const value = Reflect.get(bent, name) ?? Reflect.get(target, name);
+    const engines: HandOffEngines = new Proxy(straight, {
+      get: (target, key) => {
+        const value = Reflect.get(bent, key) ?? Reflect.get(target, key, target);
         return typeof value === 'function' ? value.bind(target) : value;
       },
     });
@@ -132,22 +161,12 @@ class Simulation {
           return { blocks, byMedium };
         }),
     };
-    const policy = world.pick(['predicted', 'least-loaded', 'round-robin'] as const);
-    const prefillServes = world.chance(0.8);
-    const random = () => world.random();
-    this.#dispatch = new Dispatcher({
-      workers: engines,
-      holdings,
-      policy,
-      prefillServes,
-      random,
-      maxWaitMs: 5_000,
-    });
-    const split = world.pick(['predicted', 'predicted', 'always'] as const);
-    const fallback = prefillServes;
-    this.#handOffs = new HandOffs({
-      ...{ engines, holdings, logger: silent, limits: { ...limits, split, fallback, ...others } },
-    });
+    const [policy, prefillServes] = [this.#policy, this.#prefillServes];
+    const random = (): number => this.#world.random();
+    const dispatch = new Dispatcher({ workers: engines, holdings, policy, prefillServes, random, maxWaitMs: 5_000 });
+    const limited = { ...limits, split: this.#split, fallback: prefillServes, ...others };
+    const handOffs = new HandOffs({ engines, holdings, logger: silent, limits: limited });
+    return { name, engines: straight, dispatch, handOffs };
   }
 
   report(error: unknown): void {
@@ -162,7 +181,7 @@ class Simulation {
     for (let left = calmSteps; this.#lives.size > 0 && left > 0 && (await this.#step()); left--);
     if (this.#lives.size > 0) throw new Violation(`law 2: ${[...this.#lives.keys()].join(', ')} never ended`);
     for (let left = 10_000; left > 0 && (await this.#step()); left--);
-    this.#dispatch.close();
+    for (const { dispatch } of this.#coordinators) dispatch.close();
     this.#atRest();
   }
 
@@ -189,16 +208,43 @@ class Simulation {
     if (this.#isCalm) return;
     const world = this.#world;
     const worker = world.pick(this.#workers.all);
-    if (worker.state === 'ready' && !worker.isStopped && world.chance(0.7)) {
-      if (world.chance(0.5)) {
-        this.#note('fault.kill');
-        this.#workers.kill(worker, world.between(100, 2_000));
-      } else {
-        this.#note('fault.stop');
-        this.#workers.stop(worker, world.between(50, 3_000));
-      }
-    }
+    const kind = world.pick(['worker', 'worker', 'worker', 'node', 'link', 'coordinator'] as const);
+    if (kind === 'worker') this.#hurt(worker);
+    else if (kind === 'node' && !worker.isNodeDown) {
+      this.#note('fault.node');
+      this.#workers.killNode(worker, world.between(100, 3_000));
+    } else if (kind === 'link' && !worker.isLinkCut) {
+      this.#note('fault.link');
+      this.#workers.cutLink(worker, world.between(20, 2_000));
+    } else if (kind === 'coordinator') this.#mourn(world.pick(this.#coordinators));
     world.schedule(world.between(200_000, 4_000_000), 'fault', () => this.#fault());
+  }
+
+  #hurt(worker: VirtualWorker): void {
+    const world = this.#world;
+    if (worker.state !== 'ready' || worker.isStopped || world.chance(0.3)) return;
+    if (world.chance(0.5)) {
+      this.#note('fault.kill');
+      this.#workers.kill(worker, world.between(100, 2_000));
+    } else {
+      this.#note('fault.stop');
+      this.#workers.stop(worker, world.between(50, 3_000));
+    }
+  }
+
+  /** It dies, its clients' connections with it, and another one begins in its place, which knows nothing. */
+  #mourn(coordinator: Coordinator): void {
+    if (this.#isCalm || coordinator.engines.isDead) return;
+    this.#note('fault.coordinator');
+    coordinator.engines.die(this.#world, this.#options.ignoresDeaths !== true);
+    this.#dead.add(coordinator);
+    for (const life of this.#lives.values()) {
+      if (life.coordinator !== coordinator) continue;
+      this.#lives.delete(life.id);
+      this.#note('answer.lost');
+    }
+    const at = this.#coordinators.indexOf(coordinator);
+    this.#coordinators[at] = this.#begin(`${coordinator.name}'`);
   }
 
   /** One request, as the API server answers it. */
@@ -207,7 +253,8 @@ class Simulation {
     const id = `r${this.#count++}`;
     const leave = new AbortController();
     const leftMs = Number.POSITIVE_INFINITY;
-    const life: Life = { id, beganMs: world.nowMs, leave, calls: new Set(), tokens: 0, leftMs };
+    const coordinator = world.pick(this.#coordinators);
+    const life: Life = { id, coordinator, beganMs: world.nowMs, leave, calls: new Set(), tokens: 0, leftMs };
     this.#lives.set(id, life);
     const wanted = world.between(1, 12);
     const prompt = world.between(0, 30);
@@ -224,11 +271,13 @@ class Simulation {
       if (life.tokens !== wanted) throw new Violation(`law 1: ${id} has ${life.tokens} of ${wanted} tokens`);
       this.#note('answer.whole');
     } catch (error) {
+      if (coordinator.engines.isDead) return; // nobody is there to say it
       if (error instanceof Saturated) this.#note('answer.saturated');
       else if (error instanceof KvError && ['CANCELLED', 'DISCONNECTED', 'BUSY'].includes(error.code))
         this.#note(`answer.${error.code}`);
       else this.report(error);
     }
+    if (coordinator.engines.isDead) return;
     if (world.nowMs - life.beganMs > endsWithinMs) this.report(new Violation(`law 2: ${id} took too long`));
     this.#lives.delete(id);
   }
@@ -240,9 +289,9 @@ class Simulation {
     targets: Pick<Asked, 'ttftMs' | 'itlMs'>,
   ): Promise<void> {
     const { ttftMs } = targets;
-    const { id, leave, beganMs } = life;
+    const { id, leave, beganMs, coordinator } = life;
     const { signal } = leave;
-    const [dispatch, engines] = [this.#dispatch, this.#workers];
+    const { dispatch, engines, handOffs } = coordinator;
     const expected = new Expected({ engines, awayMs: 0 });
     const tries = new Tries({ dispatch, engines, expected, tries: { maxTries: 5, withinMs: 10_000 } });
     const keys = new Int32Array(2 * Math.floor(ids.length / blockTokens)).fill(ids[0]!);
@@ -259,7 +308,7 @@ class Simulation {
         const request = requestOf(id, ids, tokens, maxTokens);
         const asked = { ...routed, ...targets, arrivedMs: beganMs, hasBegun: life.tokens > 0 };
         let hasToken = false;
-        await this.#handOffs.follow(
+        await handOffs.follow(
           ...([choice, asked, request, signal] as const),
           ({ tokenIds, handOff }) => {
             if (handOff !== undefined) throw new Violation('an event of the hand-off was passed on');
@@ -310,16 +359,28 @@ class Simulation {
     if (request.prefillOnly.blocks !== decode.request.handOff!.blocks)
       throw new Violation(`${id}: asked for other blocks than the decode worker waits for`);
     this.#note('leg');
+    // In the middle of what it has promised.
+    const world = this.#world;
+    if (world.chance(0.005))
+      world.schedule(world.between(0, 400_000), 'dies amid a leg', () => this.#mourn(life.coordinator));
   }
 
   #check(): void {
-    const { legs } = this.#handOffs;
-    if (legs > limits.maxLegs) throw new Violation(`law 3: ${legs} legs, ${limits.maxLegs} allowed`);
-    const prefills = new Map<number, number>();
+    for (const { name, handOffs } of this.#coordinators)
+      if (handOffs.legs > limits.maxLegs)
+        throw new Violation(`law 3: ${handOffs.legs} legs of ${name}, ${limits.maxLegs} allowed`);
+    const prefills = new Map<string, number>();
     for (const call of this.#calls) {
       if (!call.isOpen) {
         this.#calls.delete(call);
         this.#unwanted.delete(call);
+        for (const { engines } of [...this.#coordinators, ...this.#dead]) engines.forget(call);
+        continue;
+      }
+      const gone = [...this.#dead].find(({ engines }) => engines.has(call));
+      if (gone !== undefined) {
+        if (this.#world.nowMs - gone.engines.diedMs > messageMs)
+          throw new Violation(`promise: ${call.request.requestId} runs, its coordinator has died`);
         continue;
       }
       const [id] = call.request.requestId.split('-prefill-') as [string];
@@ -328,8 +389,8 @@ class Simulation {
       if (this.#world.nowMs - life.leftMs > messageMs)
         throw new Violation(`promise: ${call.request.requestId} runs, its client has left`);
       if (call.request.prefillOnly === undefined) continue;
-      const { number } = call.worker;
-      prefills.set(number, (prefills.get(number) ?? 0) + 1);
+      const place = `${life.coordinator.name} at w${call.worker.number}`;
+      prefills.set(place, (prefills.get(place) ?? 0) + 1);
       const isWanted = [...life.calls].some(({ isOpen, awaited }) => isOpen && awaited !== undefined);
       if (isWanted) this.#unwanted.delete(call);
       else if (!this.#unwanted.has(call)) this.#unwanted.set(call, this.#world.nowMs);
@@ -340,9 +401,9 @@ class Simulation {
       if (this.#world.nowMs - sinceMs > boundMs)
         throw new Violation(`promise: ${call.request.requestId} computes for nobody`);
     }
-    for (const [number, count] of prefills)
-      if (count > limits.maxLegsPerWorker) throw new Violation(`law 3: w${number} has ${count} legs`);
-    for (const { open } of this.#workers.all)
+    for (const [place, count] of prefills)
+      if (count > limits.maxLegsPerWorker) throw new Violation(`law 3: ${place} has ${count} legs`);
+    for (const open of this.#coordinators.flatMap(({ engines }) => engines.open))
       for (const { requestId } of open)
         if (!this.#lives.has(requestId.split('-prefill-')[0]!))
           throw new Violation(`promise: ${requestId} counts on a worker, its request has ended`);
@@ -350,12 +411,14 @@ class Simulation {
   }
 
   #atRest(): void {
-    const { legs, awaiting, pendingBlocks } = this.#handOffs;
-    const { waiting, given } = this.#dispatch.stats();
-    const sent = this.#workers.all.reduce((sum, worker) => sum + worker.open.size, 0);
-    const left = { legs, awaiting, pendingBlocks, waiting, given, sent };
-    if (Object.values(left).some((count) => count !== 0))
-      throw new Violation(`promise: nobody asks for anything, and this is left: ${JSON.stringify(left)}`);
+    for (const { handOffs, dispatch, engines } of this.#coordinators) {
+      const { legs, awaiting, pendingBlocks } = handOffs;
+      const { waiting, given } = dispatch.stats();
+      const sent = engines.open.reduce((sum, open) => sum + open.size, 0);
+      const left = { legs, awaiting, pendingBlocks, waiting, given, sent };
+      if (Object.values(left).some((count) => count !== 0))
+        throw new Violation(`promise: nobody asks for anything, and this is left: ${JSON.stringify(left)}`);
+    }
   }
 }
 

@@ -18,6 +18,10 @@ it('many worlds keep all laws, and everything happened in them', async () => {
       'moved',
       'fault.kill',
       'fault.stop',
+      'fault.node',
+      'fault.link',
+      'fault.coordinator',
+      'answer.lost',
       'handoff-prefill-died',
       'handoff-prefill-stalled',
     ],
@@ -78,6 +82,7 @@ const defects: Record<string, Omit<HandOffSimOptions, 'seed'>> = {
     }),
   },
   'a worker has more legs than it may': { limits: { maxLegsPerWorker: 1_000 } },
+  'workers go on with what a dead coordinator had': { ignoresDeaths: true },
   'there are more legs than may be': { limits: { maxLegs: 1_000 } },
   'decode workers are taken for prefill': {
     bend: (engines) => ({

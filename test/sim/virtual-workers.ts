@@ -4,130 +4,18 @@
  *
  * Whoever calls is the only one that holds: a call that was cancelled, or whose worker died, holds nothing from then on.
  */
-import { factsOf, recordOf } from '@kvtier/dispatch/testing';
 import { KvError } from '@kvtier/errors';
 import type { HandOffEngines } from '@kvtier/handoff';
-import type { OnEvent, Worker, WorkerState } from '@kvtier/registry';
+import type { OnEvent, Worker } from '@kvtier/registry';
 import type { GenerateEvent, GenerateRequest } from '@kvtier/wire/grpc';
-import { type CallAt, strayToken, tokenAt } from './virtual-call.ts';
+import { strayToken, tokenAt } from './virtual-call.ts';
+import { blockTokens, needsOf, type Share, tokensOf, type VirtualCall, type VirtualWorker } from './virtual-worker.ts';
 import type { World } from './world.ts';
 
-export const blockTokens = 16;
-/** Of a step: most prompt tokens, seconds at least, and seconds that each stream adds. */
-export interface StepFigures {
-  readonly stepTokens: number;
-  readonly stepS: number;
-  readonly stepPerRequestS: number;
-}
-const usualSteps: StepFigures = { stepTokens: 128, stepS: 0.005, stepPerRequestS: 0.001 };
-/** As engines keep to their streams' target: see pacing.ts of engine/scheduler. */
-const [trust, leastShare] = [0.9, 1 / 4];
+export { blockTokens, type VirtualCall, VirtualWorker } from './virtual-worker.ts';
+
 /** As the registry's line to a worker. */
 const silentMs = 850;
-
-type Share = Parameters<HandOffEngines['sent']>[1];
-
-export type VirtualCall = CallAt<VirtualWorker>;
-
-export class VirtualWorker implements Worker {
-  readonly number: number;
-  readonly record: Worker['record'];
-  readonly facts: Worker['facts'];
-  readonly why = undefined;
-  state: WorkerState = 'ready';
-  isStopped = false;
-  /** Prompt tokens a second; what it says of it may be another. */
-  readonly tokensPerS: number;
-  readonly lie: number;
-  /** Of its node, from any other one. */
-  readonly linkBlocksPerS: number;
-  readonly steps: StepFigures;
-  readonly calls: VirtualCall[] = [];
-  /** Sent, and not there yet. */
-  readonly sent = new Set<Share>();
-  /** Sent, and not ended. */
-  readonly open = new Set<Share>();
-  /** Leading blocks of each prompt, by its first token: the engine's own, and its node's. */
-  readonly own = new Map<number, number>();
-  readonly node = new Map<number, number>();
-  /** When its node's link is free again. */
-  linkFreeMs = 0;
-  isStepping = false;
-  life = 0;
-
-  constructor(
-    number: number,
-    role: 'prefill' | 'decode' | 'both',
-    totalBlocks: number,
-    tokensPerS: number,
-    lie: number,
-    steps: StepFigures = usualSteps,
-    linkBlocksPerS = 500,
-  ) {
-    const { stepTokens } = steps;
-    this.steps = steps;
-    this.number = number;
-    this.record = recordOf(`w${number}`, { role, node: `n${number}` });
-    this.facts = factsOf({ totalBlocks, maxRunning: 32, stepTokens, bootEpoch: String(number) });
-    this.tokensPerS = tokensPerS;
-    this.lie = lie;
-    this.linkBlocksPerS = linkBlocksPerS;
-  }
-
-  get usedBlocks(): number {
-    let sum = 0;
-    for (const call of this.calls) if (call.hasRoom) sum += needsOf(call.request);
-    return sum;
-  }
-
-  get load(): Worker['load'] {
-    const running = this.calls.filter(({ hasToken }) => hasToken).length;
-    let [tokensAhead, waitingBlocks] = [0, 0];
-    const { stepS, stepPerRequestS } = this.steps;
-    for (const call of this.calls) {
-      tokensAhead += aheadOf(call);
-      if (!call.hasRoom) waitingBlocks += needsOf(call.request);
-    }
-    for (const share of this.sent) {
-      tokensAhead += share.tokensAhead;
-      waitingBlocks += share.blocks;
-    }
-    return {
-      ...{ waiting: this.calls.length - running + this.sent.size, running, tokensAhead, usedBlocks: this.usedBlocks },
-      ...{ stepTokens: 0, stepBegunAtMs: 0, waitingBlocks, freedBlocksPerS: 50, loadAheadS: 0 },
-      prefillTokensPerS: this.tokensPerS * this.lie,
-      ...{
-        prefillStepS: stepS,
-        stepS,
-        stepPerRequestS,
-        loadBlocksPerS: [0, 0, 0, this.linkBlocksPerS, 0, 0],
-        toldAtMs: 1,
-      },
-    };
-  }
-
-  /** Prompt tokens of a step beside these streams. */
-  chunkBeside(streams: readonly VirtualCall[]): number {
-    const { stepTokens, stepS, stepPerRequestS } = this.steps;
-    const targetS = Math.min(...streams.map(({ request }) => request.betweenMs ?? Number.POSITIVE_INFINITY)) / 1000;
-    const leftS = targetS - stepS - streams.length * stepPerRequestS;
-    if (!Number.isFinite(targetS) || leftS <= 0) return stepTokens;
-    const inTime = Math.floor(trust * Math.max(leftS, targetS * leastShare) * this.tokensPerS);
-    return Math.min(Math.max(inTime, blockTokens), stepTokens);
-  }
-}
-
-/** What another worker computes for it is nothing that it has to do. */
-function aheadOf({ request, tokensLeft, hasRoom, awaited, blocks }: VirtualCall): number {
-  const elsewhere = hasRoom ? (awaited ?? blocks) - blocks : (request.handOff?.blocks ?? 0);
-  return Math.max(tokensLeft - elsewhere * blockTokens, 0);
-}
-
-const needsOf = (request: GenerateRequest): number => {
-  const { promptTokenIds, maxTokens, prefillOnly } = request;
-  const tokens = prefillOnly === undefined ? promptTokenIds.length + maxTokens : tokensOf(request);
-  return Math.ceil(tokens / blockTokens);
-};
 
 export class VirtualWorkers implements HandOffEngines {
   readonly all: VirtualWorker[];
@@ -137,6 +25,8 @@ export class VirtualWorkers implements HandOffEngines {
   strays = 0;
   /** Told of each call when it begins. */
   onCall: (call: VirtualCall) => void = () => {};
+  /** Told of each call that its worker has from now on: its share counts no more. */
+  onTaken: (call: VirtualCall) => void = () => {};
 
   constructor(world: World, all: VirtualWorker[]) {
     this.#world = world;
@@ -192,7 +82,14 @@ export class VirtualWorkers implements HandOffEngines {
     };
   }
 
-  follow(number: number, request: GenerateRequest, signal: AbortSignal, onEvent: OnEvent): Promise<void> {
+  /** `onCall`: told of it when it begins, in place of this. */
+  follow(
+    number: number,
+    request: GenerateRequest,
+    signal: AbortSignal,
+    onEvent: OnEvent,
+    onCall = this.onCall,
+  ): Promise<void> {
     const worker = this.all[number]!;
     return new Promise((resolve, reject) => {
       const end = (failure?: unknown): void => {
@@ -222,7 +119,7 @@ export class VirtualWorkers implements HandOffEngines {
       };
       if (signal.aborted) return reject(signal.reason as Error);
       signal.addEventListener('abort', leave, { once: true });
-      this.onCall(call);
+      onCall(call);
       const blocks = request.prefillOnly?.blocks ?? request.handOff?.blocks ?? 0;
       this.#world.note(`w${number} ${request.requestId}: asked, ${blocks} blocks`);
       if (worker.state !== 'ready') return end(new KvError('DISCONNECTED', 'gone', { retry: true }));
@@ -231,6 +128,7 @@ export class VirtualWorkers implements HandOffEngines {
         if (!call.isOpen) return undefined;
         // It was on its way when the worker died: its connection is closed.
         if (worker.life !== life) return end(new KvError('DISCONNECTED', `w${number} died`, { retry: true }));
+        this.onTaken(call);
         for (const share of worker.sent) if (share.requestId === request.requestId) worker.sent.delete(share);
         if (worker.calls.length >= 24) return end(new KvError('BUSY', 'queue: full', { retry: true }));
         worker.calls.push(call);
@@ -249,6 +147,36 @@ export class VirtualWorkers implements HandOffEngines {
     const calls = worker.calls.splice(0);
     this.#world.schedule(this.#world.between(100, 50_000), 'found dead', () => this.#silent(worker, calls));
     this.#world.schedule(backMs * 1000 + 60_000, 'is back', () => this.#back(worker));
+  }
+
+  /** Whoever had this call has died: nobody is told anything of it any more. */
+  abandon(call: VirtualCall): void {
+    if (!call.isOpen) return;
+    call.isOpen = false;
+    this.#world.note(`w${call.worker.number} ${call.request.requestId}: abandoned`);
+    this.#leave(call);
+  }
+
+  /** The node beside it dies with all that it holds, and another one begins. The engine finds out: it loads nothing, and computes. */
+  killNode(worker: VirtualWorker, backMs: number): void {
+    worker.isNodeDown = true;
+    worker.node.clear();
+    this.#world.schedule(this.#world.between(100, 50_000), 'node found dead', () => {
+      for (const call of [...worker.calls]) this.#isAlone(call);
+    });
+    this.#world.schedule(backMs * 1_000, 'node is back', () => {
+      worker.isNodeDown = false;
+      this.#bringAll();
+    });
+  }
+
+  /** Its node reaches no other, for so long. */
+  cutLink(worker: VirtualWorker, forMs: number): void {
+    worker.isLinkCut = true;
+    this.#world.schedule(forMs * 1_000, 'link is healed', () => {
+      worker.isLinkCut = false;
+      this.#bringAll();
+    });
   }
 
   /** SIGSTOP, and SIGCONT after so long. */
@@ -270,6 +198,15 @@ export class VirtualWorkers implements HandOffEngines {
     this.#changed();
     const why = new KvError('DISCONNECTED', `w${worker.number} died`, { retry: true });
     for (const call of [...calls, ...worker.calls]) call.end(why);
+  }
+
+  /** Without its node nothing comes any more. */
+  #isAlone(call: VirtualCall): void {
+    if (call.isOpen && call.awaited !== undefined && call.worker.isNodeDown) this.#stopAwaiting(call, call.blocks);
+  }
+
+  #bringAll(): void {
+    for (const { calls } of this.all) for (const call of calls) this.#later(500, call, () => this.#bring(call));
   }
 
   #back(worker: VirtualWorker): void {
@@ -380,7 +317,8 @@ export class VirtualWorkers implements HandOffEngines {
     call.awaited = handOff.blocks;
     call.deadlineAtMs = this.#world.nowMs + handOff.deadlineMs;
     this.#moved(call);
-    this.#bring(call);
+    if (worker.isNodeDown) this.#later(this.#world.between(100, 5_000), call, () => this.#isAlone(call));
+    else this.#bring(call);
   }
 
   /** Another block came: the wait begins anew. */
@@ -408,14 +346,17 @@ export class VirtualWorkers implements HandOffEngines {
     const { worker, request } = call;
     if (call.awaited === undefined || !call.isOpen || call.isBringing) return;
     const prompt = request.promptTokenIds[0]!;
-    if (!this.all.some(({ node }) => (node.get(prompt) ?? 0) > call.blocks)) return; // it is told
+    const isThere = (): boolean =>
+      this.all.some((one) => (one.node.get(prompt) ?? 0) > call.blocks && worker.reaches(one));
+    if (!isThere()) return; // it is told
     call.isBringing = true;
     const begins = Math.max(worker.linkFreeMs, this.#world.nowMs);
     worker.linkFreeMs = begins + 1000 / worker.linkBlocksPerS;
     this.#later((worker.linkFreeMs - this.#world.nowMs) * 1000, call, () => {
       call.isBringing = false;
-      if (call.awaited === undefined) return;
+      if (call.awaited === undefined || !isThere()) return;
       call.blocks++;
+      call.tokensLeft -= blockTokens;
       this.#tell(call, { handOff: { localBlocks: call.local ?? 0, readyBlocks: call.blocks } });
       if (call.blocks >= call.awaited) return this.#stopAwaiting(call, call.blocks);
       this.#moved(call);
@@ -454,7 +395,7 @@ export class VirtualWorkers implements HandOffEngines {
     const { worker, request, blocks } = call;
     const prompt = request.promptTokenIds[0]!;
     // A node that has no room takes fewer.
-    const kept = this.#world.chance(0.02) ? Math.max(blocks - 1, 0) : blocks;
+    const kept = worker.isNodeDown ? 0 : this.#world.chance(0.02) ? Math.max(blocks - 1, 0) : blocks;
     if (kept > (worker.node.get(prompt) ?? 0)) {
       worker.node.set(prompt, kept);
       for (const { calls } of this.all)
@@ -479,6 +420,3 @@ export class VirtualWorkers implements HandOffEngines {
     if (isLast) call.hasToken = false;
   }
 }
-
-const tokensOf = ({ promptTokenIds, prefillOnly }: GenerateRequest): number =>
-  prefillOnly === undefined || prefillOnly.draws ? promptTokenIds.length : prefillOnly.blocks * blockTokens;

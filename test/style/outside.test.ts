@@ -43,3 +43,22 @@ it('a wait for somebody else has a limit', () => {
   });
   expect(bare, 'put it into within(what, limitMs, ...) of @kvtier/errors').toEqual([]);
 });
+
+/** Where the time of day is wanted itself: it is told to somebody, or compared with one that somebody told. */
+const clocks = new Set([
+  'packages/base/events/src/publisher.ts',
+  'packages/base/runtime/src/clock.ts',
+  'packages/base/telemetry/src/line-sink.ts',
+  'packages/base/wire/src/grpc.ts',
+  'packages/cli/src/log-lines.ts',
+  'packages/coordinator/api-server/src/generation.ts',
+  'packages/coordinator/api-server/src/models.ts',
+  'packages/coordinator/kv-index/src/feed/index-feed.ts',
+  'packages/engine/model/src/model-folder.ts',
+  'packages/store/tiers/src/s3/s3-api.ts',
+]);
+
+it('nothing is measured by a clock that somebody may set', () => {
+  const wrong = sources.filter((path) => /\bDate\.now\(\)|\bnew Date\(\)/.test(read(path)) && !clocks.has(path));
+  expect(wrong, 'take performance.now(); the time of day may go back by an hour, and a wait with it').toEqual([]);
+});

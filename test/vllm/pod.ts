@@ -42,7 +42,7 @@ export class VllmPod {
       kv_connector_extra_config: { socket, ...extra },
     };
     const args = [
-      ...['-m', 'vllm.entrypoints.openai.api_server', '--model', join(root, 'models/demo/model')],
+      ...[join(root, 'test/vllm/server.py'), '--model', join(root, 'models/demo/model')],
       ...['--served-model-name', 'demo', '--host', '127.0.0.1', '--port', String(port), '--enforce-eager'],
       ...['--dtype', 'float32', '--block-size', '16', '--max-model-len', '2048', '--max-num-seqs', '16'],
       ...(socket === null ? [] : ['--kv-transfer-config', JSON.stringify(transfer)]),

@@ -1,4 +1,5 @@
 /** Prompts with shared prefixes, the same in every run, and what a perfect cache would save of them. */
+import { randomInt } from 'node:crypto';
 
 export const blockTokens = 16;
 
@@ -38,4 +39,14 @@ export function distinctTokens(all: readonly (readonly number[])[]): number {
     for (let end = blockTokens; end <= wholeTokens(prompt); end += blockTokens) seen.add(prompt.slice(0, end).join());
   }
   return seen.size * blockTokens;
+}
+
+/** In an order drawn by lot, another one at each call. */
+export function shuffled<T>(values: readonly T[]): T[] {
+  const out = [...values];
+  for (let at = out.length - 1; at > 0; at--) {
+    const other = randomInt(at + 1);
+    [out[at], out[other]] = [out[other]!, out[at]!];
+  }
+  return out;
 }

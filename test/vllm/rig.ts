@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { expect } from 'vitest';
 import { Service } from '../faults/engine-rig.ts';
 import { type EngineOptions, type Run, VllmEngine } from './engine.ts';
+import { wholeTokens } from './prompts.ts';
 
 /** Where it is told what is held, not how fast: a machine that does other things beside takes its time. */
 export const patient = {
@@ -17,6 +18,19 @@ export const patient = {
 export function tell(line: string): void {
   process.stdout.write(`${line}\n`);
   if (process.env.KVTIER_VLLM_FIGURES) appendFileSync(process.env.KVTIER_VLLM_FIGURES, `${line}\n`);
+}
+
+/** What the connector counted, for the line of a figure. */
+export const counted = (run: Run): string =>
+  Object.entries(run)
+    .filter(([name, value]) => name.startsWith('kvtier_') && Number(value) > 0)
+    .map(([name, value]) => `${name.slice('kvtier_'.length)} ${value}`)
+    .join(', ');
+
+/** Of the tokens in whole blocks of all prompts, those that were not computed. */
+export function cachedShare(run: Run, prompts: readonly (readonly number[])[]): number {
+  const sum = (values: readonly number[]): number => values.reduce((a, b) => a + b, 0);
+  return sum(run.results.map((result) => result!.cached)) / sum(prompts.map(wholeTokens));
 }
 
 export class VllmRig {

@@ -1,30 +1,21 @@
 /**
- * The connector inside a real vLLM engine (`npm run test:vllm`): the same prompts with and without it, over restarts and
- * deaths. Equal tokens, nothing failed, and what is whole and shared is loaded.
+ * The connector inside a real vLLM engine (`npm run test:vllm`): the same prompts with and without it, over native offloading,
+ * beside others, over deaths. Equal tokens, nothing failed, and what is whole and shared is loaded.
  */
 import { closeSync, fstatSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, describe, expect, it } from 'vitest';
+import { afterAll, afterEach, describe, expect, it } from 'vitest';
 import { hosts, hostsMissing } from '../../infra/hosts/hosts.ts';
-import { leastSteps, type ModelKind, type Run, type VllmEngine, vllmMissing } from './engine.ts';
-import { distinctTokens, prompts, wholeTokens } from './prompts.ts';
-import { expectEqual, patient, tell, VllmRig } from './rig.ts';
+import { leastSteps, type ModelKind, type Run, vllmMissing } from './engine.ts';
+import { distinctTokens, prompts } from './prompts.ts';
+import { cachedShare, counted, expectEqual, patient, tell, VllmRig } from './rig.ts';
+import { Kept } from './right.ts';
 
 const missing = vllmMissing();
 const count = Number(process.env.KVTIER_VLLM_PROMPTS ?? 200);
 const kills = Number(process.env.KVTIER_VLLM_KILLS ?? 5);
 const minutes = (n: number): number => n * 60_000;
 const all = prompts(count, 12);
-
-/** What the connector counted, for the line of a figure. */
-const counted = (run: Run): string =>
-  Object.entries(run)
-    .filter(([name, value]) => name.startsWith('kvtier_') && Number(value) > 0)
-    .map(([name, value]) => `${name.slice('kvtier_'.length)} ${value}`)
-    .join(', ');
-
-const sum = (values: readonly number[]): number => values.reduce((a, b) => a + b, 0);
-const cachedShare = (run: Run): number => sum(run.results.map((result) => result!.cached)) / sum(all.map(wholeTokens));
 
 /** Of a node's configuration: the one other host. */
 function peersOf(folder: string, own: string, other: string): object {
@@ -41,61 +32,9 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
   let rig: VllmRig;
   afterEach(() => rig.close());
 
-  /** What the engine without the connector answers, once per kind. */
-  const known = new Map<string, Run>();
-  async function right(kind: ModelKind): Promise<Run> {
-    const before = known.get(kind);
-    if (before !== undefined) return before;
-    const engine = await rig.engine({ model: kind, socket: null });
-    const run = await engine.generate(all);
-    await engine.stop();
-    known.set(kind, run);
-    return run;
-  }
-
-  async function restarted(kind: ModelKind, ranks: number, engine: VllmEngine): Promise<[VllmEngine, Run]> {
-    await engine.kill();
-    const next = await rig.engine({ model: kind, ranks, extra: patient });
-    return [next, await next.generate(all)];
-  }
-
-  for (const [kind, ranks] of [
-    ['llama', 1],
-    ['mistral-sw', 1],
-    ['gemma3', 1],
-    ['llama', 2],
-    ['gemma3', 2],
-  ] as const) {
-    it(`${kind}, ${ranks} rank(s): answers as without it, and loads after restarts of engine and node`, {
-      timeout: minutes(30),
-    }, async () => {
-      rig = new VllmRig();
-      const expected = await right(kind);
-      await rig.node.start();
-      const first = await rig.engine({ model: kind, ranks, extra: patient });
-      expectEqual(await first.generate(all), expected);
-      await first.settle();
-
-      const [second, afterEngine] = await restarted(kind, ranks, first);
-      expectEqual(afterEngine, expected);
-      tell(
-        `${kind} x${ranks}, engine restarted: ${(100 * cachedShare(afterEngine)).toFixed(1)} % of whole blocks cached, ${afterEngine.external_hits} tokens by the connector, ${distinctTokens(all)} distinct (${counted(afterEngine)})`,
-      );
-
-      await rig.node.signal('SIGTERM');
-      await rig.node.start();
-      const [, afterNode] = await restarted(kind, ranks, second);
-      expectEqual(afterNode, expected);
-      tell(
-        `${kind} x${ranks}, node restarted: ${(100 * cachedShare(afterNode)).toFixed(1)} % of whole blocks cached, ${afterNode.external_hits} tokens by the connector (${counted(afterNode)})`,
-      );
-
-      for (const run of [afterEngine, afterNode]) {
-        expect(cachedShare(run)).toBeGreaterThanOrEqual(0.95);
-        expect(run.external_hits).toBeGreaterThanOrEqual(0.95 * distinctTokens(all));
-      }
-    });
-  }
+  const kept = new Kept();
+  afterAll(() => kept.close());
+  const right = (kind: ModelKind): Promise<Run> => kept.right(rig, kind, all);
 
   for (const kind of ['llama', 'mistral-sw', 'gemma3'] as const) {
     it(`${kind}: vLLM's native offloading over the node loads what it and the connector stored`, {
@@ -113,16 +52,16 @@ describe.skipIf(missing !== null)('the connector inside a real vLLM engine', () 
       const again = await second.generate(all);
       expectEqual(again, expected);
       tell(
-        `${kind}, native offloading, engine restarted: ${(100 * cachedShare(again)).toFixed(1)} % of whole blocks cached, ${again.external_hits} tokens by the node, ${distinctTokens(all)} distinct (${counted(again)})`,
+        `${kind}, native offloading, engine restarted: ${(100 * cachedShare(again, all)).toFixed(1)} % of whole blocks cached, ${again.external_hits} tokens by the node, ${distinctTokens(all)} distinct (${counted(again)})`,
       );
-      expect(cachedShare(again)).toBeGreaterThanOrEqual(0.95);
+      expect(cachedShare(again, all)).toBeGreaterThanOrEqual(0.95);
       await second.kill();
 
       const connector = await rig.engine({ model: kind, extra: patient });
       const shared = await connector.generate(all);
       expectEqual(shared, expected);
-      tell(`${kind}, the connector after native offloading: ${(100 * cachedShare(shared)).toFixed(1)} % cached`);
-      expect(cachedShare(shared)).toBeGreaterThanOrEqual(0.95);
+      tell(`${kind}, the connector after native offloading: ${(100 * cachedShare(shared, all)).toFixed(1)} % cached`);
+      expect(cachedShare(shared, all)).toBeGreaterThanOrEqual(0.95);
     });
   }
 

@@ -103,9 +103,9 @@ async function ask(url: string, init: RequestInit): Promise<Response> {
 
 /** Asks `probe` until it says yes. @throws KvError DEADLINE with `what` */
 export async function waitUntil(what: string, limitMs: number, probe: () => Promise<boolean>): Promise<void> {
-  const end = Date.now() + limitMs;
+  const end = performance.now() + limitMs;
   while (!(await probe())) {
-    if (Date.now() > end) throw new KvError('DEADLINE', `${what}: not so after ${limitMs / 1000} s`);
+    if (performance.now() > end) throw new KvError('DEADLINE', `${what}: not so after ${limitMs / 1000} s`);
     await new Promise((resolve) => setTimeout(resolve, 20));
   }
 }

@@ -139,9 +139,10 @@ function isRunning(pid: number): boolean {
 }
 
 async function gone(pids: readonly number[]): Promise<void> {
-  const end = Date.now() + stopMs;
+  const end = performance.now() + stopMs;
   while (pids.some(isRunning)) {
-    if (Date.now() > end) throw new KvError('DEADLINE', `processes ${pids.filter(isRunning).join(', ')} do not end`);
+    if (performance.now() > end)
+      throw new KvError('DEADLINE', `processes ${pids.filter(isRunning).join(', ')} do not end`);
     await new Promise((resolve) => setTimeout(resolve, 10));
   }
 }

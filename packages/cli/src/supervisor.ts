@@ -190,7 +190,7 @@ class Service {
   }
 
   #spawn(): void {
-    const begin = Date.now();
+    const begin = performance.now();
     const child = spawn(process.execPath, [...this.#spec.nodeArgs], {
       detached: true,
       stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
@@ -241,7 +241,7 @@ class Service {
       return;
     }
     if (this.#retired) return;
-    if (Date.now() - begin >= this.#limits.stableMs) this.#backoffMs = this.#limits.backoffMinMs;
+    if (performance.now() - begin >= this.#limits.stableMs) this.#backoffMs = this.#limits.backoffMinMs;
     this.#options.onEvent(`${this.name} ${how}; starting it again in ${this.#backoffMs / 1000} s`);
     this.#restart = setTimeout(() => this.#spawn(), this.#backoffMs);
     this.#backoffMs = Math.min(this.#backoffMs * 2, this.#limits.backoffMaxMs);

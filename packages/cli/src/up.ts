@@ -20,7 +20,7 @@ export async function run(args: readonly string[]): Promise<number> {
   const format = options.jsonLog ? jsonLine : humanLine;
   const say = (line: string): void => stderrSink().write(`${line}\n`);
   const stopped = stopSignal();
-  const begin = Date.now();
+  const begin = performance.now();
   const interrupted = new AbortController();
   void stopped.first.then(() => interrupted.abort());
   const events = {
@@ -32,7 +32,7 @@ export async function run(args: readonly string[]): Promise<number> {
     endInTime();
     throw error;
   });
-  process.stdout.write(greeting(system, Date.now() - begin, options.tier));
+  process.stdout.write(greeting(system, performance.now() - begin, options.tier));
   await stopped.first;
   stopped.onSecond = () => system.kill();
   await system.stop();
@@ -49,9 +49,9 @@ function stopSignal(): { first: Promise<void>; onSecond: () => void } {
   state.first = new Promise((resolve) => {
     const onSignal = (): void => {
       if (firstAt === 0) {
-        firstAt = Date.now();
+        firstAt = performance.now();
         endInTime();
-      } else if (Date.now() - firstAt > secondPressMs) state.onSecond();
+      } else if (performance.now() - firstAt > secondPressMs) state.onSecond();
       resolve();
     };
     process.on('SIGINT', onSignal);

@@ -14,7 +14,7 @@ export async function waitForWriteDown(url: string, leastBlocks = 1, limitMs = 3
     const arena = blocks.get('{tier="arena"}') ?? 0;
     const disk = blocks.get('{tier="disk"}') ?? 0;
     if (arena < leastBlocks || disk < arena) since = 0;
-    else since ||= Date.now();
-    return since > 0 && Date.now() - since >= quietMs;
+    else since ||= performance.now();
+    return since > 0 && performance.now() - since >= quietMs;
   });
 }

@@ -31,7 +31,7 @@ DATE_S = 1_577_836_800
 DATA_PLANE = ("arena.cc", "arena.h", "block_copy.cc", "block_copy.h", "lock_byte.h", "xxh3.h")
 #: Copies of a GPU's memory: the executor's.
 CUDA = (
-    *(f"gpu/{name}" for name in ("device.h", "driver.h", "gpu.h", "gpu_driver.cc", "numeric.h", "poll.h")),
+    *(f"gpu/{name}" for name in ("device.h", "driver.h", "gpu.h", "gpu_driver.cc", "numeric.h", "pin_remedy.h", "poll.h")),
     *(f"kernels/{name}" for name in ("block_copy.cu", "kernels.h", "transfer.ptx", "transfer_kernels.h", "xxh3.cu")),
     *(f"transfer/{name}.{end}" for name in ("copy_channel", "copy_plan", "host_arena", "paths", "transfers") for end in ("cc", "h")),
 )

@@ -74,9 +74,9 @@ describe('coordinator process', () => {
     expect(stderr()).toMatch(/^coordinator: MODEL: .*tokenizer\.json: cannot be read \(ENOENT\).*\n$/);
   });
 
-  it('refuses to listen beyond this machine', async () => {
+  it('refuses to listen beyond this machine in plain text', async () => {
     const { child: process, stderr } = start({ host: '0.0.0.0', port: 0, engine: 'unix:/x', logLevel: 'error' });
     expect(await once(process, 'close')).toEqual([1, null]);
-    expect(stderr()).toMatch(/^coordinator: CONFIG: .*host: .*\n$/);
+    expect(stderr()).toMatch(/^coordinator: CONFIG: .*tls: 0\.0\.0\.0 is not loopback: .*\n$/);
   });
 });

@@ -4,6 +4,8 @@ import { bytes, logLevel } from './cache-node.ts';
 import { discoverySchema } from './discovery.ts';
 import { endpointPickerSchema } from './endpoint-picker.ts';
 import { eventAccessSchema } from './event-access.ts';
+import { checkHttpListener, httpHost, port, serverTlsSchema } from './listener.ts';
+import { operationsSchema } from './operations.ts';
 import { plannerSchema } from './planner.ts';
 import { podHandOffSchema } from './pod-handoff.ts';
 import { workerAccessSchema } from './worker-access.ts';
@@ -27,9 +29,19 @@ export const routingPolicyNames = [
 /** As packages/coordinator/handoff names them. */
 export const splitModes = ['predicted', 'always', 'never'] as const;
 
-export const coordinatorSchema = z.strictObject({
-  host: z.enum(['127.0.0.1', '::1', 'localhost']).default('127.0.0.1'),
-  port: z.number().int().min(0).max(65535),
+const parts = z.strictObject({
+  /** Of the API server. Beyond loopback it needs `tls` and keys or certificates of clients, or a network that is trusted. */
+  host: httpHost.default('127.0.0.1'),
+  port,
+  tls: serverTlsSchema.nullable().default(null),
+  /** Keys, one a line: each request bears one of them ("authorization: Bearer KEY"). null: none is asked for. */
+  apiKeysFile: z.string().min(1).nullable().default(null),
+  /** Keys for /admin, which are good for everything else, too; null: any key of `apiKeysFile` is. */
+  adminKeysFile: z.string().min(1).nullable().default(null),
+  /** The API server may be reached beyond loopback in plain text, and by anybody; /admin is answered to nobody there without a key. */
+  trustedNetwork: z.boolean().default(false),
+  /** Probes and metrics on a listener of their own; null: only at the API server. */
+  operations: operationsSchema.nullable().default(null),
   /** gRPC address of the only engine worker; instead of `discovery`. */
   engine: z.string().min(1).optional(),
   /** How workers and cache nodes are found. */
@@ -96,8 +108,14 @@ export const coordinatorSchema = z.strictObject({
   planner: plannerSchema.prefault({}),
   /** Where pods of the role `prefill` compute prompts for others. */
   podHandOff: podHandOffSchema.prefault({}),
+  /** A log line of level info for each request of the API server: who had it, why, what was predicted and what was seen. */
+  logRequests: z.boolean().default(false),
   logLevel,
 });
+
+export const coordinatorSchema = parts.superRefine((value, context) =>
+  checkHttpListener(value, context, "the clients'"),
+);
 export type CoordinatorConfig = z.infer<typeof coordinatorSchema>;
 /** As it is written: what has a default may be left out. */
 export type CoordinatorInput = z.input<typeof coordinatorSchema>;

@@ -2,40 +2,11 @@
  * The endpoint picker: where gateways ask (Envoy's ext_proc), where its health is asked, and its bounds. Invariant: beyond loopback it
  * speaks TLS, and lets in whoever shows a certificate, unless the configuration says that the network is trusted.
  */
-import { isIP } from 'node:net';
 import { z } from 'zod';
+import { checkListener, ip, isLoopback, port, serverTlsSchema } from './listener.ts';
 
-const ip = z.string().refine((host) => isIP(host) !== 0, 'an IP address');
-const port = z.number().int().min(0).max(65535);
 const milliseconds = z.number().int().min(1).max(86_400_000);
 const count = z.number().int().positive();
-const loopback = (host: string): boolean => host === '::1' || /^127\./.test(host);
-
-/** Of a gRPC server. PEM files; they are read again when they change. */
-export const serverTlsSchema = z.strictObject({
-  certFile: z.string().min(1),
-  keyFile: z.string().min(1),
-  /** Authorities of the clients' certificates; null: a client shows none. */
-  clientCaFile: z.string().min(1).nullable().default(null),
-  reloadMs: milliseconds.default(10_000),
-});
-
-interface Listener {
-  readonly host: string;
-  readonly tls: z.infer<typeof serverTlsSchema> | null;
-  readonly trustedNetwork: boolean;
-}
-
-/** Beyond loopback: TLS, and a certificate of who asks. `whose`: authority, "the gateways'". */
-export function checkListener({ host, tls, trustedNetwork }: Listener, context: z.RefinementCtx, whose: string): void {
-  const issue = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });
-  if (loopback(host)) return;
-  if (tls === null) issue(['tls'], `${host} is not loopback: name certFile and keyFile`);
-  else if (tls.clientCaFile === null && !trustedNetwork) {
-    const message = `${host} is not loopback: name ${whose} authority, or say "trustedNetwork": true`;
-    issue(['tls', 'clientCaFile'], message);
-  }
-}
 
 export const endpointPickerSchema = z
   .strictObject({
@@ -75,7 +46,7 @@ export const endpointPickerSchema = z
   .superRefine((value, context) => {
     const issue = (path: string[], message: string): void => context.addIssue({ code: 'custom', path, message });
     checkListener(value, context, "the gateways'");
-    if (value.health !== null && !loopback(value.health.host) && !value.health.trustedNetwork) {
+    if (value.health !== null && !isLoopback(value.health.host) && !value.health.trustedNetwork) {
       issue(['health'], `${value.health.host} is not loopback: say "trustedNetwork": true`);
     }
   });

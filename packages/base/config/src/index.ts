@@ -34,6 +34,7 @@ export { type EndpointPickerConfig, type EndpointPickerInput, endpointPickerSche
 export { type EventAccess, type EventAccessConfig, eventAccessSchema, readEventAccess } from './event-access.ts';
 export { groupSchema, readGroup } from './group.ts';
 export { type KvEventsConfig, kvEventsSchema, readKvEventsCurve } from './kv-events.ts';
+export { isLoopback, type ServerTlsConfig, serverTlsSchema } from './listener.ts';
 export {
   curveKey,
   type EventSource,
@@ -46,6 +47,7 @@ export {
   type WorkerRecord,
   workerRecordSchema,
 } from './membership.ts';
+export { type OperationsConfig, operationsSchema } from './operations.ts';
 export { readPeerCredentials } from './peer.ts';
 export { type PlannerConfig, plannerSchema, type ScalerConfig } from './planner.ts';
 export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';

@@ -59,7 +59,8 @@ export function readKvEventsCurve({ curve }: KvEventsConfig) {
 /** `option`: for the error. @throws KvError CONFIG: the file cannot be read, or others may */
 export function readCurveSecret(option: string, file: string): string {
   try {
-    if ((statSync(file).mode & 0o077) !== 0) throw new Error('others may read it; chmod 600 it');
+    // As `readPem`: its owner and its group alone.
+    if ((statSync(file).mode & 0o007) !== 0) throw new Error('others may read it; chmod 600 it');
     return readFileSync(file, 'utf8').trim();
   } catch (error) {
     throw new KvError(

@@ -2,13 +2,11 @@
  * Peers: which nodes exchange blocks, and how they know each other. Invariant: bytes travel in the clear only on loopback, or where
  * the configuration says that the network is trusted; nobody is let in without a secret or a certificate.
  */
-import { isIP } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
+import { ip, isLoopback, port } from './listener.ts';
 import { readPem } from './read-pem.ts';
 
-const loopback = (host: string): boolean => host === '::1' || /^127\./.test(host) || host === 'localhost';
-const port = z.number().int().min(0).max(65535);
 const address = z.strictObject({ host: z.string().min(1), port: port.min(1) });
 const security = z.discriminatedUnion('encryption', [
   /** TLS 1.3; certificates of one authority, PEM files; every node shows its own and checks the other's. */
@@ -32,7 +30,7 @@ export const peersSchema = z
     /** Where peers reach this node; null: it only fetches. An IP address. */
     listen: z
       .strictObject({
-        host: z.string().refine((host) => isIP(host) !== 0, 'an IP address'),
+        host: ip,
         port,
         /** Of the data connections; 0: any free one. */
         dataPort: port.default(0),
@@ -51,7 +49,7 @@ export const peersSchema = z
   .superRefine((value, context) => {
     if (value.security.encryption === 'tls' || value.security.trustedNetwork) return;
     const hosts = [...(value.listen === null ? [] : [value.listen.host]), ...value.peers.map(({ host }) => host)];
-    const open = hosts.find((host) => !loopback(host));
+    const open = hosts.find((host) => !isLoopback(host));
     if (open === undefined) return;
     const message = `${open} is not loopback: use "tls", or say "trustedNetwork": true`;
     context.addIssue({ code: 'custom', path: ['security'], message });

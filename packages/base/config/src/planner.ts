@@ -2,20 +2,16 @@
  * The planner: what the load is measured against, and where KEDA asks how many workers it needs (docs/handoff.md, "How many workers").
  * Invariant: beyond loopback the scaler speaks TLS, and lets in whoever shows a certificate, unless the network is said to be trusted.
  */
-import { isIP } from 'node:net';
 import { z } from 'zod';
-import { checkListener, serverTlsSchema } from './endpoint-picker.ts';
+import { checkListener, ip, port, serverTlsSchema } from './listener.ts';
 
 const milliseconds = z.number().min(1).max(3_600_000);
 
 const scalerSchema = z
   .strictObject({
-    host: z
-      .string()
-      .refine((host) => isIP(host) !== 0, 'an IP address')
-      .default('127.0.0.1'),
+    host: ip.default('127.0.0.1'),
     /** 0: any free one. */
-    port: z.number().int().min(0).max(65_535).default(9004),
+    port: port.default(9004),
     tls: serverTlsSchema.nullable().default(null),
     /** Has to be said beyond loopback where KEDA shows no certificate. */
     trustedNetwork: z.boolean().default(false),

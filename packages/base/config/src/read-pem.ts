@@ -2,10 +2,13 @@
 import { readFileSync, statSync } from 'node:fs';
 import { KvError } from '@kvtier/errors';
 
-/** @throws KvError CONFIG: it cannot be read; or it is a secret, and others may read it */
+/**
+ * A group may read a secret: so Kubernetes mounts one for a process that is not root.
+ * @throws KvError CONFIG: it cannot be read; or it is a secret, and others than its owner and its group may read it
+ */
 export function readPem(file: string, isSecret: boolean): Buffer {
   try {
-    const open = statSync(file).mode & 0o077;
+    const open = statSync(file).mode & 0o007;
     if (isSecret && open !== 0) throw new Error('others may read it; chmod 600 it');
     return readFileSync(file);
   } catch (error) {

@@ -21,7 +21,9 @@ const access = (part: object) => readWorkerAccess(workerAccessSchema.parse(part)
 
 it('nothing is needed where nothing is beyond loopback', () => {
   const none = { ca: undefined, cert: undefined, key: undefined, serverName: undefined, token: undefined };
-  expect(access({})).toEqual(none);
+  const untrusted = { ...none, trustedNetwork: false };
+  expect(access({})).toEqual(untrusted);
+  expect(access({ trustedNetwork: true })).toEqual({ ...none, trustedNetwork: true });
   expect(() => workerAccessSchema.parse({ other: 1 })).toThrow();
 });
 
@@ -35,12 +37,19 @@ it('files are read whole, a token without its end of line', () => {
     key: Buffer.from('K'),
     serverName: 'workers',
     token: 'secret',
+    trustedNetwork: false,
   });
   expect(readWorkerTls({ certFile: cert, keyFile: key, clientCaFile: ca })).toEqual({
     ca: Buffer.from('A'),
     cert: Buffer.from('C'),
     key: Buffer.from('K'),
   });
+});
+
+it('secrets that Kubernetes mounts for a group are taken', () => {
+  const certFile = file('cert', 'C', 0o444);
+  const read = access({ certFile, keyFile: file('key', 'K', 0o440), tokenFile: file('token', 'secret', 0o440) });
+  expect([read.key, read.token]).toEqual([Buffer.from('K'), 'secret']);
 });
 
 it.each<[string, () => object, string]>([
@@ -50,7 +59,7 @@ it.each<[string, () => object, string]>([
     () => ({ certFile: file('c', 'C'), keyFile: file('k', 'K', 0o644) }),
     'others may read',
   ],
-  ['a token that others may read', () => ({ tokenFile: file('t', 'x', 0o640) }), 'others may read'],
+  ['a token that others may read', () => ({ tokenFile: file('t', 'x', 0o604) }), 'others may read'],
   ['an empty token', () => ({ tokenFile: file('t', '\n') }), 'is no bearer token'],
   ['a token of two lines', () => ({ tokenFile: file('t', 'a\nb') }), 'is no bearer token'],
   ['a file that is not there', () => ({ caFile: join(dir, 'none') }), 'cannot be used'],

@@ -1,6 +1,6 @@
 /**
  * How coordinator and workers know each other beyond loopback: TLS, and a certificate or a token of who asks. On Unix sockets and on
- * loopback nothing of this is needed.
+ * loopback nothing of this is needed, and of openai workers nothing where the network is said to be trusted.
  */
 import { KvError } from '@kvtier/errors';
 import { z } from 'zod';
@@ -23,6 +23,8 @@ export const workerAccessSchema = z.strictObject({
   serverName: z.string().min(1).max(253).nullable().default(null),
   /** File with the bearer token that openai workers ask for. */
   tokenFile: file.nullable().default(null),
+  /** openai workers beyond loopback are reached in plain text, too, and without proving who we are: usual pods of vLLM have no TLS. */
+  trustedNetwork: z.boolean().default(false),
 });
 export type WorkerAccessConfig = z.infer<typeof workerAccessSchema>;
 
@@ -33,11 +35,12 @@ export interface WorkerAccess {
   readonly key: Buffer | undefined;
   readonly serverName: string | undefined;
   readonly token: string | undefined;
+  readonly trustedNetwork: boolean;
 }
 
 /** @throws KvError CONFIG: a file that cannot be used, a certificate without its key, no token */
 export function readWorkerAccess(config: WorkerAccessConfig): WorkerAccess {
-  const { caFile, certFile, keyFile, serverName, tokenFile } = config;
+  const { caFile, certFile, keyFile, serverName, tokenFile, trustedNetwork } = config;
   if ((certFile === null) !== (keyFile === null))
     throw new KvError('CONFIG', 'worker access: a certificate and its key go together; give certFile and keyFile');
   const token = tokenFile === null ? undefined : readPem(tokenFile, true).toString('utf8').trim();
@@ -49,6 +52,7 @@ export function readWorkerAccess(config: WorkerAccessConfig): WorkerAccess {
     key: keyFile === null ? undefined : readPem(keyFile, true),
     serverName: serverName ?? undefined,
     token,
+    trustedNetwork,
   };
 }
 

@@ -339,7 +339,7 @@ describe.each(['SIGSTOP', 'SIGKILL'] as const)('a master gets %s', (signal) => {
     const a = await announced(redis, worker('a'));
     await announced(redis, worker('b'));
     await until(() => reading.names().length === 2, 'both');
-    const { master, hasFailedOver } = await failover(mode, group);
+    const { master, limitMs, hasFailedOver } = await failover(mode, group);
     if (signal === 'SIGKILL') await master.kill();
     else master.signal('SIGSTOP');
     await until(hasFailedOver, 'the failover');
@@ -357,7 +357,7 @@ describe.each(['SIGSTOP', 'SIGKILL'] as const)('a master gets %s', (signal) => {
     await new Promise((resolve) => setTimeout(resolve, leaseMs + 500));
     await until(() => reading.names().join() === 'a,b,c', 'all three');
     expect(reading.lost('a', 'b'), `${mode}: members that were lost on the way`).toEqual([]);
-    expect(tookMs, mode).toBeLessThan(2_000);
+    expect(tookMs, mode).toBeLessThan(limitMs);
     if (process.env.KVTIER_REPORT)
       process.stderr.write(`${mode} ${signal}: ${tookMs.toFixed(0)} ms after the failover\n`);
   }
@@ -366,10 +366,15 @@ describe.each(['SIGSTOP', 'SIGKILL'] as const)('a master gets %s', (signal) => {
 /** The master that has the list, and whether another has it now. */
 async function failover(mode: 'sentinel' | 'cluster', group: ServerGroup) {
   if (mode === 'sentinel') {
-    const [master, replica] = group.servers;
+    const [master, , ...sentinels] = group.servers;
     return {
       master: master!,
-      hasFailedOver: async () => (await replica!.cli('info', 'replication')).includes('role:master'),
+      // Sentinels take up to a second to see the new master, which is theirs: a client's time begins with the first that names it.
+      limitMs: 1_000 + slackMs,
+      hasFailedOver: async () => {
+        const named = sentinels.map((one) => one.cli('sentinel', 'get-master-addr-by-name', 'kvtier'));
+        return (await Promise.all(named)).some((place) => !place.endsWith(`\n${master!.port}`));
+      },
     };
   }
   const slot = await group.servers[0]!.cli('cluster', 'keyslot', 'kvtier:{members}:records');
@@ -388,6 +393,7 @@ async function failover(mode: 'sentinel' | 'cluster', group: ServerGroup) {
   const witness = group.servers.find(({ port }) => port !== owner)!;
   return {
     master,
+    limitMs: 2_000,
     hasFailedOver: async () => {
       const now = await ownerBy(witness);
       return now !== owner && (await witness.cli('cluster', 'info')).includes('cluster_state:ok');

@@ -5,6 +5,7 @@
  */
 import { KvError, Outside } from '@kvtier/errors';
 import { Cluster, Redis, type RedisOptions } from 'ioredis';
+import { backoffMs, nextRoundMs, Pauses, tellingConnector } from './failover-news.ts';
 import { credentialsOf, parseServers, type RedisLogin, type RedisServers, tlsOf } from './servers.ts';
 
 /** What must happen at once, as Lua; `sha`: SHA-1 of its text, hex. */
@@ -37,7 +38,7 @@ export class RedisClient {
    */
   constructor(settings: RedisServers, onLost: (reason: string) => void, maxBackoffMs = defaultMaxBackoffMs) {
     this.#timeLimitMs = settings.timeLimitMs;
-    const backoffMs = (times: number): number => backoff(times, maxBackoffMs);
+    const pauses = new Pauses(maxBackoffMs);
     const servers = parseServers(settings);
     const first = servers[0]!;
     const tls = tlsOf(settings, first.isTls);
@@ -56,7 +57,7 @@ export class RedisClient {
       maxRetriesPerRequest: 0,
       enableOfflineQueue: false,
       autoResendUnfulfilledCommands: false,
-      retryStrategy: backoffMs,
+      retryStrategy: pauses.next,
       // A master that became a replica: connect again, and find the new one.
       reconnectOnError: (error: Error) => error.message.startsWith('READONLY'),
     } satisfies RedisOptions;
@@ -65,7 +66,7 @@ export class RedisClient {
       const seeds = servers.map(({ host, port }) => ({ host: host!, port: port! }));
       const clusterOptions = {
         redisOptions,
-        clusterRetryStrategy: backoffMs,
+        clusterRetryStrategy: (times: number) => backoffMs(times, maxBackoffMs),
         enableOfflineQueue: false,
         slotsRefreshTimeout: settings.timeLimitMs,
         slotsRefreshInterval: 5000,
@@ -85,7 +86,8 @@ export class RedisClient {
         sentinels: servers.map(({ host, port }) => ({ host: host!, port: port! })),
         name: settings.masterName!,
         failoverDetector: true,
-        sentinelRetryStrategy: backoffMs,
+        Connector: tellingConnector(() => this.#failedOver(pauses)),
+        sentinelRetryStrategy: (round: number) => nextRoundMs(round, maxBackoffMs),
         // A Sentinel that accepts and says nothing: the next one is asked.
         sentinelCommandTimeout: settings.timeLimitMs,
         ...(sentinelUsername === undefined ? {} : { sentinelUsername }),
@@ -190,6 +192,15 @@ export class RedisClient {
     return this.#login;
   }
 
+  #failedOver(pauses: Pauses): void {
+    if (this.#isClosed) return;
+    this.#client.now((client) => {
+      const isPausing = client.status === 'reconnecting';
+      pauses.told(isPausing);
+      if (isPausing) client.connect().catch(() => {});
+    });
+  }
+
   close(): void {
     this.#isClosed = true;
     this.#client.now((client) => {
@@ -207,10 +218,6 @@ function unstick(client: Redis | Cluster): void {
   if (client instanceof Cluster && client.status === 'disconnecting') {
     for (const node of client.nodes('all')) node.disconnect();
   }
-}
-
-function backoff(times: number, maxMs: number): number {
-  return Math.min(maxMs, 50 * 2 ** Math.min(times, 6)) * (0.75 + Math.random() / 2);
 }
 
 const reachAdvice = 'check that servers can be reached, and tls (caFile, serverName) where they speak it';

@@ -30,7 +30,8 @@ export { clientCredentials, isLocal, type TlsFiles } from './client-credentials.
 export { fromFailure, toFailure } from './failure.ts';
 export * from './generated/kvtier/v1/engine.ts';
 export { KvFailure } from './generated/kvtier/v1/errors.ts';
-export { type ServerTlsFiles, TlsServerCredentials } from './server-tls.ts';
+export { TlsServerCredentials } from './server-tls.ts';
+export type { ServerTlsFiles } from './tls.ts';
 
 /** For connections that were cut to be gone. */
 const cutMs = 500;

@@ -13,6 +13,15 @@ namespace kvtier {
 namespace {
 
 constexpr uint64_t kPieceBytes = 4 << 20;           // what a thread takes at once
+// Of what somebody waits for each thread takes its share; for less than this another thread is not worth waking.
+constexpr uint64_t kLeastSharedBytes = 1 << 20;
+
+/// Blocks of a piece on a CPU. Stores are nobody's wait, and take no second core from the engine while one will do.
+uint64_t PieceBlocks(JobKind kind, uint64_t blocks, uint64_t payload_bytes, uint64_t threads) {
+  const uint64_t most = kPieceBytes / payload_bytes;
+  const uint64_t share = kind == JobKind::kStore ? most : (blocks + threads - 1) / threads;
+  return std::max<uint64_t>(1, std::clamp(share, kLeastSharedBytes / payload_bytes, most));
+}
 
 void CheckOptions(const kvtier_options& options) {
   const auto in = [](uint32_t value, uint32_t least, uint32_t most) { return value >= least && value <= most; };
@@ -106,10 +115,11 @@ int64_t Client::Begin(JobKind kind, int64_t arena, int64_t layout, uint64_t payl
   if (closing_ || jobs_.size() >= options_.max_jobs) {
     throw Failure(KVTIER_BUSY, "BUSY: " + std::to_string(jobs_.size()) + " copies are under way or were not taken; take them first");
   }
-  job->piece_blocks = job->device_arena ? job->layout->device->stage_blocks() : std::max<uint64_t>(1, kPieceBytes / job->payload_bytes);
+  Lane& lane = kind == JobKind::kStore ? stores_ : loads_;
+  job->piece_blocks = job->device_arena ? job->layout->device->stage_blocks()
+                                        : PieceBlocks(kind, offsets.size(), job->payload_bytes, lane.threads.size());
   const int64_t number = next_number_++;
   jobs_[number] = job;
-  Lane& lane = kind == JobKind::kStore ? stores_ : loads_;
   lane.queue.emplace_back(number, std::move(job));
   lane.ready.notify_all();
   return number;

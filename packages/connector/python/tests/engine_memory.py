@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import mmap
+import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,39 @@ class Storage:
 
     def nbytes(self) -> int:
         return self.size
+
+
+class MappedStorage(Storage):
+    """One range of addresses over two allocations, mapped next to each other: as expandable segments are. Of the CPU only."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        page = mmap.PAGESIZE
+        pages = max(2, -(-size // page))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._place = _mapped(libc.mmap(None, pages * page, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+        at = self._place
+        for count in (pages // 2, pages - pages // 2):
+            fd = os.memfd_create("kvtier-test")
+            os.ftruncate(fd, count * page)
+            protection = mmap.PROT_READ | mmap.PROT_WRITE
+            assert _mapped(libc.mmap(at, count * page, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)) == at
+            os.close(fd)
+            at += count * page
+        #: Where one ends and the other begins.
+        self.seam = self._place + pages // 2 * page
+        weakref.finalize(self, libc.munmap, self._place, pages * page)
+
+
+_MAP_FIXED = 0x10
+
+
+def _mapped(place: int | None) -> int:
+    assert place is not None and place != ctypes.c_void_p(-1).value
+    return place
 
 
 @dataclass(frozen=True)
@@ -131,6 +167,12 @@ def make_layers(
         if layout == "hnd":
             shape: tuple[int, ...] = (blocks, heads, block_tokens, width)
             tensor, axes = Tensor(Storage(2 * math.prod(shape)), shape, contiguous(shape)), "bhnd"
+        elif layout == "mapped":
+            # A block lies on the seam of two allocations.
+            shape = (blocks, heads, block_tokens, width)
+            mapped = MappedStorage(2 * math.prod(shape) + 64)
+            tensor, axes = Tensor(mapped, shape, contiguous(shape), 16), "bhnd"
+            assert (mapped.seam - tensor.data_ptr()) % (2 * page)
         elif layout == "nhd":
             # Logical (B, H, N, D), tokens outside of heads in memory.
             shape = (blocks, heads, block_tokens, width)

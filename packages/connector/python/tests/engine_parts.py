@@ -129,10 +129,11 @@ class Request:
         self.kv_transfer_params = more.get("kv_transfer_params")
         self.lora_request = more.get("lora_request")
         self.cache_salt = more.get("cache_salt")
-        self.mm_features: list[Any] = []
+        self.mm_features: list[Any] = more.get("mm_features", [])
         self.skip_reading_prefix_cache = more.get("skip_reading", False)
         self._hash_tokens = hash_tokens
         self.state = "waiting"
+        self.status = ""
         self.tables: list[list[int]] = []
         self.drafts: list[int] = []
         self.in_flight = 0

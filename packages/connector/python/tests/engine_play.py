@@ -140,6 +140,7 @@ class Engine:
             self.running.remove(request)
         if request in self.waiting:
             self.waiting.remove(request)
+        request.status = "RequestStatus.FINISHED_ABORTED"
         self._end(request, free=not loading)
 
     def run(self, limit_s: float = 60.0) -> None:

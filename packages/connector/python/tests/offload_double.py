@@ -16,7 +16,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtier.vllm.bases import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, KVConnectorWorkerMetadata, SupportsHMA
+from kvtier.vllm.bases import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, KVConnectorStats, KVConnectorWorkerMetadata, SupportsHMA
 
 
 OffloadKey = bytes
@@ -119,7 +119,43 @@ class OffloadingWorker(abc.ABC):
         pass
 
 
+@dataclass(frozen=True)
+class OffloadingCounterMetadata:
+    documentation: str
+
+
+class OffloadingConnectorStats(KVConnectorStats):
+    """Sums of an interval: `data` is {"types": {name: kind}, "data": {name: {label values: count}}}."""
+
+    def __init__(self) -> None:
+        super().__init__({"types": {}, "data": {}})
+
+    def increase_counter(self, name: str, count: int, labelvalues: tuple[str, ...] = ()) -> None:
+        self.data["types"][name] = "counter"
+        of = self.data["data"].setdefault(name, {})
+        of[labelvalues] = of.get(labelvalues, 0) + count
+
+
+class OffloadPromMetrics:
+    """What is observed must have been declared by the spec of the configuration."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        kind = getattr(importlib.import_module(extra["spec_module_path"]), extra["spec_name"])
+        self.declared = kind.build_metric_definitions(extra)
+        self.told: dict[str, int] = {}
+
+    def observe(self, data: dict[str, Any]) -> None:
+        for name, of in data["data"].items():
+            assert name in self.declared, f"{name} was not declared"
+            self.told[name] = self.told.get(name, 0) + sum(of.values())
+
+
 class OffloadingSpec(abc.ABC):
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     def __init__(self, config: Any) -> None:
         self.config = config
 
@@ -314,8 +350,16 @@ class OffloadingConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, pool: Any) -> None:
         pass
 
-    def get_kv_connector_stats(self) -> None:
+    def get_kv_connector_stats(self) -> Any:
         return None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Any = None) -> OffloadingConnectorStats:
+        return OffloadingConnectorStats()
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> Any:
+        return OffloadPromMetrics(vllm_config)
 
     def reset_cache(self) -> bool | None:
         return True

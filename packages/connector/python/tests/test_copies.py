@@ -11,6 +11,7 @@ import tempfile
 import threading
 import unittest
 from array import array
+from pathlib import Path
 
 import kvtier
 from rig import numbers, until
@@ -96,6 +97,35 @@ class Mapping(CopiesCase):
 
 
 class Moving(CopiesCase):
+    def test_what_is_waited_for_is_shared_by_all_threads(self) -> None:
+        """Also where one of them could take all of it at once."""
+        arena = self.copies.map(self.ref)
+        count, size = 24, 128 << 10
+        offsets, sums = self.slots(count, size), array("Q", [0] * count)
+        memory = ctypes.create_string_buffer(count * size)
+        # Of short rows, so that copying takes longer than waking.
+        rows = kvtier.Part(ctypes.addressof(memory), size, 16, size // 16, 16)
+        layout = self.copies.layout([rows], count)
+
+        def threads() -> list[Path]:
+            return [one for one in Path("/proc/self/task").iterdir() if (one / "comm").read_text() == "kvtier-load\n"]
+
+        until("both are there", lambda: len(threads()) == 2)
+
+        def shared() -> bool:
+            def ran() -> list[int]:
+                return [int((one / "schedstat").read_text().split()[0]) for one in sorted(threads())]
+
+            before = ran()
+            job = self.copies.load(arena, layout, numbers(count), offsets, sums)
+            until("it ends", job.ended)
+            job.take_bad()
+            each = [after - was for was, after in zip(before, ran())]
+            return min(each) > 0.3 * max(each)
+
+        # On a busy machine one may be through with all before the other has its turn: sooner or later it has.
+        until("both copied a part", shared)
+
     def test_every_layout_comes_back_as_it_was(self) -> None:
         """Against a naive copy: rows, strides and unaligned places drawn at random."""
         draw = random.Random(7)

@@ -218,7 +218,8 @@ class Pinning(DeviceCase):
         arena = self.copies.map(self.ref)
         _, content, layout, offsets = self.simple()
         why = self.pinned(arena)
-        self.assertRegex(why, r"^GPU: pinning \d+ bytes of host memory: operation not supported \(CUDA_ERROR_NOT_SUPPORTED\)")
+        said = r"^GPU: pinning \d+ bytes of host memory: operation not supported \(CUDA_ERROR_NOT_SUPPORTED\); .*confidential computing"
+        self.assertRegex(why, said)
         self.assertEqual(self.done(self.copies.store(arena, layout, numbers(6), offsets)).bad, [])
         self.assertEqual(self.in_slot(offsets[1], 4096), content[4096:8192])
         counts = self.copies.counts()

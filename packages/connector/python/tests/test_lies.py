@@ -10,6 +10,7 @@ import socket
 import struct
 import tempfile
 import threading
+import tracemalloc
 import unittest
 import unittest.mock
 from typing import Any, Callable
@@ -217,6 +218,24 @@ class Waited(unittest.TestCase):
         link = kvtier.link.Link(ours, wake_fd)
         self.addCleanup(link.end, kvtier.KvError("DISCONNECTED", "the test ends"))
         return link, theirs
+
+    def test_an_answer_is_read_into_memory_that_is_there(self) -> None:
+        """Whatever is mapped and unmapped for it costs all cores of the engine."""
+        link, theirs = self.link()
+        answers = []
+        for _ in range(2):
+            request = kvtier.requests.Request("stats", {}, 5.0, "stats", lambda body: body)
+            link.post(3 + len(answers), request)
+            link.turn(0)
+            theirs.sendall(frame(3 + len(answers), "stats"))
+            tracemalloc.start()
+            try:
+                link.turn(0)
+                answers.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+            self.assertTrue(request.done)
+        self.assertLess(max(answers), 1 << 15)
 
     def silent(self, turn_s: float, turns: int, answers: bool) -> tuple[bool, int, list[int]]:
         """A request that waits while turns of such a length pass: whether it still does, of how many suspensions, and at which turns a

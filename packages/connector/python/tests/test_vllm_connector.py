@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from unittest import mock
 from rig import Node, until
 
 from engine_case import EngineCase, prompts
+from engine_memory import LAYOUTS
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
 from kvtier.vllm import claims
@@ -26,7 +28,7 @@ class Shapes(EngineCase):
     """What one engine computed, another one loads; both give the tokens of an engine without a node."""
 
     def test_full_attention(self) -> None:
-        for layout in ("hnd", "nhd", "split", "kernel", "packed", "strided"):
+        for layout in (*LAYOUTS, "mapped"):
             with self.subTest(layout=layout):
                 self.both(Shape([GroupShape(layout=layout)]))
 
@@ -169,6 +171,23 @@ class Requests(EngineCase):
         engine = self.play(self.node(), Shape(dcp=2), attached=False)
         self.serve(engine, prompts(3))
         self.assertEqual(engine.connector._scheduler.refusal[:28], "decode_context_parallel_size")
+
+    def test_nothing_turns_often_beside_an_engine_that_needs_nothing(self) -> None:
+        engine = self.play(self.node())
+        self.attach(engine)
+        pauses: list[float] = []
+        node = engine.connector._scheduler._node
+        real = node._poked
+
+        def wait(pause_s: float) -> bool:
+            pauses.append(pause_s)
+            return real.wait(pause_s)
+
+        node._poked = types.SimpleNamespace(wait=wait, clear=real.clear, set=real.set)
+        until("it has turned", lambda: len(pauses) > 3)
+        self.assertEqual(pauses[-1], 0.2)
+        node.pin(node.attached(), {0: b"p" * 32}, 1.0)
+        until("it is awake", lambda: 0.05 in pauses[3:])
 
     def test_abort_at_every_step(self) -> None:
         node = self.node()
@@ -358,6 +377,7 @@ class Faults(EngineCase):
         found = engine.external_tokens
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertEqual(engine.external_tokens, found)
+        self.assertGreaterEqual(engine.connector._scheduler.counters["bad_blocks"], 10)
         self.until_held(node, engine, 4)
         self.assertEqual(self.serve(engine, self.texts), self.wanted)
         self.assertGreater(engine.external_tokens, found)

@@ -107,6 +107,36 @@ class Handed(EngineCase):
         self.assertEqual(self.serve(third, [text]), [wanted])
         self.assertEqual(third.external_tokens, 40, self.told(third))
 
+    def test_the_keys_of_the_answer(self) -> None:
+        """Those that NIXL's connector of vLLM 0.27 gives, and one of ours beside them; nothing in it says where it lies: names do."""
+        _, params = self.prefill(self.node(), Shape(), prompts(1, 41)[0])
+        nixls = {
+            "do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
+            "remote_port", "tp_size", "remote_num_tokens", "remote_blocks_expiry_time", "transfer_mode",
+        }
+        self.assertEqual(params.keys(), nixls | {"kvtier"})
+        self.assertEqual((params["do_remote_prefill"], params["transfer_mode"]), (True, "pull"))
+        self.assertEqual(params["kvtier"].keys(), {"namespace", "tokens", "last_hash"})
+
+    def test_prefills_and_decodes_that_are_aborted(self) -> None:
+        """A prefill that nobody gets an answer of pins nothing. A decode pod that refuses its request lets its engine know by a request
+        that is aborted as soon as it has come: it waits for nothing, and leaves nothing."""
+        node, text = self.node(), prompts(1, 41)[0]
+        _, params = self.prefill(node, Shape(), text)
+        engine = self.play(node)
+        pins: list[object] = []
+        engine.connector._scheduler._node.pin = lambda *args: pins.append(args)
+        engine.add("given up", text, 8, kv_transfer_params={"do_remote_decode": True})
+        until("it has computed", lambda: (engine.step(), engine.requests["given up"].output_tokens())[1])
+        engine.abort("given up")
+        self.assertEqual((engine.done["given up"].answer, pins), (None, []))
+        engine.add("refused", [0], 1, kv_transfer_params=params)
+        engine.abort("refused")
+        engine.run()
+        self.check(engine)
+        self.no_leases(engine)
+        self.assertEqual((engine.connector._scheduler._requests, pins), ({}, []))
+
     def test_what_is_promised_is_pinned(self) -> None:
         node = self.node(arena_bytes=1 << 20, disk_bytes=None)
         text = prompts(1, 41)[0]
@@ -131,11 +161,11 @@ class Hinted(EngineCase):
 
     def test_a_pin_outlives_what_comes_after_it(self) -> None:
         text = prompts(1, 41)[0]
-        for most, kept in ((60_000, 40), (0, 0)):
+        for kind, most, kept in (("kv.pin", 60_000, 40), ("kv.retain", 60_000, 40), ("kv.pin", 0, 0)):
             node = self.node(arena_bytes=1 << 20, disk_bytes=None)
             shape = Shape(options={"hint_pin_ms": most})
             first = self.play(node, shape)
-            self.serve(first, [text], kv_transfer_params=self.hint("kv.pin", ttl_ms=50_000))
+            self.serve(first, [text], kv_transfer_params=self.hint(kind, ttl_ms=50_000))
             until("it is pinned", lambda: not first.connector._scheduler._node._pins)
             for seed in range(20):  # more than the arena holds
                 self.serve(first, prompts(5, seed=seed + 2))
@@ -143,13 +173,40 @@ class Hinted(EngineCase):
             self.serve(second, [text])
             self.assertEqual(second.external_tokens, kept, self.told(first, second))
 
-    def test_what_is_heeded(self) -> None:
-        def counted(params: Any) -> tuple[float, int, int]:
-            said = hints.of(types.SimpleNamespace(kv_transfer_params=params), 100.0)
-            return said.pin_s, said.heeded, said.ignored
+    def test_each_action_by_its_outcome(self) -> None:
+        engine = self.play(self.node(), Shape(options={"hint_pin_ms": 60_000}))
 
-        self.assertEqual(counted(self.hint("kv.pin", ttl_ms=5_000)), (5.0, 1, 0))
-        self.assertEqual(counted(self.hint("kv.pin", ttl_ms=5_000_000)), (100.0, 1, 0))
+        def outcomes(text: list[int], **params: Any) -> list[int]:
+            counters = engine.connector._scheduler.counters
+            names = ("hints_done", "hints_clipped", "hints_ignored")
+            before = [counters.get(name, 0) for name in names]
+            self.serve(engine, [text], kv_transfer_params=params)
+            return [counters[name] - count for name, count in zip(names, before)]
+
+        whole, short = prompts(1, 41)[0], [5, 6]
+        self.assertEqual(outcomes(whole, **self.hint("kv.retain", ttl_ms=50)), [1, 0, 0])
+        self.assertEqual(outcomes(whole, **self.hint("kv.retain")), [1, 0, 0])
+        self.assertEqual(outcomes(whole, **self.hint("kv.pin", ttl_ms=90_000)), [0, 1, 0])
+        self.assertEqual(outcomes(whole, **self.hint("kv.prefetch")), [1, 0, 0])
+        self.assertEqual(outcomes(whole, **self.hint("kv.demote")), [0, 0, 1])
+        # Less than a block: there is nothing to keep.
+        engine.add("short", short, 1, kv_transfer_params=self.hint("kv.pin", ttl_ms=5))
+        ignored = engine.connector._scheduler.counters["hints_ignored"]
+        engine.run()
+        self.assertEqual(engine.connector._scheduler.counters["hints_ignored"], ignored + 1)
+
+    def test_what_is_heeded(self) -> None:
+        def counted(params: Any, clipped: int = 0) -> tuple[float, int, int]:
+            said = hints.of(types.SimpleNamespace(kv_transfer_params=params), 100.0)
+            self.assertEqual(said.clipped, clipped)
+            return said.pin_s, said.done + said.pinned + said.clipped, said.ignored
+
+        for kind in ("kv.pin", "kv.retain"):
+            self.assertEqual(counted(self.hint(kind, ttl_ms=5_000)), (5.0, 1, 0))
+            self.assertEqual(counted(self.hint(kind, ttl_ms=100_000)), (100.0, 1, 0))
+            self.assertEqual(counted(self.hint(kind, ttl_ms=5_000_000), clipped=1), (100.0, 1, 0))
+        self.assertEqual(counted(self.hint("kv.retain", priority=3)), (100.0, 1, 0))
+        self.assertEqual(counted(self.hint("kv.retain", ttl_ms="long")), (0.0, 0, 1))
         self.assertEqual(counted(self.hint("kv.prefetch")), (0.0, 1, 0))
         self.assertEqual(counted({"kv_hint": self.hint("kv.fetch")["kv_hints"]}), (0.0, 1, 0))
         self.assertEqual(counted(None), (0.0, 0, 0))
@@ -217,6 +274,47 @@ class Planned(EngineCase):
         self.assertEqual([second.done[name].output_tokens() for name in ("idle", "busy")], wanted)
         self.assertEqual(second.external_tokens, 80)
         self.assertEqual(stood[0], False)
+        self.check(second)
+
+    def test_the_only_request_is_waited_for_longer(self) -> None:
+        """Where there is nothing else to do, a step stands three patiences at most; beside others one for each answer."""
+        node = self.node()
+        texts = prompts(2)
+        first = self.play(node)
+        wanted = self.serve(first, texts)
+        self.until_held(node, first, 40)
+        waited: list[float] = []
+        age_s = 0.0
+        real = staging.Stage.wait
+
+        def wait(stage: staging.Stage, wait_s: float) -> bool:
+            waited.append(round(wait_s, 6))
+            stage.began_at -= age_s
+            return real(stage, 0.0) if len(waited) < 3 else real(stage, wait_s)
+
+        second = self.play(node, Shape(options={"patience_us": 20_000}, prefix_caching=False))
+        half = second.connector._scheduler
+
+        def ask(*names: str) -> None:
+            for name, text in zip(names, texts):
+                second.add(name, text)
+            until("the node has answered", lambda: all(half._requests[name].lookups.done for name in names))
+
+        with mock.patch.object(staging.Stage, "wait", wait):
+            ask("alone")
+            second.run()
+            self.assertEqual(waited[0], 0.06)
+            self.assertLessEqual(set(waited[1:]), {0.04})  # in the next step: what it may stand longer
+            waited[:], age_s = [], 1.0
+            ask("slow")
+            second.run()
+            self.assertEqual(waited, [0.06])  # what takes long is waited for in no further step
+            age_s = 0.0
+            waited[:] = [0.0] * 3
+            ask("one", "other")
+            second.run()
+            self.assertEqual(waited[3:], [0.02, 0.02])
+        self.assertEqual(second.done["alone"].output_tokens(), wanted[0])
         self.check(second)
 
     def test_the_pace_of_steps(self) -> None:

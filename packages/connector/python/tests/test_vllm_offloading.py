@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import unittest
+from typing import Any
 from unittest import mock
 
 import offload_double
@@ -139,6 +140,31 @@ class Offloading(EngineCase):
         other = self.play(node, offloading())
         self.serve(other, [text], skip_reading=True)
         self.assertEqual(other.external_tokens, 0)
+
+    def test_its_counters_are_vllms_metrics(self) -> None:
+        """All of them declared, by the configuration as the API server has it, and counted of both halves."""
+        node, texts = self.node(), prompts(3)
+        engine = self.play(node, offloading(prefix_caching=False))
+        metrics = KvtierOffloadingConnector.build_prom_metrics(engine.vllm_config(0), {}, [], {})
+        for connector in (engine.connector, engine.workers[0].connector):
+            ask = connector.get_kv_connector_stats
+
+            def asked(ask: Any = ask) -> Any:
+                told = ask()
+                if told is not None:
+                    metrics.observe(told.data)
+                return told
+
+            connector.get_kv_connector_stats = asked
+        self.serve(engine, texts)
+        self.until_held(node, engine, 40)
+        self.serve(engine, texts)
+        engine.connector.get_kv_connector_stats()
+        half = engine.connector._scheduler
+        for name in ("lookups", "loads", "loaded_blocks", "stored_blocks"):
+            self.assertEqual(metrics.told[f"vllm:kvtier_{name}"], half.counters[name])
+        self.assertEqual(metrics.told["vllm:kvtier_loaded_bytes"], engine.workers[0].connector._worker.loaded_bytes)
+        self.assertGreater(half.counters["loaded_blocks"], 0)
 
     def test_a_spec_without_its_connector(self) -> None:
         with self.assertRaisesRegex(ValueError, '"kv_connector": "KvtierOffloadingConnector"'):

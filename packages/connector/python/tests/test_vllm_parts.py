@@ -6,21 +6,25 @@ import json
 import os
 import pickle
 import random
+import re
 import tempfile
 import types
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("KVTIER_WITHOUT_VLLM", "1")
 
 from engine_memory import LAYOUTS, Storage, Tensor, contiguous, make_layers
 from engine_parts import FullAttentionSpec, MambaSpec, SlidingWindowSpec
-from kvtier.vllm import layouts, options, versions
+from kvtier.vllm import halves, layouts, options, versions
+from kvtier.vllm.bases import KVConnectorRole
 from kvtier.vllm.device import Device
 from kvtier.requests import ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
+from kvtier.vllm.hints import Hints
 from kvtier.vllm.messages import KvtierWorkerMetadata
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
 from kvtier.weights import WeightsMissing, weights_digest
@@ -123,6 +127,22 @@ class Layouts(unittest.TestCase):
         refused("blocks overlap", (4, 8), (4, 1), 4)
 
 
+    def test_a_view_of_less_than_a_page(self) -> None:
+        """What lies beside the view (scales of a block, perhaps) would not be stored: refused. What is only padding is let go."""
+        tensors = {"layer": make_layers("hnd", ["layer"], 5, 4, 2, 3)["layer"].tensor}  # 96 bytes a block
+        for page, unpadded, refused in ((96, 96, False), (128, 96, False), (128, 97, True), (96, None, False)):
+            spec = FullAttentionSpec(block_size=4, page_size_bytes=page, sliding_window=None)
+            if unpadded is not None:
+                spec.unpadded_page_size_bytes = unpadded
+            made = types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)])
+            groups = groups_of(made, 4, False)
+            if refused:
+                with self.assertRaisesRegex(Unsupported, "layer layer: 96 bytes a block in its view, where the engine fills 97"):
+                    layouts.views_of(groups, tensors, 5)
+            else:
+                self.assertEqual([len(views) for views in layouts.views_of(groups, tensors, 5)], [1])
+
+
 class Configuration(unittest.TestCase):
     def test_options(self) -> None:
         self.assertEqual(options.parse({"socket": "/run/n.sock"}).patience_us, 1000)
@@ -144,6 +164,20 @@ class Configuration(unittest.TestCase):
                          [True, True, False, False, False, True])
         self.assertIsNotNone(versions.find("0.31.2", ("0.31",)))
         self.assertIn("0.27, 0.28, 0.29, 0.30", versions.refusal("0.31"))
+
+    def test_versions_that_were_never_run(self) -> None:
+        """Said once, by the scheduler's half; of the version that was run nothing is said."""
+        config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace())
+        made = options.parse({"socket": "/s", "accept_versions": ["0.31"]})
+        for version, told in (("0.27.1", 0), ("0.28.0", 1), ("0.30.2", 1), ("0.31.0", 1), (None, 0)):
+            installed = mock.patch.object(halves, "vllm_version", lambda version=version: version)
+            with installed, mock.patch.object(halves.log, "warning") as said:
+                for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):
+                    with mock.patch.object(halves, "WorkerHalf"):
+                        halves.halves(mock.Mock(), made, config, role, None, Troubles())
+            self.assertEqual(said.call_count, told, version)
+            for call in said.call_args_list:
+                self.assertIn(f"vLLM {version} was never run", call.args[1])
 
     def test_the_page_has_every_option_and_version(self) -> None:
         page = Path(__file__).resolve().parents[4].joinpath("docs/vllm.md").read_text()
@@ -204,7 +238,17 @@ class Messages(unittest.TestCase):
 
         KvtierPromMetrics(None, {Counter: Made}, ["engine"], {0: ["0"]}).observe({"lookups": 5, "unknown": 1})
         self.assertEqual(told, {"vllm:kvtier_lookups": 5})
-        self.assertIn("lookups", COUNTERS)
+
+    def test_every_counter_is_declared(self) -> None:
+        """What is counted and not told is of no use to anybody."""
+        counted = set()
+        for file in Path(layouts.__file__).parent.glob("*.py"):
+            counted.update(re.findall(r'_add\(f?"([a-z_]+)', file.read_text()))
+        self.assertGreater(len(counted), 12)
+        begun = {name for name in counted if name.endswith("_")}  # an f-string's beginning
+        self.assertEqual(begun, {"denied_", "hints_"})
+        self.assertEqual(counted - begun - COUNTERS.keys(), set())
+        self.assertEqual({f"hints_{outcome}" for outcome in Hints().outcomes(True)} - COUNTERS.keys(), set())
 
 
 class Weights(unittest.TestCase):

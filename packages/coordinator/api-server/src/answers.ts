@@ -11,8 +11,9 @@
 import { randomBytes } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import { setImmediate } from 'node:timers/promises';
-import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
-import type { HandedOff, HandOffs, Took } from '@kvtier/handoff';
+import type { Choice, Dispatch, DispatchRequest, Targets } from '@kvtier/dispatch';
+import { KvError } from '@kvtier/errors';
+import type { HandedOff, HandOffs, InTime, Took } from '@kvtier/handoff';
 import type { Keys } from '@kvtier/kv-index';
 import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { OnEvent } from '@kvtier/registry';
@@ -73,12 +74,6 @@ export interface Plan {
   readonly targets: Targets;
 }
 
-/** What a client wants, in milliseconds; undefined: it does not say. */
-export interface Targets {
-  readonly ttftMs: number | undefined;
-  readonly itlMs: number | undefined;
-}
-
 /** Where answers come from. */
 export interface Workplace {
   readonly dispatch: Dispatch;
@@ -87,8 +82,9 @@ export interface Workplace {
   readonly handOffs: Pick<HandOffs, 'follow'> | undefined;
   readonly tries: TryLimits;
   readonly expected: Expected;
-  /** Prefill and decode apart, for pods with OpenAI's API. */
+  /** Prefill and decode apart, for pods with OpenAI's API; and which of their requests would be answered too late. */
   readonly pods: PodHandOff;
+  readonly inTime: Pick<InTime, 'admit' | 'came'>;
   /** Names of the only workers that get this model's requests; undefined: all that serve it. */
   among(model: string): ReadonlySet<string> | undefined;
 }
@@ -257,6 +253,9 @@ class Answer {
 
   #read({ tokenIds, finishReason: reason }: GenerateEvent): void | Promise<void> {
     const finishReason = reason === '' ? null : asFinishReason(reason);
+    const { maxTokens } = this.#request;
+    if (this.#given.length + tokenIds.length > maxTokens)
+      throw nonsense(`gave more than the ${maxTokens} tokens asked for`);
     let grown = '';
     for (let at = 0; at < tokenIds.length; at++) {
       const id = tokenIds[at]!;
@@ -348,7 +347,14 @@ function seedOf({ seed, temperature }: GenerationParams['sampling'], answer: num
 const derivedSeed = (seed: number, answer: number): bigint =>
   BigInt.asUintN(64, BigInt(seed) + BigInt(answer) * 0x9e3779b97f4a7c15n);
 
-const asFinishReason = (reason: string): FinishReason => (reason === 'length' ? 'length' : 'stop');
+/** @throws KvError PROTOCOL: an answer that ended otherwise is not whole. */
+function asFinishReason(reason: string): FinishReason {
+  if (reason === 'length' || reason === 'stop') return reason;
+  throw nonsense(`ended an answer with "${reason.slice(0, 64)}"`);
+}
+
+const nonsense = (what: string): KvError =>
+  new KvError('PROTOCOL', `engine: ${what}; run workers and coordinator of one version`);
 
 /** Tokens add up over prompts; they ran side by side, so of the times the longest counts. */
 function addCacheUse(totals: Totals, cache: CacheUse): void {

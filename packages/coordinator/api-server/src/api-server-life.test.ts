@@ -1,4 +1,5 @@
 /** The API server's life: clients that leave, an engine that comes and goes, health, metrics, start and end. */
+import http from 'node:http';
 import { connect } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { cacheUse, event, say } from '@kvtier/registry/testing';
@@ -226,6 +227,21 @@ describe('the start', () => {
 
   it('refuses to listen beyond this machine', async () => {
     await expect(start({ host: '0.0.0.0' })).rejects.toMatchObject({ code: 'CONFIG' });
+  });
+
+  it('makes one server, with its limits, which lives on when it cannot accept a connection', async () => {
+    const made = vi.spyOn(http, 'createServer');
+    const server = await start({ host: 'localhost' });
+    try {
+      expect(made.mock.results).toHaveLength(1);
+      expect(new URL(server.url).hostname).toBe('127.0.0.1');
+      for (let i = 0; i < 3; i++)
+        (made.mock.results[0]!.value as http.Server).emit('error', new Error('accept EMFILE'));
+      expect((await fetch(`${server.url}/v1/models`)).status).toBe(200);
+    } finally {
+      made.mockRestore();
+      await server.close();
+    }
   });
 });
 

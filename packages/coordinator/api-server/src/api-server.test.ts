@@ -1,4 +1,5 @@
 /** What the API server answers: completions, chat and every error, asked by OpenAI's own client and by raw HTTP. */
+import { connect } from 'node:net';
 import { KvError } from '@kvtier/errors';
 import { cacheUse, event, fail, greedy, say } from '@kvtier/registry/testing';
 import { describe, expect, it } from 'vitest';
@@ -324,5 +325,48 @@ describe('errors in OpenAI’s shape', () => {
       'request_too_large',
     ]);
     expect(await at.rawRequest('NONSENSE\r\n\r\n')).toMatch(/^HTTP\/1\.1 400 .*"code":"invalid_http"/s);
+    const long = `GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ${'y'.repeat(100_000)}\r\n\r\n`;
+    expect(await at.rawRequest(long)).toMatch(/^HTTP\/1\.1 431 .*"code":"invalid_http"/s);
+  });
+
+  it('a body that is no UTF-8 is refused, and not another prompt', async () => {
+    const body = Buffer.from('{"prompt": "\xe9", "model": "demo"}', 'latin1');
+    const init = { method: 'POST', headers: { 'content-type': 'application/json' }, body };
+    const response = await fetch(`${at.server.url}/v1/completions`, init);
+    expect([response.status, (await jsonOf(response)).error.code]).toEqual([400, 'invalid_json']);
+    expect(at.engine.seen).toEqual([]);
+  });
+
+  it.each<[string, number[], string]>([
+    ['gives more tokens than were asked for', ids(' 34 34 34 34 34 34'), 'length'],
+    ['ends an answer as none can end', ids(' 34'), 'abort'],
+  ])('an engine that %s gave no answer', async (_, tokenIds, finishReason) => {
+    at.engine.script = (call) => {
+      call.write(event({ tokenIds, finishReason }));
+      call.end();
+    };
+    const { status, error } = await caught(at.client.completions.create({ ...completion, max_tokens: 3 }));
+    expect([status, (error as { code: string }).code]).toEqual([500, 'protocol']);
+  });
+
+  it('nonsense behind a request is no part of its answer', async () => {
+    at.engine.script = (call) => void call.write(event({ tokenIds: ids(' 34') }));
+    const body = JSON.stringify({ ...completion, stream: true });
+    const head = 'POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n';
+    const socket = connect(Number(new URL(at.server.url).port), '127.0.0.1');
+    let answer = '';
+    const ended = new Promise((resolve) => socket.on('error', () => {}).on('close', resolve));
+    const begun = new Promise<void>((resolve) =>
+      socket.on('data', (bytes) => {
+        answer += bytes;
+        if (answer.includes('data: ')) resolve();
+      }),
+    );
+    socket.write(`${head}content-length: ${Buffer.byteLength(body)}\r\n\r\n${body}`);
+    await begun;
+    socket.write('NONSENSE\r\n\r\n');
+    await ended;
+    expect(answer.match(/HTTP\/1\.1 \d+/g)).toEqual(['HTTP/1.1 200']);
+    await at.engine.seen[0]!.cancelled;
   });
 });

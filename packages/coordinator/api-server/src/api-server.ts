@@ -1,39 +1,55 @@
 /**
- * The API server: an HTTP server on loopback with OpenAI's API in front of the workers of a cluster.
+ * The API server: an HTTP server with OpenAI's API in front of the workers of a cluster.
  *
  *   POST /v1/completions · POST /v1/chat/completions · GET /v1/models · GET /v1/models/{id}
  *   GET /health · GET /metrics · POST /admin/reset_prefix_cache, /admin/pin_prefix, /admin/unpin_prefix · GET /admin/planner
- *   (routes.ts)
+ *   (routes.ts); for probes and scrapes on a listener of their own, too (operations.ts)
  *
- * Invariants: it listens only on loopback; every body, connection and wait is bounded; every failure has OpenAI's
- * shape; while no worker serves, /health is 503, and it comes back by itself.
+ * Invariants: beyond loopback it listens only with TLS and with keys or clients' certificates, or where the network is said to be trusted;
+ * every body, connection and wait is bounded; every failure has OpenAI's shape; while no worker serves, /health is 503, and it comes back
+ * by itself.
  */
-import { randomUUID } from 'node:crypto';
-import type { IncomingMessage, ServerResponse } from 'node:http';
-import type { Socket } from 'node:net';
+
+import { isLoopback } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { HandOffs } from '@kvtier/handoff';
+import { type HandOffs, InTime } from '@kvtier/handoff';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import type { Logger } from '@kvtier/telemetry';
-import fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
-import { Bodies, Body } from './bodies.ts';
+import { ApiKeys } from './api-keys.ts';
+import { Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
-import { HttpError, toHttpError } from './errors.ts';
 import { Expected } from './expected.ts';
 import { Generation } from './generation.ts';
+import { createHttpApp, type HttpLimits, type ServerTls } from './http-server.ts';
+import { type ApiServerLimits, defaultLimits } from './limits.ts';
 import { RequestMetrics } from './metrics.ts';
 import { Models } from './models.ts';
-import { checkOrigin } from './origin.ts';
+import { addOperations } from './operations.ts';
 import { PromptReader } from './prompt-reader.ts';
-import { addRoutes } from './routes.ts';
+import { addRoutes, metricsTextOf } from './routes.ts';
 import { TextPool } from './text-pool.ts';
 
-export interface ApiServerOptions {
-  /** 127.0.0.1, ::1 or localhost */
+/** Where a listener is, and that whoever reaches it may. */
+interface Place {
+  /** An IP address, or localhost. */
   readonly host: string;
   /** 0: any free one */
   readonly port: number;
+  /** null: plain text. */
+  readonly tls?: ServerTls | null;
+  /** Of a network beyond loopback. */
+  readonly trustedNetwork?: boolean;
+}
+
+export interface ApiServerOptions extends Place {
+  /** Files of keys: a request bears one of the first, what administers workers one of the second. null: none is asked for. */
+  readonly apiKeysFile?: string | null;
+  readonly adminKeysFile?: string | null;
+  /** Probes and metrics on a listener of their own; null: only here. */
+  readonly operations?: Place | null;
+  /** Whether the members are known, for probes. */
+  readonly isReady?: () => boolean;
   /** The workers, and who chooses among them; their owner closes them. */
   readonly engines: Engines;
   readonly dispatch: Dispatch;
@@ -51,6 +67,10 @@ export interface ApiServerOptions {
   readonly guesses?: () => boolean;
   /** Prefill and decode apart, for pods with OpenAI's API. Without it by its defaults. */
   readonly pods?: PodHandOff;
+  /** A log line for each request: who had it, why, what was predicted and what was seen. */
+  readonly logRequests?: boolean;
+  /** Which requests for pods would be answered too late. Without it one of its own. */
+  readonly inTime?: InTime;
   /** More of the coordinator for /health, by name. */
   readonly parts?: () => Readonly<Record<string, unknown>>;
   /** How many workers the load needs, for /admin/planner. */
@@ -65,63 +85,15 @@ export interface ApiServerOptions {
   readonly text?: TextPool;
 }
 
-/** All the API server's limits in one place. */
-export interface ApiServerLimits {
-  /** A prompt of a million token ids fits. */
-  readonly bodyBytes: number;
-  /** For a request's head and body to arrive. */
-  readonly receiveMs: number;
-  readonly connections: number;
-  /** In progress at once, also those that a client sends without waiting for the answer before. */
-  readonly requests: number;
-  /** Bodies above 64 KiB that arrive or are being read at once; the others wait. */
-  readonly largeBodies: number;
-  /** For its turn, of a large body; and then for the rest of it to arrive. */
-  readonly largeBodyMs: number;
-  /** A client that takes nothing of its answer for so long is cut off. */
-  readonly unreadMs: number;
-  /** Answers generated at once; the engine's own queue is shorter by default (1,024 waiting). */
-  readonly answersRunning: number;
-  /** Answers run and none has a token for so long: /health says 503. */
-  readonly stallMs: number;
-  /** Workers that may fail one after another with one answer, without a token between them. */
-  readonly tries: number;
-  /** From a worker's failure on, another one is looked for so long. */
-  readonly retryMs: number;
-  /** While nobody is ready, a request waits for a worker that went away, or is looked for, since less; 0: it fails at once. */
-  readonly absentMs: number;
-  /** What running answers get at close before they are cut. */
-  readonly closeGraceMs: number;
-}
-
-const defaultLimits: ApiServerLimits = {
-  bodyBytes: 16 << 20,
-  receiveMs: 60_000,
-  connections: 4_096,
-  requests: 4_096,
-  largeBodies: 16,
-  largeBodyMs: 20_000,
-  unreadMs: 60_000,
-  answersRunning: 2_048,
-  stallMs: 120_000,
-  tries: 5,
-  retryMs: 10_000,
-  absentMs: 3_000,
-  closeGraceMs: 2_000,
-};
-
-/** For an aborted answer to tell its client so. */
-const cutAfterMs = 1_000;
-
-/** Of a body that needs no place among the large ones; and of all such bodies together. */
-const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
+/** Of the listener for probes and scrapes. */
+const operationsLimits: Partial<HttpLimits> = { bodyBytes: 1 << 10, receiveMs: 10_000, connections: 256, requests: 64 };
 
 const nothing = (): readonly string[] => [];
 
-const loopback = new Set(['127.0.0.1', '::1', 'localhost']);
-
 export interface ApiServer {
   readonly url: string;
+  /** Of the listener for probes and scrapes. */
+  readonly operationsUrl: string | undefined;
   /** Reads bodies for pods that others send, with this server's models and threads; after `close` it reads none. */
   readonly reader: PromptReader;
   close(): Promise<void>;
@@ -134,22 +106,28 @@ export interface ClosedApiServer {
   close(): Promise<void>;
 }
 
-/** @throws KvError CONFIG (not loopback), and as `open` */
+/** @throws KvError CONFIG (beyond loopback without what it needs there, or files that cannot be used), and as `open` */
 export const startApiServer = async (options: ApiServerOptions): Promise<ApiServer> => makeApiServer(options).open();
 
 /**
  * It takes tens of milliseconds of one turn: do it before anything runs that others wait for.
- * @throws KvError CONFIG: not loopback
+ * @throws KvError CONFIG: beyond loopback without what it needs there; files that cannot be used
  */
 export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
-  if (!loopback.has(options.host)) {
-    throw new KvError(
-      'CONFIG',
-      `host ${options.host}: the API server has no login and listens on loopback only; use 127.0.0.1`,
-    );
-  }
+  const { apiKeysFile, adminKeysFile } = options;
+  checkPlace(options, apiKeysFile != null);
+  if (options.operations) checkPlace(options.operations, false);
   const limits = { ...defaultLimits, ...options.limits };
   const { logger } = options;
+  const closers: (() => void)[] = [];
+  const keysOf = (file: string | null | undefined): ApiKeys | undefined => {
+    if (file == null) return undefined;
+    const keys = new ApiKeys(file, {
+      onProblem: (why) => (why === undefined ? logger.info({ file }, 'API keys in use') : logger.warn(why)),
+    });
+    closers.push(() => keys.close());
+    return keys;
+  };
   const text = options.text ?? new TextPool();
   const { engines, dispatch, degraded = nothing, guesses, media = [] } = options;
   const metrics = new RequestMetrics();
@@ -161,12 +139,12 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const { answersRunning: maxRunning, unreadMs, tries: maxTries, retryMs: withinMs } = limits;
   const among = (model: string): ReadonlySet<string> | undefined => models.among(model);
   const { handOffs, ttftMs, pods = new PodHandOff({ dispatch, pods: engines }) } = options;
-  const place = { dispatch, engines, handOffs, among, pods, expected, tries: { maxTries, withinMs } };
+  const { inTime = new InTime() } = options;
+  const place = { dispatch, engines, handOffs, among, pods, inTime, expected, tries: { maxTries, withinMs } };
   const shared = { models, place, text, degraded, media, metrics, logger };
-  const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs });
-  const app = createApp(limits, metrics, logger);
-  const closeIdle = trackConnections(app);
-  addRoutes(app, {
+  const { logRequests = false } = options;
+  const generation = new Generation({ ...shared, maxRunning, unreadMs, ttftMs, logRequests });
+  const parts = {
     models,
     engines,
     text,
@@ -177,26 +155,49 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
     parts: options.parts ?? (() => ({})),
     plans: options.plans ?? (() => []),
     moreMetrics: options.moreMetrics ?? (async () => ''),
-  });
+  };
+  const answered = (route: string, status: number): void => metrics.requests.inc({ route, status: String(status) });
+  const httpOf = (its: Place, name: string, bounds: HttpLimits, keys?: ApiKeys, adminKeys?: ApiKeys) =>
+    createHttpApp({
+      name,
+      limits: bounds,
+      callers: new Callers({
+        isLocal: isLoopback(its.host),
+        scheme: its.tls ? 'https' : 'http',
+        isCertified: its.tls?.clientCaFile != null,
+        keys,
+        adminKeys,
+      }),
+      tls: its.tls ?? undefined,
+      answered,
+      logger,
+    });
+  const server = httpOf(options, 'API server', limits, keysOf(apiKeysFile), keysOf(adminKeysFile));
+  addRoutes(server.app, parts);
+  let isClosing = false;
+  const operations = options.operations
+    ? httpOf(options.operations, 'operations', { ...limits, ...operationsLimits })
+    : undefined;
+  const isReady = (): boolean => !isClosing && (options.isReady?.() ?? true);
+  if (operations) addOperations(operations.app, { ...parts, isReady, metricsText: () => metricsTextOf(parts) });
 
   const close = async (): Promise<void> => {
+    isClosing = true;
     expected.close();
-    const closed = app.close(); // takes no new request, waits for the running ones
-    const grace = setTimeout(() => generation.abortAll(), limits.closeGraceMs);
-    const cut = setTimeout(() => app.server.closeAllConnections(), limits.closeGraceMs + cutAfterMs);
-    const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
-    await closed;
-    clearTimeout(grace);
-    clearTimeout(cut);
-    clearInterval(sweep);
+    await server.close(limits.closeGraceMs, () => generation.abortAll());
     models.close();
+    for (const end of closers) end();
+    await operations?.close(0);
     if (!options.text) await text.close();
   };
   const open = async (): Promise<ApiServer> => {
     try {
-      const url = await listen(app, options.host, options.port);
+      const operationsUrl = options.operations
+        ? await operations!.listen(options.operations.host, options.operations.port)
+        : undefined;
+      const url = await server.listen(options.host, options.port);
       await models.start(options.firstContactMs ?? 10_000);
-      return { url, reader: new PromptReader({ models, engines, text }), close };
+      return { url, operationsUrl, reader: new PromptReader({ models, engines, text }), close };
     } catch (error) {
       await close();
       throw error;
@@ -205,125 +206,11 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   return { open, close };
 }
 
-async function listen(app: FastifyInstance, host: string, port: number): Promise<string> {
-  try {
-    return await app.listen({ host, port });
-  } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    if (code === 'EADDRINUSE') {
-      throw new KvError('LOCKED', `${host}:${port}: another process listens there; choose another port with --port`);
-    }
-    throw new KvError(
-      'SETUP',
-      `${host}:${port}: cannot listen (${code ?? message}); choose a port above 1023 with --port`,
-    );
-  }
-}
-
-/**
- * Returns what closes every connection without a request in progress. Node's closeIdleConnections leaves those that
- * never carried one, which clients open ahead of need.
- */
-function trackConnections(app: FastifyInstance): () => void {
-  const idle = new Set<Socket>();
-  app.server.on('connection', (socket: Socket) => {
-    idle.add(socket);
-    socket.once('close', () => idle.delete(socket));
-  });
-  app.server.on('request', ({ socket }: IncomingMessage, response: ServerResponse) => {
-    idle.delete(socket);
-    response.once('close', () => {
-      if (!socket.destroyed) idle.add(socket);
-    });
-  });
-  return () => {
-    for (const socket of idle) socket.destroy();
-  };
-}
-
-function createApp(limits: ApiServerLimits, metrics: RequestMetrics, logger: Logger): FastifyInstance {
-  const app = fastify({
-    bodyLimit: limits.bodyBytes,
-    requestTimeout: limits.receiveMs,
-    // A client may name its request, for its logs and ours.
-    genReqId: (request: IncomingMessage) => {
-      const given = request.headers['x-request-id'];
-      return typeof given === 'string' && /^[\w.:-]{1,128}$/.test(given) ? given : randomUUID();
-    },
-    frameworkErrors: (error, _request, reply) => void sendError(reply, toHttpError(error)),
-    clientErrorHandler: (error, socket) => {
-      if (error.code === 'ECONNRESET' || !socket.writable) return void socket.destroy();
-      const status = error.code === 'ERR_HTTP_REQUEST_TIMEOUT' ? '408 Request Timeout' : '400 Bad Request';
-      const { body } = new HttpError(400, `Not a complete HTTP request (${error.code}).`, { code: 'invalid_http' });
-      const text = JSON.stringify(body);
-      socket.end(
-        `HTTP/1.1 ${status}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(text)}\r\n` +
-          `connection: close\r\n\r\n${text}`,
-      );
-    },
-  });
-  const bodies = new Bodies({
-    maxBytes: limits.bodyBytes,
-    smallBytes: smallBodyBytes,
-    smallTotalBytes: smallBodiesBytes,
-    places: limits.largeBodies,
-    waitMs: limits.largeBodyMs,
-    receiveMs: limits.largeBodyMs,
-  });
-  // JSON alone: a web page's plain form must not reach the engine. Its bytes are counted here and read elsewhere.
-  app.removeAllContentTypeParsers();
-  app.addContentTypeParser('application/json', async (_request: FastifyRequest, payload: IncomingMessage) => {
-    const body = await bodies.receive(payload);
-    if (payload.socket.destroyed) body.drop(); // the hook below has run
-    return body;
-  });
-  app.server.maxConnections = limits.connections;
-  let inProgress = 0;
-  app.addHook('onRequest', async (request, reply) => {
-    reply.header('x-request-id', request.id);
-    inProgress++;
-    reply.raw.once('close', () => {
-      inProgress--;
-      if (request.body instanceof Body) request.body.drop();
-    });
-    // The answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes.
-    let unread = false;
-    reply.raw.once('prefinish', () =>
-      reply.raw.setTimeout(limits.unreadMs, () => {
-        unread = true;
-        reply.raw.destroy();
-      }),
-    );
-    const route = request.routeOptions.url ?? 'unknown';
-    // 'close' comes after every answer, and alone when the client left before it was complete.
-    reply.raw.once('close', () => {
-      const complete = reply.raw.writableFinished && !unread;
-      metrics.requests.inc({ route, status: String(complete ? reply.raw.statusCode : 499) });
-    });
-    checkOrigin(request.headers);
-    if (inProgress > limits.requests) {
-      throw new KvError('BUSY', `the API server: ${limits.requests} requests are in progress; try again later`);
-    }
-  });
-  app.setNotFoundHandler((request, reply) =>
-    sendError(
-      reply,
-      new HttpError(404, `Unknown request: ${request.method} ${request.url.slice(0, 200)}.`, { code: 'unknown_url' }),
-    ),
+/** What the configuration's schema has made sure of, for whoever calls without one. @throws KvError CONFIG */
+function checkPlace({ host, tls, trustedNetwork = false }: Place, hasKeys: boolean): void {
+  if (isLoopback(host) || trustedNetwork || (tls && (tls.clientCaFile !== null || hasKeys))) return;
+  throw new KvError(
+    'CONFIG',
+    `host ${host}: is not loopback; configure TLS, and keys or certificates of clients, or use 127.0.0.1`,
   );
-  app.setErrorHandler((error: FastifyError, request, reply) => {
-    const failure = toHttpError(error);
-    // What is left of the body is not wanted.
-    if (!request.raw.complete) reply.header('connection', 'close');
-    if (failure.body.error.code === 'internal_error')
-      logger.error({ request: request.id, err: error }, 'request failed');
-    else if (failure.status >= 500) logger.warn({ request: request.id }, failure.message);
-    return sendError(reply, failure);
-  });
-  return app;
-}
-
-function sendError(reply: FastifyReply, failure: HttpError): FastifyReply {
-  if (failure.retryAfterSeconds !== undefined) reply.header('retry-after', String(failure.retryAfterSeconds));
-  return reply.code(failure.status).send(failure.body);
 }

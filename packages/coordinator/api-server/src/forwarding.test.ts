@@ -1,6 +1,7 @@
 /** Workers with OpenAI's API: what goes there goes as it came, and comes back as it is. */
+import { connect } from 'node:net';
 import { Pod, type PodRequest, say } from '@kvtier/registry/testing';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Harness, jsonOf } from './testing/harness.ts';
 
 const at = new Harness();
@@ -120,6 +121,63 @@ it('429 when all are full', async () => {
   await atRest();
 });
 
+describe('a request that wants its first token soon', () => {
+  const soon = (name: string, ms: number) => ({ headers: { 'content-type': 'application/json', [name]: String(ms) } });
+  /** Prompt tokens that each pod has to compute before, at 2,000 a second. */
+  const busy = (tokens: number): void => {
+    for (const worker of at.fleet.workers())
+      if (worker) at.fleet.sent(worker.number, { requestId: 'r', tokensAhead: tokens, blocks: 1, loadS: 0 });
+  };
+
+  it.each(['x-slo-ttft-ms', 'x-llm-d-slo-ttft-ms'])(
+    'is refused by prediction, and nothing is sent (%s)',
+    async (name) => {
+      one.answer = says(200, '{}');
+      two.answer = says(200, '{}');
+      expect((await ask({}, soon(name, 2_000))).status).toBe(200);
+      busy(20_000);
+      const refused = await ask({}, soon(name, 2_000));
+      expect([refused.status, (await jsonOf(refused)).error.code]).toEqual([429, 'queue_full']);
+      // 20,000 tokens at 2,000 a second, and less than one for its own; less the two that it would have waited.
+      expect(Number(refused.headers.get('retry-after'))).toBeGreaterThanOrEqual(8);
+      expect([one.seen.length, two.seen.length]).toEqual([1, 0]);
+    },
+  );
+
+  it('by the configuration where it does not say so; one pod that is alone is asked no more than many', async () => {
+    await at.open({ ttftMs: 2_000 });
+    await at.workers({ name: 'one', kind: 'openai', address: one.address });
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+    one.answer = says(200, '{}');
+    expect((await ask()).status).toBe(200);
+    busy(20_000);
+    expect((await ask()).status).toBe(429);
+    expect((await ask({}, soon('x-slo-ttft-ms', 60_000))).status).toBe(200);
+    expect(one.seen).toHaveLength(2);
+  });
+
+  it('a time that is none is named', async () => {
+    const refused = await ask({}, soon('x-llm-d-slo-ttft-ms', -1));
+    expect([refused.status, await refused.json()]).toMatchObject([
+      400,
+      { error: { message: expect.stringContaining('header x-llm-d-slo-ttft-ms') } },
+    ]);
+  });
+});
+
+it.each(['x-session-id', 'x-session-token', 'x-session-affinity', 'x-claude-code-session-id'])(
+  'a session that the header %s names goes before one of the body, for the choice and for the pod',
+  async (name) => {
+    one.answer = says(200, '{}');
+    const choose = vi.spyOn(at.dispatcher, 'choose');
+    await ask({ user: 'body' }, { headers: { 'content-type': 'application/json', [name]: 'header' } });
+    await ask({ user: 'body' });
+    const sessions = choose.mock.calls.map(([request]) => request.session);
+    choose.mockRestore();
+    expect([sessions, one.seen[0]!.headers[name]]).toEqual([['header', 'body'], 'header']);
+  },
+);
+
 it('an answer that has begun is cut with its worker', async () => {
   one.answer = ({ response }) => void response.writeHead(200).write('data: 1\n\n');
   const response = await ask({ stream: true });
@@ -168,4 +226,54 @@ it('of a model that workers of both kinds serve, our own get the requests', asyn
   } finally {
     await pod.stop();
   }
+});
+
+it('one that refuses and never ends its refusal is not waited for', async () => {
+  one.answer = ({ response }) => void response.writeHead(503).flushHeaders();
+  two.answer = says(200, '{"ok":1}');
+  const response = await ask({}, { signal: AbortSignal.timeout(5_000) });
+  expect([response.status, response.headers.get('x-kvtier-worker')]).toEqual([200, 'two']);
+  await one.seen[0]!.left;
+  await atRest();
+});
+
+describe('time to read', () => {
+  const unreadMs = 200;
+  /** Its pod has begun the answer. */
+  const begun = async (): Promise<void> => {
+    await at.open({ limits: { unreadMs } });
+    await at.workers({ name: 'one', kind: 'openai', address: one.address });
+    await vi.waitUntil(async () => (await fetch(`${at.server.url}/v1/models`)).status === 200, patience);
+    one.answer = ({ response }) => void response.writeHead(200).write('data: 1\n\n');
+  };
+
+  it('does not run while the worker is silent', async () => {
+    await begun();
+    const reader = (await ask({ stream: true })).body!.pipeThrough(new TextDecoderStream()).getReader();
+    expect((await reader.read()).value).toBe('data: 1\n\n');
+    await new Promise((resolve) => setTimeout(resolve, 3 * unreadMs));
+    one.seen[0]!.response.end('data: 2\n\n');
+    expect((await reader.read()).value).toBe('data: 2\n\n');
+    expect((await reader.read()).done).toBe(true);
+    await atRest();
+  });
+
+  it('ends the request of a client that takes nothing', async () => {
+    await begun();
+    one.answer = ({ response }) => {
+      response.writeHead(200);
+      const more = (): void => void (response.write(Buffer.alloc(1 << 20)) && setImmediate(more));
+      response.on('drain', more);
+      more();
+    };
+    const socket = connect(Number(new URL(at.server.url).port), '127.0.0.1');
+    socket.pause().on('error', () => {});
+    const text = JSON.stringify({ ...body, stream: true });
+    const head = `POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json`;
+    socket.write(`${head}\r\ncontent-length: ${Buffer.byteLength(text)}\r\n\r\n${text}`);
+    await vi.waitUntil(() => one.seen.length === 1, patience);
+    await one.seen[0]!.left;
+    await atRest();
+    socket.destroy();
+  });
 });

@@ -7,8 +7,9 @@
  * Invariant: one piece of an answer waits at most, of a client that does not read; one that reads nothing for `unreadMs` is cut off.
  */
 import { pipeline } from 'node:stream/promises';
-import type { Choice } from '@kvtier/dispatch';
+import { type Choice, sessionHeaders } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
+import { leave } from '@kvtier/registry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Workplace } from './answers.ts';
 import type { Forwarded } from './engines.ts';
@@ -21,7 +22,7 @@ import { TwoLegs } from './two-legs.ts';
 /** Another worker may do better. */
 const notHere: ReadonlySet<number> = new Set([429, 500, 502, 503, 504]);
 /** Of the client's headers, those that say something to the worker. */
-const kept = ['accept', 'prefer', 'x-request-id', 'traceparent', 'tracestate', 'x-session-id'] as const;
+const kept = ['accept', 'prefer', 'x-request-id', 'traceparent', 'tracestate', ...sessionHeaders] as const;
 /** Of the worker's headers, those of its answer and not of its connection. */
 const told = ['content-type', 'cache-control', 'retry-after'] as const;
 /** As llm-d's endpoint picker names the prefill pod to the decode pod's sidecar. */
@@ -33,6 +34,9 @@ export interface ForwardOptions {
   readonly requestId: string;
   readonly body: PassedOn;
   readonly placed: Placed;
+  /** performance.now(); and until its first token: it is refused when that would come later. undefined: never. */
+  readonly arrivedMs: number;
+  readonly ttftMs: number | undefined;
   readonly unreadMs: number;
   readonly signal: AbortSignal;
   /** A worker failed; it is tried at another. */
@@ -42,7 +46,7 @@ export interface ForwardOptions {
 
 /** Answers the request. @throws KvError: while nothing is written */
 export async function forward(request: FastifyRequest, reply: FastifyReply, options: ForwardOptions): Promise<void> {
-  const { place, body, placed, signal, requestId } = options;
+  const { place, body, placed, signal, requestId, arrivedMs, ttftMs } = options;
   const tries = new Tries(place);
   const headers: Record<string, string> = { 'content-type': 'application/json', 'x-request-id': String(request.id) };
   for (const name of kept) {
@@ -50,8 +54,10 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
     if (typeof value === 'string') headers[name] = value;
   }
   const { model, tokens, blockTokens, maxTokens, keys, session } = body;
-  const routed = { id: requestId, model, among: place.among(model), tokens, blockTokens, maxTokens, keys, session };
-  const { pods } = place;
+  const firstTokenByMs = ttftMs === undefined ? undefined : arrivedMs + ttftMs;
+  const prompt = { tokens, blockTokens, maxTokens, keys, session, firstTokenByMs };
+  const routed = { id: requestId, model, among: place.among(model), ...prompt };
+  const { pods, inTime } = place;
   const named = request.headers[prefillerHeader];
   const legs = pods.concerns(model)
     ? new TwoLegs({
@@ -60,8 +66,19 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       })
     : undefined;
   const isOnlyIfHeld = prefers(request, 'if-available');
+  // Nobody computes what may have to be refused: the pod alone can say whether it has it.
+  const legsFor = ({ match }: Choice): TwoLegs | undefined => (isOnlyIfHeld && match.isUnknown ? undefined : legs);
+  const wanted = { model, arrivedMs, ttftMs };
+  /** Of the request at its last worker: when it was sent, and how long it was to take. */
+  let sent: { readonly atMs: number; readonly predictedS: number } | undefined;
   const ask = async (choice: Choice): Promise<Forwarded> => {
-    const bytes = legs ? await legs.before(choice) : new Uint8Array(body.passedOn);
+    const admit = (predictedS: number): void => {
+      inTime.admit(wanted, choice.worker.record.name, predictedS);
+      sent = { atMs: performance.now(), predictedS };
+    };
+    const legsNow = legsFor(choice);
+    if (!legsNow) admit(choice.firstTokenS);
+    const bytes = legsNow ? await legsNow.before(choice, admit) : new Uint8Array(body.passedOn);
     return place.engines.forward(choice.worker.number, options.path, headers, bytes, signal);
   };
   let refused: KvError | undefined;
@@ -73,13 +90,18 @@ export async function forward(request: FastifyRequest, reply: FastifyReply, opti
       placed.chosen(choice);
       if (isOnlyIfHeld) checkHeld(reply, body, choice, placed);
       let answer = await ask(choice);
-      if (legs && answer.status === 200) answer = (await legs.after(answer, choice)) ?? (await ask(choice));
+      const split = legsFor(choice);
+      if (split && answer.status === 200) answer = (await split.after(answer, choice)) ?? (await ask(choice));
       if (notHere.has(answer.status)) {
         refused = refusalOf(answer, choice);
-        for await (const _ of answer.body) break; // its request ends with that
+        await leave(answer);
         throw refused;
       }
-      await stream(reply, answer, choice, options);
+      const isStreamed = String(answer.headers['content-type'] ?? '').startsWith('text/event-stream');
+      await stream(reply, answer, choice, options, () => {
+        // The first byte of a whole answer comes with its last token.
+        if (sent && isStreamed) inTime.came(sent.predictedS, (performance.now() - sent.atMs) / 1_000);
+      });
       return;
     } catch (error) {
       if (reply.raw.headersSent) throw error;
@@ -102,7 +124,8 @@ function prefers({ headers }: FastifyRequest, preference: string): boolean {
 /** @throws HttpError 412: full blocks of the prompt would have to be computed, more than `cache_hit_threshold` leaves */
 function checkHeld(reply: FastifyReply, body: PassedOn, choice: Choice, placed: Placed): void {
   const { tokens, blockTokens, cacheHitThreshold = 1 } = body;
-  const { blocks, remoteBlocks = 0 } = choice.match;
+  const { blocks, remoteBlocks = 0, isUnknown } = choice.match;
+  if (isUnknown) return; // the pod may know
   // The last token is computed in any case.
   const wanted = Math.ceil(Math.floor(Math.max(tokens - 1, 0) / blockTokens) * cacheHitThreshold);
   if (blocks + remoteBlocks >= wanted) return;
@@ -119,12 +142,15 @@ async function stream(
   answer: Forwarded,
   choice: Choice,
   { placed, unreadMs, signal, firstByte }: ForwardOptions,
+  seen: () => void,
 ): Promise<void> {
   // The status is written with the first byte: until then the worker may still fail, and another one may not.
   const pieces = answer.body[Symbol.asyncIterator]();
   const first = await pieces.next();
-  choice.firstToken();
+  // A whole answer comes when all of it is computed.
+  choice.firstToken(/^text\/event-stream\b/i.test(String(answer.headers['content-type'] ?? '')));
   firstByte();
+  if (answer.status === 200) seen();
   const headers: Record<string, string | string[]> = { ...placed.headers(), 'x-request-id': String(reply.request.id) };
   for (const name of told) {
     const value = answer.headers[name];
@@ -132,11 +158,19 @@ async function stream(
   }
   reply.hijack();
   const { raw } = reply;
-  raw.setTimeout(unreadMs, () => raw.destroy());
+  raw.on('timeout', () => raw.destroy());
+  // Behind other answers on its connection: from when it is its turn.
+  if (raw.socket === null) raw.setTimeout(unreadMs);
   raw.writeHead(answer.status, headers);
+  // The client's time runs while it has something to read; how long a worker may be silent its line says.
+  const mayWait = (ms: number): void => void raw.socket?.setTimeout(ms);
   const all = async function* () {
     try {
-      for (let next = first; !next.done; next = await pieces.next()) yield next.value;
+      for (let next = first; !next.done; next = await pieces.next()) {
+        mayWait(unreadMs);
+        yield next.value;
+        mayWait(0);
+      }
     } finally {
       await pieces.return?.();
     }

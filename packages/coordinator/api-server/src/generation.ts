@@ -9,11 +9,11 @@
  * leaves, at any moment, ends its calls at the workers. Answers running at once are bounded.
  */
 import { randomUUID } from 'node:crypto';
-import { Outdated } from '@kvtier/dispatch';
+import { Outdated, sessionIn, type Targets, targetsIn } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Logger } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { runAnswers, type Targets, type Totals, type Workplace } from './answers.ts';
+import { runAnswers, type Totals, type Workplace } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
 import { BodyReader, type Read } from './body-reader.ts';
 import { forward } from './forwarding.ts';
@@ -22,8 +22,8 @@ import type { Models } from './models.ts';
 import type { PassedOn } from './pass-on.ts';
 import { Placed } from './placed.ts';
 import type { Endpoint } from './replies.ts';
+import { type RequestTrace, traceRequest } from './request-log.ts';
 import { type Progress, RunningAnswers } from './running-answers.ts';
-import { targetsOf } from './targets.ts';
 import type { TextPool } from './text-pool.ts';
 import { collect, type OnDelta, stream, type Written } from './written-answers.ts';
 
@@ -39,6 +39,16 @@ interface Job extends Written {
   /** What it came from; not wanted any more once a worker was chosen. */
   readonly body: Body;
   readonly signal: AbortSignal;
+  readonly trace: RequestTrace;
+}
+
+/** What a request's headers say. */
+interface AskedFor {
+  readonly arrivedMs: number;
+  readonly targets: Targets;
+  /** Empty: they name none, as its body may. */
+  readonly session: string;
+  readonly trace: RequestTrace;
 }
 
 export interface GenerationOptions {
@@ -53,6 +63,8 @@ export interface GenerationOptions {
   readonly logger: Logger;
   /** Until the first token of a request that does not say so itself; undefined: as late as it comes. */
   readonly ttftMs: number | undefined;
+  /** A log line for each request. */
+  readonly logRequests: boolean;
   /** Answers generated at once, of all requests; more are refused with 429. */
   readonly maxRunning: number;
   /** A client that takes nothing of its stream for so long is cut off. */
@@ -100,16 +112,22 @@ export class Generation {
     reply.raw.once('close', onClose);
     if (reply.raw.destroyed) onClose();
     this.#aborts.add(abort);
+    const { logRequests, logger } = this.#options;
+    const trace = logRequests ? traceRequest(request, reply, arrivedMs, logger) : {};
     try {
-      const targets = targetsOf(request.headers, this.#options.ttftMs);
+      const targets = targetsIn(request.headers, this.#options.ttftMs);
+      const session = sessionIn(request.headers);
       for (let leftReads = maxReads; ; leftReads--) {
         try {
-          return await this.#once(endpoint, request, reply, arrivedMs, targets, abort.signal);
+          return await this.#once(endpoint, request, reply, { arrivedMs, targets, session, trace }, abort.signal);
         } catch (error) {
           // Its tokens are no words of the workers that are there now.
           if (!(error instanceof Outdated) || leftReads <= 1 || !bodyOf(request).isKept) throw error;
         }
       }
+    } catch (error) {
+      trace.failure = (error as Error).message;
+      throw error;
     } finally {
       reply.raw.off('close', onClose);
       this.#aborts.delete(abort);
@@ -121,20 +139,23 @@ export class Generation {
     endpoint: Endpoint,
     request: FastifyRequest,
     reply: FastifyReply,
-    arrivedMs: number,
-    targets: Targets,
+    asked: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
     const body = bodyOf(request);
+    const { arrivedMs } = asked;
     const read = await this.#reader.read(endpoint, body, arrivedMs, signal);
     // Unique, unlike x-request-id, which a client may choose: workers tell their requests apart by it.
     const requestId = randomUUID();
     const placed = new Placed(this.#options.degraded(), this.#options.media);
+    const model = 'passedOn' in read ? read.model : read.readFor.name;
+    Object.assign(asked.trace, { requestId, model, placed });
     if ('passedOn' in read) {
       body.drop(); // its worker reads it by itself
-      return this.#running.counted(1, () => this.#forward(request, reply, requestId, read, placed, arrivedMs, signal));
+      const passed = { ...read, session: asked.session || read.session };
+      return this.#running.counted(1, () => this.#forward(request, reply, requestId, passed, placed, asked, signal));
     }
-    const job = this.#job(endpoint, requestId, read, targets, { placed, arrivedMs, body, signal });
+    const job = this.#job(endpoint, requestId, read, asked, { placed, arrivedMs, body, signal });
     const generate = (onDelta: OnDelta): Promise<Totals> => this.#run(job, onDelta);
     return this.#running.counted(job.echoes.length, () =>
       read.params.stream ? stream(job, reply, generate, this.#options) : collect(job, reply, generate),
@@ -144,10 +165,11 @@ export class Generation {
   #job(
     endpoint: Endpoint,
     requestId: string,
-    { readFor: model, params, prompts, keys, echoes }: Exclude<Read, PassedOn>,
-    targets: Targets,
+    { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, PassedOn>,
+    { targets, session, trace }: AskedFor,
     rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
+    const params = session === '' ? read : { ...read, session };
     const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
     return {
       endpoint,
@@ -158,6 +180,7 @@ export class Generation {
         model: model.name,
       },
       echoes: echoes.flatMap((echo) => Array<string>(params.n).fill(echo)),
+      trace,
       ...rest,
     };
   }
@@ -168,7 +191,7 @@ export class Generation {
     requestId: string,
     body: PassedOn,
     placed: Placed,
-    arrivedMs: number,
+    { arrivedMs, targets, trace }: AskedFor,
     signal: AbortSignal,
   ): Promise<unknown> {
     const { place, metrics, unreadMs, logger } = this.#options;
@@ -185,11 +208,14 @@ export class Generation {
         requestId,
         body,
         placed,
+        arrivedMs,
+        ttftMs: targets.ttftMs,
         unreadMs,
         signal,
         retried: (error) => metrics.countRetry(error),
         firstByte: () => {
-          metrics.firstTokenSeconds.observe((this.#running.signOfLife() - arrivedMs) / 1000);
+          trace.firstTokenAtMs = this.#running.signOfLife();
+          metrics.firstTokenSeconds.observe((trace.firstTokenAtMs - arrivedMs) / 1000);
         },
       });
       metrics.requestSeconds.observe((performance.now() - arrivedMs) / 1000);
@@ -209,6 +235,7 @@ export class Generation {
       delta: (delta) => {
         const nowMs = this.#running.signOfLife();
         if (first) metrics.firstTokenSeconds.observe((nowMs - job.arrivedMs) / 1000);
+        if (first) job.trace.firstTokenAtMs = nowMs;
         first = false;
         return onDelta(delta);
       },

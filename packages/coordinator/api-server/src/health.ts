@@ -5,7 +5,7 @@ import type { FastifyReply } from 'fastify';
 import type { Engines } from './engines.ts';
 import { toHttpError } from './errors.ts';
 import type { Generation } from './generation.ts';
-import type { Models } from './models.ts';
+import { type Models, whyOf } from './models.ts';
 
 export interface HealthParts {
   readonly models: Models;
@@ -72,5 +72,4 @@ const cardOf = ({ record: { name, kind, role }, state, why, facts, load }: Worke
 });
 
 const whyNone = (workers: readonly Worker[]): string =>
-  workers.find(({ why }) => why !== undefined)?.why ??
-  `engine: none of ${workers.length} workers takes requests; try again`;
+  whyOf(workers) ?? `engine: none of ${workers.length} workers takes requests; try again`;

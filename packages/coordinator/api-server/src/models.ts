@@ -237,7 +237,9 @@ export class Models {
     // Of files that we are told to use instead, workers say nothing.
     const textDigest = facts.modelDir === '' ? undefined : facts.textDigest;
     const isPassedOn = record.kind === 'openai';
-    const modelDir = facts.modelDir === '' ? (this.#options.tokenizers[name] ?? '') : facts.modelDir;
+    const { tokenizers } = this.#options;
+    const configured = Object.hasOwn(tokenizers, name) ? tokenizers[name]! : ''; // workers name their models as they like
+    const modelDir = facts.modelDir === '' ? configured : facts.modelDir;
     return { name, modelDir, textDigest, maxModelTokens, vocabSize, blocks: namesOf(facts, isPassedOn), isPassedOn };
   }
 
@@ -280,10 +282,13 @@ const isSame = (a: TextModel, b: TextModel): boolean =>
 /** Why no request can be served, of workers that have said nothing of themselves. */
 function nobody(workers: readonly (Worker | undefined)[]): KvError {
   const known = workers.filter((worker) => worker !== undefined);
-  const why = known.find((worker) => worker.why !== undefined)?.why;
   const line =
     known.length === 0
       ? 'engine: no worker is known; add one, or wait for discovery'
-      : (why ?? `engine: ${known.length} workers are known and none is reached yet; try again in a moment`);
+      : (whyOf(known) ?? `engine: ${known.length} workers are known and none is reached yet; try again in a moment`);
   return new KvError('DISCONNECTED', line, { retry: true });
 }
+
+/** Of workers none of which serves: what stands in the way, of one that was refused before all others, for it does not mend itself. */
+export const whyOf = (workers: readonly Worker[]): string | undefined =>
+  (workers.find(({ state }) => state === 'refused') ?? workers.find(({ why }) => why !== undefined))?.why;

@@ -37,6 +37,11 @@ export class Placed {
     this.#choices.pop();
   }
 
+  /** Seconds to the first token as they were predicted of its worker, had that computed all of its prompt; undefined: none has it. */
+  get predictedS(): number | undefined {
+    return this.#choices[0]?.firstTokenS;
+  }
+
   headers(): Record<string, string> {
     const [first] = this.#choices;
     const handedOff = this.#choices.flatMap((choice) => this.#handedOff.get(choice) ?? []);

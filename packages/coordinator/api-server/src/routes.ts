@@ -21,8 +21,10 @@ export interface Parts extends HealthParts {
   readonly moreMetrics: () => Promise<string>;
 }
 
+type MetricsParts = Pick<Parts, 'metrics' | 'engines' | 'moreMetrics'>;
+
 export function addRoutes(app: FastifyInstance, parts: Parts): void {
-  const { models, engines, text, generation, metrics, plans, moreMetrics } = parts;
+  const { models, engines, text, generation, plans } = parts;
   const admin = new Admin(engines);
   const understood = <K extends 'pin' | 'unpin'>(kind: K, request: FastifyRequest) => {
     const served = models.served().map((model) => model.text);
@@ -39,11 +41,9 @@ export function addRoutes(app: FastifyInstance, parts: Parts): void {
     return modelCard(model);
   });
   app.get('/health', (_request, reply) => health(reply, parts));
-  app.get('/metrics', async (_request, reply) => {
-    const own = await metrics.text(engines);
-    const texts = [own, await moreMetrics(), await metricsOfWorkers(engines)].map((part) => part.trimEnd());
-    return reply.header('content-type', metricsContentType).send(`${texts.filter((part) => part !== '').join('\n')}\n`);
-  });
+  app.get('/metrics', async (_request, reply) =>
+    reply.header('content-type', metricsContentType).send(await metricsTextOf(parts)),
+  );
   app.get('/admin/planner', async () => ({ models: plans() }));
   app.post('/admin/reset_prefix_cache', () => admin.resetPrefixCache());
   app.post('/admin/pin_prefix', async (request) => {
@@ -54,6 +54,13 @@ export function addRoutes(app: FastifyInstance, parts: Parts): void {
     const { model, name } = await understood('unpin', request);
     return admin.unpinPrefix(model, name);
   });
+}
+
+/** Ours, and those of our own workers. */
+export async function metricsTextOf({ metrics, engines, moreMetrics }: MetricsParts): Promise<string> {
+  const own = await metrics.text(engines);
+  const texts = [own, await moreMetrics(), await metricsOfWorkers(engines)].map((part) => part.trimEnd());
+  return `${texts.filter((part) => part !== '').join('\n')}\n`;
 }
 
 const modelCard = ({ name, createdSeconds, maxModelTokens }: Model) => ({

@@ -67,6 +67,35 @@ const textOfEvents = async (response: Response): Promise<string> =>
     .map(({ choices }) => choices?.[0]?.text ?? choices?.[0]?.delta?.content ?? '')
     .join('');
 
+describe('a request that wants its first token soon', () => {
+  /** Prompt tokens that a pod has to compute before, at 2,000 a second. */
+  const busy = (name: string, tokensAhead: number): void => {
+    const { number } = at.fleet.workers().find((worker) => worker?.record.name === name)!;
+    at.fleet.sent(number, { requestId: name, tokensAhead, blocks: 1, loadS: 0 });
+  };
+  const soon = { 'x-slo-ttft-ms': '2000' };
+
+  it('is weighed by the way that it takes: split, by the prefill pod', async () => {
+    await open(['p', 'd']);
+    busy('d', 20_000);
+    expect((await ask(chat, soon)).status).toBe(200);
+    expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+    busy('p', 20_000);
+    const refused = await ask(chat, soon);
+    expect([refused.status, Number(refused.headers.get('retry-after'))]).toEqual([429, 9]);
+    expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+  });
+
+  it('of one that is not split, by the decode pod alone', async () => {
+    await open(['p', 'd'], { minUncachedTokens: 1_000_000 });
+    busy('p', 20_000);
+    expect((await ask(chat, soon)).status).toBe(200);
+    busy('d', 20_000);
+    expect((await ask(chat, soon)).status).toBe(429);
+    expect([p.seen.length, d.seen.length]).toEqual([0, 1]);
+  });
+});
+
 describe('the two legs', () => {
   const transfer = { do_remote_decode: true, do_remote_prefill: false };
   const empty = { remote_engine_id: null, remote_block_ids: null, remote_host: null, remote_port: null };
@@ -306,6 +335,51 @@ describe('somebody leaves', () => {
     await atRest();
   });
 
+  it('the decode pod, between the legs, and the next is of another revision: it gets nothing of prefill’s', async () => {
+    await open(['p', 'd']);
+    const other = new StorePod(new Set(), 'pods');
+    await other.start();
+    try {
+      await at.workers(
+        { name: 'p', kind: 'openai', address: p.address, role: 'prefill', revision: '1' },
+        { name: 'd', kind: 'openai', address: d.address, role: 'decode', revision: '1' },
+        { name: 'other', kind: 'openai', address: other.address, role: 'decode', revision: '2' },
+      );
+      const numberOf = (name: string) => at.fleet.workers().find((worker) => worker?.record.name === name)!.number;
+      at.holdings.blocks[numberOf('d')] = 1; // it is asked first
+      d.before = ({ response }, isPrefill) => {
+        if (!isPrefill) response.socket!.destroy();
+        return !isPrefill;
+      };
+      const response = await ask();
+      expect([response.status, await contentOf(response)]).toEqual([200, answerTo(messages)]);
+      expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+      expect(bodiesOf(d)[0]!.kv_transfer_params).toEqual(p.params);
+      expect(bodiesOf(other)).toEqual([chat]);
+      expect(header(response, 'degraded')).toBe('handoff-revision, retried');
+      expect(header(response, 'handoff')).toBe('none; why=prefill was of revision 1, the decode pod is of 2');
+      await atRest();
+    } finally {
+      await other.stop();
+    }
+  });
+
+  it('the decode pod, and there is no other: a prefill pod serves the whole, and its answer says so', async () => {
+    await open(['p', 'p2', 'd']);
+    await at.workers(
+      ...[p, p2].map((pod, i) => ({
+        ...{ name: ['p', 'p2'][i]!, kind: 'openai' as const, address: pod.address },
+        role: 'prefill' as const,
+      })),
+    );
+    const response = await ask();
+    expect([response.status, await contentOf(response)]).toEqual([200, answerTo(messages)]);
+    expect([p.seen.length + p2.seen.length, d.seen.length]).toEqual([1, 0]);
+    expect(header(response, 'degraded')).toBe('handoff-no-decode-worker');
+    expect(header(response, 'handoff')).toBe('none; why=no decode pod takes requests');
+    await atRest();
+  });
+
   it('the decode pod, between the legs: another one gets the leg, and prefill is not asked again', async () => {
     await open(['p', 'd']);
     const other = new StorePod(store, 'pods');
@@ -329,6 +403,25 @@ describe('somebody leaves', () => {
       await other.stop();
     }
   });
+});
+
+it('how fast a pod computes is learned from legs and from streams, not from whole answers', async () => {
+  const rateOf = (name: string) => at.fleet.workers().find((worker) => worker?.record.name === name)!.prefillRate;
+  const askAll = async (body: object): Promise<void> => {
+    for (let i = 0; i < 3; i++) {
+      const content = `${i} ${JSON.stringify(body)} ${'a long prompt '.repeat(200)}`;
+      await (await ask({ ...chat, ...body, messages: [{ role: 'user', content }] })).text();
+      await atRest();
+    }
+  };
+  await open(['p', 'd']);
+  await askAll({ stream: true });
+  expect([rateOf('p'), rateOf('d'), p.seen.length]).toEqual(['measured', 'assumed', 3]);
+  await open(['d']);
+  await askAll({});
+  expect(rateOf('d')).toBe('assumed');
+  await askAll({ stream: true });
+  expect(rateOf('d')).toBe('measured');
 });
 
 describe('what the decode pod holds', () => {
@@ -367,6 +460,17 @@ describe('what the decode pod holds', () => {
     const response = await ask({ ...chat, cache_hit_threshold: 0.8 });
     expect([header(response, 'degraded'), await contentOf(response)]).toEqual(['handoff-failed', answerTo(messages)]);
     expect(bodiesOf(d).map((body) => body.cache_hit_threshold)).toEqual([0.8, 0]);
+  });
+
+  it('Prefer: if-available is the pod’s to answer where there is no index', async () => {
+    await open(['p', 'd']);
+    const known = at.holdings.match.bind(at.holdings);
+    at.holdings.match = (...asked) => known(...asked).map((held) => ({ ...held, isUnknown: true }));
+    const prefer = { prefer: 'if-available' };
+    expect([(await ask(chat, prefer)).status, d.seen.length]).toEqual([412, 1]);
+    store.add(JSON.stringify(messages));
+    expect((await ask(chat, prefer)).status).toBe(200);
+    await atRest();
   });
 
   it('Prefer: if-available is 412 where the index has not enough of it, and the pod may say so, too', async () => {

@@ -5,11 +5,13 @@
  *     before ─► decision ─► prefill leg ─► the body with `kv_transfer_params`
  *     after  ─► finish reason cache_threshold? ─► prefill leg ─► once more, without a threshold
  *
- * Invariants: at most one prefill leg a request, whatever becomes of its decode pods; what is not split goes on byte by byte as it came.
+ * Invariants: at most one prefill leg a request, whatever becomes of its decode pods; what it answered goes to pods of its revision alone;
+ * what is not split goes on byte by byte as it came.
  */
 import type { Choice } from '@kvtier/dispatch';
 import type { HandedOff } from '@kvtier/handoff';
-import { type HandOffReason, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
+import { type HandOffReason, isPrefillOnly, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
+import { leave } from '@kvtier/registry';
 import type { Forwarded } from './engines.ts';
 import { HttpError } from './errors.ts';
 import { withMembers } from './json-members.ts';
@@ -44,38 +46,56 @@ export interface TwoLegsParts {
 export class TwoLegs {
   readonly #parts: TwoLegsParts;
   readonly #whole: Uint8Array;
-  /** What became of the prefill leg, once it is over: `#changes` is the decode leg's part of it. */
+  /** What became of the prefill leg, once it is over: `#changes` is the decode leg's part of it, `#revision` whom it is for. */
   #over: HandedOff | undefined;
   #changes: Readonly<Record<string, string | undefined>> = {};
+  #revision: string | undefined;
 
   constructor(parts: TwoLegsParts) {
     this.#parts = parts;
     this.#whole = new Uint8Array(parts.body.passedOn);
   }
 
-  /** The body for this decode pod. @throws HttpError 503: prefill failed, and fallback is off; the reason of the signal */
-  async before(choice: Choice): Promise<Uint8Array> {
+  /**
+   * The body for this decode pod. `admit` is asked before anything is sent, with the seconds until its first token as they are predicted;
+   * where whoever sent it has chosen the pods, nothing is. @throws what `admit` does; HttpError 503: prefill failed, and fallback is off;
+   * the reason of the signal
+   */
+  async before(choice: Choice, admit: (predictedS: number) => void): Promise<Uint8Array> {
     const { pods, body, placed, routed, named } = this.#parts;
     if (this.#over !== undefined) {
-      placed.handedOff(choice, this.#over);
-      return this.#decodeBody();
+      const { revision } = choice.worker.record;
+      const isOther = this.#revision !== undefined && this.#revision !== revision;
+      const why = `prefill was of revision ${this.#revision}, the decode pod is of ${revision}`;
+      placed.handedOff(choice, isOther ? this.#fallBack('revision', why) : this.#over);
+      return this.#decodeBody(isOther);
     }
     const none = (reason: string, why: string): Uint8Array => {
+      admit(choice.firstTokenS);
       pods.metrics.decided(false, reason);
       placed.handedOff(choice, { line: `none; why=${why}`, prefill: undefined, degraded: undefined });
       return this.#whole;
     };
+    if (isPrefillOnly(choice.worker)) {
+      const why = 'no decode pod takes requests';
+      pods.metrics.decided(false, 'no_decode');
+      const degraded = 'handoff-no-decode-worker';
+      placed.handedOff(choice, { line: `none; why=${why}`, prefill: undefined, degraded });
+      return this.#whole;
+    }
     if (body.isTransfer) return none('client', 'the client gives kv_transfer_params');
     if (body.members === undefined) return none('client', 'more parameters than can be changed');
     if (body.cacheHitThreshold !== undefined)
       return none('threshold', 'the decode pod is asked first, for cache_hit_threshold');
-    const { split, reason, why, prefillers } = pods.plan(routed, choice, named);
+    const { split, reason, why, prefillers, thereS } = pods.plan(routed, choice, named);
     if (reason === 'nobody') {
+      admit(choice.firstTokenS);
       pods.metrics.decided(false, reason);
       placed.handedOff(choice, this.#fallBack('nobody', why));
       return this.#whole;
     }
     if (!split) return none(reason, why);
+    if (thereS !== undefined) admit(thereS);
     await this.#prefill(choice, prefillers, reason, why);
     return this.#decodeBody();
   }
@@ -95,7 +115,7 @@ export class TwoLegs {
       return answer;
     const { isBelow, rest } = await belowThreshold(answer);
     if (!isBelow) return rest;
-    for await (const _ of rest.body) break; // its request ends with that
+    await leave(rest);
     const { prefillers } = pods.plan(routed, choice, named);
     await this.#prefill(choice, prefillers, 'threshold', 'the decode pod held less than cache_hit_threshold');
     return undefined;
@@ -116,6 +136,7 @@ export class TwoLegs {
         signal,
       );
       this.#over = { line: `split P=${prefilled.worker}; why=${why}`, prefill: prefilled.worker, degraded: undefined };
+      this.#revision = prefilled.revision;
       if (prefilled.params !== undefined) this.#changes = { ...threshold, kv_transfer_params: prefilled.params };
     } catch (error) {
       if (signal.aborted) throw signal.reason;
@@ -137,9 +158,13 @@ export class TwoLegs {
     return { line: `none; why=${why}`, prefill: undefined, degraded: `handoff-${reason}` };
   }
 
-  #decodeBody(): Uint8Array {
-    if (Object.keys(this.#changes).length === 0) return this.#whole;
-    return withMembers(this.#whole, this.#parts.body.members!, this.#changes);
+  /** For a pod of another revision: what that of prefill has to say is of no use there. */
+  #decodeBody(isOther = false): Uint8Array {
+    const { kv_transfer_params: params, ...rest } = this.#changes;
+    const changes = isOther || params === undefined ? rest : this.#changes;
+    return Object.keys(changes).length === 0
+      ? this.#whole
+      : withMembers(this.#whole, this.#parts.body.members!, changes);
   }
 
   #prefillBody(threshold: Readonly<Record<string, string>>): Uint8Array {

@@ -115,8 +115,15 @@ function modelOf(body: unknown, models: readonly TextModel[]): TextModel {
 
 function parseJson(body: Uint8Array): unknown {
   if (body.length === 0) throw invalidJson('The body is empty; send a JSON object.');
+  let text: string;
   try {
-    return JSON.parse(new TextDecoder().decode(body)); // drops a byte order mark
+    text = new TextDecoder('utf-8', { fatal: true }).decode(body); // drops a byte order mark
+  } catch {
+    // Replaced bytes would be another prompt than the client's.
+    throw invalidJson('The body is not UTF-8; send JSON in UTF-8.');
+  }
+  try {
+    return JSON.parse(text);
   } catch (error) {
     throw invalidJson(`The body is not valid JSON (${(error as Error).message}).`);
   }

@@ -9,7 +9,7 @@ import { makeApiServer } from '@kvtier/api-server';
 import { type CoordinatorConfig, readEventAccess, readWorkerAccess } from '@kvtier/config';
 import { Dispatcher } from '@kvtier/dispatch';
 import { type EndpointPicker, startEndpointPicker } from '@kvtier/endpoint-picker';
-import { Copies, HandOffs } from '@kvtier/handoff';
+import { Copies, HandOffs, InTime } from '@kvtier/handoff';
 import { type ExternalScaler, Planner, plannerMetrics, startScaler } from '@kvtier/planner';
 import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
@@ -21,6 +21,8 @@ import { CoordinatorMetrics } from './metrics.ts';
 
 export interface Coordinator {
   readonly url: string;
+  /** Where probes and scrapes ask, if they have a listener of their own. */
+  readonly operationsUrl: string | undefined;
   /** Where gateways ask, and its health: "IP:PORT". */
   readonly endpointPicker: Pick<EndpointPicker, 'address' | 'healthAddress'> | undefined;
   /** Where KEDA asks: "IP:PORT". */
@@ -30,11 +32,13 @@ export interface Coordinator {
 
 /** @throws KvError: what can never work, in one line (CONFIG, LOCKED, SETUP, MODEL) */
 export async function startCoordinator(config: CoordinatorConfig, logger: Logger): Promise<Coordinator> {
-  const { routing, handoff, admission, index, access, host, port, tokenizers } = config;
+  const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
+  const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
   const discovery = discoveryOf(config);
   const fleet = new Fleet({ logger, media: Indexes.media, ...(access && { access: readWorkerAccess(access) }) });
   const eventAccess = readEventAccess(config.kvEvents);
-  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, logger });
+  const isPlanned = config.planner.scaler !== null || config.planner.roles === 'live';
+  const indexes = new Indexes({ fleet, maxBytes: index.maxBytes, tokenizers, access: eventAccess, isPlanned, logger });
   const dispatcher = new Dispatcher({
     workers: fleet,
     holdings: indexes,
@@ -49,13 +53,17 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const planner = new Planner({ workers: fleet, config: config.planner });
   const dispatch = planner.watch(dispatcher);
   const pods = new PodHandOff({ dispatch, pods: fleet, config: config.podHandOff });
+  const inTime = new InTime(() => handOffs.metrics.refused('late'));
   const metrics = new CoordinatorMetrics({ dispatch: dispatcher, indexes, fleet });
   const planned = plannerMetrics(planner);
   let picker: EndpointPicker | undefined;
   let scaler: ExternalScaler | undefined;
   const made = makeApiServer({
-    ...{ host, port, engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
-    ttftMs: admission.ttftMs ?? undefined,
+    ...{ host, port, tls, apiKeysFile, adminKeysFile, trustedNetwork, operations },
+    ...{ engines: fleet, dispatch, handOffs, pods, logger, tokenizers },
+    logRequests: config.logRequests,
+    isReady: () => fleet.isListed,
+    ...{ inTime, ttftMs: admission.ttftMs ?? undefined },
     media: Indexes.media,
     limits: { absentMs: routing.absentMs },
     degraded: () => (fleet.discoveryProblem === undefined ? [] : ['discovery']),
@@ -81,11 +89,13 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
     await fleet.start(createDiscovery(discovery, logger));
     await reached(fleet);
     planner.start();
-    const { url, reader } = await made.open();
+    const { url, operationsUrl, reader } = await made.open();
+    if (operationsUrl !== undefined) logger.info({ url: operationsUrl }, 'operations: probes and metrics');
     if (config.endpointPicker !== null) {
       const isReady = (): boolean => fleet.isListed;
       const workers = () => fleet.workers();
-      const parts = { dispatch, workers, reader, pods, isReady, logger };
+      const ttftMs = admission.ttftMs ?? undefined;
+      const parts = { dispatch, workers, reader, pods, inTime, ttftMs, isReady, logger };
       picker = await startEndpointPicker({ config: config.endpointPicker, ...parts });
       const { address, healthAddress } = picker;
       logger.info({ address, healthAddress }, 'endpoint picker: gateways may ask');
@@ -94,7 +104,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
       scaler = await startScaler({ config: config.planner.scaler, planner, logger });
       logger.info({ address: scaler.address }, 'scaler: KEDA may ask');
     }
-    return { url, endpointPicker: picker, scaler, close };
+    return { url, operationsUrl, endpointPicker: picker, scaler, close };
   } catch (error) {
     await close();
     throw error;

@@ -9,8 +9,8 @@ import { ChainHasher, hashKeyOf } from '@kvtier/identity';
 import { keysOfHashes } from '@kvtier/kv-index';
 import type { Worker, WorkerFacts } from '@kvtier/registry';
 import { createLogger } from '@kvtier/telemetry';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { Indexes } from './indexes.ts';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { Indexes, type IndexesOptions } from './indexes.ts';
 
 const [mine, others] = ['0011223344556677', 'ffeeddccbbaa9988'];
 const packed = new ChainHasher({ algorithm: 'sha256_cbor', blockTokens: 16 }).hashBlocks(null, new Uint32Array(6 * 16));
@@ -53,4 +53,94 @@ it('a node that keeps blocks of several models counts for those of its worker, b
   await vi.waitFor(() => expect(held()).toEqual([4, 0]), { timeout: 15_000, interval: 10 });
   node.publish([{ type: 'BlockRemoved', blockHashes: blockHashes.slice(2), medium: 'CPU' }], `@${mine}`);
   await vi.waitFor(() => expect(held()).toEqual([2, 0]), { timeout: 15_000, interval: 10 });
+});
+
+describe('which models have an index', () => {
+  const worker = (number: number, model: string, kind: 'kvtier' | 'openai' = 'openai', blockTokens = 16): Worker => {
+    const record = { ...recordOf(`w${number}`), kind };
+    const facts = {
+      ...factsOf({ modelDir: kind === 'kvtier' ? '/m' : '', blockTokens, totalBlocks: 200_000 }),
+      model,
+    };
+    return { number, record, state: 'ready', why: undefined, facts } as unknown as Worker;
+  };
+  const keys = keysOfHashes(packed, 32);
+  let workers: Worker[];
+  let changed: () => void;
+  const lines: string[] = [];
+  function open(first: Worker[], more: Partial<IndexesOptions> = {}): void {
+    workers = first;
+    lines.length = 0;
+    const fleet = {
+      workers: () => workers,
+      nodes: () => [],
+      onChange: (listener: () => void) => {
+        changed = listener;
+        return () => {};
+      },
+    };
+    const logger = createLogger('indexes-test', 'silent');
+    vi.spyOn(logger, 'warn').mockImplementation((_: unknown, line?: string) => void lines.push(line ?? ''));
+    indexes = new Indexes({ fleet, maxBytes: 1 << 24, tokenizers: {}, logger, ...more });
+  }
+  const become = (next: Worker[]): void => {
+    workers = next;
+    changed();
+  };
+  const held = (model: string, number: number) => indexes!.match(model, keys, [number])[0]!;
+
+  it('one of our workers has none, a pod has one, and so has all that somebody plans for', () => {
+    open([worker(0, 'ours', 'kvtier'), worker(1, 'pod')]);
+    expect(Object.keys(indexes!.state())).toEqual(['pod']);
+    expect([held('ours', 0).isUnknown, held('pod', 1).isUnknown]).toEqual([true, undefined]);
+    // Nobody is degraded where nobody is chosen by a guess.
+    expect(indexes!.isGuessing).toBe(false);
+    indexes!.close();
+    open([worker(0, 'ours', 'kvtier')], { isPlanned: true });
+    indexes!.sent('ours', 0, keys);
+    expect(held('ours', 0)).toMatchObject({ blocks: 6 });
+  });
+
+  it('what comes and goes leaves the others what they hold, and all share the bytes', () => {
+    open([worker(0, 'a')]);
+    const shares = () => Object.values(indexes!.state()).map(({ maxBytes }) => maxBytes / (1 << 24));
+    indexes!.sent('a', 0, keys);
+    become([worker(0, 'a'), worker(1, 'a'), worker(2, 'b')]);
+    indexes!.sent('b', 2, keys);
+    expect([held('a', 0).blocks, held('a', 1).blocks, held('b', 2).blocks, shares()]).toEqual([6, 0, 6, [0.5, 0.5]]);
+    become([worker(0, 'a'), worker(2, 'b')]);
+    expect([held('a', 0).blocks, held('b', 2).blocks]).toEqual([6, 6]);
+    become([worker(2, 'b')]);
+    expect([held('a', 0).isUnknown, held('b', 2).blocks, shares()]).toEqual([true, 6, [1]]);
+    // Blocks of another size are other blocks.
+    become([worker(2, 'b', 'openai', 32)]);
+    expect(held('b', 2).blocks).toBe(0);
+    expect(lines.filter((line) => line.includes('anew'))).toEqual([]);
+  });
+
+  it('one that has taken more than its new share begins anew, and says so', () => {
+    open([worker(0, 'a')], { maxBytes: 4 << 20 });
+    const many = Int32Array.from({ length: 2 * 70_000 }, (_, i) => Math.imul(i + 1, 2_654_435_761));
+    indexes!.sent('a', 0, many);
+    const { index, namesBytes, maxBytes } = indexes!.state().a!;
+    expect(index.blocks).toBe(70_000);
+    expect(index.bytes + namesBytes).toBeLessThanOrEqual(maxBytes);
+    become([worker(0, 'a'), worker(1, 'b')]);
+    expect(indexes!.match('a', many, [0])[0]!.blocks).toBe(0);
+    expect(lines.filter((line) => line.includes('anew'))).toEqual([
+      'KV index of a: has taken more than its share of 2097152 bytes; begins anew',
+    ]);
+    const all = Object.values(indexes!.state()).reduce((sum, one) => sum + one.index.bytes + one.namesBytes, 0);
+    expect(all).toBeLessThanOrEqual(4 << 20);
+  });
+
+  it('of a pod whose prompts are read as text, it says what has to be done', () => {
+    const deaf = worker(1, 'a');
+    open([worker(0, 'a'), { ...deaf, record: { ...deaf.record, events: { ...endpoints(), topic: '' } } }]);
+    const remedy = "name the model's folder in `tokenizers`";
+    expect(indexes!.state().a!.workers.map(({ why }) => why)).toEqual([
+      `publishes no KV events: let it, say where in its record (\`events\`), and ${remedy}`,
+      `its KV events are not read: ${remedy}`,
+    ]);
+  });
 });

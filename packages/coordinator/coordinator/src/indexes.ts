@@ -1,14 +1,16 @@
 /**
  * The KV indexes of a coordinator, one for each model: blocks of two models never are the same. They share the bytes equally; when a model
- * comes or goes all begin anew, and what publishers hold is asked for again.
+ * comes or goes the others stay as they are, but for one that has taken more than its new share already: it begins anew, and what its
+ * publishers hold is asked for again.
  *
- * A model with one worker needs none: there is nothing to choose.
+ * A model with one worker of ours needs none: there is nothing to choose, and the worker itself says what it had. Of a pod nobody else can
+ * say what it holds, and not every pod can tell of its blocks again when a second one comes; who plans by the share that is held asks, too.
  */
 import type { EventAccess } from '@kvtier/config';
 import type { Held, Holdings } from '@kvtier/dispatch';
 import { defaultRootSeed, parseHashAlgorithm } from '@kvtier/identity';
 import { type FeedState, type FollowedWorker, IndexFeed, type Keys, maxMedia, mediumNumbers } from '@kvtier/kv-index';
-import type { Fleet, Worker, WorkerFacts } from '@kvtier/registry';
+import type { Fleet, Worker } from '@kvtier/registry';
 import type { Logger } from '@kvtier/telemetry';
 
 export interface IndexesOptions {
@@ -19,6 +21,8 @@ export interface IndexesOptions {
   readonly tokenizers: Readonly<Record<string, string>>;
   /** How publishers on other hosts may be read. */
   readonly access?: EventAccess;
+  /** A model with one worker of ours has an index, too: somebody plans by what is held. */
+  readonly isPlanned?: boolean;
   readonly logger: Logger;
 }
 
@@ -26,12 +30,16 @@ export interface IndexesOptions {
 const maxModels = 16;
 /** Where blocks have no size: prompts are text (four bytes count as a token). */
 const textBlockTokens = 64;
-const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
+/** Where there is no index. */
+const unknown: Held = { blocks: 0, byMedium: new Int32Array(maxMedia), isUnknown: true };
 
-/** A model's workers, and how they name blocks. */
-interface Group {
-  readonly facts: WorkerFacts;
-  readonly workers: Worker[];
+/** A model's workers. */
+type Group = readonly [Worker, ...Worker[]];
+
+interface Made {
+  readonly feed: IndexFeed;
+  /** What it was made for. */
+  readonly key: string;
 }
 
 export class Indexes implements Holdings {
@@ -42,10 +50,9 @@ export class Indexes implements Holdings {
   }, []);
 
   readonly #options: IndexesOptions;
-  readonly #feeds = new Map<string, IndexFeed>();
+  /** By model. */
+  readonly #made = new Map<string, Made>();
   readonly #stopListening: () => void;
-  /** What the feeds were made for. */
-  #madeFor = '';
 
   constructor(options: IndexesOptions) {
     this.#options = options;
@@ -54,60 +61,64 @@ export class Indexes implements Holdings {
   }
 
   match(model: string, keys: Keys, numbers: readonly number[]): readonly Held[] {
-    return this.#feeds.get(model)?.match(keys, numbers) ?? numbers.map(() => nothing);
+    return this.#feedOf(model)?.match(keys, numbers) ?? numbers.map(() => unknown);
   }
 
   sent(model: string, number: number, keys: Keys): void {
-    this.#feeds.get(model)?.sent(number, keys);
+    this.#feedOf(model)?.sent(number, keys);
   }
 
   /** What some of these workers hold is guessed from what they were sent. */
   guesses(model: string, numbers: readonly number[]): boolean {
-    return this.#feeds.get(model)?.guesses(numbers) ?? false;
+    return this.#feedOf(model)?.guesses(numbers) ?? false;
   }
 
-  /** What some worker holds is. */
+  /** What some worker holds is, and there are others to choose. */
   get isGuessing(): boolean {
-    return Object.values(this.state()).some(({ workers }) => workers.some(({ why }) => why !== undefined));
+    return Object.values(this.state()).some(
+      ({ workers }) => workers.length > 1 && workers.some(({ why }) => why !== undefined),
+    );
   }
 
   /** By model. */
   state(): Readonly<Record<string, FeedState>> {
-    return Object.fromEntries([...this.#feeds].map(([model, feed]) => [model, feed.state()]));
+    return Object.fromEntries([...this.#made].map(([model, { feed }]) => [model, feed.state()]));
   }
 
   close(): void {
     this.#stopListening();
-    for (const feed of this.#feeds.values()) feed.close();
-    this.#feeds.clear();
+    for (const model of [...this.#made.keys()]) this.#end(model);
+  }
+
+  #feedOf(model: string): IndexFeed | undefined {
+    return this.#made.get(model)?.feed;
   }
 
   #follow(): void {
     const groups = this.#groups();
-    const madeFor = JSON.stringify([...groups].map(([model, { facts }]) => [model, namesOf(facts)]));
-    if (madeFor !== this.#madeFor) {
-      this.#madeFor = madeFor;
-      for (const feed of this.#feeds.values()) feed.close();
-      this.#feeds.clear();
-      const { maxBytes, access, logger } = this.#options;
-      for (const [model, { facts }] of groups) {
-        const names = namesOf(facts);
-        this.#feeds.set(
-          model,
-          new IndexFeed({ maxBytes: Math.floor(maxBytes / groups.size), ...names, access, logger }),
-        );
-      }
+    const keys = new Map([...groups].map(([model, group]) => [model, JSON.stringify(this.#namesOf(group))]));
+    for (const [model, { key }] of [...this.#made]) if (keys.get(model) !== key) this.#end(model);
+    const { maxBytes: allBytes, access, logger } = this.#options;
+    const maxBytes = Math.floor(allBytes / Math.max(groups.size, 1));
+    // All give before anybody takes.
+    for (const [model, { feed }] of [...this.#made]) {
+      if (feed.resize(maxBytes)) continue;
+      logger.warn({ model }, `KV index of ${model}: has taken more than its share of ${maxBytes} bytes; begins anew`);
+      this.#end(model);
     }
     const nodes = new Map(this.#options.fleet.nodes().map((node) => [node.name, node]));
-    for (const [model, { workers }] of groups) {
-      const isText = this.#isText(workers[0]!);
-      this.#feeds.get(model)!.follow(
-        workers.map(
+    for (const [model, group] of groups) {
+      let feed = this.#feedOf(model);
+      if (feed === undefined) {
+        feed = new IndexFeed({ maxBytes, ...this.#namesOf(group), access, logger });
+        this.#made.set(model, { feed, key: keys.get(model)! });
+      }
+      const unread = this.#isText(group[0]) ? unreadText : undefined;
+      feed.follow(
+        group.map(
           ({ number, record, facts }): FollowedWorker => ({
-            number,
-            // What is told of tokens says nothing of texts.
-            record: isText ? { ...record, events: null } : record,
-            node: record.node === null || isText ? undefined : nodes.get(record.node),
+            ...{ number, record, unread: unread?.(record.events !== null) },
+            node: record.node === null || unread ? undefined : nodes.get(record.node),
             totalBlocks: facts!.totalBlocks,
             bootEpoch: facts!.bootEpoch,
             ...(facts!.namespaces && { namespaces: facts!.namespaces }),
@@ -117,31 +128,51 @@ export class Indexes implements Holdings {
     }
   }
 
-  /** Models with several workers. */
+  #end(model: string): void {
+    this.#feedOf(model)?.close();
+    this.#made.delete(model);
+  }
+
+  /** Models that have an index; those that have one stay before others get one. */
   #groups(): Map<string, Group> {
-    const groups = new Map<string, Group>();
+    const all = new Map<string, [Worker, ...Worker[]]>();
     for (const worker of this.#options.fleet.workers()) {
       if (worker?.facts === undefined || worker.state === 'refused') continue;
-      const group = groups.get(worker.facts.model);
-      if (group !== undefined) group.workers.push(worker);
-      else if (groups.size < maxModels) groups.set(worker.facts.model, { facts: worker.facts, workers: [worker] });
+      const group = all.get(worker.facts.model);
+      if (group === undefined) all.set(worker.facts.model, [worker]);
+      else group.push(worker);
     }
-    for (const [model, { workers }] of groups) if (workers.length < 2) groups.delete(model);
-    return groups;
+    const { isPlanned = false } = this.#options;
+    const worth = [...all].filter(
+      ([, group]) => isPlanned || group.length > 1 || group.some(({ record }) => record.kind === 'openai'),
+    );
+    const [known, others] = [true, false].map((is) => worth.filter(([model]) => this.#made.has(model) === is));
+    return new Map([...known!, ...others!].slice(0, maxModels));
   }
 
   /** Nobody says where its tokenizer is. */
   #isText({ facts }: Worker): boolean {
     return facts!.modelDir === '' && this.#options.tokenizers[facts!.model] === undefined;
   }
+
+  /** How prompts and blocks are named. Of workers that hash otherwise than we do, the index translates what they tell. */
+  #namesOf(group: Group) {
+    const { facts } = group.find((worker) => worker.facts!.blockTokens > 0) ?? group[0];
+    const { blockTokens, hashAlgorithm, hashSeed, modelDir } = facts!;
+    const isOurs = modelDir !== '' && hashAlgorithm !== '';
+    const isTranslating = group.some(({ record }) => record.kind === 'openai' && record.events !== null);
+    return {
+      blockTokens: blockTokens > 0 ? blockTokens : textBlockTokens,
+      hashAlgorithm: isOurs ? parseHashAlgorithm(hashAlgorithm) : ('sha256_cbor' as const),
+      hashSeed: isOurs ? hashSeed : defaultRootSeed,
+      isTranslating: isTranslating && !this.#isText(group[0]),
+    };
+  }
 }
 
-/** Of workers that hash otherwise than we do, the index translates what they tell. */
-function namesOf({ blockTokens, hashAlgorithm, hashSeed, modelDir }: WorkerFacts) {
-  const isOurs = modelDir !== '' && hashAlgorithm !== '';
-  return {
-    blockTokens: blockTokens > 0 ? blockTokens : textBlockTokens,
-    hashAlgorithm: isOurs ? parseHashAlgorithm(hashAlgorithm) : ('sha256_cbor' as const),
-    hashSeed: isOurs ? hashSeed : defaultRootSeed,
-  };
+/** What is told of tokens says nothing of texts. */
+function unreadText(isPublishing: boolean): NonNullable<FollowedWorker['unread']> {
+  const remedy = "name the model's folder in `tokenizers`";
+  if (isPublishing) return { what: 'its KV events are not read', remedy };
+  return { what: 'publishes no KV events', remedy: `let it, say where in its record (\`events\`), and ${remedy}` };
 }

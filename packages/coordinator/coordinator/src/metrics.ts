@@ -23,8 +23,16 @@ export class CoordinatorMetrics {
       labelNames: ['what'] as const,
       registers: [this.#registry],
       collect() {
-        const { policy: _, ...counts } = dispatch.stats();
+        const { policy: _, policyBytes: __, ...counts } = dispatch.stats();
         for (const [what, count] of Object.entries(counts)) this.set({ what }, count);
+      },
+    });
+    new Gauge({
+      name: 'kvtier_dispatch_policy_bytes',
+      help: 'Memory of what the routing policy keeps of its own',
+      registers: [this.#registry],
+      collect() {
+        this.set(dispatch.stats().policyBytes);
       },
     });
   }

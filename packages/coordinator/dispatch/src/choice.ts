@@ -34,13 +34,16 @@ export interface Choice {
   /** Name of the policy, and its figures in one short line: for the answer's headers, logs and traces. */
   readonly policy: string;
   readonly why: string;
+  /** Seconds from the choice to its first token there, as they are predicted whatever the policy: the worker computes all of its prompt. */
+  readonly firstTokenS: number;
   /** What the KV index said that the worker has at hand of the prompt, and can have brought. */
   readonly match: Held;
   /** It was chosen among several by what they hold of its prompt, and of some that is guessed. */
   readonly isGuessed: boolean;
   /** What it adds to the worker's load until its end: `Worker.load` has it in it. */
   readonly share: Share;
-  firstToken(): void;
+  /** `isTimed` as of `Sent`. */
+  firstToken(isTimed?: boolean): void;
   ended(): void;
 }
 

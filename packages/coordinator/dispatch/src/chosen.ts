@@ -1,13 +1,13 @@
 /** What was chosen, why, and what the request adds to its worker's load. */
 import type { Worker } from '@kvtier/registry';
-import type { WorkerState } from '@kvtier/routing';
+import { type Assignment, costOf, type WorkerState } from '@kvtier/routing';
 import type { Choice } from './choice.ts';
 import type { Pending } from './pending.ts';
 import type { Held, Share } from './ports.ts';
 
 /** What has to be told of it. */
 interface Told {
-  firstToken(): void;
+  firstToken(isTimed: boolean): void;
   ended(): void;
 }
 
@@ -15,6 +15,7 @@ export class Chosen implements Choice {
   readonly worker: Worker;
   readonly policy: string;
   readonly why: string;
+  readonly firstTokenS: number;
   readonly match: Held;
   readonly isGuessed: boolean;
   readonly share: Share;
@@ -36,14 +37,15 @@ export class Chosen implements Choice {
     const { remoteBlocks, remoteMedium } = state;
     this.match = { ...state.match, remoteBlocks, remoteMedium };
     this.share = share;
+    this.firstTokenS = costOf(pending, state, 0, 0, 1);
     this.why = whyOf(pending, state, share);
     this.#told = told;
   }
 
-  firstToken(): void {
+  firstToken(isTimed = false): void {
     if (this.#hasFirstToken || this.#hasEnded) return;
     this.#hasFirstToken = true;
-    this.#told.firstToken();
+    this.#told.firstToken(isTimed);
   }
 
   ended(): void {
@@ -53,8 +55,13 @@ export class Chosen implements Choice {
   }
 }
 
-export function shareOf(pending: Pending, state: WorkerState): Share {
-  const { match, remoteBlocks, remoteMedium, loadBlocksPerS, prefillTokensPerS } = state;
+/** `held`: as the queue in front of the workers expects it to be. */
+export function shareOf(
+  pending: Pending,
+  state: WorkerState,
+  { match, remoteBlocks, remoteMedium }: Assignment<Pending>['held'] = state,
+): Share {
+  const { loadBlocksPerS, prefillTokensPerS } = state;
   const computeS = pending.blockTokens / prefillTokensPerS;
   let loadS = 0;
   for (let medium = 1; medium < match.byMedium.length; medium++)

@@ -12,6 +12,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import {
+  type Assignment,
   type LateBindingOptions,
   lateBindingDefaults,
   type PolicyName,
@@ -49,6 +50,8 @@ export interface DispatchStats {
   /** Choices so far; requests that were told to come again. */
   readonly chosen: number;
   readonly saturated: number;
+  /** Memory of what the policy keeps of its own. */
+  readonly policyBytes: number;
 }
 
 /** Between two looks at the queues, unless nothing was looked at for longer. */
@@ -106,6 +109,7 @@ export class Dispatcher implements Dispatch {
       given: this.#given,
       chosen: this.#chosen,
       saturated: this.#saturated,
+      policyBytes: [...this.#lanes].reduce((bytes, { policy }) => bytes + (policy.bytes ?? 0), 0),
     };
   }
 
@@ -150,7 +154,7 @@ export class Dispatcher implements Dispatch {
       const next = lane.queue.take(() => view, nowMs, this.#random);
       if (next !== undefined) {
         this.#left(lane, pending);
-        return this.#give(lane, pending, next.worker, nowMs);
+        return this.#give(lane, pending, next.worker, nowMs, next.held);
       }
     }
     return this.#wait(lane, pending, signal);
@@ -205,9 +209,10 @@ export class Dispatcher implements Dispatch {
     lane.waiters.delete(pending);
   }
 
-  #give(lane: Lane, pending: Pending, number: number, nowMs: number): Choice {
+  /** `held`: what the worker will hold of its prompt when it comes to it, if that is known better than by the index. */
+  #give(lane: Lane, pending: Pending, number: number, nowMs: number, held?: Assignment<Pending>['held']): Choice {
     const state = lane.viewFor(pending, this.#holdings, nowMs)[number]!;
-    const share = shareOf(pending, state);
+    const share = shareOf(pending, state, held);
     const sent = this.#workers.sent(number, share);
     this.#given++;
     this.#chosen++;
@@ -218,8 +223,8 @@ export class Dispatcher implements Dispatch {
     const isAsked = numbers.length > 1 && pending.keys.length > 0 && policy.asksIndex === true;
     const by = { policy: policy.name, isGuessed: isAsked && this.#holdings.guesses?.(model, numbers) === true };
     return new Chosen(this.#workers.workers()[number]!, by, pending, state, share, {
-      firstToken: () => {
-        sent.firstToken();
+      firstToken: (isTimed) => {
+        sent.firstToken(isTimed);
         this.#wake();
       },
       ended: () => {
@@ -262,7 +267,7 @@ export class Dispatcher implements Dispatch {
         );
         if (next === undefined) break;
         this.#left(lane, next.item);
-        next.item.settle!(this.#give(lane, next.item, next.worker, nowMs));
+        next.item.settle!(this.#give(lane, next.item, next.worker, nowMs, next.held));
         lane.refresh();
       }
     }

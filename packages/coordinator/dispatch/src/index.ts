@@ -4,3 +4,4 @@ export { Dispatcher, type DispatcherOptions, type DispatchStats } from './dispat
 export { Outdated } from './outdated.ts';
 export type { Held, Holdings, Share, Workers } from './ports.ts';
 export { Saturated } from './saturated.ts';
+export { sessionHeaders, sessionIn, type Targets, targetHeaders, targetsIn } from './wishes.ts';

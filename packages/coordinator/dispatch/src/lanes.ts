@@ -95,8 +95,13 @@ export class Lanes {
       const isSame = worker?.record === seen?.record && worker?.state === seen?.state && worker?.facts === seen?.facts;
       if (isSame && worker?.leaning === seen?.leaning) continue;
       hasChanged = true;
-      if (seen !== undefined && seen.record.name !== worker?.record.name)
-        for (const lane of this.#lanes.values()) lane.policy.left?.(number);
+      const isOther = seen !== undefined && seen.record.name !== worker?.record.name;
+      // Away or another one: what it was computing, it does not go on with.
+      const isAway = seen?.state === 'ready' && worker?.state !== 'ready';
+      for (const lane of this.#lanes.values()) {
+        if (isOther) lane.policy.left?.(number);
+        if (isOther || isAway) lane.queue?.left(number);
+      }
       const { record, state, facts, leaning } = worker ?? {};
       this.#seen[number] = record && { record, state: state!, facts, leaning };
     }

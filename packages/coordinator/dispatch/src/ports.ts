@@ -29,6 +29,8 @@ export interface Held extends Match {
   /** How many blocks more can be brought in from elsewhere, and from which medium (by the index' numbers); undefined: none. */
   readonly remoteBlocks?: number;
   readonly remoteMedium?: number;
+  /** Nobody knows: there is no index to ask. */
+  readonly isUnknown?: boolean;
 }
 
 export interface Holdings {

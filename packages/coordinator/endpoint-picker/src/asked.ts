@@ -3,6 +3,7 @@
  * of llm-d. All of it comes from outside: it is clipped and checked here.
  */
 import { randomUUID } from 'node:crypto';
+import { sessionHeaders, sessionIn, targetHeaders } from '@kvtier/dispatch';
 import type { HttpHeaders, ProcessingRequest } from '@kvtier/wire/ext-proc';
 
 /** Header and metadata key of the endpoint that the gateway is to use. */
@@ -14,10 +15,8 @@ const subsetNamespace = 'envoy.lb.subset_hint';
 const subsetKey = 'x-gateway-destination-endpoint-subset';
 /** Set by a body-based router that stands before us. */
 const modelHeader = 'x-gateway-model-name';
-/** The first one counts. */
-const sessionHeaders = ['x-session-id', 'x-session-token', 'x-session-affinity', 'x-claude-code-session-id'];
 const [maxValueChars, maxPathChars, maxSubset] = [512, 8_192, 16_384];
-const wanted = new Set([':method', ':path', 'x-request-id', modelHeader, ...sessionHeaders]);
+const wanted = new Set<string>([':method', ':path', 'x-request-id', modelHeader, ...sessionHeaders, ...targetHeaders]);
 
 export type Metadata = ProcessingRequest['metadataContext'];
 
@@ -28,8 +27,12 @@ export interface Asked {
   readonly path: string;
   /** Of the model, as told by a header; undefined: not told. */
   readonly model: string | undefined;
+  /** performance.now() */
+  readonly arrivedMs: number;
   /** Empty: none. */
   readonly session: string;
+  /** The headers that say when its tokens are wanted, as they came. */
+  readonly targets: Readonly<Record<string, string>>;
   /** Endpoints, one of which must be chosen; undefined: any. */
   readonly subset: readonly string[] | undefined;
 }
@@ -37,7 +40,6 @@ export interface Asked {
 export function askedOf(headers: HttpHeaders, metadata: Metadata): Asked {
   const values = headersOf(headers, wanted);
   const id = values.get('x-request-id') ?? '';
-  const session = sessionHeaders.map((name) => values.get(name)).find((value) => value !== undefined && value !== '');
   const path = values.get(':path') ?? '';
   const query = path.indexOf('?');
   return {
@@ -45,7 +47,9 @@ export function askedOf(headers: HttpHeaders, metadata: Metadata): Asked {
     method: values.get(':method') ?? '',
     path: query === -1 ? path : path.slice(0, query),
     model: values.get(modelHeader) || undefined,
-    session: session ?? '',
+    arrivedMs: performance.now(),
+    session: sessionIn(Object.fromEntries(values)),
+    targets: Object.fromEntries(targetHeaders.flatMap((name) => (values.has(name) ? [[name, values.get(name)!]] : []))),
     subset: subsetOf(metadata),
   };
 }

@@ -53,7 +53,7 @@ export interface ConversationParts {
   readonly onDefect: (id: string, error: unknown) => void;
 }
 
-const answerHeaders = new Set([':status', 'content-encoding']);
+const answerHeaders = new Set([':status', 'content-encoding', 'content-type']);
 
 export class Conversation {
   readonly #call: ProcessCall;
@@ -72,6 +72,8 @@ export class Conversation {
   #counted = false;
   #answerIsGood = false;
   #usageIsRead = false;
+  /** An answer that comes as events, none of which has come: its body begins with its first token. */
+  #isStreamed = false;
 
   constructor(call: ProcessCall, parts: ConversationParts) {
     this.#call = call;
@@ -186,6 +188,7 @@ export class Conversation {
     this.#answerIsGood = /^2\d\d$/.test(told.get(':status') ?? '200');
     const isPlain = (told.get('content-encoding') ?? 'identity') === 'identity';
     this.#usageIsRead = this.#answerIsGood && isPlain;
+    this.#isStreamed = this.#answerIsGood && /^text\/event-stream\b/i.test(told.get('content-type') ?? '');
     // Without its body, this is all that is seen of the answer's begin.
     if (headers.endOfStream || this.#responseMode === BodySendMode.NONE) this.#firstToken();
     if (headers.endOfStream) this.#answerEnded();
@@ -194,7 +197,7 @@ export class Conversation {
 
   #onResponseBody({ body, endOfStream }: HttpBody): Promise<void> | undefined {
     this.#letRequestGo();
-    if (body.length > 0) this.#firstToken();
+    if (body.length > 0) this.#firstToken(this.#isStreamed);
     if (this.#usageIsRead) this.#usage.push(body);
     if (endOfStream) this.#answerEnded();
     if (this.#responseMode !== BodySendMode.FULL_DUPLEX_STREAMED) return this.#send(goesOn('responseBody'));
@@ -210,8 +213,11 @@ export class Conversation {
     this.#waitForAnswer();
   }
 
-  #firstToken(): void {
-    if (this.#answerIsGood) this.#picked?.share.firstToken();
+  #firstToken(isTimed = false): void {
+    if (!this.#answerIsGood) return;
+    this.#picked?.share.firstToken(isTimed);
+    if (isTimed) this.#picked?.came();
+    this.#isStreamed = false;
   }
 
   #answerEnded(): void {

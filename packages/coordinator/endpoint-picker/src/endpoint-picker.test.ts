@@ -4,6 +4,7 @@
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { status } from '@grpc/grpc-js';
+import { Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import type { Worker } from '@kvtier/registry';
 import { BodySendMode } from '@kvtier/wire/ext-proc';
@@ -236,6 +237,22 @@ describe('what cannot be served', () => {
     expect((await refusal(ask())).headers['retry-after']).toBe('1');
     rig.workers = [undefined, rig.pods[3]];
     expect(await refusal(ask())).toMatchObject({ status: 503, headers: { 'retry-after': '1' } });
+  });
+
+  it('how long to stay away is what was predicted', async () => {
+    await rig.start();
+    rig.dispatch.script = () => {
+      throw new Saturated('full', 12.3);
+    };
+    expect((await refusal(ask())).headers['retry-after']).toBe('13');
+  });
+
+  it('where all endpoints are refused, it says why, and what to do', async () => {
+    await rig.start();
+    const why = 'worker pod-1: may not be reached so; configure it';
+    rig.workers = [rig.pods[3], { ...rig.pods[1]!, state: 'refused', why }];
+    const message = `No endpoint is known that a gateway can reach; ${why}`;
+    expect(await refusal(ask())).toMatchObject({ status: 503, body: { error: { message, code: 'no_worker' } } });
   });
 
   it('a defect says nothing of its inside', async () => {

@@ -25,7 +25,7 @@ import { Conversation, type ConversationParts, type ProcessCall } from './conver
 import { Health } from './health.ts';
 import { HeldBytes } from './held-bytes.ts';
 import { PickerMetrics } from './metrics.ts';
-import { type BodyReader, Picker } from './picker.ts';
+import { type BodyReader, type Deadlines, Picker } from './picker.ts';
 
 export interface EndpointPickerOptions {
   readonly config: EndpointPickerConfig;
@@ -36,6 +36,9 @@ export interface EndpointPickerOptions {
   readonly reader: BodyReader;
   /** Prefill and decode apart; undefined: the gateway's pods all do both. */
   readonly pods?: PodHandOff | undefined;
+  /** Which requests would be answered too late, and the target of those that name none. */
+  readonly inTime: Deadlines;
+  readonly ttftMs?: number | undefined;
   /** Whether the members are known, so that gateways may ask; takes no time. */
   readonly isReady: () => boolean;
   readonly logger: Logger;
@@ -62,10 +65,20 @@ const keepalive = { 'grpc.keepalive_time_ms': 20_000, 'grpc.keepalive_timeout_ms
 
 /** @throws KvError CONFIG (TLS files), LOCKED (port taken), IO */
 export async function startEndpointPicker(options: EndpointPickerOptions): Promise<EndpointPicker> {
-  const { config, dispatch, workers, reader, pods, isReady, logger } = options;
+  const { config, dispatch, workers, reader, pods, inTime, ttftMs, isReady, logger } = options;
   const metrics = new PickerMetrics();
   const parts: ConversationParts = {
-    picker: new Picker({ dispatch, workers, reader, pods, metrics, logger, fallbacks: config.fallbacks }),
+    picker: new Picker({
+      dispatch,
+      workers,
+      reader,
+      pods,
+      inTime,
+      ttftMs,
+      metrics,
+      logger,
+      fallbacks: config.fallbacks,
+    }),
     metrics,
     held: new HeldBytes(config.heldBytes, (bytes) => metrics.heldBytes.set(bytes)),
     limits: config,

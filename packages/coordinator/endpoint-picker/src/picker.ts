@@ -6,7 +6,7 @@
  *
  * A body that cannot be read is no reason to refuse it: the pod judges it. Refused is what nobody can serve now.
  */
-import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
+import { type Choice, type Dispatch, type DispatchRequest, Saturated, targetsIn } from '@kvtier/dispatch';
 import type { Keys } from '@kvtier/kv-index';
 import { endpointOf, NotPrefilled, type PodHandOff, type Routed } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
@@ -38,6 +38,20 @@ export interface BodyReader {
   read(path: string, body: ArrayBuffer, signal: AbortSignal): Promise<BodyFacts>;
 }
 
+/** What a request's client wants. */
+interface Wanted {
+  readonly model: string;
+  readonly arrivedMs: number;
+  readonly ttftMs: number | undefined;
+}
+
+/** Which requests would be answered too late; the coordinator has one for both ways in. */
+export interface Deadlines {
+  /** @throws Saturated: its first token would come too late */
+  admit(wanted: Wanted, worker: string, predictedS: number): void;
+  came(predictedS: number, seenS: number): void;
+}
+
 export interface PickerParts {
   readonly dispatch: Dispatch;
   /** As `Fleet.workers`. */
@@ -45,6 +59,9 @@ export interface PickerParts {
   readonly reader: BodyReader;
   /** undefined: all pods do both. */
   readonly pods?: PodHandOff | undefined;
+  readonly inTime: Deadlines;
+  /** Until the first token of a request that does not say so itself; undefined: as late as it comes. */
+  readonly ttftMs: number | undefined;
   readonly metrics: PickerMetrics;
   readonly logger: Logger;
   /** Endpoints that are named after the chosen one. */
@@ -59,6 +76,8 @@ export interface Picked {
   readonly share: Share;
   /** "IP:PORT" of the pod that computes the prompt; null: none does; undefined: of this model none does ever. */
   readonly prefiller: string | null | undefined;
+  /** Its first token came, in a stream. */
+  readonly came: () => void;
 }
 
 /** The pieces of a body, or why there are none. */
@@ -68,6 +87,8 @@ export type BodyOrWhy = readonly Buffer[] | Unread;
 const [bytesPerToken, someTokens, someBlockTokens] = [4, 256, 16];
 /** A prefill pod is taken if one has room soon; else the pod computes the prompt itself. */
 const prefillWaitMs = 200;
+/** Endpoints at which a request may be too late, before it is told so. */
+const maxTries = 5;
 const noKeys: Keys = new Int32Array(0);
 
 export class Picker {
@@ -82,18 +103,13 @@ export class Picker {
    * @throws Refusal, what Dispatch throws, or the reason of `signal`
    */
   async pick(asked: Asked, body: BodyOrWhy, bytes: number, signal: AbortSignal): Promise<Picked> {
-    const { dispatch, workers, fallbacks } = this.#parts;
+    const { dispatch, workers, fallbacks, ttftMs } = this.#parts;
+    const targets = targetsIn(asked.targets, ttftMs);
     const facts = await this.#read(asked, body, signal);
     if (signal.aborted) throw signal.reason;
     const all = workers();
     const candidates = candidatesOf(all, asked.subset);
-    if (candidates.length === 0) {
-      throw noWorker(
-        asked.subset === undefined
-          ? 'No endpoint is known that a gateway can reach; try again in a moment.'
-          : `None of the ${asked.subset.length} endpoints that the gateway allows is known here; try again in a moment.`,
-      );
-    }
+    if (candidates.length === 0) throw noWorker(whyNone(all, asked.subset));
     const request: DispatchRequest = {
       ...(facts ?? guess(asked, candidates, bytes)),
       id: asked.id,
@@ -104,18 +120,50 @@ export class Picker {
           ? undefined
           : new Set(candidates.map(({ worker }) => worker.record.name)),
       except: new Set(),
+      firstTokenByMs: targets.ttftMs === undefined ? undefined : asked.arrivedMs + targets.ttftMs,
     };
-    const choice = await chosen(dispatch, request, signal);
+    const { arrivedMs } = asked;
+    const wanted = { model: request.model, arrivedMs, ttftMs: targets.ttftMs };
+    let late: Saturated | undefined;
+    for (let except = new Set<string>(); ; ) {
+      const choice = await chosen(dispatch, { ...request, except }, signal).catch((error: unknown) => {
+        throw late ?? error;
+      });
+      try {
+        return await this.#picked(request, wanted, choice, candidates, fallbacks, signal);
+      } catch (error) {
+        choice.ended();
+        if (!(error instanceof Saturated) || except.size + 1 >= maxTries) throw error;
+        late ??= error;
+        except = new Set([...except, choice.worker.record.name]);
+      }
+    }
+  }
+
+  /** @throws Saturated: its first token would come too late there */
+  async #picked(
+    request: Routed,
+    wanted: Wanted,
+    choice: Choice,
+    candidates: readonly Candidate[],
+    fallbacks: number,
+    signal: AbortSignal,
+  ): Promise<Picked> {
+    const { inTime } = this.#parts;
+    const { name } = choice.worker.record;
     const endpoint = endpointOf(choice.worker.record);
     if (endpoint === undefined || !candidates.some(({ worker }) => worker.number === choice.worker.number)) {
-      choice.ended();
-      throw new Error(`dispatch chose ${choice.worker.record.name}, which this request may not go to`);
+      throw new Error(`dispatch chose ${name}, which this request may not go to`);
     }
-    const prefill = await this.#prefill(request, choice, signal).catch((error: unknown) => {
-      choice.ended();
-      throw error;
-    });
+    let predictedS = choice.firstTokenS;
+    const admit = (splitS: number | undefined): void => {
+      predictedS = splitS ?? predictedS;
+      inTime.admit(wanted, name, predictedS);
+    };
+    const prefill = await this.#prefill(request, choice, admit, signal);
+    const pickedAtMs = performance.now();
     return {
+      came: () => inTime.came(predictedS, (performance.now() - pickedAtMs) / 1_000),
       endpoint,
       endpoints: [endpoint, ...fallbacksOf(choice.worker, candidates, fallbacks)].join(','),
       share: new Share(choice, prefill ?? undefined),
@@ -123,11 +171,18 @@ export class Picker {
     };
   }
 
-  /** The pod that computes the prompt, counted from now on; null: the chosen one does; undefined: nobody else ever does. */
-  async #prefill(routed: Routed, choice: Choice, signal: AbortSignal): Promise<Choice | null | undefined> {
+  /** `admit` is asked before anything is counted. The pod that computes the prompt, counted from now on; null: the chosen one does; undefined: nobody else ever does. */
+  async #prefill(
+    routed: Routed,
+    choice: Choice,
+    admit: (splitS: number | undefined) => void,
+    signal: AbortSignal,
+  ): Promise<Choice | null | undefined> {
     const { pods, logger } = this.#parts;
-    if (!pods?.concerns(routed.model)) return undefined;
-    const { split, reason, why, prefillers } = pods.plan(routed, choice);
+    const planned = pods?.concerns(routed.model) ? pods.plan(routed, choice) : undefined;
+    admit(planned?.thereS);
+    if (pods === undefined || planned === undefined) return undefined;
+    const { split, reason, why, prefillers } = planned;
     pods.metrics.decided(split, reason);
     logger.debug({ request: routed.id, split, why }, 'prefill and decode apart');
     if (!split) {
@@ -189,6 +244,16 @@ function chosen(dispatch: Dispatch, request: DispatchRequest, signal: AbortSigna
       },
     );
   });
+}
+
+/** What is refused does not mend itself: whoever runs this learns why, and what to do. */
+function whyNone(workers: readonly (Worker | undefined)[], subset: readonly string[] | undefined): string {
+  const what =
+    subset === undefined
+      ? 'No endpoint is known that a gateway can reach'
+      : `None of the ${subset.length} endpoints that the gateway allows is known here`;
+  const why = workers.find((worker) => worker?.state === 'refused' && worker.record.kind === 'openai')?.why;
+  return `${what}; ${why ?? 'try again in a moment.'}`;
 }
 
 function joined(pieces: readonly Buffer[]): ArrayBuffer {

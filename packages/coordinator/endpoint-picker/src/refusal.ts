@@ -1,4 +1,5 @@
 /** Why a request gets no endpoint, and what its client is told: a status, OpenAI's shape of an error, llm-d's header. */
+import { Saturated } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 
 /** Of `kvtier_picker_requests_total`; and `x-llm-d-request-dropped-reason` of those that are refused. */
@@ -26,7 +27,8 @@ export class Refusal extends Error {
 }
 
 export const noWorker = (message: string): Refusal => new Refusal(503, 'no_worker', message, 1);
-export const saturated = (message: string): Refusal => new Refusal(429, 'saturated', message, 1);
+export const saturated = (message: string, retryAfterS = 1): Refusal =>
+  new Refusal(429, 'saturated', message, retryAfterS);
 export const stalled = (message: string): Refusal => new Refusal(408, 'stalled', message);
 
 /** What Dispatch threw, or anything else. A defect of ours is told without its inner details. */
@@ -38,7 +40,7 @@ export function refusalOf(thrown: unknown): Refusal {
       return noWorker(thrown.message);
     case 'BUSY':
     case 'CAPACITY':
-      return saturated(thrown.message);
+      return saturated(thrown.message, thrown instanceof Saturated ? thrown.retryAfterS : 1);
     case 'REQUEST':
     case 'TOO_LONG':
       return new Refusal(400, 'refused', thrown.message);

@@ -16,10 +16,11 @@ export class Share {
     this.#prefill = prefill;
   }
 
-  firstToken(): void {
+  /** `isTimed` as of `Choice`. */
+  firstToken(isTimed = false): void {
     if (this.#told || this.#ended) return;
     this.#told = true;
-    if (this.#prefill === undefined) this.#choice.firstToken();
+    if (this.#prefill === undefined) this.#choice.firstToken(isTimed);
     else this.#prefill.ended();
   }
 

@@ -18,4 +18,5 @@ export {
   type HandOffsOptions,
   handOffDefaults,
 } from './hand-offs.ts';
+export { InTime } from './in-time.ts';
 export type { Question, Side, SplitMode } from './question.ts';

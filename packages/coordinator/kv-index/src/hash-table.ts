@@ -14,6 +14,10 @@ const chunkBits = 12;
 const chunkRecords = 1 << chunkBits;
 const chunkMask = chunkRecords - 1;
 const words = 4;
+const slotBytes = 4;
+const chunkBytes = chunkRecords * words * 4;
+/** Of one that holds nothing. */
+export const emptyTableBytes = shardCount * firstSlots * slotBytes;
 const runAt = 2;
 const placeAt = 3;
 
@@ -31,11 +35,12 @@ export class HashTable {
   }));
   readonly #chunks: Int32Array[] = [];
   /** The caller makes room before it inserts more. */
-  readonly maxRecords: number;
+  maxRecords: number;
   #free = none;
   /** Records that were ever used. */
   #used = 0;
   #count = 0;
+  #slots = shardCount * firstSlots;
 
   constructor(maxRecords: number) {
     this.maxRecords = maxRecords;
@@ -52,9 +57,15 @@ export class HashTable {
 
   /** Memory. */
   get bytes(): number {
-    let bytes = this.#chunks.length * chunkRecords * words * 4;
-    for (const { slots } of this.#shards) bytes += slots.byteLength;
-    return bytes;
+    return this.#chunks.length * chunkBytes + this.#slots * slotBytes;
+  }
+
+  /** How much more it is after this insertion. */
+  growthFor(low: number, high: number): number {
+    const { slots, count } = this.#shards[mix(low, high) >>> (32 - shardBits)]!;
+    const grown = isFull(count, slots) ? slots.length >>> 1 : 0;
+    const isChunk = this.#free === none && this.#used === this.#chunks.length * chunkRecords;
+    return grown * slotBytes + (isChunk ? chunkBytes : 0);
   }
 
   /** The record of a hash, or `none`. */
@@ -83,8 +94,9 @@ export class HashTable {
     chunk[at + placeAt] = place;
     const h = mix(low, high);
     const shard = this.#shards[h >>> (32 - shardBits)]!;
-    if ((shard.count + 1) * 5 > shard.slots.length * 4) {
+    if (isFull(shard.count, shard.slots)) {
       const before = shard.slots;
+      this.#slots += before.length >>> 1;
       shard.slots = new Int32Array(before.length + (before.length >>> 1));
       for (const entry of before) if (entry !== 0) placeIn(shard.slots, this.#mixOf(entry - 1), entry);
     }
@@ -151,6 +163,9 @@ export class HashTable {
     return this.#used++;
   }
 }
+
+/** A shard with so many records has to grow before the next one. */
+const isFull = (count: number, { length }: Int32Array): boolean => (count + 1) * 5 > length * 4;
 
 function placeIn(slots: Int32Array, h: number, entry: number): void {
   let slot = homeOf(h, slots.length);

@@ -72,6 +72,11 @@ const recordBytes = 24;
 const fixedBytes = 128 * 1024;
 const minBytes = 4 * fixedBytes;
 
+const boundsOf = (maxBytes: number) => ({
+  records: Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes),
+  restBytes: maxBytes * (1 - recordShare),
+});
+
 export class KvIndex {
   readonly #chains: Chains;
   readonly #space: Space;
@@ -88,9 +93,19 @@ export class KvIndex {
     if (!(maxBytes >= minBytes))
       throw new KvError('CONFIG', `KV index: ${maxBytes} bytes are too few; ask for ${minBytes} or more`);
     this.#maxSources = maxSources;
-    const maxRecords = Math.floor((maxBytes * recordShare - fixedBytes) / recordBytes);
-    this.#chains = new Chains(maxRecords, maxSources, countedMedia);
-    this.#space = new Space(this.#chains, maxBytes * (1 - recordShare));
+    const { records, restBytes } = boundsOf(maxBytes);
+    this.#chains = new Chains(records, maxSources, countedMedia);
+    this.#space = new Space(this.#chains, restBytes);
+  }
+
+  /** Another bound from now on. False: it has taken more than that already, and stays as it was (memory is not given back piece by piece). */
+  resize(maxBytes: number): boolean {
+    const { records, restBytes } = boundsOf(maxBytes);
+    const { table } = this.#chains;
+    if (maxBytes < minBytes || table.used > records || this.#chains.restBytes > restBytes) return false;
+    table.maxRecords = records;
+    this.#space.resize(restBytes);
+    return true;
   }
 
   /** A number for a publisher. @throws KvError FULL when there are too many */

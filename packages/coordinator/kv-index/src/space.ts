@@ -22,7 +22,7 @@ const sweepStep = 32;
 export class Space {
   readonly #chains: Chains;
   /** Bytes that runs and sets may have; records have their own bound. */
-  readonly #maxRestBytes: number;
+  #maxRestBytes: number;
   /** The sweep goes round and round over the records; the next one. */
   #hand = 0;
   /** Where it may rest, after so many times round the end: nothing is stale then. */
@@ -37,6 +37,12 @@ export class Space {
 
   constructor(chains: Chains, maxRestBytes: number) {
     this.#chains = chains;
+    this.#maxRestBytes = maxRestBytes;
+    this.#collectAt = maxRestBytes * collectShare;
+  }
+
+  /** Another bound from now on. */
+  resize(maxRestBytes: number): void {
     this.#maxRestBytes = maxRestBytes;
     this.#collectAt = maxRestBytes * collectShare;
   }

@@ -81,6 +81,18 @@ describe('the load', () => {
     expect(text).toContain('kvtier_planner_hit_ratio{model="demo"} 0.75\n');
   });
 
+  it('is not taken for all new where nobody knows what is held', async () => {
+    make();
+    workers.add('a');
+    const known = holdings.match.bind(holdings);
+    holdings.match = (...asked) => known(...asked).map((held) => ({ ...held, isUnknown: true }));
+    await run(5);
+    holdings.match = known;
+    holdings.blocks[0] = 75;
+    await run(5);
+    expect(planner.plans()[0]!.load.hitRatio).toBeCloseTo(0.75);
+  });
+
   it('of answers is what workers give, and what those that come will need', async () => {
     make();
     const worker = workers.add('a', { maxRunning: 64 }, { stepS: 0.01, stepPerRequestS: 0.001, running: 10 });

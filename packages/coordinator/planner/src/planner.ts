@@ -124,23 +124,23 @@ export class Planner {
     if (isFirst) entry?.sums.add('tokens', request.tokens, this.#now());
     const choice = await dispatch.choose(request, signal);
     if (entry === undefined || !isFirst) return choice;
-    const { blocks, remoteBlocks = 0 } = choice.match;
-    entry.sums.add('chosenTokens', request.tokens, this.#now());
-    entry.sums.add(
-      'cachedTokens',
-      Math.min((blocks + remoteBlocks) * request.blockTokens, request.tokens),
-      this.#now(),
-    );
-    const { worker, policy, why, match, isGuessed, share } = choice;
+    const { blocks, remoteBlocks = 0, isUnknown } = choice.match;
+    if (!isUnknown) {
+      const held = Math.min((blocks + remoteBlocks) * request.blockTokens, request.tokens);
+      entry.sums.add('chosenTokens', request.tokens, this.#now());
+      entry.sums.add('cachedTokens', held, this.#now());
+    }
+    const { worker, policy, why, firstTokenS, match, isGuessed, share } = choice;
     let hasEnded = false;
     return {
       worker,
       policy,
       why,
+      firstTokenS,
       match,
       isGuessed,
       share,
-      firstToken: () => choice.firstToken(),
+      firstToken: (isTimed) => choice.firstToken(isTimed),
       ended: () => {
         if (!hasEnded) entry.sums.add('ended', 1, this.#now());
         hasEnded = true;

@@ -41,7 +41,10 @@ describe('a prompt is split', () => {
       '2000 of 4000 tokens uncached, there 4100 ms, here 2000 ms, holds up 3 answers for 2000 ms',
     ],
   ])('%s', (_, given, reason, why) => {
-    expect(decideSplit(given, limits)).toEqual({ split: reason === 'worth', reason, why });
+    // Of one that is split, when its prompt is computed: what a deadline is held against.
+    const told = /there (\d+) ms/.exec(why)?.[1];
+    const thereS = reason === 'worth' ? Number(told) / 1_000 : undefined;
+    expect(decideSplit(given, limits)).toEqual({ split: reason === 'worth', reason, why, thereS });
   });
 });
 

@@ -35,6 +35,8 @@ export interface Decision {
   readonly split: boolean;
   /** short: not worth it. busy: prefill would be slower. nobody: it is worth it, and no prefill pod takes requests. worth: it is. */
   readonly reason: 'short' | 'busy' | 'nobody' | 'worth';
+  /** Seconds until the prompt is computed at the prefill pod, for one that is split. */
+  readonly thereS: number | undefined;
   /** The figures in one short line, printable ASCII. */
   readonly why: string;
 }
@@ -45,16 +47,16 @@ export function decideSplit(figures: SplitFigures, { minUncachedTokens, patience
   const { tokens, uncachedTokens, decode, prefill } = figures;
   const uncached = `${uncachedTokens} of ${tokens} tokens uncached`;
   if (uncachedTokens < minUncachedTokens)
-    return { split: false, reason: 'short', why: `${uncached}, below ${minUncachedTokens}` };
+    return { split: false, reason: 'short', thereS: undefined, why: `${uncached}, below ${minUncachedTokens}` };
   if (prefill === undefined)
-    return { split: false, reason: 'nobody', why: `${uncached}, no prefill pod takes requests` };
+    return { split: false, reason: 'nobody', thereS: undefined, why: `${uncached}, no prefill pod takes requests` };
   const heldUpS = decode.running > 0 ? uncachedTokens / decode.prefillTokensPerS : 0;
   const hereS = decode.aheadS + uncachedTokens / decode.prefillTokensPerS;
   const thereS = prefill.aheadS + uncachedTokens / prefill.prefillTokensPerS;
   const split = thereS <= hereS + heldUpS * patience;
   const held = decode.running > 0 ? `, holds up ${decode.running} answers for ${ms(heldUpS)} ms` : '';
   const why = `${uncached}, there ${ms(thereS)} ms, here ${ms(hereS)} ms${held}`;
-  return { split, reason: split ? 'worth' : 'busy', why };
+  return { split, reason: split ? 'worth' : 'busy', thereS: split ? thereS : undefined, why };
 }
 
 const ms = (seconds: number): string => (seconds * 1_000).toFixed(0);

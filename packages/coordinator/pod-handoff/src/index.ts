@@ -13,4 +13,4 @@ export {
   type Routed,
   uncachedOf,
 } from './pod-handoff.ts';
-export { hasPrefill } from './pods.ts';
+export { hasPrefill, isPrefillOnly } from './pods.ts';

@@ -13,7 +13,7 @@
 import { type PodHandOffConfig, podHandOffSchema } from '@kvtier/config';
 import type { Choice, Dispatch, DispatchRequest } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { Forwarded, Worker } from '@kvtier/registry';
+import { type Forwarded, leave, type Worker } from '@kvtier/registry';
 import { type Decision, decideSplit } from './decision.ts';
 import { type HandOffReason, PodHandOffMetrics } from './metrics.ts';
 import { hasPrefill, leastAhead, type PodList, prefillersFor, workOf } from './pods.ts';
@@ -63,6 +63,8 @@ export interface PrefillRequest {
 /** A prefill leg that was answered. */
 export interface Prefilled {
   readonly worker: string;
+  /** Of the roll-out: what it computed is of use to pods of the same one. */
+  readonly revision: string;
   /** `kv_transfer_params` as JSON; undefined: it answered none. */
   readonly params: string | undefined;
 }
@@ -102,7 +104,10 @@ export class PodHandOff {
     const prefillers = known.length > 0 ? known : prefillersFor(workers, decode.worker, routed.among);
     const names = new Set(prefillers.map(({ record }) => record.name));
     if (known.length > 0)
-      return { split: true, reason: 'named', why: 'named by x-prefiller-host-port', prefillers: names };
+      return {
+        ...{ split: true, reason: 'named', why: 'named by x-prefiller-host-port', thereS: undefined },
+        prefillers: names,
+      };
     const uncachedTokens = uncachedOf(routed, decode);
     const decision = decideSplit(
       {
@@ -156,16 +161,18 @@ export class PodHandOff {
     signal: AbortSignal,
   ): Promise<Prefilled> {
     const choice = await this.choosePrefill(routed, among, except, signal);
-    const { name } = choice.worker.record;
+    const { name, revision } = choice.worker.record;
     except.add(name);
     try {
       const answer = await this.#pods.forward(choice.worker.number, path, headers, body, signal);
       if (answer.status !== 200) {
-        for await (const _ of answer.body) break; // its request ends with that
+        await leave(answer);
         const reason = answer.status === 429 ? 'busy' : elsewhere.has(answer.status) ? 'failed' : 'refused';
         throw new NotPrefilled(reason, `worker ${name} answers ${answer.status}`);
       }
-      return { worker: name, params: await paramsOf(name, answer) };
+      const params = await paramsOf(name, answer);
+      choice.firstToken(true); // it was asked for no more
+      return { worker: name, revision, params };
     } catch (error) {
       if (signal.aborted || error instanceof NotPrefilled) throw error;
       const { code, message } = KvError.from(error);

@@ -14,6 +14,10 @@ export type PodList = readonly (Worker | undefined)[];
 export const isPrefill = ({ record: { kind, role }, leaning }: Worker): boolean =>
   kind === 'openai' && (role === 'prefill' || (role === 'both' && (leaning === 'prefill' || leaning === 'mixed')));
 
+/** It computes prompts for others and nothing else, as long as somebody else takes whole requests. */
+export const isPrefillOnly = ({ record: { kind, role }, leaning }: Worker): boolean =>
+  kind === 'openai' && (role === 'prefill' || (role === 'both' && leaning === 'prefill'));
+
 /** Whether some pod of this model computes prompts for others, whether or not it takes requests now. */
 export const hasPrefill = (workers: PodList, model: string): boolean =>
   workers.some((worker) => worker?.facts?.model === model && isPrefill(worker));

@@ -61,6 +61,18 @@ export function fleetMetrics(fleet: Fleet, registry: Registry): void {
     },
   });
   new Gauge({
+    name: 'kvtier_worker_prefill_tokens_per_second',
+    help: 'Prompt tokens that the worker computes in a second: measured, or assumed as is usual for its model',
+    labelNames: ['worker', 'rate'] as const,
+    registers,
+    collect() {
+      this.reset();
+      for (const worker of fleet.workers())
+        if (worker?.state === 'ready' && worker.number < maxNames)
+          this.set({ worker: nameOf(worker), rate: worker.prefillRate ?? 'assumed' }, worker.load.prefillTokensPerS);
+    },
+  });
+  new Gauge({
     name: 'kvtier_worker_used_blocks',
     help: 'KV blocks that something holds',
     labelNames: ['worker'] as const,

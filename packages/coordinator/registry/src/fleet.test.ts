@@ -367,7 +367,7 @@ it('addresses that are none, or that are beyond loopback without TLS, are refuse
   );
   expect(fleet.workers().map((one) => one!.state)).toEqual(Array(5).fill('refused'));
   const beyond =
-    'is beyond loopback, where TLS and a token or a certificate of ours are needed; use https and configure tokenFile or certFile';
+    'is beyond loopback, where TLS and a token or a certificate of ours are needed; use https and configure tokenFile or certFile, or say "access": {"trustedNetwork": true}';
   expect(fleet.workers().map((one) => one!.why)).toEqual([
     'worker x: http://10.1.2.3:80 is no address; give unix:/PATH or HOST:PORT',
     'worker y: 10.1.2.3:50051 is beyond loopback, where TLS and a certificate of ours are needed; configure caFile, certFile and keyFile',
@@ -415,6 +415,7 @@ it('its metrics say who is there, and each word of a load is told to who listens
     'kvtier_worker_waiting{worker="a"} 2',
     'kvtier_worker_running{worker="a"} 1',
     'kvtier_worker_tokens_ahead{worker="a"} 30',
+    'kvtier_worker_prefill_tokens_per_second{worker="a",rate="assumed"} 2000',
     'kvtier_worker_used_blocks{worker="a"} 4',
     'kvtier_worker_events_total{event="ready"} 1',
     'kvtier_worker_events_total{event="refused"} 1',

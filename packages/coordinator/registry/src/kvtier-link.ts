@@ -7,7 +7,7 @@
  */
 import { KvError } from '@kvtier/errors';
 import { Watch } from '@kvtier/runtime';
-import type { GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
+import type { EngineLoad, GenerateEvent, GenerateRequest, TlsFiles } from '@kvtier/wire/grpc';
 import { EngineCalls, type OnEvent } from './engine-calls.ts';
 import { factsOf } from './facts.ts';
 import { type Link, type LinkHost, type LinkTimes, noLoad, Pause } from './link.ts';
@@ -191,6 +191,7 @@ export class KvtierLink implements Link {
   #watch(bootEpoch: string, onAnswer: () => void): Promise<never> {
     const { name, sender, host, times } = this.#options;
     return new Promise((_, reject) => {
+      let stop = (): void => {};
       const end = (why: KvError): void => {
         watch.stop();
         stop();
@@ -204,24 +205,25 @@ export class KvtierLink implements Link {
       });
       let heardMs = watch.nowMs();
       let isFirst = true;
-      const stop = this.calls.watchLoad(
-        { sender, minIntervalMs: times.loadMs },
-        (load) => {
-          try {
-            const told = loadOf(name, load);
-            if (told.bootEpoch !== bootEpoch)
-              throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
-            heardMs = watch.nowMs();
-            this.#hear(told, isFirst);
-            isFirst = false;
-            onAnswer();
-            host.answers(told.draining);
-          } catch (error) {
-            end(KvError.from(error));
-          }
-        },
-        end,
-      );
+      const onLoad = (load: EngineLoad): void => {
+        try {
+          const told = loadOf(name, load);
+          if (told.bootEpoch !== bootEpoch)
+            throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
+          heardMs = watch.nowMs();
+          this.#hear(told, isFirst);
+          isFirst = false;
+          onAnswer();
+          host.answers(told.draining);
+        } catch (error) {
+          end(KvError.from(error));
+        }
+      };
+      try {
+        stop = this.calls.watchLoad({ sender, minIntervalMs: times.loadMs }, onLoad, end);
+      } catch (error) {
+        end(KvError.from(error)); // the line was closed meanwhile
+      }
       this.#stopWatch = () => end(new KvError('CANCELLED', `worker ${name}: its line is closed`));
     });
   }

@@ -47,6 +47,8 @@ export interface Access {
   readonly serverName?: string | undefined;
   /** For openai workers: "authorization: Bearer TOKEN". */
   readonly token?: string | undefined;
+  /** openai workers are reached in plain text, and without proving who we are. */
+  readonly trustedNetwork?: boolean;
 }
 
 export interface LinkTimes {

@@ -84,6 +84,10 @@ export class Member implements Worker {
     return this.#link?.load() ?? noLoad;
   }
 
+  get prefillRate(): 'measured' | 'assumed' {
+    return (this.#link?.measuredPrefillTokensPerS ?? 0) > 0 ? 'measured' : 'assumed';
+  }
+
   get leaning(): Leaning | undefined {
     return this.#leaning;
   }
@@ -174,6 +178,7 @@ export class Member implements Worker {
         if (before && before.bootEpoch !== facts.bootEpoch) this.#host.counts.restarted++;
         this.#facts = facts;
         this.#standing = true;
+        if (this.#state === 'ready') this.#host.changed(); // it did not know all of it before
         return undefined;
       },
       answers: (draining) => {

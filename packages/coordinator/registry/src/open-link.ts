@@ -1,6 +1,6 @@
 /**
  * How a worker is reached. On a Unix socket or on loopback as it stands; beyond, only with TLS and with something that proves who we are:
- * a certificate (kvtier), a certificate or a bearer token (openai).
+ * a certificate (kvtier), a certificate or a bearer token (openai), or as it stands where the network is said to be trusted (openai).
  */
 import type { WorkerRecord } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
@@ -45,8 +45,9 @@ function originOf({ name, address }: WorkerRecord, access: Access | undefined): 
   }
   if (!url || !['http:', 'https:'].includes(url.protocol) || url.pathname !== '/' || url.search + url.hash !== '')
     throw new KvError('CONFIG', `worker ${name}: ${address} is no address; give http://HOST:PORT or https://HOST:PORT`);
-  if (isLocal(url.host)) return url;
+  if (isLocal(url.host) || access?.trustedNetwork) return url;
   if (url.protocol === 'https:' && ((access?.cert && access.key) || access?.token)) return url;
   const missing = 'is beyond loopback, where TLS and a token or a certificate of ours are needed';
-  throw new KvError('CONFIG', `worker ${name}: ${address} ${missing}; use https and configure tokenFile or certFile`);
+  const remedy = 'use https and configure tokenFile or certFile, or say "access": {"trustedNetwork": true}';
+  throw new KvError('CONFIG', `worker ${name}: ${address} ${missing}; ${remedy}`);
 }

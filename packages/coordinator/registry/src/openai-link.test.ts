@@ -80,6 +80,24 @@ it('SGLang as well; what it does not say is unknown', async () => {
   await other.stop();
 });
 
+it('what SGLang says of its blocks once it answers counts from then on, and is told', async () => {
+  const other = new Pod('sglang');
+  await other.start();
+  other.pageTokens = 0;
+  other.figures.usedShare = 0.5;
+  join('a', other);
+  await until('ready');
+  expect(worker().facts).toMatchObject({ blockTokens: 0, totalBlocks: 0 });
+  const told = new Promise<void>((resolve) => {
+    fleet.onChange(() => worker().facts!.blockTokens > 0 && resolve());
+  });
+  other.pageTokens = 16;
+  await told;
+  expect(worker().facts).toMatchObject({ blockTokens: 16, totalBlocks: 500 });
+  await vi.waitFor(() => expect(worker().load.usedBlocks).toBe(250), patience);
+  await other.stop();
+});
+
 it('its answer streams back as it comes, and what was asked goes there as it came', async () => {
   join();
   await until('ready');
@@ -240,6 +258,39 @@ it.each([
   expect(worker('b').state).toBe('ready');
   await good.stop();
 });
+
+// Turns above 50 ms fail any test (test/setup/turns.ts).
+it.each([
+  ['no lines', '\n'],
+  ['short lines', 'v\n'],
+  ['samples', 'vllm:num_requests_running{engine="0",model_name="x"} 1.0\n'],
+  ['labels', `vllm:cache_config_info{${'a="b",'.repeat(2_000)}} 1\n`],
+  ['one line', 'v'],
+])('eight megabytes of %s hold nobody up', async (_, fill) => {
+  const text = fill.repeat((7 << 20) / fill.length);
+  join();
+  await until('ready');
+  pod.extra = text;
+  pod.scrapes = 0;
+  await vi.waitFor(() => expect(pod.scrapes).toBeGreaterThan(2), patience);
+});
+
+it('nor does a list of a hundred thousand models, of which the first is looked at', async () => {
+  const card = '{"id":"a"}';
+  pod.models = () => `{"data":[{"id":"first","max_model_len":10}${`,${card}`.repeat(90_000)}]}`;
+  join();
+  await until('ready');
+  expect(worker().facts).toMatchObject({ model: 'first', maxModelTokens: 10 });
+});
+
+it.each(['{"data":[]}', '{"data":[{}, {"id":"a"}]}', '{"data":[{"id":""}]}', '[]', '1', '"'])(
+  'one that lists %s for its models is refused',
+  async (models) => {
+    pod.models = () => models;
+    join();
+    await until('refused');
+  },
+);
 
 it('ours are counted as of now, the others’ as of the last scrape, each once', async () => {
   join();

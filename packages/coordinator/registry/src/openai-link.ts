@@ -25,8 +25,16 @@ import type { Sent, WorkerFacts, WorkerLoad } from './worker.ts';
 export interface Forwarded {
   readonly status: number;
   readonly headers: IncomingHttpHeaders;
-  /** Leaving the loop ends the request. @throws KvError DISCONNECTED, or the reason of the request's signal */
+  /**
+   * Leaving the loop ends the request, and so does `leave`, which waits for nothing. @throws KvError DISCONNECTED, or the reason of the
+   * request's signal
+   */
   readonly body: AsyncIterable<Buffer>;
+}
+
+/** Nobody wants the body: a pod may never begin it. */
+export async function leave({ body }: Forwarded): Promise<void> {
+  await body[Symbol.asyncIterator]().return?.();
 }
 
 export interface OpenaiLinkOptions {
@@ -184,17 +192,30 @@ export class OpenaiLink implements Link {
 
   #parts(body: Dispatcher.ResponseData['body'], running: Running, ended: () => void): AsyncIterable<Buffer> {
     body.once('close', ended);
+    body.on('error', () => {}); // of one that is left before it was read
     const failure = (error: unknown): unknown => this.#failure(error, running);
-    return (async function* () {
+    const end = (): void => {
+      body.destroy();
+      ended();
+    };
+    const parts = (async function* () {
       try {
         for await (const part of body) yield part as Buffer;
       } catch (error) {
         throw failure(error);
       } finally {
-        body.destroy();
-        ended();
+        end();
       }
     })();
+    const iterator: AsyncIterator<Buffer> = {
+      next: () => parts.next(),
+      // A generator that was not begun ends without its `finally`, and one that waits for a part ends after it.
+      return: () => {
+        end();
+        return parts.return(undefined);
+      },
+    };
+    return { [Symbol.asyncIterator]: () => iterator };
   }
 
   #authorization(): Readonly<Record<string, string>> {
@@ -221,9 +242,8 @@ export class OpenaiLink implements Link {
     while (!this.#pause.stopped) {
       let refused = false;
       try {
-        const facts = await this.#describe();
-        const why = host.described(facts);
-        if (why !== undefined) throw new KvError('CONFIG', why);
+        let facts = await this.#describe();
+        this.#described(facts);
         for (;;) {
           const begunAtMs = performance.now();
           const openThen = this.#pod.open;
@@ -231,6 +251,11 @@ export class OpenaiLink implements Link {
           if (epochOf(this.#options.origin, scrape) !== facts.bootEpoch)
             throw new KvError('DISCONNECTED', `worker ${name}: was started anew; asked again`, { retry: true });
           goodAtMs = performance.now();
+          const learned = { ...facts, ...cacheOf(scrape, facts) };
+          if (learned.blockTokens !== facts.blockTokens || learned.totalBlocks !== facts.totalBlocks) {
+            this.#described(learned);
+            facts = learned;
+          }
           this.#pod.scraped(scrape, begunAtMs, openThen, goodAtMs);
           pauseMs = times.firstPauseMs;
           host.answers(scrape.asleep);
@@ -250,6 +275,14 @@ export class OpenaiLink implements Link {
       await this.#pause.wait(refused ? times.refusedPauseMs : pauseMs);
       if (!refused) pauseMs = Math.min(times.pauseMs, pauseMs * 2);
     }
+  }
+
+  /** @throws KvError CONFIG: it cannot be of this cluster */
+  #described(facts: WorkerFacts): void {
+    const why = this.#options.host.described(facts);
+    if (why !== undefined) throw new KvError('CONFIG', why);
+    this.#totalBlocks = facts.totalBlocks;
+    this.#blockTokens = facts.blockTokens;
   }
 
   #cut(why: KvError, silentForMs: number): void {
@@ -272,8 +305,6 @@ export class OpenaiLink implements Link {
     }
     const [model] = checked(name, '/v1/models', modelsSchema, models).data;
     const scrape = await this.#scrape();
-    this.#totalBlocks = scrape.totalBlocks ?? 0;
-    this.#blockTokens = scrape.blockTokens ?? 0;
     return {
       model: model!.id,
       modelDigest: '',
@@ -281,10 +312,8 @@ export class OpenaiLink implements Link {
       maxModelTokens: model!.max_model_len ?? 0,
       vocabSize: 0,
       stopTokenIds: [],
-      blockTokens: scrape.blockTokens ?? 0,
-      hashAlgorithm: scrape.hashAlgorithm,
+      ...cacheOf(scrape, { blockTokens: 0, totalBlocks: 0, hashAlgorithm: '' }),
       hashSeed: '',
-      totalBlocks: this.#totalBlocks,
       blockBytes: 0,
       maxRunning: undefined,
       namespaces: undefined,
@@ -293,7 +322,7 @@ export class OpenaiLink implements Link {
   }
 
   async #scrape(): Promise<Scrape> {
-    return scrapeOf(this.#options.name, await this.#ask('/metrics', mostMetricsBytes));
+    return await scrapeOf(this.#options.name, await this.#ask('/metrics', mostMetricsBytes));
   }
 
   /** A short body, whole. @throws KvError DISCONNECTED: no 200 in time; PROTOCOL: longer than `mostBytes` */
@@ -338,6 +367,15 @@ export class OpenaiLink implements Link {
 
 /** Of one life of the pod's process, as far as its metrics tell. */
 const epochOf = ({ origin }: URL, { startedAt }: Scrape): string => (startedAt === '' ? '' : `${origin} ${startedAt}`);
+
+type CacheFacts = Pick<WorkerFacts, 'blockTokens' | 'totalBlocks' | 'hashAlgorithm'>;
+
+/** What a scrape says of the blocks; what it does not say is as before: engines know some of it only after they began to answer. */
+const cacheOf = ({ blockTokens, totalBlocks, hashAlgorithm }: Scrape, before: CacheFacts): CacheFacts => ({
+  blockTokens: blockTokens ?? before.blockTokens,
+  totalBlocks: totalBlocks ?? before.totalBlocks,
+  hashAlgorithm: hashAlgorithm || before.hashAlgorithm,
+});
 
 function passedOn(headers: IncomingHttpHeaders | Readonly<Record<string, string>>): Record<string, string | string[]> {
   const kept: Record<string, string | string[]> = {};

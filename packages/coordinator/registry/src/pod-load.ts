@@ -6,9 +6,13 @@
  *     load   = others, as of the last scrape + ours, as of now
  *
  * Our requests are therefore counted once, whether the pod has seen them or not; when nobody has any, the load is 0.
+ *
+ * How fast it computes prompts is what its metrics measure (vLLM); of a pod that does not, what our own requests took that had it for
+ * themselves (`own-rate.ts`).
  */
 
 import { noLoad } from './link.ts';
+import { OwnRate } from './own-rate.ts';
 import type { Scrape } from './scrape.ts';
 import type { Share } from './sent-ledger.ts';
 import type { Sent, WorkerLoad } from './worker.ts';
@@ -21,7 +25,12 @@ interface Own {
   /** The pod's own figures include its blocks. */
   admitted: boolean;
   ended: boolean;
+  /** Nobody had anything there when it was sent, nor has since, as far as is known. */
+  isAlone: boolean;
 }
+
+/** What a scrape says of others stands for so long. */
+const maxScrapeAgeMs = 1_000;
 
 /** Of a rate's measurement: what is older counts half after so many scrapes with something new. */
 const keep = 0.8;
@@ -37,6 +46,12 @@ export class PodLoad {
   #toldAtMs = 0;
   #prefill = { tokens: 0, seconds: 0 };
   #interval = { count: 0, seconds: 0 };
+  readonly #ownRate = new OwnRate();
+  readonly #now: () => number;
+
+  constructor(now: () => number = () => performance.now()) {
+    this.#now = now;
+  }
 
   /** Ours that have not ended. */
   get open(): number {
@@ -46,11 +61,14 @@ export class PodLoad {
   /** 0: not yet. */
   get prefillTokensPerS(): number {
     const { tokens, seconds } = this.#prefill;
-    return seconds > 0 ? tokens / seconds : 0;
+    return seconds > 0 ? tokens / seconds : this.#ownRate.tokensPerS;
   }
 
   send(share: Share, atMs: number, onEnd: () => void): Sent {
-    const own: Own = { share, atMs, waiting: true, admitted: false, ended: false };
+    const isIdle = this.#own.size === 0 && this.#others.waiting + this.#others.running === 0;
+    const isAlone = isIdle && this.#toldAtMs > 0 && atMs - this.#toldAtMs < maxScrapeAgeMs;
+    const own: Own = { share, atMs, waiting: true, admitted: false, ended: false, isAlone };
+    this.#disturb();
     this.#own.add(own);
     this.#tokensAhead += share.tokensAhead;
     this.#usualTokens += (share.tokensAhead - this.#usualTokens) * 0.1;
@@ -60,8 +78,9 @@ export class PodLoad {
       this.#tokensAhead -= share.tokensAhead;
     };
     return {
-      firstToken: () => {
+      firstToken: (isTimed = false) => {
         if (own.ended || !own.waiting) return;
+        if (isTimed && own.isAlone) this.#ownRate.took(share.tokensAhead, (this.#now() - atMs) / 1_000);
         begun();
         this.#running++;
       },
@@ -83,6 +102,7 @@ export class PodLoad {
     const others = Math.max(0, scrape.waiting + scrape.running - ours);
     const waiting = Math.min(others, Math.max(0, scrape.waiting - (this.#own.size - this.#running)));
     this.#others = { waiting, running: others - waiting };
+    if (others > 0) this.#disturb();
     if (scrape.waiting === 0) for (const own of this.#own) own.admitted ||= own.atMs < begunAtMs;
     const last = this.#last;
     if (last && last.startedAt === scrape.startedAt) {
@@ -91,6 +111,10 @@ export class PodLoad {
     }
     this.#last = scrape;
     this.#toldAtMs = nowMs;
+  }
+
+  #disturb(): void {
+    for (const own of this.#own) own.isAlone = false;
   }
 
   load(totalBlocks: number, usualPrefillTokensPerS: number): WorkerLoad {

@@ -6,7 +6,7 @@ import { scrapeOf } from './scrape.ts';
 const least = 'vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n';
 
 describe('scrapeOf', () => {
-  it('adds up the engines of a pod, and averages their shares', () => {
+  it('adds up the engines of a pod, and averages their shares', async () => {
     const text = `# TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="a{b}c"} 2.0
 vllm:num_requests_waiting{engine="1",model_name="a{b}c"} 3.0
@@ -23,7 +23,7 @@ vllm:request_prefill_time_seconds_sum{engine="0"} 0.5
 vllm:inter_token_latency_seconds_sum{engine="0"} 3
 vllm:inter_token_latency_seconds_count{engine="0"} 300
 process_start_time_seconds 1.7e9`;
-    expect(scrapeOf('w', text)).toEqual({
+    expect(await scrapeOf('w', text)).toEqual({
       waiting: 5,
       running: 5,
       usedShare: 0.5,
@@ -39,12 +39,12 @@ process_start_time_seconds 1.7e9`;
     });
   });
 
-  it('reads SGLang’s names', () => {
+  it('reads SGLang’s names', async () => {
     const text = `sglang:num_queue_reqs{tp_rank="0"} 7
 sglang:num_running_reqs{tp_rank="0"} 2
 sglang:token_usage{tp_rank="0"} 0.4
 sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
-    expect(scrapeOf('w', text)).toMatchObject({
+    expect(await scrapeOf('w', text)).toMatchObject({
       waiting: 7,
       running: 2,
       usedShare: 0.4,
@@ -55,9 +55,35 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     });
   });
 
-  it('what a pod does not know yet is missing, not wrong', () => {
+  it('reads SGLang’s own gauges of its pages, which newer versions have in place of a line', async () => {
+    const text = `sglang:num_queue_reqs{tp_rank="0"} 0
+sglang:num_running_reqs{tp_rank="0"} 0
+sglang:page_size{dp_rank="0"} 64.0
+sglang:page_size{dp_rank="1"} 64.0
+sglang:num_pages{dp_rank="0"} 500.0
+sglang:num_pages{dp_rank="1"} 250.0`;
+    expect(await scrapeOf('w', text)).toMatchObject({ blockTokens: 64, totalBlocks: 750 });
+    const both = `${text}\nsglang:cache_config_info{num_pages="750",page_size="64"} 1`;
+    expect(await scrapeOf('w', both)).toMatchObject({ blockTokens: 64, totalBlocks: 750 });
+    const early = text.replace(/(64|500|250)\.0/g, '0.0');
+    expect(await scrapeOf('w', early)).toMatchObject({ blockTokens: undefined, totalBlocks: undefined });
+  });
+
+  it('reads the names that vLLM had for figures before, and those of today where both are there', async () => {
+    const before = `vllm:gpu_cache_usage_perc 0.25
+vllm:time_per_output_token_seconds_sum 3
+vllm:time_per_output_token_seconds_count 300`;
+    expect(await scrapeOf('w', least + before)).toMatchObject({ usedShare: 0.25, intervals: 300, intervalS: 3 });
+    const both = `${before}
+vllm:kv_cache_usage_perc 0.5
+vllm:inter_token_latency_seconds_sum 4
+vllm:inter_token_latency_seconds_count 200`;
+    expect(await scrapeOf('w', least + both)).toMatchObject({ usedShare: 0.5, intervals: 200, intervalS: 4 });
+  });
+
+  it('what a pod does not know yet is missing, not wrong', async () => {
     const text = `${least}vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0`;
-    expect(scrapeOf('w', text)).toMatchObject({ blockTokens: 16, totalBlocks: undefined });
+    expect(await scrapeOf('w', text)).toMatchObject({ blockTokens: 16, totalBlocks: undefined });
   });
 
   it.each([
@@ -70,14 +96,17 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
     ['no number', `${least}vllm:kv_cache_usage_perc much`, 'has NaN for vllm:kv_cache_usage_perc'],
     ['blocks of no tokens', `${least}vllm:cache_config_info{block_size="0"} 1`, 'has blocks of "0" tokens'],
     ['blocks of many tokens', `${least}vllm:cache_config_info{block_size="1e9"} 1`, 'has blocks of "1e9" tokens'],
+    ['pages of half a token', `${least}sglang:page_size 0.5`, 'has 0.5 for sglang:page_size'],
+    ['pages of many tokens', `${least}sglang:page_size 1e9`, 'has 1000000000 for sglang:page_size'],
+    ['no pages', `${least}sglang:num_pages NaN`, 'has NaN for sglang:num_pages'],
     ['too many blocks', `${least}vllm:cache_config_info{num_gpu_blocks="${'9'.repeat(20)}"} 1`, 'blocks'],
-  ])('%s is refused', (_, text, why) => {
-    expect(() => scrapeOf('w', text)).toThrow(
+  ])('%s is refused', async (_, text, why) => {
+    await expect(scrapeOf('w', text)).rejects.toThrow(
       expect.objectContaining({ code: 'PROTOCOL', message: expect.stringContaining(why) }),
     );
   });
 
-  it('whatever the text, it answers what can be or refuses, and soon', () => {
+  it('whatever the text, it answers what can be or refuses, and soon', async () => {
     const words = fc.constantFrom(
       'vllm:num_requests_waiting',
       'vllm:num_requests_running',
@@ -92,10 +121,10 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
       '\\',
       'vllm:cache_config_info{block_size="',
     );
-    fc.assert(
-      fc.property(fc.array(fc.oneof(words, fc.string()), { maxLength: 60 }), (parts) => {
+    await fc.assert(
+      fc.asyncProperty(fc.array(fc.oneof(words, fc.string()), { maxLength: 60 }), async (parts) => {
         try {
-          const scrape = scrapeOf('w', parts.join(''));
+          const scrape = await scrapeOf('w', parts.join(''));
           for (const value of [scrape.waiting, scrape.running, scrape.usedShare])
             expect(value).toBeGreaterThanOrEqual(0);
         } catch (error) {
@@ -104,7 +133,7 @@ sglang:cache_config_info{num_pages="500",page_size="64"} 1`;
       }),
     );
     const from = performance.now();
-    scrapeOf(
+    await scrapeOf(
       'w',
       `${least}${'other_metric{a="b",c="d"} 1\n'.repeat(100_000)}vllm:num_requests_waiting{${'a="b",'.repeat(100_000)}} 1`,
     );

@@ -5,6 +5,7 @@
  * Names: the Gateway API inference extension's model server protocol; vLLM's `vllm:*`, SGLang's `sglang:*`.
  */
 import { KvError } from '@kvtier/errors';
+import { SliceTimer } from '@kvtier/runtime';
 
 export interface Scrape {
   readonly waiting: number;
@@ -25,35 +26,52 @@ export interface Scrape {
   readonly intervalS: number;
 }
 
+/** Of several names of one figure the first that a pod has counts: some serve an old name beside the new one. */
 const names = {
   waiting: ['vllm:num_requests_waiting', 'sglang:num_queue_reqs'],
   running: ['vllm:num_requests_running', 'sglang:num_running_reqs'],
   usedShare: ['vllm:kv_cache_usage_perc', 'vllm:gpu_cache_usage_perc', 'sglang:token_usage'],
   config: ['vllm:cache_config_info', 'sglang:cache_config_info'],
+  // SGLang from 0.5.12 on, in place of its line above; 0 until it knows.
+  pageTokens: ['sglang:page_size'],
+  pages: ['sglang:num_pages'],
   sleep: ['vllm:engine_sleep_state'],
   startedAt: ['process_start_time_seconds'],
   prefillTokens: ['vllm:request_prefill_kv_computed_tokens_sum'],
   prefillS: ['vllm:request_prefill_time_seconds_sum'],
-  intervals: ['vllm:inter_token_latency_seconds_count', 'sglang:inter_token_latency_seconds_count'],
-  intervalS: ['vllm:inter_token_latency_seconds_sum', 'sglang:inter_token_latency_seconds_sum'],
+  intervals: [
+    'vllm:inter_token_latency_seconds_count',
+    'vllm:time_per_output_token_seconds_count', // before 0.11
+    'sglang:inter_token_latency_seconds_count',
+  ],
+  intervalS: [
+    'vllm:inter_token_latency_seconds_sum',
+    'vllm:time_per_output_token_seconds_sum', // before 0.11
+    'sglang:inter_token_latency_seconds_sum',
+  ],
 } as const;
 type Field = keyof typeof names;
-const fieldOf: ReadonlyMap<string, Field> = new Map(
-  Object.entries(names).flatMap(([field, list]) => list.map((name) => [name, field as Field] as const)),
-);
+const known: ReadonlySet<string> = new Set(Object.values(names).flat());
 
 interface Sample {
   readonly value: number;
   readonly labels: ReadonlyMap<string, string>;
 }
 
+const mostBlockTokens = 65_536;
 const mostBlocks = 2 ** 40;
 const mostRequests = 2 ** 32;
 
-/** @throws KvError PROTOCOL: no load in there, or a number that cannot be */
-export function scrapeOf(worker: string, text: string): Scrape {
-  const samples = read(text);
-  const of = (field: Field): readonly Sample[] => samples.get(field) ?? [];
+/** In slices: a text may be long, and nothing else. @throws KvError PROTOCOL: no load in there, or a number that cannot be */
+export async function scrapeOf(worker: string, text: string): Promise<Scrape> {
+  const samples = await read(text);
+  const of = (field: Field): readonly Sample[] => {
+    for (const name of names[field]) {
+      const list = samples.get(name);
+      if (list !== undefined && list.length > 0) return list;
+    }
+    return [];
+  };
   const refuse = (what: string): never => {
     throw new KvError('PROTOCOL', `worker ${worker}: /metrics ${what}; serve vLLM's or SGLang's metrics there`);
   };
@@ -69,19 +87,7 @@ export function scrapeOf(worker: string, text: string): Scrape {
     refuse(`has neither ${names.waiting[0]} nor ${names.waiting[1]}`);
   // A share may exceed 1 by rounding alone.
   const shares = sum('usedShare', 1.001);
-  let totalBlocks: number | undefined;
-  let blockTokens: number | undefined;
-  let hashAlgorithm = '';
-  for (const { labels } of of('config')) {
-    const size = labels.get('block_size') ?? labels.get('page_size');
-    const blocks = labels.get('num_gpu_blocks') ?? labels.get('num_pages');
-    hashAlgorithm = labels.get('prefix_caching_hash_algo') ?? hashAlgorithm;
-    if (size !== undefined)
-      blockTokens = wholeOf(size, 65_536) ?? refuse(`has blocks of ${JSON.stringify(size)} tokens`);
-    // vLLM says "None" until it knows.
-    if (blocks !== undefined && /^\d+$/.test(blocks))
-      totalBlocks = (totalBlocks ?? 0) + (wholeOf(blocks, mostBlocks) ?? refuse(`has ${blocks} blocks`));
-  }
+  const { blockTokens, totalBlocks, hashAlgorithm } = cacheOf(of, refuse);
   const asleep = of('sleep').some(({ value, labels }) => labels.get('sleep_state') === 'awake' && value === 0);
   const started = of('startedAt')[0]?.value;
   return {
@@ -100,30 +106,65 @@ export function scrapeOf(worker: string, text: string): Scrape {
   };
 }
 
+/** In lines whose labels say it (vLLM's, SGLang's before 0.5.12), or in gauges of their own. */
+function cacheOf(of: (field: Field) => readonly Sample[], refuse: (what: string) => never) {
+  let blockTokens: number | undefined;
+  let totalBlocks: number | undefined;
+  let hashAlgorithm = '';
+  for (const { labels } of of('config')) {
+    const size = labels.get('block_size') ?? labels.get('page_size');
+    const blocks = labels.get('num_gpu_blocks') ?? labels.get('num_pages');
+    hashAlgorithm = labels.get('prefix_caching_hash_algo') ?? hashAlgorithm;
+    if (size !== undefined)
+      blockTokens = wholeOf(size, mostBlockTokens) ?? refuse(`has blocks of ${JSON.stringify(size)} tokens`);
+    // vLLM says "None" until it knows.
+    if (blocks !== undefined && /^\d+$/.test(blocks))
+      totalBlocks = (totalBlocks ?? 0) + (wholeOf(blocks, mostBlocks) ?? refuse(`has ${blocks} blocks`));
+  }
+  const gauge = (field: Field, most: number): number[] =>
+    of(field)
+      .filter(({ value }) => value !== 0)
+      .map(({ value }) => wholeOf(String(value), most) ?? refuse(`has ${value} for ${names[field].join(' or ')}`));
+  const pages = gauge('pages', mostBlocks);
+  return {
+    blockTokens: blockTokens ?? gauge('pageTokens', mostBlockTokens)[0],
+    totalBlocks: totalBlocks ?? (pages.length > 0 ? pages.reduce((all, one) => all + one) : undefined),
+    hashAlgorithm,
+  };
+}
+
 function wholeOf(text: string, most: number): number | undefined {
   const value = Number(text);
   return /^\d+$/.test(text) && value >= 1 && value <= most ? value : undefined;
 }
 
-/** Of each name the samples, at most some hundred; other lines are passed over. */
-function read(text: string): Map<Field, Sample[]> {
-  const samples = new Map<Field, Sample[]>();
-  let at = 0;
-  while (at < text.length) {
+const mostSamples = 512;
+/** vLLM's longest line has some 2,000. */
+const mostLineChars = 16_384;
+const linesPerLook = 256;
+/** What a line of ours may begin with. */
+const beginnings = new Set([...known].map((name) => name.charCodeAt(0)));
+
+/** Of each name the samples, at most some hundred; other lines, and those that are too long, are passed over. */
+async function read(text: string): Promise<Map<string, Sample[]>> {
+  const samples = new Map<string, Sample[]>();
+  const timer = new SliceTimer();
+  for (let at = 0, lines = 1; at < text.length; lines++) {
     const next = text.indexOf('\n', at);
     const end = next < 0 ? text.length : next;
-    if (text.charCodeAt(at) !== 0x23) {
+    if (beginnings.has(text.charCodeAt(at)) && end - at <= mostLineChars) {
       const line = text.slice(at, end);
       const nameEnd = line.search(/[{\s]/);
-      const field = fieldOf.get(nameEnd < 0 ? line : line.slice(0, nameEnd));
-      if (field !== undefined) {
-        const list = samples.get(field) ?? [];
-        const sample = sampleOf(line.slice(nameEnd));
-        if (sample && list.length < 512) list.push(sample);
-        samples.set(field, list);
+      const name = nameEnd < 0 ? line : line.slice(0, nameEnd);
+      if (known.has(name)) {
+        const list = samples.get(name) ?? [];
+        const sample = list.length < mostSamples ? sampleOf(line.slice(nameEnd)) : undefined;
+        if (sample) list.push(sample);
+        samples.set(name, list);
       }
     }
     at = end + 1;
+    if (lines % linesPerLook === 0 && timer.due) await timer.next();
   }
   return samples;
 }

@@ -78,6 +78,8 @@ export interface Worker {
   /** Known once it was ready. */
   readonly facts: WorkerFacts | undefined;
   readonly load: WorkerLoad;
+  /** Where `load.prefillTokensPerS` is from: the worker's own requests, or what is usual for its model; undefined: nobody says. */
+  readonly prefillRate?: 'measured' | 'assumed';
   readonly leaning?: Leaning | undefined;
   /** performance.now() since when it is joining or silent; undefined: it is neither, or is not to come back. */
   readonly awaySinceMs?: number | undefined;
@@ -85,8 +87,11 @@ export interface Worker {
 
 /** One request's share of a worker's load, from being sent to its end. */
 export interface Sent {
-  /** The worker gave its first token: its prompt is computed. */
-  firstToken(): void;
+  /**
+   * Its prompt is computed. `isTimed`: by this worker, just now, and all that it had for the request from being sent on was that prompt: so how long it
+   * took says how fast the worker is. (A whole answer that comes at its end, or a prompt that another one computed, says nothing.)
+   */
+  firstToken(isTimed?: boolean): void;
   /** Once, however it ended. */
   ended(): void;
 }

@@ -22,7 +22,7 @@ export {
   lateBindingDefaults,
 } from './late-binding.ts';
 export type { StatesFor } from './look.ts';
-export { bringSecondsOf, computedTokensOf, roomS, workS } from './policies/predicted.ts';
+export { bringSecondsOf, computedTokensOf, costOf, roomS, workS } from './policies/predicted.ts';
 export type { Policy, Random, RoutedRequest, WorkerState } from './policy.ts';
 
 /** By the names that configuration gives them. */

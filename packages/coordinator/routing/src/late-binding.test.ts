@@ -36,7 +36,7 @@ describe('late binding', () => {
   it('gives a request to a worker at once when nobody waits', () => {
     const late = new LateBinding<string>();
     late.add('a', request(100), 0, 100);
-    expect(late.take(() => [state(50), state(0)], 0, chance)).toEqual({ item: 'a', worker: 1 });
+    expect(late.take(() => [state(50), state(0)], 0, chance)).toMatchObject({ item: 'a', worker: 1 });
     expect(late.size).toBe(0);
   });
 
@@ -44,7 +44,7 @@ describe('late binding', () => {
     const late = new LateBinding<string>();
     late.add('a', request(100), 0, 100);
     expect(late.take(() => [state(200), state(300)], 0, chance)).toBe(undefined);
-    expect(late.take(() => [state(199), state(300)], 10, chance)).toEqual({ item: 'a', worker: 0 });
+    expect(late.take(() => [state(199), state(300)], 10, chance)).toMatchObject({ item: 'a', worker: 0 });
   });
 
   it('lets short ones pass long ones, and long ones wait no longer than their length justifies', () => {
@@ -79,7 +79,7 @@ describe('late binding', () => {
       loadBlocksPerS: [0, 10_000 / 0.15],
       ...(asked === long && { match: { blocks: 10_000, byMedium } }),
     });
-    expect(late.take((asked) => [worker(asked)], 10, chance)).toEqual({ item: 'short', worker: 0 });
+    expect(late.take((asked) => [worker(asked)], 10, chance)).toMatchObject({ item: 'short', worker: 0 });
   });
 
   it('keeps what a request claims of a busy worker from those behind it', () => {
@@ -90,12 +90,12 @@ describe('late binding', () => {
     late.add('b', request(68), 1, 4);
     const ahead = [150, 0];
     const states = (): WorkerState[] => [state(ahead[0]!, 4), state(ahead[1]!)];
-    expect(late.take(states, 10, chance)).toEqual({ item: 'a', worker: 1 });
+    expect(late.take(states, 10, chance)).toMatchObject({ item: 'a', worker: 1 });
     ahead[1] = 68;
-    expect(late.take(states, 10, chance)).toEqual({ item: 'b', worker: 1 });
+    expect(late.take(states, 10, chance)).toMatchObject({ item: 'b', worker: 1 });
     ahead[1] = 400;
     late.add('c', request(68), 10, 4);
-    expect(late.take(states, 11, chance)).toEqual({ item: 'c', worker: 0 });
+    expect(late.take(states, 11, chance)).toMatchObject({ item: 'c', worker: 0 });
   });
 
   it('never leaves a worker idle while somebody waits', () => {
@@ -140,6 +140,34 @@ describe('late binding', () => {
     expect(crowd(3, [0, 1, 1], 1)).toEqual([0, 0, 0]);
   });
 
+  it('also where its holder has no prompt to compute, but long steps: those who ask wait for them', () => {
+    const late = new LateBinding<number>();
+    // A step of 10 ms, and 1 ms of it for each of 20 that run: 35 ms longer until a first token than where nobody runs.
+    const holder = { ...state(0, 42), running: 20, stepPerRequestS: 0.001 };
+    const other = { ...state(0), loadBlocksPerS: [0, 0, 0, 420], remoteBlocks: 42 };
+    const keys = Int32Array.from({ length: 84 }, (_, at) => at);
+    const taken = Array.from({ length: 3 }, (_, i) => {
+      late.add(i, { ...request(676), keys }, i, 4);
+      return late.take(() => [holder, other], i, chance)!.worker;
+    });
+    // The third one makes it 105 ms, and to bring the document to the other worker takes 100.
+    expect(taken).toEqual([0, 0, 1]);
+  });
+
+  it('waits for room at its holder no longer than it costs all to serve it where there is some', () => {
+    const goesAfterMs = (waiting: number): number => {
+      const late = new LateBinding<string>();
+      late.add('a', { ...request(676), keys: Int32Array.from({ length: 84 }, (_, at) => at) }, 0, 4);
+      // One request runs on, and holds all but 40 of the blocks; many were freed lately.
+      const holder = { ...state(0, 42, waiting), running: 1, usedBlocks: 9_960, freedBlocksPerS: 1_000 };
+      for (let ms = 0; ms < 10_000; ms += 10)
+        if (late.take(() => [holder, state(0)], ms, chance)?.worker === 1) return ms;
+      return Number.POSITIVE_INFINITY;
+    };
+    // To compute the document takes 672 ms, and so much again for each four that wait, itself among them.
+    expect([0, 4].map(goesAfterMs)).toEqual([850, 1_520]);
+  });
+
   it('a request pays once, however long it waits', () => {
     const late = new LateBinding<string>();
     const keys = Int32Array.from({ length: 84 }, (_, at) => at);
@@ -171,10 +199,10 @@ describe('late binding', () => {
     late.add('b', request(690), 0, 8);
     expect(late.take(statesFor, 10, chance)).toBe(undefined);
     ahead[1] = 0;
-    expect(late.take(statesFor, 20, chance)).toEqual({ item: 'a', worker: 1 });
+    expect(late.take(statesFor, 20, chance)).toMatchObject({ item: 'a', worker: 1 });
     ahead[0] = 0;
     ahead[1] = 500;
-    expect(late.take(statesFor, 30, chance)).toEqual({ item: 'b', worker: 0 });
+    expect(late.take(statesFor, 30, chance)).toMatchObject({ item: 'b', worker: 0 });
     expect(asked).toBeLessThan(8);
   });
 
@@ -186,7 +214,7 @@ describe('late binding', () => {
       one === onlyFirst ? [state(500), undefined] : [undefined, state(0)];
     const onlyFirst = request(100);
     late.add('c', onlyFirst, -1000, 100);
-    expect(late.take(statesFor, 10, chance)).toEqual({ item: 'a', worker: 1 });
+    expect(late.take(statesFor, 10, chance)).toMatchObject({ item: 'a', worker: 1 });
     late.remove('b');
     expect(late.take(statesFor, 20, chance)).toBe(undefined);
   });
@@ -196,7 +224,7 @@ describe('late binding', () => {
     const late = new LateBinding<string>();
     late.add('a', request(100), 0, 100);
     expect(late.take(() => [full, full], 10, chance)).toBe(undefined);
-    expect(late.take(() => [full, { ...full, running: 3 }], 20, chance)).toEqual({ item: 'a', worker: 1 });
+    expect(late.take(() => [full, { ...full, running: 3 }], 20, chance)).toMatchObject({ item: 'a', worker: 1 });
   });
 
   it('begins the longest answer before all others, where it would run on alone after them', () => {
@@ -240,19 +268,48 @@ describe('late binding', () => {
     // Others wait at the workers; who computes the document holds nothing of it yet.
     const states = (): WorkerState[] => ahead.map((tokens) => state(tokens, 0, 4));
     late.add('a', { ...request(1_000), keys }, 0, 1_000);
-    expect(late.take(states, 0, chance)).toEqual({ item: 'a', worker: 0 });
+    expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0 });
     ahead[0] = 1_000;
     late.add('b', { ...request(1_000), keys }, 100, 1_000);
     late.add('c', request(100), 100, 100);
-    expect(late.take(states, 101, chance)).toEqual({ item: 'c', worker: 1 });
+    expect(late.take(states, 101, chance)).toMatchObject({ item: 'c', worker: 1 });
     ahead[1] = 100;
     expect(late.take(states, 102, chance)).toBe(undefined);
     ahead[0] = 150;
-    expect(late.take(states, 950, chance)).toEqual({ item: 'b', worker: 0 });
+    expect(late.take(states, 950, chance)).toMatchObject({ item: 'b', worker: 0 });
     // Nothing came of it: 3 s and more are long enough.
     ahead[0] = 300;
     late.add('d', { ...request(1_000), keys }, 4_000, 1_000);
-    expect(late.take(states, 4_000, chance)).toEqual({ item: 'd', worker: 1 });
+    expect(late.take(states, 4_000, chance)).toMatchObject({ item: 'd', worker: 1 });
+  });
+
+  it('lets a short prompt, too, be computed once: who asks meanwhile comes while its last step runs, and is told to compute the rest', () => {
+    const late = new LateBinding<string>({ ...lateBindingDefaults, openS: 10 });
+    const keys = Int32Array.from({ length: 2 * 250 }, (_, at) => at);
+    const ahead = [0, 0];
+    const states = (): WorkerState[] => ahead.map((tokens) => state(tokens, 0, 4));
+    late.add('a', { ...request(4_000), keys }, 0, 4_000);
+    expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0, held: { match: { blocks: 0 } } });
+    ahead[0] = 3_900;
+    late.add('b', { ...request(4_010), keys }, 1, 4_010);
+    // 4 s, and the last step 2,048 of the 4,000 tokens: before, it would be admitted beside the first one, and compute all of it.
+    expect(late.take(states, 1_950, chance)).toBe(undefined);
+    expect(late.take(states, 1_960, chance)).toMatchObject({ item: 'b', worker: 0, held: { match: { blocks: 250 } } });
+    // Whoever asked first has gone: nothing is computed, and nobody waits for it.
+    late.add('c', { ...request(8_000), keys }, 2_000, 8_000);
+    ahead[0] = 0;
+    expect(late.take(states, 2_000, chance)!.item).toBe('c');
+  });
+
+  it('forgets what a worker was computing when its number stands for another one', () => {
+    const late = new LateBinding<string>();
+    const keys = Int32Array.from({ length: 2 * 62 }, (_, at) => at);
+    const states = (): WorkerState[] => [state(0), state(100)];
+    late.add('a', { ...request(1_000), keys }, 0, 1_000);
+    expect(late.take(states, 0, chance)).toMatchObject({ item: 'a', worker: 0 });
+    late.left(0);
+    late.add('b', { ...request(1_000), keys }, 100, 1_000);
+    expect(late.take(states, 100, chance)).toMatchObject({ worker: 0, held: { match: { blocks: 0 } } });
   });
 
   it('leaves the last open worker to short requests, where many of them come before another one is open', () => {

@@ -11,6 +11,7 @@
  *   - What is being computed counts as held where it is: no document is computed twice because two ask at once (`under-way.ts`).
  *   - The last worker that is open is left to short ones, where many of them come (`#keepsFree`).
  *   - The longest answer begins first, where it would run on alone after all others (`longest-answer.ts`).
+ *   - Where it waits for room though another worker has some, it goes there once it has waited as long as that costs all.
  *   - Where it would wait though some worker has nothing to do, it may go to that one, for those that come after it (`rent-or-buy.ts`).
  *
  * Without a queue, this is the policy itself: the first look sends the request. Bounded: beyond `maxHeld` nothing is taken.
@@ -18,6 +19,7 @@
 import { Arrivals } from './arrivals.ts';
 import { LongestAnswer } from './longest-answer.ts';
 import { type Held, know, Look, type StatesFor } from './look.ts';
+import type { HeldOfPrompt } from './policies/predicted.ts';
 import type { Random, RoutedRequest } from './policy.ts';
 import { RentOrBuy } from './rent-or-buy.ts';
 import { UnderWay } from './under-way.ts';
@@ -44,6 +46,8 @@ const answerMs = 0.1;
 export interface Assignment<T> {
   readonly item: T;
   readonly worker: number;
+  /** What the worker will hold of its prompt, with what is being computed there. */
+  readonly held: HeldOfPrompt;
 }
 
 export class LateBinding<T> {
@@ -84,6 +88,7 @@ export class LateBinding<T> {
       workers: [],
       knownAtMs: Number.NEGATIVE_INFINITY,
       hasPaid: false,
+      roomSinceMs: undefined,
     });
   }
 
@@ -95,10 +100,16 @@ export class LateBinding<T> {
     this.#queuedMs = this.#held.length === 0 ? 0 : this.#queuedMs - gone!.promptMs;
   }
 
+  /** This number stands for another worker from now on, or for one that does not go on with what it had, or for none. */
+  left(worker: number): void {
+    this.#underWay.left(worker);
+    for (const held of this.#held) held.knownAtMs = Number.NEGATIVE_INFINITY;
+  }
+
   /** The next request that can be given to a worker now, if there is one; to be asked until there is none. */
   take(statesFor: StatesFor, nowMs: number, random: Random): Assignment<T> | undefined {
     const { knownMs = usualKnownMs } = this.#options;
-    const look = new Look(this.#options.openS, this.#held.length);
+    const look = new Look(this.#options.openS, this.#held.length, nowMs);
     for (const held of this.#first(nowMs)) {
       // The first one is always asked for: it tells the loads, too.
       if (nowMs - held.knownAtMs > knownMs || !look.knowsAll(held)) know(held, statesFor, nowMs, look, this.#underWay);
@@ -112,14 +123,21 @@ export class LateBinding<T> {
         idle = held.hasPaid ? undefined : look.idleBeside(held, best, random);
       }
       if (idle !== undefined) {
-        held.hasPaid = true;
-        const { blocks } = held.known[best]!.match;
-        const priceS = look.moreWorkS(held, idle, best);
-        if (this.#rents.pays(held.request.keys, blocks, look.aheadS(best), priceS)) best = idle;
+        const rentS = look.rentS(held, best, idle);
+        if (rentS > 0) {
+          held.hasPaid = true;
+          const { blocks } = held.known[best]!.match;
+          const priceS = look.moreWorkS(held, idle, best);
+          if (this.#rents.pays(held.request.keys, blocks, rentS, priceS)) best = idle;
+        }
       }
+      const open = look.roomBeside(held, best, random);
+      held.roomSinceMs = open === undefined ? undefined : (held.roomSinceMs ?? nowMs);
+      // Of those who wait for room nobody knows how long: at most twice is paid what who knows it pays (as in `rent-or-buy.ts`).
+      if (open !== undefined && nowMs - held.roomSinceMs! >= look.priceForAllS(held, open, best) * 1000) best = open;
       if (look.isOpen(held, best) && !this.#keepsFree(look, held, best, nowMs)) {
         this.#gives(look, held, best, nowMs);
-        return { item: held.item, worker: best };
+        return { item: held.item, worker: best, held: held.known[best]! };
       }
       look.claim(held, best);
     }
@@ -129,8 +147,10 @@ export class LateBinding<T> {
   #gives(look: Look, held: Held<T>, worker: number, nowMs: number): void {
     const { request, workers } = held;
     this.remove(held.item);
-    const takesS = look.aheadS(worker) + look.workS(held, worker);
-    if (takesS > this.#options.openS) this.#underWay.given(request.keys, worker, nowMs, takesS * 1000);
+    if (2 * held.known[worker]!.match.blocks < request.keys.length) {
+      const { seconds, lastStepS } = look.takes(held, worker);
+      this.#underWay.given(request.keys, worker, nowMs, seconds * 1000, lastStepS * 1000);
+    }
     this.#workers = workers.length;
     const loads = workers.map((number) => look.loads[number]!);
     this.#longest.begins(request.maxTokens, loads, nowMs);

@@ -1,6 +1,7 @@
 /** What the queue in front of the workers (`late-binding.ts`) knows while it looks who can go: those that wait, and the workers' loads. */
 import {
   bringSecondsOf,
+  chunkTokens,
   computedTokensOf,
   costOf,
   type HeldOfPrompt,
@@ -11,6 +12,11 @@ import {
 import { leastBy, type Random, type RoutedRequest, type WorkerState } from './policy.ts';
 import type { UnderWay } from './under-way.ts';
 
+/** What a worker holds of a prompt, or will: some of it is computed just now, and is found by those that come at `fromMs` or later. */
+export interface SoonHeld extends HeldOfPrompt {
+  readonly fromMs?: number;
+}
+
 /** A request that waits. */
 export interface Held<T> {
   readonly item: T;
@@ -20,12 +26,14 @@ export interface Held<T> {
   /** Of it, what its prompt needs. */
   readonly promptMs: number;
   /** What the workers that may have it held of its prompt at `knownAtMs`, by their numbers. */
-  known: (HeldOfPrompt | undefined)[];
+  known: (SoonHeld | undefined)[];
   /** The numbers of these workers. */
   workers: number[];
   knownAtMs: number;
   /** It has paid for waiting (`RentOrBuy`). */
   hasPaid: boolean;
+  /** Since when it has waited for room on one worker while another one was open; undefined: it does not. */
+  roomSinceMs: number | undefined;
 }
 
 /** What is known of every worker for one request; used until the next call. Loads are the same for all requests. */
@@ -42,35 +50,35 @@ export function know(held: Held<unknown>, statesFor: StatesFor, nowMs: number, l
     return { match, remoteBlocks, remoteMedium };
   });
   held.knownAtMs = nowMs;
-  const { known } = held;
-  underWay.each(
-    held.request.keys,
-    nowMs,
-    (worker) => known[worker]?.match.blocks,
-    (worker, blocks) => {
-      known[worker] = soonHolds(known[worker]!, blocks);
-    },
-  );
+  const { known, workers } = held;
+  let least = Number.POSITIVE_INFINITY;
+  for (const worker of workers) least = Math.min(least, known[worker]!.match.blocks);
+  underWay.each(held.request.keys, nowMs, least, (worker, blocks, fromMs) => {
+    const now = known[worker];
+    if (now !== undefined && now.match.blocks < blocks) known[worker] = soonHolds(now, blocks, fromMs);
+  });
 }
 
 /** As it will be once what is under way there is computed. */
-function soonHolds({ match, remoteBlocks, remoteMedium }: HeldOfPrompt, blocks: number): HeldOfPrompt {
+function soonHolds({ match, remoteBlocks, remoteMedium }: HeldOfPrompt, blocks: number, fromMs: number): SoonHeld {
   const more = blocks - match.blocks;
   const byMedium = match.byMedium.slice();
   byMedium[0]! += more;
-  return { match: { blocks, byMedium }, remoteBlocks: Math.max(remoteBlocks - more, 0), remoteMedium };
+  return { match: { blocks, byMedium }, remoteBlocks: Math.max(remoteBlocks - more, 0), remoteMedium, fromMs };
 }
 
 /** One look at those that wait: the workers' loads, and what has been claimed of them. */
 export class Look {
   readonly #openS: number;
   readonly #waiting: number;
+  readonly #nowMs: number;
   readonly loads: WorkerState[] = [];
   /** Seconds, of what is computed and of loads. */
   readonly #claims: number[] = [];
   readonly #loadClaims: number[] = [];
 
-  constructor(openS: number, waiting: number) {
+  constructor(openS: number, waiting: number, nowMs: number) {
+    this.#nowMs = nowMs;
     this.#openS = openS;
     this.#waiting = waiting;
   }
@@ -87,8 +95,11 @@ export class Look {
     return false;
   }
 
-  isOpen({ request }: Held<unknown>, worker: number): boolean {
-    return this.#hasTime(worker) && roomS(request, this.loads[worker]!) === 0;
+  /** It can have its place there, and finds what is being computed for it. */
+  isOpen({ request, known }: Held<unknown>, worker: number): boolean {
+    if (!this.#hasTime(worker) || roomS(request, this.loads[worker]!) > 0) return false;
+    // Who has nothing to do does not compute it any more.
+    return this.#nowMs >= (known[worker]!.fromMs ?? 0) || this.aheadS(worker) === 0;
   }
 
   /** The worker that serves it soonest. There is one. */
@@ -106,15 +117,44 @@ export class Look {
 
   /** It would wait for `best`, which holds some of it: the worker that has nothing to do and serves it soonest, if there is one. */
   idleBeside({ request, workers, known }: Held<unknown>, best: number, random: Random): number | undefined {
-    if (known[best]!.match.blocks === 0 || this.aheadS(best) === 0) return undefined;
+    if (known[best]!.match.blocks === 0) return undefined;
     let found = false;
     const idle = leastBy(workers, random, (worker) => {
       const load = this.loads[worker]!;
-      if (this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
+      if (worker === best || this.aheadS(worker) > 0 || roomS(request, load) > 0) return Number.POSITIVE_INFINITY;
       found = true;
       return costOf(request, load, 0, 0, 1, known[worker]!);
     });
     return found ? idle : undefined;
+  }
+
+  /**
+   * It waits for room on `best`: the worker that is open for it and serves it soonest, if there is one. When a worker will have room
+   * nobody knows; what it freed a second says nothing of the one answer that runs on.
+   */
+  roomBeside(held: Held<unknown>, best: number, random: Random): number | undefined {
+    const { request, workers, known } = held;
+    if (!this.#hasTime(best) || roomS(request, this.loads[best]!) === 0) return undefined;
+    let found = false;
+    const open = leastBy(workers, random, (worker) => {
+      if (!this.isOpen(held, worker)) return Number.POSITIVE_INFINITY;
+      found = true;
+      return costOf(request, this.loads[worker]!, 0, 0, 1, known[worker]!);
+    });
+    return found ? open : undefined;
+  }
+
+  /** What it waits longer at `best` than it would at the other one, if that held as much of it. */
+  rentS({ request, known }: Held<unknown>, best: number, other: number): number {
+    const held = known[best]!;
+    const claimedS = this.#claims[best] ?? 0;
+    const atBestS = costOf(request, this.loads[best]!, claimedS, this.#loadClaims[best] ?? 0, 1, held);
+    return atBestS - costOf(request, this.loads[other]!, 0, 0, 1, held);
+  }
+
+  /** What it costs all, in seconds, if the request is served there and not on `best`: they wait, too, for what it is more work. */
+  priceForAllS(held: Held<unknown>, worker: number, best: number): number {
+    return this.moreWorkS(held, worker, best) * this.#crowd(held.workers).all;
   }
 
   /** What it is more work on this worker than on `best`, in seconds. */
@@ -133,6 +173,14 @@ export class Look {
   /** What the request takes on this worker, in seconds. */
   workS({ request, known }: Held<unknown>, worker: number): number {
     return workS(request, this.loads[worker]!, known[worker]!);
+  }
+
+  /** How long it takes there until its first token; and of that, what is computed last. */
+  takes({ request, known }: Held<unknown>, worker: number): { readonly seconds: number; readonly lastStepS: number } {
+    const load = this.loads[worker]!;
+    const computeS = computedTokensOf(request, load, known[worker]!) / load.prefillTokensPerS;
+    const lastStepS = Math.min(computeS, chunkTokens / load.prefillTokensPerS);
+    return { seconds: costOf(request, load, 0, 0, 1, known[worker]!), lastStepS };
   }
 
   /** It waits for this worker: who comes after it finds less of it. */

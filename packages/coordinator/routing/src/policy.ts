@@ -69,6 +69,8 @@ export interface Policy {
   choose(request: RoutedRequest, workers: readonly (WorkerState | undefined)[], nowMs: number, random: Random): number;
   /** The request was sent to this worker. Policies with an index of their own learn from it. */
   sent?(request: RoutedRequest, worker: number, nowMs: number): void;
+  /** Memory of what it keeps of its own, where that grows with what was sent. */
+  readonly bytes?: number;
   /** This number stands for another worker from now on, or for none. */
   left?(worker: number): void;
 }

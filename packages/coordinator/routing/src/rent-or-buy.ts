@@ -3,7 +3,7 @@
  * many ask about one document, each for itself waits as long as bringing the document elsewhere takes, and so all wait. How many are
  * still to come nobody knows; that is the question of renting or buying skis (Karlin, Manasse, Rudolph, Sleator 1988):
  *
- *     rent  = what a request waits at the holder, while a worker without work could have the prefix, too
+ *     rent  = what a request waits longer at the holder than it would at a worker without prompts to compute, if that held the prefix
  *     price = what the request is more work there than at the holder: to bring the prefix in, or to compute it
  *
  * Once the rents paid for a prefix reach the price, the request at hand buys: it goes to the worker without work, which holds the prefix

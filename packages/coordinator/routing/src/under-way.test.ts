@@ -14,53 +14,66 @@ function keysOf(numbers: readonly number[]): Int32Array {
   return keys;
 }
 
+const naiveCommon = (a: readonly number[], b: readonly number[]): number => {
+  let blocks = 0;
+  while (blocks < Math.min(a.length, b.length) && a[blocks] === b[blocks]) blocks++;
+  return blocks;
+};
+
+const holders = (underWay: UnderWay, keys: Int32Array, nowMs: number, least = 0): number[][] => {
+  const found: number[][] = [];
+  underWay.each(keys, nowMs, least, (...more) => found.push(more));
+  return found;
+};
+
 describe('prompts under way', () => {
+  const prompt = fc.array(fc.nat(1), { maxLength: 12 });
+
   it('finds how many leading blocks two prompts have in common', () => {
-    const numbers = fc.array(fc.nat(1), { maxLength: 12 });
     fc.assert(
-      fc.property(numbers, numbers, (a, b) => {
-        let naive = 0;
-        while (naive < Math.min(a.length, b.length) && a[naive] === b[naive]) naive++;
-        for (let least = 0; least <= naive; least++) expect(commonBlocks(keysOf(a), keysOf(b), least)).toBe(naive);
+      fc.property(prompt, prompt, (a, b) => {
+        expect(commonBlocks(keysOf(a), keysOf(b))).toBe(naiveCommon(a, b));
       }),
     );
   });
 
-  const nothing = new Array<number>(600).fill(0);
-  const holders = (underWay: UnderWay, keys: Int32Array, nowMs: number, held = nothing): [number, number][] => {
-    const found: [number, number][] = [];
-    underWay.each(
-      keys,
-      nowMs,
-      (worker) => held[worker],
-      (worker, blocks) => found.push([worker, blocks]),
+  it('names the workers that will hold more than a prefix, the most first, and from when on', () => {
+    fc.assert(
+      fc.property(fc.array(prompt, { maxLength: 60 }), prompt, fc.nat(4), (given, asked, least) => {
+        const underWay = new UnderWay();
+        for (const [worker, one] of given.entries()) underWay.given(keysOf(one), worker, 0, 500, 100);
+        const naive = given.map((one, worker) => [worker, naiveCommon(one, asked), 400]);
+        const found = holders(underWay, keysOf(asked), 1, least);
+        expect(found.toSorted((a, b) => a[0]! - b[0]!)).toEqual(naive.filter(([, blocks]) => blocks! > least));
+        expect(found.map(([, blocks]) => blocks)).toEqual(
+          found.map(([, blocks]) => blocks).toSorted((a, b) => b! - a!),
+        );
+      }),
     );
-    return found;
-  };
+  });
 
-  it('names the workers that will hold a prefix, until it should long be computed', () => {
+  it('forgets them when they should long be computed, and with their worker', () => {
     const underWay = new UnderWay();
-    underWay.given(keysOf([1, 2, 3]), 4, 0, 500);
-    underWay.given(keysOf([1, 2, 9, 9]), 5, 1_000, 500);
-    underWay.given(keysOf([7]), 6, 0, 500);
+    underWay.given(keysOf([1, 2, 3]), 4, 0, 500, 100);
+    underWay.given(keysOf([1, 2, 9, 9]), 5, 1_000, 500, 100);
     const asked = keysOf([1, 2, 3, 8]);
     expect(holders(underWay, asked, 1_999)).toEqual([
-      [4, 3],
-      [5, 2],
+      [4, 3, 400],
+      [5, 2, 1_400],
     ]);
-    // Workers that hold as much already, or may not have it, are left out.
-    expect(holders(underWay, asked, 1_999, [0, 0, 0, 0, 2, 2])).toEqual([[4, 3]]);
-    expect(holders(underWay, asked, 1_999, [0, 0, 0, 0, 3])).toEqual([]);
-    expect(holders(underWay, asked, 2_000)).toEqual([[5, 2]]);
-    expect(holders(underWay, asked, 3_000)).toEqual([]);
+    expect(holders(underWay, asked, 2_000)).toEqual([[5, 2, 1_400]]);
+    underWay.left(5);
+    expect(holders(underWay, asked, 1_999)).toEqual([[4, 3, 400]]);
     expect(holders(underWay, keysOf([]), 0)).toEqual([]);
   });
 
-  it('is bounded: who came first is forgotten', () => {
+  it('is bounded: who came first is forgotten, and a look ends with those that have most of the prompt', () => {
     const underWay = new UnderWay();
-    for (let i = 0; i <= 512; i++) underWay.given(keysOf([i]), i, 0, 500);
-    expect(holders(underWay, keysOf([0]), 1)).toEqual([]);
-    expect(holders(underWay, keysOf([1]), 1)).toEqual([[1, 1]]);
-    expect(holders(underWay, keysOf([512]), 1)).toEqual([[512, 1]]);
+    for (let i = 0; i <= 512; i++) underWay.given(keysOf([i]), i, 0, 500, 100);
+    expect([0, 1, 512].map((i) => holders(underWay, keysOf([i]), 1).length)).toEqual([0, 1, 1]);
+    for (let i = 0; i < 512; i++) underWay.given(keysOf([7, i]), i, 0, 500, 100);
+    const found = holders(underWay, keysOf([7, 300, 1]), 1);
+    expect(found[0]).toEqual([300, 2, 400]);
+    expect(found.length).toBeLessThanOrEqual(128);
   });
 });

@@ -2,11 +2,15 @@
  * Prompts that were given to a worker and are not computed yet: what it will hold. The KV index knows of it only then, and who asks about
  * the same document meanwhile would have it computed a second time elsewhere.
  *
+ * They are kept in the order of their hashes, one after the other. So the neighbours of a prompt's place are those that have most of it,
+ * and the farther away, the less: a look ends where nobody has more of it than is held, or after `maxLooked` on each side.
+ *
  * Bounded: `maxPrompts`; who came first goes, and each when it should long be computed.
  */
 import type { Keys } from '@kvtier/kv-index';
 
 const maxPrompts = 512;
+const maxLooked = 64;
 /** A prompt has so many times as long as it should take, and `graceMs`; from then on what the index says is the truth. */
 const patience = 2;
 const graceMs = 1_000;
@@ -14,68 +18,92 @@ const graceMs = 1_000;
 interface Prompt {
   readonly keys: Keys;
   readonly worker: number;
+  /** From when on its last step runs: who comes then finds it computed. */
+  readonly lastStepMs: number;
   readonly untilMs: number;
 }
 
 export class UnderWay {
-  /** By a word of their first block's hash. */
-  readonly #prompts = new Map<number, Prompt[]>();
-  #count = 0;
+  /** By their hashes. */
+  readonly #sorted: Prompt[] = [];
+  /** The same, as they came. */
+  readonly #came: Prompt[] = [];
 
-  /** It goes to this worker, and is computed there within `takesMs`. */
-  given(keys: Keys, worker: number, nowMs: number, takesMs: number): void {
+  /** It goes to this worker, and is computed there within `takesMs`; its last step takes `lastStepMs` of them. */
+  given(keys: Keys, worker: number, nowMs: number, takesMs: number, lastStepMs: number): void {
     if (keys.length === 0) return;
-    if (this.#count >= maxPrompts) this.#forgetFirst();
-    const alike = this.#alike(keys, nowMs);
-    alike.push({ keys, worker, untilMs: nowMs + graceMs + patience * takesMs });
-    this.#prompts.delete(keys[0]!);
-    this.#prompts.set(keys[0]!, alike);
-    this.#count++;
+    while (this.#came.length > 0 && (this.#came.length >= maxPrompts || this.#came[0]!.untilMs <= nowMs)) {
+      const gone = this.#came.shift()!;
+      this.#sorted.splice(this.#sorted.indexOf(gone), 1);
+    }
+    const untilMs = nowMs + graceMs + patience * takesMs;
+    const prompt = { keys, worker, lastStepMs: nowMs + takesMs - lastStepMs, untilMs };
+    this.#came.push(prompt);
+    this.#sorted.splice(this.#placeOf(keys), 0, prompt);
+  }
+
+  /** This number stands for another worker from now on, or for none. */
+  left(worker: number): void {
+    for (const prompts of [this.#sorted, this.#came]) {
+      const stay = prompts.filter((prompt) => prompt.worker !== worker);
+      prompts.splice(0, prompts.length, ...stay);
+    }
   }
 
   /**
-   * Calls back for each worker that will hold more of the prompt than it does: how many leading blocks. `heldBy`: how many it holds;
-   * undefined: it may not have the prompt.
+   * Calls back for workers that will hold more than the first `least` blocks of the prompt: how many leading blocks, and from when on
+   * who comes finds them. For one worker it may
+   * do so several times, the most first.
    */
   each(
     keys: Keys,
     nowMs: number,
-    heldBy: (worker: number) => number | undefined,
-    onMore: (worker: number, blocks: number) => void,
+    least: number,
+    onMore: (worker: number, blocks: number, lastStepMs: number) => void,
   ): void {
-    if (keys.length === 0 || !this.#prompts.has(keys[0]!)) return;
-    for (const { keys: others, worker } of this.#alike(keys, nowMs)) {
-      const held = heldBy(worker);
-      // Of most, the beginning that they share is held already.
-      if (held === undefined || !areEqual(keys, others, held)) continue;
-      onMore(worker, commonBlocks(keys, others, held + 1));
+    if (this.#sorted.length === 0 || keys.length <= 2 * least) return;
+    const place = this.#placeOf(keys);
+    let before = place - 1;
+    let after = place;
+    const firstBefore = Math.max(place - maxLooked, 0);
+    const lastAfter = Math.min(place + maxLooked, this.#sorted.length) - 1;
+    const commonAt = (at: number): number => commonBlocks(keys, this.#sorted[at]!.keys);
+    let commonBefore = before >= firstBefore ? commonAt(before) : 0;
+    let commonAfter = after <= lastAfter ? commonAt(after) : 0;
+    while (Math.max(commonBefore, commonAfter) > least) {
+      const isBefore = commonBefore >= commonAfter;
+      const { worker, untilMs, lastStepMs } = this.#sorted[isBefore ? before : after]!;
+      if (untilMs > nowMs) onMore(worker, isBefore ? commonBefore : commonAfter, lastStepMs);
+      if (isBefore) commonBefore = --before >= firstBefore ? commonAt(before) : 0;
+      else commonAfter = ++after <= lastAfter ? commonAt(after) : 0;
     }
   }
 
-  /** Those that begin alike and are not computed yet. */
-  #alike(keys: Keys, nowMs: number): Prompt[] {
-    const all = this.#prompts.get(keys[0]!) ?? [];
-    const left = all.filter(({ untilMs }) => untilMs > nowMs);
-    this.#count -= all.length - left.length;
-    if (left.length < all.length) {
-      if (left.length === 0) this.#prompts.delete(keys[0]!);
-      else this.#prompts.set(keys[0]!, left);
+  /** Of those before it, none is behind the prompt in the order; of equal ones it is behind all. */
+  #placeOf(keys: Keys): number {
+    let low = 0;
+    let high = this.#sorted.length;
+    while (low < high) {
+      const middle = (low + high) >>> 1;
+      if (isBefore(keys, this.#sorted[middle]!.keys)) high = middle;
+      else low = middle + 1;
     }
-    return left;
-  }
-
-  #forgetFirst(): void {
-    const [first, all] = this.#prompts.entries().next().value!;
-    all.shift();
-    this.#count--;
-    if (all.length === 0) this.#prompts.delete(first);
+    return low;
   }
 }
 
-/** A chain hash names its block and all before it: where two are equal, all before them are. `least` are known to be equal. */
-export function commonBlocks(a: Keys, b: Keys, least = 0): number {
-  let low = least;
+function isBefore(a: Keys, b: Keys): boolean {
+  const at = 2 * commonBlocks(a, b);
+  if (at >= a.length || at >= b.length) return a.length < b.length;
+  return a[at] === b[at] ? a[at + 1]! < b[at + 1]! : a[at]! < b[at]!;
+}
+
+/** A chain hash names its block and all before it: where two are equal, all before them are. */
+export function commonBlocks(a: Keys, b: Keys): number {
+  let low = 0;
   let high = Math.min(a.length, b.length) / 2;
+  // Most have nothing in common.
+  if (high === 0 || !areEqual(a, b, 0)) return 0;
   while (low < high) {
     const middle = (low + high + 1) >>> 1;
     if (areEqual(a, b, middle - 1)) low = middle;
@@ -85,6 +113,4 @@ export function commonBlocks(a: Keys, b: Keys, least = 0): number {
 }
 
 const areEqual = (a: Keys, b: Keys, block: number): boolean =>
-  2 * block + 1 < Math.min(a.length, b.length) &&
-  a[2 * block] === b[2 * block] &&
-  a[2 * block + 1] === b[2 * block + 1];
+  a[2 * block] === b[2 * block] && a[2 * block + 1] === b[2 * block + 1];

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "connections.h"
+#include "pin_remedy.h"
 #include "poll.h"
 
 namespace kvtier::gpu {
@@ -35,20 +36,19 @@ const char* Remedy(cudaError_t error) {
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorNoKernelImageForDevice:
       return "update the NVIDIA driver, or build on this machine: npm run test:gpu";
-    case cudaErrorHostMemoryAlreadyRegistered:
-      return "unregister it first";
     default:
       return "the process must end, start it again; nvidia-smi shows the GPU's state";
   }
 }
 
-void Require(cudaError_t error, const std::string& what) {
+void Require(cudaError_t error, const std::string& what, const char* remedy) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();  // an error that is not sticky must not show up in the next call
-  const std::string text = "GPU: " + what + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); " + Remedy(error);
+  const std::string text = "GPU: " + what + ": " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + "); " + remedy;
   if (error == cudaErrorMemoryAllocation) throw OutOfMemory(text);
   throw std::runtime_error(text);
 }
+void Require(cudaError_t error, const std::string& what) { Require(error, what, Remedy(error)); }
 
 std::string Version(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
@@ -175,8 +175,8 @@ void PinnedMemory::Free(void* data, size_t) noexcept {
 }
 
 void RegisterHost(void* base, size_t bytes) {
-  Require(cudaHostRegister(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
-          "pinning " + std::to_string(bytes) + " bytes of host memory");
+  const cudaError_t error = cudaHostRegister(base, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+  Require(error, "pinning " + std::to_string(bytes) + " bytes of host memory", PinRemedy(error));
 }
 void UnregisterHost(void* base) noexcept {
   if (!abandoned && cudaHostUnregister(base) != cudaSuccess) (void)cudaGetLastError();

@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "driver.h"
+#include "pin_remedy.h"
 #include "poll.h"
 
 // The PTX as it lies in the file, ended by a zero.
@@ -153,13 +154,13 @@ const Driver& driver() {
   return one;
 }
 
-void Require(Status status, const std::string& what) {
+void Require(Status status, const std::string& what, const char* remedy = "restart the engine if this goes on") {
   if (status == kSuccess) return;
   const char *name = nullptr, *text = nullptr;
   (void)driver().cuGetErrorName(status, &name);
   (void)driver().cuGetErrorString(status, &text);
   throw std::runtime_error("GPU: " + what + ": " + (text == nullptr ? "error " + std::to_string(status) : text) + " (" +
-                           (name == nullptr ? "?" : name) + "); restart the engine if this goes on");
+                           (name == nullptr ? "?" : name) + "); " + remedy);
 }
 
 // Until what `query` asks for is done; false: not within `deadline_us`.
@@ -271,7 +272,8 @@ void PinnedMemory::Free(void* data, size_t) noexcept {
 }
 
 void RegisterHost(void* base, size_t bytes) {
-  Require(driver().cuMemHostRegister_v2(base, bytes, kPortableMapped), "pinning " + std::to_string(bytes) + " bytes of host memory");
+  const Status status = driver().cuMemHostRegister_v2(base, bytes, kPortableMapped);
+  Require(status, "pinning " + std::to_string(bytes) + " bytes of host memory", PinRemedy(status));
 }
 void UnregisterHost(void* base) noexcept {
   if (!abandoned) (void)driver().cuMemHostUnregister(base);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "emulated_device.h"
+#include "pin_remedy.h"
 
 namespace kvtier::gpu {
 namespace emulated {
@@ -154,6 +155,9 @@ void RegisterHost(void* base, size_t bytes) {
   Check();
   const auto start = reinterpret_cast<uintptr_t>(base);
   if (bytes == 0 || start % static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)) != 0) Fail("host memory to be registered must be whole pages");
+  if (getenv("KVTIER_EMULATED_UNPINNED") != nullptr) {
+    Fail("pinning " + std::to_string(bytes) + " bytes of host memory: operation not supported; " + PinRemedy(kPinningNotSupported));
+  }
   std::lock_guard lock(device().mutex);
   auto& ranges = device().host_ranges;
   const auto next = ranges.lower_bound(start);

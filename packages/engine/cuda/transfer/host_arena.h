@@ -1,6 +1,6 @@
 // A cache node's arena as the GPU sees it: pinned and mapped, so that the bus moves its bytes without the CPU. Pinning walks
-// every page, so it is done in chunks on several threads; where the system refuses it (RLIMIT_MEMLOCK, a driver without
-// support), nothing stays pinned and copies go through buffers of ours.
+// every page, so it is done in chunks on several threads; where the system refuses it (a cgroup's limit, a file system or a
+// driver without support), nothing stays pinned and copies go through buffers of ours.
 //
 // Invariant: either all chunks are registered or none is.
 #pragma once

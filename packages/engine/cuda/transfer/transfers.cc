@@ -69,10 +69,6 @@ Transfers::Registration Transfers::Register(uint8_t* base, size_t bytes) {
   pin.device = options_.device;
   auto host = std::make_unique<HostArena>(base, bytes, pin);
   Registration registration{0, host->pinned(), host->pin_seconds(), host->refusal()};
-  if (!host->pinned() && !told_unpinned_.exchange(true) && options_.log) {
-    options_.log("copies: the arena cannot be pinned (" + host->refusal() +
-                 "); blocks go through buffers of the worker, at the speed of the CPU: raise RLIMIT_MEMLOCK (ulimit -l)");
-  }
   const std::lock_guard lock(mutex_);
   registration.arena = next_arena_++;
   arenas_[registration.arena].host = std::move(host);

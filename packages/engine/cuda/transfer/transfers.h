@@ -46,7 +46,6 @@ struct TransferOptions {
   int64_t layered_blocks = 8192;  // most blocks of one import by layers; 0: there are none
   int64_t stage_bytes = 8 << 20;  // per batch, where an arena is not pinned
   PinOptions pin;
-  std::function<void(const std::string&)> log;
 };
 
 struct TransferResult {
@@ -160,7 +159,6 @@ class Transfers {
   std::vector<std::unique_ptr<CopyChannel>> idle_[2], idle_layered_;
   std::map<uint64_t, Quarantine> quarantine_;
   uint64_t next_ticket_ = 1;
-  std::atomic<bool> told_unpinned_{false};
   std::atomic<uint64_t> exported_blocks_{0}, imported_blocks_{0}, bad_blocks_{0}, timeouts_{0}, quarantined_blocks_{0};
 };
 

@@ -164,6 +164,14 @@ describe('rates', () => {
     expect(rates(load).prefillStepS).toBeCloseTo(0.003, 6);
   });
 
+  it('of steps that compute prompts are no less than a thirty-second of one, where their line begins below nothing', () => {
+    const load = new EngineLoad(4);
+    // Another process took a part of the larger ones.
+    load.step(100, 0, 0.05);
+    load.step(300, 0, 0.35);
+    expect(rates(load).prefillStepS).toBeCloseTo((0.05 * 0.99 + 0.35) / 1.99 / 32, 6);
+  });
+
   it('steps that were all of one size are a start without a slope', () => {
     const load = new EngineLoad(4);
     for (let i = 0; i < 100; i++) load.step(0, 3, 0.015);

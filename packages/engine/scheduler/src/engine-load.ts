@@ -43,6 +43,8 @@ export interface EngineLoadFigures {
 const memoryS = 10;
 /** What one more step leaves of the steps before, for the line through decode steps. */
 const stepKeep = 0.99;
+/** Of a step that computes prompts: what it costs besides its tokens at least. */
+const leastStart = 1 / 32;
 const maxTiers = 16;
 /** What was rather computed counts as so long a load at most: how long it would have taken was only expected. */
 const mostExpectedS = 1;
@@ -91,6 +93,11 @@ class StepLine {
     if (spread <= this.#weight * this.#weight * 1e-4) return 0;
     const slope = (this.#weight * this.#ny - this.#n * this.#y) / spread;
     return Math.min(Math.max(0, slope), this.#n > 0 ? this.#y / this.#n : 0);
+  }
+
+  /** Seconds of a step in the middle. */
+  get mean(): number {
+    return this.#weight > 0 ? this.#y / this.#weight : 0;
   }
 
   /** Seconds that a step takes without any request. */
@@ -168,9 +175,13 @@ export class EngineLoad {
     return this.#line.start + this.#line.slope * requests;
   }
 
-  /** Of a step that computes prompts alone, besides its tokens; 0: not measured. */
+  /**
+   * Of a step that computes prompts alone, besides its tokens; 0: not measured. The line of a machine that others use, too, may begin at
+   * nothing; that steps are free, which it says then, is never true.
+   */
   get prefillStepS(): number {
-    return this.#promptLine.slope > 0 ? this.#promptLine.start : 0;
+    const { slope, start, mean } = this.#promptLine;
+    return slope > 0 ? Math.max(start, mean * leastStart) : 0;
   }
 
   get prefillTokensPerS(): number {

@@ -93,6 +93,24 @@ it('an engine that nobody watches is asked nothing', () => {
   expect(asked).toBe(0);
 });
 
+it('that nothing is left to do is told at once, and once', () => {
+  const call = watch();
+  vi.advanceTimersByTime(100);
+  change({ waiting: 1 });
+  vi.advanceTimersByTime(1);
+  change({ waiting: 0, running: 1 });
+  vi.advanceTimersByTime(4);
+  change({ running: 0 });
+  change({ usedBlocks: 1 });
+  vi.advanceTimersByTime(2);
+  expect(call.told.slice(1)).toMatchObject([{ waiting: 1 }, { waiting: 0, running: 0 }]);
+  change({ usedBlocks: 2 });
+  vi.advanceTimersByTime(10);
+  expect(call.told).toHaveLength(3);
+  vi.advanceTimersByTime(10);
+  expect(call.told).toHaveLength(4);
+});
+
 it('tells at once, at each change but at most every 20 ms, and every 250 ms as a sign of life', () => {
   const call = watch();
   expect(call.told).toMatchObject([{ bootEpoch: 'epoch', count: 1n, waiting: 0, totalBlocks: 100n, draining: false }]);

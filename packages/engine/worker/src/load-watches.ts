@@ -1,5 +1,6 @@
 /**
- * Who watches the engine's load: one message at each change, no sooner than asked for after the one before, and a sign of life. Messages
+ * Who watches the engine's load: one message at each change, no sooner than asked for after the one before, and a sign of life. That
+ * nothing is left to do is told at once: who chooses in these milliseconds would take what has ended for a stream that it slows down. Messages
  * are put together in a turn of their own, so that a request and the number that names it are always in the same one.
  *
  * Invariants: an engine that nobody watches pays nothing; one who does not read costs at most `mostPending` numbers, and is cut off
@@ -44,8 +45,9 @@ interface Watch {
   timer: NodeJS.Timeout | undefined;
   /** Its buffer is full. */
   blocked: boolean;
-  /** Figures of the last message, in one line. */
+  /** Figures of the last message, in one line; and whether they count a request. */
   told: string;
+  saidBusy: boolean;
 }
 
 export class LoadWatches {
@@ -81,6 +83,7 @@ export class LoadWatches {
       timer: undefined,
       blocked: false,
       told: '',
+      saidBusy: false,
     };
     this.#watches.add(watch);
     call.on('cancelled', () => this.#remove(watch));
@@ -144,16 +147,26 @@ export class LoadWatches {
   }
 
   #due(watch: Watch): void {
-    if (watch.timer !== undefined || watch.blocked) return;
+    if (watch.blocked) return;
     const waitMs = watch.lastMs + watch.intervalMs - performance.now();
-    if (waitMs <= 0) {
+    if (waitMs <= 0 || this.#isFree(watch)) {
+      clearTimeout(watch.timer);
+      watch.timer = undefined;
       this.#send(watch, true);
       return;
     }
+    if (watch.timer !== undefined) return;
     watch.timer = setTimeout(() => {
       watch.timer = undefined;
       this.#send(watch, true);
     }, waitMs);
+  }
+
+  /** Nothing is left to do, and the last message said otherwise. */
+  #isFree({ saidBusy }: Watch): boolean {
+    if (!saidBusy) return false;
+    const { waiting, running } = this.#options.load();
+    return waiting + running === 0;
   }
 
   /** `onChange`: nothing, when it would say what the one before said. */
@@ -169,6 +182,7 @@ export class LoadWatches {
     const names = taken.length + begun.length + ended.length;
     if (onChange && names === 0 && now === watch.told) return;
     watch.told = now;
+    watch.saidBusy = waiting + running > 0;
     const { prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } = figures;
     [watch.taken, watch.begun, watch.ended] = [[], [], []];
     watch.lastMs = performance.now();

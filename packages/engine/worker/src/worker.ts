@@ -200,11 +200,7 @@ async function openExecutor(
 function tellPinned({ bytes, pinned, seconds, refusal }: ArenaPin, logger: Logger): void {
   const what = { bytes, seconds };
   if (pinned) logger.info(what, 'the arena is pinned for the GPU');
-  else
-    logger.warn(
-      { ...what, refusal },
-      'the arena cannot be pinned: copies go through buffers of the worker, at the speed of the CPU; raise RLIMIT_MEMLOCK (ulimit -l)',
-    );
+  else logger.warn(what, `the arena is not pinned, copies go through buffers at the speed of the CPU: ${refusal}`);
 }
 
 /** One per attention group: blocks of different groups hold different layers under the same chain hash. */

@@ -13,6 +13,7 @@ import {
 import type { Namespace } from '@kvtier/identity';
 import type { Log } from '@kvtier/runtime';
 import { followInPages, followInSlices, Slices, type Tier, type TierChange } from '@kvtier/tiers';
+import { GatheredChanges } from './gathered-changes.ts';
 import { TokenBook } from './token-book.ts';
 
 export interface NodeEventsOptions extends Omit<KvEventPublisherOptions, 'logger' | 'now' | 'dataParallelRank'> {
@@ -26,12 +27,15 @@ type FollowedTier = Pick<Tier, 'name' | 'follow' | 'followInPages'>;
 
 /** Namespaces whose block size is remembered; blocks of further ones are published without it. */
 const maxNamespaces = 4_096;
+/** As an engine's events are gathered. */
+const defaultGatherMs = 5;
 
 export class NodeEvents {
   readonly #publisher: KvEventPublisher;
   readonly #ends: (() => void)[] = [];
   readonly #tiers: FollowedTier[] = [];
   readonly #slices = new Slices();
+  readonly #gathered: GatheredChanges;
   readonly #blockTokens = new Map<string, number>();
   readonly #namespaceTopics: boolean;
   /** null: not asked for. */
@@ -41,12 +45,16 @@ export class NodeEvents {
   readonly source: { readonly endpoint: string; readonly replayEndpoint: string | null; readonly topic: string };
 
   private constructor(publisher: KvEventPublisher, options: NodeEventsOptions) {
-    const { topic = '', tokenIdBytes = 0, namespaceTopics = true } = options;
+    const { topic = '', tokenIdBytes = 0, namespaceTopics = true, gatherMs = defaultGatherMs } = options;
     this.#publisher = publisher;
+    this.#gathered = new GatheredChanges(gatherMs);
     this.#namespaceTopics = namespaceTopics;
     this.tokens = tokenIdBytes > 0 ? new TokenBook(tokenIdBytes) : null;
     this.source = { endpoint: publisher.endpoint, replayEndpoint: publisher.replayEndpoint, topic };
-    publisher.tellSnapshots(() => this.#held());
+    publisher.tellSnapshots(() => {
+      this.#gathered.flush(); // all that is held now was published before
+      return this.#held();
+    });
   }
 
   /** KvError CONFIG, LOCKED, IO, as KvEventPublisher.start. */
@@ -59,7 +67,8 @@ export class NodeEvents {
 
   /** Publishes everything that the tier holds, the first of it now and the rest in turns to come, and every change. */
   follow(tier: FollowedTier): void {
-    const tell = this.#teller(tier, (events, subtopic) => this.#publisher.publish(events, subtopic));
+    const publish = this.#teller(tier, (events, subtopic) => this.#publisher.publish(events, subtopic));
+    const tell = this.#gathered.listener(publish);
     this.#tiers.push(tier);
     const end = followInSlices(tier, tell, this.#slices);
     this.#ends.push(() => {
@@ -111,6 +120,7 @@ export class NodeEvents {
 
   async close(): Promise<void> {
     for (const end of this.#ends.splice(0)) end();
+    this.#gathered.flush();
     await this.#publisher.close();
   }
 }

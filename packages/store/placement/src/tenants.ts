@@ -13,6 +13,9 @@ import type { HashKey, Namespace } from '@kvtier/identity';
 import type { Counters } from './counters.ts';
 import { maxTenants } from './residency.ts';
 
+/** Whose blocks' sizes are known: far more than have sessions at one time. */
+export const maxNamespaces = 4_096;
+
 /** Bytes by tier name. */
 export type Quota = Readonly<Record<string, number | undefined>>;
 /** By tenant; "*" stands for every tenant that is not named. */
@@ -106,7 +109,8 @@ export class Tenants {
 
   /** A session of this tenant begins. Returns the tenant's number. KvError BUSY when there are too many tenants. */
   open(name: string, namespace: Namespace, payloadBytes: number): number {
-    const quota = this.#options.quotas[name] ?? this.#options.quotas['*'];
+    const { quotas } = this.#options;
+    const quota = Object.hasOwn(quotas, name) ? quotas[name] : quotas['*']; // a tenant may call itself "constructor"
     if (quota === undefined) return 0;
     let id = this.#ids.get(name);
     if (id === undefined) {
@@ -121,7 +125,7 @@ export class Tenants {
         ),
       );
     }
-    this.#sizes.set(namespace.key, payloadBytes);
+    this.#remember(namespace, payloadBytes);
     return id;
   }
 
@@ -164,6 +168,7 @@ export class Tenants {
     const account = this.#accounts[owner]![bit];
     const bytes = this.#sizes.get(namespace.key);
     if (account === undefined || bytes === undefined) return;
+    this.#remember(namespace, bytes);
     account.add({ namespace, hash, bytes }, this.#options.parentOf(namespace, hash));
     if (account.bytes <= account.limitBytes) return;
     // Not within this call: all followers of the tier are to hear that it holds the block before they hear that it does not.
@@ -204,6 +209,13 @@ export class Tenants {
     evict(bit, victim.namespace, victim.hash);
     account.remove(victim.namespace, victim.hash); // unlisted, if the tier has not said so already
     return true;
+  }
+
+  /** The namespaces that were used last; sessions of any number of others may come and go. */
+  #remember({ key }: Namespace, payloadBytes: number): void {
+    this.#sizes.delete(key);
+    if (this.#sizes.size >= maxNamespaces) this.#sizes.delete(this.#sizes.keys().next().value!);
+    this.#sizes.set(key, payloadBytes);
   }
 
   /** Bytes held, per tenant and tier, for stats. */

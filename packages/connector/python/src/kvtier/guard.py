@@ -28,6 +28,10 @@ class Troubles:
     def stopped(self) -> bool:
         return self.count >= TROUBLES_TO_STOP
 
+    def stop(self) -> None:
+        """Nothing new is taken on from now on."""
+        self.count = max(self.count, TROUBLES_TO_STOP)
+
     def note(self, where: str, error: BaseException) -> None:
         self.count += 1
         kind = f"{where}: {type(error).__name__}"
@@ -38,8 +42,11 @@ class Troubles:
             self._log.error("kvtier: %d callbacks failed; this engine is left alone until it is restarted", self.count)
 
 
-def harmless(default: Callable[[], Any]) -> Callable[[F], F]:
-    """Wraps a method of something with `troubles`: what it raises is noted, and `default()` answered instead."""
+def harmless(default: Callable[[], Any], instead: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    """Wraps a method of something with `troubles`: what it raises is noted, and `default()` answered instead.
+
+    `instead`: what must happen all the same, with the method's own arguments; it gives the answer.
+    """
 
     def wrap(method: F) -> F:
         @functools.wraps(method)
@@ -49,10 +56,13 @@ def harmless(default: Callable[[], Any]) -> Callable[[F], F]:
             except Exception as error:
                 try:
                     self.troubles.note(method.__name__, error)
+                    if instead is not None:
+                        return instead(self, *args, **kwargs)
                 except Exception:
                     pass
                 return default()
 
+        guarded.is_harmless = True  # type: ignore[attr-defined]
         return guarded  # type: ignore[return-value]
 
     return wrap

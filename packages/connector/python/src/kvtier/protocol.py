@@ -55,7 +55,7 @@ class FrameReader:
     def __init__(self) -> None:
         self._held = bytearray()
 
-    def push(self, chunk: bytes) -> list[Any]:
+    def push(self, chunk: bytes | memoryview) -> list[Any]:
         """The messages that are whole now, in order."""
         held = self._held
         held += chunk

@@ -6,7 +6,7 @@ import type { Worker } from '@kvtier/registry';
 import { createLogger } from '@kvtier/telemetry';
 import { BodySendMode } from '@kvtier/wire/ext-proc';
 import { type EndpointPicker, startEndpointPicker } from '../endpoint-picker.ts';
-import type { BodyFacts, BodyReader } from '../picker.ts';
+import type { BodyFacts, BodyReader, Deadlines } from '../picker.ts';
 import { Gateway } from './gateway.ts';
 import { pod, ScriptedDispatch } from './scripted-dispatch.ts';
 
@@ -47,8 +47,12 @@ export class PickerRig {
   workers: readonly (Worker | undefined)[] = [...this.pods, undefined];
   dispatch = new ScriptedDispatch(this.pods);
   readonly reader = new ScriptedReader();
+  /** What it was asked of deadlines, and what it says. */
+  readonly inTime: { -readonly [K in keyof Deadlines]: Deadlines[K] } = { admit: () => {}, came: () => {} };
   /** Before `start`: prefill and decode apart. */
   handOff: PodHandOff | undefined;
+  /** Before `start`. */
+  ttftMs: number | undefined;
   picker!: EndpointPicker;
   gateway!: Gateway;
 
@@ -59,6 +63,8 @@ export class PickerRig {
       reader: this.reader,
       workers: () => this.workers,
       pods: this.handOff,
+      inTime: this.inTime,
+      ttftMs: this.ttftMs,
       isReady: () => true,
       logger: createLogger('test', 'silent'),
     });

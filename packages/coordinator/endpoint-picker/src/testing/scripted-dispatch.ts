@@ -9,6 +9,8 @@ export class ScriptedDispatch implements Dispatch {
   readonly told: string[] = [];
   /** Requests that hold a share of a worker's load now. */
   running = 0;
+  /** Predicted of every choice. */
+  firstTokenS = 0;
   /** Requests whose script has not ended. */
   choosing = 0;
   /** Which worker, or a throw; may wait. Default: the first that is allowed. */
@@ -33,6 +35,7 @@ export class ScriptedDispatch implements Dispatch {
       worker,
       policy: 'scripted',
       why: '',
+      firstTokenS: this.firstTokenS,
       match: { blocks: 0, byMedium: new Int32Array(5) },
       isGuessed: false,
       share: { requestId: request.id, tokensAhead: 0, blocks: 0, loadS: 0 },

@@ -9,6 +9,7 @@ import { KvIndex } from '../kv-index.ts';
 import { EngineListing } from './engine-listing.ts';
 import { LieCounts, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
+import { NamesBudget } from './names-budget.ts';
 import { matchView } from './views.ts';
 
 const blockTokens = 4;
@@ -19,7 +20,8 @@ function rig({ hasher, maxBlocks = 1_000 }: { hasher?: ChainHasher; maxBlocks?: 
   const lines: string[] = [];
   const log = { info: () => undefined, warn: (_: object, message: string) => void lines.push(message) };
   const lies = new Lies('worker a', counts, log, () => 0);
-  const listing = new EngineListing({ index, blockTokens, maxBlocks, hasher, lies });
+  const renaming = hasher && { hasher, budget: new NamesBudget(1 << 20) };
+  const listing = new EngineListing({ index, blockTokens, maxBlocks, renaming, lies });
   const decoder = new PackedDecoder({ tokens: hasher !== undefined });
   const say = (events: readonly KvEvent[], rank = 0, encoding: 'map' | 'array' = 'map'): void => {
     const batch = decoder.decode(encodeBatch({ ts: 1, events, dataParallelRank: rank }, { encoding }));

@@ -12,6 +12,7 @@ import type { Keys, KvIndex, Parent } from '../kv-index.ts';
 import { HashNames } from './hash-names.ts';
 import type { Lies } from './lies.ts';
 import { mediumNumbers, mediumOf, sharedMedia } from './media.ts';
+import type { NamesBudget } from './names-budget.ts';
 import { eventsIn, type PackedEvent } from './packed-events.ts';
 import { Part } from './part.ts';
 
@@ -20,9 +21,11 @@ export interface EngineListingOptions {
   readonly blockTokens: number;
   /** More than this on one medium cannot be. */
   readonly maxBlocks: number;
-  /** Set for an engine that hashes otherwise. */
-  readonly hasher: ChainHasher | undefined;
+  /** Set for an engine that hashes otherwise: how we do, and where the names of its blocks have their bytes from. */
+  readonly renaming: { readonly hasher: ChainHasher; readonly budget: NamesBudget } | undefined;
   readonly lies: Lies;
+  /** So many blocks were told of, and are not in the index for want of room. */
+  readonly onLeftOut?: (blocks: number) => void;
 }
 
 interface Named {
@@ -42,15 +45,13 @@ export class EngineListing {
   /** rank × maxGroups + group → its part. */
   readonly #parts = new Map<number, Part>();
   readonly #names: HashNames | undefined;
+  /** Names were refused since all was void last. */
+  #isCut = false;
 
   constructor(options: EngineListingOptions) {
     this.#options = options;
-    if (options.hasher) this.#names = new HashNames(options.hasher.hashBytes, options.maxBlocks);
-  }
-
-  /** Memory beside the index. */
-  get bytes(): number {
-    return this.#names?.bytes ?? 0;
+    const { renaming, maxBlocks } = options;
+    if (renaming) this.#names = new HashNames(renaming.hasher.hashBytes, maxBlocks, renaming.budget);
   }
 
   /** By rank, each rank's attention groups: a part in the place of its number. */
@@ -92,6 +93,7 @@ export class EngineListing {
     for (const part of this.#parts.values()) part.close();
     this.#parts.clear();
     this.#names?.clear();
+    this.#isCut = false;
     return had;
   }
 
@@ -161,11 +163,15 @@ export class EngineListing {
       const named = isRenamed
         ? this.#rename(slice, before, tokens.subarray(at * blockTokens, (at + count) * blockTokens))
         : { keys: this.#ownKeys(slice, 'hold'), parent: before };
-      if (named === undefined) return;
+      if (named === undefined) {
+        if (this.#isCut) this.#leaveOut(keys.length / 2 - at - count); // the slices after this one
+        return;
+      }
       const parent: Parent = !isOrdered || (this.#names && !isRenamed) ? 'unknown' : (named.parent ?? 'root');
       if (!part.stored(medium, named.keys, parent)) {
         this.#options.lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
         this.#names?.clear();
+        this.#isCut = false;
         return;
       }
       before = slice.subarray(slice.length - 2);
@@ -201,23 +207,41 @@ export class EngineListing {
 
   /** The same blocks by our names, from their tokens. */
   #rename(keys: Keys, parent: Keys | undefined, tokens: Int32Array): Named | undefined {
-    const { hasher, lies } = this.#options;
+    const { lies } = this.#options;
+    const { hasher, budget } = this.#options.renaming!;
     const names = this.#names!;
     const before = parent && names.find(parent[0]!, parent[1]!);
     if (parent && before === undefined) {
-      lies.tell('parent', () => 'blocks after one that it has not told of');
+      // What was left out for want of room has no name for those after it.
+      if (this.#isCut) this.#leaveOut(keys.length / 2);
+      else lies.tell('parent', () => 'blocks after one that it has not told of');
       return undefined;
     }
-    const { hashBytes } = hasher!;
-    const hashes = hasher!.hashBlocks(before ? Buffer.from(before) : null, new Uint32Array(tokens));
-    for (let block = 0; block < keys.length / 2; block++) {
+    const { hashBytes } = hasher;
+    const hashes = hasher.hashBlocks(before ? Buffer.from(before) : null, new Uint32Array(tokens));
+    let block = 0;
+    for (; block < keys.length / 2; block++) {
       const hash = hashes.subarray(block * hashBytes, (block + 1) * hashBytes);
-      if (names.add(keys[2 * block]!, keys[2 * block + 1]!, hash)) continue;
+      const added = names.add(keys[2 * block]!, keys[2 * block + 1]!, hash);
+      if (added === 'added') continue;
+      if (added === 'bytes') {
+        this.#isCut = true;
+        this.#leaveOut(keys.length / 2 - block);
+        const spent = `${budget.maxBytes} bytes for names of blocks are taken`;
+        lies.tell('no_room', () => `no room to name them, ${spent}; raise the coordinator's index.maxBytes`);
+        break;
+      }
       lies.tell('too_many_blocks', () => `more than ${this.#options.maxBlocks} blocks`);
       this.forget();
       return undefined;
     }
-    return { keys: keysOfHashes(hashes, hashBytes), parent: before && keysOfHashes(before, hashBytes) };
+    if (block === 0) return undefined;
+    const named = keysOfHashes(hashes.subarray(0, block * hashBytes), hashBytes);
+    return { keys: named, parent: before && keysOfHashes(before, hashBytes) };
+  }
+
+  #leaveOut(blocks: number): void {
+    this.#options.onLeftOut?.(blocks);
   }
 }
 

@@ -22,6 +22,14 @@ export interface Listing {
   forget(): boolean;
 }
 
+/** Why somebody's events do not tell what it holds. */
+export interface Problem {
+  /** In a few words. */
+  readonly what: string;
+  /** What somebody can do; undefined: `what` says it. */
+  readonly remedy: string | undefined;
+}
+
 export interface FollowedStreamOptions {
   readonly events: EventSource;
   readonly subscribe: Subscribe;
@@ -72,11 +80,22 @@ export class FollowedStream {
     return this.#options.now() - this.#heardS > forgetLagS ? 0 : this.#lagS;
   }
 
-  /** Why its events do not tell what it holds now, in a few words; undefined: they do. */
-  get problem(): string | undefined {
-    if (this.#problem !== undefined) return this.#problem;
-    if (this.#subscription?.connected !== true) return 'not connected to its KV events';
-    return this.#isHeard ? undefined : 'no KV event of it has come';
+  /** undefined: its events tell what it holds now. */
+  get problem(): Problem | undefined {
+    const { endpoint, replayEndpoint, topic, serverKey } = this.#options.events;
+    if (this.#problem !== undefined) return { what: this.#problem, remedy: undefined };
+    if (this.#subscription?.connected !== true) {
+      const remedy = `look whether it listens at ${endpoint}${serverKey === undefined ? '' : ', and has this key'}`;
+      return { what: 'not connected to its KV events', remedy };
+    }
+    if (this.#isHeard) return undefined;
+    const remedy = replayEndpoint === null ? 'name its replayEndpoint, or await its next event' : lookAtTopic(topic);
+    return { what: 'no KV event of it has come', remedy };
+  }
+
+  /** What can be done where it says nothing though it should. */
+  get silenceRemedy(): string {
+    return lookAtTopic(this.#options.events.topic);
   }
 
   /** Seconds since it was followed, while nothing of it has ever come, and nothing speaks against that it will; else undefined. */
@@ -153,3 +172,8 @@ export class FollowedStream {
     this.#lagS = Math.max(0, offset - Math.min(this.#offsets.least, this.#offsets.leastBefore));
   }
 }
+
+const lookAtTopic = (topic: string): string =>
+  topic === ''
+    ? 'look whether it publishes'
+    : `look whether it publishes, and under the topic ${JSON.stringify(topic)}`;

@@ -1,7 +1,7 @@
 /** Workers and nodes that are followed, and what is known of each. */
 import type { NodeRecord, WorkerRecord } from '@kvtier/config';
 import type { EngineListing } from './engine-listing.ts';
-import type { FollowedStream } from './followed-stream.ts';
+import type { FollowedStream, Problem } from './followed-stream.ts';
 import type { History } from './history.ts';
 import type { NodeListing } from './node-listing.ts';
 import type { WorkerView } from './views.ts';
@@ -19,6 +19,8 @@ export interface FollowedWorker {
   readonly bootEpoch?: string;
   /** First 16 hex digits of the namespace of each of its attention groups: the node tells blocks of all models. Undefined: not known. */
   readonly namespaces?: readonly string[];
+  /** Why nobody reads its events, whether it has any or not; undefined: they are read. */
+  readonly unread?: Problem | undefined;
 }
 
 export interface NodeEntry {
@@ -26,7 +28,7 @@ export interface NodeEntry {
   readonly listing: NodeListing | undefined;
   readonly stream: FollowedStream | undefined;
   readonly teller: { resync(): void };
-  why: string | undefined;
+  why: Problem | undefined;
   isWarned: boolean;
 }
 
@@ -36,7 +38,7 @@ export interface WorkerEntry {
   readonly stream: FollowedStream | undefined;
   node: NodeEntry | undefined;
   history: History | undefined;
-  why: string | undefined;
+  why: Problem | undefined;
   /** Of `why`. */
   isWarned: boolean;
   /** Requests with new blocks since its last event, and since when (Unix time in seconds). */

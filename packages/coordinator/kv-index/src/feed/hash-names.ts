@@ -1,61 +1,85 @@
 /**
  * Our names of an engine's blocks, by its own: engines that hash otherwise than we do (SGLang, vLLM's default) tell the tokens of each
- * block, and we hash them as we hash prompts. A name is kept as long as the engine holds its block anywhere. 40 bytes a block and 5 to find it.
+ * block, and we hash them as we hash prompts. A name is kept as long as the engine holds its block anywhere. 50 to 60 bytes a block, all of
+ * which are taken from a budget that every such engine of the model shares.
  */
-import { HashTable, none } from '../hash-table.ts';
+import { emptyTableBytes, HashTable, none } from '../hash-table.ts';
+import type { NamesBudget } from './names-budget.ts';
 
 const chunkBits = 10;
 const chunkMask = (1 << chunkBits) - 1;
 
+/** What became of a name: `blocks`: more than this engine can hold; `bytes`: the budget is spent. */
+export type Added = 'added' | 'blocks' | 'bytes';
+
 export class HashNames {
   readonly #hashBytes: number;
   readonly #maxBlocks: number;
-  #table: HashTable;
+  readonly #budget: NamesBudget;
+  /** undefined: no block is named, and nothing is taken. */
+  #table: HashTable | undefined;
   /** The whole hash of each record, as a child's hash begins with it. */
   #chunks: Buffer[] = [];
 
-  constructor(hashBytes: number, maxBlocks: number) {
+  constructor(hashBytes: number, maxBlocks: number, budget: NamesBudget) {
     this.#hashBytes = hashBytes;
     this.#maxBlocks = maxBlocks;
-    this.#table = new HashTable(maxBlocks);
-  }
-
-  get bytes(): number {
-    return this.#table.bytes + this.#chunks.length * this.#hashBytes * (chunkMask + 1);
+    this.#budget = budget;
   }
 
   /** A view; undefined: not named. */
   find(low: number, high: number): Buffer | undefined {
-    const record = this.#table.find(low, high);
+    const record = this.#table?.find(low, high) ?? none;
     return record === none ? undefined : this.#hashOf(record);
   }
 
-  /** The block is held once more. False: there is no room. */
-  add(low: number, high: number, hash: Uint8Array): boolean {
-    let record = this.#table.find(low, high);
+  /** The block is held once more. */
+  add(low: number, high: number, hash: Uint8Array): Added {
+    let record = this.#table?.find(low, high) ?? none;
     if (record === none) {
-      if (this.#table.count >= this.#maxBlocks) return false;
-      record = this.#table.insert(low, high, 0, 0);
-      if (record >>> chunkBits >= this.#chunks.length)
-        this.#chunks.push(Buffer.alloc(this.#hashBytes * (chunkMask + 1)));
+      if (this.#table !== undefined && this.#table.count >= this.#maxBlocks) return 'blocks';
+      const inserted = this.#insert(low, high);
+      if (inserted === undefined) return 'bytes';
+      record = inserted;
     }
     this.#hashOf(record).set(hash);
-    this.#table.move(record, this.#table.runOf(record) + 1, 0);
-    return true;
+    this.#table!.move(record, this.#table!.runOf(record) + 1, 0);
+    return 'added';
   }
 
   /** It is held once less. */
   drop(low: number, high: number): void {
-    const record = this.#table.find(low, high);
-    if (record === none) return;
-    const copies = this.#table.runOf(record) - 1;
-    if (copies === 0) this.#table.delete(record);
-    else this.#table.move(record, copies, 0);
+    const table = this.#table;
+    const record = table?.find(low, high) ?? none;
+    if (table === undefined || record === none) return;
+    const copies = table.runOf(record) - 1;
+    if (copies === 0) table.delete(record);
+    else table.move(record, copies, 0);
   }
 
   clear(): void {
-    this.#table = new HashTable(this.#maxBlocks);
+    this.#budget.give(this.#bytes);
+    this.#table = undefined;
     this.#chunks = [];
+  }
+
+  get #bytes(): number {
+    return (this.#table?.bytes ?? 0) + this.#chunks.length * this.#chunkBytes;
+  }
+
+  get #chunkBytes(): number {
+    return this.#hashBytes << chunkBits;
+  }
+
+  #insert(low: number, high: number): number | undefined {
+    const table = this.#table ?? new HashTable(this.#maxBlocks);
+    // A record that was given back has its place for a hash already.
+    const isChunk = table.count === table.used && table.used === this.#chunks.length << chunkBits;
+    const grown = table.growthFor(low, high) + (isChunk ? this.#chunkBytes : 0);
+    if (!this.#budget.take(grown + (this.#table === undefined ? emptyTableBytes : 0))) return undefined;
+    this.#table = table;
+    if (isChunk) this.#chunks.push(Buffer.alloc(this.#chunkBytes));
+    return table.insert(low, high, 0, 0);
   }
 
   #hashOf(record: number): Buffer {

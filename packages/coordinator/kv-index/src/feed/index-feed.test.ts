@@ -153,7 +153,36 @@ describe('a router that comes late', () => {
   });
 });
 
+const guessed = 'what it holds is guessed from what it was sent';
+
 describe('where events cannot be relied on', () => {
+  it('says what can be done about it', async () => {
+    const feed = open();
+    const unread = { what: 'its KV events are not read', remedy: 'name it' };
+    const b = await publish('w1');
+    const { replayEndpoint: _, ...events } = endpointsOf('w1');
+    const mute = worker(1);
+    const record = { ...mute.record, events: { ...mute.record.events!, ...events, replayEndpoint: null } };
+    feed.follow([worker(0, { unread }), { ...mute, record }]);
+    expect(feed.state().workers[0]!.why).toBe('its KV events are not read: name it');
+    expect(warnings).toEqual([`worker w0: its KV events are not read; ${guessed}; name it`]);
+    await vi.waitFor(
+      () =>
+        expect(feed.state().workers[1]!.why).toBe(
+          'no KV event of it has come: name its replayEndpoint, or await its next event',
+        ),
+      wait,
+    );
+    const prompt = promptOf(9, 2);
+    b.publish([stored(prompt)]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [1])).toEqual([2]), wait);
+    // From then on they are: what it says is asked for anew.
+    const a = await publish('w0');
+    feed.follow([worker(0), { ...mute, record }]);
+    a.publish([stored(prompt)]);
+    await vi.waitFor(() => expect(blocksOf(prompt.keys, [0, 1])).toEqual([2, 2]), wait);
+  });
+
   it('what a worker was sent stands for what it holds, as much as it can hold, for a while; in one line each way', async () => {
     let now = 1_000;
     const feed = open({ now: () => now, guessMs: 60_000 });
@@ -173,18 +202,20 @@ describe('where events cannot be relied on', () => {
     now += 120;
     await vi.waitFor(() => expect(blocksOf(third!.keys, [0])).toEqual([0]), wait);
     await stop(b);
-    await vi.waitFor(() => expect(feed.state().workers[1]!.why).toBe('not connected to its KV events'), wait);
+    await vi.waitFor(() => expect(feed.state().workers[1]!.why).toMatch(/^not connected to its KV events/), wait);
     expect(blocksOf(second!.keys, [1])).toEqual([0]);
     // A look may fall between the connection and the first event.
     const said = lines.filter(
       (line) => line.startsWith('worker w1: ') && !line.includes('no KV event of it has come yet'),
     );
     expect(said).toEqual([
-      'worker w1: not connected to its KV events yet; what it holds is guessed from what it was sent',
+      `worker w1: not connected to its KV events yet; ${guessed}`,
       'worker w1: its KV events tell what it holds',
-      'worker w1: not connected to its KV events; what it holds is guessed from what it was sent',
+      `worker w1: not connected to its KV events; ${guessed}; look whether it listens at ${endpointsOf('w1').endpoint}`,
     ]);
-    expect(lines[0]).toBe('worker w0: publishes no KV events; what it holds is guessed from what it was sent');
+    expect(lines[0]).toBe(
+      `worker w0: publishes no KV events; ${guessed}; let it, and say where in its record (\`events\`)`,
+    );
   });
 
   it('a worker that starts again, or leaves, holds nothing of what it said', async () => {
@@ -220,10 +251,13 @@ describe('where events cannot be relied on', () => {
     expect(warnings).toEqual([]);
     now += 0.2;
     for (let i = 0; i < 2; i++) feed.follow([worker(0, { node: node('n') })]);
-    expect(warnings).toEqual([`${late}: not connected to its KV events for 5 s; nothing of it is counted`]);
+    const look = (name: string): string => `look whether it listens at ${endpointsOf(name).endpoint}`;
+    expect(warnings).toEqual([
+      `${late}: not connected to its KV events for 5 s; nothing of it is counted; ${look('n')}`,
+    ]);
     await stop(b);
     await vi.waitFor(() => expect(warnings).toHaveLength(2), wait);
-    expect(warnings[1]).toBe(`${lost}: not connected to its KV events; what it holds is guessed from what it was sent`);
+    expect(warnings[1]).toBe(`${lost}: not connected to its KV events; ${guessed}; ${look('w0')}`);
   });
 
   it('what an endpoint cannot be is said, and tried again; others are followed', async () => {

@@ -18,6 +18,7 @@ import { FollowedStream, type Subscribe } from './followed-stream.ts';
 import { Learning } from './learning.ts';
 import { type FeedLog, LieCounts, type LieKind, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
+import { NamesBudget } from './names-budget.ts';
 import { NodeListing } from './node-listing.ts';
 import { Questions } from './questions.ts';
 import { Reliance } from './reliance.ts';
@@ -27,8 +28,10 @@ import { Turns } from './turns.ts';
 import { matchView, type WorkerView } from './views.ts';
 
 export interface IndexFeedOptions {
-  /** Of the index. */
+  /** Of the index, and of the names of blocks beside it. */
   readonly maxBytes: number;
+  /** Some engines hash otherwise than we do: a part of the bytes is for the names of their blocks. Default: true. */
+  readonly isTranslating?: boolean;
   readonly blockTokens: number;
   /** How prompts are hashed, for engines that hash otherwise. Default: vLLM's default, sha256_cbor with its default seed. */
   readonly hashAlgorithm?: HashAlgorithm;
@@ -51,16 +54,19 @@ export interface FeedMatch extends Match {
 
 export interface FeedMember {
   readonly name: string;
-  /** Why its events do not tell what it holds; undefined: they do. */
+  /** Why its events do not tell what it holds, and what to do; undefined: they do. */
   readonly why: string | undefined;
   readonly lagS: number;
 }
 
 export interface FeedState {
   readonly index: KvIndexStats;
+  /** Of the index and the names. */
   readonly maxBytes: number;
   /** Of the translation of foreign hashes, beside the index. */
   readonly namesBytes: number;
+  /** Blocks that are not in the index as there was no room for their names. */
+  readonly unnamedBlocks: number;
   /** `why`: it is credited with what it was sent, not with what it holds. */
   readonly workers: readonly FeedMember[];
   /** `why`: it is credited with nothing. */
@@ -72,6 +78,8 @@ export interface FeedState {
 }
 
 const maxSources = 512;
+/** Of the bytes where blocks are translated: a name takes 50 to 60, and the index 32 for each block that several workers may hold. */
+const namesShare = 5 / 8;
 const tickMs = 250;
 const sweepRecords = 8_192;
 /** A worker's pool may hold blocks of several groups, and blocks twice; it has tiers of its own, too. */
@@ -79,7 +87,10 @@ const poolSlack = 16;
 
 export class IndexFeed {
   readonly #options: IndexFeedOptions;
+  #maxBytes: number;
   readonly #index: KvIndex;
+  readonly #names: NamesBudget;
+  #unnamedBlocks = 0;
   readonly #hasher: ChainHasher;
   readonly #subscribe: Subscribe;
   readonly #lies = new LieCounts();
@@ -94,8 +105,11 @@ export class IndexFeed {
 
   /** KvError CONFIG: `maxBytes` too small, block tokens that cannot be hashed. */
   constructor(options: IndexFeedOptions) {
-    const { maxBytes, blockTokens, hashAlgorithm = 'sha256_cbor', hashSeed: rootSeed } = options;
+    const { blockTokens, hashAlgorithm = 'sha256_cbor', hashSeed: rootSeed } = options;
     this.#options = options;
+    this.#maxBytes = options.maxBytes;
+    const { names, index: maxBytes } = this.#sharesOf(options.maxBytes);
+    this.#names = new NamesBudget(names);
     this.#subscribe = options.subscribe ?? subscribeWith(options.access ?? { curve: undefined, trustedNetwork: false });
     // Only an engine's pool holds a block several times; tiers may be told of one twice, and hold it once.
     this.#index = new KvIndex({ maxBytes, maxSources, countedMedia: 1 << mediumNumbers.gpu });
@@ -108,6 +122,19 @@ export class IndexFeed {
       ...{ nowS: () => this.#nowS(), onChange: this.#changed },
     });
     this.#timer = setInterval(() => this.#tick(), tickMs).unref();
+  }
+
+  /** Another bound from now on. False: more than that is taken, and the feed has to be made anew. */
+  resize(maxBytes: number): boolean {
+    const { names, index } = this.#sharesOf(maxBytes);
+    const before = this.#names.maxBytes;
+    if (!this.#names.resize(names)) return false;
+    if (!this.#index.resize(index)) {
+      this.#names.resize(before);
+      return false;
+    }
+    this.#maxBytes = maxBytes;
+    return true;
   }
 
   /** All workers of the model, now. What is not among them is forgotten. */
@@ -173,13 +200,14 @@ export class IndexFeed {
     const sum = (which: 'gaps' | 'restarts' | 'snapshots'): number =>
       streams.reduce((total, stats) => total + (stats?.[which] ?? 0), 0);
     const memberOf = (name: string, { why, stream }: WorkerEntry | NodeEntry): FeedMember => ({
-      ...{ name, why },
+      ...{ name, why: why && (why.remedy === undefined ? why.what : `${why.what}: ${why.remedy}`) },
       lagS: stream?.lagS ?? 0,
     });
     return {
       index: this.#index.stats(),
-      maxBytes: this.#options.maxBytes,
-      namesBytes: [...this.#workers.values()].reduce((bytes, { listing }) => bytes + (listing?.bytes ?? 0), 0),
+      maxBytes: this.#maxBytes,
+      namesBytes: this.#names.bytes,
+      unnamedBlocks: this.#unnamedBlocks,
       workers: [...this.#workers.values()].map((entry) => memberOf(entry.followed.record.name, entry)),
       nodes: [...this.#nodes].map(([name, entry]) => memberOf(name, entry)),
       lies: { ...this.#lies.byKind },
@@ -196,7 +224,12 @@ export class IndexFeed {
 
   /** More than this of one publisher would be half of all that there is room for. */
   get #mostBlocks(): number {
-    return Math.ceil(this.#options.maxBytes / 48);
+    return Math.ceil(this.#maxBytes / 48);
+  }
+
+  #sharesOf(maxBytes: number): { readonly names: number; readonly index: number } {
+    const names = this.#options.isTranslating === false ? 0 : Math.floor(maxBytes * namesShare);
+    return { names, index: maxBytes - names };
   }
 
   #nowS(): number {
@@ -224,10 +257,13 @@ export class IndexFeed {
     const isForeign = record.kind === 'openai';
     const lies = new Lies(`worker ${record.name}`, this.#lies, logger, () => this.#nowS() * 1_000);
     const maxBlocks = Math.min(totalBlocks ? poolSlack * totalBlocks : this.#mostBlocks, this.#mostBlocks);
-    const hasher = isForeign ? this.#hasher : undefined;
-    const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks, hasher, lies });
+    const renaming = isForeign ? { hasher: this.#hasher, budget: this.#names } : undefined;
+    const onLeftOut = (blocks: number): void => {
+      this.#unnamedBlocks += blocks;
+    };
+    const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks, renaming, lies, onLeftOut });
     const entry: WorkerEntry = {
-      ...{ followed, listing, stream: this.#stream(record.events, listing, isForeign) },
+      ...{ followed, listing, stream: this.#stream(followed.unread ? null : record.events, listing, isForeign) },
       ...{ node: undefined, history: undefined, why: undefined, isWarned: false, owed: 0, owedSinceS: 0, view: noView },
     };
     this.#workers.set(followed.number, entry);
@@ -281,5 +317,6 @@ function isSame(a: FollowedWorker, b: FollowedWorker): boolean {
   const { name, kind, events } = a.record;
   const isRecord = name === b.record.name && kind === b.record.kind;
   const isEpoch = !a.bootEpoch || !b.bootEpoch || a.bootEpoch === b.bootEpoch;
-  return isRecord && isEpoch && JSON.stringify(events) === JSON.stringify(b.record.events);
+  const isRead = (a.unread === undefined) === (b.unread === undefined);
+  return isRecord && isEpoch && isRead && JSON.stringify(events) === JSON.stringify(b.record.events);
 }

@@ -11,6 +11,7 @@ import { KvIndex } from '../kv-index.ts';
 import { EngineListing } from './engine-listing.ts';
 import { LieCounts, type LieKind, Lies } from './lies.ts';
 import { mediumNumbers } from './media.ts';
+import { NamesBudget } from './names-budget.ts';
 
 const blockTokens = 4;
 const chains = 3;
@@ -47,7 +48,7 @@ function teller(index: KvIndex, foreign: boolean): Teller {
     index,
     blockTokens,
     maxBlocks: 1_000,
-    hasher: foreign ? hasher : undefined,
+    renaming: foreign ? { hasher, budget: new NamesBudget(1 << 20) } : undefined,
     lies,
   });
   const decoder = new PackedDecoder({ tokens: foreign });

@@ -12,6 +12,7 @@ export const lieKinds = [
   'tokens',
   'too_many_blocks',
   'too_many_parts',
+  'no_room',
 ] as const;
 export type LieKind = (typeof lieKinds)[number];
 

@@ -8,7 +8,7 @@ export function feedMetrics(states: () => readonly FeedState[], registry: Regist
   const sum = (which: (state: FeedState) => number): number =>
     states().reduce((total, state) => total + which(state), 0);
   new Gauge({
-    ...{ name: 'kvtier_kv_index_bytes', help: 'Memory of the KV index', registers },
+    ...{ name: 'kvtier_kv_index_bytes', help: 'Memory of the KV index, names of blocks included', registers },
     collect() {
       this.set(sum(({ index, namesBytes }) => index.bytes + namesBytes));
     },
@@ -54,7 +54,7 @@ export function feedMetrics(states: () => readonly FeedState[], registry: Regist
     ...{ name: 'kvtier_kv_index_dropped_blocks_total', help: 'Blocks forgotten for want of space', registers },
     collect() {
       this.reset();
-      this.inc(sum(({ index }) => index.droppedBlocks));
+      this.inc(sum(({ index, unnamedBlocks }) => index.droppedBlocks + unnamedBlocks));
     },
   });
   new Counter({

@@ -4,7 +4,7 @@
  */
 import type { KvIndex } from '../kv-index.ts';
 import type { NodeEntry, WorkerEntry } from './followed.ts';
-import type { FollowedStream } from './followed-stream.ts';
+import type { FollowedStream, Problem } from './followed-stream.ts';
 import { History } from './history.ts';
 import type { FeedLog } from './lies.ts';
 
@@ -28,6 +28,10 @@ const maxLagS = 5;
 const joinS = 5;
 const maxOwed = 8;
 const maxOwedS = 10;
+const unpublished: Problem = {
+  what: 'publishes no KV events',
+  remedy: 'let it, and say where in its record (`events`)',
+};
 
 export class Reliance {
   readonly #options: RelianceOptions;
@@ -40,7 +44,7 @@ export class Reliance {
   look(nodes: Iterable<NodeEntry>, workers: Iterable<WorkerEntry>): void {
     const { index, guessMs = defaultGuessMs, nowS } = this.#options;
     for (const entry of nodes) {
-      const why = entry.stream === undefined ? 'publishes no KV events' : problemOf(entry.stream);
+      const why = entry.stream === undefined ? unpublished : problemOf(entry.stream);
       this.#say(`cache node ${entry.record.name}`, entry, why, 'nothing of it is counted');
     }
     for (const entry of workers) {
@@ -61,32 +65,40 @@ export class Reliance {
     if (entry.owed++ === 0) entry.owedSinceS = this.#options.nowS();
   }
 
-  #whyGuessed(entry: WorkerEntry): string | undefined {
-    const { stream } = entry;
-    if (stream === undefined) return 'publishes no KV events';
+  #whyGuessed(entry: WorkerEntry): Problem | undefined {
+    const { stream, followed } = entry;
+    if (followed.unread !== undefined) return followed.unread;
+    if (stream === undefined) return unpublished;
     const problem = problemOf(stream);
     if (problem !== undefined) return problem;
     if (stream.heardS >= entry.owedSinceS) entry.owed = 0;
     const isSilent = entry.owed >= maxOwed && this.#options.nowS() - entry.owedSinceS > maxOwedS;
-    return isSilent ? `no KV event although it was sent ${maxOwed} requests` : undefined;
+    const what = `no KV event although it was sent ${maxOwed} requests`;
+    return isSilent ? { what, remedy: stream.silenceRemedy } : undefined;
   }
 
-  #say(who: string, entry: NodeEntry | WorkerEntry, why: string | undefined, so: string): void {
-    const isNew = entry.why !== why;
+  #say(who: string, entry: NodeEntry | WorkerEntry, problem: Problem | undefined, so: string): void {
+    const why = problem?.what;
+    const isNew = entry.why?.what !== why;
     const joiningS = entry.stream?.joiningS ?? Number.POSITIVE_INFINITY;
     const isWarning = why !== undefined && joiningS >= joinS;
     if (!isNew && (entry.isWarned || !isWarning)) return;
     const { logger } = this.#options;
     if (why === undefined) logger.info({ who }, `${who}: its KV events tell what it holds`);
     else if (!isWarning) logger.info({ who, why }, `${who}: ${why} yet; ${so}`);
-    else logger.warn({ who, why }, `${who}: ${why}${isNew ? '' : ` for ${joinS} s`}; ${so}`);
+    else {
+      const remedy = problem?.remedy === undefined ? '' : `; ${problem.remedy}`;
+      logger.warn({ who, why }, `${who}: ${why}${isNew ? '' : ` for ${joinS} s`}; ${so}${remedy}`);
+    }
     entry.isWarned = isWarning;
-    entry.why = why;
+    entry.why = problem;
     if (isNew) this.#options.onChange();
   }
 }
 
-function problemOf(stream: FollowedStream): string | undefined {
-  if (stream.problem !== undefined) return stream.problem;
-  return stream.lagS > maxLagS ? `its KV events are more than ${maxLagS} s late` : undefined;
+function problemOf(stream: FollowedStream): Problem | undefined {
+  const { problem } = stream;
+  if (problem !== undefined) return problem;
+  const what = `its KV events are more than ${maxLagS} s late`;
+  return stream.lagS > maxLagS ? { what, remedy: 'look whether it, the network or we have too much to do' } : undefined;
 }

@@ -63,8 +63,10 @@ it('believes who has the key that is known of it, and nobody else', { timeout: 3
   expect(held()).toEqual([1, 0, 0, 0]);
   expect(feed.state().workers.map(({ why }) => why)).toEqual([
     undefined,
-    'not connected to its KV events',
-    'not connected to its KV events',
+    ...[wrong, closed].map(
+      (one) =>
+        `not connected to its KV events: look whether it listens at ${sourceOf(one, its.publicKey).endpoint}, and has this key`,
+    ),
     'KV events: tcp://192.0.2.1:5557 is on another host and no key of its publisher is known; configure kvEvents.curve of ' +
       'the coordinator, or say "kvEvents": {"trustedNetwork": true}',
   ]);

@@ -195,7 +195,7 @@ class FeedWorld {
     const size = pageSize * this.#scale;
     const held = new Held(40 * this.#scale);
     const lies = new Lies(name, this.#lies, silent, () => this.nowMs);
-    const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks: 1e6, hasher: undefined, lies });
+    const listing = new EngineListing({ index: this.#index, blockTokens, maxBlocks: 1e6, renaming: undefined, lies });
     const told = () =>
       pages(
         [...held.copies].flatMap(([hash, copies]) => Array<bigint>(copies).fill(hash)),

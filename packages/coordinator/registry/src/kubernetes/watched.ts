@@ -11,6 +11,8 @@ import { parseBookmark, parseEvent, parseFailure, parseNamed, parsePage } from '
 const pageObjects = 100;
 /** Of one kind; a selector that names more is refused. */
 const maxObjects = 8_192;
+/** Of one list: twice what the objects fill, for pages that the selector leaves half empty. */
+const maxPages = (2 * maxObjects) / pageObjects;
 const firstBackoffMs = 100;
 const maxBackoffMs = 5_000;
 /** A watch that ends sooner, with nothing told, did not work. */
@@ -87,7 +89,9 @@ export class Watched<T> {
     const { link, path, labelSelector } = this.#options;
     const objects = new Map<string, T>();
     let [version, next] = ['', ''];
+    let pages = 0;
     do {
+      if (++pages > maxPages) throw new KvError('PROTOCOL', `the list of ${labelSelector} does not end`);
       const query = { labelSelector, limit: String(pageObjects), ...(next === '' ? {} : { continue: next }) };
       const page = parsePage(await link.get(path, query, this.#abort.signal));
       for (const item of page.items) this.#put(objects, item);

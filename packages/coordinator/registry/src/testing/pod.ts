@@ -26,7 +26,10 @@ export class Pod {
   extra = '';
   /** Instead of its own; undefined: its own. */
   metrics: (() => string) | undefined;
+  models: (() => string) | undefined;
   startedAt = 1_700_000_000.25;
+  /** Of SGLang; 0: it does not know yet. */
+  pageTokens = 64;
   awake = true;
   healthy = true;
   token: string | undefined;
@@ -75,7 +78,7 @@ export class Pod {
     const path = request.url!;
     if (request.method === 'GET') {
       if (path === '/health') return void response.writeHead(this.healthy ? 200 : 503).end();
-      if (path === '/v1/models') return void response.end(this.#models());
+      if (path === '/v1/models') return void response.end(this.models?.() ?? this.#models());
       if (path !== '/metrics') return void response.writeHead(404).end();
       this.scrapes++;
       return void response.end(this.metrics?.() ?? this.extra + (this.kind === 'vllm' ? this.#vllm() : this.#sglang()));
@@ -119,7 +122,8 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blo
 sglang:num_running_reqs{${of}} ${running}
 sglang:num_queue_reqs{${of}} ${waiting}
 sglang:token_usage{${of}} ${usedShare}
-sglang:cache_config_info{num_pages="500",page_size="64"} 1.0
+sglang:page_size{${of}} ${this.pageTokens.toFixed(1)}
+sglang:num_pages{${of}} ${this.pageTokens > 0 ? '500.0' : '0.0'}
 `;
   }
 }

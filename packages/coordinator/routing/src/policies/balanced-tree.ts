@@ -26,6 +26,10 @@ export class BalancedTree implements Policy {
   readonly name = 'balanced-tree';
   readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: 67_108_864, ttlMs: evictAfterMs });
 
+  get bytes(): number {
+    return this.#memory.bytes;
+  }
+
   choose(
     request: RoutedRequest,
     workers: readonly (WorkerState | undefined)[],

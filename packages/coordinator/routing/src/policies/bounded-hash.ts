@@ -2,7 +2,8 @@
  * Consistent hashing with bounded loads, as KubeAI does it (Mirrokni, Thorup, Zadimoghaddam 2018): the beginning of the prompt
  * is hashed onto a ring of the workers; the first one from there on whose load is within the bound gets it.
  *
- *     accept if  load + 1 ≤ (total + 1) / n × 1.25        256 points of each worker on the ring
+ *     accept if  total = 0  or  load + 1 ≤ (total + 1) / n × 1.25        256 points of each worker on the ring
+ *     nobody within it (fewer requests than workers, uneven points): the first on the ring, where the prompt is at home
  *
  * KubeAI hashes the first 100 characters of the prompt; here it is the first block, or the session where there is one.
  */
@@ -35,15 +36,15 @@ export class BoundedHash implements Policy {
     const bound = ((total + 1) / count) * loadFactor;
     const at = request.session !== '' ? hashText(request.session) : mix32(request.keys[0] ?? 0, request.keys[1] ?? 0);
     const start = this.#find(at);
-    let fallback = 0;
+    let home: number | undefined;
     for (let i = 0; i < this.#ring.length; i++) {
       const { worker } = this.#ring[(start + i) % this.#ring.length]!;
       const state = workers[worker];
       if (state === undefined) continue;
-      if (requestsOf(state) + 1 <= bound) return worker;
-      fallback = worker;
+      if (total === 0 || requestsOf(state) + 1 <= bound) return worker;
+      home ??= worker;
     }
-    return fallback;
+    return home!;
   }
 
   #makeRing(workers: number): void {

@@ -7,7 +7,7 @@
 import { eligible, leastBy, type Policy, type Random, type RoutedRequest, type WorkerState } from '../policy.ts';
 import { PrefixMemory } from '../prefix-memory.ts';
 
-/** The original has no bound; nothing of ours is without one. */
+/** The original has no bound; nothing of ours is without one: 2.4 million blocks. */
 const maxBytes = 512 * 2 ** 20;
 
 export class HashTrie implements Policy {
@@ -17,6 +17,10 @@ export class HashTrie implements Policy {
     maxBlocksPerWorker: Number.POSITIVE_INFINITY,
     ttlMs: Number.POSITIVE_INFINITY,
   });
+
+  get bytes(): number {
+    return this.#memory.bytes;
+  }
 
   choose(
     request: RoutedRequest,

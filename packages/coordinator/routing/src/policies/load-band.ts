@@ -25,6 +25,10 @@ export class LoadBand implements Policy {
   readonly name = 'load-band';
   readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: maxBlocks, ttlMs: evictAfterMs });
 
+  get bytes(): number {
+    return this.#memory.bytes;
+  }
+
   choose(
     request: RoutedRequest,
     workers: readonly (WorkerState | undefined)[],

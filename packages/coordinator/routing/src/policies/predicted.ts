@@ -26,7 +26,7 @@ export type HeldOfPrompt = Pick<WorkerState, 'match' | 'remoteBlocks' | 'remoteM
 const unknownAnswerS = 20;
 
 /** Prompt tokens of one step, as engines are set up. */
-const chunkTokens = 2048;
+export const chunkTokens = 2048;
 
 export class Predicted implements Policy {
   readonly name = 'predicted';

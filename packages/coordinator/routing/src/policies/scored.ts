@@ -14,6 +14,10 @@ export class Scored implements Policy {
   readonly name = 'scored';
   readonly #memory = new PrefixMemory({ maxBytes, maxBlocksPerWorker: maxBlocks, ttlMs: Number.POSITIVE_INFINITY });
 
+  get bytes(): number {
+    return this.#memory.bytes;
+  }
+
   choose(
     request: RoutedRequest,
     workers: readonly (WorkerState | undefined)[],

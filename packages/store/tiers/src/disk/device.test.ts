@@ -3,7 +3,7 @@
  * that the segments are too small for. Faults are injected where the native queue hands completions over
  * (`native.ioFault`); all behind it is the real path. A full file system is in full-disk.slow.test.ts.
  */
-import { readdirSync } from 'node:fs';
+import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { type HashKey, headerBytes } from '@kvtier/identity';
@@ -151,6 +151,29 @@ function takeAll(): number[] {
     slots.push(slot);
   }
 }
+
+it('a folder that was removed, and is another node’s by now, is left alone until that one has gone', async () => {
+  const reasons: string[] = [];
+  const log = { ...silentLog, warn: ({ reason }: { reason?: string }) => void reasons.push(reason ?? '') };
+  const tier = await open({ log });
+  await bench.write(tier, space, names('before', 4), payloadBytes);
+  rmSync(join(bench.dir, 'a'), { recursive: true });
+  const other = await open();
+  const chain = names('theirs', 20);
+  await bench.write(other, space, chain, payloadBytes);
+  native.ioFault(tier.devices[0]!.io.handle, writes, eio, false);
+  await bench.write(tier, space, names('during', 1), payloadBytes);
+  native.ioFault(tier.devices[0]!.io.handle, 0, 0, false);
+  await vi.waitUntil(() => reasons.filter((reason) => /another node|locked|held/i.test(reason)).length > 1, patience);
+  expect(tier.stats().inService).toBe(false);
+  expect(await bench.read(other, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  await other.close();
+  await vi.waitUntil(() => tier.stats().inService, patience);
+  expect(await bench.read(tier, space, chain, payloadBytes)).toEqual(chain.map(() => 'ready'));
+  await expect(open()).rejects.toThrow(expect.objectContaining({ code: 'LOCKED' }));
+  tier.checkIntegrity();
+  await tier.close();
+});
 
 describe('several devices', () => {
   it('stripes blocks over them, and one that breaks takes only its part', async () => {

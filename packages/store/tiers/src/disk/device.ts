@@ -19,6 +19,7 @@ import type { DiskIndex } from './disk-index.ts';
 import { DiskIo, type ObjectRow } from './disk-io.ts';
 import type { EntryNumber } from './entry-table.ts';
 import { DeviceRoom, isNoSpace } from './file-room.ts';
+import { FolderLock } from './folder-lock.ts';
 import { checkpointBytes, encodeCheckpoint, pageBytes, type SegmentUses } from './format.ts';
 import {
   type DiskPlace,
@@ -76,7 +77,7 @@ export class DiskDevice {
   readonly #options: DiskTierOptions;
   readonly #owner: DeviceOwner;
   readonly #plan: ReturnType<typeof planCapacity>;
-  #lock: number | undefined;
+  readonly #lock: FolderLock;
   readonly #timeoutMs: number;
   readonly #badPlaces = new Set<string>();
   /** What a life that ended had removed and not marked yet (`SegmentPool.erasures`). */
@@ -104,7 +105,7 @@ export class DiskDevice {
     const device = new DiskDevice(number, place, options, owner);
     try {
       await device.files.run((files) => native.fileFolder(files, place.dir));
-      device.#lock = native.lockFile(join(place.dir, 'lock'));
+      device.#lock.take();
       device.#life = await device.#recover(true);
       device.#reason = '';
       return device;
@@ -118,6 +119,7 @@ export class DiskDevice {
     const { retry = defaultRetry, timeoutMs = defaultTimeoutMs } = options;
     this.number = number;
     this.dir = place.dir;
+    this.#lock = new FolderLock(place.dir);
     this.capacityBytes = place.capacityBytes;
     this.#options = options;
     this.#owner = owner;
@@ -231,7 +233,7 @@ export class DiskDevice {
     this.#pool?.stop(true);
     await this.io.close();
     this.files.close();
-    if (this.#lock !== undefined) native.unlock(this.#lock);
+    this.#lock.release();
   }
 
   async #warned(work: Promise<void>): Promise<void> {
@@ -297,10 +299,11 @@ export class DiskDevice {
     }
   }
 
-  /** One page written to the device itself. */
+  /** One page written to the device itself, once it has answered and its folder is still ours. */
   async #probe(): Promise<void> {
     const path = join(this.dir, `probe${unfinishedSuffix}`);
     await this.files.run((files) => native.fileRemove(files, path));
+    this.#lock.take();
     try {
       await this.files.run((files) => native.filePrepare(files, path, pageBytes));
     } catch (error) {

@@ -9,6 +9,7 @@
 import type { Buffer } from 'node:buffer';
 import { type ArenaHandle, native, type PeerHandle } from '@kvtier/data-plane';
 import { invariant } from '@kvtier/errors';
+import { Gathering } from './gathering.ts';
 
 /** The same numbers in packages/base/data-plane/cc/peer_loops.h. */
 const event = { fetched: 0, request: 1, sent: 2, up: 3, down: 4, refused: 5 } as const;
@@ -32,6 +33,7 @@ export interface FetchBlocks {
 
 /** Blocks that were asked for together; a fetch's tag is the batch's number and the position in it. */
 interface Batch {
+  readonly blocks: FetchBlocks;
   readonly indexes: readonly number[];
   readonly onDone: (index: number, result: FetchResult) => void;
   open: number;
@@ -70,6 +72,7 @@ export interface PeerLoopsOptions {
 export class PeerLoops {
   readonly #handle: PeerHandle;
   readonly #batches = new Map<number, Batch>();
+  readonly #gathering = new Gathering<FetchResult>((tag, result) => this.#fetched(tag, result));
   readonly #lent = new Map<number, () => void>();
   readonly #watchers = new Map<number, ConnectionWatcher>();
   /** Connections of peers that were ended because they broke the rules, by why. */
@@ -118,7 +121,10 @@ export class PeerLoops {
     if (!this.#closed) native.peerDisconnect(this.#handle, connection);
   }
 
-  /** Bring the blocks of these indexes, at most `maxBatchBlocks`; `onDone` is called once for each. Keeps `indexes`. */
+  /**
+   * Bring the blocks of these indexes, at most `maxBatchBlocks`; `onDone` is called once for each, for those of one `blocks` together as
+   * gathering.ts has it. Keeps `indexes`.
+   */
   fetch(
     connection: number,
     blocks: FetchBlocks,
@@ -139,7 +145,8 @@ export class PeerLoops {
       rows[at++] = index;
     }
     native.peerFetch(this.#handle, connection, rows, blocks.identities);
-    this.#batches.set(batch, { indexes, onDone, open: indexes.length });
+    this.#batches.set(batch, { blocks, indexes, onDone, open: indexes.length });
+    this.#gathering.asked(blocks, indexes.length);
   }
 
   /** Send what lies in `slot`; `onSent` gives the slot back, whatever became of it. */
@@ -162,6 +169,7 @@ export class PeerLoops {
     if (this.#closed) return;
     this.#closed = true;
     await native.peerClose(this.#handle);
+    this.#gathering.flush();
     invariant(this.#batches.size === 0, 'peer: a fetch never ended');
   }
 
@@ -194,6 +202,12 @@ export class PeerLoops {
     onSent?.();
   }
 
+  #came(tag: number, result: FetchResult): void {
+    const batch = this.#batches.get(Math.floor(tag / maxBatchBlocks));
+    invariant(batch !== undefined, 'peer: a fetch ended twice');
+    this.#gathering.came(batch.blocks, tag, result, result === 'ready');
+  }
+
   #fetched(tag: number, result: FetchResult): void {
     const position = tag % maxBatchBlocks;
     const number = (tag - position) / maxBatchBlocks;
@@ -211,7 +225,7 @@ export class PeerLoops {
       const kind = rows[at]!;
       const first = rows[at + 1]!;
       const second = rows[at + 2]!;
-      if (kind === event.fetched) this.#fetched(first, fetchResults[second]!);
+      if (kind === event.fetched) this.#came(first, fetchResults[second]!);
       else if (kind === event.request) {
         const begin = requests.length * identityBytes;
         // Requests of one read come together, and a string for each would be garbage.
@@ -228,6 +242,7 @@ export class PeerLoops {
         watcher?.onDown(ends[second]!);
       } else this.refused[ends[second]!]++;
     }
+    this.#gathering.turnOver();
     if (requests.length > 0 && !this.#closed) this.#onRequests?.(requests);
   }
 }

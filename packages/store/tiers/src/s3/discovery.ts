@@ -9,8 +9,7 @@
  */
 import { Buffer } from 'node:buffer';
 import { KvError } from '@kvtier/errors';
-import type { Log } from '@kvtier/runtime';
-import { SliceTimer } from '../kit/slice-timer.ts';
+import { type Log, SliceTimer } from '@kvtier/runtime';
 import type { ListedObject } from './answers.ts';
 import type { S3Plan } from './options.ts';
 import { decodePackTable, type PackTable, packHeaderBytes, packTableBytesOf } from './pack-format.ts';

@@ -1,5 +1,8 @@
-/** The api's waits, against credentials that never come. */
+/** The api's waits, against credentials that never come; and answers that say 200 and are none. */
+import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { KvError } from '@kvtier/errors';
@@ -39,4 +42,45 @@ it.each([
   expect(failures.length).toBeGreaterThan(0);
   expect(new Set(failures)).toEqual(new Set(['DEADLINE']));
   api.close();
+});
+
+const error = '<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed</Message></Error>';
+const none = '<?xml version="1.0"?><ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>';
+
+async function answering(body: string, act: (api: S3Api, deadlineMs: number) => Promise<void>): Promise<void> {
+  vi.stubEnv('AWS_ACCESS_KEY_ID', 'a');
+  vi.stubEnv('AWS_SECRET_ACCESS_KEY', 'b');
+  const server: Server = createServer((request, response) => {
+    request.resume().on('end', () => response.end(body));
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const endpoint = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const plan = planS3({ bucket: 'b', bytes: 1 << 30, endpoint });
+  const api = await S3Api.open({ plan, onTry: () => {}, suspended: () => undefined });
+  try {
+    await act(api, performance.now() + 400);
+  } finally {
+    api.close();
+    server.closeAllConnections();
+    server.close();
+  }
+}
+
+it('an empty listing is one; a 200 with an error or a page in it is no listing, and nothing is gone by it', async () => {
+  await answering(none, async (api, deadlineMs) => expect(await api.list('', deadlineMs)).toEqual([]));
+  for (const body of [error, '<html><body>Sign in</body></html>', '', 'OK']) {
+    await answering(body, async (api, deadlineMs) => {
+      await expect(api.list('', deadlineMs)).rejects.toBeInstanceOf(KvError);
+    });
+  }
+});
+
+it('a write whose 200 does not say what it has stored is looked for', async () => {
+  await answering(error, async (api, deadlineMs) => {
+    expect(await api.put('x', [Buffer.from('x')], null, deadlineMs)).toEqual({
+      outcome: 'other',
+      etag: '',
+      unsure: true,
+    });
+  });
 });

@@ -146,7 +146,7 @@ export class S3Api {
 
   /**
    * Write an object only where none is (`replaced` null), or only in the place of the one with that ETag; 'other': something else is
-   * there. `unsure`: a try before had no answer, so that it may be this very object.
+   * there. `unsure`: a try had no answer, or none that says what was stored, so that it may be this very object.
    */
   async put(
     key: string,
@@ -165,7 +165,9 @@ export class S3Api {
       throw failureOf(answer);
     });
     const etag = bareEtag(reply.headers.get('etag') ?? '');
-    return { outcome: reply.status === 200 ? 'stored' : 'other', etag, unsure: tries > 1 };
+    // A 200 that does not name what it has stored may be an error's.
+    const isNamed = reply.status !== 200 || etag !== '';
+    return { outcome: reply.status === 200 && isNamed ? 'stored' : 'other', etag, unsure: tries > 1 || !isNamed };
   }
 
   async delete(key: string, deadlineMs: number): Promise<void> {
@@ -193,6 +195,9 @@ export class S3Api {
           client.send(new this.#sdk.ListObjectsV2Command(request), { abortSignal }),
         ),
       );
+      // Whatever else comes with a 200 (an error, a page of a proxy) has nothing in it, and an empty bucket is something else.
+      if (typeof answer.IsTruncated !== 'boolean')
+        throw new KvError('PROTOCOL', `s3: LIST ${prefix}${below}: no listing`);
       const { date } = answer.$metadata as { date?: string };
       const serverMs = dateIn(date);
       if (serverMs !== undefined) this.#heardTime(serverMs);

@@ -83,7 +83,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Blocks that are copied are held by reference count: nobody else has them."""
 
-    @harmless(lambda: None)
+    def _not_started(self, *_args: Any, **_kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.give_up(self._connector_metadata)
+
+    @harmless(lambda: None, _not_started)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._connector_metadata
         if self._worker is not None and isinstance(metadata, KvtierMetadata):
@@ -98,7 +102,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
     def wait_for_save(self) -> None:
         pass
 
-    @harmless(lambda: (None, None))
+    def _not_finished(self, _finished_req_ids: set[str]) -> tuple[None, set[str] | None]:
+        # It is asked again at the next step; failing blocks of several groups would end some versions of vLLM.
+        return None, (self._worker.end_all() or None) if self._worker is not None and self.troubles.stopped else None
+
+    @harmless(lambda: (None, None), _not_finished)
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
             return None, None
@@ -139,22 +147,34 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
             return 0, False
         return self._scheduler.matched(request, num_computed_tokens)
 
-    @harmless(lambda: None)
+    def _not_planned(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self._scheduler is not None and num_external_tokens > 0:
+            self._scheduler.fail_load(request.request_id, blocks)
+
+    @harmless(lambda: None, _not_planned)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler is not None:
             self._scheduler.allocated(request, blocks, num_external_tokens)
 
-    @harmless(KvtierMetadata)
+    def _only_loads(self, _scheduler_output: Any) -> KvtierMetadata:
+        return self._scheduler.loads() if self._scheduler is not None else KvtierMetadata()
+
+    @harmless(KvtierMetadata, _only_loads)
     def build_connector_meta(self, scheduler_output: Any) -> KvtierMetadata:
         return self._scheduler.metadata(scheduler_output) if self._scheduler is not None else KvtierMetadata()
 
     @harmless(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
         told = getattr(connector_output, "kv_connector_worker_meta", None)
-        if self._scheduler is not None and isinstance(told, KvtierWorkerMetadata):
-            self._scheduler.worker_output(told)
+        if self._scheduler is not None:
+            self._scheduler.hear(told if isinstance(told, KvtierWorkerMetadata) else None)
 
-    @harmless(lambda: (False, None))
+    def _forgotten(self, request: Any, _block_ids: Any) -> tuple[bool, None]:
+        if self._scheduler is not None:
+            self._scheduler.gone(request.request_id)
+        return False, None
+
+    @harmless(lambda: (False, None), _forgotten)
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         return False, self._scheduler.finished(request, block_ids) if self._scheduler is not None else None
 
@@ -169,7 +189,12 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
     def take_events(self) -> tuple[()]:
         return ()
 
-    @harmless(lambda: True)
+    def _not_reset(self) -> bool:
+        """What is stored may be another model's: nothing of it is served any more."""
+        self.troubles.stop()
+        return False
+
+    @harmless(lambda: False, _not_reset)
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset() if self._scheduler is not None else True
 
@@ -177,13 +202,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc, va
 
     @harmless(lambda: None)
     def get_kv_connector_stats(self) -> KvtierStats | None:
-        now: dict[str, int] = dict(self._scheduler.counters) if self._scheduler is not None else {}
-        if self._worker is not None:
-            now["loaded_bytes"] = self._worker.loaded_bytes
-            now["stored_bytes"] = self._worker.stored_bytes
-            now.update(self._worker.device_counters())
-        now["troubles"] = self.troubles.count
-        return self._since.take(now)
+        return self._since.of(self._scheduler, self._worker, self.troubles.count)
 
     def get_kv_connector_kv_cache_events(self) -> None:
         return None

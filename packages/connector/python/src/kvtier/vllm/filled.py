@@ -1,5 +1,7 @@
 """Blocks that steps have filled, of prompts and of answers: followed by what the engine schedules, and offered to be stored.
 
+Blocks of an answer that goes on are offered several at a time: each offer is a question, a copy and a commit beside the engine's steps.
+
 Invariant: what is offered is whole and computed by the end of the step before, or, of windows, by the end of this one; no block is
 offered twice while the node holds it.
 """
@@ -14,6 +16,9 @@ from kvtier.vllm.known import Known
 from kvtier.vllm.node import Attached
 from kvtier.vllm.storing import Piece, Stores
 from kvtier.vllm.versions import block_state
+
+#: Of an answer that goes on, so many blocks together.
+ANSWER_BLOCKS = 4
 
 
 class Filled:
@@ -32,7 +37,7 @@ class Filled:
             if known is not None:
                 known.table_of(new.block_ids)
                 known.next_tokens = 0
-                self.offer(known, int(new.num_computed_tokens), attached, int(scheduled.get(new.req_id, 0)))
+                self.offer(known, int(new.num_computed_tokens), attached, int(scheduled.get(new.req_id, 0)), goes_on=True)
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
             known = requests.get(name)
@@ -49,11 +54,13 @@ class Filled:
                 known.table_of(said[name])
             computed, ahead = int(cached.num_computed_tokens[i]), int(scheduled.get(name, 0))
             if computed + ahead >= known.next_tokens:
-                self.offer(known, computed, attached, ahead)
+                self.offer(known, computed, attached, ahead, goes_on=True)
 
-    def offer(self, known: Known, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0) -> None:
+    def offer(
+        self, known: Known, computed_tokens: int, attached: Attached | None, ahead_tokens: int = 0, goes_on: bool = False
+    ) -> None:
         """`ahead_tokens`: what the step that begins now computes. Of windows their blocks are held already, and copied after it: a
-        step later the first of the tail may have left the window."""
+        step later the first of the tail may have left the window. `goes_on`: there will be another call."""
         if attached is None or not known.stores:
             return
         known.hear(self._groups)  # answered after it was admitted, perhaps
@@ -68,6 +75,10 @@ class Filled:
             offered = known.offered[index]
             if offered >= end:
                 next_tokens = min(next_tokens, (offered + 1) * group.block_tokens)
+                continue
+            answer = goes_on and not window and offered >= known.prompt_tokens // group.block_tokens
+            if answer and end - offered < ANSWER_BLOCKS:
+                next_tokens = min(next_tokens, (offered + ANSWER_BLOCKS) * group.block_tokens)
                 continue
             if room < 0:
                 room = max(0, self._stores.room())

@@ -45,6 +45,8 @@ class Group:
     drops_last: bool
     #: Of a window's tail, so many tokens more than a token looks at: who claims hits may ask for them.
     more_tail_tokens: int = 0
+    #: Of a page, without what it is padded with; empty where the engine does not say it.
+    least_bytes: tuple[int, ...] = ()
 
     @property
     def tail_blocks(self) -> int:
@@ -86,6 +88,11 @@ def _kind(spec: Any) -> tuple[str, int, bool]:
     raise Unsupported(f"KV of the kind {name} is not known here")
 
 
+def _unpadded(spec: Any) -> int:
+    said = getattr(spec, "unpadded_page_size_bytes", None)
+    return int(said) if isinstance(said, int) else 0
+
+
 def groups_of(kv_cache_config: Any, hash_block_tokens: int, use_eagle: bool) -> tuple[Group, ...]:
     """@raises Unsupported where one of them is of a kind that is not known: then none is used."""
     out = []
@@ -109,6 +116,7 @@ def groups_of(kv_cache_config: Any, hash_block_tokens: int, use_eagle: bool) -> 
                 replicated=replicated,
                 layers=layers,
                 page_bytes=tuple(int(one.page_size_bytes) for one in specs),
+                least_bytes=tuple(_unpadded(one) for one in specs),
                 drops_last=bool(use_eagle and getattr(group, "is_eagle_group", False)) or (use_eagle and kind == "full"),
             )
         )

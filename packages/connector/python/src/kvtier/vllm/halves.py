@@ -29,12 +29,16 @@ def halves(
         # Whatever fails to load is computed, and never ends a request; read by the scheduler right after this.
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         version = vllm_version()
-        if versions.find(version, options.accept_versions) is None:
+        row = versions.find(version, options.accept_versions)
+        if row is None:
             refusal = versions.refusal(version)
             if role == KVConnectorRole.SCHEDULER:
                 log.warning("kvtier: %s", refusal)
             return None, None, refusal
         if role == KVConnectorRole.SCHEDULER:
+            caution = versions.caution(version, row)
+            if caution:
+                log.warning("kvtier: %s", caution)
             return scheduler(options, vllm_config, kv_cache_config, troubles), None, ""
         return None, WorkerHalf(options, vllm_config, kv_cache_config, troubles), ""
     except Exception as error:

@@ -41,8 +41,10 @@ class Known:
     bases: list[int] = field(default_factory=list)
     #: Per group, blocks before this one were offered, or are held.
     offered: list[int] = field(default_factory=list)
-    #: Tokens at which the next block is whole.
+    #: Tokens at which the next block is whole, or enough of them are.
     next_tokens: int = 0
+    #: In whole blocks, of its prompt as it came.
+    prompt_tokens: int = 0
 
     def table_of(self, block_ids: Sequence[Sequence[int]]) -> None:
         """All blocks that it has. Those in front of what was offered are not even looked at: of a long prompt there are many."""

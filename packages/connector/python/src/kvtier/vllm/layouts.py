@@ -110,7 +110,7 @@ def views_of(groups: Sequence[Group], tensors: Mapping[str, Any], blocks: int) -
     out = []
     for group in groups:
         views = []
-        for layer, page_bytes in zip(group.layers, group.page_bytes):
+        for i, (layer, page_bytes) in enumerate(zip(group.layers, group.page_bytes)):
             tensor = tensors.get(layer)
             if tensor is None:
                 raise Unsupported(f"layer {layer} has no registered KV cache")
@@ -119,6 +119,9 @@ def views_of(groups: Sequence[Group], tensors: Mapping[str, Any], blocks: int) -
             view = view_of(layer, tensor, blocks)
             if view.block_bytes > page_bytes:
                 raise Unsupported(f"layer {layer}: {view.block_bytes} bytes a block, where the engine reckons {page_bytes}")
+            least = group.least_bytes[i] if i < len(group.least_bytes) else 0
+            if view.block_bytes < least:
+                raise Unsupported(f"layer {layer}: {view.block_bytes} bytes a block in its view, where the engine fills {least}")
             views.append(view)
         out.append(views)
     return out

@@ -28,6 +28,8 @@ from kvtier.weights import WeightsMissing, weights_digest
 log = logging.getLogger("kvtier.vllm")
 
 _TURN_S = 0.05
+#: The same while nothing is to be done: each turn takes a core from whoever computes, and those who wait for it at the end of an operation.
+_SETTLED_TURN_S = 0.2
 #: What the system refused is tried again.
 _RETRY_S = 0.5
 #: An arena that no session has any more is announced so long still: plans that are on their way name it.
@@ -162,10 +164,13 @@ class Node:
             session.close(0.0)
         self._poked.set()
 
-    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> None:
+    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> bool:
         """Blocks that were promised stay until another pod has loaded them; they are pinned as soon as they are committed."""
-        if len(self._pins) < MAX_PINS:
-            self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
+        if len(self._pins) >= MAX_PINS:
+            return False
+        self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
+        self._poked.set()
+        return True
 
     def close(self) -> None:
         self._stopped.set()
@@ -189,6 +194,8 @@ class Node:
                     self._open()
                 self._keep_arenas()
                 self._keep_pins()
+                if self._settled():
+                    pause_s = _SETTLED_TURN_S
             except (Unsupported, WeightsMissing) as error:
                 if not self._stopped.is_set():
                     self._refuse(str(error))
@@ -200,6 +207,12 @@ class Node:
                 pause_s = _RETRY_S
             self._poked.wait(pause_s)
             self._poked.clear()
+
+    def _settled(self) -> bool:
+        cached = self._cached
+        if cached is None or cached.sessions is not self._sessions or self._pins:
+            return False
+        return all(attachment.usable for attachment in cached.attachments)
 
     def _open(self) -> None:
         if self._weights is None:

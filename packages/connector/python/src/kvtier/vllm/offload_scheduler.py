@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.base import (  # type: ignore[import-not-found]
 )
 
 from kvtier.vllm.groups import Group
-from kvtier.vllm.guard import Troubles
+from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.known import Known
 from kvtier.vllm.messages import LoadPlan
 from kvtier.vllm.offload_messages import Numbered
@@ -133,6 +133,19 @@ class OffloadHalf(SchedulerHalf):
         claims.planned.append(LoadPlan(number, str(number), parts, failed))
         return number
 
+    def fail_plan(self, name: str, count: int) -> int:
+        """A plan that brings nothing: the request waits for it, and is computed."""
+        claims = self._claims
+        if claims is None:
+            return 0
+        number = claims.number()
+        claims.planned.append(LoadPlan(number, str(number), [], list(range(count))))
+        known = self._requests.get(name)
+        if known is not None:
+            known.denied = "plan"
+            claims.leave(known)
+        return number
+
     # ---- stores -------------------------------------------------------------------------------------------------------
 
     def _follow(self, output: Any) -> None:
@@ -189,9 +202,11 @@ class OffloadHalf(SchedulerHalf):
 
     def gone(self, name: str) -> None:
         self._leased.pop(name, None)
-        known = self._requests.pop(name, None)
-        if known is not None and self._claims is not None:
-            self._claims.leave(known)
+        super().gone(name)
+
+
+def _stored_nothing() -> PrepareStoreOutput:
+    return PrepareStoreOutput(keys_to_store=[], store_spec=Numbered(0), evicted_keys=[])
 
 
 class Manager(OffloadingManager):  # type: ignore[misc]
@@ -201,31 +216,37 @@ class Manager(OffloadingManager):  # type: ignore[misc]
         self._half = half
         self.troubles = troubles
 
+    @harmless(RequestOffloadingContext)
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
 
+    @harmless(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         held = self._half is not None and self._half.holds(req_context.req_id, key)
         return LookupResult.HIT if held else LookupResult.MISS
 
+    def _failed(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Numbered:
+        return Numbered(self._half.fail_plan(req_context.req_id, len(keys)) if self._half is not None else 0)
+
+    @harmless(lambda: Numbered(0), _failed)
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Numbered:
         return Numbered(self._half.plan_load(req_context.req_id, keys) if self._half is not None else 0)
 
+    @harmless(_stored_nothing)
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         number, taken = 0, []
-        try:
-            if self._half is not None:
-                planned = self._half.plan_store(req_context.req_id, list(keys))
-                if planned is None:
-                    return None
-                number, taken = planned
-        except Exception as error:
-            self.troubles.note("prepare_store", error)
+        if self._half is not None:
+            planned = self._half.plan_store(req_context.req_id, list(keys))
+            if planned is None:
+                return None
+            number, taken = planned
         return PrepareStoreOutput(keys_to_store=taken, store_spec=Numbered(number), evicted_keys=[])
 
+    @harmless(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         if self._half is not None:
             self._half.gone(req_context.req_id)
 
+    @harmless(lambda: False)
     def has_pending_work(self) -> bool:
         return self._half is not None and self._half.wants_steps

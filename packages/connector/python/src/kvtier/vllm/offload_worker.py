@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult  # type: ignore[import-not-found]
 
+from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.messages import KvtierMetadata, LoadPlan, Part, StorePlan, packed, unpacked
 from kvtier.vllm.offload_messages import Numbered, OffloadMetadata
 from kvtier.vllm.worker import WorkerHalf
@@ -29,7 +30,8 @@ class _Job:
 
 
 class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
-    def __init__(self, half: WorkerHalf | None) -> None:
+    def __init__(self, half: WorkerHalf | None, troubles: Troubles) -> None:
+        self.troubles = troubles
         #: Of the step that comes: vLLM gives blocks away before it says what the step is to copy.
         self.coming: KvtierMetadata | None = None
         self._half = half
@@ -37,12 +39,26 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
         self._early: set[int] = set()
         self._loads: dict[int, _Job] = {}
         self._stores: dict[int, _Job] = {}
+        #: Names of loads that the half is through with, until their jobs have ended.
+        self._through: set[str] = set()
         self._done: list[TransferResult] = []
 
+    def _not_begun(self, job_id: int, source: Any, target: Any) -> bool:
+        """Nothing is copied for it: it ends, a load with its blocks failed."""
+        loading = isinstance(source, Numbered)
+        self._loads.pop(job_id, None)
+        self._stores.pop(job_id, None)
+        if loading and self._half is not None:
+            self._half.fail([int(block) for block in target.block_ids])
+        self._done.append(TransferResult(job_id, True, 0, 0.0))
+        return True
+
+    @harmless(lambda: True, _not_begun)
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         self._begin(self._stores, job_id, dst_spec, src_spec)
         return True
 
+    @harmless(lambda: True, _not_begun)
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         self._begin(self._loads, job_id, src_spec, dst_spec)
         return True
@@ -62,7 +78,9 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
         planned = KvtierMetadata(told.arenas, idle_s=told.idle_s)
         for load in told.loads:
             job = loads.get(load.number)
-            if job is not None:
+            if job is None:  # it has ended without its plan: the lease ends, too
+                planned.loads.append(LoadPlan(load.number, load.request_id, []))
+            else:
                 job.planned = True
                 failed = [job.blocks[place] for place in load.failed if place < len(job.blocks)]
                 planned.loads.append(LoadPlan(load.number, load.request_id, [_placed(p, job) for p in load.parts], failed))
@@ -80,28 +98,81 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
             if number in stores:
                 stores[number].planned = True
 
+    def give_up(self, metadata: OffloadMetadata) -> None:
+        """Of a step that could not be begun: what of it is not under way ends."""
+        self.coming, self._early = None, set()
+        for owner in self._stores.values():
+            owner.planned = True
+        if self._half is None:
+            return
+        loads = {job.number: job for job in self._loads.values()}
+        told = metadata.kvtier
+        all_failed = []
+        for load in told.loads:
+            job = loads.get(load.number)
+            if job is not None:
+                job.planned = True
+            parts = [_placed(part, job) for part in load.parts] if job is not None else []
+            all_failed.append(LoadPlan(load.number, load.request_id, parts, list(job.blocks) if job is not None else []))
+        self._half.give_up(KvtierMetadata(told.arenas, all_failed, told.stores))
+
     def get_finished(self) -> list[TransferResult]:
-        self._collect()
+        self._collect_all()
         done, self._done = self._done, []
         return done
 
+    def _end_all(self) -> None:
+        """Where it fails for good: what nothing copies for any more ends, loads with their blocks failed."""
+        half = self._half
+        if not self.troubles.stopped or half is None:
+            return
+        half.end_all()
+        for jobs in (self._loads, self._stores):
+            for job_id, job in list(jobs.items()):
+                if half.loading(job.number) if jobs is self._loads else half.storing(job.number):
+                    continue
+                if jobs is self._loads:
+                    half.fail(job.blocks)
+                del jobs[job_id]
+                self._done.append(TransferResult(job_id, True, 0, time.monotonic() - job.began))
+
+    @harmless(lambda: None, _end_all)
+    def _collect_all(self) -> None:
+        self._collect()
+
     def _collect(self) -> None:
         half = self._half
-        through = half.finished() if half is not None else set()
+        if half is not None:
+            self._through |= half.finished()
         for job_id, job in list(self._loads.items()):
-            if str(job.number) in through or not job.planned:
+            name = str(job.number)
+            if name in self._through or not job.planned:
                 if not job.planned and half is not None:
                     half.fail(job.blocks)  # a load without a plan ends, and its blocks are computed
                 self._end(self._loads, job_id)
+                self._through.discard(name)
+        if not self._loads:
+            self._through.clear()  # ended by themselves
         for job_id, job in list(self._stores.items()):
             if half is None or job.number == 0 or (job.planned and not half.storing(job.number)):
                 self._end(self._stores, job_id)
 
     def _end(self, jobs: dict[int, _Job], job_id: int) -> None:
-        job = jobs.pop(job_id)
+        job = jobs[job_id]
         size = len(job.blocks) * self._half.block_bytes if self._half is not None else 0
         self._done.append(TransferResult(job_id, True, size, time.monotonic() - job.began))
+        del jobs[job_id]
 
+    def _not_waited(self, job_ids: set[int]) -> None:
+        """What was not waited for may be half somebody else's: it is not stored."""
+        for job_id in job_ids:
+            job = self._stores.pop(job_id, None)
+            if job is not None:
+                if self._half is not None:
+                    self._half.spoil(job.number)
+                self._done.append(TransferResult(job_id, True, 0, time.monotonic() - job.began))
+
+    @harmless(lambda: None, _not_waited)
     def wait(self, job_ids: set[int]) -> None:
         """Blocks that these jobs use are somebody else's after it."""
         until = time.monotonic() + FLUSH_LIMIT_S
@@ -130,6 +201,7 @@ class OffloadWorker(OffloadingWorker):  # type: ignore[misc]
         if plans:
             half.start(KvtierMetadata(coming.arenas, stores=plans))
 
+    @harmless(lambda: None)
     def shutdown(self) -> None:
         if self._half is not None:
             self._half.shutdown()

@@ -13,19 +13,24 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector  # type: ignore[import-not-found]
-from vllm.v1.kv_offload.base import OffloadingSpec  # type: ignore[import-not-found]
+from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingSpec  # type: ignore[import-not-found]
 
 from kvtier.vllm import options as options_module
 from kvtier.vllm.guard import Troubles, harmless
 from kvtier.vllm.halves import halves
-from kvtier.vllm.messages import KvtierHandshake, KvtierWorkerMetadata
+from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata
 from kvtier.vllm.offload_messages import OffloadMetadata, OffloadWorkerMetadata
 from kvtier.vllm.offload_scheduler import Manager, OffloadHalf
 from kvtier.vllm.offload_worker import OffloadWorker
+from kvtier.vllm.stats import COUNTERS, PREFIX, Since
 from kvtier.vllm.worker import WorkerHalf
 
 #: Keys of `kv_connector_extra_config` that are the native connector's.
 _NATIVE = frozenset({"spec_name", "spec_module_path", "offload_prompt_only", "self_describing_kv_events"})
+
+
+def _with_spec(extra: Any) -> dict[str, Any]:
+    return {**(extra or {}), "spec_name": "KvtierOffloadingSpec", "spec_module_path": __name__}
 
 
 class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
@@ -41,6 +46,11 @@ class KvtierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             )
         self._owner = KvtierOffloadingSpec.owner
 
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """A metric that is not declared here ends vLLM's logger, and the process with it."""
+        return {PREFIX + name: OffloadingCounterMetadata(documentation=f"kvtier: {text}.") for name, text in COUNTERS.items()}
+
     def get_manager(self) -> Manager:
         return Manager(self._owner._scheduler, self._owner.troubles)
 
@@ -53,16 +63,17 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self.troubles = Troubles()
+        self._since = Since()
         self._scheduler: OffloadHalf | None
         self._worker: WorkerHalf | None
         transfer = vllm_config.kv_transfer_config
         extra = dict(getattr(transfer, "kv_connector_extra_config", None) or {})
         options = options_module.parse({key: value for key, value in extra.items() if key not in _NATIVE})
-        transfer.kv_connector_extra_config = {**extra, "spec_name": "KvtierOffloadingSpec", "spec_module_path": __name__}
+        transfer.kv_connector_extra_config = _with_spec(extra)
         self._scheduler, self._worker, self._refusal = halves(
             OffloadHalf, options, vllm_config, role, kv_cache_config, self.troubles
         )
-        self.worker = OffloadWorker(self._worker)
+        self.worker = OffloadWorker(self._worker, self.troubles)
         KvtierOffloadingSpec.owner = self
         try:
             super().__init__(vllm_config, role, kv_cache_config)
@@ -83,9 +94,13 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
     # ---- the worker's half -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._register(kv_caches)
+        super().register_kv_caches(kv_caches)
+
+    @harmless(lambda: None)
+    def _register(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
             self._worker.register(kv_caches)
-        super().register_kv_caches(kv_caches)
 
     @harmless(lambda: KvtierHandshake(refusal="the handshake failed"))
     def get_handshake_metadata(self) -> KvtierHandshake:
@@ -102,7 +117,10 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         super().start_load_kv(forward_context, **kwargs)
         self._start_planned()
 
-    @harmless(lambda: None)
+    def _not_started(self) -> None:
+        self.worker.give_up(self._connector_metadata)
+
+    @harmless(lambda: None, _not_started)
     def _start_planned(self) -> None:
         if isinstance(self._connector_metadata, OffloadMetadata):
             self.worker.start(self._connector_metadata)
@@ -149,22 +167,36 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         if not self._ready(request, num_computed_tokens):
             return None, False
         found = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if self._scheduler is not None:
-            self._scheduler.looked_up(request.request_id, found[0])
+        self._looked_up(request.request_id, found[0])
         return found
+
+    @harmless(lambda: None)
+    def _looked_up(self, name: str, found: int | None) -> None:
+        if self._scheduler is not None:
+            self._scheduler.looked_up(name, found)
 
     @harmless(lambda: True)
     def _ready(self, request: Any, local_tokens: int) -> bool:
         return self._scheduler is None or self._scheduler.ready(request, local_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        half = self._scheduler
-        if half is None:
+        if self._scheduler is None:
             return super().build_connector_meta(scheduler_output)
         # First: what is offered in this step is copied in the next one at the earliest.
-        planned = half.metadata(scheduler_output)
+        planned = self._plan(scheduler_output)
         native = super().build_connector_meta(scheduler_output)
-        return OffloadMetadata(native.load_jobs, native.store_jobs, native.jobs_to_flush, kvtier=planned, ended=half.ended())
+        return OffloadMetadata(native.load_jobs, native.store_jobs, native.jobs_to_flush, kvtier=planned, ended=self._ended())
+
+    def _only_loads(self, _scheduler_output: Any) -> KvtierMetadata:
+        return self._scheduler.loads() if self._scheduler is not None else KvtierMetadata()
+
+    @harmless(KvtierMetadata, _only_loads)
+    def _plan(self, scheduler_output: Any) -> KvtierMetadata:
+        return self._scheduler.metadata(scheduler_output) if self._scheduler is not None else KvtierMetadata()
+
+    @harmless(list)
+    def _ended(self) -> list[int]:
+        return self._scheduler.ended() if self._scheduler is not None else []
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._heard(getattr(connector_output, "kv_connector_worker_meta", None))
@@ -172,16 +204,53 @@ class KvtierOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
 
     @harmless(lambda: None)
     def _heard(self, told: Any) -> None:
-        if self._scheduler is not None and isinstance(told, OffloadWorkerMetadata):
-            self._scheduler.worker_output(told.kvtier)
+        if self._scheduler is not None:
+            self._scheduler.hear(told.kvtier if isinstance(told, OffloadWorkerMetadata) else None)
 
     def reset_cache(self) -> bool | None:
-        if self._scheduler is not None:
-            self._scheduler.reset()
-        return super().reset_cache()
+        ours, natives = self._reset(), super().reset_cache()
+        return False if ours is False else natives
+
+    def _not_reset(self) -> bool:
+        """What is stored may be another model's: nothing of it is served any more."""
+        self.troubles.stop()
+        return False
+
+    @harmless(lambda: False, _not_reset)
+    def _reset(self) -> bool:
+        return self._scheduler.reset() if self._scheduler is not None else True
+
+    # ---- metrics, end ----------------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> Any:
+        return self._counted(super().get_kv_connector_stats())
+
+    def _natives_alone(self, natives: Any) -> Any:
+        return natives
+
+    @harmless(lambda: None, _natives_alone)
+    def _counted(self, natives: Any) -> Any:
+        """vLLM's own numbers, with ours beside them; of ours only what is declared."""
+        grown = self._since.of(self._scheduler, self._worker, self.troubles.count)
+        if grown is None:
+            return natives
+        both = natives if natives is not None else self.build_kv_connector_stats()
+        for name, count in grown.data.items():
+            if name in COUNTERS:
+                both.increase_counter(PREFIX + name, count)
+        return both
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> Any:
+        """In the API server, where no connector is made: vLLM's class asks the spec what it declares."""
+        transfer = vllm_config.kv_transfer_config
+        transfer.kv_connector_extra_config = _with_spec(transfer.kv_connector_extra_config)
+        return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @harmless(lambda: None)
     def shutdown(self) -> None:
-        super().shutdown()
-        if self._scheduler is not None:
-            self._scheduler.shutdown()
+        try:
+            super().shutdown()
+        finally:
+            if self._scheduler is not None:
+                self._scheduler.shutdown()

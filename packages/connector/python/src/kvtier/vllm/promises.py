@@ -52,7 +52,7 @@ def read(params: Any) -> Promise | None:
     return Promise(namespace, tokens, last)
 
 
-def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_ranks: int, node: str) -> dict[str, Any]:
+def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_ranks: int) -> dict[str, Any]:
     """The response's `kv_transfer_params`, for the router to hand on as they are."""
     return {
         "do_remote_prefill": True,
@@ -64,5 +64,7 @@ def answer(promise: Promise, *, engine: str, request: str, groups: int, tensor_r
         "remote_port": 0,
         "tp_size": tensor_ranks,
         "remote_num_tokens": promise.tokens,
-        KEY: {"namespace": promise.namespace, "tokens": promise.tokens, "last_hash": promise.last_hash, "node": node},
+        "remote_blocks_expiry_time": None,
+        "transfer_mode": "pull",
+        KEY: {"namespace": promise.namespace, "tokens": promise.tokens, "last_hash": promise.last_hash},
     }

@@ -16,12 +16,12 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtier.vllm import hints, identity, promises
-from kvtier.vllm.claims import Claims
+from kvtier.vllm.claims import SPARE_PATIENCES, Claims
 from kvtier.vllm.filled import Filled
 from kvtier.vllm.groups import Group, Unsupported, align_tokens, groups_of
 from kvtier.vllm.guard import Troubles
 from kvtier.vllm.known import Known
-from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, Rank
+from kvtier.vllm.messages import KvtierHandshake, KvtierMetadata, KvtierWorkerMetadata, LoadPlan, Rank
 from kvtier.vllm.node import Attached, Node
 from kvtier.vllm.options import Options
 from kvtier.vllm.staging import chains_of
@@ -46,6 +46,8 @@ class SchedulerHalf:
         self._node: Node | None = None
         self._claims: Claims | None = None
         self._expire_at = 0.0
+        #: Of earlier steps.
+        self._unheard: KvtierWorkerMetadata | None = None
         #: Requests of the last step that computed: it may still be under way.
         self._computed: Collection[str] = ()
         self._engine_id = str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
@@ -102,6 +104,7 @@ class SchedulerHalf:
             tables=[[] for _ in self._groups],
             bases=[0] * len(self._groups),
             offered=[0] * len(self._groups),
+            prompt_tokens=len(request.block_hashes) * self._hash_tokens,
         )
 
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
@@ -112,6 +115,7 @@ class SchedulerHalf:
         claims = self._claims
         if known is None or claims is None or not known.loads or known.denied or self._troubles.stopped:
             return 0, False
+        claims.alone = len(self._requests) == 1
         return claims.matched(known, request, local_tokens)
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
@@ -132,7 +136,8 @@ class SchedulerHalf:
             if output.total_num_scheduled_tokens:
                 self._computed = output.num_scheduled_tokens
             elif not any(name in self._requests for name in self._computed):
-                planned.idle_s = self.options.patience_us / 1e6
+                alone = len(self._requests) == 1
+                planned.idle_s = (1 + SPARE_PATIENCES * alone) * self.options.patience_us / 1e6
             self._follow(output)
             now = time.monotonic()
             if self.options.plan_loads:
@@ -145,12 +150,37 @@ class SchedulerHalf:
             self._troubles.note("build_connector_meta", error)
         return planned
 
+    def loads(self) -> KvtierMetadata:
+        """Where a step's plan went wrong: the loads that requests wait for."""
+        arenas = list(self._node.places) if self._node is not None else []
+        return KvtierMetadata(arenas, self._claims.take_plans() if self._claims is not None else [])
+
+    def fail_load(self, name: str, blocks: Any) -> None:
+        """The request waits for a load that was not planned: it ends, and is computed."""
+        claims, known = self._claims, self._requests.get(name)
+        if claims is None or any(plan.request_id == name for plan in claims.planned):
+            return
+        if known is not None:
+            known.denied = "plan"
+            claims.leave(known)
+        failed = sorted({block for of in blocks.get_block_ids() for block in of if block})
+        claims.planned.append(LoadPlan(claims.number(), name, [], failed))
+
     def _follow(self, output: Any) -> None:
         if self._filled is not None:
             self._filled.follow(output, self._requests, self._offered_to())
 
     def _offered_to(self) -> Attached | None:
         return self._node.attached() if self._node is not None and not self._troubles.stopped else None
+
+    def hear(self, told: KvtierWorkerMetadata | None) -> None:
+        """What workers said; what a fault kept from being heard is told again: leases and held blocks end with it."""
+        if self._unheard is not None:
+            told = self._unheard if told is None else self._unheard.aggregate(told)  # type: ignore[assignment]
+        self._unheard = told
+        if told is not None:
+            self.worker_output(told)
+        self._unheard = None
 
     def worker_output(self, told: KvtierWorkerMetadata) -> None:
         if self._node is None or self._claims is None:
@@ -184,14 +214,17 @@ class SchedulerHalf:
         if not self.options.hint_pin_ms or not known.stores:
             return
         said = hints.of(request, self.options.hint_pin_ms / 1e3)
-        self._add("hints_heeded", said.heeded)
-        self._add("hints_ignored", said.ignored)
         computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens) // self._align * self._align
-        if said.pin_s > 0 and computed > 0 and self._node is not None:
-            self._node.pin(attached, chains_of(known.hashes, self._groups, computed), said.pin_s)
+        kept = said.pin_s > 0 and computed > 0 and self._node is not None
+        if kept and self._node is not None:
+            kept = self._node.pin(attached, chains_of(known.hashes, self._groups, computed), said.pin_s)
+        for outcome, count in said.outcomes(kept).items():
+            self._add(f"hints_{outcome}", count)
 
     def _promise(self, known: Known, request: Any, attached: Attached) -> dict[str, Any] | None:
-        """What was computed for another pod: pinned, and told in the answer."""
+        """What was computed for another pod: pinned, and told in the answer. Of what was aborted there is nothing to tell."""
+        if str(getattr(request, "status", "")).endswith("ABORTED"):
+            return None
         if not known.stores or not promises.wanted(getattr(request, "kv_transfer_params", None)):
             return None
         computed = min(int(request.num_computed_tokens), len(known.hashes) * self._hash_tokens)
@@ -208,8 +241,12 @@ class SchedulerHalf:
             request=known.name,
             groups=len(self._groups),
             tensor_ranks=self._tensor_ranks,
-            node=attached.attachments[0].session.hex(),
         )
+
+    def gone(self, name: str) -> None:
+        known = self._requests.pop(name, None)
+        if known is not None and self._claims is not None:
+            self._claims.leave(known)
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
 

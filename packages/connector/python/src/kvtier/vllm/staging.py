@@ -149,12 +149,13 @@ class Stage:
         #: None: under way. Then the tokens that may be claimed; not above `first_tokens`: nothing.
         self.ready_tokens: int | None = None
         self.reason = ""
-        self.asked_at = time.monotonic()
+        self.began_at = self.asked_at = time.monotonic()
         self.claimed = False
         self._until = self.asked_at + deadline_s + 0.1
         self._copies = copies
         self._prefixes = prefixes
         self._released = False
+        self._bad = 0
         self._leased: list[_Leased] = []
         group, first, chain = None, 0, b""
         for share, session in zip(attached.shares, attached.sessions):
@@ -234,6 +235,7 @@ class Stage:
                 bad = job.take_bad()
                 if bad:
                     one.bad.update(first + i for i in bad)
+                    self._bad += len(bad)
             one.checks = []
             index, end = one.group.index, one.first + one.sound
             good[index] = (one.first, min(end, good[index][1]) if index in good else end)
@@ -242,6 +244,11 @@ class Stage:
         self.ready_tokens = self._prefixes.longest(held, self.first_tokens, self.end_tokens)
         if self.ready_tokens <= self.first_tokens:
             self.release()
+
+    def take_bad(self) -> int:
+        """Blocks that were found bad, once."""
+        bad, self._bad = self._bad, 0
+        return bad
 
     def parts(self, block_ids: Sequence[Sequence[int]], local_tokens: int) -> list[Part]:
         """What the workers copy: from the leased slots to these blocks. Null blocks are nobody's."""

@@ -6,18 +6,22 @@ from typing import Any
 
 from kvtier.vllm.bases import KVConnectorPromMetrics, KVConnectorStats
 
+PREFIX = "vllm:kvtier_"
 #: Counter -> what it counts; the name of its metric is `vllm:kvtier_` + the counter + `_total`.
 COUNTERS: dict[str, str] = {
     "lookups": "requests that the cache node was asked about",
     "loads": "prefixes that were leased",
     "loaded_tokens": "prompt tokens that were claimed from the tier",
+    "loaded_blocks": "blocks that were claimed from the tier over native offloading",
     "loaded_bytes": "bytes that were copied from the arena",
     "promises": "requests that waited for what another pod computed",
-    "hints_heeded": "actions of KV hints that were heeded",
-    "hints_ignored": "actions of KV hints that are not known here, or not sound",
+    "hints_done": "actions of KV hints that were done as they say",
+    "hints_clipped": "actions of KV hints that keep blocks more shortly than they say",
+    "hints_ignored": "actions of KV hints that are not known here, not sound, or of requests with nothing to keep",
     "restaged": "prefixes that were leased anew because the local hit shrank",
     "denied": "requests that were computed although something might have been held",
     "leases_expired": "leases that ended because the request was not admitted",
+    "bad_blocks": "blocks that were found bad in the arena before they were claimed",
     "corrupt_blocks": "blocks that did not match their checksum while they were copied",
     "stored_blocks": "blocks that were committed",
     "stored_bytes": "bytes that were copied to the arena",
@@ -55,6 +59,16 @@ class Since:
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
 
+    def of(self, scheduler: Any, worker: Any, troubles: int) -> KvtierStats | None:
+        """What the halves of this process have counted; either may be None."""
+        now: dict[str, int] = dict(scheduler.counters) if scheduler is not None else {}
+        if worker is not None:
+            now["loaded_bytes"] = worker.loaded_bytes
+            now["stored_bytes"] = worker.stored_bytes
+            now.update(worker.device_counters())
+        now["troubles"] = troubles
+        return self.take(now)
+
     def take(self, now: dict[str, int]) -> KvtierStats | None:
         grown: dict[str, Any] = {}
         for name, count in now.items():
@@ -76,7 +90,7 @@ class KvtierPromMetrics(KVConnectorPromMetrics):
         made = metric_types[Counter]
         self._by_name: dict[str, dict[int, Any]] = {}
         for name, text in COUNTERS.items():
-            counter = made(name=f"vllm:kvtier_{name}", documentation=f"kvtier: {text}.", labelnames=labelnames)
+            counter = made(name=PREFIX + name, documentation=f"kvtier: {text}.", labelnames=labelnames)
             self._by_name[name] = {engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

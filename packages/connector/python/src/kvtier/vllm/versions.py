@@ -17,11 +17,13 @@ class Version:
     #: What was read or run.
     looked_at: str
     notes: str
+    #: An engine of it served with this connector, and was compared with one without.
+    was_run: bool = False
 
 
 #: The newest last. docs/vllm.md has the same rows.
 KNOWN: tuple[Version, ...] = (
-    Version("0.27", "main of 20 August 2026, run on a CPU", "one tensor a layer; hybrid failures end the engine"),
+    Version("0.27", "main of 20 August 2026, run on a CPU", "one tensor a layer; hybrid failures end the engine", True),
     Version("0.28", "threads and documentation", "as 0.27"),
     Version("0.29", "threads and documentation", "one allocation with as_strided views; hybrid failures are recomputed"),
     Version("0.30", "threads and documentation", "as 0.29"),
@@ -52,6 +54,17 @@ def refusal(version: str | None) -> str:
     return (
         f"vLLM {version} is not one of the versions that are known ({known}): nothing is loaded or stored. "
         'Install one of them, or vouch for it with "accept_versions" in kv_connector_extra_config'
+    )
+
+
+def caution(version: str | None, row: Version) -> str:
+    """What is to be said of a version that was never run; "": nothing."""
+    if version is None or row.was_run:
+        return ""
+    run = ", ".join(one.minor for one in KNOWN if one.was_run)
+    return (
+        f"vLLM {version} was never run with this connector ({row.minor}: {row.looked_at}; run was {run}): it serves, and its layouts are "
+        "checked by a canary; compare answers with an engine without it first"
     )
 
 

@@ -71,6 +71,8 @@ class WorkerHalf:
         #: Stores whose blocks were given away before their copy ended: told when nothing writes to their slots any more.
         self._spoilt: list[tuple[tuple[int, int], Job]] = []
         self._failed_blocks: set[int] = set()
+        #: Requests whose loads have ended, until that is told.
+        self._through: set[str] = set()
         #: How long this step may stand for loads.
         self._idle_s = 0.0
         self._report = KvtierWorkerMetadata()
@@ -139,6 +141,23 @@ class WorkerHalf:
             if mark is not None:
                 mark.close()
 
+    def give_up(self, metadata: Any) -> None:
+        """Of a step that could not be begun: what of it is not under way ends, as a load that failed or a store that was not copied."""
+        if not isinstance(metadata, KvtierMetadata):
+            return
+        for plan in metadata.loads:
+            if plan.number not in self._loads:
+                load = self._loads[plan.number] = _Load(plan)
+                for part in plan.parts:
+                    if self.rank in part.ranks:
+                        load.bad[part.share] = set(range(len(part.blocks) // 8))
+        for store in metadata.stores:
+            for part in store.parts:
+                key = (store.number, part.share)
+                under_way = key in self._stores or any(key == spoilt for spoilt, _ in self._spoilt)
+                if not under_way and part.ranks and part.ranks[0] == self.rank:
+                    self._report.stored[key] = b""
+
     def _behind(self) -> Mark | None:
         """Blocks may still be written, zeroed or read by what the engine has enqueued."""
         if self._mark is None:
@@ -194,13 +213,16 @@ class WorkerHalf:
         self._adopt()
         if self._loads and self._idle_s > 0:
             self._stand()
-        done: set[str] = set()
         for number, load in list(self._loads.items()):
             if any(not job.ended() for _, job in load.jobs):
                 continue
+            try:
+                self._settle(load)
+            except Exception as error:
+                self._troubles.note("a load", error)
+                self._fail_all(load)
             del self._loads[number]
-            done.add(load.plan.request_id)
-            self._settle(load)
+            self._through.add(load.plan.request_id)
         for key, job in [one for one in self._spoilt if one[1].ended()]:
             self._spoilt.remove((key, job))
             self._report.stored[key] = b""
@@ -215,7 +237,8 @@ class WorkerHalf:
             except Exception as error:
                 self._troubles.note("a store", error)
                 self._report.stored[key] = b""
-        return done
+        through, self._through = self._through, set()
+        return through
 
     def _stand(self) -> None:
         """The engine has nothing else to do, and would sleep: until the first of the loads has come, it stands here."""
@@ -244,6 +267,28 @@ class WorkerHalf:
         self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
         if load.bad:
             self._report.bad[load.plan.number] = load.bad
+
+    def end_all(self) -> set[str]:
+        """Where `finished` fails for good: the loads that nothing copies for any more end as failed, and are computed."""
+        through, self._through = self._through, set()
+        for number, load in list(self._loads.items()):
+            if any(not job.ended() for _, job in load.jobs):
+                continue
+            for _, job in load.jobs:
+                job.abandon()
+            self._fail_all(load)
+            del self._loads[number]
+            through.add(load.plan.request_id)
+        return through
+
+    def loading(self, number: int) -> bool:
+        return number in self._loads
+
+    def _fail_all(self, load: _Load) -> None:
+        self._failed_blocks.update(load.plan.failed)
+        for part in load.plan.parts:
+            self._failed_blocks.update(unpacked(part.blocks))
+        self._report.loaded.setdefault(load.plan.number, set()).add(self.rank)
 
     def failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
@@ -276,11 +321,18 @@ class WorkerHalf:
     def flush(self, number: int, until: float) -> None:
         """The blocks of a store are given away: what is not copied by then is not stored."""
         for key in [key for key in self._stores if key[0] == number]:
-            part, job = self._stores[key]
-            if not job.ended(max(0.0, until - time.monotonic())):
-                del self._stores[key]
-                job.abandon()
-                self._spoilt.append((key, job))
+            if not self._stores[key][1].ended(max(0.0, until - time.monotonic())):
+                self._spoil(key)
+
+    def spoil(self, number: int) -> None:
+        """What a store has copied so far may be somebody else's: it is not stored."""
+        for key in [key for key in self._stores if key[0] == number]:
+            self._spoil(key)
+
+    def _spoil(self, key: tuple[int, int]) -> None:
+        _, job = self._stores.pop(key)
+        job.abandon()
+        self._spoilt.append((key, job))
 
     # ---- arenas -------------------------------------------------------------------------------------------------------
 

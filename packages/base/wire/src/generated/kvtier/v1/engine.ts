@@ -3063,8 +3063,8 @@ export const EngineService = {
     responseDeserialize: (value: Buffer): MetricsResponse => MetricsResponse.decode(value),
   },
   /**
-   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
-   * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
+   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`, but at once when nothing is
+   * left to do), and one at least every 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
    */
   watchLoad: {
     path: "/kvtier.v1.Engine/WatchLoad" as const,
@@ -3134,8 +3134,8 @@ export interface EngineServer extends UntypedServiceImplementation {
   prefetch: handleUnaryCall<PrefetchRequest, PrefetchResponse>;
   metrics: handleUnaryCall<MetricsRequest, MetricsResponse>;
   /**
-   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
-   * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
+   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`, but at once when nothing is
+   * left to do), and one at least every 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
    */
   watchLoad: handleServerStreamingCall<WatchLoadRequest, EngineLoad>;
   /** Another worker computes less of a request's prompt than was promised, or more: it died, or another one took over. */
@@ -3261,8 +3261,8 @@ export interface EngineClient extends Client {
     callback: (error: ServiceError | null, response: MetricsResponse) => void,
   ): ClientUnaryCall;
   /**
-   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`), and one at least every
-   * 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
+   * What the engine has to do: one message at once, one at each change (at most every `min_interval_ms`, but at once when nothing is
+   * left to do), and one at least every 500 ms as a sign of life. Ends only with the worker. BUSY: as many watch as may.
    */
   watchLoad(request: WatchLoadRequest, options?: Partial<CallOptions>): ClientReadableStream<EngineLoad>;
   watchLoad(

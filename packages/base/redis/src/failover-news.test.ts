@@ -1,0 +1,159 @@
+/** Sentinels and masters of the test's own: what is told at a bad moment, and what is told while the client pauses. */
+import { once } from 'node:events';
+import { createServer, type Server, type Socket } from 'node:net';
+import { afterEach, expect, it } from 'vitest';
+import { backoffMs, nextRoundMs, Pauses } from './failover-news.ts';
+import { RedisClient } from './index.ts';
+
+const ends: (() => void)[] = [];
+afterEach(() => {
+  for (const end of ends.splice(0).reverse()) end();
+});
+
+/** Answers each command (lower case, with its arguments) by `answer`; '' is no answer. */
+class Fake {
+  readonly sockets = new Set<Socket>();
+  port = 0;
+  connections = 0;
+  #server: Server | undefined;
+  readonly #answer: (words: readonly string[], socket: Socket) => string;
+  constructor(answer: (words: readonly string[], socket: Socket) => string) {
+    this.#answer = answer;
+  }
+
+  async listen(): Promise<this> {
+    this.#server = createServer((socket) => {
+      this.connections++;
+      this.sockets.add(socket);
+      socket.on('error', () => {});
+      socket.on('close', () => this.sockets.delete(socket));
+      // The client writes each command at once, an array of bulk strings.
+      socket.on('data', (data) => {
+        const lines = data.toString().split('\r\n');
+        for (let i = 0; i + 1 < lines.length; ) {
+          const count = Number(lines[i]!.slice(1));
+          const words = Array.from({ length: count }, (_, n) => lines[i + 2 + 2 * n]!.toLowerCase());
+          socket.write(this.#answer(words, socket));
+          i += 1 + 2 * count;
+        }
+      });
+    });
+    this.#server.listen(this.port, '127.0.0.1');
+    await once(this.#server, 'listening');
+    this.port = (this.#server.address() as { port: number }).port;
+    ends.push(() => this.gone());
+    return this;
+  }
+
+  gone(): void {
+    this.#server?.close();
+    for (const socket of this.sockets) socket.destroy();
+  }
+}
+
+const bulk = (text: string): string => `$${text.length}\r\n${text}\r\n`;
+const master = (): Promise<Fake> =>
+  new Fake(([name]) => (name === 'info' ? bulk('role:master\r\n') : '+OK\r\n')).listen();
+/** Accepts, and says nothing. */
+const silent = (): Promise<Fake> => new Fake(() => '').listen();
+
+class Sentinel extends Fake {
+  readonly subscribers = new Set<Socket>();
+  masterPort = 0;
+  /** So often it was asked where the master is. */
+  asked = 0;
+  onSubscribe: () => void = () => {};
+  constructor() {
+    super(([name, what], socket) => {
+      if (name === 'sentinel') {
+        if (what !== 'sentinels') this.asked++;
+        return what === 'sentinels' ? '*0\r\n' : `*2\r\n${bulk('127.0.0.1')}${bulk(String(this.masterPort))}`;
+      }
+      if (name !== 'subscribe') return '+OK\r\n';
+      this.onSubscribe();
+      this.subscribers.add(socket);
+      return `*3\r\n${bulk('subscribe')}${bulk('+switch-master')}:1\r\n`;
+    });
+  }
+
+  tell(port: number): void {
+    this.masterPort = port;
+    for (const socket of this.subscribers) {
+      if (!socket.destroyed) socket.write(`*3\r\n${bulk('message')}${bulk('+switch-master')}${bulk('m')}`);
+    }
+  }
+}
+
+function client(sentinels: Sentinel | readonly Sentinel[], timeLimitMs: number): RedisClient {
+  const servers = [sentinels].flat().map(({ port }) => `redis://127.0.0.1:${port}`);
+  const settings = { mode: 'sentinel', servers, masterName: 'm', database: 0, timeLimitMs } as const;
+  const client = new RedisClient(settings as never, () => {}, 60_000);
+  ends.push(() => client.close());
+  return client;
+}
+
+it('whose pause has grown is connected as soon as a Sentinel tells', async () => {
+  const [old, next, sentinel] = [await master(), await master(), new Sentinel()];
+  await sentinel.listen();
+  sentinel.masterPort = old.port;
+  const redis = client(sentinel, 5_000);
+  await redis.ready(5_000);
+  const asked = sentinel.connections;
+  old.gone();
+  // Twice refused: it pauses 400 ms and more, by the third time it would 800.
+  while (sentinel.connections < asked + 2) await new Promise((resolve) => setTimeout(resolve, 5));
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  const toldMs = performance.now();
+  sentinel.tell(next.port);
+  await redis.ready(5_000);
+  expect(performance.now() - toldMs).toBeLessThan(250);
+  expect(next.sockets.size).toBe(1);
+});
+
+it('what is told between the answer and the subscription is heard', async () => {
+  const [old, next, sentinel] = [await silent(), await master(), new Sentinel()];
+  await sentinel.listen();
+  sentinel.masterPort = old.port;
+  sentinel.onSubscribe = () => sentinel.tell(next.port);
+  const redis = client(sentinel, 20_000);
+  await redis.ready(10_000);
+  expect([old.connections, next.sockets.size]).toEqual([1, 1]);
+});
+
+it('who lost its master asks all Sentinels, and one that knows of another is enough', async () => {
+  const [old, next] = [await master(), await master()];
+  const sentinels = Array.from({ length: 5 }, () => new Sentinel());
+  for (const sentinel of sentinels) {
+    await sentinel.listen();
+    sentinel.masterPort = old.port;
+  }
+  const redis = client(sentinels, 5_000);
+  await redis.ready(5_000);
+  // Who has subscribed asks once more.
+  while (!sentinels.every(({ asked }, at) => asked === (at === 0 ? 2 : 1))) await new Promise(setImmediate);
+  sentinels[4]!.masterPort = next.port; // it tells nobody by itself
+  old.gone();
+  while (redis.isReady) await new Promise(setImmediate);
+  const lostMs = performance.now();
+  await redis.ready(5_000);
+  expect(next.sockets.size).toBe(1);
+  // One pause of 100 ms; one after the other they take five, 1,500 ms together.
+  expect(performance.now() - lostMs).toBeLessThan(800);
+});
+
+it('pauses grow, begin anew at the news and at a connection, and the news makes one short', () => {
+  const within = (ms: number, most: number): boolean => ms >= 0.75 * most && ms <= 1.25 * most;
+  const pauses = new Pauses(1_000);
+  expect([1, 2, 3, 4, 5, 6].map(pauses.next).map((ms, i) => within(ms, [100, 200, 400, 800, 1000, 1000][i]!))).toEqual(
+    Array(6).fill(true),
+  );
+  pauses.told(false);
+  expect(pauses.next(7)).toBeLessThan(50);
+  expect(within(pauses.next(8), 100)).toBe(true);
+  pauses.told(true);
+  expect(within(pauses.next(9), 100)).toBe(true);
+  expect(within(pauses.next(1), 100)).toBe(true);
+  expect(within(backoffMs(9, 250), 250)).toBe(true);
+  expect(nextRoundMs(1, 250)).toBe(10);
+  expect(within(nextRoundMs(3, 1_000), 200)).toBe(true);
+});

@@ -1,0 +1,97 @@
+/**
+ * Files that are renewed under whoever uses them (certificates, keys): they are looked at again every `reloadMs`, and what they make then
+ * takes the place of what they made before. What cannot be read, or makes nothing (one of two files is new already), changes nothing: it is
+ * told once, and tried again.
+ */
+import { readFileSync, statSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
+import { KvError, within } from '@kvtier/errors';
+
+export interface RenewedFilesOptions<T> {
+  /** In the order in which `make` gets their bytes. */
+  readonly files: readonly { readonly path: string; readonly isSecret: boolean }[];
+  /** Of the bytes. @throws Error: why they are of no use */
+  readonly make: (bytes: readonly Buffer[]) => T;
+  /** What has to be named instead: "a readable PEM file". */
+  readonly file: string;
+  /** The same of what `make` refuses: "a certificate and its key (PEM)". */
+  readonly content: string;
+  readonly reloadMs: number;
+  /** Why what lies there is not in use (one line); undefined: it is. */
+  readonly onProblem: (why: string | undefined) => void;
+}
+
+/** Of reading the files again. */
+const readLimitMs = 5_000;
+
+export class RenewedFiles<T> {
+  readonly #options: RenewedFilesOptions<T>;
+  readonly #timer: NodeJS.Timeout;
+  #bytes: readonly Buffer[];
+  #made: T;
+  #problem: string | undefined;
+  #reading = false;
+  /** Told what they make now. */
+  onRenewed: (made: T) => void = () => {};
+
+  /** @throws KvError CONFIG: a file that cannot be used */
+  constructor(options: RenewedFilesOptions<T>) {
+    const { files, make, file, content, reloadMs } = options;
+    this.#options = options;
+    this.#bytes = files.map(({ path, isSecret }) => readNow(path, isSecret, file));
+    try {
+      this.#made = make(this.#bytes);
+    } catch (error) {
+      throw new KvError('CONFIG', `${files[0]!.path}: ${(error as Error).message}; name ${content}`);
+    }
+    this.#timer = setInterval(() => void this.reload(), reloadMs);
+    this.#timer.unref();
+  }
+
+  /** What they made last. */
+  get made(): T {
+    return this.#made;
+  }
+
+  /** A look at the files; never throws. */
+  async reload(): Promise<void> {
+    if (this.#reading) return;
+    this.#reading = true;
+    const { files, make } = this.#options;
+    try {
+      const fresh = await within('renewed files', readLimitMs, (signal) =>
+        Promise.all(files.map(({ path }) => readFile(path, { signal }))),
+      );
+      if (fresh.some((bytes, at) => !bytes.equals(this.#bytes[at]!))) {
+        this.#made = make(fresh);
+        this.#bytes = fresh;
+        this.onRenewed(this.#made);
+      }
+      this.#tell(undefined);
+    } catch (error) {
+      this.#tell(`${files[0]!.path}: not read again (${(error as Error).message}); the one before stays in use`);
+    } finally {
+      this.#reading = false;
+    }
+  }
+
+  close(): void {
+    clearInterval(this.#timer);
+  }
+
+  #tell(why: string | undefined): void {
+    if (why === this.#problem) return;
+    this.#problem = why;
+    this.#options.onProblem(why);
+  }
+}
+
+/** A group may read a secret: so Kubernetes mounts one for a process that is not root. */
+function readNow(path: string, isSecret: boolean, file: string): Buffer {
+  try {
+    if (isSecret && (statSync(path).mode & 0o007) !== 0) throw new Error('others may read it; chmod o-rwx it');
+    return readFileSync(path);
+  } catch (error) {
+    throw new KvError('CONFIG', `${path}: cannot be used (${(error as Error).message}); name ${file}`);
+  }
+}

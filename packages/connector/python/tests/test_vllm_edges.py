@@ -1,0 +1,230 @@
+"""Edges of what may be claimed and stored, played against real cache nodes: each a case in which one rank, one step or one block is
+unlike the others."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rig import until
+
+from engine_case import EngineCase, prompts
+from engine_memory import Tensor
+from engine_parts import Shape
+from kvtier import requests
+from kvtier.vllm import identity
+from kvtier.vllm import options as options_module
+from kvtier.vllm.guard import Troubles
+from kvtier.vllm.messages import KvtierMetadata
+from kvtier.vllm.storing import Stores
+from kvtier.vllm.worker import WorkerHalf
+
+
+class Claims(EngineCase):
+    def filled(self, shape: Shape, text: list[int]) -> list[int]:
+        """It is held; the tokens."""
+        first = self.play(self.shared(), shape)
+        (wanted,) = self.serve(first, [text])
+        self.until_held(self.shared(), first, 40)
+        return wanted
+
+    def test_ranks_that_end_in_different_steps(self) -> None:
+        """The lease stays until the last of them is through."""
+        shape, text = self.own(Shape(tp=2)), prompts(1)[0]
+        wanted = self.filled(shape, text)
+        second = self.play(self.shared(), shape)
+        late = second.workers[1].connector._worker
+        finished, late.finished = late.finished, lambda: set()
+        half, stages = second.connector._scheduler, []
+        claim = half._claims.claim
+        half._claims.claim = lambda number, known, stage: (stages.append(stage), claim(number, known, stage))
+        second.add("waits", text)
+
+        def first_rank_is_through() -> bool:
+            second.step()
+            return any(loading.through == {(0, 0)} for loading in half._claims._loading.values())
+
+        until("one rank is through", first_rank_is_through)
+        for _ in range(3):
+            second.step()
+        self.assertEqual([stage.alive for stage in stages], [True])
+        self.assertEqual(second.requests["waits"].state, "loading")
+        late.finished = finished
+        second.run()
+        self.check(second)
+        self.no_leases(second)
+        self.assertEqual((second.done["waits"].output_tokens(), second.external_tokens), (wanted, 40))
+
+    def test_a_hit_is_what_all_ranks_can_bring(self) -> None:
+        text = prompts(1)[0]
+        for lacks in (0, 1):
+            shape = self.own(Shape(tp=2))
+            first = self.play(self.shared(), shape)
+            self.serve(first, [text[:20]], outputs=1)
+            until("five blocks are held", lambda: self.held(first, next(iter(first.done.values()))) == 20)
+            # From here on nothing of this rank is copied.
+            half = first.workers[lacks].connector._worker
+            half._start_store = half.refuse
+            (wanted,) = self.serve(first, [text], outputs=1)
+            attached = first.connector._scheduler._node.attached()
+            more = attached.sessions[1 - lacks]
+            chain = b"".join(list(first.done.values())[-1].block_hashes[:10])
+
+            def held() -> int:
+                asked = more.lookup(chain, deadline_s=5)
+                asked.wait(5)
+                return asked.result().blocks
+
+            until("the other rank has all of it", lambda: held() == 10)
+            reads = Shape(tp=2, options={**shape.options, "store": False})
+            second = self.play(self.shared(), reads)
+            claims, ends = second.connector._scheduler._claims, []
+            claim = claims.claim
+
+            def claimed(number: int, known: Any, stage: Any, ends: list[int] = ends, claim: Any = claim) -> None:
+                ends.append(stage.end_tokens)
+                claim(number, known, stage)
+
+            claims.claim = claimed
+            self.assertEqual(self.serve(second, [text], outputs=1), [wanted])
+            self.assertEqual((ends, second.external_tokens), ([20], 20), self.told(second))
+            # Also where the node's first word was of more, and its lease is not.
+            third = self.play(self.shared(), reads)
+            with mock.patch("kvtier.vllm.staging._both", lambda left, right: max(left, right)):
+                self.assertEqual(self.serve(third, [text], outputs=1), [wanted])
+            self.assertEqual(third.external_tokens, 20, self.told(third))
+
+    def test_a_node_that_goes_on_to_say_that_it_is_held(self) -> None:
+        """A load has failed, and the node is not told: it is not claimed again for that request."""
+        shape, text = self.own(Shape(prefix_caching=False)), prompts(1)[0]
+        wanted = self.filled(shape, text)
+        engine = self.play(self.shared(), shape)
+        half = engine.connector._scheduler
+        real, claims = half._claims.allocated, []
+
+        def spoilt(known: Any, blocks: Any, tokens: int) -> None:
+            if tokens:
+                claims.append(tokens)
+                self.flip(engine)
+            real(known, blocks, tokens)
+
+        half._claims.allocated = spoilt
+        release = requests.Load.release
+        # Nor is it found before the claim.
+        unchecked = mock.patch("kvtier.vllm.staging._Leased.sound", property(lambda one: one.load.ready))
+        with unchecked, mock.patch.object(requests.Load, "release", lambda load, corrupt=(): release(load)):
+            self.assertEqual(self.serve(engine, [text]), [wanted])
+        self.assertEqual(claims, [40])
+        self.assertGreater(half.counters["corrupt_blocks"], 0)
+
+    def test_a_request_that_is_not_admitted(self) -> None:
+        """Its lease ends by itself; it is asked about again when the engine comes to it."""
+        shape, text = self.own(Shape(options={"lease_ms": 100})), prompts(1)[0]
+        wanted = self.filled(shape, text)
+        engine = self.play(self.shared(), shape)
+        engine.add("waits", text)
+        request, half = engine.waiting.pop(), engine.connector._scheduler
+        until("it is staged", lambda: half.matched(request, 0) == (40, True))
+
+        def expired() -> bool:
+            engine.step()
+            return "leases_expired" in half.counters
+
+        until("the lease has ended", expired)
+        self.no_leases(engine)
+        self.assertEqual(half.counters["leases_expired"], 1)
+        engine.waiting.append(request)
+        engine.run()
+        self.check(engine)
+        self.assertEqual((engine.done["waits"].output_tokens(), engine.external_tokens), (wanted, 40))
+
+    def test_short_hits(self) -> None:
+        shape, text = self.own(Shape()), prompts(1)[0]
+        self.filled(shape, text)
+        for least, loaded in ((41, 0), (40, 40)):
+            engine = self.play(self.shared(), Shape(options={**shape.options, "min_load_tokens": least}))
+            self.serve(engine, [text])
+            self.assertEqual(engine.external_tokens, loaded)
+
+    def test_images(self) -> None:
+        """Users may choose the names of images: where the operator says so, such requests are left alone."""
+        shape, text = self.own(Shape()), prompts(1)[0]
+        engine = self.play(self.shared(), Shape(options={**shape.options, "multimodal": False}))
+        self.serve(engine, [text], mm_features=[object()])
+        self.assertEqual(self.stored(engine), 0)
+        self.filled(shape, text)
+        for taken, loaded in ((False, 0), (True, 40)):
+            engine = self.play(self.shared(), Shape(options={**shape.options, "multimodal": taken}))
+            self.serve(engine, [text], mm_features=[object()])
+            self.assertEqual(engine.external_tokens, loaded)
+
+    def test_whose_names_depend_on_more_than_tokens_tells_none(self) -> None:
+        engine = self.play(self.shared(), self.own(Shape()))
+        cases: list[tuple[bool, dict[str, Any]]] = [(True, {}), (False, {"cache_salt": "a"}), (False, {"mm_features": [object()]})]
+        for tells, more in cases:
+            engine.add(f"{more}", prompts(1)[0], **more)
+            self.assertEqual(engine.connector._scheduler._requests[f"{more}"].tokens is not None, tells, more)
+        engine.run()
+
+
+class Storing(EngineCase):
+    def test_what_is_offered_in_a_step_is_copied_in_a_later_one(self) -> None:
+        """Also where the node has answered before the step is put together."""
+        for asynchronous in (False, True):
+            engine = self.play(self.shared(), self.own(Shape(asynchronous=asynchronous, step_tokens=24)))
+            real, build = Stores.offer, engine.connector.build_connector_meta
+            offered: list[int] = []
+            planned: list[int] = []
+
+            def answered(stores: Stores, *args: Any) -> int:
+                number = real(stores, *args)
+                until("it is answered", lambda: all(part.reservation.done for part in stores._offers[number].parts))
+                offered.append(number)
+                return number
+
+            def stepped(output: Any) -> KvtierMetadata:
+                offered.clear()
+                made = build(output)
+                planned.extend(plan.number for plan in made.stores)
+                self.assertFalse(set(offered) & {plan.number for plan in made.stores}, "this step computes its blocks")
+                return made
+
+            engine.connector.build_connector_meta = stepped
+            with mock.patch.object(Stores, "offer", answered):
+                self.serve(engine, prompts(3))
+            self.assertGreater(len(planned), 2)
+
+    def test_a_canary_that_is_found_elsewhere(self) -> None:
+        """The worker writes one when its tensors are registered: its handshake refuses, and nothing is loaded or stored."""
+
+        class Moved(Tensor):
+            def narrow(self, dimension: int, first: int, count: int) -> Tensor:
+                return super().narrow(dimension, first + 1, count)
+
+        engine = self.alone()
+        tensors = {}
+        for layers in engine.workers[0].groups:
+            for name, layer in layers.items():
+                own = layer.tensor
+                tensors[name] = Moved(own._storage, own.shape, own._strides, own._offset, own._item)
+        half = WorkerHalf(options_module.parse({"socket": "/s"}), engine.vllm_config(0), engine.kv_cache_config(0), Troubles())
+        half.register(tensors)
+        self.assertIn("found elsewhere", half.handshake().refusal)
+        half.shutdown()
+
+    def test_where_digests_of_weights_are_kept(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "a.safetensors").write_bytes(b"weights" * 100)
+        kept = folder / "kept" / "weights.json"
+        options = {"weights_digest": "", "weights_cache": str(kept)}
+        with mock.patch.object(identity, "weight_folders", lambda _config: [folder]):
+            engine = self.play(self.shared(), Shape(options=options))
+        self.serve(engine, prompts(1))
+        self.assertIn("a.safetensors", kept.read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

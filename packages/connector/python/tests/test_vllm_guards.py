@@ -1,0 +1,166 @@
+"""No callback raises into the engine, whatever of ours does: both connectors, every method that an engine's call goes through."""
+
+from __future__ import annotations
+
+import inspect
+import unittest
+from dataclasses import replace
+from typing import Any, Callable, Iterator
+from unittest import mock
+
+import offload_double
+
+offload_double.install()
+
+from engine_case import EngineCase, prompts  # noqa: E402
+from engine_parts import Shape  # noqa: E402
+from engine_play import Engine  # noqa: E402
+from kvtier.vllm.connector import KvtierConnector  # noqa: E402
+from kvtier.vllm.offload_scheduler import Manager, OffloadHalf  # noqa: E402
+from kvtier.vllm.offload_worker import OffloadWorker  # noqa: E402
+from kvtier.vllm.offloading import KvtierOffloadingConnector  # noqa: E402
+from kvtier.vllm.scheduler import SchedulerHalf  # noqa: E402
+from kvtier.vllm.worker import WorkerHalf  # noqa: E402
+
+#: Where it is made: a fault there leaves the engine without a cache.
+AT_THE_START = {"bind_pool", "handshake", "register"}
+#: Called by nobody but tests and other methods that are broken here, or so small that nothing in them can go wrong.
+SMALL = {"failed_blocks", "report", "storing", "loading", "refuse", "fail", "block_bytes"}
+#: What answers where the methods that are broken here have failed.
+INSTEAD = {"give_up", "spoil", "fail_load", "fail_plan", "loads", "hear", "end_all", "_end_all"}
+#: Of vLLM's interface, what does nothing here but give a constant or hand on.
+CONSTANT = {
+    "requires_kv_delivery", "prefer_cross_layer_blocks", "requires_piecewise_for_cudagraph", "get_required_kvcache_layout",
+    "get_finished_count", "register_cross_layers_kv_cache", "set_host_xfer_buffer_ops", "handle_preemptions",
+    "wait_for_layer_load", "save_kv_layer", "wait_for_save", "take_events", "get_kv_connector_kv_cache_events",
+    "build_kv_connector_stats", "build_prom_metrics",
+}
+
+
+def methods(of: type, chosen: Callable[[str], bool]) -> Iterator[tuple[type, str]]:
+    """Of this class and those of ours beneath it, where each is defined."""
+    for name in sorted(dir(of)):
+        owner = next((cls for cls in of.__mro__ if name in vars(cls) and cls.__module__.startswith("kvtier.")), None)
+        if owner is not None and not name.startswith("__") and chosen(name) and name not in SMALL | INSTEAD:
+            if inspect.isfunction(vars(owner)[name]) or isinstance(vars(owner)[name], property):
+                yield owner, name
+
+
+def public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def broken(owner: type, name: str, told: list[str], times: int = 2) -> Any:
+    """Raises at its first calls, and works from then on."""
+    real = vars(owner)[name]
+    calls = [0]
+
+    def one(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] <= times:
+            told.append(name)
+            raise RuntimeError("on purpose")
+        return real.fget(self) if isinstance(real, property) else real(self, *args, **kwargs)
+
+    return mock.patch.object(owner, name, property(one) if isinstance(real, property) else one)
+
+
+class Guards(EngineCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.texts = prompts(3)
+        self.wanted = self.serve(self.alone(), self.texts)
+
+    def survives(self, shape: Shape, owner: type, name: str, outputs: int = 4, times: int = 2) -> bool:
+        """Whether it was called at all. `times`: how often it fails."""
+        told: list[str] = []
+        start = name in AT_THE_START
+        engine: Engine | None = None if start else self.play(self.shared(), shape)
+        if engine is not None and name == "reset":
+            self.serve(engine, self.texts)
+        with broken(owner, name, told, times), self.quietly():
+            engine = engine or self.play(self.shared(), shape, attached=False)
+            names = [f"{name} {i}" for i in range(len(self.texts))]
+            for one, text in zip(names, self.texts):
+                engine.add(one, text, outputs)
+            engine.run(20)
+            self.assertEqual([engine.done[one].output_tokens() for one in names], self.wanted)
+            self.assertEqual(engine.wrong, [])
+            if name == "reset":
+                self.assertIs(engine.connector.reset_cache(), False)
+                found, stored = engine.external_tokens, self.stored(engine)
+                engine.pool.cached.clear()
+                for i, text in enumerate(self.texts + prompts(2, seed=5)):
+                    engine.add(f"on {i}", text, 4)
+                engine.run(20)
+                self.assertEqual(engine.external_tokens, found, "what is stored may be another model's")
+                self.assertEqual(self.stored(engine), stored)
+            if name == "shutdown":
+                engine.close()
+        if not start and name != "shutdown":
+            self.assertTrue(engine.all_free(), "blocks are still held")
+            self.no_leases(engine)
+        return bool(told)
+
+    def quietly(self) -> Any:
+        return mock.patch("logging.Logger.error")
+
+    def test_the_connector(self) -> None:
+        shape = self.own(Shape(prefix_caching=False))
+        self.serve(self.play(self.shared(), shape), self.texts)
+        cases = [*methods(SchedulerHalf, public), *methods(WorkerHalf, public)]
+        self.assertGreater(len(cases), 15)
+        for owner, name in cases:
+            if name in ("options", "flush", "gone"):  # other names of the same call, or of the other connector
+                continue
+            with self.subTest(name=f"{owner.__name__}.{name}"):
+                self.assertTrue(self.survives(shape, owner, name), "no call of the engine came to it")
+
+    def test_native_offloading(self) -> None:
+        shape = self.own(Shape(prefix_caching=False, connector=KvtierOffloadingConnector))
+        self.serve(self.play(self.shared(), shape), self.texts)
+
+        def of_the_worker(name: str) -> bool:
+            return name == "start" or (name.startswith("_") and not getattr(getattr(OffloadWorker, name), "is_harmless", False))
+
+        cases = [*methods(OffloadHalf, public), *methods(WorkerHalf, public), *methods(OffloadWorker, of_the_worker)]
+        self.assertGreater(len(cases), 25)
+        for owner, name in cases:
+            with self.subTest(name=f"{owner.__name__}.{name}"):
+                self.survives(shape, owner, name)
+
+    def test_for_good(self) -> None:
+        """A method that fails at every call, for each connector: after so many faults what it leaves open ends without it."""
+        shape = self.own(Shape(prefix_caching=False))
+        self.serve(self.play(self.shared(), shape), self.texts)
+        native = replace(shape, connector=KvtierOffloadingConnector)
+        loads = ("matched", "allocated", "metadata", "start", "finished", "holds", "plan_load", "_begin", "_collect", "_end")
+        cases = [*methods(SchedulerHalf, loads.__contains__), *methods(WorkerHalf, loads.__contains__)]
+        natives = [*methods(OffloadHalf, loads.__contains__), *methods(OffloadWorker, loads.__contains__)]
+        for kind, of in ((shape, cases), (native, [*natives, *methods(WorkerHalf, loads.__contains__)])):
+            for owner, name in of:
+                with self.subTest(name=f"{owner.__name__}.{name}", native=kind is native):
+                    self.survives(kind, owner, name, times=10**9)
+
+    def test_blocks_that_are_given_away(self) -> None:
+        """The worker's waits for stores, over native offloading."""
+        self.texts = prompts(6, 40, 8)
+        self.wanted = self.serve(self.alone(), self.texts, outputs=16)
+        for owner, name in ((WorkerHalf, "flush"), (OffloadWorker, "_begin_early")):
+            shape = Shape(blocks=30, step_tokens=48, connector=KvtierOffloadingConnector)
+            with self.subTest(name=name):
+                # Which blocks are given away while they are copied is a matter of time.
+                self.assertTrue(any(self.survives(self.own(shape), owner, name, 16) for _ in range(8)))
+
+    def test_every_callback_is_guarded(self) -> None:
+        """Of what the engine calls and we define; the native connector's with its own parts hand on (the loops above)."""
+        for boundary in (KvtierConnector, Manager):
+            for name, made in vars(boundary).items():
+                if public(name) and name not in CONSTANT and callable(made):
+                    self.assertTrue(getattr(made, "is_harmless", False), f"{boundary.__name__}.{name}")
+        for name in ("submit_store", "submit_load", "wait", "shutdown"):
+            self.assertTrue(vars(OffloadWorker)[name].is_harmless, name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,272 @@
+/**
+ * An HTTP server in front of routes: TLS whose files are renewed, who may connect and for how long, who is answered, how many requests,
+ * bodies as bytes, failures in OpenAI's shape, and an end in order.
+ *
+ * Invariants: every body, connection and wait is bounded; what cannot be accepted or understood costs its own connection alone.
+ */
+import { randomUUID } from 'node:crypto';
+import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http';
+import { createServer as createTlsServer } from 'node:https';
+import type { Socket } from 'node:net';
+import { KvError } from '@kvtier/errors';
+import type { Logger } from '@kvtier/telemetry';
+import { clientsOf, renewedTls, type ServerTlsFiles } from '@kvtier/wire/tls';
+import fastify, {
+  type FastifyError,
+  type FastifyInstance,
+  type FastifyReply,
+  type FastifyRequest,
+  type FastifyServerFactory,
+} from 'fastify';
+import { Bodies, Body } from './bodies.ts';
+import type { Callers } from './callers.ts';
+import { HttpError, toHttpError } from './errors.ts';
+import type { ApiServerLimits } from './limits.ts';
+
+export interface ServerTls extends ServerTlsFiles {
+  readonly reloadMs: number;
+}
+
+export type HttpLimits = Pick<
+  ApiServerLimits,
+  'bodyBytes' | 'receiveMs' | 'connections' | 'requests' | 'largeBodies' | 'largeBodyMs' | 'unreadMs'
+>;
+
+export interface HttpAppOptions {
+  /** For log lines: "API server". */
+  readonly name: string;
+  readonly limits: HttpLimits;
+  readonly callers: Pick<Callers, 'check'>;
+  /** undefined: plain text. */
+  readonly tls: ServerTls | undefined;
+  /** An answer has ended, by route and status (499: its client left). */
+  readonly answered: (route: string, status: number) => void;
+  readonly logger: Logger;
+}
+
+export interface HttpApp {
+  readonly app: FastifyInstance;
+  /** @throws KvError LOCKED (port taken), SETUP (port not permitted) */
+  listen(host: string, port: number): Promise<string>;
+  /** Takes no new request; running ones have until then, in which `abortAll` is called once, and are cut a second later. */
+  close(graceMs: number, abortAll?: () => void): Promise<void>;
+}
+
+/** For an aborted answer to tell its client so. */
+const cutAfterMs = 1_000;
+/** For a client to say who it is. */
+const handshakeMs = 10_000;
+/** Of a connection without a request. */
+const keepAliveMs = 72_000;
+/** Of a body that needs no place among the large ones; and of all such bodies together. */
+const [smallBodyBytes, smallBodiesBytes] = [64 << 10, 64 << 20];
+
+/** Between two lines that say the same. */
+const refusalLineMs = 10_000;
+
+/** @throws KvError CONFIG: TLS files that cannot be used */
+export function createHttpApp(options: HttpAppOptions): HttpApp {
+  const { tls, limits, name, logger } = options;
+  const secured = tls && secure(tls, limits.receiveMs, name, logger);
+  const app = createApp(options, secured?.create);
+  const closeIdle = trackConnections(app);
+  return {
+    app,
+    listen: (host, port) => listen(app, host, port, tls ? 'https' : 'http', logger),
+    close: async (graceMs, abortAll = () => {}) => {
+      const closed = app.close(); // takes no new request, waits for the running ones
+      const grace = setTimeout(abortAll, graceMs);
+      const cut = setTimeout(() => app.server.closeAllConnections(), graceMs + cutAfterMs);
+      const sweep = setInterval(closeIdle, 20); // a connection that is kept alive becomes idle only after its answer
+      await closed;
+      clearTimeout(grace);
+      clearTimeout(cut);
+      clearInterval(sweep);
+      secured?.close();
+    },
+  };
+}
+
+/** A server that shows what the files hold now. */
+function secure(tls: ServerTls, receiveMs: number, name: string, logger: Logger) {
+  let server: ReturnType<typeof createTlsServer> | undefined;
+  const renewed = renewedTls(tls, {
+    reloadMs: tls.reloadMs,
+    onProblem: (why) => (why === undefined ? logger.info(`${name}: TLS files in use`) : logger.warn(why)),
+  });
+  renewed.onRenewed = (context) => server?.setSecureContext(context);
+  const create = (handler: RequestListener): Server => {
+    server = createTlsServer(
+      {
+        ...renewed.made,
+        ...clientsOf(tls),
+        handshakeTimeout: handshakeMs,
+        requestTimeout: receiveMs,
+        keepAliveTimeout: keepAliveMs,
+      },
+      handler,
+    );
+    return server;
+  };
+  return { create, close: () => renewed.close() };
+}
+
+async function listen(
+  app: FastifyInstance,
+  host: string,
+  port: number,
+  scheme: string,
+  logger: Logger,
+): Promise<string> {
+  try {
+    // Of localhost fastify makes a second server, for ::1, that has none of our limits.
+    const url = await app.listen({ host: host === 'localhost' ? '127.0.0.1' : host, port });
+    let untold = 0;
+    let toldAtMs = Number.NEGATIVE_INFINITY;
+    // One connection could not be accepted (no descriptors, no memory): those that there are go on.
+    app.server.on('error', (error) => {
+      untold++;
+      if (performance.now() - toldAtMs < refusalLineMs) return;
+      toldAtMs = performance.now();
+      logger.warn({ reason: error.message, connections: untold }, 'connections could not be accepted');
+      untold = 0;
+    });
+    return url.replace(/^http:/, `${scheme}:`);
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    if (code === 'EADDRINUSE') {
+      throw new KvError('LOCKED', `${host}:${port}: another process listens there; choose another port with --port`);
+    }
+    throw new KvError(
+      'SETUP',
+      `${host}:${port}: cannot listen (${code ?? message}); choose a port above 1023 with --port`,
+    );
+  }
+}
+
+/**
+ * Returns what closes every connection without a request in progress. Node's closeIdleConnections leaves those that
+ * never carried one, which clients open ahead of need. Of TLS a connection is known before its handshake, by other sockets.
+ */
+function trackConnections(app: FastifyInstance): () => void {
+  const idle = new Map<string, Socket>();
+  const idOf = ({ remoteAddress, remotePort, localPort }: Socket): string =>
+    `${remoteAddress} ${remotePort} ${localPort}`;
+  app.server.on('connection', (socket: Socket) => {
+    const id = idOf(socket);
+    idle.set(id, socket);
+    socket.once('close', () => idle.delete(id));
+  });
+  app.server.on('request', ({ socket }: IncomingMessage, response: ServerResponse) => {
+    const id = idOf(socket);
+    idle.delete(id);
+    response.once('close', () => {
+      if (!socket.destroyed) idle.set(id, socket);
+    });
+  });
+  return () => {
+    for (const socket of idle.values()) socket.destroy();
+  };
+}
+
+const brokenRequests: Readonly<Record<string, string>> = {
+  ERR_HTTP_REQUEST_TIMEOUT: '408 Request Timeout',
+  HPE_HEADER_OVERFLOW: '431 Request Header Fields Too Large',
+};
+
+function createApp(
+  { limits, callers, answered, logger }: HttpAppOptions,
+  serverFactory: ((handler: RequestListener) => Server) | undefined,
+): FastifyInstance {
+  /** Answers that have not ended. */
+  const answers = new Set<ServerResponse>();
+  const app = fastify({
+    bodyLimit: limits.bodyBytes,
+    requestTimeout: limits.receiveMs,
+    ...(serverFactory && { serverFactory: serverFactory as FastifyServerFactory<Server> }),
+    // A client may name its request, for its logs and ours.
+    genReqId: (request: IncomingMessage) => {
+      const given = request.headers['x-request-id'];
+      return typeof given === 'string' && /^[\w.:-]{1,128}$/.test(given) ? given : randomUUID();
+    },
+    frameworkErrors: (error, _request, reply) => void sendError(reply, toHttpError(error)),
+    clientErrorHandler: (error, socket) => {
+      // What is written into the middle of an answer would be a part of it.
+      const isAnswering = [...answers].some((answer) => answer.socket === socket && answer.headersSent);
+      // Whoever failed to begin TLS reads no answer.
+      const isHttp = /^(HPE|ERR_HTTP)_/.test(error.code ?? '');
+      if (!isHttp || !socket.writable || isAnswering) return void socket.destroy();
+      const status = brokenRequests[error.code ?? ''] ?? '400 Bad Request';
+      const { body } = new HttpError(400, `Not a complete HTTP request (${error.code}).`, { code: 'invalid_http' });
+      const text = JSON.stringify(body);
+      socket.end(
+        `HTTP/1.1 ${status}\r\ncontent-type: application/json\r\ncontent-length: ${Buffer.byteLength(text)}\r\n` +
+          `connection: close\r\n\r\n${text}`,
+      );
+    },
+  });
+  const bodies = new Bodies({
+    maxBytes: limits.bodyBytes,
+    smallBytes: smallBodyBytes,
+    smallTotalBytes: smallBodiesBytes,
+    places: limits.largeBodies,
+    waitMs: limits.largeBodyMs,
+    receiveMs: limits.largeBodyMs,
+  });
+  // JSON alone: a web page's plain form must not reach the engine. Its bytes are counted here and read elsewhere.
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', async (_request: FastifyRequest, payload: IncomingMessage) => {
+    const body = await bodies.receive(payload);
+    if (payload.socket.destroyed) body.drop(); // the hook below has run
+    return body;
+  });
+  app.server.maxConnections = limits.connections;
+  app.addHook('onRequest', async (request, reply) => {
+    reply.header('x-request-id', request.id);
+    answers.add(reply.raw);
+    reply.raw.once('close', () => {
+      answers.delete(reply.raw);
+      if (request.body instanceof Body) request.body.drop();
+    });
+    // The answer is complete, and goes as fast as the client takes it: the socket's timeout sees whether any of it goes.
+    let unread = false;
+    reply.raw.once('prefinish', () =>
+      reply.raw.setTimeout(limits.unreadMs, () => {
+        unread = true;
+        reply.raw.destroy();
+      }),
+    );
+    const route = request.routeOptions.url ?? 'unknown';
+    // 'close' comes after every answer, and alone when the client left before it was complete.
+    reply.raw.once('close', () => {
+      const complete = reply.raw.writableFinished && !unread;
+      answered(route, complete ? reply.raw.statusCode : 499);
+    });
+    callers.check(request.headers, route);
+    if (answers.size > limits.requests) {
+      throw new KvError('BUSY', `the API server: ${limits.requests} requests are in progress; try again later`);
+    }
+  });
+  app.setNotFoundHandler((request, reply) =>
+    sendError(
+      reply,
+      new HttpError(404, `Unknown request: ${request.method} ${request.url.slice(0, 200)}.`, { code: 'unknown_url' }),
+    ),
+  );
+  app.setErrorHandler((error: FastifyError, request, reply) => {
+    const failure = toHttpError(error);
+    // What is left of the body is not wanted.
+    if (!request.raw.complete) reply.header('connection', 'close');
+    if (failure.body.error.code === 'internal_error')
+      logger.error({ request: request.id, err: error }, 'request failed');
+    else if (failure.status >= 500) logger.warn({ request: request.id }, failure.message);
+    return sendError(reply, failure);
+  });
+  return app;
+}
+
+function sendError(reply: FastifyReply, failure: HttpError): FastifyReply {
+  if (failure.retryAfterSeconds !== undefined) reply.header('retry-after', String(failure.retryAfterSeconds));
+  if (failure.status === 401) reply.header('www-authenticate', 'Bearer');
+  return reply.code(failure.status).send(failure.body);
+}

@@ -1,0 +1,57 @@
+/**
+ * One log line a request, when the configuration asks for it (`logRequests`): who had it, why, what was predicted and what was seen, under
+ * the client's own names for it. Nothing of prompts and answers.
+ */
+import type { Logger } from '@kvtier/telemetry';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { Placed } from './placed.ts';
+
+/** What is known of a request by its end; filled in as it comes to be known. */
+export interface RequestTrace {
+  /** As workers know it; it is read again at most a few times, each under another one. */
+  requestId?: string;
+  model?: string;
+  placed?: Placed;
+  /** performance.now() of its first token. */
+  firstTokenAtMs?: number;
+  /** What its client was told instead of an answer. */
+  failure?: string;
+}
+
+/** The answer's connection tells the end: whatever became of it, there is one line. */
+export function traceRequest(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  arrivedMs: number,
+  logger: Logger,
+): RequestTrace {
+  const trace: RequestTrace = {};
+  const { raw } = reply;
+  raw.once('close', () => {
+    const { requestId, model, placed, firstTokenAtMs, failure } = trace;
+    const traceparent = traceparentOf(request.headers.traceparent);
+    const predictedS = placed?.predictedS;
+    logger.info(
+      {
+        ...{ request: request.id, workerRequest: requestId, traceparent, route: request.routeOptions.url, model },
+        status: raw.writableFinished ? raw.statusCode : 499,
+        ...Object.fromEntries(
+          Object.entries(placed?.headers() ?? {}).map(([name, value]) => [name.replace('x-kvtier-', ''), value]),
+        ),
+        predictedFirstTokenMs: predictedS === undefined ? undefined : Math.round(predictedS * 1_000),
+        firstTokenMs: firstTokenAtMs === undefined ? undefined : Math.round(firstTokenAtMs - arrivedMs),
+        ms: Math.round(performance.now() - arrivedMs),
+        failure,
+      },
+      'request',
+    );
+  });
+  return trace;
+}
+
+/** W3C's: version, trace, parent, flags; undefined: there is none, or it is none. */
+function traceparentOf(value: unknown): string | undefined {
+  if (typeof value !== 'string' || !/^(?!ff)[\da-f]{2}-[\da-f]{32}-[\da-f]{16}-[\da-f]{2}$/.test(value))
+    return undefined;
+  return /^..-0{32}-|-0{16}-..$/.test(value) ? undefined : value;
+}

@@ -1,0 +1,33 @@
+/** What the dispatcher expects of prompts that are being computed. */
+import { expect, it } from 'vitest';
+import { nameOf, never, request, rig } from './testing/dispatcher-rig.ts';
+
+/** A second of work. */
+const busy = { tokensAhead: 10_000, waiting: 1 };
+
+it('counts of a request only what it will compute once what is computed before it is there', async () => {
+  const { workers, dispatcher } = rig();
+  workers.add('a');
+  workers.add('b', {}, busy);
+  await dispatcher.choose(request(), never);
+  expect(nameOf(await dispatcher.choose(request(), never))).toBe('a');
+  expect(workers.shares.map(({ tokensAhead }) => tokensAhead)).toEqual([160, 1]);
+});
+
+it('expects nothing of what a worker was computing that is away, or another one', async () => {
+  for (const change of ['away', 'other'] as const) {
+    const { workers, dispatcher } = rig();
+    const first = workers.add('a');
+    workers.add('b', {}, busy);
+    await dispatcher.choose(request(), never);
+    if (change === 'away') {
+      first.state = 'joining';
+      workers.changed();
+      await expect(dispatcher.choose(request({ among: new Set(['a']) }), never)).rejects.toThrow('no');
+      first.state = 'ready';
+    } else workers.all[0] = { ...first, record: { ...first.record, name: 'c' } };
+    workers.changed();
+    await dispatcher.choose(request(), never);
+    expect([change, ...workers.shares.map(({ tokensAhead }) => tokensAhead)]).toEqual([change, 160, 160]);
+  }
+});

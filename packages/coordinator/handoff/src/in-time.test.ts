@@ -1,0 +1,46 @@
+/** Requests for pods that would be answered too late, by what is predicted and by what was learned. */
+import { Saturated } from '@kvtier/dispatch';
+import { expect, it } from 'vitest';
+import { InTime } from './in-time.ts';
+
+const wanted = (ttftMs: number | undefined, arrivedMs = 1_000) => ({ model: 'm', arrivedMs, ttftMs });
+
+it('is refused what comes too late, with when to come again; what has waited has less time', () => {
+  let count = 0;
+  const inTime = new InTime(() => count++);
+  inTime.admit(wanted(undefined), 'w', 1e6, 1_000);
+  inTime.admit(wanted(2_000), 'w', 2, 1_000);
+  const refusal = (predictedS: number, nowMs: number): unknown => {
+    try {
+      inTime.admit(wanted(2_000), 'w', predictedS, nowMs);
+    } catch (error) {
+      return error;
+    }
+    return undefined;
+  };
+  expect(refusal(1.5, 1_400)).toBeUndefined();
+  const refused = refusal(6, 1_500) as Saturated;
+  expect(refused).toBeInstanceOf(Saturated);
+  expect(refused).toMatchObject({
+    ...{ code: 'BUSY', retryAfterS: 5 },
+    message:
+      'model m: its first token would come 4500 ms after the 2000 ms that it may take (worker w); try again later',
+  });
+  expect(count).toBe(1);
+});
+
+it('where first tokens came later than predicted, less is let in; without news that is forgotten', () => {
+  const inTime = new InTime();
+  const isIn = (nowMs: number): boolean => {
+    try {
+      inTime.admit(wanted(1_000, nowMs), 'w', 0.95, nowMs);
+    } catch {
+      return false;
+    }
+    return true;
+  };
+  expect(isIn(0)).toBe(true);
+  for (let i = 0; i < 100; i++) inTime.came(0.95, 1.35, i);
+  expect(isIn(100)).toBe(false);
+  expect(isIn(60_000)).toBe(true);
+});
