@@ -152,19 +152,22 @@ async function read(text: string): Promise<Map<string, Sample[]>> {
   for (let at = 0, lines = 1; at < text.length; lines++) {
     const next = text.indexOf('\n', at);
     const end = next < 0 ? text.length : next;
+    let isRead = false;
     if (beginnings.has(text.charCodeAt(at)) && end - at <= mostLineChars) {
       const line = text.slice(at, end);
       const nameEnd = line.search(/[{\s]/);
       const name = nameEnd < 0 ? line : line.slice(0, nameEnd);
       if (known.has(name)) {
         const list = samples.get(name) ?? [];
-        const sample = list.length < mostSamples ? sampleOf(line.slice(nameEnd)) : undefined;
+        isRead = list.length < mostSamples;
+        const sample = isRead ? sampleOf(line.slice(nameEnd)) : undefined;
         if (sample) list.push(sample);
         samples.set(name, list);
       }
     }
     at = end + 1;
-    if (lines % linesPerLook === 0 && timer.due) await timer.next();
+    // A line of two thousand labels takes longer than hundreds that are passed by.
+    if ((isRead || lines % linesPerLook === 0) && timer.due) await timer.next();
   }
   return samples;
 }
