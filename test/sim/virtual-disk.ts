@@ -242,6 +242,7 @@ export class VirtualDisks {
       return path;
     },
     unlock: (path: string) => void this.of(path).locks.delete(path),
+    fileIdentity: () => ({ device: 1n, inode: 1n }), // nobody removes a world's folders
     filesOpen: () => ({}) as FilesHandle,
     filesClose: () => {},
     fileFolder: (_: FilesHandle, path: string) => this.of(path).op('mkdir', () => {}, true),

@@ -2,7 +2,9 @@
 // arena and the file table: a wrong one is an exception before anything was submitted.
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -58,6 +60,31 @@ Napi::Value LockFile(const Napi::CallbackInfo& info) {
 void Unlock(const Napi::CallbackInfo& info) {
   const int fd = info[0].As<Napi::Number>().Int32Value();
   if (Locks().erase(fd) == 1) close(fd);
+}
+
+Napi::Value FileIdentity(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const std::string path = TextOf(info[0]);
+  struct stat found{};
+  if (stat(path.c_str(), &found) != 0) {
+    if (errno == ENOENT) return env.Null();
+    throw Napi::Error::New(env, "IO: " + path + ": cannot be looked at (" + Why() + ")");
+  }
+  auto result = Napi::Object::New(env);
+  result["device"] = Napi::BigInt::New(env, static_cast<uint64_t>(found.st_dev));
+  result["inode"] = Napi::BigInt::New(env, static_cast<uint64_t>(found.st_ino));
+  return result;
+}
+
+Napi::Value MapShared(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto bytes = static_cast<size_t>(NumberOf(info[1]));
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, info[0].As<Napi::Number>().Int32Value(), 0);
+  if (map == MAP_FAILED) throw Napi::Error::New(env, "IO: " + std::to_string(bytes) + " bytes of a file cannot be mapped (" + Why() + ")");
+  return Napi::ArrayBuffer::New(env, map, bytes, [](Napi::Env, void* at, size_t* size) {
+    munmap(at, *size);
+    delete size;
+  }, new size_t(bytes));
 }
 
 Napi::Value HoldByteOf(const Napi::CallbackInfo& info) {
@@ -323,6 +350,8 @@ void IoFault(const Napi::CallbackInfo& info) {
 void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["lockFile"] = Napi::Function::New(env, LockFile);
   exports["unlock"] = Napi::Function::New(env, Unlock);
+  exports["fileIdentity"] = Napi::Function::New(env, FileIdentity);
+  exports["mapShared"] = Napi::Function::New(env, MapShared);
   exports["holdByte"] = Napi::Function::New(env, HoldByteOf);
   exports["isByteHeld"] = Napi::Function::New(env, ByteIsHeld);
   exports["peerCredentials"] = Napi::Function::New(env, PeerCredentials);

@@ -178,6 +178,10 @@ export interface NativeBinding {
   /** flock(LOCK_EX | LOCK_NB) on `path`, created 0600; the lock lives until `unlock` or the process ends. Throws LOCKED. */
   lockFile(path: string): number;
   unlock(lock: number): void;
+  /** Which file lies at `path`; null: none does. Throws IO. */
+  fileIdentity(path: string): { readonly device: bigint; readonly inode: bigint } | null;
+  /** The first bytes of an open file, until they are collected. They have to be there: the file must not become shorter. Throws IO. */
+  mapShared(fd: number, bytes: number): ArrayBuffer;
   /**
    * A shared lock of the open file description on one byte of a file, until `fd` and its copies are closed; false: it cannot be had. And
    * whether somebody holds one by another description: true also when that cannot be asked.

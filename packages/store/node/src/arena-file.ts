@@ -100,12 +100,12 @@ function makeHeldTable(fd: number, arenaBytes: number): HeldTable | null {
     ftruncateSync(fd, 0);
     return null;
   }
-  const byte = new Uint8Array(1);
+  // A tier that lists a million blocks would write as often: as memory it costs next to nothing.
+  const table = new Uint8Array(native.mapShared(fd, heldTableHeaderBytes + buckets), heldTableHeaderBytes);
   return {
     buckets,
     write: (bucket, flags) => {
-      byte[0] = flags;
-      writeSync(fd, byte, 0, 1, heldTableHeaderBytes + bucket);
+      table[bucket] = flags;
     },
   };
 }

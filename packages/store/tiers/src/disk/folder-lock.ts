@@ -4,7 +4,6 @@
  * Invariant: after `take` the file under that name is the one whose lock is held. Whoever removes the folder takes the name away from the
  * lock, and another node may hold the one that was made in its place.
  */
-import { statSync } from 'node:fs';
 import { join } from 'node:path';
 import { native } from '@kvtier/data-plane';
 import { KvError } from '@kvtier/errors';
@@ -31,17 +30,21 @@ export class FolderLock {
     const path = join(this.#dir, 'lock');
     const held = this.#held;
     if (held !== undefined) {
-      const now = statSync(path, { bigint: true, throwIfNoEntry: false });
-      if (now?.ino === held.inode && now.dev === held.device) return;
-      if (statSync(this.#dir, { bigint: true }).dev !== held.device) {
+      const now = native.fileIdentity(path);
+      if (now?.inode === held.inode && now.device === held.device) return;
+      if (native.fileIdentity(this.#dir)?.device !== held.device) {
         const remedy = 'mount what was there, or start the node again';
         throw new KvError('IO', `${this.#dir}: lies on another file system than before; ${remedy}`);
       }
     }
     const lock = locked(path);
-    const { dev, ino } = statSync(path, { bigint: true });
+    const now = native.fileIdentity(path);
+    if (now === null) {
+      native.unlock(lock);
+      throw new KvError('IO', `${path}: was removed while it was locked; the folder is not ours alone`);
+    }
     this.release();
-    this.#held = { lock, device: dev, inode: ino };
+    this.#held = { lock, ...now };
   }
 
   release(): void {
