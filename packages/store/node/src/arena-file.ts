@@ -123,7 +123,7 @@ function readMaps(): string {
 
 /** Of the mapping of `file`; 0 when it is not told. */
 function transparentBytes(maps: string, file: string): number {
-  const begin = maps.indexOf(file);
+  const begin = maps.indexOf(`${file}\n`); // its lock file is mapped, too
   const own = begin < 0 ? undefined : /^ShmemPmdMapped: +(\d+) kB$/m.exec(maps.slice(begin));
   return Number(own?.[1] ?? 0) * 1024;
 }
