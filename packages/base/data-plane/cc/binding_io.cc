@@ -76,16 +76,34 @@ Napi::Value FileIdentity(const Napi::CallbackInfo& info) {
   return result;
 }
 
+struct Mapping {
+  uint8_t* at;
+  size_t bytes;
+  void Unmap() {
+    if (at != nullptr) munmap(at, bytes);
+    at = nullptr;
+  }
+  ~Mapping() { Unmap(); }
+};
+Mapping& MappingOf(const Napi::Value& value) { return *value.As<Napi::External<Mapping>>().Data(); }
+
 Napi::Value MapShared(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto bytes = static_cast<size_t>(NumberOf(info[1]));
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, info[0].As<Napi::Number>().Int32Value(), 0);
   if (map == MAP_FAILED) throw Napi::Error::New(env, "IO: " + std::to_string(bytes) + " bytes of a file cannot be mapped (" + Why() + ")");
-  return Napi::ArrayBuffer::New(env, map, bytes, [](Napi::Env, void* at, size_t* size) {
-    munmap(at, *size);
-    delete size;
-  }, new size_t(bytes));
+  const auto collected = [](Napi::Env, Mapping* mapping) { delete mapping; };
+  return Napi::External<Mapping>::New(env, new Mapping{static_cast<uint8_t*>(map), bytes}, collected);
 }
+
+void PutShared(const Napi::CallbackInfo& info) {
+  Mapping& mapping = MappingOf(info[0]);
+  const auto at = static_cast<size_t>(NumberOf(info[1]));
+  if (mapping.at == nullptr || at >= mapping.bytes) throw Napi::Error::New(info.Env(), "SETUP: byte " + std::to_string(at) + " is not mapped");
+  __atomic_store_n(mapping.at + at, static_cast<uint8_t>(info[2].As<Napi::Number>().Uint32Value()), __ATOMIC_RELEASE);
+}
+
+void UnmapShared(const Napi::CallbackInfo& info) { MappingOf(info[0]).Unmap(); }
 
 Napi::Value HoldByteOf(const Napi::CallbackInfo& info) {
   const int fd = info[0].As<Napi::Number>().Int32Value();
@@ -352,6 +370,8 @@ void RegisterIo(Napi::Env env, Napi::Object exports) {
   exports["unlock"] = Napi::Function::New(env, Unlock);
   exports["fileIdentity"] = Napi::Function::New(env, FileIdentity);
   exports["mapShared"] = Napi::Function::New(env, MapShared);
+  exports["putShared"] = Napi::Function::New(env, PutShared);
+  exports["unmapShared"] = Napi::Function::New(env, UnmapShared);
   exports["holdByte"] = Napi::Function::New(env, HoldByteOf);
   exports["isByteHeld"] = Napi::Function::New(env, ByteIsHeld);
   exports["peerCredentials"] = Napi::Function::New(env, PeerCredentials);

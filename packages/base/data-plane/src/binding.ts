@@ -10,6 +10,8 @@
 export type ArenaHandle = { readonly __arena: never };
 /** An I/O queue with its ring or threads. Opaque. */
 export type IoHandle = { readonly __io: never };
+/** The first bytes of a file, as memory. Opaque. */
+export type MappingHandle = { readonly __mapping: never };
 /** A thread for calls to one file system. Opaque. */
 export type FilesHandle = { readonly __files: never };
 /** Connections to Redis servers for values, and their thread. Opaque. */
@@ -180,8 +182,11 @@ export interface NativeBinding {
   unlock(lock: number): void;
   /** Which file lies at `path`; null: none does. Throws IO. */
   fileIdentity(path: string): { readonly device: bigint; readonly inode: bigint } | null;
-  /** The first bytes of an open file, until they are collected. They have to be there: the file must not become shorter. Throws IO. */
-  mapShared(fd: number, bytes: number): ArrayBuffer;
+  /** The first bytes of an open file as memory. They have to be there: the file must not become shorter. Throws IO. */
+  mapShared(fd: number, bytes: number): MappingHandle;
+  /** One byte of it, which other processes see at once. Throws SETUP: it is not mapped. */
+  putShared(mapping: MappingHandle, at: number, byte: number): void;
+  unmapShared(mapping: MappingHandle): void;
   /**
    * A shared lock of the open file description on one byte of a file, until `fd` and its copies are closed; false: it cannot be had. And
    * whether somebody holds one by another description: true also when that cannot be asked.

@@ -90,7 +90,7 @@ const arenaBytesPerBucket = 4096;
 const heldBuckets = { least: 1 << 16, most: 1 << 24 };
 
 /** All of it is written now, so that there is room for it later. Where there is none, and on hugetlbfs, whose files cannot be written: null. */
-function makeHeldTable(fd: number, arenaBytes: number): HeldTable | null {
+function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): void }) | null {
   const { least, most } = heldBuckets;
   const buckets = 2 ** Math.ceil(Math.log2(Math.min(most, Math.max(least, arenaBytes / arenaBytesPerBucket))));
   try {
@@ -101,12 +101,11 @@ function makeHeldTable(fd: number, arenaBytes: number): HeldTable | null {
     return null;
   }
   // A tier that lists a million blocks would write as often: as memory it costs next to nothing.
-  const table = new Uint8Array(native.mapShared(fd, heldTableHeaderBytes + buckets), heldTableHeaderBytes);
+  const mapping = native.mapShared(fd, heldTableHeaderBytes + buckets);
   return {
     buckets,
-    write: (bucket, flags) => {
-      table[bucket] = flags;
-    },
+    write: (bucket, flags) => native.putShared(mapping, heldTableHeaderBytes + bucket, flags),
+    close: () => native.unmapShared(mapping),
   };
 }
 
@@ -152,6 +151,7 @@ export function createArenaFile(
       }
     }
     const close = (): void => {
+      held?.close();
       closeSync(lock);
       native.arenaClose(handle);
       rmSync(lockFileOf(file), { force: true });
