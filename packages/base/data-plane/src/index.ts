@@ -10,6 +10,7 @@ export type {
   IoHandle,
   KvEventBurst,
   KvEventsHandle,
+  MappingHandle,
   NativeBinding,
   PeerHandle,
   ValuesHandle,

@@ -20,7 +20,7 @@ import {
 import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import path from 'node:path';
-import { type ArenaHandle, native } from '@kvtier/data-plane';
+import { type ArenaHandle, type MappingHandle, native } from '@kvtier/data-plane';
 import { heldTableHeader, heldTableHeaderBytes } from '@kvtier/data-plane/held-table';
 import { arenaPrefix, lockFileOf, removeStaleArenas } from '@kvtier/data-plane/places';
 import { KvError } from '@kvtier/errors';
@@ -93,15 +93,16 @@ const heldBuckets = { least: 1 << 16, most: 1 << 24 };
 function makeHeldTable(fd: number, arenaBytes: number): (HeldTable & { close(): void }) | null {
   const { least, most } = heldBuckets;
   const buckets = 2 ** Math.ceil(Math.log2(Math.min(most, Math.max(least, arenaBytes / arenaBytesPerBucket))));
+  let mapping: MappingHandle;
   try {
     const table = Buffer.concat([heldTableHeader(buckets), Buffer.alloc(buckets)]);
     for (let at = 0; at < table.length; ) at += writeSync(fd, table, at, table.length - at, at);
+    // A tier that lists a million blocks would write as often: as memory it costs next to nothing.
+    mapping = native.mapShared(fd, table.length);
   } catch {
     ftruncateSync(fd, 0);
     return null;
   }
-  // A tier that lists a million blocks would write as often: as memory it costs next to nothing.
-  const mapping = native.mapShared(fd, heldTableHeaderBytes + buckets);
   return {
     buckets,
     write: (bucket, flags) => native.putShared(mapping, heldTableHeaderBytes + bucket, flags),
