@@ -70,10 +70,14 @@ class Oracle {
     this.#cachedThisStep.clear();
   }
 
-  /** Blocks of states and their hashes, as words. */
-  hashes(): Set<string> {
-    const { hashed } = this.#kv.snapshot();
-    return new Set(hashed.filter(({ group }) => group === 1).map(({ block, hash }) => `${block} ${hash}`));
+  /**
+   * Blocks of states that are held or hit and their hashes, as words. A free block that is found again does not count: it may be
+   * taken anew, and be registered under its old hash once more.
+   */
+  hashes(hit: readonly number[] = []): Set<string> {
+    const { hashed, refs } = this.#kv.snapshot();
+    const stay = hashed.filter(({ group, block }) => group === 1 && (refs.has(block) || hit.includes(block)));
+    return new Set(stay.map(({ block, hash }) => `${block} ${hash}`));
   }
 
   #tables(id: string): readonly (readonly number[])[] {
@@ -167,7 +171,7 @@ describe.each<[string, Setting]>([
       kv.removeSkippedBlocks(request, request.computedTokens);
       const { asked, taken } = oracle.demand(request, hit?.blocks ?? [[], []], end);
       const free = kv.freeBlockCount;
-      const before = oracle.hashes();
+      const before = oracle.hashes(hit?.blocks[1]);
       const computed = request.computedTokens;
       if (isNew) request.computedTokens = 0;
       const added = kv.allocateSlots(request, end - computed, hit ? { computed: hit } : {});
