@@ -25,6 +25,7 @@ from typing import Any
 
 from .copies import ArenaRef
 from .errors import KvError
+from .held import HeldTable
 from .hold import hold, own_byte
 from .link import MAX_OUTSTANDING, Exchange, Link, connect, group_id, wake
 from .protocol import MAX_HASHES, PROTOCOL
@@ -56,6 +57,8 @@ class Attachment:
         self.arena = arena
         #: The node's KV events carry token ids: a reserve is to say them.
         self.wants_token_ids = bool(attached.wants_token_ids)
+        #: What the node holds, to be read without asking; None: it is asked.
+        self.held: HeldTable | None = None
         self._link = link
         self._least = 4096 + attached.header_bytes
         self._last = attached.arena_bytes - payload_bytes
@@ -206,6 +209,12 @@ class Session:
         read = partial(Held.read, len(hashes) // self.hash_bytes, on_answer)
         return self._ask(Request("lookup", fields, deadline_s, "lookup", read))
 
+    def lacks(self, hashes: bytes, *, gaps: bool = False) -> bool:
+        """Surely a lookup of this chain would find nothing: read beside the arena, in a microsecond. False: the node is to be asked."""
+        attachment = self._present()
+        table = attachment.held
+        return table is not None and attachment.usable and table.lacks(hashes, self.hash_bytes, gaps)
+
     def load(
         self, hashes: bytes, *, deadline_s: float, await_s: float = 0.0, on_ready: Callable[[Load], None] | None = None
     ) -> Load:
@@ -329,19 +338,22 @@ class Session:
         if len(attached.session) != 16 or not 4096 <= attached.header_bytes + 4096 < attached.arena_bytes < 1 << 53:
             raise KvError("PROTOCOL", "the cache node described an arena that cannot be")
         arena = ArenaRef(attached.arena_path, attached.arena_bytes, attached.arena_id).within(self._arena_folder)
-        if attached.has_lock_file:
-            arena = self._hold(link, arena)
-        return Attachment(link, attached, link.epoch or 0, self.payload_bytes, arena)
-
-    def _hold(self, link: Link, arena: ArenaRef) -> ArenaRef:
-        """The arena with the byte that this process holds from now on, and with it every process that maps it."""
+        # The byte that this process holds from now on, and with it every process that maps the arena.
         byte = own_byte()
-        self._held_fd = hold(arena.lock_path, byte)
-        if self._held_fd is None:
-            return arena  # the node looks at the process instead
+        self._held_fd = hold(arena.lock_path, byte) if attached.has_lock_file else None
+        if self._held_fd is None:  # the node looks at the process instead
+            return Attachment(link, attached, link.epoch or 0, self.payload_bytes, arena)
+        attachment = Attachment(link, attached, link.epoch or 0, self.payload_bytes, replace(arena, lock_byte=byte))
+        table = HeldTable.open(arena.lock_path, self._held_fd, attached.held_tag) if attached.HasField("held_tag") else None
+
+        def confirmed(body: Any) -> int:
+            if body.count == 1:  # it finds our lock there: the file is the one that it writes
+                attachment.held = table
+            return done_count(body)
+
         # Nobody waits for the answer: it is told before anything that needs slots is asked for.
-        link.post(2, Request("hold", {"byte": byte}, ATTACH_DEADLINE_S, "done", done_count))
-        return replace(arena, lock_byte=byte)
+        link.post(2, Request("hold", {"byte": byte}, ATTACH_DEADLINE_S, "done", confirmed))
+        return attachment
 
     def _let_go(self, settled: bool) -> None:
         """After the last copy: the node may give away what is left of the session. Otherwise the byte is held until the process ends."""
@@ -390,6 +402,7 @@ class _NoAttachment(Attachment):
     """Whatever is sent there has failed."""
 
     def __init__(self) -> None:
+        self.held = None
         self._link = _NoLink()  # type: ignore[assignment]
         self._ids = itertools.count(2)
 

@@ -68,7 +68,7 @@ class Claims:
         known.held = None
         known.lookups = Lookups(attached, list(known.hashes), self._answer_s(known))
         known.asked += 1
-        self._add("lookups", 1)
+        self._add("unasked" if known.lookups.spared else "lookups", 1)
         return True
 
     def _answer_s(self, known: Known) -> float:
@@ -92,7 +92,8 @@ class Claims:
             return self._unanswered(known, "lookup")
         if not known.hear(self._groups):
             return self._unanswered(known, "lookup")
-        self._lookup_slow = False
+        if not lookups.spared:
+            self._lookup_slow = False
         return self._begin(known, request, local_tokens)
 
     def _wait(self, what: Lookups | Stage, patience_s: float | None = None) -> bool:

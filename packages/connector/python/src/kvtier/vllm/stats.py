@@ -10,6 +10,7 @@ PREFIX = "vllm:kvtier_"
 #: Counter -> what it counts; the name of its metric is `vllm:kvtier_` + the counter + `_total`.
 COUNTERS: dict[str, str] = {
     "lookups": "requests that the cache node was asked about",
+    "unasked": "requests that the cache node need not be asked about: its table of held blocks has nothing of them",
     "loads": "prefixes that were leased",
     "loaded_tokens": "prompt tokens that were claimed from the tier",
     "loaded_blocks": "blocks that were claimed from the tier over native offloading",
