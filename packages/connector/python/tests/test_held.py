@@ -109,8 +109,13 @@ class Tables(unittest.TestCase):
         self.assertFalse(self.session(hold=1, held_tag=None).lacks(words(1)))
         self.assertFalse(self.session(hold=1, has_lock_file=False).lacks(words(1)))
 
-    def test_a_session_that_has_ended_says_nothing(self) -> None:
+    def test_a_session_that_has_ended_says_nothing_nor_one_whose_node_is_silent(self) -> None:
         session = self.session(hold=1)
+        self.assertTrue(session.lacks(words(1)))
+        link = session.attachment._link  # type: ignore[union-attr]
+        link.suspended = True
+        self.assertFalse(session.lacks(words(1)))
+        link.suspended = False
         self.assertTrue(session.lacks(words(1)))
         session.close()
         self.assertFalse(session.lacks(words(1)))

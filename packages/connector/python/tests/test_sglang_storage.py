@@ -134,6 +134,8 @@ class Shapes(StorageCase):
         until("all are attached", lambda: engine.attached)
         keys = names(8, 10)
         self.assertEqual(engine.backup(keys), 10)
+        nothing = engine.storage.batch_exists_v2(keys, [Transfer("indexer")])
+        self.assertEqual((nothing.kv_hit_pages, nothing.extra_pool_hit_pages), (0, {"kv": 10}))
 
         def moved(call: Any, name: str, some: list[str], fill: bool) -> Any:
             pool = extra[name]

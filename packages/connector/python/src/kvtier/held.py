@@ -38,12 +38,12 @@ class HeldTable:
         try:
             magic, buckets, zero = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
             is_power = buckets > 0 and buckets & (buckets - 1) == 0
-            size = _HEADER.size + buckets
-            if magic != _MAGIC or zero != 0 or not is_power or os.fstat(fd).st_size < size:
+            if magic != _MAGIC or zero != 0 or not is_power:
                 return None
             if not os.path.sameopenfile(fd, locked_fd):
                 return None
-            return HeldTable(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ), buckets, tag)
+            # ValueError for a file that is shorter.
+            return HeldTable(mmap.mmap(fd, _HEADER.size + buckets, mmap.MAP_SHARED, mmap.PROT_READ), buckets, tag)
         except (OSError, ValueError, struct.error):
             return None
         finally:
