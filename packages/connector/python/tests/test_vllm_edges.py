@@ -122,7 +122,7 @@ class Claims(EngineCase):
             until("five blocks are held", lambda: self.held(first, next(iter(first.done.values()))) == 20)
             # From here on nothing of this rank is copied.
             half = first.workers[lacks].connector._worker
-            half._start_store = half.refuse
+            half._stores.start = half.refuse
             (wanted,) = self.serve(first, [text], outputs=1)
             attached = first.connector._scheduler._node.attached()
             more = attached.sessions[1 - lacks]

@@ -57,6 +57,8 @@ class Attachment:
         self.arena = arena
         #: The node's KV events carry token ids: a reserve is to say them.
         self.wants_token_ids = bool(attached.wants_token_ids)
+        #: It knows tickets of pins.
+        self.ends_pins = bool(attached.ends_pins)
         #: What the node holds, to be read without asking; None: it is asked.
         self.held: HeldTable | None = None
         self._link = link
@@ -243,13 +245,26 @@ class Session:
         attachment.send(reservation)
         return reservation
 
-    def pin(self, hashes: bytes, *, ttl_s: float, deadline_s: float = 1.0) -> Request[int]:
-        """Keeps blocks from eviction. The value: how many are pinned."""
+    def pin(self, hashes: bytes, *, ttl_s: float, ticket: bytes = b"", deadline_s: float = 1.0) -> Request[int]:
+        """Keeps blocks from eviction. The value: how many are pinned. ``ticket``: 16 random bytes, for somebody else to end it by."""
         fields = {"hashes": self._packed(hashes), "ttl_ms": max(1, int(ttl_s * 1000))}
+        if ticket:
+            fields["ticket"] = ticket
         return self._ask(Request("pin", fields, deadline_s, "done", done_count))
 
     def unpin(self, hashes: bytes, *, deadline_s: float = 1.0) -> Request[int]:
         return self._ask(Request("unpin", {"hashes": self._packed(hashes)}, deadline_s, "done", done_count))
+
+    def end_pin(self, ticket: bytes, block: bytes = b"", *, deadline_s: float = 1.0) -> Request[int]:
+        """Ends what another session pinned with this ticket. ``block``: the name of one of its blocks, by which another host's node is
+        found. The value: how many blocks were let go here; 0 is no error."""
+        request = Request("end_pin", {"ticket": ticket, "hash": block}, deadline_s, "done", done_count)
+        attachment = self._present()
+        if attachment.ends_pins:
+            attachment.send(request)
+        else:
+            request.on_failure(KvError("DISCONNECTED", "no cache node is attached that knows tickets"))
+        return request
 
     def prefetch(self, hashes: bytes, *, deadline_s: float = 1.0) -> Request[str]:
         """Brings what lower tiers hold into the arena behind all loads. The value: why not; "" when it was accepted."""
@@ -403,6 +418,7 @@ class _NoAttachment(Attachment):
 
     def __init__(self) -> None:
         self.held = None
+        self.ends_pins = False
         self._link = _NoLink()  # type: ignore[assignment]
         self._ids = itertools.count(2)
 

@@ -279,9 +279,9 @@ class Claims:
         self._spare_s = SPARE_PATIENCES * self._options.patience_us / 1e6
         return planned
 
-    def through(self, told: KvtierWorkerMetadata) -> list[str]:
-        """What workers said of their copies; the requests of which bytes were bad."""
-        failed = []
+    def through(self, told: KvtierWorkerMetadata) -> list[tuple[str, bool]]:
+        """What workers said of their copies; the requests that all ranks are through with, and whether bytes of them were bad."""
+        ended = []
         for number, ranks in told.loaded.items():
             loading = self._loading.get(number)
             if loading is None:
@@ -295,8 +295,8 @@ class Claims:
                 self._released += 1
                 if loading.bad:
                     self._add("corrupt_blocks", sum(len(indexes) for indexes in loading.bad.values()))
-                    failed.append(loading.request)
-        return failed
+                ended.append((loading.request, bool(loading.bad)))
+        return ended
 
     def expire(self, requests: Iterable[Known], now: float) -> None:
         """Leases of requests that the engine does not come to."""

@@ -59,6 +59,7 @@ class _Pin:
     #: By group.
     chains: dict[int, bytes]
     ttl_s: float
+    ticket: bytes
     until: float
     asked: list[Any] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -164,11 +165,12 @@ class Node:
             session.close(0.0)
         self._poked.set()
 
-    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float) -> bool:
-        """Blocks that were promised stay until another pod has loaded them; they are pinned as soon as they are committed."""
+    def pin(self, attached: Attached, chains: dict[int, bytes], ttl_s: float, ticket: bytes = b"") -> bool:
+        """Blocks that were promised stay until another pod has loaded them, and shows the ticket; they are pinned as soon as they are
+        committed."""
         if len(self._pins) >= MAX_PINS:
             return False
-        self._pins.append(_Pin(attached, chains, ttl_s, time.monotonic() + _PIN_LIMIT_S))
+        self._pins.append(_Pin(attached, chains, ttl_s, ticket, time.monotonic() + _PIN_LIMIT_S))
         self._poked.set()
         return True
 
@@ -286,7 +288,7 @@ class Node:
             for share, session in zip(pin.attached.shares, pin.attached.sessions):
                 chain = pin.chains.get(share.group.index, b"")
                 if chain:
-                    pin.asked.append(session.pin(chain, ttl_s=pin.ttl_s))
+                    pin.asked.append(session.pin(chain, ttl_s=pin.ttl_s, ticket=pin.ticket))
                     pin.counts.append(len(chain) // session.hash_bytes)
 
     def _complain(self, what: str) -> None:

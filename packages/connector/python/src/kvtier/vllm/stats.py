@@ -16,6 +16,7 @@ COUNTERS: dict[str, str] = {
     "loaded_blocks": "blocks that were claimed from the tier over native offloading",
     "loaded_bytes": "bytes that were copied from the arena",
     "promises": "requests that waited for what another pod computed",
+    "pins_ended": "requests whose blocks another pod pinned for them, and need not keep any more",
     "hints_done": "actions of KV hints that were done as they say",
     "hints_clipped": "actions of KV hints that keep blocks more shortly than they say",
     "hints_ignored": "actions of KV hints that are not known here, not sound, or of requests with nothing to keep",

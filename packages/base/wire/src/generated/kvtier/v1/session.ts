@@ -118,7 +118,11 @@ export interface Attached {
    * The lock file says which blocks are held, so that nobody asks in vain (docs/formats.md, "Table of held blocks"): under the first
    * 4 bytes of a hash, little-endian, xor this.
    */
-  heldTag?: number | undefined;
+  heldTag?:
+    | number
+    | undefined;
+  /** EndPin is understood */
+  endsPins?: boolean | undefined;
 }
 
 /**
@@ -856,6 +860,7 @@ function createBaseAttached(): Attached {
     wantsTokenIds: undefined,
     hasLockFile: undefined,
     heldTag: undefined,
+    endsPins: undefined,
   };
 }
 
@@ -890,6 +895,9 @@ export const Attached: MessageFns<Attached> = {
     }
     if (message.heldTag !== undefined) {
       writer.uint32(69).fixed32(message.heldTag);
+    }
+    if (message.endsPins !== undefined) {
+      writer.uint32(72).bool(message.endsPins);
     }
     return writer;
   },
@@ -969,6 +977,14 @@ export const Attached: MessageFns<Attached> = {
             }
 
             message.heldTag = reader.fixed32();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.endsPins = reader.bool();
             continue;
           }
         }
