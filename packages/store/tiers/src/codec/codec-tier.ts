@@ -121,6 +121,10 @@ export class CodecTier implements Tier {
     await reading.finally(() => settled(decoding));
   }
 
+  endPin(namespace: Namespace, ticket: Buffer, hash: HashKey): void {
+    this.#options.inner.endPin?.(namespace, ticket, hash);
+  }
+
   remove(namespace: Namespace, hashes: readonly HashKey[], reason: 'corrupt' | 'evicted' | 'asked'): number {
     return this.#options.inner.remove(namespace, hashes, reason);
   }
