@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import unittest
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -38,6 +39,22 @@ class Offloading(EngineCase):
         texts = [[n * 100 + i for i in range(49)] for n in range(4)]
         self.both(offloading(GroupShape("window", window=9), blocks=160), 0.9, texts)
         self.both(offloading(GroupShape(), GroupShape("window", window=9), GroupShape("window", window=14), blocks=200), 0.9, texts)
+
+    def test_what_was_pinned_for_it_is_let_go(self) -> None:
+        """When it has loaded it, and when its request goes without."""
+        text = prompts(1, 41)[0]
+        for loads in (True, False):
+            shape = self.own(Shape(options={"pin_ms": 600_000}))
+            first, params = self.prefill(self.shared(), shape, text)
+            first.run()
+            until("it is pinned", lambda first=first: not first.connector._scheduler._node._pins)
+            options = {**shape.options, "load": loads}
+            second = self.play(self.shared(), replace(shape, connector=KvtierOffloadingConnector, options=options))
+            second.add("decode", text, 4, kv_transfer_params=params)
+            second.run()
+            self.check(second)
+            ended = second.connector._scheduler.counters.get("pins_ended", 0)
+            self.assertEqual((ended, second.external_tokens > 0), (1, loads), self.told(second))
 
     def test_what_a_window_has_left_is_given_away_at_once(self) -> None:
         """In the step after it was stored, the blocks that the window has left are another request's: the whole prompt is stored all the same."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import unittest
 from typing import Any
+from unittest import mock
 
 from rig import until
 
 from engine_case import EngineCase, prompts
 from engine_parts import GroupShape, Shape
 from engine_play import Engine
+from kvtier.session import Session
 from kvtier.vllm import promises
 from kvtier.vllm.staging import chains_of
 
@@ -56,7 +58,12 @@ class Pinned(EngineCase):
             (wanted,) = self.serve(self.alone(shape), [TEXT], outputs=40)
             first, params = self.prefilled(shape)
             second = self.decode(shape, params, outputs=40)
-            until("its pins are ended", lambda: (second.step(), self.ended(second))[1])
+            shown, show = [], Session.end_pin
+            spy = lambda session, ticket, block: (shown.append((ticket.hex(), block)), show(session, ticket, block))[1]  # noqa: E731
+            with mock.patch.object(Session, "end_pin", spy):
+                until("its pins are ended", lambda: (second.step(), self.ended(second))[1])
+            sessions = second.connector._scheduler._node.attached().sessions
+            self.assertEqual(shown, [(params["kvtier"]["ticket"], first.done["prefill"].block_hashes[9])] * len(sessions))
             self.assertNotIn("decode", second.done)
             self.heard(second)
             self.assertEqual(self.pinned(first), 0)
