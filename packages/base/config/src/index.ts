@@ -149,6 +149,8 @@ export const engineWorkerSchema = z.strictObject({
   /** Its place in the list of members in Redis; null: it is not announced. */
   membership: workerMembershipSchema,
   logLevel,
+  /** A log line (info) for each request. */
+  logRequests: z.boolean().default(false),
 });
 export type EngineWorkerConfig = z.infer<typeof engineWorkerSchema>;
 /** As it is written: what has a default may be left out. */

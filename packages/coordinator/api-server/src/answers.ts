@@ -63,6 +63,8 @@ export interface Totals {
 
 export interface Plan {
   readonly requestId: string;
+  /** W3C's, of the client. */
+  readonly traceparent: string | undefined;
   readonly model: Model;
   readonly prompts: readonly TokenIds[];
   /** Of each prompt. */
@@ -334,6 +336,7 @@ function engineRequest(plan: Plan, prompt: TokenIds, index: number, answer: numb
     cacheSalt: sampling.cacheSalt,
     kvCacheReportMode: sampling.kvCacheReportMode,
     loraName: '',
+    traceparent: plan.traceparent,
   };
 }
 

@@ -11,7 +11,7 @@
 import { randomUUID } from 'node:crypto';
 import { Outdated, sessionIn, type Targets, targetsIn } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, traceparentOf } from '@kvtier/telemetry';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { runAnswers, type Totals, type Workplace } from './answers.ts';
 import { type Body, bodyOf } from './bodies.ts';
@@ -48,6 +48,8 @@ interface AskedFor {
   readonly targets: Targets;
   /** Empty: they name none, as its body may. */
   readonly session: string;
+  /** W3C's; undefined: they bear none. */
+  readonly traceparent: string | undefined;
   readonly trace: RequestTrace;
 }
 
@@ -117,9 +119,11 @@ export class Generation {
     try {
       const targets = targetsIn(request.headers, this.#options.ttftMs);
       const session = sessionIn(request.headers);
+      const traceparent = traceparentOf(request.headers.traceparent);
+      const asked: AskedFor = { arrivedMs, targets, session, traceparent, trace };
       for (let leftReads = maxReads; ; leftReads--) {
         try {
-          return await this.#once(endpoint, request, reply, { arrivedMs, targets, session, trace }, abort.signal);
+          return await this.#once(endpoint, request, reply, asked, abort.signal);
         } catch (error) {
           // Its tokens are no words of the workers that are there now.
           if (!(error instanceof Outdated) || leftReads <= 1 || !bodyOf(request).isKept) throw error;
@@ -166,14 +170,17 @@ export class Generation {
     endpoint: Endpoint,
     requestId: string,
     { readFor: model, params: read, prompts, keys, echoes }: Exclude<Read, PassedOn>,
-    { targets, session, trace }: AskedFor,
+    { targets, session, traceparent, trace }: AskedFor,
     rest: Pick<Job, 'placed' | 'arrivedMs' | 'body' | 'signal'>,
   ): Job {
     const params = session === '' ? read : { ...read, session };
     const defaultMaxTokens = endpoint === 'chat' ? Number.POSITIVE_INFINITY : completionMaxTokens;
     return {
       endpoint,
-      plan: { requestId, model, prompts, keys, params, defaultMaxTokens, arrivedMs: rest.arrivedMs, targets },
+      plan: {
+        ...{ requestId, traceparent, model, prompts, keys, params, defaultMaxTokens },
+        ...{ arrivedMs: rest.arrivedMs, targets },
+      },
       head: {
         id: `${endpoint === 'chat' ? 'chatcmpl' : 'cmpl'}-${requestId}`,
         created: Math.floor(Date.now() / 1000),

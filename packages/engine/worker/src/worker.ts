@@ -121,11 +121,12 @@ export async function startWorker(
     ...{ hasher, vocabSize, maxTokens: engine.maxTotalTokens },
   });
   const shared = new SharedCalls();
-  const server = await startGrpcServer(
-    config.listen,
-    (grpc) => grpc.addService(EngineService, engineService({ engine, describe, metrics, watches, prefetches, shared })),
-    { tls: config.tls === null ? undefined : readWorkerTls(config.tls), channel: liveness },
-  );
+  const requestLogger = config.logRequests ? logger : undefined;
+  const service = engineService({ engine, describe, metrics, watches, prefetches, shared, requestLogger });
+  const server = await startGrpcServer(config.listen, (grpc) => grpc.addService(EngineService, service), {
+    tls: config.tls === null ? undefined : readWorkerTls(config.tls),
+    channel: liveness,
+  });
   logger.info({ ...executor.describe?.() }, 'the model is loaded');
   logger.info({ model: config.servedName, blocks: executor.blockCount, address: server.address }, 'engine serves');
   const source = events && {
