@@ -53,9 +53,7 @@ export { type PlannerConfig, plannerSchema, type ScalerConfig } from './planner.
 export { type PodHandOffConfig, podHandOffSchema } from './pod-handoff.ts';
 export { type MemberServers, memberServersSchema } from './redis.ts';
 export {
-  readWorkerAccess,
-  readWorkerTls,
-  type WorkerAccess,
+  WorkerAccess,
   type WorkerAccessConfig,
   type WorkerTlsConfig,
   workerAccessSchema,
