@@ -261,7 +261,7 @@ class Cluster implements Listener {
       waiting: worker.waiting,
       running: worker.running,
       tokensAhead: worker.tokensAhead,
-      ...worker.promptStep(nowS),
+      ...worker.step(nowS),
       usedBlocks: worker.usedBlocks,
       totalBlocks: worker.totalBlocks,
       waitingBlocks: worker.waitingBlocks,

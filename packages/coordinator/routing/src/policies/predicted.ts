@@ -74,13 +74,15 @@ export function costOf(
 
 /** Seconds until the step that runs ends. */
 function restOfStepS(worker: WorkerState): number {
-  const { stepS, stepTokens = 0, stepForS = 0 } = worker;
+  const { stepS, stepTokens = 0, stepForS } = worker;
   const requests = worker.waiting + worker.running;
   if (requests === 0) return 0;
   const besideS = requests * worker.stepPerRequestS;
-  // Of one that only gives tokens nobody tells when it began: half of it, on average.
-  if (stepTokens === 0) return (stepS + besideS) / 2;
-  return Math.max(Math.max(stepS, stepTokens / worker.prefillTokensPerS) + besideS - stepForS, 0);
+  if (stepTokens > 0)
+    return Math.max(Math.max(stepS, stepTokens / worker.prefillTokensPerS) + besideS - (stepForS ?? 0), 0);
+  const tokenS = stepS + worker.running * worker.stepPerRequestS;
+  // Nobody told when it began: half of it, on average.
+  return stepForS === undefined ? tokenS / 2 : tokenS - (stepForS % tokenS);
 }
 
 /** Seconds of work that the worker has. */
