@@ -231,6 +231,10 @@ describe('policies', () => {
     expect(choose('predicted', [at(9), at(12 + 10)])).toBe(1);
     expect(choose('predicted', [at(), at(5)])).toBe(0);
     expect(choose('predicted', [at(), at(7)])).toBe(1);
+    // One that has not measured how long its steps are is weighed by what it has to do.
+    const unmeasured = (tokensAhead: number): WorkerState =>
+      worker({ running: 2, stepForS: 0.003, stepS: 0, stepPerRequestS: 0, tokensAhead });
+    expect(choose('predicted', [unmeasured(500), unmeasured(0)])).toBe(1);
   });
 
   it('gives a new worker work, and has it brought what others hold', () => {
