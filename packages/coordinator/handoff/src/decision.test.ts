@@ -21,6 +21,7 @@ const side = (number: number, part: Partial<Side> & { held?: number } = {}): Sid
       awaiting: 0,
       stepTokens: 500,
       prefillStepS: 0,
+      pacingTrust: 0.9,
       waiting: 0,
       running: 0,
       tokensAhead: 0,
@@ -61,6 +62,7 @@ const sideFigures = fc.record({
   awaiting: fc.integer({ min: 0, max: 20 }),
   stepTokens: fc.constantFrom(16, 512, 2_048),
   prefillStepS: fc.constantFrom(0, 0.001, 0.01),
+  pacingTrust: fc.constantFrom(0.5, 0.9),
   waiting: fc.integer({ min: 0, max: 20 }),
   running: fc.integer({ min: 0, max: 50 }),
   tokensAhead: fc.integer({ min: 0, max: 50_000 }),
@@ -160,6 +162,7 @@ describe('whatever the figures', () => {
   const busier: Record<string, (one: Side) => Partial<Side>> = {
     'tokens ahead': ({ tokensAhead }) => ({ tokensAhead: tokensAhead + 1_000 }),
     'a slower rate': ({ prefillTokensPerS }) => ({ prefillTokensPerS: prefillTokensPerS * 0.7 }),
+    'less trust in its pace': ({ pacingTrust }) => ({ pacingTrust: pacingTrust / 2 }),
     'loads ahead': ({ loadAheadS }) => ({ loadAheadS: loadAheadS + 0.5 }),
     'less held': ({ match: { blocks } }) => ({ match: matchOf(Math.max(blocks - 10, 0)) }),
   };
@@ -220,6 +223,17 @@ describe('by hand', () => {
     expect({ reason, blocks: split!.blocks }).toEqual({ reason: 'sooner', blocks: 100 });
     expect(split!.arrivedS).toBeCloseTo(1.6 + 0.031, 6);
     expect(split!.ttftS).toBeCloseTo(1.631 + 0.001 + 0.01 + 0.004, 6);
+  });
+
+  it('a decode worker that trusts its rates less computes a prompt by shorter steps', () => {
+    const alone = (pacingTrust: number, role: Side['role'] = 'decode') =>
+      decide(question({ mode: 'never', itlS: 0.113, decode: running(3, { role, pacingTrust }) })).alone;
+    // 100 ms are left beside its streams: a step of 90 tokens, or of 50.
+    expect(alone(0.9).plainS).toBeCloseTo(0.013 / 2 + 1.601 * (1 + 13 / 90) + 0.013, 6);
+    expect(alone(0.5).plainS).toBeCloseTo(0.013 / 2 + 1.601 * (1 + 13 / 50) + 0.013, 6);
+    expect([alone(0.9).itlS, alone(0.5).itlS]).toEqual([expect.closeTo(0.103, 9), expect.closeTo(0.063, 9)]);
+    // One that is not told a target takes whole steps, whatever it trusts.
+    expect(alone(0.5, 'both')).toEqual(alone(0.9, 'both'));
   });
 
   it('prefill gives the first token where it computes all blocks and the next token follows in time, else decode', () => {
