@@ -348,6 +348,22 @@ describe('by hand', () => {
     expect([later(0.13), later(2)]).toEqual(['alone', 'spares-streams']);
   });
 
+  it('a first token is worth the more the longer it has been waited for: streams that are in time are spared at no price', () => {
+    const figures = { prefillTokensPerS: 3_300, stepS: 0.0035, stepPerRequestS: 0.0008 };
+    const decode = running(8, { ...figures, role: 'decode' });
+    const of = (tokensAhead: number) =>
+      decide(question({ decode, others: [side(1, { ...figures, role: 'prefill', tokensAhead })], itlS: 0.072 }));
+    expect(of(1_000)).toMatchObject({ reason: 'spares-streams' });
+    // It would come 0.37 s later, in the middle of its target.
+    const { reason, alone } = of(1_400);
+    expect([reason, alone.misses]).toEqual(['alone', 0]);
+    // What counts of its target is all that it waits, and no more than the target.
+    const costS = (waitedS: number) => decide(question({ waitedS, ttftS: 2 })).alone.costS;
+    const firstS = 1.601 + 0.01;
+    expect(costS(0)).toBeCloseTo((firstS * firstS * 3) / 4 + firstS * 0.1, 9);
+    expect(costS(2)).toBeCloseTo(firstS * 3.1, 9);
+  });
+
   it('what it costs never falls while a first token comes later, however long the request has waited', () => {
     const seconds = fc.double({ min: 0, max: 20, noNaN: true });
     fc.assert(
