@@ -91,11 +91,14 @@ it('what makes predictions wrong is known once it has befallen ten, and is as so
   for (let i = 0; i < 100; i++) latest.came(1.5, 1.4, 0);
   expect(lateS()).toBe(0); // sooner is nothing to be refused for
   for (let i = 0; i < 3; i++) latest.came(1.5, 100, 0);
-  expect(lateS()).toBe(0.5); // three of 32 are more than one in ten
+  expect(lateS()).toBe(1.5); // three of 32 are more than one in ten; as long again at most
   for (let i = 0; i < 30; i++) latest.came(1.5, 1.75, 0);
   expect(lateS()).toBe(0.25);
   for (let i = 0; i < 30; i++) latest.came(1.5, 1.5, 0);
   expect(lateS()).toBe(0);
+  // A queue of eight seconds is later by more than what comes at once: by 1.2 s, at rates that are wrong by an eighth.
+  for (let i = 0; i < 10; i++) latest.came(8, 9.2, 0);
+  expect(latest.s(8, 0, 1_000)).toBeCloseTo(1.2, 9);
   // While few have come, the last of them counts: one alone says what it saw.
   const few = new Latest(0.5);
   few.came(1.5, 1.6, 0);
