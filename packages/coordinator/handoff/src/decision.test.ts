@@ -1,105 +1,9 @@
 /** The decision against what must hold of it, whatever the figures; and by hand for the few that a person can compute. */
-
-import { maxMedia } from '@kvtier/kv-index';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { type Decision, decide, handOffReasons, lineOf } from './decision.ts';
 import type { Question, Side } from './question.ts';
-
-const matchOf = (blocks: number) => {
-  const byMedium = new Int32Array(maxMedia);
-  byMedium[0] = blocks;
-  return { blocks, byMedium };
-};
-
-const side = (number: number, part: Partial<Side> & { held?: number } = {}): Side => {
-  const { held = 0, ...more } = part;
-  return {
-    ...{ number, name: `w${number}`, role: 'both', isReady: true, revision: '', identity: 'same', node: `n${number}` },
-    ...{
-      legs: 0,
-      awaiting: 0,
-      stepTokens: 500,
-      prefillStepS: 0,
-      pacingTrust: 0.9,
-      waiting: 0,
-      running: 0,
-      tokensAhead: 0,
-      usedBlocks: 0,
-      totalBlocks: 100_000,
-      waitingBlocks: 0,
-    },
-    ...{ freedBlocksPerS: 0, maxRunning: undefined, loadAheadS: 0, prefillTokensPerS: 1_000, stepS: 0.01 },
-    ...{
-      stepPerRequestS: 0.001,
-      loadBlocksPerS: [0, 0, 0, 1_000],
-      match: matchOf(held),
-      remoteBlocks: 0,
-      remoteMedium: 0,
-    },
-    ...more,
-  };
-};
-
-const lateBy = (alone: number, split: number) => ({ aloneS: () => alone, splitS: () => split });
-
-const question = (part: Partial<Question> = {}): Question => ({
-  ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },
-  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0 },
-  ...{ legsPerWorker: 8, legsLeft: 100, late: lateBy(0, 0.004) },
-  ...part,
-});
-
-const rate = fc.double({ min: 50, max: 100_000, noNaN: true });
-const sideFigures = fc.record({
-  held: fc.integer({ min: 0, max: 80 }),
-  role: fc.constantFrom('prefill' as const, 'decode' as const, 'both' as const),
-  isReady: fc.boolean(),
-  revision: fc.constantFrom('', 'v2'),
-  identity: fc.constantFrom('same', 'same', 'other'),
-  node: fc.constantFrom('a', 'b', null),
-  legs: fc.integer({ min: 0, max: 9 }),
-  awaiting: fc.integer({ min: 0, max: 20 }),
-  stepTokens: fc.constantFrom(16, 512, 2_048),
-  prefillStepS: fc.constantFrom(0, 0.001, 0.01),
-  pacingTrust: fc.constantFrom(0.5, 0.9),
-  waiting: fc.integer({ min: 0, max: 20 }),
-  running: fc.integer({ min: 0, max: 50 }),
-  tokensAhead: fc.integer({ min: 0, max: 50_000 }),
-  usedBlocks: fc.integer({ min: 0, max: 1_000 }),
-  totalBlocks: fc.integer({ min: 0, max: 1_000 }),
-  waitingBlocks: fc.integer({ min: 0, max: 1_000 }),
-  freedBlocksPerS: fc.integer({ min: 0, max: 100 }),
-  maxRunning: fc.option(fc.integer({ min: 1, max: 64 }), { nil: undefined }),
-  loadAheadS: fc.double({ min: 0, max: 3, noNaN: true }),
-  prefillTokensPerS: rate,
-  stepS: fc.double({ min: 0, max: 0.1, noNaN: true }),
-  stepPerRequestS: fc.double({ min: 0, max: 0.01, noNaN: true }),
-  loadBlocksPerS: fc.array(fc.integer({ min: 0, max: 5_000 }), { minLength: 6, maxLength: 6 }),
-  remoteBlocks: fc.integer({ min: 0, max: 50 }),
-  remoteMedium: fc.integer({ min: 1, max: 5 }),
-});
-const questions = fc
-  .record({
-    mode: fc.constantFrom('predicted' as const, 'always' as const, 'never' as const),
-    tokens: fc.integer({ min: 1, max: 1_500 }),
-    maxTokens: fc.integer({ min: 1, max: 500 }),
-    decode: sideFigures,
-    others: fc.array(sideFigures, { maxLength: 5 }),
-    waitedS: fc.double({ min: 0, max: 3, noNaN: true }),
-    ttftS: fc.double({ min: 0.01, max: 10, noNaN: true }),
-    itlS: fc.double({ min: 0.001, max: 1, noNaN: true }),
-    linkBlocksPerS: fc.integer({ min: 0, max: 10_000 }),
-    pendingBlocks: fc.integer({ min: 0, max: 10_000 }),
-    legsLeft: fc.integer({ min: 0, max: 3 }),
-  })
-  .map(({ decode, others, ...more }) =>
-    question({
-      ...more,
-      decode: side(0, { ...decode, isReady: true }),
-      others: others.map((one, i) => side(i + 1, one)),
-    }),
-  );
+import { lateBy, matchOf, question, questions, side, sideFigures } from './testing/questions.ts';
 
 const worse = (a: Decision, b: Decision): boolean =>
   a.expected.misses > b.expected.misses ||
@@ -336,32 +240,6 @@ describe('by hand', () => {
       'alone',
       'alone',
     ]);
-  });
-
-  it('a first token is worth less the sooner it would come anyway: a short prompt spares streams that are in time', () => {
-    const decode = running(3, { role: 'decode' });
-    const reason = (ttftS: number) => decide(question({ tokens: 65, decode, ttftS, itlS: 0.2 })).reason;
-    // Alone 6.5 + 71.5 + 13 ms; split 64 + 4 + 14 + 4 ms, so that harm and the first token are of one kind.
-    expect([reason(0.1), reason(2)]).toEqual(['sooner', 'sooner']);
-    const others = [side(1, { tokensAhead: 30 })];
-    const later = (ttftS: number) => decide(question({ tokens: 65, decode, others, ttftS, itlS: 0.2 })).reason;
-    expect([later(0.13), later(2)]).toEqual(['alone', 'spares-streams']);
-  });
-
-  it('a first token is worth the more the longer it has been waited for: streams that are in time are spared at no price', () => {
-    const figures = { prefillTokensPerS: 3_300, stepS: 0.0035, stepPerRequestS: 0.0008 };
-    const decode = running(8, { ...figures, role: 'decode' });
-    const of = (tokensAhead: number) =>
-      decide(question({ decode, others: [side(1, { ...figures, role: 'prefill', tokensAhead })], itlS: 0.072 }));
-    expect(of(1_000)).toMatchObject({ reason: 'spares-streams' });
-    // It would come 0.37 s later, in the middle of its target.
-    const { reason, alone } = of(1_400);
-    expect([reason, alone.misses]).toEqual(['alone', 0]);
-    // What counts of its target is all that it waits, and no more than the target.
-    const costS = (waitedS: number) => decide(question({ waitedS, ttftS: 2 })).alone.costS;
-    const firstS = 1.601 + 0.01;
-    expect(costS(0)).toBeCloseTo((firstS * firstS * 3) / 4 + firstS * 0.1, 9);
-    expect(costS(2)).toBeCloseTo(firstS * 3.1, 9);
   });
 
   it('what it costs never falls while a first token comes later, however long the request has waited', () => {
