@@ -165,6 +165,7 @@ export class KvtierLink implements Link {
       loadAheadS: (told?.loadAheadS ?? 0) + loadAheadS,
       prefillTokensPerS,
       prefillStepS: rates?.prefillStepS ?? 0,
+      pacingTrust: rates?.pacingTrust ?? 0,
       stepS: rates?.stepS ?? 0,
       stepPerRequestS: rates?.stepPerRequestS ?? 0,
       loadBlocksPerS: expectedLoads(this.#measuredLoads, host.usualLoadBlocksPerS(), computedBlocksPerS),

@@ -61,6 +61,8 @@ export interface WorkerLoad {
   readonly prefillTokensPerS: number;
   /** Of a step that computes prompts alone, besides its tokens; undefined or 0: not known. */
   readonly prefillStepS?: number;
+  /** Of what decoding leaves of a target between tokens, the share that prompts get there; undefined or 0: it does not say. */
+  readonly pacingTrust?: number;
   readonly stepS: number;
   readonly stepPerRequestS: number;
   /** By the KV index's media. */
