@@ -122,9 +122,13 @@ export class PeerServer {
       void this.#welcome(socket).catch((error: unknown) => this.#refused(socket, error));
     };
     if (security.encryption === 'tls') {
-      const { cert, key, ca } = security;
-      const tls = { cert, key, ca, requestCert: true, rejectUnauthorized: true, minVersion: 'TLSv1.3' as const };
-      const server = createTlsServer({ ...tls, handshakeTimeout: 5000 }, onSocket);
+      const files = () => {
+        const { cert, key, ca } = security;
+        return { cert, key, ca, minVersion: 'TLSv1.3' as const };
+      };
+      const asked = { requestCert: true, rejectUnauthorized: true, handshakeTimeout: 5000 };
+      const server = createTlsServer({ ...files(), ...asked }, onSocket);
+      security.onRenewed?.(() => server.setSecureContext(files()));
       server.on('tlsClientError', (error, socket) => {
         this.#refused(socket, error);
         socket.destroy();

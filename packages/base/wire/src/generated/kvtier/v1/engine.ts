@@ -127,7 +127,11 @@ export interface GenerateRequest {
    * The most that should be between two tokens of its answer: while it runs, prompts get as much of a step as that allows, and at
    * least a quarter of it; absent or 0: nothing is asked for.
    */
-  betweenMs?: number | undefined;
+  betweenMs?:
+    | number
+    | undefined;
+  /** W3C trace context of the client's request, as its header says it: for log lines. What is none is left out, and the request served. */
+  traceparent?: string | undefined;
 }
 
 /** max_tokens may be 0. DISCONNECTED: the worker has no cache node to give the blocks to. */
@@ -340,7 +344,14 @@ export interface EngineRates {
   /** by tier */
   loadBlocksPerS: { [key: string]: number };
   /** a step that computes prompts alone takes so long besides its tokens */
-  prefillStepS?: number | undefined;
+  prefillStepS?:
+    | number
+    | undefined;
+  /**
+   * Of what decoding leaves of a target between tokens, the share that prompts get by these rates, 1 at most: the less, the more steps
+   * were late of late.
+   */
+  pacingTrust?: number | undefined;
 }
 
 export interface EngineRates_LoadBlocksPerSEntry {
@@ -866,6 +877,7 @@ function createBaseGenerateRequest(): GenerateRequest {
     prefillOnly: undefined,
     handOff: undefined,
     betweenMs: undefined,
+    traceparent: undefined,
   };
 }
 
@@ -932,6 +944,9 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
     }
     if (message.betweenMs !== undefined) {
       writer.uint32(136).uint32(message.betweenMs);
+    }
+    if (message.traceparent !== undefined) {
+      writer.uint32(146).string(message.traceparent);
     }
     return writer;
   },
@@ -1103,6 +1118,14 @@ export const GenerateRequest: MessageFns<GenerateRequest> = {
             }
 
             message.betweenMs = reader.uint32();
+            continue;
+          }
+          case 18: {
+            if (tag !== 146) {
+              break;
+            }
+
+            message.traceparent = reader.string();
             continue;
           }
         }
@@ -2730,6 +2753,7 @@ function createBaseEngineRates(): EngineRates {
     freedBlocksPerS: 0,
     loadBlocksPerS: {},
     prefillStepS: undefined,
+    pacingTrust: undefined,
   };
 }
 
@@ -2752,6 +2776,9 @@ export const EngineRates: MessageFns<EngineRates> = {
     });
     if (message.prefillStepS !== undefined) {
       writer.uint32(49).double(message.prefillStepS);
+    }
+    if (message.pacingTrust !== undefined) {
+      writer.uint32(57).double(message.pacingTrust);
     }
     return writer;
   },
@@ -2818,6 +2845,14 @@ export const EngineRates: MessageFns<EngineRates> = {
             }
 
             message.prefillStepS = reader.double();
+            continue;
+          }
+          case 7: {
+            if (tag !== 57) {
+              break;
+            }
+
+            message.pacingTrust = reader.double();
             continue;
           }
         }
