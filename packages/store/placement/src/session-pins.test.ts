@@ -147,12 +147,15 @@ it('whatever is pinned, shown and unpinned in whatever order, a block stays as l
       /** Who wants what until when; number 0: without a ticket. */
       let wants: { session: number; number: number; hash: string; endMs: number }[] = [];
       const shown = new Set<number>();
+      /** A ticket is a session's until its time is over, also when none of its blocks is pinned any more. */
+      const owners = new Map<number, { session: number; endMs: number }>();
       let nowMs = 0;
       for (const one of steps) {
         if (one.kind === 'pin') {
           const { session, first, count, ttlMs, number } = one;
           const hashes = chain('x', count + 1, first);
-          const foreign = wants.some((want) => want.number === number && number > 0 && want.session !== session);
+          const owner = owners.get(number);
+          const foreign = owner !== undefined && owner.session !== session && owner.endMs > nowMs;
           const pin = () => sessions[session]!.holdings.pin(hashes, ttlMs, number > 0 ? ticket(number) : undefined);
           if (foreign && !shown.has(number)) {
             expect(pin).toThrow(/another session/);
@@ -160,6 +163,7 @@ it('whatever is pinned, shown and unpinned in whatever order, a block stays as l
           }
           expect(pin()).toBe(count + 1);
           if (shown.has(number)) continue;
+          if (number > 0) owners.set(number, { session, endMs: nowMs + ttlMs });
           wants = wants.filter((want) =>
             number > 0
               ? want.number !== number
