@@ -10,6 +10,7 @@ import re
 import tempfile
 import types
 import unittest
+from array import array
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,8 +26,9 @@ from kvtier.requests import ranges_of
 from kvtier.vllm.groups import Group, Prefixes, Unsupported, groups_of
 from kvtier.vllm.guard import TROUBLES_TO_STOP, Troubles, harmless
 from kvtier.vllm.hints import Hints
-from kvtier.vllm.messages import KvtierWorkerMetadata
+from kvtier.vllm.messages import KvtierWorkerMetadata, Part, Rank, StorePlan, packed
 from kvtier.vllm.stats import COUNTERS, KvtierPromMetrics, Since
+from kvtier.vllm.store_jobs import StoreJobs
 from kvtier.weights import WeightsMissing, weights_digest
 
 
@@ -40,6 +42,72 @@ def _read(place: int, size: int) -> bytes:
 
 def _write(place: int, data: bytes) -> None:
     Device().write(None, place, data)  # type: ignore[arg-type]
+
+
+class StoreCopies(unittest.TestCase):
+    """Of each part something is told, once, and not before nothing writes to its slots any more."""
+
+    class Job:
+        def __init__(self) -> None:
+            self.done = False
+            self.abandoned = False
+            self.count = 2
+
+        def ended(self, wait_s: float = 0.0) -> bool:
+            return self.done
+
+        def abandon(self) -> None:
+            self.abandoned = True
+
+        def take(self) -> Any:
+            return types.SimpleNamespace(bad=[], checksums=array("Q", [7, 8]))
+
+    def setUp(self) -> None:
+        self.begun: list[StoreCopies.Job] = []
+
+        def begin(part: Part) -> Any:
+            if part.share == 9:
+                raise RuntimeError("no arena")
+            self.begun.append(self.Job())
+            return self.begun[-1]
+
+        self.troubles = Troubles()
+        self.jobs = StoreJobs((0, 0), begin, lambda part: 100, self.troubles)
+        self.plan = StorePlan(5, [self.part(1), self.part(9), self.part(2, (1, 0))])
+
+    @staticmethod
+    def part(share: int, rank: Rank = (0, 0)) -> Part:
+        return Part(share, 0, (rank,), 1, b"", b"", b"")
+
+    def told(self) -> dict[Any, bytes]:
+        self.jobs.poll()
+        return self.jobs.take()
+
+    def test_what_could_not_be_begun_and_what_has_ended(self) -> None:
+        self.jobs.start(self.plan)
+        self.jobs.give_up(self.plan)  # of the same step: what is under way goes on
+        self.assertEqual(self.told(), {(5, 9): b""})
+        self.assertEqual((self.jobs.under_way(5), self.told()), (True, {}))
+        self.begun[0].done = True
+        self.assertEqual(self.told(), {(5, 1): packed([7, 8])})
+        self.assertEqual((self.told(), self.jobs.stored_bytes, self.troubles.count, self.jobs.under_way(5)), ({}, 200, 1, False))
+
+    def test_what_is_given_away(self) -> None:
+        self.jobs.start(self.plan)
+        self.told()
+        self.jobs.flush(4, 0.0)
+        self.assertFalse(self.begun[0].abandoned)
+        self.jobs.flush(5, 0.0)
+        self.jobs.give_up(StorePlan(5, [self.part(1)]))
+        self.assertEqual((self.begun[0].abandoned, self.told()), (True, {}))
+        self.begun[0].done = True
+        self.assertEqual([self.told(), self.told(), self.jobs.stored_bytes], [{(5, 1): b""}, {}, 0])
+
+    def test_what_is_refused_or_never_begun(self) -> None:
+        self.jobs.refuse(self.plan)
+        self.assertEqual(self.told(), {(5, 1): b"", (5, 9): b""})
+        self.jobs.give_up(self.plan)
+        self.assertEqual((self.told(), self.begun), ({(5, 1): b"", (5, 9): b""}, []))
 
 
 class Groups(unittest.TestCase):
