@@ -52,6 +52,13 @@ describe('a ticket', () => {
     expect([bench.arena.busySlots, bench.clock.pending]).toEqual([0, 0]);
   });
 
+  it('lets go what somebody else wanted until a moment ago', async () => {
+    const { bench, prefill } = await pinned();
+    prefill.holdings.pin(chain('x', 8), 100);
+    bench.clock.advance(200);
+    expect([bench.arena.busySlots, show(bench, 1), bench.arena.busySlots, bench.clock.pending]).toEqual([8, 8, 0, 0]);
+  });
+
   it('leaves what another session keeps', async () => {
     const { bench, decode } = await pinned();
     decode.holdings.pin(chain('x', 4), 1_000);
