@@ -26,6 +26,8 @@ export interface PodCounts {
   readonly external: number;
   /** Prompt tokens that it was given. */
   readonly prompt: number;
+  /** Requests that another pod's pins were ended for. */
+  readonly pinsEnded: number;
 }
 
 export class VllmPod {
@@ -93,7 +95,11 @@ export class VllmPod {
         (all, [, n]) => all + Number(n),
         0,
       );
-    return { external: sum('vllm:external_prefix_cache_hits_total'), prompt: sum('vllm:prompt_tokens_total') };
+    return {
+      external: sum('vllm:external_prefix_cache_hits_total'),
+      prompt: sum('vllm:prompt_tokens_total'),
+      pinsEnded: sum('vllm:kvtier_pins_ended_total'),
+    };
   }
 
   /** SIGKILL to it and all its children. */
