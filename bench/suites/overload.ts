@@ -38,7 +38,7 @@ const suite: Suite = {
   name: 'overload',
   description: 'answers in time at twice saturation beside those at saturation: prefill overloaded, decode, both',
   needs: ['iproute2', 'nftables'],
-  /** `npm run bench -- overload [SECONDS] [--only=SHAPE,SHAPE]` */
+  /** `npm run bench -- overload [SECONDS] [--only=SHAPE,SHAPE] [--verbose]`; verbose: each request, what was decided, and when it came */
   async run(context) {
     const missing = hostsMissing();
     if (missing !== undefined) throw new KvError('SETUP', missing);
@@ -81,7 +81,10 @@ async function measure(context: BenchContext, url: string, name: string, shape: 
         return askInTime(url, shape, ttftMs);
       }),
     );
-    const count = (what: Outcome): number => outcomes.filter((outcome) => outcome === what).length;
+    const count = (what: Outcome['what']): number => outcomes.filter((outcome) => outcome.what === what).length;
+    if (context.args.includes('--verbose'))
+      for (const [at, { what, firstMs, decision }] of outcomes.entries())
+        context.log(`  ${due[at]!.atMs.toFixed(0)} ms: ${what}, ${firstMs?.toFixed(0) ?? '-'} ms; ${decision}`);
     goods.push(count('in time') / seconds);
     context.log(
       `${name}, ${factor} times: ${due.length} asked, ${count('in time')} in time, ${count('late')} late, ` +
@@ -105,7 +108,12 @@ async function busy(url: string, shape: Shape, seconds: number): Promise<number>
   return (answered / (performance.now() - beganMs)) * 1_000;
 }
 
-type Outcome = 'in time' | 'late' | 'refused';
+interface Outcome {
+  readonly what: 'in time' | 'late' | 'refused';
+  readonly firstMs: number | undefined;
+  /** What the coordinator decided, and by which figures. */
+  readonly decision: string;
+}
 
 async function askInTime(url: string, shape: Shape, ttftMs: number): Promise<Outcome> {
   const beganMs = performance.now();
@@ -119,8 +127,7 @@ async function askInTime(url: string, shape: Shape, ttftMs: number): Promise<Out
     signal: AbortSignal.timeout(limitMs),
   });
   if (response.status === 429 && response.headers.has('retry-after')) {
-    await response.text();
-    return 'refused';
+    return { what: 'refused', firstMs: undefined, decision: (await response.text()).slice(0, 300) };
   }
   if (response.status !== 200) throw new KvError('REQUEST', `${url}: ${response.status} ${await response.text()}`);
   let firstMs: number | undefined;
@@ -132,5 +139,7 @@ async function askInTime(url: string, shape: Shape, ttftMs: number): Promise<Out
     if (text.includes('"error"')) throw new KvError('REQUEST', `${url}: ${text.slice(-300)}`);
   }
   if (!text.endsWith('data: [DONE]\n\n')) throw new KvError('REQUEST', `${url}: the stream broke off`);
-  return firstMs! - beganMs <= ttftMs ? 'in time' : 'late';
+  const tookMs = firstMs! - beganMs;
+  const decision = response.headers.get('x-kvtier-handoff') ?? '';
+  return { what: tookMs <= ttftMs ? 'in time' : 'late', firstMs: tookMs, decision };
 }

@@ -6,9 +6,9 @@ const seconds = 60;
 /** One load of a minute differs from another by a twentieth. */
 const seeds = [1, 2, 3, 4, 5, 6];
 const inTimeMs = 2_000;
-const shapes: Record<string, Omit<LoadShape, 'ttftMs'> & { readonly least?: number }> = {
-  // Of those that are let in more are late than should be: 0.84. 0.9 is what is wanted.
-  'prefill, by long prompts': { promptTokens: 1_600, answerTokens: 8, least: 0.82 },
+const shapes: Record<string, Omit<LoadShape, 'ttftMs'>> = {
+  // These workers leave a step's own time out of the rates that they tell, and are slower by an eighth: it has to be learned.
+  'prefill, by long prompts': { promptTokens: 1_600, answerTokens: 8 },
   'decode, by long answers': { promptTokens: 64, answerTokens: 400 },
   both: { promptTokens: 800, answerTokens: 150 },
 };
@@ -34,8 +34,7 @@ it.each(Object.keys(shapes))(
   'at twice saturation as much is served in time: %s',
   { timeout: 200_000 },
   async (name) => {
-    const { least = 0.9, ...load } = shapes[name]!;
-    const shape = { ...load, ttftMs: inTimeMs };
+    const shape = { ...shapes[name]!, ttftMs: inTimeMs };
     const { perS } = await saturationOf(shape);
     let [once, twice, refused] = [0, 0, 0];
     for (const seed of seeds) {
@@ -44,7 +43,7 @@ it.each(Object.keys(shapes))(
       twice += crowd.goodPerS;
       refused += crowd.refused;
     }
-    expect(twice / once).toBeGreaterThan(least);
+    expect(twice / once).toBeGreaterThan(0.9);
     expect(refused).toBeGreaterThan(0);
   },
 );

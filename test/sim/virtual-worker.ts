@@ -91,6 +91,7 @@ export class VirtualWorker implements Worker {
       prefillTokensPerS: this.tokensPerS * this.lie,
       ...{
         prefillStepS: stepS,
+        pacingTrust: trust,
         stepS,
         stepPerRequestS,
         loadBlocksPerS: [0, 0, 0, this.linkBlocksPerS, 0, 0],

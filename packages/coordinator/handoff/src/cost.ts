@@ -6,7 +6,8 @@
  *     misses       = (waited + time to first token > target) + Σ over D, P: running, where `between` exceeds its target by this request
  *
  *     whose                          seconds                        weight
- *     the request's first token      from now to it                 how late it is by then ÷ a third of the target, 1 at most
+ *     the request's first token      from now to it                 how late it is by then ÷ a third of the target, at
+ *                                                                   most as at the target
  *     its other tokens               the same                       0.1
  *     streams that run at D or P     what is computed there, each   0.1 where `between` stays within the target, else 1
  *     requests that wait there       half of that, each             as the first token's at its end, and its others'; 0 where others compute
@@ -20,7 +21,7 @@ import { chunkOf, stepS } from './times.ts';
 
 /** Of a second that tokens come later, but in time. */
 const inTime = 0.1;
-/** Of the target: a first token that comes sooner than that is the less urgent the sooner it comes. */
+/** Of the target: there a first token is worth a second for each that it comes later; sooner less, later more, up to its target. */
 const soon = 1 / 3;
 
 export interface Cost {
@@ -42,7 +43,7 @@ export interface Work {
 
 export function costOf(question: Question, ttftS: number, work: readonly Work[]): Cost {
   const { waitedS, ttftS: targetS, itlS: betweenS } = question;
-  const urgency = Math.min((waitedS + ttftS) / (targetS * soon), 1);
+  const urgency = Math.min(waitedS + ttftS, targetS) / (targetS * soon);
   let [costS, itlS, slowed] = [ownCostOf(question, ttftS, ttftS), 0, 0];
   for (const { side, tokens, seconds } of work) {
     if (tokens === 0) continue;
@@ -60,10 +61,11 @@ export function costOf(question: Question, ttftS: number, work: readonly Work[])
 
 /** Of the request itself: its first token, and the others. */
 export function ownCostOf({ waitedS, ttftS: targetS }: Question, firstS: number, othersS: number): number {
-  const soonS = targetS * soon;
-  return worthS(waitedS + firstS, soonS) - worthS(waitedS, soonS) + othersS * inTime;
+  return worthS(waitedS + firstS, targetS) - worthS(waitedS, targetS) + othersS * inTime;
 }
 
-/** Of waiting so long for a first token, each moment as urgent as it is late: the less the sooner it would come anyway. */
-const worthS = (waitS: number, soonS: number): number =>
-  waitS < soonS ? (waitS * waitS) / (2 * soonS) : waitS - soonS / 2;
+/** Of waiting so long for a first token, each moment as urgent as it is late: long waits weigh more than short ones make good. */
+function worthS(waitS: number, targetS: number): number {
+  const urgentS = Math.min(waitS, targetS);
+  return (urgentS * urgentS) / (2 * targetS * soon) + Math.max(waitS - targetS, 0) / soon;
+}

@@ -1,103 +1,9 @@
 /** The decision against what must hold of it, whatever the figures; and by hand for the few that a person can compute. */
-
-import { maxMedia } from '@kvtier/kv-index';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { type Decision, decide, handOffReasons, lineOf } from './decision.ts';
 import type { Question, Side } from './question.ts';
-
-const matchOf = (blocks: number) => {
-  const byMedium = new Int32Array(maxMedia);
-  byMedium[0] = blocks;
-  return { blocks, byMedium };
-};
-
-const side = (number: number, part: Partial<Side> & { held?: number } = {}): Side => {
-  const { held = 0, ...more } = part;
-  return {
-    ...{ number, name: `w${number}`, role: 'both', isReady: true, revision: '', identity: 'same', node: `n${number}` },
-    ...{
-      legs: 0,
-      awaiting: 0,
-      stepTokens: 500,
-      prefillStepS: 0,
-      waiting: 0,
-      running: 0,
-      tokensAhead: 0,
-      usedBlocks: 0,
-      totalBlocks: 100_000,
-      waitingBlocks: 0,
-    },
-    ...{ freedBlocksPerS: 0, maxRunning: undefined, loadAheadS: 0, prefillTokensPerS: 1_000, stepS: 0.01 },
-    ...{
-      stepPerRequestS: 0.001,
-      loadBlocksPerS: [0, 0, 0, 1_000],
-      match: matchOf(held),
-      remoteBlocks: 0,
-      remoteMedium: 0,
-    },
-    ...more,
-  };
-};
-
-const lateBy = (alone: number, split: number) => ({ aloneS: () => alone, splitS: () => split });
-
-const question = (part: Partial<Question> = {}): Question => ({
-  ...{ mode: 'predicted', tokens: 1_601, blockTokens: 16, maxTokens: 100, decode: side(0), others: [side(1)] },
-  ...{ waitedS: 0, ttftS: 2, itlS: 0.05, linkBlocksPerS: 1_000, pendingBlocks: 0 },
-  ...{ legsPerWorker: 8, legsLeft: 100, late: lateBy(0, 0.004) },
-  ...part,
-});
-
-const rate = fc.double({ min: 50, max: 100_000, noNaN: true });
-const sideFigures = fc.record({
-  held: fc.integer({ min: 0, max: 80 }),
-  role: fc.constantFrom('prefill' as const, 'decode' as const, 'both' as const),
-  isReady: fc.boolean(),
-  revision: fc.constantFrom('', 'v2'),
-  identity: fc.constantFrom('same', 'same', 'other'),
-  node: fc.constantFrom('a', 'b', null),
-  legs: fc.integer({ min: 0, max: 9 }),
-  awaiting: fc.integer({ min: 0, max: 20 }),
-  stepTokens: fc.constantFrom(16, 512, 2_048),
-  prefillStepS: fc.constantFrom(0, 0.001, 0.01),
-  waiting: fc.integer({ min: 0, max: 20 }),
-  running: fc.integer({ min: 0, max: 50 }),
-  tokensAhead: fc.integer({ min: 0, max: 50_000 }),
-  usedBlocks: fc.integer({ min: 0, max: 1_000 }),
-  totalBlocks: fc.integer({ min: 0, max: 1_000 }),
-  waitingBlocks: fc.integer({ min: 0, max: 1_000 }),
-  freedBlocksPerS: fc.integer({ min: 0, max: 100 }),
-  maxRunning: fc.option(fc.integer({ min: 1, max: 64 }), { nil: undefined }),
-  loadAheadS: fc.double({ min: 0, max: 3, noNaN: true }),
-  prefillTokensPerS: rate,
-  stepS: fc.double({ min: 0, max: 0.1, noNaN: true }),
-  stepPerRequestS: fc.double({ min: 0, max: 0.01, noNaN: true }),
-  loadBlocksPerS: fc.array(fc.integer({ min: 0, max: 5_000 }), { minLength: 6, maxLength: 6 }),
-  remoteBlocks: fc.integer({ min: 0, max: 50 }),
-  remoteMedium: fc.integer({ min: 1, max: 5 }),
-});
-const questions = fc
-  .record({
-    mode: fc.constantFrom('predicted' as const, 'always' as const, 'never' as const),
-    tokens: fc.integer({ min: 1, max: 1_500 }),
-    maxTokens: fc.integer({ min: 1, max: 500 }),
-    decode: sideFigures,
-    others: fc.array(sideFigures, { maxLength: 5 }),
-    waitedS: fc.double({ min: 0, max: 3, noNaN: true }),
-    ttftS: fc.double({ min: 0.01, max: 10, noNaN: true }),
-    itlS: fc.double({ min: 0.001, max: 1, noNaN: true }),
-    linkBlocksPerS: fc.integer({ min: 0, max: 10_000 }),
-    pendingBlocks: fc.integer({ min: 0, max: 10_000 }),
-    legsLeft: fc.integer({ min: 0, max: 3 }),
-  })
-  .map(({ decode, others, ...more }) =>
-    question({
-      ...more,
-      decode: side(0, { ...decode, isReady: true }),
-      others: others.map((one, i) => side(i + 1, one)),
-    }),
-  );
+import { lateBy, matchOf, question, questions, side, sideFigures } from './testing/questions.ts';
 
 const worse = (a: Decision, b: Decision): boolean =>
   a.expected.misses > b.expected.misses ||
@@ -160,6 +66,7 @@ describe('whatever the figures', () => {
   const busier: Record<string, (one: Side) => Partial<Side>> = {
     'tokens ahead': ({ tokensAhead }) => ({ tokensAhead: tokensAhead + 1_000 }),
     'a slower rate': ({ prefillTokensPerS }) => ({ prefillTokensPerS: prefillTokensPerS * 0.7 }),
+    'less trust in its pace': ({ pacingTrust }) => ({ pacingTrust: pacingTrust / 2 }),
     'loads ahead': ({ loadAheadS }) => ({ loadAheadS: loadAheadS + 0.5 }),
     'less held': ({ match: { blocks } }) => ({ match: matchOf(Math.max(blocks - 10, 0)) }),
   };
@@ -220,6 +127,17 @@ describe('by hand', () => {
     expect({ reason, blocks: split!.blocks }).toEqual({ reason: 'sooner', blocks: 100 });
     expect(split!.arrivedS).toBeCloseTo(1.6 + 0.031, 6);
     expect(split!.ttftS).toBeCloseTo(1.631 + 0.001 + 0.01 + 0.004, 6);
+  });
+
+  it('a decode worker that trusts its rates less computes a prompt by shorter steps', () => {
+    const alone = (pacingTrust: number, role: Side['role'] = 'decode') =>
+      decide(question({ mode: 'never', itlS: 0.113, decode: running(3, { role, pacingTrust }) })).alone;
+    // 100 ms are left beside its streams: a step of 90 tokens, or of 50.
+    expect(alone(0.9).plainS).toBeCloseTo(0.013 / 2 + 1.601 * (1 + 13 / 90) + 0.013, 6);
+    expect(alone(0.5).plainS).toBeCloseTo(0.013 / 2 + 1.601 * (1 + 13 / 50) + 0.013, 6);
+    expect([alone(0.9).itlS, alone(0.5).itlS]).toEqual([expect.closeTo(0.103, 9), expect.closeTo(0.063, 9)]);
+    // One that is not told a target takes whole steps, whatever it trusts.
+    expect(alone(0.5, 'both')).toEqual(alone(0.9, 'both'));
   });
 
   it('prefill gives the first token where it computes all blocks and the next token follows in time, else decode', () => {
@@ -322,16 +240,6 @@ describe('by hand', () => {
       'alone',
       'alone',
     ]);
-  });
-
-  it('a first token is worth less the sooner it would come anyway: a short prompt spares streams that are in time', () => {
-    const decode = running(3, { role: 'decode' });
-    const reason = (ttftS: number) => decide(question({ tokens: 65, decode, ttftS, itlS: 0.2 })).reason;
-    // Alone 6.5 + 71.5 + 13 ms; split 64 + 4 + 14 + 4 ms, so that harm and the first token are of one kind.
-    expect([reason(0.1), reason(2)]).toEqual(['sooner', 'sooner']);
-    const others = [side(1, { tokensAhead: 30 })];
-    const later = (ttftS: number) => decide(question({ tokens: 65, decode, others, ttftS, itlS: 0.2 })).reason;
-    expect([later(0.13), later(2)]).toEqual(['alone', 'spares-streams']);
   });
 
   it('what it costs never falls while a first token comes later, however long the request has waited', () => {

@@ -1,17 +1,14 @@
 /**
- * How much later than predicted things come, in the middle, or all but some: a step up for each that came later, down for each that came
+ * How much later than predicted things come, in the middle: a step up for each that came later, down for each that came
  * sooner, so that one that was very late counts no more than any other.
  */
 export class Late {
   readonly #stepS: number;
   readonly #maxS: number;
   readonly #firstS: number;
-  /** Of those that come, the share that is no later. */
-  readonly #share: number;
   #s: number;
 
-  constructor(firstS: number, maxS: number, share = 0.5, stepS = maxS / 200) {
-    this.#share = share;
+  constructor(firstS: number, maxS: number, stepS = maxS / 200) {
     this.#firstS = firstS;
     this.#s = firstS;
     this.#maxS = maxS;
@@ -25,7 +22,7 @@ export class Late {
 
   /** `predictedS` has `s` in it. */
   came(predictedS: number, seenS: number): void {
-    const moved = this.#s + 2 * this.#stepS * (seenS > predictedS ? this.#share : this.#share - 1);
+    const moved = this.#s + (seenS > predictedS ? this.#stepS : -this.#stepS);
     this.#s = Math.min(Math.max(moved, 0), this.#maxS);
   }
 
@@ -41,30 +38,51 @@ const sizeOf = (predictedS: number): number =>
   Math.min(Math.max(Math.floor(Math.log2(predictedS / leastS)), 0), sizes - 1);
 const lengthOf = (size: number): number => leastS * 2 ** (size + 1);
 
+/** Of those that came last, so many tell how late the next one comes. */
+const remembered = 32;
+const inTen = 0.9;
+
 /**
- * How much later than predicted nine in ten come, each size of prediction apart. Whoever refuses by it learns nothing of those that it
- * refuses: it is believed less the longer none came, so that one is let in again and shows how it is now.
+ * How much later than predicted nine in ten come, each size of prediction apart: of the n that came last, the one that is in place
+ * 0.9 × (n + 1) by how late it was, and the last of them where they are too few. If the next is one like them, nine in ten are no
+ * later (the bound of conformal prediction, Vovk et al. 2005), from the tenth that came on: whatever makes predictions wrong, it is
+ * known once it has befallen ten. Whoever refuses by it learns nothing of those that it refuses: it is believed less the longer none
+ * came, so that one is let in again and shows how it is now.
  */
 export class Latest {
-  readonly #sizes: { readonly late: Late; cameMs: number }[] = [];
+  readonly #maxS: number;
+  readonly #sizes: Ring[] = Array.from({ length: sizes }, () => new Ring());
 
   constructor(maxS: number) {
-    for (let size = 0; size < sizes; size++) {
-      const late = new Late(0, maxS, 0.9, Math.min(maxS / 200, lengthOf(size) / 20));
-      this.#sizes.push({ late, cameMs: Number.NEGATIVE_INFINITY });
-    }
+    this.#maxS = maxS;
   }
 
-  /** Seconds, of what is predicted to take so long; half of it after each `halfMs` that none came. */
+  /** Seconds, of what is predicted to take so long: as long again, or `maxS`, at most; half of it after each `halfMs` that none came. */
   s(predictedS: number, nowMs: number, halfMs: number): number {
-    const { late, cameMs } = this.#sizes[sizeOf(predictedS)]!;
-    return late.s * 0.5 ** (Math.max(nowMs - cameMs, 0) / halfMs);
+    const ring = this.#sizes[sizeOf(predictedS)]!;
+    const lateS = Math.min(Math.max(ring.lateS, 0), Math.max(this.#maxS, predictedS));
+    return lateS * 0.5 ** (Math.max(nowMs - ring.cameMs, 0) / halfMs);
   }
 
   came(predictedS: number, seenS: number, nowMs: number): void {
-    const size = this.#sizes[sizeOf(predictedS)]!;
-    size.late.came(predictedS + size.late.s, seenS);
-    size.cameMs = nowMs;
+    this.#sizes[sizeOf(predictedS)]!.add(seenS - predictedS, nowMs);
+  }
+}
+
+/** The last ones of one size. */
+class Ring {
+  cameMs = Number.NEGATIVE_INFINITY;
+  /** Seconds, of nine in ten. */
+  lateS = 0;
+  #last = new Float64Array(0);
+  #count = 0;
+
+  add(lateS: number, nowMs: number): void {
+    if (this.#last.length === 0) this.#last = new Float64Array(remembered);
+    this.#last[this.#count++ % remembered] = lateS;
+    this.cameMs = nowMs;
+    const known = this.#last.slice(0, this.#count).sort();
+    this.lateS = known[Math.min(Math.ceil(inTen * (known.length + 1)), known.length) - 1]!;
   }
 }
 
@@ -114,6 +132,6 @@ export class Lateness {
   #lateOf(size: number, firstS: number): Late {
     const lengthS = lengthOf(size);
     const maxS = Math.min(this.#maxS, lengthS);
-    return new Late(Math.min(firstS, maxS), maxS, 0.5, Math.min(this.#maxS / 200, lengthS / 40));
+    return new Late(Math.min(firstS, maxS), maxS, Math.min(this.#maxS / 200, lengthS / 40));
   }
 }

@@ -23,6 +23,8 @@ export interface Side extends WorkerState {
   readonly stepTokens: number;
   /** Of a step that computes prompts alone, besides its tokens; 0: not known. */
   readonly prefillStepS: number;
+  /** Of what decoding leaves of a target between tokens, the share that prompts get there. */
+  readonly pacingTrust: number;
 }
 
 export interface Question {

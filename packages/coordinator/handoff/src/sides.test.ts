@@ -38,6 +38,22 @@ it('are those of the model that take prefill, the decode side first, without the
   ]);
 });
 
+it('trust their pace as they say, and as engines do at first where they do not', () => {
+  const workers = new FakeWorkers();
+  const decode = workers.add('d', {}, { pacingTrust: 0.6 });
+  for (const [name, load] of Object.entries({ unsaid: {}, never: { pacingTrust: 0 } })) workers.add(name, {}, load);
+  const sides = sidesOf(
+    decode,
+    none,
+    workers.all,
+    new Int32Array(0),
+    new FakeHoldings(),
+    () => 0,
+    () => 0,
+  );
+  expect(sides.map(({ pacingTrust }) => pacingTrust)).toEqual([0.6, 0.9, 0.9]);
+});
+
 it('share blocks only where all that names them is the same', () => {
   const workers = new FakeWorkers();
   const decode = workers.add('d');

@@ -7,6 +7,8 @@ import type { Side } from './question.ts';
 const nothing: Held = { blocks: 0, byMedium: new Int32Array(maxMedia) };
 /** Of a worker that does not say it. */
 const usualStepTokens = 512;
+/** As engines begin: see pacing.ts of engine/scheduler. */
+const usualPacingTrust = 0.9;
 const noShare: Share = { requestId: '', tokensAhead: 0, blocks: 0, loadS: 0 };
 
 /** Workers of the decode side's model with it, itself the first. */
@@ -70,6 +72,7 @@ export function sideOf(worker: Worker, own: Share | undefined, match: Held, legs
     loadAheadS: Math.max(load.loadAheadS - share.loadS, 0),
     prefillTokensPerS: load.prefillTokensPerS,
     prefillStepS: load.prefillStepS ?? 0,
+    pacingTrust: load.pacingTrust || usualPacingTrust,
     stepS: load.stepS,
     stepPerRequestS: load.stepPerRequestS,
     loadBlocksPerS: load.loadBlocksPerS,

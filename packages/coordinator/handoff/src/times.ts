@@ -1,7 +1,8 @@
 /**
  * When a request's first token comes, served by the decode side alone or with another worker that computes `b` blocks of its prompt.
  *
- *     chunk(w)     = tokens of a step; of one that keeps to its streams' target, what that leaves (engine/scheduler's pacing.ts)
+ *     chunk(w)     = tokens of a step; of one that keeps to its streams' target, what that leaves (engine/scheduler's pacing.ts), as
+ *                    far as the worker trusts its own rates
  *     token(w)     = 1 ÷ prefill rate + step(w) ÷ chunk(w)                     the latter only while streams run there
  *     begins(w)    = max(tokens ahead × token(w), rest of the step, loads ahead, room)
  *     alone        = max(begins(D), loads ahead + bring) + uncached(D) × token(D) + step(D)
@@ -20,7 +21,7 @@ import { bringSecondsOf, computedTokensOf, roomS } from '@kvtier/routing';
 import type { Question, Side } from './question.ts';
 
 /** As engines keep to a target: see pacing.ts of engine/scheduler. */
-const [trust, leastShare] = [0.9, 1 / 4];
+const leastShare = 1 / 4;
 /** As many blocks a second as make a transfer nothing. */
 const fast = 1e9;
 
@@ -144,7 +145,7 @@ const tokenS = (question: Question, side: Side): number =>
 export function chunkOf({ itlS, blockTokens }: Question, side: Side): number {
   const leftS = itlS - stepS(side);
   if (side.role !== 'decode' || side.running === 0 || leftS <= 0) return side.stepTokens;
-  const inTime = trust * Math.max(leftS, itlS * leastShare) * side.prefillTokensPerS;
+  const inTime = side.pacingTrust * Math.max(leftS, itlS * leastShare) * side.prefillTokensPerS;
   return Math.min(Math.max(inTime, blockTokens), side.stepTokens);
 }
 

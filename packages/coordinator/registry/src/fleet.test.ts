@@ -305,6 +305,7 @@ it('one that has not measured yet is taken for one like the others', async () =>
     stepS: 0.01,
     stepPerRequestS: 0.001,
     freedBlocksPerS: 3,
+    pacingTrust: 0.7,
     loadBlocksPerS: { arena: 9, s3: 2, tape: 1 },
   };
   const a = await serve('a');

@@ -43,6 +43,10 @@ it.each<[string, object]>([
       { rates: { ...rates, loadBlocksPerS: {}, [name]: value } },
     ]),
   ),
+  ...[Number.NaN, -0.1, 1.01, Number.POSITIVE_INFINITY].map((pacingTrust): [string, object] => [
+    'rates.pacingTrust',
+    { rates: { ...rates, loadBlocksPerS: {}, pacingTrust } },
+  ]),
   ...[{ arena: -1 }, { arena: Number.NaN }, { ['t'.repeat(65)]: 1 }, tiers(65)].map(
     (loadBlocksPerS): [string, object] => ['rates.loadBlocksPerS', { rates: { ...rates, loadBlocksPerS } }],
   ),
@@ -60,6 +64,13 @@ it.each<[string, object]>([
   }
   expect(line.split(': ').slice(0, 2).join(': ')).toBe(`worker a: its load is told with nonsense (${name}`);
   expect(line).toMatch(/\); run workers and coordinator of one version$/);
+});
+
+it('a share of nothing and of all is taken', () => {
+  for (const pacingTrust of [0, 1])
+    expect(loadOf('a', { ...whole(), rates: { ...rates, loadBlocksPerS: {}, pacingTrust } }).rates).toMatchObject({
+      pacingTrust,
+    });
 });
 
 it('as many tiers and requests as may be are taken', () => {

@@ -45,6 +45,8 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     Number.isInteger(value) && value >= 0 && value <= mostCount ? value : refuse(where, `${value} counts nothing`);
   const rate = (where: string, value: number): number =>
     value >= 0 && value <= mostRate ? value : refuse(where, `${value} is no rate`);
+  const share = (where: string, value: number): number =>
+    value >= 0 && value <= 1 ? value : refuse(where, `${value} is no share`);
   const { bootEpoch, rates, step, taken, begun, ended } = load;
   if (bootEpoch.length > mostText) refuse('bootEpoch', `${bootEpoch.length} characters`);
   for (const list of lists) {
@@ -60,6 +62,7 @@ export function loadOf(worker: string, load: EngineLoad): ToldLoad {
     rate('rates.prefillTokensPerS', rates.prefillTokensPerS);
     rate('rates.stepS', rates.stepS);
     rate('rates.prefillStepS', rates.prefillStepS ?? 0);
+    share('rates.pacingTrust', rates.pacingTrust ?? 0);
     rate('rates.stepPerRequestS', rates.stepPerRequestS);
     rate('rates.freedBlocksPerS', rates.freedBlocksPerS);
     let tiers = 0;

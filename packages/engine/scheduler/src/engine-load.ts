@@ -33,6 +33,8 @@ export interface EngineLoadFigures {
   readonly stepPerRequestS: number;
   /** A step that computes prompts alone takes so long besides its tokens. */
   readonly prefillStepS: number;
+  /** Of what decoding leaves of a target between tokens, the share that prompts get (pacing.ts). */
+  readonly pacingTrust: number;
   /** Given back by requests that ended, while the engine computed. */
   readonly freedBlocksPerS: number;
   /** By tier, as loads went; what was rather computed counts as it was expected to go. */
@@ -120,6 +122,7 @@ export class EngineLoad {
   readonly #promptLine = new StepLine();
   readonly #loads = new Rate();
   readonly #byTier = new Map<string, Rate>();
+  #pacingTrust = 0;
 
   constructor(blockTokens: number) {
     this.#blockTokens = blockTokens;
@@ -168,6 +171,11 @@ export class EngineLoad {
     // What decoding alone would have taken is not the prompt's; of one step it is never nearly all.
     const decoding = decodes === 0 ? 0 : this.decodingS(decodes);
     this.#prefill.add(prefillTokens, Math.max(seconds - decoding, seconds / 4));
+  }
+
+  /** Prompts get such a share from now on. */
+  paced(trust: number): void {
+    this.#pacingTrust = trust;
   }
 
   /** Of a step in which so many requests decode, and nothing else is done; 0: not measured. */
@@ -253,6 +261,7 @@ export class EngineLoad {
       stepS: this.#line.start,
       stepPerRequestS: this.#line.slope,
       prefillStepS: this.prefillStepS,
+      pacingTrust: this.#pacingTrust,
       freedBlocksPerS: this.#freed.perS,
       loadBlocksPerS,
     };

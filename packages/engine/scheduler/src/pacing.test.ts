@@ -68,9 +68,9 @@ describe('steps that take longer than rates say', () => {
     pace.ended(500, 1);
     expect(of()).toBe(before);
     for (let step = 0; step < 100; step++) pace.ended(of(), 1);
-    expect(of()).toBe(Math.floor(0.5 * 89));
+    expect([of(), pace.trust]).toEqual([Math.floor(0.5 * 89), 0.5]);
     for (let step = 0; step < 2_000; step++) pace.ended(of(), 0.01);
-    expect(of()).toBe(before);
+    expect([of(), pace.trust]).toEqual([before, 0.9]);
   });
 });
 
@@ -92,6 +92,22 @@ async function chunksBeside(betweenMs: number | undefined): Promise<number[]> {
 }
 
 describe('an engine', () => {
+  it('tells how far it trusts its rates', async () => {
+    const rig = new SchedulerRig({ attached: false, blockCount: 64 });
+    expect(rig.engine.load().pacingTrust).toBe(0);
+    rig.submit('stream', prompt(1, 20), { maxTokens: 60, betweenMs: 0.16 });
+    await rig.world.until(() => rig.executor.steps.length >= 12);
+    expect(rig.engine.load().pacingTrust).toBe(0.9);
+    const execute = rig.executor.execute.bind(rig.executor);
+    rig.executor.execute = async (step) => {
+      await new Promise<void>((resolve) => void rig.world.clock.after(0.4, resolve));
+      return execute(step);
+    };
+    rig.submit('long', prompt(2, 64), { maxTokens: 2 });
+    await rig.world.until(() => rig.ended('long') && rig.ended('stream'));
+    expect(rig.engine.load().pacingTrust).toBeLessThan(0.9);
+  });
+
   it('gives a prompt what the stream beside it leaves, and computes the same tokens', async () => {
     // A step takes 100 µs here, and the stream's 20 tokens took two: of 160 µs, 60 are left, at 100,000 tokens a second.
     const [first, ...rest] = await chunksBeside(0.16);

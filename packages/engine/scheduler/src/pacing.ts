@@ -29,6 +29,11 @@ export class Pace {
   #targetS = Number.POSITIVE_INFINITY;
   #tokens = Number.POSITIVE_INFINITY;
 
+  /** Of what is left of a target, the share that prompts get now. */
+  get trust(): number {
+    return this.#trust;
+  }
+
   /** Prompt tokens that the step may have beside what decodes in it already. */
   promptTokens(decoding: readonly Share[], load: EngineLoad, blockTokens: number): number {
     let betweenMs = Number.POSITIVE_INFINITY;

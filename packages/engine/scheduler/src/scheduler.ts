@@ -133,6 +133,7 @@ export class Scheduler {
   stepped(prefillTokens: number, decodes: number, seconds: number): void {
     this.load.step(prefillTokens, decodes, seconds);
     this.#pace.ended(prefillTokens, seconds);
+    this.load.paced(this.#pace.trust);
   }
 
   /** The step is over for this request: `count` more tokens are computed. Full blocks are findable, and offered. */

@@ -18,6 +18,7 @@ const idle: EngineLoadFigures = {
   stepS: 0,
   stepPerRequestS: 0,
   prefillStepS: 0,
+  pacingTrust: 0,
   freedBlocksPerS: 0,
   loadBlocksPerS: {},
 };
@@ -91,6 +92,12 @@ it('an engine that nobody watches is asked nothing', () => {
   for (let i = 0; i < 1_000; i++) watches.changed();
   vi.runAllTimers();
   expect(asked).toBe(0);
+});
+
+it('rates are told as they are, how far the engine trusts them among them', () => {
+  const rates = { prefillTokensPerS: 1, prefillStepS: 2, stepS: 3, stepPerRequestS: 4, freedBlocksPerS: 5 };
+  figures = { ...idle, ...rates, pacingTrust: 0.6, loadBlocksPerS: { arena: 7 } };
+  expect(watch().told[0]!.rates).toEqual({ ...rates, pacingTrust: 0.6, loadBlocksPerS: { arena: 7 } });
 });
 
 it('that nothing is left to do is told at once, and once', () => {

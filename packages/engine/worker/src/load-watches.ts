@@ -183,7 +183,8 @@ export class LoadWatches {
     if (onChange && names === 0 && now === watch.told) return;
     watch.told = now;
     watch.saidBusy = waiting + running > 0;
-    const { prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } = figures;
+    const { prefillTokensPerS, prefillStepS, pacingTrust, stepS, stepPerRequestS, freedBlocksPerS, loadBlocksPerS } =
+      figures;
     [watch.taken, watch.begun, watch.ended] = [[], [], []];
     watch.lastMs = performance.now();
     watch.blocked = !watch.call.write({
@@ -199,7 +200,7 @@ export class LoadWatches {
       waitingBlocks: BigInt(waitingBlocks),
       loadAheadS,
       rates: {
-        ...{ prefillTokensPerS, prefillStepS, stepS, stepPerRequestS, freedBlocksPerS },
+        ...{ prefillTokensPerS, prefillStepS, pacingTrust, stepS, stepPerRequestS, freedBlocksPerS },
         loadBlocksPerS: { ...loadBlocksPerS },
       },
       ...{ taken, begun, ended },

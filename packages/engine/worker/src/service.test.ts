@@ -111,6 +111,7 @@ const figures: EngineLoadFigures = {
   stepS: 0,
   stepPerRequestS: 0,
   prefillStepS: 0,
+  pacingTrust: 0,
   freedBlocksPerS: 0,
   loadBlocksPerS: {},
 };

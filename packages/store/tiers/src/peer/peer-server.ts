@@ -46,6 +46,8 @@ export interface PeerServerOptions {
   readonly maxLentBytes?: number;
   /** This node reads the block from below itself: fulfilled when that has ended. undefined: it does not. */
   readonly arriving?: ((namespace: Namespace, hash: HashKey) => Promise<void> | undefined) | undefined;
+  /** At the peer somebody has shown the ticket of a pin that a session of this node may have. */
+  readonly endPin?: ((namespace: Namespace, ticket: Buffer) => void) | undefined;
 }
 
 /** A block from below in a slot of its own. One read serves all who ask for it meanwhile, and the slot all who are sent it. */
@@ -206,6 +208,7 @@ export class PeerServer {
     control.listen((message: Message) => {
       silent = 0;
       if (message.kind === 'hint') this.#hinted(message.what, message.namespace, message.hashes);
+      if (message.kind === 'endPin') this.#options.endPin?.(message.namespace, message.ticket);
       else if (message.kind !== 'pong') {
         control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
       }

@@ -344,7 +344,14 @@ export interface EngineRates {
   /** by tier */
   loadBlocksPerS: { [key: string]: number };
   /** a step that computes prompts alone takes so long besides its tokens */
-  prefillStepS?: number | undefined;
+  prefillStepS?:
+    | number
+    | undefined;
+  /**
+   * Of what decoding leaves of a target between tokens, the share that prompts get by these rates, 1 at most: the less, the more steps
+   * were late of late.
+   */
+  pacingTrust?: number | undefined;
 }
 
 export interface EngineRates_LoadBlocksPerSEntry {
@@ -2746,6 +2753,7 @@ function createBaseEngineRates(): EngineRates {
     freedBlocksPerS: 0,
     loadBlocksPerS: {},
     prefillStepS: undefined,
+    pacingTrust: undefined,
   };
 }
 
@@ -2768,6 +2776,9 @@ export const EngineRates: MessageFns<EngineRates> = {
     });
     if (message.prefillStepS !== undefined) {
       writer.uint32(49).double(message.prefillStepS);
+    }
+    if (message.pacingTrust !== undefined) {
+      writer.uint32(57).double(message.pacingTrust);
     }
     return writer;
   },
@@ -2834,6 +2845,14 @@ export const EngineRates: MessageFns<EngineRates> = {
             }
 
             message.prefillStepS = reader.double();
+            continue;
+          }
+          case 7: {
+            if (tag !== 57) {
+              break;
+            }
+
+            message.pacingTrust = reader.double();
             continue;
           }
         }
