@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
+import { packed } from '@kvtier/session/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { freePort } from '../../../../infra/ports.ts';
 import { type CacheNode, openCacheNode } from './node.ts';
