@@ -208,7 +208,7 @@ export class PeerServer {
     control.listen((message: Message) => {
       silent = 0;
       if (message.kind === 'hint') this.#hinted(message.what, message.namespace, message.hashes);
-      if (message.kind === 'endPin') this.#options.endPin?.(message.namespace, message.ticket);
+      else if (message.kind === 'endPin') this.#options.endPin?.(message.namespace, message.ticket);
       else if (message.kind !== 'pong') {
         control.end(new KvError('PROTOCOL', 'peer: a message that only a server sends; run nodes of one version'));
       }
