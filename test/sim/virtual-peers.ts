@@ -1,6 +1,6 @@
 /**
  * Other nodes' arenas over a network with latency, resets and partitions. The announcer, which tells what a node holds, and the
- * directory of who holds what are the real ones, a page being a few blocks and a full socket some dozens; the connections are
+ * directory of who holds what, and how a peer's blocks are dropped from it, are the real ones, a page being a few blocks and a full socket some dozens; the connections are
  * modelled here: the native data plane and its sockets have tests of their own (packages/store/tiers/src/peer).
  *
  *     node's arena ──Announcer──▶ pages, changes ──in order──▶ PeerDirectory of each other node        read ──▶ holder pins, sends ──▶ verified ──▶ slot
@@ -10,7 +10,7 @@ import type { ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } 
 import { type ArenaTier, Followers, Slices } from '@kvtier/tiers';
 import { identitiesOf } from '@kvtier/tiers/disk/testing';
 import type { ChangeMessage, Message } from '@kvtier/tiers/peer/testing';
-import { Announcer, bitOf, bitsOf, PeerDirectory, type Told } from '@kvtier/tiers/peer/testing';
+import { Announcer, bitOf, bitsOf, Dropping, PeerDirectory, type Told } from '@kvtier/tiers/peer/testing';
 import { isSound } from './virtual-arena.ts';
 import { type Life, Violation, type World } from './world.ts';
 
@@ -251,10 +251,7 @@ export class ModelPeerTier implements Tier {
   readonly #slices = new Slices();
   /** Peers whose entries still go. */
   readonly #going = new Set<number>();
-  /** Bits of peers that may hold something. */
-  #present = 0;
-  /** Those that are being taken out of the directory. */
-  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
+  readonly #dropping = new Dropping(this.#directory, this.#followers, this.#slices);
   /** Bits of holders whose block was removed here; they may hold it still. */
   readonly #forgotten = new Map<string, number>();
   #closed = false;
@@ -284,9 +281,9 @@ export class ModelPeerTier implements Tier {
   /** As `PeerTier` does it. */
   changed(peer: number, { change, namespace, hashes }: ChangeMessage): Promise<void> | undefined {
     const bits = bitOf(peer, 0);
-    if (change === 'cleared' || namespace === null) return this.#dropped(bits);
+    if (change === 'cleared' || namespace === null) return this.#dropping.dropped(bits);
     if (change === 'stored') {
-      this.#present |= bits;
+      this.#dropping.held(bits);
       this.#followers.stored(namespace, this.#directory.add(namespace, hashes, bits));
       for (const hash of hashes) this.#forget(namespace, hash, this.#forgottenOf(namespace.key + hash) & ~bits);
     } else this.#followers.removed(namespace, this.#directory.remove(namespace, hashes, bits));
@@ -297,39 +294,7 @@ export class ModelPeerTier implements Tier {
     if (this.#links.get(peer) !== link) return;
     this.#links.delete(peer);
     this.#going.add(peer);
-    void this.#dropped(bitsOf(peer)).then(() => this.#going.delete(peer));
-  }
-
-  #dropped(bits: number): Promise<void> {
-    const isHeld = (this.#present & bits) !== 0;
-    this.#present &= ~bits;
-    if (!isHeld) return this.#gone(bits);
-    if (this.#present === 0) {
-      this.#directory.dropAll();
-      this.#followers.cleared();
-      return Promise.resolve();
-    }
-    const next = this.#directory.drop(bits);
-    const drop = {
-      bits,
-      gone: new Promise<void>((resolve) => {
-        this.#slices.add(() => {
-          const gone = next();
-          for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
-          if (gone !== undefined) return true;
-          this.#drops.delete(drop);
-          resolve();
-          return false;
-        });
-      }),
-    };
-    this.#drops.add(drop);
-    return this.#gone(bits);
-  }
-
-  /** What was dropped before may still be going. */
-  async #gone(bits: number): Promise<void> {
-    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
+    void this.#dropping.dropped(bitsOf(peer)).then(() => this.#going.delete(peer));
   }
 
   /** Law 6, when nothing changes any more: what is listed of each peer is what it holds, but for what was removed here. "": it is. */

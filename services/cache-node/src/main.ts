@@ -3,14 +3,13 @@ import { cacheNodeSchema, readGroup, readKvEventsCurve, readPeerCredentials, rea
 import { openCacheNode } from '@kvtier/node';
 import { failpointFromEnv } from '@kvtier/placement';
 import { systemClock } from '@kvtier/runtime';
-import { createLogger, runService } from '@kvtier/telemetry';
+import { createLogger, runService, tellRenewed } from '@kvtier/telemetry';
 
 runService('cache-node', async () => {
   const config = readServiceConfig(cacheNodeSchema);
   const log = createLogger('cache-node', config.logLevel);
   const failpoint = failpointFromEnv(process.env);
-  const onProblem = (why: string | undefined): void =>
-    why === undefined ? log.info('peers: TLS files in use') : log.warn(why);
+  const onProblem = tellRenewed(log, 'peers: TLS files');
   const peers = config.peers && { ...config.peers, security: readPeerCredentials(config.peers.security, onProblem) };
   const kvEvents = config.kvEvents && { ...config.kvEvents, curve: readKvEventsCurve(config.kvEvents) };
   const group = readGroup(config.group);

@@ -28,10 +28,11 @@ export class RenewedPems implements Pems {
 
   /** @throws KvError CONFIG: a file that cannot be used */
   constructor({ caFile, certFile, keyFile, reloadMs }: PemFiles, onProblem: OnProblem) {
+    // The first one is named where they do not go together.
     const named = [
-      ...(caFile === null ? [] : [{ name: 'ca', path: caFile, isSecret: false }]),
       ...(certFile === null ? [] : [{ name: 'cert', path: certFile, isSecret: false }]),
       ...(keyFile === null ? [] : [{ name: 'key', path: keyFile, isSecret: true }]),
+      ...(caFile === null ? [] : [{ name: 'ca', path: caFile, isSecret: false }]),
     ];
     if (named.length === 0) return;
     this.#files = new RenewedFiles<Pems>({

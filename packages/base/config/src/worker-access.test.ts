@@ -51,7 +51,7 @@ it('files are read whole, a token without its end of line, and what is new takes
   file('token', 'a\nb');
   await read.reload();
   expect(problems.splice(0).toSorted()).toEqual([
-    expect.stringMatching(/first\.pem: not read again \(.*\); the one before stays in use$/),
+    expect.stringMatching(/our\.pem: not read again \(.*\); the one before stays in use$/),
     expect.stringMatching(/token: not read again \(is no bearer token\); the one before stays in use$/),
   ]);
   expect(held(read)).toMatchObject({ ...pems('first'), token: 'secret' });

@@ -76,7 +76,7 @@ const published = async ({ replayEndpoint }: KvEventPublisher): Promise<number[]
   const from = { endpoint: replayEndpoint!, maxMessageBytes: 1 << 20, curve: null };
   const batches: number[][] = [];
   const { signal } = new AbortController();
-  for await (const { payload } of requestReplay({ ...from, signal, fromSeq: 0, deadlineMs: 5_000 })) {
+  for await (const { payload } of requestReplay({ ...from, signal, fromSeq: 0, deadlineMs: 5_000, silenceMs: 5_000 })) {
     if (payload.length > 0) batches.push(hashesOf(payload));
   }
   return batches;

@@ -14,6 +14,8 @@ export interface ReplayRequest {
   readonly fromSeq: number | 'snapshot';
   /** For the whole answer. */
   readonly deadlineMs: number;
+  /** For its next part: who says nothing for so long is not there any more. */
+  readonly silenceMs: number;
   readonly maxMessageBytes: number;
   readonly curve: CurveClient | null;
   readonly signal: AbortSignal;
@@ -21,7 +23,7 @@ export interface ReplayRequest {
 
 /** Until the publisher says that this was all. Throws KvError DEADLINE, also when aborted, and PROTOCOL. */
 export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Replayed> {
-  const { endpoint, fromSeq, deadlineMs, signal } = request;
+  const { endpoint, fromSeq, deadlineMs, silenceMs, signal } = request;
   const endMs = performance.now() + deadlineMs;
   const socket = new Dealer({ linger: 0, maxMessageSize: request.maxMessageBytes });
   const abort = (): void => socket.close();
@@ -31,7 +33,7 @@ export async function* requestReplay(request: ReplayRequest): AsyncGenerator<Rep
     socket.connect(endpoint);
     await socket.send(['', fromSeq === 'snapshot' ? snapshotRequest : encodeSeq(fromSeq)]);
     while (true) {
-      const frames = await receive(socket, endMs - performance.now(), signal, endpoint);
+      const frames = await receive(socket, Math.min(silenceMs, endMs - performance.now()), signal, endpoint);
       const [topic, seqFrame, payload] = frames.length === 3 ? [undefined, frames[1], frames[2]] : frames.slice(1);
       if (seqFrame?.equals(endOfReplay)) return;
       const seq = decodeSeq(seqFrame);

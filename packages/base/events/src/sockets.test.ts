@@ -261,3 +261,37 @@ it('close ends the iteration, also within a replay, and removes the sockets', as
   publisher.publish([event(1)]);
   expect(readdirSync(folder)).toEqual([]);
 });
+
+it('what a publisher says last is heard at once, though it is gone by then', async () => {
+  const publisher = await start();
+  const { said } = follow();
+  publisher.publish([event(0)]);
+  await until(() => said().includes(0));
+  // Nobody reads meanwhile, as where the machine has other things to do: the last batch and the end of the connection come together.
+  const stand = (ms: number): unknown => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
+  publisher.publish([event(1)]);
+  const closed = await new Promise<Promise<void>[]>((resolve) =>
+    setImmediate(() => {
+      stand(30); // what is read next is the second batch alone
+      publisher.publish([event(2)]);
+      const closing = publisher.close();
+      stand(100);
+      resolve([closing]);
+    }),
+  );
+  await closed[0];
+  const beginMs = performance.now();
+  await until(() => said().includes(2));
+  // Not after having asked in vain for what was missed: that takes 5 s.
+  expect(performance.now() - beginMs).toBeLessThan(4_000);
+  expect(said().filter((one) => typeof one === 'number')).toEqual([0, 1, 2]);
+});
+
+it('who does not answer holds up what is said by no more than its silence', async () => {
+  const publisher = await start();
+  const { said } = follow({ replayEndpoint: `ipc://${folder}/nobody`, replayDeadlineMs: 50 });
+  await until(
+    () => said().length > 0,
+    () => publisher.publish([event(0)]),
+  );
+});

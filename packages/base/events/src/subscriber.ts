@@ -55,6 +55,8 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
   #foreign = 0;
   #disconnects = 0;
   #isConnected = false;
+  /** A connection has ended, and there is no other yet. */
+  #wasCut = false;
   #isProbeDue = false;
   readonly #probing = new Probing(performance.now());
   #timer: NodeJS.Timeout | undefined;
@@ -68,8 +70,10 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     const { signal } = this.#abort;
     this.#topic = topic;
     const from = replayEndpoint === null ? null : { endpoint: replayEndpoint, maxMessageBytes, curve, signal };
-    this.#replay = from && ((fromSeq) => requestReplay({ ...from, fromSeq, deadlineMs }));
-    this.#snapshot = from && (() => requestReplay({ ...from, fromSeq: 'snapshot', deadlineMs: snapshotDeadlineMs }));
+    const limits = { deadlineMs, silenceMs: deadlineMs };
+    this.#replay = from && ((fromSeq) => requestReplay({ ...from, ...limits, fromSeq }));
+    const whole = { ...limits, deadlineMs: snapshotDeadlineMs };
+    this.#snapshot = from && (() => requestReplay({ ...from, ...whole, fromSeq: 'snapshot' }));
     this.#receiver = new EventReceiver({ endpoint, topic, hwm, maxMessageBytes, curve });
   }
 
@@ -166,8 +170,11 @@ export class KvEventSubscriber implements AsyncIterable<StreamItem> {
     this.#disconnects += disconnects;
     this.#isConnected = connected;
     if (messages > 0 || foreign > 0) this.#probing.heard(performance.now());
-    if (disconnects > 0) continuity.suspect();
+    if (disconnects > 0) this.#wasCut = true;
     if (handshakes > 0) {
+      // What comes before it was sent in the connection that is gone: to ask for that again would be to ask nobody.
+      if (this.#wasCut) continuity.suspect();
+      this.#wasCut = false;
       this.#probing.connected();
       this.#probe();
     }

@@ -15,7 +15,7 @@ import type { Dispatch } from '@kvtier/dispatch';
 import { KvError } from '@kvtier/errors';
 import { type HandOffs, InTime } from '@kvtier/handoff';
 import { PodHandOff } from '@kvtier/pod-handoff';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import { ApiKeys } from './api-keys.ts';
 import { Callers } from './callers.ts';
 import type { Engines } from './engines.ts';
@@ -123,7 +123,7 @@ export function makeApiServer(options: ApiServerOptions): ClosedApiServer {
   const keysOf = (file: string | null | undefined): ApiKeys | undefined => {
     if (file == null) return undefined;
     const keys = new ApiKeys(file, {
-      onProblem: (why) => (why === undefined ? logger.info({ file }, 'API keys in use') : logger.warn(why)),
+      onProblem: tellRenewed(logger, `API keys of ${file}`),
     });
     closers.push(() => keys.close());
     return keys;

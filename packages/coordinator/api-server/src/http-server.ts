@@ -9,7 +9,7 @@ import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'n
 import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
 import { KvError } from '@kvtier/errors';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import { clientsOf, renewedTls, type ServerTlsFiles } from '@kvtier/wire/tls';
 import fastify, {
   type FastifyError,
@@ -92,7 +92,7 @@ function secure(tls: ServerTls, receiveMs: number, name: string, logger: Logger)
   let server: ReturnType<typeof createTlsServer> | undefined;
   const renewed = renewedTls(tls, {
     reloadMs: tls.reloadMs,
-    onProblem: (why) => (why === undefined ? logger.info(`${name}: TLS files in use`) : logger.warn(why)),
+    onProblem: tellRenewed(logger, `${name}: TLS files`),
   });
   renewed.onRenewed = (context) => server?.setSecureContext(context);
   const create = (handler: RequestListener): Server => {

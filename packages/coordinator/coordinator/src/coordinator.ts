@@ -14,7 +14,7 @@ import { type ExternalScaler, Planner, plannerMetrics, startScaler } from '@kvti
 import { PodHandOff } from '@kvtier/pod-handoff';
 import { createDiscovery, Fleet } from '@kvtier/registry';
 import { lateBindingDefaults } from '@kvtier/routing';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import { discoveryOf } from './discovery-of.ts';
 import { Indexes } from './indexes.ts';
 import { CoordinatorMetrics } from './metrics.ts';
@@ -35,11 +35,7 @@ export async function startCoordinator(config: CoordinatorConfig, logger: Logger
   const { routing, handoff, admission, index, access, host, port, tls, tokenizers } = config;
   const { apiKeysFile, adminKeysFile, trustedNetwork, operations } = config;
   const discovery = discoveryOf(config);
-  const workerAccess =
-    access &&
-    new WorkerAccess(access, (why) =>
-      why === undefined ? logger.info('worker access: files in use') : logger.warn(why),
-    );
+  const workerAccess = access && new WorkerAccess(access, tellRenewed(logger, 'worker access: files'));
   const fleet = new Fleet({ logger, media: Indexes.media, ...(workerAccess && { access: workerAccess }) });
   const eventAccess = readEventAccess(config.kvEvents);
   const isPlanned = config.planner.scaler !== null || config.planner.roles === 'live';

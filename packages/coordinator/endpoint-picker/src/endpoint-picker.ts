@@ -13,7 +13,7 @@ import type { EndpointPickerConfig } from '@kvtier/config';
 import type { Dispatch } from '@kvtier/dispatch';
 import type { PodHandOff } from '@kvtier/pod-handoff';
 import type { Worker } from '@kvtier/registry';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import {
   BodySendMode,
   boundedExternalProcessorService,
@@ -101,7 +101,7 @@ export async function startEndpointPicker(options: EndpointPickerOptions): Promi
     config.tls &&
     new TlsServerCredentials(config.tls, {
       reloadMs: config.tls.reloadMs,
-      onProblem: (why) => (why === undefined ? logger.info('endpoint picker: TLS files in use') : logger.warn(why)),
+      onProblem: tellRenewed(logger, 'endpoint picker: TLS files'),
     });
   const running: RunningGrpcServer[] = [];
   const close = async (graceMs = 2_000): Promise<void> => {

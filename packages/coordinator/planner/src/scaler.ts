@@ -11,7 +11,7 @@
 import { type ServerWritableStream, status } from '@grpc/grpc-js';
 import type { ScalerConfig } from '@kvtier/config';
 import { KvError } from '@kvtier/errors';
-import type { Logger } from '@kvtier/telemetry';
+import { type Logger, tellRenewed } from '@kvtier/telemetry';
 import {
   type ExternalScalerServer,
   ExternalScalerService,
@@ -77,7 +77,7 @@ export async function startScaler({ config, planner, logger }: ScalerOptions): P
     config.tls &&
     new TlsServerCredentials(config.tls, {
       reloadMs: config.tls.reloadMs,
-      onProblem: (why) => (why === undefined ? logger.info('scaler: TLS files in use') : logger.warn(why)),
+      onProblem: tellRenewed(logger, 'scaler: TLS files'),
     });
   let server: RunningGrpcServer;
   try {

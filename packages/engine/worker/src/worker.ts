@@ -8,7 +8,7 @@ import { type EngineWorkerConfig, readGroup } from '@kvtier/config';
 import { type ArenaPin, createExecutor, type Executor } from '@kvtier/executor';
 import { ChainHasher, keysAndValues, layoutFingerprint, type Namespace, namespaceOf } from '@kvtier/identity';
 import { Engine, noConnector } from '@kvtier/scheduler';
-import { endProcessAfter, type Logger, type RunningService } from '@kvtier/telemetry';
+import { endProcessAfter, type Logger, type RunningService, tellRenewed } from '@kvtier/telemetry';
 import { EngineService, startGrpcServer, TlsServerCredentials } from '@kvtier/wire/grpc';
 import { LoadWatches } from './load-watches.ts';
 import { WorkerMetrics } from './metrics.ts';
@@ -159,7 +159,7 @@ export async function startWorker(
 const tlsOf = (files: NonNullable<EngineWorkerConfig['tls']>, logger: Logger): TlsServerCredentials =>
   new TlsServerCredentials(files, {
     reloadMs: files.reloadMs,
-    onProblem: (why) => (why === undefined ? logger.info('TLS files in use') : logger.warn(why)),
+    onProblem: tellRenewed(logger, 'TLS files'),
   });
 
 /** Nothing new is taken; until what is there has ended, or `drainMs` have passed. */

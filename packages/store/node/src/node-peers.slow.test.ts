@@ -2,15 +2,14 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { native } from '@kvtier/data-plane';
 import { silent } from '@kvtier/placement/testing';
 import { systemClock } from '@kvtier/runtime';
-import { packed, RawClient } from '@kvtier/session/testing';
+import { packed } from '@kvtier/session/testing';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { freePort } from '../../../../infra/ports.ts';
 import { type CacheNode, openCacheNode } from './node.ts';
+import { blockEngine } from './testing/block-engine.ts';
 
-const payloadBytes = 100_000;
 const count = 12;
 /** Of conditions that hold soon, on a machine that does many other things. */
 const patience = { timeout: 20_000 };
@@ -18,7 +17,7 @@ let folder: string;
 const nodes: CacheNode[] = [];
 
 beforeEach(() => {
-  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-node-redis-'));
+  folder = mkdtempSync(path.join(tmpdir(), 'kvtier-node-peers-'));
 });
 afterEach(async () => {
   for (const node of nodes.splice(0)) await node.close();
@@ -44,45 +43,7 @@ async function open(name: string, port: number, peer: number): Promise<CacheNode
   return node;
 }
 
-/** An engine that writes and reads blocks whose bytes come from their names. */
-async function engine(name: string) {
-  const client = await RawClient.connect(path.join(folder, `${name}.sock`));
-  const { arenaPath, arenaBytes, arenaId } = await client.attach({ payloadBytes: BigInt(payloadBytes) });
-  const arena = native.arenaOpen(arenaPath, Number(arenaBytes), arenaId);
-  const bytesOf = (chain: string, index: number): Buffer => Buffer.alloc(payloadBytes, `${chain}:${index} `);
-  return {
-    client,
-    async write(chain: string): Promise<void> {
-      const request = { parent: Buffer.alloc(0), hashes: packed(chain, count) };
-      const { offsets } = await client.call({ $case: 'reserve', value: request }, 'reserved');
-      for (const [index, offset] of offsets.entries()) native.arenaWrite(arena, Number(offset), bytesOf(chain, index));
-      const checksums = [...(await native.arenaChecksum(arena, Float64Array.from(offsets, Number), payloadBytes))];
-      await client.call({ $case: 'commit', value: { offsets, checksums } }, 'done');
-    },
-    /** Blocks that came, all of them checked. */
-    async read(chain: string): Promise<number> {
-      const load = client.send({ $case: 'load', value: { hashes: packed(chain, count), deadlineMs: 10_000 } });
-      const { loaded } = await client.answer(load, 'loadDone');
-      for (let next = 0; next < loaded; ) {
-        const { first, offsets } = await client.answer(load, 'ready');
-        for (const [index, offset] of offsets.entries()) {
-          const bytes = native.arenaRead(arena, Number(offset), payloadBytes);
-          expect(bytes.equals(bytesOf(chain, first + index))).toBe(true);
-        }
-        next += offsets.length;
-      }
-      if (loaded > 0) await client.call({ $case: 'release', value: { loadId: load, corrupt: [] } }, 'done');
-      return loaded;
-    },
-    held: async (chain: string) =>
-      client.call({ $case: 'lookup', value: { hashes: packed(chain, count) } }, 'lookup').then(({ spans }) => spans),
-    async end(): Promise<void> {
-      await client.end();
-      native.arenaClose(arena);
-    },
-  };
-}
-
+const engine = (name: string) => blockEngine(path.join(folder, `${name}.sock`), count);
 const peerOf = (node: CacheNode) => node.store.stats().tiers.find(({ tier }) => tier === 'peer')!;
 
 it('what one node holds, the other reads; a dead peer costs hits and nothing else', async () => {

@@ -17,6 +17,7 @@ import { Slices } from '../kit/slices.ts';
 import type { Following, ReadStatus, SlotBlock, Tier, TierChange, TierStats, WriteStatus } from '../kit/tier.ts';
 import type { PeerSecurity } from './control.ts';
 import { bitOf, bitsOf, maxPeers, PeerDirectory } from './directory.ts';
+import { Dropping } from './dropping.ts';
 import type { ChangeMessage } from './frames.ts';
 import { maxHashes } from './frames.ts';
 import type { FetchResult, PeerLoops } from './peer-loops.ts';
@@ -73,10 +74,7 @@ export class PeerTier implements Tier {
   readonly #detail = { fetched_blocks: 0, fetched_bytes: 0, failed_fetches: 0, second_tries: 0 };
   readonly #open = new Set<Promise<void>>();
   readonly #slices = new Slices();
-  /** Bits of peers that may hold something. */
-  #present = 0;
-  /** Those that are being taken out of the directory. */
-  readonly #drops = new Set<{ readonly bits: number; readonly gone: Promise<void> }>();
+  readonly #dropping: Dropping;
   #pendingBytes = 0;
   #closed = false;
 
@@ -87,6 +85,7 @@ export class PeerTier implements Tier {
       throw new KvError('CONFIG', `peers: ${options.peers.length} are more than ${maxPeers}; name fewer of them`);
     }
     this.#directory = new PeerDirectory(this.#options.maxBlocks);
+    this.#dropping = new Dropping(this.#directory, this.#followers, this.#slices);
     for (const address of options.peers) this.#join(this.#peers.length, address);
     this.#wanted = byName(options.peers);
   }
@@ -227,7 +226,7 @@ export class PeerTier implements Tier {
       slices: this.#slices,
       onFetched: (reading, block, result) => this.#fetched(reading, block, index, result),
       onChange: (change) => (isIt() ? this.#changed(index, change) : undefined),
-      onGone: () => (isIt() ? this.#dropped(bitsOf(index)) : Promise.resolve()),
+      onGone: () => (isIt() ? this.#dropping.dropped(bitsOf(index)) : Promise.resolve()),
     });
     this.#peers[index] = peer;
   }
@@ -235,7 +234,7 @@ export class PeerTier implements Tier {
   #leave(index: number): void {
     this.#left.set(index, 'going');
     this.#peers[index]!.close();
-    void this.#dropped(bitsOf(index)).then(() => {
+    void this.#dropping.dropped(bitsOf(index)).then(() => {
       this.#left.set(index, 'gone');
       this.#arrange();
     });
@@ -328,46 +327,12 @@ export class PeerTier implements Tier {
 
   #changed(peer: number, { tier, change, namespace, hashes }: ChangeMessage): Promise<void> | undefined {
     const bits = bitOf(peer, tier);
-    if (change === 'cleared' || namespace === null) return this.#dropped(bits);
+    if (change === 'cleared' || namespace === null) return this.#dropping.dropped(bits);
     if (change === 'stored') {
-      this.#present |= bits;
+      this.#dropping.held(bits);
       this.#followers.stored(namespace, this.#directory.add(namespace, hashes, bits));
     } else this.#followers.removed(namespace, this.#directory.remove(namespace, hashes, bits));
     return undefined;
-  }
-
-  /** Nothing is read from these from now on; fulfilled when their entries are gone, some in each turn. */
-  #dropped(bits: number): Promise<void> {
-    const others = this.#present & ~bits;
-    const isHeld = (this.#present & bits) !== 0;
-    this.#present = others;
-    if (!isHeld) return this.#gone(bits);
-    if (others === 0) {
-      this.#directory.dropAll();
-      this.#followers.cleared();
-      return Promise.resolve();
-    }
-    const next = this.#directory.drop(bits);
-    const drop = {
-      bits,
-      gone: new Promise<void>((resolve) => {
-        this.#slices.add(() => {
-          const gone = next();
-          for (const [namespace, hashes] of gone ?? []) this.#followers.removed(namespace, hashes);
-          if (gone !== undefined) return true;
-          this.#drops.delete(drop);
-          resolve();
-          return false;
-        });
-      }),
-    };
-    this.#drops.add(drop);
-    return this.#gone(bits);
-  }
-
-  /** What was dropped before may still be going. */
-  async #gone(bits: number): Promise<void> {
-    await Promise.all([...this.#drops].filter((drop) => (drop.bits & bits) !== 0).map(({ gone }) => gone));
   }
 }
 
